@@ -1,0 +1,75 @@
+package kv
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+)
+
+// Token is one token id of a model's vocabulary.
+type Token = uint32
+
+// rootDomain separates roots from every other use of SHA-256, and names the
+// version of the chain: a change of either formula changes this string.
+const rootDomain = "penstock kv chain v1\x00"
+
+// A Chain turns a prompt's tokens into the ids of its blocks. The zero Chain is
+// not usable; make one with Namespace.Chain or NewChain. A Chain is a value:
+// copying it forks the prompt.
+//
+// The formulas, for implementations in other languages (test vectors are in
+// testdata/chain_vectors.json; all integers are little endian):
+//
+//	root  = SHA-256("penstock kv chain v1\x00" ‖ u32 len(tenant) ‖ tenant ‖ u32 len(name) ‖ name
+//	                ‖ u32 len(salt) ‖ salt ‖ u32 BlockTokens)[:16]
+//	id(0) = SHA-256(root   ‖ u32 n ‖ u32 t(0) ‖ … ‖ u32 t(n-1))[:16]        n = BlockTokens
+//	id(i) = SHA-256(id(i-1) ‖ u32 n ‖ …the tokens of block i…)[:16]
+//
+// SHA-256 rather than a faster hash: ids cross tenants, so a collision that can
+// be constructed would hand one tenant another's KV. The weight epoch is not in
+// the id; it is part of the key under which the index stores it.
+type Chain struct {
+	tip         BlockID
+	blockTokens int
+}
+
+// NewChain returns the chain that starts at the root of the given tenant, name
+// and salt. It fails if blockTokens is outside [1, MaxBlockTokens].
+func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) {
+	if blockTokens < 1 || blockTokens > MaxBlockTokens {
+		return Chain{}, fmt.Errorf("kv: block of %d tokens; want 1 to %d", blockTokens, MaxBlockTokens)
+	}
+	h := sha256.New()
+	h.Write([]byte(rootDomain))
+	for _, part := range [][]byte{[]byte(tenant), []byte(name), salt} {
+		h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(part))))
+		h.Write(part)
+	}
+	h.Write(binary.LittleEndian.AppendUint32(nil, uint32(blockTokens)))
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	return Chain{tip: BlockID(sum[:BlockIDSize]), blockTokens: blockTokens}, nil
+}
+
+// Tip returns the id of the last block appended, or the root before the first.
+func (c Chain) Tip() BlockID { return c.tip }
+
+// Append hashes every whole block of tokens onto the chain, appends the ids to
+// dst and returns it with the number of tokens consumed (a multiple of the block
+// length; a shorter tail is left for the caller).
+func (c *Chain) Append(dst []BlockID, tokens []Token) (ids []BlockID, consumed int) {
+	buf := make([]byte, 0, BlockIDSize+4+4*c.blockTokens)
+	for len(tokens)-consumed >= c.blockTokens {
+		block := tokens[consumed : consumed+c.blockTokens]
+		buf = append(buf[:0], c.tip[:]...)
+		buf = binary.LittleEndian.AppendUint32(buf, uint32(len(block)))
+		for _, t := range block {
+			buf = binary.LittleEndian.AppendUint32(buf, t)
+		}
+		sum := sha256.Sum256(buf)
+		c.tip = BlockID(sum[:BlockIDSize])
+		dst = append(dst, c.tip)
+		consumed += c.blockTokens
+	}
+	return dst, consumed
+}

@@ -1,0 +1,29 @@
+// Package kv holds the nouns of Penstock: namespaces and their geometry, block
+// ids and how they are chained, and the names of places on storage. It is pure:
+// no I/O, no clock, no goroutine, no lock, and it imports the standard library
+// only. It does not know how blocks are stored, found, or moved.
+//
+// A namespace is one model's KV cache under one geometry. Its prompt is cut into
+// blocks of BlockTokens tokens; block i of a prompt is named by a BlockID that
+// covers every token from the start of the prompt to the end of the block:
+//
+//	tokens   | t0 … t63 | t64 … t127 | t128 … t191 | (tail shorter than a block is not cached)
+//	            │             │              │
+//	root ──► id0 ─────────► id1 ─────────► id2        id(i) = SHA-256(id(i-1) ‖ n ‖ tokens)[:16]
+//
+// so two prompts share an id exactly where they share the whole prefix.
+//
+// A block's bytes are laid out [layers, tokens, bytes], one layer after the
+// other without padding. That is a Full Block, the only unit on storage; one
+// layer of it is a Layer Block, the unit on the wire to and from HBM:
+//
+//	Full Block   ┌────────────┬────────────┬─ ─ ─┬──────────────┐
+//	             │ layer 0    │ layer 1    │     │ layer L-1    │
+//	             └────────────┴────────────┴─ ─ ─┴──────────────┘
+//	             each layer:  BlockTokens × TokenBytes
+//
+// Hybrid models have several layer groups (full attention, sliding window,
+// recurrent state). Each group of a block is stored by itself, as a piece: the
+// same layout over the group's own layers. A namespace with one full group,
+// which nearly all are, has one piece per block: the Full Block.
+package kv

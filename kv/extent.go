@@ -1,0 +1,60 @@
+package kv
+
+import "fmt"
+
+// Extent names one slot of one volume of a storage node: where a piece lies.
+// The next slot of the same segment is Extent+1, so a sequence that was placed
+// consecutively has consecutive extents. Only blockstore gives the parts a
+// meaning; to everyone else an Extent is an opaque, unique key.
+//
+//	63      56 55               32 31                              0
+//	┌─────────┬───────────────────┬────────────────────────────────┐
+//	│ volume  │ segment           │ slot                           │
+//	└─────────┴───────────────────┴────────────────────────────────┘
+type Extent uint64
+
+const (
+	// MaxVolumes is how many volumes one storage node can have.
+	MaxVolumes = 1 << 8
+	// MaxSegments is how many segments one volume can have.
+	MaxSegments = 1 << 24
+)
+
+// MakeExtent packs the three parts. The caller has checked them against
+// MaxVolumes and MaxSegments; excess bits are cut off.
+func MakeExtent(volume, segment, slot uint32) Extent {
+	return Extent(uint64(volume)&(MaxVolumes-1)<<56 | uint64(segment)&(MaxSegments-1)<<32 | uint64(slot))
+}
+
+// Volume returns the index of the volume on its node.
+func (e Extent) Volume() uint32 { return uint32(e >> 56) }
+
+// Segment returns the number of the segment on its volume.
+func (e Extent) Segment() uint32 { return uint32(e>>32) & (MaxSegments - 1) }
+
+// Slot returns the number of the slot in its segment.
+func (e Extent) Slot() uint32 { return uint32(e) }
+
+// String prints volume/segment/slot, as the CLI does.
+func (e Extent) String() string {
+	return fmt.Sprintf("v%d/s%d/%d", e.Volume(), e.Segment(), e.Slot())
+}
+
+// Generation distinguishes the successive contents of one slot. A storage node
+// never gives the same generation out twice, also across restarts. 0 is no
+// generation. Only the low GenerationBits bits are used.
+type Generation uint64
+
+// GenerationBits is the width of a Generation: 16 bits count the starts of the
+// store, 32 bits count the writes since; blockstore assigns them.
+const GenerationBits = 48
+
+// Ref is an Extent together with the generation that it must still hold: the
+// only safe way to remember where a piece lies.
+type Ref struct {
+	Extent     Extent
+	Generation Generation
+}
+
+// String prints extent and generation.
+func (r Ref) String() string { return fmt.Sprintf("%v@%d", r.Extent, r.Generation) }
