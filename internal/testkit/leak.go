@@ -1,0 +1,169 @@
+package testkit
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// settleMax bounds how long a check waits for goroutines that were told to end.
+// The runtime tells nobody when a goroutine ends, so the check has to look again;
+// one that ends on its own does so in microseconds, and the rest is a leak.
+const settleMax = 5 * time.Second
+
+// VerifyNone fails t, when t and its subtests have ended, if goroutines or file
+// descriptors exist that did not when VerifyNone was called. Call it first, so
+// that its check runs after every other cleanup. It cannot tell tests apart that
+// run at the same time, so a parallel test must not use it; see Main.
+func VerifyNone(t testing.TB) {
+	t.Helper()
+	before := take()
+	t.Cleanup(func() {
+		if t.Failed() {
+			return // what failed is the better message
+		}
+		if leaks := before.settle(settleMax); len(leaks) > 0 {
+			t.Errorf("left behind:\n%s", strings.Join(leaks, "\n"))
+		}
+	})
+}
+
+// Main runs the tests of a package and then fails if they left goroutines or
+// file descriptors behind. It is the body of TestMain and does not return.
+func Main(m *testing.M) {
+	before := take()
+	code := m.Run()
+	if code == 0 {
+		if leaks := before.settle(settleMax); len(leaks) > 0 {
+			fmt.Fprintf(os.Stderr, "the tests passed but left behind:\n%s\n", strings.Join(leaks, "\n"))
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// snapshot is what existed at one moment.
+type snapshot struct {
+	goroutines map[uint64]string // id to stack
+	fds        map[int]string    // number to what it is open on
+}
+
+func take() snapshot {
+	// The runtime opens its poller's descriptors at the first use and keeps
+	// them: make it do so before counting.
+	if r, w, err := os.Pipe(); err == nil {
+		r.Close()
+		w.Close()
+	}
+	return snapshot{goroutines: goroutines(), fds: fds()}
+}
+
+// settle compares the present with s until nothing is left over or the time is
+// up, and describes what is left.
+func (s snapshot) settle(max time.Duration) []string {
+	deadline := time.Now().Add(max)
+	for pause := 50 * time.Microsecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		leaks := s.leaks()
+		if len(leaks) == 0 || time.Now().After(deadline) {
+			return leaks
+		}
+		time.Sleep(pause)
+	}
+}
+
+func (s snapshot) leaks() []string {
+	var out []string
+	now := goroutines()
+	for _, id := range slices.Sorted(maps.Keys(now)) {
+		if _, ok := s.goroutines[id]; !ok && !ignored(now[id]) {
+			out = append(out, now[id])
+		}
+	}
+	open := fds()
+	for _, fd := range slices.Sorted(maps.Keys(open)) {
+		if s.fds[fd] != open[fd] {
+			out = append(out, fmt.Sprintf("file descriptor %d: %s", fd, open[fd]))
+		}
+	}
+	return out
+}
+
+// goroutines returns the stack of every goroutine but the caller's, by id.
+func goroutines() map[uint64]string {
+	buf := make([]byte, 1<<16)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) {
+			buf = buf[:n]
+			break
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+	out := make(map[uint64]string)
+	for i, stack := range bytes.Split(buf, []byte("\n\n")) {
+		if id, ok := goroutineID(stack); ok && i > 0 { // the first is the caller's
+			out[id] = string(stack)
+		}
+	}
+	return out
+}
+
+// goroutineID reads the number in "goroutine 7 [running]:…".
+func goroutineID(stack []byte) (uint64, bool) {
+	rest, ok := bytes.CutPrefix(stack, []byte("goroutine "))
+	if !ok {
+		return 0, false
+	}
+	num, _, ok := bytes.Cut(rest, []byte(" "))
+	if !ok {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(string(num), 10, 64)
+	return id, err == nil
+}
+
+// process-wide goroutines that the standard library starts once and never ends.
+var processWide = [...]string{
+	"os/signal.signal_recv",
+	"os/signal.loop",
+	"runtime.ensureSigM",
+	"testing.(*T).Run(",
+	"testing.(*M).startAlarm",
+	"testing.tRunner.func", // a parent that waits for parallel subtests
+	"internal/fuzz.",
+}
+
+func ignored(stack string) bool {
+	return slices.ContainsFunc(processWide[:], func(s string) bool { return strings.Contains(stack, s) })
+}
+
+// fds returns what every open descriptor refers to. Where /proc is missing it
+// returns nothing, and only goroutines are checked.
+func fds() map[int]string {
+	const dir = "/proc/self/fd"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	out := make(map[int]string, len(entries))
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		target, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err != nil {
+			continue // the descriptor that read the directory
+		}
+		out[fd] = target
+	}
+	return out
+}
