@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"unsafe"
 )
 
 // Align is the alignment, in bytes, of every offset, length and address of a
@@ -97,7 +96,7 @@ func (r *Request) Check() error {
 			return fmt.Errorf("blockio: %v with buffer %d of %d bytes: %w", r.Op, i, len(b), ErrAlign)
 		}
 		if !Aligned(b) {
-			return fmt.Errorf("blockio: %v with buffer %d at %p: %w", r.Op, i, unsafe.SliceData(b), ErrAlign)
+			return fmt.Errorf("blockio: %v with buffer %d at %p: %w", r.Op, i, b, ErrAlign)
 		}
 	}
 	if n := r.Len(); n > r.File.Size()-r.Offset {
@@ -203,9 +202,4 @@ type Stats struct {
 	Resumed uint64
 	// InFlightBytes is a gauge; InFlightLimitBytes is the adaptive budget.
 	InFlightBytes, InFlightLimitBytes int64
-}
-
-// Aligned reports whether b starts at a multiple of Align.
-func Aligned(b []byte) bool {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%Align == 0
 }
