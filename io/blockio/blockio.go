@@ -16,7 +16,7 @@ const MaxBatch = 1024
 
 // Sentinels, by what the caller should do.
 var (
-	// ErrAlign: the request is malformed; fix the caller.
+	// ErrAlign: an offset, length, size or address is misaligned; fix the caller.
 	ErrAlign = errors.New("offset, length or address is not a multiple of 4096")
 	// ErrRange: the request reaches beyond the file's fixed size; fix the caller.
 	ErrRange = errors.New("beyond the end of the file")
@@ -28,6 +28,11 @@ var (
 	ErrNotExist = errors.New("file does not exist")
 	// ErrExist: a file of that name is there already.
 	ErrExist = errors.New("file exists")
+	// ErrOpen: the file is open on this device; close it first.
+	ErrOpen = errors.New("file is open")
+	// ErrRequest: no file, a file of another device, an unknown op, no buffers
+	// or too many, too large a batch, a bad name or size; fix the caller.
+	ErrRequest = errors.New("malformed request")
 	// ErrUnsupported: this backend cannot run here; choose another.
 	ErrUnsupported = errors.New("not supported here")
 )
@@ -82,11 +87,11 @@ func (r *Request) Len() int64 {
 	return n
 }
 
-// Check returns ErrAlign or ErrRange, with the offending value, if the request
-// may not be submitted. Every backend calls it first.
+// Check returns ErrRequest, ErrAlign or ErrRange, with the offending value, if
+// the request may not be submitted. Every backend calls it first.
 func (r *Request) Check() error {
 	if r.File == nil || (r.Op != Read && r.Op != Write) || len(r.Bufs) == 0 || len(r.Bufs) > MaxVecs {
-		return fmt.Errorf("blockio: %v with %d buffers, file %v: %w", r.Op, len(r.Bufs), r.File, ErrRange)
+		return fmt.Errorf("blockio: %v with %d buffers (1 to %d), file %v: %w", r.Op, len(r.Bufs), MaxVecs, r.File, ErrRequest)
 	}
 	if r.Offset < 0 || r.Offset%Align != 0 {
 		return fmt.Errorf("blockio: %v at offset %d: %w", r.Op, r.Offset, ErrAlign)
@@ -123,30 +128,37 @@ type Device interface {
 	// reserves its space, so that later writes inside it cannot run out of
 	// space. A fresh file reads as zeroes. ErrExist if the name is taken,
 	// ErrNoSpace, with nothing left behind, if the space is not there. The file
-	// survives a crash once Sync on it has returned. A name is 1 to 64 of
-	// [a-z0-9._-] and does not start with a dot.
+	// survives a crash once Sync on it has returned; until then a crash may
+	// leave no file, or one with a smaller Size (0 is possible). A name is 1 to
+	// 64 of [a-z0-9._-] and does not start with a dot; see CheckName.
 	Create(name string, sizeBytes int64) (File, error)
-	// Open opens a file that Create made; ErrNotExist if there is none.
+	// Open opens a file that Create made; ErrNotExist if there is none. A file
+	// may be open several times; each File is closed on its own.
 	Open(name string) (File, error)
-	// Remove deletes a file, which must not be open here.
+	// Remove deletes a file; ErrOpen if it is open on this device. A crash may
+	// bring it back until a Sync, of whatever files, has returned.
 	Remove(name string) error
-	// List returns the names of all files, sorted.
+	// List returns the names of all files, sorted. Anything else that lies in
+	// the directory (other names, subdirectories) is not listed.
 	List() ([]string, error)
 
 	// Do submits the requests as one batch and returns when every one has
-	// completed; each has its outcome in Err. Requests of one batch are not
-	// ordered among themselves. Do returns a non-nil error, with nothing
-	// submitted and no Err set, only if the batch could not be admitted: a
-	// malformed request, a closed device, or ctx done while waiting for the
-	// device's in-flight budget. Once admitted, the buffers are the device's
-	// until Do returns, also when ctx ends meanwhile: there is no partial
-	// return. A short transfer is resumed by the device, never reported as
-	// success; a read reaching a hole returns zeroes.
+	// completed; each has its outcome in Err. At most MaxBatch requests; none is
+	// fine. Requests of one batch are not ordered among themselves. Do returns a
+	// non-nil error, with nothing submitted and no Err set, only if the batch
+	// could not be admitted: a malformed request, a closed device or file, or
+	// ctx done before or while waiting for the device's in-flight budget. Once
+	// admitted, the buffers are the device's until Do returns, also when ctx
+	// ends meanwhile: there is no partial return. A short transfer is resumed by
+	// the device, never reported as success; a read reaching a hole returns
+	// zeroes. The buffers of a failed read hold nothing to rely on, and a failed
+	// write may have changed any sector of its range.
 	Do(ctx context.Context, batch []Request) error
 	// Sync returns once everything that completed writes on the given files
-	// put there is durable, with the files' existence and size; no files means
-	// all open files. A failed Sync makes no promise about any write since the
-	// last one that succeeded.
+	// put there is durable, with the files' existence and size, and every Remove
+	// that returned before; no files means all open files. ctx is looked at
+	// before the work starts, not during it. A failed Sync makes no promise
+	// about any write since the last one that succeeded.
 	Sync(ctx context.Context, files ...File) error
 
 	// Lock takes the exclusive ownership of the volume for this process, until

@@ -1,0 +1,60 @@
+package blockio
+
+import "sync"
+
+// Gate counts the users of something that can be closed, so that its Close can
+// refuse new users and wait for those inside. The zero Gate is open. All
+// backends use it for their device and their files.
+type Gate struct {
+	mu     sync.Mutex
+	inside int
+	closed bool
+	// empty is closed when closed && inside == 0; made by the first Close.
+	empty chan struct{}
+}
+
+// Enter admits a user, or returns false if the gate is closed. Each true is
+// paired with one Leave.
+func (g *Gate) Enter() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return false
+	}
+	g.inside++
+	return true
+}
+
+// Leave ends what one Enter began.
+func (g *Gate) Leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside--
+	if g.closed && g.inside == 0 {
+		close(g.empty)
+	}
+}
+
+// Close refuses new users, waits until the last has left, and returns whether
+// this call was the first. Later calls wait as well.
+func (g *Gate) Close() (first bool) {
+	g.mu.Lock()
+	first = !g.closed
+	if first {
+		g.closed = true
+		g.empty = make(chan struct{})
+		if g.inside == 0 {
+			close(g.empty)
+		}
+	}
+	g.mu.Unlock()
+	<-g.empty
+	return first
+}
+
+// Closed reports whether Close has been called.
+func (g *Gate) Closed() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed
+}
