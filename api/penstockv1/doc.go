@@ -1,5 +1,5 @@
 // Package penstockv1 is the generated Go of penstock.proto, the control plane
 // of a storage node; the proto file is its documentation. Regenerate with
-// `make proto`. It holds messages and stubs only: no behaviour, no conversion
-// (server and client convert to and from kv at their edges).
+// `make proto`. It holds messages and stubs only, no behaviour; package api
+// converts them to and from kv.
 package penstockv1

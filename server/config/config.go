@@ -1,0 +1,258 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Config is everything a storage node can be told. Field tags: yaml names the
+// key, doc is the help text of its flag.
+type Config struct {
+	Data     []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
+	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of the free space at first start"`
+
+	Listen     string `yaml:"listen" doc:"address of the gRPC control plane"`
+	DataListen string `yaml:"data_listen" doc:"address of the data plane"`
+	HTTP       string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof; empty turns it off"`
+	Advertise  string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
+	Node       string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
+
+	IO          string   `yaml:"io" doc:"how the disks are driven: auto, uring or posix"`
+	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
+	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages"`
+	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store"`
+	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file"`
+	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed"`
+	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this"`
+	Durability  string   `yaml:"durability" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync"`
+	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced"`
+	Eviction    string   `yaml:"eviction" doc:"policy: s3fifo, lru or fifo"`
+	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
+
+	DataPlane DataPlane `yaml:"data_plane"`
+	Auth      Auth      `yaml:"auth"`
+	Limits    Limits    `yaml:"limits"`
+	Log       Log       `yaml:"log"`
+	Trace     Trace     `yaml:"trace"`
+	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or TLS: anyone who reaches the port can read and overwrite the cache"`
+}
+
+// DataPlane tunes the transfer engine.
+type DataPlane struct {
+	Congestion string `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
+}
+
+// Auth protects the control plane; the data plane's token is handed out over it.
+type Auth struct {
+	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every gRPC call must carry"`
+	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the gRPC listener"`
+	TLSKey    string `yaml:"tls_key" doc:"its private key (PEM)"`
+	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS"`
+}
+
+// Limits bounds every queue; what happens when each is full is in the doc.
+type Limits struct {
+	Reads        int      `yaml:"reads" doc:"Read calls served at once; more wait in a queue of the same length, then Busy"`
+	Writes       int      `yaml:"writes" doc:"reservations open at once; more are Busy"`
+	ReadBytes    Size     `yaml:"read_bytes" doc:"payload of one Read call"`
+	WriteBytes   Size     `yaml:"write_bytes" doc:"payload of one Reserve call"`
+	Leases       int      `yaml:"leases" doc:"leases open at once; more are denied and the match is not leased"`
+	LeaseTTL     Duration `yaml:"lease_ttl" doc:"longest lease; longer ones are shortened to this"`
+	ChainBlocks  int      `yaml:"chain_blocks" doc:"blocks in one chain; longer ones are refused"`
+	Reservation  Duration `yaml:"reservation_ttl" doc:"how long a reservation stays open without Commit"`
+	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
+	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
+}
+
+// Log says what is logged to standard error.
+type Log struct {
+	Level  string `yaml:"level" doc:"debug, info, warn or error"`
+	Format string `yaml:"format" doc:"text or json"`
+}
+
+// Trace sends OpenTelemetry spans.
+type Trace struct {
+	Endpoint string `yaml:"endpoint" doc:"host:port of an OTLP/gRPC collector; empty turns spans off"`
+}
+
+// Default returns the configuration of a node that was told nothing.
+func Default() Config {
+	return Config{
+		Listen:      "127.0.0.1:7420",
+		DataListen:  "127.0.0.1:7421",
+		HTTP:        "127.0.0.1:7422",
+		IO:          "auto",
+		Arena:       256 << 20,
+		IndexCache:  64 << 20,
+		Segment:     1 << 30,
+		Prewrite:    true,
+		FreeFloor:   1 << 30,
+		Durability:  "batch",
+		SyncEvery:   Duration(time.Second),
+		Eviction:    "s3fifo",
+		ScrubRate:   16 << 20,
+		DrainWithin: Duration(15 * time.Second),
+		DataPlane:   DataPlane{Congestion: "cubic"},
+		Limits: Limits{
+			Reads:        256,
+			Writes:       256,
+			ReadBytes:    64 << 20,
+			WriteBytes:   64 << 20,
+			Leases:       100_000,
+			LeaseTTL:     Duration(10 * time.Minute),
+			ChainBlocks:  65536,
+			Reservation:  Duration(30 * time.Second),
+			EventHistory: 65536,
+			QueueWait:    Duration(2 * time.Second),
+		},
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// ErrConfig is wrapped by every complaint about a configuration.
+var ErrConfig = errors.New("bad configuration")
+
+// Load reads defaults, then the YAML file at path (none if empty), then the
+// environment (in the form of os.Environ). It does not validate, since flags
+// still come.
+func Load(path string, environ []string) (Config, error) {
+	c := Default()
+	if path != "" {
+		if err := c.readFile(path); err != nil {
+			return Config{}, err
+		}
+	}
+	if err := c.readEnv(environ); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+func (c *Config) readFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	dec := yaml.NewDecoder(f)
+	dec.KnownFields(true)
+	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config: %s: %w: %w", path, err, ErrConfig)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config: %s: more than one YAML document: %w", path, ErrConfig)
+	}
+	return nil
+}
+
+// Validate reports everything that is wrong with c, joined into one error, or
+// nil.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(key, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("config: %s: %s: %w", key, fmt.Sprintf(format, args...), ErrConfig))
+	}
+	oneOf := func(key, value string, allowed ...string) {
+		if !slices.Contains(allowed, value) {
+			bad(key, "%q is not one of %v", value, allowed)
+		}
+	}
+	if len(c.Data) == 0 {
+		bad("data", "name at least one directory (--data DIR)")
+	}
+	for i, d := range c.Data {
+		if d == "" || slices.Contains(c.Data[:i], d) {
+			bad("data", "directory %q is empty or named twice", d)
+		}
+	}
+	for key, addr := range map[string]string{"listen": c.Listen, "data_listen": c.DataListen, "http": c.HTTP} {
+		if addr == "" && key == "http" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			bad(key, "%q is not host:port", addr)
+		}
+	}
+	oneOf("io", c.IO, "auto", "uring", "posix")
+	oneOf("durability", c.Durability, "async", "batch", "sync")
+	oneOf("eviction", c.Eviction, "s3fifo", "lru", "fifo")
+	oneOf("log.format", c.Log.Format, "text", "json")
+	if err := new(slog.Level).UnmarshalText([]byte(c.Log.Level)); err != nil {
+		bad("log.level", "%q is not one of [debug info warn error]", c.Log.Level)
+	}
+	within := func(key string, v, lo, hi Size) {
+		if v < lo || v > hi {
+			bad(key, "%v is outside %v to %v", v, lo, hi)
+		}
+	}
+	within("arena", c.Arena, 8<<20, 1<<40)
+	within("index_cache", c.IndexCache, 1<<20, 1<<40)
+	within("segment", c.Segment, 1<<20, 64<<30)
+	within("limits.read_bytes", c.Limits.ReadBytes, 1<<16, 2<<30)
+	within("limits.write_bytes", c.Limits.WriteBytes, 1<<16, 2<<30)
+	if c.Capacity < 0 || c.FreeFloor < 0 || c.ScrubRate < 0 {
+		bad("capacity, free_floor, scrub_rate", "must not be negative")
+	}
+	if c.Capacity > 0 && c.Capacity < 16<<20 {
+		bad("capacity", "%v is less than the smallest useful store, 16 MiB", c.Capacity)
+	}
+	positive := func(key string, v int64) {
+		if v <= 0 {
+			bad(key, "must be positive, is %d", v)
+		}
+	}
+	positive("sync_interval", int64(c.SyncEvery))
+	positive("limits.reads", int64(c.Limits.Reads))
+	positive("limits.writes", int64(c.Limits.Writes))
+	positive("limits.leases", int64(c.Limits.Leases))
+	positive("limits.lease_ttl", int64(c.Limits.LeaseTTL))
+	positive("limits.chain_blocks", int64(c.Limits.ChainBlocks))
+	positive("limits.reservation_ttl", int64(c.Limits.Reservation))
+	positive("limits.event_history", int64(c.Limits.EventHistory))
+	positive("limits.queue_wait", int64(c.Limits.QueueWait))
+	if (c.Auth.TLSCert == "") != (c.Auth.TLSKey == "") {
+		bad("auth.tls_cert, auth.tls_key", "give both or neither")
+	}
+	if c.Auth.ClientCA != "" && c.Auth.TLSCert == "" {
+		bad("auth.client_ca", "needs auth.tls_cert and auth.tls_key")
+	}
+	errs = append(errs, c.checkExposure()...)
+	return errors.Join(errs...)
+}
+
+// checkExposure refuses to listen beyond loopback without protection. The HTTP
+// address is free: it serves metrics and health, which scrapers on other
+// machines need, and keeps pprof to callers on loopback by itself.
+func (c *Config) checkExposure() (errs []error) {
+	if c.Insecure {
+		return nil
+	}
+	protected := c.Auth.TokenFile != "" || c.Auth.ClientCA != ""
+	for key, addr := range map[string]string{"listen": c.Listen, "data_listen": c.DataListen} {
+		if !protected && !loopback(addr) {
+			errs = append(errs, fmt.Errorf("config: %s: %s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure: %w", key, addr, ErrConfig))
+		}
+	}
+	return errs
+}
+
+func loopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,129 @@
+package config_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+func load(t *testing.T, yaml string, environ ...string) (config.Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "penstock.yaml")
+	if err := os.WriteFile(path, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return config.Load(path, environ)
+}
+
+func TestDefaultIsValidOnceItHasData(t *testing.T) {
+	c := config.Default()
+	if err := c.Validate(); !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), "--data DIR") {
+		t.Fatalf("without data: %v", err)
+	}
+	c.Data = []string{"/x"}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestEnvironmentOverridesFile(t *testing.T) {
+	c, err := load(t, "data: [/a, /b]\ncapacity: 2TiB\nauth:\n  token_file: /t\nlimits:\n  lease_ttl: 90s\n",
+		"PENSTOCK_CAPACITY=3GiB", "PENSTOCK_LIMITS_READS=7", "PENSTOCK_SERVER=elsewhere:1", "HOME=/root")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Capacity != 3<<30 || c.Limits.Reads != 7 || len(c.Data) != 2 || c.Auth.TokenFile != "/t" || c.Limits.LeaseTTL.Std().Seconds() != 90 {
+		t.Fatalf("loaded %+v", c)
+	}
+}
+
+// TestEveryKeySetsItself: each key's own text is read back to the same value,
+// through the same function that flags and the environment use.
+func TestEveryKeySetsItself(t *testing.T) {
+	c := config.Default()
+	c.Data = []string{"/a", "/b"}
+	for _, k := range c.Keys() {
+		before := k.String()
+		if err := k.Set(before); err != nil {
+			t.Errorf("%s: %v", k.Path, err)
+		}
+		if k.String() != before {
+			t.Errorf("%s: %q became %q", k.Path, before, k.String())
+		}
+		if k.Doc == "" || strings.Contains(k.Path, "..") || strings.HasSuffix(k.Path, ".") {
+			t.Errorf("key %q has no name or no doc", k.Path)
+		}
+	}
+}
+
+func TestMistakesAreNamed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		yaml    string
+		environ []string
+		want    string
+	}{
+		"unknown key":         {yaml: "capcity: 1GiB", want: "capcity"},
+		"unknown nested key":  {yaml: "auth:\n  tokenfile: x", want: "tokenfile"},
+		"unknown variable":    {environ: []string{"PENSTOCK_CAPACITI=1"}, want: "PENSTOCK_CAPACITY"},
+		"garbage":             {yaml: "\x00\x01{{{", want: "penstock.yaml"},
+		"wrong type":          {yaml: "data: {a: b}", want: "line 1"},
+		"bad size":            {yaml: "capacity: many", want: "many"},
+		"bad duration":        {yaml: "sync_interval: soon", want: "soon"},
+		"two documents":       {yaml: "capacity: 1GiB\n---\ncapacity: 2GiB", want: "more than one"},
+		"bad variable":        {environ: []string{"PENSTOCK_LIMITS_READS=x"}, want: "PENSTOCK_LIMITS_READS"},
+		"duplicate key":       {yaml: "io: auto\nio: posix", want: "io"},
+		"bool in environment": {environ: []string{"PENSTOCK_INSECURE=maybe"}, want: "maybe"},
+	} {
+		_, err := load(t, tc.yaml, tc.environ...)
+		if !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v; want it to name %q", name, err, tc.want)
+		}
+	}
+}
+
+func TestValidateNamesEveryBadKey(t *testing.T) {
+	c := config.Default()
+	c.Data = []string{"/a", "/a"}
+	c.IO = "aio"
+	c.Durability = "never"
+	c.Eviction = "mru"
+	c.Listen = "nowhere"
+	c.Arena = 1
+	c.Capacity = 5
+	c.Log.Level = "loud"
+	c.Auth.TLSCert = "x"
+	c.Limits.Reads = 0
+	err := c.Validate()
+	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "limits.reads"} {
+		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
+			t.Errorf("%s is not named in %v", key, err)
+		}
+	}
+}
+
+func TestExposureNeedsProtection(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		edit func(*config.Config)
+		ok   bool
+	}{
+		{"loopback", func(c *config.Config) {}, true},
+		{"localhost", func(c *config.Config) { c.Listen = "localhost:1" }, true},
+		{"control plane", func(c *config.Config) { c.Listen = "0.0.0.0:7420" }, false},
+		{"data plane", func(c *config.Config) { c.DataListen = ":7421" }, false},
+		{"with token", func(c *config.Config) { c.Listen = ":7420"; c.Auth.TokenFile = "/t" }, true},
+		{"with insecure", func(c *config.Config) { c.Listen = ":7420"; c.Insecure = true }, true},
+		{"metrics only", func(c *config.Config) { c.HTTP = ":7422" }, true},
+	} {
+		c := config.Default()
+		c.Data = []string{"/x"}
+		tc.edit(&c)
+		if err := c.Validate(); (err == nil) != tc.ok {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+}

@@ -1,0 +1,130 @@
+package config
+
+import (
+	"encoding"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// EnvPrefix starts the name of every environment variable that is read.
+const EnvPrefix = "PENSTOCK_"
+
+// clientEnv are variables of the same prefix that belong to the client commands
+// and are not keys of a node.
+var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT"}
+
+// A Key is one setting: its path in YAML, its help text, and where it is kept.
+type Key struct {
+	// Path is the dotted path, "auth.token_file".
+	Path string
+	// Doc is one line of help.
+	Doc   string
+	value reflect.Value
+}
+
+// Env returns the name of the key's environment variable.
+func (k Key) Env() string {
+	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(k.Path, ".", "_"))
+}
+
+// Flag returns the name of the key's flag, without dashes.
+func (k Key) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Replace(k.Path) }
+
+// Bool reports whether the key is a switch.
+func (k Key) Bool() bool { return k.value.Kind() == reflect.Bool }
+
+// Set parses text into the key's place.
+func (k Key) Set(text string) error {
+	if u, ok := k.value.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(text))
+	}
+	switch k.value.Kind() {
+	case reflect.String:
+		k.value.SetString(text)
+	case reflect.Bool:
+		v, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false: %w", text, ErrConfig)
+		}
+		k.value.SetBool(v)
+	case reflect.Int:
+		v, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number: %w", text, ErrConfig)
+		}
+		k.value.SetInt(int64(v))
+	case reflect.Slice:
+		k.value.Set(reflect.ValueOf(strings.Split(text, ",")))
+	default:
+		panic("config: key " + k.Path + " has a type that Set does not know")
+	}
+	return nil
+}
+
+// String returns the key's present value as Set would read it.
+func (k Key) String() string {
+	switch v := k.value.Interface().(type) {
+	case fmt.Stringer:
+		return v.String()
+	case []string:
+		return strings.Join(v, ",")
+	default:
+		return fmt.Sprint(v)
+	}
+}
+
+// Keys returns every key of c, in the order of the struct. Setting a key sets
+// the field of c.
+func (c *Config) Keys() []Key { return appendKeys(nil, "", reflect.ValueOf(c).Elem()) }
+
+func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		path := prefix + f.Tag.Get("yaml")
+		if v.Field(i).Kind() == reflect.Struct {
+			keys = appendKeys(keys, path+".", v.Field(i))
+			continue
+		}
+		keys = append(keys, Key{Path: path, Doc: f.Tag.Get("doc"), value: v.Field(i)})
+	}
+	return keys
+}
+
+// readEnv sets keys from variables in the form of os.Environ and refuses
+// variables of our prefix that name no key.
+func (c *Config) readEnv(environ []string) error {
+	byEnv := make(map[string]Key)
+	for _, k := range c.Keys() {
+		byEnv[k.Env()] = k
+	}
+	for _, kv := range environ {
+		name, text, _ := strings.Cut(kv, "=")
+		if !strings.HasPrefix(name, EnvPrefix) || slices.Contains(clientEnv, name) {
+			continue
+		}
+		k, ok := byEnv[name]
+		if !ok {
+			return fmt.Errorf("config: environment variable %s names no key; the nearest is %s: %w", name, nearest(name, slices.Sorted(maps.Keys(byEnv))), ErrConfig)
+		}
+		if err := k.Set(text); err != nil {
+			return fmt.Errorf("config: %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// nearest returns the name that shares the longest prefix with want.
+func nearest(want string, names []string) string {
+	shared := func(s string) int {
+		n := 0
+		for n < len(s) && n < len(want) && s[n] == want[n] {
+			n++
+		}
+		return n
+	}
+	return slices.MaxFunc(names, func(a, b string) int { return shared(a) - shared(b) })
+}
