@@ -175,6 +175,26 @@ func (g Geometry) WindowBlocks(group int) int {
 	return 0
 }
 
+// FirstNeeded returns the first of the blocks [FirstNeeded, blocks) whose piece
+// of the group a prefix of the given length needs: 0 for a Full group.
+func (g Geometry) FirstNeeded(group, blocks int) int {
+	w := g.WindowBlocks(group)
+	if w == 0 {
+		return 0
+	}
+	return max(0, blocks-w)
+}
+
+// NeededBytes is the size of all pieces that a prefix of the given number of
+// blocks needs, in bytes.
+func (g Geometry) NeededBytes(blocks int) int64 {
+	var n int64
+	for i := range g.Groups {
+		n += int64(blocks-g.FirstNeeded(i, blocks)) * g.PieceBytes(i)
+	}
+	return n
+}
+
 // Digest identifies the geometry: the first 16 bytes of the SHA-256 of its
 // canonical encoding. It is stored in every slot's header.
 func (g Geometry) Digest() GeometryDigest {

@@ -70,6 +70,32 @@ func TestGeometrySizes(t *testing.T) {
 	}
 }
 
+func TestNeededPieces(t *testing.T) {
+	g := kv.Geometry{BlockTokens: 64, Groups: []kv.Group{
+		{Kind: kv.Full, Layers: 1, TokenBytes: 1},
+		{Kind: kv.Window, Layers: 1, TokenBytes: 1, WindowTokens: 100},
+		{Kind: kv.State, Layers: 1, TokenBytes: 7},
+	}}
+	for _, tc := range []struct {
+		blocks int
+		first  [3]int
+		bytes  int64
+	}{
+		{0, [3]int{0, 0, 0}, 0},
+		{1, [3]int{0, 0, 0}, 64 + 64 + 7},
+		{5, [3]int{0, 3, 4}, 5*64 + 2*64 + 7},
+	} {
+		for group, want := range tc.first {
+			if got := g.FirstNeeded(group, tc.blocks); got != want {
+				t.Errorf("%d blocks, group %d: first needed %d; want %d", tc.blocks, group, got, want)
+			}
+		}
+		if got := g.NeededBytes(tc.blocks); got != tc.bytes {
+			t.Errorf("%d blocks need %d bytes; want %d", tc.blocks, got, tc.bytes)
+		}
+	}
+}
+
 func TestGeometryDigestSeparates(t *testing.T) {
 	base := kv.SingleGroup(61, 64, 656)
 	variants := []kv.Geometry{base, kv.SingleGroup(64, 61, 656), kv.SingleGroup(61, 656, 64), kv.SingleGroup(61, 64, 657)}
