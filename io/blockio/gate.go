@@ -1,6 +1,9 @@
 package blockio
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+)
 
 // Gate counts the users of something that can be closed, so that its Close can
 // refuse new users and wait for those inside. The zero Gate is open. All
@@ -57,4 +60,36 @@ func (g *Gate) Closed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.closed
+}
+
+// EnterFiles enters the gate of every request's file, so that none can be
+// closed under the batch, and undoes it if one refuses. gateOf returns the gate
+// of a file of the caller's device, or nil for any other file.
+func EnterFiles(batch []Request, gateOf func(File) *Gate) error {
+	for i := range batch {
+		err := enterFile(batch[i].File, gateOf)
+		if err != nil {
+			LeaveFiles(batch[:i], gateOf)
+			return fmt.Errorf("request %d of %d: %w", i, len(batch), err)
+		}
+	}
+	return nil
+}
+
+func enterFile(f File, gateOf func(File) *Gate) error {
+	g := gateOf(f)
+	if g == nil {
+		return fmt.Errorf("blockio: file %s (%T) belongs to another device: %w", f.Name(), f, ErrRequest)
+	}
+	if !g.Enter() {
+		return fmt.Errorf("blockio: file %s: %w", f.Name(), ErrClosed)
+	}
+	return nil
+}
+
+// LeaveFiles ends what a successful EnterFiles began.
+func LeaveFiles(batch []Request, gateOf func(File) *Gate) {
+	for i := range batch {
+		gateOf(batch[i].File).Leave()
+	}
 }

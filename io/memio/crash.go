@@ -1,0 +1,136 @@
+package memio
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// Crash fails the power of the volume, at once, and returns a Device over one of
+// the states that the volume could be found in (see the package's fault model),
+// chosen by seed. This Device and every other of the volume then return
+// ErrPowerLost; they may still be closed. Calls under way complete either before
+// the failure or with ErrPowerLost.
+//
+// A volume crashes once: to try several seeds on one state, crash a Clone for
+// each. Crash panics on a volume that already has.
+func (d *Device) Crash(seed uint64) *Device {
+	m := d.medium
+	m.mu.Lock()
+	if m.lost {
+		m.mu.Unlock()
+		panic("memio: Crash of a volume that has crashed; use the Device that the first Crash returned")
+	}
+	m.lost = true
+	survivor := newMedium(m.opts)
+	s := &surgeon{rng: rand.New(rand.NewPCG(seed, 0x6d656d696f))}
+	s.operate(m.names, m.ghosts, survivor)
+	m.names, m.ghosts = nil, nil
+	m.mu.Unlock()
+	return attach(survivor)
+}
+
+// surgeon decides what survives a crash. It visits everything in a fixed order,
+// so that one seed always decides alike.
+type surgeon struct {
+	rng *rand.Rand
+}
+
+func (s *surgeon) operate(names map[string]*inode, ghosts []*inode, survivor *medium) {
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		s.admit(names[name], survivor)
+	}
+	// The newest removal is undone first: it hides older files of that name.
+	for _, ino := range slices.Backward(ghosts) {
+		if _, taken := survivor.names[ino.name]; !taken && s.coin() {
+			s.admit(ino, survivor)
+		}
+	}
+}
+
+// admit puts what is left of ino, if anything, into the survivor.
+func (s *surgeon) admit(ino *inode, survivor *medium) {
+	ino.mu.Lock()
+	defer ino.mu.Unlock()
+	size := ino.size
+	if !ino.settled {
+		if s.rng.IntN(3) == 0 {
+			return // the create never reached the disk
+		}
+		if s.rng.IntN(3) == 0 {
+			size = s.rng.Int64N(ino.size/blockio.Align+1) * blockio.Align
+		}
+	}
+	s.content(ino)
+	left := &inode{name: ino.name, size: size, settled: true, pages: ino.pages, earlier: make(map[int64][]*page)}
+	if size < ino.size {
+		left.pages = maps.Clone(ino.pages)
+		maps.DeleteFunc(left.pages, func(n int64, _ *page) bool { return n*blockio.Align >= size })
+	}
+	survivor.names[left.name] = left
+	survivor.usedBytes += left.size
+}
+
+// fate is what becomes of one file's unsynced writes. Losing or keeping all of
+// them together is drawn often, as it is what mostly happens and what a page by
+// page draw would never produce.
+type fate int
+
+const (
+	keepAll fate = iota
+	loseAll
+	mixPages   // each page on its own
+	mixSectors // each sector on its own
+	fates
+)
+
+// content replaces the present content of ino by what survives of it.
+func (s *surgeon) content(ino *inode) {
+	f := fate(s.rng.IntN(int(fates)))
+	for _, n := range slices.Sorted(maps.Keys(ino.earlier)) {
+		versions := append(ino.earlier[n], ino.pages[n])
+		ino.setLocked(n, s.survive(f, versions))
+	}
+}
+
+// survive chooses among the versions of one page; the first is the durable one.
+func (s *surgeon) survive(f fate, versions []*page) *page {
+	switch f {
+	case keepAll:
+		return versions[len(versions)-1]
+	case loseAll:
+		return versions[0]
+	case mixPages:
+		return versions[s.rng.IntN(len(versions))]
+	}
+	var torn page
+	for at := 0; at < len(torn); at += sectorBytes {
+		if p := versions[s.rng.IntN(len(versions))]; p != nil {
+			copy(torn[at:at+sectorBytes], p[at:])
+		}
+	}
+	return newPage(torn[:])
+}
+
+func (s *surgeon) coin() bool { return s.rng.IntN(2) == 0 }
+
+// PowerOffAfter lets n more mutations happen (writes, creates, removes, syncs;
+// each request of a batch is one) and fails the power at the next: that one
+// returns ErrPowerLost like everything after it, and may have been done in part.
+// Take what is left from Crash. A negative n switches the fuse off.
+func (d *Device) PowerOffAfter(n int64) {
+	if n < 0 {
+		n = noFuse
+	}
+	d.medium.left.Store(n)
+}
+
+// Mutations returns how many mutations the volume has seen since New, Clone or
+// Crash: the number of points at which its power can fail.
+func (d *Device) Mutations() int64 { return d.medium.mutations.Load() }
+
+// Clone returns a Device over a copy of the volume as it is now, unsynced state
+// included, unlocked, with no fuse. The copies share memory until they differ.
+func (d *Device) Clone() *Device { return attach(d.medium.clone()) }
