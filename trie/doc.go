@@ -1,0 +1,83 @@
+// Package trie is the prefix index of a storage node: it finds the longest
+// stored prefix of a chain of block ids, says where its pieces lie, why the match
+// ended, and which piece should be given up next.
+//
+// It is not a store: it never touches a block device, holds no bytes of any
+// block, and does not free slots. It hands out Refs; whoever owns the slots
+// (blockstore, through server/storage) frees them. It has no goroutine and no
+// clock of its own: time is an argument, background work is a step that the
+// caller asks for. Pebble's compactions are the only things that run by
+// themselves.
+//
+//	               ids of a prompt ─► Match ─► pieces + lease + cut
+//	                                   │ read lock only
+//	┌──────────────────────────────────▼───────────────────────────────┐
+//	│ DRAM: complete                                                   │
+//	│   table   (space, group, id) ─► node number   extendible hashing │
+//	│   nodes   48 B each, in chunks, no pointers                      │
+//	│             n     n+1    n+2    n+3     n+4                      │
+//	│           ┌─────┬──────┬──────┬──────┬───────┐                   │
+//	│     root ◄┤ id0 ◄ id1  ◄ id2  │ id2' ├─► id1 │  parent numbers   │
+//	│           └─────┴──────┴──────┴──────┴───────┘                   │
+//	│   policy  order of eviction over node numbers (package evict)    │
+//	│   leases  slot ─► pinned node numbers                            │
+//	└──────────────────────────────────┬───────────────────────────────┘
+//	                                   │ one batch per Put, Evict, bump
+//	┌──────────────────────────────────▼───────────────────────────────┐
+//	│ Pebble: durable truth                                            │
+//	│   'b' extent ─► namespace, epoch, id, parent, group, generation  │
+//	│   'n' namespace id ─► definition with current epoch              │
+//	│   'm' name ─► format version, highest namespace id               │
+//	└──────────────────────────────────────────────────────────────────┘
+//
+// A match walks the chain from its first block. A sequence is put in order, so
+// the child of node n is nearly always node n+1; the walk looks there first and
+// reads memory sequentially, and asks the table only where the guess fails.
+//
+// The key of a block's record is its Extent, so the key itself says that a slot
+// has one owner (invariant one-owner), and a sequence placed in consecutive
+// slots is inserted in key order.
+//
+// # Pieces, spaces, reachability
+//
+// A space is one (namespace, epoch). What is indexed is a piece: one layer
+// group of one block. The pieces of the full group form the tree. Pieces of
+// window and state groups hang on the full piece of their block and count as
+// its children; where the geometry has no full group, and in a flat namespace,
+// every piece is a root. An epoch bump replaces the namespace's space by an empty
+// one, with one write; ReclaimStep gives the old one's slots back.
+//
+// Deleting a block dooms it: it is unlinked at once, so nothing below it can be
+// matched (invariant prefix-closed), and ReclaimStep collects what hung there,
+// leaf first.
+//
+// A lease pins the deepest piece of a prefix; its ancestors are safe because
+// eviction, reclaiming and deletion go leaf first (invariant pinned-stays).
+// Leases live in DRAM only: a restart ends all of them, the permanent ones too.
+//
+// # What a crash may take
+//
+// A Put that was not durable, and any eviction, may be undone by a crash. The
+// records of blocks that lost an ancestor are dropped by Open. A record of a
+// slot that was evicted and reused comes back with its old generation, which the
+// store recognises as stale: a miss, never wrong bytes.
+//
+// # Lock order
+//
+//	Trie.mu  →  leases.mu
+//
+// Match, Known, Stat, List, Stats take Trie.mu for reading; touching the policy
+// and pinning are atomic and need no more. Put, Evict, Delete, ReclaimStep take
+// it for writing in short steps. No Pebble call is made under Trie.mu. namespace
+// definitions have their own mutex, Trie.defMu, which is taken first and is held
+// across the one synced write of a create, bump or delete.
+//
+// # Example
+//
+//	t, err := trie.Open(trie.Options{Dir: "/var/lib/penstock/index"})
+//	ns, err := t.Create(kv.Namespace{Name: "glm", Index: kv.IndexTrie, Geometry: g})
+//	status, err := t.Put(ns.ID, ns.Epoch, []trie.Entry{{ID: a, Ref: ra}, {ID: b, Parent: a, Ref: rb}}, true)
+//	m, err := t.Match(ns.ID, []kv.BlockID{a, b, c}, trie.MatchOptions{Epoch: ns.Epoch, Lease: true, TTL: time.Minute, Now: now})
+//	// m.Blocks == 2, m.Cut == trie.CutAbsent, m.Pieces names ra and rb
+//	t.Release(m.Lease, now)
+package trie

@@ -1,0 +1,35 @@
+package trie
+
+import "errors"
+
+// Sentinels, one for each decision a caller can take. Ask with errors.Is.
+var (
+	// ErrClosed: the trie is closed; stop.
+	ErrClosed = errors.New("trie: closed")
+	// ErrBroken: a write to Pebble failed; what was committed stays matchable,
+	// nothing more can be put. Restart the node.
+	ErrBroken = errors.New("trie: index cannot be written")
+	// ErrNamespaceUnknown: no namespace of that name or id.
+	ErrNamespaceUnknown = errors.New("namespace unknown")
+	// ErrNamespaceExists: a namespace of that name is there already. Create
+	// returns it along with the error; compare the definitions.
+	ErrNamespaceExists = errors.New("namespace exists")
+	// ErrTooManyNamespaces: Options.MaxNamespaces is reached, or too many old
+	// epochs wait for ReclaimStep.
+	ErrTooManyNamespaces = errors.New("too many namespaces")
+	// ErrEpoch: an epoch that does not grow.
+	ErrEpoch = errors.New("epoch must grow")
+	// ErrEntry: an entry that cannot be: zero id, group out of range, a parent in
+	// a flat namespace.
+	ErrEntry = errors.New("bad entry")
+	// ErrFull: the index holds as many pieces as it can number.
+	ErrFull = errors.New("trie: index full")
+	// ErrAbsent: no such block, piece or ref.
+	ErrAbsent = errors.New("absent")
+	// ErrLeaseUnknown: the lease expired, was released, or never was.
+	ErrLeaseUnknown = errors.New("lease unknown")
+	// ErrTooManyLeases: MaxLeases or MaxPins is reached.
+	ErrTooManyLeases = errors.New("too many leases")
+	// ErrFormat: the directory holds an index of another format or none of ours.
+	ErrFormat = errors.New("index format")
+)

@@ -1,0 +1,136 @@
+package evict
+
+import "fmt"
+
+// Node is a node number. The owner hands numbers out densely from 1; 0 is no
+// node. Memory is proportional to the highest number seen.
+type Node = uint32
+
+// Kind names a policy.
+type Kind uint8
+
+const (
+	// S3FIFO is a small FIFO queue in front of a large one that gives touched
+	// nodes further rounds, with a memory of what left the small one too early.
+	S3FIFO Kind = iota + 1
+	// LRU evicts what was touched longest ago.
+	LRU
+	// FIFO evicts what was inserted first.
+	FIFO
+)
+
+// Default is the policy that wins on the traces (docs/benchmarks.md).
+const Default = S3FIFO
+
+// Kinds returns every policy, in a stable order.
+func Kinds() []Kind { return []Kind{S3FIFO, LRU, FIFO} }
+
+// String returns the kind as configuration writes it: s3fifo, lru, fifo.
+func (k Kind) String() string {
+	switch k {
+	case S3FIFO:
+		return "s3fifo"
+	case LRU:
+		return "lru"
+	case FIFO:
+		return "fifo"
+	}
+	return fmt.Sprintf("Kind(%d)", uint8(k))
+}
+
+// ParseKind is the inverse of Kind.String; "s3-fifo" is accepted too.
+func ParseKind(s string) (Kind, error) {
+	if s == "s3-fifo" {
+		return S3FIFO, nil
+	}
+	for _, k := range Kinds() {
+		if k.String() == s {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("evict: policy %q; want s3fifo, lru or fifo", s)
+}
+
+// A Policy keeps an order of eviction. Touch and Parked may run concurrently
+// with each other; every other method needs exclusive access. The owner of the
+// nodes provides that: it holds its lock for reading around Touch and for
+// writing around the rest.
+type Policy interface {
+	// Kind says which policy this is.
+	Kind() Kind
+	// Insert adds a node that is not in the policy. key identifies the content
+	// across evictions: content that comes back soon after it was evicted is
+	// treated as known to be wanted, by policies that remember.
+	Insert(n Node, key uint64)
+	// InsertCold adds a node that goes before every other, first in first out
+	// among its kind.
+	InsertCold(n Node)
+	// Touch records a hit. It may be lossy under concurrency. When a chain is
+	// hit, touch the deepest node first and the root last, so that an ancestor
+	// counts as at least as recent as its descendants.
+	Touch(n Node)
+	// Remove forgets a node without remembering its content. A node that is not
+	// in the policy is ignored.
+	Remove(n Node)
+	// Victim returns the next node to evict among those for which evictable is
+	// true, and leaves it in the policy; follow with Evicted or Remove. Nodes for
+	// which evictable is false when their turn comes are parked. It decrements
+	// *steps for each node it looks at and gives up with ok false when that
+	// reaches 0; ok false with steps left means that every node is parked.
+	Victim(steps *int, evictable func(Node) bool) (n Node, ok bool)
+	// Evicted removes a victim and remembers its content under key.
+	Evicted(n Node, key uint64)
+	// Parked reports whether n waits for Unpark.
+	Parked(n Node) bool
+	// Unpark puts a parked node first in line of the queue it came from. A node
+	// that is not parked is ignored.
+	Unpark(n Node)
+	// Cool takes one touch away from n and reports whether there was one. It
+	// lets the owner evict in another order than the policy's (one namespace's
+	// nodes only) and still give touched nodes a second chance.
+	Cool(n Node) bool
+	// Len is the number of nodes in the policy, parked ones included.
+	Len() int
+	// Bytes is the memory that the policy holds.
+	Bytes() int64
+}
+
+// Tuning adjusts S3FIFO; the zero value means the defaults. Other policies
+// ignore it.
+type Tuning struct {
+	// SmallPercent is the share of nodes that the small queue may hold before it
+	// is evicted from; default 10.
+	SmallPercent int
+	// PromoteTouches is how often a node must be touched in the small queue to
+	// move to the main one; 1 to 3, default 1.
+	PromoteTouches int
+	// GhostPercent bounds the remembered evictions relative to the nodes held;
+	// default 100.
+	GhostPercent int
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (t *Tuning) EnsureDefaults() {
+	if t.SmallPercent == 0 {
+		t.SmallPercent = 10
+	}
+	if t.PromoteTouches == 0 {
+		t.PromoteTouches = 1
+	}
+	if t.GhostPercent == 0 {
+		t.GhostPercent = 100
+	}
+}
+
+// Validate reports the first field that is out of range, or nil.
+func (t Tuning) Validate() error {
+	switch {
+	case t.SmallPercent < 1 || t.SmallPercent > 90:
+		return fmt.Errorf("evict: small queue of %d %%; want 1 to 90", t.SmallPercent)
+	case t.PromoteTouches < 1 || t.PromoteTouches > maxTouches:
+		return fmt.Errorf("evict: promotion after %d touches; want 1 to %d", t.PromoteTouches, maxTouches)
+	case t.GhostPercent < 0 || t.GhostPercent > 400:
+		return fmt.Errorf("evict: ghosts for %d %% of the nodes; want 0 to 400", t.GhostPercent)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package trie
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie/evict"
+)
+
+// Options configure a Trie. Only Dir is required; the zero value of every other
+// field means its default.
+type Options struct {
+	// Dir holds the Pebble database; it is created if absent.
+	Dir string
+	// FS is the file system Dir is on. Default: the operating system's.
+	FS vfs.FS
+	// Policy orders eviction. Default: evict.Default.
+	Policy evict.Kind
+	// Tuning adjusts the policy. Default: evict's.
+	Tuning evict.Tuning
+	// SlotBytes says how many bytes of storage one piece of the group occupies,
+	// header and padding included; quotas, Evict and Stats count in it.
+	// Default: kv.Geometry.PieceBytes.
+	SlotBytes func(g kv.Geometry, group int) int64
+	// CacheBytes is Pebble's block cache. The DRAM index answers every match, so
+	// it only serves compactions and Remove. Default 8 MiB.
+	CacheBytes int64
+	// MemTableBytes is the size of one Pebble memtable; up to three exist at a
+	// time under load. Default 16 MiB.
+	MemTableBytes int64
+	// MaxLeases bounds the open leases. Default 65,536.
+	MaxLeases int
+	// MaxPins bounds the pieces pinned by all leases together: a lease pins one
+	// piece in a namespace with a full group only, and each of its pieces in a
+	// flat one. Default 4,194,304.
+	MaxPins int
+	// MaxChainBlocks bounds the chain that one match looks at, and with it the
+	// depth of the tree. Default 65,536.
+	MaxChainBlocks int
+	// MaxNamespaces bounds the namespaces. Default 4,096.
+	MaxNamespaces int
+	// Logger takes what a person should act on. Default: discard.
+	Logger *slog.Logger
+}
+
+const (
+	defaultCacheBytes     = 8 << 20
+	defaultMemTableBytes  = 16 << 20
+	defaultMaxLeases      = 1 << 16
+	defaultMaxPins        = 4 << 20
+	defaultMaxChainBlocks = 1 << 16
+	defaultMaxNamespaces  = 4096
+	// maxSpaces bounds the (namespace, epoch) pairs that still hold pieces: a
+	// node has 16 bits for its space, and space 0 is none.
+	maxSpaces = 1<<16 - 1
+)
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.FS == nil {
+		o.FS = vfs.Default
+	}
+	if o.Policy == 0 {
+		o.Policy = evict.Default
+	}
+	o.Tuning.EnsureDefaults()
+	if o.SlotBytes == nil {
+		o.SlotBytes = kv.Geometry.PieceBytes
+	}
+	setDefault(&o.CacheBytes, defaultCacheBytes)
+	setDefault(&o.MemTableBytes, defaultMemTableBytes)
+	setDefault(&o.MaxLeases, defaultMaxLeases)
+	setDefault(&o.MaxPins, defaultMaxPins)
+	setDefault(&o.MaxChainBlocks, defaultMaxChainBlocks)
+	setDefault(&o.MaxNamespaces, defaultMaxNamespaces)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+func setDefault[T int | int64](p *T, v T) {
+	if *p == 0 {
+		*p = v
+	}
+}
+
+// Validate reports the first field that is out of range, or nil.
+func (o Options) Validate() error {
+	switch {
+	case o.Dir == "":
+		return fmt.Errorf("trie: Options.Dir is empty; name the directory of the index")
+	case o.CacheBytes < 0 || o.MemTableBytes < 256<<10:
+		return fmt.Errorf("trie: cache of %d bytes and memtable of %d; want at least 0 and 262144", o.CacheBytes, o.MemTableBytes)
+	case o.MaxLeases < 1 || o.MaxLeases > 1<<24:
+		return fmt.Errorf("trie: MaxLeases is %d; want 1 to %d", o.MaxLeases, 1<<24)
+	case o.MaxPins < 1:
+		return fmt.Errorf("trie: MaxPins is %d; want at least 1", o.MaxPins)
+	case o.MaxChainBlocks < 1 || o.MaxChainBlocks > 1<<24:
+		return fmt.Errorf("trie: MaxChainBlocks is %d; want 1 to %d", o.MaxChainBlocks, 1<<24)
+	case o.MaxNamespaces < 1 || o.MaxNamespaces > maxSpaces/2:
+		return fmt.Errorf("trie: MaxNamespaces is %d; want 1 to %d", o.MaxNamespaces, maxSpaces/2)
+	}
+	return o.Tuning.Validate()
+}
