@@ -1,0 +1,255 @@
+package rdma
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+)
+
+// EngineID names one engine for its lifetime: 16 random bytes, made at start.
+// Peers are known by it, not by an address, so that an engine without a
+// listener has a name too.
+type EngineID [16]byte
+
+// String returns the first 8 hex digits, enough for a log line.
+func (id EngineID) String() string { return hex.EncodeToString(id[:4]) }
+
+// IsZero reports whether the ID is unset.
+func (id EngineID) IsZero() bool { return id == EngineID{} }
+
+// NetAddr is the address of one NIC, as its provider writes it: "host:port" for
+// tcp; opaque bytes (GID, QP number) elsewhere.
+type NetAddr string
+
+// Addr is how to reach an engine: its ID and one NetAddr for each NIC.
+type Addr struct {
+	Engine EngineID
+	NICs   []NetAddr
+}
+
+// NICKey is one way to a piece of memory: a NIC and the key that opens the
+// memory there.
+type NICKey struct {
+	Addr NetAddr
+	Key  uint64
+}
+
+// Desc describes remote memory to those who may write it. Whoever holds it,
+// and the token of its engine, can write there: hand it out with care. It is
+// plain data; what it claims is checked at the target.
+type Desc struct {
+	// Engine is the owner of the memory.
+	Engine EngineID
+	// NICs are the ways to it, one for each NIC of the engine.
+	NICs []NICKey
+	// Base is the address of the first byte as the provider counts (0 for tcp,
+	// a virtual address for verbs); Len is in bytes.
+	Base, Len uint64
+}
+
+// Limits of the encoding.
+const (
+	// MaxNICs is the largest number of NICs of one engine.
+	MaxNICs = 64
+	// MaxNetAddr is the longest NetAddr, in bytes.
+	MaxNetAddr = 255
+)
+
+// Versions of the encodings; also their first byte.
+const (
+	descVersion = 0xD1
+	addrVersion = 0xA1
+)
+
+// Addr returns the address of the memory's owner.
+func (d Desc) Addr() Addr {
+	a := Addr{Engine: d.Engine}
+	for _, n := range d.NICs {
+		if n.Addr != "" {
+			a.NICs = append(a.NICs, n.Addr)
+		}
+	}
+	return a
+}
+
+// AppendBinary appends the encoding of d, little-endian:
+//
+//	version 1 = 0xD1 | engine 16 | base 8 | len 8 | NICs 1 | NICs x ( addr length 1 | addr | key 8 )
+func (d Desc) AppendBinary(b []byte) ([]byte, error) {
+	if len(d.NICs) > MaxNICs {
+		return b, fmt.Errorf("rdma: desc with %d NICs, at most %d: %w", len(d.NICs), MaxNICs, ErrRange)
+	}
+	b = append(b, descVersion)
+	b = append(b, d.Engine[:]...)
+	b = binary.LittleEndian.AppendUint64(b, d.Base)
+	b = binary.LittleEndian.AppendUint64(b, d.Len)
+	b = append(b, byte(len(d.NICs)))
+	for _, n := range d.NICs {
+		if len(n.Addr) > MaxNetAddr {
+			return b, fmt.Errorf("rdma: NIC address of %d bytes, at most %d: %w", len(n.Addr), MaxNetAddr, ErrRange)
+		}
+		b = append(b, byte(len(n.Addr)))
+		b = append(b, n.Addr...)
+		b = binary.LittleEndian.AppendUint64(b, n.Key)
+	}
+	return b, nil
+}
+
+// MarshalBinary returns the encoding of d.
+func (d Desc) MarshalBinary() ([]byte, error) { return d.AppendBinary(nil) }
+
+// UnmarshalBinary decodes exactly one Desc from b, which it does not keep.
+func (d *Desc) UnmarshalBinary(b []byte) error {
+	r := reader{b: b}
+	if v := r.byte(); v != descVersion {
+		return fmt.Errorf("rdma: desc of version %#x, want %#x: %w", v, descVersion, ErrMalformed)
+	}
+	var out Desc
+	copy(out.Engine[:], r.take(16))
+	out.Base, out.Len = r.uint64(), r.uint64()
+	n := int(r.byte())
+	if n > MaxNICs {
+		return fmt.Errorf("rdma: desc with %d NICs, at most %d: %w", n, MaxNICs, ErrMalformed)
+	}
+	for range n {
+		addr := NetAddr(r.take(int(r.byte())))
+		out.NICs = append(out.NICs, NICKey{Addr: addr, Key: r.uint64()})
+	}
+	if err := r.end("desc", len(b)); err != nil {
+		return err
+	}
+	*d = out
+	return nil
+}
+
+// AppendBinary appends the encoding of a, little-endian:
+//
+//	version 1 = 0xA1 | engine 16 | NICs 1 | NICs x ( addr length 1 | addr )
+func (a Addr) AppendBinary(b []byte) ([]byte, error) {
+	if len(a.NICs) > MaxNICs {
+		return b, fmt.Errorf("rdma: address with %d NICs, at most %d: %w", len(a.NICs), MaxNICs, ErrRange)
+	}
+	b = append(b, addrVersion)
+	b = append(b, a.Engine[:]...)
+	b = append(b, byte(len(a.NICs)))
+	for _, n := range a.NICs {
+		if len(n) > MaxNetAddr {
+			return b, fmt.Errorf("rdma: NIC address of %d bytes, at most %d: %w", len(n), MaxNetAddr, ErrRange)
+		}
+		b = append(b, byte(len(n)))
+		b = append(b, n...)
+	}
+	return b, nil
+}
+
+// MarshalBinary returns the encoding of a.
+func (a Addr) MarshalBinary() ([]byte, error) { return a.AppendBinary(nil) }
+
+// UnmarshalBinary decodes exactly one Addr from b, which it does not keep.
+func (a *Addr) UnmarshalBinary(b []byte) error {
+	r := reader{b: b}
+	if v := r.byte(); v != addrVersion {
+		return fmt.Errorf("rdma: address of version %#x, want %#x: %w", v, addrVersion, ErrMalformed)
+	}
+	var out Addr
+	copy(out.Engine[:], r.take(16))
+	n := int(r.byte())
+	if n > MaxNICs {
+		return fmt.Errorf("rdma: address with %d NICs, at most %d: %w", n, MaxNICs, ErrMalformed)
+	}
+	for range n {
+		out.NICs = append(out.NICs, NetAddr(r.take(int(r.byte()))))
+	}
+	if err := r.end("address", len(b)); err != nil {
+		return err
+	}
+	*a = out
+	return nil
+}
+
+// reader takes little-endian fields from a slice; once it runs short it returns
+// zeroes and remembers.
+type reader struct {
+	b     []byte
+	short bool
+}
+
+func (r *reader) take(n int) []byte {
+	if r.short || n > len(r.b) {
+		r.short = true
+		return nil
+	}
+	out := r.b[:n]
+	r.b = r.b[n:]
+	return out
+}
+
+func (r *reader) byte() byte {
+	if b := r.take(1); b != nil {
+		return b[0]
+	}
+	return 0
+}
+
+func (r *reader) uint64() uint64 {
+	if b := r.take(8); b != nil {
+		return binary.LittleEndian.Uint64(b)
+	}
+	return 0
+}
+
+// end reports bytes that were missing or left over.
+func (r *reader) end(what string, total int) error {
+	if r.short {
+		return fmt.Errorf("rdma: %s of %d bytes ends early: %w", what, total, ErrMalformed)
+	}
+	if len(r.b) != 0 {
+		return fmt.Errorf("rdma: %d bytes left over after the %s: %w", len(r.b), what, ErrMalformed)
+	}
+	return nil
+}
+
+// Token is the secret of an engine: who proves that it knows the token may open
+// a session. At least MinToken bytes.
+type Token []byte
+
+// MinToken is the shortest token, in bytes: 128 bits cannot be guessed.
+const MinToken = 16
+
+// String hides the secret from logs.
+func (t Token) String() string { return fmt.Sprintf("token(%d bytes)", len(t)) }
+
+// GoString hides the secret from logs.
+func (t Token) GoString() string { return t.String() }
+
+// Format hides the secret from every verb.
+func (t Token) Format(s fmt.State, _ rune) { _, _ = s.Write([]byte(t.String())) }
+
+// ParseToken reads a token from text: base64 (standard alphabet) after
+// "base64:", hex after "hex:", otherwise the bytes themselves.
+func ParseToken(text string) (Token, error) {
+	raw := []byte(text)
+	var err error
+	if s, ok := strings.CutPrefix(text, "base64:"); ok {
+		raw, err = base64.StdEncoding.DecodeString(s)
+	} else if s, ok := strings.CutPrefix(text, "hex:"); ok {
+		raw, err = hex.DecodeString(s)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rdma: token does not decode: %w", err)
+	}
+	if err := Token(raw).Validate(); err != nil {
+		return nil, err
+	}
+	return raw, nil
+}
+
+// Validate returns an error if the token is too short to be a secret.
+func (t Token) Validate() error {
+	if len(t) < MinToken {
+		return fmt.Errorf("rdma: token of %d bytes; at least %d are needed", len(t), MinToken)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Sentinels, by what the caller should do.
+var (
+	// ErrClosed: the engine or region is closed; stop.
+	ErrClosed = errors.New("closed")
+	// ErrBusy: the peer's in-flight budget is used up and NoWait was set; shed
+	// the work or come back later.
+	ErrBusy = errors.New("in-flight budget of the peer is used up")
+	// ErrNoPeer: no session with that engine; Connect first, or give up on it.
+	ErrNoPeer = errors.New("no session with that engine")
+	// ErrPeerDied: the session ended while the operation was in flight. Whether
+	// the bytes landed is unknown.
+	ErrPeerDied = errors.New("peer died")
+	// ErrRefused: the target did not take the operation; a *RefusedError says
+	// why. The session goes on.
+	ErrRefused = errors.New("refused by the peer")
+	// ErrAuth: the token was not accepted, or the other side could not prove it.
+	ErrAuth = errors.New("token not accepted")
+	// ErrRange: the operation reaches outside its source or its Desc; fix the
+	// caller. Nothing was sent.
+	ErrRange = errors.New("out of range")
+	// ErrForeign: the region belongs to another engine or provider.
+	ErrForeign = errors.New("region was registered with another engine")
+	// ErrExists: the immediate is expected already, or receive buffers are
+	// posted already.
+	ErrExists = errors.New("exists already")
+	// ErrUnsupported: this provider cannot do that.
+	ErrUnsupported = errors.New("not supported by this provider")
+	// ErrCanceled: the expectation was cancelled.
+	ErrCanceled = errors.New("expectation cancelled")
+	// ErrMalformed: bytes that do not decode as a Desc or an Addr.
+	ErrMalformed = errors.New("malformed")
+)
+
+// Reason says why a target refused an operation. Its values are on the wire.
+type Reason uint8
+
+const (
+	// ReasonNone: not refused.
+	ReasonNone Reason = 0
+	// ReasonKey: the key opens nothing here: never given out, or revoked since.
+	ReasonKey Reason = 1
+	// ReasonBounds: the key is good, the bytes are outside of what it opens.
+	ReasonBounds Reason = 2
+	// ReasonRevoked: the window was revoked while the payload was landing. Part
+	// of it may have been written before.
+	ReasonRevoked Reason = 3
+	// ReasonTooLarge: the message is longer than the receive buffers.
+	ReasonTooLarge Reason = 4
+	// ReasonNoBuffer: every receive buffer is in use, or none was posted.
+	ReasonNoBuffer Reason = 5
+)
+
+// String returns a phrase for people.
+func (r Reason) String() string {
+	switch r {
+	case ReasonNone:
+		return "not refused"
+	case ReasonKey:
+		return "unknown or revoked key"
+	case ReasonBounds:
+		return "outside the bounds of the key"
+	case ReasonRevoked:
+		return "revoked while landing"
+	case ReasonTooLarge:
+		return "message larger than the receive buffers"
+	case ReasonNoBuffer:
+		return "no receive buffer free"
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
+
+// RefusedError is how an operation ends that its target did not take. It is an
+// ErrRefused.
+type RefusedError struct {
+	Peer   EngineID
+	Reason Reason
+}
+
+// Error says who refused and why.
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("rdma: refused by %v: %v", e.Peer, e.Reason)
+}
+
+// Is makes errors.Is(err, ErrRefused) true.
+func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
