@@ -1,0 +1,313 @@
+package arena
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+// Granule is the unit of allocation and the alignment of every Buffer, in bytes.
+const Granule = sys.PageSize
+
+// MaxSizeBytes is the largest arena: pages are numbered with 31 bits.
+const MaxSizeBytes = int64(1<<31-1) / hugePages * hugePages * Granule
+
+// hugePages is the number of granules in a huge page.
+const hugePages = sys.HugePageSize / Granule
+
+// Sentinels, by what the caller should do.
+var (
+	// ErrBusy: the arena is full and so is its queue; answer Busy to the client.
+	ErrBusy = errors.New("arena is full and so is its queue")
+	// ErrTooLarge: no arena of this size will ever serve the request; refuse it,
+	// or start with a larger arena.
+	ErrTooLarge = errors.New("larger than the arena")
+	// ErrClosed: the arena is closed; stop.
+	ErrClosed = errors.New("arena is closed")
+	// ErrInUse: Close found buffers that were not released.
+	ErrInUse = errors.New("buffers were not released")
+)
+
+// Options says what to build. The zero value of each field but SizeBytes is the
+// default.
+type Options struct {
+	// SizeBytes is the size of the region, rounded up to a multiple of 2 MiB.
+	SizeBytes int64
+	// HugeTLB tries the reserved huge pages of vm.nr_hugepages first and falls
+	// back to transparent ones when the pool is too small. Worth it where
+	// transparent huge pages are off, or for a Shared arena.
+	HugeTLB bool
+	// Shared backs the region with a memfd that another process can map (FD).
+	// Without HugeTLB that is 4 KiB pages wherever shmem_enabled is "never".
+	Shared bool
+	// QueueMax bounds the requests that wait for memory; default 1024. A negative
+	// number means that nobody waits.
+	QueueMax int
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.QueueMax == 0 {
+		o.QueueMax = 1024
+	}
+	o.SizeBytes = (o.SizeBytes + sys.HugePageSize - 1) / sys.HugePageSize * sys.HugePageSize
+}
+
+// Validate says what is wrong with the options, after EnsureDefaults.
+func (o *Options) Validate() error {
+	if o.SizeBytes <= 0 || o.SizeBytes > MaxSizeBytes {
+		return fmt.Errorf("arena: size of %d bytes; choose one from 1 to %d", o.SizeBytes, MaxSizeBytes)
+	}
+	if page := os.Getpagesize(); page != Granule {
+		return fmt.Errorf("arena: this kernel has pages of %d bytes, penstock supports %d", page, Granule)
+	}
+	return nil
+}
+
+// Arena is one region of memory and the record of who holds which part. Its
+// methods may be called concurrently.
+type Arena struct {
+	region region
+	max    int
+
+	mu sync.Mutex
+	// runs are the free pages. Invariant: no two free runs touch.
+	runs runs
+	// seq counts, for each page that began a Buffer, how often that happened plus
+	// how often it ended: odd while the Buffer is out.
+	seq     []uint32
+	waiting queue
+	closed  bool
+	stats   Stats
+	// takers holds, under invariants, where each Buffer was taken.
+	takers takers
+}
+
+// New maps the region and makes it resident: every page exists when New returns,
+// which takes about 0.3 s per GiB. The caller closes the arena.
+func New(o Options) (*Arena, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	r, err := mapRegion(o)
+	if err != nil {
+		return nil, err
+	}
+	pages := uint32(o.SizeBytes / Granule)
+	a := &Arena{region: r, max: max(0, o.QueueMax), runs: newRuns(pages), seq: make([]uint32, pages)}
+	a.runs.put(0, pages)
+	a.stats.SizeBytes = o.SizeBytes
+	a.stats.Kind, a.stats.HugeBytes = r.kind, r.hugeBytes
+	return a, nil
+}
+
+// Kind says which pages back most of the region, as found after mapping it.
+func (a *Arena) Kind() Kind { return a.region.kind }
+
+// Bytes returns the whole region, to be registered with a ring or a NIC. Only
+// the holder of a Buffer touches the Buffer's part.
+func (a *Arena) Bytes() []byte { return a.region.mem }
+
+// FD returns the descriptor of the memfd behind a Shared arena, valid until
+// Close; -1 for any other.
+func (a *Arena) FD() int {
+	if a.region.file == nil {
+		return -1
+	}
+	return int(a.region.file.Fd())
+}
+
+// TryAlloc lends sizeBytes (rounded up to a multiple of Granule) if they are
+// free and nobody waits; else the error is ErrBusy.
+func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) {
+	pages, err := a.pages(sizeBytes)
+	if err != nil {
+		return Buffer{}, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.usableLocked(); err != nil {
+		return Buffer{}, err
+	}
+	buf, ok := a.tryLocked(pages)
+	if !ok {
+		a.stats.Busy++
+		return Buffer{}, fmt.Errorf("arena: %d bytes now, %d free in the longest run: %w", sizeBytes, a.longestFreeLocked(), ErrBusy)
+	}
+	return buf, nil
+}
+
+// Alloc lends sizeBytes, rounded up to a multiple of Granule. It waits, in order
+// of arrival, until that many bytes in a row are free or ctx is done (its error
+// is returned). ErrBusy means that the queue is full: nothing was waited for. The
+// content is what an earlier holder left there.
+func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
+	pages, err := a.pages(sizeBytes)
+	if err != nil {
+		return Buffer{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, err)
+	}
+	a.mu.Lock()
+	if err := a.usableLocked(); err != nil {
+		a.mu.Unlock()
+		return Buffer{}, err
+	}
+	if buf, ok := a.tryLocked(pages); ok {
+		a.mu.Unlock()
+		return buf, nil
+	}
+	if a.waiting.len() >= a.max {
+		a.stats.Busy++
+		a.mu.Unlock()
+		return Buffer{}, fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, a.max, ErrBusy)
+	}
+	w := a.waiting.push(pages)
+	a.stats.Waits++
+	a.stats.Waiting = a.waiting.len()
+	a.mu.Unlock()
+
+	select {
+	case <-w.ready:
+		return w.buf, nil
+	case <-ctx.Done():
+		a.forget(w)
+		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, context.Cause(ctx))
+	}
+}
+
+// forget takes a waiter that gave up out of the queue, and takes back what it
+// was given in the meantime.
+func (a *Arena) forget(w *waiter) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stats.Cancelled++
+	select {
+	case <-w.ready:
+		a.freeLocked(w.buf)
+	default:
+		a.waiting.remove(w)
+	}
+	a.serveLocked() // the one behind it may fit
+}
+
+// Close unmaps the region. It refuses, with ErrInUse and a list of them, while
+// buffers are out: whoever holds one, a device included, would write into memory
+// that is no longer ours. It may be called twice.
+func (a *Arena) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil
+	}
+	if a.stats.Buffers > 0 {
+		return a.leakLocked()
+	}
+	a.closed = true
+	return a.region.unmap()
+}
+
+// Stats are the state of an arena and its counters since the start.
+type Stats struct {
+	// Kind, SizeBytes and HugeBytes (how much of it huge pages back) do not change.
+	Kind                 Kind
+	SizeBytes, HugeBytes int64
+	// UsedBytes in Buffers pieces are lent; LongestFreeBytes is the largest
+	// request that would be served now. PeakBytes is the most ever lent at once.
+	UsedBytes, PeakBytes, LongestFreeBytes int64
+	Buffers                                int
+	// Waiting requests are queued now.
+	Waiting int
+	// Allocs were served; Waits of them, or of the Cancelled, had to queue; Busy
+	// were refused because the queue was full.
+	Allocs, Waits, Cancelled, Busy uint64
+	// DoubleReleases counts Release calls on a Buffer that was not out: a bug of
+	// ours, and harmless, since the second call did nothing.
+	DoubleReleases uint64
+}
+
+// Stats returns the figures now.
+func (a *Arena) Stats() Stats {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.stats
+	s.LongestFreeBytes = a.longestFreeLocked()
+	return s
+}
+
+// pages converts a request to granules, refusing what can never be served.
+func (a *Arena) pages(sizeBytes int) (uint32, error) {
+	if sizeBytes <= 0 || int64(sizeBytes) > a.stats.SizeBytes {
+		return 0, fmt.Errorf("arena: request of %d bytes, arena of %d: %w", sizeBytes, a.stats.SizeBytes, ErrTooLarge)
+	}
+	return uint32((int64(sizeBytes) + Granule - 1) / Granule), nil
+}
+
+func (a *Arena) usableLocked() error {
+	if a.closed {
+		return fmt.Errorf("arena: %w", ErrClosed)
+	}
+	return nil
+}
+
+func (a *Arena) longestFreeLocked() int64 { return int64(a.runs.longest()) * Granule }
+
+// tryLocked serves a newcomer: only if nobody waits.
+func (a *Arena) tryLocked(pages uint32) (Buffer, bool) {
+	if a.waiting.len() > 0 {
+		return Buffer{}, false
+	}
+	return a.takeLocked(pages)
+}
+
+// takeLocked cuts a Buffer from the best free run, if there is one.
+func (a *Arena) takeLocked(pages uint32) (Buffer, bool) {
+	page, ok := a.runs.take(pages)
+	if !ok {
+		return Buffer{}, false
+	}
+	a.seq[page]++
+	s := &a.stats
+	s.Allocs++
+	s.Buffers++
+	s.UsedBytes += int64(pages) * Granule
+	s.PeakBytes = max(s.PeakBytes, s.UsedBytes)
+	a.takers.note(page, pages)
+	return Buffer{arena: a, page: page, pages: pages, seq: a.seq[page]}, true
+}
+
+// freeLocked takes a Buffer back; b is out.
+func (a *Arena) freeLocked(b Buffer) {
+	a.seq[b.page]++
+	a.stats.Buffers--
+	a.stats.UsedBytes -= int64(b.pages) * Granule
+	a.takers.forget(b.page)
+	a.runs.put(b.page, b.pages)
+}
+
+// serveLocked gives memory to those who wait, strictly in order: the first that
+// does not fit holds up the rest, or large requests would starve.
+func (a *Arena) serveLocked() {
+	for w := a.waiting.head(); w != nil; w = a.waiting.head() {
+		buf, ok := a.takeLocked(w.pages)
+		if !ok {
+			break
+		}
+		a.waiting.remove(w)
+		w.buf = buf
+		close(w.ready)
+	}
+	a.stats.Waiting = a.waiting.len()
+}
+
+// leakLocked describes the buffers that are out.
+func (a *Arena) leakLocked() error {
+	return fmt.Errorf("arena: close with %d buffers of %d bytes out%s: %w",
+		a.stats.Buffers, a.stats.UsedBytes, a.takers.report(), ErrInUse)
+}

@@ -1,0 +1,506 @@
+package arena
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+// newArena returns an arena that is closed, and found empty, at the test's end.
+func newArena(t testing.TB, o Options) *Arena {
+	t.Helper()
+	a, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return a
+}
+
+func mustAlloc(t testing.TB, a *Arena, size int) Buffer {
+	t.Helper()
+	b, err := a.Alloc(t.Context(), size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestTranscripts replays testdata/*.td against an arena of 2 MiB, in pages.
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		synctest.Test(t, func(t *testing.T) {
+			a := newArena(t, Options{SizeBytes: sys.HugePageSize, QueueMax: 3})
+			s := &script{arena: a, bufs: map[string]Buffer{}, stops: map[string]context.CancelFunc{}}
+			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
+			for _, name := range slices.Sorted(maps.Keys(s.bufs)) {
+				s.bufs[name].Release()
+			}
+		})
+	})
+}
+
+// script is the state of one transcript.
+type script struct {
+	arena *Arena
+	mu    sync.Mutex
+	bufs  map[string]Buffer
+	stops map[string]context.CancelFunc
+	log   []string
+}
+
+// run performs one command; each line of the input is one request.
+func (s *script) run(t *testing.T, d *datadriven.TestData) string {
+	for line := range strings.Lines(d.Input) {
+		name, size, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch d.Cmd {
+		case "alloc":
+			pages, err := strconv.Atoi(size)
+			if err != nil {
+				d.Fatalf(t, "%q: %v", line, err)
+			}
+			ctx, stop := context.WithCancel(context.Background())
+			s.stops[name] = stop
+			go s.alloc(ctx, name, pages)
+		case "release":
+			s.mu.Lock()
+			b := s.bufs[name]
+			delete(s.bufs, name)
+			s.mu.Unlock()
+			b.Release()
+		case "cancel":
+			s.stops[name]()
+		default:
+			d.Fatalf(t, "unknown command")
+		}
+		synctest.Wait()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	slices.Sort(s.log) // goroutines that are served together log in any order
+	out := strings.Join(s.log, "")
+	s.log = nil
+	return out + s.picture()
+}
+
+// alloc takes pages under a name, and logs how that ended.
+func (s *script) alloc(ctx context.Context, name string, pages int) {
+	b, err := s.arena.Alloc(ctx, pages*Granule)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrBusy):
+		s.log = append(s.log, name+": busy\n")
+	case errors.Is(err, context.Canceled):
+		s.log = append(s.log, name+": cancelled\n")
+	case err != nil:
+		s.log = append(s.log, fmt.Sprintf("%s: %v\n", name, err))
+	default:
+		s.bufs[name] = b
+		s.log = append(s.log, fmt.Sprintf("%s: page %d\n", name, b.page))
+	}
+}
+
+// picture draws the region as "a@0+100 .@100+412" and who waits.
+func (s *script) picture() string {
+	type part struct {
+		name        string
+		page, pages uint32
+	}
+	var parts []part
+	for n, b := range s.bufs {
+		parts = append(parts, part{n, b.page, b.pages})
+	}
+	for p, n := range s.arena.runs.length {
+		if n > 0 {
+			parts = append(parts, part{".", uint32(p), n})
+		}
+	}
+	slices.SortFunc(parts, func(x, y part) int { return int(x.page) - int(y.page) })
+	var out strings.Builder
+	for _, p := range parts {
+		fmt.Fprintf(&out, "%s@%d+%d ", p.name, p.page, p.pages)
+	}
+	return fmt.Sprintf("%swaiting=%d\n", out.String(), s.arena.Stats().Waiting)
+}
+
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{{}, {SizeBytes: -1}, {SizeBytes: MaxSizeBytes + 1}} {
+		if a, err := New(o); err == nil {
+			t.Errorf("New(%+v) succeeded", o)
+			a.Close()
+		}
+	}
+}
+
+func TestBufferMemory(t *testing.T) {
+	a := newArena(t, Options{SizeBytes: 1})
+	if got := a.Stats().SizeBytes; got != sys.HugePageSize {
+		t.Errorf("an arena of 1 byte has %d; want one huge page", got)
+	}
+	x, y := mustAlloc(t, a, 5000), mustAlloc(t, a, 4096)
+	if x.Len() != 8192 || len(x.Bytes()) != 8192 || cap(x.Bytes()) != 8192 {
+		t.Errorf("5000 bytes gave %d; want two pages, and no capacity beyond", x.Len())
+	}
+	copy(x.Bytes(), bytes.Repeat([]byte{1}, 8192))
+	copy(y.Bytes(), bytes.Repeat([]byte{2}, 4096))
+	if !bytes.Equal(a.Bytes()[x.Offset():][:8192], x.Bytes()) || x.Bytes()[8191] != 1 {
+		t.Error("a buffer is not its part of the region")
+	}
+	stale := x.Bytes()
+	x.Release()
+	if got := stale[0] == invariants.MangleByte; got != invariants.Enabled {
+		t.Errorf("released memory mangled: %t, with invariants %t", got, invariants.Enabled)
+	}
+	y.Release()
+	Buffer{}.Release()
+	if (Buffer{}).Valid() || !y.Valid() || (Buffer{}).Bytes() != nil {
+		t.Error("Valid does not tell the zero Buffer from another")
+	}
+}
+
+func TestSizesRefused(t *testing.T) {
+	a := newArena(t, Options{SizeBytes: sys.HugePageSize})
+	for _, size := range []int{-1, 0, sys.HugePageSize + 1} {
+		if _, err := a.Alloc(t.Context(), size); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("Alloc(%d): %v; want ErrTooLarge", size, err)
+		}
+	}
+}
+
+func TestTryAllocDoesNotOvertake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newArena(t, Options{SizeBytes: sys.HugePageSize})
+		half := mustAlloc(t, a, sys.HugePageSize/2)
+		got := make(chan Buffer)
+		go func() {
+			b, _ := a.Alloc(t.Context(), sys.HugePageSize)
+			got <- b
+		}()
+		synctest.Wait()
+		if _, err := a.TryAlloc(Granule); !errors.Is(err, ErrBusy) {
+			t.Errorf("TryAlloc past a waiting request: %v; want ErrBusy", err)
+		}
+		half.Release()
+		(<-got).Release()
+		b, err := a.TryAlloc(Granule)
+		if err != nil {
+			t.Error(err)
+		}
+		b.Release()
+	})
+}
+
+func TestDoubleRelease(t *testing.T) {
+	a := newArena(t, Options{SizeBytes: sys.HugePageSize})
+	b := mustAlloc(t, a, Granule)
+	b.Release()
+	again := mustAlloc(t, a, Granule) // the same page, another loan
+	defer again.Release()
+	defer func() {
+		if r := recover(); (r != nil) != invariants.Enabled {
+			t.Errorf("second release: panic %v with invariants %t", r, invariants.Enabled)
+		}
+		s := a.Stats()
+		if s.Buffers != 1 || !invariants.Enabled && s.DoubleReleases != 1 {
+			t.Errorf("after a double release %d buffers are out, %d counted; want 1 and 1", s.Buffers, s.DoubleReleases)
+		}
+	}()
+	b.Release()
+}
+
+func TestCloseRefusesLeaks(t *testing.T) {
+	a, err := New(Options{SizeBytes: sys.HugePageSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := mustAlloc(t, a, 3*Granule)
+	err = a.Close()
+	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "1 buffers of 12288 bytes") {
+		t.Errorf("Close with a buffer out: %v", err)
+	}
+	if invariants.Enabled && !strings.Contains(err.Error(), "arena_test.go") {
+		t.Errorf("the report does not name who took it: %v", err)
+	}
+	b.Bytes()[0] = 1 // still mapped
+	b.Release()
+	for range 2 {
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := a.Alloc(t.Context(), 1); !errors.Is(err, ErrClosed) {
+		t.Errorf("Alloc after Close: %v", err)
+	}
+	if _, err := a.TryAlloc(1); !errors.Is(err, ErrClosed) {
+		t.Errorf("TryAlloc after Close: %v", err)
+	}
+}
+
+func TestShared(t *testing.T) {
+	a := newArena(t, Options{SizeBytes: 2 * sys.HugePageSize, Shared: true})
+	b := mustAlloc(t, a, Granule)
+	defer b.Release()
+	v, err := Map(a.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(b.Bytes(), "from the owner")
+	if got := v.Bytes()[b.Offset():][:14]; string(got) != "from the owner" {
+		t.Errorf("the other mapping reads %q", got)
+	}
+	if len(v.Bytes()) != len(a.Bytes()) {
+		t.Errorf("the other mapping has %d bytes of %d", len(v.Bytes()), len(a.Bytes()))
+	}
+	for range 2 {
+		if err := v.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if private := newArena(t, Options{SizeBytes: 1}); private.FD() != -1 {
+		t.Errorf("a private arena has descriptor %d", private.FD())
+	}
+	if _, err := Map(-1); err == nil {
+		t.Error("mapped descriptor -1")
+	}
+	f, err := sys.Memfd("odd", 4096, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := Map(int(f.Fd())); err == nil {
+		t.Error("mapped a memfd that is no arena")
+	}
+}
+
+// TestHugeTLBFallsBack asks for more reserved pages than there are.
+func TestHugeTLBFallsBack(t *testing.T) {
+	pool, err := sys.ReadHugePages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, shared := range []bool{false, true} {
+		few := newArena(t, Options{SizeBytes: (pool.Free + 1) * sys.HugePageSize, HugeTLB: true, Shared: shared})
+		if few.Kind() == HugeTLB {
+			t.Errorf("shared %t: %d bytes of reserved pages from a pool of %d pages", shared, few.Stats().SizeBytes, pool.Free)
+		}
+		if pool.Free == 0 {
+			continue
+		}
+		one := newArena(t, Options{SizeBytes: sys.HugePageSize, HugeTLB: true, Shared: shared})
+		if one.Kind() != HugeTLB {
+			t.Errorf("shared %t: got %s with %d reserved pages free", shared, one.Kind(), pool.Free)
+		}
+	}
+}
+
+// TestConcurrent has goroutines write their own pattern into what they were lent
+// and find it unchanged: no byte is lent twice.
+func TestConcurrent(t *testing.T) {
+	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize})
+	var wg sync.WaitGroup
+	for g := range 16 {
+		wg.Go(func() {
+			for i := range 200 {
+				size := (1 + (i*7+g*13)%200) * Granule
+				ctx, stop := context.WithCancel(t.Context())
+				if i%16 == 0 {
+					stop() // races with being served: either outcome must be clean
+				}
+				b, err := a.Alloc(ctx, size)
+				stop()
+				if err != nil {
+					if !errors.Is(err, context.Canceled) {
+						t.Error(err)
+					}
+					continue
+				}
+				mem := b.Bytes()
+				for p := 0; p < len(mem); p += Granule {
+					mem[p], mem[p+Granule-1] = byte(g), byte(i)
+				}
+				for p := 0; p < len(mem); p += Granule {
+					if mem[p] != byte(g) || mem[p+Granule-1] != byte(i) {
+						t.Errorf("page %d of %v changed", p/Granule, b)
+						break
+					}
+				}
+				b.Release()
+			}
+		})
+	}
+	wg.Wait()
+	if s := a.Stats(); s.UsedBytes != 0 || s.Waiting != 0 || s.LongestFreeBytes != s.SizeBytes {
+		t.Errorf("after all was released: %+v", s)
+	}
+}
+
+// FuzzAgainstBitmap compares the arena with a bitmap that is scanned for the
+// shortest run that is long enough.
+func FuzzAgainstBitmap(f *testing.F) {
+	f.Add([]byte{3, 5, 200, 0, 7, 129, 255, 130, 1})
+	f.Add(bytes.Repeat([]byte{1, 128}, 40))
+	f.Fuzz(func(t *testing.T, steps []byte) {
+		const pages = 512
+		a, err := New(Options{SizeBytes: pages * Granule})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var used [pages]bool
+		var out []Buffer
+		for i, s := range steps {
+			if s < 128 || len(out) == 0 {
+				n := int(s)%128 + 1
+				want, fits := naiveBestFit(used[:], n)
+				b, err := a.TryAlloc(n * Granule)
+				if fits != (err == nil) || fits && int(b.page) != want {
+					t.Fatalf("step %d: %d pages at %v (%v); the bitmap says %d, %t", i, n, b, err, want, fits)
+				}
+				if fits {
+					fill(used[want:want+n], true)
+					out = append(out, b)
+				}
+			} else {
+				k := int(s) % len(out)
+				fill(used[out[k].page:out[k].page+out[k].pages], false)
+				out[k].Release()
+				out = slices.Delete(out, k, k+1)
+			}
+			if err := a.check(); err != nil {
+				t.Fatalf("step %d: %v", i, err)
+			}
+		}
+		for _, b := range out {
+			b.Release()
+		}
+		if s := a.Stats(); s.LongestFreeBytes != pages*Granule || s.UsedBytes != 0 {
+			t.Fatalf("all released, but %+v", s)
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func fill(b []bool, v bool) {
+	for i := range b {
+		b[i] = v
+	}
+}
+
+// naiveBestFit scans for the first of the shortest free runs of at least n pages.
+func naiveBestFit(used []bool, n int) (page int, ok bool) {
+	best := len(used) + 1
+	for from := 0; from < len(used); {
+		to := from
+		for to < len(used) && !used[to] {
+			to++
+		}
+		if run := to - from; run >= n && run < best {
+			best, page, ok = run, from, true
+		}
+		from = to + 1
+	}
+	return page, ok
+}
+
+// check proves that the free runs and the books agree.
+func (a *Arena) check() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var free, n int64
+	end := -1
+	for p, l := range a.runs.length {
+		if l == 0 {
+			continue
+		}
+		n++
+		free += int64(l)
+		if p == end {
+			return fmt.Errorf("free runs touch at page %d", p)
+		}
+		if end = p + int(l); a.runs.back[end-1] != l {
+			return fmt.Errorf("run at %d of %d pages ends with the note %d", p, l, a.runs.back[end-1])
+		}
+	}
+	if nodes := a.runs.count(a.runs.root); nodes != n {
+		return fmt.Errorf("%d runs, %d in the tree", n, nodes)
+	}
+	if free*Granule+a.stats.UsedBytes != a.stats.SizeBytes {
+		return fmt.Errorf("%d pages free and %d bytes used of %d", free, a.stats.UsedBytes, a.stats.SizeBytes)
+	}
+	return nil
+}
+
+// count walks the tree.
+func (r *runs) count(t uint32) int64 {
+	if t == none {
+		return 0
+	}
+	return 1 + r.count(r.left[t]) + r.count(r.right[t])
+}
+
+// TestAllocAllocatesNothing: a Buffer is a value and the free runs are arrays;
+// a pointer Buffer or a node type would break it.
+func TestAllocAllocatesNothing(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("the takers of buffers are recorded in builds with the tag invariants")
+	}
+	a := newArena(t, Options{SizeBytes: 4 * sys.HugePageSize})
+	ctx := t.Context()
+	if n := testing.AllocsPerRun(1000, func() {
+		b, err := a.Alloc(ctx, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.Release()
+	}); n != 0 {
+		t.Errorf("%v allocations per Alloc and Release; want 0", n)
+	}
+}
+
+// BenchmarkAllocRelease measures a loan in an arena of 64 MiB whose free space
+// lies in about a thousand runs.
+func BenchmarkAllocRelease(b *testing.B) {
+	a := newArena(b, Options{SizeBytes: 64 << 20})
+	var held, freed []Buffer
+	for i := range (64 << 20) / (8 * Granule) {
+		buf := mustAlloc(b, a, (1+i%8)*Granule)
+		if i%2 == 0 {
+			held = append(held, buf)
+		} else {
+			freed = append(freed, buf)
+		}
+	}
+	for _, buf := range freed {
+		buf.Release()
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		buf, err := a.Alloc(b.Context(), (1+i%4)*Granule)
+		if err != nil {
+			b.Fatal(err)
+		}
+		buf.Release()
+	}
+	for _, buf := range held {
+		buf.Release()
+	}
+}

@@ -1,0 +1,78 @@
+package arena
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+)
+
+// Buffer is a piece of an Arena on loan: a small value, to be passed by value.
+// Whoever got it from Alloc, or was handed it, calls Release once. The zero
+// Buffer holds nothing, and releasing it does nothing.
+type Buffer struct {
+	arena       *Arena
+	page, pages uint32
+	// seq is the count of the loan: a Buffer whose page has moved on is stale.
+	seq uint32
+}
+
+// Bytes returns the memory: a multiple of Granule, at least what was asked for,
+// and the holder's alone until Release.
+func (b Buffer) Bytes() []byte {
+	if b.arena == nil {
+		return nil
+	}
+	if invariants.Enabled {
+		b.checkOut()
+	}
+	from, to := b.Offset(), b.Offset()+int64(b.Len())
+	return b.arena.region.mem[from:to:to]
+}
+
+// Offset is where the piece begins in the region, in bytes: the same place in
+// every process that maps it.
+func (b Buffer) Offset() int64 { return int64(b.page) * Granule }
+
+// Len is the length in bytes, without touching the arena.
+func (b Buffer) Len() int { return int(b.pages) * Granule }
+
+// Valid reports whether the Buffer came from Alloc (not whether it is still out).
+func (b Buffer) Valid() bool { return b.arena != nil }
+
+// Release gives the piece back; its bytes must not be touched afterwards, by
+// this process or by a device. A second Release, of a copy too, changes nothing
+// and is counted (Stats.DoubleReleases); under invariants it panics.
+func (b Buffer) Release() {
+	a := b.arena
+	if a == nil {
+		return
+	}
+	if invariants.Enabled {
+		b.checkOut()
+		invariants.Mangle(b.Bytes())
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.seq[b.page] != b.seq {
+		a.stats.DoubleReleases++
+		return
+	}
+	a.freeLocked(b)
+	a.serveLocked()
+}
+
+// checkOut panics if the Buffer was released.
+func (b Buffer) checkOut() {
+	b.arena.mu.Lock()
+	out := b.arena.seq[b.page] == b.seq
+	b.arena.mu.Unlock()
+	invariants.Assert(out, "%v used after its release", b)
+}
+
+// String names the piece: "arena[0x1000,+8192)".
+func (b Buffer) String() string {
+	if b.arena == nil {
+		return "arena[none]"
+	}
+	return fmt.Sprintf("arena[%#x,+%d)", b.Offset(), b.Len())
+}

@@ -1,0 +1,136 @@
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+// Kind is the kind of pages that back a region.
+type Kind string
+
+const (
+	// HugeTLB is 2 MiB pages from the reserved pool.
+	HugeTLB Kind = "hugetlb"
+	// THP is transparent huge pages for at least nine tenths of the region.
+	THP Kind = "thp"
+	// Small is 4 KiB pages: expect half the disk bandwidth.
+	Small Kind = "4k"
+)
+
+// region is the mapping under an arena.
+type region struct {
+	mem       []byte
+	file      *os.File // the memfd of a Shared arena, else nil
+	kind      Kind
+	hugeBytes int64
+}
+
+// mapRegion maps and populates what the options ask for; it falls back from the
+// reserved pool to transparent huge pages, and from those to what the kernel gives.
+func mapRegion(o Options) (region, error) {
+	if o.HugeTLB {
+		if r, err := mapKind(o, true); err == nil {
+			r.kind, r.hugeBytes = HugeTLB, o.SizeBytes
+			return r, nil
+		}
+	}
+	r, err := mapKind(o, false)
+	if err != nil {
+		return region{}, err
+	}
+	if r.hugeBytes, err = sys.HugeBytes(r.mem); err != nil {
+		return region{}, errors.Join(err, r.unmap())
+	}
+	r.kind = Small
+	if r.hugeBytes >= o.SizeBytes/10*9 {
+		r.kind = THP
+	}
+	return r, nil
+}
+
+// mapKind maps and populates one kind of memory, or leaves nothing behind.
+func mapKind(o Options, hugetlb bool) (region, error) {
+	var r region
+	var err error
+	if o.Shared {
+		if r.file, err = sys.Memfd("penstock-arena", o.SizeBytes, hugetlb); err != nil {
+			return region{}, fmt.Errorf("arena: %w", err)
+		}
+		r.mem, err = sys.MapShared(int(r.file.Fd()), int(o.SizeBytes))
+	} else {
+		r.mem, err = sys.MapAnon(int(o.SizeBytes), hugetlb)
+	}
+	if err != nil {
+		return region{}, errors.Join(fmt.Errorf("arena: %w", err), r.unmap())
+	}
+	if err := r.settle(hugetlb); err != nil {
+		return region{}, errors.Join(fmt.Errorf("arena: %w", err), r.unmap())
+	}
+	return r, nil
+}
+
+// settle asks for huge pages, makes every page resident, and keeps users' data
+// out of core dumps.
+func (r *region) settle(hugetlb bool) error {
+	if !hugetlb {
+		// A kernel without transparent huge pages refuses the advice: Kind says so.
+		_ = sys.AdviseHuge(r.mem)
+	}
+	if err := sys.Populate(r.mem); err != nil {
+		return err
+	}
+	return sys.DontDump(r.mem)
+}
+
+// unmap gives everything back.
+func (r *region) unmap() error {
+	var errs []error
+	if r.mem != nil {
+		errs = append(errs, sys.Unmap(r.mem))
+	}
+	if r.file != nil {
+		errs = append(errs, r.file.Close())
+	}
+	r.mem, r.file = nil, nil
+	return errors.Join(errs...)
+}
+
+// A View is another process's Shared arena, mapped here.
+type View struct {
+	mem []byte
+}
+
+// Map maps the arena whose memfd is fd, as received from its owner over a unix
+// socket; fd may be closed afterwards. The offsets are those of Buffer.Offset.
+// Nothing here protects one process from the other: the owner says, in a
+// message, which range may be read and until when.
+func Map(fd int) (*View, error) {
+	size, err := sys.FileSize(fd)
+	if err != nil {
+		return nil, fmt.Errorf("arena: map another's region: %w", err)
+	}
+	if size <= 0 || size%sys.HugePageSize != 0 || size > MaxSizeBytes {
+		return nil, fmt.Errorf("arena: descriptor %d of %d bytes is not an arena's", fd, size)
+	}
+	mem, err := sys.MapShared(fd, int(size))
+	if err != nil {
+		return nil, fmt.Errorf("arena: map another's region: %w", err)
+	}
+	return &View{mem: mem}, nil
+}
+
+// Bytes returns the whole region; nil after Close.
+func (v *View) Bytes() []byte { return v.mem }
+
+// Close unmaps the region. It may be called twice.
+func (v *View) Close() error {
+	if v.mem == nil {
+		return nil
+	}
+	mem := v.mem
+	v.mem = nil
+	return sys.Unmap(mem)
+}

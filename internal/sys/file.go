@@ -1,0 +1,61 @@
+package sys
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Space returns the size and the free bytes (those that an ordinary user may
+// take) of the file system that holds path.
+func Space(path string) (totalBytes, freeBytes int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, 0, fmt.Errorf("sys: space of %s: %w", path, err)
+	}
+	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil
+}
+
+// DropCache writes back f and drops its clean pages from the page cache, so that
+// the next buffered read reaches the device. Pages mapped elsewhere stay.
+func DropCache(f *os.File) error {
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("sys: drop cached pages: %w", err)
+	}
+	if err := unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED); err != nil {
+		return fmt.Errorf("sys: drop cached pages of %s: %w", f.Name(), err)
+	}
+	return nil
+}
+
+// SetCongestion chooses the congestion control of one TCP socket ("cubic"). An
+// algorithm that the kernel lacks, or does not allow, is ENOENT or EPERM.
+func SetCongestion(c syscall.RawConn, name string) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return fmt.Errorf("sys: congestion control %q: %w", name, err)
+	}
+	return nil
+}
+
+// Congestion returns the congestion control of one TCP socket.
+func Congestion(c syscall.RawConn) (string, error) {
+	var name string
+	var err error
+	if cerr := c.Control(func(fd uintptr) {
+		name, err = unix.GetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return "", fmt.Errorf("sys: congestion control of a socket: %w", err)
+	}
+	return name, nil
+}

@@ -1,0 +1,150 @@
+package sys
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Memory is what this process holds, in bytes, from /proc/self/status.
+type Memory struct {
+	// RSSBytes is VmRSS: anonymous, file and shared pages. The kernel does not
+	// count reserved huge pages in it: those are HugeTLBBytes.
+	RSSBytes     int64
+	HugeTLBBytes int64
+}
+
+// ReadMemory returns the memory of this process now.
+func ReadMemory() (Memory, error) {
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return Memory{}, fmt.Errorf("sys: memory of this process: %w", err)
+	}
+	return parseStatus(text)
+}
+
+// parseStatus picks the figures of Memory out of the text of /proc/PID/status.
+func parseStatus(text []byte) (Memory, error) {
+	var m Memory
+	found := false
+	for line := range bytes.Lines(text) {
+		name, value, _ := strings.Cut(string(line), ":")
+		switch name {
+		case "VmRSS":
+			found = true
+			n, err := parseKB(value)
+			if err != nil {
+				return Memory{}, err
+			}
+			m.RSSBytes = n
+		case "HugetlbPages":
+			n, err := parseKB(value)
+			if err != nil {
+				return Memory{}, err
+			}
+			m.HugeTLBBytes = n
+		}
+	}
+	if !found {
+		return Memory{}, fmt.Errorf("sys: no VmRSS line in /proc/self/status")
+	}
+	return m, nil
+}
+
+// parseKB reads "  1234 kB" as bytes.
+func parseKB(s string) (int64, error) {
+	digits, ok := strings.CutSuffix(strings.TrimSpace(s), " kB")
+	n, err := strconv.ParseInt(strings.TrimSpace(digits), 10, 64)
+	if !ok || err != nil || n < 0 || n > 1<<52 {
+		return 0, fmt.Errorf("sys: %q is not a size in kB", s)
+	}
+	return n << 10, nil
+}
+
+// HugePages is the reserved pool of 2 MiB pages, in pages.
+type HugePages struct {
+	Total, Free int64
+}
+
+// ReadHugePages returns the state of the reserved pool; zeroes where the kernel
+// has none.
+func ReadHugePages() (HugePages, error) {
+	const dir = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+	if _, err := os.Stat(dir); os.IsNotExist(err) {
+		return HugePages{}, nil
+	}
+	var h HugePages
+	for _, f := range []struct {
+		name string
+		to   *int64
+	}{{"nr_hugepages", &h.Total}, {"free_hugepages", &h.Free}} {
+		text, err := os.ReadFile(dir + f.name)
+		if err != nil {
+			return HugePages{}, fmt.Errorf("sys: huge page pool: %w", err)
+		}
+		if *f.to, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err != nil {
+			return HugePages{}, fmt.Errorf("sys: huge page pool, %s%s: %w", dir, f.name, err)
+		}
+	}
+	return h, nil
+}
+
+// HugeBytes returns how many bytes of the mapping b are backed by huge pages of
+// either kind at this moment.
+func HugeBytes(b []byte) (int64, error) {
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return 0, fmt.Errorf("sys: which pages back the memory: %w", err)
+	}
+	defer f.Close()
+	start := address(b)
+	return sumHuge(f, start, start+uint64(len(b)))
+}
+
+// hugeFields are the lines of smaps that count huge pages: transparent ones of
+// anonymous, shared and file mappings, and reserved ones.
+const hugeFields = "AnonHugePages ShmemPmdMapped FilePmdMapped Private_Hugetlb Shared_Hugetlb"
+
+// sumHuge adds up the huge pages of all mappings within [start, end) of an smaps
+// text. A mapping that reaches beyond counts for at most what lies inside.
+func sumHuge(smaps io.Reader, start, end uint64) (int64, error) {
+	var sum, inMapping, limit int64
+	lines := bufio.NewScanner(smaps)
+	for lines.Scan() {
+		line := lines.Text()
+		if lo, hi, ok := parseRange(line); ok {
+			sum += min(inMapping, limit)
+			inMapping, limit = 0, max(0, int64(min(hi, end))-int64(max(lo, start)))
+			continue
+		}
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || limit == 0 || !strings.Contains(hugeFields, name) {
+			continue
+		}
+		n, err := parseKB(value)
+		if err != nil {
+			return 0, err
+		}
+		inMapping += n
+	}
+	return sum + min(inMapping, limit), lines.Err()
+}
+
+// parseRange reads the first line of a mapping: "lo-hi perms offset …".
+func parseRange(line string) (lo, hi uint64, ok bool) {
+	span, _, ok := strings.Cut(line, " ")
+	if !ok {
+		return 0, 0, false
+	}
+	from, to, ok := strings.Cut(span, "-")
+	if !ok {
+		return 0, 0, false
+	}
+	lo, errLo := strconv.ParseUint(from, 16, 63)
+	hi, errHi := strconv.ParseUint(to, 16, 63)
+	return lo, hi, errLo == nil && errHi == nil
+}

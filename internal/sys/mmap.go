@@ -1,0 +1,120 @@
+package sys
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// PageSize is the granule of mappings and of direct I/O, in bytes. x86-64
+	// has no other; arm64 kernels with 16 or 64 KiB pages are refused by arena.
+	PageSize = 4096
+	// HugePageSize is the size in bytes of the huge pages asked for.
+	HugePageSize = 2 << 20
+)
+
+// MapAnon returns a private anonymous mapping of sizeBytes that starts at a
+// multiple of HugePageSize; sizeBytes is a multiple of HugePageSize too. With
+// hugetlb it comes from the reserved pool (vm.nr_hugepages), which fails with
+// ENOMEM when the pool is too small; nothing is left behind then.
+func MapAnon(sizeBytes int, hugetlb bool) ([]byte, error) {
+	if hugetlb {
+		return mapReserved(sizeBytes)
+	}
+	return mapAligned(sizeBytes, -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+}
+
+// MapShared maps the first sizeBytes of fd (a memfd of this or another process)
+// readable and writable, at a multiple of HugePageSize.
+func MapShared(fd, sizeBytes int) ([]byte, error) {
+	return mapAligned(sizeBytes, fd, unix.MAP_SHARED)
+}
+
+// Unmap undoes MapAnon or MapShared; b is what they returned.
+func Unmap(b []byte) error {
+	if err := munmap(b); err != nil {
+		return fmt.Errorf("sys: munmap of %d bytes: %w", len(b), err)
+	}
+	return nil
+}
+
+// Memfd returns an anonymous file of sizeBytes whose pages live in memory, to be
+// mapped by MapShared here and, passed over a unix socket, elsewhere. With
+// hugetlb its pages come from the reserved pool; that it is too small shows when
+// the file is mapped. Its size is sealed, so a peer cannot truncate it and turn
+// our next access into SIGBUS.
+func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
+	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	if hugetlb {
+		flags |= unix.MFD_HUGETLB | unix.MFD_HUGE_2MB
+	}
+	fd, err := unix.MemfdCreate(name, flags)
+	if err != nil {
+		return nil, fmt.Errorf("sys: memfd_create %q (hugetlb %t): %w", name, hugetlb, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if err := f.Truncate(sizeBytes); err != nil {
+		return nil, errors.Join(fmt.Errorf("sys: memfd %q of %d bytes: %w", name, sizeBytes, err), f.Close())
+	}
+	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+		return nil, errors.Join(fmt.Errorf("sys: seal memfd %q: %w", name, err), f.Close())
+	}
+	return f, nil
+}
+
+// AdviseHuge asks for transparent huge pages in b. Advice, not a promise: see
+// HugeBytes for what came of it.
+func AdviseHuge(b []byte) error {
+	if err := unix.Madvise(b, unix.MADV_HUGEPAGE); err != nil {
+		return fmt.Errorf("sys: madvise huge pages for %d bytes: %w", len(b), err)
+	}
+	return nil
+}
+
+// DontDump keeps b out of core dumps.
+func DontDump(b []byte) error {
+	if err := unix.Madvise(b, unix.MADV_DONTDUMP); err != nil {
+		return fmt.Errorf("sys: madvise no core dump of %d bytes: %w", len(b), err)
+	}
+	return nil
+}
+
+// Populate makes every page of the fresh (all zero) mapping b present and
+// writable now, so that a shortage is an error here and not a fault, or SIGBUS,
+// in the middle of an I/O.
+func Populate(b []byte) error {
+	for {
+		err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			// Pages already made stay; the next call continues after them.
+		case errors.Is(err, unix.EINVAL):
+			touch(b) // kernels before 5.14 do not know the advice
+			return nil
+		default:
+			return fmt.Errorf("sys: populate %d bytes: %w", len(b), err)
+		}
+	}
+}
+
+// touch writes one byte of every page of a mapping that is all zero.
+func touch(b []byte) {
+	for i := 0; i < len(b); i += PageSize {
+		b[i] = 0
+	}
+}
+
+// FileSize returns the size in bytes of an open descriptor.
+func FileSize(fd int) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("sys: size of descriptor %d: %w", fd, err)
+	}
+	return st.Size, nil
+}

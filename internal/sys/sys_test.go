@@ -1,0 +1,170 @@
+package sys
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestMappings(t *testing.T) {
+	b, err := MapAnon(2*HugePageSize, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if address(b)%HugePageSize != 0 || len(b) != 2*HugePageSize {
+		t.Errorf("mapping of %d bytes at %#x", len(b), address(b))
+	}
+	if err := AdviseHuge(b); err != nil {
+		t.Error(err)
+	}
+	if err := Populate(b); err != nil {
+		t.Error(err)
+	}
+	if err := DontDump(b); err != nil {
+		t.Error(err)
+	}
+	huge, err := HugeBytes(b)
+	if err != nil || huge < 0 || huge > int64(len(b)) {
+		t.Errorf("HugeBytes = %d, %v", huge, err)
+	}
+	touch(b)
+	b[0], b[len(b)-1] = 1, 1
+	if err := Unmap(b); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMapAnonRefuses(t *testing.T) {
+	if _, err := MapAnon(1<<46, false); err == nil {
+		t.Error("mapped 64 TiB")
+	}
+	pool, err := ReadHugePages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := MapAnon(int(pool.Free+1)*HugePageSize, true); err == nil {
+		t.Errorf("mapped %d reserved pages of %d", pool.Free+1, pool.Free)
+	}
+}
+
+func TestMemfdIsSealed(t *testing.T) {
+	f, err := Memfd("sealed", HugePageSize, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(0); err == nil {
+		t.Error("a memfd could be truncated under its mapping")
+	}
+	if n, err := FileSize(int(f.Fd())); n != HugePageSize || err != nil {
+		t.Errorf("size %d, %v", n, err)
+	}
+	b, err := MapShared(int(f.Fd()), HugePageSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Unmap(b); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSumHuge(t *testing.T) {
+	const smaps = `00400000-00600000 rw-p 00000000 00:00 0
+AnonHugePages:      2048 kB
+ShmemPmdMapped:        0 kB
+00600000-00a00000 rw-p 00000000 00:00 0 name with: colon
+Size:               4096 kB
+AnonHugePages:      4096 kB
+00a00000-00c00000 rw-s 00000000 00:01 7 /memfd:x (deleted)
+ShmemPmdMapped:     2048 kB
+VmFlags: rd wr
+01000000-01200000 rw-p 00000000 00:00 0
+Private_Hugetlb:    2048 kB
+`
+	for _, c := range []struct{ start, end, want uint64 }{
+		{0x400000, 0x600000, 2 << 20},
+		{0x600000, 0xc00000, 6 << 20},
+		{0x600000, 0x800000, 2 << 20}, // half of a mapping: at most its length
+		{0x1000000, 0x1200000, 2 << 20},
+		{0x2000000, 0x2200000, 0},
+	} {
+		got, err := sumHuge(strings.NewReader(smaps), c.start, c.end)
+		if err != nil || uint64(got) != c.want {
+			t.Errorf("[%#x,%#x): %d, %v; want %d", c.start, c.end, got, err, c.want)
+		}
+	}
+}
+
+func TestMemory(t *testing.T) {
+	m, err := ReadMemory()
+	if err != nil || m.RSSBytes <= 0 {
+		t.Errorf("memory of this process: %+v, %v", m, err)
+	}
+	got, err := parseStatus([]byte("Name:\tx\nVmRSS:\t  12 kB\nHugetlbPages:\t 2048 kB\n"))
+	if want := (Memory{RSSBytes: 12 << 10, HugeTLBBytes: 2 << 20}); err != nil || got != want {
+		t.Errorf("parsed %+v, %v; want %+v", got, err, want)
+	}
+	for _, bad := range []string{"", "VmRSS: x kB\n", "VmRSS: 12\n", "VmRSS: -1 kB\n"} {
+		if _, err := parseStatus([]byte(bad)); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestSpace(t *testing.T) {
+	total, free, err := Space(t.TempDir())
+	if err != nil || total <= 0 || free < 0 || free > total {
+		t.Errorf("space %d of %d, %v", free, total, err)
+	}
+	if _, _, err := Space("/nonexistent"); err == nil {
+		t.Error("a path that does not exist has space")
+	}
+}
+
+func TestDropCache(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := DropCache(f); err != nil {
+		t.Error(err)
+	}
+	f.Close()
+	if err := DropCache(f); err == nil {
+		t.Error("a closed file was accepted")
+	}
+}
+
+func TestCongestion(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var d net.Dialer
+	d.SetMultipathTCP(false)
+	c, err := d.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := SetCongestion(raw, "reno"); err != nil { // every kernel has reno
+		t.Fatal(err)
+	}
+	if got, err := Congestion(raw); got != "reno" || err != nil {
+		t.Errorf("congestion control %q, %v", got, err)
+	}
+	if err := SetCongestion(raw, "no-such"); err == nil {
+		t.Error("an unknown algorithm was accepted")
+	}
+}
