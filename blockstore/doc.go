@@ -1,0 +1,61 @@
+// Package blockstore keeps pieces of KV blocks in slots on the volumes of one
+// storage node and gives back exactly the bytes that were written, or says that
+// it cannot. It is not a cache and not an index: it knows slots, headers,
+// checksums, generations, free space and readers, but no prefixes, it never
+// chooses a victim, and it finds nothing by name. It reaches storage only
+// through blockio.Device and does not know which one.
+//
+//	             engine ── Reserve ─► Write ─► Commit ─► Read … ─► Free
+//	                          │         │        │        │          │
+//	slot table (DRAM)      free ─► writing ─► live ◄─── pins      live ─► free, or condemned until
+//	                          ▲                                      │     the last reader has left
+//	                          └──────────────────────────────────────┘
+//	volume 0   superblock  catalogue  segment-00000000 [ header | slot | slot | … ]   one slot size each
+//	volume 1   superblock  catalogue  segment-00000000 [ header | slot | slot | … ]
+//
+// Package ondisk draws the bytes. A Ref (extent and generation) is the only way
+// to remember a slot: generations are never given out twice, not even by
+// another process after a crash, so a Ref to a reused slot is recognised in the
+// table (Pin), in the slot's header (Read), and at the next start (Adopt).
+//
+// # Life of a store
+//
+// Open formats empty volumes or checks that the volumes are those of one store,
+// takes their owner locks, raises the boot counter and reads the segment
+// headers. Every slot is free then. The engine Adopts the slots that its index
+// refers to and calls Ready. Without an index it Scans first: headers name the
+// blocks.
+//
+// # Placement
+//
+// Reserve puts the n slots of one sequence next to each other where it can:
+// right after the slot the caller names, else into the longest free run of the
+// segments of that slot size, else into a fresh segment. With several volumes a
+// sequence changes the volume every StripeBytes, so that one long read uses all
+// of them. A segment is cut to one slot size; when all its slots are free it may
+// be cut to another, with the new header synced before a slot of it is used.
+//
+// # What is promised
+//
+//   - exact-or-miss: Read returns bytes whose header names the wanted block and
+//     whose every layer has the checksum that the writer gave, or ErrStale
+//     (reused) or ErrCorrupt (drop the block). Both are misses.
+//   - data-before-index: Commit is refused for a slot whose write has not
+//     completed.
+//   - pinned-stays: a slot with a reader is not reused; a read checks the
+//     generation again after the device is done.
+//   - bounded: all files together stay within CapacityBytes. Full is ErrFull
+//     (evict), a file system below the floor is ErrFloor (refuse writes).
+//   - one-owner: Check compares the slot table with the index.
+//
+// Durability is the caller's choice of when to Sync. A volume whose sync failed
+// takes no more writes until the store is opened again, since the kernel may
+// have dropped what it could not write; its reads go on.
+//
+// # Lock order
+//
+// store.mu, volume.mu, segment.mu, syncer.mu are leaves but for one pair:
+// volume.mu before segment.mu. No I/O happens under any of them. Growing a
+// volume and writing a superblock or catalogue are serialised by tokens
+// (one-element channels), which are taken before every lock.
+package blockstore

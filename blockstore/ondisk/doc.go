@@ -1,0 +1,84 @@
+// Package ondisk encodes and decodes the records that a volume holds:
+// superblock, catalogue area, segment header, slot header. It is not a store:
+// no I/O, no state, no policy; bytes in, values out, and the other way round.
+//
+// A volume is a flat directory of fixed-size files. Numbers are little endian,
+// sizes are bytes, every record starts at a multiple of 4096 because that is
+// what direct I/O can write by itself.
+//
+//	superblock           8192 B   copy A at 0, copy B at 4096
+//	catalogue            2 × (4096 + room)   area A, then area B; each: header, blob
+//	segment-00000000     4096 B header, then slots of one size
+//	segment-00000001     …
+//
+//	segment file   ┌───────────┬────────┬────────┬─ ─ ─┬────────┬ ─ ─ ─ ┐
+//	               │ header    │ slot 0 │ slot 1 │     │ slot n │ unused
+//	               └───────────┴────────┴────────┴─ ─ ─┴────────┴ ─ ─ ─ ┘
+//	slot           ┌────────────────────────┬─────────┬─ ─ ─┬───────────┬──────────┐
+//	               │ header, k × 4096 B     │ layer 0 │     │ layer L-1 │ zeroes   │
+//	               └────────────────────────┴─────────┴─ ─ ─┴───────────┴──────────┘
+//	                                         payload, layers unpadded     to 4096
+//
+// # The frame
+//
+// Every record starts with the same 24 bytes, whose place never changes, so
+// that each version can recognise every other one:
+//
+//	offset width
+//	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT
+//	     8     4  version     of the format: 1
+//	    12     4  bytes       length of the record, a multiple of 4096; a slot's grows with its layers
+//	    16     8  checksum    XXH3-64 of the whole record with this field zero: a torn or flipped
+//	                          record is never half believed
+//
+// # Superblock (4096 B)
+//
+//	24     8  sequence    the valid copy with the higher one counts; the other is overwritten next
+//	32    16  node        random at format time: volumes of two nodes are not mixed
+//	48    16  volume      random at format time: ties segments to their volume
+//	64     4  index       of this volume on the node: extents name it, so the order of --data is free
+//	68     4  count       of volumes on the node: a missing one is noticed
+//	72     4  boot        upper 16 bits of every generation given out since the last start;
+//	                      raised and synced before the first write of a start
+//	76     4  zero
+//	80     8  segment     file bytes of a full segment
+//	88     8  catalogue   room for the blob in each catalogue area
+//	96        zero to the end
+//
+// # Catalogue area header (4096 B, the blob follows)
+//
+//	24     8  sequence    the valid area with the highest one, over all volumes, counts
+//	32     8  blob        length of the blob
+//	40     8  blob sum    XXH3-64 of the blob: header and blob are one unit, or the area is void
+//	48        zero to the end
+//
+// # Segment header (4096 B)
+//
+//	24    16  volume      a segment copied from elsewhere is foreign
+//	40     4  segment     its own number: a renamed file is noticed
+//	44     4  slots       how many
+//	48     8  slot bytes  size of each: one size per segment, so a slot's place is a product
+//	56     8  cut         generation when the segment was cut to this size: slot headers with an
+//	                      older one are remains of an earlier cut
+//	64        zero to the end
+//
+// # Slot header (4096 B for up to 496 layers)
+//
+//	 24     8  generation  of this content; the index must agree, or the slot was reused
+//	 32     8  extent      where it was meant to lie: a misdirected write is noticed
+//	 40     4  namespace
+//	 44     1  class       1 prefix, 2 transfer (dropped once delivered)
+//	 45     1  group       layer group of the namespace's geometry
+//	 46     2  zero
+//	 48     8  epoch       version of the weights
+//	 56    16  id          the block
+//	 72    16  parent      its parent, zero at the root: the index is rebuilt from this
+//	 88    16  geometry    digest: same sizes with another meaning are another geometry
+//	104     8  payload     bytes, without padding
+//	112     4  layers      the payload is that many equal parts
+//	116     4  depth       blocks before this one in its chain
+//	120     8  zero
+//	128  8×L   layer sums  XXH3-64 of each layer, made by the writer: a layer range is verified
+//	                       without reading the rest
+//	           zero to the end
+package ondisk

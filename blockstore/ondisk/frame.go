@@ -1,0 +1,110 @@
+package ondisk
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+)
+
+const (
+	// Version is the format this package writes and the only one it reads.
+	Version = 1
+	// Page is the unit of every record and slot, in bytes.
+	Page = 4096
+
+	frameBytes  = 24
+	checksumOff = 16
+)
+
+// Sentinels, by what the caller should do.
+var (
+	// ErrBlank: there is no record of the expected kind here; the place is
+	// free, or another thing's.
+	ErrBlank = errors.New("no record")
+	// ErrVersion: an intact record of another format version; use a binary of
+	// that version, or an empty directory.
+	ErrVersion = errors.New("other format version")
+	// ErrDamaged: there was a record, and it cannot be trusted.
+	ErrDamaged = errors.New("damaged record")
+)
+
+type magic string
+
+const (
+	magicSuperblock magic = "PNSTKSUP"
+	magicCatalogue  magic = "PNSTKCAT"
+	magicSegment    magic = "PNSTKSEG"
+	magicSlot       magic = "PNSTKSLT"
+)
+
+// seal writes the frame over the finished record b, whose length is a multiple
+// of Page.
+func seal(b []byte, m magic) {
+	copy(b, m)
+	binary.LittleEndian.PutUint32(b[8:], Version)
+	binary.LittleEndian.PutUint32(b[12:], uint32(len(b)))
+	binary.LittleEndian.PutUint64(b[checksumOff:], checksum(b))
+}
+
+// unseal checks the frame at the start of b and returns the record, which may
+// be shorter than b. maxBytes bounds what a damaged length can make it look at.
+func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
+	if len(b) < Page {
+		return nil, fmt.Errorf("ondisk: %s in %d bytes; a record has at least %d: %w", m, len(b), Page, ErrDamaged)
+	}
+	if string(b[:8]) != string(m) {
+		return nil, fmt.Errorf("ondisk: magic %q, want %q: %w", b[:8], string(m), ErrBlank)
+	}
+	n := int64(binary.LittleEndian.Uint32(b[12:]))
+	if n < Page || n%Page != 0 || n > int64(maxBytes) || n > int64(len(b)) {
+		return nil, fmt.Errorf("ondisk: %s says it is %d bytes long, of %d read: %w", m, n, len(b), ErrDamaged)
+	}
+	b = b[:n]
+	if got, want := checksum(b), binary.LittleEndian.Uint64(b[checksumOff:]); got != want {
+		return nil, fmt.Errorf("ondisk: %s has checksum %016x, its bytes give %016x: %w", m, want, got, ErrDamaged)
+	}
+	// After the checksum: a flipped bit in the version is damage, not a version.
+	if v := binary.LittleEndian.Uint32(b[8:]); v != Version {
+		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d: %w", m, v, Version, ErrVersion)
+	}
+	return b, nil
+}
+
+// checksum is XXH3-64 of b with the checksum field taken as zero.
+func checksum(b []byte) uint64 {
+	var h xxh3.Hasher
+	var zero [8]byte
+	h.Write(b[:checksumOff])
+	h.Write(zero[:])
+	h.Write(b[checksumOff+8:])
+	return h.Sum64()
+}
+
+// recordBytes returns the length that the frame at the start of b claims, for
+// records longer than one page; 0 if it claims nothing sensible.
+func recordBytes(b []byte, m magic, maxBytes int) int {
+	if len(b) < frameBytes || string(b[:8]) != string(m) {
+		return 0
+	}
+	n := int64(binary.LittleEndian.Uint32(b[12:]))
+	if n < Page || n%Page != 0 || n > int64(maxBytes) {
+		return 0
+	}
+	return int(n)
+}
+
+// allZero reports whether every byte of b is zero: reserved space is, so that a
+// later version may give it a meaning.
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// roundUp rounds n up to a multiple of Page.
+func roundUp(n int64) int64 { return (n + Page - 1) / Page * Page }

@@ -1,0 +1,197 @@
+package ondisk
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/zeebo/xxh3"
+)
+
+// Class says how long a block is meant to live.
+type Class uint8
+
+const (
+	// ClassPrefix blocks stay until they are evicted or deleted.
+	ClassPrefix Class = iota + 1
+	// ClassTransfer blocks are dropped once they have been delivered.
+	ClassTransfer
+)
+
+// String returns prefix or transfer.
+func (c Class) String() string {
+	switch c {
+	case ClassPrefix:
+		return "prefix"
+	case ClassTransfer:
+		return "transfer"
+	}
+	return fmt.Sprintf("Class(%d)", uint8(c))
+}
+
+// SlotKey is what a reader asks a slot for. A slot whose header differs in any
+// field holds something else, whatever its checksums say.
+type SlotKey struct {
+	Namespace kv.NamespaceID
+	Epoch     kv.Epoch
+	ID        kv.BlockID
+	Group     uint8
+	Geometry  kv.GeometryDigest
+	// PayloadBytes and Layers follow from the geometry; they are compared all
+	// the same, because lengths of requests are computed from them.
+	PayloadBytes int64
+	Layers       int
+}
+
+// SlotHeader makes a slot describe itself.
+type SlotHeader struct {
+	SlotKey
+	// Generation and Extent are filled in by blockstore when it writes.
+	Generation kv.Generation
+	Extent     kv.Extent
+	Class      Class
+	// Parent is zero for the first block of a chain, Depth the number of
+	// blocks before this one.
+	Parent kv.BlockID
+	Depth  uint32
+	// LayerSums is the XXH3-64 of each layer, made by the writer.
+	LayerSums []uint64
+}
+
+// Ref returns the slot and the generation that the header claims.
+func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
+
+// Layout returns the shape of the slot. It fails with ErrLayout.
+func (k SlotKey) Layout() (Layout, error) { return NewLayout(k.PayloadBytes, k.Layers) }
+
+// EncodeTo writes the header to the start of b, which has at least
+// Layout.HeaderBytes, and clears the rest of the header's last page. It fails,
+// with b untouched, if the header could not be decoded again.
+func (h *SlotHeader) EncodeTo(b []byte) error {
+	l, err := h.Layout()
+	if err != nil {
+		return err
+	}
+	if err := h.validate(); err != nil {
+		return err
+	}
+	n := l.HeaderBytes()
+	if int64(len(b)) < n {
+		return fmt.Errorf("ondisk: slot header of %d bytes into %d: %w", n, len(b), ErrLayout)
+	}
+	b = b[:n]
+	clear(b)
+	le := binary.LittleEndian
+	le.PutUint64(b[24:], uint64(h.Generation))
+	le.PutUint64(b[32:], uint64(h.Extent))
+	le.PutUint32(b[40:], uint32(h.Namespace))
+	b[44], b[45] = byte(h.Class), h.Group
+	le.PutUint64(b[48:], uint64(h.Epoch))
+	copy(b[56:], h.ID[:])
+	copy(b[72:], h.Parent[:])
+	copy(b[88:], h.Geometry[:])
+	le.PutUint64(b[104:], uint64(h.PayloadBytes))
+	le.PutUint32(b[112:], uint32(h.Layers))
+	le.PutUint32(b[116:], h.Depth)
+	for i, sum := range h.LayerSums {
+		le.PutUint64(b[slotFixedBytes+8*i:], sum)
+	}
+	seal(b, magicSlot)
+	return nil
+}
+
+// SlotHeaderBytes returns how long the header that starts in page claims to be,
+// or 0 if page does not start one: longer headers than one page need a second
+// read before DecodeSlotHeader.
+func SlotHeaderBytes(page []byte) int { return recordBytes(page, magicSlot, MaxSlotHeaderBytes) }
+
+// DecodeSlotHeader is the inverse of EncodeTo. It fails with ErrBlank,
+// ErrVersion or ErrDamaged. sums, if not nil, is reused for LayerSums.
+func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
+	b, err := unseal(b, magicSlot, MaxSlotHeaderBytes)
+	if err != nil {
+		return SlotHeader{}, err
+	}
+	le := binary.LittleEndian
+	h := SlotHeader{
+		SlotKey: SlotKey{
+			Namespace:    kv.NamespaceID(le.Uint32(b[40:])),
+			Epoch:        kv.Epoch(le.Uint64(b[48:])),
+			ID:           kv.BlockID(b[56:72]),
+			Group:        b[45],
+			Geometry:     kv.GeometryDigest(b[88:104]),
+			PayloadBytes: int64(le.Uint64(b[104:])),
+			Layers:       int(le.Uint32(b[112:])),
+		},
+		Generation: kv.Generation(le.Uint64(b[24:])),
+		Extent:     kv.Extent(le.Uint64(b[32:])),
+		Class:      Class(b[44]),
+		Parent:     kv.BlockID(b[72:88]),
+		Depth:      le.Uint32(b[116:]),
+	}
+	l, err := h.Layout()
+	if err != nil {
+		return SlotHeader{}, fmt.Errorf("%w: %w", err, ErrDamaged)
+	}
+	if int64(len(b)) != l.HeaderBytes() {
+		return SlotHeader{}, fmt.Errorf("ondisk: slot header of %d bytes for %d layers; want %d: %w", len(b), h.Layers, l.HeaderBytes(), ErrDamaged)
+	}
+	end := slotFixedBytes + 8*h.Layers
+	if !allZero(b[46:48]) || !allZero(b[120:128]) || !allZero(b[end:]) {
+		return SlotHeader{}, fmt.Errorf("ondisk: slot header with bytes in reserved space: %w", ErrDamaged)
+	}
+	h.LayerSums = sums[:0]
+	for i := range h.Layers {
+		h.LayerSums = append(h.LayerSums, le.Uint64(b[slotFixedBytes+8*i:]))
+	}
+	if err := h.validate(); err != nil {
+		return SlotHeader{}, fmt.Errorf("%w: %w", err, ErrDamaged)
+	}
+	return h, nil
+}
+
+// validate checks what Layout does not.
+func (h *SlotHeader) validate() error {
+	switch {
+	case h.Class != ClassPrefix && h.Class != ClassTransfer:
+		return fmt.Errorf("ondisk: slot header with class %d: %w", h.Class, ErrLayout)
+	case h.Generation == 0 || h.Generation >= 1<<kv.GenerationBits:
+		return fmt.Errorf("ondisk: slot header with generation %d: %w", h.Generation, ErrLayout)
+	case h.Namespace == 0:
+		return fmt.Errorf("ondisk: slot header without a namespace: %w", ErrLayout)
+	case int(h.Group) >= kv.MaxGroups:
+		return fmt.Errorf("ondisk: slot header with layer group %d; at most %d: %w", h.Group, kv.MaxGroups-1, ErrLayout)
+	case len(h.LayerSums) != h.Layers:
+		return fmt.Errorf("ondisk: slot header with %d checksums for %d layers: %w", len(h.LayerSums), h.Layers, ErrLayout)
+	}
+	return nil
+}
+
+// String prints one field a line, as `penstock store inspect` does.
+func (h *SlotHeader) String() string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "slot %v %v\n", h.Ref(), h.Class)
+	fmt.Fprintf(&w, "  namespace  %d epoch %d group %d\n", h.Namespace, h.Epoch, h.Group)
+	fmt.Fprintf(&w, "  block      %v depth %d\n", h.ID, h.Depth)
+	fmt.Fprintf(&w, "  parent     %v\n", h.Parent)
+	fmt.Fprintf(&w, "  geometry   %v\n", h.Geometry)
+	fmt.Fprintf(&w, "  payload    %d bytes in %d layers\n", h.PayloadBytes, h.Layers)
+	for i, sum := range h.LayerSums {
+		fmt.Fprintf(&w, "  layer %-4d %016x\n", i, sum)
+	}
+	return w.String()
+}
+
+// LayerSum is the checksum of one layer: XXH3-64.
+func LayerSum(layer []byte) uint64 { return xxh3.Hash(layer) }
+
+// AppendLayerSums appends the checksum of each of the layers equal parts of
+// payload to dst.
+func AppendLayerSums(dst []uint64, payload []byte, layers int) []uint64 {
+	n := len(payload) / layers
+	for i := range layers {
+		dst = append(dst, LayerSum(payload[i*n:(i+1)*n]))
+	}
+	return dst
+}

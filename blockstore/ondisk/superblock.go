@@ -1,0 +1,118 @@
+package ondisk
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Names and sizes of a volume's files.
+const (
+	// SuperblockName is the file with both superblock copies.
+	SuperblockName = "superblock"
+	// SuperblockFileBytes is its size.
+	SuperblockFileBytes = 2 * Page
+	// MaxBoot is the largest boot counter: the 16 bits of a kv.Generation
+	// above its 32 bits of sequence.
+	MaxBoot = 1<<16 - 1
+)
+
+// UUID is 16 random bytes.
+type UUID [16]byte
+
+// NewUUID reads one from r; nil means crypto/rand.
+func NewUUID(r io.Reader) (UUID, error) {
+	if r == nil {
+		r = rand.Reader
+	}
+	var u UUID
+	if _, err := io.ReadFull(r, u[:]); err != nil {
+		return UUID{}, fmt.Errorf("ondisk: random bytes for a uuid: %w", err)
+	}
+	return u, nil
+}
+
+// String returns the uuid in hexadecimal.
+func (u UUID) String() string { return hex.EncodeToString(u[:]) }
+
+// Superblock says which volume of which store a directory is.
+type Superblock struct {
+	// Sequence orders the two copies.
+	Sequence uint64
+	// Node is the store, Volume this directory.
+	Node, Volume UUID
+	// Index and Count place the volume on the node.
+	Index, Count uint32
+	// Boot is the number of starts, at most MaxBoot.
+	Boot uint32
+	// SegmentBytes is the file size of a full segment.
+	SegmentBytes int64
+	// CatalogueBytes is the room for the blob in each catalogue area.
+	CatalogueBytes int64
+}
+
+// Encode returns the page that holds s.
+func (s Superblock) Encode() []byte {
+	b := make([]byte, Page)
+	le := binary.LittleEndian
+	le.PutUint64(b[24:], s.Sequence)
+	copy(b[32:], s.Node[:])
+	copy(b[48:], s.Volume[:])
+	le.PutUint32(b[64:], s.Index)
+	le.PutUint32(b[68:], s.Count)
+	le.PutUint32(b[72:], s.Boot)
+	le.PutUint64(b[80:], uint64(s.SegmentBytes))
+	le.PutUint64(b[88:], uint64(s.CatalogueBytes))
+	seal(b, magicSuperblock)
+	return b
+}
+
+// DecodeSuperblock is the inverse of Encode. It fails with ErrBlank, ErrVersion
+// or ErrDamaged.
+func DecodeSuperblock(b []byte) (Superblock, error) {
+	b, err := unseal(b, magicSuperblock, Page)
+	if err != nil {
+		return Superblock{}, err
+	}
+	le := binary.LittleEndian
+	s := Superblock{
+		Sequence:       le.Uint64(b[24:]),
+		Node:           UUID(b[32:48]),
+		Volume:         UUID(b[48:64]),
+		Index:          le.Uint32(b[64:]),
+		Count:          le.Uint32(b[68:]),
+		Boot:           le.Uint32(b[72:]),
+		SegmentBytes:   int64(le.Uint64(b[80:])),
+		CatalogueBytes: int64(le.Uint64(b[88:])),
+	}
+	switch {
+	case s.Count < 1 || s.Count > kv.MaxVolumes || s.Index >= s.Count:
+		return Superblock{}, fmt.Errorf("ondisk: superblock of volume %d of %d: %w", s.Index, s.Count, ErrDamaged)
+	case s.Boot > MaxBoot:
+		return Superblock{}, fmt.Errorf("ondisk: superblock with boot counter %d; at most %d: %w", s.Boot, MaxBoot, ErrDamaged)
+	case s.SegmentBytes < 2*Page || s.SegmentBytes%Page != 0 || s.SegmentBytes > MaxSegmentBytes:
+		return Superblock{}, fmt.Errorf("ondisk: superblock with segments of %d bytes: %w", s.SegmentBytes, ErrDamaged)
+	case s.CatalogueBytes < Page || s.CatalogueBytes%Page != 0 || s.CatalogueBytes > MaxCatalogueBytes:
+		return Superblock{}, fmt.Errorf("ondisk: superblock with %d bytes of catalogue: %w", s.CatalogueBytes, ErrDamaged)
+	case !allZero(b[76:80]) || !allZero(b[96:]):
+		return Superblock{}, fmt.Errorf("ondisk: superblock with bytes in reserved space: %w", ErrDamaged)
+	}
+	return s, nil
+}
+
+// String prints one field a line, as `penstock store inspect` does.
+func (s Superblock) String() string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "superblock version %d sequence %d\n", Version, s.Sequence)
+	fmt.Fprintf(&w, "  node       %v\n", s.Node)
+	fmt.Fprintf(&w, "  volume     %v, %d of %d\n", s.Volume, s.Index, s.Count)
+	fmt.Fprintf(&w, "  boot       %d\n", s.Boot)
+	fmt.Fprintf(&w, "  segment    %d bytes\n", s.SegmentBytes)
+	fmt.Fprintf(&w, "  catalogue  %d bytes\n", s.CatalogueBytes)
+	return w.String()
+}
