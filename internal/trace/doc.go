@@ -1,0 +1,30 @@
+// Package trace reads recorded inference traffic and yields it as one stream of
+// requests in time order, with the content of every prompt named block by block.
+// It is not a load generator: it knows no server, no clock and no bytes of KV.
+// What a request's prompt said is in no trace; Tokens makes up a prompt in which
+// two blocks are equal exactly where the trace says that they were.
+//
+//	file (plain or gzip) ─► lines ─► Format ─► sessions, at most Concurrency open ─► Request, Request, …
+//	                                    │             ordered by time
+//	                                    ├── Mooncake   one request a line, 512-token blocks, real arrival times
+//	                                    ├── Agentic    one session a line, 64-token blocks, sub-agents, think time
+//	                                    ├── DualPath   one trajectory a line: [append, gen] per round, no times
+//	                                    └── Azure      CSV of arrivals and lengths, no prefix information
+//
+// Block ids are content ids: two requests share a prefix as far as their lists of
+// blocks begin alike. Ids of different sessions of one file never collide.
+//
+//	r, err := trace.Open("kv_cache_tester_agentic.jsonl.gz", trace.Options{Concurrency: 32})
+//	…
+//	defer r.Close()
+//	for req, err := range r.All() {
+//		prompt = req.AppendTokens(prompt[:0])
+//		…
+//	}
+//
+// Files may be larger than memory: lines are read as they are needed, and a
+// session is held only while it is open. A broken line ends the stream with an
+// error that names file and line.
+//
+// The package starts no goroutine and has no lock; a Reader serves one caller.
+package trace
