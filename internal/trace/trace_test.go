@@ -333,3 +333,61 @@ func TestSharedTraces(t *testing.T) {
 		})
 	}
 }
+
+// TestSample holds sample/README.md to its numbers.
+func TestSample(t *testing.T) {
+	r, err := Sample(Options{Concurrency: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	sessions := make(map[uint64]bool)
+	seen := make(map[uint64]bool)
+	requests, blocks, agents := 0, 0, 0
+	for req, err := range r.All() {
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests++
+		blocks += len(req.Blocks)
+		sessions[req.Session] = true
+		if req.Agent != 0 {
+			agents++
+		}
+		for _, id := range req.Blocks {
+			seen[id] = true
+		}
+	}
+	if len(sessions) != 32 || requests != 1118 || blocks != 1_129_439 || len(seen) != 53_944 || agents == 0 {
+		t.Errorf("%d sessions, %d requests (%d of sub-agents), %d blocks, %d distinct", len(sessions), requests, agents, blocks, len(seen))
+	}
+}
+
+func BenchmarkSample(b *testing.B) {
+	requests := 0
+	for b.Loop() {
+		r, err := Sample(Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, err := range r.All() {
+			if err != nil {
+				b.Fatal(err)
+			}
+			requests++
+		}
+	}
+	b.ReportMetric(float64(requests)/b.Elapsed().Seconds(), "requests/s")
+}
+
+func BenchmarkAppendTokens(b *testing.B) {
+	req := Request{InputTokens: 64 * 1024, BlockTokens: 64}
+	for i := range uint64(1024) {
+		req.Blocks = append(req.Blocks, i)
+	}
+	var toks []kv.Token
+	b.SetBytes(4 * int64(req.InputTokens))
+	for b.Loop() {
+		toks = req.AppendTokens(toks[:0])
+	}
+}

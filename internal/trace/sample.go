@@ -1,0 +1,19 @@
+package trace
+
+import (
+	"bytes"
+	_ "embed" // for the sample
+)
+
+// SampleName is what the Reader of the built-in sample is called.
+const SampleName = "agentic sample (built in)"
+
+//go:embed sample/agentic_sample.jsonl.gz
+var sample []byte
+
+// Sample reads the trace that is part of the program: 32 sessions of coding
+// agents, 1118 requests (sample/README.md says where they come from).
+func Sample(o Options) (*Reader, error) {
+	o.Format = Agentic
+	return NewReader(bytes.NewReader(sample), SampleName, o)
+}
