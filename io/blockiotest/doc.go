@@ -1,0 +1,16 @@
+// Package blockiotest is the conformance suite of blockio.Device: each sentence
+// of the contract is one case, and uring, posixio, memio and faultio (without
+// rules) pass all of them. A bug found in one backend becomes a case here, for
+// all of them.
+//
+// It does not test speed, nor what a crash leaves behind (memio does that).
+//
+//	func TestConformance(t *testing.T) {
+//		blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {
+//			dir := t.TempDir()
+//			return blockiotest.Volume{Open: func() (blockio.Device, error) {
+//				return posixio.Open(dir, posixio.Options{})
+//			}}
+//		})
+//	}
+package blockiotest
