@@ -95,6 +95,23 @@ type Policy interface {
 	Bytes() int64
 }
 
+// New returns an empty policy.
+func New(kind Kind, tuning Tuning) (Policy, error) {
+	tuning.EnsureDefaults()
+	if err := tuning.Validate(); err != nil {
+		return nil, err
+	}
+	switch kind {
+	case S3FIFO:
+		return &s3fifo{tuning: tuning}, nil
+	case LRU:
+		return newLRU(), nil
+	case FIFO:
+		return &fifo{}, nil
+	}
+	return nil, fmt.Errorf("evict: unknown policy %d; want one of %v", kind, Kinds())
+}
+
 // Tuning adjusts S3FIFO; the zero value means the defaults. Other policies
 // ignore it.
 type Tuning struct {

@@ -1,0 +1,41 @@
+package evict
+
+// fifo evicts in order of insertion. It is the yardstick: what a policy gains
+// over it is what remembering hits is worth.
+type fifo struct {
+	links
+}
+
+var _ Policy = (*fifo)(nil)
+
+// Kind implements Policy.
+func (p *fifo) Kind() Kind { return FIFO }
+
+// Insert implements Policy.
+func (p *fifo) Insert(n Node, _ uint64) { p.enter(n, mainQueue) }
+
+// InsertCold implements Policy.
+func (p *fifo) InsertCold(n Node) { p.enter(n, coldQueue) }
+
+// Touch implements Policy.
+func (p *fifo) Touch(Node) {}
+
+// Remove implements Policy.
+func (p *fifo) Remove(n Node) { p.leave(n) }
+
+// Victim implements Policy.
+func (p *fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
+	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
+		return n, true
+	}
+	return p.victimOf(mainQueue, steps, evictable)
+}
+
+// Evicted implements Policy.
+func (p *fifo) Evicted(n Node, _ uint64) { p.leave(n) }
+
+// Cool implements Policy.
+func (p *fifo) Cool(Node) bool { return false }
+
+// Bytes implements Policy.
+func (p *fifo) Bytes() int64 { return p.links.bytes() }

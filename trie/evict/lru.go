@@ -1,0 +1,83 @@
+package evict
+
+import "sync/atomic"
+
+// lru evicts what was touched longest ago. A hit must not need exclusive access,
+// so touches are noted in a ring and applied by whoever next has it. When more
+// touches come between two changes than the ring holds, the oldest are lost:
+// they matter least.
+type lru struct {
+	links
+	touched touches
+	ring    *[ringLen]atomic.Uint32
+	noted   atomic.Uint64 // touches ever noted
+	applied uint64        // of which applied or lost
+}
+
+// ringLen is more than the touches of one longest match with its pieces.
+const ringLen = 1 << 17
+
+var _ Policy = (*lru)(nil)
+
+func newLRU() *lru { return &lru{ring: new([ringLen]atomic.Uint32)} }
+
+// Kind implements Policy.
+func (p *lru) Kind() Kind { return LRU }
+
+// Insert implements Policy.
+func (p *lru) Insert(n Node, _ uint64) {
+	p.apply()
+	p.touched.grow(n)
+	p.touched.clear(n)
+	p.enter(n, mainQueue)
+}
+
+// InsertCold implements Policy.
+func (p *lru) InsertCold(n Node) {
+	p.apply()
+	p.touched.grow(n)
+	p.touched.clear(n)
+	p.enter(n, coldQueue)
+}
+
+// Touch implements Policy.
+func (p *lru) Touch(n Node) {
+	p.touched.add(n)
+	p.ring[(p.noted.Add(1)-1)%ringLen].Store(n)
+}
+
+// apply moves every noted node to the head, in the order of the touches. It runs
+// before each change, so the ring never names a node that has left.
+func (p *lru) apply() {
+	noted := p.noted.Load()
+	p.applied = max(p.applied, noted-min(noted, ringLen))
+	for ; p.applied < noted; p.applied++ {
+		if n := p.ring[p.applied%ringLen].Load(); p.queueOf(n) == mainQueue {
+			p.move(n, mainQueue)
+		}
+	}
+}
+
+// Remove implements Policy.
+func (p *lru) Remove(n Node) {
+	p.apply()
+	p.leave(n)
+}
+
+// Victim implements Policy.
+func (p *lru) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
+	p.apply()
+	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
+		return n, true
+	}
+	return p.victimOf(mainQueue, steps, evictable)
+}
+
+// Evicted implements Policy.
+func (p *lru) Evicted(n Node, _ uint64) { p.Remove(n) }
+
+// Cool implements Policy.
+func (p *lru) Cool(n Node) bool { return p.touched.take(n) }
+
+// Bytes implements Policy.
+func (p *lru) Bytes() int64 { return p.links.bytes() + p.touched.bytes() + ringLen*4 }

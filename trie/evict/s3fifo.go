@@ -1,0 +1,91 @@
+package evict
+
+// s3fifo keeps new nodes in a small queue and lets only those that are touched
+// there into the main one. A scan of things that are wanted once passes through
+// the small queue and leaves the main one alone (Yang et al., FIFO queues are all
+// you need for cache eviction, SOSP 2023).
+type s3fifo struct {
+	links
+	touched touches
+	ghost   ghost
+	tuning  Tuning
+}
+
+var _ Policy = (*s3fifo)(nil)
+
+// Kind implements Policy.
+func (p *s3fifo) Kind() Kind { return S3FIFO }
+
+// Insert implements Policy.
+func (p *s3fifo) Insert(n Node, key uint64) {
+	p.touched.grow(n)
+	p.touched.clear(n)
+	if p.ghost.take(key) {
+		p.enter(n, mainQueue)
+		return
+	}
+	p.enter(n, smallQueue)
+}
+
+// InsertCold implements Policy.
+func (p *s3fifo) InsertCold(n Node) {
+	p.touched.grow(n)
+	p.touched.clear(n)
+	p.enter(n, coldQueue)
+}
+
+// Touch implements Policy.
+func (p *s3fifo) Touch(n Node) { p.touched.add(n) }
+
+// Remove implements Policy.
+func (p *s3fifo) Remove(n Node) { p.leave(n) }
+
+// Victim implements Policy.
+func (p *s3fifo) Victim(steps *int, evictable func(Node) bool) (Node, bool) {
+	if n, ok := p.victimOf(coldQueue, steps, evictable); ok {
+		return n, true
+	}
+	for {
+		q := p.next()
+		n := p.tailOf(q, steps)
+		switch {
+		case n == 0:
+			return 0, false
+		case q == smallQueue && p.touched.get(n) >= p.tuning.PromoteTouches:
+			p.touched.clear(n)
+			p.move(n, mainQueue)
+		case q == mainQueue && p.touched.take(n):
+			p.move(n, mainQueue)
+		case !evictable(n):
+			p.park(n)
+		default:
+			return n, true
+		}
+	}
+}
+
+// next chooses the queue to evict from: the small one while it holds more than
+// its share, unless the chosen one has nothing but parked nodes.
+func (p *s3fifo) next() queueID {
+	small, main := &p.queues[smallQueue], &p.queues[mainQueue]
+	overShare := small.held*100 > p.tuning.SmallPercent*p.total
+	if main.tail == 0 || overShare && small.tail != 0 {
+		return smallQueue
+	}
+	return mainQueue
+}
+
+// Evicted implements Policy. Only what left the small queue is remembered: a
+// node of the main one had its chance.
+func (p *s3fifo) Evicted(n Node, key uint64) {
+	if p.queueOf(n) == smallQueue {
+		p.ghost.add(key, p.total*p.tuning.GhostPercent/100)
+	}
+	p.leave(n)
+}
+
+// Cool implements Policy.
+func (p *s3fifo) Cool(n Node) bool { return p.touched.take(n) }
+
+// Bytes implements Policy.
+func (p *s3fifo) Bytes() int64 { return p.links.bytes() + p.touched.bytes() + p.ghost.bytes() }

@@ -1,0 +1,58 @@
+package evict
+
+import "sync/atomic"
+
+const (
+	// maxTouches is what two bits can count. S3-FIFO needs no more: a node
+	// touched three times has earned three more rounds.
+	maxTouches     = 3
+	touchesPerWord = 16
+)
+
+// touches counts hits, two bits a node, sixteen nodes a word. add may run
+// concurrently with itself and loses a touch when it collides.
+type touches struct {
+	words chunked[atomic.Uint32]
+}
+
+func (t *touches) grow(n Node) { t.words.grow(n / touchesPerWord) }
+
+func (t *touches) bytes() int64 { return t.words.bytes() }
+
+func (t *touches) word(n Node) (w *atomic.Uint32, shift uint32) {
+	return t.words.at(n / touchesPerWord), n % touchesPerWord * 2
+}
+
+func (t *touches) add(n Node) {
+	w, shift := t.word(n)
+	v := w.Load()
+	// A hot node is only read, so that its cache line stays shared.
+	if v>>shift&maxTouches == maxTouches {
+		return
+	}
+	w.CompareAndSwap(v, v+1<<shift)
+}
+
+func (t *touches) get(n Node) int {
+	if !t.words.has(n / touchesPerWord) {
+		return 0
+	}
+	w, shift := t.word(n)
+	return int(w.Load() >> shift & maxTouches)
+}
+
+func (t *touches) clear(n Node) {
+	w, shift := t.word(n)
+	w.And(^uint32(maxTouches << shift))
+}
+
+// take removes one touch and reports whether there was one. It needs exclusive
+// access.
+func (t *touches) take(n Node) bool {
+	if t.get(n) == 0 {
+		return false
+	}
+	w, shift := t.word(n)
+	w.Store(w.Load() - 1<<shift)
+	return true
+}
