@@ -1,0 +1,197 @@
+package lint
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// edges says which packages of ours the code of a package may import. The row
+// with the longest matching pattern counts. internal/invariants may be imported
+// by all and is not listed.
+//
+//	kv ◄── trie ◄──────┐
+//	 ▲ ◄── api ◄─────┐ │
+//	 │ ◄── blockstore┼─┤── io/blockio ◄── uring posixio memio faultio
+//	 └──── client ───┘ └── server ── rdma ◄── tcp …            cmd knows all
+var edges = []struct {
+	pkg string
+	may []string
+	why string
+}{
+	{"kv", nil, "the nouns are pure, so that everything can use them and they change only when the product does"},
+	{"api/...", []string{"kv", "api/..."}, "what crosses the wire is made of nouns; a server type in the API would tie clients to the server"},
+
+	{"io/blockio", nil, "the contract imports nothing of ours, so that a backend or a caller pulls in no other"},
+	{"io/uring", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; not its siblings, not what is stored"},
+	{"io/posixio", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; not its siblings, not what is stored"},
+	{"io/memio", []string{"io/blockio"}, "a backend knows its contract; memory needs no kernel"},
+	{"io/faultio", []string{"io/blockio"}, "it wraps any device and so may know none"},
+	{"io/blockiotest", []string{"io/blockio", "internal/testkit", "internal/arena", "internal/sys"}, "a suite that knows a backend would make exceptions for it"},
+
+	{"trie", []string{"kv", "trie/evict"}, "trie knows Pebble but no block device: what it evicts, the caller frees"},
+	{"trie/evict", nil, "a policy orders numbers and knows nothing of what they stand for"},
+
+	{"blockstore", []string{"kv", "io/blockio", "blockstore/ondisk", "internal/arena"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
+	{"blockstore/ondisk", []string{"kv"}, "encoding and decoding only: no I/O, so it can be fuzzed alone"},
+
+	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
+	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
+	{"rdma/...", []string{"rdma", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
+
+	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena"}, "the server joins contracts; which backend stands behind one is decided in cmd"},
+	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
+
+	{"internal/invariants", nil, "every package imports it"},
+	{"internal/sys", nil, "system calls know no caller"},
+	{"internal/arena", []string{"internal/sys"}, "memory knows no user"},
+	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
+	{"internal/lint", nil, "it judges the others"},
+	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
+	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
+
+	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
+}
+
+// testEdges are what tests may import beyond what their package's code may.
+var testEdges = []struct {
+	pkg string
+	may []string
+	why string
+}{
+	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest"}, "suites and helpers exist for tests"},
+	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
+	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
+	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
+}
+
+// forbidden edges hold also through other packages; from DESIGN.md, section 5.
+var forbidden = []struct {
+	from []string
+	to   []string
+	why  string
+}{
+	{[]string{"kv", "io/blockio", "rdma"}, []string{"trie/...", "blockstore/...", "server/...", "client/...", "api/...", "cmd/..."}, "contracts and nouns are the bottom of the tree"},
+	{[]string{"trie/..."}, []string{"io/...", "blockstore/...", "rdma/..."}, "trie knows no block device: an index that reads data would need locks across both"},
+	{[]string{"blockstore/..."}, []string{"trie/...", "rdma/..."}, "blockstore does not know prefixes: it must be able to rebuild an index from data alone"},
+	{[]string{"blockstore/...", "server/...", "client/...", "trie/..."}, []string{"io/uring", "io/posixio", "io/memio", "io/faultio"}, "concrete devices are chosen in cmd, by probing"},
+	{[]string{"server/...", "client/..."}, []string{"rdma/tcp", "rdma/verbs", "rdma/fabric", "rdma/shm"}, "providers are chosen in cmd"},
+	{[]string{"client/..."}, []string{"server/..."}, "a client must not carry the server into an engine's process"},
+	{[]string{"server/..."}, []string{"client/..."}, "a storage node serves clients and is not one"},
+	{[]string{"api/..."}, []string{"server/...", "client/...", "trie/...", "blockstore/...", "rdma/..."}, "both sides of the wire import the API"},
+	{[]string{"kv", "trie/...", "blockstore/...", "io/blockio", "rdma", "server/...", "client/...", "api/..."}, []string{"internal/testkit", "io/blockiotest", "rdma/rdmatest"}, "test code stays out of the product"},
+}
+
+// rowFor returns the index of the longest pattern that matches, or -1.
+func rowFor(path string) int {
+	best := -1
+	for i, e := range edges {
+		if matches(path, []string{e.pkg}) && (best < 0 || len(strings.TrimSuffix(e.pkg, "/...")) > len(strings.TrimSuffix(edges[best].pkg, "/..."))) {
+			best = i
+		}
+	}
+	return best
+}
+
+func TestImports(t *testing.T) {
+	for _, p := range load(t) {
+		i := rowFor(p.path)
+		if i < 0 {
+			t.Errorf("package %s has no row in edges: add one, with what it may import and why", p.path)
+			continue
+		}
+		row := edges[i]
+		for _, imp := range p.imports {
+			to, ok := ours(imp)
+			if !ok || to == p.path || to == "internal/invariants" || matches(to, row.may) {
+				continue
+			}
+			t.Errorf("%s imports %s; it may import %s of ours\n\twhy: %s", p.path, to, list(row.may), row.why)
+		}
+	}
+}
+
+func TestTestImports(t *testing.T) {
+	for _, p := range load(t) {
+		i := rowFor(p.path)
+		if i < 0 {
+			continue // TestImports says so
+		}
+		may := slices.Clone(edges[i].may)
+		for _, e := range testEdges {
+			if matches(p.path, []string{e.pkg}) {
+				may = append(may, e.may...)
+			}
+		}
+		for _, imp := range p.tests {
+			to, ok := ours(imp)
+			if !ok || to == p.path || to == "internal/invariants" || matches(to, may) {
+				continue
+			}
+			t.Errorf("the tests of %s import %s; they may import %s of ours\n\twhy: %s", p.path, to, list(may), edges[i].why)
+		}
+	}
+}
+
+func TestForbiddenEdges(t *testing.T) {
+	for _, p := range load(t) {
+		for _, f := range forbidden {
+			if !matches(p.path, f.from) {
+				continue
+			}
+			for _, dep := range p.deps {
+				if to, ok := ours(dep); ok && to != p.path && matches(to, f.to) {
+					t.Errorf("%s depends on %s, itself or through what it imports (go list -deps shows)\n\twhy not: %s", p.path, to, f.why)
+				}
+			}
+		}
+	}
+}
+
+// TestEdgesAgree: no row allows what DESIGN.md forbids.
+func TestEdgesAgree(t *testing.T) {
+	for _, e := range edges {
+		from := strings.TrimSuffix(e.pkg, "/...")
+		for _, f := range forbidden {
+			if !matches(from, f.from) {
+				continue
+			}
+			for _, m := range e.may {
+				if matches(strings.TrimSuffix(m, "/..."), f.to) && !under(strings.TrimSuffix(m, "/..."), from) {
+					t.Errorf("edges lets %s import %s, which is forbidden: %s", e.pkg, m, f.why)
+				}
+			}
+		}
+		if e.why == "" {
+			t.Errorf("edges: %s has no reason", e.pkg)
+		}
+	}
+}
+
+func TestMatches(t *testing.T) {
+	for _, c := range []struct {
+		path, pattern string
+		want          bool
+	}{
+		{"trie", "trie", true}, {"trie/evict", "trie", false}, {"trie/evict", "trie/...", true},
+		{"trie", "trie/...", true}, {"tries", "trie/...", false}, {"x", "...", true},
+	} {
+		if got := matches(c.path, []string{c.pattern}); got != c.want {
+			t.Errorf("matches(%s, %s) = %v", c.path, c.pattern, got)
+		}
+	}
+	if got := edges[rowFor("rdma/rdmatest")].pkg; got != "rdma/rdmatest" {
+		t.Errorf("row of rdma/rdmatest is %s", got)
+	}
+	if got := edges[rowFor("rdma/tcp")].pkg; got != "rdma/..." {
+		t.Errorf("row of rdma/tcp is %s", got)
+	}
+}
+
+func list(may []string) string {
+	if len(may) == 0 {
+		return "nothing"
+	}
+	return strings.Join(may, ", ")
+}

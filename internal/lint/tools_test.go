@@ -1,0 +1,52 @@
+package lint
+
+import (
+	"bytes"
+	"go/format"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestGofmt(t *testing.T) {
+	for _, p := range load(t) {
+		for _, path := range p.files {
+			src, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := format.Source(src)
+			if err != nil {
+				t.Errorf("%s: %v", path, err)
+			} else if !bytes.Equal(src, want) {
+				t.Errorf("%s is not formatted; run gofmt -w on it", path)
+			}
+		}
+	}
+}
+
+// checkers are programs that read the whole module. Each runs on the plain build
+// and on the build with every tag.
+var checkers = []struct {
+	name string
+	args func(tags string) []string
+}{
+	{"vet", func(tags string) []string { return []string{"vet", "-tags=" + tags, "./..."} }},
+	{"staticcheck", func(tags string) []string { return []string{"tool", "staticcheck", "-tags=" + tags, "./..."} }},
+}
+
+func TestCheckers(t *testing.T) {
+	load(t) // so that the test cache notices changes
+	for _, c := range checkers {
+		for _, tags := range []string{"", allTags} {
+			t.Run(c.name+" "+tags, func(t *testing.T) {
+				cmd := exec.Command("go", c.args(tags)...)
+				cmd.Dir = root(t)
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("go %s: %v\n%s", strings.Join(cmd.Args[1:], " "), err, out)
+				}
+			})
+		}
+	}
+}
