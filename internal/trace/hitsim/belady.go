@@ -1,0 +1,219 @@
+package hitsim
+
+import (
+	"context"
+	"math/bits"
+)
+
+// belady runs the policy that knows the future: it evicts the block that will be
+// wanted last, and does not store a block that would itself be that one. For
+// blocks of one size no policy finds more of them (Belady, A study of replacement
+// algorithms for virtual-storage computers, IBM Systems Journal 1966; storing
+// nothing instead of evicting is the usual extension). An ancestor is wanted no
+// later than its descendants, so leaf-first eviction costs the bound nothing.
+func belady(ctx context.Context, t *Trace, capacity int) (Found, error) {
+	b := &beladyCache{
+		t:        t,
+		capacity: capacity,
+		uses:     nextUses(t),
+		next:     make([]uint32, len(t.parent)),
+		held:     make([]bool, len(t.parent)),
+		kids:     make([]uint32, len(t.parent)),
+		leaves:   newBuckets(len(t.requests)+1, len(t.parent)),
+	}
+	var found Found
+	for i, r := range t.requests {
+		if i%256 == 0 && ctx.Err() != nil {
+			return Found{}, context.Cause(ctx)
+		}
+		found.add(r, b.access(i), t.BlockTokens)
+	}
+	return found, nil
+}
+
+type beladyCache struct {
+	t        *Trace
+	capacity int
+	count    int
+	uses     uses
+	next     []uint32 // of each held node: the request that wants it next
+	held     []bool
+	kids     []uint32 // held children
+	// leaves are the held nodes without held children, by next use, except the
+	// tip of the path being served.
+	leaves buckets
+	path   []uint32
+	wanted []uint32
+}
+
+func (b *beladyCache) access(i int) (hits int) {
+	b.path = b.t.appendPath(b.path[:0], b.t.requests[i])
+	b.wanted = b.uses.appendTo(b.wanted[:0], i)
+	for hits < len(b.path) && b.held[b.path[hits]] {
+		b.next[b.path[hits]] = b.wanted[hits]
+		hits++
+	}
+	var tip uint32
+	if hits > 0 {
+		tip = b.path[hits-1]
+		b.leaves.remove(tip)
+	}
+	for j := hits; j < len(b.path); j++ {
+		if b.count == b.capacity && !b.evictAfter(b.wanted[j], tip) {
+			break // everything below is wanted even later
+		}
+		n := b.path[j]
+		b.held[n], b.next[n] = true, b.wanted[j]
+		b.kids[tip]++
+		b.count++
+		tip = n
+	}
+	b.offer(tip)
+	return hits
+}
+
+// evictAfter drops the leaf that is wanted last, if that is after use.
+func (b *beladyCache) evictAfter(use, tip uint32) bool {
+	use1, victim := b.leaves.max()
+	if victim == 0 || use1 <= use {
+		return false
+	}
+	b.leaves.remove(victim)
+	b.held[victim] = false
+	b.count--
+	p := b.t.parent[victim]
+	b.kids[p]--
+	if p != tip {
+		b.offer(p)
+	}
+	return true
+}
+
+// offer makes n a leaf if it is one.
+func (b *beladyCache) offer(n uint32) {
+	if n != 0 && b.kids[n] == 0 {
+		b.leaves.add(n, b.next[n])
+	}
+}
+
+// uses holds, for each request, when the blocks of its path are wanted next:
+// never decreasing along the path, so a few runs say it all.
+type uses struct {
+	runs  []useRun
+	start []int // of each request's runs, and one more
+}
+
+type useRun struct {
+	use   uint32 // index of a request; their number stands for never
+	count uint32
+}
+
+func nextUses(t *Trace) uses {
+	never := uint32(len(t.requests))
+	last := make([]uint32, len(t.parent))
+	for i := range last {
+		last[i] = never
+	}
+	// From the last request to the first, and each path from its leaf up: the
+	// runs come out in reverse order of what appendTo wants.
+	var reversed []useRun
+	start := make([]int, len(t.requests)+1)
+	for i := len(t.requests) - 1; i >= 0; i-- {
+		start[i+1] = len(reversed)
+		first := len(reversed)
+		r := t.requests[i]
+		for n := r.leaf; n != 0; n = t.parent[n] {
+			if k := len(reversed); k > first && reversed[k-1].use == last[n] {
+				reversed[k-1].count++
+			} else {
+				reversed = append(reversed, useRun{last[n], 1})
+			}
+			last[n] = uint32(i)
+		}
+	}
+	start[0] = len(reversed)
+	return uses{runs: reversed, start: start}
+}
+
+// appendTo appends the next use of each block of request i's path to dst, from
+// the root down.
+func (u uses) appendTo(dst []uint32, i int) []uint32 {
+	for k := u.start[i] - 1; k >= u.start[i+1]; k-- {
+		for range u.runs[k].count {
+			dst = append(dst, u.runs[k].use)
+		}
+	}
+	return dst
+}
+
+// buckets sort nodes by a small number; adding, removing and finding one of the
+// largest take constant time.
+type buckets struct {
+	head       []uint32
+	prev, next []uint32 // of each node; 0 ends
+	at         []uint32 // bucket+1 of each node, 0: in none
+	// full has a bit per bucket that is not empty, index a bit per word of full,
+	// top a bit per word of index.
+	full, index, top []uint64
+}
+
+func newBuckets(count, nodes int) buckets {
+	words := count/64 + 1
+	return buckets{
+		head: make([]uint32, count),
+		prev: make([]uint32, nodes), next: make([]uint32, nodes), at: make([]uint32, nodes),
+		full: make([]uint64, words), index: make([]uint64, words/64+1), top: make([]uint64, words/4096+1),
+	}
+}
+
+func (b *buckets) add(n, bucket uint32) {
+	h := b.head[bucket]
+	b.prev[n], b.next[n], b.at[n] = 0, h, bucket+1
+	if h != 0 {
+		b.prev[h] = n
+	}
+	b.head[bucket] = n
+	b.full[bucket/64] |= 1 << (bucket % 64)
+	b.index[bucket/4096] |= 1 << (bucket / 64 % 64)
+	b.top[bucket/262144] |= 1 << (bucket / 4096 % 64)
+}
+
+func (b *buckets) remove(n uint32) {
+	if b.at[n] == 0 {
+		return
+	}
+	bucket := b.at[n] - 1
+	p, x := b.prev[n], b.next[n]
+	b.at[n] = 0
+	if x != 0 {
+		b.prev[x] = p
+	}
+	if p != 0 {
+		b.next[p] = x
+		return
+	}
+	if b.head[bucket] = x; x != 0 {
+		return
+	}
+	if b.full[bucket/64] &^= 1 << (bucket % 64); b.full[bucket/64] != 0 {
+		return
+	}
+	if b.index[bucket/4096] &^= 1 << (bucket / 64 % 64); b.index[bucket/4096] != 0 {
+		return
+	}
+	b.top[bucket/262144] &^= 1 << (bucket / 4096 % 64)
+}
+
+// max returns a node of the last bucket that is not empty, or node 0.
+func (b *buckets) max() (bucket, n uint32) {
+	for i := len(b.top) - 1; i >= 0; i-- {
+		if b.top[i] == 0 {
+			continue
+		}
+		w := i*64 + bits.Len64(b.top[i]) - 1
+		w = w*64 + bits.Len64(b.index[w]) - 1
+		w = w*64 + bits.Len64(b.full[w]) - 1
+		return uint32(w), b.head[w]
+	}
+	return 0, 0
+}
