@@ -2,16 +2,424 @@ package tcp
 
 import (
 	"context"
-	"errors"
+	"crypto/rand"
+	"fmt"
+	"math/bits"
+	"net"
+	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// New starts an engine. It listens before it returns.
-func New(ctx context.Context, opts Options) (rdma.Engine, error) {
+// Engine is the transfer engine over TCP.
+type Engine struct {
+	opts       Options
+	id         rdma.EngineID
+	netAddr    rdma.NetAddr // what Desc and Addr tell peers; "" without a listener
+	listener   net.Listener
+	congestion string // what connections run with
+
+	imms  *rdma.ImmCounters
+	inbox atomic.Pointer[inbox]
+	stats counters
+	log   limitedLog
+	// ticks is the engine's coarse clock: it counts the watch's rounds.
+	ticks atomic.Uint64
+
+	// ctx ends when Close begins; running counts the engine's own goroutines.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	closed  chan struct{}
+
+	mu      sync.Mutex
+	closing bool
+	// all are the sessions not yet buried; peers those alive and complete;
+	// assembling those that wait for more connections.
+	all        map[*session]struct{}
+	peers      map[peerKey]*session
+	assembling map[assemblyKey]*session
+	// connecting holds what Connect is doing, by the address dialed.
+	connecting map[rdma.NetAddr]chan struct{}
+
+	winMu sync.RWMutex
+	// windows by key; nil once the engine is closed.
+	windows map[uint64]*window
+}
+
+var _ rdma.Engine = (*Engine)(nil)
+
+// peerKey names a session. Two engines that dial each other at the same moment
+// end up with one session in each direction, rather than killing both.
+type peerKey struct {
+	id     rdma.EngineID
+	dialed bool
+}
+
+// New starts an engine. If it is to listen, it does so before New returns. ctx
+// bounds the start only.
+func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	return nil, errors.ErrUnsupported
+	e := &Engine{
+		opts:       opts,
+		imms:       rdma.NewImmCounters(opts.EarlyImmediates),
+		log:        limitedLog{logger: opts.Logger},
+		closed:     make(chan struct{}),
+		all:        make(map[*session]struct{}),
+		peers:      make(map[peerKey]*session),
+		assembling: make(map[assemblyKey]*session),
+		connecting: make(map[rdma.NetAddr]chan struct{}),
+		windows:    make(map[uint64]*window),
+	}
+	_, _ = rand.Read(e.id[:])
+	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
+	if opts.Listen != "" {
+		if err := e.listen(ctx); err != nil {
+			return nil, err
+		}
+	}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	if e.listener != nil {
+		e.running.Go(e.accept)
+	}
+	e.running.Go(e.watch)
+	return e, nil
+}
+
+// listen opens the listener and decides what address peers are told.
+func (e *Engine) listen(ctx context.Context) error {
+	lc := net.ListenConfig{Control: e.control}
+	lc.SetMultipathTCP(false)
+	l, err := lc.Listen(ctx, "tcp", e.opts.Listen)
+	if err != nil {
+		return fmt.Errorf("tcp: listen on %s: %w", e.opts.Listen, err)
+	}
+	e.listener = l
+	e.netAddr = rdma.NetAddr(e.opts.Advertise)
+	if e.netAddr == "" {
+		e.netAddr = rdma.NetAddr(l.Addr().String())
+	}
+	if len(e.netAddr) > rdma.MaxNetAddr {
+		_ = l.Close()
+		return fmt.Errorf("tcp: address %q of %d bytes to advertise; at most %d", e.netAddr, len(e.netAddr), rdma.MaxNetAddr)
+	}
+	return nil
+}
+
+// Addr implements rdma.Engine.
+func (e *Engine) Addr() rdma.Addr {
+	a := rdma.Addr{Engine: e.id}
+	if e.netAddr != "" {
+		a.NICs = []rdma.NetAddr{e.netAddr}
+	}
+	return a
+}
+
+// Info implements rdma.Engine.
+func (e *Engine) Info() rdma.Info {
+	detail := fmt.Sprintf("%d connections a peer, congestion control %s", e.opts.Conns, e.congestion)
+	if e.opts.TLS != nil {
+		detail += ", TLS"
+	}
+	return rdma.Info{
+		Provider: "tcp", Detail: detail,
+		HeartbeatInterval: e.opts.HeartbeatInterval, IdleTimeout: e.opts.IdleTimeout,
+	}
+}
+
+// session returns the live session with peer.
+func (e *Engine) session(peer rdma.EngineID) (*session, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.peers[peerKey{peer, true}]; s != nil {
+		return s, nil
+	}
+	if s := e.peers[peerKey{peer, false}]; s != nil {
+		return s, nil
+	}
+	if e.closing {
+		return nil, fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	}
+	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
+}
+
+// alive reports whether there is a session with peer.
+func (e *Engine) alive(peer rdma.EngineID) bool {
+	_, err := e.session(peer)
+	return err == nil
+}
+
+// sessions returns the live sessions.
+func (e *Engine) sessions() []*session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := make([]*session, 0, len(e.peers))
+	for _, s := range e.peers {
+		out = append(out, s)
+	}
+	return out
+}
+
+// Peers implements rdma.Engine.
+func (e *Engine) Peers() []rdma.Peer {
+	var out []rdma.Peer
+	for _, s := range e.sessions() {
+		s.mu.Lock()
+		out = append(out, rdma.Peer{
+			ID: s.peer, Remote: s.conns[0].nc.RemoteAddr().String(), Dialed: s.dialed,
+			InFlightOps: s.active, InFlightBytes: e.opts.InFlightBytes - s.freeBytes,
+		})
+		s.mu.Unlock()
+	}
+	return out
+}
+
+// Disconnect implements rdma.Engine.
+func (e *Engine) Disconnect(peer rdma.EngineID) {
+	for _, s := range e.sessions() {
+		if s.peer == peer {
+			s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
+		}
+	}
+}
+
+// forget makes a session that begins to end unknown.
+func (e *Engine) forget(s *session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if k := (peerKey{s.peer, s.dialed}); e.peers[k] == s {
+		delete(e.peers, k)
+	}
+	if k := (assemblyKey{s.peer, s.id}); e.assembling[k] == s {
+		delete(e.assembling, k)
+	}
+}
+
+// buried is told by a session that nothing of it is left.
+func (e *Engine) buried(s *session) {
+	select {
+	case <-s.ready:
+		e.stats.sessionsClosed.Add(1)
+		e.imms.PeerDied(s.peer, s.why)
+		e.log.warn(logSession, "data-plane session ended", "peer", s.peer.String(), "remote", s.conns[0].nc.RemoteAddr(), "why", s.why)
+		if e.opts.OnPeerDown != nil {
+			e.opts.OnPeerDown(s.peer, s.why)
+		}
+	default: // never was complete
+	}
+	e.mu.Lock()
+	delete(e.all, s)
+	e.mu.Unlock()
+}
+
+// activate makes a session whose connections have all proved the token known to
+// the engine. An older session of the same peer ends first: its engine has
+// given it up.
+func (e *Engine) activate(s *session) error {
+	k := peerKey{s.peer, s.dialed}
+	for {
+		e.mu.Lock()
+		if e.closing {
+			e.mu.Unlock()
+			return fmt.Errorf("rdma: %w", rdma.ErrClosed)
+		}
+		old := e.peers[k]
+		if old == nil {
+			break
+		}
+		e.mu.Unlock()
+		old.fail(fmt.Errorf("rdma: %v opened a new session: %w", s.peer, rdma.ErrPeerDied))
+		<-old.buried
+	}
+	ok := s.arm()
+	if ok {
+		e.peers[k] = s
+		delete(e.assembling, assemblyKey{s.peer, s.id})
+	}
+	e.mu.Unlock()
+	if !ok {
+		return fmt.Errorf("rdma: session with %v ended before it began: %w", s.peer, rdma.ErrPeerDied)
+	}
+	e.stats.sessionsOpened.Add(1)
+	if e.opts.OnPeerUp != nil {
+		e.opts.OnPeerUp(s.peer)
+	}
+	// Last, so that OnPeerDown cannot come first: the session is not buried
+	// before each of its connections has been started or abandoned.
+	close(s.ready)
+	return nil
+}
+
+// source returns the region and its memory.
+func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
+	if r == nil || n == 0 {
+		return nil, nil
+	}
+	own, ok := r.(*region)
+	if !ok || own.e != e {
+		return nil, fmt.Errorf("tcp: source: %w", rdma.ErrForeign)
+	}
+	return own, nil
+}
+
+// prepare reserves an op for a write of n bytes to dst.
+func (e *Engine) prepare(ctx context.Context, src rdma.Region, dst *rdma.Desc, n uint64, noWait bool) (*session, *op, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("tcp: write: %w", err)
+	}
+	if len(dst.NICs) == 0 {
+		return nil, nil, fmt.Errorf("tcp: write to a Desc without a key: %w", rdma.ErrMalformed)
+	}
+	if dst.Base > ^uint64(0)-dst.Len {
+		return nil, nil, fmt.Errorf("tcp: Desc of %d bytes at %d: %w", dst.Len, dst.Base, rdma.ErrRange)
+	}
+	own, err := e.source(src, n)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := e.session(dst.Engine)
+	if err != nil {
+		return nil, nil, err
+	}
+	o, err := s.reserve(ctx, n, noWait)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.kind, o.key = frameWrite, dst.NICs[0].Key
+	if own != nil {
+		if err := own.acquire(); err != nil {
+			s.unreserve(o)
+			return nil, nil, err
+		}
+		o.src, o.mem = own, own.mem
+	}
+	return s, o, nil
+}
+
+// Write implements rdma.Engine.
+func (e *Engine) Write(ctx context.Context, w rdma.Write) error {
+	if err := w.Check(); err != nil {
+		return err
+	}
+	s, o, err := e.prepare(ctx, w.Src, &w.Dst, w.Len, w.NoWait)
+	if err != nil {
+		return err
+	}
+	o.imm, o.done = w.Imm, w.Done
+	o.add(w.SrcOffset, w.Dst.Base+w.DstOffset, w.Len, uint64(e.opts.PieceBytes), 0)
+	o.seal()
+	return s.submit(o)
+}
+
+// WritePaged implements rdma.Engine.
+func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
+	if err := w.Check(); err != nil {
+		return err
+	}
+	hi, total := bits.Mul64(w.PageLen, uint64(len(w.SrcPages.Indices)))
+	if hi != 0 {
+		return fmt.Errorf("tcp: %d pages of %d bytes: %w", len(w.SrcPages.Indices), w.PageLen, rdma.ErrRange)
+	}
+	s, o, err := e.prepare(ctx, w.Src, &w.Dst, total, w.NoWait)
+	if err != nil {
+		return err
+	}
+	if err := o.layPages(&w, uint64(e.opts.PieceBytes)); err != nil {
+		s.unreserve(o)
+		return err
+	}
+	o.imm, o.done = w.Imm, w.Done
+	return s.submit(o)
+}
+
+// layPages cuts the pages of w into runs and frames.
+func (o *op) layPages(w *rdma.PagedWrite, piece uint64) error {
+	frame := uint64(0)
+	for i := range w.SrcPages.Indices {
+		src, err := w.SrcPages.At(i, w.PageLen, uint64(len(o.mem)))
+		if err != nil {
+			return fmt.Errorf("source %w", err)
+		}
+		dst, err := w.DstPages.At(i, w.PageLen, w.Dst.Len)
+		if err != nil {
+			return fmt.Errorf("destination %w", err)
+		}
+		frame = o.add(src, w.Dst.Base+dst, w.PageLen, piece, frame)
+	}
+	o.seal()
+	return nil
+}
+
+// Scatter implements rdma.Engine.
+func (e *Engine) Scatter(ctx context.Context, s rdma.Scatter) error {
+	return rdma.ScatterOver(ctx, e, s)
+}
+
+// Barrier implements rdma.Engine.
+func (e *Engine) Barrier(ctx context.Context, b rdma.Barrier) error {
+	return rdma.BarrierOver(ctx, e, b)
+}
+
+// Send implements rdma.Engine.
+func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("tcp: send: %w", err)
+	}
+	if len(msg) > e.opts.MaxMessage {
+		return fmt.Errorf("tcp: message of %d bytes, at most %d (MaxMessage): %w", len(msg), e.opts.MaxMessage, rdma.ErrRange)
+	}
+	s, err := e.session(to)
+	if err != nil {
+		return err
+	}
+	o, err := s.reserve(ctx, uint64(len(msg)), false)
+	if err != nil {
+		return err
+	}
+	o.kind, o.done = frameMessage, done
+	o.msg = append(o.msg[:0], msg...)
+	o.seal()
+	return s.submit(o)
+}
+
+// ExpectImm implements rdma.Engine.
+func (e *Engine) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
+	return e.imms.Expect(x, e.alive)
+}
+
+// Close implements rdma.Engine.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closing {
+		e.mu.Unlock()
+		<-e.closed
+		return nil
+	}
+	e.closing = true
+	all := make([]*session, 0, len(e.all))
+	for s := range e.all {
+		all = append(all, s)
+	}
+	e.mu.Unlock()
+	e.cancel()
+	if e.listener != nil {
+		_ = e.listener.Close()
+	}
+	for _, s := range all {
+		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
+	}
+	for _, s := range all {
+		<-s.buried
+	}
+	e.winMu.Lock()
+	e.windows = nil
+	e.winMu.Unlock()
+	e.imms.Close()
+	e.running.Wait()
+	close(e.closed)
+	return nil
 }

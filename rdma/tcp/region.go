@@ -1,0 +1,265 @@
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// region is registered memory: a source of writes, and the root of windows.
+type region struct {
+	e    *Engine
+	mem  []byte
+	root *window // nil for a Local region
+
+	mu      sync.Mutex
+	closed  bool
+	windows map[*window]struct{}
+	// reading counts operations that have this region as their source; idle,
+	// if set, is closed when it reaches zero.
+	reading int
+	idle    chan struct{}
+}
+
+var _ rdma.Region = (*region)(nil)
+
+// Register implements rdma.Engine.
+func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
+	if opts.Device != "" {
+		return nil, fmt.Errorf("tcp: register memory of device %q: %w", opts.Device, rdma.ErrUnsupported)
+	}
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("tcp: register no memory: %w", rdma.ErrRange)
+	}
+	r := &region{e: e, mem: mem, windows: make(map[*window]struct{})}
+	if !opts.Local {
+		w, err := r.open(mem)
+		if err != nil {
+			return nil, err
+		}
+		r.root = w
+	}
+	return r, nil
+}
+
+// Bytes implements rdma.Region.
+func (r *region) Bytes() []byte { return r.mem }
+
+// Desc implements rdma.Region. Key 0 is never given out, so it opens nothing.
+func (r *region) Desc() rdma.Desc {
+	if r.root != nil {
+		return r.root.Desc()
+	}
+	return r.e.desc(0, len(r.mem))
+}
+
+// Window implements rdma.Region.
+func (r *region) Window(off, n uint64) (rdma.Window, error) {
+	if err := rdma.Range("window", off, n, uint64(len(r.mem))); err != nil {
+		return nil, err
+	}
+	// The capacity ends with the window: an append by its owner must not reach
+	// the neighbour's bytes.
+	return r.open(r.mem[off : off+n : off+n])
+}
+
+// open makes a window of mem, a part of the region, known to the engine.
+func (r *region) open(mem []byte) (*window, error) {
+	w := &window{region: r, mem: mem}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, fmt.Errorf("tcp: window of a region: %w", rdma.ErrClosed)
+	}
+	if !r.e.link(w) {
+		return nil, fmt.Errorf("tcp: window: %w", rdma.ErrClosed)
+	}
+	r.windows[w] = struct{}{}
+	return w, nil
+}
+
+// Close implements rdma.Region.
+func (r *region) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	windows := make([]*window, 0, len(r.windows))
+	for w := range r.windows {
+		windows = append(windows, w)
+	}
+	r.mu.Unlock()
+	for _, w := range windows {
+		if err := w.Revoke(ctx); err != nil {
+			return err
+		}
+	}
+	return r.awaitReaders(ctx)
+}
+
+// awaitReaders returns once no operation reads from the region.
+func (r *region) awaitReaders(ctx context.Context) error {
+	r.mu.Lock()
+	if r.reading == 0 {
+		r.mu.Unlock()
+		return nil
+	}
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
+	idle := r.idle
+	r.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("tcp: close region: writes from it are in flight: %w", ctx.Err())
+	}
+}
+
+// acquire notes an operation that reads from the region.
+func (r *region) acquire() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("tcp: write from a region: %w", rdma.ErrClosed)
+	}
+	r.reading++
+	return nil
+}
+
+// release is the end of an operation that acquire noted.
+func (r *region) release() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reading--
+	if r.reading == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// window is memory that a key opens.
+type window struct {
+	region *region
+	key    uint64
+	mem    []byte
+
+	// revoked is set under mu, and read without it between the reads of a
+	// payload.
+	revoked atomic.Bool
+
+	mu sync.Mutex
+	// inside are the connections whose payload is landing here; a connection
+	// is inside one window at most. After revoked is set none is added.
+	inside []*conn
+	// idle, if set, is closed when inside becomes empty.
+	idle chan struct{}
+}
+
+var _ rdma.Window = (*window)(nil)
+
+// Bytes implements rdma.Window.
+func (w *window) Bytes() []byte { return w.mem }
+
+// Desc implements rdma.Window.
+func (w *window) Desc() rdma.Desc { return w.region.e.desc(w.key, len(w.mem)) }
+
+// Revoke implements rdma.Window.
+func (w *window) Revoke(ctx context.Context) error {
+	w.region.e.unlink(w)
+	w.mu.Lock()
+	w.revoked.Store(true)
+	for _, c := range w.inside {
+		c.interrupt()
+	}
+	idle := w.idle
+	if len(w.inside) > 0 && idle == nil {
+		idle = make(chan struct{})
+		w.idle = idle
+	}
+	w.mu.Unlock()
+	if idle != nil {
+		select {
+		case <-idle:
+		case <-ctx.Done():
+			return fmt.Errorf("tcp: revoke: payload is landing: %w", ctx.Err())
+		}
+	}
+	// Only now: until nothing lands here, the region's Close has to wait too.
+	w.region.mu.Lock()
+	delete(w.region.windows, w)
+	w.region.mu.Unlock()
+	return nil
+}
+
+// enter admits a connection's payload to the window.
+func (w *window) enter(c *conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.revoked.Load() {
+		return false
+	}
+	w.inside = append(w.inside, c)
+	return true
+}
+
+// leave is the end of what enter admitted: from here the connection touches no
+// byte of the window, and Revoke interrupts it no more.
+func (w *window) leave(c *conn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	i := slices.Index(w.inside, c)
+	last := len(w.inside) - 1
+	w.inside[i] = w.inside[last]
+	w.inside[last] = nil
+	w.inside = w.inside[:last]
+	// idle stays set: whoever revokes again sees a closed channel.
+	if last == 0 && w.idle != nil {
+		close(w.idle)
+	}
+}
+
+// desc describes n bytes behind key.
+func (e *Engine) desc(key uint64, n int) rdma.Desc {
+	return rdma.Desc{Engine: e.id, NICs: []rdma.NICKey{{Addr: e.netAddr, Key: key}}, Len: uint64(n)}
+}
+
+// link gives w a key and makes it known; false if the engine is closed.
+func (e *Engine) link(w *window) bool {
+	e.winMu.Lock()
+	defer e.winMu.Unlock()
+	if e.windows == nil {
+		return false
+	}
+	for w.key == 0 || e.windows[w.key] != nil {
+		w.key = randomKey()
+	}
+	e.windows[w.key] = w
+	return true
+}
+
+// unlink makes the key of w open nothing.
+func (e *Engine) unlink(w *window) {
+	e.winMu.Lock()
+	defer e.winMu.Unlock()
+	delete(e.windows, w.key)
+}
+
+// lookup returns the window that key opens, or nil.
+func (e *Engine) lookup(key uint64) *window {
+	e.winMu.RLock()
+	defer e.winMu.RUnlock()
+	return e.windows[key]
+}
+
+// randomKey returns 64 bits that a peer cannot guess.
+func randomKey() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the process instead
+	return binary.LittleEndian.Uint64(b[:])
+}

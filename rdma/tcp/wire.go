@@ -1,0 +1,289 @@
+package tcp
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Sizes on the wire, in bytes; doc.go draws the layouts.
+const (
+	headerSize = 64
+	runSize    = 16
+	ackSize    = 16
+	// maxRuns bounds the table of one write frame, maxAcks the entries of one
+	// ack frame.
+	maxRuns = 256
+	maxAcks = 512
+	// maxMessage bounds a message; the receiver's buffers bound it further.
+	maxMessage = 1 << 20
+	// maxFrames bounds the frames of one operation: MaxPages pages of which
+	// each is a frame of its own, and large single writes (1<<20 x 64 KiB).
+	maxFrames = 1 << 20
+
+	helloSize     = 72
+	challengeSize = 56
+	proofSize     = sha256.Size
+	verdictSize   = 8 + sha256.Size
+)
+
+// frameMagic is "PNS" and the version of the framing, as a little-endian number.
+const frameMagic = uint32('P') | uint32('N')<<8 | uint32('S')<<16 | 1<<24
+
+// Types of frames.
+const (
+	frameWrite     = 1
+	frameAck       = 2
+	frameMessage   = 3
+	frameHeartbeat = 4
+)
+
+// flagImm says that the imm field counts.
+const flagImm = 1
+
+// errFrame is wrapped by every reason to distrust the stream.
+var errFrame = errors.New("malformed frame")
+
+// castagnoli is the table of CRC-32C, which has its own instruction on amd64
+// and arm64.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// header is the decoded header of a frame.
+type header struct {
+	kind, flags, status     uint8
+	runs                    uint16
+	imm, frames, tableSum   uint32
+	op, key, offset, length uint64
+}
+
+// encode writes h to b, which holds headerSize bytes.
+func (h *header) encode(b []byte) {
+	_ = b[headerSize-1]
+	le := binary.LittleEndian
+	le.PutUint32(b[0:], frameMagic)
+	b[4], b[5] = h.kind, h.flags
+	le.PutUint16(b[6:], h.runs)
+	le.PutUint32(b[8:], h.imm)
+	le.PutUint32(b[12:], h.frames)
+	le.PutUint64(b[16:], h.op)
+	le.PutUint64(b[24:], h.key)
+	le.PutUint64(b[32:], h.offset)
+	le.PutUint64(b[40:], h.length)
+	le.PutUint32(b[48:], h.tableSum)
+	le.PutUint32(b[52:], uint32(h.status))
+	le.PutUint32(b[56:], 0)
+	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
+}
+
+// decode reads a header from b, which holds headerSize bytes, and checks
+// everything that can be checked without knowing the session.
+func (h *header) decode(b []byte) error {
+	_ = b[headerSize-1]
+	le := binary.LittleEndian
+	if m := le.Uint32(b[0:]); m != frameMagic {
+		return fmt.Errorf("magic %#x, want %#x: %w", m, frameMagic, errFrame)
+	}
+	if got, want := crc32.Checksum(b[:60], castagnoli), le.Uint32(b[60:]); got != want {
+		return fmt.Errorf("header checksum %#x, header says %#x: %w", got, want, errFrame)
+	}
+	status := le.Uint32(b[52:])
+	if status > 0xff || le.Uint32(b[56:]) != 0 {
+		return fmt.Errorf("reserved bytes are set: %w", errFrame)
+	}
+	*h = header{
+		kind: b[4], flags: b[5], status: uint8(status),
+		runs: le.Uint16(b[6:]), imm: le.Uint32(b[8:]), frames: le.Uint32(b[12:]),
+		op: le.Uint64(b[16:]), key: le.Uint64(b[24:]), offset: le.Uint64(b[32:]), length: le.Uint64(b[40:]),
+		tableSum: le.Uint32(b[48:]),
+	}
+	return h.check()
+}
+
+// check returns an error if the fields make no sense together.
+func (h *header) check() error {
+	ok := false
+	switch h.kind {
+	case frameWrite:
+		ok = h.flags&^flagImm == 0 && h.runs <= maxRuns && h.frames >= 1 && h.frames <= maxFrames &&
+			h.length <= maxPiece && (h.runs == 0 || h.offset == 0)
+	case frameAck:
+		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize
+	case frameMessage:
+		ok = h.length <= maxMessage
+	case frameHeartbeat:
+		ok = h.length == 0
+	default:
+		return fmt.Errorf("frame of type %d: %w", h.kind, errFrame)
+	}
+	if !ok {
+		return fmt.Errorf("frame of type %d with flags %#x, %d runs, %d frames, length %d, offset %d: %w",
+			h.kind, h.flags, h.runs, h.frames, h.length, h.offset, errFrame)
+	}
+	return nil
+}
+
+// span is a run of bytes at the target: one entry of a frame's table.
+type span struct{ offset, length uint64 }
+
+// putSpan encodes s to b.
+func putSpan(b []byte, s span) {
+	binary.LittleEndian.PutUint64(b, s.offset)
+	binary.LittleEndian.PutUint64(b[8:], s.length)
+}
+
+// decodeTable appends the entries of the table of h to spans, having checked
+// the table against the header.
+func (h *header) decodeTable(table []byte, spans []span) ([]span, error) {
+	if got := crc32.Checksum(table, castagnoli); got != h.tableSum {
+		return spans, fmt.Errorf("table checksum %#x, header says %#x: %w", got, h.tableSum, errFrame)
+	}
+	left := h.length
+	for b := table; len(b) >= runSize; b = b[runSize:] {
+		s := span{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:])}
+		if s.length > left {
+			return spans, fmt.Errorf("table has more than the frame's %d bytes: %w", h.length, errFrame)
+		}
+		left -= s.length
+		spans = append(spans, s)
+	}
+	if left != 0 {
+		return spans, fmt.Errorf("table has %d bytes less than the frame's %d: %w", left, h.length, errFrame)
+	}
+	return spans, nil
+}
+
+// ack is the outcome of one operation of the peer.
+type ack struct {
+	op     uint64
+	status rdma.Reason
+}
+
+// put encodes a to b.
+func (a ack) put(b []byte) {
+	binary.LittleEndian.PutUint64(b, a.op)
+	binary.LittleEndian.PutUint64(b[8:], uint64(a.status))
+}
+
+// decodeAck reads one entry of an ack frame.
+func decodeAck(b []byte) (ack, error) {
+	status := binary.LittleEndian.Uint64(b[8:])
+	if status > uint64(rdma.ReasonNoBuffer) {
+		return ack{}, fmt.Errorf("ack with status %d: %w", status, errFrame)
+	}
+	return ack{binary.LittleEndian.Uint64(b), rdma.Reason(status)}, nil
+}
+
+// Magic numbers of the handshake.
+const (
+	helloMagic     = "PRD1"
+	challengeMagic = "PRC1"
+)
+
+// nonceSize is the length of each side's nonce, in bytes.
+const nonceSize = 32
+
+// hello opens a connection.
+type hello struct {
+	index, conns int
+	engine       rdma.EngineID
+	session      [16]byte
+	nonce        [nonceSize]byte
+}
+
+// encode returns the bytes of h.
+func (h *hello) encode() []byte {
+	b := make([]byte, 0, helloSize)
+	b = append(b, helloMagic...)
+	b = binary.LittleEndian.AppendUint16(b, uint16(h.index))
+	b = binary.LittleEndian.AppendUint16(b, uint16(h.conns))
+	b = append(b, h.engine[:]...)
+	b = append(b, h.session[:]...)
+	return append(b, h.nonce[:]...)
+}
+
+// decode reads h from b, which holds helloSize bytes.
+func (h *hello) decode(b []byte) error {
+	if string(b[:4]) != helloMagic {
+		return fmt.Errorf("hello begins with %q, want %q: %w", b[:4], helloMagic, errFrame)
+	}
+	h.index, h.conns = int(binary.LittleEndian.Uint16(b[4:])), int(binary.LittleEndian.Uint16(b[6:]))
+	copy(h.engine[:], b[8:24])
+	copy(h.session[:], b[24:40])
+	copy(h.nonce[:], b[40:72])
+	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns || h.engine.IsZero() {
+		return fmt.Errorf("hello for connection %d of %d, engine %v: %w", h.index, h.conns, h.engine, errFrame)
+	}
+	return nil
+}
+
+// challenge answers a hello.
+type challenge struct {
+	engine rdma.EngineID
+	nonce  [nonceSize]byte
+}
+
+// encode returns the bytes of c.
+func (c *challenge) encode() []byte {
+	b := make([]byte, 0, challengeSize)
+	b = append(b, challengeMagic...)
+	b = append(b, 0, 0, 0, 0)
+	b = append(b, c.engine[:]...)
+	return append(b, c.nonce[:]...)
+}
+
+// decode reads c from b, which holds challengeSize bytes.
+func (c *challenge) decode(b []byte) error {
+	if string(b[:4]) != challengeMagic {
+		return fmt.Errorf("challenge begins with %q, want %q: %w", b[:4], challengeMagic, errFrame)
+	}
+	copy(c.engine[:], b[8:24])
+	copy(c.nonce[:], b[24:56])
+	return nil
+}
+
+// verdictStatus is the acceptor's last word of a handshake.
+type verdictStatus uint8
+
+// Verdicts.
+const (
+	verdictOK      verdictStatus = 0
+	verdictToken   verdictStatus = 1
+	verdictFull    verdictStatus = 2
+	verdictRequest verdictStatus = 3
+)
+
+// String returns a phrase for people.
+func (v verdictStatus) String() string {
+	switch v {
+	case verdictOK:
+		return "accepted"
+	case verdictToken:
+		return "token not accepted"
+	case verdictFull:
+		return "too many peers"
+	case verdictRequest:
+		return "session could not be assembled"
+	}
+	return fmt.Sprintf("verdict %d", uint8(v))
+}
+
+// Roles of the two proofs, so that neither can be replayed as the other.
+const (
+	roleDialer   = "penstock rdma dialer"
+	roleAcceptor = "penstock rdma acceptor"
+)
+
+// prove returns the HMAC over the transcript that shows knowledge of the token.
+func prove(token rdma.Token, role string, parts ...[]byte) []byte {
+	m := hmac.New(sha256.New, token)
+	m.Write([]byte(role))
+	for _, p := range parts {
+		m.Write(p)
+	}
+	return m.Sum(nil)
+}
