@@ -1,0 +1,254 @@
+package posixio
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// Dir is a volume's directory: its files, names, lock and durability, all of
+// blockio.Device except Do, Info, Stats and the ways to transfer bytes. A backend
+// embeds it and brackets its transfers with Admit and Done.
+type Dir struct {
+	path     string
+	fd       int // of the directory
+	direct   bool
+	detail   string
+	gate     blockio.Gate
+	counters blockio.Counters
+	// entries is dirty while a create or remove is not durable.
+	entries flusher
+
+	// naming serialises creates, opens, removes and closes of files, and Lock.
+	naming sync.Mutex
+	lockFD int // -1 if not held
+
+	mu     sync.Mutex
+	inodes map[string]*inode // the open files, by name
+	files  map[*File]struct{}
+}
+
+// OpenDir opens an existing directory as a volume and finds out, by trying,
+// whether its file system does O_DIRECT; buffered says not to try.
+func OpenDir(path string, buffered bool) (*Dir, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("posixio: open volume %s (an existing directory is needed): %w", path, err)
+	}
+	d := &Dir{path: path, fd: fd, inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}
+	if err := d.probe(buffered); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return d, nil
+}
+
+// Path returns the directory as it was given to OpenDir.
+func (d *Dir) Path() string { return d.path }
+
+// Direct reports whether files are opened with O_DIRECT.
+func (d *Dir) Direct() bool { return d.direct }
+
+// Detail names the file system and, if the page cache is used, why.
+func (d *Dir) Detail() string { return d.detail }
+
+// Counters returns the counters that Done and Sync feed; Resumed is the
+// backend's to count.
+func (d *Dir) Counters() *blockio.Counters { return &d.counters }
+
+// Admit checks a batch and keeps its files and the volume open until Done. An
+// error means that nothing may be submitted, and that Done must not be called.
+func (d *Dir) Admit(batch []blockio.Request) error {
+	if err := d.enter("do", "a batch"); err != nil {
+		return err
+	}
+	err := blockio.CheckBatch(batch)
+	if err == nil {
+		err = blockio.EnterFiles(batch, d.gateOf)
+	}
+	if err != nil {
+		d.gate.Leave()
+	}
+	return err
+}
+
+// Done ends what Admit began, once no transfer of the batch is in flight. With
+// completed it counts the outcomes; without, the batch was not submitted.
+func (d *Dir) Done(batch []blockio.Request, completed bool) {
+	for i := range batch {
+		if !completed {
+			break
+		}
+		if batch[i].Op == blockio.Write {
+			batch[i].File.(*File).ino.content.mark()
+		}
+		d.counters.Done(&batch[i])
+	}
+	blockio.LeaveFiles(batch, d.gateOf)
+	d.gate.Leave()
+}
+
+// gateOf returns the gate of a file of this volume, else nil.
+func (d *Dir) gateOf(f blockio.File) *blockio.Gate {
+	if f, ok := f.(*File); ok && f.dir == d {
+		return &f.gate
+	}
+	return nil
+}
+
+// enter admits a call that is not a batch.
+func (d *Dir) enter(doing, what string) error {
+	if !d.gate.Enter() {
+		return fmt.Errorf("posixio: %s %s on %s: %w", doing, what, d.path, blockio.ErrClosed)
+	}
+	return nil
+}
+
+// fail gives an error its context.
+func (d *Dir) fail(doing, what string, err error) error {
+	return fmt.Errorf("posixio: %s %s on %s: %w", doing, what, d.path, err)
+}
+
+// Create implements blockio.Device.
+func (d *Dir) Create(name string, sizeBytes int64) (blockio.File, error) {
+	if err := d.enter("create", name); err != nil {
+		return nil, err
+	}
+	defer d.gate.Leave()
+	if err := errors.Join(blockio.CheckName(name), blockio.CheckSize(name, sizeBytes)); err != nil {
+		return nil, err
+	}
+	d.naming.Lock()
+	defer d.naming.Unlock()
+	fd, err := d.openat(name, unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return nil, d.fail("create", name, err)
+	}
+	if err := d.reserve(fd, sizeBytes); err != nil {
+		unix.Close(fd)
+		err = errors.Join(err, d.unlink(name))
+		return nil, d.fail(fmt.Sprintf("reserve %d bytes for", sizeBytes), name, err)
+	}
+	d.entries.mark()
+	return d.admitFile(name, fd, sizeBytes), nil
+}
+
+// Open implements blockio.Device.
+func (d *Dir) Open(name string) (blockio.File, error) {
+	if err := d.enter("open", name); err != nil {
+		return nil, err
+	}
+	defer d.gate.Leave()
+	if err := blockio.CheckName(name); err != nil {
+		return nil, err
+	}
+	d.naming.Lock()
+	defer d.naming.Unlock()
+	if f := d.again(name); f != nil {
+		return f, nil
+	}
+	fd, err := d.openat(name, 0)
+	if err != nil {
+		return nil, d.fail("open", name, err)
+	}
+	size, err := regularSize(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, d.fail("open", name, err)
+	}
+	return d.admitFile(name, fd, size), nil
+}
+
+// Remove implements blockio.Device.
+func (d *Dir) Remove(name string) error {
+	if err := d.enter("remove", name); err != nil {
+		return err
+	}
+	defer d.gate.Leave()
+	if err := blockio.CheckName(name); err != nil {
+		return err
+	}
+	d.naming.Lock()
+	defer d.naming.Unlock()
+	if d.inode(name) != nil {
+		return d.fail("remove", name, blockio.ErrOpen)
+	}
+	if err := d.unlink(name); err != nil {
+		return d.fail("remove", name, err)
+	}
+	d.entries.mark()
+	return nil
+}
+
+// List implements blockio.Device.
+func (d *Dir) List() ([]string, error) {
+	if err := d.enter("list", "files"); err != nil {
+		return nil, err
+	}
+	defer d.gate.Leave()
+	// A descriptor of its own: concurrent Lists must not share a position.
+	fd, err := unix.Openat(d.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, d.fail("list", "files", err)
+	}
+	dir := os.NewFile(uintptr(fd), d.path)
+	defer dir.Close()
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return nil, d.fail("list", "files", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type().IsRegular() && blockio.CheckName(e.Name()) == nil {
+			names = append(names, e.Name())
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Stat implements blockio.Device. Free is what an ordinary user may take.
+func (d *Dir) Stat() (blockio.SpaceStat, error) {
+	if err := d.enter("stat", "volume"); err != nil {
+		return blockio.SpaceStat{}, err
+	}
+	defer d.gate.Leave()
+	s, err := d.space()
+	if err != nil {
+		return blockio.SpaceStat{}, d.fail("stat", "volume", err)
+	}
+	return s, nil
+}
+
+// Close refuses new work, waits for what is in flight, closes the files and
+// releases the lock. It may be called twice; every call waits.
+func (d *Dir) Close() error {
+	if !d.gate.Close() {
+		return nil
+	}
+	var errs []error
+	for _, f := range d.openFiles() {
+		errs = append(errs, f.Close())
+	}
+	errs = append(errs, d.unlock(), unix.Close(d.fd))
+	if err := errors.Join(errs...); err != nil {
+		return d.fail("close", "volume", err)
+	}
+	return nil
+}
+
+func (d *Dir) openFiles() []*File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	files := make([]*File, 0, len(d.files))
+	for f := range d.files {
+		files = append(files, f)
+	}
+	return files
+}

@@ -1,0 +1,29 @@
+// Package posixio is the blockio.Device that runs anywhere on Linux: preadv and
+// pwritev with O_DIRECT, called by the goroutine that wants the bytes. It is what
+// Penstock falls back to where io_uring is refused (containers' default seccomp
+// profile, gVisor), and the yardstick that io_uring has to beat.
+//
+// It caches nothing. Where the file system refuses O_DIRECT the page cache lies
+// between, and Info says so.
+//
+//	Do ─► budget (bytes in flight) ─► the caller's goroutine: preadv / pwritev
+//	          │                            ▲ the last request of the batch
+//	          └── the other requests: up to Workers goroutines at a time
+//
+//	Dir: a volume's directory
+//	  LOCK            flock; holds the owner's identity
+//	  a, seg-0001, …  one regular file for each blockio.File
+//	  anything else   left alone: subdirectories, names outside the rule
+//
+// Dir holds everything of a volume but the transfers, and io/uring shares it.
+//
+// A transfer that comes back short is continued from the last whole 4096 bytes,
+// EINTR and EAGAIN are tried again, and what makes no progress is an error. A
+// file's space is reserved with fallocate, or where that is not supported by
+// writing zeroes.
+//
+// Lock order: Dir.naming (held over the system calls that change names, which
+// are rare; Do never takes it), then Dir.mu, which guards the table of open files.
+// flusher.mu is held over one fdatasync, so that callers who wait for the same
+// file share it; nothing is locked under it.
+package posixio

@@ -1,0 +1,153 @@
+package posixio
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// inode is a file of the directory while it is open, once or several times.
+type inode struct {
+	name string
+	fd   int
+	size int64
+	// content is dirty while a completed write is not durable.
+	content flusher
+	opens   int // guarded by Dir.mu
+}
+
+// File is one opening of a volume's file.
+type File struct {
+	dir  *Dir
+	ino  *inode
+	gate blockio.Gate
+}
+
+var _ blockio.File = (*File)(nil)
+
+// Name implements blockio.File.
+func (f *File) Name() string { return f.ino.name }
+
+// Size implements blockio.File.
+func (f *File) Size() int64 { return f.ino.size }
+
+// FD returns the descriptor, for the backend's transfers; it is valid between
+// Dir.Admit and Dir.Done of a batch that uses the file.
+func (f *File) FD() int { return f.ino.fd }
+
+// Close implements blockio.File.
+func (f *File) Close() error {
+	if !f.gate.Close() {
+		return nil
+	}
+	d := f.dir
+	d.naming.Lock()
+	defer d.naming.Unlock()
+	if !d.forget(f) {
+		return nil
+	}
+	if err := unix.Close(f.ino.fd); err != nil {
+		return d.fail("close", f.ino.name, err)
+	}
+	return nil
+}
+
+// forget takes f out of the tables and reports whether its inode has no other
+// opening left.
+func (d *Dir) forget(f *File) (last bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.files, f)
+	f.ino.opens--
+	if f.ino.opens > 0 {
+		return false
+	}
+	delete(d.inodes, f.ino.name)
+	return true
+}
+
+// admitFile puts a newly opened descriptor into the tables.
+func (d *Dir) admitFile(name string, fd int, size int64) *File {
+	ino := &inode{name: name, fd: fd, size: size, opens: 1}
+	// Earlier openings may have left writes that nobody synced.
+	ino.content.mark()
+	f := &File{dir: d, ino: ino}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.inodes[name] = ino
+	d.files[f] = struct{}{}
+	return f
+}
+
+// again opens a file that is open already; nil if it is not.
+func (d *Dir) again(name string) *File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ino := d.inodes[name]
+	if ino == nil {
+		return nil
+	}
+	ino.opens++
+	f := &File{dir: d, ino: ino}
+	d.files[f] = struct{}{}
+	return f
+}
+
+func (d *Dir) inode(name string) *inode {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.inodes[name]
+}
+
+// openat opens a file of the directory for reading and writing.
+func (d *Dir) openat(name string, flags int) (int, error) {
+	flags |= unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	if d.direct {
+		flags |= unix.O_DIRECT
+	}
+	for {
+		fd, err := unix.Openat(d.fd, name, flags, 0o600)
+		if !errors.Is(err, unix.EINTR) {
+			return fd, sentinel(err)
+		}
+	}
+}
+
+func (d *Dir) unlink(name string) error { return sentinel(unix.Unlinkat(d.fd, name, 0)) }
+
+// regularSize returns the size of a regular file, cut to whole pages: a crash
+// may have left any.
+func regularSize(fd int) (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return 0, fmt.Errorf("not a regular file (mode %o): %w", st.Mode, blockio.ErrNotExist)
+	}
+	return st.Size &^ (blockio.Align - 1), nil
+}
+
+// sentinel adds the blockio sentinel that an errno stands for, if there is one.
+func sentinel(err error) error {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		return err
+	}
+	var s error
+	switch errno {
+	case unix.ENOSPC, unix.EDQUOT, unix.EFBIG:
+		s = blockio.ErrNoSpace
+	case unix.EEXIST:
+		s = blockio.ErrExist
+	case unix.ENOENT, unix.EISDIR, unix.ELOOP:
+		s = blockio.ErrNotExist
+	default:
+		return err
+	}
+	return fmt.Errorf("%w (%w)", s, errno)
+}
