@@ -1,0 +1,129 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Node holds what the storage node's own code counts.
+type Node struct {
+	MatchRequests *prometheus.CounterVec // namespace
+	MatchCuts     *prometheus.CounterVec // reason
+	MatchSeconds  prometheus.Histogram
+	QueriedTokens *prometheus.CounterVec // namespace
+	HitTokens     *prometheus.CounterVec // namespace
+	QueriedBlocks *prometheus.CounterVec // namespace
+	HitBlocks     *prometheus.CounterVec // namespace
+
+	ReadRequests *prometheus.CounterVec // namespace
+	ReadFailures *prometheus.CounterVec // reason
+	ReadBlocks   *prometheus.CounterVec // namespace
+	ReadBytes    *prometheus.CounterVec // namespace
+	ReadLost     *prometheus.CounterVec // reason
+	ReadSeconds  prometheus.Histogram
+
+	WriteRequests *prometheus.CounterVec // namespace
+	WriteFailures *prometheus.CounterVec // reason
+	WrittenBlocks *prometheus.CounterVec // namespace
+	WrittenBytes  *prometheus.CounterVec // namespace
+	WriteSkipped  *prometheus.CounterVec // reason
+	WriteSeconds  prometheus.Histogram
+
+	RemovedBlocks *prometheus.CounterVec // reason
+	RemovedBytes  *prometheus.CounterVec // reason
+
+	LeasesGranted prometheus.Counter
+	LeasesDenied  prometheus.Counter
+	LeasesExpired prometheus.Counter
+
+	ScrubbedBlocks prometheus.Counter
+	ScrubbedBytes  prometheus.Counter
+	CorruptBlocks  *prometheus.CounterVec // reason: where it was noticed
+
+	Syncs        prometheus.Counter
+	SyncFailures prometheus.Counter
+	SyncSeconds  prometheus.Histogram
+
+	EventsDropped prometheus.Counter
+
+	RecoverySeconds prometheus.Gauge
+	RecoveredBlocks prometheus.Gauge
+	RejectedEntries prometheus.Gauge
+}
+
+// latencyBuckets span 5 µs (a match) to 20 s (a deadline), a factor 2 apart.
+var latencyBuckets = prometheus.ExponentialBuckets(5e-6, 2, 22)
+
+// NewNode registers the metrics with r, which must not hold them yet.
+func NewNode(r prometheus.Registerer) *Node {
+	reg := registrar{r}
+	return &Node{
+		MatchRequests: reg.vec("match_requests_total", "Match and Read calls that looked up a chain.", "namespace"),
+		MatchCuts:     reg.vec("match_cuts_total", "Lookups by the reason why the match is not longer.", "reason"),
+		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index."),
+		QueriedTokens: reg.vec("prefix_queries_tokens_total", "Tokens that lookups asked for.", "namespace"),
+		HitTokens:     reg.vec("prefix_hits_tokens_total", "Tokens that lookups found.", "namespace"),
+		QueriedBlocks: reg.vec("prefix_queries_blocks_total", "Blocks that lookups asked for.", "namespace"),
+		HitBlocks:     reg.vec("prefix_hits_blocks_total", "Blocks that lookups found.", "namespace"),
+
+		ReadRequests: reg.vec("read_requests_total", "Read calls.", "namespace"),
+		ReadFailures: reg.vec("read_failures_total", "Read calls that delivered nothing because of a refusal or an error (busy, deadline, device, transfer).", "reason"),
+		ReadBlocks:   reg.vec("read_blocks_total", "Pieces delivered to readers.", "namespace"),
+		ReadBytes:    reg.vec("read_payload_bytes_total", "Payload bytes delivered to readers.", "namespace"),
+		ReadLost:     reg.vec("read_lost_blocks_total", "Pieces that were asked for and not delivered (absent, stale, corrupt, device, transfer).", "reason"),
+		ReadSeconds:  reg.histogram("read_latency_seconds", "Time of one Read call, from arrival to the last confirmed write."),
+
+		WriteRequests: reg.vec("write_requests_total", "Reserve calls.", "namespace"),
+		WriteFailures: reg.vec("write_failures_total", "Reserve and Commit calls that stored nothing because of a refusal or an error (busy, expired, device).", "reason"),
+		WrittenBlocks: reg.vec("write_blocks_total", "Pieces stored.", "namespace"),
+		WrittenBytes:  reg.vec("write_payload_bytes_total", "Payload bytes stored.", "namespace"),
+		WriteSkipped:  reg.vec("write_skipped_blocks_total", "Pieces that a writer offered and that were not stored (exists, parent_absent, epoch, corrupt, quota, full, device).", "reason"),
+		WriteSeconds:  reg.histogram("write_latency_seconds", "Time of one Commit call, from arrival to the acknowledgement."),
+
+		RemovedBlocks: reg.vec("removed_blocks_total", "Pieces removed (evicted, deleted, epoch, corrupt, delivered).", "reason"),
+		RemovedBytes:  reg.vec("removed_bytes_total", "Slot bytes freed by removals.", "reason"),
+
+		LeasesGranted: reg.counter("lease_granted_total", "Leases granted."),
+		LeasesDenied:  reg.counter("lease_denied_total", "Leases denied because too many were open."),
+		LeasesExpired: reg.counter("lease_expired_total", "Leases that ended by their time to live."),
+
+		ScrubbedBlocks: reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
+		ScrubbedBytes:  reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
+		CorruptBlocks:  reg.vec("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed (read, scrub, verify, write).", "reason"),
+
+		Syncs:        reg.counter("sync_requests_total", "Syncs of data and index."),
+		SyncFailures: reg.counter("sync_failures_total", "Syncs that failed."),
+		SyncSeconds:  reg.histogram("sync_latency_seconds", "Time of one sync of data and index."),
+
+		EventsDropped: reg.counter("events_dropped_total", "Events that a slow consumer missed."),
+
+		RecoverySeconds: reg.gauge("recovery_seconds", "Time the last start took from opening the volumes to serving."),
+		RecoveredBlocks: reg.gauge("recovery_blocks", "Pieces found in the index at the last start."),
+		RejectedEntries: reg.gauge("recovery_rejected_blocks", "Index entries dropped at the last start because the volumes do not hold them."),
+	}
+}
+
+type registrar struct{ prometheus.Registerer }
+
+const prefix = "penstock_"
+
+func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help}, []string{label})
+	r.MustRegister(c)
+	return c
+}
+
+func (r registrar) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + name, Help: help})
+	r.MustRegister(c)
+	return c
+}
+
+func (r registrar) gauge(name, help string) prometheus.Gauge {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + name, Help: help})
+	r.MustRegister(g)
+	return g
+}
+
+func (r registrar) histogram(name, help string) prometheus.Histogram {
+	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + name, Help: help, Buckets: latencyBuckets})
+	r.MustRegister(h)
+	return h
+}

@@ -1,0 +1,255 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// listPage is how many pieces one look at the index brings, which bounds the
+// time that it is locked.
+const listPage = 4096
+
+// held is what a namespace occupies.
+func (n *Node) held(id kv.NamespaceID) Removed {
+	for _, s := range n.index.Stats().Namespaces {
+		if s.ID == id {
+			return Removed{Blocks: s.Pieces, Bytes: s.Bytes}
+		}
+	}
+	return Removed{}
+}
+
+// DeleteBlocks makes a block and everything below it unmatchable at once; the
+// slots come back in the background. It returns how much that is. With dryRun
+// nothing changes.
+func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return Removed{}, err
+	}
+	if _, err := n.index.Stat(ns.ID, id); err != nil {
+		return Removed{}, fmt.Errorf("block %v: %w", id, err)
+	}
+	below, err := n.subtree(ns, id)
+	if err != nil || dryRun {
+		return below, err
+	}
+	if err := n.index.Delete(ns.ID, id); err != nil {
+		return Removed{}, err
+	}
+	n.wakeReclaim()
+	return below, nil
+}
+
+// subtree counts a block and what is below it, by looking at every piece of the
+// namespace: the index has no links from parent to child.
+func (n *Node) subtree(ns kv.Namespace, root kv.BlockID) (Removed, error) {
+	type size struct{ pieces, bytes int64 }
+	parent := make(map[kv.BlockID]kv.BlockID)
+	sizes := make(map[kv.BlockID]size)
+	for cursor := uint32(0); ; {
+		infos, next, err := n.index.List(ns.ID, cursor, listPage)
+		if err != nil {
+			return Removed{}, err
+		}
+		for _, info := range infos {
+			parent[info.ID] = info.Parent
+			s := sizes[info.ID]
+			sizes[info.ID] = size{s.pieces + 1, s.bytes + info.SlotBytes}
+		}
+		if next == 0 {
+			break
+		}
+		cursor = next
+	}
+	// below memoises whether a block hangs on root.
+	below := map[kv.BlockID]bool{root: true, {}: false}
+	var sum Removed
+	var path []kv.BlockID
+	for id := range parent {
+		path = path[:0]
+		at := id
+		for {
+			if _, known := below[at]; known {
+				break
+			}
+			path = append(path, at)
+			at = parent[at]
+		}
+		for _, p := range path {
+			below[p] = below[at]
+		}
+		if below[id] {
+			sum.Blocks += sizes[id].pieces
+			sum.Bytes += sizes[id].bytes
+		}
+	}
+	return sum, nil
+}
+
+// Evict removes blocks in the policy's order until at least bytes of slots came
+// free, or nothing more may go. With dryRun nothing changes, and the answer is
+// the upper bound: what the namespace, or the node, holds.
+func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error) {
+	if bytes <= 0 {
+		return Removed{}, fmt.Errorf("%w: evict %d bytes", ErrRequest, bytes)
+	}
+	var only kv.NamespaceID
+	stats := n.index.Stats()
+	held := Removed{Blocks: stats.Pieces, Bytes: stats.Bytes}
+	if namespace != "" {
+		ns, err := n.Namespace(namespace)
+		if err != nil {
+			return Removed{}, err
+		}
+		only, held = ns.ID, n.held(ns.ID)
+	}
+	if !dryRun {
+		return n.evict(bytes, only)
+	}
+	if held.Bytes <= bytes || held.Blocks == 0 {
+		return held, nil
+	}
+	slot := held.Bytes / held.Blocks
+	blocks := (bytes + slot - 1) / slot
+	return Removed{Blocks: blocks, Bytes: blocks * slot}, nil
+}
+
+// Delivered drops transfer blocks that have reached their reader.
+func (n *Node) Delivered(namespace string, ids []kv.BlockID) (Removed, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return Removed{}, err
+	}
+	if err := n.checkChain(ids); err != nil {
+		return Removed{}, err
+	}
+	dropped, err := n.index.Delivered(nil, ns.ID, ids)
+	return n.free(dropped, "delivered"), err
+}
+
+// StatBlock returns the pieces of one block.
+func (n *Node) StatBlock(namespace string, id kv.BlockID) (kv.Namespace, []trie.Info, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return ns, nil, err
+	}
+	infos, err := n.index.Stat(ns.ID, id)
+	if err != nil {
+		return ns, nil, fmt.Errorf("block %v: %w", id, err)
+	}
+	return ns, infos, nil
+}
+
+// ListBlocks returns pieces of a namespace in no particular order; see
+// trie.Trie.List.
+func (n *Node) ListBlocks(namespace string, cursor uint32, limit int) (kv.Namespace, []trie.Info, uint32, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return ns, nil, 0, err
+	}
+	infos, next, err := n.index.List(ns.ID, cursor, min(max(1, limit), listPage))
+	return ns, infos, next, err
+}
+
+// VerifiedPiece is the outcome of one piece of a Verify.
+type VerifiedPiece struct {
+	ID    kv.BlockID
+	Group int
+	State PieceState // Delivered: intact
+	Err   error
+	// LayerSums as in the slot's header, if intact.
+	LayerSums []uint64
+}
+
+// Verify reads every piece of the blocks from the device, whatever is in memory,
+// and checks every checksum. Broken ones are dropped from the index. Blocks
+// that are not there are Absent.
+func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) ([]VerifiedPiece, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.checkChain(ids); err != nil {
+		return nil, err
+	}
+	var out []VerifiedPiece
+	for _, id := range ids {
+		infos, err := n.index.Stat(ns.ID, id)
+		if errors.Is(err, trie.ErrAbsent) {
+			out = append(out, VerifiedPiece{ID: id, State: Absent})
+			continue
+		}
+		if err != nil {
+			return out, err
+		}
+		for _, info := range infos {
+			v, err := n.verifyPiece(ctx, ns, info)
+			if err != nil {
+				return out, err
+			}
+			out = append(out, v)
+		}
+	}
+	return out, nil
+}
+
+func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info) (VerifiedPiece, error) {
+	v := VerifiedPiece{ID: info.ID, Group: info.Group}
+	want := slotKey(ns, ns.Geometry.Digest(), info.ID, info.Group)
+	layout, err := want.Layout()
+	if err != nil {
+		return v, err
+	}
+	buf, err := n.alloc(ctx, layout.SlotBytes())
+	if err != nil {
+		return v, err
+	}
+	defer buf.Release()
+	batch := []blockstore.Read{{Ref: info.Ref, Want: want, Buf: buf.Bytes()[:layout.SlotBytes()]}}
+	if err := n.store.Read(ctx, batch); err != nil {
+		return v, err
+	}
+	switch err := batch[0].Err; {
+	case err == nil:
+		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)
+	case errors.Is(err, blockstore.ErrCorrupt):
+		n.dropCorrupt(info.Ref, "verify", err)
+		v.State, v.Err = Corrupt, err
+	case errors.Is(err, blockstore.ErrStale):
+		n.dropStale(info.Ref)
+		v.State, v.Err = Absent, err
+	default:
+		v.State, v.Err = Failed, err
+	}
+	return v, nil
+}
+
+// Stats are the figures of a node.
+type Stats struct {
+	Index trie.Stats
+	Store blockstore.Stats
+	Arena arena.Stats
+	// HotBytes are kept in the arena for the next reader; HotHits of HotQueries
+	// pieces were found there.
+	HotBytes            int64
+	HotHits, HotQueries uint64
+	Reservations        int
+}
+
+// Stats returns the current figures.
+func (n *Node) Stats() Stats {
+	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
+	s.HotBytes, s.HotHits, s.HotQueries = n.hot.stats()
+	n.mu.Lock()
+	s.Reservations = len(n.reservations)
+	n.mu.Unlock()
+	return s
+}

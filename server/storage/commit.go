@@ -1,0 +1,419 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// PieceSums are the XXH3-64 of a piece's layers, as its writer computed them
+// from its own memory.
+type PieceSums struct {
+	PieceRef
+	LayerSums []uint64
+}
+
+// StoredPiece is the outcome of one piece of a Commit.
+type StoredPiece struct {
+	PieceRef
+	// Stored is whether the piece is matchable now and was put there by this
+	// call. If not, Reason says why in one word (exists, parent_absent, epoch,
+	// corrupt, quota, full, device), and Err in a sentence, if there is one.
+	Stored bool
+	Reason string
+	Err    error
+}
+
+// committing is one piece on its way from the window to the index.
+type committing struct {
+	StoredPiece
+	offset int64 // of the slot, in the reservation's bytes
+	sums   []uint64
+	ref    kv.Ref
+}
+
+// Commit stores the pieces that the writer has put into the reservation's
+// memory, and ends the reservation. closed makes sure that nobody can change that
+// memory any more and that every byte has landed; it is called first, once. Each
+// piece has its own outcome. Errors: ErrReservation, ErrRequest, ctx's.
+func (n *Node) Commit(ctx context.Context, id ReservationID, pieces []PieceSums, closed func(context.Context) error) ([]StoredPiece, error) {
+	start := time.Now()
+	r, err := n.take(id)
+	if err != nil {
+		n.opts.Metrics.WriteFailures.WithLabelValues(failureReason(err)).Inc()
+		return nil, err
+	}
+	defer n.end(r)
+	defer func() { n.opts.Metrics.WriteSeconds.Observe(time.Since(start).Seconds()) }()
+	stored, err := n.commit(ctx, r, pieces, closed)
+	if err != nil {
+		n.opts.Metrics.WriteFailures.WithLabelValues(failureReason(err)).Inc()
+	}
+	return stored, err
+}
+
+func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, closed func(context.Context) error) ([]StoredPiece, error) {
+	all, err := r.match(pieces)
+	if err != nil {
+		return nil, err
+	}
+	if closed != nil {
+		if err := closed(ctx); err != nil {
+			return nil, fmt.Errorf("storage: commit: the writes did not land: %w", err)
+		}
+	}
+	n.verify(r, all)
+	if err := n.writeSlots(ctx, r, all); err != nil {
+		return nil, err
+	}
+	if err := n.publish(ctx, r, all); err != nil {
+		return nil, err
+	}
+	n.report(r, all)
+	out := make([]StoredPiece, len(all))
+	for i := range all {
+		out[i] = all[i].StoredPiece
+	}
+	return out, nil
+}
+
+// match finds the granted slot of each piece.
+func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
+	grants := make(map[PieceRef]Grant, len(r.Grants))
+	for _, g := range r.Grants {
+		if g.Status == trie.Added {
+			grants[g.PieceRef] = g
+		}
+	}
+	all := make([]committing, 0, len(pieces))
+	for _, p := range pieces {
+		g, ok := grants[p.PieceRef]
+		if !ok {
+			return nil, fmt.Errorf("%w: piece of block %d, group %d was not granted, or is named twice", ErrRequest, p.Block, p.Group)
+		}
+		delete(grants, p.PieceRef)
+		if want := r.ns.Geometry.Groups[p.Group].Layers; len(p.LayerSums) != want {
+			return nil, fmt.Errorf("%w: %d layer checksums for block %d, group %d, which has %d layers", ErrRequest, len(p.LayerSums), p.Block, p.Group, want)
+		}
+		all = append(all, committing{
+			StoredPiece: StoredPiece{PieceRef: p.PieceRef},
+			offset:      g.Offset - r.layouts[p.Group].HeaderBytes(),
+			sums:        p.LayerSums,
+		})
+	}
+	// Ancestors first, and the full group before what hangs on it.
+	slices.SortStableFunc(all, func(a, b committing) int {
+		if a.Group != b.Group {
+			return a.Group - b.Group
+		}
+		return a.Block - b.Block
+	})
+	return all, nil
+}
+
+func (c *committing) refuse(reason string, err error) { c.Reason, c.Err = reason, err }
+
+// verify compares what landed with the writer's checksums.
+func (n *Node) verify(r *Reservation, all []committing) {
+	var sums []uint64
+	for i := range all {
+		c := &all[i]
+		layout := r.layouts[c.Group]
+		payload := r.Bytes()[c.offset+layout.HeaderBytes():][:layout.PayloadBytes]
+		sums = ondisk.AppendLayerSums(sums[:0], payload, layout.Layers)
+		if k := firstDifference(sums, c.sums); k >= 0 {
+			n.opts.Metrics.CorruptBlocks.WithLabelValues("write").Inc()
+			c.refuse("corrupt", fmt.Errorf("layer %d arrived with checksum %016x; the writer computed %016x", k, sums[k], c.sums[k]))
+		}
+	}
+}
+
+func firstDifference(a, b []uint64) int {
+	for i := range a {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return -1
+}
+
+// writeSlots gives the pieces slots, group by group, and writes them. A piece
+// whose ancestor in this call was refused is refused as well.
+func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
+	r.refuseOrphans(all)
+	digest := r.ns.Geometry.Digest()
+	var writes []blockstore.Write
+	var owners []*committing
+	for group := range r.ns.Geometry.Groups {
+		var wanted []*committing
+		for i := range all {
+			if c := &all[i]; c.Group == group && c.Reason == "" {
+				wanted = append(wanted, c)
+			}
+		}
+		if len(wanted) == 0 {
+			continue
+		}
+		refs, err := n.slots(ctx, r, group, wanted[0].Block, len(wanted))
+		if err != nil {
+			for _, c := range wanted {
+				c.refuse(slotReason(err), err)
+			}
+			continue
+		}
+		depth, _ := n.depth(r)
+		for i, c := range wanted {
+			c.ref = refs[i]
+			entry := r.entry(c.PieceRef)
+			layout := r.layouts[group]
+			writes = append(writes, blockstore.Write{
+				Ref: c.ref,
+				Buf: r.Bytes()[c.offset : c.offset+layout.SlotBytes()],
+				Header: ondisk.SlotHeader{
+					SlotKey:   slotKey(r.ns, digest, entry.ID, group),
+					Class:     ondiskClass(r.class),
+					Parent:    entry.Parent,
+					Depth:     depth + uint32(c.Block),
+					LayerSums: c.sums,
+				},
+			})
+			owners = append(owners, c)
+		}
+	}
+	if len(writes) == 0 {
+		return nil
+	}
+	if err := n.store.Write(ctx, writes); err != nil && ctx.Err() != nil && allUnset(writes) {
+		return n.abandon(owners, err)
+	}
+	for i := range writes {
+		if err := writes[i].Err; err != nil {
+			owners[i].refuse("device", err)
+			n.noteWriteError(err)
+			n.logIf("abandon slot", n.store.Abandon(owners[i].ref))
+			owners[i].ref = kv.Ref{}
+		}
+	}
+	if n.opts.Durability == blockstore.DurabilitySync {
+		return n.syncData(ctx, owners)
+	}
+	return nil
+}
+
+func allUnset(writes []blockstore.Write) bool {
+	for i := range writes {
+		if writes[i].Err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// abandon frees the slots of everything on its way and returns err.
+func (n *Node) abandon(owners []*committing, err error) error {
+	for _, c := range owners {
+		if c.ref.Generation != 0 {
+			n.logIf("abandon slot", n.store.Abandon(c.ref))
+			c.ref = kv.Ref{}
+		}
+	}
+	return err
+}
+
+func (n *Node) syncData(ctx context.Context, owners []*committing) error {
+	var refs []kv.Ref
+	for _, c := range owners {
+		if c.ref.Generation != 0 {
+			refs = append(refs, c.ref)
+		}
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	if err := n.store.Sync(ctx, refs...); err != nil {
+		n.noteWriteError(err)
+		return n.abandon(owners, fmt.Errorf("storage: commit: sync: %w", err))
+	}
+	return nil
+}
+
+// refuseOrphans refuses pieces below one that this call refused.
+func (r *Reservation) refuseOrphans(all []committing) {
+	if r.ns.Index == kv.IndexFlat {
+		return
+	}
+	broken := len(r.ids)
+	for i := range all {
+		if all[i].Group == 0 && all[i].Reason != "" {
+			broken = min(broken, all[i].Block)
+		}
+	}
+	for i := range all {
+		if all[i].Reason == "" && all[i].Block > broken {
+			all[i].refuse("parent_absent", nil)
+		}
+	}
+}
+
+// depth is the number of blocks before the first of the reservation. It is
+// written into headers for people and for rebuilding, where order is all that
+// counts, so an ancestor that has just gone is no error.
+func (n *Node) depth(r *Reservation) (uint32, error) {
+	if r.parent.IsZero() {
+		return 0, nil
+	}
+	infos, err := n.index.Stat(r.ns.ID, r.parent)
+	if err != nil {
+		return 0, err
+	}
+	return uint32(infos[0].Depth) + 1, nil
+}
+
+// slots reserves n consecutive slots for a run of pieces that starts at block
+// first, right behind the block before it where that is possible, and makes room
+// if there is none.
+func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count int) ([]kv.Ref, error) {
+	layout := r.layouts[group]
+	before := r.parent
+	if first > 0 {
+		before = r.ids[first-1]
+	}
+	after, hasAfter := n.extentOf(r.ns.ID, before, group)
+	for attempt := 0; ; attempt++ {
+		refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
+		if err == nil {
+			return refs, nil
+		}
+		if !errors.Is(err, blockstore.ErrFull) || attempt == roomAttempts {
+			n.noteWriteError(err)
+			return nil, err
+		}
+		if err := n.room.make(ctx, layout, count); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// extentOf returns where a block's piece lies, for placing the next one.
+func (n *Node) extentOf(ns kv.NamespaceID, id kv.BlockID, group int) (kv.Extent, bool) {
+	if id.IsZero() {
+		return 0, false
+	}
+	infos, err := n.index.Stat(ns, id)
+	if err != nil {
+		return 0, false
+	}
+	for _, info := range infos {
+		if info.Group == group {
+			return info.Ref.Extent, true
+		}
+	}
+	return 0, false
+}
+
+func slotReason(err error) string {
+	if errors.Is(err, blockstore.ErrFull) || errors.Is(err, blockstore.ErrFloor) || errors.Is(err, arena.ErrBusy) {
+		return "full"
+	}
+	return "device"
+}
+
+func ondiskClass(c trie.Class) ondisk.Class {
+	if c == trie.Transfer {
+		return ondisk.ClassTransfer
+	}
+	return ondisk.ClassPrefix
+}
+
+// publish makes the written slots live and then matchable.
+func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) error {
+	var entries []trie.Entry
+	var owners []*committing
+	for i := range all {
+		c := &all[i]
+		if c.Reason != "" {
+			continue
+		}
+		if err := n.store.Commit(c.ref); err != nil {
+			return n.abandon(pointers(all[i:]), fmt.Errorf("storage: commit: %w", err))
+		}
+		e := r.entry(c.PieceRef)
+		e.Ref = c.ref
+		entries = append(entries, e)
+		owners = append(owners, c)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, n.opts.Durability == blockstore.DurabilitySync)
+	if err != nil {
+		n.noteWriteError(err)
+		for _, c := range owners {
+			n.logIf("free slot", n.store.Free(c.ref))
+		}
+		return fmt.Errorf("storage: commit: %w", err)
+	}
+	n.unsynced.Store(true)
+	n.noteWritten()
+	for i, c := range owners {
+		if statuses[i] == trie.Added {
+			c.Stored = true
+			continue
+		}
+		c.refuse(statuses[i].String(), nil)
+		n.logIf("free slot", n.store.Free(c.ref))
+	}
+	return nil
+}
+
+func pointers(all []committing) (out []*committing) {
+	for i := range all {
+		out = append(out, &all[i])
+	}
+	return out
+}
+
+// report counts the outcomes and publishes what became matchable.
+func (n *Node) report(r *Reservation, all []committing) {
+	m := n.opts.Metrics
+	var ids []kv.BlockID
+	first := -1
+	for i := range all {
+		c := &all[i]
+		if !c.Stored {
+			m.WriteSkipped.WithLabelValues(c.Reason).Inc()
+			continue
+		}
+		m.WrittenBlocks.WithLabelValues(r.ns.Name).Inc()
+		m.WrittenBytes.WithLabelValues(r.ns.Name).Add(float64(r.layouts[c.Group].PayloadBytes))
+		if c.Group == 0 {
+			if first < 0 {
+				first = c.Block
+			}
+			ids = append(ids, r.ids[c.Block])
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	parent := r.parent
+	if first > 0 && r.ns.Index != kv.IndexFlat {
+		parent = r.ids[first-1]
+	}
+	n.events.Publish(Event{Kind: BlockStored, Namespace: r.ns.Name, Epoch: r.ns.Epoch, IDs: ids, Parent: parent, Time: n.opts.Now()})
+}
+
+// logIf logs an error of a call whose outcome changes nothing for the caller.
+func (n *Node) logIf(what string, err error) {
+	if err != nil {
+		n.opts.Logger.Error(what, "err", err)
+	}
+}

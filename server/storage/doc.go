@@ -1,0 +1,27 @@
+// Package storage is the storage node without its network: it joins the prefix
+// index (trie), the block store and the arena, and keeps the promises that need
+// all three. It knows neither gRPC nor the transfer engine: bytes that were read
+// are handed, verified and still in the arena, to a deliver function, and bytes
+// to be written are found in the arena, wherever they came from.
+//
+//	Load     trie.Match ─► Pin slots ─► arena ─► device read ─► verify header and layers ─► deliver(part)
+//	                                      ▲                                                    │
+//	                                      └──────────────── part.Done() ◄──────────────────────┘
+//	Reserve  known? ─► arena ─► Reservation (the writer fills its pieces)
+//	Commit   verify layers ─► slots (evict if none is free) ─► device write ─► [sync] ─► trie.Put ─► ack
+//
+// Order of effects, by invariant:
+//
+//   - data-before-index: trie.Put comes after the device completed the write,
+//     and with durability sync after it was made durable.
+//   - pinned-stays: Load pins a slot and compares its generation before it
+//     reads, and the block store compares the header's after.
+//   - prefix-closed: eviction is the trie's, leaf first. The trie forgets a
+//     piece before its slot is freed, never the other way round.
+//   - bounded: the arena bounds bytes in flight, a Gate bounds calls, and what
+//     waits longer than QueueWait is Busy.
+//
+// Locks: Node.nsMu orders namespace changes and is held across the catalogue's
+// I/O, which no data path touches. Node.mu guards the table of reservations and nothing else. It is taken
+// alone: no call into trie, blockstore or arena is made under it.
+package storage

@@ -1,0 +1,110 @@
+package storage
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// EventKind says what an Event reports.
+type EventKind uint8
+
+const (
+	// BlockStored: blocks became matchable. Parent is the block before the first.
+	BlockStored EventKind = iota + 1
+	// BlockRemoved: blocks are no longer matchable.
+	BlockRemoved
+	// AllBlocksCleared: no block of the namespace's earlier epochs is matchable.
+	AllBlocksCleared
+	// Gap: the consumer was too slow, or asked for events that are no longer
+	// kept; what happened in between is lost to it.
+	Gap
+)
+
+// Event is one change of what the node holds, for routers that keep an index of
+// their own.
+type Event struct {
+	// Sequence grows by one with each event of this run of the node.
+	Sequence  uint64
+	Kind      EventKind
+	Namespace string
+	Epoch     kv.Epoch
+	IDs       []kv.BlockID
+	Parent    kv.BlockID
+	// Reason says why blocks were removed: evicted, deleted, epoch, corrupt,
+	// delivered.
+	Reason string
+	Time   time.Time
+}
+
+// An EventLog keeps the newest events in a ring and wakes those who wait for
+// more. Publishing never waits for a consumer.
+type EventLog struct {
+	mu   sync.Mutex
+	ring []Event
+	// next is the sequence number of the next event; the ring holds the events
+	// [max(1, next-len(ring)), next).
+	next uint64
+	more chan struct{}
+}
+
+// NewEventLog returns a log that keeps the last n events.
+func NewEventLog(n int) *EventLog {
+	return &EventLog{ring: make([]Event, max(1, n)), next: 1, more: make(chan struct{})}
+}
+
+// Publish numbers and stores e and wakes the consumers.
+func (l *EventLog) Publish(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.Sequence = l.next
+	l.ring[l.next%uint64(len(l.ring))] = e
+	l.next++
+	close(l.more)
+	l.more = make(chan struct{})
+}
+
+// Last returns the sequence number of the newest event, 0 if there is none.
+func (l *EventLog) Last() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next - 1
+}
+
+// After returns up to limit events that follow sequence number seq, waiting for
+// one if there is none yet. If some of them are no longer kept, or seq is from
+// another run of the node, the first one returned is a Gap whose Sequence is the
+// number of the last event lost.
+func (l *EventLog) After(ctx context.Context, seq uint64, limit int) ([]Event, error) {
+	for {
+		events, more := l.after(seq, limit)
+		if len(events) > 0 {
+			return events, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-more:
+		}
+	}
+}
+
+func (l *EventLog) after(seq uint64, limit int) ([]Event, <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	oldest := uint64(1)
+	if n := uint64(len(l.ring)); l.next > n {
+		oldest = l.next - n
+	}
+	var events []Event
+	if seq >= l.next || seq+1 < oldest {
+		seq = oldest - 1
+		events = append(events, Event{Sequence: seq, Kind: Gap})
+	}
+	for s := seq + 1; s < l.next && len(events) < limit; s++ {
+		events = append(events, l.ring[s%uint64(len(l.ring))])
+	}
+	return events, l.more
+}

@@ -1,0 +1,546 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+const (
+	// unitBytes is how much one device batch of a Load brings: large enough for
+	// full bandwidth, small enough that the network starts early.
+	unitBytes = 4 << 20
+	// cutThroughBytes is the piece size from which a piece is loaded in parts of
+	// whole layers, so that the first part is on the wire while the last is on
+	// the disk (docs/benchmarks.md, "cut through").
+	cutThroughBytes = 8 << 20
+	// partBytes is the length of such a part.
+	partBytes = 2 << 20
+	// loadDepth is how many units of one Load are on their way at once: one on
+	// the disk, one on the wire, and one to hide each one's end.
+	loadDepth = 4
+)
+
+// PieceRef names one group of one block of a chain.
+type PieceRef struct {
+	// Block is the index in the chain.
+	Block, Group int
+}
+
+// LoadRequest says what to load.
+type LoadRequest struct {
+	Namespace string
+	// Epoch is the epoch wanted; 0 means the current one.
+	Epoch kv.Epoch
+	// IDs is the chain from the first block of the prompt.
+	IDs []kv.BlockID
+	// Pieces are what to load, in any order. Nil means all pieces that the
+	// matched prefix needs.
+	Pieces []PieceRef
+	// FirstLayer and Layers choose layers of every piece; Layers 0 means all.
+	FirstLayer, Layers int
+}
+
+// PieceState says what became of a piece.
+type PieceState uint8
+
+const (
+	// Delivered: handed over, and the transfer was confirmed.
+	Delivered PieceState = iota + 1
+	// Absent: not stored, or not matchable, or reused meanwhile: a miss.
+	Absent
+	// Corrupt: failed a checksum and was dropped: a miss.
+	Corrupt
+	// Failed: a device or transfer error; Err says which.
+	Failed
+)
+
+// String returns delivered, absent, corrupt or failed.
+func (s PieceState) String() string {
+	switch s {
+	case Delivered:
+		return "delivered"
+	case Absent:
+		return "absent"
+	case Corrupt:
+		return "corrupt"
+	case Failed:
+		return "failed"
+	}
+	return fmt.Sprintf("PieceState(%d)", uint8(s))
+}
+
+// LoadedPiece is the outcome of one piece.
+type LoadedPiece struct {
+	PieceRef
+	State PieceState
+	Err   error
+	// LayerSums are the writer's XXH3-64 of the layers asked for, in order.
+	LayerSums []uint64
+}
+
+// LoadResult is the outcome of a Load.
+type LoadResult struct {
+	Match  MatchResult
+	Pieces []LoadedPiece
+}
+
+// Part is a run of verified layers of one piece, in the arena.
+type Part struct {
+	// Piece is the index in the request's Pieces (or in the result's, if the
+	// request had none).
+	Piece int
+	PieceRef
+	// At is where the part starts in the layers asked for, in bytes.
+	At int64
+	// Bytes are the layers; they stay as they are until Done. ArenaOffset is
+	// where they lie in the arena.
+	Bytes       []byte
+	ArenaOffset int64
+
+	load *load
+	hold *hold
+}
+
+// Done ends the part: nil says that the bytes have reached their reader. It is
+// called once for each part, from any goroutine, and does not block.
+func (p *Part) Done(err error) {
+	p.hold.release()
+	p.load.partDone(p.Piece, err)
+}
+
+// A Deliver takes verified parts on their way to the reader. It calls, or has
+// called, Done on each part once, also when it fails or ctx has ended. It may
+// block while the reader is slow.
+type Deliver func(ctx context.Context, parts []Part)
+
+// load is one Load under way.
+type load struct {
+	node    *Node
+	ns      kv.Namespace // with the epoch that was matched
+	digest  kv.GeometryDigest
+	req     LoadRequest
+	deliver Deliver
+
+	mu     sync.Mutex
+	pieces []LoadedPiece
+	// refs holds the slot of each piece; the zero Ref where there is none.
+	refs []kv.Ref
+
+	parts sync.WaitGroup // handed to deliver and not Done
+}
+
+// Load finds the chain and delivers the pieces, verified. It returns when every
+// part is Done, or when ctx ends; the parts that are under way then end by
+// themselves. A piece that cannot be delivered is an outcome, not an error of the
+// call. Errors: trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
+func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (LoadResult, error) {
+	start := time.Now()
+	m := n.opts.Metrics
+	ns, err := n.Namespace(req.Namespace)
+	if err != nil {
+		return LoadResult{}, err
+	}
+	m.ReadRequests.WithLabelValues(ns.Name).Inc()
+	defer func() { m.ReadSeconds.Observe(time.Since(start).Seconds()) }()
+	result, err := n.load(ctx, ns, req, deliver)
+	if err != nil {
+		m.ReadFailures.WithLabelValues(failureReason(err)).Inc()
+	}
+	return result, err
+}
+
+// failureReason is the metrics label of a call's error.
+func failureReason(err error) string {
+	switch {
+	case errors.Is(err, ErrBusy):
+		return "busy"
+	case errors.Is(err, ErrRequest), errors.Is(err, ErrMismatch):
+		return "request"
+	case errors.Is(err, ErrReadOnly), errors.Is(err, ErrDraining):
+		return "read_only"
+	case errors.Is(err, ErrReservation):
+		return "expired"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return "deadline"
+	}
+	return "device"
+}
+
+func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliver Deliver) (LoadResult, error) {
+	if err := n.checkLoad(ns, req); err != nil {
+		return LoadResult{}, err
+	}
+	wait, cancel := context.WithTimeout(ctx, n.opts.QueueWait)
+	err := n.reads.enter(wait)
+	cancel()
+	if err != nil {
+		if ctx.Err() == nil {
+			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.opts.ReadsMax)
+		}
+		return LoadResult{}, err
+	}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver}
+	match, err := l.plan()
+	if err != nil {
+		n.reads.leave()
+		return LoadResult{}, err
+	}
+	finished := make(chan struct{})
+	go func() {
+		defer n.reads.leave()
+		defer close(finished)
+		l.run(ctx)
+		l.parts.Wait()
+	}()
+	select {
+	case <-finished:
+	case <-ctx.Done():
+		return LoadResult{}, ctx.Err()
+	}
+	l.count()
+	return LoadResult{Match: match, Pieces: l.pieces}, nil
+}
+
+func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
+	if err := n.checkChain(req.IDs); err != nil {
+		return err
+	}
+	var bytes int64
+	for _, p := range req.Pieces {
+		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
+			return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+		}
+		layers := ns.Geometry.Groups[p.Group].Layers
+		if req.FirstLayer < 0 || req.Layers < 0 || req.FirstLayer >= layers || req.Layers > layers-req.FirstLayer {
+			return fmt.Errorf("%w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
+		}
+		bytes += ns.Geometry.PieceBytes(p.Group)
+	}
+	if bytes > n.opts.LoadBytesMax {
+		return fmt.Errorf("%w: %d bytes in one read; at most %d", ErrRequest, bytes, n.opts.LoadBytesMax)
+	}
+	return nil
+}
+
+func (n *Node) checkChain(ids []kv.BlockID) error {
+	switch {
+	case len(ids) == 0:
+		return fmt.Errorf("%w: a chain of no blocks", ErrRequest)
+	case len(ids) > n.opts.ChainBlocksMax:
+		return fmt.Errorf("%w: a chain of %d blocks; at most %d", ErrRequest, len(ids), n.opts.ChainBlocksMax)
+	}
+	return nil
+}
+
+// plan matches the chain and gives each piece its slot.
+func (l *load) plan() (MatchResult, error) {
+	last := len(l.req.IDs)
+	if l.req.Pieces != nil {
+		last = 0
+		for _, p := range l.req.Pieces {
+			last = max(last, p.Block+1)
+		}
+	}
+	match, err := l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last)})
+	if err != nil {
+		return MatchResult{}, err
+	}
+	l.ns.Epoch = match.Epoch
+	l.digest = l.ns.Geometry.Digest()
+	found := make(map[PieceRef]kv.Ref, len(match.Pieces))
+	for _, p := range match.Pieces {
+		found[PieceRef{Block: int(p.Block), Group: int(p.Group)}] = p.Ref
+	}
+	if l.req.Pieces == nil {
+		for _, p := range match.Pieces {
+			l.req.Pieces = append(l.req.Pieces, PieceRef{Block: int(p.Block), Group: int(p.Group)})
+		}
+		if err := l.node.checkLoad(l.ns, l.req); err != nil {
+			return MatchResult{}, err
+		}
+	}
+	l.pieces = make([]LoadedPiece, len(l.req.Pieces))
+	l.refs = make([]kv.Ref, len(l.req.Pieces))
+	for i, p := range l.req.Pieces {
+		l.pieces[i].PieceRef = p
+		if ref, ok := found[p]; ok {
+			l.refs[i] = ref
+		} else {
+			l.pieces[i].State = Absent
+		}
+	}
+	return match, nil
+}
+
+// unit is what one device batch reads: several whole pieces, or some layers of
+// one.
+type unit struct {
+	pieces             []int
+	firstLayer, layers int // layers 0: whole pieces
+}
+
+// units cuts the pieces that have a slot into units, in order.
+func (l *load) units() (units []unit) {
+	var run unit
+	var runBytes int64
+	flush := func() {
+		if len(run.pieces) > 0 {
+			units = append(units, run)
+		}
+		run, runBytes = unit{}, 0
+	}
+	for i, ref := range l.refs {
+		if ref.Generation == 0 {
+			continue
+		}
+		group := l.pieces[i].Group
+		pieceBytes, layerBytes := l.ns.Geometry.PieceBytes(group), l.ns.Geometry.LayerBytes(group)
+		all := l.ns.Geometry.Groups[group].Layers
+		first, count := l.req.FirstLayer, l.req.Layers
+		if count == 0 {
+			count = all - first
+		}
+		if count == all && pieceBytes < cutThroughBytes {
+			if runBytes+pieceBytes > unitBytes {
+				flush()
+			}
+			run.pieces = append(run.pieces, i)
+			runBytes += pieceBytes
+			continue
+		}
+		flush()
+		step := int(max(1, partBytes/layerBytes))
+		if pieceBytes < cutThroughBytes {
+			step = count
+		}
+		for at := first; at < first+count; at += step {
+			units = append(units, unit{pieces: []int{i}, firstLayer: at, layers: min(step, first+count-at)})
+		}
+	}
+	flush()
+	return units
+}
+
+// run loads the units, a few at a time, and hands their parts over.
+func (l *load) run(ctx context.Context) {
+	slots := make(chan struct{}, loadDepth)
+	var wg sync.WaitGroup
+	for _, u := range l.units() {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			var parts []Part
+			if u.layers == 0 {
+				parts = l.loadPieces(ctx, u)
+			} else {
+				parts = l.loadLayers(ctx, u)
+			}
+			if len(parts) > 0 {
+				l.deliver(ctx, parts)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// loadPieces brings whole pieces, those that are hot without the device.
+func (l *load) loadPieces(ctx context.Context, u unit) (parts []Part) {
+	n := l.node
+	var cold []int
+	for _, i := range u.pieces {
+		if p, ok := n.hot.get(l.refs[i]); ok {
+			parts = append(parts, l.part(i, 0, p.hold, p.payload, p.bytes, p.sums))
+			p.hold.release()
+			continue
+		}
+		cold = append(cold, i)
+	}
+	if len(cold) == 0 {
+		return parts
+	}
+	reads := make([]blockstore.Read, len(cold))
+	layouts := make([]ondisk.Layout, len(cold))
+	var total int64
+	for j, i := range cold {
+		reads[j] = blockstore.Read{Ref: l.refs[i], Want: l.want(i)}
+		layout, err := reads[j].Want.Layout()
+		if err != nil {
+			l.fail(cold, err)
+			return parts
+		}
+		layouts[j] = layout
+		total += layout.SlotBytes()
+	}
+	buf, err := n.alloc(ctx, total)
+	if err != nil {
+		l.fail(cold, err)
+		return parts
+	}
+	h := newHold(buf)
+	defer h.release()
+	offset := int64(0)
+	for j := range reads {
+		size := layouts[j].SlotBytes()
+		reads[j].Buf = buf.Bytes()[offset : offset+size]
+		offset += size
+	}
+	if err := n.store.Read(ctx, reads); err != nil {
+		l.fail(cold, err)
+		return parts
+	}
+	offset = 0
+	for j, i := range cold {
+		payload := offset + layouts[j].HeaderBytes()
+		offset += layouts[j].SlotBytes()
+		if reads[j].Err != nil {
+			l.lost(i, reads[j].Err)
+			continue
+		}
+		n.hot.put(hotPiece{ref: l.refs[i], hold: h, payload: payload, bytes: layouts[j].PayloadBytes, slotBytes: layouts[j].SlotBytes(), sums: reads[j].LayerSums})
+		parts = append(parts, l.part(i, 0, h, payload, layouts[j].PayloadBytes, reads[j].LayerSums))
+	}
+	return parts
+}
+
+// loadLayers brings some layers of one piece.
+func (l *load) loadLayers(ctx context.Context, u unit) []Part {
+	n, i := l.node, u.pieces[0]
+	read := blockstore.Read{Ref: l.refs[i], Want: l.want(i), FirstLayer: u.firstLayer, Layers: u.layers}
+	layout, err := read.Want.Layout()
+	if err != nil {
+		l.fail(u.pieces, err)
+		return nil
+	}
+	_, size, skip := layout.Range(u.firstLayer, u.layers)
+	buf, err := n.alloc(ctx, size)
+	if err != nil {
+		l.fail(u.pieces, err)
+		return nil
+	}
+	h := newHold(buf)
+	defer h.release()
+	read.Buf = buf.Bytes()[:size]
+	batch := []blockstore.Read{read}
+	if err := n.store.Read(ctx, batch); err != nil {
+		l.fail(u.pieces, err)
+		return nil
+	}
+	if batch[0].Err != nil {
+		l.lost(i, batch[0].Err)
+		return nil
+	}
+	at := int64(u.firstLayer-l.req.FirstLayer) * layout.LayerBytes()
+	return []Part{l.part(i, at, h, skip, int64(u.layers)*layout.LayerBytes(), batch[0].LayerSums)}
+}
+
+// want is what the slot of piece i must hold.
+func (l *load) want(i int) ondisk.SlotKey {
+	return slotKey(l.ns, l.digest, l.req.IDs[l.pieces[i].Block], l.pieces[i].Group)
+}
+
+func slotKey(ns kv.Namespace, digest kv.GeometryDigest, id kv.BlockID, group int) ondisk.SlotKey {
+	return ondisk.SlotKey{
+		Namespace:    ns.ID,
+		Epoch:        ns.Epoch,
+		ID:           id,
+		Group:        uint8(group),
+		Geometry:     digest,
+		PayloadBytes: ns.Geometry.PieceBytes(group),
+		Layers:       ns.Geometry.Groups[group].Layers,
+	}
+}
+
+// part makes a part of bytes at payload in h and records the sums of its layers,
+// which belong at the layer that at names.
+func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint64) Part {
+	h.retain()
+	l.parts.Add(1)
+	l.mu.Lock()
+	p := &l.pieces[i]
+	if p.LayerSums == nil {
+		count := l.req.Layers
+		if count == 0 {
+			count = l.ns.Geometry.Groups[p.Group].Layers - l.req.FirstLayer
+		}
+		p.LayerSums = make([]uint64, count)
+	}
+	copy(p.LayerSums[at/l.ns.Geometry.LayerBytes(p.Group):], sums)
+	l.mu.Unlock()
+	return Part{
+		Piece:       i,
+		PieceRef:    p.PieceRef,
+		At:          at,
+		Bytes:       h.buf.Bytes()[payload : payload+bytes : payload+bytes],
+		ArenaOffset: h.buf.Offset() + payload,
+		load:        l,
+		hold:        h,
+	}
+}
+
+// partDone records the end of a part's transfer.
+func (l *load) partDone(i int, err error) {
+	if err != nil {
+		l.outcome(i, Failed, fmt.Errorf("transfer: %w", err))
+	}
+	l.parts.Done()
+}
+
+// lost records a piece that the store could not give, and drops it from the
+// index if it is broken or gone.
+func (l *load) lost(i int, err error) {
+	switch {
+	case errors.Is(err, blockstore.ErrCorrupt):
+		l.node.dropCorrupt(l.refs[i], "read", err)
+		l.outcome(i, Corrupt, err)
+	case errors.Is(err, blockstore.ErrStale):
+		l.node.dropStale(l.refs[i])
+		l.outcome(i, Absent, err)
+	default:
+		l.outcome(i, Failed, err)
+	}
+}
+
+func (l *load) fail(pieces []int, err error) {
+	for _, i := range pieces {
+		l.outcome(i, Failed, err)
+	}
+}
+
+// outcome records what became of a piece; the first failure stands.
+func (l *load) outcome(i int, s PieceState, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pieces[i].State == 0 {
+		l.pieces[i].State, l.pieces[i].Err = s, err
+	}
+}
+
+// count settles the outcomes: what nothing happened to was delivered.
+func (l *load) count() {
+	m := l.node.opts.Metrics
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.pieces {
+		p := &l.pieces[i]
+		if p.State == 0 {
+			p.State = Delivered
+			m.ReadBlocks.WithLabelValues(l.ns.Name).Inc()
+			m.ReadBytes.WithLabelValues(l.ns.Name).Add(float64(int64(len(p.LayerSums)) * l.ns.Geometry.LayerBytes(p.Group)))
+			continue
+		}
+		p.LayerSums = nil
+		reason := p.State.String()
+		if p.State == Failed {
+			reason = failureReason(p.Err)
+		}
+		m.ReadLost.WithLabelValues(reason).Inc()
+	}
+}

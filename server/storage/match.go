@@ -1,0 +1,75 @@
+package storage
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// MatchResult is what a chain was found to be, with where its pieces lie.
+type MatchResult = trie.Match
+
+// Match finds the longest reusable prefix of the chain. ttl > 0 leases it, for
+// at most LeaseTTLMax; pin leases it until Release.
+func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl time.Duration, pin bool) (kv.Namespace, MatchResult, error) {
+	ns, err := n.Namespace(namespace)
+	if err != nil {
+		return ns, MatchResult{}, err
+	}
+	if err := n.checkChain(ids); err != nil {
+		return ns, MatchResult{}, err
+	}
+	if ttl < 0 {
+		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
+	}
+	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: min(ttl, n.opts.LeaseTTLMax), Now: n.opts.Now()}
+	if pin {
+		opts.TTL = 0
+	}
+	match, err := n.match(ns, ids, opts)
+	if err != nil {
+		return ns, MatchResult{}, err
+	}
+	if match.Lease != 0 {
+		n.opts.Metrics.LeasesGranted.Inc()
+	}
+	if match.Cut == trie.CutLeaseDenied {
+		n.opts.Metrics.LeasesDenied.Inc()
+	}
+	return ns, match, nil
+}
+
+// match asks the index and counts.
+func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) (trie.Match, error) {
+	start := time.Now()
+	match, err := n.index.Match(ns.ID, ids, opts)
+	if err != nil {
+		return match, err
+	}
+	m := n.opts.Metrics
+	m.MatchSeconds.Observe(time.Since(start).Seconds())
+	m.MatchRequests.WithLabelValues(ns.Name).Inc()
+	m.MatchCuts.WithLabelValues(match.Cut.String()).Inc()
+	asked := len(ids)
+	if opts.MaxBlocks > 0 {
+		asked = min(asked, opts.MaxBlocks)
+	}
+	m.QueriedBlocks.WithLabelValues(ns.Name).Add(float64(asked))
+	m.QueriedTokens.WithLabelValues(ns.Name).Add(float64(asked * ns.Geometry.BlockTokens))
+	m.HitBlocks.WithLabelValues(ns.Name).Add(float64(match.Blocks))
+	m.HitTokens.WithLabelValues(ns.Name).Add(float64(match.Tokens))
+	return match, nil
+}
+
+// Renew makes a lease end ttl from now, at most LeaseTTLMax.
+func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
+	}
+	return n.index.Renew(id, min(ttl, n.opts.LeaseTTLMax), n.opts.Now())
+}
+
+// Release ends a lease.
+func (n *Node) Release(id trie.LeaseID) error { return n.index.Release(id) }

@@ -1,0 +1,196 @@
+package storage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// The catalogue is what the volumes know of the namespaces, so that data alone
+// is enough to rebuild the index. It is written before an epoch is bumped in the
+// index: after a crash in between, the later epoch wins, so that no block of an
+// old epoch can come back.
+type catalogue struct {
+	Version    int            `json:"version"`
+	Namespaces []kv.Namespace `json:"namespaces"`
+}
+
+const catalogueVersion = 1
+
+// decodeCatalogue reads a blob that encodeCatalogue made; an empty one has no
+// namespaces.
+func decodeCatalogue(blob []byte) (catalogue, error) {
+	if len(blob) == 0 {
+		return catalogue{Version: catalogueVersion}, nil
+	}
+	var c catalogue
+	if err := json.Unmarshal(blob, &c); err != nil {
+		return catalogue{}, fmt.Errorf("storage: catalogue: %w", err)
+	}
+	if c.Version != catalogueVersion {
+		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows %d", c.Version, catalogueVersion)
+	}
+	return c, nil
+}
+
+func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) error {
+	blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces})
+	if err != nil {
+		return fmt.Errorf("storage: catalogue: %w", err)
+	}
+	return n.store.SetCatalogue(ctx, blob)
+}
+
+// reconcileNamespaces brings epochs in the index up to those of the catalogue,
+// and then the catalogue up to the index.
+func (n *Node) reconcileNamespaces(ctx context.Context) error {
+	c, err := decodeCatalogue(n.store.Catalogue())
+	if err != nil {
+		return err
+	}
+	for _, old := range c.Namespaces {
+		ns, err := n.index.NamespaceByID(old.ID)
+		if errors.Is(err, trie.ErrNamespaceUnknown) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if old.Epoch > ns.Epoch {
+			if _, _, err := n.index.BumpEpoch(ns.Name, old.Epoch); err != nil {
+				return err
+			}
+		}
+	}
+	namespaces := n.index.Namespaces()
+	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
+		n.opts.Logger.Warn("the volumes know namespaces and the index does not: it was lost or is new; run `penstock store rebuild-index` before serving if the cache should survive", "namespaces", len(c.Namespaces))
+	}
+	return n.writeCatalogue(ctx, namespaces)
+}
+
+// CreateNamespace adds a namespace. If one of that name and the same definition
+// is there, it is returned; if the definition differs, the error is
+// trie.ErrNamespaceExists.
+func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
+	if err := def.Validate(); err != nil {
+		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	for i, g := range def.Geometry.Groups {
+		if _, err := n.store.SlotLayout(def.Geometry.PieceBytes(i), g.Layers); err != nil {
+			return kv.Namespace{}, fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, def.Name, i, err)
+		}
+		if piece := def.Geometry.PieceBytes(i); piece > min(n.opts.LoadBytesMax, n.opts.WriteBytesMax) {
+			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block of %d bytes is more than one call may move (%d); raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
+		}
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.index.Create(def)
+	if errors.Is(err, trie.ErrNamespaceExists) {
+		if ns.Geometry.Equal(def.Geometry) && ns.Tenant == def.Tenant && string(ns.Salt) == string(def.Salt) && ns.Index == def.Index {
+			return ns, nil
+		}
+		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, err)
+	}
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	return ns, n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
+// Namespace returns a namespace with its current epoch, or
+// trie.ErrNamespaceUnknown.
+func (n *Node) Namespace(name string) (kv.Namespace, error) {
+	ns, err := n.index.Namespace(name)
+	if err != nil {
+		return ns, fmt.Errorf("namespace %q: %w", name, err)
+	}
+	return ns, nil
+}
+
+// Namespaces returns every namespace, sorted by name.
+func (n *Node) Namespaces() []kv.Namespace { return n.index.Namespaces() }
+
+// DeleteNamespace makes a namespace and all its blocks unknown; their slots come
+// back in the background. It returns what it held. With dryRun nothing changes.
+func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (Removed, error) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return Removed{}, err
+	}
+	held := n.held(ns.ID)
+	if dryRun {
+		return held, nil
+	}
+	if err := n.index.DeleteNamespace(name); err != nil {
+		return Removed{}, err
+	}
+	n.cleared(ns, "deleted")
+	return held, n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
+// BumpEpoch makes every block of the namespace unmatchable, at a cost that does
+// not depend on how many there are. to 0 means the next epoch.
+func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, current kv.Epoch, err error) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return 0, 0, err
+	}
+	if to == 0 {
+		to = ns.Epoch + 1
+	}
+	if to <= ns.Epoch {
+		return 0, 0, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
+	}
+	namespaces := n.index.Namespaces()
+	for i := range namespaces {
+		if namespaces[i].ID == ns.ID {
+			namespaces[i].Epoch = to
+		}
+	}
+	if err := n.writeCatalogue(ctx, namespaces); err != nil {
+		return 0, 0, err
+	}
+	old, current, err = n.index.BumpEpoch(name, to)
+	if err != nil {
+		return 0, 0, err
+	}
+	n.cleared(ns, "epoch")
+	return old, current, nil
+}
+
+// cleared tells consumers that no block of ns is matchable, and has the space
+// reclaimed.
+func (n *Node) cleared(ns kv.Namespace, reason string) {
+	n.events.Publish(Event{Kind: AllBlocksCleared, Namespace: ns.Name, Epoch: ns.Epoch, Reason: reason, Time: n.opts.Now()})
+	n.wakeReclaim()
+}
+
+// SetQuota changes how many bytes of slots the namespace may occupy; 0 means no
+// cap of its own.
+func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error) {
+	if quotaBytes < 0 {
+		return kv.Namespace{}, fmt.Errorf("%w: quota of %d bytes", ErrRequest, quotaBytes)
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	if _, err := n.Namespace(name); err != nil {
+		return kv.Namespace{}, err
+	}
+	if err := n.index.SetQuota(name, quotaBytes); err != nil {
+		return kv.Namespace{}, err
+	}
+	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
+		return kv.Namespace{}, err
+	}
+	return n.Namespace(name)
+}

@@ -1,0 +1,186 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Node is one storage node. All methods may be called concurrently.
+type Node struct {
+	opts   Options
+	index  *trie.Trie
+	store  *blockstore.Store
+	events *EventLog
+	hot    *hotSet
+
+	// reads admits Loads; writeBytes keeps reservations to half of the arena, so
+	// that writers cannot starve readers of memory.
+	reads      *gate
+	writeBytes *semaphore.Weighted
+	room       roomMaker
+
+	draining atomic.Bool
+	refused  atomic.Pointer[refusal] // nil: writes are taken
+	// unsynced is set by every commit and cleared by the sync that covers it.
+	unsynced atomic.Bool
+
+	recovered Recovery
+
+	stop     context.CancelFunc
+	stopped  context.Context
+	loops    sync.WaitGroup
+	closing  sync.Once
+	closeErr error
+	reclaim  chan struct{}
+
+	// nsMu orders changes of namespaces with the catalogue's writes. It is held
+	// across the catalogue's I/O: such changes are rare, and no data path takes
+	// it.
+	nsMu sync.Mutex
+
+	mu           sync.Mutex
+	reservations map[ReservationID]*Reservation
+	nextReserve  ReservationID
+}
+
+// Recovery says what Open found.
+type Recovery struct {
+	// Blocks is how many pieces the index holds, Rejected how many entries the
+	// volumes did not back and were dropped.
+	Blocks, Rejected int64
+	// Took is the time from Open to ready, the index's own load included.
+	Took time.Duration
+}
+
+// Open reconciles index and store: every entry of the index is backed by a slot
+// or dropped, every other slot is free, and both agree on the namespaces. Then
+// it starts the background work. If it fails, index and store stay open and the
+// caller's.
+func Open(ctx context.Context, opts Options) (*Node, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	n := &Node{
+		opts:         opts,
+		index:        opts.Index,
+		store:        opts.Store,
+		events:       NewEventLog(opts.EventHistory),
+		hot:          newHotSet(opts.HotBytes),
+		reads:        newGate(opts.ReadsMax),
+		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
+		reservations: make(map[ReservationID]*Reservation),
+		reclaim:      make(chan struct{}, 1),
+	}
+	n.room.node = n
+	if err := n.recover(ctx); err != nil {
+		return nil, fmt.Errorf("storage: recover: %w", err)
+	}
+	n.stopped, n.stop = context.WithCancel(context.Background())
+	n.startLoops()
+	return n, nil
+}
+
+func (n *Node) recover(ctx context.Context) error {
+	start := n.opts.Now()
+	if err := n.reconcileNamespaces(ctx); err != nil {
+		return err
+	}
+	geometries := make(map[kv.NamespaceID]kv.Geometry)
+	for _, ns := range n.index.Namespaces() {
+		geometries[ns.ID] = ns.Geometry
+	}
+	var rejected []kv.Ref
+	for ref, place := range n.index.Refs() {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		g, ok := geometries[place.Namespace]
+		if !ok {
+			rejected = append(rejected, ref)
+			continue
+		}
+		err := n.store.Adopt(ref, g.PieceBytes(place.Group), g.Groups[place.Group].Layers)
+		if err != nil {
+			n.opts.Logger.Debug("index entry without its slot", "ref", ref, "err", err)
+			rejected = append(rejected, ref)
+		}
+	}
+	if err := n.store.Ready(); err != nil {
+		return err
+	}
+	for _, ref := range rejected {
+		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+			return err
+		}
+	}
+	if len(rejected) > 0 {
+		n.opts.Logger.Warn("index entries without their slots were dropped", "entries", len(rejected))
+		if err := n.reclaimAll(ctx, "corrupt"); err != nil {
+			return err
+		}
+	}
+	stats := n.index.Stats()
+	n.recovered = Recovery{
+		Blocks:   stats.Pieces,
+		Rejected: int64(len(rejected)),
+		Took:     n.opts.Now().Sub(start) + stats.Load.Took,
+	}
+	m := n.opts.Metrics
+	m.RecoveredBlocks.Set(float64(n.recovered.Blocks))
+	m.RejectedEntries.Set(float64(n.recovered.Rejected))
+	m.RecoverySeconds.Set(n.recovered.Took.Seconds())
+	return nil
+}
+
+// Recovered returns what Open found.
+func (n *Node) Recovered() Recovery { return n.recovered }
+
+// Events returns the log of what was stored and removed.
+func (n *Node) Events() *EventLog { return n.events }
+
+// Drain refuses new reservations, so that writers move on; reads go on until
+// Close.
+func (n *Node) Drain() { n.draining.Store(true) }
+
+// WriteState reports whether writes are taken, and if not, why: "serving",
+// "draining" or "read_only".
+func (n *Node) WriteState() (state, reason string) {
+	err := n.writable()
+	switch {
+	case err == nil:
+		return "serving", ""
+	case errors.Is(err, ErrDraining):
+		return "draining", err.Error()
+	}
+	return "read_only", err.Error()
+}
+
+// Close ends the background work, aborts open reservations, waits for Loads,
+// syncs, and closes index and store. It may be called twice.
+func (n *Node) Close(ctx context.Context) error {
+	n.closing.Do(func() {
+		n.Drain()
+		n.stop()
+		n.loops.Wait()
+		n.abortAll()
+		if err := n.reads.drain(ctx); err != nil {
+			n.closeErr = fmt.Errorf("storage: close: loads still running: %w", err)
+			return
+		}
+		n.hot.drop(-1)
+		// Data first, index second: data-before-index holds at every instant.
+		n.closeErr = errors.Join(n.store.Close(ctx), n.index.Sync(), n.index.Close())
+	})
+	return n.closeErr
+}

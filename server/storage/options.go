@@ -1,0 +1,121 @@
+package storage
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Sentinels, by what the caller should do.
+var (
+	// ErrBusy: a bound was reached and nothing was done; drop the request or try
+	// again later.
+	ErrBusy = errors.New("busy")
+	// ErrReadOnly: the node takes no writes now (volume full, below its
+	// free-space floor, or failed); reads go on.
+	ErrReadOnly = errors.New("node takes no writes")
+	// ErrDraining: the node is shutting down; use another.
+	ErrDraining = errors.New("node is draining")
+	// ErrReservation: no such reservation: it expired, was committed, aborted,
+	// or never was.
+	ErrReservation = errors.New("reservation unknown")
+	// ErrRequest: the request cannot be right whatever the node holds; fix the
+	// caller.
+	ErrRequest = errors.New("bad request")
+	// ErrMismatch: the caller's geometry or epoch is not the namespace's.
+	ErrMismatch = errors.New("namespace differs")
+)
+
+// Options are what a Node is made of. Index, Store, Arena and Metrics are
+// required; Open takes them over and Close closes them, but for the arena and
+// the metrics. The zero value of every other field is its default.
+type Options struct {
+	Index   *trie.Trie
+	Store   *blockstore.Store
+	Arena   *arena.Arena
+	Metrics *metrics.Node
+
+	// Durability says when Commit answers. SyncEvery is the longest time that
+	// batch leaves data and index unsynced; default 1 s.
+	Durability blockstore.Durability
+	SyncEvery  time.Duration
+	// ReadsMax is how many Loads run at once, and how many more may wait; the
+	// next one is Busy. Default 256.
+	ReadsMax int
+	// ReservationsMax is how many reservations are open at once. Default 256.
+	ReservationsMax int
+	// LoadBytesMax and WriteBytesMax bound the payload of one Load and of one
+	// Reserve. Default 64 MiB.
+	LoadBytesMax, WriteBytesMax int64
+	// ChainBlocksMax bounds the chain of one request. Default 65,536.
+	ChainBlocksMax int
+	// LeaseTTLMax bounds a lease that is not a pin. Default 10 min.
+	LeaseTTLMax time.Duration
+	// ReservationTTL is how long a reservation may stay uncommitted. Default 30 s.
+	ReservationTTL time.Duration
+	// QueueWait is the longest wait for memory before Busy. Default 2 s.
+	QueueWait time.Duration
+	// EventHistory is how many events are kept. Default 65,536.
+	EventHistory int
+	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
+	ScrubBytesPerSecond int64
+	// HotBytes is how much of the arena, while nobody else needs it, keeps what
+	// was read last, so that the next reader needs no device. Default: all of it
+	// but for a quarter; negative: none.
+	HotBytes int64
+	// Logger takes what a person should act on. Default: discard.
+	Logger *slog.Logger
+	// Now is the clock. Default: time.Now.
+	Now func() time.Time
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	def(&o.SyncEvery, time.Second)
+	def(&o.ReadsMax, 256)
+	def(&o.ReservationsMax, 256)
+	def(&o.LoadBytesMax, 64<<20)
+	def(&o.WriteBytesMax, 64<<20)
+	def(&o.ChainBlocksMax, 65536)
+	def(&o.LeaseTTLMax, 10*time.Minute)
+	def(&o.ReservationTTL, 30*time.Second)
+	def(&o.QueueWait, 2*time.Second)
+	def(&o.EventHistory, 65536)
+	if o.HotBytes == 0 && o.Arena != nil {
+		o.HotBytes = int64(len(o.Arena.Bytes())) * 3 / 4
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}
+
+func def[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// Validate reports the first thing that is wrong with o, or nil.
+func (o *Options) Validate() error {
+	switch {
+	case o.Index == nil || o.Store == nil || o.Arena == nil || o.Metrics == nil:
+		return errors.New("storage: Options.Index, Store, Arena and Metrics are required")
+	case o.ReadsMax < 1 || o.ReservationsMax < 1 || o.ChainBlocksMax < 1 || o.EventHistory < 1:
+		return fmt.Errorf("storage: limits of %d reads, %d reservations, %d blocks, %d events; each must be positive", o.ReadsMax, o.ReservationsMax, o.ChainBlocksMax, o.EventHistory)
+	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0:
+		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL and QueueWait must be positive")
+	case o.ScrubBytesPerSecond < 0:
+		return fmt.Errorf("storage: scrub rate of %d bytes per second", o.ScrubBytesPerSecond)
+	}
+	return nil
+}

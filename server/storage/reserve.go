@@ -1,0 +1,270 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// ReservationID names a reservation; it is not reused while the node runs.
+type ReservationID uint64
+
+// ReserveRequest says which blocks a writer has.
+type ReserveRequest struct {
+	Namespace string
+	// Epoch of the weights that made the blocks; 0 means the current one.
+	Epoch kv.Epoch
+	// Geometry is the writer's; it must be the namespace's.
+	Geometry kv.GeometryDigest
+	// Parent is the block before the first of IDs; zero at the start of a prompt
+	// and in flat namespaces.
+	Parent kv.BlockID
+	// IDs are consecutive blocks of one chain; in a flat namespace, any keys.
+	IDs []kv.BlockID
+	// Pieces are what is offered; nil means group 0 of every block. Within a
+	// group they are in order of blocks.
+	Pieces []PieceRef
+	Class  trie.Class
+}
+
+// Grant is the answer for one piece.
+type Grant struct {
+	PieceRef
+	// Status is trie.Added if the piece is to be written, at Offset of the
+	// window; anything else says why it need not or cannot be stored.
+	Status trie.PutStatus
+	// Offset is relative to the reservation's Bytes.
+	Offset int64
+}
+
+// A Reservation is memory in the arena into which a writer puts pieces. Until
+// Commit or Abort it is the writer's.
+type Reservation struct {
+	ID      ReservationID
+	Grants  []Grant
+	Expires time.Time
+	// Granted is how many pieces are to be written.
+	Granted int
+
+	ns      kv.Namespace // with the epoch reserved for
+	class   trie.Class
+	parent  kv.BlockID
+	ids     []kv.BlockID
+	buf     arena.Buffer
+	held    int64
+	layouts []ondisk.Layout // by group
+	// onEnd is called when the reservation ends in whatever way, before its
+	// memory is given back.
+	onEnd func()
+}
+
+// Bytes is the window's memory; ArenaOffset is where it lies in the arena.
+func (r *Reservation) Bytes() []byte { return r.buf.Bytes() }
+
+// ArenaOffset is where Bytes starts in the arena.
+func (r *Reservation) ArenaOffset() int64 { return r.buf.Offset() }
+
+// Namespace returns the namespace as it was when the reservation was made.
+func (r *Reservation) Namespace() kv.Namespace { return r.ns }
+
+// OnEnd sets what is done before the memory is given back, however the
+// reservation ends: closing a transfer window, for example. It is called by the
+// goroutine that ends the reservation, once.
+func (r *Reservation) OnEnd(f func()) { r.onEnd = f }
+
+// Reserve says which of the pieces are wanted and lends memory for them. A
+// reservation without any granted piece needs no Commit: its ID is 0. Errors:
+// ErrBusy, ErrReadOnly, ErrDraining, ErrRequest, ErrMismatch,
+// trie.ErrNamespaceUnknown.
+func (n *Node) Reserve(ctx context.Context, req ReserveRequest) (*Reservation, error) {
+	ns, err := n.Namespace(req.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	m := n.opts.Metrics
+	m.WriteRequests.WithLabelValues(ns.Name).Inc()
+	r, err := n.reserve(ctx, ns, req)
+	if err != nil {
+		m.WriteFailures.WithLabelValues(failureReason(err)).Inc()
+		return nil, err
+	}
+	for _, g := range r.Grants {
+		if g.Status != trie.Added {
+			m.WriteSkipped.WithLabelValues(g.Status.String()).Inc()
+		}
+	}
+	return r, nil
+}
+
+func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest) (*Reservation, error) {
+	if err := n.admitWrite(ns, req); err != nil {
+		return nil, err
+	}
+	if req.Epoch != 0 {
+		ns.Epoch = req.Epoch
+	}
+	if req.Pieces == nil {
+		req.Pieces = make([]PieceRef, len(req.IDs))
+		for i := range req.IDs {
+			req.Pieces[i].Block = i
+		}
+	}
+	r := &Reservation{ns: ns, class: req.Class, parent: req.Parent, ids: req.IDs, Grants: make([]Grant, len(req.Pieces))}
+	for i, g := range ns.Geometry.Groups {
+		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
+		if err != nil {
+			return nil, err
+		}
+		r.layouts = append(r.layouts, layout)
+	}
+	entries := make([]trie.Entry, len(req.Pieces))
+	var payload int64
+	for i, p := range req.Pieces {
+		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
+			return nil, fmt.Errorf("%w: piece of block %d, group %d; the call has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
+		}
+		entries[i] = r.entry(p)
+		payload += ns.Geometry.PieceBytes(p.Group)
+	}
+	if payload > n.opts.WriteBytesMax {
+		return nil, fmt.Errorf("%w: %d bytes in one write; at most %d", ErrRequest, payload, n.opts.WriteBytesMax)
+	}
+	statuses, err := n.index.Known(nil, ns.ID, ns.Epoch, entries)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	var total int64
+	for i, p := range req.Pieces {
+		r.Grants[i] = Grant{PieceRef: p, Status: statuses[i]}
+		if statuses[i] != trie.Added {
+			continue
+		}
+		layout := r.layouts[p.Group]
+		r.Grants[i].Offset = total + layout.HeaderBytes()
+		total += layout.SlotBytes()
+		r.Granted++
+	}
+	if r.Granted == 0 {
+		return r, nil
+	}
+	return r, n.open(ctx, r, total)
+}
+
+// admitWrite refuses what need not be looked at further.
+func (n *Node) admitWrite(ns kv.Namespace, req ReserveRequest) error {
+	if err := n.writable(); err != nil {
+		return err
+	}
+	if err := n.checkChain(req.IDs); err != nil {
+		return err
+	}
+	if want := ns.Geometry.Digest(); req.Geometry != want {
+		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
+	}
+	if req.Epoch > ns.Epoch {
+		return fmt.Errorf("%w: epoch %d; namespace %q is at %d: bump its epoch first", ErrMismatch, req.Epoch, ns.Name, ns.Epoch)
+	}
+	if ns.Index == kv.IndexFlat && !req.Parent.IsZero() {
+		return fmt.Errorf("%w: a parent in the flat namespace %q", ErrRequest, ns.Name)
+	}
+	return nil
+}
+
+// entry is the index entry of a piece, without its slot.
+func (r *Reservation) entry(p PieceRef) trie.Entry {
+	e := trie.Entry{ID: r.ids[p.Block], Group: p.Group, Class: r.class}
+	if r.ns.Index != kv.IndexFlat {
+		e.Parent = r.parent
+		if p.Block > 0 {
+			e.Parent = r.ids[p.Block-1]
+		}
+	}
+	return e
+}
+
+// open lends the memory and enters the reservation in the table.
+func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64) error {
+	if !n.writeBytes.TryAcquire(sizeBytes) {
+		return fmt.Errorf("%w: writers hold half of the arena", ErrBusy)
+	}
+	buf, err := n.alloc(ctx, sizeBytes)
+	if err != nil {
+		n.writeBytes.Release(sizeBytes)
+		return err
+	}
+	r.buf, r.held = buf, sizeBytes
+	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.reservations) >= n.opts.ReservationsMax || n.draining.Load() {
+		n.writeBytes.Release(sizeBytes)
+		buf.Release()
+		return fmt.Errorf("%w: %d reservations are open", ErrBusy, len(n.reservations))
+	}
+	n.nextReserve++
+	r.ID = n.nextReserve
+	n.reservations[r.ID] = r
+	return nil
+}
+
+// take removes a reservation from the table: whoever gets it ends it.
+func (n *Node) take(id ReservationID) (*Reservation, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r, ok := n.reservations[id]
+	if !ok {
+		return nil, fmt.Errorf("reservation %d: %w", id, ErrReservation)
+	}
+	delete(n.reservations, id)
+	return r, nil
+}
+
+// end gives the reservation's memory back. r is not in the table.
+func (n *Node) end(r *Reservation) {
+	if r.onEnd != nil {
+		r.onEnd()
+	}
+	r.buf.Release()
+	n.writeBytes.Release(r.held)
+}
+
+// Abort ends a reservation without storing anything.
+func (n *Node) Abort(id ReservationID) error {
+	r, err := n.take(id)
+	if err != nil {
+		return err
+	}
+	n.end(r)
+	return nil
+}
+
+func (n *Node) abortAll() { n.abortWhere(func(*Reservation) bool { return true }) }
+
+// expireReservations ends what was not committed in time.
+func (n *Node) expireReservations(now time.Time) {
+	ended := n.abortWhere(func(r *Reservation) bool { return now.After(r.Expires) })
+	if ended > 0 {
+		n.opts.Metrics.WriteFailures.WithLabelValues("expired").Add(float64(ended))
+	}
+}
+
+func (n *Node) abortWhere(match func(*Reservation) bool) int {
+	n.mu.Lock()
+	var ended []*Reservation
+	for id, r := range n.reservations {
+		if match(r) {
+			delete(n.reservations, id)
+			ended = append(ended, r)
+		}
+	}
+	n.mu.Unlock()
+	for _, r := range ended {
+		n.end(r)
+	}
+	return len(ended)
+}

@@ -1,0 +1,194 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+const (
+	// roomAttempts is how often a writer makes room before it is told that the
+	// store is full: other writers may take what it freed.
+	roomAttempts = 4
+	// roomBatchBytes is the least that one round of eviction frees, so that a
+	// steady stream of writers pays for a round once in a while only.
+	roomBatchBytes = 16 << 20
+	// reclaimBatch is how many pieces one step of reclaiming takes out of the
+	// index; it bounds the time that the index is locked.
+	reclaimBatch = 512
+)
+
+// A roomMaker frees slots for writers, one round at a time: writers that come
+// while a round runs wait for it and then look again.
+type roomMaker struct {
+	node *Node
+	mu   sync.Mutex
+}
+
+// make evicts until count slots of the layout should be free. The policy's
+// victims may be of another slot size; if there are still none of ours, the
+// segment of another size that costs least is emptied, to be cut anew.
+func (r *roomMaker) make(ctx context.Context, layout ondisk.Layout, count int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	n := r.node
+	if free, err := n.probe(ctx, layout, count); err != nil || free {
+		return err
+	}
+	want := max(layout.SlotBytes()*int64(count), min(roomBatchBytes, int64(len(n.opts.Arena.Bytes()))))
+	// Slots of deleted blocks and old epochs cost nobody a hit.
+	if _, err := n.reclaimStep("epoch"); err != nil {
+		return err
+	}
+	removed, err := n.evict(want, 0)
+	if err != nil {
+		return err
+	}
+	if free, err := n.probe(ctx, layout, count); err != nil || free {
+		return err
+	}
+	if n.emptySegment(layout) {
+		return nil
+	}
+	if removed.Blocks == 0 {
+		return fmt.Errorf("%w: every block is leased or being read: %w", ErrBusy, blockstore.ErrFull)
+	}
+	return nil
+}
+
+// probe reports whether count slots could be had now.
+func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool, error) {
+	refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, 0, false)
+	if errors.Is(err, blockstore.ErrFull) {
+		return false, nil
+	}
+	for _, ref := range refs {
+		n.logIf("abandon slot", n.store.Abandon(ref))
+	}
+	return err == nil, err
+}
+
+// emptySegment removes the pieces of the segment that can be cut to this layout
+// at the least loss, and reports whether there was one.
+func (n *Node) emptySegment(layout ondisk.Layout) bool {
+	refs := n.store.Cheapest(layout.PayloadBytes, layout.Layers)
+	if len(refs) == 0 {
+		return false
+	}
+	for _, ref := range refs {
+		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+			n.logIf("empty segment", err)
+			return false
+		}
+	}
+	for {
+		more, err := n.reclaimStep("evicted")
+		if err != nil || !more {
+			return err == nil
+		}
+	}
+}
+
+// Removed is how much an operation took out of the cache.
+type Removed struct {
+	Blocks, Bytes int64
+}
+
+// evict removes at least wantBytes of slots by the policy, from one namespace if
+// only is set, and frees them.
+func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (Removed, error) {
+	evicted, err := n.index.Evict(nil, wantBytes, only, n.opts.Now())
+	removed := n.free(evicted, "evicted")
+	if err != nil {
+		return removed, fmt.Errorf("storage: evict: %w", err)
+	}
+	return removed, nil
+}
+
+// free gives back the slots of pieces that left the index, counts them, and
+// tells consumers.
+func (n *Node) free(evicted []trie.Evicted, reason string) (r Removed) {
+	var event Event
+	flush := func() {
+		if len(event.IDs) > 0 {
+			n.events.Publish(event)
+		}
+		event = Event{}
+	}
+	var last kv.NamespaceID
+	var lastEpoch kv.Epoch
+	for _, e := range evicted {
+		if err := n.store.Free(e.Ref); err != nil && !errors.Is(err, blockstore.ErrStale) {
+			n.logIf("free slot", err)
+		}
+		r.Blocks++
+		r.Bytes += e.SlotBytes
+		if e.Group != 0 {
+			continue
+		}
+		ns, err := n.index.NamespaceByID(e.Namespace)
+		if err != nil || ns.Epoch != e.Epoch {
+			continue // its consumers were told that everything was cleared
+		}
+		if e.Namespace != last || e.Epoch != lastEpoch {
+			flush()
+			last, lastEpoch = e.Namespace, e.Epoch
+			event = Event{Kind: BlockRemoved, Namespace: ns.Name, Epoch: e.Epoch, Reason: reason, Time: n.opts.Now()}
+		}
+		event.IDs = append(event.IDs, e.ID)
+	}
+	flush()
+	if r.Blocks > 0 {
+		n.opts.Metrics.RemovedBlocks.WithLabelValues(reason).Add(float64(r.Blocks))
+		n.opts.Metrics.RemovedBytes.WithLabelValues(reason).Add(float64(r.Bytes))
+	}
+	return r
+}
+
+// reclaimStep frees some of what is unmatchable and reports whether there is
+// more to do.
+func (n *Node) reclaimStep(reason string) (more bool, err error) {
+	evicted, more, err := n.index.ReclaimStep(nil, reclaimBatch)
+	n.free(evicted, reason)
+	if err != nil {
+		return false, fmt.Errorf("storage: reclaim: %w", err)
+	}
+	return more, nil
+}
+
+func (n *Node) reclaimAll(ctx context.Context, reason string) error {
+	for {
+		more, err := n.reclaimStep(reason)
+		if err != nil || !more {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
+}
+
+// dropCorrupt makes a broken piece unmatchable, and what is below it.
+func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
+	n.opts.Metrics.CorruptBlocks.WithLabelValues(where).Inc()
+	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.dropStale(ref)
+}
+
+// dropStale forgets an index entry whose slot holds something else. If it was
+// replaced meanwhile, there is nothing to forget.
+func (n *Node) dropStale(ref kv.Ref) {
+	if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+		n.logIf("drop block", err)
+	}
+	n.wakeReclaim()
+}
