@@ -1,0 +1,58 @@
+# Each target is close to one go line; what a line needs is said beside it.
+
+# The only place where the tag of the io_uring backend and the link flag that its
+# binding needs are written down (docs/deps.md says why).
+GOFLAGS_URING := -tags=uring -ldflags=-checklinkname=0
+# The same for tests, with the checks of internal/invariants.
+comma := ,
+GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_URING))
+
+# Packages whose concurrency the race detector should see.
+RACE := ./internal/arena/... ./io/... ./trie/... ./blockstore/... ./rdma/... ./server/... ./client/...
+FUZZTIME ?= 10s
+BENCHTIME ?= 1s
+REF ?= main
+PREFIX ?= /usr/local
+
+.PHONY: build demo test race fuzz bench bench-compare lint ci proto install clean print-goflags-uring
+
+build: ## bin/penstock, with io_uring
+	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
+
+demo: build ## a node on a temporary directory, a real trace, real bytes
+	bin/penstock demo
+
+test: ## the plain build, then io_uring and the invariants
+	go test ./...
+	go test $(GOFLAGS_CHECKED) ./...
+
+race:
+	go test -race $(GOFLAGS_CHECKED) $(RACE)
+
+fuzz: ## every fuzz target for FUZZTIME, one after the other
+	.ci/fuzz $(FUZZTIME)
+
+bench: build ## ratios against fio, iperf3, Redis, …; writes bench/
+	.ci/bench
+
+bench-compare: ## Go benchmarks of REF and of the working tree, by benchstat
+	.ci/bench-compare $(REF) $(BENCHTIME)
+
+lint: ## import DAG, docs, gofmt, vet, staticcheck
+	go test ./internal/lint
+
+ci:
+	.ci/run
+
+proto: ## needs protoc; the plugins come from go.mod
+	go build -o bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+	PATH="$(CURDIR)/bin:$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative --go-grpc_out=api --go-grpc_opt=paths=source_relative api/penstockv1/penstock.proto
+
+install: build
+	install -D -m 0755 bin/penstock $(DESTDIR)$(PREFIX)/bin/penstock
+
+clean:
+	rm -rf bin
+
+print-goflags-uring: ## for scripts
+	@echo '$(GOFLAGS_URING)'
