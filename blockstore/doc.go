@@ -54,8 +54,9 @@
 //
 // # Lock order
 //
-// store.mu, volume.mu, segment.mu, syncer.mu are leaves but for one pair:
-// volume.mu before segment.mu. No I/O happens under any of them. Growing a
-// volume and writing a superblock or catalogue are serialised by tokens
-// (one-element channels), which are taken before every lock.
+// Two tokens (one-element channels) serialise slow work and are taken before
+// every lock: volume.growth (the set of segments, a segment's cut), then
+// Store.meta (superblocks, catalogue). Of the locks, volume.mu comes before
+// segment.mu; all others (Store.mu, generations.mu, syncer.mu) are leaves. No I/O
+// happens under a lock.
 package blockstore

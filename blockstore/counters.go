@@ -1,0 +1,10 @@
+package blockstore
+
+import "sync/atomic"
+
+// counters are the live form of a volume's counts.
+type counters struct {
+	reads, readBytes, readStale, readCorrupt, readFailures atomic.Uint64
+	writes, writtenBytes, writeFailures                    atomic.Uint64
+	scrubbed, scrubbedBytes, scrubCorrupt, scrubFailures   atomic.Uint64
+}

@@ -1,0 +1,78 @@
+package blockstore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+const sequenceBits = 32
+
+// generations gives out generations: the boot counter, which is on disk, over a
+// sequence, which is not. No two starts of the store have the same boot counter,
+// so nothing needs to be written for a single generation.
+type generations struct {
+	mu   sync.Mutex
+	boot uint32
+	next uint64 // sequence; never 0, so that no generation is 0
+}
+
+// booter can raise the boot counter on disk.
+type booter interface {
+	raiseBoot(ctx context.Context, beyond uint32) (boot uint32, err error)
+}
+
+// start begins a boot.
+func (g *generations) start(boot uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if boot > g.boot {
+		g.boot, g.next = boot, 1
+	}
+}
+
+// take returns the first of n consecutive generations.
+func (g *generations) take(ctx context.Context, b booter, n int) (kv.Generation, error) {
+	for {
+		g.mu.Lock()
+		boot := g.boot
+		if g.next+uint64(n) <= 1<<sequenceBits {
+			gen := kv.Generation(uint64(boot)<<sequenceBits | g.next)
+			g.next += uint64(n)
+			g.mu.Unlock()
+			return gen, nil
+		}
+		g.mu.Unlock()
+		raised, err := b.raiseBoot(ctx, boot)
+		if err != nil {
+			return 0, err
+		}
+		g.start(raised)
+	}
+}
+
+// newest returns the highest generation that can have been given out.
+func (g *generations) newest() kv.Generation {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return kv.Generation(uint64(g.boot)<<sequenceBits | (g.next - 1))
+}
+
+// raiseBoot writes a boot counter beyond the given one to all volumes, unless
+// another call has.
+func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
+	if err := s.takeMeta(ctx); err != nil {
+		return 0, err
+	}
+	defer s.giveMeta()
+	if boot := s.volumes[0].superblock.Boot; boot > beyond {
+		return boot, nil
+	}
+	if beyond == ondisk.MaxBoot {
+		return 0, fmt.Errorf("blockstore: all %d starts of this store are used up; begin with empty volumes: %w", ondisk.MaxBoot, ErrFloor)
+	}
+	return beyond + 1, s.writeSuperblocks(ctx, func(sb *ondisk.Superblock) { sb.Boot = beyond + 1 })
+}

@@ -1,0 +1,198 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// InspectVolume prints the superblock copies, the catalogue's areas and one line
+// a segment. It reads the device as it is: the volume may be damaged, foreign,
+// or in use by a store; no lock is taken and nothing is written.
+func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
+	fmt.Fprintf(w, "volume %s\n", dev.Info().Path)
+	sb, err := inspectSuperblock(ctx, dev, w)
+	if err != nil {
+		return err
+	}
+	if sb.CatalogueBytes > 0 {
+		if err := inspectCatalogue(ctx, dev, sb.CatalogueBytes, w); err != nil {
+			return err
+		}
+	}
+	names, err := dev.List()
+	if err != nil {
+		return fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	for _, name := range names {
+		if number, ok := ondisk.ParseSegmentName(name); ok {
+			line, err := inspectSegmentHeader(ctx, dev, number)
+			if err != nil {
+				line = err.Error() + "\n"
+			}
+			fmt.Fprintf(w, "%s: %s", name, line)
+		}
+	}
+	return nil
+}
+
+// inspectSuperblock prints both copies and returns the one that counts, if any.
+func inspectSuperblock(ctx context.Context, dev blockio.Device, w io.Writer) (ondisk.Superblock, error) {
+	b, err := readFile(ctx, dev, ondisk.SuperblockName, 0, ondisk.SuperblockFileBytes)
+	if err != nil {
+		return ondisk.Superblock{}, err
+	}
+	var best ondisk.Superblock
+	for i, copyName := range []string{"A", "B"} {
+		sb, err := ondisk.DecodeSuperblock(b[i*ondisk.Page:][:ondisk.Page])
+		if err != nil {
+			fmt.Fprintf(w, "copy %s: %v\n", copyName, err)
+			continue
+		}
+		fmt.Fprintf(w, "copy %s: %v", copyName, sb)
+		if sb.Sequence > best.Sequence {
+			best = sb
+		}
+	}
+	return best, nil
+}
+
+func inspectCatalogue(ctx context.Context, dev blockio.Device, room int64, w io.Writer) error {
+	f, err := dev.Open(ondisk.CatalogueName)
+	if err != nil {
+		return fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	defer f.Close()
+	for i, area := range []string{"A", "B"} {
+		h, _, err := readCatalogueArea(ctx, dev, f, i, room)
+		if err != nil {
+			fmt.Fprintf(w, "area %s: %v\n", area, err)
+			continue
+		}
+		fmt.Fprintf(w, "area %s: %v", area, h)
+	}
+	return nil
+}
+
+func inspectSegmentHeader(ctx context.Context, dev blockio.Device, number uint32) (string, error) {
+	b, err := readFile(ctx, dev, ondisk.SegmentName(number), 0, ondisk.Page)
+	if err != nil {
+		return "", err
+	}
+	h, err := ondisk.DecodeSegmentHeader(b)
+	if err != nil {
+		return "", err
+	}
+	return h.String(), nil
+}
+
+// InspectSegment prints the header of a segment and one line for each slot that
+// holds a header.
+func InspectSegment(ctx context.Context, dev blockio.Device, number uint32, w io.Writer) error {
+	f, h, err := openSegment(ctx, dev, number)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fmt.Fprint(w, h)
+	for slot := range h.Slots {
+		sh, err := readSlotHeader(ctx, dev, f, h, slot)
+		switch {
+		case errors.Is(err, ondisk.ErrBlank):
+		case err != nil:
+			fmt.Fprintf(w, "  %d: %v\n", slot, err)
+		default:
+			note := ""
+			if sh.Generation <= h.Cut {
+				note = ", from before the cut"
+			}
+			fmt.Fprintf(w, "  %d: generation %d namespace %d epoch %d group %d block %v depth %d, %d bytes in %d layers%s\n",
+				slot, sh.Generation, sh.Namespace, sh.Epoch, sh.Group, sh.ID, sh.Depth, sh.PayloadBytes, sh.Layers, note)
+		}
+	}
+	return nil
+}
+
+// InspectSlot prints the header of a slot and says whether it and every layer
+// have their checksums.
+func InspectSlot(ctx context.Context, dev blockio.Device, segment, slot uint32, w io.Writer) error {
+	f, h, err := openSegment(ctx, dev, segment)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if slot >= h.Slots {
+		return fmt.Errorf("blockstore: inspect: slot %d; segment %d has %d: %w", slot, segment, h.Slots, ErrStale)
+	}
+	sh, err := readSlotHeader(ctx, dev, f, h, slot)
+	if err != nil {
+		fmt.Fprintf(w, "slot %d of segment %d: %v\n", slot, segment, err)
+		return nil
+	}
+	fmt.Fprint(w, &sh)
+	b, err := readPages(ctx, dev, f, h.SlotOffset(slot), int(h.SlotBytes))
+	if err != nil {
+		return fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	verdict := "every layer has its checksum"
+	if err := verifySlot(sh.Ref(), h.SlotBytes, b); err != nil {
+		verdict = err.Error()
+	}
+	fmt.Fprintf(w, "  verdict    %s\n", verdict)
+	return nil
+}
+
+// openSegment opens a segment file that has an intact header.
+func openSegment(ctx context.Context, dev blockio.Device, number uint32) (blockio.File, ondisk.SegmentHeader, error) {
+	f, err := dev.Open(ondisk.SegmentName(number))
+	if err != nil {
+		return nil, ondisk.SegmentHeader{}, fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	b, err := readPages(ctx, dev, f, 0, ondisk.Page)
+	var h ondisk.SegmentHeader
+	if err == nil {
+		h, err = ondisk.DecodeSegmentHeader(b)
+	}
+	if err == nil && h.Slots > ondisk.SegmentSlots(f.Size(), h.SlotBytes) {
+		err = fmt.Errorf("%d slots of %d bytes in a file of %d: %w", h.Slots, h.SlotBytes, f.Size(), ErrDamaged)
+	}
+	if err != nil {
+		return nil, h, errors.Join(fmt.Errorf("blockstore: inspect segment %d: %w", number, err), f.Close())
+	}
+	return f, h, nil
+}
+
+// readSlotHeader reads and decodes one slot's header, however long.
+func readSlotHeader(ctx context.Context, dev blockio.Device, f blockio.File, h ondisk.SegmentHeader, slot uint32) (ondisk.SlotHeader, error) {
+	b, err := readPages(ctx, dev, f, h.SlotOffset(slot), ondisk.Page)
+	if err != nil {
+		return ondisk.SlotHeader{}, err
+	}
+	if long := ondisk.SlotHeaderBytes(b); long > ondisk.Page && int64(long) < h.SlotBytes {
+		if b, err = readPages(ctx, dev, f, h.SlotOffset(slot), long); err != nil {
+			return ondisk.SlotHeader{}, err
+		}
+	}
+	return ondisk.DecodeSlotHeader(b, nil)
+}
+
+// readFile reads n bytes of a file that may be shorter.
+func readFile(ctx context.Context, dev blockio.Device, name string, offset int64, n int) ([]byte, error) {
+	f, err := dev.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	defer f.Close()
+	if f.Size() < offset+int64(n) {
+		return nil, fmt.Errorf("blockstore: inspect: %s has %d bytes, %d at %d wanted: %w", name, f.Size(), n, offset, ErrDamaged)
+	}
+	b, err := readPages(ctx, dev, f, offset, n)
+	if err != nil {
+		return nil, fmt.Errorf("blockstore: inspect: %s: %w", name, err)
+	}
+	return b, nil
+}

@@ -1,0 +1,415 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// segmentShare: by default a volume has at least this many segments, so that
+// several slot sizes find room in a small store.
+const segmentShare = 16
+
+// Open opens, or formats if they are empty, the volumes of opts and locks them
+// for this process. Another owner is a *blockio.OwnedError. If it fails the
+// devices stay the caller's, which should close them.
+func Open(ctx context.Context, opts Options) (*Store, error) {
+	opts = opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	for _, d := range opts.Devices {
+		if err := d.Lock(opts.Identity); err != nil {
+			return nil, fmt.Errorf("blockstore: %w", err)
+		}
+	}
+	found, err := assemble(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	s := newStore(opts, found)
+	if err := onVolumes(s.volumes, func(v *volume) error { return v.load(ctx) }); err != nil {
+		return nil, err
+	}
+	if err := s.loadCatalogue(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.beginBoot(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// newStore builds the store over volumes that are in order.
+func newStore(opts Options, found []candidate) *Store {
+	life, stop := context.WithCancel(context.Background())
+	s := &Store{opts: opts, log: opts.Logger, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
+	share := opts.CapacityBytes / int64(len(found)) / ondisk.Page * ondisk.Page
+	for i, c := range found {
+		v := &volume{
+			store: s, dev: c.dev, index: uint32(i), capacityBytes: share, superblock: c.superblock,
+			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
+			log:      opts.Logger.With("volume", i, "path", c.dev.Info().Path),
+			growth:   make(chan struct{}, 1),
+			kick:     make(chan struct{}, 1),
+			segments: make(map[uint32]*segment),
+			classes:  make(map[int64][]*segment),
+		}
+		v.syncer = syncer{dev: c.dev, spawn: s.background.Go, report: v.fail}
+		s.volumes = append(s.volumes, v)
+		if n := c.superblock.SegmentBytes - ondisk.Page; s.slotBytesMax == 0 || n < s.slotBytesMax {
+			s.slotBytesMax = n
+		}
+	}
+	return s
+}
+
+// candidate is a device before it is known to be a volume.
+type candidate struct {
+	dev        blockio.Device
+	superblock ondisk.Superblock
+	formatted  bool
+	names      []string
+}
+
+func (c *candidate) path() string { return c.dev.Info().Path }
+
+// assemble decides whether the devices are the volumes of one store, formats
+// those that are empty, and returns them in the order of their index.
+func assemble(ctx context.Context, opts Options) ([]candidate, error) {
+	all := make([]candidate, len(opts.Devices))
+	var formatted []*candidate
+	for i, d := range opts.Devices {
+		var err error
+		if all[i], err = probe(ctx, d); err != nil {
+			return nil, fmt.Errorf("blockstore: volume %s: %w", d.Info().Path, err)
+		}
+		if all[i].formatted {
+			formatted = append(formatted, &all[i])
+		}
+	}
+	if err := checkTogether(formatted, len(all), opts); err != nil {
+		return nil, err
+	}
+	if err := formatRest(ctx, all, formatted, opts); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(all, func(a, b candidate) int { return int(a.superblock.Index) - int(b.superblock.Index) })
+	return all, nil
+}
+
+// probe reads what a device says it is.
+func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
+	c := candidate{dev: dev}
+	var err error
+	if c.names, err = dev.List(); err != nil {
+		return c, err
+	}
+	sb, err := readSuperblock(ctx, dev)
+	switch {
+	case err == nil:
+		c.superblock, c.formatted = sb, true
+		return c, nil
+	case errors.Is(err, blockio.ErrNotExist), errors.Is(err, ondisk.ErrBlank), errors.Is(err, ondisk.ErrDamaged):
+	default:
+		return c, err
+	}
+	// No superblock: a volume whose formatting was cut short, if it has no
+	// segments, since those come later.
+	for _, n := range c.names {
+		if _, ok := ondisk.ParseSegmentName(n); ok {
+			return c, fmt.Errorf("%s but no superblock; restore it, or empty the directory: %w: %w", n, err, ErrDamaged)
+		}
+	}
+	return c, nil
+}
+
+// readSuperblock returns the newest valid copy. It fails with ErrVersion if one
+// is of another version, and with the reason if neither is valid.
+func readSuperblock(ctx context.Context, dev blockio.Device) (ondisk.Superblock, error) {
+	f, err := dev.Open(ondisk.SuperblockName)
+	if err != nil {
+		return ondisk.Superblock{}, err
+	}
+	defer f.Close()
+	if f.Size() != ondisk.SuperblockFileBytes {
+		return ondisk.Superblock{}, fmt.Errorf("superblock file of %d bytes, want %d: %w", f.Size(), ondisk.SuperblockFileBytes, ondisk.ErrBlank)
+	}
+	b, err := readPages(ctx, dev, f, 0, ondisk.SuperblockFileBytes)
+	if err != nil {
+		return ondisk.Superblock{}, err
+	}
+	var best ondisk.Superblock
+	var errs []error
+	for i := range 2 {
+		sb, err := ondisk.DecodeSuperblock(b[i*ondisk.Page:][:ondisk.Page])
+		if errors.Is(err, ErrVersion) {
+			return ondisk.Superblock{}, err
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if sb.Sequence > best.Sequence {
+			best = sb
+		}
+	}
+	if best.Sequence == 0 {
+		return best, errors.Join(errs...)
+	}
+	return best, nil
+}
+
+// checkTogether refuses volumes that are not those of one store, all of them.
+func checkTogether(formatted []*candidate, given int, opts Options) error {
+	if len(formatted) == 0 {
+		return nil
+	}
+	first := formatted[0]
+	byIndex := make(map[uint32]*candidate)
+	complete := true // a start had all volumes formatted
+	for _, c := range formatted {
+		sb := c.superblock
+		if sb.Node != first.superblock.Node {
+			return fmt.Errorf("blockstore: %s belongs to node %v, %s to node %v; give the directories of one node: %w",
+				c.path(), sb.Node, first.path(), first.superblock.Node, ErrForeign)
+		}
+		if other := byIndex[sb.Index]; other != nil {
+			return fmt.Errorf("blockstore: %s and %s are both volume %d of node %v; give one of them: %w", other.path(), c.path(), sb.Index, sb.Node, ErrForeign)
+		}
+		byIndex[sb.Index] = c
+		if int(sb.Count) > given || (int(sb.Count) < given && !opts.AddVolumes) {
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them (or allow volumes to be added): %w", c.path(), sb.Count, given, ErrForeign)
+		}
+		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
+			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
+		}
+		complete = complete && sb.Boot > 0
+	}
+	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes {
+		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks (or allow volumes to be added): %w",
+			missing, given, first.superblock.Node, ErrForeign)
+	}
+	return nil
+}
+
+// formatRest formats the candidates that are not formatted, with the indices
+// that are free.
+func formatRest(ctx context.Context, all []candidate, formatted []*candidate, opts Options) error {
+	proto := ondisk.Superblock{Count: uint32(len(all))}
+	taken := make(map[uint32]bool)
+	for _, c := range formatted {
+		proto.Node, proto.SegmentBytes = c.superblock.Node, c.superblock.SegmentBytes
+		taken[c.superblock.Index] = true
+	}
+	if len(formatted) == 0 {
+		var err error
+		if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
+			return err
+		}
+	}
+	if err := opts.fit(&proto); err != nil {
+		return err
+	}
+	for i := range all {
+		if all[i].formatted {
+			continue
+		}
+		for taken[proto.Index] {
+			proto.Index++
+		}
+		taken[proto.Index] = true
+		if err := all[i].format(ctx, proto, opts); err != nil {
+			return fmt.Errorf("blockstore: format %s: %w", all[i].path(), err)
+		}
+	}
+	return nil
+}
+
+// fit chooses sizes that the capacity allows.
+func (o Options) fit(sb *ondisk.Superblock) error {
+	share := o.CapacityBytes / int64(sb.Count)
+	part := share / segmentShare / ondisk.Page * ondisk.Page
+	if sb.SegmentBytes == 0 {
+		sb.SegmentBytes = o.SegmentBytes
+	}
+	if sb.SegmentBytes == 0 {
+		sb.SegmentBytes = max(2*ondisk.Page, min(defaultSegmentBytes, part))
+	}
+	sb.CatalogueBytes = o.CatalogueBytes
+	if sb.CatalogueBytes == 0 {
+		sb.CatalogueBytes = max(ondisk.Page, min(defaultCatalogueBytes, part/4/ondisk.Page*ondisk.Page))
+	}
+	need := sb.SegmentBytes + ondisk.SuperblockFileBytes + ondisk.CatalogueFileBytes(sb.CatalogueBytes)
+	if share < need {
+		return fmt.Errorf("blockstore: capacity of %d bytes is %d for each of %d volumes; one segment with superblock and catalogue takes %d", o.CapacityBytes, share, sb.Count, need)
+	}
+	return nil
+}
+
+// format makes an empty volume. The superblock comes last: without it the
+// directory still counts as empty.
+func (c *candidate) format(ctx context.Context, sb ondisk.Superblock, opts Options) error {
+	var err error
+	if sb.Volume, err = ondisk.NewUUID(opts.Rand); err != nil {
+		return err
+	}
+	sb.Sequence = 1
+	if err := c.create(ctx, ondisk.CatalogueName, ondisk.CatalogueFileBytes(sb.CatalogueBytes), nil); err != nil {
+		return err
+	}
+	two := make([]byte, ondisk.SuperblockFileBytes)
+	copy(two[ondisk.Page:], sb.Encode()) // odd sequences are in the second copy
+	if err := c.create(ctx, ondisk.SuperblockName, ondisk.SuperblockFileBytes, two); err != nil {
+		return err
+	}
+	c.superblock, c.formatted = sb, true
+	return nil
+}
+
+// create makes a file with content, durably, in the place of one that an
+// earlier attempt left.
+func (c *candidate) create(ctx context.Context, name string, sizeBytes int64, content []byte) error {
+	if slices.Contains(c.names, name) {
+		if err := c.dev.Remove(name); err != nil {
+			return err
+		}
+	}
+	f, err := c.dev.Create(name, sizeBytes)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if content != nil {
+		buf, release, err := heapAlloc(ctx, len(content))
+		if err != nil {
+			return err
+		}
+		defer release()
+		copy(buf, content)
+		if err := doOne(ctx, c.dev, blockio.Request{Op: blockio.Write, File: f, Bufs: [][]byte{buf}}); err != nil {
+			return err
+		}
+	}
+	return c.dev.Sync(ctx, f)
+}
+
+// load opens the volume's files and reads the segment headers.
+func (v *volume) load(ctx context.Context) error {
+	if err := v.loadFiles(ctx); err != nil {
+		return fmt.Errorf("blockstore: volume %s: %w", v.dev.Info().Path, err)
+	}
+	return v.lookAtSpace()
+}
+
+func (v *volume) loadFiles(ctx context.Context) error {
+	var err error
+	if v.super, err = v.dev.Open(ondisk.SuperblockName); err != nil {
+		return err
+	}
+	if v.catalogue, err = v.dev.Open(ondisk.CatalogueName); err != nil {
+		return fmt.Errorf("restore it, or empty the directory: %w: %w", err, ErrDamaged)
+	}
+	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.superblock.CatalogueBytes); got != want {
+		return fmt.Errorf("catalogue file of %d bytes, want %d: %w", got, want, ErrDamaged)
+	}
+	v.metaBytes = v.super.Size() + v.catalogue.Size()
+	v.fileBytes = v.metaBytes
+	names, err := v.dev.List()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		number, ok := ondisk.ParseSegmentName(name)
+		if !ok {
+			continue
+		}
+		if err := v.loadSegment(ctx, number, name); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	// What an earlier process wrote and did not sync is believed from here on,
+	// and the next superblock and catalogue overwrite the copy that would be
+	// left without it.
+	return v.dev.Sync(ctx)
+}
+
+// loadSegment opens one segment. What a crash can leave, a file too short for a
+// slot or without an intact header, holds nothing; anything else that does not
+// belong here is refused.
+func (v *volume) loadSegment(ctx context.Context, number uint32, name string) error {
+	f, err := v.dev.Open(name)
+	if err != nil {
+		return err
+	}
+	if f.Size() < 2*ondisk.Page {
+		if err := f.Close(); err != nil {
+			return err
+		}
+		return v.dev.Remove(name)
+	}
+	g := &segment{volume: v, number: number, file: f}
+	v.segments[number] = g
+	v.fileBytes += f.Size()
+	page, err := readPages(ctx, v.dev, f, 0, ondisk.Page)
+	if err != nil {
+		return err
+	}
+	h, err := ondisk.DecodeSegmentHeader(page)
+	switch {
+	case errors.Is(err, ErrVersion):
+		return err
+	case errors.Is(err, ondisk.ErrBlank), errors.Is(err, ondisk.ErrDamaged):
+		if !errors.Is(err, ondisk.ErrBlank) {
+			v.log.Warn("segment header is damaged; its blocks are lost", "segment", number, "err", err)
+		}
+		return nil
+	case err != nil:
+		return err
+	case h.Volume != v.id || h.Number != number:
+		return fmt.Errorf("header says segment %d of volume %v, this is volume %v; remove the file: %w", h.Number, h.Volume, v.id, ErrForeign)
+	case h.Slots > ondisk.SegmentSlots(f.Size(), h.SlotBytes):
+		v.log.Warn("segment file is too short for its slots; its blocks are lost", "segment", number, "slots", h.Slots, "bytes", f.Size())
+		return nil
+	}
+	g.cutLocked(h)
+	v.classes[h.SlotBytes] = append(v.classes[h.SlotBytes], g)
+	return nil
+}
+
+// loadCatalogue finds the newest catalogue of all volumes.
+func (s *Store) loadCatalogue(ctx context.Context) error {
+	for _, v := range s.volumes {
+		h, blob, err := v.readCatalogue(ctx)
+		if err != nil {
+			return err
+		}
+		if h.Sequence > s.catalogueSequence {
+			s.catalogueSequence, s.catalogue = h.Sequence, blob
+		}
+	}
+	return nil
+}
+
+// beginBoot raises the boot counter beyond that of every volume, and notes how
+// many volumes there are.
+func (s *Store) beginBoot(ctx context.Context) error {
+	var last uint32
+	for _, v := range s.volumes {
+		last = max(last, v.superblock.Boot)
+	}
+	if last >= ondisk.MaxBoot {
+		return fmt.Errorf("blockstore: %s: all %d starts are used up; begin with an empty directory: %w", s.volumes[0].dev.Info().Path, ondisk.MaxBoot, ErrFloor)
+	}
+	if err := s.writeSuperblocks(ctx, func(sb *ondisk.Superblock) {
+		sb.Boot, sb.Count = last+1, uint32(len(s.volumes))
+	}); err != nil {
+		return err
+	}
+	s.generations.start(last + 1)
+	return nil
+}

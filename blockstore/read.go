@@ -1,0 +1,206 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Read is one piece, or a range of its layers, to be read.
+type Read struct {
+	Ref kv.Ref
+	// Want is what the slot must hold.
+	Want ondisk.SlotKey
+	// FirstLayer and Layers choose the layers; Layers 0 means all, from
+	// FirstLayer 0.
+	FirstLayer, Layers int
+	// Buf is aligned memory. For all layers it is Layout.SlotBytes long and gets
+	// the whole slot, payload at Layout.HeaderBytes. For a range it is as long as
+	// the bytes result of Layout.Range says, and the first layer starts at its
+	// skip. It is the store's until Read returns; unless Err is nil its content
+	// means nothing.
+	Buf []byte
+	// LayerSums gets the checksums of the chosen layers, as the writer made
+	// them; its capacity is reused.
+	LayerSums []uint64
+	// Class, Parent and Depth are as in the slot's header.
+	Class  ondisk.Class
+	Parent kv.BlockID
+	Depth  uint32
+	// Err is the outcome: nil means that the bytes are those that were written.
+	// ErrStale and ErrCorrupt are misses; another error is the device's.
+	Err error
+}
+
+// Read reads and verifies the pieces, as one batch for each volume, and returns
+// when every one has its outcome in Err. The error is ctx's or the device's if
+// the batch was not admitted, or ErrClosed; outcomes of single pieces are not
+// errors of the call. Each slot is pinned meanwhile; the caller need not.
+func (s *Store) Read(ctx context.Context, batch []Read) error {
+	if err := s.enter(); err != nil {
+		return failReads(batch, err)
+	}
+	defer s.gate.Leave()
+	// The header of a layer range is a job of its own unless it lies right
+	// before the range: job i is item i's bytes, job n+i its header, if any.
+	n := len(batch)
+	m := s.submissions.get(blockio.Read, 2*n)
+	defer s.submissions.put(m)
+	for i := range batch {
+		m.jobs[n+i].skip = true
+		batch[i].Err = s.prepareRead(&batch[i], &m.jobs[i], &m.jobs[n+i])
+		m.jobs[i].skip = batch[i].Err != nil
+	}
+	err := m.run(ctx, s.volumes)
+	for i := range batch {
+		if !m.jobs[i].skip {
+			batch[i].Err = s.finishRead(&batch[i], &m.jobs[i], &m.jobs[n+i], err)
+		} else {
+			s.countRead(batch[i].Ref, 0, batch[i].Err)
+		}
+	}
+	return err
+}
+
+func failReads(batch []Read, err error) error {
+	for i := range batch {
+		batch[i].Err = err
+	}
+	return err
+}
+
+// prepareRead checks a read and holds its slot.
+func (s *Store) prepareRead(r *Read, body, head *job) error {
+	l, err := r.Want.Layout()
+	if err != nil {
+		return fmt.Errorf("blockstore: read %v: %w", r.Ref, err)
+	}
+	if r.Layers < 0 || r.FirstLayer < 0 || r.FirstLayer > l.Layers-r.Layers || (r.Layers == 0 && r.FirstLayer != 0) {
+		return fmt.Errorf("blockstore: read %v: layers %d to %d of %d: %w", r.Ref, r.FirstLayer, r.FirstLayer+r.Layers, l.Layers, ErrState)
+	}
+	offset, bytes := int64(0), l.SlotBytes()
+	if r.Layers > 0 {
+		offset, bytes, _ = l.Range(r.FirstLayer, r.Layers)
+	}
+	if int64(len(r.Buf)) != bytes {
+		return fmt.Errorf("blockstore: read %v: buffer of %d bytes; want %d: %w", r.Ref, len(r.Buf), bytes, ErrState)
+	}
+	invariants.Mangle(r.Buf)
+	g, err := s.segmentOf(r.Ref)
+	if err != nil {
+		return err
+	}
+	slot, err := g.hold(r.Ref, l.SlotBytes(), blockio.Read)
+	if err != nil {
+		return err
+	}
+	*body = job{volume: g.volume, file: g.file, offset: slot + offset, bufs: [2][]byte{r.Buf}, bytes: bytes, entire: r.Layers == 0}
+	if r.Layers == 0 {
+		return nil
+	}
+	header := s.headers.get(l.HeaderBytes())
+	if offset == l.HeaderBytes() {
+		body.offset, body.bytes, body.bufs = slot, l.HeaderBytes()+bytes, [2][]byte{header, r.Buf}
+		head.bufs[0] = header // for finishRead; skipped
+		return nil
+	}
+	*head = job{volume: g.volume, file: g.file, offset: slot, bufs: [2][]byte{header}, bytes: l.HeaderBytes()}
+	return nil
+}
+
+// finishRead verifies what came and lets go of the slot.
+func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
+	err := errors.Join(body.outcome, head.outcome)
+	switch {
+	case admission != nil:
+		err = admission
+	case err != nil:
+		err = fmt.Errorf("blockstore: read %v: %w", r.Ref, err)
+	default:
+		err = r.verify(head.bufs[0])
+	}
+	if h := head.bufs[0]; h != nil {
+		s.headers.put(h)
+	}
+	g, stale := s.segmentOf(r.Ref)
+	if stale == nil {
+		if !g.holds(r.Ref) {
+			stale = fmt.Errorf("blockstore: read %v: slot was reused meanwhile (pinned-stays): %w", r.Ref, ErrStale)
+		} else {
+			stale = g.unpin(r.Ref)
+		}
+	}
+	if stale != nil {
+		err = stale
+	}
+	if err != nil {
+		invariants.Mangle(r.Buf)
+	}
+	s.countRead(r.Ref, body.bytes, err)
+	return err
+}
+
+// verify compares what was read with what is wanted. header is where the slot
+// header was read to, nil if it is at the start of Buf.
+func (r *Read) verify(header []byte) error {
+	payload := r.Buf
+	if header == nil {
+		header = r.Buf
+	}
+	h, err := ondisk.DecodeSlotHeader(header, r.LayerSums[:0])
+	if err != nil {
+		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)
+	}
+	r.LayerSums = h.LayerSums
+	switch {
+	case h.Generation != r.Ref.Generation:
+		return fmt.Errorf("blockstore: read %v: slot holds generation %d: %w", r.Ref, h.Generation, ErrStale)
+	case h.Extent != r.Ref.Extent:
+		return fmt.Errorf("blockstore: read %v: slot was meant for %v: %w", r.Ref, h.Extent, ErrCorrupt)
+	case h.SlotKey != r.Want:
+		return fmt.Errorf("blockstore: read %v: slot holds %+v, wanted %+v: %w", r.Ref, h.SlotKey, r.Want, ErrCorrupt)
+	}
+	r.Class, r.Parent, r.Depth = h.Class, h.Parent, h.Depth
+	l, err := h.Layout()
+	if err != nil {
+		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)
+	}
+	first, count, skip := 0, l.Layers, l.HeaderBytes()
+	if r.Layers > 0 {
+		first, count = r.FirstLayer, r.Layers
+		_, _, skip = l.Range(first, count)
+		r.LayerSums = append(r.LayerSums[:0], r.LayerSums[first:first+count]...)
+	}
+	for i := range count {
+		layer := payload[skip+int64(i)*l.LayerBytes():][:l.LayerBytes()]
+		if sum := ondisk.LayerSum(layer); sum != r.LayerSums[i] {
+			return fmt.Errorf("blockstore: read %v: layer %d has checksum %016x, the writer's is %016x: %w", r.Ref, first+i, sum, r.LayerSums[i], ErrCorrupt)
+		}
+	}
+	return nil
+}
+
+// countRead counts one outcome.
+func (s *Store) countRead(ref kv.Ref, bytes int64, err error) {
+	v := s.volume(ref.Extent)
+	if v == nil {
+		v = s.volumes[0]
+	}
+	c := &v.counter
+	c.reads.Add(1)
+	switch {
+	case err == nil:
+		c.readBytes.Add(uint64(bytes))
+	case errors.Is(err, ErrStale):
+		c.readStale.Add(1)
+	case errors.Is(err, ErrCorrupt):
+		c.readCorrupt.Add(1)
+	default:
+		c.readFailures.Add(1)
+	}
+}

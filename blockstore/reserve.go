@@ -1,0 +1,273 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// reserveMax bounds the slots of one Reserve.
+const reserveMax = 1 << 20
+
+// placement is the slots of one Reserve as they are found.
+type placement struct {
+	store     *Store
+	slotBytes int64
+	want      int
+	taken     []taken
+	n         int
+}
+
+// taken is one run of slots.
+type taken struct {
+	segment *segment
+	run     run
+}
+
+// Reserve takes n free slots for the consecutive pieces of one sequence and
+// returns them in order, in the state writing, each with a new generation. If
+// hasAfter is set it tries to go on right after that extent. It takes all n or
+// none. It may create or cut a segment, which is I/O. It fails with ErrFull (a
+// *FullError), ErrFloor, ErrTooLarge.
+func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.gate.Leave()
+	if !s.ready.Load() {
+		return nil, fmt.Errorf("blockstore: reserve before Ready: %w", ErrState)
+	}
+	if n < 1 || n > reserveMax {
+		return nil, fmt.Errorf("blockstore: reserve %d slots; want 1 to %d: %w", n, reserveMax, ErrState)
+	}
+	l, err := s.SlotLayout(pieceBytes, layers)
+	if err != nil {
+		return nil, err
+	}
+	p := &placement{store: s, slotBytes: l.SlotBytes(), want: n}
+	if err := p.find(ctx, after, hasAfter); err != nil {
+		p.undo()
+		return nil, err
+	}
+	// After the slots were found: a segment that was cut for them has an older
+	// generation than they.
+	gen, err := s.generations.take(ctx, s, n)
+	if err != nil {
+		p.undo()
+		return nil, err
+	}
+	return p.refs(gen), nil
+}
+
+// find takes slots until there are as many as wanted.
+func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) error {
+	at := -1 // the volume to go on with
+	if hasAfter {
+		if v := p.store.volume(after); v != nil && v.takesWrites() {
+			at = int(v.index)
+			if g, r := v.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.n > 0 {
+				p.add(g, r)
+			}
+			if p.atStripeEnd(after.Slot() + 1 + uint32(p.n)) {
+				at = p.next(at)
+			}
+		}
+	}
+	if at < 0 {
+		at = p.leastUsed()
+	}
+	for p.n < p.want {
+		g, r, err := p.takeSomewhere(ctx, at)
+		if err != nil {
+			return err
+		}
+		p.add(g, r)
+		at = int(g.volume.index)
+		if p.atStripeEnd(r.start + r.n) {
+			at = p.next(at)
+		}
+	}
+	return nil
+}
+
+func (p *placement) add(g *segment, r run) {
+	p.taken = append(p.taken, taken{g, r})
+	p.n += int(r.n)
+}
+
+// stripe is how many slots of a segment go to one volume before the next takes
+// over. Boundaries are at fixed slot numbers: wherever a sequence is continued,
+// it changes the volume at the same place.
+func (p *placement) stripe() uint32 {
+	return uint32(max(1, p.store.opts.StripeBytes/p.slotBytes))
+}
+
+// upTo is how many slots may be taken in one run that starts at a slot.
+func (p *placement) upTo(slot uint32) uint32 {
+	n := uint32(p.want - p.n)
+	if len(p.store.volumes) > 1 {
+		n = min(n, p.stripe()-slot%p.stripe())
+	}
+	return n
+}
+
+func (p *placement) atStripeEnd(slot uint32) bool {
+	return len(p.store.volumes) > 1 && slot%p.stripe() == 0
+}
+
+func (p *placement) next(volume int) int { return (volume + 1) % len(p.store.volumes) }
+
+// leastUsed picks the volume for a new sequence.
+func (p *placement) leastUsed() int {
+	n := len(p.store.volumes)
+	if n == 1 {
+		return 0
+	}
+	turn := int(p.store.turn.Add(1))
+	best := turn % n
+	for i := range n {
+		v := p.store.volumes[(turn+i)%n]
+		if v.takesWrites() && v.usedBytes.Load() < p.store.volumes[best].usedBytes.Load() {
+			best = int(v.index)
+		}
+	}
+	return best
+}
+
+// takeSomewhere takes one run, on the given volume or else on the first after it
+// that has room.
+func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, error) {
+	var trouble []error
+	writable := false
+	for range p.store.volumes {
+		v := p.store.volumes[at]
+		at = p.next(at)
+		if !v.takesWrites() {
+			continue
+		}
+		writable = true
+		g, r, err := v.take(ctx, p.slotBytes, p)
+		if err == nil {
+			return g, r, nil
+		}
+		if ctx.Err() != nil {
+			return nil, run{}, err
+		}
+		if !errors.Is(err, errNoRoom) {
+			v.log.Warn("could not make room", "err", err)
+			trouble = append(trouble, err)
+		}
+	}
+	switch {
+	case !writable:
+		return nil, run{}, p.store.noWritableVolume()
+	case len(trouble) > 0:
+		return nil, run{}, errors.Join(trouble...)
+	}
+	return nil, run{}, p.full()
+}
+
+func (s *Store) noWritableVolume() error {
+	errs := []error{ErrFloor}
+	for _, v := range s.volumes {
+		if err := v.syncer.failure(); err != nil {
+			errs = append(errs, fmt.Errorf("volume %d: a sync failed: %w", v.index, err))
+		} else {
+			errs = append(errs, fmt.Errorf("volume %d: %d bytes free, floor is %d", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
+		}
+	}
+	return fmt.Errorf("blockstore: %w", errors.Join(errs...))
+}
+
+// full says what is missing; the slots taken so far are given back first.
+func (p *placement) full() error {
+	p.undo()
+	e := &FullError{SlotBytes: p.slotBytes, Slots: p.want}
+	for _, v := range p.store.volumes {
+		if v.takesWrites() {
+			e.FreeSlots += v.freeSlots(p.slotBytes)
+		}
+	}
+	return e
+}
+
+// undo gives the slots back.
+func (p *placement) undo() {
+	for _, t := range p.taken {
+		for i := range t.run.n {
+			t.segment.untake(t.run.start + i)
+		}
+	}
+	p.taken, p.n = nil, 0
+}
+
+// refs stamps the slots with consecutive generations.
+func (p *placement) refs(gen kv.Generation) []kv.Ref {
+	refs := make([]kv.Ref, 0, p.n)
+	for _, t := range p.taken {
+		t.segment.stamp(t.run, gen)
+		for i := range t.run.n {
+			refs = append(refs, kv.Ref{Extent: t.segment.extent(t.run.start + i), Generation: gen})
+			gen++
+		}
+	}
+	return refs
+}
+
+// Cheapest returns the live slots of the segment that could be emptied, and cut
+// to slots for such pieces, at the least loss: the one of another slot size that
+// has the fewest live bytes. Until it is empty it gets no new slots if there is
+// any other place for them. It is for an engine that got ErrFull although it
+// evicted enough bytes, of another size. None if there is no such segment.
+func (s *Store) Cheapest(pieceBytes int64, layers int) []kv.Ref {
+	l, err := s.SlotLayout(pieceBytes, layers)
+	if err != nil {
+		return nil
+	}
+	var best *segment
+	var least int64
+	for _, v := range s.volumes {
+		if !v.takesWrites() {
+			continue
+		}
+		for _, g := range v.sorted() {
+			if n, ok := g.lossBytes(l.SlotBytes()); ok && (best == nil || n < least) {
+				best, least = g, n
+			}
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return best.drain()
+}
+
+// lossBytes is what emptying the segment would cost, if it can be emptied for
+// slots of slotBytes: nothing is being written in it.
+func (g *segment) lossBytes(slotBytes int64) (int64, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	fits := ondisk.SegmentSlots(g.file.Size(), slotBytes) > 0
+	if g.phase != phaseCut || g.header.SlotBytes == slotBytes || g.retiring || g.counts.reserved > 0 || !fits {
+		return 0, false
+	}
+	return int64(g.counts.live+g.counts.condemned) * g.header.SlotBytes, true
+}
+
+// drain marks the segment and returns its live slots.
+func (g *segment) drain() []kv.Ref {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.draining = true
+	refs := make([]kv.Ref, 0, g.counts.live)
+	for i, w := range g.words {
+		if w.state() == slotLive {
+			refs = append(refs, kv.Ref{Extent: g.extent(uint32(i)), Generation: w.generation()})
+		}
+	}
+	return slices.Clip(refs)
+}

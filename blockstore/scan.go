@@ -1,0 +1,294 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+const (
+	// scanBytes is read at a time by a sequential scan, in scanRequests requests.
+	scanBytes    = 8 << 20
+	scanRequests = 8
+	// sparseBytes is the slot size from which reading only the headers is less
+	// work than reading everything.
+	sparseBytes = 64 << 10
+	// sparseBatch is how many headers are read at a time.
+	sparseBatch = 256
+)
+
+// ScanOptions configure a Scan.
+type ScanOptions struct {
+	// Verify reads the payloads as well and passes on only slots whose every
+	// layer has its checksum.
+	Verify bool
+	// Progress, if not nil, is called now and then with the file bytes that
+	// have been dealt with and those of all segments.
+	Progress func(done, total int64)
+}
+
+// ScanStats counts what a Scan saw.
+type ScanStats struct {
+	// Segments and Slots were looked at; Found were passed on.
+	Segments, Slots, Found int64
+	// Blank slots hold no header, or one from before the segment was cut;
+	// Damaged ones a header, or with Verify a layer, with a wrong checksum;
+	// Unreadable ones an I/O error.
+	Blank, Damaged, Unreadable int64
+	// Bytes were read.
+	Bytes int64
+}
+
+func (s *ScanStats) add(o ScanStats) {
+	s.Segments += o.Segments
+	s.Slots += o.Slots
+	s.Found += o.Found
+	s.Blank += o.Blank
+	s.Damaged += o.Damaged
+	s.Unreadable += o.Unreadable
+	s.Bytes += o.Bytes
+}
+
+// Scan reads the header of every slot of every segment, whatever its state, and
+// calls fn for each that holds an intact header that belongs there. Volumes are
+// read in parallel; fn is called from one goroutine at a time, and an error from
+// it ends the scan. The same block may be found several times: the highest
+// generation is the newest. The header is fn's only during the call. Freed slots
+// are found as well, until they are reused.
+func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, h *ondisk.SlotHeader) error) (ScanStats, error) {
+	if err := s.enter(); err != nil {
+		return ScanStats{}, err
+	}
+	defer s.gate.Leave()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all := &scan{store: s, opts: opts, fn: fn}
+	for _, v := range s.volumes {
+		for _, g := range v.sorted() {
+			all.totalBytes += g.file.Size()
+		}
+	}
+	err := onVolumes(s.volumes, func(v *volume) error {
+		err := all.volume(ctx, v)
+		if err != nil {
+			cancel() // the others need not go on
+		}
+		return err
+	})
+	if all.fnErr != nil {
+		err = all.fnErr
+	}
+	return all.stats, err
+}
+
+// scan is one Scan under way.
+type scan struct {
+	store      *Store
+	opts       ScanOptions
+	totalBytes int64
+
+	mu        sync.Mutex // also serialises fn and Progress
+	fn        func(kv.Ref, *ondisk.SlotHeader) error
+	fnErr     error
+	stats     ScanStats
+	doneBytes int64
+}
+
+func (c *scan) volume(ctx context.Context, v *volume) error {
+	buf, release, err := c.store.opts.Alloc(ctx, scanBytes)
+	if err != nil {
+		return fmt.Errorf("blockstore: scan: scratch memory: %w", err)
+	}
+	defer release()
+	for _, g := range v.sorted() {
+		h, ok := g.cutHeader()
+		if ok {
+			w := &segmentScan{scan: c, segment: g, header: h, buf: buf}
+			err := w.run(ctx)
+			c.account(w.stats, g.file.Size())
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		c.account(ScanStats{}, g.file.Size())
+	}
+	return nil
+}
+
+// account adds a segment's counts.
+func (c *scan) account(st ScanStats, fileBytes int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.add(st)
+	c.doneBytes += fileBytes
+	if c.opts.Progress != nil {
+		c.opts.Progress(c.doneBytes, c.totalBytes)
+	}
+}
+
+// cutHeader returns how the segment is cut, if it is.
+func (g *segment) cutHeader() (ondisk.SegmentHeader, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.header, g.phase == phaseCut
+}
+
+// segmentScan reads one segment.
+type segmentScan struct {
+	*scan
+	segment *segment
+	header  ondisk.SegmentHeader
+	buf     []byte
+	stats   ScanStats
+	sums    []uint64
+}
+
+func (w *segmentScan) run(ctx context.Context) error {
+	w.stats.Segments++
+	step := w.headers
+	perStep := uint32(sparseBatch)
+	if w.opts.Verify || w.header.SlotBytes < sparseBytes {
+		step = w.slots
+		perStep = uint32(max(1, scanBytes/w.header.SlotBytes))
+	}
+	if w.header.SlotBytes > int64(len(w.buf)) && w.opts.Verify {
+		buf, release, err := w.store.opts.Alloc(ctx, int(w.header.SlotBytes))
+		if err != nil {
+			return fmt.Errorf("blockstore: scan: scratch memory: %w", err)
+		}
+		defer release()
+		w.buf = buf
+	}
+	for slot := uint32(0); slot < w.header.Slots; slot += perStep {
+		if err := step(ctx, slot, min(perStep, w.header.Slots-slot)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// slots reads n whole slots from first on.
+func (w *segmentScan) slots(ctx context.Context, first, n uint32) error {
+	total := int64(n) * w.header.SlotBytes
+	var batch []blockio.Request
+	part := max(w.header.SlotBytes, total/scanRequests/w.header.SlotBytes*w.header.SlotBytes)
+	for at := int64(0); at < total; at += part {
+		batch = append(batch, blockio.Request{
+			Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(first) + at,
+			Bufs: [][]byte{w.buf[at:min(at+part, total)]},
+		})
+	}
+	if err := w.segment.volume.dev.Do(ctx, batch); err != nil {
+		return err
+	}
+	for i := range n {
+		at := int64(i) * w.header.SlotBytes
+		slot := w.buf[at:][:w.header.SlotBytes]
+		if batch[at/part].Err != nil {
+			if err := w.alone(ctx, first+i, slot); err != nil {
+				w.unreadable(1)
+				continue
+			}
+		}
+		w.stats.Bytes += w.header.SlotBytes
+		if err := w.look(first+i, slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alone reads one slot whose neighbours could not be read.
+func (w *segmentScan) alone(ctx context.Context, slot uint32, buf []byte) error {
+	return doOne(ctx, w.segment.volume.dev, blockio.Request{Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(slot), Bufs: [][]byte{buf}})
+}
+
+// headers reads the first pages of n slots from first on.
+func (w *segmentScan) headers(ctx context.Context, first, n uint32) error {
+	batch := make([]blockio.Request, n)
+	page := func(i uint32) []byte { return w.buf[i*ondisk.Page:][:ondisk.Page] }
+	for i := range n {
+		batch[i] = blockio.Request{Op: blockio.Read, File: w.segment.file, Offset: w.header.SlotOffset(first + i), Bufs: [][]byte{page(i)}}
+	}
+	if err := w.segment.volume.dev.Do(ctx, batch); err != nil {
+		return err
+	}
+	for i := range n {
+		if batch[i].Err != nil {
+			w.unreadable(1)
+			continue
+		}
+		w.stats.Bytes += ondisk.Page
+		header := page(i)
+		if long := ondisk.SlotHeaderBytes(header); long > ondisk.Page && int64(long) < w.header.SlotBytes {
+			var err error
+			if header, err = readPages(ctx, w.segment.volume.dev, w.segment.file, w.header.SlotOffset(first+i), long); err != nil {
+				w.unreadable(1)
+				continue
+			}
+			w.stats.Bytes += int64(long)
+		}
+		if err := w.look(first+i, header); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *segmentScan) unreadable(n int64) {
+	w.stats.Slots += n
+	w.stats.Unreadable += n
+}
+
+// look decides what one slot is; b is the slot, or its header.
+func (w *segmentScan) look(slot uint32, b []byte) error {
+	w.stats.Slots++
+	h, err := ondisk.DecodeSlotHeader(b, w.sums[:0])
+	switch {
+	case errors.Is(err, ondisk.ErrBlank):
+		w.stats.Blank++
+		return nil
+	case err != nil:
+		w.stats.Damaged++
+		return nil
+	}
+	w.sums = h.LayerSums
+	l, err := h.Layout()
+	if err != nil || h.Extent != w.segment.extent(slot) || l.SlotBytes() != w.header.SlotBytes || h.Generation <= w.header.Cut {
+		w.stats.Blank++
+		return nil
+	}
+	if w.opts.Verify && verifyLayers(b, &h, l) >= 0 {
+		w.stats.Damaged++
+		return nil
+	}
+	w.stats.Found++
+	return w.pass(&h)
+}
+
+// pass hands a header to the caller.
+func (w *segmentScan) pass(h *ondisk.SlotHeader) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fnErr == nil {
+		w.fnErr = w.fn(h.Ref(), h)
+	}
+	return w.fnErr
+}
+
+// verifyLayers returns the first layer of a whole slot whose checksum is wrong,
+// or -1.
+func verifyLayers(slot []byte, h *ondisk.SlotHeader, l ondisk.Layout) int {
+	for i, want := range h.LayerSums {
+		if ondisk.LayerSum(slot[l.HeaderBytes()+int64(i)*l.LayerBytes():][:l.LayerBytes()]) != want {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,0 +1,217 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+	"golang.org/x/time/rate"
+)
+
+// ScrubOptions configure a Scrub.
+type ScrubOptions struct {
+	// BytesPerSecond limits the reading; 0 means no limit.
+	BytesPerSecond int64
+	// From is where to start: the Next of an earlier result, or 0.
+	From kv.Extent
+	// MaxBytes ends the call after that many bytes; 0 means at the end.
+	MaxBytes int64
+	// Report is called for each live slot that is corrupt or unreadable. It may
+	// Free it.
+	Report func(ref kv.Ref, err error)
+}
+
+// ScrubResult says how far a Scrub came.
+type ScrubResult struct {
+	// Next is where to go on; Done says that the end was reached and Next is 0.
+	Next kv.Extent
+	Done bool
+	// Slots and Bytes were read, Corrupt and Unreadable were reported.
+	Slots, Bytes, Corrupt, Unreadable int64
+}
+
+// Scrub reads live slots in order and verifies header and every layer. It ends
+// at the end, at MaxBytes, or with ctx (and its error).
+func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
+	if err := s.enter(); err != nil {
+		return ScrubResult{Next: opts.From}, err
+	}
+	defer s.gate.Leave()
+	b := &scrub{store: s, opts: opts, result: ScrubResult{Next: opts.From}}
+	if n := opts.BytesPerSecond; n > 0 {
+		b.limiter = rate.NewLimiter(rate.Limit(n), int(min(n, 1<<30)))
+	}
+	defer b.free()
+	for {
+		ref, slotBytes, ok := s.nextLive(b.result.Next)
+		if !ok {
+			b.result.Next, b.result.Done = 0, true
+			return b.result, nil
+		}
+		if opts.MaxBytes > 0 && b.result.Bytes >= opts.MaxBytes {
+			b.result.Next = ref.Extent
+			return b.result, nil
+		}
+		if err := b.slot(ctx, ref, slotBytes); err != nil {
+			b.result.Next = ref.Extent
+			return b.result, err
+		}
+		b.result.Next = ref.Extent + 1
+	}
+}
+
+// scrub is one Scrub under way.
+type scrub struct {
+	store   *Store
+	opts    ScrubOptions
+	limiter *rate.Limiter
+	buf     []byte
+	release func()
+	result  ScrubResult
+}
+
+func (b *scrub) free() {
+	if b.release != nil {
+		b.release()
+	}
+	b.buf, b.release = nil, nil
+}
+
+// room makes buf at least sizeBytes long.
+func (b *scrub) room(ctx context.Context, sizeBytes int64) error {
+	if int64(len(b.buf)) >= sizeBytes {
+		return nil
+	}
+	b.free()
+	var err error
+	if b.buf, b.release, err = b.store.opts.Alloc(ctx, int(sizeBytes)); err != nil {
+		b.release = nil
+		return fmt.Errorf("blockstore: scrub: scratch memory: %w", err)
+	}
+	return nil
+}
+
+// wait spends n bytes of the rate.
+func (b *scrub) wait(ctx context.Context, n int64) error {
+	for b.limiter != nil && n > 0 {
+		part := min(n, int64(b.limiter.Burst()))
+		if err := b.limiter.WaitN(ctx, int(part)); err != nil {
+			return fmt.Errorf("blockstore: scrub: %w", err)
+		}
+		n -= part
+	}
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("blockstore: scrub: %w", err)
+	}
+	return nil
+}
+
+// slot verifies one slot; the error is ctx's or about memory.
+func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
+	if err := b.wait(ctx, slotBytes); err != nil {
+		return err
+	}
+	if err := b.room(ctx, slotBytes); err != nil {
+		return err
+	}
+	g, err := b.store.segmentOf(ref)
+	if err != nil {
+		return nil // freed meanwhile
+	}
+	offset, err := g.hold(ref, slotBytes, blockio.Read)
+	if err != nil {
+		return nil
+	}
+	buf := b.buf[:slotBytes]
+	err = doOne(ctx, g.volume.dev, blockio.Request{Op: blockio.Read, File: g.file, Offset: offset, Bufs: [][]byte{buf}})
+	if err == nil {
+		err = verifySlot(ref, slotBytes, buf)
+	}
+	if e := g.unpin(ref); e != nil {
+		return e
+	}
+	return b.account(ctx, &g.volume.counter, ref, slotBytes, err)
+}
+
+func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes int64, err error) error {
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrCorrupt) {
+		return context.Cause(ctx) // it was not read
+	}
+	b.result.Slots++
+	b.result.Bytes += slotBytes
+	c.scrubbed.Add(1)
+	c.scrubbedBytes.Add(uint64(slotBytes))
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrCorrupt):
+		b.result.Corrupt++
+		c.scrubCorrupt.Add(1)
+	default:
+		b.result.Unreadable++
+		c.scrubFailures.Add(1)
+	}
+	if b.opts.Report != nil {
+		b.opts.Report(ref, err)
+	}
+	return nil
+}
+
+// verifySlot checks a whole slot against itself and its ref.
+func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
+	h, err := ondisk.DecodeSlotHeader(slot, nil)
+	if err != nil {
+		return fmt.Errorf("blockstore: %v: %w: %w", ref, ErrCorrupt, err)
+	}
+	l, err := h.Layout()
+	switch {
+	case err != nil:
+		return fmt.Errorf("blockstore: %v: %w: %w", ref, ErrCorrupt, err)
+	case h.Ref() != ref:
+		return fmt.Errorf("blockstore: %v: slot holds %v: %w", ref, h.Ref(), ErrCorrupt)
+	case l.SlotBytes() != slotBytes:
+		return fmt.Errorf("blockstore: %v: header describes a slot of %d bytes, not %d: %w", ref, l.SlotBytes(), slotBytes, ErrCorrupt)
+	}
+	if i := verifyLayers(slot, &h, l); i >= 0 {
+		return fmt.Errorf("blockstore: %v: layer %d has a wrong checksum: %w", ref, i, ErrCorrupt)
+	}
+	return nil
+}
+
+// nextLive returns the first live slot at or after an extent.
+func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) {
+	for _, v := range s.volumes {
+		if v.index < from.Volume() {
+			continue
+		}
+		for _, g := range v.sorted() {
+			slot := uint32(0)
+			if v.index == from.Volume() {
+				if g.number < from.Segment() {
+					continue
+				}
+				if g.number == from.Segment() {
+					slot = from.Slot()
+				}
+			}
+			if ref, slotBytes, ok := g.nextLive(slot); ok {
+				return ref, slotBytes, true
+			}
+		}
+	}
+	return kv.Ref{}, 0, false
+}
+
+func (g *segment) nextLive(slot uint32) (kv.Ref, int64, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for ; slot < uint32(len(g.words)); slot++ {
+		if w := g.words[slot]; w.state() == slotLive {
+			return kv.Ref{Extent: g.extent(slot), Generation: w.generation()}, g.header.SlotBytes, true
+		}
+	}
+	return kv.Ref{}, 0, false
+}

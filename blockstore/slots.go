@@ -1,0 +1,93 @@
+package blockstore
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// MaxReaders is how many readers a slot can have at once.
+const MaxReaders = 1<<readerBits - 1
+
+// slotState is where a slot is in its life.
+type slotState uint8
+
+const (
+	slotFree slotState = iota
+	// slotReserved: handed out, not yet written.
+	slotReserved
+	// slotWritten: the device completed the write; the index does not know yet.
+	slotWritten
+	// slotLive: the index refers to it.
+	slotLive
+	// slotCondemned: given up while it had readers; free when they have left.
+	slotCondemned
+)
+
+// String returns the state as errors and pictures show it.
+func (s slotState) String() string {
+	switch s {
+	case slotFree:
+		return "free"
+	case slotReserved:
+		return "reserved"
+	case slotWritten:
+		return "written"
+	case slotLive:
+		return "live"
+	case slotCondemned:
+		return "condemned"
+	}
+	return fmt.Sprintf("slotState(%d)", uint8(s))
+}
+
+// slotWord is all that DRAM knows of a slot, in 8 bytes:
+//
+//	63         16 15   13 12      0
+//	┌────────────┬───────┬─────────┐
+//	│ generation │ state │ readers │
+//	└────────────┴───────┴─────────┘
+//
+// Invariant: a free slot has no readers, and its bit in the segment's freeMap is
+// set; a condemned one has at least one.
+type slotWord uint64
+
+const (
+	readerBits = 13
+	stateBits  = 3
+	stateShift = readerBits
+	genShift   = readerBits + stateBits
+)
+
+// The three parts fill the word.
+var _ [64]struct{} = [kv.GenerationBits + stateBits + readerBits]struct{}{}
+
+func makeSlotWord(g kv.Generation, s slotState) slotWord {
+	return slotWord(g)<<genShift | slotWord(s)<<stateShift
+}
+
+func (w slotWord) generation() kv.Generation { return kv.Generation(w >> genShift) }
+func (w slotWord) state() slotState          { return slotState(w >> stateShift & (1<<stateBits - 1)) }
+func (w slotWord) readers() int              { return int(w & MaxReaders) }
+
+func (w slotWord) withState(s slotState) slotWord {
+	return w&^((1<<stateBits-1)<<stateShift) | slotWord(s)<<stateShift
+}
+
+// slotCounts is how many slots of a segment are in each state; written ones
+// count as reserved.
+type slotCounts struct {
+	free, reserved, live, condemned uint32
+}
+
+func (c *slotCounts) of(s slotState) *uint32 {
+	switch s {
+	case slotFree:
+		return &c.free
+	case slotReserved, slotWritten:
+		return &c.reserved
+	case slotLive:
+		return &c.live
+	}
+	return &c.condemned
+}

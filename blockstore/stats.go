@@ -1,0 +1,198 @@
+package blockstore
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Stats describes the store at one moment. Byte gauges of slots count whole
+// slots, header and padding included.
+type Stats struct {
+	// CapacityBytes is the configured cap, FileBytes what all files take of it.
+	CapacityBytes, FileBytes int64
+	Slots                    SlotStats
+	Counters                 CounterStats
+	// Classes is one entry for each slot size in use, smallest first.
+	Classes []ClassStats
+	// Volumes is one entry for each volume, by index.
+	Volumes []VolumeStats
+}
+
+// SlotStats says how many bytes are in slots of each state.
+type SlotStats struct {
+	// LiveBytes are referred to by the index, ReservedBytes are being written,
+	// CondemnedBytes are given up but still read, FreeBytes are ready to be
+	// reserved at their size.
+	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
+	// Live is the number of live slots.
+	Live int64
+}
+
+// UsedBytes is the bytes of slots that are not free.
+func (s SlotStats) UsedBytes() int64 { return s.LiveBytes + s.ReservedBytes + s.CondemnedBytes }
+
+func (s *SlotStats) add(o SlotStats) {
+	s.LiveBytes += o.LiveBytes
+	s.ReservedBytes += o.ReservedBytes
+	s.CondemnedBytes += o.CondemnedBytes
+	s.FreeBytes += o.FreeBytes
+	s.Live += o.Live
+}
+
+// CounterStats counts since Open.
+type CounterStats struct {
+	// Reads are pieces asked for. Each ends as good (ReadBytes), as stale, as
+	// corrupt, or as a failure of another kind.
+	Reads, ReadBytes, ReadStale, ReadCorrupt, ReadFailures uint64
+	// Writes are slots given to a device, WrittenBytes those that it completed.
+	Writes, WrittenBytes, WriteFailures uint64
+	// Scrubbed are slots read by Scrub.
+	Scrubbed, ScrubbedBytes, ScrubCorrupt, ScrubFailures uint64
+}
+
+func (c *CounterStats) add(o CounterStats) {
+	c.Reads += o.Reads
+	c.ReadBytes += o.ReadBytes
+	c.ReadStale += o.ReadStale
+	c.ReadCorrupt += o.ReadCorrupt
+	c.ReadFailures += o.ReadFailures
+	c.Writes += o.Writes
+	c.WrittenBytes += o.WrittenBytes
+	c.WriteFailures += o.WriteFailures
+	c.Scrubbed += o.Scrubbed
+	c.ScrubbedBytes += o.ScrubbedBytes
+	c.ScrubCorrupt += o.ScrubCorrupt
+	c.ScrubFailures += o.ScrubFailures
+}
+
+// ClassStats describes the segments of one slot size.
+type ClassStats struct {
+	SlotBytes int64
+	// Segments is how many there are; Slots, Live and Free count their slots.
+	Segments          int
+	Slots, Live, Free int64
+}
+
+// VolumeStats describes one volume.
+type VolumeStats struct {
+	// Path is the volume's directory.
+	Path string
+	// CapacityBytes is its share, FileBytes what its files take of it,
+	// FreeSpaceBytes what the file system had left when last asked.
+	CapacityBytes, FileBytes, FreeSpaceBytes int64
+	// Segments are files; Blank ones have no slots yet, Bad ones could not be
+	// cut, Retiring ones are beyond the capacity.
+	Segments, Blank, Bad, Retiring int
+	Slots                          SlotStats
+	Counters                       CounterStats
+	// BelowFloor and Failed say why the volume takes no writes, if it does not;
+	// Failed is the error of the sync that failed.
+	BelowFloor bool
+	Failed     string
+}
+
+// Stats returns counters and gauges. They are taken one volume after the other,
+// while the store goes on.
+func (s *Store) Stats() Stats {
+	st := Stats{CapacityBytes: s.opts.CapacityBytes}
+	classes := make(map[int64]*ClassStats)
+	for _, v := range s.volumes {
+		vs := v.stats(classes)
+		st.FileBytes += vs.FileBytes
+		st.Slots.add(vs.Slots)
+		st.Counters.add(vs.Counters)
+		st.Volumes = append(st.Volumes, vs)
+	}
+	for _, c := range classes {
+		st.Classes = append(st.Classes, *c)
+	}
+	slices.SortFunc(st.Classes, func(a, b ClassStats) int { return cmp.Compare(a.SlotBytes, b.SlotBytes) })
+	return st
+}
+
+func (v *volume) stats(classes map[int64]*ClassStats) VolumeStats {
+	vs := VolumeStats{
+		Path: v.dev.Info().Path, CapacityBytes: v.capacityBytes,
+		FreeSpaceBytes: v.freeSpaceBytes.Load(), BelowFloor: v.belowFloor(), Counters: v.counter.load(),
+	}
+	if err := v.syncer.failure(); err != nil {
+		vs.Failed = err.Error()
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	vs.FileBytes = v.fileBytes
+	for _, g := range v.segments {
+		g.addTo(&vs, classes)
+	}
+	return vs
+}
+
+// addTo adds one segment to the sums; volume.mu is held.
+func (g *segment) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	vs.Segments++
+	if g.retiring {
+		vs.Retiring++
+	}
+	switch g.phase {
+	case phaseBad:
+		vs.Bad++
+	case phaseCut:
+		size := g.header.SlotBytes
+		vs.Slots.add(SlotStats{
+			LiveBytes: int64(g.counts.live) * size, ReservedBytes: int64(g.counts.reserved) * size,
+			CondemnedBytes: int64(g.counts.condemned) * size, FreeBytes: int64(g.counts.free) * size, Live: int64(g.counts.live),
+		})
+		c := classes[size]
+		if c == nil {
+			c = &ClassStats{SlotBytes: size}
+			classes[size] = c
+		}
+		c.Segments++
+		c.Slots += int64(g.header.Slots)
+		c.Live += int64(g.counts.live)
+		c.Free += int64(g.counts.free)
+	default:
+		vs.Blank++
+	}
+}
+
+func (c *counters) load() CounterStats {
+	return CounterStats{
+		Reads: c.reads.Load(), ReadBytes: c.readBytes.Load(), ReadStale: c.readStale.Load(),
+		ReadCorrupt: c.readCorrupt.Load(), ReadFailures: c.readFailures.Load(),
+		Writes: c.writes.Load(), WrittenBytes: c.writtenBytes.Load(), WriteFailures: c.writeFailures.Load(),
+		Scrubbed: c.scrubbed.Load(), ScrubbedBytes: c.scrubbedBytes.Load(),
+		ScrubCorrupt: c.scrubCorrupt.Load(), ScrubFailures: c.scrubFailures.Load(),
+	}
+}
+
+// String prints the stats as `penstock store` does.
+func (s Stats) String() string {
+	var w strings.Builder
+	fmt.Fprintf(&w, "capacity %d, files %d\n", s.CapacityBytes, s.FileBytes)
+	fmt.Fprintf(&w, "slots    %d live: %d bytes; reserved %d, condemned %d, free %d\n",
+		s.Slots.Live, s.Slots.LiveBytes, s.Slots.ReservedBytes, s.Slots.CondemnedBytes, s.Slots.FreeBytes)
+	c := s.Counters
+	fmt.Fprintf(&w, "reads    %d: %d bytes; stale %d, corrupt %d, failed %d\n", c.Reads, c.ReadBytes, c.ReadStale, c.ReadCorrupt, c.ReadFailures)
+	fmt.Fprintf(&w, "writes   %d: %d bytes; failed %d\n", c.Writes, c.WrittenBytes, c.WriteFailures)
+	fmt.Fprintf(&w, "scrubbed %d: %d bytes; corrupt %d, failed %d\n", c.Scrubbed, c.ScrubbedBytes, c.ScrubCorrupt, c.ScrubFailures)
+	for _, k := range s.Classes {
+		fmt.Fprintf(&w, "class    %d bytes: %d segments, %d slots, %d live, %d free\n", k.SlotBytes, k.Segments, k.Slots, k.Live, k.Free)
+	}
+	for i, v := range s.Volumes {
+		fmt.Fprintf(&w, "volume %d %s: capacity %d, files %d, %d segments (%d blank, %d bad, %d retiring), used %d",
+			i, v.Path, v.CapacityBytes, v.FileBytes, v.Segments, v.Blank, v.Bad, v.Retiring, v.Slots.UsedBytes())
+		if v.BelowFloor {
+			w.WriteString(", below the floor")
+		}
+		if v.Failed != "" {
+			fmt.Fprintf(&w, ", failed: %s", v.Failed)
+		}
+		w.WriteByte('\n')
+	}
+	return w.String()
+}

@@ -1,0 +1,181 @@
+package blockstore
+
+import (
+	"context"
+	"sync"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+const (
+	// mergeBytes bounds a request made of neighbouring slots. Larger requests
+	// gain nothing and would keep a device with parallel channels from using them.
+	mergeBytes = 1 << 20
+	// mergeVecs bounds its buffers.
+	mergeVecs = 64
+)
+
+// job is what one item of a batch asks of the device: consecutive bytes of one
+// file, into or from one or two buffers.
+type job struct {
+	volume  *volume
+	file    blockio.File
+	offset  int64
+	bufs    [2][]byte // the second may be nil
+	bytes   int64
+	outcome error
+	// skip: decided already, nothing to submit.
+	skip bool
+	// entire: the whole slot, which may be merged with its neighbour.
+	entire bool
+}
+
+// submission turns jobs into one batch of requests for each volume. It is
+// pooled, so that a read allocates nothing.
+type submission struct {
+	op   blockio.Op
+	jobs []job
+	// The requests of one volume, the jobs of each, and its buffers.
+	reqs  []blockio.Request
+	spans []span
+	vecs  [][]byte
+	order []int // indices of jobs of the volume
+}
+
+// span is jobs order[first:first+n] of a request.
+type span struct{ first, n int }
+
+// submissionPool keeps submissions for reuse.
+type submissionPool struct{ pool sync.Pool }
+
+func (p *submissionPool) get(op blockio.Op, n int) *submission {
+	m, ok := p.pool.Get().(*submission)
+	if !ok {
+		m = new(submission)
+	}
+	m.reset(op, n)
+	return m
+}
+
+// put takes a submission back, without the buffers it referred to.
+func (p *submissionPool) put(m *submission) {
+	m.drop()
+	p.pool.Put(m)
+}
+
+// reset makes room for n jobs, all zero.
+func (m *submission) reset(op blockio.Op, n int) {
+	m.op = op
+	if cap(m.jobs) < n {
+		m.jobs = make([]job, n)
+	}
+	m.jobs = m.jobs[:n]
+}
+
+// drop lets go of the buffers.
+func (m *submission) drop() {
+	clear(m.jobs[:cap(m.jobs)])
+	clear(m.reqs[:cap(m.reqs)])
+	clear(m.vecs[:cap(m.vecs)])
+}
+
+// run performs the jobs and sets their outcomes. It returns an error only if a
+// batch was not admitted, and only after every batch that was has completed.
+func (m *submission) run(ctx context.Context, volumes []*volume) error {
+	var one *volume
+	several := false
+	for i := range m.jobs {
+		if j := &m.jobs[i]; !j.skip {
+			several = several || (one != nil && one != j.volume)
+			one = j.volume
+		}
+	}
+	if one == nil {
+		return nil
+	}
+	if !several {
+		return m.runOn(ctx, one)
+	}
+	return onVolumes(volumes, func(v *volume) error {
+		// Each volume needs its own requests; the jobs are shared, but no job is
+		// touched by two volumes.
+		part := submission{op: m.op, jobs: m.jobs}
+		return part.runOn(ctx, v)
+	})
+}
+
+// runOn performs the jobs of one volume.
+func (m *submission) runOn(ctx context.Context, v *volume) error {
+	m.order = m.order[:0]
+	for i := range m.jobs {
+		if j := &m.jobs[i]; !j.skip && j.volume == v {
+			m.order = append(m.order, i)
+		}
+	}
+	for start := 0; start < len(m.order); {
+		n := m.build(start)
+		if err := m.do(ctx, v); err != nil {
+			return err
+		}
+		start += n
+	}
+	return nil
+}
+
+// build makes requests of the jobs order[start:], at most a batch, and returns
+// how many jobs they cover.
+func (m *submission) build(start int) int {
+	m.reqs, m.spans, m.vecs = m.reqs[:0], m.spans[:0], m.vecs[:0]
+	var last *job
+	var lastBytes int64
+	at := start
+	for ; at < len(m.order); at++ {
+		j := &m.jobs[m.order[at]]
+		if last != nil && last.entire && j.entire && last.file == j.file && last.offset+last.bytes == j.offset &&
+			lastBytes+j.bytes <= mergeBytes && m.spans[len(m.spans)-1].n < mergeVecs {
+			m.spans[len(m.spans)-1].n++
+			lastBytes += j.bytes
+		} else {
+			if len(m.reqs) == blockio.MaxBatch {
+				break
+			}
+			m.reqs = append(m.reqs, blockio.Request{Op: m.op, File: j.file, Offset: j.offset})
+			m.spans = append(m.spans, span{at, 1})
+			lastBytes = j.bytes
+		}
+		last = j
+	}
+	for i, sp := range m.spans {
+		from := len(m.vecs)
+		for _, k := range m.order[sp.first : sp.first+sp.n] {
+			for _, b := range m.jobs[k].bufs {
+				if b != nil {
+					m.vecs = append(m.vecs, b)
+				}
+			}
+		}
+		// Appending may move the array; requests made so far keep the old one,
+		// whose content does not change.
+		m.reqs[i].Bufs = m.vecs[from:len(m.vecs):len(m.vecs)]
+	}
+	return at - start
+}
+
+// do performs the requests and hands each job its outcome. The jobs of a merged
+// request that failed are tried one by one: a bad spot in one slot must not
+// cost its neighbours.
+func (m *submission) do(ctx context.Context, v *volume) error {
+	if err := v.dev.Do(ctx, m.reqs); err != nil {
+		return err
+	}
+	for i, sp := range m.spans {
+		err := m.reqs[i].Err
+		for _, k := range m.order[sp.first : sp.first+sp.n] {
+			j := &m.jobs[k]
+			if j.outcome = err; err != nil && sp.n > 1 {
+				j.outcome = doOne(ctx, v.dev, blockio.Request{Op: m.op, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}})
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,224 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// errNoRoom: the volume can take no slot of that size as things are.
+var errNoRoom = errors.New("no room on volume")
+
+// runTargetBytes is how long a run of free slots should be before it is worth
+// taking while the volume could still grow: long enough that a device reads it
+// at full speed.
+const runTargetBytes = 4 << 20
+
+// volume is one device with its segments.
+type volume struct {
+	store *Store
+	dev   blockio.Device
+	log   *slog.Logger
+	index uint32
+	// capacityBytes is the volume's share of the store's; metaBytes are in the
+	// superblock and catalogue files.
+	capacityBytes, metaBytes int64
+
+	// id and segmentBytes are copied from the superblock; they do not change.
+	id           ondisk.UUID
+	segmentBytes int64
+
+	super     blockio.File
+	catalogue blockio.File
+	// superblock and catArea (the area that holds the newest durable catalogue)
+	// change only under the store's meta token.
+	superblock ondisk.Superblock
+	catArea    int
+
+	// growth is the token of whoever changes the set of segments or a segment's
+	// cut: one element, taken before any lock.
+	growth chan struct{}
+
+	mu       sync.Mutex
+	segments map[uint32]*segment
+	classes  map[int64][]*segment // cut segments by slot size, oldest cut first
+	// fileBytes is the size of all files, also of one being created.
+	fileBytes int64
+	// changes counts segments that became available: a waiter for the growth
+	// token sees that another one grew meanwhile.
+	changes uint64
+
+	// usedBytes are in slots that are not free; the placement compares volumes
+	// by it.
+	usedBytes atomic.Int64
+	// freeSpaceBytes is what the file system had left when last asked.
+	freeSpaceBytes atomic.Int64
+	// denied is set when the file system refused to hold another segment, and
+	// cleared when the keeper looks again.
+	denied atomic.Bool
+
+	syncer  syncer
+	kick    chan struct{} // wakes the keeper
+	counter counters
+}
+
+// segment returns the segment of that number, or nil.
+func (v *volume) segment(number uint32) *segment {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.segments[number]
+}
+
+// sorted returns all segments by number.
+func (v *volume) sorted() []*segment {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	all := make([]*segment, 0, len(v.segments))
+	for _, g := range v.segments {
+		all = append(all, g)
+	}
+	slices.SortFunc(all, func(a, b *segment) int { return int(a.number) - int(b.number) })
+	return all
+}
+
+// takesWrites reports whether the volume may be written at all.
+func (v *volume) takesWrites() bool {
+	return !v.belowFloor() && v.syncer.failure() == nil
+}
+
+func (v *volume) belowFloor() bool {
+	return v.store.opts.FreeFloorBytes > 0 && v.freeSpaceBytes.Load() < v.store.opts.FreeFloorBytes
+}
+
+// lookAtSpace asks the file system how much is free.
+func (v *volume) lookAtSpace() error {
+	st, err := v.dev.Stat()
+	if err != nil {
+		return fmt.Errorf("blockstore: volume %d: %w", v.index, err)
+	}
+	v.freeSpaceBytes.Store(st.FreeBytes)
+	return nil
+}
+
+// takeAfter reserves up to n free slots right after a slot, in its segment.
+func (v *volume) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, run) {
+	g := v.segment(after.Segment())
+	if g == nil {
+		return nil, run{}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.phase != phaseCut || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots {
+		return nil, run{}
+	}
+	r := run{start: after.Slot() + 1}
+	if r.n = g.free.runFrom(r.start, n); r.n == 0 {
+		return nil, run{}
+	}
+	g.takeLocked(r)
+	return g, r
+}
+
+// sizer bounds the run that may be taken from a slot on.
+type sizer interface{ upTo(slot uint32) uint32 }
+
+// take reserves one run, as long as bound allows: a long run if there is one,
+// else one from a grown volume, else the longest there is. It fails with
+// errNoRoom.
+func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, run, error) {
+	n := bound.upTo(0)
+	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
+	enough := min(n, max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
+	for grown := false; ; grown = true {
+		changes := v.changeCount()
+		if g, r := v.takeLongest(slotBytes, bound, enough, false); r.n > 0 {
+			return g, r, nil
+		}
+		if grown {
+			// A fresh segment may be shorter than enough, or taken by others.
+			if g, r := v.takeLongest(slotBytes, bound, 1, false); r.n > 0 {
+				return g, r, nil
+			}
+		}
+		err := v.grow(ctx, slotBytes, changes)
+		if err == nil {
+			continue
+		}
+		if g, r := v.takeLongest(slotBytes, bound, 1, true); r.n > 0 {
+			return g, r, nil
+		}
+		return nil, run{}, err
+	}
+}
+
+func (v *volume) changeCount() uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.changes
+}
+
+// takeLongest takes slots of the longest free run, if it has at least enough. Draining segments are left alone unless lastResort.
+func (v *volume) takeLongest(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, run) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var best *segment
+	var longest run
+	for _, g := range v.classes[slotBytes] {
+		if r := g.longestRun(lastResort); r.n > longest.n {
+			best, longest = g, r
+		}
+	}
+	if longest.n < enough {
+		return nil, run{}
+	}
+	// Only this function and takeAfter make runs shorter, and takeAfter does not
+	// hold volume.mu: look again under the segment's lock.
+	best.mu.Lock()
+	defer best.mu.Unlock()
+	r := best.free.longestRun()
+	r.n = min(r.n, bound.upTo(r.start))
+	if r.n > 0 {
+		best.takeLocked(r)
+	}
+	return best, r
+}
+
+// longestRun is the longest run that may be taken from the segment.
+func (g *segment) longestRun(lastResort bool) run {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.phase != phaseCut || g.retiring || (g.draining && !lastResort) || g.free.free == 0 {
+		return run{}
+	}
+	return g.free.longestRun()
+}
+
+// freeSlots counts the free slots of one size.
+func (v *volume) freeSlots(slotBytes int64) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var n int
+	for _, g := range v.classes[slotBytes] {
+		g.mu.Lock()
+		if !g.retiring {
+			n += int(g.counts.free)
+		}
+		g.mu.Unlock()
+	}
+	return n
+}
+
+// fail takes the volume out of writing after its storage lost something.
+func (v *volume) fail(err error) {
+	if v.syncer.fail(err) {
+		v.log.Error("volume takes no more writes until the store is reopened", "err", err)
+	}
+}

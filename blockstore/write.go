@@ -1,0 +1,123 @@
+package blockstore
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Write is one slot to be written.
+type Write struct {
+	// Ref is a reserved slot.
+	Ref kv.Ref
+	// Header describes the block. Its Extent and Generation are set by
+	// Store.Write; LayerSums are the writer's, and the caller has verified them
+	// or trusts them: they are not computed again.
+	Header ondisk.SlotHeader
+	// Buf is Layout.SlotBytes of aligned memory with the payload at
+	// Layout.HeaderBytes. Store.Write fills in the header and clears the
+	// padding; the buffer is its own until it returns.
+	Buf []byte
+	// Err is the outcome of this slot: nil means that the device completed it.
+	Err error
+}
+
+// Write writes the slots as one batch for each volume and returns when every
+// one has completed, with the outcome in its Err. The error is that of the first
+// slot that failed, or nil. A slot that failed should be Abandoned.
+func (s *Store) Write(ctx context.Context, batch []Write) error {
+	if err := s.enter(); err != nil {
+		return failWrites(batch, err)
+	}
+	defer s.gate.Leave()
+	m := s.submissions.get(blockio.Write, len(batch))
+	defer s.submissions.put(m)
+	for i := range batch {
+		batch[i].Err = s.prepareWrite(&batch[i], &m.jobs[i])
+		m.jobs[i].skip = batch[i].Err != nil
+	}
+	err := m.run(ctx, s.volumes)
+	var first error
+	for i := range batch {
+		if !m.jobs[i].skip {
+			batch[i].Err = s.finishWrite(&batch[i], &m.jobs[i], err)
+		}
+		if first == nil {
+			first = batch[i].Err
+		}
+	}
+	return first
+}
+
+func failWrites(batch []Write, err error) error {
+	for i := range batch {
+		batch[i].Err = err
+	}
+	return err
+}
+
+// prepareWrite checks a write, completes its buffer, and holds its slot.
+func (s *Store) prepareWrite(w *Write, j *job) error {
+	l, err := w.Header.Layout()
+	if err != nil {
+		return fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
+	}
+	if n := l.SlotBytes(); int64(len(w.Buf)) != n {
+		return fmt.Errorf("blockstore: write %v: buffer of %d bytes for a slot of %d: %w", w.Ref, len(w.Buf), n, ErrState)
+	}
+	g, err := s.segmentOf(w.Ref)
+	if err != nil {
+		return err
+	}
+	if err := g.volume.syncer.failure(); err != nil {
+		return fmt.Errorf("blockstore: write %v: %w: %w", w.Ref, ErrFloor, err)
+	}
+	w.Header.Extent, w.Header.Generation = w.Ref.Extent, w.Ref.Generation
+	if err := w.Header.EncodeTo(w.Buf); err != nil {
+		return fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
+	}
+	clear(w.Buf[l.HeaderBytes()+l.PayloadBytes:])
+	if invariants.Enabled {
+		for i, sum := range ondisk.AppendLayerSums(nil, w.Buf[l.HeaderBytes():][:l.PayloadBytes], l.Layers) {
+			invariants.Assert(sum == w.Header.LayerSums[i], "write %v: layer %d has checksum %016x, the writer says %016x", w.Ref, i, sum, w.Header.LayerSums[i])
+		}
+	}
+	offset, err := g.hold(w.Ref, l.SlotBytes(), blockio.Write)
+	if err != nil {
+		return err
+	}
+	*j = job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{w.Buf}, bytes: l.SlotBytes(), entire: true}
+	return nil
+}
+
+// finishWrite notes what the device said and lets go of the slot.
+func (s *Store) finishWrite(w *Write, j *job, admission error) error {
+	err := j.outcome
+	if admission != nil && err == nil {
+		// Of several volumes, one may have completed; it does not matter, the
+		// slot will be abandoned.
+		err = admission
+	}
+	g, stale := s.segmentOf(w.Ref)
+	if stale != nil {
+		return stale
+	}
+	c := &j.volume.counter
+	c.writes.Add(1)
+	if err == nil {
+		c.writtenBytes.Add(uint64(j.bytes))
+		j.volume.syncer.wrote(j.file)
+		g.written(w.Ref)
+	} else {
+		c.writeFailures.Add(1)
+		err = fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
+	}
+	if stale := g.unpin(w.Ref); stale != nil {
+		return stale
+	}
+	return err
+}
