@@ -1,0 +1,489 @@
+package trie
+
+import (
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Class says how long a piece is wanted.
+type Class uint8
+
+const (
+	// Prefix pieces are kept until they are evicted.
+	Prefix Class = iota
+	// Transfer pieces only pass through: Delivered drops them, and the policy
+	// gives them up before anything else.
+	Transfer
+)
+
+// String returns prefix or transfer.
+func (c Class) String() string {
+	switch c {
+	case Prefix:
+		return "prefix"
+	case Transfer:
+		return "transfer"
+	}
+	return fmt.Sprintf("Class(%d)", uint8(c))
+}
+
+// Entry is one piece to be put.
+type Entry struct {
+	// ID names the block; not zero.
+	ID kv.BlockID
+	// Parent is the block before it; zero for the first block of a prompt and in
+	// a flat namespace. It is ignored for pieces of window and state groups, and
+	// where the geometry has no full group.
+	Parent kv.BlockID
+	// Group is the index of the layer group in the namespace's geometry.
+	Group int
+	// Class of a piece that exists already as Transfer is raised by Prefix.
+	Class Class
+	// Ref is the slot that holds the piece. Its device write is complete
+	// (invariant data-before-index).
+	Ref kv.Ref
+}
+
+// PutStatus says what became of one entry. Only after Added does the index
+// refer to the entry's slot; after any other the caller frees it.
+type PutStatus uint8
+
+const (
+	// Added: the piece is indexed.
+	Added PutStatus = iota + 1
+	// Exists: the piece is indexed already, in another slot.
+	Exists
+	// ParentAbsent: the parent, or for a window or state piece the full piece of
+	// its block, is not indexed.
+	ParentAbsent
+	// ParentMismatch: the block is indexed under another parent.
+	ParentMismatch
+	// TooDeep: the block would be more than MaxChainBlocks from the root.
+	TooDeep
+	// StaleEpoch: the epoch is not the namespace's current one.
+	StaleEpoch
+	// OverQuota: the namespace's quota has no room for it.
+	OverQuota
+)
+
+// String returns the status in lower-case words: added, exists, parent_absent,
+// parent_mismatch, too_deep, stale_epoch, over_quota.
+func (s PutStatus) String() string {
+	switch s {
+	case Added:
+		return "added"
+	case Exists:
+		return "exists"
+	case ParentAbsent:
+		return "parent_absent"
+	case ParentMismatch:
+		return "parent_mismatch"
+	case TooDeep:
+		return "too_deep"
+	case StaleEpoch:
+		return "stale_epoch"
+	case OverQuota:
+		return "over_quota"
+	}
+	return fmt.Sprintf("PutStatus(%d)", uint8(s))
+}
+
+func (e *Entry) validate(ns *namespace) error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("trie: namespace %q: block %v: %s: %w", ns.def.Name, e.ID, fmt.Sprintf(format, args...), ErrEntry)
+	}
+	groups := len(ns.def.Geometry.Groups)
+	switch {
+	case e.ID.IsZero():
+		return bad("the zero id names no block")
+	case e.Group < 0 || e.Group >= groups:
+		return bad("layer group %d; the geometry has %d", e.Group, groups)
+	case e.Class != Prefix && e.Class != Transfer:
+		return bad("class %d", e.Class)
+	case e.Ref.Generation>>kv.GenerationBits != 0:
+		return bad("generation %d has more than %d bits", e.Ref.Generation, kv.GenerationBits)
+	case ns.def.Index == kv.IndexFlat && !e.Parent.IsZero():
+		return bad("parent %v in a flat namespace", e.Parent)
+	case e.Parent == e.ID:
+		return bad("it is its own parent")
+	}
+	return nil
+}
+
+// putScratch is the memory of one Put.
+type putScratch struct {
+	added []addedNode
+	gone  []Evicted
+	// raised are pieces whose class goes from Transfer to Prefix.
+	raised []addedNode
+	buf    []byte
+	// exists: some entries are there already, perhaps not durably; pending: some
+	// of those are on their way with another Put.
+	exists, pending bool
+}
+
+// addedNode is a piece on its way to disk.
+type addedNode struct {
+	entry int // index in the call's entries
+	node  uint32
+	rec   record
+	ext   kv.Extent
+}
+
+func (s *putScratch) reset() {
+	s.added, s.gone, s.raised = s.added[:0], s.gone[:0], s.raised[:0]
+	s.exists, s.pending = false, false
+}
+
+// Put indexes pieces whose bytes are on storage. Entries of one call may be
+// parents of later ones. They become matchable after the one Pebble batch that
+// holds them was applied, and, if durable, synced; a durable Put that finds an
+// entry of a concurrent Put waits for it. dst is appended to and returned: one
+// status per entry. An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken,
+// ErrClosed) means that none of the entries was added.
+func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
+	s := t.putPool.Get().(*putScratch)
+	defer t.putPool.Put(s)
+	s.reset()
+	base := len(dst)
+	dst, err := t.stage(s, dst, id, epoch, entries)
+	if err != nil {
+		return dst[:base], err
+	}
+	if err := t.writePut(s, durable); err != nil {
+		t.unstage(s)
+		return dst[:base], err
+	}
+	t.settle(s, dst[base:])
+	if len(s.gone) > 0 {
+		if err := t.forget(s.gone); err != nil {
+			return dst, err
+		}
+	}
+	wrote := len(s.added)+len(s.raised) > 0
+	if durable && (s.pending || s.exists && !wrote) {
+		return dst, t.awaitExisting(id, epoch, entries, dst[base:])
+	}
+	return dst, nil
+}
+
+// stage decides on every entry and links those to be added, pending.
+func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.disk.broken(); err != nil && !t.closed {
+		return dst, err
+	}
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return dst, err
+	}
+	for i := range entries {
+		if err := entries[i].validate(ns); err != nil {
+			return dst, err
+		}
+	}
+	if epoch != ns.def.Epoch {
+		for range entries {
+			dst = append(dst, StaleEpoch)
+		}
+		return dst, nil
+	}
+	a := admission{t: t, ns: ns, sp: ns.space, write: true}
+	for i := range entries {
+		e := &entries[i]
+		p := a.place(e)
+		switch p.status {
+		case Added:
+			if !t.stageEntry(s, &a, i, e, p) {
+				t.unstageLocked(s)
+				return dst, fmt.Errorf("trie: %d pieces: %w", t.nodes.live, ErrFull)
+			}
+		case Exists:
+			s.exists = true
+			s.pending = s.pending || t.nodes.at(p.node).has(flagPending)
+			t.raiseClass(s, &a, e, p.node)
+		}
+		dst = append(dst, p.status)
+	}
+	return dst, nil
+}
+
+// stageEntry adds the node of an admitted entry, pending.
+func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placement) bool {
+	flags := uint32(flagPending)
+	if e.Class == Transfer {
+		flags |= flagTransfer
+	}
+	n := t.addNodeLocked(a.sp, e.ID, uint8(e.Group), p.parent, p.depth, e.Ref, flags)
+	if n == 0 {
+		return false
+	}
+	s.added = append(s.added, addedNode{entry: i, node: n, rec: t.recordOf(n), ext: e.Ref.Extent})
+	a.last, a.lastID = n, e.ID
+	if e.Group != 0 {
+		a.last = p.parent
+	}
+	return true
+}
+
+// raiseClass turns an existing transfer piece into one to be kept.
+func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
+	nd := t.nodes.at(n)
+	if e.Class != Prefix || !nd.has(flagTransfer) || nd.has(flagPending) {
+		return
+	}
+	nd.state.And(^uint32(flagTransfer))
+	t.policy.Remove(n)
+	t.policy.Insert(n, t.contentKey(n))
+	s.raised = append(s.raised, addedNode{node: n, rec: t.recordOf(n), ext: nd.extent})
+}
+
+// recordOf is what is stored for a node.
+func (t *Trie) recordOf(n uint32) record {
+	nd := t.nodes.at(n)
+	r := record{id: nd.id, gen: nd.gen(), serial: t.spaces[nd.space].serial, depth: nd.depth, group: nd.group()}
+	if nd.has(flagTransfer) {
+		r.flags |= recTransfer
+	}
+	if r.group != 0 || nd.parent == 0 {
+		return r
+	}
+	p := t.nodes.at(nd.parent)
+	r.parent = p.id
+	if p.extent+1 == nd.extent {
+		r.flags |= recParentPrev
+	} else {
+		r.flags |= recParentID
+	}
+	return r
+}
+
+func (t *Trie) writePut(s *putScratch, durable bool) error {
+	if len(s.added)+len(s.raised) == 0 {
+		return nil
+	}
+	b := t.disk.db.NewBatch()
+	defer b.Close()
+	for _, list := range [][]addedNode{s.added, s.raised} {
+		for i := range list {
+			if err := s.set(b, &list[i]); err != nil {
+				return fmt.Errorf("%w: %w", ErrBroken, err)
+			}
+		}
+	}
+	return t.disk.commit(b, durable)
+}
+
+func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
+	s.buf = appendBlockKey(s.buf[:0], a.ext)
+	s.buf = a.rec.append(s.buf)
+	return b.Set(s.buf[:blockKeyLen], s.buf[blockKeyLen:], nil)
+}
+
+// settle makes what was written matchable, unless its space died meanwhile.
+func (t *Trie) settle(s *putScratch, status []PutStatus) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	// Children before parents, so that what a dead space got back can be removed.
+	for i := len(s.added) - 1; i >= 0; i-- {
+		a := &s.added[i]
+		nd := t.nodes.at(a.node)
+		if t.spaces[nd.space].dead && nd.kids == 0 {
+			status[a.entry] = StaleEpoch
+			s.gone = t.removeNodeLocked(s.gone, a.node)
+			continue
+		}
+		t.clearPendingLocked(a.node)
+	}
+	t.settled.Broadcast()
+}
+
+// clearPendingLocked lets a node be matched and evicted.
+func (t *Trie) clearPendingLocked(n uint32) {
+	nd := t.nodes.at(n)
+	nd.state.And(^uint32(flagPending))
+	if nd.has(flagTransfer) {
+		t.policy.InsertCold(n)
+	} else {
+		t.policy.Insert(n, t.contentKey(n))
+	}
+	if nd.has(flagDoomed) || t.spaces[nd.space].dead {
+		t.sweep.kick()
+	}
+}
+
+// unstage undoes stage after a failed write.
+func (t *Trie) unstage(s *putScratch) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.unstageLocked(s)
+	t.settled.Broadcast()
+}
+
+func (t *Trie) unstageLocked(s *putScratch) {
+	for i := len(s.added) - 1; i >= 0; i-- {
+		n := s.added[i].node
+		if t.nodes.at(n).kids == 0 {
+			s.gone = t.removeNodeLocked(s.gone[:0], n)
+			continue
+		}
+		// A concurrent Put hung a child on it: doomed, it is collected later.
+		t.clearPendingLocked(n)
+		t.doomLocked(n)
+	}
+	s.added, s.gone = s.added[:0], s.gone[:0]
+}
+
+// awaitExisting waits until the entries that exist are committed, and syncs.
+func (t *Trie) awaitExisting(id kv.NamespaceID, epoch kv.Epoch, entries []Entry, status []PutStatus) error {
+	t.mu.Lock()
+	for i := range entries {
+		for status[i] == Exists && t.pendingLocked(id, epoch, &entries[i]) {
+			t.settled.Wait()
+		}
+	}
+	t.mu.Unlock()
+	return t.disk.sync()
+}
+
+func (t *Trie) pendingLocked(id kv.NamespaceID, epoch kv.Epoch, e *Entry) bool {
+	ns, ok := t.namespaces[id]
+	if !ok || t.closed || ns.def.Epoch != epoch {
+		return false
+	}
+	n := t.table.find(ns.space.number, uint8(e.Group), &e.ID)
+	return n != 0 && t.nodes.at(n).has(flagPending)
+}
+
+// Known appends to dst what Put would say now, without putting anything: Added
+// for an entry that would be. Ref is ignored.
+func (t *Trie) Known(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return dst, err
+	}
+	a := admission{t: t, ns: ns, sp: ns.space}
+	for i := range entries {
+		e := entries[i]
+		e.Ref = kv.Ref{}
+		if err := e.validate(ns); err != nil {
+			return dst[:len(dst)-i], err
+		}
+		if epoch != ns.def.Epoch {
+			dst = append(dst, StaleEpoch)
+			continue
+		}
+		p := a.place(&e)
+		if p.status == Added {
+			a.promise(&e, p)
+		}
+		dst = append(dst, p.status)
+	}
+	return dst, nil
+}
+
+// admission decides on the entries of one call.
+type admission struct {
+	t  *Trie
+	ns *namespace
+	sp *space
+	// write: the write lock is held and what is in the way may be doomed.
+	write bool
+	// last is the full node of the last entry that was added or found, lastID its
+	// id: nearly always the parent of the next.
+	last   uint32
+	lastID kv.BlockID
+	// promised are the blocks that Known said would be added, with their depth.
+	promised map[pieceKey]uint32
+	bytes    int64
+}
+
+type pieceKey struct {
+	id    kv.BlockID
+	group int
+}
+
+// placement is where an entry belongs, and whether it may go there.
+type placement struct {
+	status PutStatus
+	// node is the existing one; parent and depth are for a new one.
+	node, parent, depth uint32
+}
+
+func (a *admission) place(e *Entry) placement {
+	if _, ok := a.promised[pieceKey{e.ID, e.Group}]; ok {
+		return placement{status: Exists}
+	}
+	parent, depth, ok := a.parent(e)
+	if !ok {
+		return placement{status: ParentAbsent}
+	}
+	if n := a.find(uint8(e.Group), &e.ID); n != 0 {
+		if a.t.nodes.at(n).parent != parent {
+			return placement{status: ParentMismatch}
+		}
+		if e.Group == 0 {
+			a.last, a.lastID = n, e.ID
+		}
+		return placement{status: Exists, node: n}
+	}
+	switch {
+	case int64(depth) >= int64(a.t.opts.MaxChainBlocks):
+		return placement{status: TooDeep}
+	case !a.ns.room(a.bytes + a.ns.slotBytes[e.Group]):
+		return placement{status: OverQuota}
+	}
+	return placement{status: Added, parent: parent, depth: depth}
+}
+
+// parent finds what e hangs on: 0 for a root.
+func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
+	want := e.Parent
+	var deeper uint32 = 1
+	switch {
+	case !a.ns.tree:
+		return 0, 0, true
+	case e.Group != 0:
+		want, deeper = e.ID, 0
+	case want.IsZero():
+		return 0, 0, true
+	}
+	if d, ok := a.promised[pieceKey{want, 0}]; ok {
+		return 0, d + deeper, true
+	}
+	n := a.last
+	if n == 0 || want != a.lastID {
+		n = a.find(0, &want)
+	}
+	if n == 0 {
+		return 0, 0, false
+	}
+	return n, a.t.nodes.at(n).depth + deeper, true
+}
+
+// find returns the node of a piece that is, or is about to be, matchable.
+func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
+	n := a.t.table.find(a.sp.number, group, id)
+	if n == 0 || a.sp.doomed == 0 || a.t.rootedLocked(n) {
+		return n
+	}
+	if a.write {
+		a.t.doomLocked(n)
+	}
+	return 0
+}
+
+// promise remembers an entry that would be added, for those that follow it.
+func (a *admission) promise(e *Entry, p placement) {
+	if a.promised == nil {
+		a.promised = make(map[pieceKey]uint32)
+	}
+	a.promised[pieceKey{e.ID, e.Group}] = p.depth
+	a.bytes += a.ns.slotBytes[e.Group]
+}

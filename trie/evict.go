@@ -1,0 +1,266 @@
+package trie
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Evicted is one piece that left the index; the caller frees its slot.
+type Evicted struct {
+	Ref       kv.Ref
+	ID        kv.BlockID
+	Namespace kv.NamespaceID
+	Epoch     kv.Epoch
+	Group     int
+	Class     Class
+	// SlotBytes is what Options.SlotBytes says of it.
+	SlotBytes int64
+}
+
+const (
+	// Work under the write lock is done in steps of at most this many victims or
+	// nodes looked at, some 100 µs, so that no match waits for long.
+	victimsPerStep = 128
+	looksPerStep   = 8192
+)
+
+// Evict removes pieces until they make up want bytes of slots, and appends them
+// to dst. What is unmatchable goes first, then namespaces over their quota, then
+// transfer pieces, then the policy's order; always leaf first, never what a
+// lease holds. With only != 0 it takes from that namespace alone, in order of age
+// with a second chance for what was touched. Fewer bytes than wanted means that
+// nothing else may go. The pieces are out of the index even if an error says
+// that Pebble could not be told.
+func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
+	if err := t.usable(); err != nil {
+		return dst, err
+	}
+	t.ExpireLeases(now)
+	e := eviction{t: t, dst: dst, base: len(dst), want: want, only: only}
+	if err := e.run(); err != nil {
+		return e.dst, err
+	}
+	return e.dst, nil
+}
+
+// eviction is one call of Evict.
+type eviction struct {
+	t    *Trie
+	dst  []Evicted
+	base int
+	want int64
+	only kv.NamespaceID
+	// counted is the length of dst up to which freed is known.
+	counted int
+	freed   int64
+}
+
+func (e *eviction) done() bool {
+	for e.counted = max(e.counted, e.base); e.counted < len(e.dst); e.counted++ {
+		if v := &e.dst[e.counted]; e.only == 0 || v.Namespace == e.only {
+			e.freed += v.SlotBytes
+		}
+	}
+	return e.freed >= e.want
+}
+
+func (e *eviction) run() error {
+	if err := e.garbage(); err != nil {
+		return err
+	}
+	if e.only != 0 {
+		return e.steps(func() bool { return e.fromNamespace(e.only, false) })
+	}
+	for _, id := range e.t.overQuota() {
+		if err := e.steps(func() bool { return e.fromNamespace(id, true) }); err != nil {
+			return err
+		}
+	}
+	return e.steps(e.byPolicy)
+}
+
+// garbage takes what is unmatchable, if any of it can count.
+func (e *eviction) garbage() error {
+	for more := e.t.hasGarbage(e.only); more && !e.done(); {
+		var err error
+		if e.dst, more, err = e.t.ReclaimStep(e.dst, victimsPerStep); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steps calls step under the write lock until it says that it is done, and
+// removes from Pebble after each.
+func (e *eviction) steps(step func() (more bool)) error {
+	for more := true; more && !e.done(); {
+		from := len(e.dst)
+		more = step()
+		if err := e.t.forget(e.dst[from:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// byPolicy takes a step's worth of victims in the policy's order.
+func (e *eviction) byPolicy() (more bool) {
+	t := e.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leases.applyUnparks(t)
+	looks := looksPerStep
+	for range victimsPerStep {
+		n, ok := t.policy.Victim(&looks, t.evictable)
+		if !ok {
+			// Out of looks is no reason to stop: each look spent a touch, moved a node
+			// to another queue or parked it, and there is a last one.
+			return looks <= 0
+		}
+		t.policy.Evicted(n, t.contentKey(n))
+		e.dst = t.removeNodeLocked(e.dst, n)
+		if e.done() {
+			return false
+		}
+	}
+	return true
+}
+
+// overQuota returns the namespaces that hold more than they may.
+func (t *Trie) overQuota() (ids []kv.NamespaceID) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for id, ns := range t.namespaces {
+		if ns.overQuota() {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// fromNamespace takes a step's worth of one namespace's pieces, with excess only
+// what is over its quota. The policy has one order for all namespaces; asking
+// it for one namespace's nodes would mean stepping over all others. Instead a hand
+// goes round the nodes, which lie in memory about in order of their age, and gives
+// touched ones a second chance.
+func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
+	t := e.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leases.applyUnparks(t)
+	ns, ok := t.namespaces[id]
+	if !ok {
+		return false
+	}
+	end := len(e.dst) + victimsPerStep
+	r := round{e: e, ns: ns, stop: func() bool {
+		return e.done() || len(e.dst) >= end || excess && !ns.overQuota()
+	}}
+	if !r.stop() && r.turn(looksPerStep) {
+		ns.idle = 0
+	}
+	return ns.idle <= t.nodes.top && !(excess && !ns.overQuota())
+}
+
+// round is one step of a namespace's hand.
+type round struct {
+	e    *eviction
+	ns   *namespace
+	stop func() bool
+}
+
+// turn looks at up to looks nodes and reports whether it evicted or cooled one.
+func (r *round) turn(looks int) (progress bool) {
+	top := r.e.t.nodes.top
+	for range looks {
+		if r.ns.hand >= top {
+			r.ns.hand = 0
+		}
+		r.ns.hand++
+		r.ns.idle++
+		n := r.ns.hand
+		if n > top || !r.mine(n) {
+			continue
+		}
+		progress = true
+		if r.climb(n) {
+			return true
+		}
+	}
+	return progress
+}
+
+// mine reports whether n is the namespace's and may go.
+func (r *round) mine(n uint32) bool {
+	t := r.e.t
+	sp := t.spaces[t.nodes.at(n).space]
+	return sp != nil && sp.ns == r.ns && t.evictable(n)
+}
+
+// climb evicts n, and then its ancestors as they become leaves, until one was
+// touched. It reports whether to stop; then the hand comes by the rest next.
+func (r *round) climb(n uint32) (stop bool) {
+	t := r.e.t
+	for n != 0 && r.mine(n) && !t.policy.Cool(n) {
+		parent := t.nodes.at(n).parent
+		t.policy.Evicted(n, t.contentKey(n))
+		r.e.dst = t.removeNodeLocked(r.e.dst, n)
+		if r.stop() {
+			r.ns.hand = max(parent, 1) - 1
+			return true
+		}
+		n = parent
+	}
+	return false
+}
+
+// forget removes evicted pieces from Pebble, without a sync: undone by a crash,
+// the records come back with generations that the store knows to be stale.
+func (t *Trie) forget(gone []Evicted) error {
+	if len(gone) == 0 {
+		return nil
+	}
+	b := t.disk.db.NewBatch()
+	defer b.Close()
+	var key [blockKeyLen]byte
+	for i := range gone {
+		if err := b.Delete(appendBlockKey(key[:0], gone[i].Ref.Extent), nil); err != nil {
+			return fmt.Errorf("%w: %w", ErrBroken, err)
+		}
+	}
+	return t.disk.commit(b, false)
+}
+
+// Delivered drops the transfer pieces of the given blocks, which are in order of
+// the chain, as far as they are leaves without a lease, and appends them to dst.
+// The others go with the next eviction.
+func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, ids []kv.BlockID) ([]Evicted, error) {
+	base := len(dst)
+	dst, err := t.dropDelivered(dst, id, ids)
+	if err != nil {
+		return dst, err
+	}
+	return dst, t.forget(dst[base:])
+}
+
+func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, ids []kv.BlockID) ([]Evicted, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return dst, err
+	}
+	for i := len(ids) - 1; i >= 0; i-- {
+		// The full piece last: the others hang on it.
+		for g := len(ns.def.Geometry.Groups) - 1; g >= 0; g-- {
+			n := t.table.find(ns.space.number, uint8(g), &ids[i])
+			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {
+				t.policy.Remove(n)
+				dst = t.removeNodeLocked(dst, n)
+			}
+		}
+	}
+	return dst, nil
+}

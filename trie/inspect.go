@@ -1,0 +1,202 @@
+package trie
+
+import (
+	"bytes"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Place says whose a slot is.
+type Place struct {
+	Namespace kv.NamespaceID
+	Group     int
+}
+
+// refsPerLock is how many nodes an iteration reads at a time, so that it neither
+// holds up writers nor is held while its caller works.
+const refsPerLock = 1024
+
+// Refs yields the slot, namespace and group of every indexed piece, those that
+// wait for ReclaimStep included. The index may be changed meanwhile, also from
+// inside the loop; what changes may or may not be seen.
+func (t *Trie) Refs() iter.Seq2[kv.Ref, Place] {
+	return func(yield func(kv.Ref, Place) bool) {
+		type found struct {
+			ref   kv.Ref
+			place Place
+		}
+		batch := make([]found, 0, refsPerLock)
+		for from := uint32(1); from != 0; {
+			batch = batch[:0]
+			from = t.visit(from, refsPerLock, func(n uint32) bool {
+				nd := t.nodes.at(n)
+				batch = append(batch, found{nd.ref(), Place{t.spaces[nd.space].ns.def.ID, int(nd.group())}})
+				return true
+			})
+			for _, f := range batch {
+				if !yield(f.ref, f.place) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// visit calls f for up to limit nodes that hold a committed piece, beginning at
+// number from, and returns where to go on, 0 at the end.
+func (t *Trie) visit(from uint32, limit int, f func(n uint32) bool) (next uint32) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for n := from; n <= t.nodes.top; n++ {
+		if limit == 0 {
+			return n
+		}
+		limit--
+		if nd := t.nodes.at(n); nd.space != 0 && !nd.has(flagPending) && !f(n) {
+			return n + 1
+		}
+	}
+	return 0
+}
+
+// Info describes one stored piece.
+type Info struct {
+	ID        kv.BlockID
+	Parent    kv.BlockID // zero for a root
+	Group     int
+	Depth     int // 0 for the first block of a prompt
+	Ref       kv.Ref
+	Class     Class
+	Children  int // blocks and pieces that hang on it
+	Leases    int // that pin this very piece
+	SlotBytes int64
+}
+
+func (t *Trie) infoLocked(n uint32) Info {
+	nd := t.nodes.at(n)
+	i := Info{
+		ID: nd.id, Group: int(nd.group()), Depth: int(nd.depth), Ref: nd.ref(), Class: nd.class(),
+		Children: int(nd.kids), Leases: int(nd.pins()), SlotBytes: t.spaces[nd.space].ns.slotBytes[nd.group()],
+	}
+	if nd.parent != 0 && i.Group == 0 {
+		i.Parent = t.nodes.at(nd.parent).id
+	}
+	return i
+}
+
+// Stat returns the pieces of one block, by group, or ErrAbsent.
+func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return nil, err
+	}
+	var infos []Info
+	for g := range ns.def.Geometry.Groups {
+		n := t.table.find(ns.space.number, uint8(g), &block)
+		if n != 0 && !t.nodes.at(n).has(flagPending) && t.rootedLocked(n) {
+			infos = append(infos, t.infoLocked(n))
+		}
+	}
+	if infos == nil {
+		return nil, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
+	}
+	return infos, nil
+}
+
+// List returns up to limit matchable pieces of the namespace in no particular
+// order, and the cursor for the next call; the first cursor and the last one
+// returned are 0. There may be fewer than limit before the last. Pieces put or
+// removed between two calls may be missed.
+func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, next uint32, err error) {
+	if _, err := t.NamespaceByID(id); err != nil {
+		return nil, 0, err
+	}
+	const looks = 1 << 16
+	next = t.visit(max(cursor, 1), looks, func(n uint32) bool {
+		sp := t.spaces[t.nodes.at(n).space]
+		if sp.ns.def.ID == id && !sp.dead && t.rootedLocked(n) {
+			infos = append(infos, t.infoLocked(n))
+		}
+		return len(infos) < limit
+	})
+	return infos, next, nil
+}
+
+// String draws the index, for tests and small indexes: a tree per namespace, one
+// line a piece, children below their parents. A line has the first bytes of the
+// id, the group if it is not the first, the slot, and then marks: "leases N",
+// "transfer", "pending", "doomed". Spaces of old epochs are drawn apart.
+func (t *Trie) String() string {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	kids := make(map[uint32][]uint32)
+	roots := make(map[*space][]uint32)
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		switch nd := t.nodes.at(n); {
+		case nd.space == 0:
+		case nd.parent == 0:
+			roots[t.spaces[nd.space]] = append(roots[t.spaces[nd.space]], n)
+		default:
+			kids[nd.parent] = append(kids[nd.parent], n)
+		}
+	}
+	var b strings.Builder
+	for _, sp := range t.spaces {
+		if sp == nil {
+			continue
+		}
+		fmt.Fprintf(&b, "%s epoch %d", sp.ns.def.Name, sp.epoch)
+		if sp.dead {
+			b.WriteString(" (dead)")
+		}
+		b.WriteByte('\n')
+		t.drawLocked(&b, roots[sp], kids, "")
+	}
+	return b.String()
+}
+
+func (t *Trie) drawLocked(b *strings.Builder, nodes []uint32, kids map[uint32][]uint32, indent string) {
+	slices.SortFunc(nodes, func(x, y uint32) int {
+		nx, ny := t.nodes.at(x), t.nodes.at(y)
+		// Pieces before blocks, then by id.
+		if d := int(ny.group()) - int(nx.group()); d != 0 {
+			return d
+		}
+		return bytes.Compare(nx.id[:], ny.id[:])
+	})
+	for i, n := range nodes {
+		branch, below := "├─ ", "│  "
+		if i == len(nodes)-1 {
+			branch, below = "└─ ", "   "
+		}
+		fmt.Fprintf(b, "%s%s%s\n", indent, branch, t.lineLocked(n))
+		t.drawLocked(b, kids[n], kids, indent+below)
+	}
+}
+
+func (t *Trie) lineLocked(n uint32) string {
+	nd := t.nodes.at(n)
+	s := nd.id.String()[:8]
+	if g := nd.group(); g != 0 {
+		s += fmt.Sprintf(" group %d", g)
+	}
+	s += " " + nd.ref().String()
+	if p := nd.pins(); p > 0 {
+		s += fmt.Sprintf(" leases %d", p)
+	}
+	for _, f := range []struct {
+		flag uint32
+		mark string
+	}{{flagTransfer, " transfer"}, {flagPending, " pending"}, {flagDoomed, " doomed"}} {
+		if nd.has(f.flag) {
+			s += f.mark
+		}
+	}
+	return s
+}

@@ -1,0 +1,267 @@
+package trie
+
+import (
+	"fmt"
+	"math"
+	"sync"
+	"time"
+)
+
+// LeaseID names a lease. 0 is none; an id is not reused while the process lives.
+type LeaseID uint64
+
+// leases are the open leases: slots in an array, and a heap of them by expiry.
+//
+//	LeaseID  ┌ serial (32 b) ┬ slot (32 b) ┐   the serial changes at each use of a slot
+//	         └───────────────┴──────┬──────┘
+//	heap  [soonest … latest]        ▼
+//	        │          slots [ serial, expires, nodes ]
+//	        └─ slot number ─►
+type leases struct {
+	max, maxPins int
+
+	mu    sync.Mutex
+	slots []leaseSlot
+	free  []uint32
+	heap  []uint32
+	pins  int
+	// unpark lists nodes whose last pin went while the policy had them parked;
+	// whoever next has the write lock tells the policy.
+	// Invariant: a node is in the list iff it has flagUnpark.
+	unpark []uint32
+}
+
+type leaseSlot struct {
+	serial uint32
+	// heapAt is the position in the heap, or -1 for a free slot.
+	heapAt int32
+	// expires is in Unix nanoseconds; never is math.MaxInt64.
+	expires int64
+	// node is the first pinned node, more are the others: most leases pin one.
+	node uint32
+	more []uint32
+}
+
+// keepNodes is the capacity of leaseSlot.more that a free slot may keep.
+const keepNodes = 64
+
+func expiry(ttl time.Duration, now time.Time) int64 {
+	if ttl <= 0 {
+		return math.MaxInt64
+	}
+	return now.Add(ttl).UnixNano()
+}
+
+// grant opens a lease on nodes, which are not empty. Trie.mu is held for reading.
+func (l *leases) grant(t *Trie, nodes []uint32, expires int64) (LeaseID, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.heap) >= l.max || l.pins+len(nodes) > l.maxPins {
+		return 0, false
+	}
+	for i, n := range nodes {
+		if !t.nodes.at(n).pin() {
+			l.unpinLocked(t, nodes[:i])
+			return 0, false
+		}
+	}
+	l.pins += len(nodes)
+	i := l.slotLocked()
+	s := &l.slots[i]
+	s.serial++
+	s.expires, s.node = expires, nodes[0]
+	s.more = append(s.more[:0], nodes[1:]...)
+	l.pushLocked(i)
+	return LeaseID(uint64(s.serial)<<32 | uint64(i)), true
+}
+
+func (l *leases) slotLocked() uint32 {
+	if k := len(l.free); k > 0 {
+		i := l.free[k-1]
+		l.free = l.free[:k-1]
+		return i
+	}
+	l.slots = append(l.slots, leaseSlot{heapAt: -1})
+	return uint32(len(l.slots) - 1)
+}
+
+// openLocked finds an open lease.
+func (l *leases) openLocked(id LeaseID) (uint32, error) {
+	i := uint32(id)
+	if int(i) >= len(l.slots) || l.slots[i].heapAt < 0 || l.slots[i].serial != uint32(id>>32) {
+		return 0, fmt.Errorf("trie: lease %d: %w", id, ErrLeaseUnknown)
+	}
+	return i, nil
+}
+
+// endLocked closes a lease. Trie.mu is held.
+func (l *leases) endLocked(t *Trie, i uint32) {
+	s := &l.slots[i]
+	l.removeLocked(i)
+	l.unpinLocked(t, []uint32{s.node})
+	l.unpinLocked(t, s.more)
+	l.pins -= 1 + len(s.more)
+	s.more = s.more[:0]
+	if cap(s.more) > keepNodes {
+		s.more = nil
+	}
+	l.free = append(l.free, i)
+}
+
+func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
+	for _, n := range nodes {
+		nd := t.nodes.at(n)
+		if !nd.unpin() {
+			continue
+		}
+		if nd.has(flagDoomed) || t.spaces[nd.space].dead {
+			t.sweep.kick()
+		}
+		if t.policy.Parked(n) && !nd.has(flagUnpark) {
+			nd.state.Or(flagUnpark)
+			l.unpark = append(l.unpark, n)
+		}
+	}
+}
+
+// applyUnparks tells the policy about nodes that lost their last pin. Trie.mu is
+// held for writing. A node may have been removed since; then its number is free,
+// or another's, whose flag is its own.
+func (l *leases) applyUnparks(t *Trie) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range l.unpark {
+		if nd := t.nodes.at(n); nd.has(flagUnpark) {
+			nd.state.And(^uint32(flagUnpark))
+			t.unparkLocked(n)
+		}
+	}
+	l.unpark = l.unpark[:0]
+}
+
+// Renew makes the lease end ttl after now; 0 means at Release. It fails with
+// ErrLeaseUnknown if the lease has ended, even if nobody called ExpireLeases.
+func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, err := l.openLocked(id)
+	if err != nil {
+		return err
+	}
+	if l.slots[i].expires <= now.UnixNano() {
+		return fmt.Errorf("trie: lease %d expired: %w", id, ErrLeaseUnknown)
+	}
+	l.slots[i].expires = expiry(ttl, now)
+	l.fixLocked(l.slots[i].heapAt)
+	return nil
+}
+
+// Release ends the lease. Ending it twice is ErrLeaseUnknown.
+func (t *Trie) Release(id LeaseID) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, err := l.openLocked(id)
+	if err != nil {
+		return err
+	}
+	l.endLocked(t, i)
+	return nil
+}
+
+// ExpireLeases ends every lease whose time has come and returns how many. Evict
+// does so too.
+func (t *Trie) ExpireLeases(now time.Time) int {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for len(l.heap) > 0 && l.slots[l.heap[0]].expires <= now.UnixNano() {
+		l.endLocked(t, l.heap[0])
+		n++
+	}
+	return n
+}
+
+// expireIfFull makes room for a lease where time has made room.
+func (l *leases) expireIfFull(t *Trie, now time.Time) {
+	l.mu.Lock()
+	full := len(l.heap) >= l.max || l.pins*8 >= l.maxPins*7
+	l.mu.Unlock()
+	if full {
+		t.ExpireLeases(now)
+	}
+}
+
+func (l *leases) bytes() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(cap(l.slots))*48 + int64(cap(l.free)+cap(l.heap)+cap(l.unpark)+l.pins)*4
+}
+
+// The heap: each slot knows its position, so that a renewal moves one lease and
+// looks at no other than those on its way.
+
+func (l *leases) pushLocked(i uint32) {
+	l.heap = append(l.heap, i)
+	l.upLocked(len(l.heap)-1, i)
+}
+
+func (l *leases) removeLocked(i uint32) {
+	at := int(l.slots[i].heapAt)
+	last := l.heap[len(l.heap)-1]
+	l.heap = l.heap[:len(l.heap)-1]
+	l.slots[i].heapAt = -1
+	if last != i {
+		l.placeLocked(at, last)
+		l.fixLocked(int32(at))
+	}
+}
+
+func (l *leases) placeLocked(at int, i uint32) {
+	l.heap[at] = i
+	l.slots[i].heapAt = int32(at)
+}
+
+func (l *leases) expiresAt(at int) int64 { return l.slots[l.heap[at]].expires }
+
+func (l *leases) fixLocked(at int32) {
+	i := l.heap[at]
+	l.upLocked(int(at), i)
+	l.downLocked(int(l.slots[i].heapAt), i)
+}
+
+func (l *leases) upLocked(at int, i uint32) {
+	for at > 0 {
+		up := (at - 1) / 2
+		if l.expiresAt(up) <= l.slots[i].expires {
+			break
+		}
+		l.placeLocked(at, l.heap[up])
+		at = up
+	}
+	l.placeLocked(at, i)
+}
+
+func (l *leases) downLocked(at int, i uint32) {
+	for {
+		down := 2*at + 1
+		if down >= len(l.heap) {
+			break
+		}
+		if down+1 < len(l.heap) && l.expiresAt(down+1) < l.expiresAt(down) {
+			down++
+		}
+		if l.slots[i].expires <= l.expiresAt(down) {
+			break
+		}
+		l.placeLocked(at, l.heap[down])
+		at = down
+	}
+	l.placeLocked(at, i)
+}

@@ -1,0 +1,282 @@
+package trie
+
+import (
+	"bytes"
+	"fmt"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// LoadStats say what Open found.
+type LoadStats struct {
+	Loaded int64
+	// StaleEpoch records belong to an old epoch or a deleted namespace, Orphans
+	// lost an ancestor, Duplicates name a piece that another slot holds too,
+	// Corrupt ones do not decode or do not fit their namespace. All were dropped.
+	StaleEpoch, Orphans, Duplicates, Corrupt int64
+	Took                                     time.Duration
+}
+
+// loading is the state of Open.
+type loading struct {
+	t     *Trie
+	drops *pebble.Batch
+	key   []byte
+	// The record before: where it lay and which node it became.
+	prevExtent kv.Extent
+	prev       uint32
+	// open are the nodes whose parent was not known when they were read.
+	open []openParent
+}
+
+type openParent struct {
+	node   uint32
+	parent kv.BlockID
+}
+
+func (t *Trie) loadAll() error {
+	start := time.Now()
+	if err := t.start(); err != nil {
+		return err
+	}
+	if err := t.loadNamespaces(); err != nil {
+		return err
+	}
+	l := &loading{t: t, drops: t.disk.db.NewBatch()}
+	defer func() { l.drops.Close() }()
+	if err := l.blocks(); err != nil {
+		return err
+	}
+	l.join()
+	if err := l.prune(); err != nil {
+		return err
+	}
+	if err := l.flush(); err != nil {
+		return err
+	}
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		if t.nodes.at(n).space != 0 {
+			l.admit(n)
+		}
+	}
+	t.load.Loaded = int64(t.nodes.live)
+	t.load.Took = time.Since(start)
+	return nil
+}
+
+func (t *Trie) loadNamespaces() error {
+	return t.scan(namespaceKey, func(key, value []byte) error {
+		def, serial, err := decodeNamespace(value)
+		if err != nil {
+			return fmt.Errorf("key % x: %w", key, err)
+		}
+		if !bytes.Equal(key, appendNamespaceKey(nil, def.ID)) {
+			return fmt.Errorf("key % x holds namespace %d: %w", key, def.ID, errRecord)
+		}
+		ns := newNamespace(def, t.opts.SlotBytes)
+		ns.space = &space{ns: ns, serial: serial, epoch: def.Epoch}
+		if err := t.addSpaceLocked(ns.space); err != nil {
+			return err
+		}
+		t.namespaces[def.ID], t.byName[def.Name] = ns, ns
+		t.marks.NamespaceID = max(t.marks.NamespaceID, def.ID)
+		t.marks.Serial = max(t.marks.Serial, serial)
+		return nil
+	})
+}
+
+// scan calls f for every record whose key begins with kind, in order.
+func (t *Trie) scan(kind byte, f func(key, value []byte) error) error {
+	it, err := t.disk.db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		value, err := it.ValueAndErr()
+		if err == nil {
+			err = f(it.Key(), value)
+		}
+		if err != nil {
+			it.Close()
+			return err
+		}
+	}
+	return it.Close()
+}
+
+func (l *loading) blocks() error {
+	return l.t.scan(blockKey, func(key, value []byte) error {
+		ext, err := extentOfKey(key)
+		if err != nil {
+			return err
+		}
+		rec, err := decodeRecord(value)
+		if err != nil {
+			l.t.opts.Logger.Warn("dropping a record of the index that does not decode; its slot becomes free", "extent", ext, "err", err)
+			return l.drop(&l.t.load.Corrupt, ext)
+		}
+		return l.block(ext, &rec)
+	})
+}
+
+// drop counts a record and removes it.
+func (l *loading) drop(count *int64, ext kv.Extent) error {
+	*count++
+	l.key = appendBlockKey(l.key[:0], ext)
+	if err := l.drops.Delete(l.key, nil); err != nil {
+		return err
+	}
+	if l.drops.Count() < 1024 {
+		return nil
+	}
+	return l.flush()
+}
+
+func (l *loading) flush() error {
+	if l.drops.Empty() {
+		return nil
+	}
+	defer func() {
+		l.drops.Close()
+		l.drops = l.t.disk.db.NewBatch()
+	}()
+	return l.t.disk.commit(l.drops, false)
+}
+
+// block turns a record into a node, not yet counted among its parent's kids.
+func (l *loading) block(ext kv.Extent, rec *record) error {
+	t := l.t
+	number, ok := t.bySerial[rec.serial]
+	if !ok {
+		return l.drop(&t.load.StaleEpoch, ext)
+	}
+	sp := t.spaces[number]
+	if int(rec.group) >= len(sp.ns.def.Geometry.Groups) || rec.id.IsZero() {
+		return l.drop(&t.load.Corrupt, ext)
+	}
+	ref := kv.Ref{Extent: ext, Generation: rec.gen}
+	if old := t.table.find(number, rec.group, &rec.id); old != 0 {
+		if t.nodes.at(old).gen() > rec.gen {
+			return l.drop(&t.load.Duplicates, ext)
+		}
+		// The newer one wins; the node keeps its number and its parent.
+		stale := t.nodes.at(old).extent
+		t.nodes.at(old).setRef(ref)
+		l.prev, l.prevExtent = old, ext
+		return l.drop(&t.load.Duplicates, stale)
+	}
+	flags := uint32(0)
+	if rec.flags&recTransfer != 0 {
+		flags = flagTransfer
+	}
+	n := t.addNodeLocked(sp, rec.id, rec.group, 0, rec.depth, ref, flags)
+	if n == 0 {
+		return ErrFull
+	}
+	l.parent(n, ext, rec, sp)
+	l.prev, l.prevExtent = n, ext
+	return nil
+}
+
+// lost marks, during loading, a node whose parent cannot be found. No node has
+// this number.
+const lost = maxNodes + 1
+
+func (l *loading) parent(n uint32, ext kv.Extent, rec *record, sp *space) {
+	nd := l.t.nodes.at(n)
+	switch {
+	case !sp.ns.tree:
+	case rec.group != 0:
+		l.open = append(l.open, openParent{n, rec.id})
+	case rec.flags&recParentPrev != 0:
+		nd.parent = lost
+		if l.prev != 0 && l.prevExtent+1 == ext && l.isParent(l.prev, nd, rec) {
+			nd.parent = l.prev
+		}
+	case rec.flags&recParentID != 0:
+		l.open = append(l.open, openParent{n, rec.parent})
+	case rec.depth != 0:
+		nd.parent = lost
+	}
+}
+
+func (l *loading) isParent(p uint32, child *node, rec *record) bool {
+	pd := l.t.nodes.at(p)
+	return pd.space == child.space && pd.group() == 0 && [parentHint]byte(pd.id[:]) == [parentHint]byte(rec.parent[:])
+}
+
+// join finds the parents that were named by id.
+func (l *loading) join() {
+	for _, o := range l.open {
+		nd := l.t.nodes.at(o.node)
+		nd.parent = l.t.table.find(nd.space, 0, &o.parent)
+		if nd.parent == 0 {
+			nd.parent = lost
+		}
+	}
+	l.open = nil
+}
+
+// prune drops every node that a match could not reach. Depth falls by one from
+// child to parent (a piece has the depth of its block), so that climbing ends.
+func (l *loading) prune() error {
+	t := l.t
+	const unknown, good, bad = 0, 1, 2
+	state := make([]uint8, t.nodes.top+1)
+	var path []uint32
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		verdict, at := uint8(unknown), n
+		for path = path[:0]; verdict == unknown; {
+			nd := t.nodes.at(at)
+			switch {
+			case state[at] != unknown:
+				verdict = state[at]
+			case nd.parent == 0:
+				verdict, path = good, append(path, at)
+			case nd.parent == lost || !l.deeper(nd):
+				verdict, path = bad, append(path, at)
+			default:
+				path = append(path, at)
+				at = nd.parent
+			}
+		}
+		for _, p := range path {
+			state[p] = verdict
+		}
+	}
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		nd := t.nodes.at(n)
+		if state[n] == good {
+			if nd.parent != 0 {
+				t.nodes.at(nd.parent).kids++
+			}
+			continue
+		}
+		if err := l.drop(&t.load.Orphans, nd.extent); err != nil {
+			return err
+		}
+		nd.parent = 0
+		t.removeNodeLocked(nil, n)
+	}
+	return nil
+}
+
+func (l *loading) deeper(nd *node) bool {
+	p := l.t.nodes.at(nd.parent)
+	if nd.group() != 0 {
+		return nd.depth == p.depth
+	}
+	return nd.depth == p.depth+1
+}
+
+// admit gives a node to the policy.
+func (l *loading) admit(n uint32) {
+	if l.t.nodes.at(n).has(flagTransfer) {
+		l.t.policy.InsertCold(n)
+		return
+	}
+	l.t.policy.Insert(n, l.t.contentKey(n))
+}

@@ -1,0 +1,344 @@
+package trie
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Cut says why a match ended.
+type Cut uint8
+
+const (
+	// CutComplete: every block asked for matched.
+	CutComplete Cut = iota
+	// CutAbsent: the next block is not stored.
+	CutAbsent
+	// CutEpoch: the epoch asked for is not the namespace's current one.
+	CutEpoch
+	// CutLeaseDenied: a lease was asked for and there are too many; nothing is
+	// matched, since nothing would hold it.
+	CutLeaseDenied
+	// CutStateMissing: the blocks are there, but no state snapshot at that length.
+	CutStateMissing
+	// CutWindowMissing: the blocks are there, but not the last of the window.
+	CutWindowMissing
+	// CutLimit: MatchOptions.MaxBlocks was reached.
+	CutLimit
+	// CutTooLong: Options.MaxChainBlocks was reached.
+	CutTooLong
+)
+
+// String returns the stable name that the API and the CLI show: complete,
+// absent, epoch, lease_denied, state_missing, window_missing, limit, too_long.
+func (c Cut) String() string {
+	switch c {
+	case CutComplete:
+		return "complete"
+	case CutAbsent:
+		return "absent"
+	case CutEpoch:
+		return "epoch"
+	case CutLeaseDenied:
+		return "lease_denied"
+	case CutStateMissing:
+		return "state_missing"
+	case CutWindowMissing:
+		return "window_missing"
+	case CutLimit:
+		return "limit"
+	case CutTooLong:
+		return "too_long"
+	}
+	return fmt.Sprintf("Cut(%d)", uint8(c))
+}
+
+// Piece is where one layer group of one matched block lies.
+type Piece struct {
+	Ref kv.Ref
+	// Block is the index in the chain that was asked for.
+	Block uint32
+	// Group is the index of the layer group.
+	Group uint8
+}
+
+// MatchOptions say what to match. The zero value matches the current epoch
+// without a lease.
+type MatchOptions struct {
+	// Epoch must be the namespace's current one; 0 accepts any.
+	Epoch kv.Epoch
+	// MaxBlocks shortens the match; 0 means no limit.
+	MaxBlocks int
+	// Lease asks for a lease on what matched. A match of 0 blocks gets none.
+	Lease bool
+	// TTL is the length of the lease; 0 means until Release.
+	TTL time.Duration
+	// Now is the current time; needed with Lease.
+	Now time.Time
+	// Pieces is appended to and becomes Match.Pieces, so that a caller who reuses
+	// it makes the match free of allocation.
+	Pieces []Piece
+	// NoTouch leaves the order of eviction alone: for inspection.
+	NoTouch bool
+}
+
+// Match is the answer to a match.
+type Match struct {
+	// Blocks is the length of the prefix that can be reused, Tokens the same in
+	// tokens.
+	Blocks, Tokens int
+	// Cut says why it is not longer; the block at index Blocks is the one that
+	// was missing.
+	Cut Cut
+	// Stored is how many blocks of the chain are stored from the first on in
+	// group 0, at least Blocks in a namespace with a full group: a writer need not
+	// send those pieces again.
+	Stored int
+	// Epoch is the namespace's current epoch.
+	Epoch kv.Epoch
+	// Lease holds the pieces until it is released or expires; 0 if none.
+	Lease LeaseID
+	// Pieces are those that reuse at this length needs, group by group and in
+	// order of blocks: all of a full group, the last ones of a window group, the
+	// last of a state group.
+	Pieces []Piece
+}
+
+// matchScratch is the memory of one match: the nodes that a lease would pin and
+// that a hit touches, where parents do not lead to them.
+type matchScratch struct {
+	nodes []uint32
+}
+
+// Match finds the longest prefix of the chain ids for which every layer group
+// has what it needs; in a flat namespace, the longest run of keys from the first.
+// It fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if
+// opts.Pieces has room, except that a lease may grow the table of leases.
+func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Match, error) {
+	s := t.matchPool.Get().(*matchScratch)
+	defer t.matchPool.Put(s)
+	s.nodes = s.nodes[:0]
+	if opts.Lease {
+		t.leases.expireIfFull(t, opts.Now)
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return Match{}, err
+	}
+	m := Match{Epoch: ns.def.Epoch, Pieces: opts.Pieces}
+	if opts.Epoch != 0 && opts.Epoch != ns.def.Epoch {
+		m.Cut = CutEpoch
+		return m, nil
+	}
+	w := walk{t: t, ns: ns, sp: ns.space.number, ids: ids, base: len(opts.Pieces), s: s}
+	w.limit(opts.MaxBlocks)
+	w.full(&m)
+	if len(ns.def.Geometry.Groups) > 1 || !ns.tree && !w.flat() {
+		w.hybrid(&m)
+	}
+	if opts.Lease && m.Blocks > 0 && !w.lease(&m, opts) {
+		return Match{Epoch: m.Epoch, Cut: CutLeaseDenied, Stored: m.Stored, Pieces: opts.Pieces}, nil
+	}
+	m.Tokens = m.Blocks * ns.def.Geometry.BlockTokens
+	if !opts.NoTouch {
+		w.touch()
+	}
+	return m, nil
+}
+
+// MatchTokens hashes the whole blocks of tokens and matches their chain. The
+// ids are appended to dst and returned. It is not for flat namespaces, whose ids
+// are not ours to make (ErrEntry).
+func (t *Trie) MatchTokens(dst []kv.BlockID, id kv.NamespaceID, tokens []kv.Token, opts MatchOptions) (Match, []kv.BlockID, error) {
+	def, err := t.NamespaceByID(id)
+	if err != nil {
+		return Match{}, dst, err
+	}
+	if def.Index == kv.IndexFlat {
+		return Match{}, dst, fmt.Errorf("trie: namespace %q is flat; match it by ids: %w", def.Name, ErrEntry)
+	}
+	chain, err := def.Chain()
+	if err != nil {
+		return Match{}, dst, fmt.Errorf("trie: %w", err)
+	}
+	base := len(dst)
+	dst, _ = chain.Append(dst, tokens)
+	m, err := t.Match(id, dst[base:], opts)
+	return m, dst, err
+}
+
+// walk is one match in progress, under the read lock.
+type walk struct {
+	t    *Trie
+	ns   *namespace
+	sp   uint16
+	ids  []kv.BlockID
+	base int // pieces that were in the caller's buffer
+	s    *matchScratch
+	// cut is the reason if every block of ids matches.
+	cut Cut
+	// tip is the deepest node of a tree's match; s.nodes holds all others.
+	tip uint32
+}
+
+// limit shortens the chain to what may be looked at.
+func (w *walk) limit(maxBlocks int) {
+	if n := w.t.opts.MaxChainBlocks; len(w.ids) > n {
+		w.ids, w.cut = w.ids[:n], CutTooLong
+	}
+	if maxBlocks > 0 && len(w.ids) > maxBlocks {
+		w.ids, w.cut = w.ids[:maxBlocks], CutLimit
+	}
+}
+
+func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
+
+// full matches the pieces of group 0: along the tree, or as a run of roots. In a
+// geometry without a full group, which needs no run from the first block, it only
+// finds Stored.
+func (w *walk) full(m *Match) {
+	m.Cut = w.cut
+	prev := uint32(0)
+	for i := range w.ids {
+		n := w.next(prev, &w.ids[i])
+		if n == 0 {
+			m.Cut = CutAbsent
+			break
+		}
+		prev = n
+		m.Stored++
+		if w.ns.tree || w.flat() {
+			m.Pieces = append(m.Pieces, Piece{Ref: w.t.nodes.at(n).ref(), Block: uint32(i)})
+		}
+		if w.flat() {
+			w.s.nodes = append(w.s.nodes, n)
+		}
+	}
+	if w.ns.tree {
+		w.tip = prev
+	}
+	m.Blocks = m.Stored
+}
+
+// next returns the node of id after prev, or 0. Node prev+1 is tried first: it
+// is the right one whenever the sequence was put in one go.
+func (w *walk) next(prev uint32, id *kv.BlockID) uint32 {
+	parent := prev
+	if !w.ns.tree {
+		parent = 0
+	}
+	const wanted = (1<<(pinShift-groupShift)-1)<<groupShift | flagPending | flagDoomed
+	if guess := prev + 1; guess <= w.t.nodes.top {
+		nd := w.t.nodes.at(guess)
+		if nd.parent == parent && nd.space == w.sp && nd.id == *id && nd.state.Load()&wanted == 0 {
+			return guess
+		}
+	}
+	n := w.piece(0, id)
+	if n == 0 || w.t.nodes.at(n).parent != parent {
+		return 0
+	}
+	return n
+}
+
+// piece returns the node of a matchable piece, or 0.
+func (w *walk) piece(group uint8, id *kv.BlockID) uint32 {
+	n := w.t.table.find(w.sp, group, id)
+	if n == 0 || w.t.nodes.at(n).has(flagPending) {
+		return 0
+	}
+	return n
+}
+
+// hybrid shortens the match until every group is satisfied, and adds the pieces
+// that the groups need at that length.
+func (w *walk) hybrid(m *Match) {
+	if !w.ns.tree {
+		m.Blocks, m.Cut = len(w.ids), w.cut
+	}
+	groups := w.ns.def.Geometry.Groups
+	for g := 0; g < len(groups); g++ {
+		if groups[g].Kind == kv.Full {
+			continue
+		}
+		missing := w.missing(uint8(g), m.Blocks)
+		if missing < 0 {
+			continue
+		}
+		m.Cut = CutStateMissing
+		if groups[g].Kind == kv.Window {
+			m.Cut = CutWindowMissing
+		}
+		// A prefix that ends before the missing block does not need it. Every group
+		// must be asked again at the new length.
+		m.Blocks, g = missing, -1
+	}
+	if w.ns.tree {
+		w.shorten(m)
+	}
+	for g := range groups {
+		if groups[g].Kind != kv.Full {
+			w.append(m, uint8(g))
+		}
+	}
+}
+
+// first is the first block that group g needs for a prefix of n blocks.
+func (w *walk) first(g uint8, n int) int {
+	return max(0, n-w.ns.def.Geometry.WindowBlocks(int(g)))
+}
+
+// missing returns the last block that group g needs for a prefix of n blocks and
+// that is not stored, or -1.
+func (w *walk) missing(g uint8, n int) int {
+	for i := n - 1; i >= w.first(g, n); i-- {
+		if w.piece(g, &w.ids[i]) == 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// shorten drops the full pieces beyond m.Blocks.
+func (w *walk) shorten(m *Match) {
+	for range m.Stored - m.Blocks {
+		w.tip = w.t.nodes.at(w.tip).parent
+	}
+	m.Pieces = m.Pieces[:w.base+m.Blocks]
+}
+
+// append adds the pieces of a window or state group.
+func (w *walk) append(m *Match, g uint8) {
+	for i := w.first(g, m.Blocks); i < m.Blocks; i++ {
+		n := w.piece(g, &w.ids[i])
+		w.s.nodes = append(w.s.nodes, n)
+		m.Pieces = append(m.Pieces, Piece{Ref: w.t.nodes.at(n).ref(), Block: uint32(i), Group: g})
+	}
+}
+
+// touch tells the policy about the hit, deepest first and root last.
+func (w *walk) touch() {
+	for _, n := range slices.Backward(w.s.nodes) {
+		w.t.policy.Touch(n)
+	}
+	for n := w.tip; n != 0; n = w.t.nodes.at(n).parent {
+		w.t.policy.Touch(n)
+	}
+}
+
+// lease pins what matched; false means that there are too many leases.
+func (w *walk) lease(m *Match, opts MatchOptions) bool {
+	if w.tip != 0 {
+		w.s.nodes = append(w.s.nodes, w.tip)
+	}
+	id, ok := w.t.leases.grant(w.t, w.s.nodes, expiry(opts.TTL, opts.Now))
+	if w.tip != 0 {
+		w.s.nodes = w.s.nodes[:len(w.s.nodes)-1]
+	}
+	m.Lease = id
+	return ok
+}

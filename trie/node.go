@@ -1,0 +1,151 @@
+package trie
+
+import (
+	"reflect"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// node is one indexed piece. It has no pointers, so the garbage collector never
+// looks inside; with 2 M pieces that is the difference between a pause and none. It is
+// 48 B; each further byte is a byte per block of DRAM.
+//
+// Invariant: kids counts the nodes whose parent is this one.
+// Invariant: a node with kids > 0 or pins > 0, or that is pending, is not removed.
+type node struct {
+	id     kv.BlockID
+	extent kv.Extent
+	// The generation is genHigh<<32 | genLow; kv.GenerationBits is 48.
+	genLow  uint32
+	genHigh uint16
+	// space is the index in Trie.spaces; 0 marks a free node.
+	space uint16
+	// parent is the node this one hangs on; 0 for a root. In a free node it is
+	// the next free one.
+	parent uint32
+	kids   uint32
+	// depth is the distance from the root: 0 for the first block of a prompt.
+	depth uint32
+	// state is pins<<16 | group<<8 | flags. Pins, and the flags named below, change
+	// under the read lock, so it is atomic.
+	state atomic.Uint32
+}
+
+const (
+	// flagPending: the Pebble batch that holds the piece is not applied yet. It
+	// cannot be matched, evicted or reclaimed.
+	flagPending = 1 << iota
+	// flagDoomed: unlinked from the table, waits for ReclaimStep.
+	flagDoomed
+	// flagTransfer: the piece's class is Transfer.
+	flagTransfer
+	// flagUnpark: the node is in leases.unpark. Set under the read lock.
+	flagUnpark
+
+	groupShift = 8
+	pinShift   = 16
+	pinOne     = 1 << pinShift
+	maxPins    = 1<<16 - 1
+)
+
+func (n *node) gen() kv.Generation {
+	return kv.Generation(uint64(n.genHigh)<<32 | uint64(n.genLow))
+}
+
+func (n *node) ref() kv.Ref { return kv.Ref{Extent: n.extent, Generation: n.gen()} }
+
+func (n *node) setRef(r kv.Ref) {
+	n.extent, n.genLow, n.genHigh = r.Extent, uint32(r.Generation), uint16(r.Generation>>32)
+}
+
+func (n *node) group() uint8 { return uint8(n.state.Load() >> groupShift) }
+
+func (n *node) pins() uint32 { return n.state.Load() >> pinShift }
+
+func (n *node) has(flag uint32) bool { return n.state.Load()&flag != 0 }
+
+func (n *node) class() Class {
+	if n.has(flagTransfer) {
+		return Transfer
+	}
+	return Prefix
+}
+
+// pin adds a pin, or reports false when there is no room for one.
+func (n *node) pin() bool {
+	for {
+		v := n.state.Load()
+		if v>>pinShift == maxPins {
+			return false
+		}
+		if n.state.CompareAndSwap(v, v+pinOne) {
+			return true
+		}
+	}
+}
+
+// unpin takes a pin away and reports whether it was the last.
+func (n *node) unpin() bool {
+	v := n.state.Load()
+	for !n.state.CompareAndSwap(v, v-pinOne) {
+		v = n.state.Load()
+	}
+	return v>>pinShift == 1
+}
+
+const (
+	chunkBits = 13
+	chunkLen  = 1 << chunkBits
+	chunkMask = chunkLen - 1
+	// maxNodes leaves room for the number after the last, which match guesses.
+	maxNodes = 1<<32 - 2
+)
+
+// slab holds the nodes in chunks that never move, so that growing stalls nobody.
+// Node numbers start at 1 and are reused, the last freed first: a chain is evicted
+// from its leaf up, so the next chain gets its numbers in ascending order.
+type slab struct {
+	chunks []*[chunkLen]node
+	// top is the highest number ever given out.
+	top  uint32
+	free uint32
+	live int
+}
+
+func (s *slab) at(n uint32) *node { return &s.chunks[n>>chunkBits][n&chunkMask] }
+
+// alloc returns a zero node, or 0 when no number is left.
+func (s *slab) alloc() uint32 {
+	n := s.free
+	switch {
+	case n != 0:
+		s.free = s.at(n).parent
+		s.at(n).parent = 0
+	case s.top == maxNodes:
+		return 0
+	default:
+		s.top++
+		n = s.top
+		if int(n>>chunkBits) == len(s.chunks) {
+			s.chunks = append(s.chunks, new([chunkLen]node))
+		}
+	}
+	s.live++
+	return n
+}
+
+// release takes a node back.
+func (s *slab) release(n uint32) {
+	nd := s.at(n)
+	nd.id, nd.extent, nd.genLow, nd.genHigh = kv.BlockID{}, 0, 0, 0
+	nd.space, nd.kids, nd.depth = 0, 0, 0
+	nd.state.Store(0)
+	nd.parent = s.free
+	s.free = n
+	s.live--
+}
+
+func (s *slab) bytes() int64 {
+	return int64(len(s.chunks)) * (chunkLen*int64(reflect.TypeFor[node]().Size()) + 8)
+}

@@ -1,0 +1,204 @@
+package trie
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Delete makes a block and everything below it unmatchable, durably, and returns
+// ErrAbsent if it is not there. ReclaimStep returns the pieces.
+func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID) error {
+	refs, err := t.doomBlock(id, block)
+	if err != nil {
+		return err
+	}
+	return t.unrecord(refs, true)
+}
+
+// doomBlock dooms the full piece of a block or, where there is none, all of its
+// pieces.
+func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) ([]kv.Ref, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return nil, err
+	}
+	groups := len(ns.def.Geometry.Groups)
+	if ns.tree {
+		groups = 1
+	}
+	var refs []kv.Ref
+	for g := range groups {
+		n := t.table.find(ns.space.number, uint8(g), &block)
+		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
+			continue
+		}
+		refs = append(refs, t.nodes.at(n).ref())
+		t.doomLocked(n)
+	}
+	if refs == nil {
+		return nil, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
+	}
+	return refs, nil
+}
+
+// Remove makes the piece in that slot, and everything below its block,
+// unmatchable: the store found it corrupt or refused it. It is ErrAbsent if the
+// index does not refer to ref, or no longer. ReclaimStep returns the pieces, this
+// one too.
+func (t *Trie) Remove(ref kv.Ref) error {
+	if err := t.usable(); err != nil {
+		return err
+	}
+	value, err := t.get(appendBlockKey(nil, ref.Extent))
+	if err != nil {
+		return err
+	}
+	absent := fmt.Errorf("trie: slot %v: %w", ref, ErrAbsent)
+	if value == nil {
+		return absent
+	}
+	rec, err := decodeRecord(value)
+	if err != nil {
+		return fmt.Errorf("trie: slot %v: %w", ref, err)
+	}
+	if !t.doomRecord(ref, &rec) {
+		return absent
+	}
+	return t.unrecord([]kv.Ref{ref}, false)
+}
+
+func (t *Trie) doomRecord(ref kv.Ref, rec *record) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.table.find(t.bySerial[rec.serial], rec.group, &rec.id)
+	if n == 0 || t.nodes.at(n).ref() != ref {
+		return false
+	}
+	t.doomLocked(n)
+	return true
+}
+
+// unrecord deletes the records of doomed nodes. What hangs on them loses its
+// ancestor with that, so a crash cannot bring it back.
+func (t *Trie) unrecord(refs []kv.Ref, sync bool) error {
+	b := t.disk.db.NewBatch()
+	defer b.Close()
+	for _, r := range refs {
+		if err := b.Delete(appendBlockKey(nil, r.Extent), nil); err != nil {
+			return fmt.Errorf("%w: %w", ErrBroken, err)
+		}
+	}
+	return t.disk.commit(b, sync)
+}
+
+// doomLocked unlinks a node from the table: it cannot be matched any more, nor
+// can anything below it, since a match comes from the root.
+func (t *Trie) doomLocked(n uint32) {
+	nd := t.nodes.at(n)
+	if nd.has(flagDoomed) {
+		return
+	}
+	t.table.remove(n)
+	nd.state.Or(flagDoomed)
+	sp := t.spaces[nd.space]
+	sp.doomed++
+	if !sp.dead {
+		sp.ns.pieces[nd.group()]--
+		t.addGarbageLocked(sp.ns, 1)
+	}
+	t.sweep.kick()
+}
+
+// rootedLocked reports whether neither n nor an ancestor is doomed.
+func (t *Trie) rootedLocked(n uint32) bool {
+	if t.spaces[t.nodes.at(n).space].doomed == 0 {
+		return true
+	}
+	for ; n != 0; n = t.nodes.at(n).parent {
+		if t.nodes.at(n).has(flagDoomed) {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if ns, ok := t.namespaces[only]; ok {
+		return ns.garbage > 0
+	}
+	return t.garbage > 0
+}
+
+// ReclaimStep takes up to limit unmatchable pieces (old epochs, deleted or
+// corrupt subtrees) out of the index and appends them to dst. more false means
+// that nothing is left to do now: what remains is held by leases. The pieces are
+// out of the index even if an error says that Pebble could not be told.
+func (t *Trie) ReclaimStep(dst []Evicted, limit int) (out []Evicted, more bool, err error) {
+	if err := t.usable(); err != nil {
+		return dst, false, err
+	}
+	end := len(dst) + limit
+	for more = true; more && len(dst) < end; {
+		from := len(dst)
+		dst, more = t.sweepStep(dst, min(end, from+victimsPerStep))
+		if err := t.forget(dst[from:]); err != nil {
+			return dst, more, err
+		}
+	}
+	return dst, more, nil
+}
+
+// sweepStep looks for garbage from where the last step ended. A subtree is found
+// from its doomed root down: a node whose parent is doomed is doomed too, so a
+// pass over all nodes reaches at least one level further, and usually all, since
+// children have higher numbers than their parents. It is removed from its leaves
+// up.
+func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &t.sweep
+	if s.kicked.Swap(false) {
+		s.idle = 0
+	}
+	for range looksPerStep {
+		if t.garbage == 0 || s.idle > t.nodes.top {
+			return dst, false
+		}
+		if len(dst) >= end {
+			return dst, true
+		}
+		if s.hand >= t.nodes.top {
+			s.hand = 0
+		}
+		s.hand++
+		s.idle++
+		if t.nodes.at(s.hand).space != 0 {
+			dst = t.sweepNode(dst, s.hand, end)
+		}
+	}
+	return dst, true
+}
+
+func (t *Trie) sweepNode(dst []Evicted, n uint32, end int) []Evicted {
+	if nd := t.nodes.at(n); nd.parent != 0 && !nd.has(flagDoomed) && t.nodes.at(nd.parent).has(flagDoomed) {
+		t.doomLocked(n)
+		t.sweep.idle = 0
+	}
+	for n != 0 && len(dst) < end && t.unmatchable(n) && t.evictable(n) {
+		parent := t.nodes.at(n).parent
+		t.policy.Remove(n)
+		dst = t.removeNodeLocked(dst, n)
+		n = parent
+	}
+	return dst
+}
+
+func (t *Trie) unmatchable(n uint32) bool {
+	nd := t.nodes.at(n)
+	return nd.has(flagDoomed) || t.spaces[nd.space].dead
+}

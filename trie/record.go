@@ -1,0 +1,207 @@
+package trie
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// The records in Pebble. Integers in keys are big endian, so that they sort; in
+// values little endian, or varints.
+//
+//	key                       value
+//	'b' u64 extent            block record, below
+//	'n' u32 namespace id      JSON namespaceRecord
+//	'm' "format"              decimal format version
+//	'm' "marks"               JSON marks
+//
+// A block record. The parent of most blocks lies in the slot before theirs; then
+// 4 bytes of its id stand for all 16, enough to notice that another block is
+// there after a crash.
+//
+//	┌───────┬───────┬────────┬────────────┬────────┬───────┬──────────────────┐
+//	│ flags │ group │ id     │ generation │ space  │ depth │ parent           │
+//	│ 1 B   │ 1 B   │ 16 B   │ 6 B        │ varint │ varint│ 0, 4 or 16 B     │
+//	└───────┴───────┴────────┴────────────┴────────┴───────┴──────────────────┘
+const (
+	blockKey     = 'b'
+	namespaceKey = 'n'
+	metaKey      = 'm'
+
+	formatVersion = "1"
+
+	blockKeyLen   = 1 + 8
+	genBytes      = 6
+	parentHint    = 4
+	recordMin     = 2 + kv.BlockIDSize + genBytes + 2
+	recordMax     = 2 + kv.BlockIDSize + genBytes + 10 + 5 + kv.BlockIDSize
+	recTransfer   = 1 << 0
+	recParentPrev = 1 << 1 // the parent is in the previous extent
+	recParentID   = 1 << 2 // the parent's id is in the record
+	recKnown      = recTransfer | recParentPrev | recParentID
+)
+
+var errRecord = errors.New("trie: malformed record")
+
+// record is the decoded form of a block record. For a piece of a window or state
+// group there is no parent: the full piece of the same id is.
+type record struct {
+	id     kv.BlockID
+	gen    kv.Generation
+	serial uint64
+	depth  uint32
+	group  uint8
+	flags  uint8
+	// parent holds the whole id with recParentID, its first bytes with
+	// recParentPrev.
+	parent kv.BlockID
+}
+
+func appendBlockKey(dst []byte, e kv.Extent) []byte {
+	return binary.BigEndian.AppendUint64(append(dst, blockKey), uint64(e))
+}
+
+func extentOfKey(key []byte) (kv.Extent, error) {
+	if len(key) != blockKeyLen || key[0] != blockKey {
+		return 0, fmt.Errorf("%w: key % x is not that of a block", errRecord, key)
+	}
+	return kv.Extent(binary.BigEndian.Uint64(key[1:])), nil
+}
+
+func (r *record) append(dst []byte) []byte {
+	dst = append(dst, r.flags, r.group)
+	dst = append(dst, r.id[:]...)
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(r.gen))
+	dst = binary.LittleEndian.AppendUint16(dst, uint16(r.gen>>32))
+	dst = binary.AppendUvarint(dst, r.serial)
+	dst = binary.AppendUvarint(dst, uint64(r.depth))
+	switch {
+	case r.flags&recParentPrev != 0:
+		dst = append(dst, r.parent[:parentHint]...)
+	case r.flags&recParentID != 0:
+		dst = append(dst, r.parent[:]...)
+	}
+	return dst
+}
+
+// decodeRecord is the inverse of append. It refuses what it would not write.
+func decodeRecord(b []byte) (r record, err error) {
+	if len(b) < recordMin {
+		return r, fmt.Errorf("%w: %d bytes; want at least %d", errRecord, len(b), recordMin)
+	}
+	r.flags, r.group = b[0], b[1]
+	r.id = kv.BlockID(b[2:18])
+	r.gen = kv.Generation(binary.LittleEndian.Uint32(b[18:])) | kv.Generation(binary.LittleEndian.Uint16(b[22:]))<<32
+	b = b[24:]
+	if r.serial, b, err = uvarint(b); err != nil {
+		return r, err
+	}
+	depth, b, err := uvarint(b)
+	if err != nil {
+		return r, err
+	}
+	r.depth = uint32(depth)
+	var want int
+	switch r.flags & (recParentPrev | recParentID) {
+	case recParentPrev:
+		want = parentHint
+	case recParentID:
+		want = kv.BlockIDSize
+	case recParentPrev | recParentID:
+		return r, fmt.Errorf("%w: two parents", errRecord)
+	}
+	switch {
+	case r.flags&^recKnown != 0 || r.group >= kv.MaxGroups || depth > 1<<32-1:
+		return r, fmt.Errorf("%w: flags %#x, group %d, depth %d", errRecord, r.flags, r.group, depth)
+	case len(b) != want:
+		return r, fmt.Errorf("%w: %d bytes of parent; want %d", errRecord, len(b), want)
+	}
+	copy(r.parent[:], b)
+	return r, nil
+}
+
+func uvarint(b []byte) (uint64, []byte, error) {
+	v, n := binary.Uvarint(b)
+	if n <= 0 || n > 1 && b[n-1] == 0 {
+		return 0, nil, fmt.Errorf("%w: varint", errRecord)
+	}
+	return v, b[n:], nil
+}
+
+// namespaceRecord is the durable form of a namespace. Serial names its current
+// space: the number that block records carry in place of namespace and epoch.
+type namespaceRecord struct {
+	ID          kv.NamespaceID `json:"id"`
+	Name        string         `json:"name"`
+	Tenant      string         `json:"tenant,omitempty"`
+	Salt        []byte         `json:"salt,omitempty"`
+	BlockTokens int            `json:"block_tokens"`
+	DType       string         `json:"dtype,omitempty"`
+	Layout      string         `json:"layout,omitempty"`
+	Groups      []groupRecord  `json:"groups"`
+	Index       string         `json:"index"`
+	Epoch       kv.Epoch       `json:"epoch"`
+	QuotaBytes  int64          `json:"quota_bytes,omitempty"`
+	Serial      uint64         `json:"space"`
+}
+
+type groupRecord struct {
+	Kind         string `json:"kind"`
+	Layers       int    `json:"layers"`
+	TokenBytes   int    `json:"token_bytes"`
+	WindowTokens int    `json:"window_tokens,omitempty"`
+}
+
+// marks are the highest numbers ever given out; they are never reused, so the
+// remains of a deleted namespace cannot be taken for another's.
+type marks struct {
+	NamespaceID kv.NamespaceID `json:"namespace_id"`
+	Serial      uint64         `json:"space"`
+}
+
+func appendNamespaceKey(dst []byte, id kv.NamespaceID) []byte {
+	return binary.BigEndian.AppendUint32(append(dst, namespaceKey), uint32(id))
+}
+
+func encodeNamespace(def kv.Namespace, serial uint64) ([]byte, error) {
+	r := namespaceRecord{
+		ID: def.ID, Name: def.Name, Tenant: def.Tenant, Salt: def.Salt,
+		BlockTokens: def.Geometry.BlockTokens, DType: def.Geometry.DType, Layout: def.Geometry.Layout,
+		Index: def.Index.String(), Epoch: def.Epoch, QuotaBytes: def.QuotaBytes, Serial: serial,
+	}
+	for _, g := range def.Geometry.Groups {
+		r.Groups = append(r.Groups, groupRecord{g.Kind.String(), g.Layers, g.TokenBytes, g.WindowTokens})
+	}
+	return json.Marshal(r)
+}
+
+func decodeNamespace(b []byte) (def kv.Namespace, serial uint64, err error) {
+	var r namespaceRecord
+	if err := json.Unmarshal(b, &r); err != nil {
+		return def, 0, fmt.Errorf("%w: namespace: %w", errRecord, err)
+	}
+	def = kv.Namespace{
+		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Salt: r.Salt, Epoch: r.Epoch, QuotaBytes: r.QuotaBytes,
+		Geometry: kv.Geometry{BlockTokens: r.BlockTokens, DType: r.DType, Layout: r.Layout},
+	}
+	if def.Index, err = kv.ParseIndexKind(r.Index); err != nil {
+		return def, 0, err
+	}
+	for _, g := range r.Groups {
+		kind, err := kv.ParseGroupKind(g.Kind)
+		if err != nil {
+			return def, 0, err
+		}
+		def.Geometry.Groups = append(def.Geometry.Groups, kv.Group{Kind: kind, Layers: g.Layers, TokenBytes: g.TokenBytes, WindowTokens: g.WindowTokens})
+	}
+	if err := def.Validate(); err != nil {
+		return def, 0, fmt.Errorf("%w: %w", errRecord, err)
+	}
+	if def.ID == 0 || r.Serial == 0 {
+		return def, 0, fmt.Errorf("%w: namespace %q has id %d and space %d", errRecord, def.Name, def.ID, r.Serial)
+	}
+	return def, r.Serial, nil
+}

@@ -1,0 +1,99 @@
+package trie
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// NamespaceStats are the figures of one namespace.
+type NamespaceStats struct {
+	ID    kv.NamespaceID
+	Name  string
+	Epoch kv.Epoch
+	// Blocks are matchable pieces of the first group, Pieces those of every group.
+	Blocks, Pieces int64
+	// Unmatchable pieces wait for ReclaimStep.
+	Unmatchable int64
+	// Bytes are the slots of all pieces, the unmatchable ones too.
+	Bytes, QuotaBytes int64
+}
+
+// Stats are the figures of an index.
+type Stats struct {
+	// Blocks are matchable pieces of first groups, Pieces those of every group,
+	// Bytes the slots of all pieces, the unmatchable ones too.
+	Blocks, Pieces, Bytes int64
+	// Unmatchable are pieces that wait for ReclaimStep, in deleted namespaces too.
+	Unmatchable int64
+	// Leases are open, Pins the pieces that they hold.
+	Leases, Pins int64
+	Policy       string
+	// NodeBytes, TableBytes, PolicyBytes and LeaseBytes are the DRAM of the index.
+	NodeBytes, TableBytes, PolicyBytes, LeaseBytes int64
+	// DiskBytes is what Pebble occupies, MemTableBytes and CacheBytes its memory.
+	DiskBytes, MemTableBytes, CacheBytes int64
+	// Load is what Open found.
+	Load LoadStats
+	// Namespaces are sorted by name.
+	Namespaces []NamespaceStats
+}
+
+// Stats returns the current figures.
+func (t *Trie) Stats() Stats {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	s := Stats{
+		Policy: t.opts.Policy.String(), Load: t.load,
+		Bytes: t.bytes, Unmatchable: int64(t.garbage),
+		NodeBytes: t.nodes.bytes(), TableBytes: t.table.bytes(),
+		PolicyBytes: t.policy.Bytes(), LeaseBytes: t.leases.bytes(),
+	}
+	for _, ns := range t.sortedLocked() {
+		n := ns.stats()
+		s.Blocks += n.Blocks
+		s.Pieces += n.Pieces
+		s.Namespaces = append(s.Namespaces, n)
+	}
+	t.leases.mu.Lock()
+	s.Leases, s.Pins = int64(len(t.leases.heap)), int64(t.leases.pins)
+	t.leases.mu.Unlock()
+	if !t.closed {
+		m := t.disk.db.Metrics()
+		s.DiskBytes, s.MemTableBytes, s.CacheBytes = int64(m.DiskSpaceUsage()), int64(m.MemTable.Size), m.BlockCache.Size
+	}
+	return s
+}
+
+func (ns *namespace) stats() NamespaceStats {
+	s := NamespaceStats{
+		ID: ns.def.ID, Name: ns.def.Name, Epoch: ns.def.Epoch, Blocks: ns.pieces[0],
+		Unmatchable: int64(ns.garbage), Bytes: ns.bytes, QuotaBytes: ns.def.QuotaBytes,
+	}
+	for _, n := range ns.pieces {
+		s.Pieces += n
+	}
+	return s
+}
+
+// String prints the figures as the CLI does, without those of memory and disk,
+// which differ from run to run.
+func (s Stats) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "blocks %d  pieces %d  bytes %d  unmatchable %d  leases %d  pins %d  policy %s\n",
+		s.Blocks, s.Pieces, s.Bytes, s.Unmatchable, s.Leases, s.Pins, s.Policy)
+	for _, n := range s.Namespaces {
+		fmt.Fprintf(&b, "  %s (id %d, epoch %d): blocks %d  pieces %d  bytes %d", n.Name, n.ID, n.Epoch, n.Blocks, n.Pieces, n.Bytes)
+		if n.QuotaBytes != 0 {
+			fmt.Fprintf(&b, " of %d", n.QuotaBytes)
+		}
+		fmt.Fprintf(&b, "  unmatchable %d\n", n.Unmatchable)
+	}
+	return b.String()
+}
+
+// String prints what Open found on one line.
+func (s LoadStats) String() string {
+	return fmt.Sprintf("loaded %d  stale epoch %d  orphans %d  duplicates %d  corrupt %d", s.Loaded, s.StaleEpoch, s.Orphans, s.Duplicates, s.Corrupt)
+}

@@ -1,0 +1,196 @@
+package trie
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"reflect"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// table finds a node number by (space, group, id). It is an extendible hash
+// table: a directory over small open-addressed segments, each of which splits by
+// itself when it is full, so that growth never stops the world for longer than
+// one segment takes.
+//
+//	hash   ┌ directory bits ┬──────────┬ tag ────┬─────┬ home slot ┐
+//	       └───────┬────────┴──────────┴────┬────┴─────┴─────┬─────┘
+//	 directory ────┘                        │                │
+//	   ├─► segment: tags  [2048]uint8  ◄────┘ 0 = empty      │
+//	   │            nodes [2048]uint32 ◄─────────────────────┘ linear probing
+//	   └─► …
+//
+// Tags keep a probe from touching a node's memory unless it is very likely the
+// one. Removal shifts the rest of the run back: there are no tombstones.
+type table struct {
+	dir []*segment
+	// bits is the number of directory bits: len(dir) == 1<<bits.
+	bits uint
+	// nodes are what the numbers refer to.
+	nodes *slab
+	seed  [2]uint64
+	count int
+}
+
+const (
+	segmentBits = 11
+	segmentLen  = 1 << segmentBits
+	segmentMask = segmentLen - 1
+	// segmentMax keeps runs short enough that scanning their tags stays within a
+	// cache line or two.
+	segmentMax = segmentLen * 13 / 16
+	tagShift   = segmentBits
+)
+
+type segment struct {
+	tags  [segmentLen]uint8
+	nodes [segmentLen]uint32
+	used  int
+	// bits is how many directory bits all its nodes have in common.
+	bits uint
+}
+
+func newTable(nodes *slab, seed [2]uint64) *table {
+	return &table{dir: []*segment{{}}, nodes: nodes, seed: seed}
+}
+
+// hash mixes all of its arguments. Ids may be opaque keys of any pattern, so
+// they are mixed with a seed rather than taken for random.
+func (t *table) hash(space uint16, group uint8, id *kv.BlockID) uint64 {
+	lo := binary.LittleEndian.Uint64(id[:8]) ^ t.seed[0]
+	hi := binary.LittleEndian.Uint64(id[8:]) ^ t.seed[1]
+	a, b := bits.Mul64(lo^0x9e3779b97f4a7c15, hi^0xd6e8feb86659fd93)
+	a, b = bits.Mul64(a^b^uint64(space)<<8^uint64(group), 0xa0761d6478bd642f)
+	return a ^ b
+}
+
+func (t *table) hashOf(n uint32) uint64 {
+	nd := t.nodes.at(n)
+	return t.hash(nd.space, nd.group(), &nd.id)
+}
+
+func tagOf(h uint64) uint8 {
+	if tag := uint8(h >> tagShift); tag != 0 {
+		return tag
+	}
+	return 1
+}
+
+func homeOf(h uint64) uint32 { return uint32(h) & segmentMask }
+
+func (t *table) segment(h uint64) *segment {
+	// A shift by 64 yields 0: with no directory bits there is one segment.
+	return t.dir[h>>(64-t.bits)]
+}
+
+// find returns the node number, or 0.
+func (t *table) find(space uint16, group uint8, id *kv.BlockID) uint32 {
+	h := t.hash(space, group, id)
+	s, tag := t.segment(h), tagOf(h)
+	for i := homeOf(h); s.tags[i] != 0; i = (i + 1) & segmentMask {
+		if s.tags[i] != tag {
+			continue
+		}
+		n := s.nodes[i]
+		if nd := t.nodes.at(n); nd.id == *id && nd.space == space && nd.group() == group {
+			return n
+		}
+	}
+	return 0
+}
+
+// insert adds a node that is not in the table.
+func (t *table) insert(n uint32) {
+	h := t.hashOf(n)
+	s := t.segment(h)
+	for s.used >= segmentMax {
+		t.split(s, h)
+		s = t.segment(h)
+	}
+	s.add(h, n)
+	t.count++
+}
+
+func (s *segment) add(h uint64, n uint32) {
+	i := homeOf(h)
+	for s.tags[i] != 0 {
+		i = (i + 1) & segmentMask
+	}
+	s.tags[i], s.nodes[i] = tagOf(h), n
+	s.used++
+}
+
+// split divides the segment that h belongs to in two by one more directory bit.
+func (t *table) split(s *segment, h uint64) {
+	if s.bits == t.bits {
+		t.double()
+	}
+	low, high := &segment{bits: s.bits + 1}, &segment{bits: s.bits + 1}
+	for i, tag := range s.tags {
+		if tag == 0 {
+			continue
+		}
+		nh := t.hashOf(s.nodes[i])
+		if nh>>(63-s.bits)&1 == 0 {
+			low.add(nh, s.nodes[i])
+		} else {
+			high.add(nh, s.nodes[i])
+		}
+	}
+	// The segment's share of the directory: all entries that begin with its bits.
+	width := 1 << (t.bits - s.bits)
+	first := int(h>>(64-t.bits)) &^ (width - 1)
+	for i := range width {
+		t.dir[first+i] = low
+		if i >= width/2 {
+			t.dir[first+i] = high
+		}
+	}
+}
+
+func (t *table) double() {
+	dir := make([]*segment, 2*len(t.dir))
+	for i, s := range t.dir {
+		dir[2*i], dir[2*i+1] = s, s
+	}
+	t.dir, t.bits = dir, t.bits+1
+}
+
+// remove takes a node out and reports whether it was there. Its fields must
+// still be what they were at insertion.
+func (t *table) remove(n uint32) bool {
+	h := t.hashOf(n)
+	s := t.segment(h)
+	i := homeOf(h)
+	for s.nodes[i] != n || s.tags[i] == 0 {
+		if s.tags[i] == 0 {
+			return false
+		}
+		i = (i + 1) & segmentMask
+	}
+	for j := (i + 1) & segmentMask; s.tags[j] != 0; j = (j + 1) & segmentMask {
+		// The entry at j may fill the hole at i unless its home lies after i.
+		home := homeOf(t.hashOf(s.nodes[j]))
+		if (j-home)&segmentMask >= (j-i)&segmentMask {
+			s.tags[i], s.nodes[i] = s.tags[j], s.nodes[j]
+			i = j
+		}
+	}
+	s.tags[i], s.nodes[i] = 0, 0
+	s.used--
+	t.count--
+	return true
+}
+
+// segments calls f once for each segment.
+func (t *table) segments(f func(*segment)) {
+	for i := 0; i < len(t.dir); i += 1 << (t.bits - t.dir[i].bits) {
+		f(t.dir[i])
+	}
+}
+
+func (t *table) bytes() int64 {
+	n := int64(len(t.dir)) * 8
+	t.segments(func(*segment) { n += int64(reflect.TypeFor[segment]().Size()) })
+	return n
+}

@@ -1,0 +1,307 @@
+package trie
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie/evict"
+)
+
+// A Trie is the prefix index of one storage node. All methods may be called
+// concurrently unless they say otherwise.
+type Trie struct {
+	opts Options
+	disk *disk
+
+	// defMu serialises changes of namespace definitions, each with its synced
+	// write. It comes before mu.
+	defMu sync.Mutex
+	marks marks
+
+	// mu guards everything below, except what says otherwise.
+	mu     sync.RWMutex
+	closed bool
+	nodes  slab
+	table  *table
+	policy evict.Policy
+	// spaces is indexed by node.space; entry 0 and free entries are nil.
+	spaces     []*space
+	bySerial   map[uint64]uint16
+	namespaces map[kv.NamespaceID]*namespace
+	byName     map[string]*namespace
+	// garbage counts the nodes that are doomed or in a dead space.
+	garbage int
+	// bytes are the slots of every node.
+	bytes int64
+	sweep sweep
+	// settled is signalled, under mu, whenever pending nodes stop being so.
+	settled *sync.Cond
+
+	leases leases
+	load   LoadStats
+	// putPool and matchPool hold scratch space, so that the hot paths do not
+	// allocate.
+	putPool, matchPool sync.Pool
+}
+
+// space is one (namespace, epoch): what nodes belong to.
+type space struct {
+	ns *namespace
+	// serial is its number on disk, never reused.
+	serial uint64
+	epoch  kv.Epoch
+	// number is its index in Trie.spaces.
+	number uint16
+	// dead: an epoch bump or a deletion left it behind.
+	dead bool
+	// nodes counts all of its nodes, doomed those with flagDoomed.
+	nodes, doomed int
+}
+
+// namespace is a definition with what is stored under it, in all of its spaces.
+type namespace struct {
+	def       kv.Namespace
+	space     *space
+	slotBytes [kv.MaxGroups]int64
+	// tree: pieces of group 0 have parents and the other groups hang on them.
+	tree bool
+	// bytes, garbage: slots and unmatchable nodes of every space.
+	bytes   int64
+	garbage int
+	// pieces counts the current space's nodes by group.
+	pieces [kv.MaxGroups]int64
+	// hand is where the next eviction from this namespace alone goes on.
+	// idle counts the nodes it passed since it last did something.
+	hand, idle uint32
+}
+
+func newNamespace(def kv.Namespace, slotBytes func(kv.Geometry, int) int64) *namespace {
+	ns := &namespace{def: def}
+	for g, group := range def.Geometry.Groups {
+		ns.slotBytes[g] = slotBytes(def.Geometry, g)
+		if g == 0 {
+			ns.tree = group.Kind == kv.Full && def.Index == kv.IndexTrie
+		}
+	}
+	return ns
+}
+
+func (ns *namespace) overQuota() bool {
+	return ns.def.QuotaBytes > 0 && ns.bytes > ns.def.QuotaBytes
+}
+
+func (ns *namespace) room(bytes int64) bool {
+	return ns.def.QuotaBytes == 0 || ns.bytes+bytes <= ns.def.QuotaBytes
+}
+
+// Open reads the index in opts.Dir into DRAM, or starts an empty one. Records
+// that cannot be matched any more (an old epoch, a deleted namespace, an ancestor
+// lost in a crash) are dropped; Stats.Load counts them. The owner of the slots must
+// afterwards take everything that Refs does not name for free.
+func Open(opts Options) (*Trie, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	policy, err := evict.New(opts.Policy, opts.Tuning)
+	if err != nil {
+		return nil, fmt.Errorf("trie: %w", err)
+	}
+	d, err := openDisk(opts)
+	if err != nil {
+		return nil, err
+	}
+	t := &Trie{
+		opts: opts, disk: d, policy: policy,
+		spaces:     make([]*space, 1),
+		bySerial:   make(map[uint64]uint16),
+		namespaces: make(map[kv.NamespaceID]*namespace),
+		byName:     make(map[string]*namespace),
+	}
+	t.table = newTable(&t.nodes, [2]uint64{rand.Uint64(), rand.Uint64()})
+	t.settled = sync.NewCond(&t.mu)
+	t.leases.max, t.leases.maxPins = opts.MaxLeases, opts.MaxPins
+	t.putPool.New = func() any { return new(putScratch) }
+	t.matchPool.New = func() any { return new(matchScratch) }
+	if err := t.loadAll(); err != nil {
+		d.close()
+		return nil, fmt.Errorf("trie: open %s: %w", opts.Dir, err)
+	}
+	return t, nil
+}
+
+// Close syncs and closes Pebble. No other call may be in progress; later ones
+// fail with ErrClosed. It is safe to call twice.
+func (t *Trie) Close() error {
+	t.mu.Lock()
+	was := t.closed
+	t.closed = true
+	t.mu.Unlock()
+	if was {
+		return nil
+	}
+	return t.disk.close()
+}
+
+// Sync makes everything put, evicted or deleted before the call durable.
+func (t *Trie) Sync() error {
+	if err := t.usable(); err != nil {
+		return err
+	}
+	return t.disk.sync()
+}
+
+func (t *Trie) usable() error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// lookupLocked returns the namespace, if the trie is open.
+func (t *Trie) lookupLocked(id kv.NamespaceID) (*namespace, error) {
+	if t.closed {
+		return nil, ErrClosed
+	}
+	ns, ok := t.namespaces[id]
+	if !ok {
+		return nil, fmt.Errorf("trie: namespace id %d: %w", id, ErrNamespaceUnknown)
+	}
+	return ns, nil
+}
+
+// addSpaceLocked gives sp a number, or fails when all are taken.
+func (t *Trie) addSpaceLocked(sp *space) error {
+	for i := 1; i < len(t.spaces); i++ {
+		if t.spaces[i] == nil {
+			sp.number = uint16(i)
+			break
+		}
+	}
+	if sp.number == 0 {
+		if len(t.spaces) > maxSpaces {
+			return fmt.Errorf("trie: %d epochs wait for ReclaimStep: %w", maxSpaces, ErrTooManyNamespaces)
+		}
+		sp.number = uint16(len(t.spaces))
+		t.spaces = append(t.spaces, nil)
+	}
+	t.spaces[sp.number] = sp
+	t.bySerial[sp.serial] = sp.number
+	return nil
+}
+
+// killSpaceLocked makes everything in sp unmatchable.
+func (t *Trie) killSpaceLocked(sp *space) {
+	sp.dead = true
+	t.addGarbageLocked(sp.ns, sp.nodes-sp.doomed)
+	sp.ns.pieces = [kv.MaxGroups]int64{}
+	t.sweep.kick()
+	t.dropSpaceLocked(sp)
+}
+
+// dropSpaceLocked frees the number of a dead space once it is empty.
+func (t *Trie) dropSpaceLocked(sp *space) {
+	if sp.dead && sp.nodes == 0 {
+		t.spaces[sp.number] = nil
+		delete(t.bySerial, sp.serial)
+	}
+}
+
+func (t *Trie) addGarbageLocked(ns *namespace, n int) {
+	t.garbage += n
+	ns.garbage += n
+}
+
+// addNodeLocked makes a node for a piece and links it into table and parent. It
+// returns 0 when the index is full.
+func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, depth uint32, ref kv.Ref, flags uint32) uint32 {
+	n := t.nodes.alloc()
+	if n == 0 {
+		return 0
+	}
+	nd := t.nodes.at(n)
+	nd.id, nd.space, nd.parent, nd.depth = id, sp.number, parent, depth
+	nd.setRef(ref)
+	nd.state.Store(uint32(group)<<groupShift | flags)
+	t.table.insert(n)
+	if parent != 0 {
+		t.nodes.at(parent).kids++
+	}
+	sp.nodes++
+	sp.ns.bytes += sp.ns.slotBytes[group]
+	t.bytes += sp.ns.slotBytes[group]
+	if !sp.dead {
+		sp.ns.pieces[group]++
+	}
+	return n
+}
+
+// evictable reports whether n may go now.
+func (t *Trie) evictable(n uint32) bool {
+	nd := t.nodes.at(n)
+	return nd.kids == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
+}
+
+// removeNodeLocked takes an evictable or pending node out and appends it to dst. The
+// policy must have forgotten it already.
+func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
+	nd := t.nodes.at(n)
+	sp, group := t.spaces[nd.space], nd.group()
+	ns := sp.ns
+	dst = append(dst, Evicted{
+		Ref: nd.ref(), ID: nd.id, Namespace: ns.def.ID, Epoch: sp.epoch,
+		Group: int(group), Class: nd.class(), SlotBytes: ns.slotBytes[group],
+	})
+	doomed := nd.has(flagDoomed)
+	if doomed {
+		sp.doomed--
+	} else {
+		t.table.remove(n)
+	}
+	if doomed || sp.dead {
+		t.addGarbageLocked(ns, -1)
+		t.sweep.idle = 0
+	}
+	if !sp.dead && !doomed {
+		ns.pieces[group]--
+	}
+	sp.nodes--
+	ns.bytes -= ns.slotBytes[group]
+	t.bytes -= ns.slotBytes[group]
+	parent := nd.parent
+	t.nodes.release(n)
+	if parent != 0 {
+		t.nodes.at(parent).kids--
+		t.unparkLocked(parent)
+	}
+	t.dropSpaceLocked(sp)
+	return dst
+}
+
+// unparkLocked tells the policy about a node that may have become evictable.
+func (t *Trie) unparkLocked(n uint32) {
+	if t.policy.Parked(n) && t.evictable(n) {
+		t.policy.Unpark(n)
+	}
+}
+
+// contentKey identifies a piece's content across evictions.
+func (t *Trie) contentKey(n uint32) uint64 { return t.table.hashOf(n) }
+
+// sweep is the state of the search for garbage.
+type sweep struct {
+	hand uint32
+	// idle counts the nodes looked at since the last progress: when it exceeds
+	// all of them, nothing can be done until kicked.
+	idle   uint32
+	kicked atomic.Bool
+}
+
+// kick says that garbage was made or became removable. It may be called under
+// the read lock.
+func (s *sweep) kick() { s.kicked.Store(true) }
