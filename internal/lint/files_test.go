@@ -94,7 +94,7 @@ var rules = []rule{
 			"internal/testkit/leak.go": "it is the body of TestMain, which is the main of a test binary",
 		},
 		check: func(f *file) []finding {
-			if f.isMain() {
+			if f.isMain() || f.isTest() { // a test's TestMain is a main
 				return nil
 			}
 			return slices.Concat(f.calls("os", "Exit"), f.calls("syscall", "Exit"), f.calls("log", "Fatal", "Fatalf", "Fatalln"))

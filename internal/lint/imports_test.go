@@ -23,7 +23,7 @@ var edges = []struct {
 	{"api/...", []string{"kv", "api/..."}, "what crosses the wire is made of nouns; a server type in the API would tie clients to the server"},
 
 	{"io/blockio", nil, "the contract imports nothing of ours, so that a backend or a caller pulls in no other"},
-	{"io/uring", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; not its siblings, not what is stored"},
+	{"io/uring", []string{"io/blockio", "io/posixio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; a volume's directory (names, lock, space) is posixio's alone, so that each opens what the other made"},
 	{"io/posixio", []string{"io/blockio", "internal/sys", "internal/arena"}, "a backend knows its contract and the kernel; not its siblings, not what is stored"},
 	{"io/memio", []string{"io/blockio"}, "a backend knows its contract; memory needs no kernel"},
 	{"io/faultio", []string{"io/blockio"}, "it wraps any device and so may know none"},

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
 )
 
 func TestGofmt(t *testing.T) {
@@ -37,6 +39,9 @@ var checkers = []struct {
 }
 
 func TestCheckers(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("built with a tag: the plain run of this test checks both builds, and twice would only be slow")
+	}
 	load(t) // so that the test cache notices changes
 	for _, c := range checkers {
 		for _, tags := range []string{"", allTags} {
