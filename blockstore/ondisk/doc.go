@@ -26,10 +26,10 @@
 //
 //	offset width
 //	     0     8  magic       which record this is: PNSTKSUP, PNSTKCAT, PNSTKSEG, PNSTKSLT
-//	     8     4  version     of the format: 1
-//	    12     4  bytes       length of the record, a multiple of 4096; a slot's grows with its layers
-//	    16     8  checksum    XXH3-64 of the whole record with this field zero: a torn or flipped
-//	                          record is never half believed
+//	     8     8  checksum    XXH3-64 of the record from here on: a torn or flipped record is
+//	                          never half believed
+//	    16     4  version     of the format: 1
+//	    20     4  bytes       length of the record, a multiple of 4096; a slot's grows with its layers
 //
 // # Superblock (4096 B)
 //

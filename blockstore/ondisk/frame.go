@@ -15,7 +15,9 @@ const (
 	Page = 4096
 
 	frameBytes  = 24
-	checksumOff = 16
+	checksumOff = 8
+	versionOff  = 16
+	lengthOff   = 20
 )
 
 // Sentinels, by what the caller should do.
@@ -43,8 +45,8 @@ const (
 // of Page.
 func seal(b []byte, m magic) {
 	copy(b, m)
-	binary.LittleEndian.PutUint32(b[8:], Version)
-	binary.LittleEndian.PutUint32(b[12:], uint32(len(b)))
+	binary.LittleEndian.PutUint32(b[versionOff:], Version)
+	binary.LittleEndian.PutUint32(b[lengthOff:], uint32(len(b)))
 	binary.LittleEndian.PutUint64(b[checksumOff:], checksum(b))
 }
 
@@ -57,7 +59,7 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	if string(b[:8]) != string(m) {
 		return nil, fmt.Errorf("ondisk: magic %q, want %q: %w", b[:8], string(m), ErrBlank)
 	}
-	n := int64(binary.LittleEndian.Uint32(b[12:]))
+	n := int64(binary.LittleEndian.Uint32(b[lengthOff:]))
 	if n < Page || n%Page != 0 || n > int64(maxBytes) || n > int64(len(b)) {
 		return nil, fmt.Errorf("ondisk: %s says it is %d bytes long, of %d read: %w", m, n, len(b), ErrDamaged)
 	}
@@ -66,21 +68,15 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 		return nil, fmt.Errorf("ondisk: %s has checksum %016x, its bytes give %016x: %w", m, want, got, ErrDamaged)
 	}
 	// After the checksum: a flipped bit in the version is damage, not a version.
-	if v := binary.LittleEndian.Uint32(b[8:]); v != Version {
+	if v := binary.LittleEndian.Uint32(b[versionOff:]); v != Version {
 		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d: %w", m, v, Version, ErrVersion)
 	}
 	return b, nil
 }
 
-// checksum is XXH3-64 of b with the checksum field taken as zero.
-func checksum(b []byte) uint64 {
-	var h xxh3.Hasher
-	var zero [8]byte
-	h.Write(b[:checksumOff])
-	h.Write(zero[:])
-	h.Write(b[checksumOff+8:])
-	return h.Sum64()
-}
+// checksum is XXH3-64 of everything behind the checksum field. The magic before
+// it needs none: it is compared byte by byte.
+func checksum(b []byte) uint64 { return xxh3.Hash(b[versionOff:]) }
 
 // recordBytes returns the length that the frame at the start of b claims, for
 // records longer than one page; 0 if it claims nothing sensible.
@@ -88,7 +84,7 @@ func recordBytes(b []byte, m magic, maxBytes int) int {
 	if len(b) < frameBytes || string(b[:8]) != string(m) {
 		return 0
 	}
-	n := int64(binary.LittleEndian.Uint32(b[12:]))
+	n := int64(binary.LittleEndian.Uint32(b[lengthOff:]))
 	if n < Page || n%Page != 0 || n > int64(maxBytes) {
 		return 0
 	}
@@ -98,6 +94,11 @@ func recordBytes(b []byte, m magic, maxBytes int) int {
 // allZero reports whether every byte of b is zero: reserved space is, so that a
 // later version may give it a meaning.
 func allZero(b []byte) bool {
+	for ; len(b) >= 8; b = b[8:] {
+		if binary.LittleEndian.Uint64(b) != 0 {
+			return false
+		}
+	}
 	for _, c := range b {
 		if c != 0 {
 			return false

@@ -2,6 +2,7 @@ package ondisk
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/penstock-kv/penstock/kv"
 )
+
+var le = binary.LittleEndian
 
 // The drawn examples: testdata/records.td shows the bytes of each.
 var (
@@ -144,7 +147,7 @@ func TestEveryBitCounts(t *testing.T) {
 // TestOtherVersion: an intact record of another version says so.
 func TestOtherVersion(t *testing.T) {
 	b := exampleSuperblock.Encode()
-	b[8] = Version + 1
+	b[versionOff] = Version + 1
 	putChecksum(b)
 	if _, err := DecodeSuperblock(b); !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 2") {
 		t.Errorf("decode of version %d: %v; want ErrVersion that names it", Version+1, err)
@@ -152,10 +155,7 @@ func TestOtherVersion(t *testing.T) {
 }
 
 func putChecksum(b []byte) {
-	sum := checksum(b)
-	for i := range 8 {
-		b[checksumOff+i] = byte(sum >> (8 * i))
-	}
+	le.PutUint64(b[checksumOff:], checksum(b))
 }
 
 // TestSealedNonsense: a valid checksum over impossible values is still refused.
@@ -320,9 +320,8 @@ func FuzzDecode(f *testing.F) {
 			b = append(b, make([]byte, Page-n)...)
 		}
 		if reseal { // let the fuzzer past the checksum
-			b[8], b[9], b[10], b[11] = Version, 0, 0, 0
-			n := len(b)
-			b[12], b[13], b[14], b[15] = byte(n), byte(n>>8), byte(n>>16), byte(n>>24)
+			le.PutUint32(b[versionOff:], Version)
+			le.PutUint32(b[lengthOff:], uint32(len(b)))
 			putChecksum(b)
 		}
 		SlotHeaderBytes(b)
