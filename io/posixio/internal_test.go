@@ -1,0 +1,146 @@
+package posixio
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// TestZero: where fallocate is refused, a file gets its size and its space by
+// being written.
+func TestZero(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	const size = 3*zeroBytes + 5*blockio.Align
+	if err := zero(fd, size); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(content, make([]byte, size)) {
+		t.Fatalf("%d bytes, %v", len(content), err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Blocks*512 < size {
+		t.Fatalf("%d of %d bytes are reserved, %v", st.Blocks*512, size, err)
+	}
+}
+
+// TestProbeFileHasNoName: the probe leaves nothing in the directory.
+func TestProbeFileHasNoName(t *testing.T) {
+	d, err := OpenDir(t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	entries, err := os.ReadDir(d.Path())
+	if err != nil || len(entries) != 0 {
+		t.Fatalf("the probe left %v, %v", entries, err)
+	}
+}
+
+// TestFlusherCoversEveryMark: nobody returns before a flush that began after its
+// mark has ended, and there are no more flushes than callers.
+func TestFlusherCoversEveryMark(t *testing.T) {
+	var s flusher
+	var written, durable, flushes atomic.Int64
+	flush := func() error {
+		flushes.Add(1)
+		covered := written.Load()
+		runtime.Gosched()
+		durable.Store(covered)
+		return nil
+	}
+	var wg sync.WaitGroup
+	const callers, rounds = 8, 500
+	for range callers {
+		wg.Go(func() {
+			for range rounds {
+				mine := written.Add(1)
+				s.mark()
+				if err := s.flush(flush); err != nil || durable.Load() < mine {
+					t.Errorf("write %d returned while %d are durable, %v", mine, durable.Load(), err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := flushes.Load(); n > callers*rounds {
+		t.Fatalf("%d flushes for %d callers", n, callers*rounds)
+	}
+}
+
+// TestFlusherAfterFailure tries again, although nothing was marked since.
+func TestFlusherAfterFailure(t *testing.T) {
+	var s flusher
+	s.mark()
+	broken := errors.New("broken")
+	results := []error{unix.EINTR, broken, nil}
+	flush := func() error {
+		err := results[0]
+		results = results[1:]
+		return err
+	}
+	if err := s.flush(flush); err != broken {
+		t.Fatal(err)
+	}
+	if err := s.flush(flush); err != nil || len(results) != 0 {
+		t.Fatalf("%v, %d results left", err, len(results))
+	}
+	if err := s.flush(flush); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSyncFailureIsReported: every file that failed is named, the counter moves.
+func TestSyncFailureIsReported(t *testing.T) {
+	d, err := OpenDir(t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := d.Create("a", blockio.Align)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ino := f.(*File).ino
+	good := ino.fd
+	ino.fd = -1 // fdatasync then says EBADF
+	if err := d.Sync(context.Background()); !errors.Is(err, unix.EBADF) {
+		t.Errorf("sync: %v", err)
+	}
+	if s := d.Counters().Stats(); s.Syncs != 1 || s.SyncFailures != 1 {
+		t.Errorf("stats: %+v", s)
+	}
+	ino.fd = good
+	if err := errors.Join(d.Sync(context.Background()), d.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAdvance(t *testing.T) {
+	buf := make([]byte, 10)
+	bufs := [][]byte{buf[:3], buf[3:4], buf[4:]}
+	for n := range int64(10) {
+		var rest []byte
+		for _, b := range advance(bufs, n) {
+			rest = append(rest, b...)
+		}
+		if int64(len(rest)) != 10-n || len(bufs[0]) != 3 {
+			t.Fatalf("advance by %d leaves %d bytes, first buffer now %d", n, len(rest), len(bufs[0]))
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package posixio_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
+	"github.com/penstock-kv/penstock/io/posixio"
+)
+
+// childVolume names the volume that the test binary, started as a child, locks.
+const childVolume = "PENSTOCK_TEST_LOCK_VOLUME"
+
+// TestLockChild is the other process of TestLockOfAnotherProcess.
+func TestLockChild(t *testing.T) {
+	dir := os.Getenv(childVolume)
+	if dir == "" {
+		t.Skip("runs only as the child of TestLockOfAnotherProcess")
+	}
+	d := open(t, dir, posixio.Options{})
+	if err := d.Lock(blockio.Identity(time.Now())); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Println("locked")
+	_, _ = bufio.NewReader(os.Stdin).ReadByte() // until the parent kills us or ends
+}
+
+// TestLockOfAnotherProcess: a living process's lock names it; a killed one's is
+// free, although the file with its name is still there.
+func TestLockOfAnotherProcess(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestLockChild$", "-test.v")
+	cmd.Env = append(os.Environ(), childVolume+"="+dir)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() && lines.Text() != "locked" {
+	}
+	d := open(t, dir, posixio.Options{})
+	err = d.Lock("second")
+	var owned *blockio.OwnedError
+	if !errors.As(err, &owned) || owned.Volume != dir {
+		t.Errorf("lock of a volume in use: %v", err)
+	} else if !strings.Contains(owned.Owner, fmt.Sprintf("pid %d", cmd.Process.Pid)) || !strings.Contains(owned.Owner, "-test.run") {
+		t.Errorf("the owner is described as %q", owned.Owner)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	if _, err := os.Stat(filepath.Join(dir, "LOCK")); err != nil {
+		t.Errorf("the dead owner's file: %v", err)
+	}
+	if err := d.Lock("second"); err != nil {
+		t.Errorf("lock after the owner was killed: %v", err)
+	}
+}
+
+// TestConformanceOnTmpfs runs where O_DIRECT means nothing, or is refused.
+func TestConformanceOnTmpfs(t *testing.T) {
+	const shm = "/dev/shm"
+	var st unix.Statfs_t
+	if err := unix.Statfs(shm, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		t.Skipf("no tmpfs at %s", shm)
+	}
+	blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {
+		dir, err := os.MkdirTemp(shm, "penstock-posixio-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Error(err)
+			}
+		})
+		return blockiotest.Volume{Open: func() (blockio.Device, error) { return posixio.Open(dir, posixio.Options{}) }}
+	})
+}
+
+// smallExt4 mounts an ext4 of so many MiB on a loop device.
+func smallExt4(t *testing.T, mib int64) string {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to mount a small file system")
+	}
+	dir := t.TempDir()
+	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, mib<<20), os.Mkdir(mount, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", image}, {"mount", "-o", "loop", image, mount}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("needs mkfs.ext4 and loop devices: %v: %v %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", mount).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v %s", err, out)
+		}
+	})
+	return mount
+}
+
+// TestFullFileSystem fills a small file system from several goroutines: every
+// file that was made is whole and writable, every refusal is ErrNoSpace and
+// leaves nothing, and what is there can still be read.
+func TestFullFileSystem(t *testing.T) {
+	testkit.VerifyNone(t)
+	d := open(t, smallExt4(t, 64), posixio.Options{})
+	const filePages = 512 // 2 MiB
+	data := random(t, filePages)
+	var mu sync.Mutex
+	var made []blockio.File
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := 0; ; i++ {
+				f, err := d.Create(fmt.Sprintf("seg-%d-%d", w, i), filePages*blockio.Align)
+				if err != nil {
+					if !errors.Is(err, blockio.ErrNoSpace) {
+						t.Errorf("create on a full file system: %v", err)
+					}
+					return
+				}
+				mu.Lock()
+				made = append(made, f)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	names, err := d.List()
+	if err != nil || len(names) != len(made) || len(made) < 10 {
+		t.Fatalf("%d files are made, the list has %d (%v)", len(made), len(names), err)
+	}
+	got := testkit.AlignedBuffer(t, filePages*blockio.Align)
+	for _, f := range made {
+		if err := do(t, d, blockio.Write, f, data, filePages); err != nil {
+			t.Fatalf("write to reserved space: %v", err)
+		}
+		if err := do(t, d, blockio.Read, f, got, filePages); err != nil || string(got) != string(data) {
+			t.Fatalf("read on a full file system: %v", err)
+		}
+	}
+	if err := d.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
