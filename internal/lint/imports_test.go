@@ -40,7 +40,7 @@ var edges = []struct {
 	{"rdma/...", []string{"rdma", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
-	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena"}, "the server joins contracts; which backend stands behind one is decided in cmd"},
+	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
 
 	{"internal/invariants", nil, "every package imports it"},
