@@ -52,8 +52,8 @@ var rules = []rule{
 		check: func(f *file) []finding {
 			return onlyIf(f.isTest() && f.imports("testing/synctest") == nil, f.calls("time", "Sleep"))
 		},
-		bad:   `import "time"; func F() { time.Sleep(1) }`,
-		good:  `import "time"; func F() { <-time.After(1) }`,
+		bad:  `import "time"; func F() { time.Sleep(1) }`,
+		good: `import "time"; func F() { <-time.After(1) }`,
 	},
 	{
 		name: "unsafe only in *_unsafe.go",
