@@ -149,5 +149,5 @@ func sentinel(err error) error {
 	default:
 		return err
 	}
-	return fmt.Errorf("%w (%w)", s, errno)
+	return fmt.Errorf("%w (%w)", s, err)
 }

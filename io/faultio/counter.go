@@ -1,0 +1,154 @@
+package faultio
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"syscall"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// Injection is one fault that was injected.
+type Injection struct {
+	// Number counts from 1.
+	Number int
+	// Rule is the rule that did it, in its language.
+	Rule   string
+	Action Action
+	Kind   Kind
+	// File is the name; of a Sync, that of its first file, or "".
+	File string
+	// Offset and Bytes are where the data is wrong or missing: of a Flip the
+	// byte, of everything else the request's range.
+	Offset, Bytes int64
+}
+
+// String tells what happened where, for a test's message.
+func (i Injection) String() string {
+	return fmt.Sprintf("fault %d: %s on %v of %d bytes at %d of %q", i.Number, i.Rule, i.Kind, i.Bytes, i.Offset, i.File)
+}
+
+// Error is what a call returns that a rule made fail. It wraps the errno, or
+// io.ErrUnexpectedEOF for a Short.
+type Error struct {
+	Injection Injection
+	Err       error
+}
+
+// Error names the fault and its cause.
+func (e *Error) Error() string { return fmt.Sprintf("faultio: %v: %v", e.Injection, e.Err) }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// cause is what an errno looks like to the device's caller.
+func cause(errno syscall.Errno) error {
+	if errno == syscall.ENOSPC || errno == syscall.EDQUOT {
+		return fmt.Errorf("%w (%w)", blockio.ErrNoSpace, errno)
+	}
+	return errno
+}
+
+// Counter remembers each injected fault until it has been accounted for. Its
+// methods may be called concurrently.
+type Counter struct {
+	mu      sync.Mutex
+	all     []Injection
+	settled map[int]bool // by Number
+}
+
+func newCounter() *Counter { return &Counter{settled: make(map[int]bool)} }
+
+// add records a fault. A Delay is settled at once: it harms nothing.
+func (c *Counter) add(i Injection) Injection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i.Number = len(c.all) + 1
+	c.all = append(c.all, i)
+	if i.Action == Delay {
+		c.settled[i.Number] = true
+	}
+	return i
+}
+
+// Injected returns every fault so far.
+func (c *Counter) Injected() []Injection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]Injection(nil), c.all...)
+}
+
+// Count returns how many faults of one action there were.
+func (c *Counter) Count(a Action) int {
+	n := 0
+	for _, i := range c.Injected() {
+		if i.Action == a {
+			n++
+		}
+	}
+	return n
+}
+
+// Surfaced settles the faults whose errors are in err, joined ones included, and
+// returns how many there were: 0 for an error of other origin.
+func (c *Counter) Surfaced(err error) int {
+	n := 0
+	for _, e := range injectedIn(err) {
+		n++
+		c.settle(e.Injection.Number)
+	}
+	return n
+}
+
+// injectedIn finds every *Error in the tree of err.
+func injectedIn(err error) []*Error {
+	switch e := err.(type) {
+	case nil:
+		return nil
+	case *Error:
+		return []*Error{e}
+	case interface{ Unwrap() []error }:
+		var out []*Error
+		for _, child := range e.Unwrap() {
+			out = append(out, injectedIn(child)...)
+		}
+		return out
+	}
+	return injectedIn(errors.Unwrap(err))
+}
+
+// Repaired settles the faults that touched the given bytes of a file, and
+// returns how many were not settled before: for damage that was found by a
+// checksum, was written over, or was never used.
+func (c *Counter) Repaired(file string, offset, bytes int64) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, i := range c.all {
+		if i.File == file && i.Offset < offset+bytes && offset < i.Offset+i.Bytes && !c.settled[i.Number] {
+			c.settled[i.Number] = true
+			n++
+		}
+	}
+	return n
+}
+
+func (c *Counter) settle(number int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settled[number] = true
+}
+
+// Pending returns the faults that nobody has accounted for.
+func (c *Counter) Pending() []Injection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []Injection
+	for _, i := range c.all {
+		if !c.settled[i.Number] {
+			out = append(out, i)
+		}
+	}
+	return out
+}

@@ -1,0 +1,55 @@
+// Package faultio wraps a blockio.Device and injects faults into it, by rules in
+// a small language, and counts them, so that a test can assert that every single
+// one surfaced as an error or was repaired. Without rules it changes nothing.
+//
+// It does not model crashes (memio does), and time only as Delay.
+//
+//	rules, err := faultio.Parse(`
+//		(Err EIO (And Reads (File "seg-*") (Offset 0 1048576) (After 3) (Count 2)))
+//		(Flip (And Writes (Prob 0.01 7)))
+//	`)
+//	dev := faultio.Wrap(inner, rules)
+//	…                                     // work, passing each error to dev.Counter().Surfaced
+//	if left := dev.Counter().Pending(); len(left) > 0 { t.Errorf("unnoticed: %v", left) }
+//
+// # Actions
+//
+//	(Err ERRNO p)     the call fails with ERRNO (EIO, EROFS, …); nothing is transferred
+//	(ENOSPC p)        the same as (Err ENOSPC p): the error is also blockio.ErrNoSpace
+//	(Short p)         the first half is transferred, then io.ErrUnexpectedEOF
+//	(Torn p)          success is reported, but some 512-byte sectors of a write keep
+//	                  what they held, or those of a read come back as zeroes
+//	(Flip p)          success is reported, but one bit of the data is wrong: on the
+//	(Flip BIT p)      disk for a write, in the buffer for a read; which one is
+//	                  drawn, or BIT counted from the first of the request
+//	(Delay 5ms p)     the call waits first; then later rules are looked at
+//
+// Err, ENOSPC and Delay apply to every call, the others to transfers only. The
+// rules are tried in order and the first that applies decides, Delay excepted.
+//
+// # Predicates
+//
+//	Reads Writes Syncs Creates Opens Removes    the kind of call
+//	Any                      every call; the same as leaving p out
+//	(File "seg-*")           the file's name, as path.Match does; any of a Sync's files
+//	(Offset FROM TO)         a transfer that touches bytes FROM to TO-1
+//	(After N)                false for the first N times it is asked
+//	(Count N)                true for the first N times it is asked
+//	(Prob P SEED)            true with probability P; the same SEED, the same draws
+//	(And p …) (Or p …)       left to right, asking no further than needed
+//	(Not p)
+//
+// So (And Reads (After 3) (Count 2)) is the fourth and the fifth read.
+//
+// # Below the device
+//
+// A Device resumes short transfers itself, so Short above one is an error that
+// the contract forbids it to hide. To test resumption, Hook turns Err, Short and
+// Delay rules into a blockio.ResultHook, which posixio and uring take in their
+// options, and there a Short must be repaired and an Err EINTR retried.
+//
+//	            faultio.Wrap            faultio.Hook
+//	blockstore ──── ▼ ──── posixio, uring ──── ▼ ──── kernel
+//
+// Lock order: Device.mu (the rules' state), then Counter.mu.
+package faultio

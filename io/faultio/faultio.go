@@ -1,0 +1,329 @@
+package faultio
+
+import (
+	"context"
+	"io"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// sectorBytes is the unit in which a Torn tears.
+const sectorBytes = 512
+
+// Device is a blockio.Device that fails by rules. Its files are those of the
+// device inside.
+type Device struct {
+	blockio.Device // Lock, Stat, List, Info, Close: unchanged
+	program        *program
+	counter        *Counter
+}
+
+var _ blockio.Device = (*Device)(nil)
+
+// Wrap returns inner with faults; nil rules are none. Closing it closes inner.
+func Wrap(inner blockio.Device, rules *Rules) *Device {
+	counter := newCounter()
+	return &Device{Device: inner, counter: counter, program: newProgram(counter, rules)}
+}
+
+// SetRules replaces the rules, for a test that first sets up in peace; counts and
+// draws start again, the Counter goes on. Calls under way end by the old rules.
+func (d *Device) SetRules(rules *Rules) { d.program.set(rules) }
+
+// Counter returns the account of the faults.
+func (d *Device) Counter() *Counter { return d.counter }
+
+// Stats implements blockio.Device: those of the device inside, and the failures
+// that it never saw.
+func (d *Device) Stats() blockio.Stats {
+	s := d.Device.Stats()
+	for _, i := range d.counter.Injected() {
+		if i.Action != Err && i.Action != Short {
+			continue
+		}
+		switch i.Kind {
+		case Read:
+			s.ReadFailures++
+		case Write:
+			s.WriteFailures++
+		case Sync:
+			s.SyncFailures++
+		}
+	}
+	return s
+}
+
+// Create implements blockio.Device.
+func (d *Device) Create(name string, sizeBytes int64) (blockio.File, error) {
+	if err := d.gate(&call{kind: Create, files: []string{name}}); err != nil {
+		return nil, err
+	}
+	return d.Device.Create(name, sizeBytes)
+}
+
+// Open implements blockio.Device.
+func (d *Device) Open(name string) (blockio.File, error) {
+	if err := d.gate(&call{kind: Open, files: []string{name}}); err != nil {
+		return nil, err
+	}
+	return d.Device.Open(name)
+}
+
+// Remove implements blockio.Device.
+func (d *Device) Remove(name string) error {
+	if err := d.gate(&call{kind: Remove, files: []string{name}}); err != nil {
+		return err
+	}
+	return d.Device.Remove(name)
+}
+
+// Sync implements blockio.Device.
+func (d *Device) Sync(ctx context.Context, files ...blockio.File) error {
+	c := &call{kind: Sync}
+	for _, f := range files {
+		c.files = append(c.files, f.Name())
+	}
+	if err := d.gate(c); err != nil {
+		return err
+	}
+	return d.Device.Sync(ctx, files...)
+}
+
+// gate applies the rules to a call that transfers nothing.
+func (d *Device) gate(c *call) error {
+	v := d.program.judge(c)
+	wait(v.delay)
+	if v.rule == nil {
+		return nil
+	}
+	return d.program.failure(v.rule, c, cause(v.rule.errno))
+}
+
+// Do implements blockio.Device. A batch that the contract refuses is refused
+// before any rule is asked.
+func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
+	if blockio.CheckBatch(batch) != nil || ctx.Err() != nil {
+		return d.Device.Do(ctx, batch) // which says why
+	}
+	plans, delay := d.plan(batch)
+	if plans == nil {
+		wait(delay)
+		return d.Device.Do(ctx, batch)
+	}
+	wait(delay)
+	if err := d.prepare(ctx, plans); err != nil {
+		return err
+	}
+	inner := make([]blockio.Request, 0, len(plans))
+	for i := range plans {
+		if len(plans[i].send.Bufs) > 0 {
+			inner = append(inner, plans[i].send)
+		}
+	}
+	if err := d.Device.Do(ctx, inner); err != nil {
+		return err
+	}
+	for i := range plans {
+		sent := len(plans[i].send.Bufs) > 0
+		if sent {
+			plans[i].send.Err = inner[0].Err
+			inner = inner[1:]
+		}
+		plans[i].finish(d.program, &batch[i])
+	}
+	return nil
+}
+
+// plan is what becomes of one request.
+type plan struct {
+	verdict
+	call call
+	// send is what the device inside does; without buffers, nothing.
+	send blockio.Request
+	// at is the byte, from the request's start, at which a Flip flips, and bit the
+	// bit in it.
+	at  int64
+	bit byte
+	// changed is whether a torn write differs from what was asked for.
+	changed bool
+}
+
+// plan judges every request; nil if no rule applies to any.
+func (d *Device) plan(batch []blockio.Request) (plans []plan, delay time.Duration) {
+	plans = make([]plan, len(batch))
+	faults := 0
+	for i := range batch {
+		r, p := &batch[i], &plans[i]
+		p.call = call{kind: Read, files: []string{r.File.Name()}, offset: r.Offset, bytes: r.Len()}
+		if r.Op == blockio.Write {
+			p.call.kind = Write
+		}
+		p.send = *r
+		p.verdict = d.program.judge(&p.call)
+		delay += p.verdict.delay
+		if p.rule != nil {
+			faults++
+		}
+	}
+	if faults == 0 {
+		return nil, delay
+	}
+	return plans, delay
+}
+
+// prepare changes what will be sent. Its error means that the device inside
+// refuses work; nothing has been written then.
+func (d *Device) prepare(ctx context.Context, plans []plan) error {
+	for i := range plans {
+		p := &plans[i]
+		if p.rule == nil {
+			continue
+		}
+		switch p.rule.action {
+		case Err:
+			p.send.Bufs = nil
+		case Short:
+			p.send.Bufs = firstHalf(p.send.Bufs)
+		case Flip:
+			p.aim()
+			if p.call.kind == Write {
+				p.send.Bufs = [][]byte{p.copied()}
+				p.send.Bufs[0][p.at] ^= p.bit
+			}
+		case Torn:
+			if p.call.kind == Write {
+				if err := d.tear(ctx, p); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// aim chooses the bit that a Flip flips.
+func (p *plan) aim() {
+	bit := p.rule.bit
+	if bit < 0 {
+		bit = int64(p.draw >> 1)
+	}
+	bit %= p.call.bytes * 8
+	p.at, p.bit = bit/8, 1<<(bit%8)
+}
+
+// copied returns the request's data in memory of our own.
+func (p *plan) copied() []byte {
+	out := aligned(int(p.call.bytes))
+	at := out
+	for _, b := range p.send.Bufs {
+		at = at[copy(at, b):]
+	}
+	return out
+}
+
+// tear replaces a write by one in which some sectors keep what the file holds.
+func (d *Device) tear(ctx context.Context, p *plan) error {
+	old := aligned(int(p.call.bytes))
+	read := []blockio.Request{{Op: blockio.Read, File: p.send.File, Offset: p.send.Offset, Bufs: [][]byte{old}}}
+	if err := d.Device.Do(ctx, read); err != nil {
+		return err
+	}
+	whole := p.copied()
+	if read[0].Err != nil {
+		clear(old) // an unreadable sector that is not written stays unreadable, or not
+	}
+	torn := p.mix(whole, old)
+	p.changed = string(torn) != string(whole)
+	p.send.Bufs = [][]byte{torn}
+	return nil
+}
+
+// mix returns whole with about half of its sectors, at least one, from old.
+func (p *plan) mix(whole, old []byte) []byte {
+	out := aligned(len(whole))
+	copy(out, whole)
+	rng := rand.New(rand.NewPCG(p.draw, 0))
+	sectors := len(whole) / sectorBytes
+	lost := rng.IntN(sectors)
+	for s := range sectors {
+		if at := s * sectorBytes; s == lost || rng.IntN(2) == 0 {
+			copy(out[at:at+sectorBytes], old[at:])
+		}
+	}
+	return out
+}
+
+// finish gives the request its outcome, damages what was read, and records the
+// fault. A fault inside a request that failed by itself did nothing.
+func (p *plan) finish(prog *program, r *blockio.Request) {
+	r.Err = p.send.Err
+	if p.rule == nil {
+		return
+	}
+	switch action := p.rule.action; {
+	case action == Err:
+		r.Err = prog.failure(p.rule, &p.call, cause(p.rule.errno))
+	case action == Short && r.Err == nil:
+		r.Err = prog.failure(p.rule, &p.call, io.ErrUnexpectedEOF)
+	case r.Err != nil:
+	case action == Flip:
+		p.flipped(prog, r)
+	case action == Torn:
+		p.torn(prog, r)
+	}
+}
+
+func (p *plan) flipped(prog *program, r *blockio.Request) {
+	if p.call.kind == Read {
+		at := p.at
+		for _, b := range r.Bufs {
+			if at < int64(len(b)) {
+				b[at] ^= p.bit
+				break
+			}
+			at -= int64(len(b))
+		}
+	}
+	i := p.rule.injection(&p.call)
+	i.Offset, i.Bytes = i.Offset+p.at, 1
+	prog.counter.add(i)
+}
+
+// torn records a torn write, or makes a torn read; neither counts if the bytes
+// are as they should be all the same.
+func (p *plan) torn(prog *program, r *blockio.Request) {
+	if p.call.kind == Read {
+		p.send.Bufs = r.Bufs
+		whole := p.copied()
+		got := p.mix(whole, make([]byte, len(whole)))
+		p.changed = string(got) != string(whole)
+		for _, b := range r.Bufs {
+			got = got[copy(b, got):]
+		}
+	}
+	if p.changed {
+		prog.counter.add(p.rule.injection(&p.call))
+	}
+}
+
+// firstHalf returns the first half of the bytes, rounded down to whole pages: of
+// a single page, nothing.
+func firstHalf(bufs [][]byte) [][]byte {
+	total := 0
+	for _, b := range bufs {
+		total += len(b)
+	}
+	left := total / 2 &^ (blockio.Align - 1)
+	var out [][]byte
+	for _, b := range bufs {
+		if left == 0 {
+			break
+		}
+		b = b[:min(len(b), left)]
+		left -= len(b)
+		out = append(out, b)
+	}
+	return out
+}
