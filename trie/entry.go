@@ -288,16 +288,17 @@ func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
 func (t *Trie) settle(s *putScratch, status []PutStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Children before parents, so that what a dead space got back can be removed.
+	for i := range s.added {
+		t.clearPendingLocked(s.added[i].node)
+	}
+	// All are of one space. From the leaves up, so that they can be removed.
 	for i := len(s.added) - 1; i >= 0; i-- {
 		a := &s.added[i]
-		nd := t.nodes.at(a.node)
-		if t.spaces[nd.space].dead && nd.kids == 0 {
+		if t.spaces[t.nodes.at(a.node).space].dead && t.evictable(a.node) {
 			status[a.entry] = StaleEpoch
+			t.policy.Remove(a.node)
 			s.gone = t.removeNodeLocked(s.gone, a.node)
-			continue
 		}
-		t.clearPendingLocked(a.node)
 	}
 	t.settled.Broadcast()
 }

@@ -74,7 +74,11 @@ d1 > d2
 e1 e2
 a4 > b3
 ----
-error: trie: namespace "glm": block c4000000000000000000000000000000: it is its own parent: bad entry
+a1 a2 c3 exists
+c4 added
+d2 parent_absent
+e1 e2 added
+b3 parent_mismatch
 
 # A block has one parent.
 put glm

@@ -1,0 +1,82 @@
+package trie
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Fresh reports whether no namespace was ever created in this index: it is new,
+// or was lost and made anew.
+func (t *Trie) Fresh() bool {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	return t.marks.NamespaceID == 0
+}
+
+// Restore puts namespaces back into a fresh index, under the ids and epochs that
+// they had, durably. highest is the highest namespace id that the node may ever
+// have given out, deleted namespaces included: ids up to it are not given out
+// again, so that what is left of a deleted namespace's slots cannot be taken for
+// a later one's. It fails with ErrNamespaceExists if the index is not fresh.
+func (t *Trie) Restore(defs []kv.Namespace, highest kv.NamespaceID) error {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	if t.marks.NamespaceID != 0 {
+		return fmt.Errorf("trie: restore: this index has had namespaces: %w", ErrNamespaceExists)
+	}
+	if err := t.checkRestore(defs); err != nil {
+		return err
+	}
+	if err := t.raiseHighest(highest); err != nil {
+		return err
+	}
+	for _, def := range defs {
+		def = clone(def)
+		if err := t.writeDefinition(newNamespace(def, t.opts.SlotBytes), def, true); err != nil {
+			return fmt.Errorf("trie: restore %q: %w", def.Name, err)
+		}
+	}
+	return nil
+}
+
+func (t *Trie) checkRestore(defs []kv.Namespace) error {
+	if len(defs) > t.opts.MaxNamespaces {
+		return fmt.Errorf("trie: restore %d namespaces, at most %d: %w", len(defs), t.opts.MaxNamespaces, ErrTooManyNamespaces)
+	}
+	ids := make(map[kv.NamespaceID]bool, len(defs))
+	names := make(map[string]bool, len(defs))
+	for _, def := range defs {
+		if err := def.Validate(); err != nil {
+			return fmt.Errorf("trie: restore: %w", err)
+		}
+		if def.ID == 0 || ids[def.ID] || names[def.Name] {
+			return fmt.Errorf("trie: restore: namespace %q with id %d: the id is 0, or one of the two is there twice: %w", def.Name, def.ID, ErrNamespaceExists)
+		}
+		ids[def.ID], names[def.Name] = true, true
+	}
+	return nil
+}
+
+// raiseHighest makes ids up to highest used, durably. defMu is held.
+func (t *Trie) raiseHighest(highest kv.NamespaceID) error {
+	next := t.marks
+	next.NamespaceID = max(next.NamespaceID, highest)
+	value, err := json.Marshal(next)
+	if err != nil {
+		return fmt.Errorf("trie: marks: %w", err)
+	}
+	b := t.disk.db.NewBatch()
+	defer b.Close()
+	if err := b.Set(marksKey, value, nil); err != nil {
+		return fmt.Errorf("trie: marks: %w", err)
+	}
+	if err := t.disk.commit(b, true); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.marks = next
+	return nil
+}
