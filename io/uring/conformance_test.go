@@ -1,0 +1,39 @@
+//go:build uring
+
+package uring
+
+import (
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/blockiotest"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// requireRings skips where the kernel refuses rings, and says so. CI has them.
+func requireRings(t testing.TB) {
+	t.Helper()
+	if ok, why := Probe(t.TempDir()); !ok {
+		skipUnlessNew(t, why)
+	}
+}
+
+func TestConformance(t *testing.T) {
+	requireRings(t)
+	for name, o := range map[string]Options{
+		"caller":     {},
+		"shared":     {Wait: WaitShared},
+		"auto":       {Wait: WaitAuto, AutoThreshold: 1},
+		"small":      {Entries: 2, Rings: 1},
+		"small-sqes": {Wait: WaitShared, SharedEntries: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {
+				dir := t.TempDir()
+				return blockiotest.Volume{Open: func() (blockio.Device, error) { return Open(dir, o) }}
+			})
+		})
+	}
+}

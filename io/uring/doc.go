@@ -1,0 +1,42 @@
+// Package uring is the blockio.Device of choice on Linux: io_uring with O_DIRECT,
+// through github.com/pawelgaczynski/giouring. Package posixio does the same with
+// preadv and pwritev where io_uring is refused, and shares its directory code.
+//
+// It is not for sockets, has no kernel polling thread (SQPOLL halves the
+// bandwidth on few cores), and links a module that needs a linker flag:
+//
+//	go build -tags uring -ldflags=-checklinkname=0
+//
+// Without the tag the package is this page and a stub whose Open says
+// blockio.ErrUnsupported and whose Probe says why: a plain build works, on posixio.
+//
+//	Do(batch) ─ check ─ gates ─ budget ─┬─ WaitCaller ─► a ring from the pool ─ submit and wait ─┐
+//	                                    │               (this goroutine enters the kernel)       │
+//	                                    └─ WaitShared ─► the shared ring ─ submit, park ─┐       ▼
+//	                                                     reaper ◄─ netpoller ◄─ ring fd ─┘    outcomes
+//
+// The two ways to wait, measured in docs/benchmarks.md:
+//
+//   - WaitCaller: the goroutine takes a ring of its own, submits its batch and
+//     sleeps in the kernel until the last completion. No hand-over between
+//     goroutines, so it keeps its speed when other goroutines use up the CPUs.
+//   - WaitShared: all goroutines submit to one ring, whose descriptor waits in the
+//     runtime's poller. The least CPU when many requests are in flight, but a
+//     completion reaches its goroutine through the scheduler.
+//
+// What the kernel knows of us is a number in user_data, an index into a table of
+// requests with a sequence number, never a pointer; the table keeps the request,
+// and with it the buffers, alive until the completion. A buffer belongs to the ring
+// from Do's admission until Do returns, and Do returns only after the last
+// completion, whatever ctx says: an early return would let the caller reuse memory
+// that the device still writes.
+//
+// A completion shorter than asked for is continued from where it stopped; EAGAIN,
+// EINTR and ECANCELED are tried again, a bounded number of times.
+//
+// giouring's defects (IO-LIMITS 2.1) are kept out by ring_unsafe.go, the only file
+// that calls it; defects_test.go shows each of them and that the shim avoids it.
+//
+// Lock order: in shared mode sharedRing.mu (the submission queue) is the only
+// lock; it is held over the submitting system call and over nothing that waits.
+package uring

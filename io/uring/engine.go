@@ -1,0 +1,162 @@
+//go:build uring
+
+package uring
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/posixio"
+)
+
+// engine moves batches through rings; the volume's directory is not its business.
+type engine struct {
+	opts   Options
+	env    env
+	budget *blockio.Budget
+	// registered is whether the first ring could register the regions.
+	registered bool
+
+	callers *pool
+	shared  *sharedRing // nil with WaitCaller
+	// batches keeps the tables of requests of the shared mode.
+	batches sync.Pool
+	// active counts the batches in flight, for WaitAuto.
+	active  atomic.Int64
+	closing sync.Once
+}
+
+// newEngine makes an engine and proves that rings work by making the first.
+func newEngine(o Options, count *blockio.Counters) (*engine, error) {
+	budget, err := blockio.NewBudget(o.Budget)
+	if err != nil {
+		return nil, err
+	}
+	e := &engine{opts: o, budget: budget}
+	e.env = env{regions: chunks(o.Regions), count: count, hook: o.Hook}
+	e.callers = newPool(o.Rings, e.newCaller)
+	first, err := e.callers.get(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	e.registered = first.registered
+	e.callers.put(first)
+	if o.Wait != WaitCaller {
+		if e.shared, err = newShared(o.SharedEntries, &e.env); err != nil {
+			e.callers.close()
+			return nil, fmt.Errorf("uring: shared ring: %w", err)
+		}
+	}
+	return e, nil
+}
+
+// regionMax is the longest buffer that a ring registers: the kernel's 1 GiB.
+const regionMax = 1 << 30
+
+// chunks cuts regions to lengths that a ring registers.
+func chunks(regions [][]byte) (out [][]byte) {
+	for _, r := range regions {
+		for len(r) > 0 {
+			n := min(len(r), regionMax)
+			out = append(out, r[:n:n])
+			r = r[n:]
+		}
+	}
+	return out
+}
+
+// newCaller makes a ring for the pool.
+func (e *engine) newCaller() (*caller, error) {
+	r, err := newRing(e.opts.Entries)
+	if err != nil {
+		return nil, err
+	}
+	c := &caller{ring: r, env: &e.env}
+	if len(e.env.regions) > 0 {
+		c.registered = r.registerBuffers(e.env.regions) == nil
+	}
+	return c, nil
+}
+
+// do performs the batch, which the volume has admitted, and returns when each
+// request has its outcome. An error means that nothing was submitted.
+func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	var bytes int64
+	for i := range batch {
+		bytes += batch[i].Len()
+	}
+	if err := e.budget.Acquire(ctx, bytes); err != nil {
+		return fmt.Errorf("uring: wait for %d bytes in flight: %w", bytes, err)
+	}
+	defer e.budget.Release(bytes)
+	active := e.active.Add(1)
+	defer e.active.Add(-1)
+	// The kernel knows the buffers by address only.
+	defer runtime.KeepAlive(batch)
+	if e.shared != nil && (e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)) {
+		e.doShared(batch)
+		return nil
+	}
+	return e.doCaller(ctx, batch)
+}
+
+func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
+	c, err := e.callers.get(ctx)
+	if err != nil {
+		return err
+	}
+	startAll(c.start(len(batch)), batch)
+	c.run()
+	e.callers.put(c)
+	return nil
+}
+
+func (e *engine) doShared(reqs []blockio.Request) {
+	b, _ := e.batches.Get().(*batch)
+	if b == nil {
+		b = &batch{last: make(chan struct{}, 1)}
+	}
+	b.start(len(reqs))
+	startAll(b.ops, reqs)
+	e.shared.run(b)
+	forget(b.ops)
+	e.batches.Put(b)
+}
+
+// startAll makes ops the progress of reqs.
+func startAll(ops []op, reqs []blockio.Request) {
+	for i := range ops {
+		ops[i].start(&reqs[i], reqs[i].File.(*posixio.File).FD())
+	}
+}
+
+// close closes the rings, once; nothing is in flight. Every call waits.
+func (e *engine) close() error {
+	var err error
+	e.closing.Do(func() {
+		e.callers.close()
+		if e.shared != nil {
+			err = e.shared.close()
+		}
+	})
+	return err
+}
+
+// detail says how the engine works, for Info.
+func (e *engine) detail() string {
+	s := fmt.Sprintf("wait=%v", e.opts.Wait)
+	switch {
+	case len(e.env.regions) == 0:
+		return s
+	case e.registered:
+		return s + ", buffers registered"
+	}
+	return s + ", buffers not registered (raise ulimit -l)"
+}

@@ -1,0 +1,96 @@
+package uring
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// Wait is how a goroutine in Do waits for its completions.
+type Wait uint8
+
+const (
+	// WaitCaller is a ring for each goroutine in Do, which sleeps in the kernel.
+	WaitCaller Wait = iota
+	// WaitShared is one ring for all, whose descriptor is in the runtime's poller.
+	WaitShared
+	// WaitAuto takes WaitCaller while at most AutoThreshold batches are in flight,
+	// and WaitShared for those beyond.
+	WaitAuto
+)
+
+// String returns "caller", "shared" or "auto".
+func (w Wait) String() string {
+	switch w {
+	case WaitCaller:
+		return "caller"
+	case WaitShared:
+		return "shared"
+	case WaitAuto:
+		return "auto"
+	}
+	return fmt.Sprintf("Wait(%d)", uint8(w))
+}
+
+// Options tunes a device; the zero value is the default.
+type Options struct {
+	// Wait is how goroutines wait; default WaitCaller.
+	Wait Wait
+	// AutoThreshold is the number of batches in flight above which WaitAuto uses
+	// the shared ring; default 8.
+	AutoThreshold int
+	// Rings bounds the pool of WaitCaller: so many batches are in flight, more
+	// wait their turn. Default 64.
+	Rings int
+	// Entries is the number of submission entries of each ring of the pool, a
+	// power of two; a longer batch goes in several steps. Default 128.
+	Entries int
+	// SharedEntries is the number of requests in flight on the shared ring, a
+	// power of two; default 1024.
+	SharedEntries int
+	// Regions are memory that most requests will use (the arena's Bytes), outside
+	// the Go heap and mapped until Close: the rings register them, which saves
+	// the pinning of pages at each request. A ring that cannot (RLIMIT_MEMLOCK)
+	// works without; Info.Detail says so.
+	Regions [][]byte
+	// Budget bounds the bytes in flight; see blockio.BudgetOptions.
+	Budget blockio.BudgetOptions
+	// Hook is for tests: it changes what the kernel answered.
+	Hook blockio.ResultHook
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	for _, f := range []struct {
+		field *int
+		value int
+	}{{&o.AutoThreshold, 8}, {&o.Rings, 64}, {&o.Entries, 128}, {&o.SharedEntries, 1024}} {
+		if *f.field == 0 {
+			*f.field = f.value
+		}
+	}
+}
+
+// entriesMax is the kernel's limit of a submission queue.
+const entriesMax = 32768
+
+// Validate says what is wrong with the options, after EnsureDefaults.
+func (o *Options) Validate() error {
+	if o.Wait > WaitAuto {
+		return fmt.Errorf("uring: unknown way to wait %v; choose caller, shared or auto", o.Wait)
+	}
+	if o.Rings < 1 || o.AutoThreshold < 1 {
+		return fmt.Errorf("uring: %d rings, threshold %d; both must be positive", o.Rings, o.AutoThreshold)
+	}
+	for _, n := range []int{o.Entries, o.SharedEntries} {
+		if n < 1 || n > entriesMax || n&(n-1) != 0 {
+			return fmt.Errorf("uring: ring of %d entries; choose a power of two up to %d", n, entriesMax)
+		}
+	}
+	for i, r := range o.Regions {
+		if len(r) == 0 || len(r)%blockio.Align != 0 || !blockio.Aligned(r) {
+			return fmt.Errorf("uring: region %d of %d bytes is not a multiple of %d: %w", i, len(r), blockio.Align, blockio.ErrAlign)
+		}
+	}
+	return nil
+}

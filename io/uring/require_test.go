@@ -1,0 +1,28 @@
+//go:build uring
+
+package uring
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// skipUnlessNew skips a test for want of io_uring; on a kernel that has it (6.1
+// and later), outside a container that says it refuses it, that is a failure.
+func skipUnlessNew(t testing.TB, why string) {
+	t.Helper()
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	major, rest, _ := strings.Cut(string(release), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, _ := strconv.Atoi(major)
+	b, _ := strconv.Atoi(minor)
+	if (a > 6 || a == 6 && b >= 1) && os.Getenv("PENSTOCK_NO_URING") == "" {
+		t.Fatalf("kernel %sshould have io_uring, but: %s (set PENSTOCK_NO_URING=1 where it is refused on purpose)", release, why)
+	}
+	t.Skip("no io_uring here: " + why)
+}

@@ -1,0 +1,207 @@
+//go:build uring
+
+package uring
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"github.com/pawelgaczynski/giouring"
+	"golang.org/x/sys/unix"
+)
+
+// ring is the shim around giouring: what this package needs of io_uring, with the
+// module's defects kept out. It is driven by one goroutine at a time.
+type ring struct {
+	g        *giouring.Ring
+	features uint32
+	closed   bool
+	// enterHook, in tests, returns an error in place of a call that enters the
+	// kernel, or nil to let it happen.
+	enterHook func() error
+}
+
+// params mirrors giouring.Params, whose fields are private although the kernel
+// both reads and writes them.
+type params struct {
+	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFd uint32
+	resv                                                                   [3]uint32
+	sqOff, cqOff                                                           [10]uint32
+}
+
+// The sizes are those of linux/io_uring.h: a mismatch does not compile.
+var (
+	_ [120]byte                              = [unsafe.Sizeof(params{})]byte{}
+	_ [unsafe.Sizeof(giouring.Params{})]byte = [unsafe.Sizeof(params{})]byte{}
+	_ [64]byte                               = [unsafe.Sizeof(giouring.SubmissionQueueEntry{})]byte{}
+	_ [16]byte                               = [unsafe.Sizeof(giouring.CompletionQueueEvent{})]byte{}
+)
+
+// featuresNeeded are what the code relies on: completions are not dropped, and
+// iovecs may be reused once they are submitted.
+const featuresNeeded = giouring.FeatNoDrop | giouring.FeatSubmitStable
+
+// newRing sets up a ring of so many entries; its completion queue is twice as
+// long (the kernel's default). The kernel goes on with the rest of a submission when one entry is
+// malformed (SUBMIT_ALL); no other flag: none showed in the bandwidth, and those
+// that tie a ring to a thread do not fit goroutines.
+func newRing(entries int) (*ring, error) {
+	p := params{flags: giouring.SetupSubmitAll}
+	g := giouring.NewRing()
+	// Safety: params has the layout of giouring.Params (asserted above), which is
+	// that of struct io_uring_params.
+	if err := g.QueueInitParams(uint32(entries), (*giouring.Params)(unsafe.Pointer(&p))); err != nil {
+		return nil, os.NewSyscallError("io_uring_setup", err)
+	}
+	r := &ring{g: g, features: p.features}
+	if p.features&featuresNeeded != featuresNeeded {
+		r.close()
+		return nil, fmt.Errorf("io_uring features %#x lack %#x (kernel before 5.5)", p.features, featuresNeeded&^p.features)
+	}
+	return r, nil
+}
+
+// close gives the ring back to the kernel. Nothing may be in flight.
+func (r *ring) close() {
+	if r.closed {
+		return
+	}
+	r.closed = true
+	r.g.QueueExit()
+}
+
+// fd returns the descriptor of the ring.
+func (r *ring) fd() int { return r.g.RingFd() }
+
+// next returns a free submission entry, all zero, or nil if the queue is full.
+// giouring's Prepare functions leave rw_flags and others of the entry's last use.
+func (r *ring) next() *giouring.SubmissionQueueEntry {
+	e := r.g.GetSQE()
+	if e != nil {
+		*e = giouring.SubmissionQueueEntry{}
+	}
+	return e
+}
+
+// unsubmitted returns how many entries the kernel has not taken yet: the last
+// ones that next handed out.
+func (r *ring) unsubmitted() uint32 { return r.g.SQReady() }
+
+// enter submits the entries that next handed out since, and waits until wait
+// completions can be reaped, or fewer: the caller counts. It goes on after EINTR.
+// EAGAIN and EBUSY mean that completions must be reaped first.
+func (r *ring) enter(wait uint32) error {
+	for {
+		err := r.enterOnce(wait)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("io_uring_enter", err)
+		}
+	}
+}
+
+func (r *ring) enterOnce(wait uint32) error {
+	if r.enterHook != nil {
+		if err := r.enterHook(); err != nil {
+			return err
+		}
+	}
+	_, err := r.g.SubmitAndWait(wait)
+	return err
+}
+
+// reap hands every completion that is there to done, in order, and returns their
+// number. Each place in the queue is free again before done is called: done may
+// let another goroutine submit, and the queue must not run over meanwhile. If it
+// ever did, the peek makes the kernel bring what it kept back.
+func (r *ring) reap(done func(userData uint64, res int32)) (n uint32) {
+	var one [1]*giouring.CompletionQueueEvent
+	for r.g.PeekBatchCQE(one[:]) == 1 {
+		userData, res := one[0].UserData, one[0].Res
+		r.g.CQAdvance(1)
+		n++
+		done(userData, res)
+	}
+	return n
+}
+
+// register is io_uring_register on the ring's descriptor: giouring's own methods
+// return the error as a large number, or pass the wrong widths.
+func (r *ring) register(opcode uint32, arg unsafe.Pointer, n int) error {
+	if _, errno := r.g.Register(r.fd(), opcode, arg, uint32(n)); errno != 0 {
+		return os.NewSyscallError("io_uring_register", errno)
+	}
+	return nil
+}
+
+// registerBuffers makes regions known for read and write on fixed buffers, whose
+// index is that in regions. They must stay mapped until the ring is closed.
+func (r *ring) registerBuffers(regions [][]byte) error {
+	vecs := make([]unix.Iovec, len(regions))
+	for i, b := range regions {
+		// Safety: the kernel takes the address during the call below.
+		vecs[i].Base = unsafe.SliceData(b)
+		vecs[i].SetLen(len(b))
+	}
+	return r.register(giouring.RegisterBuffers, unsafe.Pointer(unsafe.SliceData(vecs)), len(vecs))
+}
+
+// registerFiles makes descriptors known by their index, as s32: giouring passes
+// Go ints, whose upper halves the kernel takes for descriptor 0.
+func (r *ring) registerFiles(fds []int32) error {
+	return r.register(giouring.RegisterFiles, unsafe.Pointer(unsafe.SliceData(fds)), len(fds))
+}
+
+// prepareSpan fills e with one read or write of b at offset; buffer is the index
+// of the registered region that holds b, or -1.
+func prepareSpan(e *giouring.SubmissionQueueEntry, write bool, fd int, b []byte, offset int64, buffer int) {
+	// Safety: the table of requests keeps b reachable until the completion.
+	addr := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	n := uint32(len(b))
+	switch {
+	case buffer >= 0 && write:
+		e.PrepareWriteFixed(fd, addr, n, uint64(offset), buffer)
+	case buffer >= 0:
+		e.PrepareReadFixed(fd, addr, n, uint64(offset), buffer)
+	case write:
+		e.PrepareWrite(fd, addr, n, uint64(offset))
+	default:
+		e.PrepareRead(fd, addr, n, uint64(offset))
+	}
+}
+
+// prepareVecs fills e with one read or write of several buffers at offset. The
+// kernel copies vecs when the entry is submitted.
+func prepareVecs(e *giouring.SubmissionQueueEntry, write bool, fd int, vecs []unix.Iovec, offset int64) {
+	// Safety: vecs belong to the table of requests, which outlives the submission.
+	addr := uintptr(unsafe.Pointer(unsafe.SliceData(vecs)))
+	if write {
+		e.PrepareWritev(fd, addr, uint32(len(vecs)), uint64(offset))
+	} else {
+		e.PrepareReadv(fd, addr, uint32(len(vecs)), uint64(offset))
+	}
+}
+
+// vec returns the iovec of b.
+func vec(b []byte) unix.Iovec {
+	v := unix.Iovec{Base: unsafe.SliceData(b)}
+	v.SetLen(len(b))
+	return v
+}
+
+// within returns the index of the region that holds all of b, or -1.
+func within(regions [][]byte, b []byte) int {
+	// Safety: addresses are compared, not dereferenced.
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	for i, r := range regions {
+		start := uintptr(unsafe.Pointer(unsafe.SliceData(r)))
+		if from >= start && from+uintptr(len(b)) <= start+uintptr(len(r)) {
+			return i
+		}
+	}
+	return -1
+}
