@@ -143,26 +143,38 @@ func readSuperblock(ctx context.Context, dev blockio.Device) (ondisk.Superblock,
 	if err != nil {
 		return ondisk.Superblock{}, err
 	}
-	var best ondisk.Superblock
-	var errs []error
-	for i := range 2 {
-		sb, err := ondisk.DecodeSuperblock(b[i*ondisk.Page:][:ondisk.Page])
-		if errors.Is(err, ErrVersion) {
-			return ondisk.Superblock{}, err
-		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if sb.Sequence > best.Sequence {
-			best = sb
-		}
-	}
-	if best.Sequence == 0 {
-		return best, errors.Join(errs...)
-	}
-	return best, nil
+	return newestSuperblock(b[:ondisk.Page], b[ondisk.Page:])
 }
+
+// newestSuperblock chooses between the two copies.
+func newestSuperblock(a, b []byte) (ondisk.Superblock, error) {
+	sa, errA := ondisk.DecodeSuperblock(a)
+	sb, errB := ondisk.DecodeSuperblock(b)
+	switch {
+	case errors.Is(errA, ErrVersion):
+		return ondisk.Superblock{}, errA
+	case errors.Is(errB, ErrVersion):
+		return ondisk.Superblock{}, errB
+	case errA != nil && errB != nil:
+		return ondisk.Superblock{}, fmt.Errorf("copy A: %w; copy B: %w", errA, errB)
+	case errA == nil && errB == nil:
+		if sa.Sequence > sb.Sequence {
+			return sa, nil
+		}
+		return sb, nil
+	case errA != nil:
+		sa = sb
+	}
+	// One copy is not valid. It may have been the newer one, with a boot counter
+	// that is one higher and whose generations were given out: skip that one. The
+	// copy that a fresh volume has not written yet costs nothing.
+	sa.Boot = min(sa.Boot+1, ondisk.MaxBoot)
+	return sa, nil
+}
+
+// neverBooted reports that formatting was as far as the volume came: both the
+// first superblock and its blank neighbour are as format left them.
+func neverBooted(sb ondisk.Superblock) bool { return sb.Sequence == 1 }
 
 // checkTogether refuses volumes that are not those of one store, all of them.
 func checkTogether(formatted []*candidate, given int, opts Options) error {
@@ -188,7 +200,7 @@ func checkTogether(formatted []*candidate, given int, opts Options) error {
 		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
 			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
 		}
-		complete = complete && sb.Boot > 0
+		complete = complete && !neverBooted(sb)
 	}
 	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes {
 		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks (or allow volumes to be added): %w",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/kv"
@@ -171,16 +172,17 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, e
 	return nil, run{}, p.full()
 }
 
+// noWritableVolume says for each volume why it takes no writes.
 func (s *Store) noWritableVolume() error {
-	errs := []error{ErrFloor}
+	var why []string
 	for _, v := range s.volumes {
 		if err := v.syncer.failure(); err != nil {
-			errs = append(errs, fmt.Errorf("volume %d: a sync failed: %w", v.index, err))
-		} else {
-			errs = append(errs, fmt.Errorf("volume %d: %d bytes free, floor is %d", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
+			why = append(why, fmt.Sprintf("volume %d: a sync failed: %v", v.index, err))
+			continue
 		}
+		why = append(why, fmt.Sprintf("volume %d: %d bytes free, floor is %d", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
 	}
-	return fmt.Errorf("blockstore: %w", errors.Join(errs...))
+	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))
 }
 
 // full says what is missing; the slots taken so far are given back first.

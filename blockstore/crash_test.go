@@ -1,0 +1,311 @@
+package blockstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// crashStory is a random life of a store that ends with a power failure, and
+// what an index could still believe after it.
+type crashStory struct {
+	rng  *rand.Rand
+	devs []*memio.Device
+	// names gives each block one name, for good.
+	names int
+	live  []*block
+	// synced are the blocks that a Sync covered before they were freed: they
+	// must be there. possible are all that an index with any suffix of its
+	// updates lost could refer to.
+	synced   map[*block]bool
+	possible []*block
+	// catalogues: the last that was set, and one that was being set.
+	catalogue, next []byte
+}
+
+func newCrashStory(seed uint64) *crashStory {
+	c := &crashStory{rng: rand.New(rand.NewPCG(seed, 7)), synced: make(map[*block]bool)}
+	for i := range 1 + c.rng.IntN(2) {
+		c.devs = append(c.devs, memio.New(memio.Options{Path: fmt.Sprint("mem", i), Seed: seed}))
+	}
+	return c
+}
+
+var storySizes = []struct {
+	piece  int64
+	layers int
+}{{3000, 3}, {4096, 1}, {12000, 4}}
+
+func (c *crashStory) open(t *testing.T) (*Store, error) {
+	opts := Options{CapacityBytes: 400_000, SegmentBytes: 32 << 10, CatalogueBytes: 4096, StripeBytes: 16 << 10}
+	return open(t, opts, c.devs...)
+}
+
+// live runs the store until the power fails or the story ends. It returns the
+// error that ended it, if any.
+func (c *crashStory) run(t *testing.T, steps int) error {
+	s, err := c.open(t)
+	if err != nil {
+		return err
+	}
+	defer s.Close(context.Background())
+	if err := s.Ready(); err != nil {
+		return err
+	}
+	for range steps {
+		if err := c.step(t, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *crashStory) step(t *testing.T, s *Store) error {
+	switch p := c.rng.IntN(100); {
+	case p < 55:
+		return c.putSome(t, s)
+	case p < 75:
+		return c.freeSome(s, 1+c.rng.IntN(4))
+	case p < 90:
+		if err := s.Sync(t.Context()); err != nil {
+			return err
+		}
+		for _, b := range c.live {
+			c.synced[b] = true
+		}
+		return nil
+	case p < 95:
+		c.next = fmt.Appendf(nil, "catalogue %d", c.rng.Uint32())
+		if err := s.SetCatalogue(t.Context(), c.next); err != nil {
+			return err
+		}
+		c.catalogue = c.next
+		return nil
+	default:
+		return c.readSome(t, s)
+	}
+}
+
+func (c *crashStory) putSome(t *testing.T, s *Store) error {
+	size := storySizes[c.rng.IntN(len(storySizes))]
+	var blocks []*block
+	for range 1 + c.rng.IntN(5) {
+		c.names++
+		blocks = append(blocks, newBlock(fmt.Sprint("b", c.names), size.piece, size.layers))
+	}
+	var after *block
+	if n := len(c.live); n > 0 && c.live[n-1].key.PayloadBytes == size.piece {
+		after = c.live[n-1]
+	}
+	err := put(t, s, after, blocks...)
+	if errors.Is(err, ErrFull) {
+		return c.freeSome(s, 6)
+	}
+	for _, b := range blocks {
+		if b.ref.Generation != 0 {
+			c.live = append(c.live, b)
+			c.possible = append(c.possible, b)
+		}
+	}
+	return err
+}
+
+func (c *crashStory) freeSome(s *Store, n int) error {
+	for range min(n, len(c.live)) {
+		i := c.rng.IntN(len(c.live))
+		b := c.live[i]
+		c.live = slices.Delete(c.live, i, i+1)
+		delete(c.synced, b) // the free is as good as durable: the test may not insist
+		if err := s.Free(b.ref); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *crashStory) readSome(t *testing.T, s *Store) error {
+	for _, b := range c.live {
+		if c.rng.IntN(4) == 0 {
+			if err := get(t, s, b, 0, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// crash fails the power and replaces the devices by what is left.
+func (c *crashStory) crash(seed uint64) {
+	for i, d := range c.devs {
+		c.devs[i] = d.Crash(seed + uint64(i))
+	}
+}
+
+// verify opens what is left and reads whatever an index could ask for: each is
+// exact or a miss, what was synced is exact.
+func (c *crashStory) verify(t *testing.T) {
+	s, err := c.open(t)
+	if err != nil {
+		t.Fatalf("open after the crash: %v", err)
+	}
+	defer func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	}()
+	// An index has one entry for each extent: any of those it ever had.
+	byExtent := make(map[kv.Extent]*block)
+	for _, b := range c.possible {
+		if old := byExtent[b.ref.Extent]; old == nil || (!c.synced[old] && (c.synced[b] || c.rng.IntN(2) == 0)) {
+			byExtent[b.ref.Extent] = b
+		}
+	}
+	adopted := make(map[string]*block)
+	for _, e := range slices.Sorted(maps.Keys(byExtent)) {
+		b := byExtent[e]
+		if err := s.Adopt(b.ref, b.key.PayloadBytes, b.key.Layers); err == nil {
+			adopted[b.name] = b
+		} else if c.synced[b] {
+			t.Fatalf("block %s was synced, and cannot be adopted: %v", b.name, err)
+		} else if !errors.Is(err, ErrStale) {
+			t.Fatalf("adopt %s: %v", b.name, err)
+		}
+	}
+	if err := s.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range adopted {
+		err := get(t, s, b, 0, 0)
+		switch {
+		case err == nil:
+		case c.synced[b]:
+			t.Fatalf("block %s was synced, and is lost: %v", b.name, err)
+		case errors.Is(err, ErrCorrupt), errors.Is(err, ErrStale):
+			if err := s.Free(b.ref); err != nil {
+				t.Fatal(err)
+			}
+			delete(adopted, b.name)
+		default:
+			t.Fatalf("read %s: %v", b.name, err)
+		}
+	}
+	if got := s.Catalogue(); !bytes.Equal(got, c.catalogue) && !bytes.Equal(got, c.next) {
+		t.Fatalf("catalogue %q; want %q, or %q which was being set", got, c.catalogue, c.next)
+	}
+	c.goOn(t, s, adopted)
+}
+
+// goOn writes into the recovered store: new blocks must not disturb old ones.
+func (c *crashStory) goOn(t *testing.T, s *Store, adopted map[string]*block) {
+	for i := range 3 {
+		b := newBlock(fmt.Sprint("new", i), 3000, 3)
+		if err := put(t, s, nil, b); err == nil {
+			adopted[b.name] = b
+		} else if !errors.Is(err, ErrFull) {
+			t.Fatalf("put after recovery: %v", err)
+		}
+	}
+	for _, b := range adopted {
+		if err := get(t, s, b, 0, 0); err != nil {
+			t.Fatalf("read %s after new writes: %v", b.name, err)
+		}
+	}
+	if f := s.Check(slices.Values(refs(adopted))); len(f) != 0 {
+		t.Fatalf("%d findings, the first: %v", len(f), f[0])
+	}
+}
+
+// TestCrashPoints fails the power at every mutation of many random lives.
+func TestCrashPoints(t *testing.T) {
+	const steps, want = 40, 10_000
+	points := 0
+	for seed := uint64(1); points < want; seed++ {
+		if testing.Short() && points > want/10 {
+			break
+		}
+		whole := newCrashStory(seed)
+		if err := whole.run(t, steps); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		mutations := int64(0)
+		for _, d := range whole.devs {
+			mutations = max(mutations, d.Mutations())
+			d.Close()
+		}
+		for at := range mutations {
+			c := newCrashStory(seed)
+			// Both volumes lose power together, when the first has come so far.
+			c.devs[c.rng.IntN(len(c.devs))].PowerOffAfter(at)
+			c.rng = rand.New(rand.NewPCG(seed, 7))
+			c.rng.IntN(2) // as newCrashStory drew
+			err := c.run(t, steps)
+			if err != nil && !errors.Is(err, memio.ErrPowerLost) {
+				t.Fatalf("seed %d, power off after %d: %v", seed, at, err)
+			}
+			old := slices.Clone(c.devs)
+			c.crash(seed<<20 + uint64(at))
+			if !t.Run(fmt.Sprintf("seed=%d,at=%d", seed, at), c.verify) {
+				return
+			}
+			for _, d := range append(old, c.devs...) {
+				d.Close()
+			}
+			points++
+		}
+	}
+	t.Logf("%d crash points", points)
+}
+
+// TestBootCounterNeverGoesBack: whatever one damaged superblock copy says, no
+// generation is given out twice.
+func TestBootCounterNeverGoesBack(t *testing.T) {
+	d := memio.New(memio.Options{})
+	seen := make(map[kv.Generation]string)
+	for i := range 40 {
+		d = d.Reopen()
+		s, err := open(t, Options{}, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		b := newBlock(fmt.Sprint(i), 3000, 3)
+		if err := put(t, s, nil, b); err != nil {
+			t.Fatal(err)
+		}
+		if other := seen[b.ref.Generation]; other != "" {
+			t.Fatalf("start %d gave out generation %d again, that of start %s", i, b.ref.Generation, other)
+		}
+		seen[b.ref.Generation] = b.name
+		newest := int64(s.volumes[0].superblock.Sequence % 2)
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if i%3 == 0 { // the newest copy, any byte of it
+			r := d.Reopen()
+			f, err := r.Open("superblock")
+			if err != nil {
+				t.Fatal(err)
+			}
+			page, err := readPages(t.Context(), r, f, newest*4096, 4096)
+			if err != nil {
+				t.Fatal(err)
+			}
+			page[(i*37)%200] ^= 0x10
+			if err := doOne(t.Context(), r, blockio.Request{Op: blockio.Write, File: f, Offset: newest * 4096, Bufs: [][]byte{page}}); err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+		}
+	}
+}
