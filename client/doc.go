@@ -1,0 +1,70 @@
+// Package client is what an engine embeds to use storage nodes: find the longest
+// cached prefix of a prompt, load it into the engine's own memory, store new
+// blocks from there.
+//
+// It is not a scheduler, it does not place blocks, and it keeps no copy of
+// anything: no byte of KV passes through a buffer of its own.
+//
+//	            ┌────────────────────────── Store ──────────────────────────┐
+//	Match ─────►│ root of the sequence ─► its node (rendezvous hashing)     │── gRPC ──► node
+//	Read  ─────►│ pieces ─► tasks of some MiB ─► ReadParallel at a time     │── gRPC ──► node
+//	            │    window over the task's destination                     │               │
+//	Memory ◄════╪════════════════════════ one-sided writes ═════════════════╪═══════════════╛
+//	            │    reply: what landed, XXH3-64 of each layer              │
+//	            │    revoke the window, hash the layers, compare            │
+//	Write ─────►│ Reserve ─► one-sided writes ─► Commit, a chunk at a time  │══ gRPC, rdma ══► node
+//	            └───────────────────────────────────────────────────────────┘
+//
+// An engine that uses it, with the transfer engine over TCP (rdma/tcp; this
+// package itself knows the contract only):
+//
+//	engine, err := tcp.New(ctx, tcp.Options{})          // opens sessions, listens on nothing
+//	store, err := client.Open(ctx, client.Options{Servers: []string{"127.0.0.1:7420"}, Engine: engine})
+//	pages, err := store.Register(arena)                 // once; outside the Go heap is best
+//	ns, err := store.Namespace(ctx, "llama-3/70b")      // geometry, epoch
+//
+//	m, err := store.Match(ctx, client.MatchRequest{Namespace: ns, Tokens: prompt, Lease: time.Minute})
+//	if m.Blocks > 0 {
+//		r, err := store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs, Epoch: m.Epoch, Into: pages})
+//		// pages[:r.Blocks*blockBytes] is the prefix, verified; compute the rest
+//	}
+//	_, err = store.Write(ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, First: r.Blocks, Epoch: m.Epoch, From: pages})
+//
+// # Outcomes and errors
+//
+// Every data call returns Hit, Miss or Busy in its result, and an error only
+// where a person or a program must act. A node that is down, draining or
+// unreachable is a Miss. A bound that was reached is a Busy, at once, and is not
+// tried again here. When ctx ends, its error is returned. What is left are
+// refusals that trying again cannot mend: ErrAuth, ErrNotFound, ErrRequest,
+// ErrMismatch, ErrClosed.
+//
+// # What a caller may rely on
+//
+//   - exact-or-miss: a block counts in ReadResult.Blocks only after the bytes in
+//     the caller's memory hashed to the checksums of their writer. The window is
+//     closed before they are hashed, so nothing can change them after.
+//   - When Read has returned, for whatever reason, no remote write touches the
+//     caller's memory any more. When Write has returned, nothing reads it.
+//   - Between the first and the last piece of one task a node can write, so the
+//     bytes there must not hold anything else while Read runs. Tasks take pieces
+//     in the order given, so sorted offsets make tight spans. Bytes of pieces
+//     that were lost are undefined.
+//   - One Read returns blocks of one epoch.
+//
+// # Several nodes
+//
+// A sequence lives on the node that scores highest for the first block of its
+// chain (rendezvous hashing), in a flat namespace each key on its own. All clients
+// must be given the same Servers, spelled the same. There is no second copy: a
+// dead node is a miss for its sequences, the others go on.
+//
+// # Retries
+//
+// Match and Read are tried again when the connection breaks, up to RetryMax,
+// inside ctx. Reserve is not, Commit never. A node that failed is asked again
+// after DeadFor, in the background: no call waits for a dead node, but the one
+// that finds it dead.
+//
+// Lock order: Store.mu and node.mu are leaves; no lock is held across a call.
+package client

@@ -1,0 +1,76 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Sentinels, by what the caller should do. Everything else that can go wrong is
+// an Outcome.
+var (
+	// ErrAuth: the node does not accept our token or certificate; fix the
+	// configuration.
+	ErrAuth = errors.New("not authorised")
+	// ErrNotFound: no such namespace, or the lease has ended.
+	ErrNotFound = errors.New("not found")
+	// ErrRequest: the request cannot be right; fix the caller.
+	ErrRequest = errors.New("bad request")
+	// ErrMismatch: the caller's geometry or epoch is not the namespace's; ask
+	// Namespace again, and lay the blocks out anew.
+	ErrMismatch = errors.New("namespace differs")
+	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
+	ErrUnavailable = errors.New("no storage node answers")
+	// ErrClosed: the Store is closed; stop.
+	ErrClosed = errors.New("store is closed")
+)
+
+// errDown says that a node cannot be reached, or that its data plane cannot. The
+// caller turns it into a Miss. It never leaves the package.
+var errDown = errors.New("node is down")
+
+// errBusy says that a node reached a bound. It never leaves the package.
+var errBusy = errors.New("node is busy")
+
+// callError turns the error of an RPC into one of the sentinels, ctx's error,
+// errDown or errBusy, with what the node said.
+func callError(ctx context.Context, what, target string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("client: %s: %s: %w", what, target, ctx.Err())
+	}
+	st := status.Convert(err)
+	kind := err
+	switch st.Code() {
+	case codes.Unavailable, codes.Canceled:
+		// Canceled without our ctx: the connection was replaced under the call.
+		kind = errDown
+	case codes.DeadlineExceeded:
+		kind = context.DeadlineExceeded
+	case codes.ResourceExhausted:
+		kind = errBusy
+	case codes.Unauthenticated, codes.PermissionDenied:
+		kind = ErrAuth
+	case codes.NotFound:
+		kind = ErrNotFound
+	case codes.InvalidArgument, codes.OutOfRange:
+		kind = ErrRequest
+	case codes.FailedPrecondition, codes.AlreadyExists:
+		kind = ErrMismatch
+	}
+	return fmt.Errorf("client: %s: %s: %w: %s", what, target, kind, st.Message())
+}
+
+// hideInternal keeps the package's own sentinels out of what callers can ask
+// for, but not out of the text.
+func hideInternal(err error) error {
+	if err == nil || !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
+		return err
+	}
+	return errors.New(err.Error())
+}

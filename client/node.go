@@ -1,0 +1,278 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// session is one successful connection to a node: gRPC and data plane. It does
+// not change; a node that restarts gets another.
+type session struct {
+	conn  *grpc.ClientConn
+	cache pb.CacheClient
+	admin pb.AdminClient
+
+	name, version string
+	engine        rdma.EngineID
+	readBytes     int64 // payload of one Read
+	writeBytes    int64 // payload of one Reserve
+	chainBlocks   int
+}
+
+// node is one storage node.
+//
+//	(none) ──attempt──► session ──call fails──► (none, lost)
+//	                                               │ the next call tries at once, and waits
+//	                  ◄────────success─────────────┤
+//	                                               ▼ failure
+//	                  ◄───success─── dead until t: calls fail at once;
+//	                                 after t one attempt in the background
+type node struct {
+	store  *Store
+	target string
+
+	mu      sync.Mutex
+	session *session
+	// err is why there is no session; deadUntil is when to try again. Zero:
+	// nothing was tried since the session ended.
+	err       error
+	deadUntil time.Time
+	// attempt is closed when the attempt under way has ended; nil if none is.
+	attempt chan struct{}
+}
+
+func newNode(s *Store, target string) *node { return &node{store: s, target: target} }
+
+// use returns the node's session, opening one if the last was lost. It returns
+// errDown at once while the node is dead. Errors: errDown, ErrAuth, ErrClosed,
+// ctx's.
+func (n *node) use(ctx context.Context) (*session, error) {
+	for {
+		n.mu.Lock()
+		if n.session != nil {
+			sess := n.session
+			n.mu.Unlock()
+			return sess, nil
+		}
+		dead := !n.deadUntil.IsZero()
+		if n.attempt == nil && (!dead || time.Now().After(n.deadUntil)) {
+			attempt := make(chan struct{})
+			if !n.store.spawn(func() { n.connect(attempt) }) {
+				n.mu.Unlock()
+				return nil, fmt.Errorf("client: %s: %w", n.target, ErrClosed)
+			}
+			n.attempt = attempt
+		}
+		attempt, err := n.attempt, n.err
+		n.mu.Unlock()
+		if dead {
+			n.store.stats.deadCalls.Add(1)
+			return nil, err
+		}
+		select {
+		case <-attempt:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("client: connect to %s: %w", n.target, ctx.Err())
+		}
+	}
+}
+
+// connect makes one attempt and records what came of it.
+func (n *node) connect(attempt chan struct{}) {
+	ctx, cancel := context.WithTimeout(n.store.ctx, n.store.opts.DialTimeout)
+	defer cancel()
+	sess, err := n.open(ctx)
+	n.mu.Lock()
+	wasDead := !n.deadUntil.IsZero()
+	n.session, n.err, n.attempt, n.deadUntil = sess, err, nil, time.Time{}
+	if err != nil {
+		n.deadUntil = time.Now().Add(n.store.opts.DeadFor)
+	}
+	n.mu.Unlock()
+	close(attempt)
+	log := n.store.opts.Logger
+	switch {
+	case err == nil:
+		n.store.stats.connects.Add(1)
+		log.Info("storage node connected", "server", n.target, "node", sess.name, "version", sess.version)
+	case !wasDead && n.store.ctx.Err() == nil:
+		log.Warn("storage node is a miss until it answers", "server", n.target, "err", err)
+	}
+}
+
+// open connects gRPC, asks who is there, and opens the data plane.
+func (n *node) open(ctx context.Context) (*session, error) {
+	o := &n.store.opts
+	conn, err := Dial(n.target, DialOptions{BearerToken: o.BearerToken, TLS: o.TLS, Insecure: o.Insecure, Timeout: o.DialTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrAuth, err)
+	}
+	sess := &session{conn: conn, cache: pb.NewCacheClient(conn), admin: pb.NewAdminClient(conn)}
+	if err := n.describe(ctx, sess); err != nil {
+		_ = conn.Close() // the error that counts is err
+		return nil, err
+	}
+	return sess, nil
+}
+
+func (n *node) describe(ctx context.Context, sess *session) error {
+	d, err := sess.cache.Describe(ctx, &pb.DescribeRequest{})
+	if err != nil {
+		// Whatever the attempt died of, also its time-out, the node is down.
+		if err := callError(context.WithoutCancel(ctx), "describe", n.target, err); errors.Is(err, ErrAuth) || errors.Is(err, errDown) {
+			return err
+		}
+		return fmt.Errorf("client: describe: %s: %w: %w", n.target, errDown, err)
+	}
+	sess.name, sess.version = d.GetNode(), d.GetVersion()
+	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
+	var addr rdma.Addr
+	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {
+		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
+	}
+	sess.engine, err = n.connectData(ctx, addr, d.GetDataToken(), d.GetDataPort())
+	if err != nil {
+		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
+	}
+	return nil
+}
+
+// connectData opens the data plane: at the address the node tells, and at the
+// host by which we reached its gRPC, where these differ.
+func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token, port uint32) (rdma.EngineID, error) {
+	var errs []error
+	candidates := dataAddresses(addr, hostOf(n.target), port)
+	for i, a := range candidates {
+		try, cancel := ctx, context.CancelFunc(func() {})
+		if deadline, ok := ctx.Deadline(); ok && i < len(candidates)-1 {
+			// Leave time for the next one.
+			try, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		}
+		id, err := n.store.opts.Engine.Connect(try, a, token)
+		cancel()
+		if err == nil {
+			return id, nil
+		}
+		errs = append(errs, err)
+	}
+	return rdma.EngineID{}, errors.Join(errs...)
+}
+
+// dataAddresses are the addresses to try, best first. A node that listens on
+// every interface, or on loopback behind a tunnel, advertises what only it can
+// reach.
+func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
+	if host == "" || port == 0 {
+		return []rdma.Addr{addr}
+	}
+	own := rdma.NetAddr(net.JoinHostPort(host, strconv.Itoa(int(port))))
+	fallback := rdma.Addr{Engine: addr.Engine, NICs: []rdma.NetAddr{own}}
+	if len(addr.NICs) == 0 {
+		return []rdma.Addr{fallback}
+	}
+	if len(addr.NICs) == 1 && addr.NICs[0] == own {
+		return []rdma.Addr{addr}
+	}
+	told, _, err := net.SplitHostPort(string(addr.NICs[0]))
+	if err != nil {
+		return []rdma.Addr{addr, fallback}
+	}
+	ip := net.ParseIP(told)
+	if told == "" || ip != nil && ip.IsUnspecified() || isLoopback(told) && !isLoopback(host) {
+		return []rdma.Addr{fallback, addr}
+	}
+	return []rdma.Addr{addr, fallback}
+}
+
+// failed reports what a call on sess ended with, and returns err. If it says that
+// the node is down the session is given up.
+func (n *node) failed(sess *session, err error) error {
+	if errors.Is(err, errDown) {
+		n.drop(sess)
+	}
+	return err
+}
+
+// drop gives the session up, unless it has been replaced already: the next call
+// opens another.
+func (n *node) drop(sess *session) {
+	n.mu.Lock()
+	if n.session != sess {
+		n.mu.Unlock()
+		return
+	}
+	n.session = nil
+	n.mu.Unlock()
+	n.store.stats.sessionsLost.Add(1)
+	_ = sess.conn.Close() // nothing is left to do with it
+}
+
+// dataAlive reports whether the data-plane session is up.
+func (n *node) dataAlive(sess *session) bool {
+	for _, p := range n.store.opts.Engine.Peers() {
+		if p.ID == sess.engine {
+			return true
+		}
+	}
+	return false
+}
+
+// live is use for calls that move bytes: a session whose data plane has gone is
+// replaced first.
+func (n *node) live(ctx context.Context) (*session, error) {
+	sess, err := n.use(ctx)
+	if err != nil || n.dataAlive(sess) {
+		return sess, err
+	}
+	n.drop(sess)
+	return n.use(ctx)
+}
+
+// close ends the session. No attempt is under way.
+func (n *node) close() {
+	n.mu.Lock()
+	sess := n.session
+	n.session, n.err, n.deadUntil = nil, fmt.Errorf("client: %s: %w", n.target, ErrClosed), time.Now()
+	n.mu.Unlock()
+	if sess != nil {
+		_ = sess.conn.Close() // the connection is ending in any case
+		n.store.opts.Engine.Disconnect(sess.engine)
+	}
+}
+
+// NodeStatus is what the Store knows of one node.
+type NodeStatus struct {
+	// Server is the address as in Options.Servers.
+	Server string
+	// Up is whether there is a session. Node and Version are what the node said
+	// of itself; empty if it is down.
+	Up            bool
+	Node, Version string
+	// Err is why it is down, if that is known.
+	Err error
+}
+
+// Nodes returns the state of each node, in the order of Options.Servers. It does
+// not ask them.
+func (s *Store) Nodes() []NodeStatus {
+	out := make([]NodeStatus, len(s.nodes))
+	for i, n := range s.nodes {
+		n.mu.Lock()
+		out[i] = NodeStatus{Server: n.target, Up: n.session != nil, Err: hideInternal(n.err)}
+		if n.session != nil {
+			out[i].Node, out[i].Version = n.session.name, n.session.version
+		}
+		n.mu.Unlock()
+	}
+	return out
+}

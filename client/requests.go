@@ -1,0 +1,159 @@
+package client
+
+import (
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// A Piece places one layer group of one block of a chain in the caller's memory.
+type Piece struct {
+	// Block is the index in the chain, Group the layer group.
+	Block, Group int
+	// Offset is where the piece starts in the Memory, in bytes. A piece is as
+	// long as its geometry says (kv.Geometry.PieceBytes), or, where a range of
+	// layers is read, as long as these layers.
+	Offset int64
+}
+
+// MatchRequest asks for the longest cached prefix.
+type MatchRequest struct {
+	Namespace kv.Namespace
+	// IDs is the chain from the first block of the prompt; in a flat namespace,
+	// the keys. Tokens may be given instead where ids are chained.
+	IDs    []kv.BlockID
+	Tokens []kv.Token
+	// Epoch of the weights; 0 means the node's current one.
+	Epoch kv.Epoch
+	// Lease, if positive, keeps what matched from being evicted for so long.
+	// Pin keeps it until Release.
+	Lease time.Duration
+	Pin   bool
+}
+
+// MatchResult is the longest cached prefix.
+type MatchResult struct {
+	Outcome Outcome
+	// Blocks and Tokens are its length; IDs the ids of its blocks.
+	Blocks, Tokens int
+	IDs            []kv.BlockID
+	// Cut says why it is not longer.
+	Cut Cut
+	// Epoch is the one that was matched; hand it to Read and Write, so that a
+	// change of weights in between is a miss and not a mixture.
+	Epoch kv.Epoch
+	// Bytes is the payload that a read of the whole match moves.
+	Bytes int64
+	// Lease is nil unless one was asked for and granted.
+	Lease *Lease
+}
+
+// ReadRequest asks for blocks to be put into the caller's memory.
+type ReadRequest struct {
+	Namespace kv.Namespace
+	// IDs is the chain from the first block of the prompt to the end of what is
+	// wanted; in a flat namespace, the keys. Tokens may be given instead. With
+	// window or state groups it must be exactly a prefix that Match returned.
+	IDs    []kv.BlockID
+	Tokens []kv.Token
+	// Epoch is the epoch wanted, normally MatchResult.Epoch; 0 means the node's
+	// current one.
+	Epoch kv.Epoch
+	// Into is where the bytes go.
+	Into *Memory
+	// Pieces are what to load and where each goes, in any order. Nil, in a
+	// namespace of one layer group that is not a window or a state: all blocks,
+	// one behind the other from Base. See NeededPieces for the others.
+	Pieces []Piece
+	Base   int64
+	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
+	// means all from FirstLayer on.
+	FirstLayer, Layers int
+}
+
+// ReadResult is what was put into the caller's memory.
+type ReadResult struct {
+	Outcome Outcome
+	// Blocks is the length of the prefix that can be used: of every block
+	// before it, each piece that was asked for is in memory and verified.
+	// Blocks without a piece in the request count as held by the caller. Tokens
+	// is the same in tokens.
+	Blocks, Tokens int
+	// Cut says why it is not longer.
+	Cut Cut
+	// Lost are the pieces of blocks that matched and did not arrive, in order of
+	// blocks.
+	Lost []LostPiece
+	// Bytes were delivered and verified, also behind a lost block.
+	Bytes int64
+	// Epoch is that of the blocks read.
+	Epoch kv.Epoch
+	// Detail is what the node said when Outcome is Busy, for people.
+	Detail string
+}
+
+// Class says how long a block is wanted.
+type Class uint8
+
+const (
+	// Prefix blocks are kept until they are evicted.
+	Prefix Class = iota
+	// Transfer blocks are dropped once Delivered says so.
+	Transfer
+)
+
+// WriteRequest offers blocks to the store.
+type WriteRequest struct {
+	Namespace kv.Namespace
+	// IDs is the whole chain from the first block of the prompt; in a flat
+	// namespace, the keys. Tokens may be given instead where ids are chained.
+	IDs    []kv.BlockID
+	Tokens []kv.Token
+	// First is the index of the first block to store: those before it are
+	// stored already (MatchResult.Blocks) and are not sent.
+	First int
+	// Epoch of the weights that made the blocks; 0 means the node's current one.
+	// An engine whose weights change must say it.
+	Epoch kv.Epoch
+	// From is where the bytes are. They must not change until Write returns.
+	From *Memory
+	// Pieces are what to store and where each is, in any order, none before
+	// First. Nil, in a namespace of one layer group: the blocks from First on,
+	// one behind the other from Base.
+	Pieces []Piece
+	Base   int64
+	Class  Class
+}
+
+// WriteResult is what was stored.
+type WriteResult struct {
+	// Outcome is Hit if any piece is stored now, by this call or before it.
+	Outcome Outcome
+	// Blocks is the length of the prefix that is stored now, as far as this call
+	// knows: First, and the blocks behind it whose offered pieces all are.
+	Blocks int
+	// Stored and Existed count pieces: those put there by this call, and those
+	// that were there.
+	Stored, Existed int
+	// Refused are the others, in order of blocks.
+	Refused []RefusedPiece
+	// Bytes were sent and stored.
+	Bytes int64
+	// Detail is what the node said when Outcome is Busy or Miss, for people.
+	Detail string
+}
+
+// NeededPieces lays out the pieces that a prefix of the given number of blocks
+// needs, group by group and one behind the other from base, and returns them with
+// their total length. It is the order in which a hybrid namespace is most simply
+// kept; any other is as good.
+func NeededPieces(g kv.Geometry, blocks int, base int64) (pieces []Piece, sizeBytes int64) {
+	at := base
+	for group := range g.Groups {
+		for b := g.FirstNeeded(group, blocks); b < blocks; b++ {
+			pieces = append(pieces, Piece{Block: b, Group: group, Offset: at})
+			at += g.PieceBytes(group)
+		}
+	}
+	return pieces, at - base
+}

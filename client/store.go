@@ -1,0 +1,209 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Store talks to the storage nodes. All methods may be called concurrently.
+type Store struct {
+	opts  Options
+	nodes []*node
+	imms  atomic.Uint32 // the next Read's immediate
+	stats counters
+
+	// ctx ends when Close begins; running counts the Store's own goroutines.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu sync.Mutex
+	// closed is set once; no goroutine is added to running after that.
+	closed     bool
+	namespaces map[string]kv.Namespace
+}
+
+// Open connects to the nodes, all at once, for at most DialTimeout. A node that
+// does not answer is tolerated: it is a miss until it does. Open fails if every
+// node refuses us in a way that trying again cannot mend (ErrAuth), or if ctx
+// ends.
+func Open(ctx context.Context, opts Options) (*Store, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	opts.Servers = slices.Clone(opts.Servers)
+	s := &Store{opts: opts, namespaces: make(map[string]kv.Namespace)}
+	s.imms.Store(rand.Uint32())
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	for _, target := range opts.Servers {
+		s.nodes = append(s.nodes, newNode(s, target))
+	}
+	if err := s.connectAll(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) connectAll(ctx context.Context) error {
+	errs := make([]error, len(s.nodes))
+	var wg sync.WaitGroup
+	for i, n := range s.nodes {
+		wg.Go(func() { _, errs[i] = n.use(ctx) })
+	}
+	wg.Wait()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("client: open: %w", err)
+	}
+	refused := 0
+	for _, err := range errs {
+		if errors.Is(err, ErrAuth) {
+			refused++
+		}
+	}
+	if refused == len(s.nodes) {
+		return errors.Join(errs...)
+	}
+	return nil
+}
+
+// Close ends the connections, fails the calls under way, and returns when the
+// Store's goroutines have ended. The engine and the registered memory stay the
+// caller's. It may be called twice.
+func (s *Store) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.running.Wait()
+	for _, n := range s.nodes {
+		n.close()
+	}
+	return nil
+}
+
+// spawn runs f on a goroutine that Close waits for. It reports false if the Store
+// is closed.
+func (s *Store) spawn(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.running.Go(f)
+	return true
+}
+
+// Namespace returns the definition of a namespace, asking the nodes the first
+// time, and again after a node said that it differs. Nodes must agree on it; one
+// that does not answer is not asked. Errors: ErrNotFound, ErrMismatch (the nodes
+// differ), ErrUnavailable, ErrAuth, ctx's.
+func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
+	s.mu.Lock()
+	ns, ok := s.namespaces[name]
+	s.mu.Unlock()
+	if ok {
+		return ns, nil
+	}
+	ns, err := s.fetchNamespace(ctx, name)
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	s.mu.Lock()
+	s.namespaces[name] = ns
+	s.mu.Unlock()
+	return ns, nil
+}
+
+// forgetNamespace makes the next Namespace ask the nodes.
+func (s *Store) forgetNamespace(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.namespaces, name)
+}
+
+func (s *Store) fetchNamespace(ctx context.Context, name string) (kv.Namespace, error) {
+	found := make([]kv.Namespace, len(s.nodes))
+	errs := make([]error, len(s.nodes))
+	var wg sync.WaitGroup
+	for i, n := range s.nodes {
+		wg.Go(func() { found[i], errs[i] = n.namespace(ctx, name) })
+	}
+	wg.Wait()
+	first := -1
+	for i, err := range errs {
+		switch {
+		case errors.Is(err, errDown), errors.Is(err, errBusy):
+		case err != nil:
+			return kv.Namespace{}, err
+		case first < 0:
+			first = i
+		case !sameNamespace(found[first], found[i]):
+			return kv.Namespace{}, fmt.Errorf("client: namespace %q is %v on %s and %v on %s, or differs in tenant, salt or index kind: %w",
+				name, found[first].Geometry, s.nodes[first].target, found[i].Geometry, s.nodes[i].target, ErrMismatch)
+		}
+	}
+	if first < 0 {
+		return kv.Namespace{}, fmt.Errorf("client: namespace %q: %w: %w", name, ErrUnavailable, hideInternal(errors.Join(errs...)))
+	}
+	return found[first], nil
+}
+
+// sameNamespace reports whether blocks of a and b have the same ids and bytes.
+func sameNamespace(a, b kv.Namespace) bool {
+	return a.Tenant == b.Tenant && string(a.Salt) == string(b.Salt) && a.Index == b.Index && a.Geometry.Equal(b.Geometry)
+}
+
+// namespace asks one node.
+func (n *node) namespace(ctx context.Context, name string) (kv.Namespace, error) {
+	sess, err := n.use(ctx)
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	m, err := sess.admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
+	if err != nil {
+		return kv.Namespace{}, n.failed(sess, callError(ctx, "namespace "+name, n.target, err))
+	}
+	ns, err := api.Namespace(m)
+	if err != nil {
+		return kv.Namespace{}, fmt.Errorf("client: namespace %q: %s: %w: %w", name, n.target, ErrMismatch, err)
+	}
+	return ns, nil
+}
+
+// chainOf returns the ids of a request.
+func chainOf(ns kv.Namespace, ids []kv.BlockID, tokens []kv.Token) ([]kv.BlockID, error) {
+	if len(tokens) == 0 {
+		return ids, nil
+	}
+	if len(ids) > 0 {
+		return nil, fmt.Errorf("client: %w: both ids and tokens are given", ErrRequest)
+	}
+	if ns.Index == kv.IndexFlat {
+		return nil, fmt.Errorf("client: %w: tokens in the flat namespace %q; give its keys as ids", ErrRequest, ns.Name)
+	}
+	chain, err := ns.Chain()
+	if err != nil {
+		return nil, fmt.Errorf("client: %w: %w", ErrRequest, err)
+	}
+	ids, _ = chain.Append(make([]kv.BlockID, 0, len(tokens)/ns.Geometry.BlockTokens), tokens)
+	return ids, nil
+}
+
+// checkNamespace refuses a namespace that did not come from Namespace: every
+// size is computed from it.
+func checkNamespace(ns kv.Namespace) error {
+	if err := ns.Validate(); err != nil {
+		return fmt.Errorf("client: %w: namespace as Store.Namespace returns it: %w", ErrRequest, err)
+	}
+	return nil
+}
