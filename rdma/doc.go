@@ -43,6 +43,7 @@
 //     write changes those bytes.
 //   - Done callbacks run on the engine's own goroutines. They must not block,
 //     must not call Close, Revoke or Connect, and submit only with NoWait.
+//     The handler of Recv may block; Engine.Close waits for it.
 //
 // The paper counts an immediate once for each page of a paged write; here it is
 // once for each operation, so that a receiver need not know how a sender cuts

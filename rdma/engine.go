@@ -98,8 +98,8 @@ type Region interface {
 	// window per transfer is how it is meant to be used.
 	Window(off, n uint64) (Window, error)
 	// Close revokes the region and all its windows, then waits until the last
-	// write that reads from it has ended. If ctx ends first, the revocation
-	// stands, and Close may be called again to wait on.
+	// write that reads from it has ended and its Done has returned. If ctx ends
+	// first, the revocation stands, and Close may be called again to wait on.
 	Close(ctx context.Context) error
 }
 

@@ -137,13 +137,27 @@ func (c *conn) write() {
 			}
 		}
 		c.encode()
-		c.w.out = c.w.vec
-		if _, err := c.w.out.WriteTo(c.nc); err != nil {
+		if err := c.flush(); err != nil {
 			c.s.fail(fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err))
 			return
 		}
 		c.settle()
 	}
+}
+
+// flush writes the vectors of the batch.
+func (c *conn) flush() error {
+	if raceEnabled {
+		for _, b := range c.w.vec {
+			if _, err := c.nc.Write(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	c.w.out = c.w.vec
+	_, err := c.w.out.WriteTo(c.nc)
+	return err
 }
 
 // collect moves the next batch from the queues to the writer's state; false if
@@ -261,7 +275,7 @@ func (c *conn) settle() {
 	for _, f := range w.batch {
 		c.queued.Add(-f.bytes)
 	}
-	clear(w.vec[:cap(w.vec)])
+	clear(w.vec)
 	w.ended = c.s.wrote(w.batch, len(w.acks), w.ended[:0])
 	clear(w.batch)
 	callAll(w.ended)

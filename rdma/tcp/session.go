@@ -94,12 +94,17 @@ func (o *op) seal() { o.cuts = append(o.cuts, uint32(len(o.runs))) }
 type ended struct {
 	done func(error)
 	err  error
+	src  *region
 }
 
-// call runs the callback, if there is one.
+// call runs the callback, if there is one, and then gives up the source: after
+// Region.Close no callback is outstanding.
 func (x ended) call() {
 	if x.done != nil {
 		x.done(x.err)
+	}
+	if x.src != nil {
+		x.src.release()
 	}
 }
 
@@ -321,7 +326,7 @@ func (s *session) idlestLocked() *conn {
 
 // endLocked gives o back and returns what is left to do outside of the lock.
 func (s *session) endLocked(o *op, err error) ended {
-	x := ended{o.done, err}
+	x := ended{o.done, err, o.src}
 	st := &s.e.stats
 	switch {
 	case o.kind == frameMessage && err == nil:
@@ -335,9 +340,6 @@ func (s *session) endLocked(o *op, err error) ended {
 		}
 	default:
 		st.writeFailuresOut.Add(1)
-	}
-	if o.src != nil {
-		o.src.release()
 	}
 	s.giveLocked(o)
 	return x

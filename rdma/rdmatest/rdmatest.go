@@ -1,0 +1,1290 @@
+package rdmatest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Config is what a case needs of an engine. Zero values mean the provider's
+// defaults.
+type Config struct {
+	// Listen makes the engine reachable; Token is what it then asks for.
+	Listen bool
+	Token  rdma.Token
+	// InFlightOps and InFlightBytes bound what is submitted to one peer.
+	InFlightOps   int
+	InFlightBytes int64
+	// EarlyImmediates is how many unexpected immediates are kept for a peer.
+	EarlyImmediates int
+	// OnPeerDown is called when a session has ended.
+	OnPeerDown func(rdma.EngineID, error)
+}
+
+// Factory starts an engine. The case closes it.
+type Factory func(t testing.TB, c Config) rdma.Engine
+
+// caseTimeout bounds each case: what takes longer hangs.
+const caseTimeout = 60 * time.Second
+
+// token is the secret of every server in the suite.
+var token = rdma.Token("a token for the conformance suite")
+
+// Run runs every case against the provider.
+func Run(t *testing.T, open Factory) {
+	for _, c := range []struct {
+		name string
+		run  func(*env)
+	}{
+		{"write", testWrite},
+		{"payload before immediate", testPayloadBeforeImmediate},
+		{"immediate before expectation", testEarlyImmediate},
+		{"early immediates are bounded", testEarlyBound},
+		{"expectation cancelled", testCancel},
+		{"expectation ends with its peer", testExpectPeerDied},
+		{"paged write", testPaged},
+		{"paged write, overlapping", testPagedOverlap},
+		{"paged write refused here", testPagedErrors},
+		{"wrong key", testWrongKey},
+		{"beyond the window", testBounds},
+		{"window isolates", testWindow},
+		{"write refused here", testLocalErrors},
+		{"revoke under fire", testRevokeUnderFire},
+		{"revoke paged under fire", testRevokePagedUnderFire},
+		{"region close", testRegionClose},
+		{"wrong token", testWrongToken},
+		{"wrong engine", testWrongEngine},
+		{"connect", testConnect},
+		{"messages", testMessages},
+		{"messages refused", testMessagesRefused},
+		{"scatter and barrier", testScatter},
+		{"many peers", testManyPeers},
+		{"both ways at once", testBothWays},
+		{"budget", testBudget},
+		{"close with operations in flight", testCloseInFlight},
+		{"peer closes with operations in flight", testPeerCloses},
+		{"disconnect and connect again", testReconnect},
+		{"use after close", testAfterClose},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			testkit.VerifyNone(t)
+			ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
+			defer cancel()
+			c.run(&env{T: t, ctx: ctx, open: open, rng: rand.New(rand.NewPCG(1, 2))})
+		})
+	}
+}
+
+// env is what a case works with.
+type env struct {
+	*testing.T
+	ctx  context.Context
+	open Factory
+	rng  *rand.Rand
+}
+
+// engine starts an engine that the end of the case closes.
+func (t *env) engine(c Config) rdma.Engine {
+	t.Helper()
+	if c.Listen {
+		c.Token = token
+	}
+	e := t.open(t.T, c)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return e
+}
+
+// pair starts a server and a client that is connected to it.
+func (t *env) pair() (server, client rdma.Engine) {
+	t.Helper()
+	server, client = t.engine(Config{Listen: true}), t.engine(Config{})
+	t.connect(client, server)
+	return server, client
+}
+
+// connect connects two engines and returns the ID of the second.
+func (t *env) connect(from, to rdma.Engine) rdma.EngineID {
+	t.Helper()
+	id, err := from.Connect(t.ctx, to.Addr(), token)
+	t.must(err)
+	if id != to.Addr().Engine {
+		t.Fatalf("connected to %v, want %v", id, to.Addr().Engine)
+	}
+	return id
+}
+
+// must fails the case on an error.
+func (t *env) must(err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErr fails the case unless err is want.
+func (t *env) wantErr(err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("error %v, want %v", err, want)
+	}
+}
+
+// wantRefused fails the case unless err is a refusal for one of the reasons.
+func (t *env) wantRefused(err error, reasons ...rdma.Reason) {
+	t.Helper()
+	var r *rdma.RefusedError
+	if !errors.As(err, &r) || !errors.Is(err, rdma.ErrRefused) {
+		t.Fatalf("error %v, want a refusal", err)
+	}
+	for _, x := range reasons {
+		if r.Reason == x {
+			return
+		}
+	}
+	t.Fatalf("refused for %v, want %v", r.Reason, reasons)
+}
+
+// wait returns the outcome of a flag, and fails the case if there is none.
+func (t *env) wait(f *rdma.Flag) error {
+	t.Helper()
+	select {
+	case <-f.C():
+		_, err := f.Poll()
+		return err
+	case <-t.ctx.Done():
+		t.Fatal("nothing happened in time")
+		return nil
+	}
+}
+
+// region registers n bytes and returns them.
+func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
+	t.Helper()
+	mem := make([]byte, n)
+	r, err := e.Register(mem, rdma.RegisterOptions{})
+	t.must(err)
+	return r, mem
+}
+
+// random registers n random bytes, closed to peers.
+func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
+	t.Helper()
+	mem := make([]byte, n)
+	for i := 0; i+8 <= n; i += 8 {
+		x := t.rng.Uint64()
+		for j := range 8 {
+			mem[i+j] = byte(x >> (8 * j))
+		}
+	}
+	for i := n &^ 7; i < n; i++ {
+		mem[i] = byte(t.rng.Uint32())
+	}
+	r, err := e.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	return r, mem
+}
+
+// sent takes a Desc through its encoding, as a real one would go.
+func (t *env) sent(d rdma.Desc) rdma.Desc {
+	t.Helper()
+	b, err := d.MarshalBinary()
+	t.must(err)
+	var out rdma.Desc
+	t.must(out.UnmarshalBinary(b))
+	return out
+}
+
+// expect begins an expectation.
+func (t *env) expect(e rdma.Engine, imm, count uint32, from ...rdma.EngineID) (*rdma.Flag, *rdma.Expectation) {
+	t.Helper()
+	f := rdma.NewFlag()
+	x, err := e.ExpectImm(rdma.Expect{Imm: imm, Count: count, From: from, Done: f.Set})
+	t.must(err)
+	return f, x
+}
+
+// write submits w and returns its end.
+func (t *env) write(e rdma.Engine, w rdma.Write) error {
+	t.Helper()
+	f := rdma.NewFlag()
+	w.Done = f.Set
+	t.must(e.Write(t.ctx, w))
+	return t.wait(f)
+}
+
+// writePaged submits w and returns its end.
+func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
+	t.Helper()
+	f := rdma.NewFlag()
+	w.Done = f.Set
+	t.must(e.WritePaged(t.ctx, w))
+	return t.wait(f)
+}
+
+// slots hands out places of a region, so that writes in flight at the same time
+// do not overlap: the contract would allow it, the race detector does not.
+type slots chan uint64
+
+// slotsOf cuts count places of n bytes.
+func slotsOf(count int, n uint64) slots {
+	s := make(slots, count)
+	for i := range uint64(count) {
+		s <- i * n
+	}
+	return s
+}
+
+// still fails the case if f is set.
+func (t *env) still(f *rdma.Flag) {
+	t.Helper()
+	if set, err := f.Poll(); set {
+		t.Fatalf("the immediate was counted (%v)", err)
+	}
+}
+
+// roundTrip proves that the session works in the direction from e, and that
+// what e submitted earlier has been dealt with if it was done.
+func (t *env) roundTrip(e, target rdma.Engine) {
+	t.Helper()
+	src, want := t.random(e, 100)
+	dst, got := t.region(target, 100)
+	if err := t.write(e, rdma.Write{Src: src, Dst: dst.Desc(), Len: 100}); err != nil {
+		t.Fatalf("the session does not work any more: %v", err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("the session delivers wrong bytes")
+	}
+}
+
+// A write puts exactly its bytes in place, at any size and alignment and in
+// both directions, and changes no other byte.
+func testWrite(t *env) {
+	server, client := t.pair()
+	for _, dir := range []struct{ from, to rdma.Engine }{{server, client}, {client, server}} {
+		for i, n := range []int{0, 1, 63, 4096, 16<<10 - 1, 64 << 10, 1<<20 + 1, 5<<20 + 3} {
+			src, from := t.random(dir.from, n+77)
+			dst, got := t.region(dir.to, n+1000)
+			want := bytes.Clone(got)
+			copy(want[333:], from[77:])
+			imm, _ := t.expect(dir.to, uint32(i), 1, dir.from.Addr().Engine)
+			t.must(t.write(dir.from, rdma.Write{Src: src, SrcOffset: 77, Dst: t.sent(dst.Desc()), DstOffset: 333, Len: uint64(n), Imm: rdma.ImmOf(uint32(i))}))
+			t.must(t.wait(imm))
+			if !bytes.Equal(got, want) {
+				t.Fatalf("%d bytes: the memory is not as written", n)
+			}
+		}
+	}
+	if out, in := server.Stats(), client.Stats(); out.WritesOut != in.WritesIn || out.WriteBytesOut != in.WriteBytesIn || in.ImmediatesIn != 8 {
+		t.Errorf("counters disagree: out %+v, in %+v", out, in)
+	}
+}
+
+// When an immediate has been counted, the payload is in place.
+func testPayloadBeforeImmediate(t *env) {
+	server, client := t.pair()
+	const n, rounds = 3<<20 + 5, 60
+	src, mem := t.random(server, n)
+	dst, got := t.region(client, n)
+	d := t.sent(dst.Desc())
+	for i := range rounds {
+		clear(got)
+		same := make(chan bool, 1)
+		_, err := client.ExpectImm(rdma.Expect{Imm: 9, Count: 1, Done: func(error) { same <- bytes.Equal(got, mem) }})
+		t.must(err)
+		done := rdma.NewFlag()
+		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, Len: n, Imm: rdma.ImmOf(9), Done: done.Set}))
+		select {
+		case ok := <-same:
+			if !ok {
+				t.Fatalf("round %d: immediate counted before its payload was there", i)
+			}
+		case <-t.ctx.Done():
+			t.Fatal("no immediate")
+		}
+		t.must(t.wait(done))
+	}
+	if c := client.Stats().ImmediatesIn; c != rounds {
+		t.Errorf("%d immediates counted for %d writes", c, rounds)
+	}
+}
+
+// Immediates that come before their expectation count; a count that is reached
+// consumes what it asked for and no more.
+func testEarlyImmediate(t *env) {
+	server, client := t.pair()
+	dst, _ := t.region(client, 10)
+	for range 5 {
+		t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(3)}))
+	}
+	two, _ := t.expect(client, 3, 2)
+	t.must(t.wait(two))
+	four, _ := t.expect(client, 3, 4)
+	t.still(four)
+	if _, err := client.ExpectImm(rdma.Expect{Imm: 3, Count: 1}); !errors.Is(err, rdma.ErrExists) {
+		t.Fatalf("second expectation of one immediate: %v", err)
+	}
+	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(3)}))
+	t.must(t.wait(four))
+	none, _ := t.expect(client, 4, 0)
+	t.must(t.wait(none))
+	one, x := t.expect(client, 3, 1)
+	t.still(one)
+	x.Cancel()
+}
+
+// A peer that sends immediates nobody expects fills a bounded place and costs
+// others nothing.
+func testEarlyBound(t *env) {
+	server := t.engine(Config{Listen: true, EarlyImmediates: 8})
+	bad, good := t.engine(Config{}), t.engine(Config{})
+	t.connect(bad, server)
+	t.connect(good, server)
+	dst, _ := t.region(server, 10)
+	t.must(t.write(good, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(1000)}))
+	for i := range uint32(20) {
+		t.must(t.write(bad, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(i)}))
+	}
+	if n := server.Stats().ImmediatesDropped; n != 12 {
+		t.Errorf("%d immediates dropped, want 12", n)
+	}
+	f, _ := t.expect(server, 1000, 1)
+	t.must(t.wait(f))
+}
+
+// A cancelled expectation ends with ErrCanceled, once, and what was counted for
+// it is gone.
+func testCancel(t *env) {
+	server, client := t.pair()
+	dst, _ := t.region(client, 10)
+	f, x := t.expect(client, 7, 2)
+	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
+	if !x.Cancel() || x.Cancel() {
+		t.Fatal("Cancel must say true once")
+	}
+	t.wantErr(t.wait(f), rdma.ErrCanceled)
+	g, y := t.expect(client, 7, 1)
+	t.still(g)
+	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
+	t.must(t.wait(g))
+	if y.Cancel() {
+		t.Fatal("Cancel ended what had ended")
+	}
+}
+
+// An expectation from a peer ends with ErrPeerDied when the peer does, whether
+// it began before or after; one that names no peer goes on.
+func testExpectPeerDied(t *env) {
+	server, client := t.pair()
+	other := t.engine(Config{Listen: true})
+	t.connect(client, other)
+	id := server.Addr().Engine
+	before, _ := t.expect(client, 1, 1, other.Addr().Engine, id)
+	unbound, _ := t.expect(client, 2, 1)
+	survivor, _ := t.expect(client, 3, 1, other.Addr().Engine)
+	t.must(server.Close())
+	t.wantErr(t.wait(before), rdma.ErrPeerDied)
+	after, _ := t.expect(client, 1, 1, id)
+	t.wantErr(t.wait(after), rdma.ErrPeerDied)
+	t.still(unbound)
+	t.still(survivor)
+	dst, _ := t.region(client, 10)
+	t.must(t.write(other, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(2)}))
+	t.must(t.wait(unbound))
+	t.must(t.write(other, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(3)}))
+	t.must(t.wait(survivor))
+}
+
+// A paged write equals a loop of copies, whatever the order of its pages.
+func testPaged(t *env) {
+	server, client := t.pair()
+	const size = 2 << 20
+	src, from := t.random(server, size)
+	dst, got := t.region(client, size)
+	want := make([]byte, size)
+	for i := range 60 {
+		pageLen := []uint64{1, 100, 1 << 10, 4 << 10, 60<<10 + 1, 300 << 10}[i%6]
+		srcStride, dstStride := pageLen, pageLen+t.rng.Uint64N(100)
+		if i%3 == 0 {
+			srcStride = pageLen/2 + 1 // source pages may overlap
+		}
+		srcOff, dstOff := t.rng.Uint64N(50), t.rng.Uint64N(50)
+		most := int(min((size-50)/srcStride-2, (size-50)/dstStride-1, 1000))
+		if pageLen > size/4 {
+			most = 3
+		}
+		n := t.rng.IntN(most)
+		a, b := t.rng.Perm(most)[:n], t.rng.Perm(most)[:n]
+		if i%5 == 0 { // ascending: neighbours merge
+			for j := range n {
+				a[j], b[j] = j, j
+			}
+		}
+		w := rdma.PagedWrite{
+			PageLen: pageLen, Src: src, Dst: t.sent(dst.Desc()), Imm: rdma.ImmOf(uint32(i)),
+			SrcPages: rdma.Pages{Stride: srcStride, Offset: srcOff}, DstPages: rdma.Pages{Stride: dstStride, Offset: dstOff},
+		}
+		for j := range n {
+			w.SrcPages.Indices = append(w.SrcPages.Indices, uint32(a[j]))
+			w.DstPages.Indices = append(w.DstPages.Indices, uint32(b[j]))
+			s, d := srcOff+uint64(a[j])*srcStride, dstOff+uint64(b[j])*dstStride
+			copy(want[d:d+pageLen], from[s:s+pageLen])
+		}
+		imm, _ := t.expect(client, uint32(i), 1)
+		t.must(t.writePaged(server, w))
+		t.must(t.wait(imm))
+		if !bytes.Equal(got, want) {
+			t.Fatalf("layout %d (%d pages of %d): the memory is not as written", i, n, pageLen)
+		}
+	}
+}
+
+// Overlapping destination pages hold the bytes of one of the writes, and the
+// immediate is counted once all the same.
+func testPagedOverlap(t *env) {
+	server, client := t.pair()
+	const n, pages = 4 << 10, 64
+	src, mem := t.region(server, n*pages)
+	for i := range mem {
+		mem[i] = byte(i/n) + 1
+	}
+	dst, got := t.region(client, n)
+	w := rdma.PagedWrite{PageLen: n, Src: src, Dst: dst.Desc(), Imm: rdma.ImmOf(1), SrcPages: rdma.Pages{Stride: n}, DstPages: rdma.Pages{Stride: n}}
+	for i := range uint32(pages) {
+		w.SrcPages.Indices = append(w.SrcPages.Indices, i)
+		w.DstPages.Indices = append(w.DstPages.Indices, 0)
+	}
+	imm, _ := t.expect(client, 1, 1)
+	t.must(t.writePaged(server, w))
+	t.must(t.wait(imm))
+	for i, b := range got {
+		if b < 1 || b > pages {
+			t.Fatalf("byte %d is %d, which no page holds", i, b)
+		}
+	}
+	if c := client.Stats().ImmediatesIn; c != 1 {
+		t.Errorf("%d immediates counted", c)
+	}
+}
+
+// A paged write that reaches outside is refused before anything is sent.
+func testPagedErrors(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 1000)
+	dst, _ := t.region(client, 1000)
+	good := func() rdma.PagedWrite {
+		return rdma.PagedWrite{
+			PageLen: 100, Src: src, Dst: dst.Desc(),
+			SrcPages: rdma.Pages{Indices: []uint32{0, 9}, Stride: 100}, DstPages: rdma.Pages{Indices: []uint32{9, 0}, Stride: 100},
+			Done: func(error) { t.Error("done was called for what was not submitted") },
+		}
+	}
+	for name, change := range map[string]func(*rdma.PagedWrite){
+		"source page out":      func(w *rdma.PagedWrite) { w.SrcPages.Indices = []uint32{0, 10} },
+		"destination page out": func(w *rdma.PagedWrite) { w.DstPages.Indices = []uint32{0, 10} },
+		"counts differ":        func(w *rdma.PagedWrite) { w.DstPages.Indices = []uint32{0} },
+		"offset overflows":     func(w *rdma.PagedWrite) { w.SrcPages.Offset = ^uint64(0) },
+		"stride overflows":     func(w *rdma.PagedWrite) { w.DstPages.Stride = ^uint64(0) },
+		"length overflows":     func(w *rdma.PagedWrite) { w.PageLen = ^uint64(0) },
+		"too many pages": func(w *rdma.PagedWrite) {
+			w.SrcPages.Indices = make([]uint32, rdma.MaxPages+1)
+			w.DstPages = w.SrcPages
+		},
+		"pages without a source": func(w *rdma.PagedWrite) { w.Src = nil },
+	} {
+		w := good()
+		change(&w)
+		if err := server.WritePaged(t.ctx, w); !errors.Is(err, rdma.ErrRange) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := server.Stats().InFlightOps; n != 0 {
+		t.Errorf("%d operations in flight", n)
+	}
+	t.roundTrip(server, client)
+}
+
+// A write with a key that opens nothing is refused and counted, with or without
+// payload; the session goes on, and nothing is written or counted.
+func testWrongKey(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 5<<20)
+	dst, got := t.region(client, 5<<20)
+	local, err := client.Register(make([]byte, 100), rdma.RegisterOptions{Local: true})
+	t.must(err)
+	win, err := dst.Window(0, 100)
+	t.must(err)
+	revoked := win.Desc()
+	t.must(win.Revoke(t.ctx))
+	t.must(win.Revoke(t.ctx))
+	forged := t.sent(dst.Desc())
+	forged.NICs[0].Key ^= 1 << 40
+	imm, x := t.expect(client, 1, 1)
+	for _, d := range []rdma.Desc{forged, local.Desc(), revoked} {
+		for _, n := range []uint64{0, 1, 100, d.Len} {
+			t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: d, Len: min(n, d.Len), Imm: rdma.ImmOf(1)}), rdma.ReasonKey)
+		}
+	}
+	t.still(imm)
+	x.Cancel()
+	if !bytes.Equal(got, make([]byte, len(got))) {
+		t.Error("bytes were written")
+	}
+	st := client.Stats()
+	if st.RefusedIn[rdma.ReasonKey] < 12 || st.ImmediatesIn != 0 || server.Stats().WriteFailuresOut != 12 {
+		t.Errorf("counters: %+v", st)
+	}
+	t.roundTrip(server, client)
+}
+
+// A Desc that claims more than there is does not help: the target checks.
+func testBounds(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 3<<20)
+	mem := make([]byte, 3<<20)
+	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	win, err := r.Window(1<<20, 1<<20)
+	t.must(err)
+	d := t.sent(win.Desc())
+	d.Len = 1 << 60
+	imm, x := t.expect(client, 1, 1)
+	for _, w := range []rdma.Write{
+		{DstOffset: 1<<20 - 9, Len: 10},
+		{DstOffset: 1 << 59, Len: 100},
+		{Len: 1<<20 + 1},
+		{DstOffset: 1<<20 + 1, Len: 2 << 20},
+	} {
+		w.Src, w.Dst, w.Imm = src, d, rdma.ImmOf(1)
+		t.wantRefused(t.write(server, w), rdma.ReasonBounds)
+	}
+	overflow := d
+	overflow.Base, overflow.Len = ^uint64(0)-10, 5
+	t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: overflow, Len: 5}), rdma.ReasonBounds)
+	t.wantRefused(t.writePaged(server, rdma.PagedWrite{
+		PageLen: 100, Src: src, Dst: d, Imm: rdma.ImmOf(1),
+		SrcPages: rdma.Pages{Indices: []uint32{0, 1, 2}, Stride: 100}, DstPages: rdma.Pages{Indices: []uint32{0, 20000, 5}, Stride: 100},
+	}), rdma.ReasonBounds)
+	t.still(imm)
+	x.Cancel()
+	if !bytes.Equal(mem[:1<<20], make([]byte, 1<<20)) || !bytes.Equal(mem[2<<20:], make([]byte, 1<<20)) {
+		t.Error("bytes outside of the window were written")
+	}
+	t.roundTrip(server, client)
+}
+
+// Windows of one region do not reach each other, and each dies alone.
+func testWindow(t *env) {
+	server, client := t.pair()
+	const n, count = 10000, 20
+	mem := make([]byte, n*count)
+	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	src, from := t.random(server, n*count)
+	keys := make(map[uint64]bool)
+	var wins []rdma.Window
+	for i := range uint64(count) {
+		w, err := r.Window(i*n, n)
+		t.must(err)
+		d := w.Desc()
+		if keys[d.NICs[0].Key] {
+			t.Fatal("two windows with one key")
+		}
+		keys[d.NICs[0].Key] = true
+		if d.Len != n || len(w.Bytes()) != n {
+			t.Fatalf("window of %d bytes, desc of %d", len(w.Bytes()), d.Len)
+		}
+		wins = append(wins, w)
+	}
+	want := make([]byte, len(mem))
+	for i, w := range wins {
+		if i%2 == 0 {
+			t.must(w.Revoke(t.ctx))
+			t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: w.Desc(), Len: n}), rdma.ReasonKey)
+			continue
+		}
+		t.must(t.write(server, rdma.Write{Src: src, SrcOffset: uint64(i * n), Dst: t.sent(w.Desc()), Len: n}))
+		copy(want[i*n:(i+1)*n], from[i*n:])
+	}
+	if !bytes.Equal(mem, want) {
+		t.Error("the memory is not as written")
+	}
+	for _, bad := range [][2]uint64{{0, n*count + 1}, {n*count + 1, 0}, {^uint64(0), 2}, {5, ^uint64(0)}} {
+		if _, err := r.Window(bad[0], bad[1]); !errors.Is(err, rdma.ErrRange) {
+			t.Errorf("window of %d bytes at %d: %v", bad[1], bad[0], err)
+		}
+	}
+}
+
+// What is wrong on this side is an error at once: nothing is sent, Done is not
+// called.
+func testLocalErrors(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 100)
+	foreign, _ := t.random(client, 100)
+	dst, _ := t.region(client, 100)
+	d := dst.Desc()
+	stranger := t.sent(d)
+	stranger.Engine[0]++
+	nokey := d
+	nokey.NICs = nil
+	ended, cancel := context.WithCancel(t.ctx)
+	cancel()
+	for _, c := range []struct {
+		name string
+		ctx  context.Context
+		w    rdma.Write
+		want error
+	}{
+		{"source range", t.ctx, rdma.Write{Src: src, SrcOffset: 50, Dst: d, Len: 51}, rdma.ErrRange},
+		{"source offset", t.ctx, rdma.Write{Src: src, SrcOffset: ^uint64(0), Dst: d, Len: 1}, rdma.ErrRange},
+		{"destination range", t.ctx, rdma.Write{Src: src, Dst: d, DstOffset: 1, Len: 100}, rdma.ErrRange},
+		{"huge length", t.ctx, rdma.Write{Src: src, Dst: d, Len: ^uint64(0)}, rdma.ErrRange},
+		{"no source", t.ctx, rdma.Write{Dst: d, Len: 1}, rdma.ErrRange},
+		{"foreign source", t.ctx, rdma.Write{Src: foreign, Dst: d, Len: 1}, rdma.ErrForeign},
+		{"no peer", t.ctx, rdma.Write{Src: src, Dst: stranger, Len: 1}, rdma.ErrNoPeer},
+		{"no key", t.ctx, rdma.Write{Src: src, Dst: nokey, Len: 1}, rdma.ErrMalformed},
+		{"ended context", ended, rdma.Write{Src: src, Dst: d, Len: 1}, context.Canceled},
+	} {
+		c.w.Done = func(error) { t.Errorf("%s: done was called", c.name) }
+		if err := server.Write(c.ctx, c.w); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+	if _, err := server.Register(nil, rdma.RegisterOptions{}); !errors.Is(err, rdma.ErrRange) {
+		t.Errorf("register nothing: %v", err)
+	}
+	if _, err := server.Register(make([]byte, 1), rdma.RegisterOptions{Device: "no such device"}); !errors.Is(err, rdma.ErrUnsupported) {
+		t.Errorf("register device memory: %v", err)
+	}
+	t.roundTrip(server, client)
+}
+
+// lanes is how many writes a hammer has in flight, each to bytes of its own.
+const lanes = 8
+
+// hammer writes to a window without pause until stop is closed. wait returns,
+// when all have ended, how many writes there were and how many were refused.
+func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error)) error) (wait func() (ended, refused int64)) {
+	var wg sync.WaitGroup
+	var ended, refused atomic.Int64
+	for lane := range lanes {
+		wg.Go(func() {
+			for last := false; !last; {
+				select {
+				case <-stop:
+					last = true // one more, which finds the window revoked
+				default:
+				}
+				f := rdma.NewFlag()
+				if err := submit(lane, f.Set); err != nil {
+					t.Errorf("submit: %v", err)
+					return
+				}
+				err := f.Wait(t.ctx)
+				if errors.Is(err, rdma.ErrRefused) {
+					refused.Add(1)
+				} else if err != nil {
+					t.Errorf("write: %v", err)
+					return
+				}
+				ended.Add(1)
+			}
+		})
+	}
+	return func() (int64, int64) {
+		wg.Wait()
+		return ended.Load(), refused.Load()
+	}
+}
+
+// revoke is the body of the cases of revocation: while writes hammer a window it
+// is revoked, its bytes are poisoned, and nothing may change them, or count an
+// immediate, from then on.
+func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error) {
+	server, client := t.pair()
+	const n = lanes * laneBytes
+	mem := make([]byte, 3*n)
+	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	src, _ := t.random(server, n)
+	for round := range 15 {
+		win, err := r.Window(n, n)
+		t.must(err)
+		d := t.sent(win.Desc())
+		stop := make(chan struct{})
+		landing, _ := t.expect(client, 1, uint32(1+round))
+		wait := t.hammer(stop, func(lane int, done func(error)) error { return submit(lane, server, src, d, done) })
+		t.must(t.wait(landing)) // bytes are landing now
+		t.must(win.Revoke(t.ctx))
+		counted := client.Stats().ImmediatesIn
+		poison := bytes.Repeat([]byte{0xA5}, n)
+		copy(win.Bytes(), poison)
+		t.roundTrip(server, client)
+		close(stop)
+		ended, refused := wait()
+		if refused < lanes || refused == ended {
+			t.Fatalf("round %d: %d of %d writes refused", round, refused, ended)
+		}
+		if !bytes.Equal(win.Bytes(), poison) {
+			t.Fatalf("round %d: bytes changed after Revoke had returned", round)
+		}
+		if now := client.Stats().ImmediatesIn; now != counted {
+			t.Fatalf("round %d: %d immediates counted after Revoke had returned", round, now-counted)
+		}
+		// Drop what was counted before the revocation and not expected.
+		_, left := t.expect(client, 1, 1<<30)
+		left.Cancel()
+	}
+	if zero := make([]byte, n); !bytes.Equal(mem[:n], zero) || !bytes.Equal(mem[2*n:], zero) {
+		t.Fatal("bytes outside of the window changed")
+	}
+}
+
+// laneBytes is what one write of a hammer carries.
+const laneBytes = 512 << 10
+
+// After Revoke no write touches the window, however many are on their way.
+func testRevokeUnderFire(t *env) {
+	t.revoke(func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error {
+		off := uint64(lane * laneBytes)
+		return from.Write(t.ctx, rdma.Write{Src: src, SrcOffset: off, Dst: d, DstOffset: off, Len: laneBytes, Imm: rdma.ImmOf(1), Done: done})
+	})
+}
+
+// The same for paged writes, whose frames carry many places.
+func testRevokePagedUnderFire(t *env) {
+	const page, pages = 1 << 10, laneBytes >> 10
+	var a, b []uint32
+	for i := range uint32(pages) {
+		a, b = append(a, i), append(b, (i*7+3)%pages)
+	}
+	t.revoke(func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error {
+		off := uint64(lane * laneBytes)
+		return from.WritePaged(t.ctx, rdma.PagedWrite{
+			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(1), Done: done,
+			SrcPages: rdma.Pages{Indices: a, Stride: page, Offset: off}, DstPages: rdma.Pages{Indices: b, Stride: page, Offset: off},
+		})
+	})
+}
+
+// Region.Close revokes what peers hold, waits for the writes that read from it,
+// and refuses new ones.
+func testRegionClose(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 4<<20)
+	dst, _ := t.region(client, 4<<20)
+	win, err := dst.Window(0, 100)
+	t.must(err)
+	var ended atomic.Int64
+	for range 8 {
+		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: 4 << 20, Done: func(error) { ended.Add(1) }}))
+	}
+	t.must(src.Close(t.ctx))
+	t.must(src.Close(t.ctx))
+	t.wantErr(server.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1}), rdma.ErrClosed)
+	other, _ := t.random(server, 100)
+	t.must(dst.Close(t.ctx))
+	t.wantRefused(t.write(server, rdma.Write{Src: other, Dst: dst.Desc(), Len: 100}), rdma.ReasonKey)
+	t.wantRefused(t.write(server, rdma.Write{Src: other, Dst: win.Desc(), Len: 100}), rdma.ReasonKey)
+	if _, err := dst.Window(0, 1); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("window of a closed region: %v", err)
+	}
+	t.roundTrip(server, client)
+	if n := ended.Load(); n != 8 {
+		t.Errorf("%d of 8 writes ended by the region's close and a round trip", n)
+	}
+}
+
+// Who does not know the token opens no session, and it is counted.
+func testWrongToken(t *env) {
+	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
+	for range 3 {
+		_, err := client.Connect(t.ctx, server.Addr(), rdma.Token("another token of good length"))
+		t.wantErr(err, rdma.ErrAuth)
+	}
+	if _, err := client.Connect(t.ctx, server.Addr(), nil); err == nil {
+		t.Error("connected without a token")
+	}
+	if len(server.Peers()) != 0 || len(client.Peers()) != 0 {
+		t.Error("there is a session")
+	}
+	if n := server.Stats().AuthFailures; n < 3 {
+		t.Errorf("%d failures counted", n)
+	}
+	t.connect(client, server)
+	t.roundTrip(client, server)
+}
+
+// Connect to an ID that is not there fails, and so does an engine without a way
+// to it.
+func testWrongEngine(t *env) {
+	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
+	a := server.Addr()
+	a.Engine[3]++
+	_, err := client.Connect(t.ctx, a, token)
+	t.wantErr(err, rdma.ErrNoPeer)
+	_, err = server.Connect(t.ctx, client.Addr(), token)
+	t.wantErr(err, rdma.ErrNoPeer)
+	_, err = server.Connect(t.ctx, server.Addr(), token)
+	t.wantErr(err, rdma.ErrNoPeer)
+	a.Engine = rdma.EngineID{} // whoever is there
+	id, err := client.Connect(t.ctx, a, token)
+	t.must(err)
+	if id != server.Addr().Engine {
+		t.Errorf("connected to %v", id)
+	}
+}
+
+// Connecting again, or from many goroutines, is one session; both sides see it.
+func testConnect(t *env) {
+	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := client.Connect(t.ctx, server.Addr(), token); err != nil {
+				t.Errorf("connect: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	s, c := server.Peers(), client.Peers()
+	if len(s) != 1 || len(c) != 1 || s[0].ID != client.Addr().Engine || c[0].ID != server.Addr().Engine || s[0].Dialed || !c[0].Dialed {
+		t.Fatalf("peers of the server %+v, of the client %+v", s, c)
+	}
+	ctx, cancel := context.WithCancel(t.ctx)
+	cancel()
+	third := t.engine(Config{})
+	if _, err := third.Connect(ctx, server.Addr(), token); !errors.Is(err, context.Canceled) {
+		t.Errorf("connect with an ended context: %v", err)
+	}
+	// Both listen, and dial each other at once.
+	a, b := t.engine(Config{Listen: true}), t.engine(Config{Listen: true})
+	wg.Go(func() { t.connect(a, b) })
+	wg.Go(func() { t.connect(b, a) })
+	wg.Wait()
+	t.roundTrip(a, b)
+	t.roundTrip(b, a)
+}
+
+// Messages arrive whole, in a buffer of their own, and buffers are used again.
+func testMessages(t *env) {
+	server, client := t.pair()
+	const count = 500
+	got := make(chan string, count)
+	t.must(server.Recv(4, 1000, func(from rdma.EngineID, msg []byte) {
+		if from != client.Addr().Engine {
+			t.Errorf("message from %v", from)
+		}
+		got <- string(msg)
+	}))
+	t.wantErr(server.Recv(1, 1, func(rdma.EngineID, []byte) {}), rdma.ErrExists)
+	want := make(map[string]bool)
+	for i := range count {
+		msg := bytes.Repeat(fmt.Append(nil, i, " "), 1+i%200)
+		msg = msg[:min(len(msg), 1000)]
+		if i == 0 {
+			msg = nil
+		}
+		want[string(msg)] = true
+		for {
+			f := rdma.NewFlag()
+			t.must(client.Send(t.ctx, server.Addr().Engine, msg, f.Set))
+			clear(msg) // it was copied
+			err := t.wait(f)
+			if err == nil {
+				break
+			}
+			t.wantRefused(err, rdma.ReasonNoBuffer)
+			msg = []byte(mustOne(want, got))
+		}
+		select {
+		case m := <-got:
+			if !want[m] {
+				t.Fatalf("message %d arrived as %.40q", i, m)
+			}
+			delete(want, m)
+		case <-t.ctx.Done():
+			t.Fatal("no message")
+		}
+	}
+}
+
+// mustOne returns the message that is still wanted.
+func mustOne(want map[string]bool, _ chan string) string {
+	for m := range want {
+		return m
+	}
+	return ""
+}
+
+// A message without a buffer that fits is refused and the session goes on.
+func testMessagesRefused(t *env) {
+	server, client := t.pair()
+	id := server.Addr().Engine
+	send := func(n int) error {
+		f := rdma.NewFlag()
+		t.must(client.Send(t.ctx, id, make([]byte, n), f.Set))
+		return t.wait(f)
+	}
+	t.wantRefused(send(10), rdma.ReasonNoBuffer)
+	release, entered := make(chan struct{}), make(chan struct{}, 10)
+	t.must(server.Recv(2, 1000, func(rdma.EngineID, []byte) {
+		entered <- struct{}{}
+		<-release
+	}))
+	t.wantRefused(send(1001), rdma.ReasonTooLarge)
+	t.must(send(1000))
+	<-entered
+	t.must(send(1))
+	t.wantRefused(send(1), rdma.ReasonNoBuffer)
+	close(release)
+	<-entered
+	t.wantErr(client.Send(t.ctx, rdma.EngineID{1}, []byte("x"), nil), rdma.ErrNoPeer)
+	t.wantErr(client.Send(t.ctx, id, make([]byte, 10<<20), nil), rdma.ErrRange)
+	t.roundTrip(client, server)
+	if st := server.Stats(); st.RefusedIn[rdma.ReasonNoBuffer] != 2 || st.RefusedIn[rdma.ReasonTooLarge] != 1 {
+		t.Errorf("counters: %+v", st)
+	}
+}
+
+// Scatter sends each slice to its place and counts one immediate at each
+// destination; Barrier counts one without payload. One that is refused fails the
+// whole, and does not keep the others from ending.
+func testScatter(t *env) {
+	server := t.engine(Config{Listen: true})
+	src, mem := t.random(server, 3000)
+	var dsts []rdma.ScatterDst
+	var descs []rdma.Desc
+	var bufs [][]byte
+	var flags []*rdma.Flag
+	for i := range uint64(3) {
+		c := t.engine(Config{})
+		t.connect(c, server)
+		r, buf := t.region(c, 1000)
+		d := t.sent(r.Desc())
+		bufs, descs = append(bufs, buf), append(descs, d)
+		dsts = append(dsts, rdma.ScatterDst{SrcOffset: i * 1000, Dst: d, Len: 1000})
+		f, _ := t.expect(c, 5, 1)
+		g, _ := t.expect(c, 6, 1)
+		flags = append(flags, f, g)
+	}
+	done := rdma.NewFlag()
+	t.must(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts, Imm: rdma.ImmOf(5), Done: done.Set}))
+	t.must(t.wait(done))
+	done = rdma.NewFlag()
+	t.must(server.Barrier(t.ctx, rdma.Barrier{Imm: 6, Dsts: descs, Done: done.Set}))
+	t.must(t.wait(done))
+	for _, f := range flags {
+		t.must(t.wait(f))
+	}
+	for i, b := range bufs {
+		if !bytes.Equal(b, mem[i*1000:(i+1)*1000]) {
+			t.Errorf("destination %d has other bytes", i)
+		}
+	}
+	dsts[1].Dst = t.sent(dsts[1].Dst)
+	dsts[1].Dst.NICs[0].Key++
+	done = rdma.NewFlag()
+	t.must(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts, Done: done.Set}))
+	t.wantErr(t.wait(done), rdma.ErrRefused)
+	t.wantErr(server.Scatter(t.ctx, rdma.Scatter{Src: src}), rdma.ErrRange)
+	dsts[2].Len = 5000
+	t.wantErr(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts}), rdma.ErrRange)
+}
+
+// Many peers at once get their own bytes.
+func testManyPeers(t *env) {
+	server := t.engine(Config{Listen: true})
+	const peers, rounds, n = 24, 10, 200 << 10
+	src, mem := t.random(server, n+peers)
+	var wg sync.WaitGroup
+	for i := range uint64(peers) {
+		c := t.engine(Config{})
+		r, got := t.region(c, n)
+		wg.Go(func() {
+			if _, err := c.Connect(t.ctx, server.Addr(), token); err != nil {
+				t.Errorf("connect: %v", err)
+				return
+			}
+			for k := range uint32(rounds) {
+				clear(got)
+				f := rdma.NewFlag()
+				if _, err := c.ExpectImm(rdma.Expect{Imm: k, Count: 1, From: []rdma.EngineID{server.Addr().Engine}, Done: f.Set}); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := server.Write(t.ctx, rdma.Write{Src: src, SrcOffset: i, Dst: r.Desc(), Len: n, Imm: rdma.ImmOf(k)}); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := f.Wait(t.ctx); err != nil {
+					t.Error(err)
+					return
+				}
+				if !bytes.Equal(got, mem[i:i+n]) {
+					t.Errorf("peer %d, round %d: other bytes", i, k)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(server.Peers()); n != peers {
+		t.Errorf("%d peers", n)
+	}
+}
+
+// Two engines that write to each other as fast as they can do not stall.
+func testBothWays(t *env) {
+	a, b := t.pair()
+	const n, rounds = 256 << 10, 200
+	var wg sync.WaitGroup
+	for _, dir := range []struct{ from, to rdma.Engine }{{a, b}, {b, a}} {
+		src, mem := t.random(dir.from, n)
+		dst, got := t.region(dir.to, 16*n)
+		places := slotsOf(16, n)
+		for range 2 {
+			wg.Go(func() {
+				for range rounds {
+					off := <-places
+					if err := dir.from.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: n, Done: func(err error) {
+						if err != nil {
+							t.Errorf("write: %v", err)
+						}
+						places <- off
+					}}); err != nil {
+						t.Errorf("submit: %v", err)
+						return
+					}
+				}
+			})
+		}
+		defer func() {
+			t.must(src.Close(t.ctx))
+			for i := range 16 {
+				if !bytes.Equal(mem, got[i*n:(i+1)*n]) {
+					t.Error("other bytes")
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+// What is in flight to a peer is bounded: NoWait answers ErrBusy, a context that
+// ends ends the wait, and room comes back.
+func testBudget(t *env) {
+	const n = 1 << 20
+	server := t.engine(Config{Listen: true, InFlightOps: 4, InFlightBytes: 2 * n})
+	client := t.engine(Config{})
+	t.connect(client, server)
+	src, _ := t.random(server, 4*n)
+	dst, _ := t.region(client, 32*4*n)
+	places := slotsOf(32, 4*n)
+	var submitted, ended atomic.Int64
+	write := func(ctx context.Context, n uint64, noWait bool) error {
+		off := <-places
+		submitted.Add(1)
+		err := server.Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: n, NoWait: noWait, Done: func(err error) {
+			if err != nil {
+				t.Errorf("write: %v", err)
+			}
+			ended.Add(1)
+			places <- off
+		}})
+		if err != nil {
+			submitted.Add(-1)
+			places <- off
+		}
+		return err
+	}
+	busy := false
+	for range 10000 {
+		err := write(t.ctx, n, true)
+		if errors.Is(err, rdma.ErrBusy) {
+			busy = true
+			break
+		}
+		t.must(err)
+		if p := server.Peers()[0]; p.InFlightOps > 4 || p.InFlightBytes > 2*n {
+			t.Fatalf("in flight: %+v", p)
+		}
+	}
+	if !busy {
+		t.Error("the budget was never used up")
+	}
+	// One larger than the whole budget is let in alone, and waiters are served.
+	var wg sync.WaitGroup
+	for i := range uint64(8) {
+		wg.Go(func() {
+			for range 5 {
+				if err := write(t.ctx, n*(i%4+1), false); err != nil {
+					t.Errorf("submit: %v", err)
+				}
+			}
+		})
+		// Impatient ones leave the queue without a trace.
+		wg.Go(func() {
+			ctx, cancel := context.WithCancel(t.ctx)
+			go cancel()
+			if err := write(ctx, n, false); err != nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("submit: %v", err)
+			}
+		})
+	}
+	wg.Wait()
+	t.must(src.Close(t.ctx)) // waits for all of them
+	t.roundTrip(server, client)
+	if ended.Load() != submitted.Load() {
+		t.Errorf("%d submitted, %d ended", submitted.Load(), ended.Load())
+	}
+	if st := server.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 {
+		t.Errorf("in flight at the end: %+v", st)
+	}
+}
+
+// floodOps is how many operations a flood has in flight, floodBytes their size.
+const floodOps, floodBytes = 16, 1 << 20
+
+// flood submits writes until one is not taken. start is closed with the first
+// that ended well; wait returns when all have ended and checks how.
+func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, wait func()) {
+	src, _ := t.random(e, floodBytes)
+	dst, _ := t.region(target, (floodOps+4)*floodBytes)
+	places := slotsOf(floodOps+4, floodBytes)
+	start = make(chan struct{})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var once sync.Once
+	calls := make(map[int]int) // of done, by operation
+	one := func() error {
+		off := <-places
+		mu.Lock()
+		id := len(calls)
+		calls[id] = 0
+		mu.Unlock()
+		err := e.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: floodBytes, Done: func(err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[id]++
+			if err == nil {
+				once.Do(func() { close(start) })
+			} else if !errors.Is(err, allowed) {
+				t.Errorf("ended with %v", err)
+			}
+			places <- off
+		}})
+		if err != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[id]++ // so that a call of done shows
+		}
+		return err
+	}
+	for range 4 {
+		wg.Go(func() {
+			for {
+				if err := one(); err != nil {
+					if !errors.Is(err, allowed) && !errors.Is(err, rdma.ErrNoPeer) {
+						t.Errorf("submit: %v", err)
+					}
+					return
+				}
+			}
+		})
+	}
+	return start, func() {
+		wg.Wait()
+		t.must(src.Close(t.ctx)) // every operation that reads from it has ended
+		t.must(e.Close())
+		mu.Lock()
+		defer mu.Unlock()
+		for id, c := range calls {
+			if c != 1 {
+				t.Errorf("operation %d ended %d times", id, c)
+			}
+		}
+	}
+}
+
+// Close ends each operation in flight exactly once.
+func testCloseInFlight(t *env) {
+	server, client := t.engine(Config{Listen: true, InFlightOps: floodOps}), t.engine(Config{})
+	t.connect(client, server)
+	expected, _ := t.expect(server, 1, 1, client.Addr().Engine)
+	start, wait := t.flood(server, client, rdma.ErrClosed)
+	<-start
+	t.must(server.Close())
+	wait()
+	t.wantErr(t.wait(expected), rdma.ErrClosed)
+}
+
+// The end of the peer ends each operation in flight exactly once, and is told.
+func testPeerCloses(t *env) {
+	down := make(chan error, 1)
+	server := t.engine(Config{Listen: true, InFlightOps: floodOps, OnPeerDown: func(_ rdma.EngineID, err error) { down <- err }})
+	client := t.engine(Config{})
+	t.connect(client, server)
+	start, wait := t.flood(server, client, rdma.ErrPeerDied)
+	<-start
+	t.must(client.Close())
+	select {
+	case err := <-down:
+		t.wantErr(err, rdma.ErrPeerDied)
+	case <-t.ctx.Done():
+		t.Fatal("nobody was told")
+	}
+	if len(server.Peers()) != 0 {
+		t.Error("the peer is still there")
+	}
+	wait()
+}
+
+// A session that was ended can be opened again, and old descriptors still work.
+func testReconnect(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(server, 1000)
+	dst, _ := t.region(client, 1000)
+	for range 10 {
+		t.must(t.write(server, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1000}))
+		client.Disconnect(server.Addr().Engine)
+		t.wantErr(client.Send(t.ctx, server.Addr().Engine, nil, nil), rdma.ErrNoPeer)
+		t.connect(client, server)
+		t.roundTrip(client, server)
+	}
+	client.Disconnect(rdma.EngineID{1})
+}
+
+// A closed engine says so, and may be closed again.
+func testAfterClose(t *env) {
+	server, client := t.pair()
+	src, _ := t.random(client, 100)
+	dst, _ := t.region(server, 100)
+	win, err := src.Window(0, 10)
+	t.must(err)
+	t.must(client.Close())
+	t.must(client.Close())
+	t.wantErr(client.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1}), rdma.ErrClosed)
+	t.wantErr(client.Send(t.ctx, server.Addr().Engine, nil, nil), rdma.ErrClosed)
+	t.wantErr(client.Recv(1, 1, func(rdma.EngineID, []byte) {}), rdma.ErrClosed)
+	_, err = client.Connect(t.ctx, server.Addr(), token)
+	t.wantErr(err, rdma.ErrClosed)
+	_, err = client.Register(make([]byte, 1), rdma.RegisterOptions{})
+	t.wantErr(err, rdma.ErrClosed)
+	_, err = client.ExpectImm(rdma.Expect{Imm: 1, Count: 1})
+	t.wantErr(err, rdma.ErrClosed)
+	t.must(win.Revoke(t.ctx))
+	t.must(src.Close(t.ctx))
+}

@@ -1,0 +1,347 @@
+package tcp
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// The benchmarks write from this process to another, which is this test binary
+// again, over loopback: one process for both ends would hide half of the
+// scheduling.
+
+// sinkEnv makes the test binary a sink.
+const sinkEnv = "PENSTOCK_TCP_TEST_SINK"
+
+// TestMain runs the sink where sinkEnv asks for it.
+func TestMain(m *testing.M) {
+	if os.Getenv(sinkEnv) != "" {
+		if err := runSink(); err != nil {
+			fmt.Fprintln(os.Stderr, "sink:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// testToken is the token of every engine in the tests.
+const testToken = "0123456789abcdef"
+
+// arenaBytes is the memory on each side of a benchmark: larger than the caches,
+// and walked through, as a store's arena would be.
+const arenaBytes = 64 << 20
+
+// newArena returns memory outside of the Go heap, in huge pages where the
+// kernel gives them, and touched.
+func newArena(tb testing.TB, n int) []byte {
+	mem, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		tb.Fatalf("mmap %d bytes: %v", n, err)
+	}
+	_ = syscall.Madvise(mem, 14 /* MADV_HUGEPAGE */)
+	for i := 0; i < n; i += 4096 {
+		mem[i] = byte(i >> 12)
+	}
+	tb.Cleanup(func() { _ = syscall.Munmap(mem) })
+	return mem
+}
+
+// runSink is the other process: it listens, offers an arena, prints how to
+// reach it, and ends with its standard input.
+func runSink() error {
+	tb := &sinkTB{}
+	e, err := New(context.Background(), Options{Listen: "127.0.0.1:0", Token: rdma.Token(testToken)})
+	if err != nil {
+		return err
+	}
+	r, err := e.Register(newArena(tb, arenaBytes), rdma.RegisterOptions{})
+	if err != nil {
+		return err
+	}
+	b, err := r.Desc().MarshalBinary()
+	if err != nil {
+		return err
+	}
+	fmt.Println(base64.StdEncoding.EncodeToString(b))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	var ru syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
+		return err
+	}
+	fmt.Println(ru.Utime.Nano() + ru.Stime.Nano())
+	return e.Close()
+}
+
+// sinkTB is what newArena needs of a testing.TB, in the sink.
+type sinkTB struct{ testing.TB }
+
+func (*sinkTB) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (*sinkTB) Cleanup(func())                    {}
+
+// startSink starts the other process and returns the Desc of its memory. stop
+// ends it and returns the CPU time it took.
+func startSink(tb testing.TB) (_ rdma.Desc, stop func() time.Duration, _ *os.Process) {
+	tb.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), sinkEnv+"=1")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() {
+		tb.Fatal("the sink printed no address")
+	}
+	raw, err := base64.StdEncoding.DecodeString(lines.Text())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var d rdma.Desc
+	if err := d.UnmarshalBinary(raw); err != nil {
+		tb.Fatal(err)
+	}
+	stopped := false
+	var cpu time.Duration
+	stop = func() time.Duration {
+		if stopped {
+			return cpu
+		}
+		stopped = true
+		_ = in.Close()
+		for lines.Scan() {
+			if n, err := strconv.ParseInt(lines.Text(), 10, 64); err == nil {
+				cpu = time.Duration(n)
+			}
+		}
+		_ = cmd.Wait()
+		return cpu
+	}
+	tb.Cleanup(func() { stop() })
+	return d, stop, cmd.Process
+}
+
+// flow writes blocks of one size to a sink with a fixed number in flight.
+type flow struct {
+	e    *Engine
+	src  rdma.Region
+	dst  rdma.Desc
+	size uint64
+	// page, if not zero, makes each block a paged write of pages of that size,
+	// in reverse order, so that no two neighbours merge.
+	page  uint64
+	depth int
+	slots chan struct{}
+	fails atomic.Int64
+	done  func(error)
+	next  uint64
+	a, b  []uint32
+}
+
+// newFlow connects to the sink.
+func newFlow(tb testing.TB, dst rdma.Desc, conns int, size, page uint64, depth int) *flow {
+	tb.Helper()
+	e, err := New(context.Background(), Options{Conns: conns})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = e.Close() })
+	if _, err := e.Connect(context.Background(), dst.Addr(), rdma.Token(testToken)); err != nil {
+		tb.Fatal(err)
+	}
+	src, err := e.Register(newArena(tb, arenaBytes), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f := &flow{e: e, src: src, dst: dst, size: size, page: page, depth: depth, slots: make(chan struct{}, depth)}
+	f.done = func(err error) {
+		if err != nil {
+			f.fails.Add(1)
+		}
+		<-f.slots
+	}
+	return f
+}
+
+// one submits one block, when there is room.
+func (f *flow) one(ctx context.Context) error {
+	f.slots <- struct{}{}
+	off := f.next
+	if f.next += f.size; f.next+f.size > arenaBytes {
+		f.next = 0
+	}
+	if f.page == 0 {
+		return f.e.Write(ctx, rdma.Write{Src: f.src, SrcOffset: off, Dst: f.dst, DstOffset: off, Len: f.size, Done: f.done})
+	}
+	if f.a == nil {
+		for i := range uint32(f.size / f.page) {
+			f.a = append(f.a, i)
+			f.b = append(f.b, uint32(f.size/f.page)-1-i)
+		}
+	}
+	return f.e.WritePaged(ctx, rdma.PagedWrite{
+		PageLen: f.page, Src: f.src, SrcPages: rdma.Pages{Indices: f.a, Stride: f.page, Offset: off},
+		Dst: f.dst, DstPages: rdma.Pages{Indices: f.b, Stride: f.page, Offset: off}, Done: f.done,
+	})
+}
+
+// drain waits for what is in flight.
+func (f *flow) drain(tb testing.TB) {
+	for range f.depth {
+		f.slots <- struct{}{}
+	}
+	for range f.depth {
+		<-f.slots
+	}
+	if n := f.fails.Load(); n > 0 {
+		tb.Fatalf("%d writes failed", n)
+	}
+}
+
+// BenchmarkWrite is the rate of single writes.
+func BenchmarkWrite(b *testing.B) {
+	for _, bm := range []struct {
+		size  uint64
+		conns int
+		depth int
+	}{
+		{1 << 10, 4, 64}, {64 << 10, 4, 16}, {256 << 10, 4, 8}, {1 << 20, 1, 4}, {1 << 20, 4, 4}, {4 << 20, 1, 4}, {4 << 20, 4, 1}, {4 << 20, 4, 4}, {32 << 20, 4, 2},
+	} {
+		b.Run(fmt.Sprintf("size=%dKiB/conns=%d/depth=%d", bm.size>>10, bm.conns, bm.depth), func(b *testing.B) {
+			runFlow(b, bm.conns, bm.size, 0, bm.depth)
+		})
+	}
+}
+
+// BenchmarkWritePaged is the rate of paged writes of 1 MiB.
+func BenchmarkWritePaged(b *testing.B) {
+	for _, page := range []uint64{1 << 10, 16 << 10, 64 << 10} {
+		b.Run(fmt.Sprintf("page=%dKiB", page>>10), func(b *testing.B) { runFlow(b, 4, 1<<20, page, 4) })
+	}
+}
+
+// runFlow is one benchmark.
+func runFlow(b *testing.B, conns int, size, page uint64, depth int) {
+	dst, stop, _ := startSink(b)
+	f := newFlow(b, dst, conns, size, page, depth)
+	b.SetBytes(int64(size))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := f.one(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+	f.drain(b)
+	stop()
+}
+
+// rate is GiB/s of a flow over about d, with the CPU of this process in ms/GiB.
+func (f *flow) rate(tb testing.TB, d time.Duration) float64 {
+	start, n := time.Now(), uint64(0)
+	for time.Since(start) < d {
+		if err := f.one(context.Background()); err != nil {
+			tb.Fatal(err)
+		}
+		n++
+	}
+	f.drain(tb)
+	return float64(n*f.size) / (1 << 30) / time.Since(start).Seconds()
+}
+
+// iperf runs iperf3 with the same connections and block size, in GiB/s, for a
+// whole number of seconds.
+func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) float64 {
+	tb.Helper()
+	server := exec.Command("iperf3", "-s", "-1", "-p", strconv.Itoa(port), "-B", "127.0.0.1", "--forceflush")
+	out, err := server.StdoutPipe()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	defer func() { _ = server.Process.Kill(); _ = server.Wait() }()
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && !strings.Contains(lines.Text(), "listening") {
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	raw, err := exec.Command("iperf3", "-c", "127.0.0.1", "-p", strconv.Itoa(port), "-P", strconv.Itoa(conns),
+		"-C", "cubic", "-l", strconv.FormatUint(min(size, 1<<20), 10), "-t", strconv.Itoa(int(d.Seconds())), "-J").Output()
+	if err != nil {
+		tb.Fatalf("iperf3: %v: %s", err, raw)
+	}
+	var r struct {
+		End struct {
+			Sum struct {
+				Rate float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		}
+	}
+	if err := json.Unmarshal(raw, &r); err != nil {
+		tb.Fatal(err)
+	}
+	return r.End.Sum.Rate / 8 / (1 << 30)
+}
+
+// BenchmarkAgainstIperf3 alternates our writes and iperf3, with the same number
+// of connections, and reports the median of the ratios of neighbours.
+func BenchmarkAgainstIperf3(b *testing.B) {
+	if _, err := exec.LookPath("iperf3"); err != nil {
+		b.Skip("iperf3 is not installed: apt-get install iperf3")
+	}
+	const round = time.Second
+	for i, bm := range []struct {
+		size  uint64
+		conns int
+		depth int
+	}{{1 << 20, 1, 4}, {1 << 20, 4, 4}, {4 << 20, 1, 4}, {4 << 20, 4, 4}} {
+		b.Run(fmt.Sprintf("size=%dMiB/conns=%d", bm.size>>20, bm.conns), func(b *testing.B) {
+			dst, stop, _ := startSink(b)
+			f := newFlow(b, dst, bm.conns, bm.size, 0, bm.depth)
+			f.rate(b, round)
+			var ratios, ours, theirs []float64
+			for b.Loop() {
+				theirs = append(theirs, iperf(b, bm.conns, bm.size, round, 29400+i))
+				ours = append(ours, f.rate(b, round))
+				ratios = append(ratios, ours[len(ours)-1]/theirs[len(theirs)-1])
+			}
+			stop()
+			b.ReportMetric(median(ratios), "of-iperf3")
+			b.ReportMetric(median(ours), "GiB/s")
+			b.ReportMetric(median(theirs), "iperf3-GiB/s")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// median returns the middle value.
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return v[len(v)/2]
+}

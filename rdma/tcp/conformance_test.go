@@ -1,0 +1,36 @@
+package tcp
+
+import (
+	"testing"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
+)
+
+func TestConformance(t *testing.T) {
+	rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine {
+		return newEngine(t, optionsOf(c))
+	})
+}
+
+// optionsOf turns the suite's wishes into options.
+func optionsOf(c rdmatest.Config) Options {
+	o := Options{
+		Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes,
+		EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown,
+	}
+	if c.Listen {
+		o.Listen = "127.0.0.1:0"
+	}
+	return o
+}
+
+// newEngine starts an engine.
+func newEngine(t testing.TB, o Options) *Engine {
+	t.Helper()
+	e, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
