@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -48,9 +50,10 @@ type Node struct {
 	// it.
 	nsMu sync.Mutex
 
+	nextReserve atomic.Uint64
+
 	mu           sync.Mutex
 	reservations map[ReservationID]*Reservation
-	nextReserve  ReservationID
 }
 
 // Recovery says what Open found.
@@ -83,6 +86,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		reclaim:      make(chan struct{}, 1),
 	}
 	n.room.node = n
+	n.room.batchBytes = min(roomBatchBytes, n.store.Stats().CapacityBytes/roomBatchShare)
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}
@@ -179,8 +183,31 @@ func (n *Node) Close(ctx context.Context) error {
 			return
 		}
 		n.hot.drop(-1)
+		if invariants.Enabled || n.opts.CheckOnClose {
+			n.closeErr = n.check()
+		}
 		// Data first, index second: data-before-index holds at every instant.
-		n.closeErr = errors.Join(n.store.Close(ctx), n.index.Sync(), n.index.Close())
+		n.closeErr = errors.Join(n.closeErr, n.store.Close(ctx), n.index.Sync(), n.index.Close())
 	})
 	return n.closeErr
+}
+
+// check verifies the invariants of index and store and that they agree. Nothing
+// else may be going on.
+func (n *Node) check() error {
+	errs := []error{n.index.Check()}
+	for _, f := range n.store.Check(n.liveRefs()) {
+		errs = append(errs, fmt.Errorf("storage: %s: %v: %s", f.Invariant, f.Ref, f.Detail))
+	}
+	return errors.Join(errs...)
+}
+
+func (n *Node) liveRefs() iter.Seq[kv.Ref] {
+	return func(yield func(kv.Ref) bool) {
+		for ref := range n.index.Refs() {
+			if !yield(ref) {
+				return
+			}
+		}
+	}
 }

@@ -69,6 +69,9 @@ type Options struct {
 	// was read last, so that the next reader needs no device. Default: all of it
 	// but for a quarter; negative: none.
 	HotBytes int64
+	// CheckOnClose makes Close verify that index and store agree, which takes a
+	// look at every piece; it is always on under the build tag invariants.
+	CheckOnClose bool
 	// Logger takes what a person should act on. Default: discard.
 	Logger *slog.Logger
 	// Now is the clock. Default: time.Now.

@@ -30,6 +30,10 @@ type ReserveRequest struct {
 	// group they are in order of blocks.
 	Pieces []PieceRef
 	Class  trie.Class
+	// Attach, if set, is called with a reservation that has granted pieces
+	// before anyone else can see it: to open a transfer window over its memory
+	// and to call OnEnd. If it fails, the reservation is undone.
+	Attach func(*Reservation) error
 }
 
 // Grant is the answer for one piece.
@@ -152,7 +156,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	if r.Granted == 0 {
 		return r, nil
 	}
-	return r, n.open(ctx, r, total)
+	return r, n.open(ctx, r, total, req.Attach)
 }
 
 // admitWrite refuses what need not be looked at further.
@@ -188,7 +192,7 @@ func (r *Reservation) entry(p PieceRef) trie.Entry {
 }
 
 // open lends the memory and enters the reservation in the table.
-func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64) error {
+func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach func(*Reservation) error) error {
 	if !n.writeBytes.TryAcquire(sizeBytes) {
 		return fmt.Errorf("%w: writers hold half of the arena", ErrBusy)
 	}
@@ -198,16 +202,31 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64) error 
 		return err
 	}
 	r.buf, r.held = buf, sizeBytes
+	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
+	if attach != nil {
+		if err := attach(r); err != nil {
+			n.end(r)
+			return err
+		}
+	}
+	if err := n.enter(r); err != nil {
+		n.end(r)
+		return err
+	}
+	return nil
+}
+
+// enter puts the reservation into the table, if there is room.
+func (n *Node) enter(r *Reservation) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.reservations) >= n.opts.ReservationsMax || n.draining.Load() {
-		n.writeBytes.Release(sizeBytes)
-		buf.Release()
+	if n.draining.Load() {
+		return ErrDraining
+	}
+	if len(n.reservations) >= n.opts.ReservationsMax {
 		return fmt.Errorf("%w: %d reservations are open", ErrBusy, len(n.reservations))
 	}
-	n.nextReserve++
-	r.ID = n.nextReserve
 	n.reservations[r.ID] = r
 	return nil
 }

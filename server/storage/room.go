@@ -17,8 +17,10 @@ const (
 	// store is full: other writers may take what it freed.
 	roomAttempts = 4
 	// roomBatchBytes is the least that one round of eviction frees, so that a
-	// steady stream of writers pays for a round once in a while only.
+	// steady stream of writers pays for a round once in a while only; it is less
+	// in a small store, where it would be a noticeable share of the cache.
 	roomBatchBytes = 16 << 20
+	roomBatchShare = 256
 	// reclaimBatch is how many pieces one step of reclaiming takes out of the
 	// index; it bounds the time that the index is locked.
 	reclaimBatch = 512
@@ -27,8 +29,9 @@ const (
 // A roomMaker frees slots for writers, one round at a time: writers that come
 // while a round runs wait for it and then look again.
 type roomMaker struct {
-	node *Node
-	mu   sync.Mutex
+	node       *Node
+	batchBytes int64
+	mu         sync.Mutex
 }
 
 // make evicts until count slots of the layout should be free. The policy's
@@ -44,7 +47,7 @@ func (r *roomMaker) make(ctx context.Context, layout ondisk.Layout, count int) e
 	if free, err := n.probe(ctx, layout, count); err != nil || free {
 		return err
 	}
-	want := max(layout.SlotBytes()*int64(count), min(roomBatchBytes, int64(len(n.opts.Arena.Bytes()))))
+	want := max(layout.SlotBytes()*int64(count), r.batchBytes)
 	// Slots of deleted blocks and old epochs cost nobody a hit.
 	if _, err := n.reclaimStep("epoch"); err != nil {
 		return err

@@ -1,0 +1,274 @@
+package storage_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// rig is a node over memory that can be crashed, closed and opened again.
+type rig struct {
+	t       testing.TB
+	devices []blockio.Device
+	index   vfs.FS
+	opts    rigOptions
+
+	node  *storage.Node
+	trie  *trie.Trie
+	store *blockstore.Store
+	arena *arena.Arena
+	stats *metrics.Node
+}
+
+type rigOptions struct {
+	capacityBytes, segmentBytes, arenaBytes int64
+	durability                              blockstore.Durability
+	edit                                    func(*storage.Options)
+	now                                     func() time.Time
+}
+
+func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
+	t.Helper()
+	if opts.capacityBytes == 0 {
+		opts.capacityBytes = 16 << 20
+	}
+	if opts.segmentBytes == 0 {
+		opts.segmentBytes = 1 << 20
+	}
+	if opts.arenaBytes == 0 {
+		opts.arenaBytes = 8 << 20
+	}
+	if len(devices) == 0 {
+		devices = []blockio.Device{memio.New(memio.Options{})}
+	}
+	r := &rig{t: t, devices: devices, index: vfs.NewCrashableMem(), opts: opts}
+	r.open()
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *rig) open() {
+	r.t.Helper()
+	if err := r.tryOpen(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) tryOpen() error {
+	ctx := context.Background()
+	store, err := blockstore.Open(ctx, blockstore.Options{
+		Devices:       r.devices,
+		Identity:      "test",
+		CapacityBytes: r.opts.capacityBytes,
+		SegmentBytes:  r.opts.segmentBytes,
+	})
+	if err != nil {
+		return err
+	}
+	index, err := trie.Open(trie.Options{
+		Dir:           "index",
+		FS:            r.index,
+		MemTableBytes: 256 << 10,
+		CacheBytes:    1 << 20,
+		SlotBytes: func(g kv.Geometry, group int) int64 {
+			l, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)
+			if err != nil {
+				return g.PieceBytes(group)
+			}
+			return l.SlotBytes()
+		},
+	})
+	if err != nil {
+		return errors.Join(err, store.Close(ctx))
+	}
+	if r.arena == nil {
+		if r.arena, err = arena.New(arena.Options{SizeBytes: r.opts.arenaBytes}); err != nil {
+			return err
+		}
+	}
+	r.stats = metrics.NewNode(prometheus.NewRegistry())
+	o := storage.Options{
+		Index: index, Store: store, Arena: r.arena, Metrics: r.stats,
+		Durability: r.opts.durability, Now: r.opts.now, CheckOnClose: true,
+		LoadBytesMax: 4 << 20, WriteBytesMax: 2 << 20,
+	}
+	if r.opts.edit != nil {
+		r.opts.edit(&o)
+	}
+	r.trie, r.store = index, store
+	r.node, err = storage.Open(ctx, o)
+	return err
+}
+
+// close shuts the node down and checks that nothing was left behind.
+func (r *rig) close() {
+	if r.node == nil {
+		return
+	}
+	if r.t.Failed() {
+		r.node = nil
+		return
+	}
+	if err := r.node.Close(context.Background()); err != nil {
+		r.t.Errorf("close: %v", err)
+	}
+	r.node = nil
+	if err := r.arena.Close(); err != nil {
+		r.t.Errorf("arena: %v", err)
+	}
+	r.arena = nil
+}
+
+// namespace creates a namespace.
+func (r *rig) namespace(name string, g kv.Geometry, edit ...func(*kv.Namespace)) kv.Namespace {
+	r.t.Helper()
+	def := kv.Namespace{Name: name, Geometry: g, Index: kv.IndexTrie}
+	for _, f := range edit {
+		f(&def)
+	}
+	ns, err := r.node.CreateNamespace(context.Background(), def)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ns
+}
+
+// content fills buf with what the block must hold: it follows from the id and
+// the group alone, so any bytes read can be judged without a record of writes.
+func content(id kv.BlockID, epoch kv.Epoch, group int, buf []byte) {
+	seed := binary.LittleEndian.Uint64(id[:8]) ^ uint64(epoch)<<32 ^ uint64(group)<<56
+	rng := rand.New(rand.NewPCG(seed, binary.LittleEndian.Uint64(id[8:])))
+	for len(buf) >= 8 {
+		binary.LittleEndian.PutUint64(buf, rng.Uint64())
+		buf = buf[8:]
+	}
+	for i := range buf {
+		buf[i] = byte(rng.Uint64())
+	}
+}
+
+// chain returns the ids of a prompt of n blocks that is named by its seeds: two
+// prompts share the blocks before the first seed in which they differ, each seed
+// standing for `per` blocks.
+func chain(ns kv.Namespace, per int, seeds ...int) []kv.BlockID {
+	c, err := ns.Chain()
+	if err != nil {
+		panic(err)
+	}
+	var tokens []kv.Token
+	for _, s := range seeds {
+		for i := range per * ns.Geometry.BlockTokens {
+			tokens = append(tokens, kv.Token(s*1_000_003+i))
+		}
+	}
+	ids, _ := c.Append(nil, tokens)
+	return ids
+}
+
+// put stores the blocks of the chain from first on and returns the outcomes.
+func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storage.PieceRef) ([]storage.StoredPiece, error) {
+	ctx := context.Background()
+	req := storage.ReserveRequest{Namespace: ns.Name, Epoch: ns.Epoch, Geometry: ns.Geometry.Digest(), IDs: ids[first:], Pieces: pieces}
+	if first > 0 && ns.Index != kv.IndexFlat {
+		req.Parent = ids[first-1]
+	}
+	res, err := r.node.Reserve(ctx, req)
+	if err != nil || res.ID == 0 {
+		return nil, err
+	}
+	var sums []storage.PieceSums
+	for _, g := range res.Grants {
+		if g.Status != trie.Added {
+			continue
+		}
+		payload := res.Bytes()[g.Offset:][:ns.Geometry.PieceBytes(g.Group)]
+		content(ids[first+g.Block], ns.Epoch, g.Group, payload)
+		sums = append(sums, storage.PieceSums{PieceRef: g.PieceRef, LayerSums: ondisk.AppendLayerSums(nil, payload, ns.Geometry.Groups[g.Group].Layers)})
+	}
+	return r.node.Commit(ctx, res.ID, sums, nil)
+}
+
+// mustPut stores the whole chain.
+func (r *rig) mustPut(ns kv.Namespace, ids []kv.BlockID) {
+	r.t.Helper()
+	stored, err := r.put(ns, ids, 0)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range stored {
+		if !s.Stored && s.Reason != "exists" {
+			r.t.Fatalf("block %d: %s: %v", s.Block, s.Reason, s.Err)
+		}
+	}
+}
+
+// load reads the chain and fails the test if any byte is wrong. It returns how
+// many pieces were delivered.
+func (r *rig) load(ns kv.Namespace, ids []kv.BlockID, edit ...func(*storage.LoadRequest)) (storage.LoadResult, int) {
+	r.t.Helper()
+	result, delivered, err := r.tryLoad(context.Background(), ns, ids, edit...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return result, delivered
+}
+
+func (r *rig) tryLoad(ctx context.Context, ns kv.Namespace, ids []kv.BlockID, edit ...func(*storage.LoadRequest)) (storage.LoadResult, int, error) {
+	req := storage.LoadRequest{Namespace: ns.Name, IDs: ids}
+	for _, f := range edit {
+		f(&req)
+	}
+	var mu sync.Mutex
+	got := map[storage.PieceRef][]byte{}
+	result, err := r.node.Load(ctx, req, func(_ context.Context, parts []storage.Part) {
+		for i := range parts {
+			p := &parts[i]
+			mu.Lock()
+			buf := got[p.PieceRef]
+			if need := int(p.At) + len(p.Bytes); len(buf) < need {
+				buf = append(buf, make([]byte, need-len(buf))...)
+			}
+			copy(buf[p.At:], p.Bytes)
+			got[p.PieceRef] = buf
+			mu.Unlock()
+			p.Done(nil)
+		}
+	})
+	if err != nil {
+		return result, 0, err
+	}
+	delivered := 0
+	for _, p := range result.Pieces {
+		if p.State != storage.Delivered {
+			continue
+		}
+		delivered++
+		want := make([]byte, ns.Geometry.PieceBytes(p.Group))
+		content(ids[p.Block], result.Match.Epoch, p.Group, want)
+		layer := ns.Geometry.LayerBytes(p.Group)
+		from := int64(req.FirstLayer) * layer
+		to := from + int64(len(p.LayerSums))*layer
+		if !bytes.Equal(got[p.PieceRef], want[from:to]) {
+			r.t.Errorf("WRONG BYTES in block %d, group %d of %s", p.Block, p.Group, ns.Name)
+		}
+	}
+	return result, delivered, nil
+}

@@ -1,0 +1,305 @@
+package storage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// rebuildBatch is how many entries one Put of a rebuild has.
+const rebuildBatch = 1024
+
+// IndexLost reports whether the index is new although the volumes know
+// namespaces: it was lost. Such a store must be rebuilt before Open, which
+// frees every slot that the index does not refer to.
+func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
+	c, err := decodeCatalogue(store.Catalogue())
+	if err != nil {
+		return false, err
+	}
+	return len(c.Namespaces) > 0 && index.Fresh(), nil
+}
+
+// RebuildOptions are what a rebuild needs.
+type RebuildOptions struct {
+	// Store is open and not Ready.
+	Store *blockstore.Store
+	// Index is fresh (trie.Trie.Fresh). Nil only counts what would be indexed.
+	Index *trie.Trie
+	// Verify reads the payloads too and leaves out blocks with a broken layer,
+	// which are otherwise noticed when they are read.
+	Verify bool
+	// Progress, if not nil, is called now and then with the file bytes that have
+	// been looked at, those of all segments, and the pieces found so far.
+	Progress func(doneBytes, totalBytes, found int64)
+	Logger   *slog.Logger
+}
+
+// RebuildReport says what a rebuild found.
+type RebuildReport struct {
+	// Namespaces are those of the catalogue.
+	Namespaces int
+	// Scan is what reading the slot headers saw.
+	Scan blockstore.ScanStats
+	// Indexed pieces are matchable now, or would be.
+	Indexed int64
+	// The others were left out: of a namespace that the catalogue does not have,
+	// of an earlier epoch, of another geometry than the namespace's, older copies
+	// of a piece, without an ancestor, or refused by the index (quota).
+	Deleted, OldEpoch, Geometry, Copies, Orphans, Refused int64
+	Took                                                  time.Duration
+}
+
+// found is one slot that holds a piece of a current epoch.
+type found struct {
+	id, parent kv.BlockID
+	ref        kv.Ref
+	group      uint8
+	class      ondisk.Class
+	state      foundState
+}
+
+type foundState uint8
+
+const (
+	// waiting: not looked at yet.
+	waiting foundState = iota
+	// climbing: its ancestors are being looked at; met again, it is its own
+	// ancestor, and an orphan.
+	climbing
+	placed
+	orphan
+)
+
+// pieceName is what is unique in one namespace and epoch.
+type pieceName struct {
+	id    kv.BlockID
+	group uint8
+}
+
+// rebuild is one rebuild under way.
+type rebuild struct {
+	opts    RebuildOptions
+	report  RebuildReport
+	defs    map[kv.NamespaceID]kv.Namespace
+	digests map[kv.NamespaceID]kv.GeometryDigest
+	found   map[kv.NamespaceID][]found
+	// highest is the highest namespace id seen anywhere.
+	highest kv.NamespaceID
+}
+
+// Rebuild makes the index from the slots' headers and the catalogue alone. The
+// newest slot of each piece counts. A block that had been evicted or deleted
+// shortly before may be matchable again: its bytes are those that were written
+// for it, in the current epoch of its namespace.
+func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
+	start := time.Now()
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	c, err := decodeCatalogue(opts.Store.Catalogue())
+	if err != nil {
+		return RebuildReport{}, err
+	}
+	r := &rebuild{
+		opts:    opts,
+		defs:    make(map[kv.NamespaceID]kv.Namespace),
+		digests: make(map[kv.NamespaceID]kv.GeometryDigest),
+		found:   make(map[kv.NamespaceID][]found),
+	}
+	for _, def := range c.Namespaces {
+		r.defs[def.ID], r.digests[def.ID] = def, def.Geometry.Digest()
+		r.highest = max(r.highest, def.ID)
+	}
+	r.report.Namespaces = len(c.Namespaces)
+	if err := r.scan(ctx); err != nil {
+		return r.report, fmt.Errorf("storage: rebuild: %w", err)
+	}
+	if opts.Index != nil {
+		if err := opts.Index.Restore(c.Namespaces, r.highest); err != nil {
+			return r.report, fmt.Errorf("storage: rebuild: %w", err)
+		}
+	}
+	for _, def := range c.Namespaces {
+		if err := r.index(ctx, def); err != nil {
+			return r.report, fmt.Errorf("storage: rebuild namespace %q: %w", def.Name, err)
+		}
+	}
+	if opts.Index != nil {
+		if err := opts.Index.Sync(); err != nil {
+			return r.report, fmt.Errorf("storage: rebuild: %w", err)
+		}
+	}
+	r.report.Took = time.Since(start)
+	return r.report, nil
+}
+
+// scan collects the slots that hold pieces of current epochs.
+func (r *rebuild) scan(ctx context.Context) (err error) {
+	var count int64
+	opts := blockstore.ScanOptions{Verify: r.opts.Verify}
+	if r.opts.Progress != nil {
+		opts.Progress = func(done, total int64) { r.opts.Progress(done, total, count) }
+	}
+	r.report.Scan, err = r.opts.Store.Scan(ctx, opts, func(ref kv.Ref, h *ondisk.SlotHeader) error {
+		r.highest = max(r.highest, h.Namespace)
+		if r.wanted(h) {
+			count++
+			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, group: h.Group, class: h.Class})
+		}
+		return nil
+	})
+	return err
+}
+
+// wanted reports whether the slot holds a piece of a namespace as it is now, and
+// counts it if not.
+func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
+	def, ok := r.defs[h.Namespace]
+	switch {
+	case !ok:
+		r.report.Deleted++
+	case h.Epoch != def.Epoch:
+		r.report.OldEpoch++
+	case h.Geometry != r.digests[h.Namespace], int(h.Group) >= len(def.Geometry.Groups),
+		h.PayloadBytes != def.Geometry.PieceBytes(int(h.Group)), h.Layers != def.Geometry.Groups[h.Group].Layers:
+		r.report.Geometry++
+	default:
+		return true
+	}
+	return false
+}
+
+// index puts the pieces of one namespace into the index, ancestors first, and
+// apart from that in the order of their slots, so that sequences lie together in
+// the index as they do on the volume.
+func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
+	pieces := r.newest(def.ID)
+	byName := make(map[pieceName]int32, len(pieces))
+	for i := range pieces {
+		byName[pieceName{pieces[i].id, pieces[i].group}] = int32(i)
+	}
+	batch := make([]trie.Entry, 0, rebuildBatch)
+	flush := func() error {
+		err := r.put(ctx, def, batch)
+		batch = batch[:0]
+		return err
+	}
+	var climb []int32
+	for i := range pieces {
+		climb = r.climb(def, pieces, byName, int32(i), climb[:0])
+		for _, j := range slices.Backward(climb) {
+			p := &pieces[j]
+			p.state = placed
+			batch = append(batch, p.entry(def))
+			if len(batch) == rebuildBatch {
+				if err := flush(); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	delete(r.found, def.ID)
+	return flush()
+}
+
+// newest sorts the pieces by slot and keeps the highest generation of each.
+func (r *rebuild) newest(id kv.NamespaceID) []found {
+	all := r.found[id]
+	slices.SortFunc(all, func(a, b found) int {
+		return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.ref.Generation, a.ref.Generation))
+	})
+	kept := slices.CompactFunc(all, func(a, b found) bool { return a.id == b.id && a.group == b.group })
+	r.report.Copies += int64(len(all) - len(kept))
+	slices.SortFunc(kept, func(a, b found) int { return cmp.Compare(a.ref.Extent, b.ref.Extent) })
+	return kept
+}
+
+// climb returns piece i and those ancestors that are not placed yet, the deepest
+// first, or nothing if an ancestor is missing; then all of them are orphans.
+func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]int32, i int32, path []int32) []int32 {
+	lost := false
+	for pieces[i].state == waiting {
+		pieces[i].state = climbing
+		path = append(path, i)
+		name, has := ancestor(def, &pieces[i])
+		if !has {
+			return path
+		}
+		next, ok := byName[name]
+		if !ok {
+			lost = true
+			break
+		}
+		i = next
+	}
+	if len(path) == 0 || (!lost && pieces[i].state == placed) {
+		return path
+	}
+	for _, j := range path {
+		pieces[j].state = orphan
+	}
+	r.report.Orphans += int64(len(path))
+	return path[:0]
+}
+
+// ancestor names the piece that must be indexed before p, if there is one: see
+// trie.ParentAbsent.
+func ancestor(def kv.Namespace, p *found) (pieceName, bool) {
+	switch {
+	case def.Index == kv.IndexFlat, def.Geometry.Groups[0].Kind != kv.Full:
+		return pieceName{}, false
+	case p.group > 0:
+		return pieceName{id: p.id}, true
+	}
+	return pieceName{id: p.parent}, !p.parent.IsZero()
+}
+
+func (p *found) entry(def kv.Namespace) trie.Entry {
+	e := trie.Entry{ID: p.id, Ref: p.ref, Group: int(p.group)}
+	if def.Index != kv.IndexFlat {
+		e.Parent = p.parent
+	}
+	if p.class == ondisk.ClassTransfer {
+		e.Class = trie.Transfer
+	}
+	return e
+}
+
+// put indexes a batch, or counts it where there is no index.
+func (r *rebuild) put(ctx context.Context, def kv.Namespace, batch []trie.Entry) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(batch) == 0 {
+		return nil
+	}
+	if r.opts.Index == nil {
+		r.report.Indexed += int64(len(batch))
+		return nil
+	}
+	statuses, err := r.opts.Index.Put(nil, def.ID, def.Epoch, batch, false)
+	if err != nil {
+		return err
+	}
+	for _, s := range statuses {
+		switch s {
+		case trie.Added:
+			r.report.Indexed++
+		case trie.Exists:
+			return errors.New("the index was not fresh")
+		default:
+			r.report.Refused++
+		}
+	}
+	return nil
+}
