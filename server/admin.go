@@ -1,0 +1,194 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+
+	"google.golang.org/grpc"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// adminService is penstock.v1.Admin.
+type adminService struct {
+	pb.UnimplementedAdminServer
+	*Server
+}
+
+var _ pb.AdminServer = (*adminService)(nil)
+
+// describe adds the counters to a namespace.
+func (s *adminService) describe(ns kv.Namespace) *pb.Namespace {
+	m := api.NamespaceProto(ns)
+	for _, st := range s.node.Stats().Index.Namespaces {
+		if st.ID == ns.ID {
+			m.UsedBytes, m.Blocks = st.Bytes, st.Blocks
+		}
+	}
+	return m
+}
+
+func (s *adminService) CreateNamespace(ctx context.Context, req *pb.CreateNamespaceRequest) (*pb.Namespace, error) {
+	def, err := api.Namespace(req.GetNamespace())
+	if err != nil {
+		return nil, invalid(err)
+	}
+	ns, err := s.node.CreateNamespace(ctx, def)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return s.describe(ns), nil
+}
+
+func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceRequest) (*pb.Namespace, error) {
+	ns, err := s.node.Namespace(req.GetName())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return s.describe(ns), nil
+}
+
+func (s *adminService) ListNamespaces(context.Context, *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
+	resp := &pb.ListNamespacesResponse{}
+	for _, ns := range s.node.Namespaces() {
+		resp.Namespaces = append(resp.Namespaces, s.describe(ns))
+	}
+	return resp, nil
+}
+
+func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamespaceRequest) (*pb.DeleteNamespaceResponse, error) {
+	r, err := s.node.DeleteNamespace(ctx, req.GetName(), req.GetDryRun())
+	return &pb.DeleteNamespaceResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
+}
+
+func (s *adminService) BumpEpoch(ctx context.Context, req *pb.BumpEpochRequest) (*pb.BumpEpochResponse, error) {
+	old, current, err := s.node.BumpEpoch(ctx, req.GetName(), kv.Epoch(req.GetTo()))
+	return &pb.BumpEpochResponse{OldEpoch: uint64(old), NewEpoch: uint64(current)}, statusOf(err)
+}
+
+func (s *adminService) SetQuota(ctx context.Context, req *pb.SetQuotaRequest) (*pb.Namespace, error) {
+	ns, err := s.node.SetQuota(ctx, req.GetName(), req.GetQuotaBytes())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return s.describe(ns), nil
+}
+
+func (s *adminService) DeleteBlocks(_ context.Context, req *pb.DeleteBlocksRequest) (*pb.DeleteBlocksResponse, error) {
+	id, err := kv.BlockIDFromBytes(req.GetBlockId())
+	if err != nil {
+		return nil, invalid(err)
+	}
+	r, err := s.node.DeleteBlocks(req.GetNamespace(), id, req.GetDryRun())
+	return &pb.DeleteBlocksResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
+}
+
+func (s *adminService) Evict(_ context.Context, req *pb.EvictRequest) (*pb.EvictResponse, error) {
+	r, err := s.node.Evict(req.GetNamespace(), req.GetBytes(), req.GetDryRun())
+	return &pb.EvictResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
+}
+
+func (s *adminService) StatBlock(_ context.Context, req *pb.StatBlockRequest) (*pb.Block, error) {
+	id, err := kv.BlockIDFromBytes(req.GetBlockId())
+	if err != nil {
+		return nil, invalid(err)
+	}
+	ns, infos, err := s.node.StatBlock(req.GetNamespace(), id)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return blockProto(ns, infos[0]), nil
+}
+
+func (s *adminService) ListBlocks(_ context.Context, req *pb.ListBlocksRequest) (*pb.ListBlocksResponse, error) {
+	var cursor uint32
+	switch len(req.GetCursor()) {
+	case 0:
+	case 4:
+		cursor = binary.LittleEndian.Uint32(req.GetCursor())
+	default:
+		return nil, invalid(errCursor)
+	}
+	ns, infos, next, err := s.node.ListBlocks(req.GetNamespace(), cursor, int(min(req.GetLimit(), 1<<20)))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &pb.ListBlocksResponse{}
+	for _, info := range infos {
+		resp.Blocks = append(resp.Blocks, blockProto(ns, info))
+	}
+	if next != 0 {
+		resp.Cursor = binary.LittleEndian.AppendUint32(nil, next)
+	}
+	return resp, nil
+}
+
+func blockProto(ns kv.Namespace, info trie.Info) *pb.Block {
+	b := &pb.Block{
+		Id:         info.ID[:],
+		Depth:      uint32(info.Depth),
+		Group:      uint32(info.Group),
+		Extent:     info.Ref.Extent.String(),
+		Generation: uint64(info.Ref.Generation),
+		Children:   uint32(info.Children),
+		Leases:     uint32(info.Leases),
+		BlockClass: pb.BlockClass_BLOCK_CLASS_PREFIX,
+		Epoch:      uint64(ns.Epoch),
+	}
+	if info.Class == trie.Transfer {
+		b.BlockClass = pb.BlockClass_BLOCK_CLASS_TRANSFER
+	}
+	if !info.Parent.IsZero() {
+		b.Parent = info.Parent[:]
+	}
+	return b
+}
+
+func (s *adminService) VerifyBlocks(ctx context.Context, req *pb.VerifyBlocksRequest) (*pb.VerifyBlocksResponse, error) {
+	ids, err := api.IDs(req.GetBlockIds(), s.opts.Limits.ChainBlocks)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	verified, err := s.node.Verify(ctx, req.GetNamespace(), ids)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	index := make(map[kv.BlockID]uint32, len(ids))
+	for i, id := range ids {
+		index[id] = uint32(i)
+	}
+	resp := &pb.VerifyBlocksResponse{}
+	for _, v := range verified {
+		r := &pb.PieceResult{Block: index[v.ID], Group: uint32(v.Group), LayerSums: v.LayerSums}
+		switch v.State {
+		case storage.Delivered:
+			r.State = pb.PieceResult_STATE_DELIVERED
+		case storage.Absent:
+			r.State = pb.PieceResult_STATE_MISS
+		case storage.Corrupt:
+			r.State = pb.PieceResult_STATE_CORRUPT
+		default:
+			r.State = pb.PieceResult_STATE_FAILED
+		}
+		if v.Err != nil {
+			r.Reason = v.Err.Error()
+		}
+		resp.Pieces = append(resp.Pieces, r)
+	}
+	return resp, nil
+}
+
+func (s *adminService) Scrub(req *pb.ScrubRequest, stream grpc.ServerStreamingServer[pb.ScrubProgress]) error {
+	if req.GetBytesPerSecond() < 0 {
+		return invalid(errRate)
+	}
+	total := s.node.Stats().Index.Pieces
+	err := s.node.Scrub(stream.Context(), req.GetBytesPerSecond(), func(slots, bytes, corrupt int64) error {
+		return stream.Send(&pb.ScrubProgress{VerifiedBlocks: slots, TotalBlocks: max(total, slots), VerifiedBytes: bytes, CorruptBlocks: corrupt})
+	})
+	return statusOf(err)
+}

@@ -1,0 +1,424 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// cacheService is penstock.v1.Cache.
+type cacheService struct {
+	pb.UnimplementedCacheServer
+	*Server
+	imms atomic.Uint32 // the next reservation's immediate
+}
+
+var _ pb.CacheServer = (*cacheService)(nil)
+
+func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.DescribeResponse, error) {
+	addr, err := s.data.Addr().MarshalBinary()
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.DescribeResponse{
+		Node:           s.opts.Node,
+		Version:        s.opts.Version,
+		DataAddress:    addr,
+		DataToken:      s.opts.DataToken,
+		DataPort:       uint32(s.opts.DataPort),
+		MaxReadBytes:   s.opts.Limits.ReadBytes,
+		MaxWriteBytes:  s.opts.Limits.WriteBytes,
+		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),
+	}, nil
+}
+
+func (s *cacheService) chain(b []byte) ([]kv.BlockID, error) {
+	ids, err := api.IDs(b, s.opts.Limits.ChainBlocks)
+	if err != nil {
+		return nil, invalid(err)
+	}
+	return ids, nil
+}
+
+func (s *cacheService) Match(_ context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	ttl := time.Duration(min(req.GetLeaseTtlMs(), maxMillis)) * time.Millisecond
+	ns, m, err := s.node.Match(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids, ttl, req.GetPin())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &pb.MatchResponse{
+		Outcome:       pb.Outcome_OUTCOME_HIT,
+		MatchedBlocks: uint32(m.Blocks),
+		MatchedTokens: uint64(m.Tokens),
+		Cut:           m.Cut.String(),
+		Lease:         uint64(m.Lease),
+		Epoch:         uint64(m.Epoch),
+		Bytes:         ns.Geometry.NeededBytes(m.Blocks),
+	}
+	switch {
+	case m.Cut == trie.CutLeaseDenied:
+		resp.Outcome = pb.Outcome_OUTCOME_BUSY
+	case m.Blocks == 0:
+		resp.Outcome = pb.Outcome_OUTCOME_MISS
+	}
+	return resp, nil
+}
+
+// maxMillis keeps a duration in milliseconds from overflowing.
+const maxMillis = uint64(1<<63-1) / uint64(time.Millisecond)
+
+func (s *cacheService) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) (*pb.RenewLeaseResponse, error) {
+	ttl := time.Duration(min(req.GetTtlMs(), maxMillis)) * time.Millisecond
+	return &pb.RenewLeaseResponse{}, statusOf(s.node.Renew(trie.LeaseID(req.GetLease()), ttl))
+}
+
+func (s *cacheService) ReleaseLease(_ context.Context, req *pb.ReleaseLeaseRequest) (*pb.ReleaseLeaseResponse, error) {
+	return &pb.ReleaseLeaseResponse{}, statusOf(s.node.Release(trie.LeaseID(req.GetLease())))
+}
+
+// pieceRefs checks nothing but the conversion; storage checks the range.
+func pieceRefs(pieces []*pb.PieceRef) []storage.PieceRef {
+	if len(pieces) == 0 {
+		return nil
+	}
+	out := make([]storage.PieceRef, len(pieces))
+	for i, p := range pieces {
+		out[i] = storage.PieceRef{Block: int(p.GetBlock()), Group: int(p.GetGroup())}
+	}
+	return out
+}
+
+func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	if len(req.GetPieces()) == 0 {
+		return nil, invalid(errors.New("a read names the pieces it wants and where each goes"))
+	}
+	var dst rdma.Desc
+	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
+		return nil, invalid(fmt.Errorf("destination: %w", err))
+	}
+	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
+	result, err := s.node.Load(ctx, storage.LoadRequest{
+		Namespace:  req.GetNamespace(),
+		Epoch:      kv.Epoch(req.GetEpoch()),
+		IDs:        ids,
+		Pieces:     pieceRefs(req.GetPieces()),
+		FirstLayer: int(min(req.GetFirstLayer(), kv.MaxLayers)),
+		Layers:     int(min(req.GetLayers(), kv.MaxLayers+1)),
+	}, d.deliver)
+	if errors.Is(err, storage.ErrBusy) {
+		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return readResponse(result, d.counted.Load()), nil
+}
+
+func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse {
+	resp := &pb.ReadResponse{
+		Outcome:       pb.Outcome_OUTCOME_MISS,
+		MatchedBlocks: uint32(result.Match.Blocks),
+		MatchedTokens: uint64(result.Match.Tokens),
+		Cut:           result.Match.Cut.String(),
+		Epoch:         uint64(result.Match.Epoch),
+		Immediates:    immediates,
+		Pieces:        make([]*pb.PieceResult, len(result.Pieces)),
+	}
+	busy := 0
+	for i, p := range result.Pieces {
+		r := &pb.PieceResult{Block: uint32(p.Block), Group: uint32(p.Group), LayerSums: p.LayerSums}
+		switch p.State {
+		case storage.Delivered:
+			r.State = pb.PieceResult_STATE_DELIVERED
+			resp.Outcome = pb.Outcome_OUTCOME_HIT
+		case storage.Absent:
+			r.State = pb.PieceResult_STATE_MISS
+		case storage.Corrupt:
+			r.State = pb.PieceResult_STATE_CORRUPT
+		default:
+			r.State = pb.PieceResult_STATE_FAILED
+			if errors.Is(p.Err, storage.ErrBusy) {
+				busy++
+				resp.BusyReason = p.Err.Error()
+			}
+		}
+		if p.Err != nil {
+			r.Reason = p.Err.Error()
+		}
+		resp.Pieces[i] = r
+	}
+	if busy > 0 && resp.Outcome == pb.Outcome_OUTCOME_MISS {
+		resp.Outcome = pb.Outcome_OUTCOME_BUSY
+	}
+	return resp
+}
+
+// delivery writes the parts of one Read into the client's memory.
+type delivery struct {
+	server  *Server
+	dst     rdma.Desc
+	imm     rdma.Imm
+	pieces  []*pb.PieceRef
+	counted atomic.Uint32 // operations that landed, each with its immediate
+}
+
+// deliver posts one write for each part. The parts of a batch of small pieces
+// lie apart, with slot headers in between, so they cannot share an operation.
+func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
+	for i := range parts {
+		p := &parts[i]
+		err := d.server.data.Write(ctx, rdma.Write{
+			Src:       d.server.region,
+			SrcOffset: uint64(p.ArenaOffset),
+			Dst:       d.dst,
+			DstOffset: d.pieces[p.Piece].GetOffset() + uint64(p.At),
+			Len:       uint64(len(p.Bytes)),
+			Imm:       d.imm,
+			Done: func(err error) {
+				if err == nil {
+					d.counted.Add(1)
+				}
+				p.Done(err)
+			},
+		})
+		if err != nil {
+			p.Done(err)
+		}
+	}
+}
+
+// openWindow is one reservation on the data plane.
+type openWindow struct {
+	window rdma.Window
+	expect *rdma.Expectation
+	landed *rdma.Flag
+	once   sync.Once
+}
+
+// close revokes the window. It must succeed before the memory is used for
+// anything else, so it does not take the caller's deadline: what it waits for
+// is bytes that are arriving now, which the data plane's idle timeout bounds.
+func (w *openWindow) close() error {
+	var err error
+	w.once.Do(func() {
+		err = w.window.Revoke(context.Background())
+		w.expect.Cancel()
+	})
+	return err
+}
+
+func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	r := storage.ReserveRequest{
+		Namespace: req.GetNamespace(),
+		Epoch:     kv.Epoch(req.GetEpoch()),
+		IDs:       ids,
+		Pieces:    pieceRefs(req.GetPieces()),
+	}
+	if len(req.GetParent()) > 0 {
+		if r.Parent, err = kv.BlockIDFromBytes(req.GetParent()); err != nil {
+			return nil, invalid(fmt.Errorf("parent: %w", err))
+		}
+	}
+	if len(req.GetGeometryDigest()) != len(r.Geometry) {
+		return nil, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", len(req.GetGeometryDigest()), len(r.Geometry)))
+	}
+	r.Geometry = kv.GeometryDigest(req.GetGeometryDigest())
+	if req.GetBlockClass() == pb.BlockClass_BLOCK_CLASS_TRANSFER {
+		r.Class = trie.Transfer
+	}
+	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
+	r.Attach = func(res *storage.Reservation) error { return s.attach(res, resp) }
+	res, err := s.node.Reserve(ctx, r)
+	if errors.Is(err, storage.ErrBusy) {
+		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp.Pieces = grants(res.Grants)
+	return resp, nil
+}
+
+// attach gives the client a window over the reservation's memory and counts
+// what arrives there.
+func (s *cacheService) attach(res *storage.Reservation, resp *pb.ReserveResponse) error {
+	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())))
+	if err != nil {
+		return err
+	}
+	w := &openWindow{window: window, landed: rdma.NewFlag()}
+	// Numbers go round; one that is still expected is skipped.
+	for {
+		resp.Imm = s.imms.Add(1)
+		w.expect, err = s.data.ExpectImm(rdma.Expect{Imm: resp.Imm, Count: uint32(res.Granted), Done: w.landed.Set})
+		if !errors.Is(err, rdma.ErrExists) {
+			break
+		}
+	}
+	if err != nil {
+		return errors.Join(err, window.Revoke(context.Background()))
+	}
+	s.windows.Store(res.ID, w)
+	res.OnEnd(func() {
+		s.windows.Delete(res.ID)
+		if err := w.close(); err != nil {
+			s.opts.Logger.Error("revoke window", "reservation", res.ID, "err", err)
+		}
+	})
+	resp.Reservation = uint64(res.ID)
+	resp.TtlMs = uint64(time.Until(res.Expires).Milliseconds())
+	resp.Window, err = window.Desc().MarshalBinary()
+	return err
+}
+
+func grants(all []storage.Grant) []*pb.PieceResult {
+	out := make([]*pb.PieceResult, len(all))
+	for i, g := range all {
+		r := &pb.PieceResult{Block: uint32(g.Block), Group: uint32(g.Group), Offset: uint64(g.Offset)}
+		switch g.Status {
+		case trie.Added:
+			r.State = pb.PieceResult_STATE_GRANTED
+		case trie.Exists:
+			r.State = pb.PieceResult_STATE_EXISTS
+		default:
+			r.State, r.Reason = pb.PieceResult_STATE_REFUSED, g.Status.String()
+		}
+		out[i] = r
+	}
+	return out
+}
+
+func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.CommitResponse, error) {
+	id := storage.ReservationID(req.GetReservation())
+	pieces := make([]storage.PieceSums, len(req.GetPieces()))
+	for i, p := range req.GetPieces() {
+		pieces[i] = storage.PieceSums{PieceRef: storage.PieceRef{Block: int(p.GetBlock()), Group: int(p.GetGroup())}, LayerSums: p.GetLayerSums()}
+	}
+	stored, err := s.node.Commit(ctx, id, pieces, func(ctx context.Context) error {
+		w, ok := s.windows.Load(id)
+		if !ok {
+			return fmt.Errorf("reservation %d has no window: %w", id, storage.ErrReservation)
+		}
+		win := w.(*openWindow)
+		ctx, cancel := context.WithTimeout(ctx, s.opts.Limits.LandWithin)
+		defer cancel()
+		if err := win.landed.Wait(ctx); err != nil {
+			return err
+		}
+		return win.close()
+	})
+	if errors.Is(err, storage.ErrBusy) {
+		return &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+	}
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_HIT}
+	for _, p := range stored {
+		r := &pb.PieceResult{Block: uint32(p.Block), Group: uint32(p.Group), Reason: p.Reason}
+		switch {
+		case p.Stored:
+			r.State = pb.PieceResult_STATE_STORED
+		case p.Reason == trie.Exists.String():
+			r.State = pb.PieceResult_STATE_EXISTS
+		default:
+			r.State = pb.PieceResult_STATE_REFUSED
+		}
+		if p.Err != nil {
+			r.Reason += ": " + p.Err.Error()
+		}
+		resp.Pieces = append(resp.Pieces, r)
+	}
+	return resp, nil
+}
+
+func (s *cacheService) Abort(_ context.Context, req *pb.AbortRequest) (*pb.AbortResponse, error) {
+	return &pb.AbortResponse{}, statusOf(s.node.Abort(storage.ReservationID(req.GetReservation())))
+}
+
+func (s *cacheService) Delivered(_ context.Context, req *pb.DeliveredRequest) (*pb.DeliveredResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	removed, err := s.node.Delivered(req.GetNamespace(), ids)
+	return &pb.DeliveredResponse{Dropped: uint32(removed.Blocks)}, statusOf(err)
+}
+
+// eventBatch is how many events are looked up at once for one consumer.
+const eventBatch = 256
+
+func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServer) error {
+	ctx := stream.Context()
+	events := s.node.Events()
+	after := req.GetAfter()
+	if after == 0 {
+		after = events.Last()
+	}
+	for {
+		batch, err := events.After(ctx, after, eventBatch)
+		if err != nil {
+			return statusOf(err)
+		}
+		for _, e := range batch {
+			after = e.Sequence
+			if e.Kind == storage.Gap {
+				s.opts.Metrics.EventsDropped.Inc()
+			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() {
+				continue
+			}
+			if err := stream.Send(eventProto(e)); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-s.stopping:
+			return status.Error(codes.Unavailable, "node is draining")
+		default:
+		}
+	}
+}
+
+func eventProto(e storage.Event) *pb.Event {
+	m := &pb.Event{
+		Sequence:   e.Sequence,
+		Kind:       pb.Event_Kind(e.Kind),
+		Namespace:  e.Namespace,
+		Epoch:      uint64(e.Epoch),
+		BlockIds:   api.AppendIDs(nil, e.IDs),
+		Reason:     e.Reason,
+		TimeUnixMs: e.Time.UnixMilli(),
+	}
+	if !e.Parent.IsZero() {
+		m.Parent = e.Parent[:]
+	}
+	if e.Kind == storage.BlockStored || e.Kind == storage.BlockRemoved {
+		m.Medium = "ssd"
+	}
+	return m
+}

@@ -1,0 +1,153 @@
+package server
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// collector exports at scrape time what other parts count by themselves.
+type collector struct{ server *Server }
+
+// A figure is one metric without a label that the collector reads.
+type figure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(*scrape) float64
+}
+
+// volumeFigure is one metric with the label volume.
+type volumeFigure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(Volume) float64
+}
+
+func counter(name, help string, value func(*scrape) float64) figure {
+	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.CounterValue, value}
+}
+
+func gauge(name, help string, value func(*scrape) float64) figure {
+	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.GaugeValue, value}
+}
+
+func perVolume(kind prometheus.ValueType, name, help string, value func(Volume) float64) volumeFigure {
+	return volumeFigure{prometheus.NewDesc("penstock_"+name, help, []string{"volume"}, nil), kind, value}
+}
+
+// figures is the list; docs/metrics.md documents each.
+func figures() []figure {
+	return []figure{
+		gauge("store_capacity_bytes", "Hard cap on what the volumes and the index may occupy.", func(s *scrape) float64 { return float64(s.server.opts.CapacityBytes) }),
+		gauge("store_used_bytes", "Bytes of slots that hold or receive a block.", func(s *scrape) float64 { return float64(s.node.Store.Slots.UsedBytes()) }),
+		gauge("store_file_bytes", "Bytes of all files of all volumes.", func(s *scrape) float64 { return float64(s.node.Store.FileBytes) }),
+		gauge("store_blocks", "Pieces that can be matched or wait to be reclaimed.", func(s *scrape) float64 { return float64(s.node.Index.Pieces) }),
+		counter("store_reads_total", "Slot reads asked of the block store.", func(s *scrape) float64 { return float64(s.node.Store.Counters.Reads) }),
+		counter("store_read_stale_total", "Slot reads that found another block: misses.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadStale) }),
+		counter("store_read_corrupt_total", "Slot reads that failed a checksum: misses.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadCorrupt) }),
+		counter("store_read_failures_total", "Slot reads that the device failed.", func(s *scrape) float64 { return float64(s.node.Store.Counters.ReadFailures) }),
+		counter("store_writes_total", "Slot writes given to a device.", func(s *scrape) float64 { return float64(s.node.Store.Counters.Writes) }),
+		counter("store_write_failures_total", "Slot writes that the device failed.", func(s *scrape) float64 { return float64(s.node.Store.Counters.WriteFailures) }),
+
+		gauge("index_disk_bytes", "Bytes of the index's files.", func(s *scrape) float64 { return float64(s.node.Index.DiskBytes) }),
+		gauge("index_memory_bytes", "DRAM of the index: nodes, tables, policy, leases.", func(s *scrape) float64 {
+			i := s.node.Index
+			return float64(i.NodeBytes + i.TableBytes + i.PolicyBytes + i.LeaseBytes)
+		}),
+		gauge("index_unmatchable_blocks", "Pieces of old epochs and deleted blocks whose slots are not reclaimed yet.", func(s *scrape) float64 { return float64(s.node.Index.Unmatchable) }),
+		gauge("lease_open", "Leases open, pins included.", func(s *scrape) float64 { return float64(s.node.Index.Leases) }),
+
+		gauge("arena_size_bytes", "Memory for bytes in flight.", func(s *scrape) float64 { return float64(s.node.Arena.SizeBytes) }),
+		gauge("arena_used_bytes", "Arena memory lent out, hot blocks included.", func(s *scrape) float64 { return float64(s.node.Arena.UsedBytes) }),
+		counter("arena_requests_total", "Requests for arena memory that were served.", func(s *scrape) float64 { return float64(s.node.Arena.Allocs) }),
+		counter("arena_waits_total", "Requests for arena memory that had to wait.", func(s *scrape) float64 { return float64(s.node.Arena.Waits) }),
+		counter("arena_failures_total", "Requests for arena memory that were refused.", func(s *scrape) float64 { return float64(s.node.Arena.Busy + s.node.Arena.Cancelled) }),
+		gauge("hot_bytes", "Blocks kept in arena memory that nobody else needs.", func(s *scrape) float64 { return float64(s.node.HotBytes) }),
+		counter("hot_queries_total", "Pieces looked up among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotQueries) }),
+		counter("hot_hits_total", "Pieces found among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotHits) }),
+		gauge("write_reservations", "Reservations open.", func(s *scrape) float64 { return float64(s.node.Reservations) }),
+
+		gauge("data_sessions", "Transfer engine sessions with peers.", func(s *scrape) float64 { return float64(s.sessions) }),
+		counter("data_writes_total", "One-sided writes to readers submitted.", func(s *scrape) float64 { return float64(s.data.WritesOut) }),
+		counter("data_write_bytes_total", "Bytes of one-sided writes to readers.", func(s *scrape) float64 { return float64(s.data.WriteBytesOut) }),
+		counter("data_write_failures_total", "One-sided writes to readers that failed.", func(s *scrape) float64 { return float64(s.data.WriteFailuresOut) }),
+		counter("data_received_writes_total", "One-sided writes of writers that landed.", func(s *scrape) float64 { return float64(s.data.WritesIn) }),
+		counter("data_received_bytes_total", "Bytes that writers put into reservations.", func(s *scrape) float64 { return float64(s.data.WriteBytesIn) }),
+		counter("data_refused_total", "Operations of peers that were refused (key, bounds, revoked, size).", func(s *scrape) float64 {
+			var n uint64
+			for _, r := range s.data.RefusedIn {
+				n += r
+			}
+			return float64(n)
+		}),
+		counter("data_auth_failures_total", "Data sessions refused for want of the token.", func(s *scrape) float64 { return float64(s.data.AuthFailures) }),
+		counter("data_malformed_total", "Data sessions ended by a malformed frame.", func(s *scrape) float64 { return float64(s.data.MalformedFrames) }),
+		counter("data_timeouts_total", "Data sessions ended by silence.", func(s *scrape) float64 { return float64(s.data.PeersTimedOut) }),
+		gauge("data_in_flight_bytes", "Bytes of one-sided writes not confirmed yet.", func(s *scrape) float64 { return float64(s.data.InFlightBytes) }),
+
+		gauge("node_memory_bytes", "Resident memory of the process.", func(s *scrape) float64 { return float64(s.rssBytes) }),
+		gauge("node_memory_budget_bytes", "What resident memory should stay below: arena + index cache + 256 MiB.", func(s *scrape) float64 { return float64(s.server.opts.MemoryBudgetBytes) }),
+		gauge("node_start_time_seconds", "When the node started, as Unix time.", func(s *scrape) float64 { return float64(s.server.started.UnixNano()) / float64(time.Second) }),
+		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
+			if state, _ := s.server.node.WriteState(); state == "serving" {
+				return 1
+			}
+			return 0
+		}),
+	}
+}
+
+func volumeFigures() []volumeFigure {
+	return []volumeFigure{
+		perVolume(prometheus.CounterValue, "device_reads_total", "Device reads.", func(v Volume) float64 { return float64(v.Device.Stats().ReadRequests) }),
+		perVolume(prometheus.CounterValue, "device_read_bytes_total", "Bytes read from the device.", func(v Volume) float64 { return float64(v.Device.Stats().ReadBytes) }),
+		perVolume(prometheus.CounterValue, "device_read_failures_total", "Device reads that failed.", func(v Volume) float64 { return float64(v.Device.Stats().ReadFailures) }),
+		perVolume(prometheus.CounterValue, "device_writes_total", "Device writes.", func(v Volume) float64 { return float64(v.Device.Stats().WriteRequests) }),
+		perVolume(prometheus.CounterValue, "device_write_bytes_total", "Bytes written to the device.", func(v Volume) float64 { return float64(v.Device.Stats().WriteBytes) }),
+		perVolume(prometheus.CounterValue, "device_write_failures_total", "Device writes that failed.", func(v Volume) float64 { return float64(v.Device.Stats().WriteFailures) }),
+		perVolume(prometheus.CounterValue, "device_syncs_total", "Device syncs.", func(v Volume) float64 { return float64(v.Device.Stats().Syncs) }),
+		perVolume(prometheus.CounterValue, "device_sync_failures_total", "Device syncs that failed.", func(v Volume) float64 { return float64(v.Device.Stats().SyncFailures) }),
+		perVolume(prometheus.CounterValue, "device_resumed_total", "Short transfers that were continued.", func(v Volume) float64 { return float64(v.Device.Stats().Resumed) }),
+		perVolume(prometheus.GaugeValue, "device_in_flight_bytes", "Bytes submitted and not completed.", func(v Volume) float64 { return float64(v.Device.Stats().InFlightBytes) }),
+		perVolume(prometheus.GaugeValue, "device_in_flight_limit_bytes", "The adaptive bound on bytes in flight.", func(v Volume) float64 { return float64(v.Device.Stats().InFlightLimitBytes) }),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, f := range figures() {
+		ch <- f.desc
+	}
+	for _, f := range volumeFigures() {
+		ch <- f.desc
+	}
+}
+
+// scrape is what one scrape looks at.
+type scrape struct {
+	server   *Server
+	node     storage.Stats
+	data     rdma.Stats
+	sessions int
+	rssBytes int64
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s := &scrape{server: c.server, node: c.server.node.Stats(), data: c.server.data.Stats(), sessions: len(c.server.data.Peers())}
+	if mem, err := sys.ReadMemory(); err == nil {
+		s.rssBytes = mem.RSSBytes
+	}
+	for _, f := range figures() {
+		ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(s))
+	}
+	for _, v := range c.server.opts.Volumes {
+		for _, f := range volumeFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(v), v.Device.Info().Path)
+		}
+	}
+}

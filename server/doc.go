@@ -1,0 +1,28 @@
+// Package server puts a storage node on the network: gRPC for control, the
+// transfer engine for bytes, HTTP for metrics and health. It holds no cache
+// logic; that is server/storage.
+//
+//	            ┌──────────────────────────── server ────────────────────────────┐
+//	client ────►│ gRPC  Cache, Admin   ──►  storage.Node ──► trie, blockstore    │
+//	   ▲        │                              │ verified parts in the arena     │
+//	   └════════╪═ rdma one-sided writes ◄═════╛                                 │
+//	            │ HTTP  /metrics /healthz /readyz /debug/pprof (loopback callers)│
+//	            └────────────────────────────────────────────────────────────────┘
+//
+// A read: the client registers memory and sends its descriptor. The node writes
+// each part as soon as it is verified, with the request's immediate on every
+// operation, and answers when all are confirmed; the answer says how many
+// immediates there were. A write: the node opens a window over the reservation's
+// arena memory; Commit revokes it, so that nothing can change the bytes between
+// their check and the device.
+//
+// Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
+// node listens on loopback only. The data plane's token is random for each run
+// and is handed out by Describe, so who may call gRPC may open a data session,
+// and nobody else.
+//
+// Shutdown: Shutdown refuses new writes at once, lets calls in flight finish for
+// the drain timeout, then closes data plane, store and index in this order.
+//
+// Locks: none of its own.
+package server

@@ -1,0 +1,63 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/pprof"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// routes are /metrics, /metrics/summary, /healthz (alias /health), /readyz and,
+// for callers on this machine, /debug/pprof.
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Registry, promhttp.HandlerOpts{Registry: s.opts.Registry}))
+	mux.HandleFunc("GET /metrics/summary", s.summary)
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /health", s.healthz)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("/debug/pprof/", loopbackOnly(http.HandlerFunc(pprof.Index)))
+	mux.Handle("/debug/pprof/cmdline", loopbackOnly(http.HandlerFunc(pprof.Cmdline)))
+	mux.Handle("/debug/pprof/profile", loopbackOnly(http.HandlerFunc(pprof.Profile)))
+	mux.Handle("/debug/pprof/symbol", loopbackOnly(http.HandlerFunc(pprof.Symbol)))
+	mux.Handle("/debug/pprof/trace", loopbackOnly(http.HandlerFunc(pprof.Trace)))
+	return mux
+}
+
+// healthz says that the process answers.
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+	fmt.Fprintln(w, "ok")
+}
+
+// readyz says whether the node should be sent traffic. A node that only refuses
+// writes is ready: its reads are as good as ever.
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	state, reason := s.node.WriteState()
+	w.Header().Set("Content-Type", "application/json")
+	if state == "draining" {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]string{"state": state, "reason": reason}) // the caller has gone
+}
+
+// summary is one line for a person with curl.
+func (s *Server) summary(w http.ResponseWriter, _ *http.Request) {
+	st := s.status()
+	fmt.Fprintf(w, "node=%s state=%s io=%s blocks=%d used_bytes=%d capacity_bytes=%d namespaces=%d leases=%d arena_used_bytes=%d rss_bytes=%d corrupt_blocks=%d\n",
+		st.GetNode(), st.GetState(), st.GetIo(), st.GetBlocks(), st.GetUsedBytes(), st.GetCapacityBytes(), st.GetNamespaces(), st.GetLeases(), st.GetArenaUsedBytes(), st.GetRssBytes(), st.GetCorruptBlocks())
+}
+
+// loopbackOnly keeps profiles, which show memory, to callers on this machine.
+func loopbackOnly(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.RemoteAddr)
+		if ip := net.ParseIP(host); err != nil || ip == nil || !ip.IsLoopback() {
+			http.Error(w, "profiles are served to loopback callers only", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}

@@ -1,0 +1,186 @@
+package server
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+var (
+	errCursor = errors.New("cursor is not one that ListBlocks returned")
+	errRate   = errors.New("a rate cannot be negative")
+)
+
+// Limits are what the server tells clients and holds them to.
+type Limits struct {
+	// ReadBytes and WriteBytes bound the payload of one Read and one Reserve.
+	ReadBytes, WriteBytes int64
+	// ChainBlocks bounds the chain of one call.
+	ChainBlocks int
+	// LandWithin is how long Commit waits for bytes that were not confirmed yet.
+	LandWithin time.Duration
+}
+
+// Volume is one volume's device and why this kind of device was chosen.
+type Volume struct {
+	Device blockio.Device
+	Reason string
+}
+
+// Options are what a Server is made of. The server takes over Data and closes
+// it; Node, Arena and the listeners stay the caller's to close, after Shutdown.
+type Options struct {
+	// Node, Version: who this is.
+	Node, Version string
+	Storage       *storage.Node
+	Arena         *arena.Arena
+	Data          rdma.Engine
+	// DataToken is what a peer proves to Data; Describe hands it out. DataPort is
+	// where Data listens.
+	DataToken rdma.Token
+	DataPort  int
+	Limits    Limits
+	Volumes   []Volume
+	// Durability, MemoryBudget and ScrubRate are shown in Status.
+	Durability        string
+	CapacityBytes     int64
+	MemoryBudgetBytes int64
+
+	// BearerToken, if not empty, is required of every gRPC call. TLS, if set, is
+	// used by the gRPC listener; with ClientCAs in it, clients need certificates.
+	BearerToken string
+	TLS         *tls.Config
+
+	Metrics  *metrics.Node
+	Registry *prometheus.Registry
+	Logger   *slog.Logger
+	Now      func() time.Time
+}
+
+// Server is a storage node on the network.
+type Server struct {
+	opts    Options
+	node    *storage.Node
+	data    rdma.Engine
+	region  rdma.Region
+	grpc    *grpc.Server
+	http    *http.Server
+	windows sync.Map // storage.ReservationID → *openWindow
+	started time.Time
+
+	stopping chan struct{} // closed when streams should end
+	stopOnce sync.Once
+}
+
+// maxMessageBytes bounds one gRPC message: a chain of 65,536 ids is 1 MiB, the
+// checksums of a large read a few.
+const maxMessageBytes = 64 << 20
+
+// New registers the arena with the transfer engine and makes the services. It
+// serves nothing yet.
+func New(opts Options) (*Server, error) {
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	// Local: only windows open arena memory to peers, one reservation at a time.
+	region, err := opts.Data.Register(opts.Arena.Bytes(), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		return nil, fmt.Errorf("server: register arena: %w", err)
+	}
+	s := &Server{
+		opts:     opts,
+		node:     opts.Storage,
+		data:     opts.Data,
+		region:   region,
+		started:  opts.Now(),
+		stopping: make(chan struct{}),
+	}
+	auth := authenticator{token: opts.BearerToken}
+	grpcOptions := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.MaxSendMsgSize(maxMessageBytes),
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.ChainUnaryInterceptor(auth.unary),
+		grpc.ChainStreamInterceptor(auth.stream),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+	}
+	if opts.TLS != nil {
+		grpcOptions = append(grpcOptions, grpc.Creds(credentials.NewTLS(opts.TLS)))
+	}
+	s.grpc = grpc.NewServer(grpcOptions...)
+	pb.RegisterCacheServer(s.grpc, &cacheService{Server: s})
+	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
+	opts.Registry.MustRegister(&collector{server: s})
+	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second}
+	return s, nil
+}
+
+// Serve answers gRPC on control and, if it is not nil, HTTP on web, until
+// Shutdown or until one of them fails.
+func (s *Server) Serve(control, web net.Listener) error {
+	failed := make(chan error, 2)
+	go func() { failed <- s.grpc.Serve(control) }()
+	running := 1
+	if web != nil {
+		running++
+		go func() { failed <- s.http.Serve(web) }()
+	}
+	var errs []error
+	for range running {
+		err := <-failed
+		if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+			errs = append(errs, err)
+			s.stop()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// stop ends both servers at once.
+func (s *Server) stop() {
+	s.stopStreams()
+	s.grpc.Stop()
+	_ = s.http.Close() // it only closes listeners and connections
+}
+
+func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
+
+// Shutdown drains: new writes are refused at once and /readyz fails, calls in
+// flight finish until ctx ends, then the servers and the data plane are closed.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.node.Drain()
+	s.stopStreams()
+	graceful := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(graceful)
+	}()
+	select {
+	case <-graceful:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-graceful
+	}
+	err := s.http.Close()
+	return errors.Join(err, s.data.Close())
+}

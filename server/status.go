@@ -1,0 +1,82 @@
+package server
+
+import (
+	"context"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+func (s *adminService) Status(context.Context, *pb.StatusRequest) (*pb.StatusResponse, error) {
+	return s.status(), nil
+}
+
+// status describes the node at this moment.
+func (s *Server) status() *pb.StatusResponse {
+	st := s.node.Stats()
+	recovered := s.node.Recovered()
+	m := &pb.StatusResponse{
+		Node:              s.opts.Node,
+		Version:           s.opts.Version,
+		StartUnixMs:       s.started.UnixMilli(),
+		CapacityBytes:     s.opts.CapacityBytes,
+		UsedBytes:         st.Store.Slots.UsedBytes() + st.Index.DiskBytes,
+		Blocks:            st.Index.Pieces,
+		Namespaces:        int64(len(st.Index.Namespaces)),
+		Leases:            st.Index.Leases,
+		Durability:        s.opts.Durability,
+		EvictionPolicy:    st.Index.Policy,
+		ArenaBytes:        st.Arena.SizeBytes,
+		ArenaUsedBytes:    st.Arena.UsedBytes,
+		ArenaPages:        string(st.Arena.Kind),
+		IndexDiskBytes:    st.Index.DiskBytes,
+		MemoryBudgetBytes: s.opts.MemoryBudgetBytes,
+		RecoverySeconds:   recovered.Took.Seconds(),
+		RecoveredBlocks:   recovered.Blocks,
+		CorruptBlocks:     st.Store.Counters.ReadCorrupt + st.Store.Counters.ScrubCorrupt,
+		LastEvent:         s.node.Events().Last(),
+	}
+	m.State, m.StateReason = s.node.WriteState()
+	if mem, err := sys.ReadMemory(); err == nil {
+		m.RssBytes = mem.RSSBytes
+	}
+	for _, v := range st.Store.Volumes {
+		volume := &pb.VolumeStatus{
+			Path:                v.Path,
+			CapacityBytes:       v.CapacityBytes,
+			UsedBytes:           v.Slots.UsedBytes(),
+			FilesystemFreeBytes: v.FreeSpaceBytes,
+		}
+		for _, d := range s.opts.Volumes {
+			if d.Device.Info().Path == v.Path {
+				d.describe(volume)
+			}
+		}
+		if v.Failed != "" {
+			volume.IoDetail += "; refuses writes: " + v.Failed
+		}
+		m.Volumes = append(m.Volumes, volume)
+	}
+	m.Io, m.IoReason = common(m.Volumes)
+	return m
+}
+
+// describe fills in what the device knows.
+func (v Volume) describe(m *pb.VolumeStatus) {
+	info, stats := v.Device.Info(), v.Device.Stats()
+	m.Io, m.IoReason, m.IoDetail = info.Backend, v.Reason, info.Detail
+	m.ReadBytes, m.WriteBytes = stats.ReadBytes, stats.WriteBytes
+	m.ReadFailures, m.WriteFailures = stats.ReadFailures, stats.WriteFailures
+	m.InFlightBytes, m.InFlightLimitBytes = stats.InFlightBytes, stats.InFlightLimitBytes
+}
+
+// common is the backend of all volumes, or "mixed".
+func common(volumes []*pb.VolumeStatus) (io, reason string) {
+	for i, v := range volumes {
+		if i > 0 && v.GetIo() != io {
+			return "mixed", "see the volumes"
+		}
+		io, reason = v.GetIo(), v.GetIoReason()
+	}
+	return io, reason
+}
