@@ -100,11 +100,21 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	defer e.active.Add(-1)
 	// The kernel knows the buffers by address only.
 	defer runtime.KeepAlive(batch)
-	if e.shared != nil && (e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)) {
+	if e.useShared(active) {
 		e.doShared(batch)
 		return nil
 	}
 	return e.doCaller(ctx, batch)
+}
+
+// useShared chooses the way to wait for the last of so many batches. When the
+// kernel has refused the shared ring, the pool, which replaces broken rings, takes
+// over.
+func (e *engine) useShared(active int64) bool {
+	if e.shared == nil || e.shared.refused.Load() {
+		return false
+	}
+	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {

@@ -38,8 +38,10 @@ type sharedRing struct {
 
 	mu   sync.Mutex
 	ring *ring
-	// broken is why the kernel refused the ring for good, if it did.
-	broken error
+	// broken is why the kernel refused the ring for good, if it did; refused says
+	// so to those who have not the lock.
+	broken  error
+	refused atomic.Bool
 	// handed are the slots of entries that the kernel may not have taken yet.
 	handed []uint32
 }
@@ -201,6 +203,7 @@ func (s *sharedRing) enterLocked() {
 			s.mu.Lock()
 		default:
 			s.broken = fmt.Errorf("the kernel refused the shared ring: %w", err)
+			s.refused.Store(true)
 			left := int(s.ring.unsubmitted())
 			for _, i := range s.handed[len(s.handed)-left:] {
 				s.slots[i].op.end(s.broken)
