@@ -122,7 +122,7 @@ var rules = []rule{
 		},
 		check: undocumented,
 		bad:   "func Exported() {}",
-		good:  "// T is one.\ntype T struct{}\n\n// Get returns it.\nfunc (T) Get() {}\n\nfunc (t) Put() {}\n\ntype t struct{}\n\n// Limits.\nconst (\n\tA = 1\n)\n",
+		good:  "// T is one.\ntype T struct{}\n\n// Get returns it.\nfunc (T) Get() {}\n\nfunc (t) Put() {}\n\ntype t struct{}\n\n// Limits.\nconst (\n\tA = 1\n)\n\nconst (\n\t// B, C: both.\n\tB = 1\n\tC = 2\n)\n",
 	},
 	{
 		name:  "a skip says what is missing",
@@ -417,8 +417,12 @@ func undocumented(f *file) []finding {
 				out = append(out, finding{d.Pos(), d.Name.Name})
 			}
 		case *ast.GenDecl:
+			above := "" // the last comment, which may speak of several names
 			for _, s := range d.Specs {
-				if name, pos := undocumentedSpec(s, d.Doc != nil); name != "" {
+				if v, ok := s.(*ast.ValueSpec); ok && v.Doc != nil {
+					above = v.Doc.Text()
+				}
+				if name, pos := undocumentedSpec(s, d.Doc != nil); name != "" && !strings.Contains(above, name) {
 					out = append(out, finding{pos, name})
 				}
 			}
