@@ -201,19 +201,26 @@ func ratio(part, whole int64) float64 {
 }
 
 // Winner returns the online policy with the highest token hit ratio, summed over
-// the capacities: the one that a default should be.
-func (r *Report) Winner() string {
+// the capacities of all reports: the one that a default should be. Every trace
+// counts alike, however long it is.
+func Winner(reports ...*Report) string {
 	sum := make(map[string]float64)
-	best := ""
-	for _, row := range r.Rows {
-		if row.Policy == Bound {
-			continue
+	var order []string // of first appearance, so that ties are stable
+	for _, r := range reports {
+		for _, row := range r.Rows {
+			if row.Policy == Bound {
+				continue
+			}
+			if _, seen := sum[row.Policy]; !seen {
+				order = append(order, row.Policy)
+			}
+			sum[row.Policy] += row.TokenRatio
 		}
-		sum[row.Policy] += row.TokenRatio
 	}
-	for _, row := range r.Rows { // in the order of the rows, so that ties are stable
-		if row.Policy != Bound && (best == "" || sum[row.Policy] > sum[best]) {
-			best = row.Policy
+	best := ""
+	for _, policy := range order {
+		if best == "" || sum[policy] > sum[best] {
+			best = policy
 		}
 	}
 	return best

@@ -270,8 +270,15 @@ func TestString(t *testing.T) {
 	if got := r.String(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if got := r.Winner(); got != "fifo" {
+	if got := Winner(r); got != "fifo" {
 		t.Errorf("winner %s; want fifo, whose ratios sum to 0.45 against 0.40", got)
+	}
+	other := &Report{Rows: []Row{{Policy: "lru", TokenRatio: 0.1}, {Policy: "fifo", TokenRatio: 0.01}}}
+	if got := Winner(r, other); got != "lru" {
+		t.Errorf("winner of both reports is %s; want lru, with 0.50 against 0.46", got)
+	}
+	if got := Winner(); got != "" {
+		t.Errorf("winner of nothing is %q", got)
 	}
 }
 
@@ -307,7 +314,7 @@ func TestSample(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkReport(t, r)
-	t.Logf("winner %s\n%s", r.Winner(), r)
+	t.Logf("winner %s\n%s", Winner(r), r)
 }
 
 // TestSharedTraces holds the loader to the numbers in the traces' README, and
@@ -345,7 +352,7 @@ func TestSharedTraces(t *testing.T) {
 				t.Fatal(err)
 			}
 			checkReport(t, r)
-			t.Logf("winner %s\n%s", r.Winner(), r)
+			t.Logf("winner %s\n%s", Winner(r), r)
 		})
 	}
 }
