@@ -6,9 +6,10 @@
 // It caches nothing. Where the file system refuses O_DIRECT the page cache lies
 // between, and Info says so.
 //
-//	Do ─► budget (bytes in flight) ─► the caller's goroutine: preadv / pwritev
-//	          │                            ▲ the last request of the batch
-//	          └── the other requests: up to Workers goroutines at a time
+//	Do ─► spans ─► budget (bytes in flight) ─► the caller's goroutine: preadv / pwritev
+//	        │         │                          ▲ the last span of the batch
+//	        │         └── the other spans: up to Workers calls at a time
+//	        └ requests that continue each other in one file become one call
 //
 //	Dir: a volume's directory
 //	  LOCK            flock; holds the owner's identity

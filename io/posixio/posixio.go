@@ -66,66 +66,83 @@ func Open(path string, opts Options) (*Device, error) {
 	return &Device{Dir: dir, opts: opts, budget: budget, turns: make(chan struct{}, opts.Workers)}, nil
 }
 
-// Do implements blockio.Device. The last request, which often is the only one,
-// runs in the caller's goroutine; the others run beside it.
+// Do implements blockio.Device. Requests that continue each other become one
+// system call. The last call, which often is the only one, is made by the
+// caller's goroutine; the others are made beside it.
 func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 	if err := d.Admit(batch); err != nil {
 		return err
 	}
-	err := d.firstBytes(ctx, batch)
-	if err == nil && len(batch) > 0 {
-		d.run(batch)
+	spans := newSpans(batch, d.budget.LimitBytes())
+	first := spans.next()
+	err := d.firstBytes(ctx, first)
+	if err == nil && len(first) > 0 {
+		d.run(first, spans)
 	}
 	d.Done(batch, err == nil)
 	return err
 }
 
-// firstBytes waits for the bytes of the first request: with them the whole batch
-// is admitted, and ctx has had its say.
-func (d *Device) firstBytes(ctx context.Context, batch []blockio.Request) error {
+// firstBytes waits for the bytes of the first span: with them the whole batch is
+// admitted, and ctx has had its say.
+func (d *Device) firstBytes(ctx context.Context, first span) error {
 	err := ctx.Err()
-	if err == nil && len(batch) > 0 {
-		err = d.budget.Acquire(ctx, batch[0].Len())
+	if err == nil && len(first) > 0 {
+		err = d.budget.Acquire(ctx, first.bytes())
 	}
 	if err != nil {
-		return fmt.Errorf("posixio: batch of %d not admitted: %w", len(batch), err)
+		return fmt.Errorf("posixio: batch not admitted: %w", err)
 	}
 	return nil
 }
 
-// run performs the batch; the bytes of its first request are taken already. The
-// budget bounds each request on its own, so that a batch larger than the budget
-// does not put all of itself in flight.
-func (d *Device) run(batch []blockio.Request) {
+// run performs the first span, whose bytes are taken already, and the rest. The
+// budget bounds each span on its own, so that a batch larger than the budget does
+// not put all of itself in flight.
+func (d *Device) run(s span, rest *spans) {
 	var wg sync.WaitGroup
-	last := len(batch) - 1
-	for i := range batch {
-		r := &batch[i]
-		if i > 0 {
-			// Cannot fail: this context never ends.
-			_ = d.budget.Acquire(context.Background(), r.Len())
-		}
+	for {
 		d.turns <- struct{}{}
-		if i == last {
-			d.perform(r)
-		} else {
-			wg.Go(func() { d.perform(r) })
+		next := rest.next()
+		if len(next) == 0 {
+			d.perform(s)
+			break
 		}
+		present := s
+		wg.Go(func() { d.perform(present) })
+		// Cannot fail: this context never ends.
+		_ = d.budget.Acquire(context.Background(), next.bytes())
+		s = next
 	}
 	wg.Wait()
 }
 
-// perform moves one request's bytes and gives back its turn and its bytes.
-func (d *Device) perform(r *blockio.Request) {
-	f := r.File.(*File)
-	t := transfer{op: r.Op, fd: f.FD(), file: f.Name(), hook: d.opts.Hook, resumed: d.counters.Resumed}
-	moved, err := t.run(r.Bufs, r.Offset)
-	<-d.turns
-	d.budget.Release(r.Len())
-	r.Err = nil
-	if err != nil {
-		r.Err = fmt.Errorf("posixio: %v %d bytes at %d of %s on %s, after %d: %w", r.Op, r.Len(), r.Offset, f.Name(), d.path, moved, sentinel(err))
+// perform moves one span's bytes and gives back its turn and its bytes. If a call
+// for several requests fails, each is tried alone, so that only those fail that
+// cannot be done.
+func (d *Device) perform(s span) {
+	if len(s) == 1 || d.transfer(s[0].Op, s[0].File, s[0].Offset, s.bufs()) != nil {
+		for i := range s {
+			s[i].Err = d.transfer(s[i].Op, s[i].File, s[i].Offset, s[i].Bufs)
+		}
+	} else {
+		for i := range s {
+			s[i].Err = nil
+		}
 	}
+	<-d.turns
+	d.budget.Release(s.bytes())
+}
+
+// transfer moves the bytes of one call.
+func (d *Device) transfer(op blockio.Op, file blockio.File, offset int64, bufs [][]byte) error {
+	f := file.(*File)
+	t := transfer{op: op, fd: f.FD(), file: f.Name(), hook: d.opts.Hook, resumed: d.counters.Resumed}
+	moved, err := t.run(bufs, offset)
+	if err != nil {
+		return fmt.Errorf("posixio: %v %d bytes at %d of %s on %s, after %d: %w", op, totalLen(bufs), offset, f.Name(), d.path, moved, sentinel(err))
+	}
+	return nil
 }
 
 // Info implements blockio.Device.

@@ -311,7 +311,8 @@ func TestWorkersBound(t *testing.T) {
 	buf := testkit.AlignedBuffer(t, 256*blockio.Align)
 	var batch []blockio.Request
 	for i := range 256 {
-		batch = append(batch, blockio.Request{Op: blockio.Write, File: f, Offset: int64(i) * blockio.Align, Bufs: [][]byte{buf[i*blockio.Align : (i+1)*blockio.Align]}})
+		place := int64(i * 97 % 256) // no request continues the one before
+		batch = append(batch, blockio.Request{Op: blockio.Write, File: f, Offset: place * blockio.Align, Bufs: [][]byte{buf[i*blockio.Align : (i+1)*blockio.Align]}})
 	}
 	if err := d.Do(t.Context(), batch); err != nil {
 		t.Fatal(err)

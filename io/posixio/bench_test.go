@@ -1,0 +1,132 @@
+package posixio_test
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/posixio"
+)
+
+// benchFilePages is the size of the file that benchmarks read: 512 MiB.
+const benchFilePages = 512 << 20 / blockio.Align
+
+// BenchmarkRead measures batches of one size at a depth, and the same with bare
+// preadv calls in as many goroutines: their ratio is what the device costs.
+// CPU is reported in milliseconds per GiB.
+func BenchmarkRead(b *testing.B) {
+	mem, err := arena.New(arena.Options{SizeBytes: 64 << 20})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := mem.Close(); err != nil {
+			b.Error(err)
+		}
+	}()
+	d := open(b, b.TempDir(), posixio.Options{})
+	f := create(b, d, "a", benchFilePages)
+	buf, err := mem.Alloc(b.Context(), 32<<20)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer buf.Release()
+	written(b, d, f, buf.Bytes())
+	for _, c := range []struct{ bytes, depth int }{{64 << 10, 16}, {1 << 20, 8}, {4 << 20, 4}, {4 << 20, 1}} {
+		name := fmt.Sprintf("%dKiB-x%d", c.bytes>>10, c.depth)
+		b.Run(name+"/device", func(b *testing.B) {
+			batch := make([]blockio.Request, c.depth)
+			measure(b, c.bytes*c.depth, func(round int) error {
+				for i := range batch {
+					batch[i] = blockio.Request{Op: blockio.Read, File: f, Offset: place(round*c.depth+i, c.bytes), Bufs: [][]byte{part(buf.Bytes(), i, c.bytes)}}
+				}
+				return d.Do(b.Context(), batch)
+			})
+		})
+		b.Run(name+"/preadv", func(b *testing.B) {
+			fd := f.(*posixio.File).FD()
+			measure(b, c.bytes*c.depth, func(round int) error {
+				var wg sync.WaitGroup
+				for i := range c.depth {
+					wg.Go(func() {
+						if _, err := unix.Pread(fd, part(buf.Bytes(), i, c.bytes), place(round*c.depth+i, c.bytes)); err != nil {
+							b.Error(err)
+						}
+					})
+				}
+				wg.Wait()
+				return nil
+			})
+		})
+	}
+}
+
+// BenchmarkReadRun reads sixteen pieces of 64 KiB that lie one after the other,
+// as the blocks of one sequence do, into buffers of their own.
+func BenchmarkReadRun(b *testing.B) {
+	d := open(b, b.TempDir(), posixio.Options{})
+	f := create(b, d, "a", 64<<20/blockio.Align)
+	mem, err := arena.New(arena.Options{SizeBytes: 4 << 20})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer mem.Close()
+	const bytes, pieces = 64 << 10, 16
+	written(b, d, f, mem.Bytes())
+	batch := make([]blockio.Request, pieces)
+	measure(b, bytes*pieces, func(round int) error {
+		start := int64(round%64) << 20
+		for i := range batch {
+			batch[i] = blockio.Request{Op: blockio.Read, File: f, Offset: start + int64(i*bytes), Bufs: [][]byte{part(mem.Bytes(), 2*i, bytes)}}
+		}
+		return d.Do(b.Context(), batch)
+	})
+}
+
+// written fills the file: what was never written is read without the disk.
+func written(b *testing.B, d blockio.Device, f blockio.File, buf []byte) {
+	b.Helper()
+	for at := int64(0); at < f.Size(); at += int64(len(buf)) {
+		batch := []blockio.Request{{Op: blockio.Write, File: f, Offset: at, Bufs: [][]byte{buf}}}
+		if err := d.Do(b.Context(), batch); err != nil || batch[0].Err != nil {
+			b.Fatal(err, batch[0].Err)
+		}
+	}
+}
+
+// place scatters reads over the file, each place once before any twice.
+func place(i, bytes int) int64 {
+	places := benchFilePages * blockio.Align / bytes
+	return int64(i*7919%places) * int64(bytes)
+}
+
+func part(buf []byte, i, bytes int) []byte { return buf[i*bytes : (i+1)*bytes] }
+
+func measure(b *testing.B, bytes int, do func(round int) error) {
+	b.SetBytes(int64(bytes))
+	before := cpu(b)
+	round := 0
+	for b.Loop() {
+		if err := do(round); err != nil {
+			b.Fatal(err)
+		}
+		round++
+	}
+	gib := float64(round) * float64(bytes) / (1 << 30)
+	b.ReportMetric(float64((cpu(b)-before).Microseconds())/1000/gib, "cpu-ms/GiB")
+}
+
+// cpu returns what this process has used so far.
+func cpu(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
