@@ -20,9 +20,7 @@ import (
 type crashStory struct {
 	rng  *rand.Rand
 	devs []*memio.Device
-	// names gives each block one name, for good.
-	names int
-	live  []*block
+	live []*block
 	// synced are the blocks that a Sync covered before they were freed: they
 	// must be there. possible are all that an index with any suffix of its
 	// updates lost could refer to.
@@ -99,8 +97,9 @@ func (c *crashStory) putSome(t *testing.T, s *Store) error {
 	size := storySizes[c.rng.IntN(len(storySizes))]
 	var blocks []*block
 	for range 1 + c.rng.IntN(5) {
-		c.names++
-		blocks = append(blocks, newBlock(fmt.Sprint("b", c.names), size.piece, size.layers))
+		// Names come again, with other bytes: an old slot of the same block must
+		// not pass for a newer one.
+		blocks = append(blocks, newBlock(fmt.Sprint("b", c.rng.IntN(12)), size.piece, size.layers))
 	}
 	var after *block
 	if n := len(c.live); n > 0 && c.live[n-1].key.PayloadBytes == size.piece {
@@ -173,7 +172,7 @@ func (c *crashStory) verify(t *testing.T) {
 	for _, e := range slices.Sorted(maps.Keys(byExtent)) {
 		b := byExtent[e]
 		if err := s.Adopt(b.ref, b.key.PayloadBytes, b.key.Layers); err == nil {
-			adopted[b.name] = b
+			adopted[b.ref.String()] = b
 		} else if c.synced[b] {
 			t.Fatalf("block %s was synced, and cannot be adopted: %v", b.name, err)
 		} else if !errors.Is(err, ErrStale) {
@@ -193,7 +192,7 @@ func (c *crashStory) verify(t *testing.T) {
 			if err := s.Free(b.ref); err != nil {
 				t.Fatal(err)
 			}
-			delete(adopted, b.name)
+			delete(adopted, b.ref.String())
 		default:
 			t.Fatalf("read %s: %v", b.name, err)
 		}

@@ -17,7 +17,8 @@ var (
 	ErrFloor = errors.New("no volume takes writes")
 	// ErrTooLarge: no segment can hold such a slot; refuse the namespace.
 	ErrTooLarge = errors.New("slot does not fit a segment")
-	// ErrStale: the slot holds something else by now, or nothing; a miss.
+	// ErrStale: the slot holds something else by now, or nothing; a miss, and an
+	// index entry that still has this Ref should be dropped.
 	ErrStale = errors.New("stale reference")
 	// ErrCorrupt: the slot's bytes are not what was written; a miss, and the
 	// block should be dropped from the index.

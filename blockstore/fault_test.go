@@ -1,0 +1,532 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/zeebo/xxh3"
+)
+
+func rules(t testing.TB, text string) *faultio.Rules {
+	t.Helper()
+	r, err := faultio.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// faulty is a store on a device that fails by rules.
+type faulty struct {
+	*Store
+	dev *faultio.Device
+}
+
+func openFaulty(t testing.TB, opts Options) *faulty {
+	d := faultio.Wrap(memio.New(memio.Options{}), rules(t, ""))
+	opts.SegmentBytes, opts.CatalogueBytes = 64<<10, 4096
+	return &faulty{mustOpen(t, opts, d), d}
+}
+
+// settle accounts for the faults that a read of b met: an exact read proves that
+// none of them harmed it, a miss that they were found, and any other error must
+// be the fault's own.
+func (f *faulty) settle(b *block, err error) {
+	g, e := f.segmentOf(b.ref)
+	if e == nil && (err == nil || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrStale)) {
+		f.dev.Counter().Repaired(g.file.Name(), g.header.SlotOffset(b.ref.Extent.Slot()), g.header.SlotBytes)
+	}
+	f.dev.Counter().Surfaced(err)
+}
+
+func (f *faulty) pending(t testing.TB) {
+	t.Helper()
+	if left := f.dev.Counter().Pending(); len(left) > 0 {
+		t.Errorf("%d of %d faults went unnoticed, the first: %v", len(left), len(f.dev.Counter().Injected()), left[0])
+	}
+}
+
+// TestReadFaults: each kind of fault in a read is an error or a miss, and
+// counted as what it is.
+func TestReadFaults(t *testing.T) {
+	for _, c := range []struct {
+		rule          string
+		first, layers int
+		corrupt       bool
+	}{
+		{`(Err EIO (And Reads (Count 1)))`, 0, 0, false},
+		{`(Err EIO (And Reads (Count 1)))`, 1, 1, false},
+		{`(Short (And Reads (Count 1)))`, 0, 0, false},
+		{`(Short (And Reads (Count 1)))`, 2, 1, false},
+		{`(Flip 0 (And Reads (Count 1)))`, 0, 0, true},        // the header's magic
+		{`(Flip 1000 (And Reads (Count 1)))`, 0, 0, true},     // a layer sum
+		{`(Flip 40000 (And Reads (Count 1)))`, 0, 0, true},    // layer 0
+		{`(Flip 40000 (And Reads (Count 1)))`, 0, 2, true},    // layer 0, header in the same request
+		{`(Flip 10 (And Reads (Offset 0 8192)))`, 1, 2, true}, // the header of a range
+		{`(Torn (And Reads (File "segment-*")))`, 0, 0, true},
+	} {
+		t.Run(fmt.Sprintf("%s %d+%d", c.rule, c.first, c.layers), func(t *testing.T) {
+			f := openFaulty(t, Options{})
+			b := newBlock("b", 12000, 3)
+			if err := put(t, f.Store, nil, b); err != nil {
+				t.Fatal(err)
+			}
+			f.dev.SetRules(rules(t, c.rule))
+			err := get(t, f.Store, b, c.first, c.layers)
+			if err == nil || errors.Is(err, ErrCorrupt) != c.corrupt {
+				t.Fatalf("read: %v; corrupt should be %v", err, c.corrupt)
+			}
+			f.settle(b, err)
+			f.pending(t)
+			st := f.Stats().Counters
+			if got := [2]uint64{st.ReadCorrupt, st.ReadFailures}; (got == [2]uint64{1, 0}) != c.corrupt || got[0]+got[1] != 1 {
+				t.Errorf("counted corrupt %d, failed %d", st.ReadCorrupt, st.ReadFailures)
+			}
+			f.dev.SetRules(rules(t, ""))
+			if err := get(t, f.Store, b, 0, 0); err != nil {
+				t.Errorf("read after the fault: %v", err)
+			}
+			if err := f.Free(b.ref); err != nil {
+				t.Errorf("a failed read kept its pin: %v", err)
+			}
+			if st := f.Stats().Slots; st.CondemnedBytes != 0 {
+				t.Errorf("a failed read kept its pin: %d bytes condemned", st.CondemnedBytes)
+			}
+		})
+	}
+}
+
+// TestMergedReadFault: a fault in one slot of a merged request costs that slot
+// alone.
+func TestMergedReadFault(t *testing.T) {
+	f := openFaulty(t, Options{})
+	blocks := []*block{newBlock("a", 3000, 3), newBlock("b", 3000, 3), newBlock("c", 3000, 3)}
+	if err := put(t, f.Store, nil, blocks...); err != nil {
+		t.Fatal(err)
+	}
+	g, _ := f.segmentOf(blocks[1].ref)
+	at := g.header.SlotOffset(blocks[1].ref.Extent.Slot())
+	f.dev.SetRules(rules(t, fmt.Sprintf(`(Err EIO (And Reads (Offset %d %d)))`, at, at+1)))
+	var rs []Read
+	for _, b := range blocks {
+		rs = append(rs, b.read(t, 0, 0))
+	}
+	if err := f.Read(t.Context(), rs); err != nil {
+		t.Fatal(err)
+	}
+	if rs[0].Err != nil || rs[1].Err == nil || rs[2].Err != nil {
+		t.Errorf("outcomes %v, %v, %v; only the second should fail", rs[0].Err, rs[1].Err, rs[2].Err)
+	}
+	f.dev.Counter().Surfaced(rs[1].Err)
+	if n := f.dev.Counter().Repaired(g.file.Name(), g.header.SlotOffset(0), 3*g.header.SlotBytes); n != 1 {
+		t.Errorf("%d faults were repaired by trying alone; want the merged request's", n)
+	}
+	f.pending(t)
+}
+
+// TestFaultSoak lives a random life on a device on which everything fails now
+// and then: no read is wrong, every fault is accounted for.
+func TestFaultSoak(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint("seed=", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { soak(t, seed) })
+		})
+	}
+}
+
+func soak(t *testing.T, seed uint64) {
+	f := openFaulty(t, Options{CapacityBytes: 400_000})
+	f.dev.SetRules(rules(t, fmt.Sprintf(`
+		(Err EIO (And Reads (Prob 0.03 %[1]d)))
+		(Short (And Reads (Prob 0.02 %[1]d)))
+		(Torn (And Reads (Offset 4096 1000000) (Prob 0.02 %[1]d)))
+		(Flip (And Reads (Offset 4096 1000000) (Prob 0.03 %[1]d)))
+		(Err EIO (And Writes (Prob 0.03 %[1]d)))
+		(Short (And Writes (Prob 0.02 %[1]d)))
+		(ENOSPC (And Creates (Prob 0.2 %[1]d)))
+		(Torn (And Writes (Offset 4096 1000000) (Not (Offset 0 4096)) (Prob 0.03 %[1]d)))
+		(Flip (And Writes (Offset 4096 1000000) (Not (Offset 0 4096)) (Prob 0.03 %[1]d)))
+	`, seed)))
+	rng := rand.New(rand.NewPCG(seed, 11))
+	live := make(map[string]*block)
+	var misses, reads uint64
+	for i := range 300 {
+		switch p := rng.IntN(10); {
+		case p < 4:
+			b := newBlock(fmt.Sprint(i), 12000, 3)
+			err := put(t, f.Store, nil, b)
+			f.dev.Counter().Surfaced(err)
+			if b.ref.Generation != 0 {
+				live[b.name] = b
+			}
+			if errors.Is(err, ErrFull) {
+				freeOne(t, f, live)
+				time.Sleep(2 * keeperInterval) // a file system that was full may not be any more
+			}
+		case p < 5:
+			freeOne(t, f, live)
+		default:
+			for _, b := range live { // any one
+				reads++
+				count := rng.IntN(3)
+				err := get(t, f.Store, b, min(count, 1), count)
+				if f.settle(b, err); err != nil {
+					misses++
+				}
+				break
+			}
+		}
+	}
+	f.dev.SetRules(rules(t, ""))
+	st := f.Stats().Counters
+	if st.Reads != reads || st.ReadStale+st.ReadCorrupt+st.ReadFailures != misses {
+		t.Errorf("%d reads counted, %d stale, %d corrupt, %d failed; want %d with %d misses", st.Reads, st.ReadStale, st.ReadCorrupt, st.ReadFailures, reads, misses)
+	}
+	found := make(map[kv.Ref]bool)
+	if _, err := f.Scrub(t.Context(), ScrubOptions{Report: func(ref kv.Ref, err error) { found[ref] = true }}); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range live {
+		err := get(t, f.Store, b, 0, 0)
+		if (err != nil) != found[b.ref] {
+			t.Errorf("block %s: read says %v, the scrubber found it corrupt: %v", b.name, err, found[b.ref])
+		}
+		f.settle(b, err)
+	}
+	f.settleFree(live)
+	f.pending(t)
+	if f.dev.Counter().Count(faultio.Flip) == 0 || misses == 0 {
+		t.Errorf("a soak without faults: %d injected, %d misses", len(f.dev.Counter().Injected()), misses)
+	}
+}
+
+func freeOne(t *testing.T, f *faulty, live map[string]*block) {
+	for name, b := range live {
+		if err := f.Free(b.ref); err != nil {
+			t.Fatal(err)
+		}
+		delete(live, name)
+		return
+	}
+}
+
+// settleFree accounts for what nobody will ever read: free slots, and segment
+// files that could not be made or cut.
+func (f *faulty) settleFree(live map[string]*block) {
+	used := make(map[kv.Extent]bool)
+	for _, b := range live {
+		used[b.ref.Extent] = true
+	}
+	for _, g := range f.volumes[0].sorted() {
+		for slot := range g.header.Slots {
+			if !used[g.extent(slot)] {
+				f.dev.Counter().Repaired(g.file.Name(), g.header.SlotOffset(slot), g.header.SlotBytes)
+			}
+		}
+	}
+	for _, i := range f.dev.Counter().Injected() {
+		if i.Kind == faultio.Create {
+			f.dev.Counter().Surfaced(&faultio.Error{Injection: i})
+		}
+	}
+}
+
+// TestOpenFaults lets each single call of an Open fail: the error says so, and
+// the volumes are none the worse.
+func TestOpenFaults(t *testing.T) {
+	for _, fresh := range []bool{true, false} {
+		for n := 0; ; n++ {
+			m := memio.New(memio.Options{})
+			b := newBlock("b", 3000, 3)
+			if !fresh {
+				s, err := open(t, Options{}, m)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := errors.Join(s.Ready(), put(t, s, nil, b), s.SetCatalogue(t.Context(), []byte("c")), s.Close(t.Context())); err != nil {
+					t.Fatal(err)
+				}
+				m = m.Reopen()
+			}
+			d := faultio.Wrap(m, rules(t, fmt.Sprintf(`(Err EIO (And Any (After %d) (Count 1)))`, n)))
+			s, err := Open(t.Context(), Options{Devices: []blockio.Device{d}, CapacityBytes: 1 << 20})
+			if len(d.Counter().Injected()) == 0 {
+				if err != nil {
+					t.Fatalf("open without a fault: %v", err)
+				}
+				s.Close(t.Context())
+				break
+			}
+			if err == nil {
+				t.Fatalf("fresh %v: Open passed over %v", fresh, d.Counter().Injected()[0])
+			}
+			if d.Counter().Surfaced(err) != 1 {
+				t.Fatalf("fresh %v: Open hid %v behind %v", fresh, d.Counter().Injected()[0], err)
+			}
+			d.Close()
+			s, err = open(t, Options{}, m.Reopen())
+			if err != nil {
+				t.Fatalf("open after %v: %v", d.Counter().Injected()[0], err)
+			}
+			if !fresh {
+				if err := errors.Join(s.Adopt(b.ref, 3000, 3), get(t, s, b, 0, 0)); err != nil || string(s.Catalogue()) != "c" {
+					t.Fatalf("after %v: %v, catalogue %q", d.Counter().Injected()[0], err, s.Catalogue())
+				}
+			}
+			s.Close(t.Context())
+		}
+	}
+}
+
+// TestSyncFailure: a volume whose sync failed takes no more writes, says so, and
+// is read as before; the other volume goes on.
+func TestSyncFailure(t *testing.T) {
+	bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
+	s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))
+	var blocks []*block
+	for i := range 4 { // a stripe is one slot: two on each volume
+		blocks = append(blocks, newBlock(fmt.Sprint(i), 12000, 3))
+	}
+	if err := put(t, s, nil, blocks...); err != nil {
+		t.Fatal(err)
+	}
+	late := newBlock("late", 12000, 3)
+	held, err := reserve(t.Context(), s, blocks[1], late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	late.ref = held[0]
+	bad.SetRules(rules(t, `(Err EIO (And Syncs (Count 1)))`))
+	err = s.Sync(t.Context())
+	if bad.Counter().Surfaced(err) != 1 {
+		t.Fatalf("sync: %v", err)
+	}
+	var onBad, onGood kv.Ref
+	for _, b := range blocks {
+		if v := s.volume(b.ref.Extent); v.dev == blockio.Device(bad) {
+			onBad = b.ref
+		} else {
+			onGood = b.ref
+		}
+		if err := get(t, s, b, 0, 0); err != nil {
+			t.Errorf("read after the failure: %v", err)
+		}
+	}
+	if err := s.Sync(t.Context(), onBad); !errors.Is(err, ErrFloor) {
+		t.Errorf("second sync of the failed volume: %v; want ErrFloor", err)
+	}
+	if err := s.Sync(t.Context(), onGood); err != nil {
+		t.Errorf("sync of the other volume: %v", err)
+	}
+	late.fill()
+	if err := s.Write(t.Context(), []Write{late.write(t)}); (s.volume(late.ref.Extent).dev == blockio.Device(bad)) != errors.Is(err, ErrFloor) {
+		t.Errorf("write of a slot on volume %d: %v", late.ref.Extent.Volume(), err)
+	}
+	for i := range 3 {
+		b := newBlock(fmt.Sprint("new", i), 12000, 3)
+		if err := put(t, s, nil, b); err != nil {
+			t.Fatal(err)
+		}
+		if s.volume(b.ref.Extent).dev == blockio.Device(bad) {
+			t.Errorf("a new block was put on the failed volume")
+		}
+	}
+	if err := s.SetCatalogue(t.Context(), []byte("on one volume")); err != nil {
+		t.Errorf("catalogue: %v", err)
+	}
+	if !strings.Contains(s.Stats().String(), ", failed: faultio") {
+		t.Errorf("the stats do not say that a volume failed:\n%v", s.Stats())
+	}
+}
+
+// mustOpenBroken is mustOpen for a store that will not close without an error.
+func mustOpenBroken(t *testing.T, opts Options, devs ...blockio.Device) *Store {
+	opts.CapacityBytes, opts.Devices = 1<<20, devs
+	s, err := Open(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(context.Background()) })
+	return s
+}
+
+// TestCutFailure: a segment whose header could not be written is left alone.
+func TestCutFailure(t *testing.T) {
+	f := openFaulty(t, Options{})
+	f.dev.SetRules(rules(t, `(Err EIO (And Writes (File "segment-*") (Offset 0 4096) (Count 1)))`))
+	b := newBlock("b", 12000, 3)
+	err := put(t, f.Store, nil, b)
+	if f.dev.Counter().Surfaced(err) != 1 {
+		t.Fatalf("put: %v; want the fault", err)
+	}
+	if err := put(t, f.Store, nil, b); err != nil {
+		t.Fatalf("put after the fault: %v", err)
+	}
+	if err := get(t, f.Store, b, 0, 0); err != nil || b.ref.Extent.Segment() == 0 {
+		t.Errorf("block %v: %v", b.ref, err)
+	}
+	if st := f.Stats().Volumes[0]; st.Bad != 1 {
+		t.Errorf("%d bad segments; want 1", st.Bad)
+	}
+}
+
+// TestCatalogueFailure: after a failed SetCatalogue the next one works, and a
+// reopened store has one of those that were set.
+func TestCatalogueFailure(t *testing.T) {
+	m := memio.New(memio.Options{})
+	d := faultio.Wrap(m, rules(t, ""))
+	s := mustOpenBroken(t, Options{}, d)
+	set := func(text, rule string) error {
+		d.SetRules(rules(t, rule))
+		return s.SetCatalogue(t.Context(), []byte(text))
+	}
+	if err := set("one", ""); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if err := set("bad", `(Short (And Writes (File "catalogue") (Count 1)))`); d.Counter().Surfaced(err) != 1 {
+			t.Fatalf("try %d: %v; want the fault", i, err)
+		}
+		if got := string(s.Catalogue()); got != "one" {
+			t.Fatalf("catalogue %q after a failure; want the old one", got)
+		}
+	}
+	s.Close(t.Context())
+	s, err := open(t, Options{}, m.Reopen())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	if got := string(s.Catalogue()); got != "one" && got != "bad" {
+		t.Errorf("catalogue %q after reopening", got)
+	}
+}
+
+// TestOtherVersion: a volume of another format version is refused by name, and
+// left as it is.
+func TestOtherVersion(t *testing.T) {
+	for _, c := range []struct {
+		file   string
+		offset int64
+	}{
+		{ondisk.SuperblockName, 0}, {ondisk.SuperblockName, 4096}, {ondisk.CatalogueName, 4096 + 64<<10}, {ondisk.SegmentName(0), 0},
+	} {
+		m := memio.New(memio.Options{Path: "old"})
+		s, err := open(t, Options{CatalogueBytes: 64 << 10}, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.Ready(), put(t, s, nil, newBlock("b", 3000, 3)), s.SetCatalogue(t.Context(), []byte("c")), s.Close(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		makeVersion(t, m.Reopen(), c.file, c.offset, 9)
+		d := m.Reopen()
+		_, err = open(t, Options{}, d)
+		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 9") || !strings.Contains(err.Error(), "old") {
+			t.Errorf("%s of version 9: %v; want ErrVersion that names volume and version", c.file, err)
+		}
+		d.Close()
+	}
+}
+
+// makeVersion turns a record into an intact one of another version.
+func makeVersion(t *testing.T, d *memio.Device, file string, offset int64, version byte) {
+	defer d.Close()
+	f, err := d.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := readPages(t.Context(), d, f, offset, ondisk.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page[16] = version
+	sum := xxh3.Hash(page[16:])
+	for i := range 8 {
+		page[8+i] = byte(sum >> (8 * i))
+	}
+	if err := doOne(t.Context(), d, blockio.Request{Op: blockio.Write, File: f, Offset: offset, Bufs: [][]byte{page}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestClaimWhileZeroing: a segment is taken away from the keeper while it is
+// being zeroed, without waiting for the end and without losing a byte.
+func TestClaimWhileZeroing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := faultio.Wrap(memio.New(memio.Options{}), rules(t, `(Delay 100ms (And Writes (File "segment-*")))`))
+		s := mustOpen(t, Options{CapacityBytes: 80 << 20, SegmentBytes: 64 << 20, Prewrite: true}, d)
+		time.Sleep(time.Second) // the keeper is in the middle of the first segment
+		start := time.Now()
+		var blocks []*block
+		for i := range 20 {
+			blocks = append(blocks, newBlock(fmt.Sprint(i), 12000, 3))
+		}
+		if err := put(t, s, nil, blocks...); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("the first write waited %v for the zeroing of 64 segments' chunks of 100 ms", took)
+		}
+		time.Sleep(time.Minute)
+		for _, b := range blocks {
+			if err := get(t, s, b, 0, 0); err != nil {
+				t.Errorf("block %s after the zeroing: %v", b.name, err)
+			}
+		}
+	})
+}
+
+// TestSyncIsShared: callers that wait together share the device's syncs, and
+// none returns before one that began after its write.
+func TestSyncIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := faultio.Wrap(memio.New(memio.Options{}), rules(t, ""))
+		s := mustOpen(t, Options{CapacityBytes: 16 << 20}, d)
+		before := d.Stats().Syncs
+		d.SetRules(rules(t, `(Delay 1s (And Syncs (File "segment-*")))`))
+		b := newBlock("first", 3000, 3)
+		if err := put(t, s, nil, b); err != nil { // cuts a segment: one sync
+			t.Fatal(err)
+		}
+		const callers = 50
+		errs := make(chan error, callers)
+		for i := range callers {
+			go func() {
+				time.Sleep(time.Duration(i) * 10 * time.Millisecond) // all within the first sync
+				if err := put(t, s, nil, newBlock(fmt.Sprint(i), 3000, 3)); err != nil {
+					errs <- err
+					return
+				}
+				start := time.Now()
+				err := s.Sync(t.Context())
+				if took := time.Since(start); err == nil && took < time.Second {
+					err = fmt.Errorf("caller %d waited only %v", i, took)
+				}
+				errs <- err
+			}()
+		}
+		for range callers {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := d.Stats().Syncs - before; n > 4 {
+			t.Errorf("%d syncs for %d callers", n, callers)
+		}
+	})
+}
