@@ -80,8 +80,7 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 		return err
 	}
 	b.mu.Lock()
-	if b.waiting.Len() == 0 && b.fitsLocked(n) {
-		b.inFlight += n
+	if b.takeLocked(n) {
 		b.mu.Unlock()
 		return nil
 	}
@@ -94,6 +93,22 @@ func (b *Budget) Acquire(ctx context.Context, n int64) error {
 	case <-ctx.Done():
 		return b.giveUp(ctx, w, place)
 	}
+}
+
+// TryAcquire takes n bytes if that needs no waiting, and reports whether it did.
+func (b *Budget) TryAcquire(n int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.takeLocked(n)
+}
+
+// takeLocked takes n bytes for a newcomer: only if nobody waits.
+func (b *Budget) takeLocked(n int64) bool {
+	if b.waiting.Len() > 0 || !b.fitsLocked(n) {
+		return false
+	}
+	b.inFlight += n
+	return true
 }
 
 // giveUp leaves the queue, unless the bytes were granted in the same moment.

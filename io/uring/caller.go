@@ -64,8 +64,8 @@ func (c *caller) run() {
 	forget(c.ops)
 }
 
-// submit hands as many ops as there are entries to the ring; a broken ring takes
-// none.
+// submit hands as many ops to the ring as there are entries, and as the budget
+// allows; a broken ring takes none.
 func (c *caller) submit() {
 	if c.ring.unsubmitted() == 0 {
 		c.handed = c.handed[:0]
@@ -74,8 +74,13 @@ func (c *caller) submit() {
 		i := c.todo[len(c.todo)-1]
 		if c.broken != nil {
 			c.todo = c.todo[:len(c.todo)-1]
-			c.ops[i].end(c.broken)
+			c.ops[i].end(c.broken, c.env)
 			continue
+		}
+		// With nothing in flight, only others can make room in the budget; else
+		// completions of our own will.
+		if !c.ops[i].admit(c.env, c.inFlight == 0) {
+			return
 		}
 		e := c.ring.next()
 		if e == nil {
@@ -114,7 +119,7 @@ func (c *caller) abandon() {
 	left := int(c.ring.unsubmitted())
 	for _, i := range c.handed[len(c.handed)-left:] {
 		c.inFlight--
-		c.ops[i].end(c.broken)
+		c.ops[i].end(c.broken, c.env)
 	}
 	c.handed = c.handed[:0]
 }

@@ -22,12 +22,14 @@ func requireRings(t testing.TB) {
 
 func TestConformance(t *testing.T) {
 	requireRings(t)
+	tiny := blockio.BudgetOptions{MinBytes: 2 * page, MaxBytes: 2 * page}
 	for name, o := range map[string]Options{
-		"caller":     {},
-		"shared":     {Wait: WaitShared},
-		"auto":       {Wait: WaitAuto, AutoThreshold: 1},
-		"small":      {Entries: 2, Rings: 1},
-		"small-sqes": {Wait: WaitShared, SharedEntries: 2},
+		"caller":    {},
+		"shared":    {Wait: WaitShared},
+		"auto":      {Wait: WaitAuto, AutoThreshold: 1},
+		"small":     {Entries: 2, Rings: 1, Budget: tiny},
+		"few-slots": {Wait: WaitShared, SharedEntries: 2},
+		"few-bytes": {Wait: WaitAuto, AutoThreshold: 1, Rings: 1, Budget: tiny},
 	} {
 		t.Run(name, func(t *testing.T) {
 			blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {

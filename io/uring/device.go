@@ -55,8 +55,8 @@ func (d *Device) Info() blockio.Info {
 // Stats implements blockio.Device.
 func (d *Device) Stats() blockio.Stats {
 	s := d.Counters().Stats()
-	s.InFlightBytes = d.engine.budget.InFlightBytes()
-	s.InFlightLimitBytes = d.engine.budget.LimitBytes()
+	s.InFlightBytes = d.engine.env.budget.InFlightBytes()
+	s.InFlightLimitBytes = d.engine.env.budget.LimitBytes()
 	return s
 }
 

@@ -10,10 +10,13 @@
 // Without the tag the package is this page and a stub whose Open says
 // blockio.ErrUnsupported and whose Probe says why: a plain build works, on posixio.
 //
-//	Do(batch) ─ check ─ gates ─ budget ─┬─ WaitCaller ─► a ring from the pool ─ submit and wait ─┐
-//	                                    │               (this goroutine enters the kernel)       │
-//	                                    └─ WaitShared ─► the shared ring ─ submit, park ─┐       ▼
-//	                                                     reaper ◄─ netpoller ◄─ ring fd ─┘    outcomes
+//	Do(batch) ─ check ─ gates ─┬─ WaitCaller ─► a ring from the pool ─ submit and wait ─┐
+//	                           │               (this goroutine enters the kernel)       │
+//	                           └─ WaitShared ─► the shared ring ─ submit, park ─┐       ▼
+//	                                            reaper ◄─ netpoller ◄─ ring fd ─┘    outcomes
+//
+// Each request takes its bytes from the device's budget before it is submitted, so
+// a batch larger than the budget goes in parts.
 //
 // The two ways to wait, measured in docs/benchmarks.md:
 //
@@ -37,6 +40,7 @@
 // giouring's defects (IO-LIMITS 2.1) are kept out by ring_unsafe.go, the only file
 // that calls it; defects_test.go shows each of them and that the shim avoids it.
 //
-// Lock order: in shared mode sharedRing.mu (the submission queue) is the only
-// lock; it is held over the submitting system call and over nothing that waits.
+// Lock order: sharedRing.mu (the submission queue), then the budget's. The first
+// is held over the submitting system call and over nothing that waits; pool.mu
+// guards a list and is held over nothing.
 package uring

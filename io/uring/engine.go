@@ -15,9 +15,8 @@ import (
 
 // engine moves batches through rings; the volume's directory is not its business.
 type engine struct {
-	opts   Options
-	env    env
-	budget *blockio.Budget
+	opts Options
+	env  env
 	// registered is whether the first ring could register the regions.
 	registered bool
 
@@ -36,8 +35,8 @@ func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{opts: o, budget: budget}
-	e.env = env{regions: chunks(o.Regions), count: count, hook: o.Hook}
+	e := &engine{opts: o}
+	e.env = env{budget: budget, regions: chunks(o.Regions), count: count, hook: o.Hook}
 	e.callers = newPool(o.Rings, e.newCaller)
 	first, err := e.callers.get(context.Background())
 	if err != nil {
@@ -85,24 +84,18 @@ func (e *engine) newCaller() (*caller, error) {
 // do performs the batch, which the volume has admitted, and returns when each
 // request has its outcome. An error means that nothing was submitted.
 func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("uring: batch of %d not admitted: %w", len(batch), err)
+	}
 	if len(batch) == 0 {
 		return nil
 	}
-	var bytes int64
-	for i := range batch {
-		bytes += batch[i].Len()
-	}
-	if err := e.budget.Acquire(ctx, bytes); err != nil {
-		return fmt.Errorf("uring: wait for %d bytes in flight: %w", bytes, err)
-	}
-	defer e.budget.Release(bytes)
 	active := e.active.Add(1)
 	defer e.active.Add(-1)
 	// The kernel knows the buffers by address only.
 	defer runtime.KeepAlive(batch)
 	if e.useShared(active) {
-		e.doShared(batch)
-		return nil
+		return e.doShared(ctx, batch)
 	}
 	return e.doCaller(ctx, batch)
 }
@@ -117,34 +110,48 @@ func (e *engine) useShared(active int64) bool {
 	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
+// doCaller takes the ring before the bytes: who has bytes must be able to go on,
+// or two who each wait for what the other has would wait for ever.
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 	c, err := e.callers.get(ctx)
 	if err != nil {
 		return err
 	}
-	startAll(c.start(len(batch)), batch)
+	defer e.callers.put(c)
+	if err := e.start(ctx, c.start(len(batch)), batch); err != nil {
+		forget(c.ops)
+		return err
+	}
 	c.run()
-	e.callers.put(c)
 	return nil
 }
 
-func (e *engine) doShared(reqs []blockio.Request) {
+func (e *engine) doShared(ctx context.Context, reqs []blockio.Request) error {
 	b, _ := e.batches.Get().(*batch)
 	if b == nil {
 		b = &batch{last: make(chan struct{}, 1)}
 	}
+	defer e.batches.Put(b)
 	b.start(len(reqs))
-	startAll(b.ops, reqs)
+	defer forget(b.ops)
+	if err := e.start(ctx, b.ops, reqs); err != nil {
+		return err
+	}
 	e.shared.run(b)
-	forget(b.ops)
-	e.batches.Put(b)
+	return nil
 }
 
-// startAll makes ops the progress of reqs.
-func startAll(ops []op, reqs []blockio.Request) {
+// start makes ops the progress of reqs and waits for the bytes of the first: with
+// them the whole batch is admitted, and ctx has had its say.
+func (e *engine) start(ctx context.Context, ops []op, reqs []blockio.Request) error {
 	for i := range ops {
 		ops[i].start(&reqs[i], reqs[i].File.(*posixio.File).FD())
 	}
+	if err := e.env.budget.Acquire(ctx, ops[0].want); err != nil {
+		return fmt.Errorf("uring: batch of %d not admitted: %w", len(ops), err)
+	}
+	ops[0].admitted = true
+	return nil
 }
 
 // close closes the rings, once; nothing is in flight. Every call waits.

@@ -3,6 +3,7 @@
 package uring
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -31,13 +32,29 @@ type op struct {
 	want, done int64
 	// tries counts submissions since the last progress.
 	tries int
+	// admitted is whether the budget holds the request's bytes.
+	admitted bool
 	// vecs is what remains of several buffers; the memory is used again.
 	vecs []unix.Iovec
 }
 
 // start makes o the progress of r, on descriptor fd.
 func (o *op) start(r *blockio.Request, fd int) {
-	o.req, o.fd, o.want, o.done, o.tries = r, fd, r.Len(), 0, 0
+	o.req, o.fd, o.want, o.done, o.tries, o.admitted = r, fd, r.Len(), 0, 0, false
+}
+
+// admit takes the op's bytes from the budget, as the bytes of each request are
+// bounded on their own: a batch larger than the budget goes in parts. It waits
+// only if wait says so.
+func (o *op) admit(v *env, wait bool) bool {
+	if o.admitted || v.budget.TryAcquire(o.want) {
+		o.admitted = true
+	} else if wait {
+		// Cannot fail: this context never ends.
+		_ = v.budget.Acquire(context.Background(), o.want)
+		o.admitted = true
+	}
+	return o.admitted
 }
 
 // resize returns n ops, the memory of ops being used again where it suffices.
@@ -59,6 +76,7 @@ func forget(ops []op) {
 // env is what ops need of their device.
 type env struct {
 	regions [][]byte
+	budget  *blockio.Budget
 	count   *blockio.Counters
 	// hook, in tests, changes what the kernel answered.
 	hook blockio.ResultHook
@@ -116,7 +134,7 @@ func (o *op) complete(res int32, v *env) (over bool) {
 		if o.tries < triesMax && passing(err) {
 			return false
 		}
-		return o.end(err)
+		return o.end(err, v)
 	}
 	// O_DIRECT goes on at a multiple of Align only; the bytes beyond are moved again.
 	moved := int64(n) &^ (blockio.Align - 1)
@@ -124,10 +142,10 @@ func (o *op) complete(res int32, v *env) (over bool) {
 		o.tries = 0
 	}
 	if o.done += moved; o.done >= o.want {
-		return o.end(nil)
+		return o.end(nil, v)
 	}
 	if o.tries >= triesMax {
-		return o.end(noProgress(o.req.Op))
+		return o.end(noProgress(o.req.Op), v)
 	}
 	v.count.Resumed()
 	return false
@@ -156,8 +174,8 @@ func passing(err error) bool {
 	return errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECANCELED)
 }
 
-// end records the outcome.
-func (o *op) end(err error) bool {
+// end records the outcome and gives the bytes back. Nothing of o is in flight.
+func (o *op) end(err error, v *env) bool {
 	r := o.req
 	r.Err = nil
 	if err != nil {
@@ -165,6 +183,10 @@ func (o *op) end(err error) bool {
 			err = fmt.Errorf("%w (%w)", blockio.ErrNoSpace, err)
 		}
 		r.Err = fmt.Errorf("uring: %v of %d bytes at %d of %s, after %d: %w", r.Op, o.want, r.Offset, r.File.Name(), o.done, err)
+	}
+	if o.admitted {
+		v.budget.Release(o.want)
+		o.admitted = false
 	}
 	return true
 }

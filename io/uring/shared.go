@@ -130,20 +130,22 @@ func polled(ringFD int) (*os.File, error) {
 // is in flight any more.
 func (s *sharedRing) run(b *batch) {
 	for n := 0; n < len(b.ops); {
-		// Entries of ours must not wait in the queue while we wait for a slot.
+		// Entries of ours are in the kernel's hands while we wait for room.
+		b.ops[n].admit(s.env, true)
 		n += s.submit(b, b.ops[n:], <-s.free)
 	}
 	<-b.last
 }
 
-// submit hands the first of ops to the kernel, with the given slot, and as many
-// of the following as there are slots; it returns how many.
+// submit hands the first of ops, which is admitted, to the kernel, with the given
+// slot, and as many of the following as there are slots and the budget allows; it
+// returns how many.
 func (s *sharedRing) submit(b *batch, ops []op, first uint32) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.placeLocked(b, &ops[0], first)
 	n := 1
-	for ; n < len(ops); n++ {
+	for ; n < len(ops) && ops[n].admit(s.env, false); n++ {
 		i, ok := s.freeSlot()
 		if !ok {
 			break
@@ -176,7 +178,7 @@ func (s *sharedRing) placeLocked(b *batch, o *op, i uint32) {
 func (s *sharedRing) handLocked(i uint32) {
 	sl := &s.slots[i]
 	if s.broken != nil {
-		sl.op.end(s.broken)
+		sl.op.end(s.broken, s.env)
 		s.release(i)
 		return
 	}
@@ -206,7 +208,7 @@ func (s *sharedRing) enterLocked() {
 			s.refused.Store(true)
 			left := int(s.ring.unsubmitted())
 			for _, i := range s.handed[len(s.handed)-left:] {
-				s.slots[i].op.end(s.broken)
+				s.slots[i].op.end(s.broken, s.env)
 				s.release(i)
 			}
 			s.handed = s.handed[:0]
