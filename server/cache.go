@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -374,7 +372,15 @@ func (s *cacheService) Delivered(_ context.Context, req *pb.DeliveredRequest) (*
 const eventBatch = 256
 
 func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServer) error {
-	ctx := stream.Context()
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-s.stopping:
+			cancel(errStopping)
+		case <-ctx.Done():
+		}
+	}()
 	events := s.node.Events()
 	after := req.GetAfter()
 	if after == 0 {
@@ -383,7 +389,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 	for {
 		batch, err := events.After(ctx, after, eventBatch)
 		if err != nil {
-			return statusOf(err)
+			return statusOf(context.Cause(ctx))
 		}
 		for _, e := range batch {
 			after = e.Sequence
@@ -395,11 +401,6 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 			if err := stream.Send(eventProto(e)); err != nil {
 				return err
 			}
-		}
-		select {
-		case <-s.stopping:
-			return status.Error(codes.Unavailable, "node is draining")
-		default:
 		}
 	}
 }

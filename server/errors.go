@@ -13,6 +13,9 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
+// errStopping ends streams at shutdown.
+var errStopping = errors.New("node is shutting down")
+
 // errorCodes says which gRPC code an error is, first match first.
 var errorCodes = []struct {
 	err  error
@@ -35,6 +38,7 @@ var errorCodes = []struct {
 	{storage.ErrBusy, codes.ResourceExhausted},
 	{storage.ErrReadOnly, codes.Unavailable},
 	{storage.ErrDraining, codes.Unavailable},
+	{errStopping, codes.Unavailable},
 }
 
 // statusOf turns an error into what travels to the client.

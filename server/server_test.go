@@ -1,0 +1,630 @@
+package server_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// host is a whole node on loopback, and a client of it.
+type host struct {
+	t       *testing.T
+	server  *server.Server
+	node    *storage.Node
+	control string
+	web     string
+	served  chan error
+	conn    *grpc.ClientConn
+	cache   pb.CacheClient
+	admin   pb.AdminClient
+	engine  rdma.Engine // the client's
+	memory  rdma.Region
+}
+
+var geometry = kv.SingleGroup(4, 4, 512)
+
+func newHost(t *testing.T, edit func(*server.Options), creds credentials.TransportCredentials) *host {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := context.Background()
+	device := memio.New(memio.Options{})
+	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{device}, CapacityBytes: 16 << 20, SegmentBytes: 1 << 20})
+	must(err)
+	index, err := trie.Open(trie.Options{Dir: "index", FS: vfs.NewMem()})
+	must(err)
+	mem, err := arena.New(arena.Options{SizeBytes: 8 << 20})
+	must(err)
+	registry := prometheus.NewRegistry()
+	counters := metrics.NewNode(registry)
+	node, err := storage.Open(ctx, storage.Options{Index: index, Store: store, Arena: mem, Metrics: counters, LoadBytesMax: 1 << 20, WriteBytesMax: 1 << 20, ChainBlocksMax: 64})
+	must(err)
+	token := rdma.Token("sixteen bytes at least")
+	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	must(err)
+	opts := server.Options{
+		Node: "test", Version: "v0", Storage: node, Arena: mem, Data: data, DataToken: token,
+		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 64, LandWithin: 5 * time.Second},
+		Volumes: []server.Volume{{Device: device, Reason: "a test"}}, Durability: "batch", CapacityBytes: 16 << 20, MemoryBudgetBytes: 1 << 30,
+		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
+	}
+	if edit != nil {
+		edit(&opts)
+	}
+	h := &host{t: t, node: node, served: make(chan error, 1)}
+	h.server, err = server.New(opts)
+	must(err)
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	must(err)
+	h.control, h.web = control.Addr().String(), "http://"+web.Addr().String()
+	go func() { h.served <- h.server.Serve(control, web) }()
+	if creds == nil {
+		creds = insecure.NewCredentials()
+	}
+	h.conn, err = grpc.NewClient(h.control, grpc.WithTransportCredentials(creds))
+	must(err)
+	h.cache, h.admin = pb.NewCacheClient(h.conn), pb.NewAdminClient(h.conn)
+	h.engine, err = tcp.New(ctx, tcp.Options{})
+	must(err)
+	h.memory, err = h.engine.Register(make([]byte, 1<<20), rdma.RegisterOptions{})
+	must(err)
+	t.Cleanup(func() {
+		if h.engine.Close() != nil || h.conn.Close() != nil {
+			t.Error("client does not close")
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		for what, err := range map[string]error{"shutdown": h.server.Shutdown(ctx), "serve": <-h.served, "node": node.Close(ctx), "arena": mem.Close()} {
+			if err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return h
+}
+
+// namespace creates m and connects the client's engine.
+func (h *host) namespace() kv.Namespace {
+	h.t.Helper()
+	m, err := h.admin.CreateNamespace(h.t.Context(), &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "m", Geometry: api.GeometryProto(geometry)}})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	ns, err := api.Namespace(m)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	d, err := h.cache.Describe(h.t.Context(), &pb.DescribeRequest{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var addr rdma.Addr
+	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {
+		h.t.Fatal(err)
+	}
+	if _, err := h.engine.Connect(h.t.Context(), addr, d.GetDataToken()); err != nil {
+		h.t.Fatal(err)
+	}
+	return ns
+}
+
+func chain(ns kv.Namespace, blocks int) []byte {
+	c, err := ns.Chain()
+	if err != nil {
+		panic(err)
+	}
+	ids, _ := c.Append(nil, make([]kv.Token, blocks*ns.Geometry.BlockTokens))
+	return api.AppendIDs(nil, ids)
+}
+
+// write puts the chain, block i filled with i+1.
+func (h *host) write(ns kv.Namespace, blocks int) *pb.CommitResponse {
+	h.t.Helper()
+	ctx := h.t.Context()
+	digest := ns.Geometry.Digest()
+	res, err := h.cache.Reserve(ctx, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, blocks), GeometryDigest: digest[:]})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	var window rdma.Desc
+	if err := window.UnmarshalBinary(res.GetWindow()); err != nil {
+		h.t.Fatal(err)
+	}
+	size := int(ns.Geometry.BlockBytes())
+	commit := &pb.CommitRequest{Reservation: res.GetReservation()}
+	for i, p := range res.GetPieces() {
+		block := h.memory.Bytes()[i*size : (i+1)*size]
+		for j := range block {
+			block[j] = byte(i + 1)
+		}
+		done := rdma.NewFlag()
+		if err := h.engine.Write(ctx, rdma.Write{Src: h.memory, SrcOffset: uint64(i * size), Dst: window, DstOffset: p.GetOffset(), Len: uint64(size), Imm: rdma.ImmOf(res.GetImm()), Done: done.Set}); err != nil {
+			h.t.Fatal(err)
+		}
+		if err := done.Wait(ctx); err != nil {
+			h.t.Fatal(err)
+		}
+		commit.Pieces = append(commit.Pieces, &pb.PieceSums{Block: p.GetBlock(), LayerSums: ondisk.AppendLayerSums(nil, block, ns.Geometry.Groups[0].Layers)})
+	}
+	resp, err := h.cache.Commit(ctx, commit)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return resp
+}
+
+func TestBytesGoThereAndBack(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	for _, p := range h.write(ns, 3).GetPieces() {
+		if p.GetState() != pb.PieceResult_STATE_STORED {
+			t.Fatalf("commit: %v", p)
+		}
+	}
+	clear(h.memory.Bytes())
+	window, err := h.memory.Window(4096, 3*uint64(ns.Geometry.BlockBytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := window.Desc().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 4), Destination: dst, Imm: 77}
+	for i := range 4 {
+		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(i), Offset: uint64(i) * uint64(ns.Geometry.BlockBytes())})
+	}
+	resp, err := h.cache.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.GetMatchedBlocks() != 3 || resp.GetImmediates() != 3 || resp.GetCut() != "absent" || resp.GetPieces()[3].GetState() != pb.PieceResult_STATE_MISS {
+		t.Fatalf("read: %v", resp)
+	}
+	landed := rdma.NewFlag()
+	if _, err := h.engine.ExpectImm(rdma.Expect{Imm: 77, Count: 3, Done: landed.Set}); err != nil {
+		t.Fatal(err)
+	}
+	if err := landed.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, b := range window.Bytes() {
+		if want := byte(i/int(ns.Geometry.BlockBytes()) + 1); b != want {
+			t.Fatalf("byte %d is %d; want %d", i, b, want)
+		}
+	}
+	for i, p := range resp.GetPieces()[:3] {
+		block := window.Bytes()[i*int(ns.Geometry.BlockBytes()):][:ns.Geometry.BlockBytes()]
+		if !slices.Equal(p.GetLayerSums(), ondisk.AppendLayerSums(nil, block, 4)) {
+			t.Errorf("block %d: the reply's checksums are not those of the bytes", i)
+		}
+	}
+	again, err := h.cache.Reserve(t.Context(), &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 3), GeometryDigest: digestOf(ns)})
+	if err != nil || again.GetReservation() != 0 || again.GetPieces()[0].GetState() != pb.PieceResult_STATE_EXISTS {
+		t.Errorf("a second reservation: %v, %v", again, err)
+	}
+}
+
+func digestOf(ns kv.Namespace) []byte {
+	d := ns.Geometry.Digest()
+	return d[:]
+}
+
+func TestBadCallsGetClearCodes(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	ctx := t.Context()
+	ids := chain(ns, 2)
+	window, err := h.memory.Window(0, 1<<16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := window.Desc().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := []*pb.PieceRef{{}}
+	calls := map[string]struct {
+		code codes.Code
+		call func() error
+	}{
+		"match unknown namespace": {codes.NotFound, func() error {
+			_, err := h.cache.Match(ctx, &pb.MatchRequest{Namespace: "x", BlockIds: ids})
+			return err
+		}},
+		"match half an id": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Match(ctx, &pb.MatchRequest{Namespace: "m", BlockIds: ids[:20]})
+			return err
+		}},
+		"match nothing": {codes.InvalidArgument, func() error { _, err := h.cache.Match(ctx, &pb.MatchRequest{Namespace: "m"}); return err }},
+		"match too long a chain": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Match(ctx, &pb.MatchRequest{Namespace: "m", BlockIds: make([]byte, 65*16)})
+			return err
+		}},
+		"read no pieces": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids, Destination: dst})
+			return err
+		}},
+		"read into garbage": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids, Pieces: one, Destination: []byte("garbage")})
+			return err
+		}},
+		"read block out of range": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids, Pieces: []*pb.PieceRef{{Block: 1 << 31}}, Destination: dst})
+			return err
+		}},
+		"read layers out of range": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids, Pieces: one, Destination: dst, Layers: 1 << 31})
+			return err
+		}},
+		"reserve another geometry": {codes.FailedPrecondition, func() error {
+			_, err := h.cache.Reserve(ctx, &pb.ReserveRequest{Namespace: "m", BlockIds: ids, GeometryDigest: make([]byte, 16)})
+			return err
+		}},
+		"reserve without geometry": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Reserve(ctx, &pb.ReserveRequest{Namespace: "m", BlockIds: ids})
+			return err
+		}},
+		"reserve a later epoch": {codes.FailedPrecondition, func() error {
+			_, err := h.cache.Reserve(ctx, &pb.ReserveRequest{Namespace: "m", Epoch: 9, BlockIds: ids, GeometryDigest: digestOf(ns)})
+			return err
+		}},
+		"reserve with half parent": {codes.InvalidArgument, func() error {
+			_, err := h.cache.Reserve(ctx, &pb.ReserveRequest{Namespace: "m", Parent: []byte{1}, BlockIds: ids, GeometryDigest: digestOf(ns)})
+			return err
+		}},
+		"commit nothing reserved": {codes.NotFound, func() error { _, err := h.cache.Commit(ctx, &pb.CommitRequest{Reservation: 7}); return err }},
+		"abort nothing reserved":  {codes.NotFound, func() error { _, err := h.cache.Abort(ctx, &pb.AbortRequest{Reservation: 7}); return err }},
+		"renew no lease": {codes.NotFound, func() error {
+			_, err := h.cache.RenewLease(ctx, &pb.RenewLeaseRequest{Lease: 7, TtlMs: 1000})
+			return err
+		}},
+		"renew for no time": {codes.InvalidArgument, func() error { _, err := h.cache.RenewLease(ctx, &pb.RenewLeaseRequest{Lease: 7}); return err }},
+		"create without geometry": {codes.InvalidArgument, func() error {
+			_, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "n"}})
+			return err
+		}},
+		"create nothing": {codes.InvalidArgument, func() error { _, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{}); return err }},
+		"create huge": {codes.InvalidArgument, func() error {
+			_, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "n", Geometry: api.GeometryProto(kv.SingleGroup(64, 64, 1<<16))}})
+			return err
+		}},
+		"create m otherwise": {codes.AlreadyExists, func() error {
+			_, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "m", Geometry: api.GeometryProto(kv.SingleGroup(1, 1, 1))}})
+			return err
+		}},
+		"show unknown": {codes.NotFound, func() error { _, err := h.admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: "x"}); return err }},
+		"delete unknown": {codes.NotFound, func() error {
+			_, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: "x"})
+			return err
+		}},
+		"bump unknown": {codes.NotFound, func() error { _, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "x"}); return err }},
+		"negative quota": {codes.InvalidArgument, func() error {
+			_, err := h.admin.SetQuota(ctx, &pb.SetQuotaRequest{Name: "m", QuotaBytes: -1})
+			return err
+		}},
+		"delete half a block id": {codes.InvalidArgument, func() error {
+			_, err := h.admin.DeleteBlocks(ctx, &pb.DeleteBlocksRequest{Namespace: "m", BlockId: []byte{1}})
+			return err
+		}},
+		"delete an absent block": {codes.NotFound, func() error {
+			_, err := h.admin.DeleteBlocks(ctx, &pb.DeleteBlocksRequest{Namespace: "m", BlockId: ids[:16]})
+			return err
+		}},
+		"evict nothing": {codes.InvalidArgument, func() error { _, err := h.admin.Evict(ctx, &pb.EvictRequest{}); return err }},
+		"list from a wrong cursor": {codes.InvalidArgument, func() error {
+			_, err := h.admin.ListBlocks(ctx, &pb.ListBlocksRequest{Namespace: "m", Cursor: []byte{1}})
+			return err
+		}},
+		"stat an absent block": {codes.NotFound, func() error {
+			_, err := h.admin.StatBlock(ctx, &pb.StatBlockRequest{Namespace: "m", BlockId: ids[:16]})
+			return err
+		}},
+		"read into a foreign engine": {codes.OK, func() error {
+			return nil // judged below: a state of the piece, not an error of the call
+		}},
+	}
+	for name, tc := range calls {
+		if err := tc.call(); status.Code(err) != tc.code {
+			t.Errorf("%s: %v; want %v", name, err, tc.code)
+		}
+	}
+	h.write(ns, 1)
+	var foreign rdma.Desc
+	if err := foreign.UnmarshalBinary(dst); err != nil {
+		t.Fatal(err)
+	}
+	for name, edit := range map[string]func(*rdma.Desc){
+		"an engine without a session": func(d *rdma.Desc) { d.Engine[0]++; d.NICs = nil },
+		"a key that opens nothing":    func(d *rdma.Desc) { d.NICs[0].Key++ },
+		"a window that is too short":  func(d *rdma.Desc) { d.Len = 1 << 40; d.NICs[0].Key += 0 },
+	} {
+		d := foreign
+		d.NICs = slices.Clone(foreign.NICs)
+		edit(&d)
+		bad, err := d.MarshalBinary()
+		if err != nil {
+			t.Fatal(err)
+		}
+		offset := uint64(0)
+		if d.Len == 1<<40 {
+			offset = 1 << 30
+		}
+		resp, err := h.cache.Read(ctx, &pb.ReadRequest{Namespace: "m", BlockIds: ids, Pieces: []*pb.PieceRef{{Offset: offset}}, Destination: bad, Imm: 1})
+		if err != nil || resp.GetImmediates() != 0 || resp.GetPieces()[0].GetState() != pb.PieceResult_STATE_FAILED || resp.GetPieces()[0].GetReason() == "" {
+			t.Errorf("%s: %v, %v", name, resp, err)
+		}
+	}
+}
+
+func TestBearerToken(t *testing.T) {
+	h := newHost(t, func(o *server.Options) { o.BearerToken = "secret" }, nil)
+	for given, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer wrong": codes.Unauthenticated, "secret": codes.Unauthenticated, "Bearer secret": codes.OK} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", given)
+		if _, err := h.cache.Describe(ctx, &pb.DescribeRequest{}); status.Code(err) != want {
+			t.Errorf("token %q: %v; want %v", given, err, want)
+		}
+		stream, err := h.cache.Events(ctx, &pb.EventsRequest{After: 99})
+		if err == nil {
+			_, err = stream.Recv() // a gap at once: 99 is of another run
+		}
+		if status.Code(err) != want {
+			t.Errorf("stream with token %q: %v; want %v", given, err, want)
+		}
+	}
+}
+
+// authority makes certificates for one test.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+}
+
+func newAuthority(t *testing.T) authority {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test CA"}, NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return authority{cert, key, pool}
+}
+
+func (a authority) issue(t *testing.T, name string) tls.Certificate {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func TestMutualTLS(t *testing.T) {
+	ca, stranger := newAuthority(t), newAuthority(t)
+	client := credentials.NewTLS(&tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{ca.issue(t, "client")}})
+	h := newHost(t, func(o *server.Options) {
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{ca.issue(t, "node")}, ClientCAs: ca.pool, ClientAuth: tls.RequireAndVerifyClientCert}
+	}, client)
+	if _, err := h.cache.Describe(t.Context(), &pb.DescribeRequest{}); err != nil {
+		t.Fatalf("with a certificate: %v", err)
+	}
+	for name, creds := range map[string]credentials.TransportCredentials{
+		"no certificate":      credentials.NewTLS(&tls.Config{RootCAs: ca.pool}),
+		"another authority's": credentials.NewTLS(&tls.Config{RootCAs: ca.pool, Certificates: []tls.Certificate{stranger.issue(t, "client")}}),
+		"no TLS":              insecure.NewCredentials(),
+	} {
+		conn, err := grpc.NewClient(h.control, grpc.WithTransportCredentials(creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pb.NewCacheClient(conn).Describe(t.Context(), &pb.DescribeRequest{}); err == nil {
+			t.Errorf("%s: let in", name)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func get(t *testing.T, url string) (int, string) {
+	t.Helper()
+	resp, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestHTTP(t *testing.T) {
+	h := newHost(t, nil, nil)
+	for path, want := range map[string]string{
+		"/healthz": "ok", "/health": "ok", "/readyz": `"serving"`, "/metrics": "penstock_store_capacity_bytes 1.6777216e+07",
+		"/metrics/summary": "state=serving", "/debug/pprof/": "goroutine",
+	} {
+		if code, body := get(t, h.web+path); code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d, %.200q; want %q in it", path, code, body, want)
+		}
+	}
+	h.node.Drain()
+	code, body := get(t, h.web+"/readyz")
+	var state struct{ State string }
+	if err := json.Unmarshal([]byte(body), &state); err != nil || code != http.StatusServiceUnavailable || state.State != "draining" {
+		t.Errorf("while draining: %d, %s, %v", code, body, err)
+	}
+}
+
+func TestStatus(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	h.write(ns, 3)
+	st, err := h.admin.Status(t.Context(), &pb.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.GetBlocks() != 3 || st.GetNamespaces() != 1 || st.GetIo() != "mem" || st.GetIoReason() != "a test" || st.GetState() != "serving" || st.GetUsedBytes() < 3*8192 || st.GetUsedBytes() > st.GetCapacityBytes() {
+		t.Errorf("status: %v", st)
+	}
+}
+
+// TestMetricsPage: docs/metrics.md has a row for every metric of the registry,
+// with its help text, and no other.
+func TestMetricsPage(t *testing.T) {
+	h := newHost(t, nil, nil)
+	h.write(h.namespace(), 1)
+	registry := prometheus.NewRegistry()
+	counters := metrics.NewNode(registry)
+	// Vectors show only once a label is used; every one is described all the same.
+	ch := make(chan *prometheus.Desc, 1024)
+	registry.Describe(ch)
+	close(ch)
+	_ = counters
+	described := regexp.MustCompile(`fqName: "([^"]+)", help: "([^"]+)"`)
+	want := map[string]string{}
+	for d := range ch {
+		m := described.FindStringSubmatch(d.String())
+		want[m[1]] = m[2]
+	}
+	_, body := get(t, h.web+"/metrics")
+	for _, m := range regexp.MustCompile(`(?m)^# HELP (penstock_\S+) (.*)$`).FindAllStringSubmatch(body, -1) {
+		want[m[1]] = m[2]
+	}
+	page, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(penstock_[a-z0-9_]+)` \\|[^|]*\\| (.*) \\|$").FindAllStringSubmatch(string(page), -1) {
+		got[m[1]] = m[2]
+	}
+	var rows []string
+	for name, help := range want {
+		rows = append(rows, fmt.Sprintf("| `%s` | | %s |", name, help))
+		if got[name] != help {
+			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
+		}
+	}
+	for name := range got {
+		if _, ok := want[name]; !ok {
+			t.Errorf("docs/metrics.md documents %s, which does not exist", name)
+		}
+	}
+	if t.Failed() {
+		slices.Sort(rows)
+		t.Logf("rows:\n%s", strings.Join(rows, "\n"))
+	}
+}
+
+func TestMetricNames(t *testing.T) {
+	h := newHost(t, nil, nil)
+	h.write(h.namespace(), 1)
+	_, body := get(t, h.web+"/metrics")
+	for _, m := range regexp.MustCompile(`(?m)^# TYPE (penstock_\S+) (\S+)$`).FindAllStringSubmatch(body, -1) {
+		name, kind := m[1], m[2]
+		if (kind == "counter") != strings.HasSuffix(name, "_total") {
+			t.Errorf("%s is a %s", name, kind)
+		}
+		if strings.Contains(name, "ratio") || strings.Contains(name, "percent") || strings.HasSuffix(name, "_ms") || strings.HasSuffix(name, "_us") {
+			t.Errorf("%s is a ratio or not in base units", name)
+		}
+	}
+}
+
+func TestEventsStreamEndsOnShutdown(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	stream, err := h.cache.Events(t.Context(), &pb.EventsRequest{After: 1 << 40, Namespace: "m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, err := stream.Recv(); err != nil || e.GetKind() != pb.Event_KIND_GAP {
+		t.Fatalf("first: %v, %v", e, err)
+	}
+	h.write(ns, 2)
+	e, err := stream.Recv()
+	if err != nil || e.GetKind() != pb.Event_KIND_BLOCK_STORED || len(e.GetBlockIds()) != 32 || e.GetMedium() != "ssd" {
+		t.Fatalf("stored: %v, %v", e, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := h.server.Shutdown(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("after the shutdown: %v", err)
+	}
+	if ctx.Err() != nil {
+		t.Error("the shutdown waited for the stream")
+	}
+}
