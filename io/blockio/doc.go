@@ -12,9 +12,19 @@
 // another and injects faults). blockiotest.Run is the conformance suite that
 // all four pass: every sentence on Device and File below has a case there.
 //
+// What all backends need is here as well, so that they agree: the checks of
+// names, sizes and requests; Gate, which a Close waits at; Counters behind Stats;
+// and Budget, the bytes in flight, which follows the device (tuner.go has the rule):
+//
+//	throughput
+//	    │         ╭──────────────────  more in flight only waits inside the device
+//	    │       ╱ └ the knee: where the limit settles
+//	    │     ╱
+//	    └───────────────────────────► bytes in flight
+//
 // Alignment is by type and by check: offsets, lengths and addresses of a
 // Request are multiples of Align, and a Request that is not is refused with
 // ErrAlign before anything is submitted.
 //
-// Lock order: none; the contract holds no lock across calls.
+// Lock order: Gate.mu and Budget.mu are leaves; nothing is called under them.
 package blockio

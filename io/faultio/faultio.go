@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -262,6 +263,7 @@ func (p *plan) finish(prog *program, r *blockio.Request) {
 	if p.rule == nil {
 		return
 	}
+	defer p.mangle(r)
 	switch action := p.rule.action; {
 	case action == Err:
 		r.Err = prog.failure(p.rule, &p.call, cause(p.rule.errno))
@@ -272,6 +274,17 @@ func (p *plan) finish(prog *program, r *blockio.Request) {
 		p.flipped(prog, r)
 	case action == Torn:
 		p.torn(prog, r)
+	}
+}
+
+// mangle spoils the buffers of a read that a rule made fail: they hold nothing to
+// rely on.
+func (p *plan) mangle(r *blockio.Request) {
+	if p.call.kind != Read || r.Err == nil {
+		return
+	}
+	for _, b := range r.Bufs {
+		invariants.Mangle(b)
 	}
 }
 

@@ -130,3 +130,48 @@ func cpu(b *testing.B) time.Duration {
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// BenchmarkBudget reads 4 MiB pieces in eight goroutines: with the adaptive
+// budget, and with one so large that everything is in flight. The limit at the
+// end is reported, and the time that a read takes once admitted: by Little's law
+// the bytes in flight over the throughput.
+func BenchmarkBudget(b *testing.B) {
+	for _, c := range []struct {
+		name   string
+		budget blockio.BudgetOptions
+	}{
+		{"adaptive", blockio.BudgetOptions{}},
+		{"all-in-flight", blockio.BudgetOptions{MinBytes: 1 << 30, MaxBytes: 1 << 30}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			const bytes, clients = 4 << 20, 8
+			d := open(b, b.TempDir(), posixio.Options{Budget: c.budget})
+			f := create(b, d, "a", benchFilePages)
+			mem, err := arena.New(arena.Options{SizeBytes: clients * bytes})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer mem.Close()
+			written(b, d, f, mem.Bytes())
+			measure(b, clients*bytes*8, func(round int) error {
+				var wg sync.WaitGroup
+				for w := range clients {
+					wg.Go(func() {
+						for i := range 8 {
+							batch := []blockio.Request{{Op: blockio.Read, File: f, Offset: place(round*64+w*8+i, bytes), Bufs: [][]byte{part(mem.Bytes(), w, bytes)}}}
+							if err := d.Do(b.Context(), batch); err != nil || batch[0].Err != nil {
+								b.Error(err, batch[0].Err)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				return nil
+			})
+			limit := min(d.Stats().InFlightLimitBytes, clients*bytes)
+			perSecond := float64(b.N) * clients * bytes * 8 / b.Elapsed().Seconds()
+			b.ReportMetric(float64(limit>>20), "limit-MiB")
+			b.ReportMetric(float64(limit)/perSecond*1000, "in-device-ms")
+		})
+	}
+}

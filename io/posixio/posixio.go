@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -140,6 +141,11 @@ func (d *Device) transfer(op blockio.Op, file blockio.File, offset int64, bufs [
 	t := transfer{op: op, fd: f.FD(), file: f.Name(), hook: d.opts.Hook, resumed: d.counters.Resumed}
 	moved, err := t.run(bufs, offset)
 	if err != nil {
+		if op == blockio.Read {
+			for _, b := range bufs {
+				invariants.Mangle(b) // a failed read leaves nothing to rely on
+			}
+		}
 		return fmt.Errorf("posixio: %v %d bytes at %d of %s on %s, after %d: %w", op, totalLen(bufs), offset, f.Name(), d.path, moved, sentinel(err))
 	}
 	return nil
