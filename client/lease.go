@@ -2,10 +2,15 @@ package client
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// Lease keeps a matched prefix from being evicted.
+// Lease keeps a matched prefix from being evicted, until its time is over or it
+// is released. Its methods may be called concurrently.
 type Lease struct {
 	store *Store
 	parts []leasePart
@@ -17,5 +22,65 @@ type leasePart struct {
 	id   uint64
 }
 
-var _ = time.Second
-var _ context.Context
+// IDs returns the number that each node gave to its part of the lease: what
+// `penstock unpin` takes.
+func (l *Lease) IDs() []uint64 {
+	ids := make([]uint64, len(l.parts))
+	for i, p := range l.parts {
+		ids[i] = p.id
+	}
+	return ids
+}
+
+// Renew makes the lease end ttl from now. Errors: ErrNotFound if it has ended
+// (the blocks may have gone), ErrUnavailable, ctx's.
+func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
+	if ttl <= 0 {
+		return fmt.Errorf("client: %w: a lease of %v", ErrRequest, ttl)
+	}
+	return l.each(ctx, "renew lease", func(sess *session, id uint64) error {
+		_, err := sess.cache.RenewLease(ctx, &pb.RenewLeaseRequest{Lease: id, TtlMs: millis(ttl)})
+		return err
+	})
+}
+
+// Release ends the lease. Releasing one that has ended is no error. Errors:
+// ErrUnavailable, ctx's.
+func (l *Lease) Release(ctx context.Context) error {
+	return l.each(ctx, "release lease", func(sess *session, id uint64) error {
+		_, err := sess.cache.ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: id})
+		if errors.Is(callError(ctx, "", "", err), ErrNotFound) {
+			return nil
+		}
+		return err
+	})
+}
+
+// each calls f for every part. Both calls may be repeated: they say what shall
+// be, not what to add.
+func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) error) error {
+	var errs []error
+	for _, p := range l.parts {
+		err := p.node.retry(ctx, p.node.use, func(sess *session) error {
+			return callError(ctx, what, p.node.target, f(sess, p.id))
+		})
+		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
+			err = fmt.Errorf("%w: %w", ErrUnavailable, hideInternal(err))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// releaseQuietly ends a lease that the caller never sees: one that is not ended
+// runs out by itself, unless it is a pin, so a call that is over still tries.
+func (l *Lease) releaseQuietly(ctx context.Context) {
+	if len(l.parts) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
+	defer cancel()
+	if err := l.Release(ctx); err != nil {
+		l.store.opts.Logger.Warn("a lease that nobody holds could not be released", "leases", l.IDs(), "err", err)
+	}
+}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -40,6 +42,8 @@ type session struct {
 type node struct {
 	store  *Store
 	target string
+	// seed is the hash of target: the node's part in rendezvous hashing.
+	seed uint64
 
 	mu      sync.Mutex
 	session *session
@@ -51,7 +55,9 @@ type node struct {
 	attempt chan struct{}
 }
 
-func newNode(s *Store, target string) *node { return &node{store: s, target: target} }
+func newNode(s *Store, target string) *node {
+	return &node{store: s, target: target, seed: xxh3.HashString(target)}
+}
 
 // use returns the node's session, opening one if the last was lost. It returns
 // errDown at once while the node is dead. Errors: errDown, ErrAuth, ErrClosed,
@@ -236,6 +242,42 @@ func (n *node) live(ctx context.Context) (*session, error) {
 	}
 	n.drop(sess)
 	return n.use(ctx)
+}
+
+// retry calls f with a session from get, again where the connection broke under
+// it, up to RetryMax times. f must be safe to repeat.
+func (n *node) retry(ctx context.Context, get func(context.Context) (*session, error), f func(*session) error) error {
+	for attempt := 0; ; attempt++ {
+		sess, err := get(ctx)
+		if err != nil {
+			return err
+		}
+		err = n.failed(sess, f(sess))
+		if !errors.Is(err, errDown) || attempt >= n.store.opts.RetryMax {
+			return err
+		}
+		n.store.stats.retries.Add(1)
+		if err := backOff(ctx, attempt); err != nil {
+			return fmt.Errorf("client: %s: %w", n.target, err)
+		}
+	}
+}
+
+// backOff waits before the next attempt: not at all before the first, since a
+// broken connection is repaired by opening another, then 10 to 20 ms, doubling.
+func backOff(ctx context.Context, attempt int) error {
+	if attempt == 0 {
+		return ctx.Err()
+	}
+	base := 10 * time.Millisecond << min(attempt-1, 6)
+	timer := time.NewTimer(base + rand.N(base))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // close ends the session. No attempt is under way.

@@ -1,0 +1,203 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// EventKind says what an Event reports.
+type EventKind uint8
+
+const (
+	// BlockStored: blocks became matchable. Parent is the block before the
+	// first.
+	BlockStored EventKind = iota + 1
+	// BlockRemoved: blocks are no longer matchable.
+	BlockRemoved
+	// AllBlocksCleared: no block of the namespace's earlier epochs is matchable.
+	AllBlocksCleared
+	// Gap: events were lost, or the node restarted; resynchronise.
+	Gap
+)
+
+// String returns stored, removed, cleared or gap.
+func (k EventKind) String() string {
+	switch k {
+	case BlockStored:
+		return "stored"
+	case BlockRemoved:
+		return "removed"
+	case AllBlocksCleared:
+		return "cleared"
+	case Gap:
+		return "gap"
+	}
+	return fmt.Sprintf("EventKind(%d)", uint8(k))
+}
+
+// Event is one change of what a node holds.
+type Event struct {
+	// Server is the node, as in Options.Servers; Sequence counts its events
+	// since its start.
+	Server    string
+	Sequence  uint64
+	Kind      EventKind
+	Namespace string
+	Epoch     kv.Epoch
+	IDs       []kv.BlockID
+	Parent    kv.BlockID
+	// Reason says why blocks were removed: evicted, deleted, corrupt, delivered.
+	Reason string
+	Time   time.Time
+}
+
+// EventsRequest says which events are wanted.
+type EventsRequest struct {
+	// Namespace to report; empty means all.
+	Namespace string
+	// After is the last sequence number seen, by server; a server that is not
+	// in it begins with what happens from now on.
+	After map[string]uint64
+}
+
+// lostPlace is a sequence number that no run of a node has reached: asked for
+// what follows it, the node answers with a Gap and all that it still has.
+const lostPlace = math.MaxUint64
+
+// Events calls fn for each change on each node until ctx ends or fn fails; it
+// returns the error of either. fn is called by one goroutine at a time, in the
+// order of each node's events. A connection that breaks is opened again, and
+// what may have been missed is reported as a Gap. Other errors: ErrAuth,
+// ErrRequest, ErrClosed.
+func (s *Store) Events(ctx context.Context, req EventsRequest, fn func(Event) error) error {
+	var mu sync.Mutex
+	serial := func(e Event) error {
+		mu.Lock()
+		defer mu.Unlock()
+		return fn(e)
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, n := range s.nodes {
+		f := follower{node: n, namespace: req.Namespace, after: req.After[n.target], fn: serial}
+		group.Go(func() error { return f.run(ctx) })
+	}
+	return group.Wait()
+}
+
+// follower reads the events of one node.
+type follower struct {
+	node      *node
+	namespace string
+	fn        func(Event) error
+	// after is the last sequence number seen, of the run of the node that has
+	// this data-plane engine: each start of a node makes a new one. The zero
+	// engine: not connected yet.
+	after  uint64
+	engine rdma.EngineID
+}
+
+// run follows the node until ctx ends, fn fails, or the node refuses us.
+func (f *follower) run(ctx context.Context) error {
+	for failures := 0; ; failures++ {
+		seen := f.after
+		err := f.follow(ctx)
+		if ctx.Err() != nil {
+			return fmt.Errorf("client: events: %w", ctx.Err())
+		}
+		if !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
+			return err
+		}
+		if f.after != seen {
+			failures = 0
+		}
+		if err := backOff(ctx, failures+1); err != nil {
+			return fmt.Errorf("client: events: %w", err)
+		}
+	}
+}
+
+// follow reads one stream to its end.
+func (f *follower) follow(ctx context.Context) error {
+	sess, err := f.node.use(ctx)
+	if err != nil {
+		return err
+	}
+	if !f.engine.IsZero() && (f.engine != sess.engine || f.after == 0) {
+		f.after = lostPlace
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := sess.cache.Events(ctx, &pb.EventsRequest{After: f.after, Namespace: f.namespace})
+	if err != nil {
+		return f.node.failed(sess, callError(ctx, "events", f.node.target, err))
+	}
+	// gRPC connects again by itself. If the node is the one that the session was
+	// opened with after the stream was opened, the stream is that node's.
+	if err := f.sameRun(ctx, sess); err != nil {
+		return err
+	}
+	f.engine = sess.engine
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return fmt.Errorf("client: events: %s: %w: the stream ended", f.node.target, errDown)
+		}
+		if err != nil {
+			return f.node.failed(sess, callError(ctx, "events", f.node.target, err))
+		}
+		e, err := f.event(m)
+		if err != nil {
+			return err
+		}
+		f.after = e.Sequence
+		if err := f.fn(e); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *follower) sameRun(ctx context.Context, sess *session) error {
+	d, err := sess.cache.Describe(ctx, &pb.DescribeRequest{})
+	if err != nil {
+		return f.node.failed(sess, callError(ctx, "describe", f.node.target, err))
+	}
+	var addr rdma.Addr
+	if err := addr.UnmarshalBinary(d.GetDataAddress()); err == nil && addr.Engine == sess.engine {
+		return nil
+	}
+	return f.node.failed(sess, fmt.Errorf("client: events: %s: %w: it was restarted", f.node.target, errDown))
+}
+
+func (f *follower) event(m *pb.Event) (Event, error) {
+	e := Event{
+		Server:    f.node.target,
+		Sequence:  m.GetSequence(),
+		Kind:      EventKind(m.GetKind()),
+		Namespace: m.GetNamespace(),
+		Epoch:     kv.Epoch(m.GetEpoch()),
+		Reason:    m.GetReason(),
+		Time:      time.UnixMilli(m.GetTimeUnixMs()),
+	}
+	var err error
+	if e.IDs, err = api.IDs(m.GetBlockIds(), math.MaxInt); err != nil {
+		return Event{}, fmt.Errorf("client: events: %s: %w", f.node.target, err)
+	}
+	if len(m.GetParent()) > 0 {
+		if e.Parent, err = kv.BlockIDFromBytes(m.GetParent()); err != nil {
+			return Event{}, fmt.Errorf("client: events: %s: %w", f.node.target, err)
+		}
+	}
+	return e, nil
+}

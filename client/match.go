@@ -1,0 +1,179 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Match finds the longest cached prefix of a chain, and leases it if asked. A
+// prompt shorter than one block is a Miss.
+func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error) {
+	s.stats.matches.Add(1)
+	if err := checkNamespace(req.Namespace); err != nil {
+		return MatchResult{}, err
+	}
+	if req.Lease < 0 {
+		return MatchResult{}, fmt.Errorf("client: %w: a lease of %v", ErrRequest, req.Lease)
+	}
+	ids, err := chainOf(req.Namespace, req.IDs, req.Tokens)
+	if err != nil {
+		return MatchResult{}, err
+	}
+	if len(ids) == 0 {
+		return MatchResult{Cut: CutComplete, Epoch: req.Epoch}, nil
+	}
+	shares := s.shares(req.Namespace, ids)
+	matches := make([]shareMatch, len(shares))
+	var wg sync.WaitGroup
+	for i := range shares {
+		wg.Go(func() { matches[i] = shares[i].match(ctx, req) })
+	}
+	wg.Wait()
+	return s.joinMatches(ctx, req.Namespace, ids, shares, matches)
+}
+
+// shareMatch is the answer of one node.
+type shareMatch struct {
+	blocks int
+	cut    Cut
+	epoch  kv.Epoch
+	lease  uint64
+	busy   bool
+	err    error
+}
+
+func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
+	m := shareMatch{}
+	call := func(sess *session) error {
+		r, err := sess.cache.Match(ctx, &pb.MatchRequest{
+			Namespace:  req.Namespace.Name,
+			Epoch:      uint64(req.Epoch),
+			BlockIds:   api.AppendIDs(nil, sh.ids),
+			LeaseTtlMs: millis(req.Lease),
+			Pin:        req.Pin,
+		})
+		if err != nil {
+			return callError(ctx, "match", sh.node.target, err)
+		}
+		m.blocks, m.cut, m.epoch, m.lease = int(r.GetMatchedBlocks()), Cut(r.GetCut()), kv.Epoch(r.GetEpoch()), r.GetLease()
+		m.busy = r.GetOutcome() == pb.Outcome_OUTCOME_BUSY
+		if m.blocks > len(sh.ids) {
+			return fmt.Errorf("client: match: %s matched %d blocks of %d", sh.node.target, m.blocks, len(sh.ids))
+		}
+		return nil
+	}
+	if req.Pin {
+		// A pin whose answer was lost would stay for ever: not tried again.
+		sess, err := sh.node.use(ctx)
+		if err == nil {
+			err = sh.node.failed(sess, call(sess))
+		}
+		m.err = err
+	} else {
+		m.err = sh.node.retry(ctx, sh.node.use, call)
+	}
+	switch {
+	case errors.Is(m.err, errDown):
+		m = shareMatch{cut: CutNodeDown}
+	case errors.Is(m.err, errBusy):
+		m = shareMatch{cut: CutBusy, busy: true}
+	}
+	return m
+}
+
+// millis is d in milliseconds, at least 1 if it is positive.
+func millis(d time.Duration) uint64 {
+	if d <= 0 {
+		return 0
+	}
+	return uint64(max(1, d.Milliseconds()))
+}
+
+// joinMatches makes one prefix of what the nodes matched of their shares.
+func (s *Store) joinMatches(ctx context.Context, ns kv.Namespace, ids []kv.BlockID, shares []share, matches []shareMatch) (MatchResult, error) {
+	lease := &Lease{store: s}
+	var errs []error
+	for i, m := range matches {
+		if m.lease != 0 {
+			lease.parts = append(lease.parts, leasePart{node: shares[i].node, id: m.lease})
+		}
+		errs = append(errs, m.err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		lease.releaseQuietly(ctx)
+		s.noteMismatch(ns.Name, err)
+		return MatchResult{}, err
+	}
+	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: matches[0].epoch}
+	busy := false
+	// The first share holds the first block: its epoch is the prefix's.
+	for i, m := range matches {
+		if m.blocks > 0 && m.epoch != r.Epoch {
+			m.blocks, m.cut = 0, CutEpoch
+		}
+		if m.blocks == len(shares[i].ids) {
+			continue
+		}
+		if at := shares[i].global(m.blocks); at < r.Blocks {
+			r.Blocks, r.Cut, busy = at, m.cut, m.busy
+		}
+	}
+	r.Tokens, r.IDs = r.Blocks*ns.Geometry.BlockTokens, ids[:r.Blocks:r.Blocks]
+	r.Bytes = ns.Geometry.NeededBytes(r.Blocks)
+	switch {
+	case r.Blocks > 0:
+		r.Outcome = Hit
+	case busy:
+		r.Outcome = Busy
+		s.stats.busy.Add(1)
+	}
+	if r.Blocks == 0 {
+		lease.releaseQuietly(ctx)
+	} else if len(lease.parts) > 0 {
+		r.Lease = lease
+	}
+	return r, nil
+}
+
+// noteMismatch makes the next Namespace ask the nodes if err says that they know
+// another namespace than we do.
+func (s *Store) noteMismatch(name string, err error) {
+	if errors.Is(err, ErrMismatch) || errors.Is(err, ErrNotFound) {
+		s.forgetNamespace(name)
+	}
+}
+
+// Delivered drops blocks of class Transfer that have reached their reader, and
+// returns how many. A node that is down drops them when they are evicted.
+func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (int, error) {
+	if err := checkNamespace(ns); err != nil {
+		return 0, err
+	}
+	if len(ids) == 0 {
+		return 0, nil
+	}
+	dropped := 0
+	var errs []error
+	for _, sh := range s.shares(ns, ids) {
+		sess, err := sh.node.use(ctx)
+		if err == nil {
+			var r *pb.DeliveredResponse
+			r, err = sess.cache.Delivered(ctx, &pb.DeliveredRequest{Namespace: ns.Name, BlockIds: api.AppendIDs(nil, sh.ids)})
+			err = sh.node.failed(sess, callError(ctx, "delivered", sh.node.target, err))
+			dropped += int(r.GetDropped())
+		}
+		if !errors.Is(err, errDown) {
+			errs = append(errs, err)
+		}
+	}
+	err := errors.Join(errs...)
+	s.noteMismatch(ns.Name, err)
+	return dropped, hideInternal(err)
+}

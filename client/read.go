@@ -1,0 +1,560 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+const (
+	// readTaskPieces bounds the pieces of one Read RPC, which small blocks would
+	// reach before ReadTaskBytes: one operation and one hash list each.
+	readTaskPieces = 512
+	// landWithin is how long immediates may come after the node has said that
+	// they were sent. They come before on every provider that confirms at the
+	// target; the bound is for one that lost count.
+	landWithin = 10 * time.Second
+)
+
+// reading is one Read under way.
+type reading struct {
+	store  *Store
+	req    ReadRequest
+	ids    []kv.BlockID
+	pieces []Piece
+	tasks  []readTask
+
+	mu     sync.Mutex
+	states []pieceState // of pieces
+	// broken is the first block known not to arrive whole; tasks behind it are
+	// not begun. brokenAbsent is whether it is not stored, rather than lost.
+	broken       int
+	brokenAbsent bool
+}
+
+// pieceState says what became of a piece.
+type pieceState struct {
+	delivered bool
+	epoch     kv.Epoch
+	// lost is why it did not arrive; cut is set instead if it did not match.
+	lost   Reason
+	cut    Cut
+	detail string
+}
+
+// readTask is the work of one Read RPC.
+type readTask struct {
+	node *node
+	ids  []kv.BlockID
+	// pieces are indices into reading.pieces; local is the position of each
+	// one's block in ids.
+	pieces []int
+	local  []int
+}
+
+// Read loads pieces of a chain into the caller's memory and verifies them. A
+// lost block shortens the prefix. When it returns, with whatever result, nothing
+// writes to the memory any more. Where ctx ended, the result says what had
+// arrived until then.
+func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
+	s.stats.reads.Add(1)
+	r, err := s.newReading(req)
+	if err != nil {
+		return ReadResult{}, err
+	}
+	if len(r.pieces) == 0 {
+		return ReadResult{Cut: CutComplete, Epoch: req.Epoch}, nil
+	}
+	if err := r.plan(ctx); err != nil {
+		return ReadResult{}, err
+	}
+	group, taskCtx := errgroup.WithContext(ctx)
+	group.SetLimit(s.opts.ReadParallel)
+	for i := range r.tasks {
+		group.Go(func() error { return r.runTask(taskCtx, &r.tasks[i]) })
+	}
+	err = group.Wait()
+	if ctx.Err() != nil {
+		err = fmt.Errorf("client: read: %w", ctx.Err())
+	}
+	s.noteMismatch(req.Namespace.Name, err)
+	return r.result(), err
+}
+
+// newReading checks the request.
+func (s *Store) newReading(req ReadRequest) (*reading, error) {
+	if err := checkNamespace(req.Namespace); err != nil {
+		return nil, err
+	}
+	ids, err := chainOf(req.Namespace, req.IDs, req.Tokens)
+	if err != nil {
+		return nil, err
+	}
+	r := &reading{store: s, req: req, ids: ids, pieces: req.Pieces, broken: math.MaxInt}
+	g := req.Namespace.Geometry
+	if req.FirstLayer < 0 || req.Layers < 0 {
+		return nil, fmt.Errorf("client: read: %w: %d layers from %d", ErrRequest, req.Layers, req.FirstLayer)
+	}
+	if r.pieces == nil {
+		if len(g.Groups) > 1 || g.Groups[0].Kind != kv.Full {
+			return nil, fmt.Errorf("client: read: %w: namespace %q has %v; say where each piece goes (NeededPieces)", ErrRequest, req.Namespace.Name, g)
+		}
+		if req.FirstLayer >= g.Groups[0].Layers {
+			return nil, fmt.Errorf("client: read: %w: layers from %d of %d", ErrRequest, req.FirstLayer, g.Groups[0].Layers)
+		}
+		r.pieces = consecutive(0, len(ids), req.Base, r.pieceBytes(0))
+	}
+	if len(r.pieces) > 0 && req.Into == nil {
+		return nil, fmt.Errorf("client: read: %w: no memory to read into (ReadRequest.Into)", ErrRequest)
+	}
+	for _, p := range r.pieces {
+		if err := checkPiece(g, len(ids), p); err != nil {
+			return nil, fmt.Errorf("client: read: %w", err)
+		}
+		if n := g.Groups[p.Group].Layers; req.FirstLayer >= n || req.Layers > n-req.FirstLayer {
+			return nil, fmt.Errorf("client: read: %w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, n)
+		}
+		if err := checkRange(p, r.pieceBytes(p.Group), req.Into); err != nil {
+			return nil, fmt.Errorf("client: read: %w", err)
+		}
+	}
+	r.states = make([]pieceState, len(r.pieces))
+	return r, nil
+}
+
+// consecutive lays out group 0 of the blocks [first, end), one behind the other
+// from base.
+func consecutive(first, end int, base, sizeBytes int64) []Piece {
+	pieces := make([]Piece, 0, max(0, end-first))
+	for b := first; b < end; b++ {
+		pieces = append(pieces, Piece{Block: b, Offset: base + int64(b-first)*sizeBytes})
+	}
+	return pieces
+}
+
+func checkPiece(g kv.Geometry, blocks int, p Piece) error {
+	if p.Block < 0 || p.Block >= blocks || p.Group < 0 || p.Group >= len(g.Groups) {
+		return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, blocks, len(g.Groups))
+	}
+	return nil
+}
+
+func checkRange(p Piece, sizeBytes int64, m *Memory) error {
+	if have := int64(len(m.Bytes())); p.Offset < 0 || p.Offset > have-sizeBytes {
+		return fmt.Errorf("%w: block %d, group %d at offset %d: %d bytes do not fit in memory of %d", ErrRequest, p.Block, p.Group, p.Offset, sizeBytes, have)
+	}
+	return nil
+}
+
+// layers is how many layers of the group are read.
+func (r *reading) layers(group int) int {
+	if r.req.Layers > 0 {
+		return r.req.Layers
+	}
+	return r.req.Namespace.Geometry.Groups[group].Layers - r.req.FirstLayer
+}
+
+func (r *reading) pieceBytes(group int) int64 {
+	return int64(r.layers(group)) * r.req.Namespace.Geometry.LayerBytes(group)
+}
+
+// plan cuts the pieces into tasks, in the order given.
+func (r *reading) plan(ctx context.Context) error {
+	g := r.req.Namespace.Geometry
+	flat := r.req.Namespace.Index == kv.IndexFlat
+	limits := make(map[*node]int64)
+	open := make(map[*node]*readTask)
+	bytes := make(map[*node]int64)
+	flush := func(n *node) {
+		if t := open[n]; t != nil {
+			r.tasks = append(r.tasks, *t)
+		}
+		open[n], bytes[n] = nil, 0
+	}
+	var order []*node
+	for i, p := range r.pieces {
+		n := r.store.owner(r.ids[0])
+		if flat {
+			n = r.store.owner(r.ids[p.Block])
+		}
+		if _, ok := limits[n]; !ok {
+			limit, err := r.store.readLimit(ctx, n)
+			if err != nil {
+				return err
+			}
+			limits[n] = limit
+			order = append(order, n)
+		}
+		// The node counts whole pieces, also where it reads a few layers.
+		size := g.PieceBytes(p.Group)
+		if t := open[n]; t != nil && (bytes[n]+size > limits[n] || len(t.pieces) == readTaskPieces) {
+			flush(n)
+		}
+		if open[n] == nil {
+			open[n] = &readTask{node: n}
+		}
+		open[n].add(i, p.Block, r.ids, flat)
+		bytes[n] += size
+	}
+	for _, n := range order {
+		flush(n)
+	}
+	if !flat {
+		r.setChains()
+	}
+	return nil
+}
+
+// readLimit is how many bytes one task for the node may have. A node that is down
+// has any: its tasks will be lost.
+func (s *Store) readLimit(ctx context.Context, n *node) (int64, error) {
+	sess, err := n.live(ctx)
+	if errors.Is(err, errDown) {
+		return s.opts.ReadTaskBytes, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return min(s.opts.ReadTaskBytes, sess.readBytes), nil
+}
+
+// add puts a piece into the task. A flat namespace has no ancestors: the task's
+// keys are those of its pieces.
+func (t *readTask) add(piece, block int, ids []kv.BlockID, flat bool) {
+	t.pieces = append(t.pieces, piece)
+	if flat {
+		t.ids = append(t.ids, ids[block])
+		block = len(t.ids) - 1
+	}
+	t.local = append(t.local, block)
+}
+
+// setChains gives each task the chain that its blocks hang on. Full attention
+// needs the ancestors only, so the chain ends with the task's last block. With
+// window and state groups the length of the chain decides which pieces make it
+// up: every task sends all of it.
+func (r *reading) setChains() {
+	groups := r.req.Namespace.Geometry.Groups
+	whole := len(groups) > 1 || groups[0].Kind != kv.Full
+	for i := range r.tasks {
+		t := &r.tasks[i]
+		t.ids = r.ids
+		if !whole {
+			t.ids = r.ids[:slices.Max(t.local)+1]
+		}
+	}
+}
+
+// runTask performs one task, again if the connection broke. What it could not
+// load is in the states; an error ends the whole Read.
+func (r *reading) runTask(ctx context.Context, t *readTask) error {
+	if r.skip(t) {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	err := t.node.retry(ctx, t.node.live, func(sess *session) error { return r.attempt(ctx, t, sess) })
+	switch {
+	case errors.Is(err, errDown):
+		r.loseAll(t, LostNodeDown, err.Error())
+	case errors.Is(err, errBusy):
+		r.loseAll(t, LostBusy, err.Error())
+	case err != nil:
+		return err
+	}
+	return nil
+}
+
+// skip reports whether the task lies behind a block that will not arrive.
+func (r *reading) skip(t *readTask) bool {
+	first := math.MaxInt
+	for _, i := range t.pieces {
+		first = min(first, r.pieces[i].Block)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return first > r.broken
+}
+
+// attempt is one Read RPC: window, call, immediates, revoke, verify.
+func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error {
+	lo, hi := r.span(t)
+	window, err := r.req.Into.region.Window(uint64(lo), uint64(hi-lo))
+	if err != nil {
+		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
+	}
+	imm := r.store.imms.Add(1)
+	resp, err := r.call(ctx, t, sess, window, lo, imm)
+	if err == nil {
+		err = r.land(ctx, sess, imm, resp.GetImmediates())
+	}
+	// Always, and without ctx: after this nothing changes the bytes, so that
+	// what is hashed below is what the caller sees.
+	if revokeErr := window.Revoke(context.WithoutCancel(ctx)); revokeErr != nil {
+		return fmt.Errorf("client: read: memory [%d,%d) may still be written to: %w", lo, hi, revokeErr)
+	}
+	if err != nil {
+		r.store.forgetImm(imm)
+		return err
+	}
+	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY && len(resp.GetPieces()) == 0 {
+		return fmt.Errorf("%w: %s", errBusy, resp.GetBusyReason())
+	}
+	if anyFailed(resp) && !t.node.dataAlive(sess) {
+		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)
+	}
+	r.verify(t, resp)
+	return nil
+}
+
+func anyFailed(resp *pb.ReadResponse) bool {
+	return slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool { return p.GetState() == pb.PieceResult_STATE_FAILED })
+}
+
+// span is the range of memory that the task's pieces lie in.
+func (r *reading) span(t *readTask) (lo, hi int64) {
+	lo = math.MaxInt64
+	for _, i := range t.pieces {
+		p := r.pieces[i]
+		lo, hi = min(lo, p.Offset), max(hi, p.Offset+r.pieceBytes(p.Group))
+	}
+	return lo, hi
+}
+
+func (r *reading) call(ctx context.Context, t *readTask, sess *session, window rdma.Window, lo int64, imm uint32) (*pb.ReadResponse, error) {
+	desc, err := window.Desc().MarshalBinary()
+	if err != nil {
+		return nil, fmt.Errorf("client: read: %w", err)
+	}
+	refs := make([]*pb.PieceRef, len(t.pieces))
+	for k, i := range t.pieces {
+		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group), Offset: uint64(r.pieces[i].Offset - lo)}
+	}
+	resp, err := sess.cache.Read(ctx, &pb.ReadRequest{
+		Namespace:   r.req.Namespace.Name,
+		Epoch:       uint64(r.req.Epoch),
+		BlockIds:    api.AppendIDs(nil, t.ids),
+		Pieces:      refs,
+		FirstLayer:  uint32(r.req.FirstLayer),
+		Layers:      uint32(r.req.Layers),
+		Destination: desc,
+		Imm:         imm,
+	})
+	if err != nil {
+		return nil, callError(ctx, "read", t.node.target, err)
+	}
+	if got := resp.GetPieces(); len(got) != len(t.pieces) && len(got) != 0 {
+		return nil, fmt.Errorf("client: read: %s answered for %d pieces of %d", t.node.target, len(got), len(t.pieces))
+	}
+	return resp, nil
+}
+
+// land waits until the immediates that the node has sent are counted: the
+// payload of each is in place then.
+func (r *reading) land(ctx context.Context, sess *session, imm, count uint32) error {
+	if count == 0 {
+		return nil
+	}
+	landed := rdma.NewFlag()
+	expectation, err := r.store.opts.Engine.ExpectImm(rdma.Expect{Imm: imm, Count: count, From: []rdma.EngineID{sess.engine}, Done: landed.Set})
+	if err != nil {
+		return fmt.Errorf("client: read: %w", err)
+	}
+	wait, cancel := context.WithTimeout(ctx, landWithin)
+	defer cancel()
+	err = landed.Wait(wait)
+	if err == nil {
+		return nil
+	}
+	expectation.Cancel()
+	switch {
+	case ctx.Err() != nil:
+		return fmt.Errorf("client: read: %w", ctx.Err())
+	case errors.Is(err, rdma.ErrClosed):
+		return fmt.Errorf("client: read: transfer engine: %w", err)
+	case errors.Is(err, rdma.ErrPeerDied):
+		return fmt.Errorf("client: read: %w: %w", errDown, err)
+	}
+	return fmt.Errorf("client: read: %w: not all of %d immediates arrived within %v", errDown, count, landWithin)
+}
+
+// forgetImm drops what was counted for an immediate that is not waited for, so
+// that abandoned ones do not fill the engine's memory of them.
+func (s *Store) forgetImm(imm uint32) {
+	expectation, err := s.opts.Engine.ExpectImm(rdma.Expect{Imm: imm, Count: math.MaxUint32})
+	if err == nil {
+		expectation.Cancel()
+	}
+}
+
+// verify hashes what landed and records what became of each piece.
+func (r *reading) verify(t *readTask, resp *pb.ReadResponse) {
+	for k, i := range t.pieces {
+		result := resp.GetPieces()[k]
+		state := pieceState{epoch: kv.Epoch(resp.GetEpoch()), detail: result.GetReason()}
+		switch result.GetState() {
+		case pb.PieceResult_STATE_DELIVERED:
+			state.delivered, state.detail = r.intact(i, result.GetLayerSums())
+			if !state.delivered {
+				state.lost = LostChecksum
+				r.store.stats.lostChecksum.Add(1)
+				r.store.opts.Logger.Error("a piece arrived with other bytes than were written", "server", t.node.target, "namespace", r.req.Namespace.Name,
+					"block", r.ids[r.pieces[i].Block], "group", r.pieces[i].Group, "detail", state.detail)
+			}
+		case pb.PieceResult_STATE_MISS:
+			if t.local[k] >= int(resp.GetMatchedBlocks()) {
+				state.cut = Cut(resp.GetCut())
+			} else {
+				state.lost = LostGone
+			}
+		case pb.PieceResult_STATE_CORRUPT:
+			state.lost = LostCorrupt
+		default:
+			state.lost = LostFailed
+			if b := resp.GetBusyReason(); b != "" && b == result.GetReason() {
+				state.lost = LostBusy
+			}
+		}
+		r.settle(i, state)
+	}
+}
+
+// intact compares a piece in memory with its writer's checksums.
+func (r *reading) intact(i int, sums []uint64) (ok bool, detail string) {
+	p := r.pieces[i]
+	layers, layerBytes := r.layers(p.Group), r.req.Namespace.Geometry.LayerBytes(p.Group)
+	if len(sums) != layers {
+		return false, fmt.Sprintf("%d checksums for %d layers", len(sums), layers)
+	}
+	mem := r.req.Into.Bytes()[p.Offset:]
+	for k, want := range sums {
+		if got := xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]); got != want {
+			return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, want)
+		}
+	}
+	return true, ""
+}
+
+// settle records what became of piece i.
+func (r *reading) settle(i int, state pieceState) {
+	block := r.pieces[i].Block
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.states[i] = state
+	if !state.delivered && block < r.broken {
+		r.broken, r.brokenAbsent = block, state.lost == ""
+	}
+}
+
+func (r *reading) loseAll(t *readTask, why Reason, detail string) {
+	for _, i := range t.pieces {
+		r.settle(i, pieceState{lost: why, detail: detail})
+	}
+}
+
+// result settles the epochs and adds up. No task is running.
+func (r *reading) result() ReadResult {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := ReadResult{Cut: CutComplete, Epoch: r.oneEpoch()}
+	first, last, missing := math.MaxInt, -1, -1
+	for i, p := range r.pieces {
+		first, last = min(first, p.Block), max(last, p.Block)
+		state := &r.states[i]
+		if state.delivered {
+			out.Bytes += r.pieceBytes(p.Group)
+			continue
+		}
+		if state.lost == "" && state.cut == "" && !r.brokenAbsent {
+			state.lost = LostSkipped
+		}
+		if missing < 0 || p.Block < r.pieces[missing].Block || p.Block == r.pieces[missing].Block && r.states[missing].lost == LostSkipped {
+			missing = i
+		}
+		if state.lost != "" {
+			out.Lost = append(out.Lost, LostPiece{Block: p.Block, Group: p.Group, Reason: state.lost, Detail: state.detail})
+		}
+	}
+	slices.SortStableFunc(out.Lost, func(a, b LostPiece) int { return a.Block - b.Block })
+	out.Blocks = last + 1
+	if missing >= 0 {
+		state := r.states[missing]
+		out.Blocks, out.Cut = r.usable(r.pieces[missing].Block), state.why()
+		if out.Blocks <= first && state.lost == LostBusy {
+			out.Outcome, out.Detail = Busy, state.detail
+			r.store.stats.busy.Add(1)
+		}
+	}
+	if out.Blocks > first {
+		out.Outcome = Hit
+	}
+	out.Tokens = out.Blocks * r.req.Namespace.Geometry.BlockTokens
+	r.store.stats.readBytes.Add(uint64(out.Bytes))
+	r.store.stats.lostPieces.Add(uint64(len(out.Lost)))
+	return out
+}
+
+// usable is the prefix that can be used when block is the first that is missing.
+// A shorter prefix of a window or a state needs other pieces than the longer one
+// had, so nothing is left of it: match again.
+func (r *reading) usable(block int) int {
+	for _, p := range r.pieces {
+		if r.req.Namespace.Geometry.Groups[p.Group].Kind != kv.Full {
+			return 0
+		}
+	}
+	return block
+}
+
+// why is the cut that the loss of a piece causes.
+func (s pieceState) why() Cut {
+	switch s.lost {
+	case "":
+		if s.cut == "" {
+			return CutAbsent
+		}
+		return s.cut
+	case LostNodeDown:
+		return CutNodeDown
+	case LostBusy:
+		return CutBusy
+	case LostEpoch:
+		return CutEpoch
+	}
+	return CutLost
+}
+
+// oneEpoch returns the epoch of the first block that was delivered, and takes
+// the pieces of any other for lost: weights of two epochs must not meet in one
+// prefix.
+func (r *reading) oneEpoch() kv.Epoch {
+	first := -1
+	for i := range r.states {
+		if r.states[i].delivered && (first < 0 || r.pieces[i].Block < r.pieces[first].Block) {
+			first = i
+		}
+	}
+	if first < 0 {
+		return r.req.Epoch
+	}
+	epoch := r.states[first].epoch
+	for i := range r.states {
+		if s := &r.states[i]; s.delivered && s.epoch != epoch {
+			*s = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d, the first block under %d", s.epoch, epoch)}
+		}
+	}
+	return epoch
+}

@@ -1,0 +1,564 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+const (
+	// writeChunkPieces bounds the pieces of one Reserve: each is an operation of
+	// the transfer engine and an entry of the node's index.
+	writeChunkPieces = 2048
+	// abortWithin is how long a Write whose ctx has ended asks the node to stop
+	// taking its bytes. After that the data-plane session is ended instead: the
+	// caller's memory must not be read once Write has returned.
+	abortWithin = time.Second
+)
+
+// writing is one Write under way.
+type writing struct {
+	store  *Store
+	req    WriteRequest
+	ids    []kv.BlockID
+	digest kv.GeometryDigest
+	pieces []Piece // in order of blocks, then groups
+
+	mu     sync.Mutex
+	states []writeState // of pieces
+	busy   string
+}
+
+// writeState says what became of a piece; the zero value: it was not offered,
+// because one before it was refused.
+type writeState struct {
+	stored, existed bool
+	refused         Reason
+	detail          string
+}
+
+// writeChunk is the work of one reservation.
+type writeChunk struct {
+	parent kv.BlockID
+	ids    []kv.BlockID
+	pieces []int // indices into writing.pieces
+	local  []int // position of each one's block in ids
+}
+
+// Write stores blocks from the caller's memory. Its chunks are committed in the
+// order of the chain, so that each finds its parent. When it returns, with
+// whatever result, nothing reads the memory any more; for that it may outlast
+// ctx by a second. Where ctx ended, the result says what had been stored until
+// then.
+func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error) {
+	s.stats.writes.Add(1)
+	w, err := s.newWriting(req)
+	if err != nil {
+		return WriteResult{}, err
+	}
+	lines := w.lines()
+	errs := make([]error, len(lines))
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, l := range lines {
+		wg.Go(func() {
+			if errs[i] = w.runLine(ctx, l); errs[i] != nil {
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	err = firstCause(errs)
+	s.noteMismatch(req.Namespace.Name, err)
+	return w.result(), err
+}
+
+// firstCause returns the error that ended the others, not one of the ended.
+func firstCause(errs []error) error {
+	for _, err := range errs {
+		if err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// newWriting checks the request.
+func (s *Store) newWriting(req WriteRequest) (*writing, error) {
+	if err := checkNamespace(req.Namespace); err != nil {
+		return nil, err
+	}
+	ids, err := chainOf(req.Namespace, req.IDs, req.Tokens)
+	if err != nil {
+		return nil, err
+	}
+	g := req.Namespace.Geometry
+	w := &writing{store: s, req: req, ids: ids, digest: g.Digest(), pieces: slices.Clone(req.Pieces)}
+	if req.First < 0 || req.First > len(ids) {
+		return nil, fmt.Errorf("client: write: %w: first block %d of a chain of %d", ErrRequest, req.First, len(ids))
+	}
+	if w.pieces == nil {
+		if len(g.Groups) > 1 {
+			return nil, fmt.Errorf("client: write: %w: namespace %q has %v; say where each piece is", ErrRequest, req.Namespace.Name, g)
+		}
+		w.pieces = consecutive(req.First, len(ids), req.Base, g.PieceBytes(0))
+	}
+	if len(w.pieces) > 0 && req.From == nil {
+		return nil, fmt.Errorf("client: write: %w: no memory to write from (WriteRequest.From)", ErrRequest)
+	}
+	for _, p := range w.pieces {
+		if err := checkPiece(g, len(ids), p); err != nil {
+			return nil, fmt.Errorf("client: write: %w", err)
+		}
+		if p.Block < req.First {
+			return nil, fmt.Errorf("client: write: %w: a piece of block %d, before the first block to write, %d", ErrRequest, p.Block, req.First)
+		}
+		if err := checkRange(p, g.PieceBytes(p.Group), req.From); err != nil {
+			return nil, fmt.Errorf("client: write: %w", err)
+		}
+	}
+	slices.SortStableFunc(w.pieces, func(a, b Piece) int {
+		return cmp.Or(a.Block-b.Block, a.Group-b.Group)
+	})
+	for i := 1; i < len(w.pieces); i++ {
+		if a, b := w.pieces[i-1], w.pieces[i]; a.Block == b.Block && a.Group == b.Group {
+			return nil, fmt.Errorf("client: write: %w: block %d, group %d is offered twice", ErrRequest, a.Block, a.Group)
+		}
+	}
+	w.states = make([]writeState, len(w.pieces))
+	return w, nil
+}
+
+// line is what one node gets of a Write, in order.
+type line struct {
+	node   *node
+	pieces []int
+}
+
+// lines gives a chain to its owner, and each key of a flat namespace to its own.
+func (w *writing) lines() []line {
+	var out []line
+	at := make(map[*node]int)
+	for i, p := range w.pieces {
+		root := w.ids[0]
+		if w.flat() {
+			root = w.ids[p.Block]
+		}
+		n := w.store.owner(root)
+		k, ok := at[n]
+		if !ok {
+			k = len(out)
+			at[n] = k
+			out = append(out, line{node: n})
+		}
+		out[k].pieces = append(out[k].pieces, i)
+	}
+	return out
+}
+
+func (w *writing) flat() bool { return w.req.Namespace.Index == kv.IndexFlat }
+
+// runLine writes the chunks of a line one after the other. In a trie the first
+// refusal ends it, since nothing can hang below it.
+func (w *writing) runLine(ctx context.Context, l line) error {
+	for pieces := l.pieces; len(pieces) > 0; {
+		sess, err := l.node.live(ctx)
+		if errors.Is(err, errDown) {
+			w.refuseAll(pieces, "node_down", err.Error())
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		n, err := w.chunkLen(l.node, sess, pieces)
+		if err != nil {
+			return err
+		}
+		chunk := w.chunk(pieces[:n])
+		pieces = pieces[n:]
+		err = w.runChunk(ctx, l.node, sess, chunk)
+		switch {
+		case errors.Is(err, errBusy):
+			w.refuseAll(chunk.pieces, "busy", err.Error())
+			w.noteBusy(err.Error())
+			return nil
+		case errors.Is(err, errDown):
+			w.refuseAll(chunk.pieces, "node_down", err.Error())
+			return nil
+		case err != nil:
+			return err
+		}
+		if !w.flat() && w.anyRefused(chunk.pieces) {
+			return nil
+		}
+	}
+	return nil
+}
+
+// chunkLen is how many of the pieces go into the next chunk: as many whole blocks
+// as fit, or, where not even one does, as many pieces of it.
+func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
+	g := w.req.Namespace.Geometry
+	limit := min(w.store.opts.WriteChunkBytes, sess.writeBytes)
+	first := w.pieces[pieces[0]]
+	// A single piece may exceed what we would like, not what the node takes.
+	if size := g.PieceBytes(first.Group); size > sess.writeBytes {
+		return 0, fmt.Errorf("client: write: %w: a piece of %d bytes; %s takes %d in one write: raise its limit", ErrRequest, size, n.target, sess.writeBytes)
+	}
+	var bytes int64
+	whole := 0 // pieces up to the end of the last whole block that fits
+	for k, i := range pieces {
+		p := w.pieces[i]
+		bytes += g.PieceBytes(p.Group)
+		blocks := k + 1
+		if !w.flat() {
+			blocks = p.Block - first.Block + 1
+		}
+		if k > 0 && (bytes > limit || k == writeChunkPieces || blocks > sess.chainBlocks) {
+			return cmp.Or(whole, k), nil
+		}
+		if k+1 == len(pieces) || w.pieces[pieces[k+1]].Block != p.Block {
+			whole = k + 1
+		}
+	}
+	return len(pieces), nil
+}
+
+// chunk makes a chunk of pieces: in a trie with the stretch of the chain from
+// the first to the last of their blocks, in a flat namespace with their keys.
+func (w *writing) chunk(pieces []int) writeChunk {
+	c := writeChunk{pieces: pieces}
+	first, last := w.pieces[pieces[0]].Block, w.pieces[pieces[len(pieces)-1]].Block
+	if !w.flat() {
+		c.ids = w.ids[first : last+1]
+		if first > 0 {
+			c.parent = w.ids[first-1]
+		}
+	}
+	for _, i := range pieces {
+		block := w.pieces[i].Block
+		if w.flat() {
+			c.local = append(c.local, len(c.ids))
+			c.ids = append(c.ids, w.ids[block])
+			continue
+		}
+		c.local = append(c.local, block-first)
+	}
+	return c
+}
+
+// runChunk reserves, writes and commits one chunk. Errors: errBusy, errDown, and
+// those that end the whole Write.
+func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeChunk) error {
+	resp, err := w.reserve(ctx, n, sess, c)
+	if err != nil {
+		return err
+	}
+	granted := w.settleGrants(c, resp)
+	if len(granted) == 0 {
+		return nil
+	}
+	sums, err := w.send(ctx, n, sess, c, resp, granted)
+	if err != nil {
+		return err
+	}
+	return w.commit(ctx, n, sess, c, resp.GetReservation(), granted, sums)
+}
+
+// reserve is called once: a node that cannot take the bytes now is not asked
+// again, because KV that is not stored costs a recomputation, and a queue of
+// writers costs the readers.
+func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeChunk) (*pb.ReserveResponse, error) {
+	req := &pb.ReserveRequest{
+		Namespace:      w.req.Namespace.Name,
+		Epoch:          uint64(w.req.Epoch),
+		BlockIds:       api.AppendIDs(nil, c.ids),
+		GeometryDigest: w.digest[:],
+		BlockClass:     pb.BlockClass_BLOCK_CLASS_PREFIX,
+	}
+	if w.req.Class == Transfer {
+		req.BlockClass = pb.BlockClass_BLOCK_CLASS_TRANSFER
+	}
+	if !c.parent.IsZero() {
+		req.Parent = c.parent[:]
+	}
+	for k, i := range c.pieces {
+		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(c.local[k]), Group: uint32(w.pieces[i].Group)})
+	}
+	resp, err := sess.cache.Reserve(ctx, req)
+	if err != nil {
+		// Not n.failed: a node that takes no writes now says Unavailable too,
+		// and goes on reading.
+		return nil, callError(ctx, "reserve", n.target, err)
+	}
+	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
+		return nil, fmt.Errorf("client: reserve: %s: %w: %s", n.target, errBusy, resp.GetBusyReason())
+	}
+	if got := len(resp.GetPieces()); got != len(c.pieces) {
+		return nil, fmt.Errorf("client: reserve: %s answered for %d pieces of %d", n.target, got, len(c.pieces))
+	}
+	return resp, nil
+}
+
+// settleGrants records what need not be written and returns the positions, in
+// the chunk, of what is to be.
+func (w *writing) settleGrants(c writeChunk, resp *pb.ReserveResponse) (granted []int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for k, i := range c.pieces {
+		switch r := resp.GetPieces()[k]; r.GetState() {
+		case pb.PieceResult_STATE_GRANTED:
+			granted = append(granted, k)
+		case pb.PieceResult_STATE_EXISTS:
+			w.states[i].existed = true
+		default:
+			w.states[i].refused = Reason(r.GetReason())
+		}
+	}
+	return granted
+}
+
+// landing waits for the ends of a chunk's one-sided writes.
+type landing struct {
+	mu      sync.Mutex
+	pending int
+	err     error
+	done    chan struct{} // closed when pending reaches 0
+}
+
+func (l *landing) one(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		l.err = err
+	}
+	if l.pending--; l.pending == 0 {
+		close(l.done)
+	}
+}
+
+// send writes the granted pieces into the node's window, hashes them meanwhile,
+// and returns when all have landed. On an error nothing reads the caller's
+// memory any more, and the reservation is given back.
+func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk, resp *pb.ReserveResponse, granted []int) ([]*pb.PieceSums, error) {
+	var window rdma.Desc
+	if err := window.UnmarshalBinary(resp.GetWindow()); err != nil {
+		return nil, fmt.Errorf("client: reserve: %s: window: %w", n.target, err)
+	}
+	g := w.req.Namespace.Geometry
+	// One more than there are pieces, until all are submitted.
+	land := &landing{pending: 1, done: make(chan struct{})}
+	sums := make([]*pb.PieceSums, 0, len(granted))
+	for _, k := range granted {
+		p := w.pieces[c.pieces[k]]
+		land.add()
+		err := w.store.opts.Engine.Write(ctx, rdma.Write{
+			Src:       w.req.From.region,
+			SrcOffset: uint64(p.Offset),
+			Dst:       window,
+			DstOffset: resp.GetPieces()[k].GetOffset(),
+			Len:       uint64(g.PieceBytes(p.Group)),
+			Imm:       rdma.ImmOf(resp.GetImm()),
+			Done:      land.one,
+		})
+		if err != nil {
+			land.one(err)
+			break
+		}
+		sums = append(sums, &pb.PieceSums{Block: uint32(c.local[k]), Group: uint32(p.Group), LayerSums: w.sums(p)})
+	}
+	land.one(nil)
+	select {
+	case <-land.done:
+	case <-ctx.Done():
+	}
+	// A write that was refused fails the others: the node counts them all.
+	if err := land.outcome(); err == nil && ctx.Err() == nil {
+		return sums, nil
+	}
+	w.abort(ctx, n, sess, resp.GetReservation(), land)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("client: write: %w", ctx.Err())
+	}
+	err := land.outcome()
+	if errors.Is(err, rdma.ErrClosed) {
+		return nil, fmt.Errorf("client: write: transfer engine: %w", err)
+	}
+	return nil, fmt.Errorf("client: write: %s: %w: %w", n.target, errDown, err)
+}
+
+func (l *landing) add() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pending++
+}
+
+func (l *landing) outcome() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// sums are the XXH3-64 of the piece's layers in the caller's memory.
+func (w *writing) sums(p Piece) []uint64 {
+	g := w.req.Namespace.Geometry
+	layerBytes := g.LayerBytes(p.Group)
+	sums := make([]uint64, g.Groups[p.Group].Layers)
+	mem := w.req.From.Bytes()[p.Offset:]
+	for k := range sums {
+		sums[k] = xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes])
+	}
+	return sums
+}
+
+// abort gives a reservation back and returns when the engine has let go of the
+// caller's memory: the node closes the window, so what is under way is refused.
+// If it does not answer, the data-plane session is ended.
+func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation uint64, land *landing) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abortWithin)
+	defer cancel()
+	// An error changes nothing: the reservation ends by itself in time.
+	_, _ = sess.cache.Abort(ctx, &pb.AbortRequest{Reservation: reservation})
+	select {
+	case <-land.done:
+		return
+	case <-ctx.Done():
+	}
+	w.store.opts.Logger.Warn("data-plane session ended: a write was given up and the node does not take its end", "server", n.target)
+	w.store.opts.Engine.Disconnect(sess.engine)
+	<-land.done
+}
+
+// commit stores what was written. It is called once: whether a Commit whose
+// answer was lost has stored anything is not known, and to repeat it says
+// nothing new.
+func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChunk, reservation uint64, granted []int, sums []*pb.PieceSums) error {
+	resp, err := sess.cache.Commit(ctx, &pb.CommitRequest{Reservation: reservation, Pieces: sums})
+	if err != nil {
+		return w.commitFailed(ctx, n, c, granted, err)
+	}
+	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
+		return fmt.Errorf("client: commit: %s: %w: %s", n.target, errBusy, resp.GetBusyReason())
+	}
+	type key struct{ block, group uint32 }
+	index := make(map[key]int, len(granted))
+	for _, k := range granted {
+		index[key{uint32(c.local[k]), uint32(w.pieces[c.pieces[k]].Group)}] = c.pieces[k]
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range granted {
+		w.states[c.pieces[k]] = writeState{refused: "failed", detail: "the node did not say what became of it"}
+	}
+	for _, r := range resp.GetPieces() {
+		i, ok := index[key{r.GetBlock(), r.GetGroup()}]
+		if !ok {
+			return fmt.Errorf("client: commit: %s answered for block %d, group %d, which was not written", n.target, r.GetBlock(), r.GetGroup())
+		}
+		switch r.GetState() {
+		case pb.PieceResult_STATE_STORED:
+			w.states[i] = writeState{stored: true}
+		case pb.PieceResult_STATE_EXISTS:
+			w.states[i] = writeState{existed: true}
+		default:
+			w.states[i] = refusal(r.GetReason())
+		}
+	}
+	return nil
+}
+
+// refusal splits what the node says, "word" or "word: sentence".
+func refusal(reason string) writeState {
+	for i := range len(reason) - 1 {
+		if reason[i] == ':' {
+			return writeState{refused: Reason(reason[:i]), detail: reason[i+2:]}
+		}
+	}
+	return writeState{refused: Reason(reason)}
+}
+
+// commitFailed says what the failure of a Commit means: the pieces are not known
+// to be stored, and only a refusal that a person must mend is an error.
+func (w *writing) commitFailed(ctx context.Context, n *node, c writeChunk, granted []int, err error) error {
+	err = callError(ctx, "commit", n.target, err)
+	if ctx.Err() != nil || errors.Is(err, errDown) || errors.Is(err, errBusy) || errors.Is(err, ErrAuth) || errors.Is(err, ErrRequest) {
+		return err
+	}
+	pieces := make([]int, len(granted))
+	for j, k := range granted {
+		pieces[j] = c.pieces[k]
+	}
+	w.refuseAll(pieces, "failed", err.Error())
+	return nil
+}
+
+// refuseAll records pieces that nothing was decided about yet.
+func (w *writing) refuseAll(pieces []int, why Reason, detail string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, i := range pieces {
+		if w.states[i] == (writeState{}) {
+			w.states[i] = writeState{refused: why, detail: detail}
+		}
+	}
+}
+
+func (w *writing) noteBusy(detail string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.busy = detail
+}
+
+func (w *writing) anyRefused(pieces []int) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.ContainsFunc(pieces, func(i int) bool { return w.states[i].refused != "" })
+}
+
+// result adds up. No chunk is running.
+func (w *writing) result() WriteResult {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := WriteResult{Blocks: len(w.ids)}
+	for i, p := range w.pieces {
+		s := w.states[i]
+		switch {
+		case s.stored:
+			r.Stored++
+			r.Bytes += w.req.Namespace.Geometry.PieceBytes(p.Group)
+			continue
+		case s.existed:
+			r.Existed++
+			continue
+		case s.refused == "":
+			s.refused = LostSkipped
+		}
+		r.Blocks = min(r.Blocks, p.Block)
+		r.Refused = append(r.Refused, RefusedPiece{Block: p.Block, Group: p.Group, Reason: s.refused, Detail: s.detail})
+		r.Detail = cmp.Or(r.Detail, s.detail)
+	}
+	switch {
+	case r.Stored+r.Existed > 0, len(w.pieces) == 0 && w.req.First > 0:
+		r.Outcome = Hit
+	case w.busy != "":
+		r.Outcome, r.Detail = Busy, w.busy
+	}
+	if w.busy != "" {
+		w.store.stats.busy.Add(1)
+	}
+	w.store.stats.writeBytes.Add(uint64(r.Bytes))
+	w.store.stats.refusedPieces.Add(uint64(len(r.Refused)))
+	return r
+}
