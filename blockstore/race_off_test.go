@@ -1,0 +1,5 @@
+//go:build !race
+
+package blockstore
+
+const raceEnabled = false
