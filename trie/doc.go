@@ -49,7 +49,8 @@
 //
 // Deleting a block dooms it: it is unlinked at once, so nothing below it can be
 // matched (invariant prefix-closed), and ReclaimStep collects what hung there,
-// leaf first.
+// leaf first. What was not collected before a restart is dropped then, unless the
+// deleted block was put again meanwhile: then its old descendants are back.
 //
 // A lease pins the deepest piece of a prefix; its ancestors are safe because
 // eviction, reclaiming and deletion go leaf first (invariant pinned-stays).

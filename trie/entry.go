@@ -253,12 +253,14 @@ func (t *Trie) recordOf(n uint32) record {
 		return r
 	}
 	p := t.nodes.at(nd.parent)
-	r.parent = p.id
-	if p.extent+1 == nd.extent {
-		r.flags |= recParentPrev
-	} else {
+	if p.extent+1 != nd.extent {
 		r.flags |= recParentID
+		r.parent = p.id
+		return r
 	}
+	r.flags |= recParentPrev
+	hint := hintOf(&p.id)
+	copy(r.parent[:], hint[:])
 	return r
 }
 

@@ -22,7 +22,8 @@ type LoadStats struct {
 
 // loading is the state of Open.
 type loading struct {
-	t     *Trie
+	t *Trie
+	// drops are changes to be made to Pebble: mostly records to be dropped.
 	drops *pebble.Batch
 	key   []byte
 	// The record before: where it lay and which node it became.
@@ -30,6 +31,8 @@ type loading struct {
 	prev       uint32
 	// open are the nodes whose parent was not known when they were read.
 	open []openParent
+	// moved are the nodes that are in another slot than an older record said.
+	moved map[uint32]bool
 }
 
 type openParent struct {
@@ -52,6 +55,9 @@ func (t *Trie) loadAll() error {
 	}
 	l.join()
 	if err := l.prune(); err != nil {
+		return err
+	}
+	if err := l.rewrite(); err != nil {
 		return err
 	}
 	if err := l.flush(); err != nil {
@@ -159,26 +165,43 @@ func (l *loading) block(ext kv.Extent, rec *record) error {
 	}
 	ref := kv.Ref{Extent: ext, Generation: rec.gen}
 	if old := t.table.find(number, rec.group, &rec.id); old != 0 {
-		if t.nodes.at(old).gen() > rec.gen {
-			return l.drop(&t.load.Duplicates, ext)
-		}
-		// The newer one wins; the node keeps its number and its parent.
-		stale := t.nodes.at(old).extent
-		t.nodes.at(old).setRef(ref)
-		l.prev, l.prevExtent = old, ext
-		return l.drop(&t.load.Duplicates, stale)
+		return l.duplicate(old, ref, rec, sp)
 	}
-	flags := uint32(0)
-	if rec.flags&recTransfer != 0 {
-		flags = flagTransfer
-	}
-	n := t.addNodeLocked(sp, rec.id, rec.group, 0, rec.depth, ref, flags)
+	n := t.addNodeLocked(sp, rec.id, rec.group, 0, rec.depth, ref, classFlag(rec))
 	if n == 0 {
 		return ErrFull
 	}
 	l.parent(n, ext, rec, sp)
 	l.prev, l.prevExtent = n, ext
 	return nil
+}
+
+// duplicate decides between two slots of one piece: the one written later wins,
+// because the deletion of the other was only lost, or not yet due.
+func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error {
+	nd := l.t.nodes.at(n)
+	if nd.gen() > rec.gen {
+		return l.drop(&l.t.load.Duplicates, ref.Extent)
+	}
+	stale := nd.extent
+	if l.moved == nil {
+		l.moved = make(map[uint32]bool)
+	}
+	l.moved[n] = true
+	nd.setRef(ref)
+	nd.depth, nd.parent = rec.depth, 0
+	nd.state.And(^uint32(flagTransfer))
+	nd.state.Or(classFlag(rec))
+	l.parent(n, ref.Extent, rec, sp)
+	l.prev, l.prevExtent = n, ref.Extent
+	return l.drop(&l.t.load.Duplicates, stale)
+}
+
+func classFlag(rec *record) uint32 {
+	if rec.flags&recTransfer != 0 {
+		return flagTransfer
+	}
+	return 0
 }
 
 // lost marks, during loading, a node whose parent cannot be found. No node has
@@ -205,7 +228,7 @@ func (l *loading) parent(n uint32, ext kv.Extent, rec *record, sp *space) {
 
 func (l *loading) isParent(p uint32, child *node, rec *record) bool {
 	pd := l.t.nodes.at(p)
-	return pd.space == child.space && pd.group() == 0 && [parentHint]byte(pd.id[:]) == [parentHint]byte(rec.parent[:])
+	return pd.space == child.space && pd.group() == 0 && hintOf(&pd.id) == [parentHint]byte(rec.parent[:parentHint])
 }
 
 // join finds the parents that were named by id.
@@ -260,6 +283,27 @@ func (l *loading) prune() error {
 		}
 		nd.parent = 0
 		t.removeNodeLocked(nil, n)
+	}
+	return nil
+}
+
+// rewrite renews the records of the children of moved nodes: they may say that
+// their parent is in the slot before theirs, where it no longer is.
+func (l *loading) rewrite() error {
+	t := l.t
+	if l.moved == nil {
+		return nil
+	}
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		nd := t.nodes.at(n)
+		if nd.space == 0 || nd.group() != 0 || !l.moved[nd.parent] {
+			continue
+		}
+		rec := t.recordOf(n)
+		l.key = appendBlockKey(l.key[:0], nd.extent)
+		if err := l.drops.Set(l.key, rec.append(nil), nil); err != nil {
+			return err
+		}
 	}
 	return nil
 }

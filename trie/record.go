@@ -19,7 +19,7 @@ import (
 //	'm' "marks"               JSON marks
 //
 // A block record. The parent of most blocks lies in the slot before theirs; then
-// 4 bytes of its id stand for all 16, enough to notice that another block is
+// a digest of 4 bytes stands for its id, enough to notice that another block is
 // there after a crash.
 //
 //	┌───────┬───────┬────────┬────────────┬────────┬───────┬──────────────────┐
@@ -55,9 +55,17 @@ type record struct {
 	depth  uint32
 	group  uint8
 	flags  uint8
-	// parent holds the whole id with recParentID, its first bytes with
+	// parent holds the whole id with recParentID, and begins with its hintOf with
 	// recParentPrev.
 	parent kv.BlockID
+}
+
+// hintOf folds an id, which may be an opaque key of any pattern, into few bytes.
+func hintOf(id *kv.BlockID) (hint [parentHint]byte) {
+	for i, c := range id {
+		hint[i%parentHint] = hint[i%parentHint]*31 + c
+	}
+	return hint
 }
 
 func appendBlockKey(dst []byte, e kv.Extent) []byte {

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie/evict"
 )
@@ -251,6 +252,7 @@ func (t *Trie) evictable(n uint32) bool {
 // policy must have forgotten it already.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	nd := t.nodes.at(n)
+	invariants.Assert(nd.kids == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids, nd.pins())
 	sp, group := t.spaces[nd.space], nd.group()
 	ns := sp.ns
 	dst = append(dst, Evicted{

@@ -1,0 +1,322 @@
+package trie
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie/evict"
+)
+
+// TestMatchDoesNotAllocate: with a buffer for the pieces, a match allocates
+// nothing. A map, a closure that escapes, or an error on the way would break it.
+func TestMatchDoesNotAllocate(t *testing.T) {
+	for _, kind := range evict.Kinds() {
+		t.Run(kind.String(), func(t *testing.T) {
+			tr := openTest(t, Options{Policy: kind})
+			defer closeTest(t, tr)
+			ns := benchNamespace(t, tr)
+			fill(t, tr, ns, 2*benchChain)
+			ids := benchIDs(1)
+			opts := MatchOptions{Pieces: make([]Piece, 0, benchChain)}
+			if n := testing.AllocsPerRun(200, func() {
+				if m, err := tr.Match(ns.ID, ids, opts); err != nil || m.Blocks != benchChain {
+					t.Fatal(m, err)
+				}
+			}); n >= 1 {
+				t.Errorf("%v allocations a match; want 0", n)
+			}
+			opts.Lease, opts.TTL, opts.Now = true, time.Minute, epoch0
+			if n := testing.AllocsPerRun(200, func() {
+				m, err := tr.Match(ns.ID, ids, opts)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := tr.Release(m.Lease); err != nil {
+					t.Fatal(err)
+				}
+			}); n >= 1 {
+				t.Errorf("%v allocations a leased match; want 0", n)
+			}
+		})
+	}
+}
+
+// slots hands out slots as a store does: one that an entry refers to, or that was
+// given back, has one owner. It fails the test when a slot comes back twice.
+type slots struct {
+	t    *testing.T
+	mu   sync.Mutex
+	next uint32
+	used map[kv.Ref]bool
+}
+
+func (s *slots) get() kv.Ref {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next++
+	r := kv.Ref{Extent: kv.Extent(s.next), Generation: kv.Generation(s.next)}
+	s.used[r] = true
+	return r
+}
+
+func (s *slots) put(r kv.Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.used[r] {
+		s.t.Errorf("one-owner: slot %v came back twice", r)
+	}
+	delete(s.used, r)
+}
+
+// TestConcurrent lets writers, readers, evictors, bumps and deletes run against
+// each other. At the end the index refers to exactly the slots that were handed
+// out and did not come back.
+func TestConcurrent(t *testing.T) {
+	for _, kind := range evict.Kinds() {
+		t.Run(kind.String(), func(t *testing.T) { testConcurrent(t, kind) })
+	}
+}
+
+func testConcurrent(t *testing.T, kind evict.Kind) {
+	tr := openTest(t, Options{Policy: kind, MaxLeases: 32, SlotBytes: func(kv.Geometry, int) int64 { return 1 }})
+	s := &slots{t: t, used: make(map[kv.Ref]bool)}
+	geometry := kv.Geometry{BlockTokens: 2, Groups: []kv.Group{
+		{Kind: kv.Full, Layers: 1, TokenBytes: 1}, {Kind: kv.State, Layers: 1, TokenBytes: 1},
+	}}
+	def, err := tr.Create(kv.Namespace{Name: "ns", Index: kv.IndexTrie, Geometry: geometry, Epoch: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(gone []Evicted, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+		for _, g := range gone {
+			s.put(g.Ref)
+		}
+	}
+	chain := func(rng *rand.Rand) (ids []kv.BlockID) {
+		c := rng.IntN(8)
+		for i := range rng.IntN(24) + 1 {
+			// Chains share their first blocks.
+			ids = append(ids, benchID(c%(i+1), i))
+		}
+		return ids
+	}
+	const rounds = 400
+	work := func(seed uint64, f func(rng *rand.Rand)) func() {
+		return func() {
+			rng := rand.New(rand.NewPCG(seed, 1))
+			for range rounds {
+				f(rng)
+			}
+		}
+	}
+	put := func(rng *rand.Rand) {
+		now, err := tr.Namespace("ns")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		var entries []Entry
+		var parent kv.BlockID
+		for _, id := range chain(rng) {
+			entries = append(entries, Entry{ID: id, Parent: parent, Ref: s.get()})
+			parent = id
+		}
+		entries = append(entries, Entry{ID: parent, Group: 1, Ref: s.get()})
+		status, err := tr.Put(nil, def.ID, now.Epoch, entries, rng.IntN(4) == 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for i, st := range status {
+			if st != Added {
+				s.put(entries[i].Ref)
+			}
+		}
+	}
+	match := func(rng *rand.Rand) {
+		ids := chain(rng)
+		m, err := tr.Match(def.ID, ids, MatchOptions{Lease: rng.IntN(2) == 0, TTL: time.Duration(rng.IntN(3)) * time.Second, Now: epoch0})
+		if err != nil || m.Blocks > len(ids) || m.Stored < m.Blocks {
+			t.Error(m, err)
+		}
+		if m.Lease == 0 {
+			return
+		}
+		// pinned-stays: what the lease holds is still indexed.
+		held := make(map[kv.Ref]bool)
+		for _, p := range m.Pieces {
+			held[p.Ref] = true
+		}
+		for ref := range tr.Refs() {
+			delete(held, ref)
+		}
+		if len(held) > 0 {
+			t.Errorf("pinned-stays: %v left the index under a lease", held)
+		}
+		if rng.IntN(8) != 0 {
+			if err := tr.Release(m.Lease); err != nil && !errors.Is(err, ErrLeaseUnknown) {
+				t.Error(err)
+			}
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range uint64(2) {
+		wg.Go(work(10+i, put))
+		wg.Go(work(20+i, match))
+	}
+	wg.Go(work(30, func(rng *rand.Rand) { take(tr.Evict(nil, int64(rng.IntN(8)), 0, epoch0)) }))
+	wg.Go(work(31, func(rng *rand.Rand) { take(tr.Evict(nil, int64(rng.IntN(4)), def.ID, epoch0)) }))
+	wg.Go(work(32, func(*rand.Rand) {
+		gone, _, err := tr.ReclaimStep(nil, 16)
+		take(gone, err)
+	}))
+	wg.Go(work(33, func(rng *rand.Rand) {
+		var err error
+		switch rng.IntN(20) {
+		case 0:
+			_, _, err = tr.BumpEpoch("ns", 0)
+		case 1, 2, 3:
+			ids := chain(rng)
+			if err = tr.Delete(def.ID, ids[len(ids)-1]); errors.Is(err, ErrAbsent) {
+				err = nil
+			}
+		case 4:
+			tr.Stats()
+			_, _, err = tr.List(def.ID, 0, 10)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}))
+	wg.Wait()
+	for ref := range tr.Refs() {
+		if !s.used[ref] {
+			t.Errorf("one-owner: the index refers to %v, which came back", ref)
+		}
+		delete(s.used, ref)
+	}
+	for ref := range s.used {
+		t.Errorf("slot %v is lost: neither indexed nor given back", ref)
+	}
+	closeTest(t, tr)
+}
+
+// TestCrash crashes at random points. What was durable is there again, with the
+// same slots; whatever is matchable was put, below the same ancestors.
+func TestCrash(t *testing.T) {
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { testCrash(t, seed) })
+	}
+}
+
+func testCrash(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	fs := vfs.NewCrashableMem()
+	opts := Options{FS: fs, MemTableBytes: 256 << 10, SlotBytes: func(kv.Geometry, int) int64 { return 1 }}
+	tr := openTest(t, opts)
+	ns := benchNamespace(t, tr)
+	// refs are all that were ever put; durable are those that must survive.
+	refs, durable := make(map[kv.BlockID]map[kv.Ref]bool), make(map[kv.BlockID]bool)
+	slot := 0
+	for range 4 {
+		for range rng.IntN(60) {
+			ids := benchIDs(rng.IntN(12))[:rng.IntN(60)+1]
+			entries := benchEntries(ids, slot)
+			slot += len(ids)
+			sync := rng.IntN(3) == 0
+			status, err := tr.Put(nil, ns.ID, ns.Epoch, entries, sync)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, e := range entries {
+				if refs[e.ID] == nil {
+					refs[e.ID] = make(map[kv.Ref]bool)
+				}
+				refs[e.ID][e.Ref] = true
+				durable[e.ID] = durable[e.ID] || sync && (status[i] == Added || status[i] == Exists)
+			}
+			if rng.IntN(10) == 0 {
+				gone, err := tr.Evict(nil, int64(rng.IntN(30)), 0, epoch0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, g := range gone {
+					delete(durable, g.ID)
+				}
+			}
+		}
+		clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
+		closeTest(t, tr)
+		fs, opts.FS = clone, clone
+		tr = openTest(t, opts)
+		if err := tr.Check(); err != nil {
+			t.Fatal(err)
+		}
+		for c := range 12 {
+			ids := benchIDs(c)[:60]
+			m, err := tr.Match(ns.ID, ids, MatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range m.Pieces {
+				if !refs[ids[p.Block]][p.Ref] {
+					t.Errorf("exact-or-miss: block %d of chain %d lies in %v, where it never was", p.Block, c, p.Ref)
+				}
+			}
+			if m.Blocks < len(ids) && durable[ids[m.Blocks]] {
+				t.Errorf("block %d of chain %d was durable and is gone", m.Blocks, c)
+			}
+		}
+	}
+	closeTest(t, tr)
+}
+
+// TestBroken lets Pebble's log fail. Put fails with ErrBroken, nothing of it is
+// matchable, and what was there before still is.
+func TestBroken(t *testing.T) {
+	var injected atomic.Int64
+	toggle := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
+			return nil
+		}
+		injected.Add(1)
+		return errorfs.ErrInjected
+	})}
+	tr := openTest(t, Options{FS: errorfs.Wrap(vfs.NewMem(), toggle)})
+	ns := benchNamespace(t, tr)
+	ids := benchIDs(0)
+	entries := benchEntries(ids, 0)
+	if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], true); err != nil {
+		t.Fatal(err)
+	}
+	toggle.On()
+	for range 3 {
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[10:20], true); !errors.Is(err, ErrBroken) {
+			t.Errorf("put on a broken disk: %v; want ErrBroken", err)
+		}
+	}
+	if _, _, err := tr.BumpEpoch(ns.Name, 0); !errors.Is(err, ErrBroken) {
+		t.Errorf("bump on a broken disk: %v; want ErrBroken", err)
+	}
+	if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != 10 {
+		t.Errorf("%d blocks match: %v; want the 10 that were put", m.Blocks, err)
+	}
+	if injected.Load() == 0 {
+		t.Error("no fault was injected")
+	}
+	if err := tr.Close(); !errors.Is(err, ErrBroken) {
+		t.Errorf("close: %v; want ErrBroken", err)
+	}
+}

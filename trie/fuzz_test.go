@@ -1,0 +1,538 @@
+package trie
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie/evict"
+)
+
+// model is the index as one would write it without a care for speed: a list of
+// pieces, and scans over it.
+type model struct {
+	pieces []*mpiece
+	leases []mlease
+}
+
+type mpiece struct {
+	ns, group int
+	id        kv.BlockID
+	parent    *mpiece
+	ref       kv.Ref
+	class     Class
+	// garbage can no longer be matched, and waits to be reclaimed.
+	garbage bool
+}
+
+type mlease struct {
+	id      LeaseID
+	expires time.Time // zero: never
+	pieces  []*mpiece
+}
+
+func (m *model) find(ns, group int, id kv.BlockID) *mpiece {
+	for _, p := range m.pieces {
+		if p.ns == ns && p.group == group && p.id == id && !p.garbage {
+			return p
+		}
+	}
+	return nil
+}
+
+func (m *model) pinned(p *mpiece) bool {
+	for _, l := range m.leases {
+		if slices.Contains(l.pieces, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// evictable: a leaf without a lease.
+func (m *model) evictable(p *mpiece) bool {
+	return !m.pinned(p) && !slices.ContainsFunc(m.pieces, func(q *mpiece) bool { return q.parent == p })
+}
+
+func (m *model) bytes(ns int) (n int64) {
+	for _, p := range m.pieces {
+		if p.ns == ns {
+			n++
+		}
+	}
+	return n
+}
+
+// discard makes everything for which f is true, and what hangs below, garbage.
+func (m *model) discard(f func(*mpiece) bool) {
+	for _, p := range m.pieces {
+		for q := p; q != nil; q = q.parent {
+			p.garbage = p.garbage || f(q)
+		}
+	}
+}
+
+func (m *model) expire(now time.Time) {
+	m.leases = slices.DeleteFunc(m.leases, func(l mlease) bool { return !l.expires.IsZero() && !l.expires.After(now) })
+}
+
+func (m *model) put(ns int, def kv.Namespace, e Entry) PutStatus {
+	var parent *mpiece
+	if def.Index == kv.IndexTrie && def.Geometry.Groups[0].Kind == kv.Full {
+		switch {
+		case e.Group != 0:
+			parent = m.find(ns, 0, e.ID)
+		case !e.Parent.IsZero():
+			parent = m.find(ns, 0, e.Parent)
+		}
+		if parent == nil && (e.Group != 0 || !e.Parent.IsZero()) {
+			return ParentAbsent
+		}
+	}
+	if p := m.find(ns, e.Group, e.ID); p != nil {
+		if e.Class == Prefix {
+			p.class = Prefix
+		}
+		return Exists
+	}
+	if def.QuotaBytes > 0 && m.bytes(ns)+1 > def.QuotaBytes {
+		return OverQuota
+	}
+	m.pieces = append(m.pieces, &mpiece{ns: ns, group: e.Group, id: e.ID, parent: parent, ref: e.Ref, class: e.Class})
+	return Added
+}
+
+// needs returns the pieces that reuse of the first n blocks takes, or nil and the
+// kind of the group that lacks one.
+func (m *model) needs(ns int, def kv.Namespace, ids []kv.BlockID, n int) ([]*mpiece, kv.GroupKind) {
+	needed := []*mpiece{}
+	for g, group := range def.Geometry.Groups {
+		first := 0
+		if def.Index == kv.IndexTrie && group.Kind != kv.Full {
+			first = max(0, n-def.Geometry.WindowBlocks(g))
+		}
+		for i := first; i < n; i++ {
+			p := m.find(ns, g, ids[i])
+			if p == nil || def.Index == kv.IndexTrie && group.Kind == kv.Full && i > 0 && (p.parent == nil || p.parent.id != ids[i-1]) ||
+				group.Kind == kv.Full && i == 0 && p.parent != nil {
+				return nil, group.Kind
+			}
+			needed = append(needed, p)
+		}
+	}
+	return needed, 0
+}
+
+// longest tries every length, the longest first.
+func (m *model) longest(ns int, def kv.Namespace, ids []kv.BlockID) (int, []*mpiece) {
+	for n := len(ids); n > 0; n-- {
+		if p, _ := m.needs(ns, def, ids, n); p != nil {
+			return n, p
+		}
+	}
+	return 0, nil
+}
+
+// fuzzer drives index and model with the same operations.
+type fuzzer struct {
+	t    *testing.T
+	in   []byte
+	opts Options
+	tr   *Trie
+	m    model
+	defs []kv.Namespace
+	now  time.Time
+	slot uint32
+}
+
+func (f *fuzzer) byte() int {
+	if len(f.in) == 0 {
+		return 0
+	}
+	b := f.in[0]
+	f.in = f.in[1:]
+	return int(b)
+}
+
+// chain is a path in a tree of three branches; flat ids are its paths too.
+func (f *fuzzer) chain() (ids []kv.BlockID) {
+	path := []byte{1}
+	steps, bits := f.byte()%7, f.byte()
+	for range steps + 1 {
+		path = append(path, byte(bits%3)+1)
+		bits /= 2
+		var id kv.BlockID
+		copy(id[:], path)
+		ids = append(ids, id)
+	}
+	return ids
+}
+
+func FuzzModel(f *testing.F) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	for i := range 24 {
+		seed := make([]byte, 900)
+		for j := range seed {
+			seed[j] = byte(rng.Uint32())
+		}
+		seed[0] = byte(i)
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, in []byte) {
+		if len(in) > 4096 {
+			return
+		}
+		fz := &fuzzer{t: t, in: in, now: epoch0}
+		fz.opts = Options{
+			Dir: "index", FS: vfs.NewMem(), MaxLeases: 5, MaxPins: 24,
+			SlotBytes: func(kv.Geometry, int) int64 { return 1 },
+			Policy:    evict.Kinds()[fz.byte()%3],
+		}
+		fz.tr = openTest(t, fz.opts)
+		fz.create()
+		for len(fz.in) > 0 && !t.Failed() {
+			fz.step()
+		}
+		fz.compare()
+		closeTest(t, fz.tr)
+	})
+}
+
+func (f *fuzzer) create() {
+	full := kv.Group{Kind: kv.Full, Layers: 1, TokenBytes: 1}
+	window := kv.Group{Kind: kv.Window, Layers: 1, TokenBytes: 1, WindowTokens: 4}
+	state := kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 1}
+	for i, def := range []kv.Namespace{
+		{Index: kv.IndexTrie, Geometry: kv.Geometry{Groups: []kv.Group{full}}},
+		{Index: kv.IndexTrie, Geometry: kv.Geometry{Groups: []kv.Group{full, window, state}}, QuotaBytes: 12},
+		{Index: kv.IndexTrie, Geometry: kv.Geometry{Groups: []kv.Group{window, state}}},
+		{Index: kv.IndexFlat, Geometry: kv.Geometry{Groups: []kv.Group{full}}},
+	} {
+		def.Name, def.Epoch, def.Geometry.BlockTokens = fmt.Sprint("ns", i), 1, 2
+		got, err := f.tr.Create(def)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		f.defs = append(f.defs, got)
+	}
+}
+
+func (f *fuzzer) step() {
+	op, ns := f.byte()%16, f.byte()%4
+	switch op {
+	case 0, 1, 2, 3, 4:
+		f.put(ns)
+	case 5, 6, 7, 8:
+		f.match(ns)
+	case 9:
+		f.evict(ns)
+	case 10:
+		f.delete(ns)
+	case 11:
+		f.reclaim()
+	case 12:
+		f.lease()
+	case 13:
+		f.remove()
+	case 14:
+		f.bump(ns)
+	case 15:
+		f.rare(ns)
+	}
+}
+
+func (f *fuzzer) put(ns int) {
+	def := f.defs[ns]
+	group := f.byte() % len(def.Geometry.Groups)
+	class := Class(f.byte() % 8 / 7)
+	var entries []Entry
+	var parent kv.BlockID
+	for _, id := range f.chain() {
+		f.slot++
+		e := Entry{ID: id, Group: group, Class: class, Ref: kv.Ref{Extent: kv.Extent(f.slot), Generation: kv.Generation(f.slot)}}
+		if def.Index == kv.IndexTrie {
+			e.Parent = parent
+		}
+		entries = append(entries, e)
+		parent = id
+	}
+	known, err := f.tr.Known(nil, def.ID, def.Epoch, entries)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	status, err := f.tr.Put(nil, def.ID, def.Epoch, entries, f.byte()%2 == 0)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for i, e := range entries {
+		if want := f.m.put(ns, def, e); status[i] != want || known[i] != want {
+			f.t.Fatalf("put %v group %d in %s: %v, Known says %v; the model says %v", e.ID, group, def.Name, status[i], known[i], want)
+		}
+	}
+}
+
+func (f *fuzzer) match(ns int) {
+	def, ids := f.defs[ns], f.chain()
+	opts := MatchOptions{Lease: f.byte()%3 == 0, TTL: time.Duration(f.byte()%4) * time.Minute, Now: f.now}
+	m, err := f.tr.Match(def.ID, ids, opts)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	n, needed := f.m.longest(ns, def, ids)
+	if m.Cut == CutLeaseDenied {
+		if len(f.m.leases) == 0 {
+			f.t.Fatalf("match in %s: lease denied though there is none", def.Name)
+		}
+		return
+	}
+	if m.Blocks != n || len(m.Pieces) != len(needed) {
+		f.t.Fatalf("match in %s: %d blocks, %d pieces; the model says %d and %d", def.Name, m.Blocks, len(m.Pieces), n, len(needed))
+	}
+	for i, p := range m.Pieces {
+		if want := needed[i]; p.Ref != want.ref || ids[p.Block] != want.id || int(p.Group) != want.group {
+			f.t.Fatalf("match in %s: piece %d is %+v; the model says %+v", def.Name, i, p, want)
+		}
+	}
+	f.cut(ns, m, ids)
+	if m.Lease != 0 {
+		l := mlease{id: m.Lease, pieces: needed}
+		if opts.TTL > 0 {
+			l.expires = f.now.Add(opts.TTL)
+		}
+		// The index ended the expired ones if it was short of leases.
+		if f.tr.Stats().Leases <= int64(len(f.m.leases)) {
+			f.m.expire(f.now)
+		}
+		f.m.leases = append(f.m.leases, l)
+	}
+}
+
+func (f *fuzzer) cut(ns int, m Match, ids []kv.BlockID) {
+	want := map[kv.GroupKind]Cut{0: CutComplete, kv.Full: CutAbsent, kv.Window: CutWindowMissing, kv.State: CutStateMissing}
+	ok := m.Blocks == len(ids) && m.Cut == CutComplete
+	for n := m.Blocks + 1; n <= len(ids); n++ {
+		_, kind := f.m.needs(ns, f.defs[ns], ids, n)
+		ok = ok || m.Cut == want[kind] || kind != 0 && (m.Cut == CutWindowMissing || m.Cut == CutStateMissing)
+	}
+	if !ok {
+		f.t.Fatalf("match in %s: %d of %d blocks, cut %v", f.defs[ns].Name, m.Blocks, len(ids), m.Cut)
+	}
+}
+
+// take removes what the index gave back from the model, where all of it must be
+// free to go at its turn.
+func (f *fuzzer) take(gone []Evicted, what string) {
+	for _, g := range gone {
+		i := slices.IndexFunc(f.m.pieces, func(p *mpiece) bool { return p.ref == g.Ref })
+		if i < 0 {
+			f.t.Fatalf("%s: %+v is not in the model", what, g)
+		}
+		p := f.m.pieces[i]
+		if !f.m.evictable(p) {
+			f.t.Fatalf("%s: %+v is held or has children", what, g)
+		}
+		if p.id != g.ID || p.group != g.Group || f.defs[p.ns].ID != g.Namespace || p.class != g.Class {
+			f.t.Fatalf("%s: %+v; the model says %+v", what, g, *p)
+		}
+		f.m.pieces = slices.Delete(f.m.pieces, i, i+1)
+	}
+}
+
+func (f *fuzzer) evict(ns int) {
+	want := int64(f.byte()%6 + 1)
+	only := kv.NamespaceID(0)
+	if f.byte()%3 == 0 {
+		only = f.defs[ns].ID
+	}
+	f.m.expire(f.now)
+	gone, err := f.tr.Evict(nil, want, only, f.now)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.take(gone, "evict")
+	var got int64
+	for _, g := range gone {
+		if only == 0 || g.Namespace == only {
+			got += g.SlotBytes
+		}
+	}
+	for _, p := range f.m.pieces {
+		if got < want && (only == 0 || p.ns == ns) && f.m.evictable(p) {
+			f.t.Fatalf("evict %d: got %d though %+v may go\n%v", want, got, *p, f.tr)
+		}
+	}
+}
+
+func (f *fuzzer) delete(ns int) {
+	def, ids := f.defs[ns], f.chain()
+	id := ids[len(ids)-1]
+	found := slices.ContainsFunc(f.m.pieces, func(p *mpiece) bool { return p.ns == ns && p.id == id && !p.garbage })
+	if err := f.tr.Delete(def.ID, id); errors.Is(err, ErrAbsent) == found || err != nil && found {
+		f.t.Fatalf("delete %v in %s: %v; in the model: %v", id, def.Name, err, found)
+	}
+	f.m.discard(func(p *mpiece) bool { return p.ns == ns && p.id == id })
+}
+
+func (f *fuzzer) remove() {
+	if len(f.m.pieces) == 0 {
+		return
+	}
+	p := f.m.pieces[f.byte()%len(f.m.pieces)]
+	if p.garbage {
+		return
+	}
+	if err := f.tr.Remove(p.ref); err != nil {
+		f.t.Fatal(err)
+	}
+	f.m.discard(func(q *mpiece) bool { return q == p })
+}
+
+func (f *fuzzer) reclaim() {
+	gone, more, err := f.tr.ReclaimStep(nil, f.byte()%8+1)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, g := range gone {
+		if !slices.ContainsFunc(f.m.pieces, func(p *mpiece) bool { return p.ref == g.Ref && p.garbage }) {
+			f.t.Fatalf("reclaim: %+v is matchable in the model", g)
+		}
+	}
+	f.take(gone, "reclaim")
+	for _, p := range f.m.pieces {
+		if !more && p.garbage && f.m.evictable(p) {
+			f.t.Fatalf("reclaim: nothing more, though %+v may go\n%v", *p, f.tr)
+		}
+	}
+}
+
+func (f *fuzzer) lease() {
+	f.now = f.now.Add(time.Duration(f.byte()%3) * 40 * time.Second)
+	if len(f.m.leases) == 0 {
+		return
+	}
+	i := f.byte() % len(f.m.leases)
+	l := &f.m.leases[i]
+	switch f.byte() % 3 {
+	case 0:
+		if err := f.tr.Release(l.id); err != nil {
+			f.t.Fatal(err)
+		}
+		f.m.leases = slices.Delete(f.m.leases, i, i+1)
+	case 1:
+		expired := !l.expires.IsZero() && !l.expires.After(f.now)
+		err := f.tr.Renew(l.id, time.Minute, f.now)
+		if errors.Is(err, ErrLeaseUnknown) != expired {
+			f.t.Fatalf("renew: %v; expired in the model: %v", err, expired)
+		}
+		if !expired {
+			l.expires = f.now.Add(time.Minute)
+		}
+	case 2:
+		before := len(f.m.leases)
+		f.m.expire(f.now)
+		if n := f.tr.ExpireLeases(f.now); n != before-len(f.m.leases) {
+			f.t.Fatalf("%d leases expired; the model says %d", n, before-len(f.m.leases))
+		}
+	}
+}
+
+func (f *fuzzer) bump(ns int) {
+	if f.byte()%4 != 0 {
+		return
+	}
+	var err error
+	if f.byte()%2 == 0 {
+		_, f.defs[ns].Epoch, err = f.tr.BumpEpoch(f.defs[ns].Name, 0)
+	} else {
+		err = f.tr.DeleteAll(f.defs[ns].ID)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.m.discard(func(p *mpiece) bool { return p.ns == ns })
+}
+
+func (f *fuzzer) rare(ns int) {
+	switch f.byte() % 5 {
+	case 0:
+		if err := f.tr.Check(); err != nil {
+			f.t.Fatal(err)
+		}
+	case 1:
+		f.reopen()
+	case 2:
+		gone, err := f.tr.Delivered(nil, f.defs[ns].ID, f.chain())
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		for _, g := range gone {
+			if g.Class != Transfer {
+				f.t.Fatalf("delivered: %+v", g)
+			}
+		}
+		f.take(gone, "delivered")
+	case 3:
+		f.compare()
+	case 4:
+		quota := int64(f.byte() % 20)
+		if err := f.tr.SetQuota(f.defs[ns].Name, quota); err != nil {
+			f.t.Fatal(err)
+		}
+		f.defs[ns].QuotaBytes = quota
+	}
+}
+
+func (f *fuzzer) reopen() {
+	closeTest(f.t, f.tr)
+	f.tr = openTest(f.t, f.opts)
+	f.m.leases = nil
+	f.revive()
+	f.m.pieces = slices.DeleteFunc(f.m.pieces, func(p *mpiece) bool { return p.garbage })
+	f.compare()
+}
+
+// revive: what hung below a deleted block and was not reclaimed is found again
+// when the index is opened, if the block was put again; it is as good as ever.
+func (f *fuzzer) revive() {
+	var revived []*mpiece
+	for ref := range f.tr.Refs() {
+		i := slices.IndexFunc(f.m.pieces, func(p *mpiece) bool { return p.ref == ref })
+		if p := f.m.pieces[i]; p.garbage {
+			if p.parent == nil {
+				f.t.Fatalf("%+v was deleted and is back", *p)
+			}
+			p.garbage = false
+			revived = append(revived, p)
+		}
+	}
+	for _, p := range revived {
+		group := p.parent.group
+		if p.parent = f.m.find(p.ns, group, p.parent.id); p.parent == nil {
+			f.t.Fatalf("%+v is back without a parent", *p)
+		}
+	}
+}
+
+// compare checks that index and model refer to the same slots.
+func (f *fuzzer) compare() {
+	want := make(map[kv.Ref]*mpiece)
+	for _, p := range f.m.pieces {
+		want[p.ref] = p
+	}
+	for ref, place := range f.tr.Refs() {
+		p := want[ref]
+		if p == nil || f.defs[p.ns].ID != place.Namespace || p.group != place.Group {
+			f.t.Fatalf("the index has %v for %+v; the model says %+v", ref, place, p)
+		}
+		delete(want, ref)
+	}
+	for ref, p := range want {
+		f.t.Fatalf("the index lacks %v: %+v\n%v\n%v", ref, *p, f.tr.Stats().Load, f.tr)
+	}
+}

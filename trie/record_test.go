@@ -1,0 +1,79 @@
+package trie
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// FuzzRecord: what decodes encodes to the same bytes, so that there is one way to
+// write each record; anything else is refused with errRecord.
+func FuzzRecord(f *testing.F) {
+	id := blockID("a1a2a3a4")
+	for _, r := range []record{
+		{id: id, gen: 1, serial: 1},
+		{id: id, gen: 1<<48 - 1, serial: 1<<64 - 1, depth: 1<<32 - 1, group: 7, flags: recTransfer},
+		{id: id, gen: 7, serial: 3, depth: 200, flags: recParentPrev, parent: kv.BlockID{1, 2, 3, 4}},
+		{id: id, gen: 7, serial: 300, depth: 200, flags: recParentID, parent: id},
+	} {
+		b := r.append(nil)
+		if len(b) > recordMax {
+			f.Errorf("%+v takes %d bytes; want at most %d", r, len(b), recordMax)
+		}
+		if got, err := decodeRecord(b); err != nil || got != r {
+			f.Errorf("%+v came back as %+v: %v", r, got, err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := decodeRecord(b)
+		if err != nil {
+			if !errors.Is(err, errRecord) {
+				t.Errorf("error %v is not errRecord", err)
+			}
+			return
+		}
+		if got := r.append(nil); !bytes.Equal(got, b) {
+			t.Errorf("% x decodes to %+v, which encodes to % x", b, r, got)
+		}
+	})
+}
+
+func FuzzNamespaceRecord(f *testing.F) {
+	def := kv.Namespace{
+		ID: 7, Name: "glm", Tenant: "t", Salt: []byte{1}, Index: kv.IndexTrie, Epoch: 3, QuotaBytes: 9,
+		Geometry: kv.Geometry{BlockTokens: 64, DType: "fp8", Layout: "tp1", Groups: []kv.Group{
+			{Kind: kv.Full, Layers: 2, TokenBytes: 3}, {Kind: kv.Window, Layers: 1, TokenBytes: 1, WindowTokens: 100},
+		}},
+	}
+	b, err := encodeNamespace(def, 12)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(`{"id":1}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		def, serial, err := decodeNamespace(b)
+		if err != nil {
+			return
+		}
+		again, err := encodeNamespace(def, serial)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, s, err := decodeNamespace(again)
+		if err != nil || s != serial || got.Name != def.Name || got.ID != def.ID || got.Epoch != def.Epoch || !got.Geometry.Equal(def.Geometry) {
+			t.Errorf("%s came back as %+v: %v", b, got, err)
+		}
+	})
+}
+
+func TestRecordSize(t *testing.T) {
+	// Most records name their parent by the slot before theirs.
+	r := record{id: blockID("a1"), gen: 1 << 40, serial: 200, depth: 500, flags: recParentPrev}
+	if n := blockKeyLen + len(r.append(nil)); n > 42 {
+		t.Errorf("a block takes %d bytes of key and value; want at most 42", n)
+	}
+}
