@@ -32,11 +32,11 @@
 //
 // # Frames
 //
-//	 0        4      5       6      8     12       16        24    32        40
-//	┌────────┬──────┬───────┬──────┬──────┬────────┬─────────┬─────┬─────────┬────────┬──────────┬────────┬────────┬───────────┐
-//	│ magic  │ type │ flags │ runs │ imm  │ frames │ op      │ key │ offset  │ length │ tableSum │ status │ zero   │ headerSum │
-//	│ 4      │ 1    │ 1     │ 2    │ 4    │ 4      │ 8       │ 8   │ 8       │ 8      │ 4        │ 1      │ 3      │ 4         │ = 64
-//	└────────┴──────┴───────┴──────┴──────┴────────┴─────────┴─────┴─────────┴────────┴──────────┴────────┴────────┴───────────┘
+//	0       4      5       6      8     12       16   24    32       40       48         52     60
+//	┌───────┬──────┬───────┬──────┬─────┬────────┬────┬─────┬────────┬────────┬──────────┬──────┬───────────┐
+//	│ magic │ type │ flags │ runs │ imm │ frames │ op │ key │ offset │ length │ tableSum │ zero │ headerSum │
+//	│ 4     │ 1    │ 1     │ 2    │ 4   │ 4      │ 8  │ 8   │ 8      │ 8      │ 4        │ 8    │ 4         │ = 64
+//	└───────┴──────┴───────┴──────┴─────┴────────┴────┴─────┴────────┴────────┴──────────┴──────┴───────────┘
 //	magic     "PNS" and the version, 1
 //	type      1 write, 2 ack, 3 message, 4 heartbeat
 //	flags     bit 0: imm is present
@@ -45,6 +45,7 @@
 //	op        write and message: the sender's number for the operation, echoed in its ack
 //	key       write: the window to write in; offset is counted from its start
 //	length    bytes of payload after header and table
+//	          A field that a type does not name is zero.
 //	tableSum  CRC-32C of the table; headerSum: of the first 60 bytes
 //
 //	table     runs x ( offset 8 | length 8 ); the lengths add up to length. Small pages of one paged write share a frame.

@@ -75,8 +75,7 @@ func (h *header) encode(b []byte) {
 	le.PutUint64(b[32:], h.offset)
 	le.PutUint64(b[40:], h.length)
 	le.PutUint32(b[48:], h.tableSum)
-	le.PutUint32(b[52:], uint32(h.status))
-	le.PutUint32(b[56:], 0)
+	le.PutUint64(b[52:], 0)
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
@@ -91,12 +90,11 @@ func (h *header) decode(b []byte) error {
 	if got, want := crc32.Checksum(b[:60], castagnoli), le.Uint32(b[60:]); got != want {
 		return fmt.Errorf("header checksum %#x, header says %#x: %w", got, want, errFrame)
 	}
-	status := le.Uint32(b[52:])
-	if status > 0xff || le.Uint32(b[56:]) != 0 {
+	if le.Uint64(b[52:]) != 0 {
 		return fmt.Errorf("reserved bytes are set: %w", errFrame)
 	}
 	*h = header{
-		kind: b[4], flags: b[5], status: uint8(status),
+		kind: b[4], flags: b[5],
 		runs: le.Uint16(b[6:]), imm: le.Uint32(b[8:]), frames: le.Uint32(b[12:]),
 		op: le.Uint64(b[16:]), key: le.Uint64(b[24:]), offset: le.Uint64(b[32:]), length: le.Uint64(b[40:]),
 		tableSum: le.Uint32(b[48:]),
@@ -112,11 +110,11 @@ func (h *header) check() error {
 		ok = h.flags&^flagImm == 0 && h.runs <= maxRuns && h.frames >= 1 && h.frames <= maxFrames &&
 			h.length <= maxPiece && (h.runs == 0 || h.offset == 0)
 	case frameAck:
-		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize
+		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize && *h == header{kind: h.kind, length: h.length}
 	case frameMessage:
-		ok = h.length <= maxMessage
+		ok = h.length <= maxMessage && *h == header{kind: h.kind, length: h.length, op: h.op}
 	case frameHeartbeat:
-		ok = h.length == 0
+		ok = *h == header{kind: h.kind}
 	default:
 		return fmt.Errorf("frame of type %d: %w", h.kind, errFrame)
 	}
