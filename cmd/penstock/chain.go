@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// chainFlags say which chain of blocks a command is about.
+type chainFlags struct {
+	tokensFile, idsFile string
+}
+
+// addChainFlags gives cmd the flags; one of them must be there.
+func addChainFlags(cmd *cobra.Command) *chainFlags {
+	f := &chainFlags{}
+	cmd.Flags().StringVar(&f.tokensFile, "tokens-file", "", "file with the prompt's token ids, decimal, separated by white space (- reads standard input)")
+	cmd.Flags().StringVar(&f.idsFile, "ids-file", "", "file with the block ids themselves, 32 hexadecimal digits each: for keys that an engine made")
+	cmd.MarkFlagsMutuallyExclusive("tokens-file", "ids-file")
+	cmd.MarkFlagsOneRequired("tokens-file", "ids-file")
+	return f
+}
+
+// chain is what the user named: its blocks, and how long the prompt was.
+type chain struct {
+	ids []kv.BlockID
+	// tokens is the length of the prompt; the tail that fills no block is not
+	// cached.
+	tokens int
+}
+
+// load reads the file and makes the chain. At least one whole block must be
+// there.
+func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
+	if f.idsFile != "" {
+		return f.loadIDs(w, ns)
+	}
+	name, in, err := openInput(w, f.tokensFile)
+	if err != nil {
+		return chain{}, fmt.Errorf("--tokens-file: %w", err)
+	}
+	defer in.Close()
+	tokens, err := readTokens(name, in)
+	if err != nil {
+		return chain{}, err
+	}
+	hashed, err := ns.Chain()
+	if err != nil {
+		return chain{}, err
+	}
+	ids, _ := hashed.Append(nil, tokens)
+	if len(ids) == 0 {
+		return chain{}, fmt.Errorf("%s holds %d tokens; namespace %q has blocks of %d, so there is no whole one", name, len(tokens), ns.Name, ns.Geometry.BlockTokens)
+	}
+	return chain{ids: ids, tokens: len(tokens)}, nil
+}
+
+func (f *chainFlags) loadIDs(w world, ns kv.Namespace) (chain, error) {
+	name, in, err := openInput(w, f.idsFile)
+	if err != nil {
+		return chain{}, fmt.Errorf("--ids-file: %w", err)
+	}
+	defer in.Close()
+	var ids []kv.BlockID
+	err = eachWord(name, in, func(word string) error {
+		id, err := kv.ParseBlockID(word)
+		ids = append(ids, id)
+		return err
+	})
+	if err != nil {
+		return chain{}, err
+	}
+	if len(ids) == 0 {
+		return chain{}, fmt.Errorf("%s holds no block id", name)
+	}
+	return chain{ids: ids, tokens: len(ids) * ns.Geometry.BlockTokens}, nil
+}
+
+// openInput opens a file, or standard input for "-", and says what to call it.
+func openInput(w world, path string) (string, io.ReadCloser, error) {
+	if path == "-" {
+		return "standard input", io.NopCloser(w.in), nil
+	}
+	f, err := os.Open(path)
+	return path, f, err
+}
+
+// readTokens reads decimal token ids.
+func readTokens(name string, in io.Reader) ([]kv.Token, error) {
+	var tokens []kv.Token
+	err := eachWord(name, in, func(word string) error {
+		var v uint64
+		for _, c := range []byte(word) {
+			if c < '0' || c > '9' {
+				return fmt.Errorf("%q is not a decimal token id", shorten(word))
+			}
+			if v = v*10 + uint64(c-'0'); v > math.MaxUint32 {
+				return fmt.Errorf("token id %s is larger than %d", shorten(word), uint32(math.MaxUint32))
+			}
+		}
+		tokens = append(tokens, kv.Token(v))
+		return nil
+	})
+	return tokens, err
+}
+
+// maxWord is longer than any token or block id: a file without white space ends
+// in an error and not in exhausted memory.
+const maxWord = 4096
+
+// eachWord calls f for each word; an error gets the word's line and column.
+func eachWord(name string, in io.Reader, f func(word string) error) error {
+	r := bufio.NewReaderSize(in, 1<<16)
+	line, column, start := 1, 0, 1
+	var word []byte
+	end := func() error {
+		if len(word) == 0 {
+			return nil
+		}
+		err := f(string(word))
+		word = word[:0]
+		if err != nil {
+			return fmt.Errorf("%s:%d:%d: %w", name, line, start, err)
+		}
+		return nil
+	}
+	for {
+		c, err := r.ReadByte()
+		if errors.Is(err, io.EOF) {
+			return end()
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		column++
+		switch c {
+		case ' ', '\t', '\r', '\n', '\v', '\f':
+			if err := end(); err != nil {
+				return err
+			}
+			if c == '\n' {
+				line, column = line+1, 0
+			}
+			continue
+		}
+		if len(word) == 0 {
+			start = column
+		}
+		if len(word) == maxWord {
+			return fmt.Errorf("%s:%d:%d: a word of more than %d characters; token ids are separated by white space", name, line, start, maxWord)
+		}
+		word = append(word, c)
+	}
+}
+
+func shorten(s string) string {
+	const most = 40
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "…"
+}
+
+// namespace fetches a namespace from the node.
+func (a admin) namespace(ctx context.Context, name string) (kv.Namespace, error) {
+	m, err := a.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	return api.Namespace(m)
+}

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// connection is the flags by which a command reaches a node.
+type connection struct {
+	servers   string
+	tokenFile string
+	ca        string
+	cert, key string
+	tls       bool
+	insecure  bool
+	timeout   time.Duration
+}
+
+// addConnectionFlags gives cmd and its subcommands the flags of a client. The
+// environment sets their defaults.
+func addConnectionFlags(cmd *cobra.Command, w world) *connection {
+	c := &connection{}
+	f := cmd.PersistentFlags()
+	env := func(p *string, flag, variable, def, usage string) {
+		if v := w.env(variable); v != "" {
+			def = v
+		}
+		f.StringVar(p, flag, def, usage+" (environment: "+variable+")")
+	}
+	env(&c.servers, "server", "PENSTOCK_SERVER", config.Default().Listen, "gRPC address of the node, host:port")
+	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
+	env(&c.ca, "ca", "PENSTOCK_CA", "", "CA (PEM) that the node's certificate is signed by; implies --tls")
+	env(&c.cert, "cert", "PENSTOCK_CERT", "", "client certificate (PEM); implies --tls")
+	env(&c.key, "key", "PENSTOCK_KEY", "", "its private key (PEM)")
+	f.BoolVar(&c.tls, "tls", false, "use TLS, with the system's CAs unless --ca is given")
+	f.BoolVar(&c.insecure, "insecure", false, "send the bearer token in plain text to a node on another machine")
+	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "give up after this long; 0 waits for ever")
+	return c
+}
+
+// waitForever makes no limit the default of --timeout.
+func (c *connection) waitForever(cmd *cobra.Command) {
+	c.timeout = 0
+	cmd.PersistentFlags().Lookup("timeout").DefValue = "0s"
+}
+
+// limit bounds a command by --timeout.
+func (c *connection) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, c.timeout)
+}
+
+// list is --server as a list: data commands spread sequences over several nodes.
+func (c *connection) list() []string { return strings.Split(c.servers, ",") }
+
+// one is the node that an admin command talks to.
+func (c *connection) one() (string, error) {
+	if l := c.list(); len(l) == 1 && l[0] != "" {
+		return l[0], nil
+	}
+	return "", usagef("--server %q: this command talks to one node; name it", c.servers)
+}
+
+func (c *connection) tlsConfig() (*tls.Config, error) {
+	if !c.tls && c.ca == "" && c.cert == "" {
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.ca != "" {
+		pool, err := readCA(c.ca)
+		if err != nil {
+			return nil, fmt.Errorf("--ca: %w", err)
+		}
+		t.RootCAs = pool
+	}
+	if c.cert != "" {
+		cert, err := tls.LoadX509KeyPair(c.cert, c.key)
+		if err != nil {
+			return nil, fmt.Errorf("--cert: %w", err)
+		}
+		t.Certificates = []tls.Certificate{cert}
+	}
+	return t, nil
+}
+
+// dial opens the control plane of one node.
+func (c *connection) dial(target string) (*grpc.ClientConn, error) {
+	token, err := readToken(c.tokenFile)
+	if err != nil {
+		return nil, err
+	}
+	t, err := c.tlsConfig()
+	if err != nil {
+		return nil, err
+	}
+	return client.Dial(target, client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure})
+}
+
+// admin is a connection to one node's Admin service.
+type admin struct {
+	pb.AdminClient
+	conn *grpc.ClientConn
+}
+
+// admin connects for the length of f.
+func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a admin) error) error {
+	target, err := c.one()
+	if err != nil {
+		return err
+	}
+	conn, err := c.dial(target)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := c.limit(cmd.Context())
+	defer cancel()
+	return f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn})
+}
+
+// data opens a Store, and the transfer engine it needs, for the length of f. It
+// is not bounded by --timeout: moving bytes takes as long as it takes.
+func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *client.Store) error) (err error) {
+	token, err := readToken(c.tokenFile)
+	if err != nil {
+		return err
+	}
+	t, err := c.tlsConfig()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	engine, err := tcp.New(ctx, tcp.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := engine.Close(); err == nil {
+			err = e
+		}
+	}()
+	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := s.Close(); err == nil {
+			err = e
+		}
+	}()
+	return f(ctx, s)
+}
+
+// completeNamespaces offers the node's namespaces to the shell.
+func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var names []string
+	err := c.admin(cmd, func(ctx context.Context, a admin) error {
+		ctx, cancel := context.WithTimeout(ctx, completionWait)
+		defer cancel()
+		resp, err := a.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
+		for _, ns := range resp.GetNamespaces() {
+			names = append(names, ns.GetName())
+		}
+		return err
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completionWait: a shell that waits longer feels broken.
+const completionWait = 2 * time.Second
+
+// parseBlock reads a block id from the command line.
+func parseBlock(text string) (kv.BlockID, error) {
+	id, err := kv.ParseBlockID(text)
+	if err != nil {
+		return id, usageError{err}
+	}
+	return id, nil
+}

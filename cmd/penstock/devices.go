@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/posixio"
+	"github.com/penstock-kv/penstock/io/uring"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// device is a volume's device, with why it is of that kind.
+type device struct {
+	blockio.Device
+	reason string
+}
+
+// openDevices makes the directories where they are missing and opens each by
+// the way asked for: uring, posix, or auto, which is uring where that works.
+func openDevices(dirs []string, how string, memory []byte) (devices []device, err error) {
+	for _, dir := range dirs {
+		d, err := openDevice(dir, how, memory)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("volume %s: %w", dir, err), closeDevices(devices))
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+func openDevice(dir, how string, memory []byte) (device, error) {
+	// 0700: blocks hold what users said to a model.
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return device{}, err
+	}
+	reason := "posix was asked for"
+	if how != "posix" {
+		ok, why := uring.Probe(dir)
+		if ok {
+			d, err := uring.Open(dir, uring.Options{Regions: regions(memory)})
+			if err == nil {
+				return device{d, why}, nil
+			}
+			why = err.Error()
+		}
+		if how == "uring" {
+			return device{}, fmt.Errorf("io uring was asked for and does not work here: %s (io auto takes posix instead)", why)
+		}
+		reason = why
+	}
+	d, err := posixio.Open(dir, posixio.Options{})
+	if err != nil {
+		return device{}, err
+	}
+	return device{d, reason}, nil
+}
+
+// regions is the memory that the rings register, if there is any.
+func regions(memory []byte) [][]byte {
+	if len(memory) == 0 {
+		return nil
+	}
+	return [][]byte{memory}
+}
+
+func plainDevices(devices []device) []blockio.Device {
+	out := make([]blockio.Device, len(devices))
+	for i, d := range devices {
+		out[i] = d.Device
+	}
+	return out
+}
+
+func closeDevices(devices []device) error {
+	var errs []error
+	for _, d := range devices {
+		errs = append(errs, d.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// scratchFrom lends arena memory to the store's own work.
+func scratchFrom(memory *arena.Arena) func(context.Context, int) ([]byte, func(), error) {
+	return func(ctx context.Context, sizeBytes int) ([]byte, func(), error) {
+		buf, err := memory.Alloc(ctx, sizeBytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		return buf.Bytes()[:sizeBytes], buf.Release, nil
+	}
+}
+
+// split is how the configured capacity is divided. Capacity is the cap on
+// everything in the data directories, so the index's share is taken off first.
+type split struct{ capacityBytes, storeBytes, indexBytes int64 }
+
+const (
+	// indexShare: the index takes at most 160 bytes of disk for a block
+	// (DESIGN.md, section 10), and the smallest slot is 8 KiB: a fiftieth.
+	indexShare = 50
+	// indexFloorBytes is for the logs and memtables of an index of any size.
+	indexFloorBytes = 16 << 20
+	// takeShare of the free space is the capacity of a node that was given none.
+	takeNumerator, takeDenominator = 9, 10
+)
+
+// splitCapacity finds the capacity and divides it.
+func splitCapacity(cfg config.Config, devices []device) (split, error) {
+	capacity := int64(cfg.Capacity)
+	if capacity == 0 {
+		var err error
+		if capacity, err = takeFree(cfg.Data, devices); err != nil {
+			return split{}, err
+		}
+	}
+	index := max(capacity/indexShare, min(indexFloorBytes, capacity/4))
+	return split{capacityBytes: capacity, storeBytes: capacity - index, indexBytes: index}, nil
+}
+
+// takeFree is nine tenths of what the file systems have free or the volumes hold
+// already, so that a restart finds the capacity of the first start again. A file
+// system that holds several volumes counts once.
+func takeFree(dirs []string, devices []device) (int64, error) {
+	seen := make(map[uint64]bool)
+	var total int64
+	for i, dir := range dirs {
+		own, err := treeBytes(dir)
+		if err != nil {
+			return 0, err
+		}
+		total += own
+		info, err := os.Stat(dir)
+		if err != nil {
+			return 0, err
+		}
+		sys, ok := info.Sys().(*syscall.Stat_t)
+		if ok && seen[sys.Dev] {
+			continue
+		}
+		if ok {
+			seen[sys.Dev] = true
+		}
+		space, err := devices[i].Stat()
+		if err != nil {
+			return 0, err
+		}
+		total += space.FreeBytes
+	}
+	return total / takeDenominator * takeNumerator, nil
+}
+
+// treeBytes is the space that the files below dir occupy.
+func treeBytes(dir string) (int64, error) {
+	var total int64
+	err := filepath.WalkDir(dir, func(_ string, e os.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		info, err := e.Info()
+		if err != nil {
+			return err
+		}
+		if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+			total += sys.Blocks * 512 // POSIX counts st_blocks in 512 bytes
+		}
+		return nil
+	})
+	return total, err
+}
+
+// segmentBytes leaves the default to the store, which knows how much of a small
+// capacity a segment may be; what was set is passed on.
+func segmentBytes(cfg config.Config) int64 {
+	if cfg.Segment == config.Default().Segment {
+		return 0
+	}
+	return int64(cfg.Segment)
+}
+
+func commaList(s []string) string { return strings.Join(s, ",") }

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+func newEvictCommand(w world) *cobra.Command {
+	var bytes int64
+	var namespace string
+	var dryRun bool
+	cmd := &cobra.Command{
+		Use:   "evict --bytes SIZE",
+		Short: "Free storage in the eviction policy's order",
+		Long: `Free at least so many bytes, in the order of the eviction policy, leaf first. What is
+pinned, leased or being read stays. --dry-run prints an upper bound.`,
+		Args: args(cobra.NoArgs),
+	}
+	c := addConnectionFlags(cmd, w)
+	cmd.Flags().Var(sizeFlag{&bytes}, "bytes", "how much to free, e.g. 10GiB")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "take it from this namespace only")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be evicted and change nothing")
+	_ = cmd.MarkFlagRequired("bytes") // it was defined above
+	_ = cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, s string) ([]string, cobra.ShellCompDirective) {
+		return c.completeNamespaces(cmd, nil, s)
+	})
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if bytes <= 0 {
+			return usagef("--bytes must be more than 0")
+		}
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			resp, err := a.Evict(ctx, &pb.EvictRequest{Bytes: bytes, Namespace: namespace, DryRun: dryRun})
+			if err != nil {
+				return err
+			}
+			return emitRemoved(cmd, "evicted", dryRun, resp.GetBlocks(), resp.GetBytes())
+		})
+	}
+	return cmd
+}
+
+func newScrubCommand(w world) *cobra.Command {
+	var rate int64
+	cmd := &cobra.Command{
+		Use:   "scrub",
+		Short: "Read every block from the disks now and verify its checksums",
+		Long: `Read every block from the disks once and verify header and layers, beside the
+background scrubber. A broken block is dropped: it becomes a miss. The exit code is 1
+if there was one.`,
+		Args: args(cobra.NoArgs),
+	}
+	c := addConnectionFlags(cmd, w)
+	c.waitForever(cmd) // a pass takes as long as the disks are large
+	cmd.Flags().Var(sizeFlag{&rate}, "rate", "read at most so much in a second; 0: as fast as it goes")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			stream, err := a.Scrub(ctx, &pb.ScrubRequest{BytesPerSecond: rate})
+			if err != nil {
+				return err
+			}
+			last, err := followScrub(w, stream.Recv)
+			if err != nil {
+				return err
+			}
+			if err := outputOf(cmd).emit(last, func(t *table) {
+				fmt.Fprintf(t, "verified: %s blocks, %s; corrupt: %s\n", count(last.GetVerifiedBlocks()), size(last.GetVerifiedBytes()), count(last.GetCorruptBlocks()))
+			}); err != nil {
+				return err
+			}
+			if last.GetCorruptBlocks() > 0 {
+				return fmt.Errorf("%d blocks were corrupt and have been dropped; look at the disk", last.GetCorruptBlocks())
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+// followScrub shows a pass and returns its last report.
+func followScrub(w world, recv func() (*pb.ScrubProgress, error)) (*pb.ScrubProgress, error) {
+	bar := newProgress(w, "scrub", unitBlocks)
+	defer bar.finish()
+	last := &pb.ScrubProgress{}
+	for {
+		p, err := recv()
+		if errors.Is(err, io.EOF) {
+			return last, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		last = p
+		bar.set(p.GetVerifiedBlocks(), p.GetTotalBlocks())
+	}
+}
+
+// eventLine is one event as JSON.
+type eventLine struct {
+	Sequence  uint64   `json:"sequence"`
+	Time      string   `json:"time"`
+	Kind      string   `json:"kind"`
+	Namespace string   `json:"namespace"`
+	Epoch     uint64   `json:"epoch"`
+	BlockIDs  []string `json:"block_ids"`
+	Parent    string   `json:"parent,omitempty"`
+	Medium    string   `json:"medium,omitempty"`
+	Reason    string   `json:"reason,omitempty"`
+}
+
+func newEventsCommand(w world) *cobra.Command {
+	var after uint64
+	var namespace string
+	var most int
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Follow what is stored and removed, as routers do",
+		Long: `Follow what is stored and removed, one line an event, until interrupted. A gap says
+that events were lost to this consumer.`,
+		Args: args(cobra.NoArgs),
+	}
+	c := addConnectionFlags(cmd, w)
+	c.waitForever(cmd)
+	cmd.Flags().Uint64Var(&after, "after", 0, "start after this sequence number; 0: from now on")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
+	cmd.Flags().IntVar(&most, "count", 0, "stop after so many events; 0: never")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			stream, err := pb.NewCacheClient(a.conn).Events(ctx, &pb.EventsRequest{After: after, Namespace: namespace})
+			if err != nil {
+				return err
+			}
+			for n := 0; most == 0 || n < most; n++ {
+				e, err := stream.Recv()
+				if cmd.Context().Err() != nil || errors.Is(err, io.EOF) {
+					return nil // interrupted: that is how it ends
+				}
+				if err != nil {
+					return err
+				}
+				if err := emitEvent(outputOf(cmd), e); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func emitEvent(o output, e *pb.Event) error {
+	line := eventLine{
+		Sequence:  e.GetSequence(),
+		Time:      time.UnixMilli(e.GetTimeUnixMs()).UTC().Format("2006-01-02T15:04:05.000Z"),
+		Kind:      enumWord(e.GetKind().Descriptor(), e.GetKind().Number()),
+		Namespace: e.GetNamespace(),
+		Epoch:     e.GetEpoch(),
+		BlockIDs:  splitIDs(e.GetBlockIds()),
+		Medium:    e.GetMedium(),
+		Reason:    e.GetReason(),
+	}
+	if len(e.GetParent()) > 0 {
+		line.Parent = splitIDs(e.GetParent())[0]
+	}
+	if o.json {
+		return o.emitLine(line)
+	}
+	_, err := fmt.Fprintf(o.w, "%d %s %s %s epoch %d: %d blocks %s%s\n", line.Sequence, line.Time, line.Kind, line.Namespace, line.Epoch, len(line.BlockIDs), line.Reason, firstID(line.BlockIDs))
+	return err
+}
+
+func firstID(ids []string) string {
+	if len(ids) == 0 {
+		return ""
+	}
+	return " from " + ids[0]
+}

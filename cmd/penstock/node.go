@@ -1,0 +1,430 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+	"github.com/penstock-kv/penstock/trie/evict"
+)
+
+// node is a storage node with everything it is made of. The parts are made
+// bottom up and closed top down; closers holds what is open so far.
+type node struct {
+	cfg     config.Config
+	log     *slog.Logger
+	server  *server.Server
+	storage *storage.Node
+	control net.Listener
+	web     net.Listener // nil: no HTTP
+	data    *tcp.Engine
+	volumes []server.Volume
+	share   split
+	closers []func(context.Context) error
+}
+
+// startNode opens the volumes, the index and the listeners. Nothing answers
+// before server.Serve.
+func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *node, err error) {
+	n := &node{cfg: cfg, log: log}
+	if n.cfg.Node == "" {
+		if n.cfg.Node, err = os.Hostname(); err != nil {
+			n.cfg.Node = "unnamed"
+		}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.closeParts(context.Background()))
+		}
+	}()
+	limitMemory(cfg)
+	if err := n.startTracing(ctx); err != nil {
+		return nil, err
+	}
+	memory, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena), HugeTLB: cfg.HugeTLB})
+	if err != nil {
+		return nil, fmt.Errorf("arena of %v: %w", cfg.Arena, err)
+	}
+	n.onClose(func(context.Context) error { return memory.Close() })
+	if memory.Kind() == arena.Small {
+		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; set transparent_hugepage/enabled to madvise, or reserve huge pages and set hugetlb", "arena", cfg.Arena)
+	}
+	store, index, err := n.openStore(ctx, memory)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.listen(); err != nil {
+		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	counters := metrics.NewNode(registry)
+	if n.storage, err = n.openEngine(ctx, store, index, memory, counters); err != nil {
+		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
+	}
+	n.onClose(n.storage.Close)
+	return n, n.openServer(ctx, memory, counters, registry)
+}
+
+// onClose remembers how to close a part.
+func (n *node) onClose(f func(context.Context) error) { n.closers = append(n.closers, f) }
+
+// closeParts closes what is open, the last opened first.
+func (n *node) closeParts(ctx context.Context) error {
+	var errs []error
+	for _, f := range slices.Backward(n.closers) {
+		errs = append(errs, f(ctx))
+	}
+	n.closers = nil
+	return errors.Join(errs...)
+}
+
+// close drains the node and closes all parts.
+func (n *node) close(ctx context.Context) error {
+	err := n.server.Shutdown(ctx)
+	// Even if draining took all the time there was: the store must be synced.
+	rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	defer cancel()
+	return errors.Join(err, n.closeParts(rest))
+}
+
+// openStore opens the volumes and the index that belongs to them.
+func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstore.Store, _ *trie.Trie, err error) {
+	devices, err := openDevices(n.cfg.Data, n.cfg.IO, memory.Bytes())
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range devices {
+		n.volumes = append(n.volumes, server.Volume{Device: d.Device, Reason: d.reason})
+	}
+	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
+		return nil, nil, errors.Join(err, closeDevices(devices))
+	}
+	store, err := blockstore.Open(ctx, blockstore.Options{
+		Devices:        plainDevices(devices),
+		Identity:       blockio.Identity(time.Now()),
+		CapacityBytes:  n.share.storeBytes,
+		SegmentBytes:   segmentBytes(n.cfg),
+		FreeFloorBytes: int64(n.cfg.FreeFloor),
+		Prewrite:       n.cfg.Prewrite,
+		Alloc:          scratchFrom(memory),
+		Logger:         n.log,
+	})
+	if err != nil {
+		return nil, nil, errors.Join(err, closeDevices(devices))
+	}
+	index, err := n.openIndex(ctx, store)
+	if err != nil {
+		return nil, nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)))
+	}
+	return store, index, nil
+}
+
+// openIndex opens the index. If it is gone and the volumes know namespaces, it
+// is rebuilt from them: serving with an empty index would give their slots away.
+func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Trie, error) {
+	dir, err := indexDir(n.cfg.Data)
+	if err != nil {
+		return nil, err
+	}
+	open := func() (*trie.Trie, error) {
+		return trie.Open(indexOptions(n.cfg, dir, store, n.share.indexBytes, n.log))
+	}
+	index, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("%w\n(the index can be made anew from the data: penstock store rebuild-index --data %s)", err, commaList(n.cfg.Data))
+	}
+	lost, err := storage.IndexLost(store, index)
+	if err != nil || !lost {
+		return index, err
+	}
+	if err := index.Close(); err != nil {
+		return nil, err
+	}
+	n.log.Warn("the index is empty and the volumes are not: it is rebuilt from their slot headers")
+	report, err := rebuildIndex(ctx, n.cfg, dir, store, storage.RebuildOptions{Logger: n.log})
+	if err != nil {
+		return nil, err
+	}
+	n.log.Info("index rebuilt", "namespaces", report.Namespaces, "blocks", report.Indexed, "took", report.Took.Round(time.Millisecond))
+	return open()
+}
+
+// indexOptions are those of the node's index, and of the one that rebuild-index
+// makes.
+func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBytes int64, log *slog.Logger) trie.Options {
+	policy, err := evict.ParseKind(cfg.Eviction)
+	if err != nil {
+		policy = evict.Default // Validate has refused anything else
+	}
+	return trie.Options{
+		Dir:    dir,
+		Policy: policy,
+		SlotBytes: func(g kv.Geometry, group int) int64 {
+			layout, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)
+			if err != nil {
+				// No such namespace was accepted; its quota cannot be exact.
+				return g.PieceBytes(group)
+			}
+			return layout.SlotBytes()
+		},
+		CacheBytes: int64(cfg.IndexCache),
+		// Several memtables and their logs exist at a time: they stay within the
+		// index's share of a small capacity.
+		MemTableBytes:  min(16<<20, max(1<<20, diskBytes/8)),
+		MaxLeases:      cfg.Limits.Leases,
+		MaxChainBlocks: cfg.Limits.ChainBlocks,
+		Logger:         log,
+	}
+}
+
+func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *trie.Trie, memory *arena.Arena, counters *metrics.Node) (*storage.Node, error) {
+	durability, err := blockstore.ParseDurability(n.cfg.Durability)
+	if err != nil {
+		return nil, err
+	}
+	limits := n.cfg.Limits
+	return storage.Open(ctx, storage.Options{
+		Index: index, Store: store, Arena: memory, Metrics: counters,
+		Durability:          durability,
+		SyncEvery:           n.cfg.SyncEvery.Std(),
+		ReadsMax:            limits.Reads,
+		ReservationsMax:     limits.Writes,
+		LoadBytesMax:        int64(limits.ReadBytes),
+		WriteBytesMax:       int64(limits.WriteBytes),
+		ChainBlocksMax:      limits.ChainBlocks,
+		LeaseTTLMax:         limits.LeaseTTL.Std(),
+		ReservationTTL:      limits.Reservation.Std(),
+		QueueWait:           limits.QueueWait.Std(),
+		EventHistory:        limits.EventHistory,
+		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
+		Logger:              n.log,
+	})
+}
+
+// listen binds the listeners before the slow part of the start, so that a port
+// that is taken is noticed first.
+func (n *node) listen() (err error) {
+	// No multipath TCP: its sockets refuse options that the plane uses, and both
+	// ends are in one cluster.
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	if n.control, err = lc.Listen(context.Background(), "tcp", n.cfg.Listen); err != nil {
+		return fmt.Errorf("control plane (listen): %w", err)
+	}
+	n.onClose(closeListener(n.control))
+	if n.cfg.HTTP == "" {
+		return nil
+	}
+	if n.web, err = lc.Listen(context.Background(), "tcp", n.cfg.HTTP); err != nil {
+		return fmt.Errorf("metrics and health (http): %w", err)
+	}
+	n.onClose(closeListener(n.web))
+	return nil
+}
+
+// closeListener closes a listener that a server may have closed before.
+func closeListener(l net.Listener) func(context.Context) error {
+	return func(context.Context) error {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	}
+}
+
+// openServer starts the data plane and joins everything.
+func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *metrics.Node, registry *prometheus.Registry) error {
+	bearer, err := readToken(n.cfg.Auth.TokenFile)
+	if err != nil {
+		return err
+	}
+	tlsConfig, err := serverTLS(n.cfg.Auth)
+	if err != nil {
+		return err
+	}
+	token := make(rdma.Token, 32)
+	if _, err := rand.Read(token); err != nil {
+		return err
+	}
+	advertise, err := advertised(n.cfg)
+	if err != nil {
+		return err
+	}
+	n.data, err = tcp.New(ctx, tcp.Options{
+		Listen:     n.cfg.DataListen,
+		Advertise:  advertise,
+		Token:      token,
+		Congestion: congestion(n.cfg.DataPlane.Congestion),
+		Logger:     n.log,
+	})
+	if err != nil {
+		return fmt.Errorf("data plane (data_listen): %w", err)
+	}
+	n.onClose(func(context.Context) error { return n.data.Close() })
+	n.server, err = server.New(server.Options{
+		Node:      n.cfg.Node,
+		Version:   readBuildInfo().String(),
+		Storage:   n.storage,
+		Arena:     memory,
+		Data:      n.data,
+		DataToken: token,
+		DataPort:  portOf(n.dataAddr()),
+		Limits: server.Limits{
+			ReadBytes:   int64(n.cfg.Limits.ReadBytes),
+			WriteBytes:  int64(n.cfg.Limits.WriteBytes),
+			ChainBlocks: n.cfg.Limits.ChainBlocks,
+			LandWithin:  n.cfg.Limits.QueueWait.Std(),
+		},
+		Volumes:           n.volumes,
+		Durability:        n.cfg.Durability,
+		CapacityBytes:     n.share.capacityBytes,
+		MemoryBudgetBytes: memoryBudget(n.cfg),
+		BearerToken:       bearer,
+		TLS:               tlsConfig,
+		Metrics:           counters,
+		Registry:          registry,
+		Logger:            n.log,
+	})
+	return err
+}
+
+// dataAddr is where the data plane listens, port 0 resolved.
+func (n *node) dataAddr() string {
+	if nics := n.data.Addr().NICs; len(nics) > 0 {
+		return string(nics[0])
+	}
+	return n.cfg.DataListen
+}
+
+// congestion: an empty setting keeps the system's, which the engine calls so.
+func congestion(name string) string {
+	if name == "" {
+		return "system"
+	}
+	return name
+}
+
+// advertised is the address that peers of the data plane are told to dial.
+func advertised(cfg config.Config) (string, error) {
+	if cfg.Advertise == "" {
+		return "", nil
+	}
+	_, port, err := net.SplitHostPort(cfg.DataListen)
+	if err != nil || port == "0" {
+		return "", fmt.Errorf("config: advertise: %q needs a data_listen with a fixed port, not %s: %w", cfg.Advertise, cfg.DataListen, config.ErrConfig)
+	}
+	return net.JoinHostPort(cfg.Advertise, port), nil
+}
+
+func portOf(addr string) int {
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// serverTLS is the TLS of the control plane: none, the server's certificate, or
+// that and a demand for the client's.
+func serverTLS(a config.Auth) (*tls.Config, error) {
+	if a.TLSCert == "" {
+		return nil, nil
+	}
+	cert, err := tls.LoadX509KeyPair(a.TLSCert, a.TLSKey)
+	if err != nil {
+		return nil, fmt.Errorf("config: auth.tls_cert: %w", err)
+	}
+	c := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	if a.ClientCA != "" {
+		if c.ClientCAs, err = readCA(a.ClientCA); err != nil {
+			return nil, fmt.Errorf("config: auth.client_ca: %w", err)
+		}
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+	}
+	return c, nil
+}
+
+func readCA(path string) (*x509.CertPool, error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no certificate in PEM", path)
+	}
+	return pool, nil
+}
+
+// readyAttrs are what the log says when the node is ready; `penstock demo` and
+// tests read the addresses from it.
+func (n *node) readyAttrs() []any {
+	web := ""
+	if n.web != nil {
+		web = n.web.Addr().String()
+	}
+	first := n.volumes[0]
+	return []any{
+		"node", n.cfg.Node,
+		"listen", n.control.Addr().String(),
+		"data_listen", n.dataAddr(),
+		"http", web,
+		"io", first.Device.Info().Backend,
+		"io_reason", first.Reason,
+		"capacity", config.Size(n.share.capacityBytes).String(),
+		"blocks", n.storage.Recovered().Blocks,
+		"recovery", n.storage.Recovered().Took.Round(time.Millisecond).String(),
+		"version", readBuildInfo().String(),
+	}
+}
+
+// indexName is the directory of the index inside the volume that holds it.
+const indexName = "index"
+
+// indexDir finds the index: volumes may be named in any order, so it is where it
+// was made, and in the first volume before it exists.
+func indexDir(data []string) (string, error) {
+	var found []string
+	for _, d := range data {
+		dir := filepath.Join(d, indexName)
+		if _, err := os.Stat(dir); err == nil {
+			found = append(found, dir)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return filepath.Join(data[0], indexName), nil
+	case 1:
+		return found[0], nil
+	}
+	return "", fmt.Errorf("%d volumes hold an index (%s); one is left over from another node: move it away", len(found), commaList(found))
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+const (
+	formatTable = "table"
+	formatJSON  = "json"
+)
+
+// formatFlag is --format: it refuses what it does not know when it is parsed.
+type formatFlag struct{ value string }
+
+func (f *formatFlag) String() string { return f.value }
+func (f *formatFlag) Type() string   { return "table|json" }
+
+func (f *formatFlag) Set(s string) error {
+	if s != formatTable && s != formatJSON {
+		return fmt.Errorf("%q is neither table nor json", s)
+	}
+	f.value = s
+	return nil
+}
+
+func addFormatFlag(root *cobra.Command, w world) {
+	f := &formatFlag{value: formatTable}
+	if env := w.env("PENSTOCK_FORMAT"); f.Set(env) != nil {
+		f.value = formatTable
+	}
+	root.PersistentFlags().Var(f, "format", "how results are printed (environment: PENSTOCK_FORMAT)")
+	// The flag's name and its completion are ours, so this cannot fail.
+	_ = root.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formatTable, formatJSON}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// output prints one command's results.
+type output struct {
+	w    io.Writer
+	json bool
+}
+
+func outputOf(cmd *cobra.Command) output {
+	f := cmd.Flag("format")
+	return output{w: cmd.OutOrStdout(), json: f != nil && f.Value.String() == formatJSON}
+}
+
+// emit prints v as JSON, or calls print to show it for a person.
+func (o output) emit(v any, print func(t *table)) error {
+	if o.json {
+		return o.emitJSON(v, "  ")
+	}
+	t := &table{tabwriter.NewWriter(o.w, 0, 8, 2, ' ', 0)}
+	print(t)
+	return t.Flush()
+}
+
+// emitLine prints v as one line of JSON, for streams.
+func (o output) emitLine(v any) error { return o.emitJSON(v, "") }
+
+func (o output) emitJSON(v any, indent string) error {
+	if m, ok := v.(proto.Message); ok {
+		v = plain(m.ProtoReflect())
+	}
+	enc := json.NewEncoder(o.w)
+	enc.SetIndent("", indent)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// table aligns columns.
+type table struct{ *tabwriter.Writer }
+
+// row prints one row of cells.
+func (t *table) row(cells ...any) {
+	text := make([]string, len(cells))
+	for i, c := range cells {
+		text[i] = fmt.Sprint(c)
+	}
+	fmt.Fprintln(t, strings.Join(text, "\t"))
+}
+
+// pair prints a name and its value, unless the value is empty.
+func (t *table) pair(name string, value any) {
+	if s := fmt.Sprint(value); s != "" {
+		t.row(name, s)
+	}
+}
+
+// size words a number of bytes for a table.
+func size(bytes int64) string {
+	if bytes < 0 {
+		return "-" + size(-bytes)
+	}
+	return humanize.IBytes(uint64(bytes))
+}
+
+// count words a number for a table.
+func count[T ~int | ~int64 | ~uint32 | ~uint64](n T) string { return humanize.Comma(int64(n)) }
+
+// plain turns a message into what encoding/json prints with the names of the
+// .proto: numbers stay numbers (protojson makes strings of 64-bit ones), bytes
+// become hexadecimal, lists of block ids lists of 32 digits, and enumerations
+// their last word in lower case.
+func plain(m protoreflect.Message) map[string]any {
+	out := make(map[string]any)
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		out[string(f.Name())] = plainField(f, m.Get(f), m.Has(f))
+	}
+	return out
+}
+
+func plainField(f protoreflect.FieldDescriptor, v protoreflect.Value, has bool) any {
+	if !f.IsList() {
+		if f.Kind() == protoreflect.MessageKind && !has {
+			return nil
+		}
+		return plainValue(f, v)
+	}
+	list := make([]any, v.List().Len())
+	for i := range list {
+		list[i] = plainValue(f, v.List().Get(i))
+	}
+	return list
+}
+
+func plainValue(f protoreflect.FieldDescriptor, v protoreflect.Value) any {
+	switch f.Kind() {
+	case protoreflect.MessageKind:
+		return plain(v.Message())
+	case protoreflect.EnumKind:
+		return enumWord(f.Enum(), v.Enum())
+	case protoreflect.BytesKind:
+		if f.Name() == "block_ids" {
+			return splitIDs(v.Bytes())
+		}
+		return hex.EncodeToString(v.Bytes())
+	}
+	return v.Interface()
+}
+
+// enumWord is GROUP_KIND_FULL's "full"; the zero value is "".
+func enumWord(e protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
+	if n == 0 {
+		return ""
+	}
+	v := e.Values().ByNumber(n)
+	if v == nil {
+		return fmt.Sprint(n)
+	}
+	zero := string(e.Values().ByNumber(0).Name())
+	return strings.ToLower(strings.TrimPrefix(string(v.Name()), strings.TrimSuffix(zero, "UNSPECIFIED")))
+}
+
+func splitIDs(b []byte) []string {
+	ids := []string{}
+	for len(b) >= kv.BlockIDSize {
+		ids = append(ids, hex.EncodeToString(b[:kv.BlockIDSize]))
+		b = b[kv.BlockIDSize:]
+	}
+	return ids
+}

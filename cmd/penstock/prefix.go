@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+func newPrefixCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "prefix",
+		Short: "Ask how much of a prompt is cached, and why not more",
+	}
+	c := addConnectionFlags(cmd, w)
+	return noun(cmd, newPrefixMatch(w, c))
+}
+
+// matched is what prefix match and pin print.
+type matched struct {
+	Namespace     string       `json:"namespace"`
+	Epoch         uint64       `json:"epoch"`
+	AskedTokens   int          `json:"asked_tokens"`
+	AskedBlocks   int          `json:"asked_blocks"`
+	MatchedTokens uint64       `json:"matched_tokens"`
+	MatchedBlocks uint32       `json:"matched_blocks"`
+	MatchedBytes  int64        `json:"matched_bytes"`
+	Cut           string       `json:"cut"`
+	Lease         uint64       `json:"lease,omitempty"`
+	BlockIDs      []kv.BlockID `json:"block_ids,omitempty"`
+}
+
+// matchOptions are how a chain is matched.
+type matchOptions struct {
+	epoch uint64
+	ttl   time.Duration
+	pin   bool
+}
+
+// match asks the node about a chain.
+func (a admin) match(ctx context.Context, w world, flags *chainFlags, name string, opts matchOptions) (matched, chain, error) {
+	ns, err := a.namespace(ctx, name)
+	if err != nil {
+		return matched{}, chain{}, err
+	}
+	ch, err := flags.load(w, ns)
+	if err != nil {
+		return matched{}, chain{}, err
+	}
+	resp, err := pb.NewCacheClient(a.conn).Match(ctx, &pb.MatchRequest{
+		Namespace:  name,
+		Epoch:      opts.epoch,
+		BlockIds:   api.AppendIDs(nil, ch.ids),
+		LeaseTtlMs: uint64(opts.ttl.Milliseconds()),
+		Pin:        opts.pin,
+	})
+	if err != nil {
+		return matched{}, chain{}, err
+	}
+	return matched{
+		Namespace: name, Epoch: resp.GetEpoch(),
+		AskedTokens: ch.tokens, AskedBlocks: len(ch.ids),
+		MatchedTokens: resp.GetMatchedTokens(), MatchedBlocks: resp.GetMatchedBlocks(), MatchedBytes: resp.GetBytes(),
+		Cut: resp.GetCut(), Lease: resp.GetLease(),
+	}, ch, nil
+}
+
+func newPrefixMatch(w world, c *connection) *cobra.Command {
+	var opts matchOptions
+	var showIDs bool
+	cmd := &cobra.Command{
+		Use:   "match NS --tokens-file F",
+		Short: "Find the longest cached prefix of a prompt",
+		Long: `Find the longest cached prefix of a prompt. A prefix of no blocks is an answer, not
+a failure: the exit code is 0.
+
+cut says why the prefix is not longer:
+  complete        everything asked for is cached
+  absent          the next block is not stored
+  epoch           the node has other weights than --epoch says
+  window_missing  a sliding-window group lacks its last blocks
+  state_missing   no recurrent state was stored at that length
+  lease_denied    cached, but no more leases are granted`,
+		Args:              args(cobra.ExactArgs(1)),
+		ValidArgsFunction: c.completeNamespaces,
+	}
+	flags := addChainFlags(cmd)
+	cmd.Flags().Uint64Var(&opts.epoch, "epoch", 0, "version of the weights; 0: the current one")
+	cmd.Flags().BoolVar(&showIDs, "show-ids", false, "print the ids of the matched blocks too")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			m, ch, err := a.match(ctx, w, flags, names[0], opts)
+			if err != nil {
+				return err
+			}
+			if showIDs {
+				m.BlockIDs = ch.ids[:m.MatchedBlocks]
+			}
+			return outputOf(cmd).emit(m, func(t *table) { printMatch(t, m) })
+		})
+	}
+	return cmd
+}
+
+func printMatch(t *table, m matched) {
+	t.pair("matched", fmt.Sprintf("%d of %d tokens, %d of %d blocks, %s", m.MatchedTokens, m.AskedTokens, m.MatchedBlocks, m.AskedBlocks, size(m.MatchedBytes)))
+	t.pair("cut", m.Cut)
+	t.pair("epoch", m.Epoch)
+	if m.Lease != 0 {
+		t.pair("lease", m.Lease)
+	}
+	for i, id := range m.BlockIDs {
+		t.row(i, id)
+	}
+}
+
+func newPinCommand(w world) *cobra.Command {
+	var opts matchOptions
+	cmd := &cobra.Command{
+		Use:   "pin NS --tokens-file F",
+		Short: "Keep a cached prefix from being evicted, and print the lease",
+		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
+--ttl. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
+the exit code is 3, if no block of the prompt is cached.`,
+		Args: args(cobra.ExactArgs(1)),
+	}
+	c := addConnectionFlags(cmd, w)
+	cmd.ValidArgsFunction = c.completeNamespaces
+	flags := addChainFlags(cmd)
+	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "end of the pin; 0: unpin ends it")
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		if opts.ttl < 0 {
+			return usagef("--ttl %v: must not be negative", opts.ttl)
+		}
+		opts.pin = opts.ttl == 0
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			m, _, err := a.match(ctx, w, flags, names[0], opts)
+			if err != nil {
+				return err
+			}
+			if m.Lease == 0 {
+				if m.MatchedBlocks == 0 {
+					return fmt.Errorf("no block of this prompt is cached in %q (cut: %s): %w", m.Namespace, m.Cut, errMiss)
+				}
+				return fmt.Errorf("%d blocks are cached, but the node grants no lease (cut: %s): %w", m.MatchedBlocks, m.Cut, errBusy)
+			}
+			return outputOf(cmd).emit(m, func(t *table) { printMatch(t, m) })
+		})
+	}
+	return cmd
+}
+
+func newUnpinCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "unpin LEASE…",
+		Short: "End pins by the lease that pin printed",
+		Args:  args(cobra.MinimumNArgs(1)),
+	}
+	c := addConnectionFlags(cmd, w)
+	cmd.RunE = func(cmd *cobra.Command, given []string) error {
+		leases := make([]uint64, len(given))
+		for i, text := range given {
+			var err error
+			if leases[i], err = strconv.ParseUint(text, 10, 64); err != nil || leases[i] == 0 {
+				return usagef("%q is not a lease; pin prints it", text)
+			}
+		}
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			for _, lease := range leases {
+				if _, err := pb.NewCacheClient(a.conn).ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: lease}); err != nil {
+					return fmt.Errorf("lease %d: %w", lease, err)
+				}
+			}
+			return outputOf(cmd).emit(map[string][]uint64{"released": leases}, func(t *table) { fmt.Fprintln(t, "released:", leases) })
+		})
+	}
+	return cmd
+}

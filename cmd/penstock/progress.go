@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/sys/unix"
+)
+
+// unit is what a progress bar counts.
+type unit uint8
+
+const (
+	unitBytes unit = iota
+	unitBlocks
+	unitRequests
+)
+
+const (
+	// progressAfter: what is done within a second needs no bar.
+	progressAfter = time.Second
+	// progressLineEvery is how often a line is printed where there is no
+	// terminal to draw on.
+	progressLineEvery = 5 * time.Second
+)
+
+// progress shows how far a command is: a bar on a terminal, elsewhere a line
+// every few seconds, and nothing for the first second. It is drawn on standard
+// error, so that results can be piped. It may be used from several goroutines.
+type progress struct {
+	w     world
+	what  string
+	unit  unit
+	tty   bool
+	start time.Time
+
+	mu       sync.Mutex
+	bar      *progressbar.ProgressBar
+	nextLine time.Time
+	shown    bool
+}
+
+func newProgress(w world, what string, u unit) *progress {
+	now := time.Now()
+	return &progress{w: w, what: what, unit: u, tty: isTerminal(w.err), start: now, nextLine: now.Add(progressLineEvery)}
+}
+
+func isTerminal(v any) bool {
+	f, ok := v.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// set says how much is done of how much; a total of 0 is not known.
+func (p *progress) set(done, total int64) { p.note(done, total, "") }
+
+// note is set, with something to say beside the bar.
+func (p *progress) note(done, total int64, note string) {
+	now := time.Now()
+	if now.Sub(p.start) < progressAfter {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.tty {
+		p.draw(done, total, note)
+		return
+	}
+	if now.Before(p.nextLine) {
+		return
+	}
+	p.nextLine = now.Add(progressLineEvery)
+	if note != "" {
+		note = ", " + note
+	}
+	fmt.Fprintf(p.w.err, "%s: %s of %s%s\n", p.what, p.amount(done), p.amount(total), note)
+}
+
+func (p *progress) draw(done, total int64, note string) {
+	if total <= 0 {
+		total = -1 // a spinner
+	}
+	if p.bar == nil {
+		opts := []progressbar.Option{
+			progressbar.OptionSetWriter(p.w.err),
+			progressbar.OptionSetDescription(p.what),
+			progressbar.OptionThrottle(100 * time.Millisecond),
+			progressbar.OptionClearOnFinish(),
+			progressbar.OptionShowCount(),
+			progressbar.OptionSetWidth(30),
+			progressbar.OptionSetPredictTime(true),
+		}
+		if p.unit == unitBytes {
+			opts = append(opts, progressbar.OptionShowBytes(true))
+		}
+		p.bar = progressbar.NewOptions64(total, opts...)
+	}
+	if total > 0 && p.bar.GetMax64() != total {
+		p.bar.ChangeMax64(total)
+	}
+	if note != "" {
+		p.bar.Describe(p.what + " (" + note + ")")
+	}
+	_ = p.bar.Set64(min(done, max(total, done))) // a bar that cannot be drawn stops nothing
+	p.shown = true
+}
+
+func (p *progress) amount(n int64) string {
+	switch {
+	case p.unit == unitBytes:
+		return size(n)
+	case n <= 0:
+		return "?"
+	case p.unit == unitRequests:
+		return count(n) + " requests"
+	}
+	return count(n) + " blocks"
+}
+
+// finish takes the bar away.
+func (p *progress) finish() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shown {
+		_ = p.bar.Clear()
+	}
+}

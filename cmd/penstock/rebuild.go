@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// Beside the index: where a new one is made, and where the old one is while the
+// new one takes its place.
+const (
+	rebuildSuffix = ".rebuild"
+	retiredSuffix = ".retired"
+)
+
+// rebuildIndex makes the index in dir anew from the volumes. It is made beside
+// the old one and takes its place only when it is whole, so that a crash leaves
+// one of the two. opts.Store and opts.Index are filled in here.
+func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blockstore.Store, opts storage.RebuildOptions) (report storage.RebuildReport, err error) {
+	fresh := dir + rebuildSuffix
+	if err := os.RemoveAll(fresh); err != nil {
+		return report, err
+	}
+	// The whole index is written once, so it may use the default memtables.
+	index, err := trie.Open(indexOptions(cfg, fresh, store, 1<<30, slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return report, err
+	}
+	opts.Store, opts.Index = store, index
+	report, err = storage.Rebuild(ctx, opts)
+	if err = errors.Join(err, index.Close()); err != nil {
+		return report, errors.Join(err, os.RemoveAll(fresh))
+	}
+	return report, swapDirs(dir, fresh)
+}
+
+// swapDirs puts fresh in the place of dir.
+func swapDirs(dir, fresh string) error {
+	retired := dir + retiredSuffix
+	if err := os.RemoveAll(retired); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, retired); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		return fmt.Errorf("the new index is complete, but could not be moved from %s to %s: %w", fresh, dir, err)
+	}
+	return os.RemoveAll(retired)
+}

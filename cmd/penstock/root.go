@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// world is what commands touch outside themselves.
+type world struct {
+	in      io.Reader
+	out     io.Writer
+	err     io.Writer
+	environ []string
+}
+
+// env returns a variable of the environment, or "".
+func (w world) env(name string) string {
+	for i := len(w.environ) - 1; i >= 0; i-- {
+		if k, v, ok := strings.Cut(w.environ[i], "="); ok && k == name {
+			return v
+		}
+	}
+	return ""
+}
+
+// The exit codes, as doc.go and docs/cli.md list them.
+const (
+	exitOK = iota
+	exitFailed
+	exitUsage
+	exitMiss
+	exitBusy
+)
+
+var (
+	// errMiss: what was asked for is not there, or not all of it.
+	errMiss = errors.New("not found")
+	// errBusy: a bound of the node was reached.
+	errBusy = errors.New("the node is busy; try again")
+	// errReported: it failed, and the output says why.
+	errReported = errors.New("failed")
+)
+
+// run executes one command line and returns its exit code.
+func run(ctx context.Context, w world, args []string) int {
+	root := newRootCommand(w)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	code := exitCode(err)
+	if !errors.Is(err, errReported) {
+		fmt.Fprintf(w.err, "penstock: %s\n", explain(err))
+	}
+	if code == exitUsage {
+		fmt.Fprintf(w.err, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return code
+}
+
+// exitCode says what an error is to a script.
+func exitCode(err error) int {
+	code := status.Code(err)
+	switch {
+	case errors.As(err, &usageError{}), cobraUsage(err):
+		return exitUsage
+	case errors.Is(err, errMiss), code == codes.NotFound:
+		return exitMiss
+	case errors.Is(err, errBusy), code == codes.ResourceExhausted:
+		return exitBusy
+	}
+	return exitFailed
+}
+
+// cobraUsage recognises the complaints about a command line that cobra makes
+// itself and gives no type.
+func cobraUsage(err error) bool {
+	for _, prefix := range []string{"unknown command", "required flag", "if any flags in the group", "at least one of the flags in the group"} {
+		if strings.HasPrefix(err.Error(), prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// explain words an error for a person: what gRPC wraps around the node's own
+// words is left out, and where the node cannot be reached it says what to look
+// at.
+func explain(err error) string {
+	text := err.Error()
+	st, ok := status.FromError(err)
+	if !ok || st.Code() == codes.Unknown {
+		return text
+	}
+	// What was put around the status is kept.
+	text = strings.Replace(text, st.Err().Error(), st.Message(), 1)
+	if i := strings.Index(text, "rpc error: code = "); i >= 0 {
+		if j := strings.Index(text[i:], " desc = "); j >= 0 {
+			text = text[:i] + text[i+j+len(" desc = "):]
+		}
+	}
+	switch st.Code() {
+	case codes.Unavailable:
+		return text + "\n(is `penstock serve` running, and is --server its address?)"
+	case codes.Unimplemented:
+		return text + "\n(the node is of another version; compare `penstock version` with `penstock status`)"
+	case codes.DeadlineExceeded:
+		return text + "\n(the node did not answer within --timeout)"
+	}
+	return text
+}
+
+// usagef is an error about the command line.
+func usagef(format string, args ...any) error {
+	return usageError{fmt.Errorf(format, args...)}
+}
+
+// usageError says that the command line cannot be right.
+type usageError struct{ err error }
+
+func (e usageError) Error() string { return e.err.Error() }
+func (e usageError) Unwrap() error { return e.err }
+
+func newRootCommand(w world) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "Keep KV-cache blocks on SSD, find the longest prefix, give the bytes back",
+		Long: `Penstock keeps the KV cache of language models on SSDs: blocks in, longest cached
+prefix out, every byte verified.
+
+Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 3 what was asked for
+is not there, or not all of it; 4 the node is busy, try again.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetIn(w.in)
+	root.SetOut(w.out)
+	root.SetErr(w.err)
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	addFormatFlag(root, w)
+	root.AddGroup(
+		&cobra.Group{ID: groupNode, Title: "The node:"},
+		&cobra.Group{ID: groupCache, Title: "What it holds:"},
+		&cobra.Group{ID: groupMeasure, Title: "Under load:"},
+	)
+	add := func(group string, cmds ...*cobra.Command) {
+		for _, c := range cmds {
+			c.GroupID = group
+			root.AddCommand(c)
+		}
+	}
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newStoreCommand(w), newVersionCommand(w))
+	add(groupCache, newNamespaceCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
+	add(groupMeasure, newBenchCommand(w))
+	noun(root)
+	return root
+}
+
+const (
+	groupNode    = "node"
+	groupCache   = "cache"
+	groupMeasure = "measure"
+)
+
+// noun makes a command that only has verbs answer anything else as a usage error
+// rather than with its help and success.
+func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
+	cmd.AddCommand(verbs...)
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		hint := ""
+		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+			hint = "; did you mean " + strings.Join(near, " or ") + "?"
+		}
+		return usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), hint)
+	}
+	return cmd
+}
+
+// args wraps a check of positional arguments so that its complaint counts as
+// usage.
+func args(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		if err := check(cmd, given); err != nil {
+			return usageError{fmt.Errorf("%w (usage: %s)", err, cmd.UseLine())}
+		}
+		return nil
+	}
+}
+
+// sizeFlag is a flag that holds a number of bytes, written like 512MiB.
+type sizeFlag struct{ bytes *int64 }
+
+func (f sizeFlag) String() string {
+	if f.bytes == nil || *f.bytes == 0 {
+		return "0"
+	}
+	return config.Size(*f.bytes).String()
+}
+
+func (f sizeFlag) Set(text string) error {
+	v, err := config.ParseSize(text)
+	if err != nil {
+		return err
+	}
+	*f.bytes = int64(v)
+	return nil
+}
+
+func (f sizeFlag) Type() string { return "size" }

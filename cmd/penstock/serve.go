@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+func newServeCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve --data DIR[,DIR…]",
+		Short: "Run the storage node",
+		Long: `Run the storage node: volumes, prefix index, control plane (gRPC), data plane,
+/metrics and health.
+
+A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
+the key: PENSTOCK_LIMITS_READS), else from --config FILE (YAML), else it has the
+default shown here.
+
+SIGTERM and SIGINT drain: new writes are refused, calls in flight finish within
+--drain-timeout, data and index are synced. A second signal ends the process at
+once; nothing that was acknowledged as durable is lost by that.`,
+		Example: `  penstock serve --data /mnt/nvme0,/mnt/nvme1 --capacity 3TiB
+  penstock serve --config /etc/penstock/penstock.yaml`,
+		Args: args(cobra.NoArgs),
+	}
+	var file string
+	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	addConfigFlags(cmd.Flags())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := loadConfig(file, w.environ, cmd.Flags())
+		if err != nil {
+			return err
+		}
+		return serve(cmd.Context(), cfg, newLogger(w.err, cfg.Log))
+	}
+	return cmd
+}
+
+// keyFlag is the flag of one configuration key. It parses into a scratch
+// configuration, so that a bad value is refused with the flag's name.
+type keyFlag struct{ key config.Key }
+
+func (f keyFlag) String() string {
+	if f.key.Path == "" {
+		return "" // pflag asks a zero flag for its zero value
+	}
+	return f.key.String()
+}
+
+func (f keyFlag) Set(text string) error { return f.key.Set(text) }
+
+func (f keyFlag) Type() string {
+	if f.key.Bool() {
+		return "bool"
+	}
+	return "value"
+}
+
+// addConfigFlags makes a flag of every configuration key.
+func addConfigFlags(flags *pflag.FlagSet) {
+	scratch := config.Default()
+	for _, key := range scratch.Keys() {
+		f := flags.VarPF(keyFlag{key}, key.Flag(), "", key.Doc)
+		if key.Bool() {
+			f.NoOptDefVal = "true"
+		}
+	}
+}
+
+// loadConfig reads file and environment and lets the flags that were given win.
+func loadConfig(file string, environ []string, flags *pflag.FlagSet) (config.Config, error) {
+	cfg, err := config.Load(file, environ)
+	if err != nil {
+		return cfg, err
+	}
+	for _, key := range cfg.Keys() {
+		f := flags.Lookup(key.Flag())
+		if !f.Changed {
+			continue
+		}
+		if err := key.Set(f.Value.String()); err != nil {
+			return cfg, fmt.Errorf("--%s: %w", f.Name, err)
+		}
+	}
+	return cfg, cfg.Validate()
+}
+
+func newLogger(w io.Writer, c config.Log) *slog.Logger {
+	var level slog.Level
+	if level.UnmarshalText([]byte(c.Level)) != nil {
+		level = slog.LevelInfo // Validate has refused anything else
+	}
+	opts := &slog.HandlerOptions{Level: level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// serve runs a node until ctx ends, and then drains it.
+func serve(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	n, err := startNode(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	log.Info("ready", n.readyAttrs()...)
+	stopped := make(chan error, 1)
+	go func() { stopped <- n.server.Serve(n.control, n.web) }()
+	select {
+	case err = <-stopped:
+		log.Error("a listener failed; shutting down", "err", err)
+	case <-ctx.Done():
+		log.Info("draining", "within", cfg.DrainWithin)
+	}
+	// The caller's context has ended; what is left has its own limit.
+	start := time.Now()
+	closing, cancel := context.WithTimeout(context.Background(), cfg.DrainWithin.Std())
+	defer cancel()
+	err = errors.Join(err, n.close(closing))
+	if err == nil {
+		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
+	}
+	return err
+}
+
+// readToken reads a bearer token from a file that nobody else should read.
+func readToken(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("token file: %w", err)
+	}
+	token := strings.TrimSpace(string(b))
+	if len(token) < minTokenChars {
+		return "", fmt.Errorf("token file %s: a token of %d characters can be guessed; want at least %d (openssl rand -hex 32 > %s)", path, len(token), minTokenChars, path)
+	}
+	return token, nil
+}
+
+// minTokenChars: 16 characters of base64 are 96 random bits.
+const minTokenChars = 16

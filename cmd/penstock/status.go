@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+func newStatusCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what a node is, how full it is, and how it drives its disks",
+		Args:  args(cobra.NoArgs),
+	}
+	c := addConnectionFlags(cmd, w)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			s, err := a.Status(ctx, &pb.StatusRequest{})
+			if err != nil {
+				return err
+			}
+			return outputOf(cmd).emit(s, func(t *table) { printStatus(t, s) })
+		})
+	}
+	return cmd
+}
+
+func printStatus(t *table, s *pb.StatusResponse) {
+	state := s.GetState()
+	if r := s.GetStateReason(); r != "" {
+		state += ": " + r
+	}
+	t.pair("node", s.GetNode()+" "+s.GetVersion())
+	t.pair("state", state)
+	t.pair("up", time.Since(time.UnixMilli(s.GetStartUnixMs())).Round(time.Second))
+	t.pair("io", because(s.GetIo(), s.GetIoReason()))
+	t.pair("capacity", fmt.Sprintf("%s, %s used, index %s of it", size(s.GetCapacityBytes()), size(s.GetUsedBytes()), size(s.GetIndexDiskBytes())))
+	t.pair("blocks", count(s.GetBlocks()))
+	t.pair("namespaces", count(s.GetNamespaces()))
+	t.pair("leases", count(s.GetLeases()))
+	t.pair("durability", s.GetDurability())
+	t.pair("eviction", s.GetEvictionPolicy())
+	t.pair("arena", fmt.Sprintf("%s of %s pages, %s in use", size(s.GetArenaBytes()), s.GetArenaPages(), size(s.GetArenaUsedBytes())))
+	t.pair("memory", fmt.Sprintf("%s of a budget of %s", size(s.GetRssBytes()), size(s.GetMemoryBudgetBytes())))
+	t.pair("recovery", fmt.Sprintf("%s blocks in %s", count(s.GetRecoveredBlocks()), time.Duration(s.GetRecoverySeconds()*float64(time.Second)).Round(time.Millisecond)))
+	t.pair("corrupt", count(s.GetCorruptBlocks()))
+	t.row()
+	t.row("VOLUME", "IO", "CAPACITY", "USED", "FREE ON FS", "READ", "WRITTEN", "FAILURES", "IN FLIGHT")
+	for _, v := range s.GetVolumes() {
+		t.row(v.GetPath(), v.GetIo(), size(v.GetCapacityBytes()), size(v.GetUsedBytes()), size(v.GetFilesystemFreeBytes()),
+			size(int64(v.GetReadBytes())), size(int64(v.GetWriteBytes())), v.GetReadFailures()+v.GetWriteFailures(),
+			size(v.GetInFlightBytes())+"/"+size(v.GetInFlightLimitBytes()))
+		if d := v.GetIoDetail(); d != "" {
+			t.row("  " + d)
+		}
+	}
+}
+
+// because joins a choice and its reason.
+func because(what, why string) string {
+	if why == "" {
+		return what
+	}
+	return what + " (" + why + ")"
+}
