@@ -357,6 +357,36 @@ func TestSharedTraces(t *testing.T) {
 	}
 }
 
+// TestDefaultWins: the default policy is the one that wins, over the traces that
+// are small enough to simulate in a test. The table with the large one comes from
+// "penstock bench policy".
+func TestDefaultWins(t *testing.T) {
+	var reports []*Report
+	for _, file := range []string{"mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz", ""} {
+		in, err := trace.Sample(trace.Options{})
+		if file != "" {
+			in, err = trace.Open(testkit.TraceFile(t, file), trace.Options{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		tr, err := Load(in, LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Run(t.Context(), tr, Options{NoBound: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		reports = append(reports, r)
+		t.Logf("\n%s", r)
+	}
+	if got := Winner(reports...); got != evict.Default.String() {
+		t.Errorf("%s wins; the default is %v", got, evict.Default)
+	}
+}
+
 func BenchmarkPolicies(b *testing.B) {
 	in, err := trace.Sample(trace.Options{})
 	if err != nil {
