@@ -3,18 +3,36 @@ package blockio
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"time"
 )
 
 // Identity returns the line that a process leaves in a volume's lock: who it is,
-// in words that let a person find and stop it. startedAt is when it started.
+// in words that let a person find and stop it. startedAt is when it started. Of
+// the command line it shows the words before the first flag: flags may hold
+// secrets, and others can read the lock.
 func Identity(startedAt time.Time) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "an unnamed host"
 	}
-	return OneLine(fmt.Sprintf("%s on %s, pid %d, since %s", strings.Join(os.Args, " "), host, os.Getpid(), startedAt.UTC().Format(time.RFC3339)))
+	return OneLine(fmt.Sprintf("%s on %s, pid %d, since %s", command(os.Args), host, os.Getpid(), startedAt.UTC().Format(time.RFC3339)))
+}
+
+// command returns the program's base name and its subcommands.
+func command(args []string) string {
+	if len(args) == 0 {
+		return "an unnamed command"
+	}
+	words := []string{filepath.Base(args[0])}
+	for _, a := range args[1:] {
+		if strings.HasPrefix(a, "-") {
+			break
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
 }
 
 // identityMax is the longest identity kept, in bytes.

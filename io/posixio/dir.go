@@ -21,6 +21,7 @@ type Dir struct {
 	direct   bool
 	detail   string
 	gate     blockio.Gate
+	closing  sync.Once
 	counters blockio.Counters
 	// entries is dirty while a create or remove is not durable.
 	entries flusher
@@ -228,10 +229,13 @@ func (d *Dir) Stat() (blockio.SpaceStat, error) {
 
 // Close refuses new work, waits for what is in flight, closes the files and
 // releases the lock. It may be called twice; every call waits.
-func (d *Dir) Close() error {
-	if !d.gate.Close() {
-		return nil
-	}
+func (d *Dir) Close() (err error) {
+	d.gate.Close()
+	d.closing.Do(func() { err = d.closeAll() })
+	return err
+}
+
+func (d *Dir) closeAll() error {
 	var errs []error
 	for _, f := range d.openFiles() {
 		errs = append(errs, f.Close())

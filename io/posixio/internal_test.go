@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -142,5 +144,36 @@ func TestAdvance(t *testing.T) {
 		if int64(len(rest)) != 10-n || len(bufs[0]) != 3 {
 			t.Fatalf("advance by %d leaves %d bytes, first buffer now %d", n, len(rest), len(bufs[0]))
 		}
+	}
+}
+
+// TestAdmitAllocatesNothing: bracketing a batch is on the path of every read; a
+// file gate that escaped, or an error built early, would break it.
+func TestAdmitAllocatesNothing(t *testing.T) {
+	if invariants.Enabled {
+		t.Skip("checks of this build allocate")
+	}
+	d, err := Open(t.TempDir(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	f, err := d.Create("a", 2*blockio.Align)
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := testkit.AlignedBuffer(t, 2*blockio.Align)
+	batch := []blockio.Request{
+		{Op: blockio.Read, File: f, Bufs: [][]byte{buf[:blockio.Align]}},
+		{Op: blockio.Write, File: f, Offset: blockio.Align, Bufs: [][]byte{buf[blockio.Align:]}},
+	}
+	allocs := testing.AllocsPerRun(100, func() {
+		if err := d.Admit(batch); err != nil {
+			t.Fatal(err)
+		}
+		d.Done(batch, true)
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
 	}
 }

@@ -50,12 +50,22 @@ func (d *Dir) take(fd int, identity string) error {
 	case err != nil:
 		return d.fail("lock", "volume", err)
 	}
-	if err := unix.Ftruncate(fd, 0); err != nil {
-		return d.fail("clear", lockName, err)
+	return d.writeOwner(fd, blockio.OneLine(identity)+"\n")
+}
+
+// writeOwner records who holds the lock, over what an earlier owner wrote, so
+// that no new block is needed. On a full volume that has none the owner stays
+// unnamed: reading must go on there, and the lock holds all the same.
+func (d *Dir) writeOwner(fd int, line string) error {
+	n, err := unix.Pwrite(fd, []byte(line), 0)
+	keep := int64(len(line))
+	if full(err) {
+		keep, err = 0, nil
+	} else if err == nil && n != len(line) {
+		err = fmt.Errorf("%d of %d bytes written", n, len(line))
 	}
-	line := blockio.OneLine(identity) + "\n"
-	if n, err := unix.Pwrite(fd, []byte(line), 0); err != nil || n != len(line) {
-		return d.fail("write the identity to", lockName, errors.Join(err, fmt.Errorf("%d of %d bytes written", n, len(line))))
+	if err = errors.Join(err, unix.Ftruncate(fd, keep)); err != nil {
+		return d.fail("write the identity to", lockName, err)
 	}
 	return nil
 }
@@ -83,7 +93,8 @@ func (d *Dir) unlock() error {
 	}
 	fd := d.lockFD
 	d.lockFD = -1
-	// Best effort: a stale name misleads nobody while nobody holds the lock.
-	_ = unix.Ftruncate(fd, 0)
+	// Best effort: a stale name misleads nobody while nobody holds the lock. The
+	// file keeps its block, for the next owner's name.
+	_, _ = unix.Pwrite(fd, []byte("\n"), 0)
 	return unix.Close(fd)
 }

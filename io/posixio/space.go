@@ -75,6 +75,11 @@ func (d *Dir) probe(buffered bool) error {
 		d.detail = fmt.Sprintf("%s, page cache (O_DIRECT refused: %v)", name, err)
 		return nil
 	}
+	if full(err) {
+		// What is there can still be read; opening a file will say if this is wrong.
+		d.direct, d.detail = true, name+", O_DIRECT (not tried: the volume is full)"
+		return nil
+	}
 	if err != nil {
 		return d.fail("try", "to write", err)
 	}
@@ -118,11 +123,13 @@ func tryTransfer(fd int) error {
 	if err == nil {
 		_, err = unix.Pread(fd, buf, 0)
 	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if full(err) {
 		return nil
 	}
 	return err
 }
+
+func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // fsName names the directory's file system for people.
 func fsName(fd int) string {

@@ -64,7 +64,7 @@ func TestLockOfAnotherProcess(t *testing.T) {
 	var owned *blockio.OwnedError
 	if !errors.As(err, &owned) || owned.Volume != dir {
 		t.Errorf("lock of a volume in use: %v", err)
-	} else if !strings.Contains(owned.Owner, fmt.Sprintf("pid %d", cmd.Process.Pid)) || !strings.Contains(owned.Owner, "-test.run") {
+	} else if !strings.Contains(owned.Owner, fmt.Sprintf("pid %d", cmd.Process.Pid)) || !strings.Contains(owned.Owner, filepath.Base(os.Args[0])) {
 		t.Errorf("the owner is described as %q", owned.Owner)
 	}
 	if err := cmd.Process.Kill(); err != nil {
@@ -166,6 +166,68 @@ func TestFullFileSystem(t *testing.T) {
 		}
 	}
 	if err := d.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestStartOnAFullVolume: with not a block left the volume still opens, takes its
+// lock, reads what is there, and refuses to grow.
+func TestStartOnAFullVolume(t *testing.T) {
+	testkit.VerifyNone(t)
+	mount := smallExt4(t, 32)
+	data, got := random(t, 64), testkit.AlignedBuffer(t, 64*blockio.Align)
+	before := open(t, mount, posixio.Options{})
+	if err := do(t, before, blockio.Write, create(t, before, "a", 64), data, 64); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(before.Sync(t.Context()), before.Close()); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, filepath.Join(mount, "OTHERS"))
+	d := open(t, mount, posixio.Options{})
+	if !d.Info().Direct {
+		t.Errorf("info: %+v", d.Info())
+	}
+	if err := d.Lock("first"); err != nil {
+		t.Errorf("lock on a full volume: %v", err)
+	}
+	var owned *blockio.OwnedError
+	if err := open(t, mount, posixio.Options{}).Lock("second"); !errors.As(err, &owned) || !strings.Contains(owned.Owner, "not named itself") {
+		t.Errorf("second lock on a full volume: %v", err)
+	}
+	f, err := d.Open("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := do(t, d, blockio.Read, f, got, 64); err != nil || string(got) != string(data) {
+		t.Fatalf("read on a full volume: %v", err)
+	}
+	if _, err := d.Create("b", blockio.Align); !errors.Is(err, blockio.ErrNoSpace) {
+		t.Errorf("create on a full volume: %v", err)
+	}
+	if names, err := d.List(); err != nil || len(names) != 1 {
+		t.Errorf("list: %q, %v", names, err)
+	}
+}
+
+// fill writes a file until there is no space, also not for small pieces.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for piece := make([]byte, 1<<20); len(piece) >= 1024; {
+		_, err := file.Write(piece)
+		switch {
+		case errors.Is(err, unix.ENOSPC):
+			piece = piece[:len(piece)/2]
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	if err := file.Sync(); err != nil && !errors.Is(err, unix.ENOSPC) {
 		t.Fatal(err)
 	}
 }
