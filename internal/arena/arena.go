@@ -88,7 +88,7 @@ type Arena struct {
 }
 
 // New maps the region and makes it resident: every page exists when New returns,
-// which takes about 0.3 s per GiB. The caller closes the arena.
+// which for a large arena takes seconds. The caller closes it.
 func New(o Options) (*Arena, error) {
 	o.EnsureDefaults()
 	if err := o.Validate(); err != nil {

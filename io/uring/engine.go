@@ -17,8 +17,9 @@ import (
 type engine struct {
 	opts Options
 	env  env
-	// registered is whether the first ring could register the regions.
-	registered bool
+	// source is a ring that does nothing but hold the registration of the regions,
+	// for others to clone; nil if there are none or they cannot be registered.
+	source *ring
 
 	callers *pool
 	shared  *sharedRing // nil with WaitCaller
@@ -37,16 +38,22 @@ func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	}
 	e := &engine{opts: o}
 	e.env = env{budget: budget, regions: chunks(o.Regions), count: count, hook: o.Hook}
+	if len(e.env.regions) > 0 {
+		if e.source, err = newSource(e.env.regions); err != nil {
+			return nil, err
+		}
+	}
 	e.callers = newPool(o.Rings, e.newCaller)
 	first, err := e.callers.get(context.Background())
 	if err != nil {
+		e.closeSource()
 		return nil, err
 	}
-	e.registered = first.registered
 	e.callers.put(first)
 	if o.Wait != WaitCaller {
-		if e.shared, err = newShared(o.SharedEntries, &e.env); err != nil {
+		if e.shared, err = newShared(o.SharedEntries, &e.env, e.register); err != nil {
 			e.callers.close()
+			e.closeSource()
 			return nil, fmt.Errorf("uring: shared ring: %w", err)
 		}
 	}
@@ -74,11 +81,34 @@ func (e *engine) newCaller() (*caller, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &caller{ring: r, env: &e.env}
-	if len(e.env.regions) > 0 {
-		c.registered = r.registerBuffers(e.env.regions) == nil
+	return &caller{ring: r, env: &e.env, registered: e.register(r)}, nil
+}
+
+// newSource makes the ring that holds the registration. Regions that cannot be
+// registered (RLIMIT_MEMLOCK) are no error: the kernel pins the pages of each
+// request then.
+func newSource(regions [][]byte) (*ring, error) {
+	r, err := newRing(1)
+	if err != nil {
+		return nil, err
 	}
-	return c, nil
+	if r.registerBuffers(regions) != nil {
+		r.close()
+		return nil, nil
+	}
+	return r, nil
+}
+
+func (e *engine) closeSource() {
+	if e.source != nil {
+		e.source.close()
+	}
+}
+
+// register makes the regions known to r and reports whether that worked: by
+// cloning, or on a kernel that cannot, once more.
+func (e *engine) register(r *ring) bool {
+	return e.source != nil && (r.cloneBuffers(e.source) == nil || r.registerBuffers(e.env.regions) == nil)
 }
 
 // do performs the batch, which the volume has admitted, and returns when each
@@ -162,6 +192,7 @@ func (e *engine) close() error {
 		if e.shared != nil {
 			err = e.shared.close()
 		}
+		e.closeSource()
 	})
 	return err
 }
@@ -172,7 +203,7 @@ func (e *engine) detail() string {
 	switch {
 	case len(e.env.regions) == 0:
 		return s
-	case e.registered:
+	case e.source != nil:
 		return s + ", buffers registered"
 	}
 	return s + ", buffers not registered (raise ulimit -l)"

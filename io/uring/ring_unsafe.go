@@ -37,6 +37,7 @@ var (
 	_ [unsafe.Sizeof(giouring.Params{})]byte = [unsafe.Sizeof(params{})]byte{}
 	_ [64]byte                               = [unsafe.Sizeof(giouring.SubmissionQueueEntry{})]byte{}
 	_ [16]byte                               = [unsafe.Sizeof(giouring.CompletionQueueEvent{})]byte{}
+	_ [32]byte                               = [unsafe.Sizeof(cloneBuffers{})]byte{}
 )
 
 // featuresNeeded are what the code relies on: completions are not dropped, and
@@ -150,10 +151,21 @@ func (r *ring) registerBuffers(regions [][]byte) error {
 	return r.register(giouring.RegisterBuffers, unsafe.Pointer(unsafe.SliceData(vecs)), len(vecs))
 }
 
-// registerFiles makes descriptors known by their index, as s32: giouring passes
-// Go ints, whose upper halves the kernel takes for descriptor 0.
-func (r *ring) registerFiles(fds []int32) error {
-	return r.register(giouring.RegisterFiles, unsafe.Pointer(unsafe.SliceData(fds)), len(fds))
+// registerCloneBuffers is IORING_REGISTER_CLONE_BUFFERS (kernel 6.12), which
+// giouring does not know.
+const registerCloneBuffers = 30
+
+// cloneBuffers is struct io_uring_clone_buffers; zero offsets and count mean all.
+type cloneBuffers struct {
+	sourceFD, flags, sourceOffset, offset, count uint32
+	_                                            [3]uint32
+}
+
+// cloneBuffers makes the regions that another ring has registered known to this
+// one too, without pinning and accounting their pages once more.
+func (r *ring) cloneBuffers(source *ring) error {
+	arg := cloneBuffers{sourceFD: uint32(source.fd())}
+	return r.register(registerCloneBuffers, unsafe.Pointer(&arg), 1)
 }
 
 // prepareSpan fills e with one read or write of b at offset; buffer is the index

@@ -71,21 +71,19 @@ func (b *batch) start(n int) {
 	b.left.Store(int64(n))
 }
 
-// newShared sets up the ring and starts its reaper.
-func newShared(entries int, v *env) (*sharedRing, error) {
+// newShared sets up the ring and starts its reaper; register makes the regions
+// known to it, if it can.
+func newShared(entries int, v *env, register func(*ring) bool) (*sharedRing, error) {
 	r, err := newRing(entries)
 	if err != nil {
 		return nil, err
 	}
 	s := &sharedRing{
-		env: v, ring: r, slots: make([]slot, entries),
+		env: v, ring: r, registered: register(r), slots: make([]slot, entries),
 		free: make(chan uint32, entries), stopped: make(chan struct{}),
 	}
 	for i := range s.slots {
 		s.free <- uint32(i)
-	}
-	if len(v.regions) > 0 {
-		s.registered = r.registerBuffers(v.regions) == nil
 	}
 	if s.polled, err = polled(r.fd()); err != nil {
 		r.close()
