@@ -3,6 +3,7 @@ package tcp
 import (
 	"fmt"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
 )
 
@@ -73,8 +74,13 @@ func (p *inbox) take() []byte {
 	}
 }
 
-// give posts a buffer again.
-func (p *inbox) give(b []byte) { p.free <- b[:p.size] }
+// give posts a buffer again. Under test its bytes are overwritten first, so that
+// a handler that kept the message reads nonsense.
+func (p *inbox) give(b []byte) {
+	b = b[:p.size]
+	invariants.Mangle(b)
+	p.free <- b
+}
 
 // deliver hands a message, in a buffer that take returned, to the handler.
 func (p *inbox) deliver(from rdma.EngineID, msg []byte) { p.full <- message{from, msg} }

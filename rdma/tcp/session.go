@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
 )
 
@@ -208,6 +209,23 @@ func (s *session) giveLocked(o *op) {
 		s.waiters = s.waiters[1:]
 		w.granted <- s.takeLocked(w.bytes)
 	}
+	if invariants.Enabled {
+		s.checkLocked()
+	}
+}
+
+// checkLocked panics if the accounts of the session are wrong.
+func (s *session) checkLocked() {
+	active, bytes := 0, s.freeBytes
+	for _, o := range s.ops {
+		if o.reserved {
+			active++
+			bytes += o.bytes
+		}
+	}
+	invariants.Assert(active == s.active && active+len(s.free) == len(s.ops), "%d ops, %d free, %d reserved, active says %d", len(s.ops), len(s.free), active, s.active)
+	invariants.Assert(bytes == s.e.opts.InFlightBytes, "reserved and free bytes are %d, the budget %d", bytes, s.e.opts.InFlightBytes)
+	invariants.Assert(s.acksOwed >= 0, "%d acks owed", s.acksOwed)
 }
 
 // reserve takes an op for n bytes, waiting for room unless noWait. Waiters are

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
@@ -693,8 +694,8 @@ func TestOptions(t *testing.T) {
 // nothing, on either side. What would break it: a closure per operation, an op
 // that is not recycled, vectors that are not reused.
 func TestNoAllocations(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
+	if raceEnabled || invariants.Enabled {
+		t.Skip("the race detector and the invariants' checks allocate")
 	}
 	ctx := context.Background()
 	e := newServer(t, Options{})

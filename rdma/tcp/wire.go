@@ -55,7 +55,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // header is the decoded header of a frame.
 type header struct {
-	kind, flags, status     uint8
+	kind, flags             uint8
 	runs                    uint16
 	imm, frames, tableSum   uint32
 	op, key, offset, length uint64
