@@ -180,8 +180,7 @@ func (v *volume) create(sizeBytes int64, p phase) (*segment, error) {
 	g := &segment{volume: v, number: number, file: f, phase: p}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.segments[number] = g
-	v.fileBytes += f.Size()
+	v.addLocked(g)
 	return g, nil
 }
 

@@ -124,8 +124,7 @@ func (v *volume) remove(g *segment) error {
 		v.leaveClassLocked(g)
 	}
 	g.blankLocked(phaseChanging)
-	delete(v.segments, g.number)
-	v.fileBytes -= g.file.Size()
+	v.dropLocked(g)
 	g.mu.Unlock()
 	v.mu.Unlock()
 	v.syncer.forget(g.file)

@@ -59,6 +59,7 @@ func newStore(opts Options, found []candidate) *Store {
 			segments: make(map[uint32]*segment),
 			classes:  make(map[int64][]*segment),
 		}
+		v.table.Store(new([]*segment))
 		v.syncer = syncer{dev: c.dev, spawn: s.background.Go, report: v.fail}
 		s.volumes = append(s.volumes, v)
 		if n := c.superblock.SegmentBytes - ondisk.Page; s.slotBytesMax == 0 || n < s.slotBytesMax {
@@ -365,8 +366,9 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 		return v.dev.Remove(name)
 	}
 	g := &segment{volume: v, number: number, file: f}
-	v.segments[number] = g
-	v.fileBytes += f.Size()
+	v.mu.Lock()
+	v.addLocked(g)
+	v.mu.Unlock()
 	page, err := readPages(ctx, v.dev, f, 0, ondisk.Page)
 	if err != nil {
 		return err

@@ -111,7 +111,8 @@ func (c *scan) volume(ctx context.Context, v *volume) error {
 			w := &segmentScan{scan: c, segment: g, header: h, buf: buf}
 			err := w.run(ctx)
 			c.account(w.stats, g.file.Size())
-			if err != nil {
+			// A surplus segment may be given back while it is being scanned.
+			if err != nil && (v.segment(g.number) == g || !errors.Is(err, blockio.ErrClosed)) {
 				return err
 			}
 			continue

@@ -72,13 +72,6 @@ func (g *segment) extent(slot uint32) kv.Extent {
 // isEmptyLocked reports whether no slot is in use.
 func (g *segment) isEmptyLocked() bool { return g.counts.free == g.header.Slots }
 
-// isEmpty is isEmptyLocked of a cut segment; other segments have no slots.
-func (g *segment) isEmpty() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.isEmptyLocked()
-}
-
 // setLocked moves a slot to a state, with the counts and the free map.
 func (g *segment) setLocked(slot uint32, w slotWord) {
 	old := g.words[slot].state()

@@ -47,6 +47,10 @@ type volume struct {
 	// cut: one element, taken before any lock.
 	growth chan struct{}
 
+	// table is segments by number, nil where there is none. It is replaced, never
+	// changed, so that the read path finds a segment without volume.mu.
+	table atomic.Pointer[[]*segment]
+
 	mu       sync.Mutex
 	segments map[uint32]*segment
 	classes  map[int64][]*segment // cut segments by slot size, oldest cut first
@@ -72,9 +76,33 @@ type volume struct {
 
 // segment returns the segment of that number, or nil.
 func (v *volume) segment(number uint32) *segment {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.segments[number]
+	table := *v.table.Load()
+	if number >= uint32(len(table)) {
+		return nil
+	}
+	return table[number]
+}
+
+// addLocked makes a segment known.
+func (v *volume) addLocked(g *segment) {
+	v.segments[g.number] = g
+	v.fileBytes += g.file.Size()
+	v.publishLocked(g.number, g)
+}
+
+// dropLocked forgets a segment.
+func (v *volume) dropLocked(g *segment) {
+	delete(v.segments, g.number)
+	v.fileBytes -= g.file.Size()
+	v.publishLocked(g.number, nil)
+}
+
+func (v *volume) publishLocked(number uint32, g *segment) {
+	old := *v.table.Load()
+	table := make([]*segment, max(len(old), int(number)+1))
+	copy(table, old)
+	table[number] = g
+	v.table.Store(&table)
 }
 
 // sorted returns all segments by number.
