@@ -98,6 +98,21 @@ Private_Hugetlb:    2048 kB
 	}
 }
 
+// FuzzParsers feeds the readers of /proc what no kernel prints.
+func FuzzParsers(f *testing.F) {
+	f.Add("VmRSS:\t 12 kB\n", uint64(0), uint64(4096))
+	f.Add("0-1000 rw-p\nAnonHugePages: 4 kB\n", uint64(0), uint64(4096))
+	f.Fuzz(func(t *testing.T, text string, start, end uint64) {
+		if m, err := parseStatus([]byte(text)); err == nil && (m.RSSBytes < 0 || m.HugeTLBBytes < 0) {
+			t.Errorf("negative memory: %+v", m)
+		}
+		start, end = start>>1, end>>1
+		if n, err := sumHuge(strings.NewReader(text), start, end); err == nil && start <= end && n < 0 {
+			t.Errorf("negative huge pages: %d", n)
+		}
+	})
+}
+
 func TestMemory(t *testing.T) {
 	m, err := ReadMemory()
 	if err != nil || m.RSSBytes <= 0 {
