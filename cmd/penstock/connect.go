@@ -12,7 +12,6 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -188,12 +187,3 @@ func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ st
 
 // completionWait: a shell that waits longer feels broken.
 const completionWait = 2 * time.Second
-
-// parseBlock reads a block id from the command line.
-func parseBlock(text string) (kv.BlockID, error) {
-	id, err := kv.ParseBlockID(text)
-	if err != nil {
-		return id, usageError{err}
-	}
-	return id, nil
-}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -74,7 +75,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &usageError{}), cobraUsage(err):
 		return exitUsage
-	case errors.Is(err, errMiss), code == codes.NotFound:
+	case errors.Is(err, errMiss), errors.Is(err, client.ErrNotFound), code == codes.NotFound:
 		return exitMiss
 	case errors.Is(err, errBusy), code == codes.ResourceExhausted:
 		return exitBusy
@@ -160,7 +161,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 		}
 	}
 	add(groupNode, newServeCommand(w), newStatusCommand(w), newStoreCommand(w), newVersionCommand(w))
-	add(groupCache, newNamespaceCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
+	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
 	add(groupMeasure, newBenchCommand(w))
 	noun(root)
 	return root
