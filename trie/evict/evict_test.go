@@ -92,7 +92,7 @@ func TestScan(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind Kind) {
 		c := newCache(t, kind, 100)
 		hot := func() (hits int) {
-			for i := range uint64(50) {
+			for i := range uint64(25) {
 				hits += c.Access([]uint64{mix(i)})
 			}
 			return hits
