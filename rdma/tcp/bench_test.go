@@ -162,6 +162,7 @@ type flow struct {
 	done  func(error)
 	next  uint64
 	a, b  []uint32
+	gib   float64 // written by measure
 }
 
 // newFlow connects to the sink.
@@ -261,9 +262,21 @@ func runFlow(b *testing.B, conns int, size, page uint64, depth int) {
 	stop()
 }
 
-// rate is GiB/s of a flow over about d, with the CPU of this process in ms/GiB.
-func (f *flow) rate(tb testing.TB, d time.Duration) float64 {
-	start, n := time.Now(), uint64(0)
+// sample is one measurement: GiB per second, and CPU in ms per GiB.
+type sample struct{ rate, cpu float64 }
+
+// cpuTime is what this process has used.
+func cpuTime(tb testing.TB) time.Duration {
+	var ru syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
+}
+
+// measure runs the flow for about d; its CPU is that of this process alone.
+func (f *flow) measure(tb testing.TB, d time.Duration) sample {
+	start, cpu, n := time.Now(), cpuTime(tb), uint64(0)
 	for time.Since(start) < d {
 		if err := f.one(context.Background()); err != nil {
 			tb.Fatal(err)
@@ -271,12 +284,14 @@ func (f *flow) rate(tb testing.TB, d time.Duration) float64 {
 		n++
 	}
 	f.drain(tb)
-	return float64(n*f.size) / (1 << 30) / time.Since(start).Seconds()
+	gib := float64(n*f.size) / (1 << 30)
+	f.gib += gib
+	return sample{gib / time.Since(start).Seconds(), (cpuTime(tb) - cpu).Seconds() * 1e3 / gib}
 }
 
-// iperf runs iperf3 with the same connections and block size, in GiB/s, for a
-// whole number of seconds.
-func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) float64 {
+// iperf runs iperf3 with the same connections and block size for a whole number
+// of seconds; its CPU is that of both sides.
+func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) sample {
 	tb.Helper()
 	server := exec.Command("iperf3", "-s", "-1", "-p", strconv.Itoa(port), "-B", "127.0.0.1", "--forceflush")
 	out, err := server.StdoutPipe()
@@ -299,18 +314,25 @@ func iperf(tb testing.TB, conns int, size uint64, d time.Duration, port int) flo
 	var r struct {
 		End struct {
 			Sum struct {
-				Rate float64 `json:"bits_per_second"`
+				Bytes   float64 `json:"bytes"`
+				Seconds float64 `json:"seconds"`
 			} `json:"sum_received"`
+			CPU struct {
+				Host   float64 `json:"host_total"`
+				Remote float64 `json:"remote_total"`
+			} `json:"cpu_utilization_percent"`
 		}
 	}
 	if err := json.Unmarshal(raw, &r); err != nil {
 		tb.Fatal(err)
 	}
-	return r.End.Sum.Rate / 8 / (1 << 30)
+	gib, seconds := r.End.Sum.Bytes/(1<<30), r.End.Sum.Seconds
+	return sample{gib / seconds, (r.End.CPU.Host + r.End.CPU.Remote) * 10 * seconds / gib}
 }
 
 // BenchmarkAgainstIperf3 alternates our writes and iperf3, with the same number
-// of connections, and reports the median of the ratios of neighbours.
+// of connections, and reports medians: of the ratios of neighbours, and of the
+// CPU that both sides spend for a GiB.
 func BenchmarkAgainstIperf3(b *testing.B) {
 	if _, err := exec.LookPath("iperf3"); err != nil {
 		b.Skip("iperf3 is not installed: apt-get install iperf3")
@@ -324,17 +346,20 @@ func BenchmarkAgainstIperf3(b *testing.B) {
 		b.Run(fmt.Sprintf("size=%dMiB/conns=%d", bm.size>>20, bm.conns), func(b *testing.B) {
 			dst, stop, _ := startSink(b)
 			f := newFlow(b, dst, bm.conns, bm.size, 0, bm.depth)
-			f.rate(b, round)
-			var ratios, ours, theirs []float64
+			f.measure(b, round/4)
+			var ratios, ours, theirs, ourCPU, theirCPU []float64
 			for b.Loop() {
-				theirs = append(theirs, iperf(b, bm.conns, bm.size, round, 29400+i))
-				ours = append(ours, f.rate(b, round))
-				ratios = append(ratios, ours[len(ours)-1]/theirs[len(theirs)-1])
+				x, y := iperf(b, bm.conns, bm.size, round, 29400+i), f.measure(b, round)
+				ratios = append(ratios, y.rate/x.rate)
+				ours, theirs = append(ours, y.rate), append(theirs, x.rate)
+				ourCPU, theirCPU = append(ourCPU, y.cpu), append(theirCPU, x.cpu)
 			}
-			stop()
+			sink := stop().Seconds() * 1e3 / f.gib
 			b.ReportMetric(median(ratios), "of-iperf3")
 			b.ReportMetric(median(ours), "GiB/s")
 			b.ReportMetric(median(theirs), "iperf3-GiB/s")
+			b.ReportMetric(median(ourCPU)+sink, "cpu-ms/GiB")
+			b.ReportMetric(median(theirCPU), "iperf3-cpu-ms/GiB")
 			b.ReportMetric(0, "ns/op")
 		})
 	}

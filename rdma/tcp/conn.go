@@ -27,7 +27,7 @@ const (
 	// readAhead is how much a reader takes at once when frames are small. A run
 	// of directBytes or more is read into place, a smaller one is copied from
 	// the read-ahead: below that a system call costs more than the copy.
-	readAhead   = 64 << 10
+	readAhead   = 32 << 10
 	directBytes = 16 << 10
 	// A batch, one writev, ends at batchFrames frames or with the frame that
 	// brings it to batchBytes. The kernel takes at most 1024 vectors at once;

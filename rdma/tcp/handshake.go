@@ -22,7 +22,8 @@ type assemblyKey struct {
 	session [16]byte
 }
 
-// handshakesMax bounds the connections that have not proved the token yet.
+// handshakesMax bounds the connections that have not proved the token yet; more
+// wait in the listener's backlog.
 const handshakesMax = 256
 
 // accept is the goroutine that takes connections.
@@ -48,29 +49,29 @@ func (e *Engine) accept() {
 		pause = 0
 		select {
 		case slots <- struct{}{}:
-		default:
-			e.stats.authFailures.Add(1)
-			e.log.warn(logAuth, "data plane: too many connections without proof; one dropped", "remote", nc.RemoteAddr())
+		case <-e.ctx.Done():
 			_ = nc.Close()
-			continue
+			return
 		}
 		e.running.Go(func() {
-			e.admit(nc)
-			<-slots
+			release := sync.OnceFunc(func() { <-slots })
+			defer release()
+			e.admit(nc, release)
 		})
 	}
 }
 
 // admit performs the accepting side of a handshake on nc, which it closes if
-// that fails.
-func (e *Engine) admit(nc net.Conn) {
+// that fails. It calls proved once the peer has proved the token: what waits
+// after that is bounded by MaxPeers.
+func (e *Engine) admit(nc net.Conn, proved func()) {
 	if e.opts.TLS != nil {
 		nc = tls.Server(nc, e.opts.TLS)
 	}
 	stop := context.AfterFunc(e.ctx, func() { _ = nc.Close() })
 	defer stop()
 	_ = nc.SetDeadline(time.Now().Add(e.opts.HandshakeTimeout))
-	s, err := e.admitConn(nc)
+	s, err := e.admitConn(nc, proved)
 	if err == nil {
 		return
 	}
@@ -83,7 +84,7 @@ func (e *Engine) admit(nc net.Conn) {
 
 // admitConn reads the hello, checks the proof, and joins the connection to its
 // session; with the last one the session begins.
-func (e *Engine) admitConn(nc net.Conn) (*session, error) {
+func (e *Engine) admitConn(nc net.Conn, proved func()) (*session, error) {
 	rawHello := make([]byte, helloSize)
 	var h hello
 	if _, err := io.ReadFull(nc, rawHello); err != nil {
@@ -116,6 +117,7 @@ func (e *Engine) admitConn(nc net.Conn) (*session, error) {
 		e.stats.authFailures.Add(1)
 		return nil, errors.Join(rdma.ErrAuth, verdict(verdictToken))
 	}
+	proved()
 	s, status, err := e.assemble(&h, nc)
 	if err != nil {
 		return s, errors.Join(err, verdict(status))

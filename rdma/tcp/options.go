@@ -43,7 +43,8 @@ type Options struct {
 	InFlightOps   int
 	// MaxMessage is the longest Send, in bytes. Default 64 KiB, at most 1 MiB.
 	MaxMessage int
-	// MaxPeers bounds the sessions; one more is turned away. Default 1024.
+	// MaxPeers bounds the sessions; one more is turned away. An idle one costs
+	// about 40 KiB for each connection. Default 1024.
 	MaxPeers int
 	// EarlyImmediates is how many unexpected immediates are kept for each peer.
 	// Default rdma.DefaultEarlyImmediates.
@@ -75,7 +76,7 @@ type Options struct {
 // Limits of the protocol.
 const (
 	// MaxConns is the largest number of connections of one session.
-	MaxConns = 32
+	MaxConns = 16
 	// MaxOps is the largest number of operations of one session in flight in
 	// one direction; a peer that exceeds it is cut off.
 	MaxOps = 4096

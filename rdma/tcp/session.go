@@ -47,8 +47,12 @@ type op struct {
 // id returns the operation's number on the wire.
 func (o *op) id() uint64 { return uint64(o.generation)<<32 | uint64(o.slot) }
 
-// keptMessageBytes is the largest message buffer that an idle op keeps.
-const keptMessageBytes = 4 << 10
+// What an idle op keeps for its next use, at most: a message buffer of 4 KiB,
+// and runs of 24 KiB. Larger operations allocate.
+const (
+	keptMessageBytes = 4 << 10
+	keptRuns         = 1 << 10
+)
 
 // reset makes o ready for its next use.
 func (o *op) reset() {
@@ -58,6 +62,9 @@ func (o *op) reset() {
 	o.runs, o.cuts = o.runs[:0], o.cuts[:0]
 	if cap(o.msg) > keptMessageBytes {
 		o.msg = nil
+	}
+	if cap(o.runs) > keptRuns {
+		o.runs, o.cuts = nil, nil
 	}
 	o.msg = o.msg[:0]
 	o.reserved, o.submitted, o.acked = false, false, false
