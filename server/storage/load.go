@@ -243,7 +243,9 @@ func (n *Node) checkChain(ids []kv.BlockID) error {
 // plan matches the chain and gives each piece its slot.
 func (l *load) plan() (MatchResult, error) {
 	last := len(l.req.IDs)
-	if l.req.Pieces != nil {
+	// Which pieces a window or a state makes up depends on the length of the
+	// match, so only full attention can be cut short behind the last one wanted.
+	if groups := l.ns.Geometry.Groups; l.req.Pieces != nil && len(groups) == 1 && groups[0].Kind == kv.Full {
 		last = 0
 		for _, p := range l.req.Pieces {
 			last = max(last, p.Block+1)
