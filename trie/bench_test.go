@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,6 +64,8 @@ func benchEntries(ids []kv.BlockID, firstSlot int) []Entry {
 	}
 	return entries
 }
+
+func quiet() pebble.Logger { return &pebbleLog{log: slog.New(slog.DiscardHandler)} }
 
 func benchNamespace(b testing.TB, tr *Trie) kv.Namespace {
 	def, err := tr.Create(kv.Namespace{Name: "bench", Index: kv.IndexTrie, Geometry: kv.SingleGroup(61, 64, 656), Epoch: 1})
@@ -133,6 +136,7 @@ func BenchmarkIndex(b *testing.B) {
 		benchMatch(b, tr, ns, chains, MatchOptions{Lease: true, TTL: time.Minute, Now: epoch0})
 	})
 	b.Run("Match512Parallel", func(b *testing.B) { benchMatchParallel(b, tr, ns, chains) })
+	b.Run("Match512WhilePut", func(b *testing.B) { benchMatchWhilePut(b, tr, ns, chains) })
 	b.Run("PebbleGets512", func(b *testing.B) { benchGets(b, dir, chains) })
 	if err := tr.Close(); err != nil {
 		b.Fatal(err)
@@ -195,6 +199,34 @@ func benchMatchParallel(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 	})
 }
 
+// benchMatchWhilePut has one writer commit batches all the time.
+func benchMatchWhilePut(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
+	other, err := tr.Create(kv.Namespace{Name: "writer", Index: kv.IndexTrie, Geometry: ns.Geometry, Epoch: 1})
+	if err != nil {
+		b.Skip("the writer's namespace was filled by an earlier run of this benchmark")
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for c := chains; ; c++ {
+			for batch := range slices.Chunk(benchEntries(benchIDs(c), c*benchChain), benchBatch) {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, err := tr.Put(nil, other.ID, other.Epoch, batch, false); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		}
+	}()
+	benchMatch(b, tr, ns, chains, MatchOptions{})
+	close(stop)
+	<-done
+}
+
 // benchCold matches every chain once, in random order: each is a chain that
 // nobody looked at since the index was opened.
 func benchCold(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
@@ -220,7 +252,7 @@ func benchCold(b *testing.B, tr *Trie, ns kv.Namespace, chains int) {
 // benchGets is what the index would cost without DRAM: a Pebble get per block, in
 // a database of its own with the id as the key.
 func benchGets(b *testing.B, dir string, chains int) {
-	db, err := pebble.Open(dir+"/gets", &pebble.Options{Cache: pebble.NewCache(512 << 20), Logger: &pebbleLog{log: slog.New(slog.DiscardHandler)}})
+	db, err := pebble.Open(dir+"/gets", &pebble.Options{Cache: pebble.NewCache(512 << 20), Logger: quiet()})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -300,6 +332,32 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
+// BenchmarkPutParallel has eight committers share Pebble's group commit.
+func BenchmarkPutParallel(b *testing.B) {
+	tr := openTest(b, Options{Dir: b.TempDir(), FS: vfs.Default})
+	ns := benchNamespace(b, tr)
+	var next atomic.Int64
+	b.SetParallelism(max(1, 8/runtime.GOMAXPROCS(0)))
+	b.RunParallel(func(pb *testing.PB) {
+		var status []PutStatus
+		var entries []Entry
+		for pb.Next() {
+			if len(entries) == 0 {
+				c := int(next.Add(1))
+				entries = benchEntries(benchIDs(c), c*benchChain)
+			}
+			var err error
+			if status, err = tr.Put(status[:0], ns.ID, ns.Epoch, entries[:benchBatch], true); err != nil || status[0] != Added {
+				b.Error(status, err)
+				return
+			}
+			entries = entries[benchBatch:]
+		}
+	})
+	b.ReportMetric(float64(b.N*benchBatch)/b.Elapsed().Seconds(), "keys/s")
+	closeTest(b, tr)
+}
+
 // BenchmarkBump shows that an epoch bump does not depend on the number of blocks.
 func BenchmarkBump(b *testing.B) {
 	for _, blocks := range []int{0, 100_000} {
@@ -308,6 +366,9 @@ func BenchmarkBump(b *testing.B) {
 			ns := benchNamespace(b, tr)
 			if blocks > 0 {
 				fill(b, tr, ns, blocks)
+			}
+			if err := tr.Sync(); err != nil {
+				b.Fatal(err)
 			}
 			for b.Loop() {
 				if _, _, err := tr.BumpEpoch(ns.Name, 0); err != nil {

@@ -42,9 +42,20 @@ type Stats struct {
 
 // Stats returns the current figures.
 func (t *Trie) Stats() Stats {
+	s, open := t.indexStats()
+	if open {
+		m := t.disk.db.Metrics()
+		s.DiskBytes, s.MemTableBytes, s.CacheBytes = int64(m.DiskSpaceUsage()), int64(m.MemTable.Size), m.BlockCache.Size
+	}
+	return s
+}
+
+// indexStats are the figures that DRAM has; open says whether Pebble may be
+// asked for the others.
+func (t *Trie) indexStats() (s Stats, open bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	s := Stats{
+	s = Stats{
 		Policy: t.opts.Policy.String(), Load: t.load,
 		Bytes: t.bytes, Unmatchable: int64(t.garbage),
 		NodeBytes: t.nodes.bytes(), TableBytes: t.table.bytes(),
@@ -59,11 +70,7 @@ func (t *Trie) Stats() Stats {
 	t.leases.mu.Lock()
 	s.Leases, s.Pins = int64(len(t.leases.heap)), int64(t.leases.pins)
 	t.leases.mu.Unlock()
-	if !t.closed {
-		m := t.disk.db.Metrics()
-		s.DiskBytes, s.MemTableBytes, s.CacheBytes = int64(m.DiskSpaceUsage()), int64(m.MemTable.Size), m.BlockCache.Size
-	}
-	return s
+	return s, !t.closed
 }
 
 func (ns *namespace) stats() NamespaceStats {
