@@ -1,0 +1,369 @@
+package crash
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+var geometry = kv.SingleGroup(4, 16, 256) // 16 KiB a block
+
+const (
+	chainBlocks = 24
+	// Each life works on branches chains, of which fresh are new, and reads
+	// history of the older ones back. Ten chains in a row share their first half.
+	branches = 40
+	fresh    = 8
+	history  = 60
+	workers  = 4
+)
+
+// volume is one data directory over its lives.
+type volume struct {
+	name       string
+	dir        string
+	durability string
+	capacity   string
+	// roomy: nothing is evicted, so what was acknowledged must be there.
+	roomy bool
+
+	mu    sync.Mutex
+	acked map[int]int // seed of a chain → blocks acknowledged
+	lives int
+}
+
+func TestKillLoop(t *testing.T) {
+	rounds := 8
+	if s := os.Getenv("PENSTOCK_CRASH_ROUNDS"); s != "" {
+		var err error
+		if rounds, err = strconv.Atoi(s); err != nil {
+			t.Fatalf("PENSTOCK_CRASH_ROUNDS=%q is not a number", s)
+		}
+	}
+	binary := filepath.Join(t.TempDir(), "penstock")
+	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "./cmd/penstock")
+	build := exec.Command("go", args...)
+	build.Dir = testkit.RepositoryRoot(t)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	volumes := []*volume{
+		{name: "sync", dir: t.TempDir(), durability: "sync", capacity: "4GiB", roomy: true, acked: map[int]int{}},
+		{name: "batch", dir: t.TempDir(), durability: "batch", capacity: "24MiB", acked: map[int]int{}},
+	}
+	totals := &counts{}
+	for round := range rounds {
+		v := volumes[round%len(volumes)]
+		rng := rand.New(rand.NewPCG(uint64(round), 0xDEAD))
+		v.round(t, binary, rng, totals)
+		if t.Failed() {
+			t.Fatalf("round %d on volume %s", round, v.name)
+		}
+	}
+	t.Logf("%d rounds of kill -9: %v", rounds, totals)
+	if totals.wrong.Load() != 0 || totals.lost.Load() != 0 {
+		t.Errorf("%d wrong blocks, %d acknowledged blocks lost", totals.wrong.Load(), totals.lost.Load())
+	}
+	if totals.verified.Load() == 0 || totals.written.Load() == 0 {
+		t.Error("the loop did nothing")
+	}
+}
+
+// counts are those of all rounds.
+type counts struct {
+	written, verified, wrong, lost, recovered atomic.Int64
+}
+
+func (c *counts) String() string {
+	return fmt.Sprintf("%d blocks written, %d read and verified (%d right after a restart), %d wrong, %d acknowledged blocks lost",
+		c.written.Load(), c.verified.Load(), c.recovered.Load(), c.wrong.Load(), c.lost.Load())
+}
+
+// node is one life of the process.
+type node struct {
+	cmd    *exec.Cmd
+	listen string
+	gone   chan struct{}
+	log    *bytes.Buffer
+}
+
+// freePorts returns addresses that were free a moment ago.
+func freePorts(t *testing.T, n int) (addrs []string) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		addrs = append(addrs, l.Addr().String())
+	}
+	return addrs
+}
+
+// start runs the node and returns when it says that it is ready.
+func (v *volume) start(t *testing.T, binary string) *node {
+	t.Helper()
+	ports := freePorts(t, 2)
+	n := &node{listen: ports[0], gone: make(chan struct{}), log: &bytes.Buffer{}}
+	n.cmd = exec.Command(binary, "serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
+		"--listen", ports[0], "--data-listen", ports[1], "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
+		"--free-floor", "0", "--sync-interval", "50ms")
+	// The node refuses variables that name none of its keys, such as ours.
+	n.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
+	stderr, err := n.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ready := make(chan bool, 1)
+	go func() {
+		defer close(n.gone)
+		lines := bufio.NewScanner(stderr)
+		for lines.Scan() {
+			n.log.WriteString(lines.Text() + "\n")
+			if strings.Contains(lines.Text(), "msg=ready") {
+				ready <- true
+			}
+		}
+		_ = n.cmd.Wait() // killed, as it should be
+		ready <- false
+	}()
+	if !<-ready {
+		<-n.gone
+		t.Fatalf("volume %s does not start in its life %d:\n%s", v.name, v.lives, n.log)
+	}
+	v.lives++
+	return n
+}
+
+func (n *node) kill(t *testing.T) {
+	if err := n.cmd.Process.Kill(); err != nil {
+		t.Errorf("kill: %v", err)
+	}
+	<-n.gone
+}
+
+// content fills buf with what block id must hold.
+func content(id kv.BlockID, buf []byte) {
+	rng := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])))
+	for i := 0; i < len(buf); i += 8 {
+		binary.LittleEndian.PutUint64(buf[i:], rng.Uint64())
+	}
+}
+
+// chain is the prompt of a seed: the first half is shared by ten seeds.
+func chain(ns kv.Namespace, seed int) []kv.BlockID {
+	c, err := ns.Chain()
+	if err != nil {
+		panic(err)
+	}
+	tokens := make([]kv.Token, chainBlocks*geometry.BlockTokens)
+	for i := range tokens {
+		s := seed
+		if i < len(tokens)/2 {
+			s = seed / 10 * 10
+		}
+		tokens[i] = kv.Token(s*1_000_003 + i)
+	}
+	ids, _ := c.Append(nil, tokens)
+	return ids
+}
+
+// session is one client of one life.
+type session struct {
+	t      *testing.T
+	v      *volume
+	ns     kv.Namespace
+	store  *client.Store
+	totals *counts
+	close  func()
+}
+
+func (v *volume) connect(t *testing.T, n *node, totals *counts) *session {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	conn, err := client.Dial(n.listen, client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	m, err := pb.NewAdminClient(conn).CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: "m", Geometry: api.GeometryProto(geometry)}})
+	if err != nil {
+		t.Fatalf("namespace: %v\n%s", err, n.log)
+	}
+	ns, err := api.Namespace(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	engine, err := tcp.New(ctx, tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := client.Open(ctx, client.Options{Servers: []string{n.listen}, Engine: engine, RetryMax: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &session{t: t, v: v, ns: ns, store: store, totals: totals, close: func() {
+		if err := errors.Join(store.Close(), engine.Close()); err != nil {
+			t.Errorf("close the client: %v", err)
+		}
+	}}
+}
+
+// round is one life: read back, load, kill.
+func (v *volume) round(t *testing.T, binary string, rng *rand.Rand, totals *counts) {
+	n := v.start(t, binary)
+	s := v.connect(t, n, totals)
+	defer s.close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s.readBack(ctx)
+	if t.Failed() {
+		t.Logf("the node's log:\n%s", n.log)
+		n.kill(t)
+		return
+	}
+	// The kill comes at an operation, not at a time: whatever the others are in
+	// the middle of then is cut off.
+	var ops atomic.Int64
+	fatal := int64(20 + rng.IntN(400))
+	killed := make(chan struct{})
+	var once sync.Once
+	step := func() bool {
+		if ops.Add(1) >= fatal {
+			once.Do(func() {
+				n.kill(t)
+				close(killed)
+			})
+		}
+		select {
+		case <-killed:
+			return false
+		default:
+			return ctx.Err() == nil
+		}
+	}
+	var wg sync.WaitGroup
+	for w := range workers {
+		seed := rng.Uint64()
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(seed, uint64(w)))
+			mem := s.memory()
+			defer mem.release()
+			for step() {
+				if w%2 == 0 {
+					s.write(ctx, mem, v.lives*fresh+rng.IntN(branches), 1+rng.IntN(chainBlocks))
+				} else {
+					s.read(ctx, mem, v.lives*fresh+rng.IntN(branches))
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// buffer is registered memory for one chain.
+type buffer struct {
+	mem     *client.Memory
+	release func()
+}
+
+func (s *session) memory() buffer {
+	mem, err := s.store.Register(make([]byte, chainBlocks*geometry.BlockBytes()))
+	if err != nil {
+		s.t.Error(err)
+		return buffer{release: func() {}}
+	}
+	return buffer{mem, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := mem.Close(ctx); err != nil {
+			s.t.Errorf("memory: %v", err)
+		}
+	}}
+}
+
+func (s *session) write(ctx context.Context, b buffer, seed, blocks int) {
+	ids := chain(s.ns, seed)[:blocks]
+	size := geometry.BlockBytes()
+	for i, id := range ids {
+		content(id, b.mem.Bytes()[int64(i)*size:][:size])
+	}
+	res, err := s.store.Write(ctx, client.WriteRequest{Namespace: s.ns, IDs: ids, From: b.mem})
+	if err != nil && ctx.Err() == nil {
+		s.t.Errorf("write: %v", err)
+	}
+	s.totals.written.Add(int64(res.Stored))
+	s.v.mu.Lock()
+	defer s.v.mu.Unlock()
+	s.v.acked[seed] = max(s.v.acked[seed], res.Blocks)
+}
+
+// read loads a chain and judges every block that counts as delivered. It
+// returns how many did.
+func (s *session) read(ctx context.Context, b buffer, seed int) int {
+	ids := chain(s.ns, seed)
+	for i := range b.mem.Bytes() {
+		b.mem.Bytes()[i] = 0xEE // what was not delivered must not pass
+	}
+	res, err := s.store.Read(ctx, client.ReadRequest{Namespace: s.ns, IDs: ids, Into: b.mem})
+	if err != nil {
+		if ctx.Err() == nil {
+			s.t.Errorf("read: %v", err)
+		}
+		return 0
+	}
+	size := geometry.BlockBytes()
+	want := make([]byte, size)
+	for i := range res.Blocks {
+		content(ids[i], want)
+		if !bytes.Equal(b.mem.Bytes()[int64(i)*size:][:size], want) {
+			s.totals.wrong.Add(1)
+			s.t.Errorf("WRONG BYTES in block %d of chain %d", i, seed)
+		}
+	}
+	s.totals.verified.Add(int64(res.Blocks))
+	return res.Blocks
+}
+
+// readBack judges what the last life left.
+func (s *session) readBack(ctx context.Context) {
+	mem := s.memory()
+	defer mem.release()
+	for seed := max(0, s.v.lives*fresh-history); seed < s.v.lives*fresh+branches; seed++ {
+		got := s.read(ctx, mem, seed)
+		s.totals.recovered.Add(int64(got))
+		if want := s.v.acked[seed]; s.v.roomy && got < want {
+			s.totals.lost.Add(int64(want - got))
+			s.t.Errorf("chain %d: %d blocks were acknowledged with durability sync, %d are there", seed, want, got)
+		}
+	}
+}

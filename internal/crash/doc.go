@@ -1,0 +1,15 @@
+// Package crash holds one test: the kill -9 loop. It runs the real binary as a
+// child process, writes and reads through the real client under mixed load,
+// kills the node at a random operation, starts it again over the same directory,
+// and judges every byte it ever gets back. There is nothing to import.
+//
+//	round:  serve ─► ready ─► read back what was acknowledged ─► writers, readers ─► kill -9
+//	          ▲                                                                        │
+//	          └────────────────────── the same directory ◄─────────────────────────────┘
+//
+// Two directories take turns: a roomy one with durability sync, in which nothing
+// acknowledged may ever be missing, and a small one with durability batch, which
+// evicts all the time and in which only the bytes are judged.
+//
+//	PENSTOCK_CRASH_ROUNDS=200 go test -count=1 -v ./internal/crash
+package crash
