@@ -1,0 +1,370 @@
+package client_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/metrics"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// geometry has pieces of 8 KiB: 4 layers of 4 tokens of 512 bytes.
+var geometry = kv.SingleGroup(4, 4, 512)
+
+// gate is a device whose reads can be held up.
+type gate struct {
+	blockio.Device
+	mu      sync.Mutex
+	open    chan struct{} // closed: reads pass
+	arrived chan struct{} // one for each read that found the gate shut
+}
+
+func newGate(d blockio.Device) *gate {
+	g := &gate{Device: d, open: make(chan struct{}), arrived: make(chan struct{}, 1024)}
+	close(g.open)
+	return g
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.open = make(chan struct{})
+}
+
+func (g *gate) lift() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	select {
+	case <-g.open:
+	default:
+		close(g.open)
+	}
+}
+
+// Do holds reads up while the gate is shut.
+func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
+	g.mu.Lock()
+	open := g.open
+	g.mu.Unlock()
+	if len(batch) > 0 && batch[0].Op == blockio.Read {
+		select {
+		case <-open:
+		default:
+			g.arrived <- struct{}{}
+			<-open
+		}
+	}
+	return g.Device.Do(ctx, batch)
+}
+
+// host is a storage node in this process that can be killed and started again
+// with what it had stored, on the same addresses.
+type host struct {
+	t       testing.TB
+	edit    func(*storage.Options, *server.Options)
+	medium  *memio.Device
+	faults  *faultio.Device
+	gate    *gate
+	index   vfs.FS
+	control string // address; "127.0.0.1:0" before the first start
+	data    string
+
+	server *server.Server
+	node   *storage.Node
+	arena  *arena.Arena
+	served chan error
+}
+
+// newHost starts a node. edit, if not nil, changes its options.
+func newHost(t testing.TB, edit func(*storage.Options, *server.Options)) *host {
+	t.Helper()
+	h := &host{t: t, edit: edit, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: "127.0.0.1:0", data: "127.0.0.1:0"}
+	h.start()
+	t.Cleanup(h.kill)
+	return h
+}
+
+func (h *host) must(err error) {
+	h.t.Helper()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *host) start() {
+	h.t.Helper()
+	ctx := context.Background()
+	h.faults = faultio.Wrap(h.medium, faultio.MustParse(""))
+	h.gate = newGate(h.faults)
+	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{h.gate}, CapacityBytes: 32 << 20, SegmentBytes: 1 << 20})
+	h.must(err)
+	index, err := trie.Open(trie.Options{Dir: "index", FS: h.index})
+	h.must(err)
+	h.arena, err = arena.New(arena.Options{SizeBytes: 16 << 20})
+	h.must(err)
+	registry := prometheus.NewRegistry()
+	so := storage.Options{
+		Index: index, Store: store, Arena: h.arena, Metrics: metrics.NewNode(registry),
+		LoadBytesMax: 1 << 20, WriteBytesMax: 1 << 20, ChainBlocksMax: 1024, HotBytes: -1, QueueWait: 20 * time.Second,
+	}
+	token := make(rdma.Token, 32)
+	for i := range token {
+		token[i] = byte(rand.Uint32())
+	}
+	data, err := tcp.New(ctx, tcp.Options{Listen: h.data, Token: token})
+	h.must(err)
+	h.data = string(data.Addr().NICs[0])
+	opts := server.Options{
+		Node: "test", Version: "v0", Arena: h.arena, Data: data, DataToken: token,
+		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: 5 * time.Second},
+		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 << 20, MemoryBudgetBytes: 1 << 30,
+		Registry: registry, Logger: slog.New(slog.DiscardHandler),
+	}
+	if h.edit != nil {
+		h.edit(&so, &opts)
+	}
+	h.node, err = storage.Open(ctx, so)
+	h.must(err)
+	opts.Storage, opts.Metrics = h.node, so.Metrics
+	h.server, err = server.New(opts)
+	h.must(err)
+	control, err := net.Listen("tcp", h.control)
+	h.must(err)
+	h.control = control.Addr().String()
+	h.served = make(chan error, 1)
+	served, s := h.served, h.server
+	go func() { served <- s.Serve(control, nil) }()
+}
+
+// kill ends the node without waiting for anyone. It may be called twice.
+func (h *host) kill() {
+	if h.server == nil {
+		return
+	}
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	err := errors.Join(h.server.Shutdown(now), <-h.served)
+	h.gate.lift()
+	err = errors.Join(err, h.node.Close(context.Background()), h.arena.Close())
+	if err != nil {
+		h.t.Errorf("kill: %v", err)
+	}
+	h.server = nil
+	h.medium = h.medium.Reopen()
+}
+
+func (h *host) restart() {
+	h.kill()
+	h.start()
+}
+
+// rig is an engine with a Store, over some hosts.
+type rig struct {
+	t     testing.TB
+	hosts []*host
+	store *client.Store
+	// engine is the caller's transfer engine.
+	engine rdma.Engine
+}
+
+func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
+	t.Helper()
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts := client.Options{Engine: engine, DeadFor: time.Nanosecond}
+	for _, h := range hosts {
+		opts.Servers = append(opts.Servers, h.control)
+	}
+	if edit != nil {
+		edit(&opts)
+	}
+	r := &rig{t: t, hosts: hosts, engine: engine}
+	r.store, err = client.Open(t.Context(), opts)
+	if err != nil {
+		t.Fatal(errors.Join(err, engine.Close()))
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(r.store.Close(), r.store.Close(), engine.Close()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return r
+}
+
+// admin calls a host's Admin service.
+func (h *host) admin(f func(context.Context, pb.AdminClient) error) {
+	h.t.Helper()
+	conn, err := client.Dial(h.control, client.DialOptions{})
+	h.must(err)
+	defer conn.Close()
+	h.must(f(context.Background(), pb.NewAdminClient(conn)))
+}
+
+// namespace creates a namespace on every host and returns it as the store sees it.
+func (r *rig) namespace(name string, g kv.Geometry, index kv.IndexKind) kv.Namespace {
+	r.t.Helper()
+	for _, h := range r.hosts {
+		h.admin(func(ctx context.Context, c pb.AdminClient) error {
+			_, err := c.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(kv.Namespace{Name: name, Geometry: g, Index: index})})
+			return err
+		})
+	}
+	ns, err := r.store.Namespace(r.t.Context(), name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ns
+}
+
+func (r *rig) bump(name string) {
+	for _, h := range r.hosts {
+		h.admin(func(ctx context.Context, c pb.AdminClient) error {
+			_, err := c.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name})
+			return err
+		})
+	}
+}
+
+func (r *rig) memory(n int64) *client.Memory {
+	r.t.Helper()
+	m, err := r.store.Register(make([]byte, n))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// chain is a prompt of n blocks; prompts of other seeds share nothing.
+func chain(ns kv.Namespace, n int, seed uint32) []kv.BlockID {
+	tokens := make([]kv.Token, n*ns.Geometry.BlockTokens)
+	for i := range tokens {
+		tokens[i] = seed<<16 + kv.Token(i)
+	}
+	c, err := ns.Chain()
+	if err != nil {
+		panic(err)
+	}
+	ids, _ := c.Append(nil, tokens)
+	return ids
+}
+
+// keys are n unrelated keys of a flat namespace.
+func keys(n int, seed uint32) []kv.BlockID {
+	ids := make([]kv.BlockID, n)
+	for i := range ids {
+		binary.LittleEndian.PutUint32(ids[i][:], seed)
+		binary.LittleEndian.PutUint32(ids[i][8:], uint32(i)+1)
+	}
+	return ids
+}
+
+// fill puts into b what the piece of a group of a block holds: a function of its
+// id, its group and the epoch, so that any mix-up is seen.
+func fill(b []byte, id kv.BlockID, group int, epoch kv.Epoch) {
+	seed := [32]byte{0: byte(group), 1: byte(epoch)}
+	copy(seed[16:], id[:])
+	_, _ = rand.NewChaCha8(seed).Read(b) // never fails
+}
+
+// check returns an error unless b is what fill puts there.
+func check(b []byte, id kv.BlockID, group int, epoch kv.Epoch) error {
+	want := make([]byte, len(b))
+	fill(want, id, group, epoch)
+	for i := range b {
+		if b[i] != want[i] {
+			return fmt.Errorf("block %v, group %d: byte %d is %#x; want %#x", id, group, i, b[i], want[i])
+		}
+	}
+	return nil
+}
+
+// put writes the blocks [first, len(ids)) of a single-group namespace.
+func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, epoch kv.Epoch) (client.WriteResult, error) {
+	r.t.Helper()
+	size := ns.Geometry.PieceBytes(0)
+	m := r.memory(max(1, int64(len(ids)-first)*size))
+	defer m.Close(context.Background())
+	for i := first; i < len(ids); i++ {
+		fill(m.Bytes()[int64(i-first)*size:][:size], ids[i], 0, epoch)
+	}
+	return r.store.Write(r.t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, From: m})
+}
+
+func (r *rig) mustPut(ns kv.Namespace, ids []kv.BlockID) {
+	r.t.Helper()
+	w, err := r.put(ns, ids, 0, 0)
+	if err != nil || w.Outcome != client.Hit || w.Blocks != len(ids) {
+		r.t.Fatalf("write: %+v, %v", w, err)
+	}
+}
+
+// get reads ids and checks every byte of what it is told to be there.
+func (r *rig) get(ns kv.Namespace, ids []kv.BlockID) client.ReadResult {
+	r.t.Helper()
+	size := ns.Geometry.PieceBytes(0)
+	m := r.memory(int64(len(ids)) * size)
+	defer m.Close(context.Background())
+	got, err := r.store.Read(r.t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: m})
+	if err != nil {
+		r.t.Fatalf("read: %v", err)
+	}
+	for i := range got.Blocks {
+		if err := check(m.Bytes()[int64(i)*size:][:size], ids[i], 0, 0); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	return got
+}
+
+func (r *rig) match(ns kv.Namespace, ids []kv.BlockID) client.MatchResult {
+	r.t.Helper()
+	m, err := r.store.Match(r.t.Context(), client.MatchRequest{Namespace: ns, IDs: ids})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// eventually calls f until it returns true. What it waits for is decided by
+// another goroutine that tells nobody; the test's own deadline bounds it.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for !f() {
+		if ctx.Err() != nil {
+			t.Fatalf("%s: not within 30 s", what)
+		}
+		runtime.Gosched()
+	}
+}
