@@ -43,7 +43,7 @@ func newBenchStore(b *testing.B, pieceBytes int64, layers int, totalBytes int64)
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { mem.Close() })
-	s := &benchStore{Store: mustOpen(b, Options{CapacityBytes: 2*totalBytes + 64<<20, SegmentBytes: 256 << 20}, dev), dev: dev, mem: mem}
+	s := &benchStore{Store: mustOpen(b, Options{CapacityBytes: 2*totalBytes + 64<<20, SegmentBytes: 256 << 20, Alloc: alloc(mem)}, dev), dev: dev, mem: mem}
 	w := s.buffer(b, newBlock("", pieceBytes, layers).layout(b).SlotBytes())
 	for i := range int(totalBytes / pieceBytes) {
 		blk := newBlock(fmt.Sprint(i), pieceBytes, layers)
@@ -73,6 +73,17 @@ func newBenchStore(b *testing.B, pieceBytes int64, layers int, totalBytes int64)
 		b.Fatal(err)
 	}
 	return s
+}
+
+// alloc is how an engine gives the store scratch memory from its arena.
+func alloc(mem *arena.Arena) func(context.Context, int) ([]byte, func(), error) {
+	return func(ctx context.Context, sizeBytes int) ([]byte, func(), error) {
+		buf, err := mem.Alloc(ctx, sizeBytes)
+		if err != nil {
+			return nil, nil, err
+		}
+		return buf.Bytes(), buf.Release, nil
+	}
 }
 
 func (s *benchStore) buffer(b *testing.B, sizeBytes int64) []byte {
@@ -180,6 +191,25 @@ func (k *benchCaller) device() error {
 		k.batch[i] = blockio.Request{Op: blockio.Read, File: g.file, Offset: g.header.SlotOffset(ref.Extent.Slot()), Bufs: [][]byte{k.reads[i].Buf}}
 	}
 	return k.s.dev.Do(k.ctx, k.batch)
+}
+
+// BenchmarkScan is what a rebuild of the index reads: slots a second by headers
+// alone, and with every payload verified.
+func BenchmarkScan(b *testing.B) {
+	for _, piece := range []int64{32 << 10, 1 << 20} {
+		s := newBenchStore(b, piece, 16, 512<<20)
+		for _, verify := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%dKiB/verify=%v", piece>>10, verify), func(b *testing.B) {
+				for b.Loop() {
+					st, err := s.Scan(b.Context(), ScanOptions{Verify: verify}, func(kv.Ref, *ondisk.SlotHeader) error { return nil })
+					if err != nil || st.Found != int64(len(s.blocks)) {
+						b.Fatalf("%+v, %v", st, err)
+					}
+				}
+				b.ReportMetric(float64(b.N*len(s.blocks))/b.Elapsed().Seconds(), "slots/s")
+			})
+		}
+	}
 }
 
 // BenchmarkPinUnpin is the cost of a lease on a slot.
