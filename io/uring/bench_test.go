@@ -57,6 +57,9 @@ func benchmark(b *testing.B, op blockio.Op) {
 				{"caller", func() (blockio.Device, error) { return Open(dir, Options{Budget: fixed}) }},
 				{"caller+fixed", func() (blockio.Device, error) { return Open(dir, Options{Budget: fixed, Regions: regions}) }},
 				{"shared", func() (blockio.Device, error) { return Open(dir, Options{Budget: fixed, Wait: WaitShared}) }},
+				{"auto+fixed", func() (blockio.Device, error) {
+					return Open(dir, Options{Budget: fixed, Wait: WaitAuto, Regions: regions})
+				}},
 				{"shared+fixed", func() (blockio.Device, error) {
 					return Open(dir, Options{Budget: fixed, Wait: WaitShared, Regions: regions})
 				}},

@@ -37,8 +37,8 @@
 // A completion shorter than asked for is continued from where it stopped; EAGAIN,
 // EINTR and ECANCELED are tried again, a bounded number of times.
 //
-// giouring's defects (IO-LIMITS 2.1) are kept out by ring_unsafe.go, the only file
-// that calls it; defects_test.go shows each of them and that the shim avoids it.
+// giouring's defects are kept out by ring_unsafe.go, through which alone it is
+// called; defects_unsafe_test.go shows each of them and how the shim avoids it.
 //
 // Lock order: sharedRing.mu (the submission queue), then the budget's. The first
 // is held over the submitting system call and over nothing that waits; pool.mu
