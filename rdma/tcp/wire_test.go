@@ -1,0 +1,114 @@
+package tcp
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// TestWire prints the bytes of frames and handshakes field by field, as doc.go
+// draws them: another implementation can be written from the transcript.
+func TestWire(t *testing.T) {
+	datadriven.RunTest(t, "testdata/wire.td", func(t *testing.T, d *datadriven.TestData) string {
+		switch d.Cmd {
+		case "header":
+			return printHeader(t, d)
+		case "table":
+			return printTable(t, d)
+		case "ack":
+			var a ack
+			var status uint64
+			d.ScanArgs(t, "op", &a.op)
+			d.ScanArgs(t, "status", &status)
+			a.status = rdma.Reason(status)
+			b := make([]byte, ackSize)
+			a.put(b)
+			return fields(b, "op 8", "status 1", "zero 7")
+		case "handshake":
+			return printHandshake()
+		}
+		t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
+		return ""
+	})
+}
+
+// printHeader encodes a header from arguments.
+func printHeader(t *testing.T, d *datadriven.TestData) string {
+	var h header
+	kinds := map[string]uint8{"write": frameWrite, "ack": frameAck, "message": frameMessage, "heartbeat": frameHeartbeat}
+	numbers := map[string]uint64{}
+	for _, a := range d.CmdArgs {
+		var n uint64
+		if len(a.Vals) == 0 {
+			h.kind = kinds[a.Key]
+			continue
+		}
+		if _, err := fmt.Sscan(a.Vals[0], &n); err != nil {
+			t.Fatalf("%s: %v", d.Pos, err)
+		}
+		numbers[a.Key] = n
+	}
+	h.flags, h.runs, h.imm, h.frames = uint8(numbers["flags"]), uint16(numbers["runs"]), uint32(numbers["imm"]), uint32(numbers["frames"])
+	h.op, h.key, h.offset, h.length = numbers["op"], numbers["key"], numbers["offset"], numbers["length"]
+	b := h.raw()
+	var back header
+	if err := back.decode(b); err != nil {
+		return "does not decode: " + err.Error()
+	}
+	return fields(b, "magic 4", "type 1", "flags 1", "runs 2", "imm 4", "frames 4", "op 8", "key 8", "offset 8", "length 8", "tableSum 4", "zero 8", "headerSum 4")
+}
+
+// printTable decodes runs given as offset+length.
+func printTable(t *testing.T, d *datadriven.TestData) string {
+	var table []byte
+	for _, line := range strings.Fields(d.Input) {
+		var s span
+		if _, err := fmt.Sscanf(line, "%d+%d", &s.offset, &s.length); err != nil {
+			t.Fatalf("%s: %v", d.Pos, err)
+		}
+		var b [runSize]byte
+		putSpan(b[:], s)
+		table = append(table, b[:]...)
+	}
+	h := header{kind: frameWrite, tableSum: tableSum(table)}
+	d.ScanArgs(t, "length", &h.length)
+	spans, err := h.decodeTable(table, nil)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("tableSum %#x\n%+v", h.tableSum, spans)
+}
+
+// printHandshake prints a handshake with fixed nonces.
+func printHandshake() string {
+	token := rdma.Token(testToken)
+	h := hello{index: 1, conns: 4, engine: rdma.EngineID{0xaa, 15: 0xaa}, session: [16]byte{0xbb, 15: 0xbb}}
+	c := challenge{engine: rdma.EngineID{0xcc, 15: 0xcc}}
+	h.nonce[0], c.nonce[0] = 0xdd, 0xee
+	rawHello, rawChallenge := h.encode(), c.encode()
+	return "token " + testToken + "\n" +
+		"hello\n" + fields(rawHello, "magic 4", "index 2", "conns 2", "engine 16", "session 16", "nonce 32") +
+		"challenge\n" + fields(rawChallenge, "magic 4", "zero 4", "engine 16", "nonce 32") +
+		"proof\n" + fields(prove(token, roleDialer, rawHello, rawChallenge), "hmac 32") +
+		"verdict\n" + fields(append(make([]byte, 8), prove(token, roleAcceptor, rawHello, rawChallenge, []byte{0})...), "status 1", "zero 7", "hmac 32")
+}
+
+// fields prints b, cut as the names and sizes say.
+func fields(b []byte, names ...string) string {
+	var out strings.Builder
+	for _, f := range names {
+		var name string
+		var n int
+		_, _ = fmt.Sscanf(f, "%s %d", &name, &n)
+		fmt.Fprintf(&out, "  %-9s %x\n", name, b[:n])
+		b = b[n:]
+	}
+	if len(b) > 0 {
+		fmt.Fprintf(&out, "  left over %x\n", b)
+	}
+	return out.String()
+}
