@@ -24,16 +24,22 @@ func MapAnon(sizeBytes int, hugetlb bool) ([]byte, error) {
 	if hugetlb {
 		return mapReserved(sizeBytes)
 	}
-	return mapAligned(sizeBytes, -1, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	return mapAligned(sizeBytes, -1, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 }
 
-// MapShared maps the first sizeBytes of fd (a memfd of this or another process)
-// readable and writable, at a multiple of HugePageSize.
+// MapShared maps the first sizeBytes of fd, a memfd of this process, readable
+// and writable, at a multiple of HugePageSize.
 func MapShared(fd, sizeBytes int) ([]byte, error) {
-	return mapAligned(sizeBytes, fd, unix.MAP_SHARED)
+	return mapAligned(sizeBytes, fd, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 }
 
-// Unmap undoes MapAnon or MapShared; b is what they returned.
+// MapSharedRead is MapShared of another process's memfd: a write to the memory
+// faults.
+func MapSharedRead(fd, sizeBytes int) ([]byte, error) {
+	return mapAligned(sizeBytes, fd, unix.PROT_READ, unix.MAP_SHARED)
+}
+
+// Unmap undoes MapAnon, MapShared or MapSharedRead; b is what they returned.
 func Unmap(b []byte) error {
 	if err := munmap(b); err != nil {
 		return fmt.Errorf("sys: munmap of %d bytes: %w", len(b), err)
@@ -45,7 +51,7 @@ func Unmap(b []byte) error {
 // mapped by MapShared here and, passed over a unix socket, elsewhere. With
 // hugetlb its pages come from the reserved pool; that it is too small shows when
 // the file is mapped. Its size is sealed, so a peer cannot truncate it and turn
-// our next access into SIGBUS.
+// our next access into SIGBUS. Freeze seals the rest.
 func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	flags := unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
 	if hugetlb {
@@ -59,11 +65,42 @@ func Memfd(name string, sizeBytes int64, hugetlb bool) (*os.File, error) {
 	if err := f.Truncate(sizeBytes); err != nil {
 		return nil, errors.Join(fmt.Errorf("sys: memfd %q of %d bytes: %w", name, sizeBytes, err), f.Close())
 	}
-	const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); err != nil {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, sizeSeals); err != nil {
 		return nil, errors.Join(fmt.Errorf("sys: seal memfd %q: %w", name, err), f.Close())
 	}
 	return f, nil
+}
+
+// sizeSeals fix the size of a memfd, frozenSeals its content for all but the
+// mappings that exist.
+const (
+	sizeSeals   = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	frozenSeals = sizeSeals | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+)
+
+// Freeze makes the mappings of the memfd f that exist now the last that can be
+// written through, and its seals final: whoever gets a descriptor, or opens one
+// anew below /proc, can only read.
+func Freeze(f *os.File) error {
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, frozenSeals); err != nil {
+		return fmt.Errorf("sys: freeze memfd %q: %w", f.Name(), err)
+	}
+	return nil
+}
+
+// SizeSealed reports whether fd is a memfd that its owner cannot shrink under our
+// mapping.
+func SizeSealed(fd int) (bool, error) {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return false, fmt.Errorf("sys: seals of descriptor %d: %w", fd, err)
+	}
+	return seals&unix.F_SEAL_SHRINK != 0, nil
+}
+
+// Reopen opens the file of f again, for reading only.
+func Reopen(f *os.File) (*os.File, error) {
+	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }
 
 // AdviseHuge asks for transparent huge pages in b. Advice, not a promise: see
@@ -97,6 +134,22 @@ func Populate(b []byte) error {
 		case errors.Is(err, unix.EINVAL):
 			touch(b) // kernels before 5.14 do not know the advice
 			return nil
+		default:
+			return fmt.Errorf("sys: populate %d bytes: %w", len(b), err)
+		}
+	}
+}
+
+// PopulateRead enters every page of the mapping b into the page tables now.
+// Kernels before 5.14 do it at the first access.
+func PopulateRead(b []byte) error {
+	for {
+		err := unix.Madvise(b, unix.MADV_POPULATE_READ)
+		switch {
+		case err == nil, errors.Is(err, unix.EINVAL):
+			return nil
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+			// Pages already entered stay; the next call continues after them.
 		default:
 			return fmt.Errorf("sys: populate %d bytes: %w", len(b), err)
 		}

@@ -9,7 +9,7 @@ import (
 
 // mapAligned maps sizeBytes at a multiple of HugePageSize: it reserves one huge
 // page more than asked and gives back what lies before and after.
-func mapAligned(sizeBytes, fd, flags int) ([]byte, error) {
+func mapAligned(sizeBytes, fd, prot, flags int) ([]byte, error) {
 	room := uintptr(sizeBytes + HugePageSize)
 	reserved, err := unix.MmapPtr(-1, 0, nil, room, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -19,7 +19,7 @@ func mapAligned(sizeBytes, fd, flags int) ([]byte, error) {
 	// Safety: start lies inside the reservation, HugePageSize-1 bytes in at most.
 	start := unsafe.Add(reserved, head)
 	// Safety: MAP_FIXED replaces only addresses that the reservation above holds.
-	p, err := unix.MmapPtr(fd, 0, start, uintptr(sizeBytes), unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_FIXED)
+	p, err := unix.MmapPtr(fd, 0, start, uintptr(sizeBytes), prot, flags|unix.MAP_FIXED)
 	if err != nil {
 		_ = unix.MunmapPtr(reserved, room)
 		return nil, fmt.Errorf("sys: mmap of %d bytes: %w", sizeBytes, err)

@@ -23,8 +23,8 @@ type engine struct {
 
 	callers *pool
 	shared  *sharedRing // nil with WaitCaller
-	// batches keeps the tables of requests of the shared mode.
-	batches sync.Pool
+	// batches keeps tables of requests of the shared mode for the next use.
+	batches chan *batch
 	// active counts the batches in flight, for WaitAuto.
 	active  atomic.Int64
 	closing sync.Once
@@ -36,7 +36,7 @@ func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &engine{opts: o}
+	e := &engine{opts: o, batches: make(chan *batch, batchesMax)}
 	e.env = env{budget: budget, regions: chunks(o.Regions), count: count, hook: o.Hook}
 	if len(e.env.regions) > 0 {
 		if e.source, err = newSource(e.env.regions); err != nil {
@@ -157,11 +157,8 @@ func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 }
 
 func (e *engine) doShared(ctx context.Context, reqs []blockio.Request) error {
-	b, _ := e.batches.Get().(*batch)
-	if b == nil {
-		b = &batch{last: make(chan struct{}, 1)}
-	}
-	defer e.batches.Put(b)
+	b := e.takeBatch()
+	defer e.keepBatch(b)
 	b.start(len(reqs))
 	defer forget(b.ops)
 	if err := e.start(ctx, b.ops, reqs); err != nil {
@@ -169,6 +166,26 @@ func (e *engine) doShared(ctx context.Context, reqs []blockio.Request) error {
 	}
 	e.shared.run(b)
 	return nil
+}
+
+// batchesMax is how many tables are kept: as many as the goroutines that are in
+// doShared at one time usually.
+const batchesMax = 64
+
+func (e *engine) takeBatch() *batch {
+	select {
+	case b := <-e.batches:
+		return b
+	default:
+		return &batch{last: make(chan struct{}, 1)}
+	}
+}
+
+func (e *engine) keepBatch(b *batch) {
+	select {
+	case e.batches <- b:
+	default:
+	}
 }
 
 // start makes ops the progress of reqs and waits for the bytes of the first: with

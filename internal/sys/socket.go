@@ -1,0 +1,104 @@
+package sys
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// SendFile sends msg, which is not empty, and a descriptor of f over a unix
+// socket, together. f stays the caller's.
+func SendFile(conn *net.UnixConn, msg []byte, f *os.File) error {
+	rights := unix.UnixRights(int(f.Fd()))
+	n, oobn, err := conn.WriteMsgUnix(msg, rights, nil)
+	if err != nil {
+		return fmt.Errorf("sys: send a descriptor: %w", err)
+	}
+	if n != len(msg) || oobn != len(rights) {
+		return fmt.Errorf("sys: send a descriptor: %d bytes of %d sent", n, len(msg))
+	}
+	return nil
+}
+
+// ReceiveFile fills msg from a unix socket. It returns the file that came with
+// it, which is the caller's, or nil if none did. More than one is refused.
+func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
+	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
+	var files []*os.File
+	for at := 0; at < len(msg); {
+		n, oobn, flags, _, err := conn.ReadMsgUnix(msg[at:], oob)
+		if err == nil && n == 0 {
+			err = errors.New("the peer hung up")
+		}
+		if err == nil && flags&unix.MSG_CTRUNC != 0 {
+			err = fmt.Errorf("more than %d descriptors in one message", maxFiles)
+		}
+		more, parseErr := receivedFiles(oob[:oobn])
+		files = append(files, more...)
+		if err = errors.Join(err, parseErr); err != nil {
+			return nil, errors.Join(fmt.Errorf("sys: receive a descriptor: %w", err), closeAll(files))
+		}
+		at += n
+	}
+	switch len(files) {
+	case 0:
+		return nil, nil
+	case 1:
+		return files[0], nil
+	}
+	return nil, errors.Join(fmt.Errorf("sys: %d descriptors came, want one", len(files)), closeAll(files))
+}
+
+// maxFiles is how many descriptors of one message are looked at. The kernel
+// closes those for which there was no room.
+const maxFiles = 4
+
+func receivedFiles(oob []byte) (files []*os.File, err error) {
+	if len(oob) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, err
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) error {
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// PeerUID returns the user at the other end of a unix socket: of the process that
+// connected, or that listens.
+func PeerUID(conn *net.UnixConn) (uint32, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("sys: peer of a unix socket: %w", err)
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); cerr != nil {
+		err = cerr
+	}
+	if err != nil {
+		return 0, fmt.Errorf("sys: peer of a unix socket: %w", err)
+	}
+	return cred.Uid, nil
+}
