@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -132,15 +133,32 @@ func BenchmarkRead(b *testing.B) {
 				return time.Since(start)
 			}
 			var ratios []float64
+			var ownCPU, deviceCPU time.Duration
 			for b.Loop() {
+				cpu0 := cpuTime()
 				own := round((*benchCaller).store)
+				cpu1 := cpuTime()
 				ratios = append(ratios, float64(round((*benchCaller).device))/float64(own))
+				ownCPU, deviceCPU = ownCPU+cpu1-cpu0, deviceCPU+cpuTime()-cpu1
 			}
 			slices.Sort(ratios)
 			b.ReportMetric(ratios[len(ratios)/2], "ofdevice")
-			b.SetBytes(2 * turns * int64(c.callers*c.batch) * c.piece)
+			bytes := turns * int64(c.callers*c.batch) * c.piece
+			b.SetBytes(2 * bytes)
+			perGiB := float64(time.Millisecond) * float64(b.N) * float64(bytes) / (1 << 30)
+			b.ReportMetric(float64(ownCPU)/perGiB, "cpu-ms/GiB")
+			b.ReportMetric(float64(deviceCPU)/perGiB, "device-cpu-ms/GiB")
 		})
 	}
+}
+
+// cpuTime is what the process has used of all CPUs.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // benchCaller reads batches of blocks, each time others.
