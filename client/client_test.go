@@ -567,8 +567,8 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("write under another geometry: %v", err)
 	}
 	r.mustPut(ns, ids)
-	if got, err := r.store.Read(ctx, client.ReadRequest{Namespace: wrong, IDs: ids, Into: mem}); err == nil && got.Outcome == client.Hit {
-		t.Errorf("read under another geometry: %+v", got)
+	if got, err := r.store.Read(ctx, client.ReadRequest{Namespace: wrong, IDs: ids, Into: mem}); !errors.Is(err, client.ErrMismatch) {
+		t.Errorf("read under another geometry: %+v, %v", got, err)
 	}
 	long := slices.Repeat(ids, 300)
 	if _, err := r.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: long}); !errors.Is(err, client.ErrRequest) {

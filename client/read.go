@@ -33,6 +33,7 @@ type reading struct {
 	store  *Store
 	req    ReadRequest
 	ids    []kv.BlockID
+	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
 
@@ -102,8 +103,8 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reading{store: s, req: req, ids: ids, pieces: req.Pieces, broken: math.MaxInt}
 	g := req.Namespace.Geometry
+	r := &reading{store: s, req: req, ids: ids, digest: g.Digest(), pieces: req.Pieces, broken: math.MaxInt}
 	if req.FirstLayer < 0 || req.Layers < 0 {
 		return nil, fmt.Errorf("client: read: %w: %d layers from %d", ErrRequest, req.Layers, req.FirstLayer)
 	}
@@ -352,6 +353,8 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, window r
 		Layers:      uint32(r.req.Layers),
 		Destination: desc,
 		Imm:         imm,
+
+		GeometryDigest: r.digest[:],
 	})
 	if err != nil {
 		return nil, callError(ctx, "read", t.node.target, err)

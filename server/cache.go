@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
@@ -115,8 +114,14 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
 		return nil, invalid(fmt.Errorf("destination: %w", err))
 	}
+	var geometry kv.GeometryDigest
+	if n := len(req.GetGeometryDigest()); n != 0 && n != len(geometry) {
+		return nil, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", n, len(geometry)))
+	}
+	copy(geometry[:], req.GetGeometryDigest())
 	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
 	result, err := s.node.Load(ctx, storage.LoadRequest{
+		Geometry:   geometry,
 		Namespace:  req.GetNamespace(),
 		Epoch:      kv.Epoch(req.GetEpoch()),
 		IDs:        ids,

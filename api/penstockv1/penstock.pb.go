@@ -1175,12 +1175,15 @@ type ReadRequest struct {
 	Pieces []*PieceRef `protobuf:"bytes,4,rep,name=pieces,proto3" json:"pieces,omitempty"`
 	// first_layer and layers cut a range of layers out of each piece; layers 0
 	// means all.
-	FirstLayer    uint32 `protobuf:"varint,5,opt,name=first_layer,json=firstLayer,proto3" json:"first_layer,omitempty"`
-	Layers        uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
-	Destination   []byte `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"` // descriptor of the caller's registered window
-	Imm           uint32 `protobuf:"varint,8,opt,name=imm,proto3" json:"imm,omitempty"`                // carried by the last write of each piece
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FirstLayer  uint32 `protobuf:"varint,5,opt,name=first_layer,json=firstLayer,proto3" json:"first_layer,omitempty"`
+	Layers      uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
+	Destination []byte `protobuf:"bytes,7,opt,name=destination,proto3" json:"destination,omitempty"` // descriptor of the caller's registered window
+	Imm         uint32 `protobuf:"varint,8,opt,name=imm,proto3" json:"imm,omitempty"`                // carried by each write
+	// geometry_digest, 16 bytes: if set it must be the namespace's, so that pieces
+	// have the length for which the caller made room.
+	GeometryDigest []byte `protobuf:"bytes,9,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
@@ -1267,6 +1270,13 @@ func (x *ReadRequest) GetImm() uint32 {
 		return x.Imm
 	}
 	return 0
+}
+
+func (x *ReadRequest) GetGeometryDigest() []byte {
+	if x != nil {
+		return x.GeometryDigest
+	}
+	return nil
 }
 
 type PieceResult struct {
@@ -3781,7 +3791,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\bPieceRef\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xfa\x01\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xa3\x02\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -3791,7 +3801,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"firstLayer\x12\x16\n" +
 	"\x06layers\x18\x06 \x01(\rR\x06layers\x12 \n" +
 	"\vdestination\x18\a \x01(\fR\vdestination\x12\x10\n" +
-	"\x03imm\x18\b \x01(\rR\x03imm\"\xf3\x02\n" +
+	"\x03imm\x18\b \x01(\rR\x03imm\x12'\n" +
+	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\"\xf3\x02\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +

@@ -46,6 +46,9 @@ type LoadRequest struct {
 	Pieces []PieceRef
 	// FirstLayer and Layers choose layers of every piece; Layers 0 means all.
 	FirstLayer, Layers int
+	// Geometry is the reader's: it made room for pieces of that length. Zero is
+	// not compared.
+	Geometry kv.GeometryDigest
 }
 
 // PieceState says what became of a piece.
@@ -212,6 +215,9 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 	if err := n.checkChain(req.IDs); err != nil {
 		return err
+	}
+	if want := ns.Geometry.Digest(); req.Geometry != want && req.Geometry != (kv.GeometryDigest{}) {
+		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
 	var bytes int64
 	for _, p := range req.Pieces {
