@@ -41,7 +41,8 @@ type Options struct {
 	// back to transparent ones when the pool is too small. Worth it where
 	// transparent huge pages are off, or for a Shared arena.
 	HugeTLB bool
-	// Shared backs the region with a memfd that another process can map (FD).
+	// Shared backs the region with a memfd that another process can map, to read
+	// only (Send). It needs Linux 5.1.
 	// Without HugeTLB that is 4 KiB pages wherever shmem_enabled is "never".
 	Shared bool
 	// QueueMax bounds the requests that wait for memory; default 1024. A negative

@@ -13,7 +13,7 @@
 //	      ▲       ▲ best fit: the shortest free run that is long enough,
 //	      │         neighbours joined at once on Release
 //	device, rdma  (Buffer.Offset is the address of a piece for another process
-//	               that mapped the same memfd with Map)
+//	               that mapped the same memfd: Send, Receive)
 //
 // Why huge pages: direct I/O into 4 KiB pages moves half the bytes per second at
 // three to seven times the CPU (docs/benchmarks.md); and a resident region cannot

@@ -61,7 +61,9 @@ func mapKind(o Options, hugetlb bool) (region, error) {
 		if r.file, err = sys.Memfd("penstock-arena", o.SizeBytes, hugetlb); err != nil {
 			return region{}, fmt.Errorf("arena: %w", err)
 		}
-		r.mem, err = sys.MapShared(int(r.file.Fd()), int(o.SizeBytes))
+		if r.mem, err = sys.MapShared(int(r.file.Fd()), int(o.SizeBytes)); err == nil {
+			err = sys.Freeze(r.file)
+		}
 	} else {
 		r.mem, err = sys.MapAnon(int(o.SizeBytes), hugetlb)
 	}
@@ -81,22 +83,22 @@ func (r *region) settle(hugetlb bool) error {
 		// A kernel without transparent huge pages refuses the advice: Kind says so.
 		_ = sys.AdviseHuge(r.mem)
 	}
-	if err := populate(r.mem); err != nil {
+	if err := populate(r.mem, sys.Populate); err != nil {
 		return err
 	}
 	return sys.DontDump(r.mem)
 }
 
-// populate makes every page of mem resident, with one thread per CPU up to eight:
+// populate calls one for parts of mem, with one thread per CPU up to eight:
 // zeroing is bound by the core, then by the memory's bandwidth.
-func populate(mem []byte) error {
+func populate(mem []byte, one func([]byte) error) error {
 	pages := len(mem) / sys.HugePageSize
 	workers := min(runtime.GOMAXPROCS(0), 8, pages)
 	errs := make([]error, workers)
 	var wg sync.WaitGroup
 	for i := range workers {
 		from, to := pages*i/workers, pages*(i+1)/workers
-		wg.Go(func() { errs[i] = sys.Populate(mem[from*sys.HugePageSize : to*sys.HugePageSize]) })
+		wg.Go(func() { errs[i] = one(mem[from*sys.HugePageSize : to*sys.HugePageSize]) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
@@ -113,41 +115,4 @@ func (r *region) unmap() error {
 	}
 	r.mem, r.file = nil, nil
 	return errors.Join(errs...)
-}
-
-// A View is another process's Shared arena, mapped here.
-type View struct {
-	mem []byte
-}
-
-// Map maps the arena whose memfd is fd, as received from its owner over a unix
-// socket; fd may be closed afterwards. The offsets are those of Buffer.Offset.
-// Nothing here protects one process from the other: the owner says, in a
-// message, which range may be read and until when.
-func Map(fd int) (*View, error) {
-	size, err := sys.FileSize(fd)
-	if err != nil {
-		return nil, fmt.Errorf("arena: map another's region: %w", err)
-	}
-	if size <= 0 || size%sys.HugePageSize != 0 || size > MaxSizeBytes {
-		return nil, fmt.Errorf("arena: descriptor %d of %d bytes is not an arena's", fd, size)
-	}
-	mem, err := sys.MapShared(fd, int(size))
-	if err != nil {
-		return nil, fmt.Errorf("arena: map another's region: %w", err)
-	}
-	return &View{mem: mem}, nil
-}
-
-// Bytes returns the whole region; nil after Close.
-func (v *View) Bytes() []byte { return v.mem }
-
-// Close unmaps the region. It may be called twice.
-func (v *View) Close() error {
-	if v.mem == nil {
-		return nil
-	}
-	mem := v.mem
-	v.mem = nil
-	return sys.Unmap(mem)
 }

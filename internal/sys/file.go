@@ -8,6 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Space returns the size and the free bytes (those that an ordinary user may
+// take) of the file system that holds path.
+func Space(path string) (totalBytes, freeBytes int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, 0, fmt.Errorf("sys: space of %s: %w", path, err)
+	}
+	unit := int64(st.Frsize)
+	return int64(st.Blocks) * unit, int64(st.Bavail) * unit, nil
+}
+
 // DropCache writes back f and drops its clean pages from the page cache, so that
 // the next buffered read reaches the device. Pages mapped elsewhere stay.
 func DropCache(f *os.File) error {

@@ -129,6 +129,16 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+func TestSpace(t *testing.T) {
+	total, free, err := Space(t.TempDir())
+	if err != nil || total <= 0 || free < 0 || free > total {
+		t.Errorf("space %d of %d, %v", free, total, err)
+	}
+	if _, _, err := Space("/nonexistent"); err == nil {
+		t.Error("a path that does not exist has space")
+	}
+}
+
 func TestDropCache(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
 	if err != nil {

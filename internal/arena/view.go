@@ -1,0 +1,85 @@
+package arena
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+// A View is another process's Shared arena, mapped here to be read.
+type View struct {
+	mem []byte
+}
+
+// Send sends msg, which is not empty, and a read-only descriptor of a Shared
+// arena over a unix socket; Receive takes both.
+func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
+	if a.region.file == nil {
+		return errors.New("arena: only a Shared arena can be sent")
+	}
+	f, err := sys.Reopen(a.region.file)
+	if err != nil {
+		return fmt.Errorf("arena: %w", err)
+	}
+	return errors.Join(sys.SendFile(conn, msg, f), f.Close())
+}
+
+// Receive fills msg from a unix socket and maps the arena that came with it; the
+// View is nil if none did.
+func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
+	f, err := sys.ReceiveFile(conn, msg)
+	if err != nil || f == nil {
+		return nil, err
+	}
+	v, err := Map(int(f.Fd()))
+	if closeErr := f.Close(); closeErr != nil && err == nil {
+		return nil, errors.Join(closeErr, v.Close())
+	}
+	return v, err
+}
+
+// Map maps the arena whose memfd is fd, as its owner sent it, for reading: a
+// write to it faults. fd may be closed afterwards. The offsets are those of
+// Buffer.Offset. What the owner lends, which range and until when, is said in
+// messages: nothing here keeps it from changing the bytes. It cannot shrink the
+// file under the mapping, which is checked.
+func Map(fd int) (*View, error) {
+	size, err := sys.FileSize(fd)
+	if err != nil {
+		return nil, fmt.Errorf("arena: map another's region: %w", err)
+	}
+	if size <= 0 || size%sys.HugePageSize != 0 || size > MaxSizeBytes {
+		return nil, fmt.Errorf("arena: descriptor %d of %d bytes is not an arena's", fd, size)
+	}
+	sealed, err := sys.SizeSealed(fd)
+	if err != nil {
+		return nil, fmt.Errorf("arena: map another's region: %w", err)
+	}
+	if !sealed {
+		return nil, fmt.Errorf("arena: descriptor %d is not an arena's: its owner could shrink it", fd)
+	}
+	mem, err := sys.MapSharedRead(fd, int(size))
+	if err != nil {
+		return nil, fmt.Errorf("arena: map another's region: %w", err)
+	}
+	v := &View{mem: mem}
+	if err := populate(mem, sys.PopulateRead); err != nil {
+		return nil, errors.Join(fmt.Errorf("arena: map another's region: %w", err), v.Close())
+	}
+	return v, nil
+}
+
+// Bytes returns the whole region; nil after Close.
+func (v *View) Bytes() []byte { return v.mem }
+
+// Close unmaps the region. It may be called twice.
+func (v *View) Close() error {
+	if v.mem == nil {
+		return nil
+	}
+	mem := v.mem
+	v.mem = nil
+	return sys.Unmap(mem)
+}
