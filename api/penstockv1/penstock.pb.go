@@ -362,7 +362,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type Group struct {
@@ -674,7 +674,10 @@ type DescribeResponse struct {
 	MaxChainBlocks uint32 `protobuf:"varint,7,opt,name=max_chain_blocks,json=maxChainBlocks,proto3" json:"max_chain_blocks,omitempty"`
 	// data_port is where the data plane listens; a client that reaches the node
 	// under another name than data_address has uses its own host with this port.
-	DataPort      uint32 `protobuf:"varint,8,opt,name=data_port,json=dataPort,proto3" json:"data_port,omitempty"`
+	DataPort uint32 `protobuf:"varint,8,opt,name=data_port,json=dataPort,proto3" json:"data_port,omitempty"`
+	// local_id is what the node says of itself on its unix socket; empty if it has
+	// none.
+	LocalId       []byte `protobuf:"bytes,9,opt,name=local_id,json=localId,proto3" json:"local_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -763,6 +766,13 @@ func (x *DescribeResponse) GetDataPort() uint32 {
 		return x.DataPort
 	}
 	return 0
+}
+
+func (x *DescribeResponse) GetLocalId() []byte {
+	if x != nil {
+		return x.LocalId
+	}
+	return nil
 }
 
 type MatchRequest struct {
@@ -1287,7 +1297,10 @@ type PieceResult struct {
 	Reason string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	Offset uint64                 `protobuf:"varint,5,opt,name=offset,proto3" json:"offset,omitempty"` // Reserve: where to write, in the window
 	// XXH3-64 of each layer read, in order.
-	LayerSums     []uint64 `protobuf:"fixed64,6,rep,packed,name=layer_sums,json=layerSums,proto3" json:"layer_sums,omitempty"`
+	LayerSums []uint64 `protobuf:"fixed64,6,rep,packed,name=layer_sums,json=layerSums,proto3" json:"layer_sums,omitempty"`
+	// Read with local_session: where the piece lies in the arena. It stays there
+	// as it is until the loan ends.
+	ArenaOffset   uint64 `protobuf:"varint,7,opt,name=arena_offset,json=arenaOffset,proto3" json:"arena_offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1362,6 +1375,13 @@ func (x *PieceResult) GetLayerSums() []uint64 {
 		return x.LayerSums
 	}
 	return nil
+}
+
+func (x *PieceResult) GetArenaOffset() uint64 {
+	if x != nil {
+		return x.ArenaOffset
+	}
+	return 0
 }
 
 type ReadResponse struct {
@@ -1465,6 +1485,94 @@ func (x *ReadResponse) GetBusyReason() string {
 	return ""
 }
 
+type ReturnLoansRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LocalSession  []byte                 `protobuf:"bytes,1,opt,name=local_session,json=localSession,proto3" json:"local_session,omitempty"`
+	Loans         []uint64               `protobuf:"varint,2,rep,packed,name=loans,proto3" json:"loans,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReturnLoansRequest) Reset() {
+	*x = ReturnLoansRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReturnLoansRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReturnLoansRequest) ProtoMessage() {}
+
+func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
+func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ReturnLoansRequest) GetLocalSession() []byte {
+	if x != nil {
+		return x.LocalSession
+	}
+	return nil
+}
+
+func (x *ReturnLoansRequest) GetLoans() []uint64 {
+	if x != nil {
+		return x.Loans
+	}
+	return nil
+}
+
+type ReturnLoansResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReturnLoansResponse) Reset() {
+	*x = ReturnLoansResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReturnLoansResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReturnLoansResponse) ProtoMessage() {}
+
+func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
+func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+}
+
 type ReserveRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1484,7 +1592,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1604,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1617,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -1576,7 +1684,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1696,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1709,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -1664,7 +1772,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1784,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1797,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -1725,7 +1833,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1845,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1858,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -1778,7 +1886,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1790,7 +1898,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1803,7 +1911,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -1836,7 +1944,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +1956,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +1969,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -1879,7 +1987,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +1999,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2012,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 type DeliveredRequest struct {
@@ -1918,7 +2026,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2038,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2051,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -1976,7 +2084,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1988,7 +2096,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2001,7 +2109,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2022,7 +2130,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2142,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2155,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2081,7 +2189,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2201,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2106,7 +2214,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2181,7 +2289,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2301,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2314,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -2225,7 +2333,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2345,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2358,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -2268,7 +2376,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2280,7 +2388,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2293,7 +2401,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 type ListNamespacesResponse struct {
@@ -2305,7 +2413,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2425,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2438,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -2350,7 +2458,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2362,7 +2470,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2375,7 +2483,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -2402,7 +2510,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2414,7 +2522,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2427,7 +2535,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -2454,7 +2562,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2466,7 +2574,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2479,7 +2587,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -2506,7 +2614,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2626,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2639,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -2558,7 +2666,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2678,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2691,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -2611,7 +2719,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2623,7 +2731,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2636,7 +2744,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -2670,7 +2778,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2682,7 +2790,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2695,7 +2803,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -2723,7 +2831,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +2843,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +2856,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -2782,7 +2890,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2902,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +2915,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -2832,7 +2940,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +2952,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +2965,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 type VolumeStatus struct {
@@ -2881,7 +2989,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3001,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3014,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -3033,7 +3141,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3153,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3166,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -3246,7 +3354,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3366,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3379,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -3306,7 +3414,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3426,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3439,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Block) GetId() []byte {
@@ -3415,7 +3523,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3535,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3548,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -3474,7 +3582,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3594,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3499,7 +3607,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3526,7 +3634,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3646,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3659,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -3577,7 +3685,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3589,7 +3697,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3602,7 +3710,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -3621,7 +3729,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3633,7 +3741,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3646,7 +3754,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -3668,7 +3776,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3680,7 +3788,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3693,7 +3801,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -3755,7 +3863,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\"\x11\n" +
-	"\x0fDescribeRequest\"\x97\x02\n" +
+	"\x0fDescribeRequest\"\xb2\x02\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -3765,7 +3873,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0emax_read_bytes\x18\x05 \x01(\x03R\fmaxReadBytes\x12&\n" +
 	"\x0fmax_write_bytes\x18\x06 \x01(\x03R\rmaxWriteBytes\x12(\n" +
 	"\x10max_chain_blocks\x18\a \x01(\rR\x0emaxChainBlocks\x12\x1b\n" +
-	"\tdata_port\x18\b \x01(\rR\bdataPort\"\x93\x01\n" +
+	"\tdata_port\x18\b \x01(\rR\bdataPort\x12\x19\n" +
+	"\blocal_id\x18\t \x01(\fR\alocalId\"\x93\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -3802,7 +3911,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06layers\x18\x06 \x01(\rR\x06layers\x12 \n" +
 	"\vdestination\x18\a \x01(\fR\vdestination\x12\x10\n" +
 	"\x03imm\x18\b \x01(\rR\x03imm\x12'\n" +
-	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\"\xf3\x02\n" +
+	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +
@@ -3810,7 +3919,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06offset\x18\x05 \x01(\x04R\x06offset\x12\x1d\n" +
 	"\n" +
-	"layer_sums\x18\x06 \x03(\x06R\tlayerSums\"\xb2\x01\n" +
+	"layer_sums\x18\x06 \x03(\x06R\tlayerSums\x12!\n" +
+	"\farena_offset\x18\a \x01(\x04R\varenaOffset\"\xb2\x01\n" +
 	"\x05State\x12\x15\n" +
 	"\x11STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fSTATE_DELIVERED\x10\x01\x12\x0e\n" +
@@ -3833,7 +3943,11 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"immediates\x120\n" +
 	"\x06pieces\x18\a \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\x12\x1f\n" +
 	"\vbusy_reason\x18\b \x01(\tR\n" +
-	"busyReason\"\x8b\x02\n" +
+	"busyReason\"O\n" +
+	"\x12ReturnLoansRequest\x12#\n" +
+	"\rlocal_session\x18\x01 \x01(\fR\flocalSession\x12\x14\n" +
+	"\x05loans\x18\x02 \x03(\x04R\x05loans\"\x15\n" +
+	"\x13ReturnLoansResponse\"\x8b\x02\n" +
 	"\x0eReserveRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -4042,14 +4156,15 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"BlockClass\x12\x1b\n" +
 	"\x17BLOCK_CLASS_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12BLOCK_CLASS_PREFIX\x10\x01\x12\x18\n" +
-	"\x14BLOCK_CLASS_TRANSFER\x10\x022\xc2\x05\n" +
+	"\x14BLOCK_CLASS_TRANSFER\x10\x022\x94\x06\n" +
 	"\x05Cache\x12G\n" +
 	"\bDescribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12>\n" +
 	"\x05Match\x12\x19.penstock.v1.MatchRequest\x1a\x1a.penstock.v1.MatchResponse\x12M\n" +
 	"\n" +
 	"RenewLease\x12\x1e.penstock.v1.RenewLeaseRequest\x1a\x1f.penstock.v1.RenewLeaseResponse\x12S\n" +
 	"\fReleaseLease\x12 .penstock.v1.ReleaseLeaseRequest\x1a!.penstock.v1.ReleaseLeaseResponse\x12;\n" +
-	"\x04Read\x12\x18.penstock.v1.ReadRequest\x1a\x19.penstock.v1.ReadResponse\x12D\n" +
+	"\x04Read\x12\x18.penstock.v1.ReadRequest\x1a\x19.penstock.v1.ReadResponse\x12P\n" +
+	"\vReturnLoans\x12\x1f.penstock.v1.ReturnLoansRequest\x1a .penstock.v1.ReturnLoansResponse\x12D\n" +
 	"\aReserve\x12\x1b.penstock.v1.ReserveRequest\x1a\x1c.penstock.v1.ReserveResponse\x12A\n" +
 	"\x06Commit\x12\x1a.penstock.v1.CommitRequest\x1a\x1b.penstock.v1.CommitResponse\x12>\n" +
 	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12J\n" +
@@ -4084,7 +4199,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -4107,41 +4222,43 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ReadRequest)(nil),             // 18: penstock.v1.ReadRequest
 	(*PieceResult)(nil),             // 19: penstock.v1.PieceResult
 	(*ReadResponse)(nil),            // 20: penstock.v1.ReadResponse
-	(*ReserveRequest)(nil),          // 21: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 22: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 23: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 24: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 25: penstock.v1.CommitResponse
-	(*AbortRequest)(nil),            // 26: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 27: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 28: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 29: penstock.v1.DeliveredResponse
-	(*EventsRequest)(nil),           // 30: penstock.v1.EventsRequest
-	(*Event)(nil),                   // 31: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 32: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 33: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 34: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 35: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 36: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 37: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 38: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 39: penstock.v1.BumpEpochResponse
-	(*SetQuotaRequest)(nil),         // 40: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 41: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 42: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 43: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 44: penstock.v1.EvictResponse
-	(*StatusRequest)(nil),           // 45: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 46: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 47: penstock.v1.StatusResponse
-	(*StatBlockRequest)(nil),        // 48: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 49: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 50: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 51: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 52: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 53: penstock.v1.VerifyBlocksResponse
-	(*ScrubRequest)(nil),            // 54: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 55: penstock.v1.ScrubProgress
+	(*ReturnLoansRequest)(nil),      // 21: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 22: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 23: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 24: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 25: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 26: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 27: penstock.v1.CommitResponse
+	(*AbortRequest)(nil),            // 28: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 29: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 30: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 31: penstock.v1.DeliveredResponse
+	(*EventsRequest)(nil),           // 32: penstock.v1.EventsRequest
+	(*Event)(nil),                   // 33: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 34: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 35: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 36: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 37: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 38: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 39: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 40: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 41: penstock.v1.BumpEpochResponse
+	(*SetQuotaRequest)(nil),         // 42: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 43: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 44: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 45: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 46: penstock.v1.EvictResponse
+	(*StatusRequest)(nil),           // 47: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 48: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 49: penstock.v1.StatusResponse
+	(*StatBlockRequest)(nil),        // 50: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 51: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 52: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 53: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 54: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 55: penstock.v1.VerifyBlocksResponse
+	(*ScrubRequest)(nil),            // 56: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 57: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -4157,64 +4274,66 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	3,  // 10: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
 	0,  // 11: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
 	19, // 12: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	23, // 13: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	25, // 13: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
 	0,  // 14: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
 	19, // 15: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
 	5,  // 16: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
 	8,  // 17: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
 	8,  // 18: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	46, // 19: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	48, // 19: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
 	3,  // 20: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	49, // 21: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	51, // 21: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
 	19, // 22: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
 	9,  // 23: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
 	11, // 24: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
 	13, // 25: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
 	15, // 26: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
 	18, // 27: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 28: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	24, // 29: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	26, // 30: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	28, // 31: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	30, // 32: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	32, // 33: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	33, // 34: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	34, // 35: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	36, // 36: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	38, // 37: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	40, // 38: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	41, // 39: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	43, // 40: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	45, // 41: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	48, // 42: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	50, // 43: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	52, // 44: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	54, // 45: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	10, // 46: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 47: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 48: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 49: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 50: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 51: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	25, // 52: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	27, // 53: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	29, // 54: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	31, // 55: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 56: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 57: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	35, // 58: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	37, // 59: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	39, // 60: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 61: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	42, // 62: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	44, // 63: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	47, // 64: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	49, // 65: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	51, // 66: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	53, // 67: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	55, // 68: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	46, // [46:69] is the sub-list for method output_type
-	23, // [23:46] is the sub-list for method input_type
+	21, // 28: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	23, // 29: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	26, // 30: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	28, // 31: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	30, // 32: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	32, // 33: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	34, // 34: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	35, // 35: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	36, // 36: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	38, // 37: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	40, // 38: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	42, // 39: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	43, // 40: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	45, // 41: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	47, // 42: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	50, // 43: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	52, // 44: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	54, // 45: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	56, // 46: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	10, // 47: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 48: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 49: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 50: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	20, // 51: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	22, // 52: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	24, // 53: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	27, // 54: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	29, // 55: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	31, // 56: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	33, // 57: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 58: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 59: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	37, // 60: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	39, // 61: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	41, // 62: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 63: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	44, // 64: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	46, // 65: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	49, // 66: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	51, // 67: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	53, // 68: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	55, // 69: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	57, // 70: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	47, // [47:71] is the sub-list for method output_type
+	23, // [23:47] is the sub-list for method input_type
 	23, // [23:23] is the sub-list for extension type_name
 	23, // [23:23] is the sub-list for extension extendee
 	0,  // [0:23] is the sub-list for field type_name
@@ -4231,7 +4350,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   50,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

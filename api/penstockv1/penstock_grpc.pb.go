@@ -40,6 +40,7 @@ const (
 	Cache_RenewLease_FullMethodName   = "/penstock.v1.Cache/RenewLease"
 	Cache_ReleaseLease_FullMethodName = "/penstock.v1.Cache/ReleaseLease"
 	Cache_Read_FullMethodName         = "/penstock.v1.Cache/Read"
+	Cache_ReturnLoans_FullMethodName  = "/penstock.v1.Cache/ReturnLoans"
 	Cache_Reserve_FullMethodName      = "/penstock.v1.Cache/Reserve"
 	Cache_Commit_FullMethodName       = "/penstock.v1.Cache/Commit"
 	Cache_Abort_FullMethodName        = "/penstock.v1.Cache/Abort"
@@ -61,8 +62,11 @@ type CacheClient interface {
 	RenewLease(ctx context.Context, in *RenewLeaseRequest, opts ...grpc.CallOption) (*RenewLeaseResponse, error)
 	ReleaseLease(ctx context.Context, in *ReleaseLeaseRequest, opts ...grpc.CallOption) (*ReleaseLeaseResponse, error)
 	// Read matches a chain and writes the pieces into the caller's memory. It
-	// returns when every write has been confirmed or has failed.
+	// returns when every write has been confirmed or has failed. With
+	// local_session it lends the pieces where they lie in the node's shared arena.
 	Read(ctx context.Context, in *ReadRequest, opts ...grpc.CallOption) (*ReadResponse, error)
+	// ReturnLoans ends loans of a Read with local_session.
+	ReturnLoans(ctx context.Context, in *ReturnLoansRequest, opts ...grpc.CallOption) (*ReturnLoansResponse, error)
 	// Reserve asks for a window to write blocks into; Commit stores what was
 	// written there; Abort gives the window back.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
@@ -126,6 +130,16 @@ func (c *cacheClient) Read(ctx context.Context, in *ReadRequest, opts ...grpc.Ca
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReadResponse)
 	err := c.cc.Invoke(ctx, Cache_Read_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *cacheClient) ReturnLoans(ctx context.Context, in *ReturnLoansRequest, opts ...grpc.CallOption) (*ReturnLoansResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReturnLoansResponse)
+	err := c.cc.Invoke(ctx, Cache_ReturnLoans_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -205,8 +219,11 @@ type CacheServer interface {
 	RenewLease(context.Context, *RenewLeaseRequest) (*RenewLeaseResponse, error)
 	ReleaseLease(context.Context, *ReleaseLeaseRequest) (*ReleaseLeaseResponse, error)
 	// Read matches a chain and writes the pieces into the caller's memory. It
-	// returns when every write has been confirmed or has failed.
+	// returns when every write has been confirmed or has failed. With
+	// local_session it lends the pieces where they lie in the node's shared arena.
 	Read(context.Context, *ReadRequest) (*ReadResponse, error)
+	// ReturnLoans ends loans of a Read with local_session.
+	ReturnLoans(context.Context, *ReturnLoansRequest) (*ReturnLoansResponse, error)
 	// Reserve asks for a window to write blocks into; Commit stores what was
 	// written there; Abort gives the window back.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
@@ -240,6 +257,9 @@ func (UnimplementedCacheServer) ReleaseLease(context.Context, *ReleaseLeaseReque
 }
 func (UnimplementedCacheServer) Read(context.Context, *ReadRequest) (*ReadResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Read not implemented")
+}
+func (UnimplementedCacheServer) ReturnLoans(context.Context, *ReturnLoansRequest) (*ReturnLoansResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReturnLoans not implemented")
 }
 func (UnimplementedCacheServer) Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
@@ -367,6 +387,24 @@ func _Cache_Read_Handler(srv interface{}, ctx context.Context, dec func(interfac
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cache_ReturnLoans_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReturnLoansRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CacheServer).ReturnLoans(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cache_ReturnLoans_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CacheServer).ReturnLoans(ctx, req.(*ReturnLoansRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cache_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ReserveRequest)
 	if err := dec(in); err != nil {
@@ -476,6 +514,10 @@ var Cache_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Read",
 			Handler:    _Cache_Read_Handler,
+		},
+		{
+			MethodName: "ReturnLoans",
+			Handler:    _Cache_ReturnLoans_Handler,
 		},
 		{
 			MethodName: "Reserve",

@@ -1,0 +1,44 @@
+package api
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+)
+
+func TestLocalHello(t *testing.T) {
+	want := LocalHello{Status: LocalFull, ArenaBytes: 256 << 20, Node: LocalID{1, 2}, Session: LocalID{15: 9}}
+	b, err := want.MarshalBinary()
+	if err != nil || len(b) != LocalHelloBytes {
+		t.Fatalf("%d bytes, %v", len(b), err)
+	}
+	var got LocalHello
+	if err := got.UnmarshalBinary(b); err != nil || got != want {
+		t.Errorf("%+v became %+v, %v", want, got, err)
+	}
+	for _, s := range []LocalStatus{LocalWelcome, LocalWrongUser, LocalFull, 77} {
+		if s.String() == "" {
+			t.Errorf("status %d has no text", s)
+		}
+	}
+}
+
+// FuzzLocalHello: what decodes is what would be encoded.
+func FuzzLocalHello(f *testing.F) {
+	b, _ := LocalHello{ArenaBytes: 1 << 21, Node: LocalID{7}}.MarshalBinary()
+	f.Add(b)
+	f.Add(b[:55])
+	f.Add([]byte("PNSTKLOC\x02"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h LocalHello
+		if err := h.UnmarshalBinary(b); err != nil {
+			if !errors.Is(err, ErrLocalHello) {
+				t.Errorf("%v is not ErrLocalHello", err)
+			}
+			return
+		}
+		if again, _ := h.MarshalBinary(); h.ArenaBytes < 0 || !bytes.Equal(again, b) {
+			t.Errorf("%x decodes to %+v, which encodes to %x", b, h, again)
+		}
+	})
+}
