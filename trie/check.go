@@ -31,13 +31,12 @@ func (t *Trie) Check() error {
 type tally struct{ nodes, doomed int }
 
 type checker struct {
-	t     *Trie
-	errs  []error
-	kids  map[uint32]uint32
-	owner map[kv.Extent]uint32
-	tally map[*space]tally
-	pinned,
-	parked int
+	t      *Trie
+	errs   []error
+	kids   map[uint32]uint32
+	owner  map[kv.Extent]uint32
+	tally  map[*space]tally
+	pinned int
 }
 
 // maxFindings keeps the report readable.
