@@ -79,7 +79,7 @@ func (p *progress) note(done, total int64, note string) {
 	if note != "" {
 		note = ", " + note
 	}
-	fmt.Fprintf(p.w.err, "%s: %s of %s%s\n", p.what, p.amount(done), p.amount(total), note)
+	fmt.Fprintf(p.w.err, "%s: %s%s\n", p.what, p.amounts(done, total), note)
 }
 
 func (p *progress) draw(done, total int64, note string) {
@@ -111,16 +111,22 @@ func (p *progress) draw(done, total int64, note string) {
 	p.shown = true
 }
 
-func (p *progress) amount(n int64) string {
-	switch {
-	case p.unit == unitBytes:
-		return size(n)
-	case n <= 0:
-		return "?"
-	case p.unit == unitRequests:
-		return count(n) + " requests"
+// amounts words how much is done of how much.
+func (p *progress) amounts(done, total int64) string {
+	word := count[int64]
+	noun := ""
+	switch p.unit {
+	case unitBytes:
+		word = size
+	case unitBlocks:
+		noun = " blocks"
+	case unitRequests:
+		noun = " requests"
 	}
-	return count(n) + " blocks"
+	if total <= 0 {
+		return word(done) + noun
+	}
+	return word(done) + " of " + word(total) + noun
 }
 
 // finish takes the bar away.

@@ -162,7 +162,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 	}
 	add(groupNode, newServeCommand(w), newStatusCommand(w), newStoreCommand(w), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
-	add(groupMeasure, newBenchCommand(w))
+	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w))
 	noun(root)
 	return root
 }

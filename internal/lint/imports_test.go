@@ -49,6 +49,7 @@ var edges = []struct {
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
+	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
 	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},

@@ -1,0 +1,86 @@
+package replay
+
+import (
+	"encoding/binary"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// content is the sequence of words that a block holds. Word i is a function of
+// the seed and i with one multiplication, so that making and comparing it costs
+// less than the memory it touches; it is not random enough for anything else.
+type content struct{ seed uint64 }
+
+// contentOf returns what the block of that id holds under an epoch: the same id
+// has other bytes after the weights have changed, so that a stale block is
+// noticed.
+func contentOf(id kv.BlockID, epoch kv.Epoch) content {
+	lo, hi := binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])
+	return content{seed: ((lo^lo>>32)*factor ^ hi) + uint64(epoch)*era}
+}
+
+const (
+	// stride is 2^64 divided by the golden ratio, odd: consecutive words differ
+	// in their high bits too.
+	stride = 0x9e3779b97f4a7c15
+	factor = 0xd6e8feb86659fd93
+	era    = 0xa0761d6478bd642f
+)
+
+// mask keeps constant products in 64 bits.
+const mask = 1<<64 - 1
+
+// word is word i of the content.
+func (c content) word(i uint64) uint64 { return scramble(c.seed + i*stride) }
+
+func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
+
+// stepBytes is how much the loops below do at a time: four words, so that the
+// processor works on several multiplications at once.
+const stepBytes = 32
+
+// fill writes the content to b.
+func (c content) fill(b []byte) {
+	x := c.seed
+	for len(b) >= stepBytes {
+		s := b[:stepBytes:stepBytes]
+		binary.LittleEndian.PutUint64(s[0:], scramble(x))
+		binary.LittleEndian.PutUint64(s[8:], scramble(x+stride))
+		binary.LittleEndian.PutUint64(s[16:], scramble(x+2*stride&mask))
+		binary.LittleEndian.PutUint64(s[24:], scramble(x+3*stride&mask))
+		x += 4 * stride & mask
+		b = b[stepBytes:]
+	}
+	for len(b) > 0 {
+		var word [8]byte
+		binary.LittleEndian.PutUint64(word[:], scramble(x))
+		b = b[copy(b, word[:]):]
+		x += stride
+	}
+}
+
+// differs returns the offset of the first byte of b that is not the content's,
+// or -1.
+func (c content) differs(b []byte) int {
+	at, x := 0, c.seed
+	for ; len(b)-at >= stepBytes; at += stepBytes {
+		s := b[at : at+stepBytes : at+stepBytes]
+		if (binary.LittleEndian.Uint64(s[0:])^scramble(x))|
+			(binary.LittleEndian.Uint64(s[8:])^scramble(x+stride))|
+			(binary.LittleEndian.Uint64(s[16:])^scramble(x+2*stride&mask))|
+			(binary.LittleEndian.Uint64(s[24:])^scramble(x+3*stride&mask)) != 0 {
+			break
+		}
+		x += 4 * stride & mask
+	}
+	for ; at < len(b); at, x = at+8, x+stride {
+		var word [8]byte
+		binary.LittleEndian.PutUint64(word[:], scramble(x))
+		for j := range min(8, len(b)-at) {
+			if b[at+j] != word[j] {
+				return at + j
+			}
+		}
+	}
+	return -1
+}
