@@ -48,10 +48,10 @@ type op struct {
 func (o *op) id() uint64 { return uint64(o.generation)<<32 | uint64(o.slot) }
 
 // What an idle op keeps for its next use, at most: a message buffer of 4 KiB,
-// and runs of 24 KiB. Larger operations allocate.
+// and runs of 48 KiB. Larger operations allocate.
 const (
 	keptMessageBytes = 4 << 10
-	keptRuns         = 1 << 10
+	keptRuns         = 2 << 10
 )
 
 // reset makes o ready for its next use.
