@@ -1192,8 +1192,14 @@ type ReadRequest struct {
 	// geometry_digest, 16 bytes: if set it must be the namespace's, so that pieces
 	// have the length for which the caller made room.
 	GeometryDigest []byte `protobuf:"bytes,9,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// local_session, 16 bytes that the node sent over its unix socket, asks for a
+	// loan in place of a transfer; destination and imm are empty then. loan is its
+	// number, which the caller has not used before in this session: so it can
+	// return also a loan of which it never heard.
+	LocalSession  []byte `protobuf:"bytes,10,opt,name=local_session,json=localSession,proto3" json:"local_session,omitempty"`
+	Loan          uint64 `protobuf:"varint,11,opt,name=loan,proto3" json:"loan,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
@@ -1287,6 +1293,20 @@ func (x *ReadRequest) GetGeometryDigest() []byte {
 		return x.GeometryDigest
 	}
 	return nil
+}
+
+func (x *ReadRequest) GetLocalSession() []byte {
+	if x != nil {
+		return x.LocalSession
+	}
+	return nil
+}
+
+func (x *ReadRequest) GetLoan() uint64 {
+	if x != nil {
+		return x.Loan
+	}
+	return 0
 }
 
 type PieceResult struct {
@@ -3900,7 +3920,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\bPieceRef\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xa3\x02\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xdc\x02\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -3911,7 +3931,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06layers\x18\x06 \x01(\rR\x06layers\x12 \n" +
 	"\vdestination\x18\a \x01(\fR\vdestination\x12\x10\n" +
 	"\x03imm\x18\b \x01(\rR\x03imm\x12'\n" +
-	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\"\x96\x03\n" +
+	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\x12#\n" +
+	"\rlocal_session\x18\n" +
+	" \x01(\fR\flocalSession\x12\x12\n" +
+	"\x04loan\x18\v \x01(\x04R\x04loan\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +
