@@ -1,12 +1,234 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
 
-// newBenchCommand is the place where benchmarks are registered.
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// newBenchCommand is the benchmarks: each verb is a suite.
 func newBenchCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure this machine and this node, as ratios taken in one run",
+		Long: `Measure this node against what else could do its work on this machine. Contenders
+take turns in shuffled order, the ratio is formed within each round, and its median
+and spread are printed with what the design asks for. What cannot run here is named,
+with the reason. docs/benchmarks.md holds the last run.
+
+Progress goes to standard error, the result to standard output.`,
 	}
-	return noun(cmd)
+	f := addBenchFlags(cmd)
+	return noun(cmd,
+		newBenchStore(w, f), newBenchReport(w))
+}
+
+// benchFlags are those that every suite has.
+type benchFlags struct {
+	data    string
+	rounds  int
+	seconds float64
+	only    string
+	save    string
+	seed    uint64
+}
+
+func addBenchFlags(cmd *cobra.Command) *benchFlags {
+	f := &benchFlags{}
+	flags := cmd.PersistentFlags()
+	flags.StringVar(&f.data, "data", os.TempDir(), "directory on the disk to be measured; what is put there is removed again")
+	flags.IntVar(&f.rounds, "rounds", 5, "turns of each contender")
+	flags.Float64Var(&f.seconds, "seconds", 1, "length of one turn")
+	flags.StringVar(&f.only, "only", "", "run only the comparisons whose name matches this regular expression")
+	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace those of the same name in it")
+	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0 takes one at random")
+	return f
+}
+
+// suiteWorld is what a suite needs from here.
+func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
+	switch {
+	case f.rounds < 1 || f.rounds > 1000:
+		return suite.World{}, usagef("--rounds %d: want 1 to 1000", f.rounds)
+	case !(f.seconds >= 0.05 && f.seconds <= 3600):
+		return suite.World{}, usagef("--seconds %v: want 0.05 to 3600", f.seconds)
+	}
+	var only *regexp.Regexp
+	if f.only != "" {
+		var err error
+		if only, err = regexp.Compile(f.only); err != nil {
+			return suite.World{}, usagef("--only: %w", err)
+		}
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return suite.World{}, err
+	}
+	if err := os.MkdirAll(f.data, 0o700); err != nil {
+		return suite.World{}, fmt.Errorf("--data: %w", err)
+	}
+	seed := f.seed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	return suite.World{
+		Dir: f.data, Rounds: f.rounds, Turn: time.Duration(f.seconds * float64(time.Second)), Only: only, Seed: seed, Exe: exe,
+		Progress: func(text string) { fmt.Fprintln(w.err, text) },
+		OpenDevice: func(dir, how string, memory []byte) (blockio.Device, error) {
+			d, err := openDevice(dir, how, memory)
+			return d.Device, err
+		},
+		NewEngine: func(ctx context.Context, conns int) (rdma.Engine, error) {
+			return tcp.New(ctx, tcp.Options{Conns: conns})
+		},
+	}, nil
+}
+
+// run runs a suite and prints and saves what it found.
+func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, suite.World) (bench.Report, error)) error {
+	sw, err := f.suiteWorld(w)
+	if err != nil {
+		return err
+	}
+	report, err := do(cmd.Context(), sw)
+	if err != nil {
+		return err
+	}
+	report.Machine = suite.Machine(f.data)
+	report.Commit = commitName()
+	report.Command = benchCommandLine(cmd)
+	if f.save != "" {
+		if err := saveReport(f.save, report); err != nil {
+			return err
+		}
+	}
+	out := outputOf(cmd)
+	if out.json {
+		return report.WriteJSON(out.w)
+	}
+	_, err = fmt.Fprintf(out.w, "%s\n\n%s", report.Machine, report.Markdown())
+	return err
+}
+
+// benchCommandLine is how to repeat it: the flags that matter.
+func benchCommandLine(cmd *cobra.Command) string {
+	line := []string{cmd.CommandPath()}
+	for _, name := range []string{"size", "blocks", "rounds", "seconds"} {
+		if f := cmd.Flags().Lookup(name); f != nil {
+			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
+		}
+	}
+	return strings.Join(line, " ")
+}
+
+// commitName is the commit that this program was built from: what the linker
+// noted, or what git says where the build tree is.
+func commitName() string {
+	if b := readBuildInfo(); b.Revision != "" {
+		return shortCommit(b.Revision)
+	}
+	out, err := exec.Command("git", "describe", "--always", "--dirty", "--abbrev=12").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func shortCommit(c string) string {
+	const digits = 12
+	if len(c) > digits {
+		return c[:digits]
+	}
+	return c
+}
+
+// saveReport writes the report, merged into what the file holds if only a part
+// of the suite was run.
+func saveReport(path string, report bench.Report) error {
+	if old, err := os.Open(path); err == nil {
+		before, err := bench.ReadReport(old)
+		old.Close()
+		if err == nil && before.Suite == report.Suite {
+			report = before.Merge(report)
+		}
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("--save: %w", err)
+	}
+	return errors.Join(report.WriteJSON(f), f.Close())
+}
+
+func newBenchStore(w world, f *benchFlags) *cobra.Command {
+	var o suite.StoreOptions
+	cmd := &cobra.Command{
+		Use:   "store",
+		Short: "Verified reads and writes against fio, ReadAt and a file per block",
+		Args:  args(cobra.NoArgs),
+	}
+	o.SizeBytes = 2 << 30
+	cmd.Flags().Var(sizeFlag{&o.SizeBytes}, "size", "size of the files that are read")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.SizeBytes < 256<<20 {
+			return usagef("--size %s: want at least 256MiB", size(o.SizeBytes))
+		}
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Store(ctx, sw, o) })
+	}
+	return cmd
+}
+
+// newBenchReport puts saved results into a page.
+func newBenchReport(w world) *cobra.Command {
+	var into string
+	cmd := &cobra.Command{
+		Use:   "report FILE.json… --into PAGE.md",
+		Short: "Put saved results into a page, between its markers",
+		Args:  args(cobra.MinimumNArgs(1)),
+	}
+	cmd.Flags().StringVar(&into, "into", filepath.Join("docs", "benchmarks.md"), "page with a line <!-- SUITE --> and a line <!-- /SUITE --> for each suite")
+	cmd.RunE = func(_ *cobra.Command, files []string) error {
+		page, err := os.ReadFile(into)
+		if err != nil {
+			return fmt.Errorf("--into: %w", err)
+		}
+		text := string(page)
+		for _, name := range files {
+			in, err := os.Open(name)
+			if err != nil {
+				return err
+			}
+			report, err := bench.ReadReport(in)
+			in.Close()
+			if err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			if text, err = bench.Splice(text, report.Suite, report.Markdown()); err != nil {
+				return fmt.Errorf("%s: %w", into, err)
+			}
+			if text, err = bench.Splice(text, "machine", report.Machine); err != nil {
+				return fmt.Errorf("%s: %w", into, err)
+			}
+		}
+		if err := os.WriteFile(into, []byte(text), 0o644); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w.out, "wrote the results of %s into %s\n", strings.Join(files, ", "), into)
+		return err
+	}
+	return cmd
 }

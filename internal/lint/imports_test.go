@@ -52,6 +52,10 @@ var edges = []struct {
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
+	{"internal/bench", nil, "medians and tables know nothing of what is measured"},
+	{"internal/bench/peer", []string{"internal/bench", "internal/sys"}, "those we are compared with must not be able to use a part of ours"},
+	{"internal/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace/...", "internal/bench/..."}, "it measures each part by itself and all of them together; devices and engines come from cmd"},
+
 	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
 }
 

@@ -1,0 +1,275 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+)
+
+// A Sample is what one turn of one contender measured, by the metric's name.
+type Sample map[string]float64
+
+// Names of metrics that suites share. Others are free.
+const (
+	// Rate is work per second; the comparison's Unit says of what.
+	Rate = "rate"
+	// CPU is milliseconds of processor time for each GiB moved, of all processes
+	// that take part.
+	CPU = "cpu"
+)
+
+// A Contender is one way to do the work.
+type Contender struct {
+	Name string
+	// Turn does the work for about one turn and says what it measured.
+	Turn func(ctx context.Context) (Sample, error)
+	// NotRun, if set, is why the contender cannot run here; Turn is then not
+	// called.
+	NotRun string
+}
+
+// A Round is the samples of one round, by contender. It lacks those that could
+// not run.
+type Round map[string]Sample
+
+// Get returns a metric of a contender, and whether it was measured.
+func (r Round) Get(contender, metric string) (float64, bool) {
+	v, ok := r[contender][metric]
+	return v, ok
+}
+
+// A Measure is one figure of each round that the report shows with its median.
+type Measure struct {
+	Name string
+	// Unit is empty for a ratio.
+	Unit string
+	// Of computes the figure from one round; false means that a contender is
+	// missing.
+	Of func(r Round) (float64, bool)
+	// Target is what the design asks for.
+	Target Target
+}
+
+// Ratio is the quotient of one metric of two contenders, in one round.
+func Ratio(name, metric, over, under string, t Target) Measure {
+	return Measure{Name: name, Target: t, Of: func(r Round) (float64, bool) {
+		a, ok := r.Get(over, metric)
+		b, ok2 := r.Get(under, metric)
+		return a / b, ok && ok2 && b > 0
+	}}
+}
+
+// Figure is a metric of one contender as it is.
+func Figure(name, unit, metric, contender string, t Target) Measure {
+	return Measure{Name: name, Unit: unit, Target: t, Of: func(r Round) (float64, bool) { return r.Get(contender, metric) }}
+}
+
+// A Target is a bound on a measure; the zero value asks for nothing.
+type Target struct {
+	// Kind is "", "min" or "max".
+	Kind  string  `json:"kind,omitempty"`
+	Bound float64 `json:"bound,omitempty"`
+}
+
+// AtLeast asks for a measure that is not below v.
+func AtLeast(v float64) Target { return Target{Kind: "min", Bound: v} }
+
+// AtMost asks for a measure that is not above v.
+func AtMost(v float64) Target { return Target{Kind: "max", Bound: v} }
+
+// Met reports whether v is within the target.
+func (t Target) Met(v float64) bool {
+	switch t.Kind {
+	case "min":
+		return v >= t.Bound
+	case "max":
+		return v <= t.Bound
+	}
+	return true
+}
+
+// String returns "≥ 0.95", "≤ 5" or "".
+func (t Target) String() string {
+	switch t.Kind {
+	case "min":
+		return "≥ " + number(t.Bound)
+	case "max":
+		return "≤ " + number(t.Bound)
+	}
+	return ""
+}
+
+// A Comparison is work, ways to do it, and what is to be learnt.
+type Comparison struct {
+	// Name says what the work is; it is unique in a suite.
+	Name string
+	// Unit is that of the contenders' Rate: "MiB/s".
+	Unit       string
+	Contenders []Contender
+	Measures   []Measure
+	// Rounds, if not 0, replaces RunOptions.Rounds.
+	Rounds int
+	// Notes are printed below the results.
+	Notes []string
+}
+
+// RunOptions say how a comparison is run.
+type RunOptions struct {
+	// Rounds is how often each contender has its turn.
+	Rounds int
+	// Warmup is how many rounds before are thrown away.
+	Warmup int
+	// Rand shuffles the order of each round.
+	Rand *rand.Rand
+	// Progress, if set, is told what runs.
+	Progress func(text string)
+}
+
+// Run lets the contenders take turns. A contender that fails is left out from
+// then on, and the result says why; Run itself fails only with ctx.
+func Run(ctx context.Context, c Comparison, o RunOptions) (Result, error) {
+	if c.Rounds > 0 {
+		o.Rounds = c.Rounds
+	}
+	progress := o.Progress
+	if progress == nil {
+		progress = func(string) {}
+	}
+	res := Result{Name: c.Name, Unit: c.Unit, Notes: c.Notes}
+	var able []Contender
+	for _, k := range c.Contenders {
+		if k.NotRun != "" {
+			res.NotRun = append(res.NotRun, Missing{k.Name, k.NotRun})
+			continue
+		}
+		able = append(able, k)
+	}
+	var rounds []Round
+	start := time.Now()
+	for n := range o.Warmup + o.Rounds {
+		round := make(Round)
+		o.Rand.Shuffle(len(able), func(i, j int) { able[i], able[j] = able[j], able[i] })
+		for i := 0; i < len(able); i++ {
+			k := able[i]
+			progress(fmt.Sprintf("%s: round %d of %d, %s", c.Name, n+1, o.Warmup+o.Rounds, k.Name))
+			s, err := k.Turn(ctx)
+			if ctx.Err() != nil {
+				return Result{}, fmt.Errorf("bench %s: %w", c.Name, ctx.Err())
+			}
+			if err != nil {
+				res.NotRun = append(res.NotRun, Missing{k.Name, err.Error()})
+				able = slices.Delete(able, i, i+1)
+				i--
+				continue
+			}
+			round[k.Name] = s
+		}
+		if n >= o.Warmup {
+			rounds = append(rounds, round)
+		}
+	}
+	res.Rounds = len(rounds)
+	res.Took = time.Since(start).Seconds()
+	res.Measures = measure(c.Measures, rounds)
+	res.Absolute = absolutes(c.Contenders, rounds)
+	return res, nil
+}
+
+func measure(measures []Measure, rounds []Round) (out []Measured) {
+	for _, m := range measures {
+		var values []float64
+		for _, r := range rounds {
+			if v, ok := m.Of(r); ok {
+				values = append(values, v)
+			}
+		}
+		if len(values) == 0 {
+			continue
+		}
+		s := Summarize(values)
+		out = append(out, Measured{Name: m.Name, Unit: m.Unit, Target: m.Target, Summary: s, Met: m.Target.Met(s.Median)})
+	}
+	return out
+}
+
+func absolutes(contenders []Contender, rounds []Round) (out []Absolute) {
+	for _, k := range contenders {
+		values := make(map[string][]float64)
+		for _, r := range rounds {
+			for metric, v := range r[k.Name] {
+				values[metric] = append(values[metric], v)
+			}
+		}
+		if len(values) == 0 {
+			continue
+		}
+		a := Absolute{Contender: k.Name, Metrics: make(map[string]Summary, len(values))}
+		for metric, v := range values {
+			a.Metrics[metric] = Summarize(v)
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// Summary is what is shown of the values of several rounds.
+type Summary struct {
+	Median float64 `json:"median"`
+	// Low and High are the least and the greatest value.
+	Low  float64 `json:"low"`
+	High float64 `json:"high"`
+}
+
+// Summarize returns the median and the spread of v, which is not empty. The
+// median of an even number of values is the mean of the two in the middle.
+func Summarize(v []float64) Summary {
+	s := slices.Sorted(slices.Values(v))
+	n := len(s)
+	return Summary{Median: (s[(n-1)/2] + s[n/2]) / 2, Low: s[0], High: s[n-1]}
+}
+
+// Quantile returns the q-quantile (0 to 1) of durations, sorting them; 0 if there
+// are none.
+func Quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(q*float64(len(d))))]
+}
+
+// Result is the outcome of a comparison.
+type Result struct {
+	Name   string `json:"name"`
+	Unit   string `json:"unit,omitempty"`
+	Rounds int    `json:"rounds"`
+	// Took is the seconds that all rounds took.
+	Took     float64    `json:"took_seconds"`
+	Measures []Measured `json:"measures,omitempty"`
+	Absolute []Absolute `json:"absolute,omitempty"`
+	NotRun   []Missing  `json:"not_run,omitempty"`
+	Notes    []string   `json:"notes,omitempty"`
+}
+
+// Measured is a measure over all rounds.
+type Measured struct {
+	Name   string `json:"name"`
+	Unit   string `json:"unit,omitempty"`
+	Target Target `json:"target"`
+	Summary
+	Met bool `json:"met"`
+}
+
+// Absolute is the metrics of one contender over all rounds.
+type Absolute struct {
+	Contender string             `json:"contender"`
+	Metrics   map[string]Summary `json:"metrics"`
+}
+
+// Missing is a contender, or a whole suite, that did not run.
+type Missing struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
+}

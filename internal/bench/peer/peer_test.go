@@ -1,0 +1,95 @@
+package peer
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestParseFio(t *testing.T) {
+	const out = `note: something
+{"jobs":[{"error":0,"usr_cpu":2.5,"sys_cpu":7.5,"job_runtime":1000,
+"read":{"io_bytes":2147483648,"runtime":1000},"write":{"io_bytes":0,"runtime":0}}]}`
+	s, err := parseFio([]byte(out))
+	if err != nil || s[bench.Rate] != 2048 || s[bench.CPU] != 50 {
+		t.Errorf("parseFio = %v, %v; want 2048 MiB/s and 50 ms/GiB", s, err)
+	}
+	for _, bad := range []string{"", "{", `{"jobs":[]}`, `{"jobs":[{"error":5}]}`, `{"jobs":[{"error":0}]}`} {
+		if s, err := parseFio([]byte(bad)); err == nil {
+			t.Errorf("parseFio(%q) = %v", bad, s)
+		}
+	}
+}
+
+func TestParseIperf(t *testing.T) {
+	const out = `{"end":{"sum_received":{"bytes":4294967296,"seconds":2},"cpu_utilization_percent":{"host_total":50,"remote_total":30}}}`
+	s, err := parseIperf([]byte(out))
+	if err != nil || s[bench.Rate] != 2 || s[bench.CPU] != 400 {
+		t.Errorf("parseIperf = %v, %v; want 2 GiB/s and 400 ms/GiB", s, err)
+	}
+	for _, bad := range []string{"", `{"error":"unable to connect"}`, `{"end":{}}`} {
+		if s, err := parseIperf([]byte(bad)); err == nil {
+			t.Errorf("parseIperf(%q) = %v", bad, s)
+		}
+	}
+}
+
+// TestProcessCPU: the clock of a process by its number is ours.
+func TestProcessCPU(t *testing.T) {
+	before := SelfCPU()
+	mid, err := ProcessCPU(os.Getpid())
+	after := SelfCPU()
+	// The two clocks of the kernel are rounded differently.
+	const slack = 50e6
+	if err != nil || mid < before-slack || mid > after+slack {
+		t.Errorf("ProcessCPU(self) = %v, %v; want between %v and %v", mid, err, before, after)
+	}
+	if _, err := ProcessCPU(1 << 22); err == nil {
+		t.Error("the processor time of no process is known")
+	}
+}
+
+// TestStream: what the gRPC stream delivers is the block that was asked for.
+func TestStream(t *testing.T) {
+	const blockBytes, blocks = 100_000, 5
+	memory := make([]byte, blockBytes*blocks)
+	for i := range memory {
+		memory[i] = byte(i / blockBytes)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	addr := make(chan string, 1)
+	served := make(chan error, 1)
+	go func() { served <- ServeStream(ctx, memory, blockBytes, func(a string) { addr <- a }) }()
+	s, err := DialStream(<-addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get, err := s.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst := make([]byte, blockBytes)
+	for _, n := range []int{3, 0, 4} {
+		if err := get(n, dst); err != nil {
+			t.Fatal(err)
+		}
+		if dst[0] != byte(n) || dst[blockBytes-1] != byte(n) {
+			t.Errorf("block %d: got %d…%d", n, dst[0], dst[blockBytes-1])
+		}
+	}
+	if err := get(1, dst[:10]); err == nil {
+		t.Error("a block of another length was accepted")
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Errorf("ServeStream: %v", err)
+	}
+}

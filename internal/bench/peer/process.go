@@ -1,0 +1,182 @@
+package peer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SelfCPU is the processor time that this process has used.
+func SelfCPU() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		return 0 // it cannot fail with these arguments
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// ProcessCPU is the processor time that another process has used, its threads
+// that have ended included.
+func ProcessCPU(pid int) (time.Duration, error) {
+	// The clock id of a process: linux/posix-timers.h, CPUCLOCK_SCHED.
+	clock := int32(^pid<<3 | 2)
+	var t unix.Timespec
+	if err := unix.ClockGettime(clock, &t); err != nil {
+		return 0, fmt.Errorf("processor time of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()), nil
+}
+
+// Installed returns "" if the program can be run, else why not.
+func Installed(program, debian string) string {
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Sprintf("%s is not installed (apt-get install %s)", program, debian)
+	}
+	return ""
+}
+
+// Process is a program that runs until Close.
+type Process struct {
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	exited chan struct{}
+	err    error
+}
+
+// start runs the command; it is killed if this process dies.
+func start(cmd *exec.Cmd) (*Process, error) {
+	p := &Process{cmd: cmd, exited: make(chan struct{})}
+	if cmd.Stderr == nil {
+		cmd.Stderr = &p.stderr
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error, 1)
+	go func() {
+		// The kernel ends the child with the thread that started it, so this one
+		// is kept.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.exited)
+		}
+	}()
+	return p, <-started
+}
+
+// PID is the process's number.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// CPU is the processor time it has used.
+func (p *Process) CPU() (time.Duration, error) { return ProcessCPU(p.PID()) }
+
+// Kill ends it as kill -9 does and waits for that.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // it may have ended already
+	<-p.exited
+}
+
+// Close asks it to end, and ends it after ten seconds.
+func (p *Process) Close() error {
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	select {
+	case <-p.exited:
+	case <-time.After(10 * time.Second):
+		p.Kill()
+	}
+	return nil
+}
+
+// waitPort returns when the address accepts connections, or when the process has
+// ended without.
+func (p *Process) waitPort(addr string) error {
+	for {
+		c, err := net.DialTimeout("tcp", addr, time.Second)
+		if err == nil {
+			return c.Close()
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s ended before it listened on %s: %w: %s", p.cmd.Path, addr, p.err, strings.TrimSpace(p.stderr.String()))
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// freePort finds a port of the loopback interface that nobody listens on.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// Child is a process of our own binary that says on its standard output when it
+// is ready, in one line.
+type Child struct {
+	*Process
+	stdin io.Closer
+	// Ready is the line.
+	Ready string
+}
+
+// StartChild runs exe with args and waits for its line. With output, the
+// child's standard error goes there.
+func StartChild(exe string, output io.Writer, args ...string) (*Child, error) {
+	cmd := exec.Command(exe, args...)
+	cmd.Stderr = output
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	cmd.Stdout = w
+	p, err := start(cmd)
+	w.Close()
+	if err != nil {
+		return nil, err
+	}
+	line, err := readLine(r)
+	if err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("%s %s: it ended before it was ready: %w: %s", exe, strings.Join(args, " "), err, strings.TrimSpace(p.stderr.String()))
+	}
+	return &Child{Process: p, stdin: in, Ready: line}, nil
+}
+
+// Close closes the child's standard input and ends it.
+func (c *Child) Close() error { return errors.Join(c.stdin.Close(), c.Process.Close()) }
+
+// readLine reads one short line byte by byte, so that nothing behind it is lost.
+func readLine(r io.Reader) (string, error) {
+	var line []byte
+	for b := make([]byte, 1); ; {
+		if _, err := io.ReadFull(r, b); err != nil {
+			return "", err
+		}
+		if b[0] == '\n' {
+			return string(line), nil
+		}
+		line = append(line, b[0])
+	}
+}

@@ -1,0 +1,222 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Report is what one suite found out on one machine.
+type Report struct {
+	Suite string `json:"suite"`
+	// Machine, Commit and Command say where, of what and how.
+	Machine string   `json:"machine"`
+	Commit  string   `json:"commit"`
+	Command string   `json:"command"`
+	Setup   []string `json:"setup,omitempty"`
+	// Results are in the order in which the suite ran them.
+	Results []Result `json:"results"`
+	// Text is preformatted output that is no comparison.
+	Text   []string  `json:"text,omitempty"`
+	NotRun []Missing `json:"not_run,omitempty"`
+}
+
+// Merge takes the results of newer in place of ours with the same name, and adds
+// the others: for a suite of which some comparisons were repeated.
+func (r Report) Merge(newer Report) Report {
+	for _, res := range newer.Results {
+		i := slices.IndexFunc(r.Results, func(old Result) bool { return old.Name == res.Name })
+		if i < 0 {
+			r.Results = append(r.Results, res)
+			continue
+		}
+		r.Results[i] = res
+	}
+	r.Commit, r.Command, r.Machine = newer.Commit, newer.Command, newer.Machine
+	if len(newer.Setup) > 0 {
+		r.Setup = newer.Setup
+	}
+	if len(newer.Text) > 0 {
+		r.Text = newer.Text
+	}
+	r.NotRun = newer.NotRun
+	return r
+}
+
+// ReadReport reads what WriteJSON wrote.
+func ReadReport(in io.Reader) (Report, error) {
+	var r Report
+	err := json.NewDecoder(in).Decode(&r)
+	return r, err
+}
+
+// WriteJSON writes the report as one object.
+func (r Report) WriteJSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(r)
+}
+
+// Markdown returns the report as tables that read well as plain text too: what
+// was asked and found, then the figures behind it.
+func (r Report) Markdown() string {
+	var b strings.Builder
+	ratios := [][]string{{"work", "measure", "target", "median", "spread", ""}}
+	figures := [][]string{{"work", "contender", "rate", "CPU", "other"}}
+	var missing []Missing
+	var notes []string
+	for _, res := range r.Results {
+		for i, m := range res.Measures {
+			ratios = append(ratios, []string{once(i, res.Name), m.Name, target(m), number(m.Median) + unit(m.Unit), number(m.Low) + "–" + number(m.High), verdict(m)})
+		}
+		for i, a := range res.Absolute {
+			figures = append(figures, figureRow(once(i, res.Name), res.Unit, a))
+		}
+		for _, k := range res.NotRun {
+			missing = append(missing, Missing{res.Name + ", " + k.What, k.Why})
+		}
+		for _, n := range res.Notes {
+			notes = append(notes, res.Name+": "+n)
+		}
+	}
+	for _, s := range r.Setup {
+		fmt.Fprintf(&b, "- %s\n", s)
+	}
+	if len(r.Setup) > 0 {
+		b.WriteString("\n")
+	}
+	table(&b, ratios)
+	table(&b, figures)
+	for _, t := range r.Text {
+		fmt.Fprintf(&b, "```text\n%s\n```\n\n", strings.TrimRight(t, "\n"))
+	}
+	for _, n := range notes {
+		fmt.Fprintf(&b, "- %s\n", n)
+	}
+	for _, k := range slices.Concat(missing, r.NotRun) {
+		fmt.Fprintf(&b, "- not run: %s: %s\n", k.What, oneLine(k.Why))
+	}
+	if len(notes)+len(missing)+len(r.NotRun) > 0 {
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "Command: `%s`, commit %s.\n", r.Command, r.Commit)
+	return b.String()
+}
+
+// once names the work in the first of its rows only.
+func once(i int, name string) string {
+	if i > 0 {
+		return ""
+	}
+	return name
+}
+
+func target(m Measured) string {
+	if m.Target.Kind == "" {
+		return "–"
+	}
+	return m.Target.String() + unit(m.Unit)
+}
+
+func verdict(m Measured) string {
+	switch {
+	case m.Target.Kind == "":
+		return ""
+	case m.Met:
+		return "met"
+	}
+	return "**missed**"
+}
+
+func figureRow(name, rateUnit string, a Absolute) []string {
+	row := []string{name, a.Contender, "", "", ""}
+	var others []string
+	for metric := range a.Metrics {
+		switch metric {
+		case Rate:
+			row[2] = number(a.Metrics[metric].Median) + unit(rateUnit)
+		case CPU:
+			row[3] = number(a.Metrics[metric].Median) + " ms/GiB"
+		default:
+			others = append(others, metric)
+		}
+	}
+	slices.Sort(others)
+	for i, metric := range others {
+		others[i] = metric + " " + number(a.Metrics[metric].Median)
+	}
+	row[4] = strings.Join(others, ", ")
+	return row
+}
+
+func unit(u string) string {
+	if u == "" {
+		return ""
+	}
+	return " " + u
+}
+
+// number prints three significant digits, and whole numbers with their thousands
+// apart.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case a == 0:
+		return "0"
+	case a < 0.0095:
+		return fmt.Sprintf("%.4f", v)
+	case a < 9.995:
+		return fmt.Sprintf("%.2f", v)
+	case a < 99.95:
+		return fmt.Sprintf("%.1f", v)
+	}
+	s := fmt.Sprintf("%.0f", v)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// table prints rows, the first of which is the head, if there is a second.
+func table(b *strings.Builder, rows [][]string) {
+	if len(rows) < 2 {
+		return
+	}
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			width[i] = max(width[i], utf8.RuneCountInString(cell))
+		}
+	}
+	line := func(cells []string, fill string) {
+		for i, w := range width {
+			cell := cells[i]
+			fmt.Fprintf(b, "| %s%s ", cell, strings.Repeat(fill, w-utf8.RuneCountInString(cell)))
+		}
+		b.WriteString("|\n")
+	}
+	line(rows[0], " ")
+	line(make([]string, len(width)), "-")
+	for _, row := range rows[1:] {
+		line(row, " ")
+	}
+	b.WriteString("\n")
+}
+
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// Splice replaces what stands between the marker lines "<!-- name -->" and
+// "<!-- /name -->" of a page by body.
+func Splice(page, name, body string) (string, error) {
+	begin, end := "<!-- "+name+" -->\n", "<!-- /"+name+" -->"
+	i := strings.Index(page, begin)
+	j := strings.Index(page, end)
+	if i < 0 || j < i {
+		return "", fmt.Errorf("bench: the page has no lines %q and %q in this order to write the results between", strings.TrimSpace(begin), end)
+	}
+	return page[:i+len(begin)] + "\n" + strings.TrimSpace(body) + "\n\n" + page[j:], nil
+}

@@ -1,0 +1,16 @@
+// Package suite holds the work that `penstock bench` measures, one file for each
+// of its verbs: what both sides do, which figure is asked for, and what the design
+// wants of it (DESIGN.md, section 10).
+//
+//	store    verified reads and writes of the block store   fio, ReadAt, a file per block
+//	index    matches, commits, size, recovery               Pebble gets
+//	server   reads through gRPC and the data plane          iperf3, gRPC stream, Redis, fio
+//	local    the hand-off through a shared arena            TCP
+//	policy   hit ratios of the eviction policies on traces  each other
+//
+// A suite builds what it needs in a directory of its own and removes it. It knows
+// contracts only: devices, transfer engines and nodes come from World, which
+// cmd/penstock fills in.
+//
+// Lock order: there is no lock.
+package suite
