@@ -64,13 +64,7 @@ func TestKillLoop(t *testing.T) {
 			t.Fatalf("PENSTOCK_CRASH_ROUNDS=%q is not a number", s)
 		}
 	}
-	binary := filepath.Join(t.TempDir(), "penstock")
-	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "./cmd/penstock")
-	build := exec.Command("go", args...)
-	build.Dir = testkit.RepositoryRoot(t)
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	binary := buildBinary(t)
 	volumes := []*volume{
 		{name: "sync", dir: t.TempDir(), durability: "sync", capacity: "4GiB", roomy: true, acked: map[int]int{}},
 		{name: "batch", dir: t.TempDir(), durability: "batch", capacity: "24MiB", acked: map[int]int{}},
@@ -91,6 +85,19 @@ func TestKillLoop(t *testing.T) {
 	if totals.verified.Load() == 0 || totals.written.Load() == 0 {
 		t.Error("the loop did nothing")
 	}
+}
+
+// buildBinary builds what is shipped.
+func buildBinary(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "penstock")
+	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "./cmd/penstock")
+	build := exec.Command("go", args...)
+	build.Dir = testkit.RepositoryRoot(t)
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return binary
 }
 
 // counts are those of all rounds.

@@ -1,7 +1,9 @@
-// Package crash holds one test: the kill -9 loop. It runs the real binary as a
-// child process, writes and reads through the real client under mixed load,
-// kills the node at a random operation, starts it again over the same directory,
-// and judges every byte it ever gets back. There is nothing to import.
+// Package crash holds the tests that run the real binary into the ground: the
+// kill -9 loop and the full disk. There is nothing to import.
+//
+// The loop runs the node as a child process, writes and reads through the real
+// client under mixed load, kills the node at a random operation, starts it again
+// over the same directory, and judges every byte it ever gets back.
 //
 //	round:  serve ─► ready ─► read back what was acknowledged ─► writers, readers ─► kill -9
 //	          ▲                                                                        │

@@ -100,36 +100,12 @@ func TestConformanceOnTmpfs(t *testing.T) {
 	})
 }
 
-// smallExt4 mounts an ext4 of so many MiB on a loop device.
-func smallExt4(t *testing.T, mib int64) string {
-	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root, to mount a small file system")
-	}
-	dir := t.TempDir()
-	image, mount := filepath.Join(dir, "image"), filepath.Join(dir, "mount")
-	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, mib<<20), os.Mkdir(mount, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", image}, {"mount", "-o", "loop", image, mount}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("needs mkfs.ext4 and loop devices: %v: %v %s", args, err, out)
-		}
-	}
-	t.Cleanup(func() {
-		if out, err := exec.Command("umount", mount).CombinedOutput(); err != nil {
-			t.Errorf("umount: %v %s", err, out)
-		}
-	})
-	return mount
-}
-
 // TestFullFileSystem fills a small file system from several goroutines: every
 // file that was made is whole and writable, every refusal is ErrNoSpace and
 // leaves nothing, and what is there can still be read.
 func TestFullFileSystem(t *testing.T) {
 	testkit.VerifyNone(t)
-	d := open(t, smallExt4(t, 64), posixio.Options{})
+	d := open(t, testkit.SmallExt4(t, 64), posixio.Options{})
 	const filePages = 512 // 2 MiB
 	data := random(t, filePages)
 	var mu sync.Mutex
@@ -174,7 +150,7 @@ func TestFullFileSystem(t *testing.T) {
 // lock, reads what is there, and refuses to grow.
 func TestStartOnAFullVolume(t *testing.T) {
 	testkit.VerifyNone(t)
-	mount := smallExt4(t, 32)
+	mount := testkit.SmallExt4(t, 32)
 	data, got := random(t, 64), testkit.AlignedBuffer(t, 64*blockio.Align)
 	before := open(t, mount, posixio.Options{})
 	if err := do(t, before, blockio.Write, create(t, before, "a", 64), data, 64); err != nil {
