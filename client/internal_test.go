@@ -1,0 +1,334 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+func bareStore(targets ...string) *Store {
+	s := &Store{}
+	s.opts.EnsureDefaults()
+	for _, target := range targets {
+		s.nodes = append(s.nodes, newNode(s, target))
+	}
+	return s
+}
+
+// TestOwner: sequences spread over the nodes, the order of the list is of no
+// account, and a node less moves only its own.
+func TestOwner(t *testing.T) {
+	s := bareStore("a:1", "b:1", "c:1", "d:1")
+	turned := bareStore("d:1", "b:1", "a:1", "c:1")
+	fewer := bareStore("a:1", "b:1", "d:1")
+	const n = 20000
+	count := make(map[string]int)
+	for i := range n {
+		var id kv.BlockID
+		binary.LittleEndian.PutUint64(id[:], uint64(i))
+		owner := s.owner(id).target
+		count[owner]++
+		if other := turned.owner(id).target; other != owner {
+			t.Fatalf("block %v belongs to %s or %s", id, owner, other)
+		}
+		if other := fewer.owner(id).target; other != owner && owner != "c:1" {
+			t.Fatalf("block %v moved from %s to %s when c:1 left", id, owner, other)
+		}
+	}
+	for target, got := range count {
+		if got < n/4*9/10 || got > n/4*11/10 {
+			t.Errorf("%s has %d of %d sequences", target, got, n)
+		}
+	}
+}
+
+func TestDataAddresses(t *testing.T) {
+	id := rdma.EngineID{1}
+	for _, tc := range []struct {
+		told, host string
+		port       uint32
+		want       string
+	}{
+		{"10.0.0.1:7421", "10.0.0.1", 7421, "10.0.0.1:7421"},
+		{"10.0.0.1:7421", "storage-1", 7421, "10.0.0.1:7421 storage-1:7421"},
+		{"0.0.0.0:7421", "storage-1", 7421, "storage-1:7421 0.0.0.0:7421"},
+		{"[::]:7421", "storage-1", 7421, "storage-1:7421 [::]:7421"},
+		{"127.0.0.1:7421", "storage-1", 9000, "storage-1:9000 127.0.0.1:7421"},
+		{"127.0.0.1:7421", "localhost", 7421, "127.0.0.1:7421 localhost:7421"},
+		{"", "storage-1", 7421, "storage-1:7421"},
+		{"10.0.0.1:7421", "", 7421, "10.0.0.1:7421"},
+		{"10.0.0.1:7421", "storage-1", 0, "10.0.0.1:7421"},
+		{"gid:fe80", "::1", 7421, "gid:fe80 [::1]:7421"},
+	} {
+		addr := rdma.Addr{Engine: id}
+		if tc.told != "" {
+			addr.NICs = []rdma.NetAddr{rdma.NetAddr(tc.told)}
+		}
+		var got []string
+		for _, a := range dataAddresses(addr, tc.host, tc.port) {
+			if a.Engine != id {
+				t.Errorf("told %s: the engine is not asked for by name", tc.told)
+			}
+			got = append(got, string(a.NICs[0]))
+		}
+		if s := strings.Join(got, " "); s != tc.want {
+			t.Errorf("told %s, reached by %s, port %d: %s; want %s", tc.told, tc.host, tc.port, s, tc.want)
+		}
+	}
+}
+
+func TestDialKeepsTokensPrivate(t *testing.T) {
+	for _, tc := range []struct {
+		target   string
+		tls      bool
+		insecure bool
+		ok       bool
+	}{
+		{target: "127.0.0.1:7420", ok: true},
+		{target: "localhost:7420", ok: true},
+		{target: "[::1]:7420", ok: true},
+		{target: "unix:///run/penstock.sock", ok: true},
+		{target: "dns:///localhost:7420", ok: true},
+		{target: "10.0.0.1:7420"},
+		{target: "storage-1:7420"},
+		{target: "localhost.example.com:7420"},
+		{target: "dns://127.0.0.1/storage-1:7420"},
+		{target: "storage-1:7420", tls: true, ok: true},
+		{target: "storage-1:7420", insecure: true, ok: true},
+		{target: ""},
+	} {
+		opts := DialOptions{BearerToken: "secret", Insecure: tc.insecure}
+		if tc.tls {
+			opts.TLS = &tls.Config{}
+		}
+		conn, err := Dial(tc.target, opts)
+		if (err == nil) != tc.ok {
+			t.Errorf("dial %q (tls %v, insecure %v): %v", tc.target, tc.tls, tc.insecure, err)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("dial %q: the error has the token in it", tc.target)
+		}
+		if conn != nil {
+			conn.Close()
+		}
+	}
+}
+
+func TestOptionsValidate(t *testing.T) {
+	good := func() Options {
+		o := Options{Servers: []string{"a:1"}, Engine: stubEngine{}}
+		o.EnsureDefaults()
+		return o
+	}
+	if o := good(); o.Validate() != nil {
+		t.Fatal(o.Validate())
+	}
+	for name, edit := range map[string]func(*Options){
+		"no servers":       func(o *Options) { o.Servers = nil },
+		"an empty server":  func(o *Options) { o.Servers = []string{"a:1", ""} },
+		"a server twice":   func(o *Options) { o.Servers = []string{"a:1", "a:1"} },
+		"no engine":        func(o *Options) { o.Engine = nil },
+		"negative timeout": func(o *Options) { o.DialTimeout = -1 },
+		"negative dead":    func(o *Options) { o.DeadFor = -1 },
+		"no parallelism":   func(o *Options) { o.ReadParallel = -1 },
+		"no batch":         func(o *Options) { o.BatchParallel = -1 },
+		"negative task":    func(o *Options) { o.ReadTaskBytes = -1 },
+	} {
+		o := good()
+		edit(&o)
+		if err := o.Validate(); err == nil || !strings.HasPrefix(err.Error(), "client: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := Open(context.Background(), o); err == nil {
+			t.Errorf("%s: Open succeeded", name)
+		}
+	}
+}
+
+type stubEngine struct{ rdma.Engine }
+
+// live makes every node of s ready, with the given limits, without a network.
+func (s *Store) live(limits session) {
+	for _, n := range s.nodes {
+		sess := limits
+		sess.engine = rdma.EngineID{1}
+		n.session = &sess
+	}
+	s.opts.Engine = peersEngine{}
+}
+
+type peersEngine struct{ rdma.Engine }
+
+func (peersEngine) Peers() []rdma.Peer { return []rdma.Peer{{ID: rdma.EngineID{1}}} }
+
+// FuzzPlan: however a Read is cut, each piece is in one task, on the node that
+// owns it, at the place in the task's chain where its block is, and no task
+// exceeds a limit that it could keep.
+func FuzzPlan(f *testing.F) {
+	f.Add(uint64(1), uint8(20), uint16(4), uint8(1), false, uint8(0))
+	f.Add(uint64(2), uint8(20), uint16(4), uint8(3), true, uint8(0))
+	f.Add(uint64(3), uint8(33), uint16(1), uint8(3), false, uint8(2))
+	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, nodes uint8, flat bool, extraGroups uint8) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie}
+		if flat {
+			ns.Index = kv.IndexFlat
+		} else {
+			for range extraGroups % 3 {
+				ns.Geometry.Groups = append(ns.Geometry.Groups, kv.Group{Kind: kv.Window, Layers: 1, TokenBytes: 64, WindowTokens: 9})
+			}
+		}
+		var targets []string
+		for i := range nodes%4 + 1 {
+			targets = append(targets, string(rune('a'+i)))
+		}
+		s := bareStore(targets...)
+		s.live(session{readBytes: int64(limitKiB) << 10, writeBytes: 1 << 20, chainBlocks: 64})
+		ids := make([]kv.BlockID, int(blocks)+1)
+		for i := range ids {
+			binary.LittleEndian.PutUint64(ids[i][:], rng.Uint64())
+		}
+		var pieces []Piece
+		for b := range ids {
+			for g := range ns.Geometry.Groups {
+				if rng.IntN(4) > 0 {
+					pieces = append(pieces, Piece{Block: b, Group: g, Offset: int64(len(pieces)) << 10})
+				}
+			}
+		}
+		rng.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
+		r, err := s.newReading(ReadRequest{Namespace: ns, IDs: ids, Pieces: pieces, Into: &Memory{region: memRegion(make([]byte, 2<<20))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.plan(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		seen := make([]int, len(pieces))
+		for _, task := range r.tasks {
+			var bytes int64
+			for k, i := range task.pieces {
+				seen[i]++
+				bytes += ns.Geometry.PieceBytes(pieces[i].Group)
+				id := ids[pieces[i].Block]
+				if task.ids[task.local[k]] != id {
+					t.Fatalf("piece of block %d is at another block of its task", pieces[i].Block)
+				}
+				owner := s.owner(ids[0])
+				if flat {
+					owner = s.owner(id)
+				}
+				if task.node != owner {
+					t.Fatalf("piece of block %d goes to %s, not to %s", pieces[i].Block, task.node.target, owner.target)
+				}
+			}
+			if len(task.pieces) > 1 && bytes > int64(limitKiB)<<10 || len(task.pieces) > readTaskPieces {
+				t.Fatalf("a task of %d pieces, %d bytes", len(task.pieces), bytes)
+			}
+			if !flat && len(ns.Geometry.Groups) > 1 && len(task.ids) != len(ids) {
+				t.Fatalf("a task of a hybrid chain has %d blocks of %d", len(task.ids), len(ids))
+			}
+		}
+		if i := slices.IndexFunc(seen, func(n int) bool { return n != 1 }); i >= 0 {
+			t.Fatalf("piece %d is in %d tasks", i, seen[i])
+		}
+	})
+}
+
+// FuzzChunks: however a Write is cut, each piece is in one chunk, in order, a
+// chunk is a stretch of the chain that begins behind its parent, and keeps the
+// limits.
+func FuzzChunks(f *testing.F) {
+	f.Add(uint64(1), uint8(20), uint16(4), false, uint8(0))
+	f.Add(uint64(2), uint8(20), uint16(3), true, uint8(0))
+	f.Add(uint64(3), uint8(99), uint16(2), false, uint8(2))
+	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, flat bool, extraGroups uint8) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie}
+		if flat {
+			ns.Index = kv.IndexFlat
+		} else {
+			for range extraGroups % 3 {
+				ns.Geometry.Groups = append(ns.Geometry.Groups, kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 700})
+			}
+		}
+		s := bareStore("a")
+		s.opts.WriteChunkBytes = max(1, int64(limitKiB)<<10)
+		s.live(session{writeBytes: 1 << 20, chainBlocks: 16})
+		n := s.nodes[0]
+		ids := make([]kv.BlockID, int(blocks)+1)
+		for i := range ids {
+			binary.LittleEndian.PutUint64(ids[i][:], rng.Uint64())
+		}
+		first := rng.IntN(len(ids) + 1)
+		pieces := []Piece{}
+		for b := first; b < len(ids); b++ {
+			for g := range ns.Geometry.Groups {
+				if rng.IntN(3) > 0 {
+					pieces = append(pieces, Piece{Block: b, Group: g, Offset: int64(len(pieces)) << 10})
+				}
+			}
+		}
+		rng.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
+		w, err := s.newWriting(WriteRequest{Namespace: ns, IDs: ids, First: first, Pieces: pieces, From: &Memory{region: memRegion(make([]byte, 2<<20))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := 0
+		for _, l := range w.lines() {
+			for rest := l.pieces; len(rest) > 0; {
+				count, err := w.chunkLen(n, n.session, rest)
+				if err != nil || count < 1 {
+					t.Fatalf("chunk of %d pieces: %v", count, err)
+				}
+				c := w.chunk(rest[:count])
+				rest = rest[count:]
+				checkChunk(t, w, c, &next)
+			}
+		}
+		if next != len(pieces) {
+			t.Fatalf("%d pieces of %d are in a chunk", next, len(pieces))
+		}
+	})
+}
+
+func checkChunk(t *testing.T, w *writing, c writeChunk, next *int) {
+	t.Helper()
+	var bytes int64
+	for k, i := range c.pieces {
+		if i != *next {
+			t.Fatalf("piece %d follows piece %d", i, *next-1)
+		}
+		*next++
+		p := w.pieces[i]
+		bytes += w.req.Namespace.Geometry.PieceBytes(p.Group)
+		if c.ids[c.local[k]] != w.ids[p.Block] {
+			t.Fatalf("piece of block %d is at another block of its chunk", p.Block)
+		}
+	}
+	if len(c.pieces) > 1 && bytes > w.store.opts.WriteChunkBytes || len(c.pieces) > writeChunkPieces {
+		t.Fatalf("a chunk of %d pieces, %d bytes", len(c.pieces), bytes)
+	}
+	if w.flat() {
+		return
+	}
+	start := w.pieces[c.pieces[0]].Block
+	if start > 0 != (c.parent == w.ids[max(0, start-1)]) || len(c.ids) > 16 {
+		t.Fatalf("chunk of %d blocks at block %d with parent %v", len(c.ids), start, c.parent)
+	}
+}
+
+// memRegion is memory that no engine knows.
+type memRegion []byte
+
+func (m memRegion) Bytes() []byte                           { return m }
+func (m memRegion) Desc() rdma.Desc                         { return rdma.Desc{} }
+func (m memRegion) Window(_, _ uint64) (rdma.Window, error) { return nil, rdma.ErrUnsupported }
+func (m memRegion) Close(context.Context) error             { return nil }
