@@ -68,9 +68,9 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 
 const (
 	// demoRequests take less than a minute on two cores.
-	demoRequests = 260
-	// demoCapacity holds about two fifths of the blocks of demoRequests.
-	demoCapacity = 768 << 20
+	demoRequests = 400
+	// demoCapacity holds about a quarter of the blocks of demoRequests.
+	demoCapacity = 1280 << 20
 	// The node of the demo is small: its budget, which is checked, is these two
 	// and what every node has for itself.
 	demoArena      = 160 << 20
@@ -109,6 +109,9 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (_ *demoReport, err error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := haveSpace(dir, d.capacity+demoSpare); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	node, err := startChild(ctx, w, d.serveArgs(dir))
 	if err != nil {
@@ -139,6 +142,21 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (_ *demoReport, err error) 
 	r.IO, r.IOReason, r.CapacityBytes = last.GetIo(), last.GetIoReason(), last.GetCapacityBytes()
 	r.RSSBytes, r.MemoryBudgetBytes = watched.peak, last.GetMemoryBudgetBytes()
 	return r, err
+}
+
+// demoSpare is what the file system must have free besides the capacity.
+const demoSpare = 128 << 20
+
+// haveSpace fails if the file system of dir has less than so much free.
+func haveSpace(dir string, bytes int64) error {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < bytes {
+		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or a smaller --capacity", dir, size(free), size(bytes))
+	}
+	return nil
 }
 
 // serveArgs are the command line of the demo's node: free ports of loopback, a

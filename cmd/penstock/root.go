@@ -110,6 +110,7 @@ func explain(err error) string {
 			text = text[:i] + text[i+j+len(" desc = "):]
 		}
 	}
+	text = dialWords(text)
 	switch st.Code() {
 	case codes.Unavailable:
 		return text + "\n(is `penstock serve` running, and is --server its address?)"
@@ -119,6 +120,16 @@ func explain(err error) string {
 		return text + "\n(the node did not answer within --timeout)"
 	}
 	return text
+}
+
+// dialWords leaves of gRPC's account of a failed dial what the system said.
+func dialWords(text string) string {
+	const before = `connection error: desc = "transport: Error while dialing: `
+	head, rest, ok := strings.Cut(text, before)
+	if !ok {
+		return text
+	}
+	return head + strings.TrimSuffix(rest, `"`)
 }
 
 // usagef is an error about the command line.
@@ -160,7 +171,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupNode, newServeCommand(w), newStatusCommand(w), newStoreCommand(w), newVersionCommand(w))
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w))
 	noun(root)
