@@ -195,7 +195,7 @@ func FuzzPlan(f *testing.F) {
 		for i := range ids {
 			binary.LittleEndian.PutUint64(ids[i][:], rng.Uint64())
 		}
-		var pieces []Piece
+		pieces := []Piece{} // none is not the same as nil
 		for b := range ids {
 			for g := range ns.Geometry.Groups {
 				if rng.IntN(4) > 0 {
