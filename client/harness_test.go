@@ -88,14 +88,16 @@ func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
 // host is a storage node in this process that can be killed and started again
 // with what it had stored, on the same addresses.
 type host struct {
-	t       testing.TB
-	edit    func(*storage.Options, *server.Options)
-	medium  *memio.Device
-	faults  *faultio.Device
-	gate    *gate
-	index   vfs.FS
-	control string // address; "127.0.0.1:0" before the first start
-	data    string
+	t    testing.TB
+	edit func(*storage.Options, *server.Options)
+	// segmentBytes is the store's; the arena is 16 of them, the capacity 32.
+	segmentBytes int64
+	medium       *memio.Device
+	faults       *faultio.Device
+	gate         *gate
+	index        vfs.FS
+	control      string // address; "127.0.0.1:0" before the first start
+	data         string
 
 	server *server.Server
 	node   *storage.Node
@@ -106,7 +108,13 @@ type host struct {
 // newHost starts a node. edit, if not nil, changes its options.
 func newHost(t testing.TB, edit func(*storage.Options, *server.Options)) *host {
 	t.Helper()
-	h := &host{t: t, edit: edit, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: "127.0.0.1:0", data: "127.0.0.1:0"}
+	return newLargeHost(t, 1<<20, edit)
+}
+
+// newLargeHost is newHost with segments of another size.
+func newLargeHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) *host {
+	t.Helper()
+	h := &host{t: t, edit: edit, segmentBytes: segmentBytes, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: "127.0.0.1:0", data: "127.0.0.1:0"}
 	h.start()
 	t.Cleanup(h.kill)
 	return h
@@ -124,11 +132,11 @@ func (h *host) start() {
 	ctx := context.Background()
 	h.faults = faultio.Wrap(h.medium, faultio.MustParse(""))
 	h.gate = newGate(h.faults)
-	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{h.gate}, CapacityBytes: 32 << 20, SegmentBytes: 1 << 20})
+	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{h.gate}, CapacityBytes: 32 * h.segmentBytes, SegmentBytes: h.segmentBytes})
 	h.must(err)
 	index, err := trie.Open(trie.Options{Dir: "index", FS: h.index})
 	h.must(err)
-	h.arena, err = arena.New(arena.Options{SizeBytes: 16 << 20})
+	h.arena, err = arena.New(arena.Options{SizeBytes: 16 * h.segmentBytes})
 	h.must(err)
 	registry := prometheus.NewRegistry()
 	so := storage.Options{
@@ -145,7 +153,7 @@ func (h *host) start() {
 	opts := server.Options{
 		Node: "test", Version: "v0", Arena: h.arena, Data: data, DataToken: token,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: 5 * time.Second},
-		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 << 20, MemoryBudgetBytes: 1 << 30,
+		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 * h.segmentBytes, MemoryBudgetBytes: 1 << 30,
 		Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	}
 	if h.edit != nil {

@@ -1,0 +1,63 @@
+package client_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// benchRig is a node that keeps what was read last in its arena, so that what is
+// measured is the way from there to the caller's memory, checked.
+func benchRig(b *testing.B, g kv.Geometry, blocks int, edit func(*client.Options)) (*rig, kv.Namespace, []kv.BlockID, *client.Memory) {
+	h := newLargeHost(b, 8<<20, func(so *storage.Options, o *server.Options) {
+		so.LoadBytesMax, so.WriteBytesMax, so.HotBytes = 64<<20, 8<<20, 0
+		o.Limits.ReadBytes, o.Limits.WriteBytes = 64<<20, 8<<20
+	})
+	r := newRig(b, edit, h)
+	ns := r.namespace("m", g, kv.IndexTrie)
+	ids := chain(ns, blocks, 1)
+	mem := r.memory(int64(blocks) * g.PieceBytes(0))
+	for i, id := range ids {
+		fill(mem.Bytes()[int64(i)*g.PieceBytes(0):][:g.PieceBytes(0)], id, 0, 0)
+	}
+	if w, err := r.store.Write(b.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: mem}); err != nil || w.Stored != blocks {
+		b.Fatalf("write: %v: %s, %v", w.Outcome, w.Detail, err)
+	}
+	return r, ns, ids, mem
+}
+
+// BenchmarkRead reads 8 MiB in blocks of several sizes.
+func BenchmarkRead(b *testing.B) {
+	for _, layers := range []int{1, 16, 64} {
+		g := kv.SingleGroup(layers, 16, 4096) // 64 KiB a layer
+		blocks := int(8 << 20 / g.PieceBytes(0))
+		for _, task := range []int64{1 << 20, 4 << 20, 8 << 20} {
+			b.Run(fmt.Sprintf("block=%dKiB/task=%dMiB", g.PieceBytes(0)>>10, task>>20), func(b *testing.B) {
+				r, ns, ids, mem := benchRig(b, g, blocks, func(o *client.Options) { o.ReadTaskBytes = task })
+				b.SetBytes(8 << 20)
+				b.ReportAllocs()
+				for b.Loop() {
+					got, err := r.store.Read(b.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+					if err != nil || got.Blocks != blocks {
+						b.Fatalf("read: %v: %s, %v", got.Outcome, got.Cut, err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkMatch matches a chain of 512 blocks, over gRPC.
+func BenchmarkMatch(b *testing.B) {
+	r, ns, ids, _ := benchRig(b, kv.SingleGroup(1, 4, 1024), 512, nil)
+	b.ReportAllocs()
+	for b.Loop() {
+		if m, err := r.store.Match(b.Context(), client.MatchRequest{Namespace: ns, IDs: ids}); err != nil || m.Blocks != 512 {
+			b.Fatalf("match: %+v, %v", m, err)
+		}
+	}
+}
