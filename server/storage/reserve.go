@@ -3,6 +3,7 @@ package storage
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -138,7 +139,7 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	if payload > n.opts.WriteBytesMax {
 		return nil, fmt.Errorf("%w: %d bytes in one write; at most %d", ErrRequest, payload, n.opts.WriteBytesMax)
 	}
-	statuses, err := n.index.Known(nil, ns.ID, ns.Epoch, entries)
+	statuses, err := n.wanted(r, entries)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
@@ -157,6 +158,25 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 		return r, nil
 	}
 	return r, n.open(ctx, r, total, req.Attach)
+}
+
+// wanted asks the index which of the entries it would take. A namespace at its
+// quota first gives up blocks of its own, as many as the new ones need.
+func (n *Node) wanted(r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
+	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
+	if err != nil || !slices.Contains(statuses, trie.OverQuota) {
+		return statuses, err
+	}
+	var bytes int64
+	for i, s := range statuses {
+		if s == trie.Added || s == trie.OverQuota {
+			bytes += r.layouts[entries[i].Group].SlotBytes()
+		}
+	}
+	if err := n.room.inQuota(r.ns, bytes); err != nil {
+		return nil, err
+	}
+	return n.index.Known(statuses[:0], r.ns.ID, r.ns.Epoch, entries)
 }
 
 // admitWrite refuses what need not be looked at further.

@@ -68,6 +68,23 @@ func (r *roomMaker) make(ctx context.Context, layout ondisk.Layout, count int) e
 	return nil
 }
 
+// inQuota evicts from a namespace what keeps it from taking so many more bytes
+// of slots. What its quota cannot hold even then is refused piece by piece, by
+// the index.
+func (r *roomMaker) inQuota(ns kv.Namespace, bytes int64) error {
+	if ns.QuotaBytes == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	room, err := r.node.index.Room(ns.ID)
+	if err != nil || room >= bytes {
+		return err
+	}
+	_, err = r.node.evict(min(bytes, ns.QuotaBytes)-room, ns.ID)
+	return err
+}
+
 // probe reports whether count slots could be had now.
 func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool, error) {
 	refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, 0, false)

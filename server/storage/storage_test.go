@@ -189,10 +189,20 @@ func TestGeometriesShareTheStore(t *testing.T) {
 	}
 }
 
-func TestQuotaRefusesAndEvicts(t *testing.T) {
+// TestQuota: a namespace over its quota gives up its own blocks, never another's,
+// and one call that the whole quota could not hold is cut.
+func TestQuota(t *testing.T) {
 	r := newRig(t, rigOptions{})
-	ns := r.namespace("m", small, func(n *kv.Namespace) { n.QuotaBytes = 100 << 10 })
-	stored, err := r.put(ns, chain(ns, 20, 1), 0)
+	other := r.namespace("other", small)
+	r.mustPut(other, chain(other, 20, 1))
+	ns := r.namespace("m", small, func(n *kv.Namespace) { n.QuotaBytes = 100 << 10 }) // 8 slots of 12 KiB
+	for i := range 10 {
+		r.mustPut(ns, chain(ns, 5, i))
+		if _, n := r.load(ns, chain(ns, 5, i)); n != 5 {
+			t.Errorf("prompt %d: %d of 5 blocks that were just put", i, n)
+		}
+	}
+	stored, err := r.put(ns, chain(ns, 20, 99), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,8 +212,11 @@ func TestQuotaRefusesAndEvicts(t *testing.T) {
 			kept++
 		}
 	}
-	if kept > 8 {
+	if kept == 0 || kept > 8 {
 		t.Errorf("%d slots of 12 KiB in a quota of 100 KiB", kept)
+	}
+	if _, n := r.load(other, chain(other, 20, 1)); n != 20 {
+		t.Errorf("%d of 20 blocks of the namespace beside it", n)
 	}
 }
 
