@@ -169,7 +169,8 @@ func (n *Node) wanted(r *Reservation, entries []trie.Entry) ([]trie.PutStatus, e
 	}
 	var bytes int64
 	for i, s := range statuses {
-		if s == trie.Added || s == trie.OverQuota {
+		// What hangs on a block that is over quota says that its parent is absent.
+		if s != trie.Exists {
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}
 	}
