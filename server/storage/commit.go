@@ -343,6 +343,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 			continue
 		}
 		if err := n.store.Commit(c.ref); err != nil {
+			n.freeAll(owners)
 			return n.abandon(pointers(all[i:]), fmt.Errorf("storage: commit: %w", err))
 		}
 		e := r.entry(c.PieceRef)
@@ -356,9 +357,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, n.opts.Durability == blockstore.DurabilitySync)
 	if err != nil {
 		n.noteWriteError(err)
-		for _, c := range owners {
-			n.logIf("free slot", n.store.Free(c.ref))
-		}
+		n.freeAll(owners)
 		return fmt.Errorf("storage: commit: %w", err)
 	}
 	n.unsynced.Store(true)
@@ -372,6 +371,13 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		n.logIf("free slot", n.store.Free(c.ref))
 	}
 	return nil
+}
+
+// freeAll frees slots that were live and did not reach the index.
+func (n *Node) freeAll(owners []*committing) {
+	for _, c := range owners {
+		n.logIf("free slot", n.store.Free(c.ref))
+	}
 }
 
 func pointers(all []committing) (out []*committing) {
