@@ -242,12 +242,16 @@ type Stats struct {
 	HotBytes            int64
 	HotHits, HotQueries uint64
 	Reservations        int
+	// LoanBytes of the arena are lent to readers on this host, in Loans pieces.
+	LoanBytes int64
+	Loans     int
 }
 
 // Stats returns the current figures.
 func (n *Node) Stats() Stats {
 	s := Stats{Index: n.index.Stats(), Store: n.store.Stats(), Arena: n.opts.Arena.Stats()}
 	s.HotBytes, s.HotHits, s.HotQueries = n.hot.stats()
+	s.LoanBytes, s.Loans = n.loans.stats()
 	n.mu.Lock()
 	s.Reservations = len(n.reservations)
 	n.mu.Unlock()

@@ -10,10 +10,12 @@ import (
 )
 
 // A hold is an arena buffer shared by all who still need its bytes: the parts on
-// their way to a reader, and the hot set. The last one to let go releases it.
+// their way to a reader, the hot set, and loans. The last one to let go releases it.
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
+	// lent is how many loans keep it; guarded by the loanBook's lock.
+	lent int
 }
 
 func newHold(buf arena.Buffer) *hold {

@@ -49,6 +49,9 @@ type LoadRequest struct {
 	// Geometry is the reader's: it made room for pieces of that length. Zero is
 	// not compared.
 	Geometry kv.GeometryDigest
+	// Keep says that deliver will Keep every part: a piece comes as one part,
+	// however large it is, and what could not be lent is not loaded.
+	Keep bool
 }
 
 // PieceState says what became of a piece.
@@ -233,6 +236,9 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 	if bytes > n.opts.LoadBytesMax {
 		return fmt.Errorf("%w: %d bytes in one read; at most %d", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
+	if req.Keep {
+		return n.loans.room(bytes)
+	}
 	return nil
 }
 
@@ -316,7 +322,8 @@ func (l *load) units() (units []unit) {
 		if count == 0 {
 			count = all - first
 		}
-		if count == all && pieceBytes < cutThroughBytes {
+		whole := l.req.Keep || pieceBytes < cutThroughBytes
+		if count == all && whole {
 			if runBytes+pieceBytes > unitBytes {
 				flush()
 			}
@@ -326,7 +333,7 @@ func (l *load) units() (units []unit) {
 		}
 		flush()
 		step := int(max(1, partBytes/layerBytes))
-		if pieceBytes < cutThroughBytes {
+		if whole {
 			step = count
 		}
 		for at := first; at < first+count; at += step {

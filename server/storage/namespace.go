@@ -75,8 +75,11 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 
 // CreateNamespace adds a namespace. If one of that name and the same definition
 // is there, it is returned; if the definition differs, the error is
-// trie.ErrNamespaceExists.
+// trie.ErrNamespaceExists. Epochs begin at 1: in a request, 0 means the current
+// one, so a namespace at 0 could not be asked for by name, and a reader that had
+// matched there would be given what was stored after a bump.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
+	def.Epoch = max(1, def.Epoch)
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
 	}

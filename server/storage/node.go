@@ -30,6 +30,7 @@ type Node struct {
 	reads      *gate
 	writeBytes *semaphore.Weighted
 	room       roomMaker
+	loans      loanBook
 
 	draining atomic.Bool
 	refused  atomic.Pointer[refusal] // nil: writes are taken
@@ -86,6 +87,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		reclaim:      make(chan struct{}, 1),
 	}
 	n.room.node = n
+	n.loans.max = n.opts.LoanBytesMax
 	n.room.batchBytes = min(roomBatchBytes, n.store.Stats().CapacityBytes/roomBatchShare)
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)

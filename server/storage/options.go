@@ -69,6 +69,9 @@ type Options struct {
 	// was read last, so that the next reader needs no device. Default: all of it
 	// but for a quarter; negative: none.
 	HotBytes int64
+	// LoanBytesMax is how much of the arena readers on this host may keep at a
+	// time (Part.Keep); the next one is Busy. Default: a quarter of it.
+	LoanBytesMax int64
 	// CheckOnClose makes Close verify that index and store agree, which takes a
 	// look at every piece; it is always on under the build tag invariants.
 	CheckOnClose bool
@@ -92,6 +95,9 @@ func (o *Options) EnsureDefaults() {
 	def(&o.EventHistory, 65536)
 	if o.HotBytes == 0 && o.Arena != nil {
 		o.HotBytes = int64(len(o.Arena.Bytes())) * 3 / 4
+	}
+	if o.LoanBytesMax == 0 && o.Arena != nil {
+		o.LoanBytesMax = int64(len(o.Arena.Bytes())) / 4
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -117,6 +123,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("storage: limits of %d reads, %d reservations, %d blocks, %d events; each must be positive", o.ReadsMax, o.ReservationsMax, o.ChainBlocksMax, o.EventHistory)
 	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0:
 		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL and QueueWait must be positive")
+	case o.LoanBytesMax < 0 || o.LoanBytesMax > int64(len(o.Arena.Bytes())):
+		return fmt.Errorf("storage: loans of %d bytes at most, in an arena of %d", o.LoanBytesMax, len(o.Arena.Bytes()))
 	case o.ScrubBytesPerSecond < 0:
 		return fmt.Errorf("storage: scrub rate of %d bytes per second", o.ScrubBytesPerSecond)
 	}

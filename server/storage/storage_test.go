@@ -125,7 +125,7 @@ func TestEpochBumpMissesAtOnce(t *testing.T) {
 	ids := chain(ns, 16, 1)
 	r.mustPut(ns, ids)
 	old, now, err := r.node.BumpEpoch(t.Context(), "m", 0)
-	if err != nil || old != 0 || now != 1 {
+	if err != nil || old != 1 || now != 2 {
 		t.Fatalf("bumped %d → %d, %v", old, now, err)
 	}
 	if result, n := r.load(ns, ids); n != 0 || result.Match.Blocks != 0 {
@@ -137,12 +137,12 @@ func TestEpochBumpMissesAtOnce(t *testing.T) {
 	if result, _ := r.load(ns, ids, func(q *storage.LoadRequest) { q.Epoch = 5 }); result.Match.Cut != trie.CutEpoch {
 		t.Errorf("a read of another epoch was cut by %v", result.Match.Cut)
 	}
-	for _, to := range []kv.Epoch{1, 0} {
-		if _, _, err := r.node.BumpEpoch(t.Context(), "m", to); (to == 1) != errors.Is(err, trie.ErrEpoch) {
+	for _, to := range []kv.Epoch{2, 0} {
+		if _, _, err := r.node.BumpEpoch(t.Context(), "m", to); (to == 2) != errors.Is(err, trie.ErrEpoch) {
 			t.Errorf("bump to %d: %v", to, err)
 		}
 	}
-	ns.Epoch = 2
+	ns.Epoch = 3
 	r.mustPut(ns, ids)
 	if _, n := r.load(ns, ids); n != 16 {
 		t.Errorf("%d of 16 blocks in the new epoch", n)
