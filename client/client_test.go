@@ -517,7 +517,9 @@ func TestEpochs(t *testing.T) {
 	r := newRig(t, func(o *client.Options) { o.WriteChunkBytes = 2 * 8192 }, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 4, 1)
-	r.bump("m")
+	if ns.Epoch != 1 {
+		t.Fatalf("a new namespace is at epoch %d", ns.Epoch)
+	}
 	if w, err := r.put(ns, ids, 0, 1); err != nil || w.Stored != 4 {
 		t.Fatalf("write: %+v, %v", w, err)
 	}
@@ -709,7 +711,6 @@ func TestManyAtOnce(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 4*8192, 4*8192 }, h)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
-	r.bump("m") // from epoch 0, which requests cannot name
 	const blocks, workers, rounds = 24, 6, 25
 	var wg sync.WaitGroup
 	for worker := range workers {

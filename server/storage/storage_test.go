@@ -408,7 +408,7 @@ func TestCommitChecksWhatLanded(t *testing.T) {
 	var sums []storage.PieceSums
 	for _, g := range res.Grants {
 		payload := res.Bytes()[g.Offset:][:small.PieceBytes(0)]
-		content(ids[g.Block], 0, 0, payload)
+		content(ids[g.Block], ns.Epoch, 0, payload)
 		sums = append(sums, storage.PieceSums{PieceRef: g.PieceRef, LayerSums: ondisk.AppendLayerSums(nil, payload, 4)})
 		if g.Block == 2 {
 			payload[5000] ^= 1
