@@ -30,7 +30,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &pb.DescribeResponse{
+	resp := &pb.DescribeResponse{
 		Node:           s.opts.Node,
 		Version:        s.opts.Version,
 		DataAddress:    addr,
@@ -39,7 +39,12 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		MaxReadBytes:   s.opts.Limits.ReadBytes,
 		MaxWriteBytes:  s.opts.Limits.WriteBytes,
 		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),
-	}, nil
+	}
+	if s.opts.Local != nil {
+		id := s.opts.Local.ID()
+		resp.LocalId = id[:]
+	}
+	return resp, nil
 }
 
 func (s *cacheService) chain(b []byte) ([]kv.BlockID, error) {
@@ -110,17 +115,12 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 	if len(req.GetPieces()) == 0 {
 		return nil, invalid(errors.New("a read names the pieces it wants and where each goes"))
 	}
-	var dst rdma.Desc
-	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
-		return nil, invalid(fmt.Errorf("destination: %w", err))
-	}
 	var geometry kv.GeometryDigest
 	if n := len(req.GetGeometryDigest()); n != 0 && n != len(geometry) {
 		return nil, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", n, len(geometry)))
 	}
 	copy(geometry[:], req.GetGeometryDigest())
-	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
-	result, err := s.node.Load(ctx, storage.LoadRequest{
+	load := storage.LoadRequest{
 		Geometry:   geometry,
 		Namespace:  req.GetNamespace(),
 		Epoch:      kv.Epoch(req.GetEpoch()),
@@ -128,7 +128,16 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 		Pieces:     pieceRefs(req.GetPieces()),
 		FirstLayer: int(min(req.GetFirstLayer(), kv.MaxLayers)),
 		Layers:     int(min(req.GetLayers(), kv.MaxLayers+1)),
-	}, d.deliver)
+	}
+	if len(req.GetLocalSession()) > 0 {
+		return s.readLocal(ctx, req, load)
+	}
+	var dst rdma.Desc
+	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
+		return nil, invalid(fmt.Errorf("destination: %w", err))
+	}
+	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
+	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
 	}

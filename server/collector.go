@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -69,6 +70,11 @@ func figures() []figure {
 		gauge("hot_bytes", "Blocks kept in arena memory that nobody else needs.", func(s *scrape) float64 { return float64(s.node.HotBytes) }),
 		counter("hot_queries_total", "Pieces looked up among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotQueries) }),
 		counter("hot_hits_total", "Pieces found among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotHits) }),
+		gauge("loan_bytes", "Arena memory that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.LoanBytes) }),
+		gauge("loan_pieces", "Pieces that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.Loans) }),
+		gauge("loan_sessions", "Engines connected to the local socket.", func(s *scrape) float64 { return float64(s.local.Sessions) }),
+		counter("loan_connections_total", "Connections to the local socket.", func(s *scrape) float64 { return float64(s.local.Connections) }),
+		counter("loan_refused_total", "Connections to the local socket that were refused: another user, or too many.", func(s *scrape) float64 { return float64(s.local.Refused) }),
 		gauge("write_reservations", "Reservations open.", func(s *scrape) float64 { return float64(s.node.Reservations) }),
 
 		gauge("data_sessions", "Transfer engine sessions with peers.", func(s *scrape) float64 { return float64(s.sessions) }),
@@ -134,11 +140,15 @@ type scrape struct {
 	data     rdma.Stats
 	sessions int
 	rssBytes int64
+	local    handoff.Stats
 }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	s := &scrape{server: c.server, node: c.server.node.Stats(), data: c.server.data.Stats(), sessions: len(c.server.data.Peers())}
+	if c.server.opts.Local != nil {
+		s.local = c.server.opts.Local.Stats()
+	}
 	if mem, err := sys.ReadMemory(); err == nil {
 		s.rssBytes = mem.RSSBytes
 	}

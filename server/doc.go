@@ -16,13 +16,16 @@
 // arena memory; Commit revokes it, so that nothing can change the bytes between
 // their check and the device.
 //
+// An engine on the same host may map the arena (handoff): its Read answers with
+// places in the arena, which stay as they are until it returns the loan.
+//
 // Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
 // node listens on loopback only. The data plane's token is random for each run
 // and is handed out by Describe, so who may call gRPC may open a data session,
 // and nobody else.
 //
 // Shutdown: Shutdown refuses new writes at once, lets calls in flight finish for
-// the drain timeout, then closes data plane, store and index in this order.
+// the drain timeout, then ends local sessions, and closes data plane, store and index in this order.
 //
 // Locks: none of its own.
 package server

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -39,6 +40,8 @@ var errorCodes = []struct {
 	{storage.ErrReadOnly, codes.Unavailable},
 	{storage.ErrDraining, codes.Unavailable},
 	{errStopping, codes.Unavailable},
+	{handoff.ErrSession, codes.Aborted}, // begin again: connect to the socket
+	{handoff.ErrLoan, codes.InvalidArgument},
 }
 
 // statusOf turns an error into what travels to the client.

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 )
@@ -46,8 +47,8 @@ type Volume struct {
 	Reason string
 }
 
-// Options are what a Server is made of. The server takes over Data and closes
-// it; Node, Arena and the listeners stay the caller's to close, after Shutdown.
+// Options are what a Server is made of. The server takes over Data and Local and
+// closes them; Node, Arena and the listeners stay the caller's to close, after Shutdown.
 type Options struct {
 	// Node, Version: who this is.
 	Node, Version string
@@ -58,8 +59,10 @@ type Options struct {
 	// where Data listens.
 	DataToken rdma.Token
 	DataPort  int
-	Limits    Limits
-	Volumes   []Volume
+	// Local lends the arena to engines on this host; nil: nobody does.
+	Local   *handoff.Listener
+	Limits  Limits
+	Volumes []Volume
 	// Durability, MemoryBudget and ScrubRate are shown in Status.
 	Durability        string
 	CapacityBytes     int64
@@ -138,12 +141,16 @@ func New(opts Options) (*Server, error) {
 // Serve answers gRPC on control and, if it is not nil, HTTP on web, until
 // Shutdown or until one of them fails.
 func (s *Server) Serve(control, web net.Listener) error {
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() { failed <- s.grpc.Serve(control) }()
 	running := 1
 	if web != nil {
 		running++
 		go func() { failed <- s.http.Serve(web) }()
+	}
+	if s.opts.Local != nil {
+		running++
+		go func() { failed <- s.opts.Local.Serve() }()
 	}
 	var errs []error
 	for range running {
@@ -161,6 +168,9 @@ func (s *Server) stop() {
 	s.stopStreams()
 	s.grpc.Stop()
 	_ = s.http.Close() // it only closes listeners and connections
+	if s.opts.Local != nil {
+		_ = s.opts.Local.Close() // likewise
+	}
 }
 
 func (s *Server) stopStreams() { s.stopOnce.Do(func() { close(s.stopping) }) }
@@ -181,6 +191,10 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.grpc.Stop()
 		<-graceful
 	}
-	err := s.http.Close()
-	return errors.Join(err, s.data.Close())
+	errs := []error{s.http.Close()}
+	if s.opts.Local != nil {
+		// After the calls: no Read is under way that could use what comes back.
+		errs = append(errs, s.opts.Local.Close())
+	}
+	return errors.Join(append(errs, s.data.Close())...)
 }

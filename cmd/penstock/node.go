@@ -26,6 +26,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -65,13 +66,16 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	if err := n.startTracing(ctx); err != nil {
 		return nil, err
 	}
-	memory, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena), HugeTLB: cfg.HugeTLB})
+	// A shared arena has no transparent huge pages where shmem_enabled is "never",
+	// which is the default: reserved ones are tried unasked.
+	shared := cfg.LocalSocket != ""
+	memory, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena), HugeTLB: cfg.HugeTLB || shared, Shared: shared})
 	if err != nil {
 		return nil, fmt.Errorf("arena of %v: %w", cfg.Arena, err)
 	}
 	n.onClose(func(context.Context) error { return memory.Close() })
 	if memory.Kind() == arena.Small {
-		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; set transparent_hugepage/enabled to madvise, or reserve huge pages and set hugetlb", "arena", cfg.Arena)
+		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
 	}
 	store, index, err := n.openStore(ctx, memory)
 	if err != nil {
@@ -88,6 +92,14 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	}
 	n.onClose(n.storage.Close)
 	return n, n.openServer(ctx, memory, counters, registry)
+}
+
+// smallPagesRemedy says how the arena gets huge pages.
+func smallPagesRemedy(cfg config.Config) string {
+	if cfg.LocalSocket != "" {
+		return fmt.Sprintf("for local_socket reserve huge pages (vm.nr_hugepages=%d), or set transparent_hugepage/shmem_enabled to advise", (cfg.Arena+2<<20-1)/(2<<20))
+	}
+	return "set transparent_hugepage/enabled to madvise, or reserve huge pages and set hugetlb"
 }
 
 // onClose remembers how to close a part.
@@ -221,6 +233,7 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		ReservationTTL:      limits.Reservation.Std(),
 		QueueWait:           limits.QueueWait.Std(),
 		EventHistory:        limits.EventHistory,
+		LoanBytesMax:        int64(limits.LoanBytes),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
 		Logger:              n.log,
 	})
@@ -286,6 +299,10 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		return fmt.Errorf("data plane (data_listen): %w", err)
 	}
 	n.onClose(func(context.Context) error { return n.data.Close() })
+	local, err := n.openLocal(memory)
+	if err != nil {
+		return err
+	}
 	n.server, err = server.New(server.Options{
 		Node:      n.cfg.Node,
 		Version:   readBuildInfo().String(),
@@ -294,6 +311,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Data:      n.data,
 		DataToken: token,
 		DataPort:  portOf(n.dataAddr()),
+		Local:     local,
 		Limits: server.Limits{
 			ReadBytes:   int64(n.cfg.Limits.ReadBytes),
 			WriteBytes:  int64(n.cfg.Limits.WriteBytes),
@@ -311,6 +329,19 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Logger:            n.log,
 	})
 	return err
+}
+
+// openLocal listens for engines on this host, if it is configured to.
+func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
+	if n.cfg.LocalSocket == "" {
+		return nil, nil
+	}
+	local, err := handoff.Listen(handoff.Options{Path: n.cfg.LocalSocket, Arena: memory, Logger: n.log})
+	if err != nil {
+		return nil, fmt.Errorf("engines on this host (local_socket): %w", err)
+	}
+	n.onClose(func(context.Context) error { return local.Close() })
+	return local, nil
 }
 
 // dataAddr is where the data plane listens, port 0 resolved.

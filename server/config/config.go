@@ -19,11 +19,12 @@ type Config struct {
 	Data     []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
 	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of the free space at first start"`
 
-	Listen     string `yaml:"listen" doc:"address of the gRPC control plane"`
-	DataListen string `yaml:"data_listen" doc:"address of the data plane"`
-	HTTP       string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof; empty turns it off"`
-	Advertise  string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
-	Node       string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
+	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
+	DataListen  string `yaml:"data_listen" doc:"address of the data plane"`
+	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof; empty turns it off"`
+	LocalSocket string `yaml:"local_socket" doc:"unix socket over which engines on this host map the arena and read without a copy, e.g. /run/penstock/local.sock; empty turns it off. Best with hugetlb"`
+	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
+	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
 
 	IO          string   `yaml:"io" doc:"how the disks are driven: auto, uring or posix"`
 	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
@@ -70,6 +71,7 @@ type Limits struct {
 	ChainBlocks  int      `yaml:"chain_blocks" doc:"blocks in one chain; longer ones are refused"`
 	Reservation  Duration `yaml:"reservation_ttl" doc:"how long a reservation stays open without Commit"`
 	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
+	LoanBytes    Size     `yaml:"loan_bytes" doc:"arena memory that engines on this host may keep at a time; more is Busy; 0 is a quarter of the arena"`
 	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
 }
 
@@ -199,6 +201,10 @@ func (c *Config) Validate() error {
 	within("segment", c.Segment, 1<<20, 64<<30)
 	within("limits.read_bytes", c.Limits.ReadBytes, 1<<16, 2<<30)
 	within("limits.write_bytes", c.Limits.WriteBytes, 1<<16, 2<<30)
+	within("limits.loan_bytes", c.Limits.LoanBytes, 0, c.Arena)
+	if len(c.LocalSocket) > maxSocketPath {
+		bad("local_socket", "%q has %d characters; a unix socket's path has at most %d", c.LocalSocket, len(c.LocalSocket), maxSocketPath)
+	}
 	if c.Capacity < 0 || c.FreeFloor < 0 || c.ScrubRate < 0 {
 		bad("capacity, free_floor, scrub_rate", "must not be negative")
 	}
@@ -228,6 +234,9 @@ func (c *Config) Validate() error {
 	errs = append(errs, c.checkExposure()...)
 	return errors.Join(errs...)
 }
+
+// maxSocketPath is the room in sockaddr_un, less the final zero.
+const maxSocketPath = 107
 
 // checkExposure refuses to listen beyond loopback without protection. The HTTP
 // address is free: it serves metrics and health, which scrapers on other

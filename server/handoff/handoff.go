@@ -1,0 +1,337 @@
+package handoff
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock-kv/penstock/api"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+// Sentinels, by what the caller should do.
+var (
+	// ErrSession: no such session, or it has ended; connect again.
+	ErrSession = errors.New("local session unknown")
+	// ErrLoan: the number is in use; choose one that was not used before.
+	ErrLoan = errors.New("loan number in use")
+	// ErrFull: the session has as many loans as it may; return some.
+	ErrFull = errors.New("too many loans")
+	// ErrInUse: another process answers at the socket; choose another path.
+	ErrInUse = errors.New("socket in use")
+)
+
+// Options are what a Listener is made of. Path and Arena are required; the zero
+// value of every other field is its default.
+type Options struct {
+	// Path is where the unix socket is made. One that was left behind by a
+	// process that has ended is replaced.
+	Path string
+	// Arena is what is lent; it is Shared.
+	Arena *arena.Arena
+	// SessionsMax is how many engines may be connected at once. Default 256.
+	SessionsMax int
+	// LoansMax bounds the loans open in one session; default 65,536. How much
+	// memory they hold is bounded elsewhere.
+	LoansMax int
+	// UID is the user whose processes may connect. Default: this process's.
+	UID *uint32
+	// Logger takes what a person should act on. Default: discard.
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.SessionsMax == 0 {
+		o.SessionsMax = 256
+	}
+	if o.LoansMax == 0 {
+		o.LoansMax = 1 << 16
+	}
+	if o.UID == nil {
+		uid := uint32(os.Geteuid())
+		o.UID = &uid
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Validate reports the first thing that is wrong with o, or nil.
+func (o *Options) Validate() error {
+	switch {
+	case o.Path == "":
+		return errors.New("handoff: no path for the unix socket")
+	case o.Arena == nil || o.Arena.FD() < 0:
+		return errors.New("handoff: Options.Arena must be Shared, to be mapped by another process")
+	case o.SessionsMax < 1 || o.LoansMax < 1:
+		return fmt.Errorf("handoff: limits of %d sessions and %d loans; both must be positive", o.SessionsMax, o.LoansMax)
+	}
+	return nil
+}
+
+// Listener is the node's end of the unix socket. All methods may be called
+// concurrently.
+type Listener struct {
+	opts    Options
+	id      api.LocalID
+	unix    *net.UnixListener
+	serving sync.WaitGroup // connections
+
+	mu     sync.Mutex
+	closed bool
+	// conns are those being served, welcome or not yet.
+	conns    map[*net.UnixConn]struct{}
+	sessions map[api.LocalID]*Session
+	// connected counts connections, refused those that were not welcome.
+	connected, refused uint64
+	// ended is closed by Close.
+	ended chan struct{}
+}
+
+// Listen binds the socket. Serve accepts.
+func Listen(opts Options) (*Listener, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	l := &Listener{opts: opts, conns: make(map[*net.UnixConn]struct{}), sessions: make(map[api.LocalID]*Session), ended: make(chan struct{})}
+	_, _ = rand.Read(l.id[:]) // never fails
+	var err error
+	if l.unix, err = bind(opts.Path); err != nil {
+		return nil, fmt.Errorf("handoff: %w", err)
+	}
+	// Until here another user could connect; he would be refused all the same.
+	if err := os.Chmod(opts.Path, 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("handoff: %w", err), l.unix.Close())
+	}
+	return l, nil
+}
+
+// bind listens at path, in place of a socket at which nobody answers.
+func bind(path string) (*net.UnixListener, error) {
+	addr := &net.UnixAddr{Name: path, Net: "unix"}
+	l, err := net.ListenUnix("unix", addr)
+	if !errors.Is(err, syscall.EADDRINUSE) {
+		return l, err
+	}
+	conn, dialErr := net.DialUnix("unix", nil, addr)
+	if dialErr == nil {
+		_ = conn.Close() // it was opened to see whether that works
+		return nil, fmt.Errorf("%s: %w: another process listens there; give each node a local_socket of its own", path, ErrInUse)
+	}
+	info, statErr := os.Lstat(path)
+	if statErr != nil || info.Mode().Type() != os.ModeSocket || !errors.Is(dialErr, syscall.ECONNREFUSED) {
+		return nil, fmt.Errorf("%s exists and is not a socket that was left behind: %w", path, errors.Join(dialErr, statErr))
+	}
+	if err := os.Remove(path); err != nil {
+		return nil, fmt.Errorf("remove the socket that was left behind: %w", err)
+	}
+	return net.ListenUnix("unix", addr)
+}
+
+// ID names this run of the node.
+func (l *Listener) ID() api.LocalID { return l.id }
+
+// Path is where the socket is.
+func (l *Listener) Path() string { return l.opts.Path }
+
+// Serve accepts engines until Close.
+func (l *Listener) Serve() error {
+	for {
+		conn, err := l.unix.AcceptUnix()
+		if err != nil {
+			if l.waitOut(err) {
+				continue
+			}
+			select {
+			case <-l.ended:
+				return nil
+			default:
+				return fmt.Errorf("handoff: accept: %w", err)
+			}
+		}
+		if !l.enter(conn) {
+			_ = conn.Close() // the listener is closed, and so is everything
+			return nil
+		}
+		go func() {
+			defer l.leave(conn)
+			if err := l.serve(conn); err != nil {
+				l.opts.Logger.Warn("local session", "socket", l.opts.Path, "err", err)
+			}
+		}()
+	}
+}
+
+// waitOut reports whether accept should be tried again, after a while: something
+// was short, which passes, or a person sees it in the log.
+func (l *Listener) waitOut(err error) bool {
+	shortages := []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}
+	if !slices.ContainsFunc(shortages, func(e error) bool { return errors.Is(err, e) }) {
+		return false
+	}
+	l.opts.Logger.Warn("local socket cannot accept", "socket", l.opts.Path, "err", err)
+	timer := time.NewTimer(acceptAgain)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-l.ended:
+		return false
+	}
+}
+
+// acceptAgain is how long accept rests when something is short.
+const acceptAgain = 100 * time.Millisecond
+
+// enter notes a connection, so that Close can end it.
+func (l *Listener) enter(conn *net.UnixConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.conns[conn] = struct{}{}
+	l.connected++
+	l.serving.Add(1)
+	return true
+}
+
+func (l *Listener) leave(conn *net.UnixConn) {
+	_ = conn.Close() // nothing is in flight on it
+	l.mu.Lock()
+	delete(l.conns, conn)
+	l.mu.Unlock()
+	l.serving.Done()
+}
+
+// helloWithin bounds the sending of 56 bytes to a fresh socket, which has room
+// for more: it is there for a kernel that does otherwise.
+const helloWithin = 5 * time.Second
+
+// serve greets a connection and keeps its session until it ends.
+func (l *Listener) serve(conn *net.UnixConn) error {
+	uid, err := sys.PeerUID(conn)
+	if err != nil {
+		return err
+	}
+	hello := api.LocalHello{ArenaBytes: int64(len(l.opts.Arena.Bytes())), Node: l.id}
+	var s *Session
+	if uid != *l.opts.UID {
+		hello.Status = api.LocalWrongUser
+	} else if s = l.begin(); s == nil {
+		hello.Status = api.LocalFull
+	} else {
+		defer l.end(s)
+		hello.Session = s.id
+	}
+	msg, err := hello.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	if err := conn.SetDeadline(time.Now().Add(helloWithin)); err != nil {
+		return err
+	}
+	if s == nil {
+		l.mu.Lock()
+		l.refused++
+		l.mu.Unlock()
+		_, err := conn.Write(msg)
+		return errors.Join(fmt.Errorf("handoff: user %d refused: %v", uid, hello.Status), err)
+	}
+	if err := l.opts.Arena.Send(conn, msg); err != nil {
+		return err
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return err
+	}
+	// The session lasts until the engine hangs up, dies, or says something.
+	if n, _ := conn.Read(make([]byte, 1)); n > 0 {
+		return errors.New("handoff: an engine sent bytes over the local socket, which carries none from it; hung up")
+	}
+	return nil
+}
+
+// begin opens a session; nil if there are too many.
+func (l *Listener) begin() *Session {
+	s := &Session{max: l.opts.LoansMax, loans: make(map[uint64]*Loan)}
+	_, _ = rand.Read(s.id[:]) // never fails
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.sessions) >= l.opts.SessionsMax {
+		return nil
+	}
+	l.sessions[s.id] = s
+	return s
+}
+
+func (l *Listener) end(s *Session) {
+	l.mu.Lock()
+	delete(l.sessions, s.id)
+	l.mu.Unlock()
+	s.end()
+}
+
+// Session returns the session of the given number. Error: ErrSession.
+func (l *Listener) Session(id []byte) (*Session, error) {
+	if len(id) != len(api.LocalID{}) {
+		return nil, fmt.Errorf("handoff: a session's number of %d bytes: %w", len(id), ErrSession)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s, ok := l.sessions[api.LocalID(id)]
+	if !ok {
+		return nil, fmt.Errorf("handoff: %w: its connection to %s has ended, or was to another node", ErrSession, l.opts.Path)
+	}
+	return s, nil
+}
+
+// Stats are the state of a Listener.
+type Stats struct {
+	// Sessions are open, with Loans loans altogether.
+	Sessions, Loans int
+	// Connections counts all that were accepted; Refused those of another user,
+	// and those beyond SessionsMax.
+	Connections, Refused uint64
+}
+
+// Stats returns the figures now.
+func (l *Listener) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := Stats{Sessions: len(l.sessions), Connections: l.connected, Refused: l.refused}
+	for _, session := range l.sessions {
+		s.Loans += session.count()
+	}
+	return s
+}
+
+// Close removes the socket, ends every session, returns all loans, and waits for
+// that. It may be called twice.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	first := !l.closed
+	l.closed = true
+	if first {
+		close(l.ended)
+	}
+	for conn := range l.conns {
+		_ = conn.Close() // its session ends by that, whatever it returns
+	}
+	l.mu.Unlock()
+	var err error
+	if first {
+		err = l.unix.Close()
+	}
+	l.serving.Wait()
+	return err
+}

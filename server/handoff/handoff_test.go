@@ -1,0 +1,377 @@
+package handoff_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-kv/penstock/api"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/server/handoff"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// node is a Listener that serves.
+type node struct {
+	*handoff.Listener
+	t     testing.TB
+	arena *arena.Arena
+}
+
+func newNode(t testing.TB, edit func(*handoff.Options)) *node {
+	t.Helper()
+	a, err := arena.New(arena.Options{SizeBytes: 1, Shared: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := handoff.Options{Path: filepath.Join(t.TempDir(), "local.sock"), Arena: a}
+	if edit != nil {
+		edit(&o)
+	}
+	l, err := handoff.Listen(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{Listener: l, t: t, arena: a}
+	served := make(chan error, 1)
+	go func() { served <- l.Serve() }()
+	t.Cleanup(func() {
+		if err := errors.Join(l.Close(), l.Close(), <-served, a.Close()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return n
+}
+
+// engine is the other end.
+type engine struct {
+	conn  *net.UnixConn
+	hello api.LocalHello
+	view  *arena.View // nil: refused
+}
+
+func (n *node) connect() *engine {
+	n.t.Helper()
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: n.Path(), Net: "unix"})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	e := &engine{conn: conn}
+	msg := make([]byte, api.LocalHelloBytes)
+	if e.view, err = arena.Receive(conn, msg); err != nil {
+		n.t.Fatal(err)
+	}
+	if err := e.hello.UnmarshalBinary(msg); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(e.hangUp)
+	return e
+}
+
+func (e *engine) hangUp() {
+	_ = e.conn.Close()
+	if e.view != nil {
+		_ = e.view.Close()
+	}
+}
+
+// until gives other goroutines the processor until f is true.
+func until(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for !f() {
+		if t.Context().Err() != nil {
+			t.Fatalf("%s: never", what)
+		}
+		runtime.Gosched()
+	}
+}
+
+func (n *node) session(e *engine) *handoff.Session {
+	n.t.Helper()
+	s, err := n.Session(e.hello.Session[:])
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return s
+}
+
+// counter counts releases.
+type counter struct{ atomic.Int32 }
+
+func (c *counter) release() { c.Add(1) }
+
+func TestEngineSeesTheArena(t *testing.T) {
+	n := newNode(t, nil)
+	e := n.connect()
+	if e.view == nil || e.hello.Status != api.LocalWelcome || e.hello.Node != n.ID() || e.hello.ArenaBytes != int64(len(e.view.Bytes())) {
+		t.Fatalf("hello %+v, view %v", e.hello, e.view)
+	}
+	n.arena.Bytes()[4096] = 42
+	if e.view.Bytes()[4096] != 42 {
+		t.Error("the engine does not see what the node has written")
+	}
+	info, err := os.Stat(n.Path())
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("socket %v, %v; want mode 0600", info.Mode(), err)
+	}
+	if other := n.connect(); other.hello.Session == e.hello.Session {
+		t.Error("two connections have one session")
+	}
+	until(t, "2 sessions", func() bool { s := n.Stats(); return s.Sessions == 2 && s.Connections == 2 })
+}
+
+func TestLoans(t *testing.T) {
+	n := newNode(t, func(o *handoff.Options) { o.LoansMax = 3 })
+	s := n.session(n.connect())
+	var back counter
+	open := func(number uint64) *handoff.Loan {
+		t.Helper()
+		l, err := s.Open(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	one := open(1)
+	one.Add(back.release)
+	one.Add(back.release)
+	if _, err := s.Open(1); !errors.Is(err, handoff.ErrLoan) {
+		t.Errorf("a number in use: %v", err)
+	}
+	open(2).End()
+	open(2)
+	open(3)
+	if _, err := s.Open(4); !errors.Is(err, handoff.ErrFull) {
+		t.Errorf("beyond LoansMax: %v", err)
+	}
+	if got := n.Stats().Loans; got != 3 {
+		t.Errorf("%d loans; want 3", got)
+	}
+	s.Return([]uint64{1, 1, 99})
+	s.Return([]uint64{1})
+	one.End()
+	if got := back.Load(); got != 2 {
+		t.Errorf("2 pieces were released %d times", got)
+	}
+	// A read that is still under way when its caller has returned the loan.
+	one.Add(back.release)
+	if got := back.Load(); got != 3 {
+		t.Errorf("a piece that came late was kept")
+	}
+}
+
+// TestDeathReturnsLoans: whatever a session holds is returned when its
+// connection ends, and no other's.
+func TestDeathReturnsLoans(t *testing.T) {
+	n := newNode(t, nil)
+	dying, living := n.connect(), n.connect()
+	var back, kept counter
+	s := n.session(dying)
+	for number := range uint64(10) {
+		l, err := s.Open(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Add(back.release)
+		if l, err = n.session(living).Open(number); err != nil {
+			t.Fatal(err)
+		}
+		l.Add(kept.release)
+	}
+	dying.hangUp()
+	until(t, "10 returned loans", func() bool { return back.Load() == 10 })
+	if kept.Load() != 0 {
+		t.Error("another session's loans were returned")
+	}
+	if _, err := s.Open(11); !errors.Is(err, handoff.ErrSession) {
+		t.Errorf("borrowed in a session that has ended: %v", err)
+	}
+	if _, err := n.Session(dying.hello.Session[:]); !errors.Is(err, handoff.ErrSession) {
+		t.Errorf("found a session that has ended: %v", err)
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+	if kept.Load() != 10 {
+		t.Errorf("%d of 10 loans returned at Close", kept.Load())
+	}
+}
+
+// TestReturnsAndReadsRace: releases happen once each, whoever ends the loan.
+func TestReturnsAndReadsRace(t *testing.T) {
+	n := newNode(t, nil)
+	e := n.connect()
+	s := n.session(e)
+	const loans, pieces = 100, 10
+	var back counter
+	var wg sync.WaitGroup
+	open := make([]*handoff.Loan, loans)
+	for number := range open {
+		var err error
+		if open[number], err = s.Open(uint64(number)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for number, l := range open {
+		wg.Go(func() {
+			for range pieces {
+				l.Add(back.release)
+			}
+		})
+		wg.Go(func() { s.Return([]uint64{uint64(number)}) })
+		if number == loans/2 {
+			wg.Go(func() { e.conn.Close() })
+		}
+		if number > loans/2 {
+			l.End()
+		}
+	}
+	wg.Wait()
+	until(t, "all pieces back", func() bool { return back.Load() == loans*pieces })
+}
+
+func TestRefusals(t *testing.T) {
+	t.Run("another user", func(t *testing.T) {
+		stranger := uint32(os.Geteuid()) + 1
+		n := newNode(t, func(o *handoff.Options) { o.UID = &stranger })
+		if e := n.connect(); e.view != nil || e.hello.Status != api.LocalWrongUser || e.hello.Session != (api.LocalID{}) {
+			t.Errorf("hello %+v, view %v", e.hello, e.view)
+		}
+		if s := n.Stats(); s.Sessions != 0 || s.Refused != 1 {
+			t.Errorf("%+v", s)
+		}
+	})
+	t.Run("too many", func(t *testing.T) {
+		n := newNode(t, func(o *handoff.Options) { o.SessionsMax = 1 })
+		n.connect()
+		if e := n.connect(); e.view != nil || e.hello.Status != api.LocalFull {
+			t.Errorf("hello %+v, view %v", e.hello, e.view)
+		}
+	})
+	t.Run("a talker", func(t *testing.T) {
+		n := newNode(t, nil)
+		e := n.connect()
+		if _, err := e.conn.Write([]byte("GET / HTTP/1.1\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "hung up", func() bool { return n.Stats().Sessions == 0 })
+	})
+	t.Run("session numbers", func(t *testing.T) {
+		n := newNode(t, nil)
+		n.connect()
+		for _, id := range [][]byte{nil, make([]byte, 16), make([]byte, 17)} {
+			if _, err := n.Session(id); !errors.Is(err, handoff.ErrSession) {
+				t.Errorf("session %x: %v", id, err)
+			}
+		}
+	})
+	t.Run("options", func(t *testing.T) {
+		private, err := arena.New(arena.Options{SizeBytes: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer private.Close()
+		for _, o := range []handoff.Options{{}, {Path: "x"}, {Path: "x", Arena: private}} {
+			if l, err := handoff.Listen(o); err == nil {
+				t.Errorf("listens with %+v", o)
+				l.Close()
+			}
+		}
+	})
+}
+
+// TestAnotherUserIsRefused connects as another user, who may open the socket.
+func TestAnotherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to become another user")
+	}
+	n := newNode(t, nil)
+	if err := os.Chmod(n.Path(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for dir := filepath.Dir(n.Path()); dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	done := make(chan error)
+	var hello api.LocalHello
+	go func() {
+		// The thread that became another user ends with this goroutine.
+		runtime.LockOSThread()
+		done <- func() error {
+			const nobody = 65534
+			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+				return errno
+			}
+			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			defer syscall.Close(fd)
+			if err := syscall.Connect(fd, &syscall.SockaddrUnix{Name: n.Path()}); err != nil {
+				return err
+			}
+			msg := make([]byte, api.LocalHelloBytes)
+			read, oobn, _, _, err := syscall.Recvmsg(fd, msg, make([]byte, 64), 0)
+			if err != nil {
+				return err
+			}
+			if oobn != 0 {
+				return errors.New("a descriptor came")
+			}
+			return hello.UnmarshalBinary(msg[:read])
+		}()
+	}()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if hello.Status != api.LocalWrongUser {
+		t.Errorf("hello to another user: %+v", hello)
+	}
+}
+
+func TestSocketFile(t *testing.T) {
+	n := newNode(t, nil)
+	if _, err := handoff.Listen(handoff.Options{Path: n.Path(), Arena: n.arena}); !errors.Is(err, handoff.ErrInUse) {
+		t.Errorf("a second node at the socket: %v", err)
+	}
+	// One that a killed process left behind.
+	stale := filepath.Join(t.TempDir(), "stale.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: stale, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	again, err := handoff.Listen(handoff.Options{Path: stale, Arena: n.arena})
+	if err != nil {
+		t.Fatalf("in place of a socket left behind: %v", err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(stale); !os.IsNotExist(err) {
+		t.Errorf("after Close the socket is still there: %v", err)
+	}
+	// Something else is not removed.
+	file := filepath.Join(t.TempDir(), "data")
+	if err := os.WriteFile(file, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := handoff.Listen(handoff.Options{Path: file, Arena: n.arena}); err == nil || !strings.Contains(err.Error(), "not a socket") {
+		t.Errorf("in place of a file: %v", err)
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != "precious" {
+		t.Errorf("the file holds %q, %v", b, err)
+	}
+}

@@ -1,0 +1,108 @@
+package handoff
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/api"
+)
+
+// Session is one engine's connection and what it has borrowed. Its methods may
+// be called concurrently.
+type Session struct {
+	id  api.LocalID
+	max int
+
+	mu    sync.Mutex
+	ended bool
+	loans map[uint64]*Loan
+}
+
+// Open begins a loan under a number that the engine chose. It is the engine's to
+// return; the caller, if nothing comes of it, calls End. Errors: ErrSession,
+// ErrLoan, ErrFull.
+func (s *Session) Open(number uint64) (*Loan, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch _, used := s.loans[number]; {
+	case s.ended:
+		return nil, fmt.Errorf("handoff: %w: its connection has ended", ErrSession)
+	case used:
+		return nil, fmt.Errorf("handoff: loan %d: %w", number, ErrLoan)
+	case len(s.loans) >= s.max:
+		return nil, fmt.Errorf("handoff: %d loans in one session: %w", s.max, ErrFull)
+	}
+	loan := &Loan{session: s, number: number}
+	s.loans[number] = loan
+	return loan, nil
+}
+
+// Return ends loans. A number that is not lent is passed over: to return twice
+// is no mistake.
+func (s *Session) Return(numbers []uint64) {
+	for _, n := range numbers {
+		s.mu.Lock()
+		loan := s.loans[n]
+		s.mu.Unlock()
+		if loan != nil {
+			loan.End()
+		}
+	}
+}
+
+// end returns everything; nothing can be borrowed any more.
+func (s *Session) end() {
+	s.mu.Lock()
+	s.ended = true
+	loans := s.loans
+	s.loans = nil
+	s.mu.Unlock()
+	for _, loan := range loans {
+		loan.End()
+	}
+}
+
+func (s *Session) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.loans)
+}
+
+// Loan is what one Read has lent.
+type Loan struct {
+	session *Session
+	number  uint64
+
+	// Guarded by session.mu. Once ended is set, held stays empty.
+	ended bool
+	held  []func()
+}
+
+// Add puts something into the loan: release is called once, when the loan ends,
+// or now if it has ended.
+func (l *Loan) Add(release func()) {
+	l.session.mu.Lock()
+	ended := l.ended
+	if !ended {
+		l.held = append(l.held, release)
+	}
+	l.session.mu.Unlock()
+	if ended {
+		release()
+	}
+}
+
+// End releases what the loan holds. It may be called twice.
+func (l *Loan) End() {
+	s := l.session
+	s.mu.Lock()
+	held := l.held
+	l.ended, l.held = true, nil
+	if s.loans[l.number] == l {
+		delete(s.loans, l.number)
+	}
+	s.mu.Unlock()
+	for _, release := range held {
+		release()
+	}
+}
