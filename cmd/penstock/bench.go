@@ -35,7 +35,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchReport(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.
@@ -188,6 +188,24 @@ func newBenchStore(w world, f *benchFlags) *cobra.Command {
 			return usagef("--size %s: want at least 256MiB", size(o.SizeBytes))
 		}
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Store(ctx, sw, o) })
+	}
+	return cmd
+}
+
+func newBenchIndex(w world, f *benchFlags) *cobra.Command {
+	var o suite.IndexOptions
+	cmd := &cobra.Command{
+		Use:   "index",
+		Short: "Prefix matches, commits, bytes for each block, recovery after kill -9",
+		Args:  args(cobra.NoArgs),
+	}
+	cmd.Flags().IntVar(&o.Blocks, "blocks", 2_000_000, "blocks in the index")
+	cmd.Flags().IntVar(&o.NodeBlocks, "node-blocks", 2_000_000, "blocks of the node that is killed and recovered, 8 KiB of disk each; 0 leaves that out")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.Blocks < 1<<15 || o.NodeBlocks < 0 {
+			return usagef("--blocks %d: want at least %d; --node-blocks %d: want at least 0", o.Blocks, 1<<15, o.NodeBlocks)
+		}
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Index(ctx, sw, o) })
 	}
 	return cmd
 }

@@ -76,6 +76,16 @@ func start(cmd *exec.Cmd) (*Process, error) {
 	return p, <-started
 }
 
+// Start runs exe until Close or Kill; what it prints goes to output.
+func Start(output io.Writer, exe string, args ...string) (*Process, error) {
+	cmd := exec.Command(exe, args...)
+	cmd.Stdout, cmd.Stderr = output, output
+	return start(cmd)
+}
+
+// Exited is closed when the process has ended.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
 // PID is the process's number.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
@@ -165,7 +175,10 @@ func StartChild(exe string, output io.Writer, args ...string) (*Child, error) {
 }
 
 // Close closes the child's standard input and ends it.
-func (c *Child) Close() error { return errors.Join(c.stdin.Close(), c.Process.Close()) }
+func (c *Child) Close() error {
+	_ = c.stdin.Close() // it is closed already if the child has ended
+	return c.Process.Close()
+}
 
 // readLine reads one short line byte by byte, so that nothing behind it is lost.
 func readLine(r io.Reader) (string, error) {

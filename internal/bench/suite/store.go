@@ -84,12 +84,8 @@ func Store(ctx context.Context, w World, o StoreOptions) (_ bench.Report, err er
 		defer func() { err = errors.Join(err, restore()) }()
 		s.setup("%s", note)
 	}
-	for _, step := range []func(context.Context) error{s.reads, s.busy, s.writes, s.files, s.syncs} {
-		if err := step(ctx); err != nil {
-			return s.report, err
-		}
-	}
-	return s.report, nil
+	err = s.all(ctx, step{"reads", s.reads}, step{"reads under load", s.busy}, step{"writes", s.writes}, step{"files", s.files}, step{"syncs", s.syncs})
+	return s.report, err
 }
 
 // volume makes a full volume and says how to remove it.

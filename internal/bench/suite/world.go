@@ -82,6 +82,26 @@ func (s *suiteRun) compare(ctx context.Context, c bench.Comparison) error {
 	return nil
 }
 
+// step is a part of a suite that can fail by itself.
+type step struct {
+	name string
+	do   func(context.Context) error
+}
+
+// all runs the steps; one that fails is named in the report and the others go on.
+func (s *suiteRun) all(ctx context.Context, steps ...step) error {
+	for _, p := range steps {
+		err := p.do(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			s.report.NotRun = append(s.report.NotRun, bench.Missing{What: p.name, Why: err.Error()})
+		}
+	}
+	return nil
+}
+
 // setup notes something that holds for the whole suite.
 func (s *suiteRun) setup(format string, args ...any) {
 	s.report.Setup = append(s.report.Setup, fmt.Sprintf(format, args...))

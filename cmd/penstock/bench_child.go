@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// newBenchChild is what suites run in another process. A child says in one line
+// of standard output that it is ready and ends when its standard input does.
+func newBenchChild(w world) *cobra.Command {
+	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
+	return noun(cmd, newBenchFill(w))
+}
+
+// ready tells the parent, and waits until it wants the child to end.
+func (w world) ready(ctx context.Context, line string) error {
+	if _, err := fmt.Fprintln(w.out, line); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, w.in)
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// newBenchFill stores many small blocks in a node and keeps it open, to be killed.
+func newBenchFill(w world) *cobra.Command {
+	var capacity int64
+	var blocks int
+	cmd := &cobra.Command{Use: "fill", Short: "Fill a node with small blocks", Args: args(cobra.NoArgs)}
+	cmd.Flags().Var(sizeFlag{&capacity}, "capacity", "of the node")
+	cmd.Flags().IntVar(&blocks, "blocks", 0, "to store")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		cfg := config.Default()
+		cfg.Data = []string{cmd.Flag("data").Value.String()}
+		cfg.Capacity = config.Size(capacity)
+		cfg.Listen, cfg.DataListen, cfg.HTTP = "127.0.0.1:0", "127.0.0.1:0", ""
+		if err := cfg.Validate(); err != nil {
+			return err
+		}
+		n, err := startNode(cmd.Context(), cfg, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, n.closeParts(context.WithoutCancel(cmd.Context()))) }()
+		if err := suite.FillNode(cmd.Context(), n.storage, blocks); err != nil {
+			return err
+		}
+		return w.ready(cmd.Context(), "filled")
+	}
+	return cmd
+}
