@@ -1,16 +1,12 @@
 package storage
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // A gate lets a bounded number of calls in; as many more may wait in line, and
 // the next one is refused at once.
 type gate struct {
 	running chan struct{} // a token for each call inside
 	waiting chan struct{} // a token for each call inside or in line
-	wg      sync.WaitGroup
 }
 
 func newGate(n int) *gate {
@@ -27,7 +23,6 @@ func (g *gate) enter(ctx context.Context) error {
 	}
 	select {
 	case g.running <- struct{}{}:
-		g.wg.Add(1)
 		return nil
 	case <-ctx.Done():
 		<-g.waiting
@@ -38,20 +33,23 @@ func (g *gate) enter(ctx context.Context) error {
 func (g *gate) leave() {
 	<-g.running
 	<-g.waiting
-	g.wg.Done()
 }
 
-// drain waits until everyone has left. No one may enter meanwhile.
-func (g *gate) drain(ctx context.Context) error {
-	empty := make(chan struct{})
-	go func() {
-		g.wg.Wait()
-		close(empty)
-	}()
-	select {
-	case <-empty:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+// close takes every token, so that nobody is inside and nobody enters again. It
+// fails only if someone is still inside when ctx ends; a ctx that has ended
+// already does not keep it from closing an empty gate.
+func (g *gate) close(ctx context.Context) error {
+	for range cap(g.running) {
+		select {
+		case g.running <- struct{}{}:
+			continue
+		default:
+		}
+		select {
+		case g.running <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	return nil
 }

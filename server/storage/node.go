@@ -180,7 +180,7 @@ func (n *Node) Close(ctx context.Context) error {
 		n.stop()
 		n.loops.Wait()
 		n.abortAll()
-		if err := n.reads.drain(ctx); err != nil {
+		if err := n.reads.close(ctx); err != nil {
 			n.closeErr = fmt.Errorf("storage: close: loads still running: %w", err)
 			return
 		}
