@@ -2,7 +2,14 @@ package client_test
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"math/big"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -765,4 +772,107 @@ func TestManyAtOnce(t *testing.T) {
 	if imm := r.engine.Stats(); imm.ImmediatesDropped != 0 {
 		t.Errorf("%d immediates were dropped", imm.ImmediatesDropped)
 	}
+}
+
+// TestHeldUpDevice: ctx ends while the node's device is slow. What the device
+// brings later reaches no one.
+func TestHeldUpDevice(t *testing.T) {
+	h := newHost(t, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	mem := r.memory(8 * 8192)
+	h.gate.shut()
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-h.gate.arrived
+		cancel()
+	}()
+	got, err := r.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+	if !errors.Is(err, context.Canceled) || got.Blocks != 0 || got.Outcome != client.Miss {
+		t.Fatalf("read: %+v, %v", got, err)
+	}
+	h.gate.lift()
+	if got := r.get(ns, ids); got.Blocks != 8 {
+		t.Fatalf("the next read: %+v", got)
+	}
+	// Draining waits for the load that was given up.
+	h.kill()
+	if i := slices.IndexFunc(mem.Bytes(), func(b byte) bool { return b != 0 }); i >= 0 {
+		t.Errorf("byte %d changed after Read had returned", i)
+	}
+}
+
+// TestClosed: a Store that is closed says so, whatever it is asked for.
+func TestClosed(t *testing.T) {
+	r := newRig(t, nil, newHost(t, nil))
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 4, 1)
+	mem := r.memory(4 * 8192)
+	if err := r.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, matchErr := r.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids})
+	_, readErr := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+	_, writeErr := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: mem})
+	eventsErr := r.store.Events(t.Context(), client.EventsRequest{}, func(client.Event) error { return nil })
+	_, nsErr := r.store.Namespace(t.Context(), "other")
+	for what, err := range map[string]error{"match": matchErr, "read": readErr, "write": writeErr, "events": eventsErr, "namespace": nsErr} {
+		if !errors.Is(err, client.ErrClosed) {
+			t.Errorf("%s: %v; want ErrClosed", what, err)
+		}
+	}
+}
+
+// TestTLS: a Store that trusts the node's certificate works; one that does not
+// takes the node for down and says why.
+func TestTLS(t *testing.T) {
+	cert, pool := certificate(t)
+	h := newHost(t, func(_ *storage.Options, o *server.Options) {
+		o.TLS = &tls.Config{Certificates: []tls.Certificate{cert}}
+	})
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	h.must(err)
+	defer engine.Close()
+	good, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, TLS: &tls.Config{RootCAs: pool}})
+	h.must(err)
+	defer good.Close()
+	if n := good.Nodes()[0]; !n.Up {
+		t.Errorf("node: %+v", n)
+	}
+	if _, err := good.Namespace(t.Context(), "m"); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("namespace: %v", err)
+	}
+	stranger, err := client.Open(t.Context(), client.Options{Servers: []string{h.control}, Engine: engine, TLS: &tls.Config{}})
+	h.must(err)
+	defer stranger.Close()
+	if n := stranger.Nodes()[0]; n.Up || n.Err == nil || !strings.Contains(n.Err.Error(), "certificate") {
+		t.Errorf("node: %+v", n)
+	}
+}
+
+// certificate makes a certificate for 127.0.0.1 that signs itself.
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:        true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
 }
