@@ -153,7 +153,8 @@ func TestHybrid(t *testing.T) {
 		{Kind: kv.State, Layers: 1, TokenBytes: 3000},
 	}}
 	// Small tasks: each must find the whole match, not a shorter one.
-	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 4096, 16384 }, newHost(t, nil))
+	h := newHost(t, nil)
+	r := newRig(t, func(o *client.Options) { o.ReadTaskBytes, o.WriteChunkBytes = 4096, 16384 }, h)
 	ns := r.namespace("h", g, kv.IndexTrie)
 	ids := chain(ns, 16, 1)
 	// The state is snapshotted after blocks 9 and 15 only, the window kept from
@@ -206,6 +207,14 @@ func TestHybrid(t *testing.T) {
 	}
 	if _, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem}); !errors.Is(err, client.ErrRequest) {
 		t.Errorf("read of a hybrid namespace without pieces: %v", err)
+	}
+	// A lost piece leaves nothing of a window or a state: a shorter prefix needs
+	// others.
+	h.faults.SetRules(faultio.MustParse(`(Err EIO (And Reads (File "segment-*") (After 2)))`))
+	needed, size := client.NeededPieces(g, 16, 0)
+	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(size), Pieces: needed})
+	if err != nil || got.Outcome != client.Miss || got.Blocks != 0 || got.Cut != client.CutLost || len(got.Lost) == 0 {
+		t.Errorf("read with a lost piece: %+v, %v", got, err)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 
+	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -29,6 +30,9 @@ type session struct {
 	readBytes     int64 // payload of one Read
 	writeBytes    int64 // payload of one Reserve
 	chainBlocks   int
+	// localID is what the node says of itself on its unix socket; zero if it has
+	// none.
+	localID api.LocalID
 }
 
 // node is one storage node.
@@ -142,6 +146,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	}
 	sess.name, sess.version = d.GetNode(), d.GetVersion()
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
+	copy(sess.localID[:], d.GetLocalId())
 	var addr rdma.Addr
 	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {
 		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)

@@ -21,6 +21,10 @@ type Options struct {
 	// after the Store. One Store for each engine: they share its immediates.
 	Engine rdma.Engine
 
+	// LocalSocket is the unix socket of the node on this host (its setting
+	// local_socket), for ReadLocal. Empty: none.
+	LocalSocket string
+
 	// BearerToken is sent with every call. It is refused over plaintext to a
 	// host that is not loopback unless Insecure is set.
 	BearerToken string

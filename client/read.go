@@ -36,6 +36,8 @@ type reading struct {
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
+	// local is nil unless the pieces are borrowed rather than moved.
+	local *borrowing
 
 	mu     sync.Mutex
 	states []pieceState // of pieces
@@ -75,8 +77,17 @@ func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	if err != nil {
 		return ReadResult{}, err
 	}
+	if err := r.checkInto(); err != nil {
+		return ReadResult{}, err
+	}
+	return r.run(ctx)
+}
+
+// run performs a checked Read.
+func (r *reading) run(ctx context.Context) (ReadResult, error) {
+	s := r.store
 	if len(r.pieces) == 0 {
-		return ReadResult{Cut: CutComplete, Epoch: req.Epoch}, nil
+		return ReadResult{Cut: CutComplete, Epoch: r.req.Epoch}, nil
 	}
 	if err := r.plan(ctx); err != nil {
 		return ReadResult{}, err
@@ -86,15 +97,15 @@ func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	for i := range r.tasks {
 		group.Go(func() error { return r.runTask(taskCtx, &r.tasks[i]) })
 	}
-	err = group.Wait()
+	err := group.Wait()
 	if ctx.Err() != nil {
 		err = fmt.Errorf("client: read: %w", ctx.Err())
 	}
-	s.noteMismatch(req.Namespace.Name, err)
+	s.noteMismatch(r.req.Namespace.Name, err)
 	return r.result(), err
 }
 
-// newReading checks the request.
+// newReading checks the request, but for its memory.
 func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
@@ -117,9 +128,6 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 		}
 		r.pieces = consecutive(0, len(ids), req.Base, r.pieceBytes(0))
 	}
-	if len(r.pieces) > 0 && req.Into == nil {
-		return nil, fmt.Errorf("client: read: %w: no memory to read into (ReadRequest.Into)", ErrRequest)
-	}
 	for _, p := range r.pieces {
 		if err := checkPiece(g, len(ids), p); err != nil {
 			return nil, fmt.Errorf("client: read: %w", err)
@@ -127,12 +135,22 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 		if n := g.Groups[p.Group].Layers; req.FirstLayer >= n || req.Layers > n-req.FirstLayer {
 			return nil, fmt.Errorf("client: read: %w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, n)
 		}
-		if err := checkRange(p, r.pieceBytes(p.Group), req.Into); err != nil {
-			return nil, fmt.Errorf("client: read: %w", err)
-		}
 	}
 	r.states = make([]pieceState, len(r.pieces))
 	return r, nil
+}
+
+// checkInto checks that the caller's memory has room for every piece.
+func (r *reading) checkInto() error {
+	if len(r.pieces) > 0 && r.req.Into == nil {
+		return fmt.Errorf("client: read: %w: no memory to read into (ReadRequest.Into)", ErrRequest)
+	}
+	for _, p := range r.pieces {
+		if err := checkRange(p, r.pieceBytes(p.Group), r.req.Into); err != nil {
+			return fmt.Errorf("client: read: %w", err)
+		}
+	}
+	return nil
 }
 
 // consecutive lays out group 0 of the blocks [first, end), one behind the other
@@ -267,7 +285,12 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err := t.node.retry(ctx, t.node.live, func(sess *session) error { return r.attempt(ctx, t, sess) })
+	err := t.node.retry(ctx, t.node.live, func(sess *session) error {
+		if r.local != nil {
+			return r.borrow(ctx, t, sess)
+		}
+		return r.attempt(ctx, t, sess)
+	})
 	switch {
 	case errors.Is(err, errDown):
 		r.loseAll(t, LostNodeDown, err.Error())
@@ -442,13 +465,24 @@ func (r *reading) intact(i int, sums []uint64) (ok bool, detail string) {
 	if len(sums) != layers {
 		return false, fmt.Sprintf("%d checksums for %d layers", len(sums), layers)
 	}
-	mem := r.req.Into.Bytes()[p.Offset:]
+	mem := r.piece(i)
+	if int64(len(mem)) < int64(layers)*layerBytes {
+		return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), int64(layers)*layerBytes)
+	}
 	for k, want := range sums {
 		if got := xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]); got != want {
 			return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, want)
 		}
 	}
 	return true, ""
+}
+
+// piece is where piece i is in memory, and what lies behind it.
+func (r *reading) piece(i int) []byte {
+	if r.local != nil {
+		return r.local.pieces[i]
+	}
+	return r.req.Into.Bytes()[r.pieces[i].Offset:]
 }
 
 // settle records what became of piece i.

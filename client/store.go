@@ -20,6 +20,7 @@ type Store struct {
 	nodes []*node
 	imms  atomic.Uint32 // the next Read's immediate
 	stats counters
+	local localSocket
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
 	ctx     context.Context
@@ -44,6 +45,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts.Servers = slices.Clone(opts.Servers)
 	s := &Store{opts: opts, namespaces: make(map[string]kv.Namespace)}
 	s.imms.Store(rand.Uint32())
+	s.local.turn = make(chan struct{}, 1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for _, target := range opts.Servers {
 		s.nodes = append(s.nodes, newNode(s, target))
@@ -77,7 +79,8 @@ func (s *Store) connectAll(ctx context.Context) error {
 }
 
 // Close ends the connections, fails the calls under way, and returns when the
-// Store's goroutines have ended. The engine and the registered memory stay the
+// Store's goroutines have ended. A LocalResult that was not returned stays as it
+// is until it is, and with it the connection to LocalSocket. The engine and the registered memory stay the
 // caller's. It may be called twice.
 func (s *Store) Close() error {
 	s.mu.Lock()
@@ -85,6 +88,7 @@ func (s *Store) Close() error {
 	s.mu.Unlock()
 	s.cancel()
 	s.running.Wait()
+	s.local.close()
 	for _, n := range s.nodes {
 		n.close()
 	}

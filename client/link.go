@@ -1,0 +1,227 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/api"
+	"github.com/penstock-kv/penstock/internal/arena"
+)
+
+// localSocket is the Store's way to the node on this host.
+type localSocket struct {
+	// turn is held by who connects. No lock is held meanwhile.
+	turn chan struct{}
+
+	mu     sync.Mutex
+	link   *localLink // nil: none, or lost
+	closed bool
+}
+
+// localLink is one session on a node's unix socket, with its arena mapped here.
+// It lasts as long as the Store or a result needs it: while the connection is
+// open, the node keeps what it has lent.
+type localLink struct {
+	socket        string
+	conn          *net.UnixConn
+	view          *arena.View
+	node, session api.LocalID
+	// next is the last number given to a loan.
+	next atomic.Uint64
+	// watched is closed when the watcher has ended.
+	watched chan struct{}
+
+	mu sync.Mutex
+	// refs counts the Store's reference and one for each loan. The connection
+	// and the mapping end with the last.
+	refs int
+	// lost: the node has hung up, or does not know the session any more.
+	lost bool
+	// owed are loans that the node could not be told to be free.
+	owed []uint64
+}
+
+// localLink returns the link with a reference, connecting if there is none.
+// Errors: ErrUnsupported, ErrClosed, ctx's.
+func (s *Store) localLink(ctx context.Context) (*localLink, error) {
+	path := s.opts.LocalSocket
+	if path == "" {
+		return nil, fmt.Errorf("client: read local: %w: Options.LocalSocket names no socket", ErrUnsupported)
+	}
+	if l, err := s.local.current(); l != nil || err != nil {
+		return l, err
+	}
+	select {
+	case s.local.turn <- struct{}{}:
+		defer func() { <-s.local.turn }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("client: connect to %s: %w", path, ctx.Err())
+	}
+	if l, err := s.local.current(); l != nil || err != nil {
+		return l, err
+	}
+	l, err := dialLocal(ctx, path, s.opts.DialTimeout)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, fmt.Errorf("client: connect to %s: %w", path, err)
+	}
+	return l, s.local.adopt(l)
+}
+
+// current returns the link with a reference; nil if there is none.
+func (c *localSocket) current() (*localLink, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("client: read local: %w", ErrClosed)
+	}
+	if c.link == nil || !c.link.retain() {
+		return nil, nil
+	}
+	return c.link, nil
+}
+
+// adopt takes a new link, to which the caller has a reference, for the Store. If
+// the Store is closed the reference is given up.
+func (c *localSocket) adopt(l *localLink) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		l.release()
+		return fmt.Errorf("client: read local: %w", ErrClosed)
+	}
+	old := c.link
+	c.link = l
+	l.retain()
+	c.mu.Unlock()
+	if old != nil {
+		old.release() // it was lost
+	}
+	go l.watch(c)
+	return nil
+}
+
+// forget gives up the Store's reference to a lost link.
+func (c *localSocket) forget(l *localLink) {
+	c.mu.Lock()
+	mine := c.link == l
+	if mine {
+		c.link = nil
+	}
+	c.mu.Unlock()
+	if mine {
+		l.release()
+	}
+}
+
+// close gives up the link; it ends now, or with the last result that is returned.
+func (c *localSocket) close() {
+	c.mu.Lock()
+	l := c.link
+	c.link, c.closed = nil, true
+	c.mu.Unlock()
+	if l != nil && l.release() {
+		<-l.watched
+	}
+}
+
+// dialLocal connects to the node's socket and maps its arena.
+func dialLocal(ctx context.Context, path string, timeout time.Duration) (*localLink, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	conn := c.(*net.UnixConn)
+	view, hello, err := receiveHello(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnsupported, errors.Join(err, conn.Close()))
+	}
+	return &localLink{socket: path, conn: conn, view: view, node: hello.Node, session: hello.Session, watched: make(chan struct{}), refs: 1}, nil
+}
+
+// receiveHello reads what the node says first. The view is not nil without an
+// error.
+func receiveHello(ctx context.Context, conn *net.UnixConn) (*arena.View, api.LocalHello, error) {
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	var hello api.LocalHello
+	msg := make([]byte, api.LocalHelloBytes)
+	view, err := arena.Receive(conn, msg)
+	if err != nil {
+		return nil, hello, err
+	}
+	err = hello.UnmarshalBinary(msg)
+	switch {
+	case err != nil:
+	case hello.Status != api.LocalWelcome:
+		err = errors.New(hello.Status.String())
+	case view == nil:
+		err = errors.New("the node sent no descriptor of its arena")
+	case int64(len(view.Bytes())) != hello.ArenaBytes:
+		err = fmt.Errorf("the node says that its arena has %d bytes and sent one of %d", hello.ArenaBytes, len(view.Bytes()))
+	case !stop():
+		err = ctx.Err()
+	}
+	if err == nil {
+		return view, hello, nil
+	}
+	if view != nil {
+		err = errors.Join(err, view.Close())
+	}
+	return nil, hello, err
+}
+
+// watch waits until the connection ends. Then a node that has gone does not keep
+// its memory because it is mapped here.
+func (l *localLink) watch(c *localSocket) {
+	defer close(l.watched)
+	_, _ = l.conn.Read(make([]byte, 1)) // the node says nothing more
+	l.lose()
+	c.forget(l)
+}
+
+// retain takes a reference. It reports false if the link is lost or has ended.
+func (l *localLink) retain() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost || l.refs == 0 {
+		return false
+	}
+	l.refs++
+	return true
+}
+
+// release gives up a reference and reports whether it was the last.
+func (l *localLink) release() (last bool) {
+	l.mu.Lock()
+	l.refs--
+	last = l.refs == 0
+	l.mu.Unlock()
+	if last {
+		_ = l.conn.Close() // by this the node takes back all that was lent
+		_ = l.view.Close() // only a mapping that is none could fail
+	}
+	return last
+}
+
+// lose marks the link as of no use for new reads.
+func (l *localLink) lose() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = true
+}
+
+func (l *localLink) isLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
