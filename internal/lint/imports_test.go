@@ -48,6 +48,7 @@ var edges = []struct {
 	{"internal/arena", []string{"internal/sys"}, "memory knows no user"},
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},
+	{"internal/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
@@ -68,6 +69,7 @@ var testEdges = []struct {
 	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
+	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
 
