@@ -235,8 +235,17 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		EventHistory:        limits.EventHistory,
 		LoanBytesMax:        int64(limits.LoanBytes),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
+		CutThroughBytes:     cutThroughBytes(n.cfg.DataPlane),
 		Logger:              n.log,
 	})
+}
+
+// cutThroughBytes turns the setting's 0, never, into the engine's.
+func cutThroughBytes(p config.DataPlane) int64 {
+	if p.CutThrough == 0 {
+		return -1
+	}
+	return int64(p.CutThrough)
 }
 
 // listen binds the listeners before the slow part of the start, so that a port

@@ -47,9 +47,10 @@ type Config struct {
 	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or TLS: anyone who reaches the port can read and overwrite the cache"`
 }
 
-// DataPlane tunes the transfer engine.
+// DataPlane tunes the transfer engine and how it is fed.
 type DataPlane struct {
 	Congestion string `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
+	CutThrough Size   `yaml:"cut_through" doc:"a block of at least this size is on the wire while its end is still on the disk; 0 sends each block when it was read"`
 }
 
 // Auth protects the control plane; the data plane's token is handed out over it.
@@ -103,7 +104,7 @@ func Default() Config {
 		Eviction:    "s3fifo",
 		ScrubRate:   16 << 20,
 		DrainWithin: Duration(15 * time.Second),
-		DataPlane:   DataPlane{Congestion: "cubic"},
+		DataPlane:   DataPlane{Congestion: "cubic", CutThrough: 8 << 20},
 		Limits: Limits{
 			Reads:        256,
 			Writes:       256,

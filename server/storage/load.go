@@ -17,11 +17,7 @@ const (
 	// unitBytes is how much one device batch of a Load brings: large enough for
 	// full bandwidth, small enough that the network starts early.
 	unitBytes = 4 << 20
-	// cutThroughBytes is the piece size from which a piece is loaded in parts of
-	// whole layers, so that the first part is on the wire while the last is on
-	// the disk (docs/benchmarks.md, "cut through").
-	cutThroughBytes = 8 << 20
-	// partBytes is the length of such a part.
+	// partBytes is the length of the parts of a piece that is cut through.
 	partBytes = 2 << 20
 	// loadDepth is how many units of one Load are on their way at once: one on
 	// the disk, one on the wire, and one to hide each one's end.
@@ -322,7 +318,7 @@ func (l *load) units() (units []unit) {
 		if count == 0 {
 			count = all - first
 		}
-		whole := l.req.Keep || pieceBytes < cutThroughBytes
+		whole := l.req.Keep || l.node.opts.CutThroughBytes < 0 || pieceBytes < l.node.opts.CutThroughBytes
 		if count == all && whole {
 			if runBytes+pieceBytes > unitBytes {
 				flush()

@@ -65,6 +65,11 @@ type Options struct {
 	EventHistory int
 	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
 	ScrubBytesPerSecond int64
+	// CutThroughBytes is the piece size from which a piece is loaded in parts of
+	// whole layers, so that the first part is on the wire while the last is on
+	// the disk (docs/benchmarks.md, "cut through"). Default 8 MiB; negative:
+	// every piece is loaded whole.
+	CutThroughBytes int64
 	// HotBytes is how much of the arena, while nobody else needs it, keeps what
 	// was read last, so that the next reader needs no device. Default: all of it
 	// but for a quarter; negative: none.
@@ -93,6 +98,7 @@ func (o *Options) EnsureDefaults() {
 	def(&o.ReservationTTL, 30*time.Second)
 	def(&o.QueueWait, 2*time.Second)
 	def(&o.EventHistory, 65536)
+	def(&o.CutThroughBytes, 8<<20)
 	if o.HotBytes == 0 && o.Arena != nil {
 		o.HotBytes = int64(len(o.Arena.Bytes())) * 3 / 4
 	}

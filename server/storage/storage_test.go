@@ -77,15 +77,33 @@ func TestCutThrough(t *testing.T) {
 	if _, n := r.load(ns, ids); n != 2 {
 		t.Fatalf("%d pieces", n)
 	}
-	parts := 0
-	if _, err := r.node.Load(t.Context(), storage.LoadRequest{Namespace: "m", IDs: ids[:1]}, func(_ context.Context, ps []storage.Part) {
+	if parts, err := r.parts(ids[:1]); err != nil || parts != 5 {
+		t.Fatalf("%d parts, %v; want 5 of 2 MiB", parts, err)
+	}
+}
+
+// TestStoreAndForward: cutting through can be turned off.
+func TestStoreAndForward(t *testing.T) {
+	r := newRig(t, rigOptions{capacityBytes: 128 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
+		o.LoadBytesMax, o.WriteBytesMax, o.CutThroughBytes = 32<<20, 32<<20, -1
+	}})
+	ns := r.namespace("m", kv.SingleGroup(10, 64, 16<<10))
+	ids := chain(ns, 1, 1)
+	r.mustPut(ns, ids)
+	if parts, err := r.parts(ids); err != nil || parts != 1 {
+		t.Fatalf("%d parts, %v; want the whole piece", parts, err)
+	}
+}
+
+// parts loads a chain of namespace m and counts the parts it comes in.
+func (r *rig) parts(ids []kv.BlockID) (parts int, err error) {
+	_, err = r.node.Load(r.t.Context(), storage.LoadRequest{Namespace: "m", IDs: ids}, func(_ context.Context, ps []storage.Part) {
 		for i := range ps {
 			parts++
 			ps[i].Done(nil)
 		}
-	}); err != nil || parts != 5 {
-		t.Fatalf("%d parts, %v; want 5 of 2 MiB", parts, err)
-	}
+	})
+	return parts, err
 }
 
 func TestRestartKeepsEverything(t *testing.T) {
