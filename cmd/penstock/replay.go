@@ -96,7 +96,7 @@ is 1 if any byte differs.`,
 			for _, name := range files {
 				r := replayRun{world: w, flags: f, store: s, admin: admin{AdminClient: pb.NewAdminClient(conn), conn: conn}, name: name}
 				rep, err := r.run(ctx)
-				if rep != nil {
+				if rep != nil && (err == nil || rep.Requests > 0) {
 					if err := outputOf(cmd).emit(rep, rep.print); err != nil {
 						return err
 					}
@@ -221,8 +221,8 @@ func (r *replayRun) target(ctx context.Context, t *trace.Reader) (kv.Namespace, 
 		Index:    kv.IndexTrie,
 		Geometry: kv.SingleGroup(r.flags.layers, t.BlockTokens(), r.flags.tokenBytes),
 	}
-	if err := def.Validate(); err != nil {
-		return def, nothing, usageError{err}
+	if err := def.Geometry.Validate(); err != nil {
+		return def, nothing, usageError{fmt.Errorf("--layers, --token-bytes: %w", err)}
 	}
 	if _, err := r.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)}); err != nil {
 		return def, nothing, err

@@ -93,6 +93,7 @@ func loadConfig(file string, environ []string, flags *pflag.FlagSet) (config.Con
 			return cfg, fmt.Errorf("--%s: %w", f.Name, err)
 		}
 	}
+	cfg.EnsureDefaults()
 	return cfg, cfg.Validate()
 }
 

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// childEnv makes the test binary behave as penstock itself: tests that need a
+// process of its own start it with that.
+const childEnv = "TEST_RUN_AS_PENSTOCK=1"
+
+func TestMain(m *testing.M) {
+	if os.Getenv("TEST_RUN_AS_PENSTOCK") == "1" {
+		main()
+		return
+	}
+	testkit.Main(m)
+}
+
+// result is what one command line did.
+type result struct {
+	code     int
+	out, err string
+}
+
+// penstock runs one command line in this process.
+func penstock(t testing.TB, stdin string, environ []string, args ...string) result {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return penstockIn(ctx, stdin, environ, args...)
+}
+
+func penstockIn(ctx context.Context, stdin string, environ []string, args ...string) result {
+	var out, errs bytes.Buffer
+	code := run(ctx, world{in: strings.NewReader(stdin), out: &out, err: &errs, environ: environ}, args)
+	return result{code: code, out: out.String(), err: errs.String()}
+}
+
+// must fails the test unless the command succeeded, and returns its output.
+func (r result) must(t testing.TB) string {
+	t.Helper()
+	if r.code != exitOK {
+		t.Fatalf("exit %d\n%s%s", r.code, r.out, r.err)
+	}
+	return r.out
+}
+
+// decode reads the output as JSON.
+func decode[T any](t testing.TB, r result) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(r.must(t)), &v); err != nil {
+		t.Fatalf("%v in\n%s", err, r.out)
+	}
+	return v
+}
+
+// small are the settings of a node that a test can start quickly.
+func small(data string) []string {
+	return []string{
+		"serve", "--data", data, "--io", "posix", "--node", "test",
+		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+		"--capacity", "64MiB", "--arena", "32MiB", "--index-cache", "4MiB", "--free-floor", "1MiB",
+		"--prewrite=false", "--scrub-rate", "0B", "--log-format", "json",
+	}
+}
+
+// served is a node that runs in this process.
+type served struct {
+	t     testing.TB
+	ready childReady
+	log   *tail
+	stop  func() result
+}
+
+// startServed runs serve until the test ends, or stop is called.
+func startServed(t testing.TB, data string, more ...string) *served {
+	t.Helper()
+	s, r := tryServed(t, nil, append(small(data), more...)...)
+	if s == nil {
+		t.Fatalf("serve: exit %d\n%s", r.code, r.err)
+	}
+	return s
+}
+
+// tryServed returns the node, or the result of a serve that did not become ready.
+func tryServed(t testing.TB, environ []string, args ...string) (*served, result) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	pr, pw := io.Pipe()
+	s := &served{t: t, log: &tail{}}
+	ready := make(chan childReady, 1)
+	ended := make(chan result, 1)
+	var logs sync.WaitGroup
+	logs.Go(func() { s.log.follow(pr, ready) })
+	go func() {
+		code := run(ctx, world{in: strings.NewReader(""), out: io.Discard, err: pw, environ: environ}, args)
+		pw.Close()
+		logs.Wait()
+		ended <- result{code: code, err: s.log.String()}
+	}()
+	s.stop = sync.OnceValue(func() result {
+		cancel()
+		return <-ended
+	})
+	select {
+	case s.ready = <-ready:
+		t.Cleanup(func() { s.stop() })
+		return s, result{}
+	case r := <-ended:
+		cancel()
+		return nil, r
+	}
+}
+
+// run runs a client command against the node.
+func (s *served) run(args ...string) result { return s.runWith("", args...) }
+
+func (s *served) runWith(stdin string, args ...string) result {
+	s.t.Helper()
+	return penstock(s.t, stdin, []string{"PENSTOCK_SERVER=" + s.ready.Listen}, args...)
+}
+
+// writeFile makes a file in a directory of the test's own.
+func writeFile(t testing.TB, dir, name string, content []byte) string {
+	t.Helper()
+	path := dir + "/" + name
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// tokens are count token ids from first on, as a tokens file has them.
+func tokens(first, count int) []byte {
+	var b bytes.Buffer
+	for i := range count {
+		fmt.Fprintf(&b, "%d\n", first+i)
+	}
+	return b.Bytes()
+}
+
+// bytesOf are n bytes that follow from the seed.
+func bytesOf(seed byte, n int) []byte {
+	b := make([]byte, n)
+	x := uint32(seed)*2654435761 + 1
+	for i := range b {
+		x = x*1664525 + 1013904223
+		b[i] = byte(x >> 24)
+	}
+	return b
+}

@@ -1,0 +1,413 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// startProcess runs serve in a process of its own.
+func startProcess(t *testing.T, data string, more ...string) *child {
+	t.Helper()
+	c, err := startChild(t.Context(), world{environ: append(os.Environ(), childEnv)}, append(small(data), more...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *child) client(t testing.TB) *served { return &served{t: t, ready: c.ready} }
+
+// prompt makes the files of a prompt of n blocks of 8 KiB and the namespace m.
+func prompt(t testing.TB, s *served, dir string, blocks int) (tokensFile, dataFile string) {
+	t.Helper()
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	return writeFile(t, dir, "tokens", tokens(1, 4*blocks)), writeFile(t, dir, "data", bytesOf(1, blocks*8192))
+}
+
+// fetchSame fails unless the whole prompt comes back as it was written.
+func fetchSame(t testing.TB, s *served, dir, tokensFile, dataFile string) {
+	t.Helper()
+	s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/got").must(t)
+	got, err := os.ReadFile(dir + "/got")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(dataFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("the bytes that came back are not those that were written")
+	}
+}
+
+// TestKillKeepsAcknowledged: with durability sync, what was acknowledged is there
+// after kill -9, in a process of the test's own making.
+func TestKillKeepsAcknowledged(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	node := startProcess(t, dir+"/volume", "--durability", "sync")
+	tokensFile, dataFile := prompt(t, node.client(t), dir, 12)
+	node.client(t).run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	if err := node.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-node.done
+	again := startProcess(t, dir+"/volume", "--durability", "sync")
+	fetchSame(t, again.client(t), dir, tokensFile, dataFile)
+	if err := again.stop(); err != nil {
+		t.Fatal(err)
+	}
+	check := decode[checked](t, penstock(t, "", nil, "store", "check", "--data", dir+"/volume", "--verify", "--format", "json"))
+	if check.Blocks != 12 || check.Verified != 12 || len(check.Findings) != 0 {
+		t.Fatalf("check after the kill: %+v", check)
+	}
+}
+
+// TestTermDrains: SIGTERM ends a process with code 0 and leaves everything
+// synced; the log says what it did.
+func TestTermDrains(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	node := startProcess(t, dir+"/volume")
+	tokensFile, dataFile := prompt(t, node.client(t), dir, 3)
+	node.client(t).run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	if err := node.stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"msg":"draining"`, `"msg":"stopped"`} {
+		if !strings.Contains(node.log.String(), want) {
+			t.Errorf("the log does not say %s:\n%s", want, node.log)
+		}
+	}
+	s := startServed(t, dir+"/volume")
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	if r := s.stop(); r.code != exitOK {
+		t.Fatalf("exit %d\n%s", r.code, r.err)
+	}
+}
+
+// TestSecondSignalEndsAtOnce: a node that is busy draining goes when told twice.
+func TestSecondSignalEndsAtOnce(t *testing.T) {
+	testkit.VerifyNone(t)
+	node := startProcess(t, t.TempDir()+"/volume", "--drain-timeout", "1h")
+	// A connection that never says anything keeps the drain from ending.
+	hold, err := net.Dial("tcp", node.ready.Listen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hold.Close()
+	// Signals that are pending at the same time are one, so it is told until it
+	// has gone.
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		select {
+		case err := <-node.done:
+			if err == nil || !strings.Contains(node.log.String(), "second signal") {
+				t.Errorf("it ended with %v\n%s", err, node.log)
+			}
+			return
+		case <-again.C:
+			if err := node.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestSecondOwnerIsRefused: two processes on one volume; the second learns who
+// the first is.
+func TestSecondOwnerIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	startServed(t, dir+"/volume")
+	s, r := tryServed(t, nil, small(dir+"/volume")...)
+	if s != nil {
+		t.Fatal("two nodes serve one volume")
+	}
+	want := []string{"is in use by", "pid " + itoa(os.Getpid())}
+	r2 := penstock(t, "", nil, small(dir+"/volume")...)
+	for _, w := range want {
+		if r2.code != exitFailed || !strings.Contains(r2.err, w) {
+			t.Errorf("exit %d, %q not in %s%s", r2.code, w, r2.err, r.err)
+		}
+	}
+}
+
+func itoa(n int) string { return big.NewInt(int64(n)).String() }
+
+// TestOtherFormatVersionIsRefused: a superblock of another version is recognised
+// as such, and nothing of the volume is touched.
+func TestOtherFormatVersionIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume")
+	if r := s.stop(); r.code != exitOK {
+		t.Fatal(r.err)
+	}
+	path := filepath.Join(dir, "volume", ondisk.SuperblockName)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; at < len(raw); at += ondisk.Page {
+		record := raw[at : at+ondisk.Page]
+		binary.LittleEndian.PutUint32(record[16:], ondisk.Version+1)
+		binary.LittleEndian.PutUint64(record[8:], xxh3.Hash(record[16:]))
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := penstock(t, "", nil, small(dir+"/volume")...)
+	if r.code != exitFailed || !strings.Contains(r.err, "version") {
+		t.Fatalf("exit %d\n%s", r.code, r.err)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, raw) {
+		t.Fatalf("the superblock was changed (%v)", err)
+	}
+	inspect := penstock(t, "", nil, "store", "inspect", "--data", dir+"/volume", "--io", "posix")
+	if inspect.code != exitOK || !strings.Contains(inspect.out, "version") {
+		t.Fatalf("inspect: exit %d\n%s%s", inspect.code, inspect.out, inspect.err)
+	}
+}
+
+// TestLostIndexIsRebuilt: without its index a node makes a new one from the
+// volumes before it serves, whatever the order in which they are named.
+func TestLostIndexIsRebuilt(t *testing.T) {
+	dir := t.TempDir()
+	a, b := dir+"/a", dir+"/b"
+	s := startServed(t, a+","+b)
+	tokensFile, dataFile := prompt(t, s, dir, 40)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.stop()
+	s = startServed(t, b+","+a)
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	s.stop()
+	if err := os.RemoveAll(a + "/index"); err != nil {
+		t.Fatal(err)
+	}
+	s = startServed(t, a+","+b)
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	if !strings.Contains(s.log.String(), "index rebuilt") {
+		t.Errorf("the log does not say that the index was rebuilt:\n%s", s.log)
+	}
+}
+
+// TestDamageIsFound: bytes that were changed behind the node's back are a miss,
+// and verify, scrub and check say so.
+func TestDamageIsFound(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume")
+	tokensFile, dataFile := prompt(t, s, dir, 4)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.stop()
+	flip(t, dir+"/volume/segment-00000000", bytesOf(1, 4*8192)[2*8192:][:64])
+	check := penstock(t, "", nil, "store", "check", "--data", dir+"/volume", "--io", "posix", "--verify")
+	if check.code != exitFailed || !strings.Contains(check.out, "exact-or-miss") {
+		t.Errorf("check: exit %d\n%s%s", check.code, check.out, check.err)
+	}
+	s = startServed(t, dir+"/volume")
+	get := s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/got")
+	if get.code != exitMiss || !strings.Contains(get.out, "2 of 4 blocks") {
+		t.Errorf("get: exit %d\n%s%s", get.code, get.out, get.err)
+	}
+	got, err := os.ReadFile(dir + "/got")
+	if err != nil || !bytes.Equal(got, bytesOf(1, 4*8192)[:2*8192]) {
+		t.Errorf("what was fetched is not the prefix before the damage (%d bytes, %v)", len(got), err)
+	}
+	doctor := s.run("doctor")
+	if doctor.code != exitOK || !strings.Contains(doctor.out, "corrupt blocks were found") {
+		t.Errorf("doctor: exit %d\n%s", doctor.code, doctor.out)
+	}
+}
+
+// flip changes one byte of a file, where it finds the given bytes.
+func flip(t *testing.T, path string, at []byte) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := bytes.Index(raw, at)
+	if i < 0 {
+		t.Fatalf("%s does not hold the bytes looked for", path)
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{raw[i+5] ^ 1}, int64(i+5)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTokenAndTLS(t *testing.T) {
+	dir := t.TempDir()
+	token := writeFile(t, dir, "token", []byte("0123456789abcdef0123\n"))
+	ca, cert, key := certificates(t, dir)
+	s := startServed(t, dir+"/volume", "--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key, "--auth-client-ca", ca)
+	tokensFile, dataFile := prompt2(t, dir)
+	secure := []string{"--ca", ca, "--cert", cert, "--key", key}
+	for _, tc := range []struct {
+		name string
+		args []string
+		code int
+		say  string
+	}{
+		{"plain text", nil, exitFailed, "is `penstock serve` running"},
+		{"no certificate", []string{"--ca", ca, "--token-file", token}, exitFailed, "penstock:"},
+		{"no token", secure, exitFailed, "bearer token"},
+		{"all", append(secure, "--token-file", token), exitOK, ""},
+	} {
+		r := s.run(append([]string{"status", "--timeout", "10s"}, tc.args...)...)
+		if r.code != tc.code || !strings.Contains(r.err, tc.say) {
+			t.Errorf("%s: exit %d\n%s", tc.name, r.code, r.err)
+		}
+	}
+	all := append(secure, "--token-file", token)
+	s.run(append([]string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024"}, all...)...).must(t)
+	s.run(append([]string{"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}, all...)...).must(t)
+	s.run(append([]string{"doctor"}, all...)...).must(t)
+}
+
+func prompt2(t testing.TB, dir string) (tokensFile, dataFile string) {
+	t.Helper()
+	return writeFile(t, dir, "tokens", tokens(1, 8)), writeFile(t, dir, "data", bytesOf(1, 2*8192))
+}
+
+// certificates makes a CA that is also the server's and the client's own
+// certificate.
+func certificates(t testing.TB, dir string) (ca, cert, key string) {
+	t.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert = writeFile(t, dir, "cert.pem", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	key = writeFile(t, dir, "key.pem", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}))
+	return cert, cert, key
+}
+
+func TestHealthAndMetrics(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	client := &http.Client{Timeout: 10 * time.Second}
+	defer client.CloseIdleConnections()
+	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "serving", "/metrics": "penstock_", "/metrics/summary": "io=posix"} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ready.HTTP+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var body bytes.Buffer
+		_, err = body.ReadFrom(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(body.String(), want) {
+			t.Errorf("%s: %s, %v\n%.200s", path, resp.Status, err, body.String())
+		}
+	}
+}
+
+// TestCapacityIsHard: what the volume occupies stays within the capacity, index
+// included, when more is written than fits.
+func TestCapacityIsHard(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume", "--capacity", "32MiB")
+	s.run("trace", "replay", "sample", "--requests", "10", "--layers", "4", "--token-bytes", "128", "--concurrency", "2", "--window", "4MiB").must(t)
+	used, err := treeBytes(dir + "/volume")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used > 32<<20 {
+		t.Errorf("%s on disk; the capacity is 32 MiB", size(used))
+	}
+}
+
+func TestCapacityOfOneStart(t *testing.T) {
+	for _, tc := range []struct{ capacity, store, index int64 }{
+		{16 << 20, 12 << 20, 4 << 20},
+		{64 << 20, 48 << 20, 16 << 20},
+		{100 << 30, 98 << 30, 2 << 30},
+	} {
+		cfg := cfgWith(tc.capacity)
+		got, err := splitCapacity(cfg, nil)
+		if err != nil || got.storeBytes != tc.store || got.indexBytes != tc.index || got.capacityBytes != tc.capacity {
+			t.Errorf("%d: %+v, %v", tc.capacity, got, err)
+		}
+	}
+}
+
+// TestEventsFollow: events are printed as they happen, and the command ends well
+// when it is interrupted.
+func TestEventsFollow(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume")
+	tokensFile, dataFile := prompt(t, s, dir, 2)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.run("ns", "bump-epoch", "m").must(t)
+	// An unknown number is another run's: everything kept follows, after a gap.
+	r := s.run("events", "--after", "99999", "--count", "3", "--format", "json")
+	for _, want := range []string{`"kind":"gap"`, `"kind":"block_stored"`, `"kind":"all_blocks_cleared"`} {
+		if r.code != exitOK || !strings.Contains(r.out, want) {
+			t.Errorf("exit %d, no %s in\n%s%s", r.code, want, r.out, r.err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if r := penstockIn(ctx, "", []string{"PENSTOCK_SERVER=" + s.ready.Listen}, "events"); r.code != exitOK && r.code != exitFailed {
+		t.Errorf("interrupted: exit %d\n%s", r.code, r.err)
+	}
+}
+
+func TestCompletionKnowsNamespaces(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	s.run("ns", "create", "llama", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	for _, line := range [][]string{{"ns", "show", ""}, {"block", "get", "l"}, {"evict", "--namespace", ""}} {
+		r := s.run(append([]string{"__complete"}, line...)...)
+		if !strings.Contains(r.must(t), "llama") {
+			t.Errorf("%v completes to\n%s%s", line, r.out, r.err)
+		}
+	}
+	if r := s.run("completion", "bash"); !strings.Contains(r.must(t), "penstock") {
+		t.Error("no bash completion")
+	}
+}

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestTranscripts runs testdata/*.td: what a person types, and what they see.
+//
+//	start [settings]       a node on the transcript's directory
+//	stop                   …drained
+//	tokens NAME FIRST N    a file with N token ids
+//	data NAME SEED BYTES   a file with bytes that follow from the seed
+//	text NAME              a file with the rest of the input
+//	run                    one command line a line; @NAME is a file
+//
+// What differs from run to run is replaced: addresses, directories, durations.
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		if !strings.HasSuffix(path, ".td") {
+			return
+		}
+		tr := &transcript{t: t, dir: t.TempDir()}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			tr.t = t
+			return tr.command(d)
+		})
+	})
+}
+
+type transcript struct {
+	t    testing.TB
+	dir  string
+	node *served
+}
+
+func (tr *transcript) command(d *datadriven.TestData) string {
+	arg := func(i int) string { return d.CmdArgs[i].String() }
+	number := func(i int) int {
+		n, err := strconv.Atoi(arg(i))
+		if err != nil {
+			d.Fatalf(tr.t, "%v", err)
+		}
+		return n
+	}
+	switch d.Cmd {
+	case "start":
+		var more []string
+		for i := range d.CmdArgs {
+			more = append(more, arg(i))
+		}
+		return tr.start(more)
+	case "stop":
+		r := tr.node.stop()
+		tr.node = nil
+		return exitLine(r.code)
+	case "tokens":
+		writeFile(tr.t, tr.dir, arg(0), tokens(number(1), number(2)))
+	case "data":
+		writeFile(tr.t, tr.dir, arg(0), bytesOf(byte(number(1)), number(2)))
+	case "text":
+		writeFile(tr.t, tr.dir, arg(0), []byte(d.Input))
+	case "same":
+		return tr.same(arg(0), arg(1))
+	case "run":
+		var b strings.Builder
+		for line := range strings.Lines(d.Input) {
+			tr.runLine(&b, strings.TrimSpace(line))
+		}
+		return tr.stable(b.String())
+	default:
+		d.Fatalf(tr.t, "unknown command %q", d.Cmd)
+	}
+	return ""
+}
+
+func (tr *transcript) start(more []string) string {
+	tr.t.Helper()
+	node, r := tryServed(tr.t, nil, append(small(tr.dir+"/volume"), more...)...)
+	if node == nil {
+		return tr.stable(r.err + "\n" + exitLine(r.code))
+	}
+	tr.node = node
+	return "ready\n"
+}
+
+func (tr *transcript) same(a, b string) string {
+	x, err := os.ReadFile(filepath.Join(tr.dir, a))
+	if err != nil {
+		return err.Error()
+	}
+	y, err := os.ReadFile(filepath.Join(tr.dir, b))
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintln(string(x) == string(y))
+}
+
+func (tr *transcript) runLine(b *strings.Builder, line string) {
+	stdin := ""
+	line, from, ok := strings.Cut(line, " < ")
+	if ok {
+		raw, err := os.ReadFile(filepath.Join(tr.dir, from))
+		if err != nil {
+			tr.t.Fatal(err)
+		}
+		stdin = string(raw)
+	}
+	words := strings.Fields(line)
+	for i, w := range words {
+		words[i] = strings.ReplaceAll(w, "@", tr.dir+"/")
+	}
+	server := "127.0.0.1:1" // nobody
+	if tr.node != nil {
+		server = tr.node.ready.Listen
+	}
+	r := penstock(tr.t, stdin, []string{"PENSTOCK_SERVER=" + server}, words...)
+	b.WriteString(r.out)
+	b.WriteString(r.err)
+	if r.code != exitOK {
+		b.WriteString(exitLine(r.code))
+	}
+}
+
+func exitLine(code int) string { return fmt.Sprintf("exit %d\n", code) }
+
+var (
+	durations = regexp.MustCompile(`\b\d+(\.\d+)?(ns|µs|ms|s)\b`)
+	instants  = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`)
+	owners    = regexp.MustCompile(`is in use by .*; stop`)
+)
+
+// stable replaces what differs from run to run.
+func (tr *transcript) stable(s string) string {
+	if tr.node != nil {
+		s = strings.ReplaceAll(s, tr.node.ready.Listen, "SERVER")
+		s = strings.ReplaceAll(s, tr.node.ready.DataListen, "DATA")
+	}
+	s = strings.ReplaceAll(s, tr.dir, "DIR")
+	s = owners.ReplaceAllString(s, "is in use by OWNER; stop")
+	s = instants.ReplaceAllString(s, "TIME")
+	s = durations.ReplaceAllString(s, "DURATION")
+	// Trailing blanks of the last column would be invisible in the transcript.
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}
