@@ -65,8 +65,8 @@ type Auth struct {
 type Limits struct {
 	Reads        int      `yaml:"reads" doc:"Read calls served at once; more wait in a queue of the same length, then Busy"`
 	Writes       int      `yaml:"writes" doc:"reservations open at once; more are Busy"`
-	ReadBytes    Size     `yaml:"read_bytes" doc:"payload of one Read call"`
-	WriteBytes   Size     `yaml:"write_bytes" doc:"payload of one Reserve call"`
+	ReadBytes    Size     `yaml:"read_bytes" doc:"payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less"`
+	WriteBytes   Size     `yaml:"write_bytes" doc:"payload of one Reserve call; 0 as for read_bytes"`
 	Leases       int      `yaml:"leases" doc:"leases open at once; more are denied and the match is not leased"`
 	LeaseTTL     Duration `yaml:"lease_ttl" doc:"longest lease; longer ones are shortened to this"`
 	ChainBlocks  int      `yaml:"chain_blocks" doc:"blocks in one chain; longer ones are refused"`
@@ -108,8 +108,6 @@ func Default() Config {
 		Limits: Limits{
 			Reads:        256,
 			Writes:       256,
-			ReadBytes:    64 << 20,
-			WriteBytes:   64 << 20,
 			Leases:       100_000,
 			LeaseTTL:     Duration(10 * time.Minute),
 			ChainBlocks:  65536,
@@ -118,6 +116,18 @@ func Default() Config {
 			QueueWait:    Duration(2 * time.Second),
 		},
 		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// callBytesMax is the default payload of one call.
+const callBytesMax = 64 << 20
+
+// EnsureDefaults fills what follows from other keys and was left 0.
+func (c *Config) EnsureDefaults() {
+	for _, v := range []*Size{&c.Limits.ReadBytes, &c.Limits.WriteBytes} {
+		if *v == 0 {
+			*v = min(callBytesMax, c.Arena/4)
+		}
 	}
 }
 
@@ -200,8 +210,12 @@ func (c *Config) Validate() error {
 	within("arena", c.Arena, 8<<20, 1<<40)
 	within("index_cache", c.IndexCache, 1<<20, 1<<40)
 	within("segment", c.Segment, 1<<20, 64<<30)
-	within("limits.read_bytes", c.Limits.ReadBytes, 1<<16, 2<<30)
-	within("limits.write_bytes", c.Limits.WriteBytes, 1<<16, 2<<30)
+	// A call that needs more than a share of the arena would wait for ever.
+	for key, v := range map[string]Size{"limits.read_bytes": c.Limits.ReadBytes, "limits.write_bytes": c.Limits.WriteBytes} {
+		if v != 0 {
+			within(key, v, 1<<16, c.Arena/4)
+		}
+	}
 	within("limits.loan_bytes", c.Limits.LoanBytes, 0, c.Arena)
 	if len(c.LocalSocket) > maxSocketPath {
 		bad("local_socket", "%q has %d characters; a unix socket's path has at most %d", c.LocalSocket, len(c.LocalSocket), maxSocketPath)

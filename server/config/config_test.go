@@ -41,6 +41,20 @@ func TestEnvironmentOverridesFile(t *testing.T) {
 	}
 }
 
+func TestCallsFitTheArena(t *testing.T) {
+	for arena, want := range map[config.Size]config.Size{32 << 20: 8 << 20, 256 << 20: 64 << 20, 1 << 30: 64 << 20} {
+		c := config.Default()
+		c.Data, c.Arena = []string{"/x"}, arena
+		c.EnsureDefaults()
+		if c.Limits.ReadBytes != want || c.Limits.WriteBytes != want {
+			t.Errorf("arena of %v: calls of %v and %v; want %v", arena, c.Limits.ReadBytes, c.Limits.WriteBytes, want)
+		}
+		if err := c.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestEveryKeySetsItself: each key's own text is read back to the same value,
 // through the same function that flags and the environment use.
 func TestEveryKeySetsItself(t *testing.T) {
@@ -97,8 +111,9 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	c.Log.Level = "loud"
 	c.Auth.TLSCert = "x"
 	c.Limits.Reads = 0
+	c.Limits.WriteBytes = 1 << 30
 	err := c.Validate()
-	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "limits.reads"} {
+	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "limits.reads", "limits.write_bytes"} {
 		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
 			t.Errorf("%s is not named in %v", key, err)
 		}
