@@ -55,13 +55,13 @@ var latencyBuckets = prometheus.ExponentialBuckets(5e-6, 2, 22)
 func NewNode(r prometheus.Registerer) *Node {
 	reg := registrar{r}
 	return &Node{
-		MatchRequests: reg.vec("match_requests_total", "Match and Read calls that looked up a chain.", "namespace"),
-		MatchCuts:     reg.vec("match_cuts_total", "Lookups by the reason why the match is not longer.", "reason"),
-		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index."),
-		QueriedTokens: reg.vec("prefix_queries_tokens_total", "Tokens that lookups asked for.", "namespace"),
-		HitTokens:     reg.vec("prefix_hits_tokens_total", "Tokens that lookups found.", "namespace"),
-		QueriedBlocks: reg.vec("prefix_queries_blocks_total", "Blocks that lookups asked for.", "namespace"),
-		HitBlocks:     reg.vec("prefix_hits_blocks_total", "Blocks that lookups found.", "namespace"),
+		MatchRequests: reg.vec("match_requests_total", "Match calls.", "namespace"),
+		MatchCuts:     reg.vec("match_cuts_total", "Match calls by the reason why the match is not longer.", "reason"),
+		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index, for a Match or a Read."),
+		QueriedTokens: reg.vec("prefix_queries_tokens_total", "Tokens that Match calls asked for. Reads do not count: a client cuts one prompt into many.", "namespace"),
+		HitTokens:     reg.vec("prefix_hits_tokens_total", "Tokens that Match calls found.", "namespace"),
+		QueriedBlocks: reg.vec("prefix_queries_blocks_total", "Blocks that Match calls asked for.", "namespace"),
+		HitBlocks:     reg.vec("prefix_hits_blocks_total", "Blocks that Match calls found.", "namespace"),
 
 		ReadRequests: reg.vec("read_requests_total", "Read calls.", "namespace"),
 		ReadFailures: reg.vec("read_failures_total", "Read calls that delivered nothing because of a refusal or an error (busy, deadline, device, transfer).", "reason"),

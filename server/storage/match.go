@@ -32,6 +32,7 @@ func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl tim
 	if err != nil {
 		return ns, MatchResult{}, err
 	}
+	n.countMatch(ns, len(ids), match)
 	if match.Lease != 0 {
 		n.opts.Metrics.LeasesGranted.Inc()
 	}
@@ -41,26 +42,24 @@ func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl tim
 	return ns, match, nil
 }
 
-// match asks the index and counts.
+// match asks the index.
 func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) (trie.Match, error) {
 	start := time.Now()
 	match, err := n.index.Match(ns.ID, ids, opts)
-	if err != nil {
-		return match, err
-	}
+	n.opts.Metrics.MatchSeconds.Observe(time.Since(start).Seconds())
+	return match, err
+}
+
+// countMatch counts what was asked for and found. Only Match does: a client cuts
+// one prompt into many Loads, and each would count its prefix again.
+func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m := n.opts.Metrics
-	m.MatchSeconds.Observe(time.Since(start).Seconds())
 	m.MatchRequests.WithLabelValues(ns.Name).Inc()
 	m.MatchCuts.WithLabelValues(match.Cut.String()).Inc()
-	asked := len(ids)
-	if opts.MaxBlocks > 0 {
-		asked = min(asked, opts.MaxBlocks)
-	}
 	m.QueriedBlocks.WithLabelValues(ns.Name).Add(float64(asked))
 	m.QueriedTokens.WithLabelValues(ns.Name).Add(float64(asked * ns.Geometry.BlockTokens))
 	m.HitBlocks.WithLabelValues(ns.Name).Add(float64(match.Blocks))
 	m.HitTokens.WithLabelValues(ns.Name).Add(float64(match.Tokens))
-	return match, nil
 }
 
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.
