@@ -1,0 +1,167 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// rewriting reports whether -rewrite was given; datadriven defines the flag.
+func rewriting() bool {
+	f := flag.Lookup("rewrite")
+	return f != nil && f.Value.String() == "true"
+}
+
+// TestDocumentation: docs/cli.md says what the commands say of themselves. It is
+// made anew with: go test ./cmd/penstock -run TestDocumentation -rewrite
+func TestDocumentation(t *testing.T) {
+	path := filepath.Join(testkit.RepositoryRoot(t), "docs", "cli.md")
+	want := cliPage(newRootCommand(world{out: io.Discard, err: io.Discard}))
+	if rewriting() {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("docs/cli.md is not what the commands say; make it anew: go test ./cmd/penstock -run TestDocumentation -rewrite")
+	}
+}
+
+// cliPage is the manual of every command, from the commands themselves.
+func cliPage(root *cobra.Command) string {
+	var b strings.Builder
+	b.WriteString("# The commands\n\n")
+	b.WriteString("This page is made from the commands' own help (`go test ./cmd/penstock -run TestDocumentation -rewrite`).\n\n")
+	fmt.Fprintf(&b, "%s\n\nEvery command takes `--format table|json` (environment: `PENSTOCK_FORMAT`). Results go to standard output; errors,\nwarnings and progress go to standard error. `penstock completion bash|zsh|fish` prints a completion script, which\nknows the namespaces of the node.\n\n", root.Long)
+	each(root, func(c *cobra.Command) {
+		if c != root {
+			section(&b, c)
+		}
+	})
+	return b.String()
+}
+
+// each visits the commands, parents first.
+func each(c *cobra.Command, f func(*cobra.Command)) {
+	if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
+		return
+	}
+	f(c)
+	for _, sub := range c.Commands() {
+		each(sub, f)
+	}
+}
+
+func section(b *strings.Builder, c *cobra.Command) {
+	fmt.Fprintf(b, "## %s\n\n", c.CommandPath())
+	if c.Long != "" {
+		fmt.Fprintf(b, "%s\n\n", strings.TrimSpace(mark(c.Long)))
+	} else {
+		fmt.Fprintf(b, "%s.\n\n", strings.TrimSuffix(c.Short, "."))
+	}
+	if !c.HasAvailableSubCommands() {
+		fmt.Fprintf(b, "    %s\n\n", c.UseLine())
+	}
+	if c.Example != "" {
+		fmt.Fprintf(b, "%s\n\n", indent(c.Example))
+	}
+	if flags := flagLines(c.LocalFlags()); flags != "" {
+		fmt.Fprintf(b, "```text\n%s```\n\n", flags)
+	}
+}
+
+// mark keeps the indented parts of a help text as they are.
+func mark(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, l := range lines {
+		if strings.HasPrefix(l, "  ") {
+			if lines[i-1] != "" && !strings.HasPrefix(lines[i-1], "    ") {
+				lines[i] = "\n    " + strings.TrimSpace(l)
+				continue
+			}
+			lines[i] = "    " + strings.TrimSpace(l)
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func indent(text string) string {
+	var out []string
+	for _, l := range strings.Split(text, "\n") {
+		out = append(out, "    "+strings.TrimSpace(l))
+	}
+	return strings.Join(out, "\n")
+}
+
+func flagLines(set *pflag.FlagSet) string {
+	var b strings.Builder
+	set.VisitAll(func(f *pflag.Flag) {
+		if f.Name == "help" || f.Name == "format" || f.Hidden {
+			return
+		}
+		def := ""
+		if f.DefValue == os.TempDir() {
+			def = " (default the system's temporary directory)"
+		} else if f.DefValue != "" && f.DefValue != "0" && f.DefValue != "false" && f.DefValue != "[]" {
+			def = " (default " + f.DefValue + ")"
+		}
+		fmt.Fprintf(&b, "--%-22s %s%s\n", f.Name, f.Usage, def)
+	})
+	return b.String()
+}
+
+// TestDeploymentFilesAreRight: the example configuration is accepted as it is,
+// and names every key with its default.
+func TestDeploymentFilesAreRight(t *testing.T) {
+	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.yaml")
+	cfg, err := config.Load(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Validate(); err != nil {
+		t.Error(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	def, example := config.Default(), cfg.Keys()
+	for i, k := range def.Keys() {
+		if k.Path != "data" && example[i].String() != k.String() {
+			t.Errorf("%s: %s is %s; the default is %s", path, k.Path, example[i], k)
+		}
+		name := k.Path[strings.LastIndex(k.Path, ".")+1:]
+		if !strings.Contains(string(raw), name+":") {
+			t.Errorf("%s does not mention %s", path, k.Path)
+		}
+	}
+}
+
+// TestCommandsDocumentThemselves: every command and flag has its words, and no
+// two flags of one command are written differently for the same thing.
+func TestCommandsDocumentThemselves(t *testing.T) {
+	each(newRootCommand(world{out: io.Discard, err: io.Discard}), func(c *cobra.Command) {
+		if c.Short == "" || strings.HasSuffix(c.Short, ".") {
+			t.Errorf("%s: short help %q", c.CommandPath(), c.Short)
+		}
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%s --%s has no help", c.CommandPath(), f.Name)
+			}
+		})
+	})
+}
