@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime/pprof"
 	"strings"
 	"time"
 
@@ -35,7 +36,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchIndex(w, f), newBenchReport(w), newBenchChild(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchPolicy(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.
@@ -46,6 +47,7 @@ type benchFlags struct {
 	only    string
 	save    string
 	seed    uint64
+	profile string
 }
 
 func addBenchFlags(cmd *cobra.Command) *benchFlags {
@@ -57,6 +59,7 @@ func addBenchFlags(cmd *cobra.Command) *benchFlags {
 	flags.StringVar(&f.only, "only", "", "run only the comparisons whose name matches this regular expression")
 	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace those of the same name in it")
 	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0 takes one at random")
+	flags.StringVar(&f.profile, "cpuprofile", "", "write a CPU profile of this process (not of its children) to this file")
 	return f
 }
 
@@ -105,8 +108,12 @@ func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, s
 	if err != nil {
 		return err
 	}
-	report, err := do(cmd.Context(), sw)
+	stop, err := f.startProfile()
 	if err != nil {
+		return err
+	}
+	report, err := do(cmd.Context(), sw)
+	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
 	report.Machine = suite.Machine(f.data)
@@ -125,11 +132,29 @@ func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, s
 	return err
 }
 
+// startProfile starts the profile that was asked for.
+func (f *benchFlags) startProfile() (stop func() error, err error) {
+	if f.profile == "" {
+		return func() error { return nil }, nil
+	}
+	out, err := os.Create(f.profile)
+	if err != nil {
+		return nil, fmt.Errorf("--cpuprofile: %w", err)
+	}
+	if err := pprof.StartCPUProfile(out); err != nil {
+		return nil, errors.Join(err, out.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return out.Close()
+	}, nil
+}
+
 // benchCommandLine is how to repeat it: the flags that matter.
 func benchCommandLine(cmd *cobra.Command) string {
 	line := []string{cmd.CommandPath()}
 	for _, name := range []string{"size", "blocks", "rounds", "seconds"} {
-		if f := cmd.Flags().Lookup(name); f != nil {
+		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // which has no turns
 			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
 		}
 	}
@@ -208,6 +233,67 @@ func newBenchIndex(w world, f *benchFlags) *cobra.Command {
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Index(ctx, sw, o) })
 	}
 	return cmd
+}
+
+func newBenchServer(w world, f *benchFlags) *cobra.Command {
+	var o suite.ServerOptions
+	cmd := &cobra.Command{
+		Use:   "server",
+		Short: "Reads from another process against iperf3, a gRPC stream, Redis and fio",
+		Args:  args(cobra.NoArgs),
+	}
+	o.DiskBytes = 4 << 30
+	cmd.Flags().Var(sizeFlag{&o.DiskBytes}, "size", "size of the set that is read from disk, more than the node can keep in memory")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if o.DiskBytes < 1<<30 {
+			return usagef("--size %s: want at least 1GiB", size(o.DiskBytes))
+		}
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Server(ctx, sw, o) })
+	}
+	return cmd
+}
+
+func newBenchPolicy(w world, f *benchFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "policy [TRACE…]",
+		Short: "Hit ratios of the eviction policies on request traces",
+		Long: `Simulate each eviction policy on request traces, at five capacities, and print which
+share of the prompts' tokens each would have found. Without arguments the traces are
+looked for in $PENSTOCK_TRACES or in shared/traces in or beside this directory; a
+small one is built in.`,
+		RunE: func(cmd *cobra.Command, files []string) error {
+			if len(files) == 0 {
+				files = sharedTraces(w.env("PENSTOCK_TRACES"))
+			}
+			return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) {
+				return suite.Policy(ctx, sw, suite.PolicyOptions{Files: files})
+			})
+		},
+	}
+}
+
+// sharedTraces finds the traces that policies are judged by: dense prefixes, one
+// conversation after the other, agents.
+func sharedTraces(dir string) (found []string) {
+	for _, d := range []string{dir, filepath.Join("shared", "traces"), filepath.Join("..", "shared", "traces")} {
+		if d == "" {
+			continue
+		}
+		for _, name := range []string{"mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz", "kv_cache_tester_agentic.jsonl.gz"} {
+			if path := filepath.Join(d, name); fileExists(path) {
+				found = append(found, path)
+			}
+		}
+		if len(found) > 0 {
+			return found
+		}
+	}
+	return nil
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // newBenchReport puts saved results into a page.

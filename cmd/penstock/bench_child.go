@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/bench/peer"
 	"github.com/penstock-kv/penstock/internal/bench/suite"
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -17,7 +19,7 @@ import (
 // of standard output that it is ready and ends when its standard input does.
 func newBenchChild(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
-	return noun(cmd, newBenchFill(w))
+	return noun(cmd, newBenchFill(w), newBenchStream(w))
 }
 
 // ready tells the parent, and waits until it wants the child to end.
@@ -62,6 +64,33 @@ func newBenchFill(w world) *cobra.Command {
 			return err
 		}
 		return w.ready(cmd.Context(), "filled")
+	}
+	return cmd
+}
+
+// newBenchStream serves blocks through a gRPC stream.
+func newBenchStream(w world) *cobra.Command {
+	var blockBytes, bytes int
+	cmd := &cobra.Command{Use: "stream", Short: "Serve bytes through a gRPC stream", Args: args(cobra.NoArgs)}
+	cmd.Flags().IntVar(&blockBytes, "block-bytes", 1<<20, "of an answer")
+	cmd.Flags().IntVar(&bytes, "bytes", 64<<20, "of all blocks")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		memory, err := arena.New(arena.Options{SizeBytes: int64(bytes)})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.Close()) }()
+		ctx, cancel := context.WithCancel(cmd.Context())
+		defer cancel()
+		told := make(chan error, 1)
+		err = peer.ServeStream(ctx, memory.Bytes()[:bytes], blockBytes, func(addr string) {
+			go func() {
+				defer cancel()
+				told <- w.ready(ctx, addr)
+			}()
+		})
+		cancel()
+		return errors.Join(err, <-told)
 	}
 	return cmd
 }
