@@ -1,0 +1,263 @@
+package storage_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// offline opens store and index of a rig that was closed, as the offline
+// commands do; index is fresh where fs is.
+func (r *rig) offline(fs vfs.FS) (*blockstore.Store, *trie.Trie) {
+	r.t.Helper()
+	store, err := blockstore.Open(context.Background(), blockstore.Options{
+		Devices: r.devices, Identity: "offline", CapacityBytes: r.opts.capacityBytes,
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	index, err := trie.Open(trie.Options{Dir: "index", FS: fs, MemTableBytes: 256 << 10, CacheBytes: 1 << 20})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return store, index
+}
+
+// online closes what offline opened, and serves from the index in fs.
+func (r *rig) online(store *blockstore.Store, index *trie.Trie, fs vfs.FS) {
+	r.t.Helper()
+	if err := index.Close(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := store.Close(context.Background()); err != nil {
+		r.t.Fatal(err)
+	}
+	r.reopenDevices()
+	r.index = fs
+	r.open()
+}
+
+func (r *rig) reopenDevices() {
+	for i, d := range r.devices {
+		r.devices[i] = d.(*memio.Device).Reopen()
+	}
+}
+
+// TestRebuildFromDataAlone: of every prompt that could be matched, the rebuilt
+// index matches at least as much, with the same bytes; of old epochs and deleted
+// namespaces it matches nothing, and no namespace id is given out twice.
+func TestRebuildFromDataAlone(t *testing.T) {
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		r := newRig(t, rigOptions{})
+		full := r.namespace("full", kv.SingleGroup(3, 4, 700))
+		flat := r.namespace("flat", kv.SingleGroup(1, 4, 1000), func(ns *kv.Namespace) { ns.Index = kv.IndexFlat })
+		hybrid := r.namespace("hybrid", kv.Geometry{BlockTokens: 4, Groups: []kv.Group{
+			{Kind: kv.Full, Layers: 2, TokenBytes: 300}, {Kind: kv.Window, Layers: 1, TokenBytes: 100, WindowTokens: 6}, {Kind: kv.State, Layers: 1, TokenBytes: 500},
+		}})
+		old := r.namespace("old", kv.SingleGroup(3, 4, 700))
+		gone := r.namespace("gone", kv.SingleGroup(3, 4, 700))
+		prompts := map[string][][]kv.BlockID{}
+		for _, ns := range []kv.Namespace{full, flat, hybrid, old, gone} {
+			for range 6 {
+				ids := chain(ns, 1+rng.IntN(4), rng.IntN(3), rng.IntN(3), rng.IntN(50))
+				prompts[ns.Name] = append(prompts[ns.Name], ids)
+				r.putAll(ns, ids)
+			}
+		}
+		ctx := context.Background()
+		if _, _, err := r.node.BumpEpoch(ctx, "old", 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.node.DeleteNamespace(ctx, "gone", false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.node.Evict("", 20_000, false); err != nil {
+			t.Fatal(err)
+		}
+		before := r.matches(prompts)
+		r.close()
+		r.reopenDevices()
+
+		fresh := vfs.NewCrashableMem()
+		store, index := r.offline(fresh)
+		if lost, err := storage.IndexLost(store, index); err != nil || !lost {
+			t.Fatalf("seed %d: IndexLost = %v, %v", seed, lost, err)
+		}
+		dry, err := storage.Rebuild(ctx, storage.RebuildOptions{Store: store})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var done, total int64
+		report, err := storage.Rebuild(ctx, storage.RebuildOptions{Store: store, Index: index, Verify: seed%2 == 0, Progress: func(d, n, _ int64) { done, total = d, n }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report.Indexed != dry.Indexed || report.Indexed != index.Stats().Pieces || report.Orphans != 0 || report.Refused != 0 || report.Namespaces != 4 || done != total || total == 0 {
+			t.Errorf("seed %d: %+v, dry %+v, progress %d of %d", seed, report, dry, done, total)
+		}
+		if _, err := storage.Rebuild(ctx, storage.RebuildOptions{Store: store, Index: index}); err == nil {
+			t.Error("an index that is not fresh was rebuilt into")
+		}
+		r.online(store, index, fresh)
+		after := r.matches(prompts)
+		for name, want := range before {
+			for i, blocks := range want {
+				if got := after[name][i]; got < blocks || (name == "old" || name == "gone") && got != 0 {
+					t.Errorf("seed %d: prompt %d of %s: %d blocks; before the rebuild %d", seed, i, name, got, blocks)
+				}
+			}
+		}
+		if next := r.namespace("next", kv.SingleGroup(3, 4, 700)); next.ID <= gone.ID {
+			t.Errorf("seed %d: namespace id %d was given out before", seed, next.ID)
+		}
+		r.close()
+	}
+}
+
+// putAll stores every group of every block.
+func (r *rig) putAll(ns kv.Namespace, ids []kv.BlockID) {
+	r.t.Helper()
+	var pieces []storage.PieceRef
+	for group := range ns.Geometry.Groups {
+		for block := range ids {
+			pieces = append(pieces, storage.PieceRef{Block: block, Group: group})
+		}
+	}
+	if _, err := r.put(ns, ids, 0, pieces...); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// matches loads every prompt, which judges every byte, and returns how many
+// blocks of each can be reused.
+func (r *rig) matches(prompts map[string][][]kv.BlockID) map[string][]int {
+	r.t.Helper()
+	out := make(map[string][]int)
+	for name, all := range prompts {
+		ns, err := r.node.Namespace(name)
+		for _, ids := range all {
+			if err != nil {
+				out[name] = append(out[name], 0)
+				continue
+			}
+			result, _ := r.load(ns, ids)
+			for _, p := range result.Pieces {
+				if p.State != storage.Delivered {
+					r.t.Errorf("%s: block %d matched and is %v: %v", name, p.Block, p.State, p.Err)
+				}
+			}
+			out[name] = append(out[name], result.Match.Blocks)
+		}
+	}
+	return out
+}
+
+// TestRebuildKeepsTheNewestCopy: a block that was stored, dropped and stored
+// again is indexed once, where it was stored last.
+func TestRebuildKeepsTheNewestCopy(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
+	ids := chain(ns, 3, 1)
+	r.mustPut(ns, ids)
+	if _, err := r.node.DeleteBlocks("m", ids[0], false); err != nil {
+		t.Fatal(err)
+	}
+	r.mustPut(ns, ids)
+	r.close()
+	r.reopenDevices()
+	fresh := vfs.NewCrashableMem()
+	store, index := r.offline(fresh)
+	report, err := storage.Rebuild(context.Background(), storage.RebuildOptions{Store: store, Index: index})
+	if err != nil || report.Indexed != 3 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	r.online(store, index, fresh)
+	if got := r.matches(map[string][][]kv.BlockID{"m": {ids}}); got["m"][0] != 3 {
+		t.Fatalf("matches %v", got)
+	}
+}
+
+// TestCheck: a store in order has no findings; one whose index refers to a slot
+// with damaged bytes has one, by name, and only if the bytes are looked at.
+func TestCheck(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
+	r.mustPut(ns, chain(ns, 3, 1, 2))
+	r.mustPut(ns, chain(ns, 3, 1, 3))
+	r.close()
+	memory, err := arena.New(arena.Options{SizeBytes: 32 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer memory.Close()
+	check := func(verify *arena.Arena) storage.CheckReport {
+		t.Helper()
+		r.reopenDevices()
+		store, index := r.offline(r.index)
+		defer func() {
+			if err := index.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := store.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
+		report, err := storage.Check(context.Background(), storage.CheckOptions{Store: store, Index: index, Verify: verify})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report
+	}
+	if got := check(nil); got.Pieces != 9 || got.Verified != 0 || got.Stale != 0 || len(got.Findings) != 0 {
+		t.Errorf("in order: %+v", got)
+	}
+	if got := check(memory); got.Verified != 9 || got.VerifiedBytes != 9*4000 || len(got.Findings) != 0 {
+		t.Errorf("in order, verified: %+v", got)
+	}
+	r.reopenDevices()
+	damage(t, r.devices[0])
+	if got := check(nil); len(got.Findings) != 0 {
+		t.Errorf("damaged, not looked at: %v", got.Findings)
+	}
+	got := check(memory)
+	if got.Verified != 8 || len(got.Findings) != 1 || got.Findings[0].Invariant != storage.ExactOrMiss || !strings.Contains(got.Findings[0].Detail, `namespace "m"`) {
+		t.Errorf("damaged: %+v", got)
+	}
+}
+
+// damage changes one byte of the payload of the first slot of the first segment.
+func damage(t *testing.T, dev blockio.Device) {
+	t.Helper()
+	f, err := dev.Open(ondisk.SegmentName(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	page := testkit.AlignedBuffer(t, ondisk.Page)
+	at := int64(2 * ondisk.Page) // behind the headers of segment and slot
+	req := []blockio.Request{{Op: blockio.Read, File: f, Offset: at, Bufs: [][]byte{page}}}
+	for _, op := range []blockio.Op{blockio.Read, blockio.Write} {
+		req[0].Op = op
+		if err := dev.Do(context.Background(), req); err != nil {
+			t.Fatal(err)
+		}
+		if req[0].Err != nil {
+			t.Fatal(req[0].Err)
+		}
+		page[7] ^= 1
+	}
+}
