@@ -36,7 +36,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchPolicy(w, f), newBenchReport(w), newBenchChild(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.
@@ -251,6 +251,17 @@ func newBenchServer(w world, f *benchFlags) *cobra.Command {
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Server(ctx, sw, o) })
 	}
 	return cmd
+}
+
+func newBenchLocal(w world, f *benchFlags) *cobra.Command {
+	return &cobra.Command{
+		Use:   "local",
+		Short: "Blocks handed over in the shared arena against blocks moved over TCP",
+		Args:  args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.run(cmd, w, suite.Local)
+		},
+	}
 }
 
 func newBenchPolicy(w world, f *benchFlags) *cobra.Command {

@@ -156,12 +156,17 @@ type remote struct {
 	land   []byte
 }
 
-func (s *serverSuite) remote(ctx context.Context, addr string, conns int) (_ *remote, err error) {
+func (s *serverSuite) remote(ctx context.Context, addr string, conns int) (*remote, error) {
+	return s.remoteWith(ctx, client.Options{Servers: []string{addr}}, conns)
+}
+
+func (s *serverSuite) remoteWith(ctx context.Context, o client.Options, conns int) (_ *remote, err error) {
 	r := &remote{land: s.land.Bytes()}
 	if r.engine, err = s.NewEngine(ctx, conns); err != nil {
 		return nil, err
 	}
-	if r.store, err = client.Open(ctx, client.Options{Servers: []string{addr}, Engine: r.engine}); err != nil {
+	o.Engine = r.engine
+	if r.store, err = client.Open(ctx, o); err != nil {
 		return nil, errors.Join(err, r.engine.Close())
 	}
 	if r.memory, err = r.store.Register(r.land); err != nil {
