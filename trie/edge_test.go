@@ -300,3 +300,34 @@ func TestWords(t *testing.T) {
 		t.Errorf("%s; want %s", got, want)
 	}
 }
+
+// TestHold: a held block and its ancestors outlast eviction; what is below and
+// beside them goes, and Release lets the rest go.
+func TestHold(t *testing.T) {
+	tr := openTest(t, Options{FS: vfs.NewMem(), Dir: "index", MaxLeases: 1})
+	defer closeTest(t, tr)
+	ns := benchNamespace(t, tr)
+	ids := benchIDs(0)
+	if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids[:10], 100), true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Hold(ns.ID, blockID("ff")); !errors.Is(err, ErrAbsent) {
+		t.Errorf("hold of an absent block: %v", err)
+	}
+	lease, err := tr.Hold(ns.ID, ids[5])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Hold(ns.ID, ids[6]); !errors.Is(err, ErrTooManyLeases) {
+		t.Errorf("a second hold: %v", err)
+	}
+	if gone, err := tr.Evict(nil, 1<<40, 0, time.Unix(0, 0)); err != nil || len(gone) != 4 {
+		t.Errorf("%d pieces evicted, %v; want the 4 below the held one", len(gone), err)
+	}
+	if err := tr.Release(lease); err != nil {
+		t.Fatal(err)
+	}
+	if gone, err := tr.Evict(nil, 1<<40, 0, time.Unix(0, 0)); err != nil || len(gone) != 6 {
+		t.Errorf("%d pieces evicted after the release, %v; want 6", len(gone), err)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // LeaseID names a lease. 0 is none; an id is not reused while the process lives.
@@ -137,6 +139,27 @@ func (l *leases) applyUnparks(t *Trie) {
 		}
 	}
 	l.unpark = l.unpark[:0]
+}
+
+// Hold leases one matchable block by its id, and with it its ancestors, until
+// Release: for a writer whose blocks will hang on it. It fails with ErrAbsent or
+// ErrTooManyLeases.
+func (t *Trie) Hold(id kv.NamespaceID, block kv.BlockID) (LeaseID, error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return 0, err
+	}
+	n := t.table.find(ns.space.number, 0, &block)
+	if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
+		return 0, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
+	}
+	lease, ok := t.leases.grant(t, []uint32{n}, math.MaxInt64)
+	if !ok {
+		return 0, fmt.Errorf("trie: hold block %v: %w", block, ErrTooManyLeases)
+	}
+	return lease, nil
 }
 
 // Renew makes the lease end ttl after now; 0 means at Release. It fails with

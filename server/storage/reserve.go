@@ -63,6 +63,9 @@ type Reservation struct {
 	buf     arena.Buffer
 	held    int64
 	layouts []ondisk.Layout // by group
+	// above keeps the parent from being evicted, so that the blocks still hang on
+	// something when they are committed; 0: none.
+	above trie.LeaseID
 	// onEnd is called when the reservation ends in whatever way, before its
 	// memory is given back.
 	onEnd func()
@@ -225,6 +228,10 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	r.buf, r.held = buf, sizeBytes
 	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
+	if !r.parent.IsZero() {
+		// Without it the commit may find the parent gone, and say so.
+		r.above, _ = n.index.Hold(r.ns.ID, r.parent)
+	}
 	if attach != nil {
 		if err := attach(r); err != nil {
 			n.end(r)
@@ -268,6 +275,9 @@ func (n *Node) take(id ReservationID) (*Reservation, error) {
 func (n *Node) end(r *Reservation) {
 	if r.onEnd != nil {
 		r.onEnd()
+	}
+	if r.above != 0 {
+		n.logIf("release the parent", n.index.Release(r.above))
 	}
 	r.buf.Release()
 	n.writeBytes.Release(r.held)

@@ -207,6 +207,38 @@ func TestGeometriesShareTheStore(t *testing.T) {
 	}
 }
 
+// TestReservationHoldsItsParent: eviction between Reserve and Commit takes
+// anything but what the new blocks hang on.
+func TestReservationHoldsItsParent(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", small)
+	ids := chain(ns, 4, 1, 2)
+	r.mustPut(ns, ids[:4])
+	r.mustPut(ns, chain(ns, 4, 9))
+	res, err := r.node.Reserve(t.Context(), storage.ReserveRequest{Namespace: "m", Geometry: small.Digest(), Parent: ids[3], IDs: ids[4:]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.node.Evict("m", 1<<30, false); err != nil {
+		t.Fatal(err)
+	}
+	var sums []storage.PieceSums
+	for _, g := range res.Grants {
+		payload := res.Bytes()[g.Offset:][:small.PieceBytes(0)]
+		content(ids[4+g.Block], ns.Epoch, 0, payload)
+		sums = append(sums, storage.PieceSums{PieceRef: g.PieceRef, LayerSums: ondisk.AppendLayerSums(nil, payload, 4)})
+	}
+	if _, err := r.node.Commit(t.Context(), res.ID, sums, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, n := r.load(ns, ids); n != 8 {
+		t.Errorf("%d of 8 blocks", n)
+	}
+	if s := r.node.Stats().Index; s.Leases != 0 || s.Pieces != 8 {
+		t.Errorf("%d leases, %d pieces are left", s.Leases, s.Pieces)
+	}
+}
+
 // TestQuota: a namespace over its quota gives up its own blocks, never another's,
 // and one call that the whole quota could not hold is cut.
 func TestQuota(t *testing.T) {
