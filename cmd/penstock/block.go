@@ -400,7 +400,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	r = getResult{Namespace: name, Epoch: uint64(m.Epoch), AskedBlocks: len(ch.ids), Cut: string(m.Cut)}
 	switch m.Cut {
 	case client.CutNodeDown:
-		return r, fmt.Errorf("%w (is `penstock serve` running, and is --server its address?)", client.ErrUnavailable)
+		return r, client.ErrUnavailable
 	case client.CutBusy:
 		return r, errBusy
 	}

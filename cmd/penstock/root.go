@@ -98,22 +98,24 @@ func cobraUsage(err error) bool {
 // words is left out, and where the node cannot be reached it says what to look
 // at.
 func explain(err error) string {
-	text := err.Error()
+	text := dialWords(err.Error())
+	if errors.Is(err, client.ErrUnavailable) {
+		return text + serverHint
+	}
 	st, ok := status.FromError(err)
 	if !ok || st.Code() == codes.Unknown {
 		return text
 	}
 	// What was put around the status is kept.
-	text = strings.Replace(text, st.Err().Error(), st.Message(), 1)
+	text = strings.Replace(text, dialWords(st.Err().Error()), dialWords(st.Message()), 1)
 	if i := strings.Index(text, "rpc error: code = "); i >= 0 {
 		if j := strings.Index(text[i:], " desc = "); j >= 0 {
 			text = text[:i] + text[i+j+len(" desc = "):]
 		}
 	}
-	text = dialWords(text)
 	switch st.Code() {
 	case codes.Unavailable:
-		return text + "\n(is `penstock serve` running, and is --server its address?)"
+		return text + serverHint
 	case codes.Unimplemented:
 		return text + "\n(the node is of another version; compare `penstock version` with `penstock status`)"
 	case codes.DeadlineExceeded:
@@ -122,14 +124,18 @@ func explain(err error) string {
 	return text
 }
 
+const serverHint = "\n(is `penstock serve` running, and is --server its address?)"
+
 // dialWords leaves of gRPC's account of a failed dial what the system said.
 func dialWords(text string) string {
 	const before = `connection error: desc = "transport: Error while dialing: `
-	head, rest, ok := strings.Cut(text, before)
-	if !ok {
-		return text
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if head, rest, ok := strings.Cut(line, before); ok {
+			lines[i] = head + strings.TrimSuffix(rest, `"`)
+		}
 	}
-	return head + strings.TrimSuffix(rest, `"`)
+	return strings.Join(lines, "\n")
 }
 
 // usagef is an error about the command line.

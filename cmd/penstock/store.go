@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
@@ -52,7 +53,7 @@ func (f *offlineFlags) exist() error {
 		} else if !info.IsDir() {
 			return fmt.Errorf("--data: %s is not a directory", dir)
 		}
-		if _, err := os.Stat(filepath.Join(dir, "superblock")); err != nil {
+		if _, err := os.Stat(filepath.Join(dir, ondisk.SuperblockName)); err != nil {
 			return fmt.Errorf("--data: %s is not a volume: %w", dir, err)
 		}
 	}

@@ -1,12 +1,23 @@
 # What cannot be right is refused with what was wrong and what to do.
 
+tokens any 1 4
+----
+
 run
 status
+block get m --tokens-file @any --out @got
+trace replay sample
 ns list --format xml
 nope
 ns crate
 ns create
 ----
+penstock: dial tcp 127.0.0.1:1: connect: connection refused
+(is `penstock serve` running, and is --server its address?)
+exit 1
+penstock: client: namespace "m": no storage node answers: client: describe: 127.0.0.1:1: node is down: dial tcp 127.0.0.1:1: connect: connection refused
+(is `penstock serve` running, and is --server its address?)
+exit 1
 penstock: dial tcp 127.0.0.1:1: connect: connection refused
 (is `penstock serve` running, and is --server its address?)
 exit 1
