@@ -16,7 +16,9 @@ const short = time.Millisecond
 func TestSettleFindsGoroutine(t *testing.T) {
 	before := take()
 	stop := make(chan struct{})
-	go leakedOnPurpose(stop)
+	running := make(chan struct{})
+	go leakedOnPurpose(running, stop)
+	<-running // before that its stack names the go statement only
 	leaks := before.settle(short)
 	if len(leaks) != 1 || !strings.Contains(leaks[0], "leakedOnPurpose") {
 		t.Errorf("leaks = %q; want the one goroutine", leaks)
@@ -27,7 +29,10 @@ func TestSettleFindsGoroutine(t *testing.T) {
 	}
 }
 
-func leakedOnPurpose(stop chan struct{}) { <-stop }
+func leakedOnPurpose(running, stop chan struct{}) {
+	close(running)
+	<-stop
+}
 
 func TestSettleFindsDescriptor(t *testing.T) {
 	before := take()
