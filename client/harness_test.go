@@ -92,12 +92,14 @@ type host struct {
 	edit func(*storage.Options, *server.Options)
 	// segmentBytes is the store's; the arena is 16 of them, the capacity 32.
 	segmentBytes int64
-	medium       *memio.Device
-	faults       *faultio.Device
-	gate         *gate
-	index        vfs.FS
-	control      string // address; "127.0.0.1:0" before the first start
-	data         string
+	// shared makes an arena that other processes can map.
+	shared  bool
+	medium  *memio.Device
+	faults  *faultio.Device
+	gate    *gate
+	index   vfs.FS
+	control string // address; "127.0.0.1:0" before the first start
+	data    string
 
 	server *server.Server
 	node   *storage.Node
@@ -136,7 +138,7 @@ func (h *host) start() {
 	h.must(err)
 	index, err := trie.Open(trie.Options{Dir: "index", FS: h.index})
 	h.must(err)
-	h.arena, err = arena.New(arena.Options{SizeBytes: 16 * h.segmentBytes})
+	h.arena, err = arena.New(arena.Options{SizeBytes: 16 * h.segmentBytes, Shared: h.shared})
 	h.must(err)
 	registry := prometheus.NewRegistry()
 	so := storage.Options{

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 
 	"github.com/penstock-kv/penstock/internal/sys"
 )
@@ -27,17 +28,29 @@ func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
 }
 
 // Receive fills msg from a unix socket and maps the arena that came with it; the
-// View is nil if none did.
+// View is nil if none did. An arena of another user is refused: its owner could
+// change what is read there.
 func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
 	f, err := sys.ReceiveFile(conn, msg)
 	if err != nil || f == nil {
 		return nil, err
 	}
-	v, err := Map(int(f.Fd()))
+	v, err := mapOwn(conn, f)
 	if closeErr := f.Close(); closeErr != nil && err == nil {
 		return nil, errors.Join(closeErr, v.Close())
 	}
 	return v, err
+}
+
+func mapOwn(conn *net.UnixConn, f *os.File) (*View, error) {
+	uid, err := sys.PeerUID(conn)
+	if err != nil {
+		return nil, fmt.Errorf("arena: %w", err)
+	}
+	if uid != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("arena: the process that listens there is user %d, this one user %d", uid, os.Geteuid())
+	}
+	return Map(int(f.Fd()))
 }
 
 // Map maps the arena whose memfd is fd, as its owner sent it, for reading: a

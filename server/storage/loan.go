@@ -27,7 +27,7 @@ func (b *loanBook) room(sizeBytes int64) error {
 
 func (b *loanBook) roomLocked(sizeBytes int64) error {
 	if sizeBytes > b.max-b.bytes {
-		return fmt.Errorf("%w: %d bytes of the arena are lent, of at most %d; %d more are asked for (limits.loan_bytes)", ErrBusy, b.bytes, b.max, sizeBytes)
+		return fmt.Errorf("%w: readers on this host may keep %d bytes of the arena (limits.loan_bytes), and too little of that is free", ErrBusy, b.max)
 	}
 	return nil
 }
