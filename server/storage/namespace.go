@@ -110,10 +110,10 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 // trie.ErrNamespaceUnknown.
 func (n *Node) Namespace(name string) (kv.Namespace, error) {
 	ns, err := n.index.Namespace(name)
-	if err != nil {
-		return ns, fmt.Errorf("namespace %q: %w", name, err)
+	if errors.Is(err, trie.ErrNamespaceUnknown) {
+		err = fmt.Errorf("namespace %q: %w", name, trie.ErrNamespaceUnknown)
 	}
-	return ns, nil
+	return ns, err
 }
 
 // Namespaces returns every namespace, sorted by name.

@@ -147,7 +147,7 @@ prefix match m --tokens-file @large
 prefix match m --tokens-file @minus
 prefix match m --ids-file @words
 ----
-penstock: namespace "nope": trie: namespace "nope": namespace unknown
+penstock: namespace "nope": namespace unknown
 exit 3
 penstock: --tokens-file: open DIR/absent: no such file or directory
 exit 1
@@ -178,7 +178,7 @@ block put m --tokens-file @prompt --data-file @fewer --first-block 5
 block put m --tokens-file @prompt --data-file @blocks --epoch 3
 prefix match m --tokens-file @prompt
 ----
-penstock: client: namespace nope: SERVER: not found: namespace "nope": trie: namespace "nope": namespace unknown
+penstock: client: namespace nope: SERVER: not found: namespace "nope": namespace unknown
 exit 3
 penstock: DIR/odd has 40961 bytes, which is not a multiple of the Full Block of namespace "m" (8192 bytes); want 40960 for 5 blocks
 exit 1
@@ -257,7 +257,7 @@ exit 2
 penstock: invalid argument "-1" for "--bytes" flag: "-1" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
 Run 'penstock evict --help' for usage.
 exit 2
-penstock: namespace "nope": trie: namespace "nope": namespace unknown
+penstock: namespace "nope": namespace unknown
 exit 3
 penstock: --ttl -DURATION: must not be negative
 Run 'penstock pin --help' for usage.
@@ -268,9 +268,9 @@ exit 2
 penstock: "many" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
 Run 'penstock ns quota --help' for usage.
 exit 2
-penstock: namespace "nope": trie: namespace "nope": namespace unknown
+penstock: namespace "nope": namespace unknown
 exit 3
-penstock: namespace "nope": trie: namespace "nope": namespace unknown
+penstock: namespace "nope": namespace unknown
 exit 3
 penstock: token file: open DIR/absent: no such file or directory
 exit 1

@@ -351,7 +351,7 @@ would be deleted: 0 blocks, 0 B
   "bytes": 0,
   "dry_run": false
 }
-penstock: namespace "m": trie: namespace "m": namespace unknown
+penstock: namespace "m": namespace unknown
 exit 3
 
 stop
