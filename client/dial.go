@@ -32,6 +32,13 @@ type DialOptions struct {
 // maxMessageBytes bounds one gRPC message, as the node does.
 const maxMessageBytes = 64 << 20
 
+// What a node may send without being asked for more, in one call and in all
+// calls of the connection.
+const (
+	streamWindowBytes = 1 << 20
+	connWindowBytes   = 4 << 20
+)
+
 // Dial returns a connection to the node at target (host:port, or any gRPC
 // target) for calls of penstock.v1: what the CLI uses for Admin. It does not
 // wait for the node. Proxies in the environment are ignored: storage nodes are
@@ -52,6 +59,10 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithNoProxy(),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
+		// Fixed windows: gRPC would otherwise estimate the path's bandwidth with a
+		// ping for nearly every call. Only control messages come this way.
+		grpc.WithInitialWindowSize(streamWindowBytes),
+		grpc.WithInitialConnWindowSize(connWindowBytes),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},

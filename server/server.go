@@ -98,6 +98,13 @@ type Server struct {
 // checksums of a large read a few.
 const maxMessageBytes = 64 << 20
 
+// What a client may send without being asked for more, in one call and in all
+// calls of a connection: the largest usual request goes without a pause.
+const (
+	streamWindowBytes = 1 << 20
+	connWindowBytes   = 4 << 20
+)
+
 // New registers the arena with the transfer engine and makes the services. It
 // serves nothing yet.
 func New(opts Options) (*Server, error) {
@@ -121,6 +128,11 @@ func New(opts Options) (*Server, error) {
 	grpcOptions := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
+		// Fixed windows: without them gRPC estimates the path's bandwidth with a
+		// ping for nearly every call, which costs a call between two processes
+		// of one host a fifth of its time. The bytes of blocks do not come here.
+		grpc.InitialWindowSize(streamWindowBytes),
+		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.ChainUnaryInterceptor(auth.unary),
 		grpc.ChainStreamInterceptor(auth.stream),
