@@ -45,6 +45,7 @@ type benchFlags struct {
 	rounds  int
 	seconds float64
 	only    string
+	among   string
 	save    string
 	seed    uint64
 	profile string
@@ -57,6 +58,7 @@ func addBenchFlags(cmd *cobra.Command) *benchFlags {
 	flags.IntVar(&f.rounds, "rounds", 5, "turns of each contender")
 	flags.Float64Var(&f.seconds, "seconds", 1, "length of one turn")
 	flags.StringVar(&f.only, "only", "", "run only the comparisons whose name matches this regular expression")
+	flags.StringVar(&f.among, "contenders", "", "run only the contenders whose name matches this regular expression")
 	flags.StringVar(&f.save, "save", "", "also write the results to this file, as JSON; with --only they replace those of the same name in it")
 	flags.Uint64Var(&f.seed, "seed", 0, "seed of the order of contenders and of offsets; 0 takes one at random")
 	flags.StringVar(&f.profile, "cpuprofile", "", "write a CPU profile of this process (not of its children) to this file")
@@ -71,12 +73,13 @@ func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
 	case !(f.seconds >= 0.05 && f.seconds <= 3600):
 		return suite.World{}, usagef("--seconds %v: want 0.05 to 3600", f.seconds)
 	}
-	var only *regexp.Regexp
-	if f.only != "" {
-		var err error
-		if only, err = regexp.Compile(f.only); err != nil {
-			return suite.World{}, usagef("--only: %w", err)
-		}
+	only, err := optionalRegexp("--only", f.only)
+	if err != nil {
+		return suite.World{}, err
+	}
+	among, err := optionalRegexp("--contenders", f.among)
+	if err != nil {
+		return suite.World{}, err
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -90,7 +93,7 @@ func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
 		seed = rand.Uint64()
 	}
 	return suite.World{
-		Dir: f.data, Rounds: f.rounds, Turn: time.Duration(f.seconds * float64(time.Second)), Only: only, Seed: seed, Exe: exe,
+		Dir: f.data, Rounds: f.rounds, Turn: time.Duration(f.seconds * float64(time.Second)), Only: only, Contenders: among, Seed: seed, Exe: exe,
 		Progress: func(text string) { fmt.Fprintln(w.err, text) },
 		OpenDevice: func(dir, how string, memory []byte) (blockio.Device, error) {
 			d, err := openDevice(dir, how, memory)
@@ -100,6 +103,17 @@ func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
 			return tcp.New(ctx, tcp.Options{Conns: conns})
 		},
 	}, nil
+}
+
+func optionalRegexp(flag, text string) (*regexp.Regexp, error) {
+	if text == "" {
+		return nil, nil
+	}
+	r, err := regexp.Compile(text)
+	if err != nil {
+		return nil, usagef("%s: %w", flag, err)
+	}
+	return r, nil
 }
 
 // run runs a suite and prints and saves what it found.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,6 +31,8 @@ type World struct {
 	Turn   time.Duration
 	// Only, if set, chooses comparisons by name.
 	Only *regexp.Regexp
+	// Contenders, if set, chooses contenders by name: to look at one alone.
+	Contenders *regexp.Regexp
 	// Seed makes the order of contenders and the offsets repeatable.
 	Seed uint64
 	// Progress is told what runs.
@@ -73,6 +76,9 @@ func (s *suiteRun) wants(names ...string) bool {
 func (s *suiteRun) compare(ctx context.Context, c bench.Comparison) error {
 	if !s.wants(c.Name) {
 		return nil
+	}
+	if s.Contenders != nil {
+		c.Contenders = slices.DeleteFunc(c.Contenders, func(k bench.Contender) bool { return !s.Contenders.MatchString(k.Name) })
 	}
 	res, err := bench.Run(ctx, c, bench.RunOptions{Rounds: s.Rounds, Warmup: 1, Rand: s.rng, Progress: s.Progress})
 	if err != nil {
