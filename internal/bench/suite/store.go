@@ -40,8 +40,8 @@ func storeShapes() []shape {
 // Names of contenders.
 const (
 	oursUring   = "penstock (uring)"
-	oursPosix   = "penstock (posix)"
 	bareDevice  = "bare device (uring, no verification)"
+	posixDevice = "bare device (posix, no verification)"
 	fioName     = "fio (io_uring)"
 	poolName    = "ReadAt pool"
 	preadName   = "direct pread"
@@ -139,7 +139,6 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		Contenders: []bench.Contender{
 			{Name: oursUring, Turn: s.storeReads(v)},
 			{Name: bareDevice, Turn: s.deviceReads(v, v.dev, v.segment)},
-			{Name: oursPosix + ", no verification", Turn: s.deviceReads(v, posix, bare)},
 			{Name: fioName, NotRun: s.fioNotRun, Turn: s.fio("randread", v.path, headBytes, v.size, sh)},
 		},
 		Measures: []bench.Measure{
@@ -150,7 +149,7 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		},
 	}
 	if sh.depth > 1 {
-		c.Contenders = append(c.Contenders, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
+		c.Contenders = append(c.Contenders, bench.Contender{Name: posixDevice, Turn: s.deviceReads(v, posix, bare)}, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("bandwidth / ReadAt pool", bench.Rate, oursUring, poolName, bench.Target{}),
 			bench.Ratio("CPU without verification / ReadAt pool", bench.CPU, bareDevice, poolName, bench.AtMost(0.65)))
