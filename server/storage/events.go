@@ -39,28 +39,43 @@ type Event struct {
 	Time   time.Time
 }
 
+// eventIDs is how many block ids the log keeps for each event that it keeps, on
+// average: 16 MiB for the default of 65,536 events.
+const eventIDs = 16
+
 // An EventLog keeps the newest events in a ring and wakes those who wait for
-// more. Publishing never waits for a consumer.
+// more. It is bounded in events and in the blocks that they name. Publishing
+// never waits for a consumer.
 type EventLog struct {
 	mu   sync.Mutex
 	ring []Event
-	// next is the sequence number of the next event; the ring holds the events
-	// [max(1, next-len(ring)), next).
-	next uint64
-	more chan struct{}
+	// The ring holds the events [oldest, next), which name ids blocks.
+	// Invariant: next-oldest ≤ len(ring); ids ≤ eventIDs·len(ring), unless the
+	// newest event alone has more.
+	oldest, next uint64
+	ids          int
+	more         chan struct{}
 }
 
-// NewEventLog returns a log that keeps the last n events.
+// NewEventLog returns a log that keeps at most the last n events.
 func NewEventLog(n int) *EventLog {
-	return &EventLog{ring: make([]Event, max(1, n)), next: 1, more: make(chan struct{})}
+	return &EventLog{ring: make([]Event, max(1, n)), oldest: 1, next: 1, more: make(chan struct{})}
 }
 
 // Publish numbers and stores e and wakes the consumers.
 func (l *EventLog) Publish(e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	n := uint64(len(l.ring))
+	for l.oldest < l.next && (l.next-l.oldest == n || l.ids+len(e.IDs) > eventIDs*len(l.ring)) {
+		old := &l.ring[l.oldest%n]
+		l.ids -= len(old.IDs)
+		*old = Event{}
+		l.oldest++
+	}
 	e.Sequence = l.next
-	l.ring[l.next%uint64(len(l.ring))] = e
+	l.ring[l.next%n] = e
+	l.ids += len(e.IDs)
 	l.next++
 	close(l.more)
 	l.more = make(chan struct{})
@@ -94,13 +109,9 @@ func (l *EventLog) After(ctx context.Context, seq uint64, limit int) ([]Event, e
 func (l *EventLog) after(seq uint64, limit int) ([]Event, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	oldest := uint64(1)
-	if n := uint64(len(l.ring)); l.next > n {
-		oldest = l.next - n
-	}
 	var events []Event
-	if seq >= l.next || seq+1 < oldest {
-		seq = oldest - 1
+	if seq >= l.next || seq+1 < l.oldest {
+		seq = l.oldest - 1
 		events = append(events, Event{Sequence: seq, Kind: Gap})
 	}
 	for s := seq + 1; s < l.next && len(events) < limit; s++ {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 func sequences(events []Event) (out []uint64) {
@@ -45,6 +47,40 @@ func TestEventLogReplaysAndReportsGaps(t *testing.T) {
 				t.Errorf("%s: %v; want %v", tc.name, got, tc.want)
 			}
 		}
+	}
+}
+
+// A removal may name thousands of blocks: a bound on the number of events alone
+// would not bound the memory (bounded).
+func TestEventLogIsBoundedInBlocks(t *testing.T) {
+	const events, each = 64, 500
+	l := NewEventLog(events)
+	for range events {
+		l.Publish(Event{Kind: BlockRemoved, IDs: make([]kv.BlockID, each)})
+	}
+	got, err := l.After(t.Context(), 0, 2*events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, e := range got {
+		kept += len(e.IDs)
+	}
+	if limit := events * eventIDs; kept > limit || kept < limit-each {
+		t.Errorf("%d block ids are kept; want at most %d, and not much less", kept, limit)
+	}
+	if last := got[len(got)-1].Sequence; got[0].Kind != Gap || last != events {
+		t.Errorf("first %v, last sequence %d; want a gap, and %d", got[0].Kind, last, events)
+	}
+	for i := 1; i < len(got); i++ {
+		if got[i].Sequence != got[i-1].Sequence+1 {
+			t.Errorf("%d follows %d", got[i].Sequence, got[i-1].Sequence)
+		}
+	}
+	// The newest is kept, however large it is.
+	l.Publish(Event{Kind: BlockStored, IDs: make([]kv.BlockID, 2*events*eventIDs)})
+	if got, err := l.After(t.Context(), events, 10); err != nil || len(got) != 1 || got[0].Kind != BlockStored {
+		t.Errorf("after a large event: %d events, %v", len(got), err)
 	}
 }
 

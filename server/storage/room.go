@@ -24,6 +24,9 @@ const (
 	// reclaimBatch is how many pieces one step of reclaiming takes out of the
 	// index; it bounds the time that the index is locked.
 	reclaimBatch = 512
+	// removedIDs bounds the blocks that one BlockRemoved names, and by that the
+	// message in which it travels.
+	removedIDs = 4096
 )
 
 // A roomMaker frees slots for writers, one round at a time: writers that come
@@ -159,7 +162,7 @@ func (n *Node) free(evicted []trie.Evicted, reason string) (r Removed) {
 		if err != nil || ns.Epoch != e.Epoch {
 			continue // its consumers were told that everything was cleared
 		}
-		if e.Namespace != last || e.Epoch != lastEpoch {
+		if e.Namespace != last || e.Epoch != lastEpoch || len(event.IDs) == removedIDs {
 			flush()
 			last, lastEpoch = e.Namespace, e.Epoch
 			event = Event{Kind: BlockRemoved, Namespace: ns.Name, Epoch: e.Epoch, Reason: reason, Time: n.opts.Now()}
