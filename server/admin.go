@@ -26,7 +26,7 @@ func (s *adminService) describe(ns kv.Namespace) *pb.Namespace {
 	m := api.NamespaceProto(ns)
 	for _, st := range s.node.Stats().Index.Namespaces {
 		if st.ID == ns.ID {
-			m.UsedBytes, m.Blocks = st.Bytes, st.Blocks
+			m.UsedBytes, m.Blocks, m.Leases = st.Bytes, st.Blocks, st.Leases
 		}
 	}
 	return m

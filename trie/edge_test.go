@@ -331,3 +331,56 @@ func TestHold(t *testing.T) {
 		t.Errorf("%d pieces evicted after the release, %v; want 6", len(gone), err)
 	}
 }
+
+// Leases are counted for the namespace they were granted in, also after its
+// blocks became unmatchable.
+func TestLeasesAreCountedByNamespace(t *testing.T) {
+	tr := openTest(t, Options{})
+	defer closeTest(t, tr)
+	a := benchNamespace(t, tr)
+	def := a
+	def.Name = a.Name + "-other"
+	b, err := tr.Create(def)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := benchIDs(0)[:4]
+	for i, ns := range []kv.Namespace{a, b} {
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids, 100*i), false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leases := func() (n [2]int64) {
+		for i, s := range tr.Stats().Namespaces {
+			n[i] = s.Leases
+		}
+		return n
+	}
+	opts := MatchOptions{Lease: true, TTL: time.Second, Now: epoch0}
+	held, err := tr.Match(a.ID, ids, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Match(b.ID, ids, opts); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tr.Hold(b.ID, ids[1]); err != nil {
+		t.Fatal(err)
+	}
+	if got := leases(); got != [2]int64{1, 2} {
+		t.Errorf("%v leases; want 1 and 2", got)
+	}
+	if _, _, err := tr.BumpEpoch(a.Name, a.Epoch+1); err != nil {
+		t.Fatal(err)
+	}
+	if got := leases(); got != [2]int64{1, 2} {
+		t.Errorf("%v leases after the bump; want 1 and 2", got)
+	}
+	if err := tr.Release(held.Lease); err != nil {
+		t.Fatal(err)
+	}
+	tr.ExpireLeases(epoch0.Add(time.Second))
+	if got := leases(); got != [2]int64{0, 1} {
+		t.Errorf("%v leases at the end; want 0 and 1", got)
+	}
+}

@@ -68,6 +68,7 @@ func (l *leases) grant(t *Trie, nodes []uint32, expires int64) (LeaseID, bool) {
 		}
 	}
 	l.pins += len(nodes)
+	t.namespaceOf(nodes[0]).leases++
 	i := l.slotLocked()
 	s := &l.slots[i]
 	s.serial++
@@ -76,6 +77,9 @@ func (l *leases) grant(t *Trie, nodes []uint32, expires int64) (LeaseID, bool) {
 	l.pushLocked(i)
 	return LeaseID(uint64(s.serial)<<32 | uint64(i)), true
 }
+
+// namespaceOf returns the namespace of a node, deleted or not. Trie.mu is held.
+func (t *Trie) namespaceOf(n uint32) *namespace { return t.spaces[t.nodes.at(n).space].ns }
 
 func (l *leases) slotLocked() uint32 {
 	if k := len(l.free); k > 0 {
@@ -99,6 +103,8 @@ func (l *leases) openLocked(id LeaseID) (uint32, error) {
 // endLocked closes a lease. Trie.mu is held.
 func (l *leases) endLocked(t *Trie, i uint32) {
 	s := &l.slots[i]
+	// A pinned node is not removed, so its space is still the one it was leased in.
+	t.namespaceOf(s.node).leases--
 	l.removeLocked(i)
 	l.unpinLocked(t, []uint32{s.node})
 	l.unpinLocked(t, s.more)

@@ -18,6 +18,8 @@ type NamespaceStats struct {
 	Unmatchable int64
 	// Bytes are the slots of all pieces, the unmatchable ones too.
 	Bytes, QuotaBytes int64
+	// Leases are open on its pieces, those of writers on their parents included.
+	Leases int64
 }
 
 // Stats are the figures of an index.
@@ -61,22 +63,24 @@ func (t *Trie) indexStats() (s Stats, open bool) {
 		NodeBytes: t.nodes.bytes(), TableBytes: t.table.bytes(),
 		PolicyBytes: t.policy.Bytes(), LeaseBytes: t.leases.bytes(),
 	}
+	t.leases.mu.Lock()
+	defer t.leases.mu.Unlock()
+	s.Leases, s.Pins = int64(len(t.leases.heap)), int64(t.leases.pins)
 	for _, ns := range t.sortedLocked() {
 		n := ns.stats()
 		s.Blocks += n.Blocks
 		s.Pieces += n.Pieces
 		s.Namespaces = append(s.Namespaces, n)
 	}
-	t.leases.mu.Lock()
-	s.Leases, s.Pins = int64(len(t.leases.heap)), int64(t.leases.pins)
-	t.leases.mu.Unlock()
 	return s, !t.closed
 }
 
+// stats are the figures of ns. Trie.mu and Trie.leases.mu are held.
 func (ns *namespace) stats() NamespaceStats {
 	s := NamespaceStats{
 		ID: ns.def.ID, Name: ns.def.Name, Epoch: ns.def.Epoch, Blocks: ns.pieces[0],
 		Unmatchable: int64(ns.garbage), Bytes: ns.bytes, QuotaBytes: ns.def.QuotaBytes,
+		Leases: ns.leases,
 	}
 	for _, n := range ns.pieces {
 		s.Pieces += n

@@ -77,6 +77,8 @@ type namespace struct {
 	// hand is where the next eviction from this namespace alone goes on.
 	// idle counts the nodes it passed since it last did something.
 	hand, idle uint32
+	// leases are open on its pieces; guarded by Trie.leases.mu.
+	leases int64
 }
 
 func newNamespace(def kv.Namespace, slotBytes func(kv.Geometry, int) int64) *namespace {
