@@ -173,16 +173,13 @@ type VerifiedPiece struct {
 // and checks every checksum. Broken ones are dropped from the index. Blocks
 // that are not there are Absent.
 func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) ([]VerifiedPiece, error) {
-	ns, err := n.Namespace(namespace)
-	if err != nil {
-		return nil, err
-	}
 	if err := n.checkChain(ids); err != nil {
 		return nil, err
 	}
 	var out []VerifiedPiece
 	for _, id := range ids {
-		infos, err := n.index.Stat(ns.ID, id)
+		// Asked for again with each block: its epoch may have been bumped.
+		ns, infos, err := n.StatBlock(namespace, id)
 		if errors.Is(err, trie.ErrAbsent) {
 			out = append(out, VerifiedPiece{ID: id, State: Absent})
 			continue
@@ -220,6 +217,9 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	switch err := batch[0].Err; {
 	case err == nil:
 		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)
+	case errors.Is(err, blockstore.ErrCorrupt) && !n.current(ns):
+		// The entry was of another epoch than the one it was compared with.
+		v.State, v.Err = Absent, fmt.Errorf("block %v: the epoch of namespace %q changed meanwhile", info.ID, ns.Name)
 	case errors.Is(err, blockstore.ErrCorrupt):
 		n.dropCorrupt(info.Ref, "verify", err)
 		v.State, v.Err = Corrupt, err
@@ -230,6 +230,12 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 		v.State, v.Err = Failed, err
 	}
 	return v, nil
+}
+
+// current reports whether ns has the namespace's epoch still.
+func (n *Node) current(ns kv.Namespace) bool {
+	now, err := n.index.NamespaceByID(ns.ID)
+	return err == nil && now.Epoch == ns.Epoch
 }
 
 // Stats are the figures of a node.

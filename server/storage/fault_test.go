@@ -3,11 +3,13 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -219,5 +221,51 @@ func TestFullVolumeKeepsServing(t *testing.T) {
 		if _, _, err := r.tryLoad(context.Background(), ns, chain(ns, 8, 100+i)); err != nil {
 			t.Errorf("load: %v", err)
 		}
+	}
+}
+
+// onceDevice calls during when the first read arrives.
+type onceDevice struct {
+	blockio.Device
+	during atomic.Pointer[func()]
+}
+
+func (d *onceDevice) Do(ctx context.Context, batch []blockio.Request) error {
+	if len(batch) > 0 && batch[0].Op == blockio.Read {
+		if f := d.during.Swap(nil); f != nil {
+			(*f)()
+		}
+	}
+	return d.Device.Do(ctx, batch)
+}
+
+// Weights change while the blocks are verified: the new blocks of the same ids
+// are not the old ones broken.
+func TestVerifyDuringEpochBump(t *testing.T) {
+	d := &onceDevice{Device: memio.New(memio.Options{})}
+	r := newRig(t, rigOptions{}, d)
+	ns := r.namespace("m", small)
+	ids := chain(ns, 4, 1)
+	r.mustPut(ns, ids)
+	after := ns
+	after.Epoch++
+	bump := func() {
+		if _, _, err := r.node.BumpEpoch(t.Context(), ns.Name, after.Epoch); err != nil {
+			t.Error(err)
+		}
+		r.mustPut(after, ids)
+	}
+	d.during.Store(&bump)
+	verified, err := r.node.Verify(t.Context(), ns.Name, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range verified {
+		if v.State == storage.Corrupt || v.State == storage.Failed {
+			t.Errorf("block %v: %v: %v", v.ID, v.State, v.Err)
+		}
+	}
+	if _, n := r.load(after, ids); n != len(ids) {
+		t.Errorf("%d of %d blocks of the new epoch are left", n, len(ids))
 	}
 }
