@@ -191,9 +191,8 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	if len(writes) == 0 {
 		return nil
 	}
-	if err := n.store.Write(ctx, writes); err != nil && ctx.Err() != nil && allUnset(writes) {
-		return n.abandon(owners, err)
-	}
+	// Every failure is in the outcome of a write: what was written stays.
+	_ = n.store.Write(ctx, writes)
 	for i := range writes {
 		if err := writes[i].Err; err != nil {
 			owners[i].refuse("device", err)
@@ -206,15 +205,6 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 		return n.syncData(ctx, owners)
 	}
 	return nil
-}
-
-func allUnset(writes []blockstore.Write) bool {
-	for i := range writes {
-		if writes[i].Err != nil {
-			return false
-		}
-	}
-	return true
 }
 
 // abandon frees the slots of everything on its way and returns err.
