@@ -36,9 +36,9 @@ func (s LocalStatus) String() string {
 	return fmt.Sprintf("refused with status %d", uint16(s))
 }
 
-// LocalHello is the one message on a node's unix socket: the node sends it as soon
-// as somebody connects, with the arena's descriptor (SCM_RIGHTS) if he is welcome.
-// The session lasts as long as the connection; the caller sends nothing.
+// LocalHello is the first message on a node's unix socket: the node sends it as
+// soon as somebody connects, with the arena's descriptor (SCM_RIGHTS) if he is
+// welcome. The session lasts as long as the connection.
 //
 //	0       8         10        12  16             24           40             56
 //	│ magic │ version │ status  │ 0 │ arena bytes  │ node       │ session      │   little endian

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"testing"
@@ -39,6 +40,28 @@ func FuzzLocalHello(f *testing.F) {
 		}
 		if again, _ := h.MarshalBinary(); h.ArenaBytes < 0 || !bytes.Equal(again, b) {
 			t.Errorf("%x decodes to %+v, which encodes to %x", b, h, again)
+		}
+	})
+}
+
+// FuzzLocalFrame: what is read is what was framed, and nothing else is.
+func FuzzLocalFrame(f *testing.F) {
+	f.Add([]byte{1, 0, 0, 0, 2})
+	f.Add([]byte{3, 0, 0, 0, 1, 'a', 'b', 9})
+	f.Add([]byte{0, 0, 0, 0, 1})
+	f.Add([]byte{255, 255, 255, 255, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bufio.NewReader(bytes.NewReader(b))
+		var again []byte
+		for {
+			kind, payload, err := ReadLocalFrame(r)
+			if err != nil {
+				break
+			}
+			again = append(AppendLocalFrame(again, kind, len(payload)), payload...)
+		}
+		if !bytes.HasPrefix(b, again) {
+			t.Errorf("%x was read as %x", b, again)
 		}
 	})
 }

@@ -30,6 +30,11 @@
 //	}
 //	_, err = store.Write(ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, First: r.Blocks, Epoch: m.Epoch, From: pages})
 //
+// An engine on the node's own host can borrow instead: ReadLocal verifies the
+// blocks where they lie in the node's memory, which is mapped here read-only
+// (Options.LocalSocket), and Return gives them back. A call goes over the socket,
+// or over gRPC while another is under way there.
+//
 // # Outcomes and errors
 //
 // Every data call returns Hit, Miss or Busy in its result, and an error only
@@ -50,6 +55,8 @@
 //     bytes there must not hold anything else while Read runs. Tasks take pieces
 //     in the order given, so sorted offsets make tight spans. Bytes of pieces
 //     that were lost are undefined.
+//   - What ReadLocal lends stays as it is until Return, whatever the node evicts
+//     meanwhile, and also after Close.
 //   - One Read returns blocks of one epoch.
 //
 // # Several nodes
@@ -66,5 +73,5 @@
 // after DeadFor, in the background: no call waits for a dead node, but the one
 // that finds it dead.
 //
-// Lock order: Store.mu and node.mu are leaves; no lock is held across a call.
+// Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu and loan.mu are leaves; no lock is held across a call.
 package client

@@ -1,7 +1,9 @@
 package client
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -9,7 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
@@ -44,6 +51,78 @@ type localLink struct {
 	lost bool
 	// owed are loans that the node could not be told to be free.
 	owed []uint64
+	// call is the one under way on the socket; nil: none.
+	call chan localReply
+}
+
+// localReply is what came of a call on the socket.
+type localReply struct {
+	payload []byte
+	err     error
+}
+
+// errSocketTaken says that a call is under way on the socket. It never leaves the
+// package.
+var errSocketTaken = errors.New("a call is under way")
+
+// read is the Read RPC over the socket. Errors: errSocketTaken, errLinkLost, a gRPC
+// status, ctx's.
+func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+	head := api.AppendLocalFrame(make([]byte, 0, 512), api.LocalRead, proto.Size(req))
+	frame, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(head, req)
+	if err != nil {
+		return nil, err
+	}
+	call := make(chan localReply, 1)
+	l.mu.Lock()
+	if l.call != nil || l.lost {
+		l.mu.Unlock()
+		return nil, errSocketTaken
+	}
+	l.call = call
+	l.mu.Unlock()
+	if _, err := l.conn.Write(frame); err != nil {
+		l.lose()
+		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+	}
+	select {
+	case reply := <-call:
+		return reply.decode()
+	case <-ctx.Done():
+		// The reply is still to come, and the socket taken until then.
+		return nil, ctx.Err()
+	}
+}
+
+// decode takes a reply apart.
+func (r localReply) decode() (*pb.ReadResponse, error) {
+	if r.err != nil {
+		return nil, fmt.Errorf("%w: %w", errLinkLost, r.err)
+	}
+	if len(r.payload) < 4 {
+		return nil, fmt.Errorf("%w: a reply of %d bytes", errLinkLost, len(r.payload))
+	}
+	if code := codes.Code(binary.LittleEndian.Uint32(r.payload)); code != codes.OK {
+		return nil, status.Error(code, string(r.payload[4:]))
+	}
+	var resp pb.ReadResponse
+	if err := proto.Unmarshal(r.payload[4:], &resp); err != nil {
+		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+	}
+	return &resp, nil
+}
+
+// tell gives loans back over the socket. Where it cannot be told, the connection
+// has ended, and the node has them back by that. It may block for as long as a
+// call takes at the node, if hundreds of returns are under way behind it.
+func (l *localLink) tell(numbers []uint64) {
+	frame := api.AppendLocalFrame(make([]byte, 0, 8*len(numbers)+8), api.LocalReturn, 8*len(numbers))
+	for _, n := range numbers {
+		frame = binary.LittleEndian.AppendUint64(frame, n)
+	}
+	if _, err := l.conn.Write(frame); err != nil {
+		l.lose()
+	}
 }
 
 // localLink returns the link with a reference, connecting if there is none.
@@ -180,13 +259,30 @@ func receiveHello(ctx context.Context, conn *net.UnixConn) (*arena.View, api.Loc
 	return nil, hello, err
 }
 
-// watch waits until the connection ends. Then a node that has gone does not keep
-// its memory because it is mapped here.
+// watch passes replies on until the connection ends. Then a node that has gone
+// does not keep its memory because it is mapped here.
 func (l *localLink) watch(c *localSocket) {
 	defer close(l.watched)
-	_, _ = l.conn.Read(make([]byte, 1)) // the node says nothing more
-	l.lose()
-	c.forget(l)
+	in := bufio.NewReader(l.conn)
+	for {
+		kind, payload, err := api.ReadLocalFrame(in)
+		if err == nil && kind != api.LocalReply {
+			err = fmt.Errorf("a frame of kind %d from the node", kind)
+		}
+		l.mu.Lock()
+		call := l.call
+		l.call = nil
+		l.lost = l.lost || err != nil || call == nil
+		lost := l.lost
+		l.mu.Unlock()
+		if call != nil {
+			call <- localReply{payload, err}
+		}
+		if lost {
+			c.forget(l)
+			return
+		}
+	}
 }
 
 // retain takes a reference. It reports false if the link is lost or has ended.

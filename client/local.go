@@ -96,10 +96,15 @@ type loan struct {
 
 	mu sync.Mutex
 	// node lent the numbers; nil: nothing was borrowed.
-	node    *node
-	numbers []uint64
-	ended   bool
+	node     *node
+	borrowed numbers
+	ended    bool
 }
+
+// numbers are loans by the way on which they were asked for. They are given back
+// on the same: so a return cannot overtake the call that made the loan, whose
+// reply may never have been seen.
+type numbers struct{ socket, grpc []uint64 }
 
 // runLocal performs a checked ReadLocal.
 func (r *reading) runLocal(ctx context.Context) (LocalResult, error) {
@@ -146,8 +151,8 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
 	}
 	// From here on the number is ours to return, whatever comes of the call.
-	number := r.local.loan.add(t.node)
-	resp, err := sess.cache.Read(ctx, &pb.ReadRequest{
+	number := link.next.Add(1)
+	req := &pb.ReadRequest{
 		Namespace:      r.req.Namespace.Name,
 		Epoch:          uint64(r.req.Epoch),
 		BlockIds:       api.AppendIDs(nil, t.ids),
@@ -157,7 +162,16 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 		GeometryDigest: r.digest[:],
 		LocalSession:   link.session[:],
 		Loan:           number,
-	})
+	}
+	resp, err := link.read(ctx, req)
+	taken := errors.Is(err, errSocketTaken)
+	if taken {
+		resp, err = sess.cache.Read(ctx, req)
+	}
+	r.local.loan.add(t.node, number, !taken)
+	if errors.Is(err, errLinkLost) {
+		return fmt.Errorf("client: read local: %s: %w", link.socket, err)
+	}
 	if status.Code(err) == codes.Aborted {
 		link.lose()
 		return fmt.Errorf("client: read local: %s: %w: %s", t.node.target, errLinkLost, status.Convert(err).Message())
@@ -188,29 +202,31 @@ func (l *localLink) slice(offset uint64, sizeBytes int64) []byte {
 	return mem[offset : int64(offset)+sizeBytes]
 }
 
-// add returns the number of another loan from the node.
-func (l *loan) add(n *node) uint64 {
-	number := l.link.next.Add(1)
+// add notes the number of a loan from the node.
+func (l *loan) add(n *node, number uint64, overSocket bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.node, l.numbers = n, append(l.numbers, number)
-	return number
+	l.node = n
+	if overSocket {
+		l.borrowed.socket = append(l.borrowed.socket, number)
+	} else {
+		l.borrowed.grpc = append(l.borrowed.grpc, number)
+	}
 }
 
 // take ends the loan on our side and returns what the node has to be told. It
 // does so once.
-func (l *loan) take() (n *node, numbers []uint64, first bool) {
+func (l *loan) take() (n *node, back numbers, first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	first = !l.ended
 	l.ended = true
-	n, numbers, l.numbers = l.node, l.numbers, nil
-	return n, numbers, first
+	return l.node, l.borrowed, first
 }
 
 // end returns the loan to the node.
 func (l *loan) end(ctx context.Context) error {
-	n, numbers, first := l.take()
+	n, back, first := l.take()
 	if !first {
 		return nil
 	}
@@ -218,12 +234,12 @@ func (l *loan) end(ctx context.Context) error {
 	if l.store.ctx.Err() != nil {
 		return nil // the Store is closed: the link ends with its last loan
 	}
-	return l.link.giveBack(ctx, n, numbers)
+	return l.link.giveBack(ctx, n, back)
 }
 
 // abandon is end in the background, for a loan that nobody will see.
 func (l *loan) abandon() {
-	n, numbers, first := l.take()
+	n, back, first := l.take()
 	if !first {
 		return
 	}
@@ -232,23 +248,29 @@ func (l *loan) abandon() {
 		ctx, cancel := context.WithTimeout(l.store.ctx, l.store.opts.DialTimeout)
 		defer cancel()
 		// What it cannot tell the node is told with the next Return.
-		_ = l.link.giveBack(ctx, n, numbers)
+		_ = l.link.giveBack(ctx, n, back)
 	})
 	if !background {
 		l.link.release()
 	}
 }
 
-// giveBack tells the node that numbers, and those that it could not be told
-// before, are free.
-func (l *localLink) giveBack(ctx context.Context, n *node, numbers []uint64) error {
+// giveBack tells the node that loans, and those of which it could not be told
+// before, have ended.
+func (l *localLink) giveBack(ctx context.Context, n *node, back numbers) error {
 	if n == nil || l.isLost() {
 		return nil
 	}
+	if len(back.socket) > 0 {
+		l.tell(back.socket)
+	}
 	l.mu.Lock()
-	numbers = append(numbers, l.owed...)
+	numbers := append(back.grpc, l.owed...)
 	l.owed = nil
 	l.mu.Unlock()
+	if len(numbers) == 0 {
+		return nil
+	}
 	sess, err := n.use(ctx)
 	if err == nil {
 		_, err = sess.cache.ReturnLoans(ctx, &pb.ReturnLoansRequest{LocalSession: l.session[:], Loans: numbers})

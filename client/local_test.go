@@ -16,9 +16,12 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma/tcp"
@@ -427,58 +430,90 @@ func TestManyBorrowAtOnce(t *testing.T) {
 	h.noLoans()
 }
 
-// liar stands between the client and a node, and changes what the node says.
+// liar stands between the client and a node, on gRPC and on the unix socket, and
+// changes what the node says.
 type liar struct {
 	pb.UnimplementedCacheServer
-	node pb.CacheClient
-	lie  func(*pb.ReadResponse)
+	node    pb.CacheClient
+	socket  *handoff.Listener
+	session api.LocalID // with the node
+	loans   uint64
+	lie     func(*pb.ReadResponse)
 }
 
 func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.DescribeResponse, error) {
-	return l.node.Describe(ctx, req)
-}
-
-func (l *liar) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
-	resp, err := l.node.Read(ctx, req)
+	resp, err := l.node.Describe(ctx, req)
 	if err == nil {
-		l.lie(resp)
+		id := l.socket.ID()
+		resp.LocalId = id[:]
 	}
 	return resp, err
 }
 
-func (l *liar) ReturnLoans(ctx context.Context, req *pb.ReturnLoansRequest) (*pb.ReturnLoansResponse, error) {
-	return l.node.ReturnLoans(ctx, req)
+// answer is a handoff.Handler. Calls come one at a time.
+func (l *liar) answer(ctx context.Context, _ api.LocalID, request []byte) []byte {
+	var req pb.ReadRequest
+	if err := proto.Unmarshal(request, &req); err != nil {
+		return nil
+	}
+	l.loans++
+	req.LocalSession, req.Loan = l.session[:], l.loans
+	resp, err := l.node.Read(ctx, &req)
+	if err != nil {
+		return nil
+	}
+	l.lie(resp)
+	b, _ := proto.Marshal(resp)
+	return append(make([]byte, 4), b...)
+}
+
+// newLiar starts a liar before h, whose socket is at path, and returns a store
+// that knows only him.
+func newLiar(t *testing.T, h *host, path string) (_ *liar, _ *client.Store, stop func()) {
+	conn, err := client.Dial(h.control, client.DialOptions{})
+	h.must(err)
+	l := &liar{node: pb.NewCacheClient(conn)}
+	own := filepath.Join(t.TempDir(), "liar.sock")
+	l.socket, err = handoff.Listen(handoff.Options{Path: own, Arena: h.arena})
+	h.must(err)
+	unix, err := net.Dial("unix", path)
+	h.must(err)
+	msg := make([]byte, api.LocalHelloBytes)
+	view, err := arena.Receive(unix.(*net.UnixConn), msg)
+	h.must(err)
+	var hello api.LocalHello
+	h.must(hello.UnmarshalBinary(msg))
+	l.session = hello.Session
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	h.must(err)
+	s := grpc.NewServer()
+	pb.RegisterCacheServer(s, l)
+	served := make(chan error, 2)
+	go func() { served <- s.Serve(listener) }()
+	go func() { served <- l.socket.Serve(l.answer) }()
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	h.must(err)
+	store, err := client.Open(t.Context(), client.Options{Servers: []string{listener.Addr().String()}, Engine: engine, LocalSocket: own, RetryMax: -1})
+	h.must(err)
+	return l, store, func() {
+		err := errors.Join(store.Close(), engine.Close(), l.socket.Close(), view.Close(), unix.Close())
+		s.Stop()
+		if err := errors.Join(err, conn.Close(), <-served, <-served); err != nil {
+			t.Error(err)
+		}
+		h.noLoans()
+	}
 }
 
 // TestLyingNode: places outside of the arena, and inside it but elsewhere, are
 // lost pieces and never a fault or wrong bytes.
 func TestLyingNode(t *testing.T) {
-	r, h := newLocalRig(t, nil)
+	r, h := newLocalRig(t, func(so *storage.Options, _ *server.Options) { so.LoanBytesMax = 16 << 20 })
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	conn, err := client.Dial(h.control, client.DialOptions{})
-	h.must(err)
-	defer conn.Close()
-	l := &liar{node: pb.NewCacheClient(conn)}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	h.must(err)
-	s := grpc.NewServer()
-	pb.RegisterCacheServer(s, l)
-	served := make(chan error)
-	go func() { served <- s.Serve(listener) }()
-	defer func() {
-		s.Stop()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}()
-	engine, err := tcp.New(t.Context(), tcp.Options{})
-	h.must(err)
-	defer engine.Close()
-	store, err := client.Open(t.Context(), client.Options{Servers: []string{listener.Addr().String()}, Engine: engine, LocalSocket: r.socket})
-	h.must(err)
-	defer store.Close()
+	l, store, stop := newLiar(t, h, r.socket)
+	defer stop()
 	size := uint64(len(h.arena.Bytes()))
 	for name, lie := range map[string]func(*pb.PieceResult){
 		"at the end":       func(p *pb.PieceResult) { p.ArenaOffset = size },
@@ -503,7 +538,6 @@ func TestLyingNode(t *testing.T) {
 	if _, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids}); err == nil {
 		t.Error("an answer for other pieces than were asked for was taken")
 	}
-	h.noLoans()
 }
 
 // borrowerEnv makes the test binary a client that borrows and then waits to be

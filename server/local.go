@@ -2,10 +2,15 @@ package server
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -102,4 +107,28 @@ func (s *cacheService) ReturnLoans(_ context.Context, req *pb.ReturnLoansRequest
 	}
 	session.Return(req.GetLoans())
 	return &pb.ReturnLoansResponse{}, nil
+}
+
+// answerLocal is Read over the unix socket.
+func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, request []byte) []byte {
+	var req pb.ReadRequest
+	if err := proto.Unmarshal(request, &req); err != nil {
+		return localFailure(invalid(err))
+	}
+	req.LocalSession = session[:]
+	resp, err := s.Read(ctx, &req)
+	if err != nil {
+		return localFailure(err)
+	}
+	out, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4, 256), resp)
+	if err != nil {
+		return localFailure(err)
+	}
+	return out
+}
+
+// localFailure is the reply with an error.
+func localFailure(err error) []byte {
+	st := status.Convert(err)
+	return append(binary.LittleEndian.AppendUint32(nil, uint32(st.Code())), st.Message()...)
 }

@@ -86,6 +86,7 @@ type Server struct {
 	data    rdma.Engine
 	region  rdma.Region
 	grpc    *grpc.Server
+	cache   *cacheService
 	http    *http.Server
 	windows sync.Map // storage.ReservationID → *openWindow
 	started time.Time
@@ -143,7 +144,8 @@ func New(opts Options) (*Server, error) {
 		grpcOptions = append(grpcOptions, grpc.Creds(credentials.NewTLS(opts.TLS)))
 	}
 	s.grpc = grpc.NewServer(grpcOptions...)
-	pb.RegisterCacheServer(s.grpc, &cacheService{Server: s})
+	s.cache = &cacheService{Server: s}
+	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
 	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second}
@@ -162,7 +164,7 @@ func (s *Server) Serve(control, web net.Listener) error {
 	}
 	if s.opts.Local != nil {
 		running++
-		go func() { failed <- s.opts.Local.Serve() }()
+		go func() { failed <- s.opts.Local.Serve(s.cache.answerLocal) }()
 	}
 	var errs []error
 	for range running {

@@ -7,20 +7,25 @@
 //	connect ────────────── unix socket ─────────────► Listener: same user?
 //	   ◄──── hello{node, session} + descriptor ───────   Session
 //	mmap(PROT_READ)                                        │
-//	Read{local_session, loan 7} ──── gRPC ───────────────► │ Open(7), Add(part) …
+//	Read{local_session, loan 7} ── socket or gRPC ───────► │ Open(7), Add(part) …
 //	   ◄──── offsets, checksums ───────────────────────    │
 //	hash, use                                              │
-//	ReturnLoans{7} ───────────────── gRPC ───────────────► │ Return(7)
+//	ReturnLoans{7} ─────────────── socket or gRPC ───────► │ Return(7)
 //	close, exit, killed ──── the connection ends ────────► └─ every loan is returned
 //
-// It is not a protocol for bytes or requests: the engine sends nothing over the
-// socket, and whoever sends something is hung up on. It does not know blocks: a
-// loan is a list of functions that give memory back, and what may be lent at a
-// time is bounded where the memory is (storage.Options.LoanBytesMax).
+// A call over the socket takes two changes of process and nothing else; one over
+// gRPC takes several times as long, which for a block of 1 MiB is most of the time.
+// A connection carries one call at a time: an engine that has more under way sends
+// the others over gRPC.
+//
+// It does not carry blocks and does not know them: a loan is a list of functions
+// that give memory back, what a call means is the Handler's business, and what may
+// be lent at a time is bounded where the memory is (storage.Options.LoanBytesMax).
 //
 // Trust: a caller of another user than the node's is refused (SO_PEERCRED), and
 // the socket's mode is 0600. Whoever is let in can read the whole arena, other
-// engines' blocks included, and change none of it: the descriptor is read-only
+// engines' blocks included, and may call Read without the bearer token or the
+// certificate that gRPC asks for; he can change nothing: the descriptor is read-only
 // and its file sealed (arena.Send). The session's number is known to its engine
 // alone, so no other can return its loans.
 //

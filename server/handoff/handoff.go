@@ -1,9 +1,13 @@
 package handoff
 
 import (
+	"bufio"
+	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -93,8 +97,9 @@ type Listener struct {
 	sessions map[api.LocalID]*Session
 	// connected counts connections, refused those that were not welcome.
 	connected, refused uint64
-	// ended is closed by Close.
-	ended chan struct{}
+	// ctx ends at Close.
+	ctx    context.Context
+	cancel context.CancelFunc
 }
 
 // Listen binds the socket. Serve accepts.
@@ -103,7 +108,8 @@ func Listen(opts Options) (*Listener, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	l := &Listener{opts: opts, conns: make(map[*net.UnixConn]struct{}), sessions: make(map[api.LocalID]*Session), ended: make(chan struct{})}
+	l := &Listener{opts: opts, conns: make(map[*net.UnixConn]struct{}), sessions: make(map[api.LocalID]*Session)}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
 	_, _ = rand.Read(l.id[:]) // never fails
 	var err error
 	if l.unix, err = bind(opts.Path); err != nil {
@@ -144,8 +150,13 @@ func (l *Listener) ID() api.LocalID { return l.id }
 // Path is where the socket is.
 func (l *Listener) Path() string { return l.opts.Path }
 
+// A Handler answers a call that an engine sent over the socket: request is the
+// payload of an api.LocalRead, reply that of an api.LocalReply. ctx ends with the
+// Listener.
+type Handler func(ctx context.Context, session api.LocalID, request []byte) (reply []byte)
+
 // Serve accepts engines until Close.
-func (l *Listener) Serve() error {
+func (l *Listener) Serve(handle Handler) error {
 	for {
 		conn, err := l.unix.AcceptUnix()
 		if err != nil {
@@ -153,7 +164,7 @@ func (l *Listener) Serve() error {
 				continue
 			}
 			select {
-			case <-l.ended:
+			case <-l.ctx.Done():
 				return nil
 			default:
 				return fmt.Errorf("handoff: accept: %w", err)
@@ -165,7 +176,7 @@ func (l *Listener) Serve() error {
 		}
 		go func() {
 			defer l.leave(conn)
-			if err := l.serve(conn); err != nil {
+			if err := l.serve(conn, handle); err != nil {
 				l.opts.Logger.Warn("local session", "socket", l.opts.Path, "err", err)
 			}
 		}()
@@ -185,7 +196,7 @@ func (l *Listener) waitOut(err error) bool {
 	select {
 	case <-timer.C:
 		return true
-	case <-l.ended:
+	case <-l.ctx.Done():
 		return false
 	}
 }
@@ -219,7 +230,7 @@ func (l *Listener) leave(conn *net.UnixConn) {
 const helloWithin = 5 * time.Second
 
 // serve greets a connection and keeps its session until it ends.
-func (l *Listener) serve(conn *net.UnixConn) error {
+func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 	uid, err := sys.PeerUID(conn)
 	if err != nil {
 		return err
@@ -254,11 +265,37 @@ func (l *Listener) serve(conn *net.UnixConn) error {
 	if err := conn.SetDeadline(time.Time{}); err != nil {
 		return err
 	}
-	// The session lasts until the engine hangs up, dies, or says something.
-	if n, _ := conn.Read(make([]byte, 1)); n > 0 {
-		return errors.New("handoff: an engine sent bytes over the local socket, which carries none from it; hung up")
+	return l.converse(conn, s, handle)
+}
+
+// readBufferBytes holds the usual request whole.
+const readBufferBytes = 16 << 10
+
+// converse answers an engine until it hangs up, dies, or sends what it should
+// not: the session lasts as long.
+func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) error {
+	in := bufio.NewReaderSize(conn, readBufferBytes)
+	for {
+		kind, payload, err := api.ReadLocalFrame(in)
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
+			return nil
+		case err != nil:
+			return fmt.Errorf("handoff: hung up on an engine: %w", err)
+		case kind == api.LocalReturn && len(payload)%8 == 0:
+			for ; len(payload) > 0; payload = payload[8:] {
+				s.Return([]uint64{binary.LittleEndian.Uint64(payload)})
+			}
+		case kind == api.LocalRead:
+			reply := handle(l.ctx, s.id, payload)
+			out := api.AppendLocalFrame(make([]byte, 0, len(reply)+8), api.LocalReply, len(reply))
+			if _, err := conn.Write(append(out, reply...)); err != nil {
+				return nil // it has gone without waiting for the answer
+			}
+		default:
+			return fmt.Errorf("handoff: hung up on an engine: a frame of kind %d with %d bytes", kind, len(payload))
+		}
 	}
-	return nil
 }
 
 // begin opens a session; nil if there are too many.
@@ -321,11 +358,9 @@ func (l *Listener) Close() error {
 	l.mu.Lock()
 	first := !l.closed
 	l.closed = true
-	if first {
-		close(l.ended)
-	}
+	l.cancel()
 	for conn := range l.conns {
-		_ = conn.Close() // its session ends by that, whatever it returns
+		_ = conn.CloseRead() // its session ends by that, after a call under way
 	}
 	l.mu.Unlock()
 	var err error
