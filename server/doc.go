@@ -22,7 +22,8 @@
 // Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
 // node listens on loopback only. The data plane's token is random for each run
 // and is handed out by Describe, so who may call gRPC may open a data session,
-// and nobody else.
+// and nobody else. Processes of the node's own user may read over the unix socket
+// without either: they could read the node's files as well.
 //
 // Shutdown: Shutdown refuses new writes at once, lets calls in flight finish for
 // the drain timeout, then ends local sessions, and closes data plane, store and index in this order.
