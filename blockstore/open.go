@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// segmentShare: by default a volume has at least this many segments, so that
-// several slot sizes find room in a small store.
+// segmentShare: by default a volume has this many segments or more, so that
+// several slot sizes find room; a quarter as many where they would be too small.
 const segmentShare = 16
 
 // Open opens, or formats if they are empty, the volumes of opts and locks them
@@ -251,7 +251,10 @@ func (o Options) fit(sb *ondisk.Superblock) error {
 		sb.SegmentBytes = o.SegmentBytes
 	}
 	if sb.SegmentBytes == 0 {
-		sb.SegmentBytes = max(2*ondisk.Page, min(defaultSegmentBytes, part))
+		// A segment holds at least one slot, so in a small store it is a larger
+		// share: large blocks must fit.
+		large := min(smallSegmentBytes, share/4) / ondisk.Page * ondisk.Page
+		sb.SegmentBytes = max(2*ondisk.Page, min(defaultSegmentBytes, max(part, large)))
 	}
 	sb.CatalogueBytes = o.CatalogueBytes
 	if sb.CatalogueBytes == 0 {

@@ -27,7 +27,8 @@ type Options struct {
 	CapacityBytes int64
 	// SegmentBytes is the size of a segment file, a multiple of 4096, fixed when
 	// a volume is formatted. Default 1 GiB, or a sixteenth of a volume's share
-	// of the capacity if that is less. 0 accepts whatever the volumes have.
+	// of the capacity if that is less, but no less than 16 MiB or a quarter of
+	// the share. 0 accepts whatever the volumes have.
 	SegmentBytes int64
 	// CatalogueBytes is the room for the catalogue blob, fixed when a volume is
 	// formatted. Default 1 MiB, or less if the capacity is small.
@@ -57,6 +58,7 @@ type Options struct {
 
 const (
 	defaultSegmentBytes   = 1 << 30
+	smallSegmentBytes     = 16 << 20
 	defaultCatalogueBytes = 1 << 20
 	defaultStripeBytes    = 64 << 20
 )

@@ -82,7 +82,7 @@ func (s *Store) SlotLayout(pieceBytes int64, layers int) (ondisk.Layout, error) 
 		return l, err
 	}
 	if n := l.SlotBytes(); n > s.slotBytesMax {
-		return l, fmt.Errorf("blockstore: slot of %d bytes; segments of this store hold at most %d: %w", n, s.slotBytesMax, ErrTooLarge)
+		return l, fmt.Errorf("blockstore: slot of %d bytes; segments of this store hold at most %d; format a store with larger segments (more capacity, or --segment): %w", n, s.slotBytesMax, ErrTooLarge)
 	}
 	return l, nil
 }

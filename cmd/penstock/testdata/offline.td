@@ -91,10 +91,10 @@ all invariants hold
   "findings": []
 }
 would be indexed  10 blocks of 2 namespaces in DURATION
-slots             255: 235 blank, 0 damaged, 0 unreadable; 3.0 MiB read
+slots             1,023: 1,003 blank, 0 damaged, 0 unreadable; 12 MiB read
 left out          5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 older copies, 0 orphans, 0 refused
 indexed   10 blocks of 2 namespaces in DURATION
-slots     255: 235 blank, 0 damaged, 0 unreadable; 3.0 MiB read
+slots     1,023: 1,003 blank, 0 damaged, 0 unreadable; 12 MiB read
 left out  5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 older copies, 0 orphans, 0 refused
 blocks    10
 verified  10 blocks, 80 KiB
