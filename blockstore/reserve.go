@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -220,6 +219,38 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 	return refs
 }
 
+// Surplus returns the live slots of the segments that have to go because the
+// capacity is smaller than at the last start: their files are removed once the
+// engine has freed the slots. It is known after Ready.
+func (s *Store) Surplus() []kv.Ref {
+	var refs []kv.Ref
+	for _, v := range s.volumes {
+		for _, g := range v.sorted() {
+			refs = g.appendSurplus(refs)
+		}
+	}
+	return refs
+}
+
+func (g *segment) appendSurplus(refs []kv.Ref) []kv.Ref {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.retiring {
+		return refs
+	}
+	return g.appendLiveLocked(refs)
+}
+
+// appendLiveLocked appends the segment's live slots.
+func (g *segment) appendLiveLocked(refs []kv.Ref) []kv.Ref {
+	for i, w := range g.words {
+		if w.state() == slotLive {
+			refs = append(refs, kv.Ref{Extent: g.extent(uint32(i)), Generation: w.generation()})
+		}
+	}
+	return refs
+}
+
 // Cheapest returns the live slots of the segment that could be emptied, and cut
 // to slots for such pieces, at the least loss: the one of another slot size that
 // has the fewest live bytes. Until it is empty it gets no new slots if there is
@@ -265,11 +296,5 @@ func (g *segment) drain() []kv.Ref {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.draining = true
-	refs := make([]kv.Ref, 0, g.counts.live)
-	for i, w := range g.words {
-		if w.state() == slotLive {
-			refs = append(refs, kv.Ref{Extent: g.extent(uint32(i)), Generation: w.generation()})
-		}
-	}
-	return slices.Clip(refs)
+	return g.appendLiveLocked(make([]kv.Ref, 0, g.counts.live))
 }

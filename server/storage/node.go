@@ -125,14 +125,16 @@ func (n *Node) recover(ctx context.Context) error {
 	if err := n.store.Ready(); err != nil {
 		return err
 	}
-	for _, ref := range rejected {
-		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+	if len(rejected) > 0 {
+		n.opts.Logger.Warn("index entries without their slots are dropped", "entries", len(rejected))
+		if err := n.dropAll(ctx, rejected, "corrupt"); err != nil {
 			return err
 		}
 	}
-	if len(rejected) > 0 {
-		n.opts.Logger.Warn("index entries without their slots were dropped", "entries", len(rejected))
-		if err := n.reclaimAll(ctx, "corrupt"); err != nil {
+	// A smaller capacity holds from the start (bounded).
+	if surplus := n.store.Surplus(); len(surplus) > 0 {
+		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
+		if err := n.dropAll(ctx, surplus, "evicted"); err != nil {
 			return err
 		}
 	}
@@ -147,6 +149,17 @@ func (n *Node) recover(ctx context.Context) error {
 	m.RejectedEntries.Set(float64(n.recovered.Rejected))
 	m.RecoverySeconds.Set(n.recovered.Took.Seconds())
 	return nil
+}
+
+// dropAll removes the pieces in the slots, and what hangs on them, and frees the
+// slots.
+func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error {
+	for _, ref := range refs {
+		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+			return err
+		}
+	}
+	return n.reclaimAll(ctx, reason)
 }
 
 // Recovered returns what Open found.

@@ -576,3 +576,35 @@ func TestDurabilitySyncSurvivesPowerLoss(t *testing.T) {
 		t.Fatalf("%d of 12 acknowledged blocks after the power failed", n)
 	}
 }
+
+// A capacity that was made smaller holds from the next start on: what is too
+// much is dropped then, and writers find room.
+func TestSmallerCapacity(t *testing.T) {
+	r := newRig(t, rigOptions{capacityBytes: 16 << 20})
+	ns := r.namespace("m", small)
+	var chains [][]kv.BlockID
+	for i := range 20 {
+		chains = append(chains, chain(ns, 64, i+1))
+		r.mustPut(ns, chains[i])
+	}
+	if err := r.node.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const capacity = 6 << 20
+	r.opts.capacityBytes = capacity
+	r.reopenDevices()
+	r.open()
+	stats := r.store.Stats()
+	if used := stats.Slots.UsedBytes(); used > capacity || used < capacity/2 {
+		t.Errorf("%d bytes in slots after the start; want at most %d, and not much less", used, capacity)
+	}
+	if refs := r.store.Surplus(); len(refs) > 0 {
+		t.Errorf("%d live slots in surplus segments", len(refs))
+	}
+	for _, ids := range chains {
+		r.load(ns, ids) // which judges every byte
+	}
+	for i := range 20 {
+		r.mustPut(ns, chain(ns, 64, 100+i))
+	}
+}
