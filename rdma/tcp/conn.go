@@ -299,11 +299,17 @@ func (c *conn) read() {
 	}
 }
 
+// errHungUp is how a session ends whose peer is through with it.
+var errHungUp = errors.New("hung up, and nothing was in flight")
+
 // readError says what the end of the stream means.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
 		c.s.e.stats.malformedFrames.Add(1)
 		c.s.e.log.warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
+	}
+	if err == errHungUp {
+		return fmt.Errorf("rdma: %v %w: %w", c.s.peer, err, rdma.ErrPeerDied)
 	}
 	if errors.Is(err, io.EOF) {
 		return fmt.Errorf("rdma: %v closed the connection: %w", c.s.peer, rdma.ErrPeerDied)
@@ -314,6 +320,9 @@ func (c *conn) readError(err error) error {
 // readFrame reads and performs one frame.
 func (c *conn) readFrame() error {
 	b, err := c.ahead(headerSize, c.r.exact)
+	if err == io.EOF && c.r.start == c.r.end && c.s.idle() {
+		return errHungUp
+	}
 	if err != nil {
 		return err
 	}

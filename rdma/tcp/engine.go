@@ -205,7 +205,7 @@ func (e *Engine) buried(s *session) {
 	case <-s.ready:
 		e.stats.sessionsClosed.Add(1)
 		e.imms.PeerDied(s.peer, s.why)
-		e.log.warn(logSession, "data-plane session ended", "peer", s.peer.String(), "remote", s.conns[0].nc.RemoteAddr(), "why", s.why)
+		e.logEnd(s)
 		if e.opts.OnPeerDown != nil {
 			e.opts.OnPeerDown(s.peer, s.why)
 		}
@@ -214,6 +214,17 @@ func (e *Engine) buried(s *session) {
 	e.mu.Lock()
 	delete(e.all, s)
 	e.mu.Unlock()
+}
+
+// logEnd logs the end of a session: a peer that leaves when it is done is
+// nothing to warn of.
+func (e *Engine) logEnd(s *session) {
+	args := []any{"peer", s.peer.String(), "remote", s.conns[0].nc.RemoteAddr(), "why", s.why}
+	if s.hungUp() {
+		e.log.logger.Debug("data-plane session ended", args...)
+		return
+	}
+	e.log.warn(logSession, "data-plane session ended", args...)
 }
 
 // activate makes a session whose connections have all proved the token known to

@@ -75,6 +75,10 @@ func (e *Engine) admit(nc net.Conn, proved func()) {
 	if err == nil {
 		return
 	}
+	if err == errNoHello || s != nil && s.hungUp() {
+		_ = nc.Close()
+		return
+	}
 	e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	_ = nc.Close()
 	if s != nil {
@@ -82,12 +86,18 @@ func (e *Engine) admit(nc net.Conn, proved func()) {
 	}
 }
 
+// errNoHello: the connection was closed before it said anything, which is how
+// health checks and `penstock doctor` ask whether somebody listens.
+var errNoHello = errors.New("closed without a word")
+
 // admitConn reads the hello, checks the proof, and joins the connection to its
 // session; with the last one the session begins.
 func (e *Engine) admitConn(nc net.Conn, proved func()) (*session, error) {
 	rawHello := make([]byte, helloSize)
 	var h hello
-	if _, err := io.ReadFull(nc, rawHello); err != nil {
+	if _, err := io.ReadFull(nc, rawHello); err == io.EOF {
+		return nil, errNoHello
+	} else if err != nil {
 		e.stats.authFailures.Add(1)
 		return nil, fmt.Errorf("hello: %w", err)
 	}

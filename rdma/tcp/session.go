@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -557,6 +558,20 @@ func (s *session) bury() {
 	}
 	s.e.buried(s)
 	close(s.buried)
+}
+
+// idle reports whether no operation is in flight in either direction.
+func (s *session) idle() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.active == 0 && len(s.inbound) == 0
+}
+
+// hungUp reports whether the session ended because the peer was through.
+func (s *session) hungUp() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return errors.Is(s.why, errHungUp)
 }
 
 // overdue reports whether an operation has waited for its ack since before the

@@ -718,3 +718,38 @@ func TestNoAllocations(t *testing.T) {
 		t.Errorf("%v allocations for a write and a paged write", n)
 	}
 }
+
+// TestQuietEnds: a peer that is through and a health check are nothing to warn
+// of, and no failure of authentication.
+func TestQuietEnds(t *testing.T) {
+	testkit.VerifyNone(t)
+	var logged bytes.Buffer
+	down := make(chan error, 1)
+	e := newServer(t, Options{
+		Logger:     slog.New(slog.NewTextHandler(&logged, nil)),
+		OnPeerDown: func(_ rdma.EngineID, why error) { down <- why },
+	})
+	nc, err := net.Dial("tcp", string(e.Addr().NICs[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := newEngine(t, Options{})
+	if _, err := c.Connect(t.Context(), e.Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if why := <-down; !errors.Is(why, rdma.ErrPeerDied) {
+		t.Errorf("the session ended with %v", why)
+	}
+	if err := e.Close(); err != nil { // every goroutine that could log has ended
+		t.Fatal(err)
+	}
+	if n := e.Stats().AuthFailures; n != 0 || logged.Len() > 0 {
+		t.Errorf("%d failures of authentication; logged:\n%s", n, &logged)
+	}
+}
