@@ -27,6 +27,9 @@ func (a authenticator) check(ctx context.Context) error {
 			return nil
 		}
 	}
+	if len(md.Get("authorization")) > 0 {
+		return status.Error(codes.Unauthenticated, "the bearer token is not this node's; compare the client's token file (--token-file) with auth.token_file of the node")
+	}
 	return status.Error(codes.Unauthenticated, "this node wants a bearer token; give the client the node's token file (--token-file)")
 }
 
