@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/bench/peer"
 	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -19,7 +20,7 @@ import (
 // of standard output that it is ready and ends when its standard input does.
 func newBenchChild(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
-	return noun(cmd, newBenchFill(w), newBenchStream(w))
+	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w))
 }
 
 // ready tells the parent, and waits until it wants the child to end.
@@ -91,6 +92,29 @@ func newBenchStream(w world) *cobra.Command {
 		})
 		cancel()
 		return errors.Join(err, <-told)
+	}
+	return cmd
+}
+
+// newBenchSink offers memory to the parent's transfer engine.
+func newBenchSink(w world) *cobra.Command {
+	cmd := &cobra.Command{Use: "sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		memory, err := arena.New(arena.Options{SizeBytes: suite.SinkBytes})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.Close()) }()
+		e, err := tcp.New(cmd.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: suite.SinkToken()})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, e.Close()) }()
+		line, _, err := suite.Sink(cmd.Context(), e, memory)
+		if err != nil {
+			return err
+		}
+		return w.ready(cmd.Context(), line)
 	}
 	return cmd
 }

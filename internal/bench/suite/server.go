@@ -305,13 +305,18 @@ func (s *serverSuite) modelFromMemory(ctx context.Context, m model) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, stream.Close()) }()
+	sink, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "sink")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sink.Close()) }()
 	if s.redis != nil {
 		if err := s.fillRedis(ctx, m); err != nil {
 			s.notRun[redisName] = err.Error()
 		}
 	}
 	for _, l := range loads() {
-		if err := s.memoryLoad(ctx, m, l, node, ns, stream); err != nil {
+		if err := s.memoryLoad(ctx, m, l, node, ns, stream, sink); err != nil {
 			return err
 		}
 	}
@@ -328,7 +333,7 @@ func (s *serverSuite) stored(ctx context.Context, node *served, m model, bytes i
 	return r.create(ctx, node.listen, m, bytes)
 }
 
-func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *served, ns kv.Namespace, stream *peer.Child) error {
+func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *served, ns kv.Namespace, stream, sink *peer.Child) error {
 	blocks := int(hotBytes / m.blockBytes)
 	name := memoryWork(m, l)
 	return s.compare(ctx, bench.Comparison{
@@ -338,12 +343,16 @@ func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *ser
 			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
 				return s.iperf.Run(ctx, l.conns, m.blockBytes, s.Turn)
 			}},
+			{Name: planeName, Turn: s.planeWrites(m, l, sink)},
 			{Name: streamName, Turn: s.streamReads(m, l, stream, blocks)},
 			{Name: redisName, NotRun: s.notRun[redisName], Turn: s.redisReads(m, l, blocks)},
 		},
 		Measures: []bench.Measure{
 			bench.Ratio("bandwidth / iperf3", bench.Rate, oursName, iperfName, bench.AtLeast(0.85)),
 			bench.Ratio("CPU / iperf3", bench.CPU, oursName, iperfName, bench.Target{}),
+			bench.Ratio("transfer engine alone / iperf3, bandwidth", bench.Rate, planeName, iperfName, bench.Target{}),
+			bench.Ratio("transfer engine alone / gRPC stream, bandwidth", bench.Rate, planeName, streamName, bench.Target{}),
+			bench.Ratio("transfer engine alone / gRPC stream, CPU", bench.CPU, planeName, streamName, bench.Target{}),
 			bench.Ratio("bandwidth / gRPC stream", bench.Rate, oursName, streamName, bench.AtLeast(2)),
 			bench.Ratio("CPU / gRPC stream", bench.CPU, oursName, streamName, bench.AtMost(0.55)),
 			bench.Ratio("bandwidth / Redis GET", bench.Rate, oursName, redisName, bench.AtLeast(1.1)),
