@@ -109,6 +109,64 @@ func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	return infos, nil
 }
 
+// Below counts the pieces of a block and of everything that hangs on it, and the
+// bytes of their slots: what Delete would make unmatchable. It looks at every
+// piece of the index, in short steps, and needs two bits for each; what is put or
+// removed meanwhile may or may not be counted. It fails with ErrAbsent.
+func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, err error) {
+	infos, err := t.Stat(id, block)
+	if err != nil {
+		return 0, 0, err
+	}
+	t.mu.RLock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		t.mu.RUnlock()
+		return 0, 0, err
+	}
+	space, top := ns.space.number, t.nodes.top
+	known, below := make(bitmap, top/64+1), make(bitmap, top/64+1)
+	for _, info := range infos {
+		if n := t.table.find(space, uint8(info.Group), &block); n != 0 && n <= top {
+			known.set(n)
+			below.set(n)
+			pieces++
+			bytes += info.SlotBytes
+		}
+	}
+	t.mu.RUnlock()
+	var path []uint32
+	for from := uint32(1); from != 0; {
+		from = t.visit(from, refsPerLock, func(n uint32) bool {
+			if n > top || t.nodes.at(n).space != space {
+				return n <= top
+			}
+			path = path[:0]
+			for n != 0 && n <= top && !known.has(n) {
+				path = append(path, n)
+				n = t.nodes.at(n).parent
+			}
+			for _, p := range path {
+				known.set(p)
+				if n != 0 && n <= top && below.has(n) {
+					below.set(p)
+					pieces++
+					nd := t.nodes.at(p)
+					bytes += t.spaces[nd.space].ns.slotBytes[nd.group()]
+				}
+			}
+			return true
+		})
+	}
+	return pieces, bytes, nil
+}
+
+// bitmap is a set of node numbers.
+type bitmap []uint64
+
+func (b bitmap) set(n uint32)      { b[n/64] |= 1 << (n % 64) }
+func (b bitmap) has(n uint32) bool { return b[n/64]&(1<<(n%64)) != 0 }
+
 // List returns up to limit matchable pieces of the namespace in no particular
 // order, and the cursor for the next call; the first cursor and the last one
 // returned are 0. There may be fewer than limit before the last. Pieces put or

@@ -34,64 +34,18 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	if err != nil {
 		return Removed{}, err
 	}
-	if _, err := n.index.Stat(ns.ID, id); err != nil {
+	var below Removed
+	if below.Blocks, below.Bytes, err = n.index.Below(ns.ID, id); err != nil {
 		return Removed{}, fmt.Errorf("block %v: %w", id, err)
 	}
-	below, err := n.subtree(ns, id)
-	if err != nil || dryRun {
-		return below, err
+	if dryRun {
+		return below, nil
 	}
 	if err := n.index.Delete(ns.ID, id); err != nil {
 		return Removed{}, err
 	}
 	n.wakeReclaim()
 	return below, nil
-}
-
-// subtree counts a block and what is below it, by looking at every piece of the
-// namespace: the index has no links from parent to child.
-func (n *Node) subtree(ns kv.Namespace, root kv.BlockID) (Removed, error) {
-	type size struct{ pieces, bytes int64 }
-	parent := make(map[kv.BlockID]kv.BlockID)
-	sizes := make(map[kv.BlockID]size)
-	for cursor := uint32(0); ; {
-		infos, next, err := n.index.List(ns.ID, cursor, listPage)
-		if err != nil {
-			return Removed{}, err
-		}
-		for _, info := range infos {
-			parent[info.ID] = info.Parent
-			s := sizes[info.ID]
-			sizes[info.ID] = size{s.pieces + 1, s.bytes + info.SlotBytes}
-		}
-		if next == 0 {
-			break
-		}
-		cursor = next
-	}
-	// below memoises whether a block hangs on root.
-	below := map[kv.BlockID]bool{root: true, {}: false}
-	var sum Removed
-	var path []kv.BlockID
-	for id := range parent {
-		path = path[:0]
-		at := id
-		for {
-			if _, known := below[at]; known {
-				break
-			}
-			path = append(path, at)
-			at = parent[at]
-		}
-		for _, p := range path {
-			below[p] = below[at]
-		}
-		if below[id] {
-			sum.Blocks += sizes[id].pieces
-			sum.Bytes += sizes[id].bytes
-		}
-	}
-	return sum, nil
 }
 
 // Evict removes blocks in the policy's order until at least bytes of slots came
