@@ -103,7 +103,11 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 	if err != nil {
 		return kv.Namespace{}, err
 	}
-	return ns, n.writeCatalogue(ctx, n.index.Namespaces())
+	if err := n.writeCatalogue(ctx, n.index.Namespaces()); err != nil {
+		// A namespace that the volumes do not know would not survive the index.
+		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
+	}
+	return ns, nil
 }
 
 // Namespace returns a namespace with its current epoch, or
