@@ -25,7 +25,7 @@ const (
 )
 
 // LocalFrameMax bounds a frame, in bytes: as much as a gRPC message.
-const LocalFrameMax = 64 << 20
+const LocalFrameMax = 16 << 20
 
 // localFrameHeader is the length of length and kind.
 const localFrameHeader = 5

@@ -30,7 +30,7 @@ type DialOptions struct {
 }
 
 // maxMessageBytes bounds one gRPC message, as the node does.
-const maxMessageBytes = 64 << 20
+const maxMessageBytes = 16 << 20
 
 // What a node may send without being asked for more, in one call and in all
 // calls of the connection.

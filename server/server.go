@@ -97,7 +97,10 @@ type Server struct {
 
 // maxMessageBytes bounds one gRPC message: a chain of 65,536 ids is 1 MiB, the
 // checksums of a large read a few.
-const maxMessageBytes = 64 << 20
+const maxMessageBytes = 16 << 20
+
+// streamsMax bounds the calls under way on one connection.
+const streamsMax = 1024
 
 // What a client may send without being asked for more, in one call and in all
 // calls of a connection: the largest usual request goes without a pause.
@@ -135,8 +138,8 @@ func New(opts Options) (*Server, error) {
 		grpc.InitialWindowSize(streamWindowBytes),
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
-		grpc.ChainUnaryInterceptor(auth.unary),
-		grpc.ChainStreamInterceptor(auth.stream),
+		grpc.InTapHandle(auth.tap),
+		grpc.MaxConcurrentStreams(streamsMax),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
@@ -148,7 +151,7 @@ func New(opts Options) (*Server, error) {
 	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
-	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second}
+	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	return s, nil
 }
 

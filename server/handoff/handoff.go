@@ -271,6 +271,10 @@ func (l *Listener) serve(conn *net.UnixConn, handle Handler) error {
 // readBufferBytes holds the usual request whole.
 const readBufferBytes = 16 << 10
 
+// replyWithin is how long an engine may leave a reply unread; then its session,
+// and with it its loans, end.
+const replyWithin = 30 * time.Second
+
 // converse answers an engine until it hangs up, dies, or sends what it should
 // not: the session lasts as long.
 func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) error {
@@ -288,9 +292,12 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 			}
 		case kind == api.LocalRead:
 			reply := handle(l.ctx, s.id, payload)
-			out := api.AppendLocalFrame(make([]byte, 0, len(reply)+8), api.LocalReply, len(reply))
-			if _, err := conn.Write(append(out, reply...)); err != nil {
-				return nil // it has gone without waiting for the answer
+			out := net.Buffers{api.AppendLocalFrame(nil, api.LocalReply, len(reply)), reply}
+			if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
+				return nil // closed meanwhile
+			}
+			if _, err := out.WriteTo(conn); err != nil {
+				return nil // it has gone, or does not want the answer
 			}
 		default:
 			return fmt.Errorf("handoff: hung up on an engine: a frame of kind %d with %d bytes", kind, len(payload))
