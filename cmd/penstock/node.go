@@ -46,6 +46,8 @@ type node struct {
 	volumes []server.Volume
 	share   split
 	closers []func(context.Context) error
+	// stuck: the storage engine did not close, so its memory may be in use.
+	stuck bool
 }
 
 // startNode opens the volumes, the index and the listeners. Nothing answers
@@ -73,7 +75,12 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	if err != nil {
 		return nil, fmt.Errorf("arena of %v: %w", cfg.Arena, err)
 	}
-	n.onClose(func(context.Context) error { return memory.Close() })
+	n.onClose(func(context.Context) error {
+		if n.stuck {
+			return nil // a device still writes into it: the end of the process frees it
+		}
+		return memory.Close()
+	})
 	if memory.Kind() == arena.Small {
 		log.Warn("the arena is made of 4 KiB pages: expect half the disk bandwidth; "+smallPagesRemedy(cfg), "arena", cfg.Arena)
 	}
@@ -90,7 +97,11 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	if n.storage, err = n.openEngine(ctx, store, index, memory, counters); err != nil {
 		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
 	}
-	n.onClose(n.storage.Close)
+	n.onClose(func(ctx context.Context) error {
+		err := n.storage.Close(ctx)
+		n.stuck = err != nil
+		return err
+	})
 	return n, n.openServer(ctx, memory, counters, registry)
 }
 

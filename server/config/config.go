@@ -17,7 +17,7 @@ import (
 // key, doc is the help text of its flag.
 type Config struct {
 	Data     []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
-	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of the free space at first start"`
+	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane"`
@@ -56,7 +56,7 @@ type DataPlane struct {
 // Auth protects the control plane; the data plane's token is handed out over it.
 type Auth struct {
 	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every gRPC call must carry"`
-	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the gRPC listener"`
+	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the gRPC listener; the data plane proves its token on every connection but does not encrypt"`
 	TLSKey    string `yaml:"tls_key" doc:"its private key (PEM)"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS"`
 }
