@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/bench/peer"
@@ -41,6 +42,7 @@ func storeShapes() []shape {
 const (
 	oursUring   = "penstock (uring)"
 	bareDevice  = "bare device (uring, no verification)"
+	hashedReads = "bare device (uring), every byte hashed"
 	posixDevice = "bare device (posix, no verification)"
 	fioName     = "fio (io_uring)"
 	poolName    = "ReadAt pool"
@@ -138,18 +140,21 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		Name: name, Unit: "MiB/s",
 		Contenders: []bench.Contender{
 			{Name: oursUring, Turn: s.storeReads(v)},
-			{Name: bareDevice, Turn: s.deviceReads(v, v.dev, v.segment)},
+			{Name: bareDevice, Turn: s.deviceReads(v, v.dev, v.segment, ignore)},
+			{Name: hashedReads, Turn: s.deviceReads(v, v.dev, v.segment, hash)},
 			{Name: fioName, NotRun: s.fioNotRun, Turn: s.fio("randread", v.path, headBytes, v.size, sh)},
 		},
 		Measures: []bench.Measure{
 			bench.Ratio("bandwidth / fio", bench.Rate, oursUring, fioName, bench.AtLeast(0.95)),
 			bench.Ratio("CPU / fio", bench.CPU, oursUring, fioName, cpuTarget(sh)),
 			bench.Ratio("verified / not verified, bandwidth", bench.Rate, oursUring, bareDevice, bench.AtLeast(0.95)),
+			bench.Ratio("bandwidth / bare device, every byte hashed", bench.Rate, oursUring, hashedReads, bench.Target{}),
+			bench.Ratio("not verified / fio, bandwidth", bench.Rate, bareDevice, fioName, bench.AtLeast(0.95)),
 			bench.Ratio("CPU without verification / fio", bench.CPU, bareDevice, fioName, cpuTarget(sh)),
 		},
 	}
 	if sh.depth > 1 {
-		c.Contenders = append(c.Contenders, bench.Contender{Name: posixDevice, Turn: s.deviceReads(v, posix, bare)}, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
+		c.Contenders = append(c.Contenders, bench.Contender{Name: posixDevice, Turn: s.deviceReads(v, posix, bare, ignore)}, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("bandwidth / ReadAt pool", bench.Rate, oursUring, poolName, bench.Target{}),
 			bench.Ratio("CPU without verification / ReadAt pool", bench.CPU, bareDevice, poolName, bench.AtMost(0.65)))
@@ -197,8 +202,14 @@ func (s *storeSuite) storeReads(v *volume) func(context.Context) (bench.Sample, 
 	}
 }
 
-// deviceReads reads the same slots without looking at them.
-func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File) func(context.Context) (bench.Sample, error) {
+// ignore and hash are what is done with bytes that were read: nothing, as fio
+// does, or what any consumer has to do at least once, which is to touch them.
+func ignore([]byte) {}
+
+func hash(b []byte) { ondisk.LayerSum(b) }
+
+// deviceReads reads the same slots past the store, and does something with them.
+func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
 		callers := v.shape.callers()
 		each := v.shape.depth / callers
@@ -222,6 +233,7 @@ func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File) 
 				if batch[j].Err != nil {
 					return 0, batch[j].Err
 				}
+				use(batch[j].Bufs[0])
 			}
 			return int64(each) * v.shape.slotBytes, nil
 		})
