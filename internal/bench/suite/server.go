@@ -94,7 +94,7 @@ func Server(ctx context.Context, w World, o ServerOptions) (_ bench.Report, err 
 			s.node.Kill()
 		}
 	}()
-	err = s.all(ctx, step{"reads from memory", s.fromMemory}, step{"reads from disk", s.fromDisk}, step{"cut through", s.cutThrough})
+	err = s.all(ctx, step{"control call", s.control}, step{"reads from memory", s.fromMemory}, step{"reads from disk", s.fromDisk}, step{"cut through", s.cutThrough})
 	return s.report, err
 }
 
@@ -265,6 +265,67 @@ func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	}
 	s.node = n
 	return n, nil
+}
+
+// control measures what a call costs that moves no block, against the same
+// number of bytes going to and fro on a gRPC stream that is open already: the
+// floor of everything that asks a node first.
+func (s *serverSuite) control(ctx context.Context) (err error) {
+	const name = "one call without a block"
+	if !s.wants(name) {
+		return nil
+	}
+	node, err := s.nodeFor(ctx)
+	if err != nil {
+		return err
+	}
+	ns, err := s.stored(ctx, node, oneMiB(), oneMiB().blockBytes)
+	if err != nil {
+		return err
+	}
+	r, err := s.remote(ctx, node.listen, 1)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.close(ctx)) }()
+	const bytes = 64
+	stream, err := peer.StartChild(s.Exe, os.Stderr, "bench", "child", "stream", "--block-bytes", strconv.Itoa(bytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stream.Close()) }()
+	conn, err := peer.DialStream(stream.Ready)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	get, err := conn.Open(ctx)
+	if err != nil {
+		return err
+	}
+	const match, echo = "client.Match of one block", "gRPC stream, 64 bytes"
+	return s.compare(ctx, bench.Comparison{
+		Name: name, Unit: "calls/s",
+		Contenders: []bench.Contender{
+			{Name: match, Turn: func(ctx context.Context) (bench.Sample, error) {
+				return times(s.Turn, func() (bool, error) {
+					m, err := r.store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: []kv.BlockID{blockID(0)}})
+					if err == nil && m.Blocks != 1 {
+						err = fmt.Errorf("bench: %d blocks matched", m.Blocks)
+					}
+					return ctx.Err() == nil, err
+				})
+			}},
+			{Name: echo, Turn: func(ctx context.Context) (bench.Sample, error) {
+				dst := make([]byte, bytes)
+				return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, get(0, dst) })
+			}},
+		},
+		Measures: []bench.Measure{
+			bench.Figure("p50 of a match", "µs", "p50 µs", match, bench.Target{}),
+			bench.Ratio("p50, match / gRPC stream", "p50 µs", match, echo, bench.Target{}),
+		},
+	})
 }
 
 // fromMemory reads blocks that the node has in its arena.
