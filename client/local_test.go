@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -438,8 +439,11 @@ type liar struct {
 	socket  *handoff.Listener
 	session api.LocalID // with the node
 	loans   uint64
-	lie     func(*pb.ReadResponse)
+	// lie is set between calls; the socket between them orders nothing.
+	lie atomic.Pointer[func(*pb.ReadResponse)]
 }
+
+func (l *liar) tell(lie func(*pb.ReadResponse)) { l.lie.Store(&lie) }
 
 func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	resp, err := l.node.Describe(ctx, req)
@@ -462,7 +466,7 @@ func (l *liar) answer(ctx context.Context, _ api.LocalID, request []byte) []byte
 	if err != nil {
 		return nil
 	}
-	l.lie(resp)
+	(*l.lie.Load())(resp)
 	b, _ := proto.Marshal(resp)
 	return append(make([]byte, 4), b...)
 }
@@ -523,7 +527,7 @@ func TestLyingNode(t *testing.T) {
 		"of another piece": func(p *pb.PieceResult) { p.ArenaOffset += 4096 },
 		"no checksums":     func(p *pb.PieceResult) { p.LayerSums = nil },
 	} {
-		l.lie = func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) }
+		l.tell(func(resp *pb.ReadResponse) { lie(resp.GetPieces()[3]) })
 		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -534,7 +538,7 @@ func TestLyingNode(t *testing.T) {
 		r.checkBorrowed(got, ids)
 		r.giveBack(got)
 	}
-	l.lie = func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] }
+	l.tell(func(resp *pb.ReadResponse) { resp.Pieces = resp.GetPieces()[1:] })
 	if _, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids}); err == nil {
 		t.Error("an answer for other pieces than were asked for was taken")
 	}
