@@ -7,7 +7,7 @@
 //
 //	go build -tags uring -ldflags=-checklinkname=0
 //
-// Without the tag the package is this page and a stub whose Open says
+// Without the tag the package is this page and an Open that says
 // blockio.ErrUnsupported and whose Probe says why: a plain build works, on posixio.
 //
 //	Do(batch) ─ check ─ gates ─┬─ WaitCaller ─► a ring from the pool ─ submit and wait ─┐
