@@ -25,6 +25,9 @@ type Engine interface {
 	// When it returns, both sides can write and send to each other. A session
 	// that exists already is used again.
 	Connect(ctx context.Context, addr Addr, token Token) (EngineID, error)
+	// AddPeerGroup resolves the sessions with peers once, for Scatter and
+	// Barrier. ErrNoPeer names the first peer without a session.
+	AddPeerGroup(peers []EngineID) (PeerGroup, error)
 	// Disconnect ends the session, if there is one: operations in flight end
 	// with ErrPeerDied, on both sides.
 	Disconnect(peer EngineID)
@@ -69,6 +72,9 @@ type Engine interface {
 
 	// Info says what the engine is; it does not change.
 	Info() Info
+	// NICs returns the engine's NICs, in the order of Addr().NICs, as they are
+	// now.
+	NICs() []NIC
 	// Stats returns counters since the start.
 	Stats() Stats
 	// Close ends all sessions, calls Done of everything in flight with
@@ -82,14 +88,30 @@ type RegisterOptions struct {
 	// Local keeps the region closed to peers as a whole: Desc opens nothing,
 	// only windows do.
 	Local bool
-	// Device names the device that holds the memory; "" is the host.
+	// Device names the device that holds the memory, as its provider writes it
+	// ("cuda:0"); "" is the host.
 	Device string
+	// DMABuf is device memory that the process can't address: Register's mem is
+	// then nil. ErrUnsupported where the provider or the kernel can't.
+	DMABuf *DMABuf
+}
+
+// DMABuf is a range of device memory, exported by its driver.
+type DMABuf struct {
+	// FD is the dma-buf; it may be closed when Register has returned.
+	FD int
+	// Offset of the range in the dma-buf, and its length, in bytes.
+	Offset, Len uint64
+	// Addr is the device's virtual address of the first byte.
+	Addr uint64
 }
 
 // Region is registered memory.
 type Region interface {
-	// Bytes returns the memory.
+	// Bytes returns the memory; nil for memory that the process can't address.
 	Bytes() []byte
+	// Len is the size in bytes.
+	Len() uint64
 	// Desc opens the whole region to whoever holds it. Of a Local region it
 	// carries a key that opens nothing.
 	Desc() Desc
@@ -129,6 +151,18 @@ type Peer struct {
 	// yet seen the end of.
 	InFlightOps   int
 	InFlightBytes int64
+}
+
+// NIC is the state of one NIC of an engine.
+type NIC struct {
+	// Name is the provider's: "eth1", "mlx5_0", "rxe0".
+	Name string
+	Addr NetAddr
+	// Up is whether operations use it now; Reason says why not.
+	Up     bool
+	Reason string
+	// BytesOut and BytesIn are the payload it carried since the start.
+	BytesOut, BytesIn uint64
 }
 
 // Info describes an engine.

@@ -20,6 +20,31 @@ func ImmOf(v uint32) Imm { return Imm{value: v, set: true} }
 // Get returns the value and whether there is one.
 func (i Imm) Get() (uint32, bool) { return i.value, i.set }
 
+// Class is a traffic class: which lane of the fabric carries an operation. A
+// provider maps it to a service level, a traffic class or a DSCP.
+type Class uint8
+
+const (
+	// ClassKV is the low lane of cache traffic, and the default: it gets what
+	// model execution leaves over (DualPath, section 5.1).
+	ClassKV Class = 0
+	// ClassCollective is the high lane, of model execution.
+	ClassCollective Class = 1
+	// Classes is how many there are.
+	Classes = 2
+)
+
+// String returns "kv" or "collective".
+func (c Class) String() string {
+	switch c {
+	case ClassKV:
+		return "kv"
+	case ClassCollective:
+		return "collective"
+	}
+	return fmt.Sprintf("class %d", uint8(c))
+}
+
 // Write is one contiguous one-sided write.
 type Write struct {
 	Src       Region
@@ -28,8 +53,9 @@ type Write struct {
 	DstOffset uint64
 	// Len in bytes. Zero delivers the immediate alone; Dst's key is checked all
 	// the same.
-	Len uint64
-	Imm Imm
+	Len   uint64
+	Imm   Imm
+	Class Class
 	// Done is called when the payload has landed (nil) or the write has failed.
 	// May be nil.
 	Done func(error)
@@ -52,6 +78,7 @@ type PagedWrite struct {
 	Dst      Desc
 	DstPages Pages
 	Imm      Imm
+	Class    Class
 	Done     func(error)
 	NoWait   bool
 }
@@ -69,17 +96,34 @@ type ScatterDst struct {
 
 // Scatter writes slices of one source to several destinations.
 type Scatter struct {
-	Src  Region
-	Dsts []ScatterDst
-	Imm  Imm
-	Done func(error)
+	// Group, if set, holds the peers of all Dsts, resolved once and for all.
+	Group PeerGroup
+	Src   Region
+	Dsts  []ScatterDst
+	Imm   Imm
+	Class Class
+	Done  func(error)
 }
 
 // Barrier delivers Imm to each of Dsts.
 type Barrier struct {
-	Imm  uint32
-	Dsts []Desc
-	Done func(error)
+	// Group is as in Scatter.
+	Group PeerGroup
+	Imm   uint32
+	Dsts  []Desc
+	Class Class
+	Done  func(error)
+}
+
+// PeerGroup is a set of peers that Scatter and Barrier reach without looking
+// each up. It is bound to the sessions that were alive when it was made: once
+// one of them ends, the group is broken and its operations answer ErrPeerDied
+// at once; make another. Only the engine that made it takes it (ErrForeign).
+type PeerGroup interface {
+	// Peers returns the members in the order given.
+	Peers() []EngineID
+	// Close releases the group. Operations in flight go on.
+	Close()
 }
 
 // Range returns ErrRange, with the values, unless [off, off+n) lies in size
@@ -109,7 +153,7 @@ func (w *Write) Check() error {
 		if w.Len != 0 {
 			return fmt.Errorf("rdma: write of %d bytes without a source: %w", w.Len, ErrRange)
 		}
-	} else if err := Range("source", w.SrcOffset, w.Len, uint64(len(w.Src.Bytes()))); err != nil {
+	} else if err := Range("source", w.SrcOffset, w.Len, w.Src.Len()); err != nil {
 		return err
 	}
 	return Range("destination", w.DstOffset, w.Len, w.Dst.Len)

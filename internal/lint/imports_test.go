@@ -37,7 +37,8 @@ var edges = []struct {
 
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
 	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/...", []string{"rdma", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
+	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that knows a provider would make exceptions for it"},
+	{"rdma/...", []string{"rdma", "rdma/group", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
@@ -66,7 +67,7 @@ var testEdges = []struct {
 	may []string
 	why string
 }{
-	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest"}, "suites and helpers exist for tests"},
+	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},

@@ -103,6 +103,9 @@ func (e *Engine) listen(ctx context.Context) error {
 	if e.netAddr == "" {
 		e.netAddr = rdma.NetAddr(l.Addr().String())
 	}
+	if e.opts.TLS != nil {
+		e.netAddr = tlsScheme + e.netAddr
+	}
 	if len(e.netAddr) > rdma.MaxNetAddr {
 		_ = l.Close()
 		return fmt.Errorf("tcp: address %q of %d bytes to advertise; at most %d", e.netAddr, len(e.netAddr), rdma.MaxNetAddr)
@@ -117,6 +120,17 @@ func (e *Engine) Addr() rdma.Addr {
 		a.NICs = []rdma.NetAddr{e.netAddr}
 	}
 	return a
+}
+
+// NICs implements rdma.Engine: the one address that it listens on.
+func (e *Engine) NICs() []rdma.NIC {
+	if e.netAddr == "" {
+		return nil
+	}
+	return []rdma.NIC{{
+		Name: string(e.netAddr), Addr: e.netAddr, Up: true,
+		BytesOut: e.stats.writeBytesOut.Load(), BytesIn: e.stats.writeBytesIn.Load(),
+	}}
 }
 
 // Info implements rdma.Engine.
@@ -367,11 +381,17 @@ func (o *op) layPages(w *rdma.PagedWrite, piece uint64) error {
 
 // Scatter implements rdma.Engine.
 func (e *Engine) Scatter(ctx context.Context, s rdma.Scatter) error {
+	if err := e.checkGroup(s.Group, len(s.Dsts), func(i int) rdma.EngineID { return s.Dsts[i].Dst.Engine }); err != nil {
+		return err
+	}
 	return rdma.ScatterOver(ctx, e, s)
 }
 
 // Barrier implements rdma.Engine.
 func (e *Engine) Barrier(ctx context.Context, b rdma.Barrier) error {
+	if err := e.checkGroup(b.Group, len(b.Dsts), func(i int) rdma.EngineID { return b.Dsts[i].Engine }); err != nil {
+		return err
+	}
 	return rdma.BarrierOver(ctx, e, b)
 }
 

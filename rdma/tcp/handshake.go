@@ -339,25 +339,19 @@ func (e *Engine) dialConn(ctx context.Context, addr rdma.Addr, token rdma.Token,
 	return nc, id, nil
 }
 
-// dialNIC opens a socket.
+// dialNIC opens a socket, and TLS on it where the address asks for that.
 func (e *Engine) dialNIC(ctx context.Context, a rdma.NetAddr) (net.Conn, error) {
+	hostPort, secure := HostPort(a)
+	if secure && e.opts.TLS == nil {
+		return nil, fmt.Errorf("%s wants TLS and this engine was given none (Options.TLS): %w", hostPort, rdma.ErrAuth)
+	}
 	d := net.Dialer{Control: e.control}
 	d.SetMultipathTCP(false)
-	nc, err := d.DialContext(ctx, "tcp", string(a))
-	if err != nil || e.opts.TLS == nil {
+	nc, err := d.DialContext(ctx, "tcp", hostPort)
+	if err != nil || !secure {
 		return nc, err
 	}
-	cfg := e.opts.TLS
-	if cfg.ServerName == "" {
-		host, _, err := net.SplitHostPort(string(a))
-		if err != nil {
-			_ = nc.Close()
-			return nil, err
-		}
-		cfg = cfg.Clone()
-		cfg.ServerName = host
-	}
-	return tls.Client(nc, cfg), nil
+	return e.dialTLS(ctx, nc, hostPort)
 }
 
 // introduce proves the token on nc and checks that the other side knows it. want,

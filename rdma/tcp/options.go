@@ -21,9 +21,12 @@ type Options struct {
 	// Token is what a peer must prove to open a session here. Needed with
 	// Listen.
 	Token rdma.Token
-	// TLS, if set, protects every connection of this engine: as the server's
-	// configuration on those accepted, the client's on those dialed. Payload is
-	// then copied once more on each side.
+	// TLS, if set, protects the connections of this engine: as the server's
+	// configuration every one that it accepts, as the client's those that it
+	// dials to an address whose listener speaks TLS. The address says so
+	// (HostPort), so that one engine reaches nodes with TLS and nodes without;
+	// what is behind the address was authenticated by whoever handed it out.
+	// Payload is then copied once more on each side.
 	TLS *tls.Config
 
 	// Conns is the number of connections for each session that this side opens.

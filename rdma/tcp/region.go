@@ -31,8 +31,8 @@ var _ rdma.Region = (*region)(nil)
 
 // Register implements rdma.Engine.
 func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
-	if opts.Device != "" {
-		return nil, fmt.Errorf("tcp: register memory of device %q: %w", opts.Device, rdma.ErrUnsupported)
+	if opts.Device != "" || opts.DMABuf != nil {
+		return nil, fmt.Errorf("tcp: register memory of device %q: sockets reach host memory only: %w", opts.Device, rdma.ErrUnsupported)
 	}
 	if len(mem) == 0 {
 		return nil, fmt.Errorf("tcp: register no memory: %w", rdma.ErrRange)
@@ -50,6 +50,9 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 
 // Bytes implements rdma.Region.
 func (r *region) Bytes() []byte { return r.mem }
+
+// Len implements rdma.Region.
+func (r *region) Len() uint64 { return uint64(len(r.mem)) }
 
 // Desc implements rdma.Region. Key 0 is never given out, so it opens nothing.
 func (r *region) Desc() rdma.Desc {
