@@ -1,0 +1,132 @@
+package tcp
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// authority signs certificates for 127.0.0.1.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "penstock test CA"},
+		NotBefore: time.Now().Add(-48 * time.Hour), NotAfter: time.Now().Add(48 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert: cert, key: key}
+}
+
+// issue returns a certificate that was valid from a day ago for that long.
+func (a *authority) issue(t *testing.T, validFor time.Duration) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now().Add(-24 * time.Hour)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "penstock test"},
+		NotBefore: start, NotAfter: start.Add(validFor),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (a *authority) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.cert)
+	return p
+}
+
+// TestTLSMistakesAreNamed: whoever may not come in learns which part of the TLS
+// configuration is at fault; nobody falls back to plain text.
+func TestTLSMistakesAreNamed(t *testing.T) {
+	testkit.VerifyNone(t)
+	ca, stranger := newAuthority(t), newAuthority(t)
+	const good, expired = 48 * time.Hour, time.Hour
+	mutual := func(server time.Duration) *tls.Config {
+		return &tls.Config{
+			Certificates: []tls.Certificate{ca.issue(t, server)},
+			ClientCAs:    ca.pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+		}
+	}
+	client := func(roots, signer *authority, validFor time.Duration) *tls.Config {
+		return &tls.Config{RootCAs: roots.pool(), Certificates: []tls.Certificate{signer.issue(t, validFor)}}
+	}
+	for _, tc := range []struct {
+		name           string
+		server, client *tls.Config
+		want           string // "" is success
+	}{
+		{"both sides certified", mutual(good), client(ca, ca, good), ""},
+		{"client without TLS", mutual(good), nil, "wants TLS"},
+		{"client trusts another CA", mutual(good), client(stranger, ca, good), "unknown authority"},
+		{"server's certificate expired", mutual(expired), client(ca, ca, good), "expired"},
+		{"client without a certificate", mutual(good), &tls.Config{RootCAs: ca.pool()}, "certificate required"},
+		{"client of another CA", mutual(good), client(ca, stranger, good), "unknown certificate authority"},
+		{"client's certificate expired", mutual(good), client(ca, ca, expired), "expired"},
+		{"server without TLS", nil, client(ca, ca, good), ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx := testContext(t)
+			s := newServer(t, Options{TLS: tc.server})
+			if _, secure := HostPort(s.Addr().NICs[0]); secure != (tc.server != nil) {
+				t.Errorf("address %q", s.Addr().NICs[0])
+			}
+			c := closing(t, newEngine(t, Options{TLS: tc.client}))
+			_, err := c.Connect(ctx, s.Addr(), s.opts.Token)
+			if tc.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Fatalf("connect: %v; want it to say %q", err, tc.want)
+			}
+			if tc.name == "client without TLS" && !errors.Is(err, rdma.ErrAuth) {
+				t.Errorf("%v is not ErrAuth", err)
+			}
+			// One that leaves the scheme out talks plain text to a TLS listener.
+			plain, _ := HostPort(s.Addr().NICs[0])
+			if _, err := c.Connect(ctx, rdma.Addr{NICs: []rdma.NetAddr{rdma.NetAddr(plain)}}, s.opts.Token); err == nil {
+				t.Error("plain text was taken")
+			}
+		})
+	}
+}
