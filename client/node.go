@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -181,12 +182,19 @@ func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token
 
 // dataAddresses are the addresses to try, best first. A node that listens on
 // every interface, or on loopback behind a tunnel, advertises what only it can
-// reach.
+// reach. Whatever stands before the host is kept: it says how to speak there.
 func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if host == "" || port == 0 {
 		return []rdma.Addr{addr}
 	}
-	own := rdma.NetAddr(net.JoinHostPort(host, strconv.Itoa(int(port))))
+	var told, scheme string
+	if len(addr.NICs) > 0 {
+		told = string(addr.NICs[0])
+		if i := strings.Index(told, "://"); i >= 0 {
+			scheme, told = told[:i+3], told[i+3:]
+		}
+	}
+	own := rdma.NetAddr(scheme + net.JoinHostPort(host, strconv.Itoa(int(port))))
 	fallback := rdma.Addr{Engine: addr.Engine, NICs: []rdma.NetAddr{own}}
 	if len(addr.NICs) == 0 {
 		return []rdma.Addr{fallback}
@@ -194,7 +202,7 @@ func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if len(addr.NICs) == 1 && addr.NICs[0] == own {
 		return []rdma.Addr{addr}
 	}
-	told, _, err := net.SplitHostPort(string(addr.NICs[0]))
+	told, _, err := net.SplitHostPort(told)
 	if err != nil {
 		return []rdma.Addr{addr, fallback}
 	}

@@ -28,7 +28,8 @@ type Options struct {
 	// BearerToken is sent with every call. It is refused over plaintext to a
 	// host that is not loopback unless Insecure is set.
 	BearerToken string
-	// TLS, if set, protects gRPC.
+	// TLS, if set, protects gRPC. Nodes with TLS want it of the data plane too,
+	// unless they are told otherwise: give the Engine the same (tcp.Options.TLS).
 	TLS *tls.Config
 	// Insecure allows a bearer token over plaintext.
 	Insecure bool

@@ -128,7 +128,7 @@ func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a adm
 	defer conn.Close()
 	ctx, cancel := c.limit(cmd.Context())
 	defer cancel()
-	return f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn})
+	return c.hinted(f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn}))
 }
 
 // data opens a Store, and the transfer engine it needs, for the length of f. It
@@ -143,7 +143,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 		return err
 	}
 	ctx := cmd.Context()
-	engine, err := tcp.New(ctx, tcp.Options{})
+	engine, err := tcp.New(ctx, tcp.Options{TLS: t})
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 			err = e
 		}
 	}()
-	return f(ctx, s)
+	return c.hinted(f(ctx, s))
 }
 
 // completeNamespaces offers the node's namespaces to the shell.

@@ -146,7 +146,7 @@ func (d *doctor) examine(ctx context.Context) {
 		}
 		var err error
 		if s, err = a.Status(ctx, &pb.StatusRequest{}); err != nil {
-			return "", controlHint(err), err
+			return "", d.connection.controlHint(err), err
 		}
 		return fmt.Sprintf("gRPC at %s, node %s %s, up %v", d.target, s.GetNode(), s.GetVersion(), time.Since(time.UnixMilli(s.GetStartUnixMs())).Round(time.Second)), versionHint(s), nil
 	})
@@ -158,12 +158,15 @@ func (d *doctor) examine(ctx context.Context) {
 	d.examineData(ctx, a)
 }
 
-func controlHint(err error) string {
+func (c *connection) controlHint(err error) string {
+	if hint := c.tlsHint(err.Error()); hint != "" {
+		return hint
+	}
 	switch status.Code(err) {
 	case codes.Unauthenticated:
 		return "give the node's bearer token with --token-file"
 	case codes.Unavailable:
-		return "is `penstock serve` running? Compare its --listen with --server, and whether one of the two uses TLS"
+		return "is `penstock serve` running? Compare its --listen with --server"
 	}
 	return "see the node's log"
 }

@@ -308,10 +308,15 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if err != nil {
 		return err
 	}
+	dataTLS := tlsConfig
+	if !n.cfg.Encrypted() {
+		dataTLS = nil
+	}
 	n.data, err = tcp.New(ctx, tcp.Options{
 		Listen:     n.cfg.DataListen,
 		Advertise:  advertise,
 		Token:      token,
+		TLS:        dataTLS,
 		Congestion: congestion(n.cfg.DataPlane.Congestion),
 		Logger:     n.log,
 	})
@@ -367,7 +372,8 @@ func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 // dataAddr is where the data plane listens, port 0 resolved.
 func (n *node) dataAddr() string {
 	if nics := n.data.Addr().NICs; len(nics) > 0 {
-		return string(nics[0])
+		hostPort, _ := tcp.HostPort(nics[0])
+		return hostPort
 	}
 	return n.cfg.DataListen
 }
@@ -404,7 +410,7 @@ func portOf(addr string) int {
 	return n
 }
 
-// serverTLS is the TLS of the control plane: none, the server's certificate, or
+// serverTLS is the TLS of the node's listeners: none, the server's certificate, or
 // that and a demand for the client's.
 func serverTLS(a config.Auth) (*tls.Config, error) {
 	if a.TLSCert == "" {
@@ -448,6 +454,7 @@ func (n *node) readyAttrs() []any {
 		"node", n.cfg.Node,
 		"listen", n.control.Addr().String(),
 		"data_listen", n.dataAddr(),
+		"data_tls", n.cfg.Encrypted(),
 		"http", web,
 		"io", first.Device.Info().Backend,
 		"io_reason", first.Reason,

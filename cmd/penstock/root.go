@@ -99,12 +99,18 @@ func cobraUsage(err error) bool {
 // at.
 func explain(err error) string {
 	text := dialWords(err.Error())
+	hint, reached := serverHint, ""
+	var hinted *hintedError
+	if errors.As(err, &hinted) {
+		hint = "\n(" + hinted.hint + ")"
+		reached = hint
+	}
 	if errors.Is(err, client.ErrUnavailable) {
-		return text + serverHint
+		return text + hint
 	}
 	st, ok := status.FromError(err)
 	if !ok || st.Code() == codes.Unknown {
-		return text
+		return text + reached
 	}
 	// What was put around the status is kept.
 	text = strings.Replace(text, dialWords(st.Err().Error()), dialWords(st.Message()), 1)
@@ -115,7 +121,7 @@ func explain(err error) string {
 	}
 	switch st.Code() {
 	case codes.Unavailable:
-		return text + serverHint
+		return text + hint
 	case codes.Unimplemented:
 		return text + "\n(the node is of another version; compare `penstock version` with `penstock status`)"
 	case codes.DeadlineExceeded:

@@ -267,6 +267,7 @@ func TestTokenAndTLS(t *testing.T) {
 	dir := t.TempDir()
 	token := writeFile(t, dir, "token", []byte("0123456789abcdef0123\n"))
 	ca, cert, key := certificates(t, dir)
+	otherCA, _, _ := certificates(t, t.TempDir())
 	s := startServed(t, dir+"/volume", "--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key, "--auth-client-ca", ca)
 	tokensFile, dataFile := prompt2(t, dir)
 	secure := []string{"--ca", ca, "--cert", cert, "--key", key}
@@ -276,8 +277,10 @@ func TestTokenAndTLS(t *testing.T) {
 		code int
 		say  string
 	}{
-		{"plain text", nil, exitFailed, "is `penstock serve` running"},
-		{"no certificate", []string{"--ca", ca, "--token-file", token}, exitFailed, "penstock:"},
+		{"plain text", nil, exitFailed, "does the node want TLS? Give --ca, or --tls"},
+		{"another CA", []string{"--ca", otherCA, "--cert", cert, "--key", key, "--token-file", token}, exitFailed, "--ca must name the CA"},
+		{"the system's CAs", []string{"--tls", "--cert", cert, "--key", key, "--token-file", token}, exitFailed, "--ca must name the CA"},
+		{"no certificate", []string{"--ca", ca, "--token-file", token}, exitFailed, "give one with --cert and --key"},
 		{"no token", secure, exitFailed, "bearer token"},
 		{"all", append(secure, "--token-file", token), exitOK, ""},
 	} {
@@ -292,6 +295,37 @@ func TestTokenAndTLS(t *testing.T) {
 	s.run(append([]string{"doctor"}, all...)...).must(t)
 }
 
+// TestTLSIsTheNodesChoice: the same client flags reach a node whose data plane is
+// encrypted and one whose data plane is not; a node without TLS and one with an
+// expired certificate are told apart.
+func TestTLSIsTheNodesChoice(t *testing.T) {
+	dir := t.TempDir()
+	ca, cert, key := certificates(t, dir)
+	tokensFile, dataFile := prompt2(t, dir)
+	for mode, want := range map[string]string{"auto": `"data_tls":true`, "on": `"data_tls":true`, "off": `"data_tls":false`} {
+		s := startServed(t, dir+"/"+mode, "--auth-tls-cert", cert, "--auth-tls-key", key, "--data-plane-tls", mode)
+		if !strings.Contains(s.log.String(), want) {
+			t.Errorf("%s: %s is not in\n%s", mode, want, s.log.String())
+		}
+		s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024", "--ca", ca).must(t)
+		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile, "--ca", ca).must(t)
+		s.run("block", "verify", "m", "--tokens-file", tokensFile, "--ca", ca).must(t)
+	}
+	hint := func(s *served, say string, args ...string) {
+		t.Helper()
+		for _, command := range [][]string{{"status"}, {"block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile}} {
+			r := s.run(append(command, args...)...)
+			if r.code != exitFailed || !strings.Contains(r.err, say) {
+				t.Errorf("%v %v: exit %d; want it to say %q\n%s", command, args, r.code, say, r.err)
+			}
+		}
+	}
+	hint(startServed(t, dir+"/plain"), "the node speaks plain text", "--ca", ca)
+	old := t.TempDir()
+	oldCA, oldCert, oldKey := certificatesUntil(t, old, time.Now().Add(-time.Minute))
+	hint(startServed(t, dir+"/old", "--auth-tls-cert", oldCert, "--auth-tls-key", oldKey), "has expired", "--ca", oldCA)
+}
+
 func prompt2(t testing.TB, dir string) (tokensFile, dataFile string) {
 	t.Helper()
 	return writeFile(t, dir, "tokens", tokens(1, 8)), writeFile(t, dir, "data", bytesOf(1, 2*8192))
@@ -301,13 +335,18 @@ func prompt2(t testing.TB, dir string) (tokensFile, dataFile string) {
 // certificate.
 func certificates(t testing.TB, dir string) (ca, cert, key string) {
 	t.Helper()
+	return certificatesUntil(t, dir, time.Now().Add(time.Hour))
+}
+
+func certificatesUntil(t testing.TB, dir string, end time.Time) (ca, cert, key string) {
+	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},

@@ -165,7 +165,7 @@ type flow struct {
 	gib   float64 // written by measure
 }
 
-// newFlow connects to the sink.
+// newFlow connects an engine of its own to the sink.
 func newFlow(tb testing.TB, dst rdma.Desc, conns int, size, page uint64, depth int) *flow {
 	tb.Helper()
 	e, err := New(context.Background(), Options{Conns: conns})
@@ -173,6 +173,12 @@ func newFlow(tb testing.TB, dst rdma.Desc, conns int, size, page uint64, depth i
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { _ = e.Close() })
+	return flowOf(tb, e, dst, size, page, depth)
+}
+
+// flowOf connects an engine to the sink.
+func flowOf(tb testing.TB, e *Engine, dst rdma.Desc, size, page uint64, depth int) *flow {
+	tb.Helper()
 	if _, err := e.Connect(context.Background(), dst.Addr(), rdma.Token(testToken)); err != nil {
 		tb.Fatal(err)
 	}

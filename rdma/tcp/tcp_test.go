@@ -172,7 +172,7 @@ func TestConformanceVariants(t *testing.T) {
 }
 
 // testTLS returns a configuration for both sides with a certificate of its own.
-func testTLS(t *testing.T) *tls.Config {
+func testTLS(t testing.TB) *tls.Config {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -129,4 +130,36 @@ func TestTLSMistakesAreNamed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// BenchmarkTLS compares writes of 4 MiB over TLS with plain ones, in turns: rate
+// and CPU (of both sides, which are in this process) of TLS as a multiple of
+// plain text's.
+func BenchmarkTLS(b *testing.B) {
+	secure := func(cfg *tls.Config) *flow {
+		e, err := New(context.Background(), Options{Listen: "127.0.0.1:0", Token: rdma.Token(testToken), TLS: cfg})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = e.Close() })
+		r, err := e.Register(newArena(b, arenaBytes), rdma.RegisterOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		client, err := New(context.Background(), Options{TLS: cfg})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = client.Close() })
+		return flowOf(b, client, r.Desc(), 4<<20, 0, 4)
+	}
+	plain, tls := secure(nil), secure(testTLS(b))
+	var rates, cpus []float64
+	for b.Loop() {
+		p, s := plain.measure(b, 200*time.Millisecond), tls.measure(b, 200*time.Millisecond)
+		rates, cpus = append(rates, s.rate/p.rate), append(cpus, s.cpu/p.cpu)
+	}
+	b.ReportMetric(median(rates), "rate/plain")
+	b.ReportMetric(median(cpus), "cpu/plain")
+	b.ReportMetric(0, "ns/op")
 }

@@ -110,12 +110,43 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	c.Capacity = 5
 	c.Log.Level = "loud"
 	c.Auth.TLSCert = "x"
+	c.DataPlane.TLS = "maybe"
 	c.Limits.Reads = 0
 	c.Limits.WriteBytes = 1 << 30
 	err := c.Validate()
-	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "limits.reads", "limits.write_bytes"} {
+	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "data_plane.tls", "limits.reads", "limits.write_bytes"} {
 		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
 			t.Errorf("%s is not named in %v", key, err)
+		}
+	}
+}
+
+// TestDataPlaneFollowsControlPlane: a certificate encrypts both, unless the data
+// plane is told otherwise.
+func TestDataPlaneFollowsControlPlane(t *testing.T) {
+	for _, tc := range []struct {
+		tls             string
+		cert, encrypted bool
+		bad             string
+	}{
+		{tls: "auto"},
+		{tls: "auto", cert: true, encrypted: true},
+		{tls: "on", cert: true, encrypted: true},
+		{tls: "on", bad: "data_plane.tls"},
+		{tls: "off", cert: true},
+	} {
+		c, err := load(t, "data: [/x]\ndata_plane:\n  tls: "+tc.tls+"\n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tc.cert {
+			c.Auth.TLSCert, c.Auth.TLSKey = "c", "k"
+		}
+		if err := c.Validate(); (err == nil) != (tc.bad == "") || err != nil && !strings.Contains(err.Error(), tc.bad) {
+			t.Errorf("%+v: %v", tc, err)
+		}
+		if c.Encrypted() != tc.encrypted {
+			t.Errorf("%+v: encrypted %v", tc, c.Encrypted())
 		}
 	}
 }
