@@ -9,8 +9,11 @@ import (
 // Domain is one NIC, as the engine drives it: memory keys, endpoints, one queue
 // of completions. It knows neither peers nor sessions nor other NICs.
 //
-// The engine calls Register, NewEndpoint and the methods of endpoints from any
-// goroutine; Poll and Wait from one goroutine at a time, the domain's poller.
+// The engine calls Register, NewEndpoint and the methods of memories and
+// endpoints from any goroutine; Poll, Wait and PostRecv from one goroutine at a
+// time, the domain's poller. Because Post and Shut are called by the poller too,
+// neither may wait for a Poll; what else blocks may wait for a running Poll to
+// return, never for the next one.
 type Domain interface {
 	// Name is the NIC's, for people: "mlx5_0", "rxe0", "shm".
 	Name() string
@@ -19,7 +22,8 @@ type Domain interface {
 
 	// Register makes mem, or opts.DMABuf where mem is nil, usable as a source
 	// and open to whoever is given its key. The memory stays where it is until
-	// the Memory's Close has returned.
+	// the Memory's Close has returned. With opts.Local nobody is given the key
+	// of the whole: remote access may stay closed as far as windows still work.
 	Register(mem []byte, opts rdma.RegisterOptions) (Memory, error)
 
 	// NewEndpoint makes an endpoint that is not connected yet, for traffic of
@@ -33,8 +37,9 @@ type Domain interface {
 
 	// Poll moves up to len(dst) completions to dst and returns how many. It
 	// also makes progress where software must (it may copy payload). It does
-	// not block. An error is the end of the domain: it is dead, every endpoint
-	// with it.
+	// not block. An error, which wraps ErrDead, is the end of the domain: every
+	// completion that there is has been returned before, no Work that is left
+	// touches memory from here on, and nothing but Shut and Close is called.
 	Poll(dst []Completion) (int, error)
 	// Wait blocks until Poll may have something to do, or Wake was called since
 	// the last Wait returned. It may return early for no reason.
@@ -66,27 +71,36 @@ type Limits struct {
 	// what was posted behind it was not performed.
 	RefusalBreaks bool
 	// CloseIsFinal: once Memory.Close has returned no remote write touches the
-	// memory any more, whatever was in flight. Where it is false only shutting
-	// the endpoints that may write there gives that guarantee.
+	// memory any more, whatever was in flight, and the immediates of those that
+	// landed before are there to be polled (as after Endpoint.Shut). Where it is
+	// false only shutting the endpoints that may write there guarantees that.
 	CloseIsFinal bool
 	// Windows: Memory.Window works and is cheap (no page is pinned again).
 	Windows bool
-	// EmptyNeedsTarget: an immediate without payload must name a valid key all
-	// the same (EFA, fabric-lib section 3.5).
-	EmptyNeedsTarget bool
+	// EmptyUnchecked: the key of a Work without payload is not checked by the
+	// target's NIC (RC). The engine then sends an immediate without payload as a
+	// message, whose key it checks itself. (A key is always named: EFA wants a
+	// valid one, fabric-lib section 3.5.)
+	EmptyUnchecked bool
+	// KeyBits is how wide a key is; 0 is 64. A wider RemoteKey never comes to
+	// Post: the engine knows that it opens nothing. Nor does key 0.
+	KeyBits int
 }
 
 // Memory is memory that one domain knows.
 type Memory interface {
 	// Key opens the memory to peers on this domain; never 0.
 	Key() uint64
-	// Base is the address of the first byte as Work.RemoteAddr counts.
+	// Base is the address of the first byte as Work.RemoteAddr counts. A Desc
+	// has one Base for all NICs, so that the domains of one engine must count
+	// the same memory the same way (all from 0, or all by virtual address).
 	Base() uint64
 	// Window makes a part of the memory, n bytes from off, with a key of its
 	// own that opens nothing else. It is closed before the memory is.
 	Window(off, n uint64) (Memory, error)
 	// Close takes the key back: Works that arrive later are refused. What it
-	// guarantees of Works that are landing is Limits.CloseIsFinal.
+	// guarantees of Works that are landing is Limits.CloseIsFinal. No Work of
+	// ours reads from the memory any more. It is called once.
 	Close() error
 }
 
@@ -95,10 +109,12 @@ type Memory interface {
 // by any.
 type Endpoint interface {
 	// Local is what the peer's endpoint must be given, at most MaxEndpointAddr
-	// bytes; it travels over the control connection.
+	// bytes; it travels over the control connection. It is constant.
 	Local() []byte
 	// Connect joins the endpoint to the one whose Local is remote. Both sides
-	// call it; the engine posts only after it has returned on both.
+	// call it, once; the engine posts only after it has returned on both. It may
+	// block for a few seconds. The peer proved the token, but remote is still
+	// bytes from outside: what makes no sense is an error.
 	Connect(remote []byte) error
 
 	// Post submits works in order and returns how many were taken: fewer than
@@ -110,8 +126,10 @@ type Endpoint interface {
 
 	// Shut cuts the endpoint off: after it has returned nothing that the peer
 	// posted on it touches our memory or is counted, and every Work that we
-	// posted completes, with StatusBroken if not done before. What had arrived
-	// before is still polled. It may be called twice.
+	// posted completes, with StatusBroken if not done before. Immediates and
+	// messages that had arrived before are still polled, and soon: none of them
+	// is left after a Poll that began when Shut had returned and that moved
+	// fewer than len(dst). It may be called twice, and before Connect.
 	Shut()
 	// Close releases the endpoint, after Shut and after the completion of every
 	// Work has been polled. No completion names it afterwards.
@@ -143,7 +161,8 @@ type Work struct {
 	Src    Memory
 	SrcOff uint64
 	Len    uint64
-	// RemoteAddr (Base plus offset) and RemoteKey name the destination.
+	// RemoteAddr (Base plus offset) and RemoteKey name the destination; both are
+	// what a peer claimed and wrap around where it lied.
 	RemoteAddr, RemoteKey uint64
 }
 
@@ -161,6 +180,7 @@ const (
 	KindMessage Kind = 3
 	// KindBroken: the endpoint whose Cookie it is has broken (the peer is gone,
 	// the link is down, a refusal); nothing more can be posted. Once at most.
+	// The engine shuts and closes it, and makes another when it tries again.
 	KindBroken Kind = 4
 )
 
@@ -193,5 +213,6 @@ type Completion struct {
 	Err error
 }
 
-// ErrDead: the domain's NIC is gone; the engine goes on with the others.
+// ErrDead is wrapped by what Poll returns when the domain's NIC is gone; the
+// engine goes on with the others, and asks Options.Reopen for a new one.
 var ErrDead = errors.New("nic is dead")

@@ -1,0 +1,90 @@
+package group
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+)
+
+// Control is how two engines reach each other to begin a session: a stream that
+// is reliable and ordered, and whose end tells of the peer's death. The zero
+// value neither listens nor dials. Connections must honour SetDeadline and
+// Close from any goroutine, as those of package net and net.Pipe do.
+type Control struct {
+	// Listener accepts sessions; nil: none are accepted. The engine closes it.
+	Listener net.Listener
+	// Addr is what peers are told to dial, and their Dial understands. Default:
+	// Listener's own address. At most 200 bytes, without '#'.
+	Addr string
+	// Dial opens a connection to the Addr of another engine; nil: none can be
+	// opened. A wrong certificate should end as an rdma.ErrAuth.
+	Dial func(ctx context.Context, addr string) (net.Conn, error)
+}
+
+// tlsScheme stands in front of the host:port of a listener that speaks TLS.
+const tlsScheme = "tls://"
+
+// TCP is a Control over TCP. listen is the host:port to accept on, empty for
+// none; advertise is what peers are told to dial where that is not the same.
+// cfg, if not nil, secures what is accepted, and what is dialed where the
+// address says that its listener speaks TLS. Only control is protected by it:
+// the payload goes over the NICs, which encrypt nothing.
+func TCP(ctx context.Context, listen, advertise string, cfg *tls.Config) (Control, error) {
+	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dialTCP(ctx, addr, cfg) }}
+	if listen == "" {
+		return c, nil
+	}
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	l, err := lc.Listen(ctx, "tcp", listen)
+	if err != nil {
+		return Control{}, fmt.Errorf("group: listen on %s: %w", listen, err)
+	}
+	c.Listener, c.Addr = l, advertise
+	if c.Addr == "" {
+		c.Addr = l.Addr().String()
+	}
+	if cfg != nil {
+		c.Listener, c.Addr = tls.NewListener(l, cfg), tlsScheme+c.Addr
+	}
+	return c, nil
+}
+
+// Unix is a Control over a unix socket at path; empty: it only dials.
+func Unix(ctx context.Context, path string) (Control, error) {
+	c := Control{Dial: func(ctx context.Context, addr string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", addr)
+	}}
+	if path == "" {
+		return c, nil
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "unix", path)
+	if err != nil {
+		return Control{}, fmt.Errorf("group: listen on %s: %w", path, err)
+	}
+	c.Listener, c.Addr = l, path
+	return c, nil
+}
+
+// errNoTLS: the address asks for TLS and this side was given no configuration.
+var errNoTLS = errors.New("the address wants TLS and this engine was given none")
+
+// dialTCP opens a socket, and TLS on it where the address asks for that.
+func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error) {
+	hostPort, secure := strings.CutPrefix(addr, tlsScheme)
+	if secure && cfg == nil {
+		return nil, fmt.Errorf("%s: %w", addr, errNoTLS)
+	}
+	var d net.Dialer
+	d.SetMultipathTCP(false)
+	if !secure {
+		return d.DialContext(ctx, "tcp", hostPort)
+	}
+	td := tls.Dialer{NetDialer: &d, Config: cfg}
+	return td.DialContext(ctx, "tcp", hostPort)
+}
