@@ -8,9 +8,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
+// Engine is the transfer engine over a group of NICs.
+type Engine struct {
+	rdma.Engine
+}
+
 // New starts an engine over opts.Domains. If it is to accept sessions, it does
 // so before New returns. ctx bounds the start only.
-func New(ctx context.Context, opts Options) (rdma.Engine, error) {
+func New(ctx context.Context, opts Options) (*Engine, error) {
 	opts.EnsureDefaults()
 	err := opts.Validate()
 	if err == nil {
