@@ -277,19 +277,11 @@ func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count in
 		before = r.ids[first-1]
 	}
 	after, hasAfter := n.extentOf(r.ns.ID, before, group)
-	for attempt := 0; ; attempt++ {
-		refs, err := n.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
-		if err == nil {
-			return refs, nil
-		}
-		if !errors.Is(err, blockstore.ErrFull) || attempt == roomAttempts {
-			n.noteWriteError(err)
-			return nil, err
-		}
-		if err := n.room.make(ctx, layout, count); err != nil {
-			return nil, err
-		}
+	refs, err := n.room.slots(ctx, layout, count, after, hasAfter)
+	if err != nil {
+		n.noteWriteError(err)
 	}
+	return refs, err
 }
 
 // extentOf returns where a block's piece lies, for placing the next one.

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// roomAttempts is how often a writer makes room before it is told that the
-	// store is full: other writers may take what it freed.
-	roomAttempts = 4
+	// roomRounds is how often a writer evicts before it is told that the store is
+	// full: slots that are being read come free later, and those of another size
+	// may be of no use to it.
+	roomRounds = 4
 	// roomBatchBytes is the least that one round of eviction frees, so that a
 	// steady stream of writers pays for a round once in a while only; it is less
 	// in a small store, where it would be a noticeable share of the cache.
@@ -29,33 +30,59 @@ const (
 	removedIDs = 4096
 )
 
-// A roomMaker frees slots for writers, one round at a time: writers that come
-// while a round runs wait for it and then look again.
+// A roomMaker gives slots to writers, and frees some where there are none.
+//
+// Locks: turn and quota are not held together. Both are held across eviction,
+// which is the index's I/O; no read waits for either.
 type roomMaker struct {
 	node       *Node
 	batchBytes int64
-	mu         sync.Mutex
+	// turn is shared by writers that look for free slots, and held alone by the
+	// one that evicts, until it has its slots: what it freed is for nobody else.
+	// Writers get their turns in the order in which they found the store full.
+	turn sync.RWMutex
+	// quota lets one writer at a time evict for its namespace's quota.
+	quota sync.Mutex
 }
 
-// make evicts until count slots of the layout should be free. The policy's
+// slots reserves count slots of the layout, right after an extent where that is
+// possible, and evicts if there are none.
+func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
+	take := func() ([]kv.Ref, error) {
+		return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
+	}
+	r.turn.RLock()
+	refs, err := take()
+	r.turn.RUnlock()
+	if !errors.Is(err, blockstore.ErrFull) {
+		return refs, err
+	}
+	r.turn.Lock()
+	defer r.turn.Unlock()
+	for round := 0; ; round++ {
+		refs, err := take()
+		if !errors.Is(err, blockstore.ErrFull) || round == roomRounds {
+			return refs, err
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if err := r.evictFor(ctx, layout, count); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// evictFor evicts until count slots of the layout should be free. The policy's
 // victims may be of another slot size; if there are still none of ours, the
 // segment of another size that costs least is emptied, to be cut anew.
-func (r *roomMaker) make(ctx context.Context, layout ondisk.Layout, count int) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
-	if free, err := n.probe(ctx, layout, count); err != nil || free {
-		return err
-	}
-	want := max(layout.SlotBytes()*int64(count), r.batchBytes)
 	// Slots of deleted blocks and old epochs cost nobody a hit.
 	if _, err := n.reclaimStep("epoch"); err != nil {
 		return err
 	}
-	removed, err := n.evict(want, 0)
+	removed, err := n.evict(max(layout.SlotBytes()*int64(count), r.batchBytes), 0)
 	if err != nil {
 		return err
 	}
@@ -78,8 +105,8 @@ func (r *roomMaker) inQuota(ns kv.Namespace, bytes int64) error {
 	if ns.QuotaBytes == 0 {
 		return nil
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.quota.Lock()
+	defer r.quota.Unlock()
 	room, err := r.node.index.Room(ns.ID)
 	if err != nil || room >= bytes {
 		return err
