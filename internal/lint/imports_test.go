@@ -49,6 +49,7 @@ var edges = []struct {
 	{"internal/arena", []string{"internal/sys"}, "memory knows no user"},
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},
+	{"internal/rdmalab", nil, "it boots a machine and runs what it is given; a part of ours linked into it could not be what is tested"},
 	{"internal/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// boot runs the guest until it switches itself off, and returns what its
+// commands ended with.
+func boot(ctx context.Context, k kernel, initramfs, dir string, o options) (int, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest was not done after %v (flag -timeout)", o.Timeout))
+	defer cancel()
+	reportFile, outFile := dir+"/report", dir+"/out.tar"
+	accel, err := chooseAccel(o.Accel)
+	if err != nil {
+		return 0, err
+	}
+	args := append(machine(accel), "-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
+		"-kernel", k.image, "-initrd", initramfs,
+		// A panic ends the guest; a quiet console leaves ttyS0 to the commands.
+		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=4 rdinit=/init mitigations=off",
+		"-serial", "stdio", "-serial", "file:"+reportFile, "-serial", "file:"+outFile)
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	// The guest goes when the lab goes, however it goes. The signal is bound to
+	// the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	cmd.Stdout = &crDropper{w: os.Stdout}
+	runErr := cmd.Run()
+	if ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
+	if runErr != nil {
+		return 0, fmt.Errorf("qemu: %w: %s", runErr, bytes.TrimSpace(stderr.Bytes()))
+	}
+	text, err := os.ReadFile(reportFile)
+	if err != nil {
+		return 0, err
+	}
+	code, err := parseReport(string(text))
+	if o.Out != "" {
+		if e := unpack(outFile, o.Out); e != nil {
+			err = errors.Join(err, fmt.Errorf("what the commands left in /out: %w", e))
+		}
+	}
+	return code, err
+}
+
+// machine returns the arguments that say what hardware the guest has: none but
+// CPUs, memory and serial lines.
+func machine(accel string) []string {
+	cpu := "host"
+	if accel == "tcg" {
+		cpu = "max"
+	}
+	return []string{"-machine", "q35,accel=" + accel, "-cpu", cpu, "-nodefaults", "-no-user-config", "-display", "none",
+		"-nic", "none", "-no-reboot", "-monitor", "none"}
+}
+
+// chooseAccel returns the accelerator that asked names, or for "auto" the best
+// that works, and says on standard output why it is not KVM.
+func chooseAccel(asked string) (string, error) {
+	switch asked {
+	case "kvm", "tcg":
+		return asked, nil
+	case "auto":
+	default:
+		return "", fmt.Errorf("-accel %q: want auto, kvm or tcg", asked)
+	}
+	err := kvmUsable()
+	if err == nil {
+		return "kvm", nil
+	}
+	fmt.Printf("rdmalab: no KVM (%v): the guest's CPUs are emulated, many times slower\n", err)
+	return "tcg", nil
+}
+
+// kvmUsable says why KVM can't run the guest, or nil. A /dev/kvm that opens is
+// not enough: the one of kvm_pvm, found in machines that are virtual
+// themselves, runs only kernels that were made for it.
+func kvmUsable() error {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	for _, m := range []string{"kvm_intel", "kvm_amd"} {
+		if _, err := os.Stat("/sys/module/" + m); err == nil {
+			return nil
+		}
+	}
+	return errors.New("/dev/kvm is there, but neither kvm_intel nor kvm_amd is")
+}
+
+// parseReport reads the lines of ttyS1.
+func parseReport(text string) (int, error) {
+	code, ended := -1, false
+	var problems []error
+	for s := bufio.NewScanner(strings.NewReader(text)); s.Scan(); {
+		name, value, _ := strings.Cut(strings.TrimSuffix(s.Text(), "\r"), " ")
+		switch name {
+		case "exit":
+			n, err := strconv.Atoi(value)
+			if err != nil || n < 0 || n > 255 {
+				return 0, fmt.Errorf("the guest reports exit code %q", value)
+			}
+			code = n
+		case "broken":
+			problems = append(problems, errors.New(value))
+		case "complaint":
+			problems = append(problems, errors.New("the guest's kernel says: "+value))
+		case "end":
+			ended = true
+		}
+	}
+	if len(problems) == 0 && (!ended || code < 0) {
+		problems = append(problems, errors.New("the guest ended without a report: its kernel stopped, or never came up; its last output is above"))
+	}
+	return code, errors.Join(problems...)
+}
+
+// unpack puts the regular files of the guest's archive under dir.
+func unpack(file, dir string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		if !filepath.IsLocal(h.Name) {
+			return fmt.Errorf("name %q leads out of the directory", h.Name)
+		}
+		if err := unpackFile(filepath.Join(dir, h.Name), r); err != nil {
+			return err
+		}
+	}
+}
+
+func unpackFile(name string, r io.Reader) error {
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, r)
+	return errors.Join(err, f.Close())
+}
+
+// crDropper drops the carriage returns that a serial line adds.
+type crDropper struct{ w io.Writer }
+
+// Write implements io.Writer.
+func (c *crDropper) Write(b []byte) (int, error) {
+	_, err := c.w.Write(bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")))
+	return len(b), err
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// exitLab is the exit code when it was the lab that failed and not a command.
+const exitLab = 125
+
+// list is a flag that may be given several times.
+type list []string
+
+func (l *list) String() string     { return strings.Join(*l, " ") }
+func (l *list) Set(s string) error { *l = append(*l, s); return nil }
+
+// options are what the command line says.
+type options struct {
+	// Bins are programs of this machine, by path or by name in PATH; they are
+	// /bin/NAME in the guest. Files are "HOST:GUEST" copies.
+	Bins, Files list
+	// Modules are kernel modules beyond those that rxe needs.
+	Modules list
+	// Env are "NAME=value" for the commands.
+	Env list
+	// Out receives what the commands leave in /out.
+	Out       string
+	Timeout   time.Duration
+	MemoryMiB int
+	CPUs      int
+	Accel     string
+	NoInstall bool
+	Commands  []string
+}
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	code := exitLab
+	if err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		defer stop()
+		code, err = lab(ctx, o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rdmalab:", err)
+		return exitLab
+	}
+	return code
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	f := flag.NewFlagSet("rdmalab", flag.ContinueOnError)
+	f.Usage = func() {
+		fmt.Fprintln(f.Output(), "usage: rdmalab [flags] -- COMMAND…     each COMMAND is one line for the guest's shell")
+		f.PrintDefaults()
+	}
+	f.Var(&o.Bins, "bin", "a `program` to take along, with its shared libraries; may be repeated")
+	f.Var(&o.Files, "file", "a file to take along, as `HOST:GUEST`; may be repeated")
+	f.Var(&o.Modules, "module", "a kernel `module` to load beyond rdma_rxe; may be repeated")
+	f.Var(&o.Env, "env", "`NAME=value` for the commands; may be repeated")
+	f.StringVar(&o.Out, "out", "", "`directory` for what the commands leave in /out")
+	f.DurationVar(&o.Timeout, "timeout", 3*time.Minute, "the machine is switched off after this time, booting included")
+	f.IntVar(&o.MemoryMiB, "memory", 2048, "memory of the guest in `MiB`")
+	f.IntVar(&o.CPUs, "cpus", 2, "CPUs of the guest")
+	f.StringVar(&o.Accel, "accel", "auto", "`kvm`, tcg (emulation), or auto: kvm where it works")
+	f.BoolVar(&o.NoInstall, "no-install", false, "do not install missing packages, only name them")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	o.Commands = f.Args()
+	if len(o.Commands) == 0 {
+		return o, errors.New("no command for the guest; see rdmalab -h")
+	}
+	for _, c := range o.Commands {
+		if strings.ContainsAny(c, "\n\x00") {
+			return o, fmt.Errorf("command %q: a command is one line", c)
+		}
+	}
+	for _, e := range o.Env {
+		if name, _, ok := strings.Cut(e, "="); !ok || name == "" || strings.ContainsAny(e, "\n\x00") {
+			return o, fmt.Errorf("-env %q: want NAME=value", e)
+		}
+	}
+	return o, nil
+}
+
+// lab builds the image, runs the guest and returns the commands' exit code.
+func lab(ctx context.Context, o options) (int, error) {
+	if err := ensurePackages(ctx, o.NoInstall); err != nil {
+		return 0, err
+	}
+	dir, err := os.MkdirTemp("", "rdmalab-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	kernel, err := findKernel("/")
+	if err != nil {
+		return 0, err
+	}
+	initramfs := dir + "/initramfs"
+	if err := writeImage(initramfs, kernel, o); err != nil {
+		return 0, fmt.Errorf("initramfs: %w", err)
+	}
+	return boot(ctx, kernel, initramfs, dir, o)
+}
