@@ -38,7 +38,8 @@ var edges = []struct {
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},
 	{"rdma/rdmatest", []string{"rdma", "internal/testkit", "internal/arena"}, "a suite that knows a provider would make exceptions for it"},
 	{"rdma/group/domaintest", []string{"rdma", "rdma/group", "internal/testkit"}, "a suite that knows a provider would make exceptions for it"},
-	{"rdma/...", []string{"rdma", "rdma/group", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
+	{"rdma/internal/...", []string{"rdma"}, "what providers share and nobody else needs"},
+	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},

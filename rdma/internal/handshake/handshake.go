@@ -1,0 +1,201 @@
+package handshake
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Sizes of the messages, in bytes.
+const (
+	nonceSize     = 32
+	HelloSize     = 72
+	ChallengeSize = 56
+	ProofSize     = sha256.Size
+	VerdictSize   = 8 + sha256.Size
+)
+
+// Protocol is what the handshake opens: the magics of its hello and challenge.
+type Protocol struct{ Hello, Challenge [4]byte }
+
+// Hello is what the dialer says of itself.
+type Hello struct {
+	// Param is the protocol's own.
+	Param   uint32
+	Engine  rdma.EngineID
+	Session [16]byte
+
+	nonce [nonceSize]byte
+}
+
+// Verdict is the acceptor's last word.
+type Verdict uint8
+
+// Verdicts.
+const (
+	OK Verdict = 0
+	// Token: the proof was wrong.
+	Token Verdict = 1
+	// Full: the acceptor has as many sessions as it takes.
+	Full Verdict = 2
+	// Request: the session could not begin.
+	Request Verdict = 3
+)
+
+// String returns a phrase for people.
+func (v Verdict) String() string {
+	switch v {
+	case OK:
+		return "accepted"
+	case Token:
+		return "token not accepted"
+	case Full:
+		return "too many peers"
+	case Request:
+		return "session could not be assembled"
+	}
+	return fmt.Sprintf("verdict %d", uint8(v))
+}
+
+// Errors.
+var (
+	// ErrMalformed: the other side does not speak this protocol.
+	ErrMalformed = errors.New("malformed handshake")
+	// ErrSilent: the connection was closed before it said anything, which is how
+	// health checks ask whether somebody listens.
+	ErrSilent = errors.New("closed without a word")
+)
+
+// Roles of the two proofs, so that neither can be replayed as the other.
+const (
+	roleDialer   = "penstock rdma dialer"
+	roleAcceptor = "penstock rdma acceptor"
+)
+
+// prove returns the HMAC over the transcript that shows knowledge of the token.
+func prove(token rdma.Token, role string, parts ...[]byte) []byte {
+	m := hmac.New(sha256.New, token)
+	m.Write([]byte(role))
+	for _, p := range parts {
+		m.Write(p)
+	}
+	return m.Sum(nil)
+}
+
+// encode returns the bytes of h.
+func (p Protocol) encode(h *Hello) []byte {
+	b := append(make([]byte, 0, HelloSize), p.Hello[:]...)
+	b = binary.LittleEndian.AppendUint32(b, h.Param)
+	b = append(b, h.Engine[:]...)
+	b = append(b, h.Session[:]...)
+	return append(b, h.nonce[:]...)
+}
+
+// decode reads a hello from b, which holds HelloSize bytes.
+func (p Protocol) decode(b []byte) (h Hello, _ error) {
+	if !bytes.Equal(b[:4], p.Hello[:]) {
+		return h, fmt.Errorf("hello begins with %q, want %q: %w", b[:4], p.Hello[:], ErrMalformed)
+	}
+	h.Param = binary.LittleEndian.Uint32(b[4:])
+	copy(h.Engine[:], b[8:24])
+	copy(h.Session[:], b[24:40])
+	copy(h.nonce[:], b[40:72])
+	if h.Engine.IsZero() {
+		return h, fmt.Errorf("hello of engine zero: %w", ErrMalformed)
+	}
+	return h, nil
+}
+
+// Dial performs the dialer's side on c: it says h, proves token, and checks
+// that the other side knows it too. want, unless zero, is the engine that has to
+// answer. It returns the one that did.
+func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
+	var peer rdma.EngineID
+	_, _ = rand.Read(h.nonce[:])
+	hello := p.encode(&h)
+	if _, err := c.Write(hello); err != nil {
+		return peer, fmt.Errorf("hello: %w", err)
+	}
+	challenge := make([]byte, ChallengeSize)
+	if _, err := io.ReadFull(c, challenge); err != nil {
+		return peer, fmt.Errorf("challenge: %w", err)
+	}
+	if !bytes.Equal(challenge[:4], p.Challenge[:]) {
+		return peer, fmt.Errorf("challenge begins with %q, want %q: %w", challenge[:4], p.Challenge[:], ErrMalformed)
+	}
+	copy(peer[:], challenge[8:24])
+	if peer == h.Engine {
+		return peer, fmt.Errorf("that is this engine itself: %w", rdma.ErrNoPeer)
+	}
+	if !want.IsZero() && peer != want {
+		return peer, fmt.Errorf("engine %v answers, not %v: %w", peer, want, rdma.ErrNoPeer)
+	}
+	if _, err := c.Write(prove(token, roleDialer, hello, challenge)); err != nil {
+		return peer, fmt.Errorf("proof: %w", err)
+	}
+	verdict := make([]byte, VerdictSize)
+	if _, err := io.ReadFull(c, verdict); err != nil {
+		return peer, fmt.Errorf("verdict: %w", err)
+	}
+	switch v := Verdict(verdict[0]); v {
+	case OK:
+	case Token:
+		return peer, rdma.ErrAuth
+	case Full:
+		return peer, fmt.Errorf("%v: %w", v, rdma.ErrBusy)
+	default:
+		return peer, fmt.Errorf("%v: %w", v, rdma.ErrPeerDied)
+	}
+	if !bytes.Equal(verdict[1:8], make([]byte, 7)) || !hmac.Equal(verdict[8:], prove(token, roleAcceptor, hello, challenge, verdict[:1])) {
+		return peer, fmt.Errorf("the other side did not prove the token: %w", rdma.ErrAuth)
+	}
+	return peer, nil
+}
+
+// Accept performs the acceptor's side on c up to the verdict, which the caller
+// gives when it knows: verdict sends it. An error that is rdma.ErrAuth, or
+// ErrMalformed, or a stream that ended early, is a peer that did not prove the
+// token; ErrSilent is none.
+func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
+	hello := make([]byte, HelloSize)
+	if _, err := io.ReadFull(c, hello); err == io.EOF {
+		return h, nil, ErrSilent
+	} else if err != nil {
+		return h, nil, fmt.Errorf("hello: %w", err)
+	}
+	h, err := p.decode(hello)
+	if err != nil {
+		return h, nil, err
+	}
+	challenge := append(make([]byte, 0, ChallengeSize), p.Challenge[:]...)
+	challenge = append(challenge, 0, 0, 0, 0)
+	challenge = append(challenge, self[:]...)
+	var nonce [nonceSize]byte
+	_, _ = rand.Read(nonce[:])
+	challenge = append(challenge, nonce[:]...)
+	if _, err := c.Write(challenge); err != nil {
+		return h, nil, fmt.Errorf("challenge: %w", err)
+	}
+	proof := make([]byte, ProofSize)
+	if _, err := io.ReadFull(c, proof); err != nil {
+		return h, nil, fmt.Errorf("proof: %w", err)
+	}
+	verdict = func(v Verdict) error {
+		b := make([]byte, 8, VerdictSize)
+		b[0] = byte(v)
+		b = append(b, prove(token, roleAcceptor, hello, challenge, b[:1])...)
+		_, err := c.Write(b)
+		return err
+	}
+	if !hmac.Equal(proof, prove(token, roleDialer, hello, challenge)) {
+		return h, nil, errors.Join(rdma.ErrAuth, verdict(Token))
+	}
+	return h, verdict, nil
+}
