@@ -213,22 +213,26 @@ func saveReport(path string, report bench.Report) error {
 	return errors.Join(report.WriteJSON(f), f.Close())
 }
 
-func newBenchStore(w world, f *benchFlags) *cobra.Command {
-	var o suite.StoreOptions
-	cmd := &cobra.Command{
-		Use:   "store",
-		Short: "Verified reads and writes against fio, ReadAt and a file per block",
-		Args:  args(cobra.NoArgs),
-	}
-	o.SizeBytes = 2 << 30
-	cmd.Flags().Var(sizeFlag{&o.SizeBytes}, "size", "size of the files that are read")
+// sized makes cmd one that runs a suite over a set of --size, whose default is
+// what bytes holds, and refuses one smaller than least.
+func (f *benchFlags) sized(cmd *cobra.Command, w world, bytes *int64, least int64, do func(context.Context, suite.World) (bench.Report, error)) *cobra.Command {
+	cmd.Args = args(cobra.NoArgs)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if o.SizeBytes < 256<<20 {
-			return usagef("--size %s: want at least 256MiB", size(o.SizeBytes))
+		if *bytes < least {
+			return usagef("--size %s: want at least %s", size(*bytes), size(least))
 		}
-		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Store(ctx, sw, o) })
+		return f.run(cmd, w, do)
 	}
 	return cmd
+}
+
+func newBenchStore(w world, f *benchFlags) *cobra.Command {
+	o := suite.StoreOptions{SizeBytes: 2 << 30}
+	cmd := &cobra.Command{Use: "store", Short: "Verified reads and writes against fio, ReadAt and a file per block"}
+	cmd.Flags().Var(sizeFlag{&o.SizeBytes}, "size", "size of the files that are read")
+	return f.sized(cmd, w, &o.SizeBytes, 256<<20, func(ctx context.Context, sw suite.World) (bench.Report, error) {
+		return suite.Store(ctx, sw, o)
+	})
 }
 
 func newBenchIndex(w world, f *benchFlags) *cobra.Command {
@@ -250,21 +254,12 @@ func newBenchIndex(w world, f *benchFlags) *cobra.Command {
 }
 
 func newBenchServer(w world, f *benchFlags) *cobra.Command {
-	var o suite.ServerOptions
-	cmd := &cobra.Command{
-		Use:   "server",
-		Short: "Reads from another process against iperf3, a gRPC stream, Redis and fio",
-		Args:  args(cobra.NoArgs),
-	}
-	o.DiskBytes = 4 << 30
+	o := suite.ServerOptions{DiskBytes: 4 << 30}
+	cmd := &cobra.Command{Use: "server", Short: "Reads from another process against iperf3, a gRPC stream, Redis and fio"}
 	cmd.Flags().Var(sizeFlag{&o.DiskBytes}, "size", "size of the set that is read from disk, more than the node can keep in memory")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if o.DiskBytes < 1<<30 {
-			return usagef("--size %s: want at least 1GiB", size(o.DiskBytes))
-		}
-		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Server(ctx, sw, o) })
-	}
-	return cmd
+	return f.sized(cmd, w, &o.DiskBytes, 1<<30, func(ctx context.Context, sw suite.World) (bench.Report, error) {
+		return suite.Server(ctx, sw, o)
+	})
 }
 
 func newBenchLocal(w world, f *benchFlags) *cobra.Command {

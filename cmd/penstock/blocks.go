@@ -52,37 +52,28 @@ func printBlocks(t *table, lines []blockLine) {
 
 func newBlockStat(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "stat NS --tokens-file F",
-		Short:             "Show where each block of a prompt lies",
-		Long:              `Show where each block of a prompt lies. The exit code is 3 if one is absent.`,
-		Args:              args(cobra.ExactArgs(1)),
-		ValidArgsFunction: c.completeNamespaces,
+		Use:   "stat NS --tokens-file F",
+		Short: "Show where each block of a prompt lies",
+		Long:  `Show where each block of a prompt lies. The exit code is 3 if one is absent.`,
 	}
 	flags := addChainFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			ns, err := a.namespace(ctx, names[0])
-			if err != nil {
-				return err
-			}
-			ch, err := flags.load(w, ns)
-			if err != nil {
-				return err
-			}
-			lines, absent, err := a.statBlocks(ctx, ns.Name, ch.ids)
-			if err != nil {
-				return err
-			}
-			if err := outputOf(cmd).emit(map[string]any{"blocks": lines}, func(t *table) { printBlocks(t, lines) }); err != nil {
-				return err
-			}
-			if absent > 0 {
-				return fmt.Errorf("%d of %d blocks: %w", absent, len(ch.ids), errMiss)
-			}
-			return nil
-		})
-	}
-	return cmd
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		ch, err := a.chain(ctx, w, flags, name)
+		if err != nil {
+			return err
+		}
+		lines, absent, err := a.statBlocks(ctx, name, ch.ids)
+		if err != nil {
+			return err
+		}
+		if err := outputOf(cmd).emit(map[string]any{"blocks": lines}, func(t *table) { printBlocks(t, lines) }); err != nil {
+			return err
+		}
+		if absent > 0 {
+			return fmt.Errorf("%d of %d blocks: %w", absent, len(ch.ids), errMiss)
+		}
+		return nil
+	})
 }
 
 func (a admin) statBlocks(ctx context.Context, ns string, ids []kv.BlockID) (lines []blockLine, absent int, err error) {
@@ -129,37 +120,28 @@ func newBlockVerify(w world, c *connection) *cobra.Command {
 		Long: `Read the blocks of a prompt from the disks, whatever is in memory, and check every
 checksum. A broken block is dropped and becomes a miss. The exit code is 1 if one was
 broken, 3 if one is absent.`,
-		Args:              args(cobra.ExactArgs(1)),
-		ValidArgsFunction: c.completeNamespaces,
 	}
 	flags := addChainFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			ns, err := a.namespace(ctx, names[0])
-			if err != nil {
-				return err
-			}
-			ch, err := flags.load(w, ns)
-			if err != nil {
-				return err
-			}
-			r, err := a.verifyBlocks(ctx, w, ns.Name, ch.ids)
-			if err != nil {
-				return err
-			}
-			if err := outputOf(cmd).emit(r, func(t *table) { printVerify(t, r) }); err != nil {
-				return err
-			}
-			switch {
-			case r.Corrupt+r.Failed > 0:
-				return fmt.Errorf("%d pieces are broken", r.Corrupt+r.Failed)
-			case r.Absent > 0:
-				return fmt.Errorf("%d of %d blocks: %w", r.Absent, len(ch.ids), errMiss)
-			}
-			return nil
-		})
-	}
-	return cmd
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		ch, err := a.chain(ctx, w, flags, name)
+		if err != nil {
+			return err
+		}
+		r, err := a.verifyBlocks(ctx, w, name, ch.ids)
+		if err != nil {
+			return err
+		}
+		if err := outputOf(cmd).emit(r, func(t *table) { printVerify(t, r) }); err != nil {
+			return err
+		}
+		switch {
+		case r.Corrupt+r.Failed > 0:
+			return fmt.Errorf("%d pieces are broken", r.Corrupt+r.Failed)
+		case r.Absent > 0:
+			return fmt.Errorf("%d of %d blocks: %w", r.Absent, len(ch.ids), errMiss)
+		}
+		return nil
+	})
 }
 
 func printVerify(t *table, r verifyResult) {
@@ -208,41 +190,36 @@ func (r *verifyResult) add(at int, page []kv.BlockID, p *pb.PieceResult) {
 func newBlockList(c *connection) *cobra.Command {
 	var limit int
 	cmd := &cobra.Command{
-		Use:               "list NS",
-		Short:             "List the blocks of a namespace, in no particular order",
-		Args:              args(cobra.ExactArgs(1)),
-		ValidArgsFunction: c.completeNamespaces,
+		Use:   "list NS",
+		Short: "List the blocks of a namespace, in no particular order",
 	}
 	cmd.Flags().IntVar(&limit, "limit", 1000, "stop after so many; 0: list all")
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			lines := []blockLine{}
-			var cursor []byte
-			for {
-				resp, err := a.ListBlocks(ctx, &pb.ListBlocksRequest{Namespace: names[0], Cursor: cursor, Limit: listPage})
-				if err != nil {
-					return err
-				}
-				for _, b := range resp.GetBlocks() {
-					lines = append(lines, lineOf(len(lines), b))
-				}
-				if cursor = resp.GetCursor(); len(cursor) == 0 || limit > 0 && len(lines) >= limit {
-					break
-				}
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		lines := []blockLine{}
+		var cursor []byte
+		for {
+			resp, err := a.ListBlocks(ctx, &pb.ListBlocksRequest{Namespace: name, Cursor: cursor, Limit: listPage})
+			if err != nil {
+				return err
 			}
-			more := len(cursor) > 0
-			if limit > 0 && len(lines) > limit {
-				lines, more = lines[:limit], true
+			for _, b := range resp.GetBlocks() {
+				lines = append(lines, lineOf(len(lines), b))
 			}
-			return outputOf(cmd).emit(map[string]any{"blocks": lines, "more": more}, func(t *table) {
-				printBlocks(t, lines)
-				if more {
-					t.row("… there are more: --limit 0 lists all")
-				}
-			})
+			if cursor = resp.GetCursor(); len(cursor) == 0 || limit > 0 && len(lines) >= limit {
+				break
+			}
+		}
+		more := len(cursor) > 0
+		if limit > 0 && len(lines) > limit {
+			lines, more = lines[:limit], true
+		}
+		return outputOf(cmd).emit(map[string]any{"blocks": lines, "more": more}, func(t *table) {
+			printBlocks(t, lines)
+			if more {
+				t.row("… there are more: --limit 0 lists all")
+			}
 		})
-	}
-	return cmd
+	})
 }
 
 // listPage is how many blocks one call lists.

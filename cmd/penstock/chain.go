@@ -65,6 +65,16 @@ func (f *chainFlags) load(w world, ns kv.Namespace) (chain, error) {
 	return chain{ids: ids, tokens: len(tokens)}, nil
 }
 
+// chain reads the chain that the flags name, in the geometry of a namespace that
+// the node knows.
+func (a admin) chain(ctx context.Context, w world, flags *chainFlags, namespace string) (chain, error) {
+	ns, err := a.namespace(ctx, namespace)
+	if err != nil {
+		return chain{}, err
+	}
+	return flags.load(w, ns)
+}
+
 func (f *chainFlags) loadIDs(w world, ns kv.Namespace) (chain, error) {
 	name, in, err := openInput(w, f.idsFile)
 	if err != nil {

@@ -131,6 +131,17 @@ func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a adm
 	return c.hinted(f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn}))
 }
 
+// onNamespace makes cmd one that takes a namespace's name and asks its node about
+// it.
+func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context, a admin, name string) error) *cobra.Command {
+	cmd.Args = args(cobra.ExactArgs(1))
+	cmd.ValidArgsFunction = c.completeNamespaces
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error { return do(ctx, a, names[0]) })
+	}
+	return cmd
+}
+
 // data opens a Store, and the transfer engine it needs, for the length of f. It
 // is not bounded by --timeout: moving bytes takes as long as it takes.
 func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *client.Store) error) (err error) {

@@ -234,21 +234,14 @@ func newNamespaceList(c *connection) *cobra.Command {
 }
 
 func newNamespaceShow(c *connection) *cobra.Command {
-	return &cobra.Command{
-		Use:               "show NAME",
-		Short:             "Show one namespace",
-		Args:              args(cobra.ExactArgs(1)),
-		ValidArgsFunction: c.completeNamespaces,
-		RunE: func(cmd *cobra.Command, names []string) error {
-			return c.admin(cmd, func(ctx context.Context, a admin) error {
-				ns, err := a.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: names[0]})
-				if err != nil {
-					return err
-				}
-				return emitNamespace(cmd, ns)
-			})
-		},
-	}
+	cmd := &cobra.Command{Use: "show NAME", Short: "Show one namespace"}
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		ns, err := a.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
+		if err != nil {
+			return err
+		}
+		return emitNamespace(cmd, ns)
+	})
 }
 
 func newNamespaceDelete(c *connection) *cobra.Command {
@@ -302,25 +295,20 @@ type bumped struct {
 func newNamespaceBump(c *connection) *cobra.Command {
 	var to uint64
 	cmd := &cobra.Command{
-		Use:               "bump-epoch NAME",
-		Short:             "Make every block of the old weights unmatchable, at once",
-		Args:              args(cobra.ExactArgs(1)),
-		ValidArgsFunction: c.completeNamespaces,
+		Use:   "bump-epoch NAME",
+		Short: "Make every block of the old weights unmatchable, at once",
 	}
 	cmd.Flags().Uint64Var(&to, "to", 0, "the new epoch, greater than the present one; 0: the next")
-	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			resp, err := a.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: names[0], To: to})
-			if err != nil {
-				return err
-			}
-			b := bumped{Namespace: names[0], OldEpoch: resp.GetOldEpoch(), NewEpoch: resp.GetNewEpoch()}
-			return outputOf(cmd).emit(b, func(t *table) {
-				fmt.Fprintf(t, "namespace %s: epoch %d -> %d\n", b.Namespace, b.OldEpoch, b.NewEpoch)
-			})
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		resp, err := a.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name, To: to})
+		if err != nil {
+			return err
+		}
+		b := bumped{Namespace: name, OldEpoch: resp.GetOldEpoch(), NewEpoch: resp.GetNewEpoch()}
+		return outputOf(cmd).emit(b, func(t *table) {
+			fmt.Fprintf(t, "namespace %s: epoch %d -> %d\n", b.Namespace, b.OldEpoch, b.NewEpoch)
 		})
-	}
-	return cmd
+	})
 }
 
 func newNamespaceQuota(c *connection) *cobra.Command {

@@ -45,11 +45,7 @@ type matchOptions struct {
 
 // match asks the node about a chain.
 func (a admin) match(ctx context.Context, w world, flags *chainFlags, name string, opts matchOptions) (matched, chain, error) {
-	ns, err := a.namespace(ctx, name)
-	if err != nil {
-		return matched{}, chain{}, err
-	}
-	ch, err := flags.load(w, ns)
+	ch, err := a.chain(ctx, w, flags, name)
 	if err != nil {
 		return matched{}, chain{}, err
 	}
