@@ -41,6 +41,9 @@ var edges = []struct {
 	{"rdma/internal/...", []string{"rdma"}, "what providers share and nobody else needs"},
 	{"rdma/...", []string{"rdma", "rdma/group", "rdma/internal/...", "rdma/qos", "internal/sys", "internal/arena"}, "a provider knows its contract and the kernel, not what it carries"},
 
+	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
+	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
+
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},

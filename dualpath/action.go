@@ -1,0 +1,108 @@
+package dualpath
+
+import "fmt"
+
+// ActionKind is what an Action asks for.
+type ActionKind uint8
+
+const (
+	// Assign: the request is Engine's. It goes to Group; nothing is read yet.
+	Assign ActionKind = iota + 1
+	// Start: both engines are known. It goes to the groups of both: allocate,
+	// and read Parts.
+	Start
+	// Read: Side reads Parts[0] too; what it was told before goes on. With
+	// Hedge, the other side is reading the same: the first to have it counts.
+	Read
+	// Cut: Side stops reading the request as soon as it can and answers with
+	// Stopped.
+	Cut
+	// Drop: Side forgets its part; no answer is awaited.
+	Drop
+	// Recompute: the tokens from Parts[0].From to Parts[0].To are not read by
+	// anyone: the prefill engine computes them.
+	Recompute
+	// Abort: Group forgets the request, whatever it was doing with it; it is
+	// planned anew.
+	Abort
+	// Reject: the request ends here; Why says why. It goes to the gateway.
+	Reject
+)
+
+var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject"}
+
+// String returns the kind's name.
+func (k ActionKind) String() string {
+	if int(k) < len(actionNames) {
+		return actionNames[k]
+	}
+	return fmt.Sprintf("action %d", uint8(k))
+}
+
+// Part is a range of a request's cached tokens, [From, To), read by one side.
+type Part struct {
+	Side     Role
+	From, To int
+}
+
+// Len is the part's length in tokens.
+func (p Part) Len() int { return p.To - p.From }
+
+// Action is what is to be done. Fields that the kind does not name are zero.
+type Action struct {
+	Kind ActionKind
+	// Seq numbers the actions; Fetch.Seen refers to it.
+	Seq     uint64
+	Request RequestID
+	// Group is whom it is for: of Start, the prefill group (PE's); the decode
+	// group gets it too.
+	Group  GroupID
+	Engine EngineID
+	// PE and DE, in a Start.
+	PE, DE EngineID
+	Side   Role
+	// Parts[:NParts] are what is read, or computed.
+	Parts  [2]Part
+	NParts int
+	Hedge  bool
+	Why    Reason
+}
+
+// Reason is why a request was rejected or planned anew.
+type Reason uint8
+
+const (
+	// NoReason: nothing to explain.
+	NoReason Reason = iota
+	// QueueFull: Options.MaxQueue requests wait.
+	QueueFull
+	// TooLong: no decode engine's HBM holds the request.
+	TooLong
+	// PastDeadline: the deadline came before the request was started.
+	PastDeadline
+	// Duplicate: a request of that ID is being served.
+	Duplicate
+	// BadRequest: lengths that contradict each other.
+	BadRequest
+	// GroupLost: the group that had it is gone.
+	GroupLost
+	// EpochOver: the weights changed; the cached prefix is of no use.
+	EpochOver
+	// ByGateway: the gateway gave it up.
+	ByGateway
+	// ReadFailed: storage does not have it any more.
+	ReadFailed
+)
+
+var reasonTexts = [...]string{
+	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
+	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more",
+}
+
+// String returns a phrase for people.
+func (r Reason) String() string {
+	if int(r) < len(reasonTexts) {
+		return reasonTexts[r]
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}

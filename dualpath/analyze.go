@@ -1,0 +1,121 @@
+package dualpath
+
+import (
+	"fmt"
+	"math"
+)
+
+// Cluster is what the bottleneck-free analysis of DualPath section 4.2 needs to
+// know.
+type Cluster struct {
+	// PrefillNodes and DecodeNodes: P and D.
+	PrefillNodes, DecodeNodes int
+	// GPUs of a node, each with one compute NIC: g.
+	GPUs int
+	// CNIC is the bandwidth of one compute NIC: B, in GB/s.
+	CNIC float64
+	// SNICs is the storage bandwidth of a node in multiples of B: s.
+	SNICs float64
+	// DRAM is the memory bandwidth of a node: M, in GB/s.
+	DRAM float64
+}
+
+// Validate returns an error that names the first field out of its range.
+func (c Cluster) Validate() error {
+	for _, f := range []struct {
+		name  string
+		value float64
+	}{
+		{"prefill nodes", float64(c.PrefillNodes)}, {"decode nodes", float64(c.DecodeNodes)}, {"GPUs of a node", float64(c.GPUs)},
+		{"bandwidth of a compute NIC", c.CNIC}, {"storage NICs of a node", c.SNICs}, {"DRAM bandwidth", c.DRAM},
+	} {
+		if !(f.value > 0) || math.IsInf(f.value, 0) {
+			return fmt.Errorf("dualpath: %s: %v; it must be positive", f.name, f.value)
+		}
+	}
+	return nil
+}
+
+// Range is a range of P/D; empty if Low > High.
+type Range struct{ Low, High float64 }
+
+// Holds reports whether ratio lies in the range, ends included.
+func (r Range) Holds(ratio float64) bool {
+	const eps = 1e-9
+	return ratio >= r.Low*(1-eps) && ratio <= r.High*(1+eps)
+}
+
+// Resource is what can bind before the storage NICs do.
+type Resource struct {
+	Name string
+	// Load is its traffic with every storage NIC saturated, Limit what it
+	// carries, in GB/s: for one compute NIC in one direction, or the DRAM of
+	// one node.
+	Load, Limit float64
+}
+
+// Utilization is Load/Limit; above 1 the resource binds.
+func (r Resource) Utilization() float64 { return r.Load / r.Limit }
+
+// Analysis is the answer.
+type Analysis struct {
+	Cluster Cluster
+	// Safe is the range of P/D in which nothing binds before the storage NICs:
+	// equation 9.
+	Safe Range
+	// Resources in the order of equations 1 to 8.
+	Resources []Resource
+	// First is the resource with the highest utilization.
+	First Resource
+	// Saturation is the share of the aggregate storage bandwidth that can be
+	// reached: 1, or the reciprocal of First's utilization.
+	Saturation float64
+	// Bound is the most that dual path can gain over reading by prefill alone:
+	// (P+D)/P x Saturation over the same of prefill alone (1).
+	Bound float64
+}
+
+// Analyze performs the bottleneck-free analysis of DualPath section 4.2: all
+// storage NICs saturated, load balanced, miss tokens ignored. Each pair of a
+// prefill and a decode engine carries T_p = B s/(D g^2) on the prefill path and
+// T_c = B s/(P g^2) on the decode path; the loads are the sums over the pairs of
+// a link.
+func Analyze(c Cluster) (Analysis, error) {
+	if err := c.Validate(); err != nil {
+		return Analysis{}, err
+	}
+	p, d, g := float64(c.PrefillNodes), float64(c.DecodeNodes), float64(c.GPUs)
+	b, s, m := c.CNIC, c.SNICs, c.DRAM
+	tp, tc := b*s/(d*g*g), b*s/(p*g*g)
+	a := Analysis{
+		Cluster: c,
+		Safe: Range{
+			Low:  lowRatio(s, g),
+			High: min((g-2*s)/s, (g-s)/(2*s), (m/(b*s)-3)/2),
+		},
+		Resources: []Resource{
+			{"prefill CNIC, read", 2 * tp * d * g, b},      // paths 3 and 5 of Figure 4(a); equation 1
+			{"prefill CNIC, write", (tp + tc) * d * g, b},  // 4(a) path 4, 4(b) path 5; equation 2
+			{"decode CNIC, read", (tp + 2*tc) * p * g, b},  // 4(a) path 8, 4(b) paths 3 and 6; equation 4
+			{"decode CNIC, write", (2*tp + tc) * p * g, b}, // 4(a) paths 7 and 9, 4(b) path 7; equation 6
+			{"prefill DRAM", 2 * s * b, m},                 // storage in, H2D out
+			{"decode DRAM", (3 + 2*p/d) * s * b, m},        // equation 8
+		},
+	}
+	for _, r := range a.Resources {
+		if a.First.Name == "" || r.Utilization() > a.First.Utilization() {
+			a.First = r
+		}
+	}
+	a.Saturation = min(1, 1/a.First.Utilization())
+	a.Bound = (p + d) / p * a.Saturation
+	return a, nil
+}
+
+// lowRatio is s/(g-s), equation 3; without a solution where s >= g.
+func lowRatio(s, g float64) float64 {
+	if s >= g {
+		return math.Inf(1)
+	}
+	return s / (g - s)
+}

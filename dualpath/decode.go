@@ -1,0 +1,178 @@
+package dualpath
+
+// routeDecode drains the decode queue: each request goes to the group with the
+// least total tokens. DualPath section 6.1, "DE scheduling phase 1".
+func (p *Planner) routeDecode() {
+	for p.unrouted.Len() > 0 && p.decodeFirst.first() != nil {
+		r := p.unrouted.Front().Value.(*request)
+		g := p.decodeGroup(r.decodeLen())
+		if g == nil {
+			p.end(r, TooLong)
+			continue
+		}
+		p.unlist(&r.decodeAt, p.unrouted)
+		r.home = g
+		r.decodeAt = g.private.PushBack(r)
+		g.total += r.decodeLen()
+		p.decodeFirst.fix(g)
+		r.why.note(p.now, "decode group %d: least tokens of all groups (%d with this request)", int(g.id), g.total)
+	}
+}
+
+// decodeGroup returns the group with the least total among those with an engine
+// that could hold n tokens were it empty; nil if there is none.
+func (p *Planner) decodeGroup(n int) *group {
+	if g := p.decodeFirst.first(); g.holds(n) {
+		return g
+	}
+	var best *group
+	for _, g := range p.order {
+		if g.role == Decode && g.holds(n) && (best == nil || g.total < best.total) {
+			best = g
+		}
+	}
+	return best
+}
+
+// holds reports whether an engine of the group could hold n tokens.
+func (g *group) holds(n int) bool { return g.hbmMax == 0 || g.hbmMax >= n }
+
+// fetchDecode gives the engines of g requests from its queue until the head
+// finds no HBM. DualPath section 6.1, "DE scheduling phase 2".
+func (p *Planner) fetchDecode(g *group) {
+	if g.private.Len() == 0 {
+		return
+	}
+	z, fitting := p.threshold(g)
+	for el := g.private.Front(); el != nil; el = g.private.Front() {
+		r := el.Value.(*request)
+		n := r.decodeLen()
+		en, high := p.pickDecode(g, n, z)
+		if en == nil {
+			return
+		}
+		p.explainDecode(r, en, n, z, high, fitting)
+		p.unlist(&r.decodeAt, g.private)
+		r.home, r.de = nil, en
+		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Decode})
+		p.give(en, seq, n, n)
+		if r.pe != nil {
+			p.start(r)
+		}
+	}
+}
+
+// threshold is Z = ZFactor (sum of len_r over R + sum of tok_e) / |E|, where R is
+// the head of the queue that would fit if the group's HBM were one piece.
+func (p *Planner) threshold(g *group) (z float64, fitting int) {
+	free, tok := 0, 0
+	for _, en := range g.engines {
+		free += max(en.hbm, 0)
+		tok += en.tok
+	}
+	sum := 0
+	for el := g.private.Front(); el != nil; el = el.Next() {
+		n := el.Value.(*request).decodeLen()
+		if sum+n > free {
+			break
+		}
+		sum += n
+		fitting++
+	}
+	return p.opts.ZFactor * float64(sum+tok) / float64(len(g.engines)), fitting
+}
+
+// pickDecode returns the engine for a request of n tokens: among those with
+// enough HBM, of the ones that stay at or below z the one with the fewest
+// requests, else the one with the fewest tokens, which high then tells. Nil if
+// none has the HBM. Ties go to the first.
+func (p *Planner) pickDecode(g *group, n int, z float64) (best *engine, high bool) {
+	var fewest, least *engine
+	for _, en := range g.engines {
+		switch {
+		case en.hbm < n:
+		case float64(en.tok+n) <= z:
+			if fewest == nil || en.seq < fewest.seq {
+				fewest = en
+			}
+		default:
+			if least == nil || en.tok < least.tok {
+				least = en
+			}
+		}
+	}
+	if fewest != nil {
+		return fewest, false
+	}
+	return least, true
+}
+
+// groupHeap holds the decode groups, the one with the least total first.
+type groupHeap struct{ h []*group }
+
+// less orders groups by total tokens, then by ID.
+func (q *groupHeap) less(i, j int) bool {
+	a, b := q.h[i], q.h[j]
+	return a.total < b.total || (a.total == b.total && a.id < b.id)
+}
+
+// swap exchanges two groups.
+func (q *groupHeap) swap(i, j int) {
+	q.h[i], q.h[j] = q.h[j], q.h[i]
+	q.h[i].heapAt, q.h[j].heapAt = i, j
+}
+
+// first returns the group with the least total, or nil.
+func (q *groupHeap) first() *group {
+	if len(q.h) == 0 {
+		return nil
+	}
+	return q.h[0]
+}
+
+// push adds a group.
+func (q *groupHeap) push(g *group) {
+	g.heapAt = len(q.h)
+	q.h = append(q.h, g)
+	q.fix(g)
+}
+
+// remove takes a group out, if it is in.
+func (q *groupHeap) remove(g *group) {
+	i := g.heapAt
+	if i < 0 || i >= len(q.h) || q.h[i] != g {
+		return
+	}
+	last := len(q.h) - 1
+	q.swap(i, last)
+	q.h = q.h[:last]
+	g.heapAt = -1
+	if i < last {
+		q.fix(q.h[i])
+	}
+}
+
+// fix restores the order around a group whose total has changed.
+func (q *groupHeap) fix(g *group) {
+	i := g.heapAt
+	if i < 0 || i >= len(q.h) || q.h[i] != g {
+		return
+	}
+	for i > 0 && q.less(i, (i-1)/2) {
+		q.swap(i, (i-1)/2)
+		i = (i - 1) / 2
+	}
+	for {
+		least := i
+		for _, c := range [...]int{2*i + 1, 2*i + 2} {
+			if c < len(q.h) && q.less(c, least) {
+				least = c
+			}
+		}
+		if least == i {
+			return
+		}
+		q.swap(i, least)
+		i = least
+	}
+}

@@ -1,0 +1,46 @@
+// Package dualpath is the planner: which prefill engine and which decode engine
+// take a request, and through which storage NICs its cached prefix is read. It
+// is DualPath's scheduler (sections 4.2 and 6.1 of the paper) as a state
+// machine, with the split of one request over both sides beyond it.
+//
+// It is pure: no I/O, no clock, no goroutine, no lock, no randomness. Time comes
+// in with each event; what is to be done comes out as actions. The planner node
+// (server), the simulator (sim) and the tests run this same code. Its state is
+// soft: after a restart the groups come up again and report what they hold.
+//
+//	gateway ── Submit ──┐                               ┌── Assign (engine, request) ──► leader of the group
+//	leaders ── GroupUp ─┤                               │
+//	        ── Fetch ───┤    ┌───────────────────────┐  ├── Start (PE, DE, parts) ─────► both leaders
+//	        ── Progress ├───►│ Planner.Step(Event)   ├──┤
+//	        ── Finished ┤    └───────────────────────┘  ├── Read, Cut, Drop ───────────► re-planning, hedging
+//	timer   ── Tick ────┤                               │
+//	admin   ── Epoch ───┘                               └── Reject, Recompute, Abort ──► gateway, leaders
+//
+// The life of a request:
+//
+//	Submit ─► prefill queue (FIFO) ── a prefill group fetches ─► a PE ─┐
+//	      └─► decode queue ─► queue of a decode group ── it fetches ─► a DE ─┴─► both known: Start
+//	                                                                             parts: [0,x) by the PE's storage NIC
+//	                                                                                    [x,hit) by the DE's
+//	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
+//	Finished (prefill) ─► Finished (decode)
+//
+// # Accounts
+//
+// Engines and nodes are described by what their group last reported plus what
+// was assigned since: each action carries a sequence number, each Fetch says
+// which was the last that the group had seen, and what came after it is added
+// to the report. So a fetch may be as old as it likes and is never counted twice.
+//
+// # Units
+//
+// Work is counted in tokens, as the paper does: reading queues, unfinished work,
+// free HBM. Rates are tokens a second. Times are time.Duration since an origin
+// of the caller's choice.
+//
+// # Cost
+//
+// A prefill decision is O(log n) in the engines of the fetching group, a decode
+// decision O(log g) in the groups and O(n) in the engines of one group, and
+// neither depends on the size of the cluster.
+package dualpath

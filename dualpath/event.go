@@ -1,0 +1,184 @@
+package dualpath
+
+import "time"
+
+// EngineID, NodeID, GroupID name an engine (one GPU), a machine and a group of
+// engines that fetch together. The caller gives them out; small numbers serve
+// best.
+type (
+	EngineID uint32
+	NodeID   uint32
+	GroupID  uint32
+	// RequestID names a request for its lifetime.
+	RequestID uint64
+	// NamespaceID names a namespace (kv.Namespace) within the planner.
+	NamespaceID uint32
+)
+
+// Role is what an engine does; all engines of a group have one role.
+type Role uint8
+
+// Roles.
+const (
+	Prefill Role = 1
+	Decode  Role = 2
+)
+
+// String returns "prefill" or "decode".
+func (r Role) String() string {
+	switch r {
+	case Prefill:
+		return "prefill"
+	case Decode:
+		return "decode"
+	}
+	return "no role"
+}
+
+// Other returns the opposite role: the other side of a request.
+func (r Role) Other() Role { return Prefill + Decode - r }
+
+// Request is what a gateway submits.
+type Request struct {
+	ID        RequestID
+	Namespace NamespaceID
+	// Epoch of the weights that the cached prefix was computed with.
+	Epoch uint64
+	// Prompt is the length in tokens, with the Hit first of which are cached
+	// (whole blocks). Output is how many are expected to be generated; it is
+	// counted against a decode engine's HBM.
+	Prompt, Hit, Output int
+	// Deadline, if not zero, is when nobody wants the answer any more.
+	Deadline time.Duration
+}
+
+// decodeLen is what the request takes of a decode engine: len_r there.
+func (r *Request) decodeLen() int { return r.Prompt + r.Output }
+
+// Event is what happened. Each type below is one; At is when.
+type Event interface{ at() time.Duration }
+
+// Submit is a new request.
+type Submit struct {
+	At      time.Duration
+	Request Request
+}
+
+// GroupUp is a group that begins or returns. A group that is known already is
+// replaced: whatever was assigned to it and not finished is planned anew.
+type GroupUp struct {
+	At      time.Duration
+	Group   GroupID
+	Role    Role
+	Engines []EngineSpec
+	// Holding are the requests that the group's engines are working on, after a
+	// restart of the planner: they count, and are not planned again.
+	Holding []Held
+}
+
+// EngineSpec is one engine of a group.
+type EngineSpec struct {
+	Engine EngineID
+	Node   NodeID
+	// HBMTokens is the KV capacity of a decode engine. 0 for prefill engines.
+	HBMTokens int
+}
+
+// Held is a request that an engine already works on.
+type Held struct {
+	Request Request
+	Engine  EngineID
+}
+
+// GroupDown is a group that is gone. Fetches that stop have the same effect
+// after Options.GroupTimeout.
+type GroupDown struct {
+	At    time.Duration
+	Group GroupID
+}
+
+// Fetch is a group asking for work, with the state of all its engines.
+type Fetch struct {
+	At    time.Duration
+	Group GroupID
+	// Seen is the highest Seq among the actions that the group had received when
+	// it took this report.
+	Seen    uint64
+	Engines []EngineReport
+	Nodes   []NodeReport
+}
+
+// EngineReport is one engine's state: tok_e and seq_e of DualPath section 6.1.
+type EngineReport struct {
+	Engine EngineID
+	// Tokens over the unfinished requests, and how many there are.
+	Tokens, Requests int
+	// HBMFree is what a decode engine has left, in tokens.
+	HBMFree int
+}
+
+// NodeReport is one machine's storage side.
+type NodeReport struct {
+	Node NodeID
+	// ReadQueue is read_q: tokens asked of storage and not read yet.
+	ReadQueue int
+	// Rate is what the storage NIC delivers under load, tokens a second, as the
+	// node measures it; 0: not known, Options.ReadRate is taken.
+	Rate float64
+}
+
+// Progress is how far one side's read of a request has come.
+type Progress struct {
+	At      time.Duration
+	Request RequestID
+	Side    Role
+	// Upto: the tokens of the side's part before this one are in its buffer.
+	Upto int
+}
+
+// Stopped answers a Cut, or reports a failed read: the side reads no further.
+type Stopped struct {
+	At      time.Duration
+	Request RequestID
+	Side    Role
+	// Upto is how far it came; what is behind it is to be read elsewhere.
+	Upto int
+	// Failed: this side's storage answered an error at Upto: the request is not
+	// read there any more. Gone: the block at Upto is not stored, whoever reads.
+	Failed, Gone bool
+}
+
+// Finished is an engine that is done with a request.
+type Finished struct {
+	At      time.Duration
+	Request RequestID
+	Role    Role
+}
+
+// Cancelled is a request that its gateway gave up.
+type Cancelled struct {
+	At      time.Duration
+	Request RequestID
+}
+
+// Epoch is a new version of a namespace's weights: what was cached before is of
+// no use.
+type Epoch struct {
+	At        time.Duration
+	Namespace NamespaceID
+	Epoch     uint64
+}
+
+// Tick is nothing but time: deadlines, timeouts, slow sides.
+type Tick struct{ At time.Duration }
+
+func (e Submit) at() time.Duration    { return e.At }
+func (e GroupUp) at() time.Duration   { return e.At }
+func (e GroupDown) at() time.Duration { return e.At }
+func (e Fetch) at() time.Duration     { return e.At }
+func (e Progress) at() time.Duration  { return e.At }
+func (e Stopped) at() time.Duration   { return e.At }
+func (e Finished) at() time.Duration  { return e.At }
+func (e Cancelled) at() time.Duration { return e.At }
+func (e Epoch) at() time.Duration     { return e.At }
+func (e Tick) at() time.Duration      { return e.At }

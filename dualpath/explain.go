@@ -1,0 +1,147 @@
+package dualpath
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// maxNotes bounds what is remembered of one request; later notes are counted.
+const maxNotes = 16
+
+// Explanation is the story of one request: each decision with what it was made
+// of, in order.
+type Explanation struct {
+	Request RequestID
+	Since   time.Duration
+	// Lost counts notes that found no room.
+	Lost  int
+	notes [maxNotes]note
+	n     int
+}
+
+// note is one line, formatted when somebody asks.
+type note struct {
+	at     time.Duration
+	format string
+	args   [5]int
+	n      int
+}
+
+// note adds a line. format takes args in order; a %s stands for a Role.
+func (x *Explanation) note(at time.Duration, format string, args ...int) {
+	if x.n == maxNotes {
+		x.Lost++
+		return
+	}
+	l := &x.notes[x.n]
+	x.n++
+	l.at, l.format, l.n = at, format, copy(l.args[:], args)
+}
+
+// Line is one decision, in words.
+type Line struct {
+	At   time.Duration
+	Text string
+}
+
+// Lines returns the story.
+func (x *Explanation) Lines() []Line {
+	out := make([]Line, 0, x.n)
+	for i := range x.n {
+		l := &x.notes[i]
+		args := make([]any, l.n)
+		verbs := verbsOf(l.format)
+		for j := range args {
+			args[j] = l.args[j]
+			if j < len(verbs) && verbs[j] == 's' {
+				args[j] = Role(l.args[j]).String()
+			}
+		}
+		out = append(out, Line{l.at, fmt.Sprintf(l.format, args...)})
+	}
+	return out
+}
+
+// verbsOf returns the verbs of a format that uses nothing but plain ones.
+func verbsOf(format string) []byte {
+	var verbs []byte
+	for i := 0; i+1 < len(format); i++ {
+		if format[i] == '%' {
+			verbs = append(verbs, format[i+1])
+			i++
+		}
+	}
+	return verbs
+}
+
+// String returns the story as text, times in seconds.
+func (x *Explanation) String() string {
+	var b strings.Builder
+	for _, l := range x.Lines() {
+		fmt.Fprintf(&b, "%8.3f  %s\n", l.At.Seconds(), l.Text)
+	}
+	if x.Lost > 0 {
+		fmt.Fprintf(&b, "          and %d more\n", x.Lost)
+	}
+	return b.String()
+}
+
+// Explain returns the story of a request, if it is among the last
+// Options.MaxExplain.
+func (p *Planner) Explain(id RequestID) (Explanation, bool) {
+	x := p.explained.byID[id]
+	if x == nil {
+		return Explanation{}, false
+	}
+	return *x, true
+}
+
+// explainRing holds the last explanations.
+type explainRing struct {
+	ring []*Explanation
+	at   int
+	byID map[RequestID]*Explanation
+}
+
+// newExplainRing returns a ring of n.
+func newExplainRing(n int) explainRing {
+	return explainRing{ring: make([]*Explanation, n), byID: make(map[RequestID]*Explanation, n)}
+}
+
+// next returns the explanation of a new request; the oldest leaves the ring.
+func (q *explainRing) next(id RequestID, now time.Duration) *Explanation {
+	x := &Explanation{Request: id, Since: now}
+	if len(q.ring) == 0 {
+		return x
+	}
+	if old := q.ring[q.at]; old != nil && q.byID[old.Request] == old {
+		delete(q.byID, old.Request)
+	}
+	q.ring[q.at] = x
+	q.at = (q.at + 1) % len(q.ring)
+	q.byID[id] = x
+	return x
+}
+
+// explainPrefill notes why an engine was taken, and what the others were.
+func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps *pools) {
+	if cat == shortQueue {
+		r.why.note(p.now, "prefill engine %d: least tokens (%d) of %d with a short reading queue; %d more with a long one, of %d in the group",
+			int(en.id), en.tok, len(ps.heaps[shortQueue]), len(ps.heaps[longQueue]), len(g.engines))
+		return
+	}
+	r.why.note(p.now, "prefill engine %d: least tokens (%d) of %d with a long reading queue (here %d); none of %d has a short one and room",
+		int(en.id), en.tok, len(ps.heaps[longQueue]), en.node.queue, len(g.engines))
+}
+
+// explainDecode notes why an engine was taken.
+func (p *Planner) explainDecode(r *request, en *engine, n int, z float64, high bool, fitting int) {
+	if high {
+		r.why.note(p.now, "decode engine %d: least tokens (%d); with %d more every one with the HBM is above Z = %d (%d queued fit)",
+			int(en.id), en.tok, n, int(z), fitting)
+		return
+	}
+	r.why.note(p.now, "decode engine %d: fewest requests (%d) of those that stay below Z = %d with %d tokens more (%d queued fit)",
+		int(en.id), en.seq, int(z), n, fitting)
+}

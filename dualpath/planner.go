@@ -1,0 +1,557 @@
+package dualpath
+
+import (
+	"cmp"
+	"container/list"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Planner is the scheduler's state. It is not safe for concurrent use: whoever
+// owns it feeds it one event after the other.
+type Planner struct {
+	opts Options
+	now  time.Duration
+	seq  uint64
+	out  []Action
+
+	groups  map[GroupID]*group
+	engines map[EngineID]*engine
+	nodes   map[NodeID]*node
+	// order holds the groups by ID, so that nothing depends on a map's order.
+	order []*group
+
+	requests map[RequestID]*request
+	// waiting is the prefill queue, unrouted the decode queue, each of *request;
+	// what was planned anew comes first.
+	waiting, unrouted *list.List
+	// loading are the requests with a read under way.
+	loading *list.List
+	epochs  map[NamespaceID]uint64
+	// decodeFirst is the heap of decode groups by total tokens.
+	decodeFirst groupHeap
+	turn        Role // RoundRobin
+
+	explained explainRing
+	stats     Stats
+}
+
+// Stats counts what the planner did since it was made.
+type Stats struct {
+	Submitted, Started, Rejected, Replanned, Finished uint64
+	// PartsPrefill and PartsDecode are the reads started on each side, Tokens…
+	// their lengths; Splits the requests read by both.
+	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
+	Cuts, Hedges, Recomputes                                       uint64
+	// Queued wait for an engine of either role, Loading have a read under way,
+	// Serving are all that have not ended. Gauges.
+	Queued, Loading, Serving int
+}
+
+// engine is one GPU.
+type engine struct {
+	id    EngineID
+	group *group
+	node  *node
+
+	tok, seq, hbm int
+	// since is what was assigned after the group's last report.
+	since []assigned
+}
+
+// assigned is an amount that a later report will contain.
+type assigned struct {
+	seq    uint64
+	tokens int
+	hbm    int
+}
+
+// node is one machine: one storage NIC.
+type node struct {
+	id    NodeID
+	queue int
+	rate  float64
+	// best is the highest rate ever reported: what the NIC can do.
+	best  float64
+	total uint64 // tokens assigned since the planner was made
+	since []assigned
+	// engines counts those that are up; a node without is not read through.
+	engines int
+}
+
+// group is a set of engines that fetch together.
+type group struct {
+	id      GroupID
+	role    Role
+	engines []*engine
+	heard   time.Duration
+	// private is the queue of a decode group, of *request; total the tokens of
+	// its engines and of that queue.
+	private *list.List
+	total   int
+	// hbmMax is the largest HBM of an engine, in tokens; 0: not known.
+	hbmMax int
+	heapAt int
+}
+
+// phase is where a request is.
+type phase uint8
+
+const (
+	queued  phase = iota // an engine is missing
+	serving              // Start was said
+)
+
+// request is one that has not ended.
+type request struct {
+	Request
+	phase phase
+	pe    *engine
+	de    *engine
+	// home is the decode group in whose private queue it waits.
+	home *group
+	// place is its element in waiting, unrouted or home.private, by role.
+	prefillAt, decodeAt *list.Element
+	loadingAt           *list.Element
+	sides               [2]side
+	// rest are ranges that a side left unread and nobody reads yet.
+	rest      []Part
+	started   time.Duration
+	prefilled bool
+	why       *Explanation
+}
+
+// New returns a planner that knows no engine yet.
+func New(opts Options) (*Planner, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	return &Planner{
+		opts:   opts,
+		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
+		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
+		waiting: list.New(), unrouted: list.New(), loading: list.New(),
+		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
+	}, nil
+}
+
+// Step takes one event and returns what is to be done, in order. The slice is
+// valid until the next Step. Time does not run backwards: an event that is
+// older than the last is taken as of now. An event about something that is not
+// known (a request that has ended, a group that timed out) is ignored.
+func (p *Planner) Step(ev Event) []Action {
+	p.out = p.out[:0]
+	p.now = max(p.now, ev.at())
+	switch e := ev.(type) {
+	case Submit:
+		p.submit(&e.Request)
+	case GroupUp:
+		p.groupUp(&e)
+	case GroupDown:
+		p.groupDown(p.groups[e.Group])
+	case Fetch:
+		p.fetch(&e)
+	case Progress:
+		p.progress(e)
+	case Stopped:
+		p.stopped(e)
+	case Finished:
+		p.finished(e)
+	case Cancelled:
+		if r := p.requests[e.Request]; r != nil {
+			p.end(r, ByGateway)
+		}
+	case Epoch:
+		p.epoch(e)
+	case Tick:
+		p.tick()
+	}
+	return p.out
+}
+
+// say appends an action and returns its number.
+func (p *Planner) say(a Action) uint64 {
+	p.seq++
+	a.Seq = p.seq
+	p.out = append(p.out, a)
+	return a.Seq
+}
+
+// Stats returns the counters as of the last Step.
+func (p *Planner) Stats() Stats {
+	st := p.stats
+	st.Serving, st.Loading = len(p.requests), p.loading.Len()
+	st.Queued = 0
+	for _, g := range p.order {
+		if g.private != nil {
+			st.Queued += g.private.Len()
+		}
+	}
+	st.Queued = max(p.waiting.Len(), p.unrouted.Len()+st.Queued)
+	return st
+}
+
+// submit admits a request to both queues.
+func (p *Planner) submit(q *Request) {
+	p.stats.Submitted++
+	reason := NoReason
+	switch {
+	case q.Prompt <= 0 || q.Hit < 0 || q.Hit > q.Prompt || q.Output < 0:
+		reason = BadRequest
+	case p.requests[q.ID] != nil:
+		reason = Duplicate
+	case len(p.requests) >= p.opts.MaxQueue:
+		reason = QueueFull
+	case q.Deadline != 0 && q.Deadline <= p.now:
+		reason = PastDeadline
+	}
+	if reason != NoReason {
+		p.stats.Rejected++
+		p.say(Action{Kind: Reject, Request: q.ID, Why: reason})
+		return
+	}
+	r := &request{Request: *q, why: p.explained.next(q.ID, p.now)}
+	if r.Epoch < p.epochs[r.Namespace] {
+		r.Hit = 0
+		r.why.note(p.now, "the cached prefix is of epoch %d, the weights of %d: recomputed", int(r.Epoch), int(p.epochs[r.Namespace]))
+	}
+	p.requests[q.ID] = r
+	r.prefillAt = p.waiting.PushBack(r)
+	r.decodeAt = p.unrouted.PushBack(r)
+}
+
+// groupUp makes a group known, and what it holds.
+func (p *Planner) groupUp(e *GroupUp) {
+	if old := p.groups[e.Group]; old != nil {
+		p.groupDown(old)
+	}
+	for _, s := range e.Engines {
+		if other := p.engines[s.Engine]; other != nil {
+			p.groupDown(other.group)
+		}
+	}
+	g := &group{id: e.Group, role: e.Role, heard: p.now, heapAt: -1}
+	for _, s := range e.Engines {
+		n := p.nodes[s.Node]
+		if n == nil {
+			n = &node{id: s.Node, rate: p.opts.ReadRate, best: p.opts.ReadRate}
+			p.nodes[s.Node] = n
+		}
+		n.engines++
+		en := &engine{id: s.Engine, group: g, node: n, hbm: s.HBMTokens}
+		p.engines[s.Engine] = en
+		g.engines = append(g.engines, en)
+		g.hbmMax = max(g.hbmMax, s.HBMTokens)
+	}
+	p.groups[e.Group] = g
+	at, _ := slices.BinarySearchFunc(p.order, g.id, func(a *group, id GroupID) int { return cmp.Compare(a.id, id) })
+	p.order = slices.Insert(p.order, at, g)
+	if g.role == Decode {
+		g.private = list.New()
+		p.decodeFirst.push(g)
+	}
+	for i := range e.Holding {
+		p.hold(g, &e.Holding[i])
+	}
+}
+
+// hold takes over a request that an engine works on already.
+func (p *Planner) hold(g *group, h *Held) {
+	en := p.engines[h.Engine]
+	if en == nil || en.group != g {
+		return
+	}
+	r := p.requests[h.Request.ID]
+	if r == nil {
+		r = &request{Request: h.Request, phase: serving, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
+		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
+		p.requests[r.ID] = r
+	}
+	switch {
+	case g.role == Prefill && r.pe == nil:
+		p.unlist(&r.prefillAt, p.waiting)
+		r.pe = en
+	case g.role == Decode && r.de == nil:
+		p.unqueueDecode(r)
+		r.de = en
+	}
+	if r.phase == queued && r.pe != nil && r.de != nil {
+		p.start(r)
+	}
+}
+
+// groupDown plans anew what the group had, and forgets it.
+func (p *Planner) groupDown(g *group) {
+	if g == nil {
+		return
+	}
+	delete(p.groups, g.id)
+	if at := slices.Index(p.order, g); at >= 0 {
+		p.order = slices.Delete(p.order, at, at+1)
+	}
+	p.decodeFirst.remove(g)
+	for _, en := range g.engines {
+		delete(p.engines, en.id)
+		en.node.engines--
+		if en.node.engines == 0 {
+			delete(p.nodes, en.node.id)
+		}
+	}
+	if g.private != nil {
+		for el := g.private.Back(); el != nil; el = g.private.Back() {
+			r := g.private.Remove(el).(*request)
+			r.home = nil
+			r.decodeAt = p.unrouted.PushFront(r)
+		}
+	}
+	var lost []*request
+	for _, r := range p.requests {
+		if (r.pe != nil && r.pe.group == g) || (r.de != nil && r.de.group == g) {
+			lost = append(lost, r)
+		}
+	}
+	// The oldest goes to the head of the queues last, so that it stays the
+	// first.
+	slices.SortFunc(lost, func(a, b *request) int {
+		return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID))
+	})
+	for _, r := range lost {
+		p.replan(r, g)
+	}
+}
+
+// replan sends a request back to the queues because lost is gone. What the
+// other side still has of use is kept: a prefill engine that was merely
+// assigned, a decode engine that has all of the prompt.
+func (p *Planner) replan(r *request, lost *group) {
+	p.stats.Replanned++
+	if r.pe != nil && r.pe.group == lost && r.prefilled {
+		r.pe = nil // its work was done
+		return
+	}
+	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
+	keepPE := r.phase == queued && r.pe != nil && r.pe.group != lost
+	keepDE := r.phase == queued && r.de != nil && r.de.group != lost
+	p.stopLoading(r)
+	if r.pe != nil && !keepPE {
+		if r.pe.group != lost {
+			p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id, Why: GroupLost})
+		}
+		r.pe = nil
+		r.prefillAt = p.waiting.PushFront(r)
+	}
+	if r.de != nil && !keepDE {
+		if r.de.group != lost {
+			p.say(Action{Kind: Abort, Request: r.ID, Group: r.de.group.id, Engine: r.de.id, Why: GroupLost})
+		}
+		r.de = nil
+		r.decodeAt = p.unrouted.PushFront(r)
+	}
+	if r.pe == nil && r.prefillAt == nil {
+		r.prefillAt = p.waiting.PushFront(r)
+	}
+	if r.de == nil && r.decodeAt == nil {
+		r.decodeAt = p.unrouted.PushFront(r)
+	}
+	r.phase, r.prefilled = queued, false
+	r.rest = r.rest[:0]
+}
+
+// fetch takes a group's report and gives it work.
+func (p *Planner) fetch(e *Fetch) {
+	g := p.groups[e.Group]
+	if g == nil {
+		return
+	}
+	g.heard = p.now
+	for i := range e.Nodes {
+		p.reportNode(&e.Nodes[i], e.Seen)
+	}
+	for i := range e.Engines {
+		rep := &e.Engines[i]
+		en := p.engines[rep.Engine]
+		if en == nil || en.group != g {
+			continue
+		}
+		en.since = unseen(en.since, e.Seen)
+		tok, seq, hbm := max(rep.Tokens, 0), max(rep.Requests, 0), max(rep.HBMFree, 0)
+		for _, a := range en.since {
+			tok, seq, hbm = tok+a.tokens, seq+1, hbm-a.hbm
+		}
+		g.total += tok - en.tok
+		en.tok, en.seq, en.hbm = tok, seq, hbm
+	}
+	p.decodeFirst.fix(g)
+	switch g.role {
+	case Prefill:
+		p.fetchPrefill(g)
+	case Decode:
+		p.routeDecode()
+		p.fetchDecode(g)
+	}
+}
+
+// reportNode takes a node's report.
+func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
+	n := p.nodes[rep.Node]
+	if n == nil {
+		return
+	}
+	n.since = unseen(n.since, seen)
+	n.queue = max(rep.ReadQueue, 0)
+	for _, a := range n.since {
+		n.queue += a.tokens
+	}
+	if rep.Rate > 0 {
+		n.rate = rep.Rate
+		n.best = max(n.best, rep.Rate)
+	}
+}
+
+// unseen drops what the report contains.
+func unseen(list []assigned, seen uint64) []assigned {
+	i := 0
+	for i < len(list) && list[i].seq <= seen {
+		i++
+	}
+	return slices.Delete(list, 0, i)
+}
+
+// give counts an assignment to an engine until its group reports it.
+func (p *Planner) give(en *engine, seq uint64, tokens, hbm int) {
+	en.tok += tokens
+	en.seq++
+	en.hbm -= hbm
+	en.since = append(en.since, assigned{seq, tokens, hbm})
+}
+
+// end removes a request that is not served any more, telling whoever has it.
+func (p *Planner) end(r *request, why Reason) {
+	p.stats.Rejected++
+	for _, en := range [...]*engine{r.pe, r.de} {
+		if en != nil {
+			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+		}
+	}
+	p.say(Action{Kind: Reject, Request: r.ID, Why: why})
+	r.why.note(p.now, "ended: "+why.String())
+	p.forget(r)
+}
+
+// forget removes a request from every list.
+func (p *Planner) forget(r *request) {
+	p.unlist(&r.prefillAt, p.waiting)
+	p.unqueueDecode(r)
+	p.stopLoading(r)
+	delete(p.requests, r.ID)
+}
+
+// unlist removes an element, if there is one.
+func (p *Planner) unlist(el **list.Element, from *list.List) {
+	if *el != nil {
+		from.Remove(*el)
+		*el = nil
+	}
+}
+
+// unqueueDecode removes a request from the decode queue that it waits in.
+func (p *Planner) unqueueDecode(r *request) {
+	if r.home != nil {
+		r.home.total -= r.decodeLen()
+		p.decodeFirst.fix(r.home)
+		p.unlist(&r.decodeAt, r.home.private)
+		r.home = nil
+		return
+	}
+	p.unlist(&r.decodeAt, p.unrouted)
+}
+
+// finished takes the end of prefill or of decode.
+func (p *Planner) finished(e Finished) {
+	r := p.requests[e.Request]
+	if r == nil || r.phase != serving {
+		return
+	}
+	p.stopLoading(r)
+	if e.Role == Prefill {
+		r.prefilled = true
+		r.why.note(p.now, "prefill done")
+		return
+	}
+	p.stats.Finished++
+	r.why.note(p.now, "decode done")
+	p.forget(r)
+}
+
+// epoch ends the loads of older epochs: what they bring is of no use.
+func (p *Planner) epoch(e Epoch) {
+	if e.Epoch <= p.epochs[e.Namespace] {
+		return
+	}
+	p.epochs[e.Namespace] = e.Epoch
+	var old []*request
+	for _, r := range p.requests {
+		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && r.Hit > 0 && !r.prefilled {
+			old = append(old, r)
+		}
+	}
+	slices.SortFunc(old, func(a, b *request) int { return cmp.Compare(a.ID, b.ID) })
+	for _, r := range old {
+		r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(e.Epoch), r.Hit, int(r.Epoch))
+		if r.phase == serving {
+			p.dropParts(r, EpochOver)
+			p.recompute(r, 0, r.Hit, EpochOver)
+		}
+		r.Hit = 0
+	}
+}
+
+// tick looks for what time alone changes.
+func (p *Planner) tick() {
+	for i := len(p.order) - 1; i >= 0; i-- {
+		if g := p.order[i]; p.now-g.heard > p.opts.GroupTimeout {
+			p.groupDown(g)
+		}
+	}
+	p.expire(p.waiting)
+	p.expire(p.unrouted)
+	for _, g := range p.order {
+		if g.private != nil {
+			p.expire(g.private)
+		}
+	}
+	p.rescue()
+}
+
+// expire rejects what has waited in a queue beyond its deadline.
+func (p *Planner) expire(queue *list.List) {
+	for el := queue.Front(); el != nil; {
+		r := el.Value.(*request)
+		el = el.Next()
+		if r.Deadline != 0 && r.Deadline <= p.now {
+			p.end(r, PastDeadline)
+		}
+	}
+}
+
+// String draws the planner's state, for tests and people.
+func (p *Planner) String() string {
+	var b []byte
+	for _, g := range p.order {
+		b = fmt.Appendf(b, "%v group %d", g.role, g.id)
+		if g.private != nil {
+			b = fmt.Appendf(b, ", %d queued, total %d", g.private.Len(), g.total)
+		}
+		b = append(b, '\n')
+		for _, en := range g.engines {
+			b = fmt.Appendf(b, "  engine %d node %d: tok %d, seq %d", en.id, en.node.id, en.tok, en.seq)
+			if g.role == Decode {
+				b = fmt.Appendf(b, ", hbm %d", en.hbm)
+			}
+			b = fmt.Appendf(b, "; read queue %d at %.0f tokens/s\n", en.node.queue, en.node.rate)
+		}
+	}
+	return string(fmt.Appendf(b, "waiting for prefill %d, for a decode group %d, loading %d\n", p.waiting.Len(), p.unrouted.Len(), p.loading.Len()))
+}

@@ -1,0 +1,582 @@
+package dualpath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+	"time"
+)
+
+// check panics unless the planner's state agrees with itself.
+func check(p *Planner) {
+	fail := func(format string, a ...any) { panic("dualpath: " + fmt.Sprintf(format, a...)) }
+	waiting := 0
+	for id, r := range p.requests {
+		if r.ID != id {
+			fail("request %d filed under %d", r.ID, id)
+		}
+		if r.prefillAt != nil {
+			waiting++
+		}
+		if r.phase == serving && (r.prefillAt != nil || r.decodeAt != nil) {
+			fail("request %d is served and queued", id)
+		}
+		if r.phase == queued && (r.pe == nil) == (r.prefillAt == nil) {
+			fail("request %d: prefill engine and prefill queue disagree", id)
+		}
+		if r.phase == queued && (r.de == nil) == (r.decodeAt == nil) {
+			fail("request %d: decode engine and decode queue disagree", id)
+		}
+		if busy := r.sides[0].state != idle || r.sides[1].state != idle; busy && r.loadingAt == nil {
+			fail("request %d reads and is not on the list", id)
+		}
+		for _, en := range [...]*engine{r.pe, r.de} {
+			if en != nil && p.engines[en.id] != en {
+				fail("request %d is with engine %d, which is gone", id, en.id)
+			}
+		}
+	}
+	if waiting != p.waiting.Len() {
+		fail("%d wait for prefill, %d are in the queue", waiting, p.waiting.Len())
+	}
+	for _, g := range p.order {
+		total := 0
+		for _, en := range g.engines {
+			total += en.tok
+		}
+		if g.private != nil {
+			for el := g.private.Front(); el != nil; el = el.Next() {
+				total += el.Value.(*request).decodeLen()
+			}
+		}
+		if total != g.total {
+			fail("group %d: total %d, counted %d", g.id, g.total, total)
+		}
+	}
+	for i, g := range p.decodeFirst.h {
+		if g.heapAt != i || (i > 0 && p.decodeFirst.less(i, (i-1)/2)) {
+			fail("the heap of decode groups is out of order at %d", i)
+		}
+	}
+}
+
+// ledger is a cluster of engines that do as they are told, and a book of every
+// cached token of every request: the model beside the fuzz target. It knows
+// nothing of how the planner chooses, only what must come of it.
+type ledger struct {
+	t    testing.TB
+	p    *Planner
+	now  time.Duration
+	seen map[GroupID]uint64
+	up   map[GroupID]bool
+	live map[RequestID]*tale
+	// epochs of the namespaces.
+	epochs [2]uint64
+	// over are requests that ended, by Reject or by decode.
+	over map[RequestID]bool
+}
+
+// tale is what became of one request.
+type tale struct {
+	req      Request
+	started  bool
+	pe, de   EngineID
+	have     []bool // by token: in a buffer, or to be recomputed
+	reads    [2]Part
+	cut      [2]bool
+	assigned [2]bool
+}
+
+const (
+	ledgerGroups  = 4 // 0 and 1 prefill, 2 and 3 decode
+	ledgerEngines = 3 // of each group; each pair of groups has its own nodes
+)
+
+func newLedger(t testing.TB, o Options) *ledger {
+	l := &ledger{t: t, p: newPlanner(t, o), seen: map[GroupID]uint64{}, up: map[GroupID]bool{}, live: map[RequestID]*tale{}, over: map[RequestID]bool{}}
+	for g := range GroupID(ledgerGroups) {
+		l.raise(g)
+	}
+	return l
+}
+
+// role of a group.
+func (l *ledger) role(g GroupID) Role {
+	if g < ledgerGroups/2 {
+		return Prefill
+	}
+	return Decode
+}
+
+// raise brings a group up.
+func (l *ledger) raise(g GroupID) {
+	e := GroupUp{At: l.now, Group: g, Role: l.role(g)}
+	for i := range ledgerEngines {
+		e.Engines = append(e.Engines, EngineSpec{EngineID(int(g)*ledgerEngines + i), NodeID(int(g)*2 + i%2), 6000})
+	}
+	l.up[g] = true
+	l.step(e)
+}
+
+// step feeds an event and books the actions.
+func (l *ledger) step(ev Event) {
+	l.t.Helper()
+	for _, a := range l.p.Step(ev) {
+		l.book(a)
+	}
+	check(l.p)
+}
+
+// groupOf is the group of an engine.
+func groupOf(e EngineID) GroupID { return GroupID(int(e) / ledgerEngines) }
+
+// book takes one action.
+func (l *ledger) book(a Action) {
+	t := l.live[a.Request]
+	if t == nil {
+		if a.Kind == Reject {
+			return // a bad or repeated submission
+		}
+		l.t.Fatalf("%v for request %d, which is not alive", a.Kind, a.Request)
+	}
+	for _, part := range a.Parts[:a.NParts] {
+		if part.From < 0 || part.To > t.req.Hit || part.Len() <= 0 {
+			l.t.Fatalf("%v of request %d: part %+v of %d cached tokens", a.Kind, a.Request, part, t.req.Hit)
+		}
+	}
+	switch a.Kind {
+	case Assign:
+		if !l.up[groupOf(a.Engine)] || l.role(groupOf(a.Engine)) != a.Side {
+			l.t.Fatalf("request %d assigned to engine %d", a.Request, a.Engine)
+		}
+		if t.assigned[sideAt(a.Side)] {
+			l.t.Fatalf("request %d assigned twice on the %v side", a.Request, a.Side)
+		}
+		t.assigned[sideAt(a.Side)] = true
+	case Start:
+		if !t.assigned[0] || !t.assigned[1] || t.started {
+			l.t.Fatalf("request %d started: assigned %v, started %v", a.Request, t.assigned, t.started)
+		}
+		t.started, t.pe, t.de = true, a.PE, a.DE
+		sum := 0
+		for _, part := range a.Parts[:a.NParts] {
+			t.reads[sideAt(part.Side)] = part
+			sum += part.Len()
+		}
+		if sum != t.req.Hit {
+			l.t.Fatalf("request %d: parts %+v do not cover %d cached tokens", a.Request, a.Parts[:a.NParts], t.req.Hit)
+		}
+	case Read:
+		if t.reads[sideAt(a.Side)].Len() > 0 {
+			l.t.Fatalf("request %d: the %v side reads already", a.Request, a.Side)
+		}
+		t.reads[sideAt(a.Side)] = a.Parts[0]
+	case Cut:
+		t.cut[sideAt(a.Side)] = true
+	case Drop:
+		t.reads[sideAt(a.Side)], t.cut[sideAt(a.Side)] = Part{}, false
+	case Recompute:
+		for i := a.Parts[0].From; i < a.Parts[0].To; i++ {
+			t.have[i] = true
+		}
+	case Abort:
+		t.assigned[sideAt(l.role(a.Group))] = false
+		t.unstart()
+	case Reject:
+		delete(l.live, a.Request)
+		l.over[a.Request] = true
+	}
+}
+
+// unstart forgets a start: it is planned anew.
+func (t *tale) unstart() {
+	t.started, t.reads, t.cut = false, [2]Part{}, [2]bool{}
+	clear(t.have)
+}
+
+// lower takes a group down: its requests are not with it any more.
+func (l *ledger) lower(g GroupID) {
+	if !l.up[g] {
+		return
+	}
+	l.up[g] = false
+	for _, t := range l.live {
+		for s, e := range [...]EngineID{t.pe, t.de} {
+			if t.started && groupOf(e) == g {
+				if s == 0 && l.p.requests[t.req.ID].prefilled {
+					continue
+				}
+				t.assigned[s] = false
+			}
+		}
+		r := l.p.requests[t.req.ID]
+		for s, en := range [...]*engine{r.pe, r.de} {
+			if !t.started && en != nil && groupOf(en.id) == g {
+				t.assigned[s] = false
+			}
+		}
+		if t.started && (!t.assigned[0] || !t.assigned[1]) {
+			t.unstart()
+		}
+	}
+	l.step(GroupDown{l.now, g})
+}
+
+// ids returns the live requests in order.
+func (l *ledger) ids() []RequestID {
+	ids := make([]RequestID, 0, len(l.live))
+	for id := range l.live {
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// bump starts an epoch: what was cached before is of no use.
+func (l *ledger) bump(ns NamespaceID, epoch uint64) {
+	l.step(Epoch{l.now, ns, epoch})
+	if epoch <= l.epochs[ns] {
+		return
+	}
+	l.epochs[ns] = epoch
+	for _, t := range l.live {
+		if t.req.Namespace == ns && t.req.Epoch < epoch {
+			t.req.Hit = 0
+		}
+	}
+}
+
+// fetch reports what the planner thinks, or less: engines finish work.
+func (l *ledger) fetch(g GroupID, x byte) {
+	if !l.up[g] {
+		l.raise(g)
+		return
+	}
+	f := Fetch{At: l.now, Group: g, Seen: l.p.seq}
+	for i := range ledgerEngines {
+		en := l.p.engines[EngineID(int(g)*ledgerEngines+i)]
+		busy := int(x) * 16
+		f.Engines = append(f.Engines, EngineReport{en.id, min(en.tok, busy), min(en.seq, int(x)%4), 6000 - min(en.tok, busy)})
+		f.Nodes = append(f.Nodes, NodeReport{en.node.id, min(en.node.queue, busy), float64(1000 * (1 + int(x)%10))})
+	}
+	l.step(f)
+}
+
+// read lets a side of a request come further: to its end, or half-way and then
+// a failure.
+func (l *ledger) read(id RequestID, s int, x byte) {
+	t := l.live[id]
+	if t == nil || !t.started || t.reads[s].Len() == 0 {
+		return
+	}
+	part, side := t.reads[s], Role(s)+Prefill
+	upto := part.From + part.Len()*int(x%5)/4
+	for i := part.From; i < upto; i++ {
+		t.have[i] = true
+	}
+	switch {
+	case upto == part.To || t.cut[s] || x >= 200:
+		t.reads[s], t.cut[s] = Part{}, false
+		if upto == part.To {
+			l.step(Progress{l.now, id, side, upto})
+			return
+		}
+		l.step(Stopped{At: l.now, Request: id, Side: side, Upto: upto, Failed: x >= 200, Gone: x >= 240})
+	default:
+		t.reads[s].From = upto
+		l.step(Progress{l.now, id, side, upto})
+	}
+}
+
+// finish ends a request whose tokens are all there.
+func (l *ledger) finish(id RequestID) {
+	t := l.live[id]
+	if !t.started || t.reads[0].Len() > 0 || t.reads[1].Len() > 0 || len(l.p.requests[id].rest) > 0 {
+		return
+	}
+	// Every cached token that is still of use was read or is recomputed: this
+	// is what the planner promises.
+	for i, ok := range t.have[:t.req.Hit] {
+		if !ok {
+			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, t.req.Hit)
+		}
+	}
+	l.step(Finished{l.now, id, Prefill})
+	l.step(Finished{l.now, id, Decode})
+	delete(l.live, id)
+	l.over[id] = true
+}
+
+// FuzzPlanner drives the planner with a cluster that fetches, reads, fails and
+// dies as the input says, then lets every engine live and asks that each
+// request ends exactly once with every cached token read or recomputed.
+func FuzzPlanner(f *testing.F) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 8 {
+		b := make([]byte, 300)
+		for i := 0; i < len(b); i += 4 {
+			binary.LittleEndian.PutUint32(b[i:], rng.Uint32())
+		}
+		f.Add(b)
+	}
+	f.Fuzz(runScript)
+}
+
+// TestScripts runs random scripts that are longer than a fuzzer likes.
+func TestScripts(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	for range 400 {
+		script := make([]byte, 1+rng.IntN(3000))
+		for i := range script {
+			script[i] = byte(rng.Uint32())
+		}
+		runScript(t, script)
+	}
+}
+
+// runScript is one run of FuzzPlanner.
+func runScript(t *testing.T, script []byte) {
+	if len(script) == 0 {
+		return
+	}
+	l := newLedger(t, Options{
+		Policy: ReadPolicy(script[0] % 4), Alpha: 4000, Beta: 8000, BlockTokens: 16, MinPart: 64, ReadRate: 10_000,
+		MaxExplain: 8, GroupTimeout: time.Hour,
+	})
+	next := RequestID(1)
+	for i := 1; i+2 < len(script); i += 3 {
+		op, x, y := script[i], script[i+1], script[i+2]
+		l.now += time.Duration(x) * time.Millisecond
+		l.event(op, x, y, &next)
+	}
+	// The books are closed: everything that is alive gets its turn.
+	for round := 0; len(l.live) > 0; round++ {
+		if round > 4*int(next)+100 {
+			t.Fatalf("%d requests never end:\n%v", len(l.live), l.p)
+		}
+		l.now += 10 * time.Millisecond
+		for g := range GroupID(ledgerGroups) {
+			l.fetch(g, 0)
+		}
+		l.step(Tick{l.now})
+		for _, id := range l.ids() {
+			for s := range 2 {
+				l.read(id, s, 4) // to the end
+			}
+			if l.live[id] != nil {
+				l.finish(id)
+			}
+		}
+	}
+	for id := RequestID(1); id < next; id++ {
+		if !l.over[id] {
+			t.Errorf("request %d was lost", id)
+		}
+	}
+	if st := l.p.Stats(); st.Serving != 0 || st.Loading != 0 || st.Queued != 0 {
+		t.Errorf("something is left: %+v", st)
+	}
+}
+
+// event performs one step of the script.
+func (l *ledger) event(op, x, y byte, next *RequestID) {
+	ids := l.ids()
+	pick := func() (RequestID, bool) {
+		if len(ids) == 0 {
+			return 0, false
+		}
+		return ids[int(x)%len(ids)], true
+	}
+	switch op % 12 {
+	case 0, 1, 2:
+		hit := int(x) * 8
+		r := Request{ID: *next, Prompt: hit + 1 + int(y), Hit: hit, Output: int(y), Epoch: uint64(y % 4), Namespace: NamespaceID(x % 2)}
+		*next++
+		l.live[r.ID] = &tale{req: r, have: make([]bool, hit)}
+		if r.Epoch < l.epochs[r.Namespace] {
+			l.live[r.ID].req.Hit = 0
+		}
+		l.step(Submit{l.now, r})
+	case 3, 4, 5:
+		l.fetch(GroupID(y%ledgerGroups), x)
+	case 6, 7:
+		if id, ok := pick(); ok {
+			l.read(id, int(y%2), y)
+		}
+	case 8:
+		l.step(Tick{l.now})
+	case 9:
+		if id, ok := pick(); ok {
+			l.finish(id)
+		}
+	case 10:
+		if y < 60 {
+			l.lower(GroupID(x % ledgerGroups))
+		} else if id, ok := pick(); ok && y < 120 {
+			l.step(Cancelled{l.now, id})
+		}
+	case 11:
+		if y < 30 {
+			l.bump(NamespaceID(x%2), uint64(y%5))
+		}
+	}
+}
+
+// TestSeenAccounts: a fetch that is older than an assignment does not make the
+// planner forget it.
+func TestSeenAccounts(t *testing.T) {
+	p := newPlanner(t, Options{Beta: 1000})
+	p.Step(GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
+	p.Step(Submit{Request: Request{ID: 1, Prompt: 600}})
+	p.Step(Submit{Request: Request{ID: 2, Prompt: 600}})
+	p.Step(Submit{Request: Request{ID: 3, Prompt: 600}})
+	idle := []EngineReport{{Engine: 1}}
+	got := len(p.Step(Fetch{Group: 1, Engines: idle}))
+	if got != 2 { // 0 and 600 are below 1000, 1200 is not
+		t.Fatalf("%d assignments, want 2", got)
+	}
+	if got := p.Step(Fetch{Group: 1, Engines: idle}); len(got) != 0 {
+		t.Errorf("an old report made the planner assign %+v", got)
+	}
+	if got := p.Step(Fetch{Group: 1, Seen: p.seq, Engines: idle}); len(got) != 1 {
+		t.Errorf("a new report: %d assignments, want 1", len(got))
+	}
+}
+
+// TestOrderOfEquals: requests of one length that arrive at the same time may
+// come in any order: every engine's and every NIC's totals stay the same.
+func TestOrderOfEquals(t *testing.T) {
+	totals := func(order []int) string {
+		p := newPlanner(t, Options{ReadRate: 10_000})
+		up := func(g GroupID, role Role) {
+			e := GroupUp{Group: g, Role: role}
+			for i := range 4 {
+				e.Engines = append(e.Engines, EngineSpec{EngineID(int(g)*4 + i), NodeID(int(g)*2 + i/2), 1 << 20})
+			}
+			p.Step(e)
+		}
+		up(0, Prefill)
+		up(1, Decode)
+		up(2, Decode)
+		for _, id := range order {
+			p.Step(Submit{Request: Request{ID: RequestID(id), Prompt: 5000, Hit: 4096, Output: 10}})
+		}
+		for g := range GroupID(3) {
+			p.Step(Fetch{Group: g})
+		}
+		p.Step(Fetch{Group: 0})
+		var lines []string
+		for _, en := range p.engines {
+			lines = append(lines, fmt.Sprint(en.id, en.tok, en.seq, en.node.id, en.node.queue, en.node.total))
+		}
+		sort.Strings(lines)
+		return fmt.Sprint(lines)
+	}
+	order := make([]int, 20)
+	for i := range order {
+		order[i] = i + 1
+	}
+	want := totals(order)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		if got := totals(order); got != want {
+			t.Fatalf("order %v:\n%s\nwant\n%s", order, got, want)
+		}
+	}
+}
+
+// TestSplitBalances: whatever the queues and rates, the two parts of a split
+// are done within one block of each other, or one side has all of it.
+func TestSplitBalances(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	p := newPlanner(t, Options{})
+	for range 10_000 {
+		a := &node{queue: rng.IntN(1 << 20), rate: 1 + rng.Float64()*1e6}
+		b := &node{queue: rng.IntN(1 << 20), rate: 1 + rng.Float64()*1e6}
+		hit := rng.IntN(1<<20) / 64 * 64
+		x := p.balance(a, b, hit)
+		if x < 0 || x > hit {
+			t.Fatalf("x = %d of %d", x, hit)
+		}
+		if x%64 != 0 && x != hit {
+			t.Fatalf("x = %d is within a block", x)
+		}
+		ta, tb := float64(a.queue+x)/a.rate, float64(b.queue+hit-x)/b.rate
+		slack := 64/a.rate + 64/b.rate
+		switch {
+		case x == 0 && ta+slack < tb && hit > 0, x == hit && tb+slack < ta && hit > 0, x > 0 && x < hit && (ta-tb > slack || tb-ta > slack):
+			t.Fatalf("queues %d, %d, rates %.0f, %.0f, hit %d: x = %d is done after %.3f and %.3f s", a.queue, b.queue, a.rate, b.rate, hit, x, ta, tb)
+		}
+	}
+}
+
+// BenchmarkPlanner is one request from Submit to both Finished, with the
+// fetches of its groups, on clusters of several sizes; three decisions each: a
+// prefill engine, a decode engine, who reads what.
+func BenchmarkPlanner(b *testing.B) {
+	for _, nodes := range []int{3, 12, 48, 144} {
+		const gpus = 8 // a group is a node
+		b.Run(fmt.Sprintf("engines=%d", nodes*gpus), func(b *testing.B) {
+			p := newPlanner(b, Options{})
+			groups := make([]Fetch, nodes)
+			for g := range groups {
+				role := Decode
+				if g < nodes/3 {
+					role = Prefill
+				}
+				up := GroupUp{Group: GroupID(g), Role: role}
+				groups[g] = Fetch{Group: GroupID(g), Nodes: []NodeReport{{Node: NodeID(g)}}}
+				for i := range gpus {
+					id := EngineID(g*gpus + i)
+					up.Engines = append(up.Engines, EngineSpec{id, NodeID(g), 1 << 20})
+					groups[g].Engines = append(groups[g].Engines, EngineReport{Engine: id, HBMFree: 1 << 20})
+				}
+				p.Step(up)
+			}
+			// Each fetch brings work for a whole group, as in a loaded cluster.
+			const batch = 2 * gpus
+			b.ReportAllocs()
+			b.ResetTimer()
+			id := RequestID(0)
+			pg, dg := 0, 0
+			for b.Loop() {
+				first := id
+				for range batch {
+					id++
+					p.Step(Submit{Request: Request{ID: id, Prompt: 33_000, Hit: 32_768, Output: 200}})
+				}
+				// The group that routing fills is the one with the least tokens;
+				// all decode groups fetch in turn.
+				for len(p.requests) > 0 && (p.unrouted.Len() > 0 || queuedDecode(p) > 0) {
+					f := &groups[nodes/3+dg]
+					dg = (dg + 1) % (nodes - nodes/3)
+					f.Seen = p.seq
+					p.Step(*f)
+				}
+				f := &groups[pg]
+				pg = (pg + 1) % (nodes / 3)
+				f.Seen = p.seq
+				p.Step(*f)
+				for r := first + 1; r <= id; r++ {
+					p.Step(Finished{Request: r, Role: Prefill})
+					p.Step(Finished{Request: r, Role: Decode})
+				}
+			}
+			b.ReportMetric(float64(id)*3/b.Elapsed().Seconds(), "decisions/s")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// queuedDecode counts what waits in private queues.
+func queuedDecode(p *Planner) int {
+	n := 0
+	for _, g := range p.decodeFirst.h {
+		n += g.private.Len()
+	}
+	return n
+}

@@ -1,0 +1,142 @@
+package dualpath
+
+// class is one of the three categories of DualPath section 6.1.
+type class uint8
+
+const (
+	shortQueue class = iota // C2: tok <= beta, read queue <= alpha: its NIC would run dry
+	longQueue               // C3: tok <= beta, read queue > alpha
+	overloaded              // C1: tok > beta: takes nothing
+)
+
+// String returns the category's name.
+func (c class) String() string {
+	return [...]string{"short reading queue", "long reading queue", "overloaded"}[c]
+}
+
+// classOf returns the category of an engine.
+func (p *Planner) classOf(en *engine) class {
+	switch {
+	case en.tok > p.opts.Beta:
+		return overloaded
+	case en.node.queue <= p.opts.Alpha:
+		return shortQueue
+	}
+	return longQueue
+}
+
+// fetchPrefill gives the engines of g requests from the queue, in its order,
+// until all are overloaded: DualPath section 6.1, "PE scheduling". Within a
+// category the engine with the least unfinished tokens takes the request.
+func (p *Planner) fetchPrefill(g *group) {
+	if p.waiting.Len() == 0 {
+		return
+	}
+	pool := p.pools(g)
+	for p.waiting.Len() > 0 {
+		en := pool.least(p)
+		if en == nil {
+			return
+		}
+		r := p.waiting.Front().Value.(*request)
+		p.unlist(&r.prefillAt, p.waiting)
+		cat := p.classOf(en)
+		p.explainPrefill(r, g, en, cat, pool)
+		r.pe = en
+		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Prefill})
+		p.give(en, seq, r.Prompt, 0)
+		g.total += r.Prompt
+		pool.moved(p, en)
+		if r.de != nil {
+			// A read on its node may take all engines there to another category.
+			short := en.node.queue <= p.opts.Alpha
+			p.start(r)
+			pool.stale = short != (en.node.queue <= p.opts.Alpha)
+		}
+	}
+}
+
+// pools are the engines of one group that take work, by category, each a heap
+// by unfinished tokens, then by ID.
+type pools struct {
+	g     *group
+	heaps [2][]*engine
+	// stale: categories may have changed; build anew before the next use.
+	stale bool
+}
+
+// pools sorts the group's engines into categories.
+func (p *Planner) pools(g *group) *pools {
+	ps := &pools{g: g}
+	ps.build(p)
+	return ps
+}
+
+// build fills the heaps.
+func (ps *pools) build(p *Planner) {
+	ps.heaps[0], ps.heaps[1] = ps.heaps[0][:0], ps.heaps[1][:0]
+	for _, en := range ps.g.engines {
+		if c := p.classOf(en); c != overloaded {
+			ps.heaps[c] = append(ps.heaps[c], en)
+		}
+	}
+	for c := range ps.heaps {
+		h := ps.heaps[c]
+		for i := len(h)/2 - 1; i >= 0; i-- {
+			sink(h, i)
+		}
+	}
+	ps.stale = false
+}
+
+// least returns the engine that takes the next request, or nil.
+func (ps *pools) least(p *Planner) *engine {
+	if ps.stale {
+		ps.build(p)
+	}
+	for _, h := range ps.heaps {
+		if len(h) > 0 {
+			return h[0]
+		}
+	}
+	return nil
+}
+
+// moved puts en, the root of its heap, where its tokens belong now, or out.
+func (ps *pools) moved(p *Planner, en *engine) {
+	for c := range ps.heaps {
+		h := ps.heaps[c]
+		if len(h) == 0 || h[0] != en {
+			continue
+		}
+		if p.classOf(en) == overloaded {
+			h[0] = h[len(h)-1]
+			h = h[:len(h)-1]
+			ps.heaps[c] = h
+		}
+		sink(h, 0)
+		return
+	}
+}
+
+// lessLoaded orders engines by unfinished tokens, then by ID.
+func lessLoaded(a, b *engine) bool {
+	return a.tok < b.tok || (a.tok == b.tok && a.id < b.id)
+}
+
+// sink restores the heap order below i.
+func sink(h []*engine, i int) {
+	for {
+		least := i
+		for _, c := range [...]int{2*i + 1, 2*i + 2} {
+			if c < len(h) && lessLoaded(h[c], h[least]) {
+				least = c
+			}
+		}
+		if least == i {
+			return
+		}
+		h[i], h[least] = h[least], h[i]
+		i = least
+	}
+}

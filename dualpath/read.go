@@ -1,0 +1,361 @@
+package dualpath
+
+import (
+	"math"
+	"time"
+)
+
+// side is one side's share in the reading of a request.
+type side struct {
+	part  Part
+	upto  int
+	state sideState
+	// hedge: the other side reads this range too.
+	hedge bool
+	// left: it was slow and told to stop; failed: storage failed it.
+	left, failed bool
+	// predicted is how long the part should take, from begun.
+	begun, predicted time.Duration
+}
+
+// sideState is what a side is doing.
+type sideState uint8
+
+const (
+	idle sideState = iota
+	reading
+	cutting // Cut was said, Stopped is awaited
+)
+
+// sideAt is the index of a role in request.sides.
+func sideAt(r Role) int { return int(r - Prefill) }
+
+// engineOf returns the request's engine on a side.
+func (r *request) engineOf(s Role) *engine {
+	if s == Prefill {
+		return r.pe
+	}
+	return r.de
+}
+
+// start says Start: both engines are known, and who reads what.
+func (p *Planner) start(r *request) {
+	r.phase, r.started = serving, p.now
+	r.sides = [2]side{}
+	r.rest = r.rest[:0]
+	p.stats.Started++
+	a := Action{Kind: Start, Request: r.ID, Group: r.pe.group.id, PE: r.pe.id, DE: r.de.id}
+	x := p.divide(r)
+	if x > 0 {
+		a.Parts[a.NParts] = Part{Prefill, 0, x}
+		a.NParts++
+	}
+	if x < r.Hit {
+		a.Parts[a.NParts] = Part{Decode, x, r.Hit}
+		a.NParts++
+	}
+	if a.NParts == 2 {
+		p.stats.Splits++
+	}
+	r.why.note(p.now, "started on engines %d and %d: prefill side reads %d of %d cached tokens", int(r.pe.id), int(r.de.id), x, r.Hit)
+	r.why.note(p.now, "read queues: %d tokens on the prefill side, %d on the decode side", r.pe.node.queue, r.de.node.queue)
+	seq := p.say(a)
+	for _, part := range a.Parts[:a.NParts] {
+		p.begin(r, part, false, seq)
+	}
+}
+
+// divide returns x: the prefill side reads the cached tokens [0, x), the decode
+// side [x, Hit).
+func (p *Planner) divide(r *request) int {
+	pn, dn, hit := r.pe.node, r.de.node, r.Hit
+	switch {
+	case hit == 0:
+		return 0
+	case p.opts.Policy == PrefillOnly:
+		return hit
+	case p.opts.Policy == RoundRobin:
+		p.turn = p.turn.Other()
+		if p.turn == Decode { // it was Prefill's turn
+			return hit
+		}
+		return 0
+	case p.opts.Policy == Split && pn != dn && hit >= 2*p.opts.MinPart:
+		x := p.balance(pn, dn, hit)
+		switch {
+		case x < p.opts.MinPart:
+			return 0
+		case hit-x < p.opts.MinPart:
+			return hit
+		}
+		return x
+	}
+	if shorter(pn, dn) {
+		return hit
+	}
+	return 0
+}
+
+// shorter reports whether a has the shorter reading queue; on a tie, whether it
+// was given fewer tokens so far, and a on a tie of that too.
+func shorter(a, b *node) bool {
+	if a.queue != b.queue {
+		return a.queue < b.queue
+	}
+	return a.total <= b.total
+}
+
+// balance returns the x at which both sides are done at the same time,
+// (q_p + x)/r_p = (q_d + hit - x)/r_d, at a multiple of the block, in [0, hit].
+func (p *Planner) balance(pn, dn *node, hit int) int {
+	rp, rd := pn.rate, dn.rate
+	x := (rp*(float64(dn.queue)+float64(hit)) - rd*float64(pn.queue)) / (rp + rd)
+	if !(x > 0) {
+		return 0
+	}
+	if x >= float64(hit) {
+		return hit
+	}
+	b := float64(p.opts.BlockTokens)
+	return min(int(math.Round(x/b)*b), hit)
+}
+
+// begin counts a read that an action with number seq has just ordered.
+func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
+	n := r.engineOf(part.Side).node
+	n.queue += part.Len()
+	n.total += uint64(part.Len())
+	n.since = append(n.since, assigned{seq: seq, tokens: part.Len()})
+	s := &r.sides[sideAt(part.Side)]
+	s.part, s.upto, s.state, s.hedge = part, part.From, reading, hedge
+	s.begun, s.predicted = p.now, drain(n, 0)
+	if r.loadingAt == nil {
+		r.loadingAt = p.loading.PushBack(r)
+	}
+	if part.Side == Prefill {
+		p.stats.PartsPrefill++
+		p.stats.TokensPrefill += uint64(part.Len())
+	} else {
+		p.stats.PartsDecode++
+		p.stats.TokensDecode += uint64(part.Len())
+	}
+}
+
+// drain is how long the node's queue and extra tokens take.
+func drain(n *node, extra int) time.Duration {
+	return seconds(float64(n.queue+extra) / n.rate)
+}
+
+// seconds is s seconds as a duration, without overflow.
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s*float64(time.Second), float64(math.MaxInt64)/2))
+}
+
+// progress takes how far a side has come.
+func (p *Planner) progress(e Progress) {
+	r := p.requests[e.Request]
+	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
+		return
+	}
+	s := &r.sides[sideAt(e.Side)]
+	if s.state == idle {
+		return
+	}
+	s.upto = min(max(s.upto, e.Upto), s.part.To)
+	if s.upto == s.part.To {
+		p.read(r, e.Side)
+	}
+}
+
+// read notes that a side has all of its part.
+func (p *Planner) read(r *request, by Role) {
+	s := &r.sides[sideAt(by)]
+	s.state = idle
+	r.why.note(p.now, "%s side: read up to %d", int(by), s.part.To)
+	if o := &r.sides[sideAt(by.Other())]; s.hedge && o.state != idle {
+		o.state, o.hedge = idle, false
+		p.say(Action{Kind: Drop, Request: r.ID, Side: by.Other(), Group: r.engineOf(by.Other()).group.id, Engine: r.engineOf(by.Other()).id})
+	}
+	s.hedge = false
+	p.place(r)
+}
+
+// stopped takes the end of a read that is not complete.
+func (p *Planner) stopped(e Stopped) {
+	r := p.requests[e.Request]
+	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
+		return
+	}
+	s, o := &r.sides[sideAt(e.Side)], &r.sides[sideAt(e.Side.Other())]
+	if s.state == idle {
+		return
+	}
+	s.upto = min(max(s.upto, e.Upto), s.part.To)
+	s.failed = s.failed || (e.Failed && !e.Gone)
+	if s.upto == s.part.To {
+		p.read(r, e.Side)
+		return
+	}
+	r.why.note(p.now, "%s side: stopped at %d of %d", int(e.Side), s.upto, s.part.To)
+	s.state = idle
+	rest := Part{From: s.upto, To: s.part.To}
+	switch {
+	case e.Gone:
+		if s.hedge && o.state != idle {
+			o.state, o.hedge = idle, false
+			p.say(Action{Kind: Drop, Request: r.ID, Side: e.Side.Other(), Group: r.engineOf(e.Side.Other()).group.id, Engine: r.engineOf(e.Side.Other()).id})
+		}
+		p.recompute(r, rest.From, rest.To, ReadFailed)
+	case s.hedge && o.state != idle:
+		o.hedge = false // the other side has it to itself
+	default:
+		r.rest = append(r.rest, rest)
+	}
+	s.hedge = false
+	p.place(r)
+}
+
+// place gives what is left of a request to a side that is free, and ends the
+// loading when nothing is left.
+func (p *Planner) place(r *request) {
+	for len(r.rest) > 0 {
+		to, wait := p.reader(r)
+		if wait {
+			return
+		}
+		rest := r.rest[0]
+		r.rest = append(r.rest[:0], r.rest[1:]...)
+		if to == 0 {
+			p.recompute(r, rest.From, rest.To, ReadFailed)
+			continue
+		}
+		rest.Side = to
+		p.order1(r, rest, false)
+	}
+	if r.sides[0].state == idle && r.sides[1].state == idle {
+		p.stopLoading(r)
+	}
+}
+
+// reader chooses who reads a rest: of the sides that are free and have not
+// failed, one that was not left for slowness first, then the one that drains
+// sooner. 0: none ever will; wait: one may, later.
+func (p *Planner) reader(r *request) (to Role, wait bool) {
+	var best Role
+	for _, s := range [...]Role{Prefill, Decode} {
+		d := &r.sides[sideAt(s)]
+		if d.failed || (s == Decode && p.opts.Policy == PrefillOnly) {
+			continue
+		}
+		if d.state != idle {
+			wait = true
+			continue
+		}
+		if best == 0 || better(r, s, best) {
+			best = s
+		}
+	}
+	if best != 0 && wait && r.sides[sideAt(best)].left {
+		return 0, true
+	}
+	return best, best == 0 && wait
+}
+
+// better reports whether side a should read rather than b.
+func better(r *request, a, b Role) bool {
+	if la, lb := r.sides[sideAt(a)].left, r.sides[sideAt(b)].left; la != lb {
+		return lb
+	}
+	return drain(r.engineOf(a).node, 0) < drain(r.engineOf(b).node, 0)
+}
+
+// order1 tells one side to read a part, beside what was said at the start.
+func (p *Planner) order1(r *request, part Part, hedge bool) {
+	en := r.engineOf(part.Side)
+	seq := p.say(Action{Kind: Read, Request: r.ID, Group: en.group.id, Engine: en.id, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
+	r.why.note(p.now, "%s side: reads [%d, %d) too", int(part.Side), part.From, part.To)
+	p.begin(r, part, hedge, seq)
+}
+
+// recompute has the prefill engine compute what nobody can read.
+func (p *Planner) recompute(r *request, from, to int, why Reason) {
+	p.stats.Recomputes++
+	r.why.note(p.now, "tokens [%d, %d) are recomputed: "+why.String(), from, to)
+	p.say(Action{
+		Kind: Recompute, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id, Side: Prefill,
+		Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why,
+	})
+}
+
+// dropParts ends all reads of a request; what was read is of no use.
+func (p *Planner) dropParts(r *request, why Reason) {
+	for _, role := range [...]Role{Prefill, Decode} {
+		if s := &r.sides[sideAt(role)]; s.state != idle {
+			s.state = idle
+			en := r.engineOf(role)
+			p.say(Action{Kind: Drop, Request: r.ID, Side: role, Group: en.group.id, Engine: en.id, Why: why})
+		}
+	}
+	r.rest = r.rest[:0]
+	p.stopLoading(r)
+}
+
+// stopLoading takes the request off the list of those that load.
+func (p *Planner) stopLoading(r *request) {
+	p.unlist(&r.loadingAt, p.loading)
+	r.sides[0].state, r.sides[1].state = idle, idle
+}
+
+// rescue looks at every read under way: one that is far slower than the other
+// side would be is cut there and moved; a tail that is overdue is read by both.
+func (p *Planner) rescue() {
+	for el := p.loading.Front(); el != nil; {
+		r := el.Value.(*request)
+		el = el.Next()
+		p.rescueRequest(r)
+	}
+}
+
+// rescueRequest is rescue for one request.
+func (p *Planner) rescueRequest(r *request) {
+	if p.opts.Policy == PrefillOnly || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
+		return
+	}
+	for _, role := range [...]Role{Prefill, Decode} {
+		s, o := &r.sides[sideAt(role)], &r.sides[sideAt(role.Other())]
+		other := r.engineOf(role.Other()).node
+		elapsed := p.now - s.begun
+		if s.state != reading || s.hedge || o.state != idle || o.failed || o.left || elapsed < p.opts.Patience {
+			continue
+		}
+		rest := Part{Side: role.Other(), From: s.upto, To: s.part.To}
+		stay, move := s.remaining(r.engineOf(role).node, elapsed), drain(other, rest.Len())
+		switch late := float64(elapsed) > p.opts.HedgeFactor*float64(s.predicted); {
+		case rest.Len() >= p.opts.MinPart && float64(stay) > p.opts.SlowFactor*float64(move) && stay-move > p.opts.Patience:
+			p.stats.Cuts++
+			s.state, s.left = cutting, true
+			en := r.engineOf(role)
+			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; it is told to stop", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
+			p.say(Action{Kind: Cut, Request: r.ID, Side: role, Group: en.group.id, Engine: en.id})
+		case late && rest.Len() <= p.opts.MaxHedge && move < stay:
+			p.stats.Hedges++
+			s.hedge = true
+			p.order1(r, rest, true)
+		}
+	}
+}
+
+// remaining is how long the rest of the part will take if it goes on as it
+// did: at the speed so far, or, where nothing came yet, at the node's rate and
+// for as long again as it is overdue.
+func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
+	left := s.part.To - s.upto
+	if done := s.upto - s.part.From; done > 0 {
+		return seconds(elapsed.Seconds() * float64(left) / float64(done))
+	}
+	byRate := drain(n, 0)
+	if overdue := elapsed - s.predicted; overdue > 0 {
+		return max(byRate, elapsed)
+	}
+	return max(byRate-elapsed, seconds(float64(left)/n.rate))
+}

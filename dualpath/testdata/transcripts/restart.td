@@ -1,0 +1,52 @@
+# The planner restarted: groups come up and say what they hold. Nothing of it is planned again, all of it counts.
+
+planner
+----
+
+submit id=7 prompt=100
+----
+nothing
+
+up group=1 role=prefill engines=(1@1,2@1) holding=(5@1,6@2)
+----
+nothing
+
+up group=2 role=decode engines=(3@2) hbm=1000 holding=(5@3)
+----
+nothing
+
+# Request 7 was submitted again by its gateway; the decode group has it too.
+
+up group=4 role=decode engines=(4@4) hbm=1000 holding=(7@4)
+----
+nothing
+
+fetch group=1
+----
+1 assign request 7: prefill engine 1
+2 start request 7: prefill 1, decode 4
+
+finished request=5 side=decode
+----
+nothing
+
+# Group 2 comes up once more, without request 6, of which only the prefill group knows.
+
+up group=2 role=decode engines=(3@2) hbm=1000
+----
+nothing
+
+state
+----
+prefill group 1
+  engine 1 node 1: tok 100, seq 1; read queue 0 at 10000 tokens/s
+  engine 2 node 1: tok 0, seq 0; read queue 0 at 10000 tokens/s
+decode group 2, 0 queued, total 0
+  engine 3 node 2: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
+decode group 4, 0 queued, total 0
+  engine 4 node 4: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
+waiting for prefill 0, for a decode group 0, loading 0
+
+stats
+----
+{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:2}

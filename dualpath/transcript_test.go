@@ -1,0 +1,217 @@
+package dualpath
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// TestTranscripts runs testdata/*.td, stories that read aloud. Times are
+// milliseconds, everything else tokens.
+//
+//	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [holding=(REQUEST@ENGINE,…)]
+//	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
+//	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
+//	progress|stopped request=N side=prefill|decode upto=N [failed] [gone]
+//	finished request=N side=…      cancel request=N      down group=G      epoch ns=N to=N
+//	tick    at=N
+//	explain request=N              state                stats
+//
+// Each takes at=N, the time; without it, no time passes.
+func TestTranscripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
+		s := &story{}
+		datadriven.RunTest(t, path, s.run)
+	})
+}
+
+// story is what one transcript has so far.
+type story struct {
+	p    *Planner
+	now  time.Duration
+	spec map[GroupID][]EngineSpec
+}
+
+// run performs one command.
+func (s *story) run(t *testing.T, d *datadriven.TestData) string {
+	c := &args{t: t, d: d}
+	if d.HasArg("at") {
+		s.now = time.Duration(c.num("at", 0)) * time.Millisecond
+	}
+	switch d.Cmd {
+	case "planner":
+		policy, err := ParseReadPolicy(c.text("policy", "split"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.spec = map[GroupID][]EngineSpec{}
+		s.p = newPlanner(t, Options{
+			Policy: policy, Alpha: c.num("alpha", 0), Beta: c.num("beta", 0), BlockTokens: c.num("block", 64), MinPart: c.num("minpart", 128),
+			ReadRate: float64(c.num("rate", 10_000)), MaxQueue: c.num("queue", 0),
+		})
+		return ""
+	case "up":
+		return s.up(c)
+	case "submit":
+		return s.step(Submit{s.now, Request{
+			ID: RequestID(c.num("id", 0)), Namespace: NamespaceID(c.num("ns", 0)), Epoch: uint64(c.num("epoch", 0)),
+			Prompt: c.num("prompt", 0), Hit: c.num("hit", 0), Output: c.num("out", 0), Deadline: time.Duration(c.num("deadline", 0)) * time.Millisecond,
+		}})
+	case "fetch":
+		return s.fetch(c)
+	case "progress":
+		return s.step(Progress{s.now, c.request(), c.role("side"), c.num("upto", 0)})
+	case "stopped":
+		return s.step(Stopped{s.now, c.request(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone")})
+	case "finished":
+		return s.step(Finished{s.now, c.request(), c.role("side")})
+	case "cancel":
+		return s.step(Cancelled{s.now, c.request()})
+	case "down":
+		return s.step(GroupDown{s.now, GroupID(c.num("group", 0))})
+	case "epoch":
+		return s.step(Epoch{s.now, NamespaceID(c.num("ns", 0)), uint64(c.num("to", 0))})
+	case "tick":
+		return s.step(Tick{s.now})
+	case "explain":
+		x, ok := s.p.Explain(c.request())
+		if !ok {
+			return "not remembered\n"
+		}
+		return x.String()
+	case "state":
+		return s.p.String()
+	case "stats":
+		return fmt.Sprintf("%+v\n", s.p.Stats())
+	}
+	t.Fatalf("%s: no such command", d.Cmd)
+	return ""
+}
+
+// up performs the command of that name.
+func (s *story) up(c *args) string {
+	g := GroupUp{At: s.now, Group: GroupID(c.num("group", 0)), Role: c.role("role")}
+	for _, pair := range c.list("engines") {
+		var e, n int
+		if _, err := fmt.Sscanf(pair, "%d@%d", &e, &n); err != nil {
+			c.t.Fatalf("engine %q: %v", pair, err)
+		}
+		g.Engines = append(g.Engines, EngineSpec{EngineID(e), NodeID(n), c.num("hbm", 0)})
+	}
+	for _, pair := range c.list("holding") {
+		var r, e int
+		if _, err := fmt.Sscanf(pair, "%d@%d", &r, &e); err != nil {
+			c.t.Fatalf("held %q: %v", pair, err)
+		}
+		g.Holding = append(g.Holding, Held{Request{ID: RequestID(r), Prompt: 100}, EngineID(e)})
+	}
+	s.spec[g.Group] = g.Engines
+	return s.step(g)
+}
+
+// fetch performs the command of that name. What is not given is reported as
+// the planner has it.
+func (s *story) fetch(c *args) string {
+	f := Fetch{At: s.now, Group: GroupID(c.num("group", 0)), Seen: uint64(c.num("seen", int(s.p.seq)))}
+	tok, seq, hbm, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("queue"), c.list("rate")
+	at := func(list []string, i, def int) int {
+		if i < len(list) {
+			fmt.Sscan(list[i], &def)
+		}
+		return def
+	}
+	var nodes []NodeID
+	for i, e := range s.spec[f.Group] {
+		en := s.p.engines[e.Engine]
+		if en == nil {
+			continue
+		}
+		f.Engines = append(f.Engines, EngineReport{e.Engine, at(tok, i, en.tok), at(seq, i, en.seq), at(hbm, i, en.hbm)})
+		if len(nodes) == 0 || nodes[len(nodes)-1] != e.Node {
+			f.Nodes = append(f.Nodes, NodeReport{e.Node, at(queue, len(nodes), en.node.queue), float64(at(rate, len(nodes), int(en.node.rate)))})
+			nodes = append(nodes, e.Node)
+		}
+	}
+	return s.step(f)
+}
+
+// step feeds an event and prints the actions.
+func (s *story) step(ev Event) string {
+	actions := s.p.Step(ev)
+	check(s.p)
+	if len(actions) == 0 {
+		return "nothing\n"
+	}
+	var b strings.Builder
+	for _, a := range actions {
+		fmt.Fprintf(&b, "%d %v request %d", a.Seq, a.Kind, a.Request)
+		switch a.Kind {
+		case Assign:
+			fmt.Fprintf(&b, ": %v engine %d", a.Side, a.Engine)
+		case Start:
+			fmt.Fprintf(&b, ": prefill %d, decode %d", a.PE, a.DE)
+		case Abort, Recompute:
+			fmt.Fprintf(&b, ": engine %d", a.Engine)
+		case Read, Cut, Drop:
+			fmt.Fprintf(&b, ": %v side, engine %d", a.Side, a.Engine)
+		}
+		for _, part := range a.Parts[:a.NParts] {
+			fmt.Fprintf(&b, "; %v [%d, %d)", part.Side, part.From, part.To)
+		}
+		if a.Hedge {
+			b.WriteString("; hedge")
+		}
+		if a.Why != NoReason {
+			fmt.Fprintf(&b, "; %v", a.Why)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// args reads a command's arguments.
+type args struct {
+	t *testing.T
+	d *datadriven.TestData
+}
+
+func (c *args) num(name string, def int) int {
+	if c.d.HasArg(name) {
+		c.d.ScanArgs(c.t, name, &def)
+	}
+	return def
+}
+
+func (c *args) text(name, def string) string {
+	if c.d.HasArg(name) {
+		c.d.ScanArgs(c.t, name, &def)
+	}
+	return def
+}
+
+func (c *args) list(name string) []string {
+	for _, a := range c.d.CmdArgs {
+		if a.Key == name {
+			return a.Vals
+		}
+	}
+	return nil
+}
+
+func (c *args) request() RequestID { return RequestID(c.num("request", 0)) }
+
+func (c *args) role(name string) Role {
+	switch s := c.text(name, ""); s {
+	case "prefill":
+		return Prefill
+	case "decode":
+		return Decode
+	default:
+		c.t.Fatalf("%s: %s=%q is no role", c.d.Pos, name, s)
+		return 0
+	}
+}
