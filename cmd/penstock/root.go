@@ -175,6 +175,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 	root.AddGroup(
 		&cobra.Group{ID: groupNode, Title: "The node:"},
 		&cobra.Group{ID: groupCache, Title: "What it holds:"},
+		&cobra.Group{ID: groupCluster, Title: "The cluster:"},
 		&cobra.Group{ID: groupMeasure, Title: "Under load:"},
 	)
 	add := func(group string, cmds ...*cobra.Command) {
@@ -185,6 +186,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 	}
 	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
+	add(groupCluster, newPlanCommand())
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w))
 	noun(root)
 	return root
@@ -193,6 +195,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 const (
 	groupNode    = "node"
 	groupCache   = "cache"
+	groupCluster = "cluster"
 	groupMeasure = "measure"
 )
 
