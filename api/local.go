@@ -57,7 +57,7 @@ const (
 	// LocalHelloBytes is the length of a hello of any version.
 	LocalHelloBytes = 56
 	localMagic      = "PNSTKLOC"
-	localVersion    = 1
+	localVersion    = 2
 )
 
 // ErrLocalHello is wrapped by every complaint about a hello.

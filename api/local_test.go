@@ -47,6 +47,7 @@ func FuzzLocalHello(f *testing.F) {
 // FuzzLocalFrame: what is read is what was framed, and nothing else is.
 func FuzzLocalFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 2})
+	f.Add(AppendReturn(nil, []uint64{1, 1 << 60}))
 	f.Add([]byte{3, 0, 0, 0, 1, 'a', 'b', 9})
 	f.Add([]byte{0, 0, 0, 0, 1})
 	f.Add([]byte{255, 255, 255, 255, 1})
@@ -54,11 +55,16 @@ func FuzzLocalFrame(f *testing.F) {
 		r := bufio.NewReader(bytes.NewReader(b))
 		var again []byte
 		for {
-			kind, payload, err := ReadLocalFrame(r)
+			msg, err := ReadLocalFrame(r)
 			if err != nil {
 				break
 			}
-			again = append(AppendLocalFrame(again, kind, len(payload)), payload...)
+			frame := append(make([]byte, LocalFrameHeaderBytes), msg...)
+			PutLocalFrame(frame)
+			again = append(again, frame...)
+			if loans, err := ParseReturn(nil, msg); err == nil && !bytes.Equal(AppendReturn(nil, loans), frame) {
+				t.Errorf("%x returns %v, which is %x", msg, loans, AppendReturn(nil, loans))
+			}
 		}
 		if !bytes.HasPrefix(b, again) {
 			t.Errorf("%x was read as %x", b, again)

@@ -7,59 +7,71 @@ import (
 	"io"
 )
 
-// After the hello an engine may send its Read calls over the unix socket, which
-// costs a fraction of a gRPC call, and give loans back there. Each frame is
+// After the hello an engine may send calls (see Call) over the unix socket, and
+// give loans back there. A stream has no messages, so each is preceded by its
+// length:
 //
-//	0        4      5
-//	│ length │ kind │ payload      length counts kind and payload; little endian
+//	0        4
+//	│ length │ message      4 bytes, little endian
 //
-// Reads are answered in order, one LocalReply each; returns have no answer.
-const (
-	// LocalRead carries a ReadRequest (protobuf).
-	LocalRead = 1
-	// LocalReturn carries the numbers of loans, 8 bytes each.
-	LocalReturn = 2
-	// LocalReply carries, 4 bytes, a gRPC code, and then a ReadResponse
-	// (protobuf) if that is 0, else what is wrong, as text.
-	LocalReply = 3
-)
+// Calls are answered in order, one reply each; returns have no answer.
 
-// LocalFrameMax bounds a frame, in bytes: as much as a gRPC message.
+// LocalFrameMax bounds a message on the socket, in bytes: as much as one of gRPC.
 const LocalFrameMax = 16 << 20
 
-// localFrameHeader is the length of length and kind.
-const localFrameHeader = 5
+// LocalFrameHeaderBytes is what precedes a message.
+const LocalFrameHeaderBytes = 4
 
-// AppendLocalFrame appends the header of a frame with so many bytes of payload.
-func AppendLocalFrame(dst []byte, kind byte, payloadBytes int) []byte {
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(payloadBytes+1))
-	return append(dst, kind)
+// PutLocalFrame fills in the length of a frame that was begun with
+// LocalFrameHeaderBytes bytes and has got its message.
+func PutLocalFrame(frame []byte) {
+	binary.LittleEndian.PutUint32(frame, uint32(len(frame)-LocalFrameHeaderBytes))
 }
 
-// ReadLocalFrame reads one frame. The payload is valid as long as the caller
-// wants.
-func ReadLocalFrame(r *bufio.Reader) (kind byte, payload []byte, err error) {
-	head, err := r.Peek(localFrameHeader)
+// AppendReturn appends the frame that gives loans back.
+func AppendReturn(dst []byte, loans []uint64) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(1+8*len(loans)))
+	dst = append(dst, KindReturn)
+	for _, n := range loans {
+		dst = binary.LittleEndian.AppendUint64(dst, n)
+	}
+	return dst
+}
+
+// ParseReturn returns the numbers of the loans that a message of KindReturn gives
+// back, appended to dst. Error: ErrCall.
+func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
+	if len(msg)%8 != 1 || msg[0] != KindReturn {
+		return dst, fmt.Errorf("api: %d bytes do not return loans: %w", len(msg), ErrCall)
+	}
+	for msg = msg[1:]; len(msg) > 0; msg = msg[8:] {
+		dst = append(dst, binary.LittleEndian.Uint64(msg))
+	}
+	return dst, nil
+}
+
+// ReadLocalFrame reads one message, of one byte at least. It is the caller's.
+func ReadLocalFrame(r *bufio.Reader) (msg []byte, err error) {
+	head, err := r.Peek(LocalFrameHeaderBytes)
 	if err != nil {
-		return 0, nil, err
+		return nil, err
 	}
 	n := binary.LittleEndian.Uint32(head)
-	kind = head[4]
 	if n < 1 || n > LocalFrameMax {
-		return 0, nil, fmt.Errorf("a frame of %d bytes on the local socket: want 1 to %d", n, LocalFrameMax)
+		return nil, fmt.Errorf("a frame of %d bytes on the local socket: want 1 to %d", n, LocalFrameMax)
 	}
-	if _, err := r.Discard(localFrameHeader); err != nil {
-		return 0, nil, err
+	if _, err := r.Discard(LocalFrameHeaderBytes); err != nil {
+		return nil, err
 	}
 	// Grown as it arrives: a length alone costs nothing.
-	payload = make([]byte, 0, min(n-1, 64<<10))
-	for uint32(len(payload)) < n-1 {
-		step := min(int(n-1)-len(payload), 1<<20)
-		at := len(payload)
-		payload = append(payload, make([]byte, step)...)
-		if _, err := io.ReadFull(r, payload[at:]); err != nil {
-			return 0, nil, fmt.Errorf("a frame on the local socket was cut off: %w", err)
+	msg = make([]byte, 0, min(n, 64<<10))
+	for uint32(len(msg)) < n {
+		step := min(int(n)-len(msg), 1<<20)
+		at := len(msg)
+		msg = append(msg, make([]byte, step)...)
+		if _, err := io.ReadFull(r, msg[at:]); err != nil {
+			return nil, fmt.Errorf("a frame on the local socket was cut off: %w", err)
 		}
 	}
-	return kind, payload, nil
+	return msg, nil
 }

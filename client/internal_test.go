@@ -160,15 +160,10 @@ type stubEngine struct{ rdma.Engine }
 func (s *Store) live(limits session) {
 	for _, n := range s.nodes {
 		sess := limits
-		sess.engine = rdma.EngineID{1}
+		sess.road = &road{}
 		n.session = &sess
 	}
-	s.opts.Engine = peersEngine{}
 }
-
-type peersEngine struct{ rdma.Engine }
-
-func (peersEngine) Peers() []rdma.Peer { return []rdma.Peer{{ID: rdma.EngineID{1}}} }
 
 // FuzzPlan: however a Read is cut, each piece is in one task, on the node that
 // owns it, at the place in the task's chain where its block is, and no task

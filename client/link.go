@@ -3,7 +3,6 @@ package client
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -40,6 +39,8 @@ type localLink struct {
 	node, session api.LocalID
 	// next is the last number given to a loan.
 	next atomic.Uint64
+	// calls is the last number given to a call.
+	calls atomic.Uint64
 	// watched is closed when the watcher has ended.
 	watched chan struct{}
 
@@ -57,8 +58,8 @@ type localLink struct {
 
 // localReply is what came of a call on the socket.
 type localReply struct {
-	payload []byte
-	err     error
+	msg []byte
+	err error
 }
 
 // errSocketTaken says that a call is under way on the socket. It never leaves the
@@ -67,12 +68,15 @@ var errSocketTaken = errors.New("a call is under way")
 
 // read is the Read RPC over the socket. Errors: errSocketTaken, errLinkLost, a gRPC
 // status, ctx's.
-func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
-	head := api.AppendLocalFrame(make([]byte, 0, 512), api.LocalRead, proto.Size(req))
-	frame, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(head, req)
-	if err != nil {
+func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadResponse, err error) {
+	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
+	defer func() { endSpan(span, err) }()
+	head := newCall(ctx, api.MethodRead, l.calls.Add(1), api.LocalFrameMax, span)
+	frame := make([]byte, api.LocalFrameHeaderBytes, api.LocalFrameHeaderBytes+api.CallHeaderBytes+proto.Size(req))
+	if frame, err = head.Append(frame, req); err != nil {
 		return nil, err
 	}
+	api.PutLocalFrame(frame)
 	call := make(chan localReply, 1)
 	l.mu.Lock()
 	if l.call != nil || l.lost {
@@ -87,7 +91,7 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResp
 	}
 	select {
 	case reply := <-call:
-		return reply.decode()
+		return reply.decode(head.ID)
 	case <-ctx.Done():
 		// The reply is still to come, and the socket taken until then.
 		return nil, ctx.Err()
@@ -95,18 +99,22 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResp
 }
 
 // decode takes a reply apart.
-func (r localReply) decode() (*pb.ReadResponse, error) {
+func (r localReply) decode(id uint64) (*pb.ReadResponse, error) {
 	if r.err != nil {
 		return nil, fmt.Errorf("%w: %w", errLinkLost, r.err)
 	}
-	if len(r.payload) < 4 {
-		return nil, fmt.Errorf("%w: a reply of %d bytes", errLinkLost, len(r.payload))
+	head, body, err := api.ParseReply(r.msg)
+	if err == nil && head.ID != id {
+		err = fmt.Errorf("a reply to call %d; this is call %d: %w", head.ID, id, api.ErrCall)
 	}
-	if code := codes.Code(binary.LittleEndian.Uint32(r.payload)); code != codes.OK {
-		return nil, status.Error(code, string(r.payload[4:]))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+	}
+	if head.Code != 0 {
+		return nil, status.Error(codes.Code(head.Code), string(body))
 	}
 	var resp pb.ReadResponse
-	if err := proto.Unmarshal(r.payload[4:], &resp); err != nil {
+	if err := proto.Unmarshal(body, &resp); err != nil {
 		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
 	}
 	return &resp, nil
@@ -116,11 +124,7 @@ func (r localReply) decode() (*pb.ReadResponse, error) {
 // has ended, and the node has them back by that. It may block for as long as a
 // call takes at the node, if hundreds of returns are under way behind it.
 func (l *localLink) tell(numbers []uint64) {
-	frame := api.AppendLocalFrame(make([]byte, 0, 8*len(numbers)+8), api.LocalReturn, 8*len(numbers))
-	for _, n := range numbers {
-		frame = binary.LittleEndian.AppendUint64(frame, n)
-	}
-	if _, err := l.conn.Write(frame); err != nil {
+	if _, err := l.conn.Write(api.AppendReturn(nil, numbers)); err != nil {
 		l.lose()
 	}
 }
@@ -265,10 +269,7 @@ func (l *localLink) watch(c *localSocket) {
 	defer close(l.watched)
 	in := bufio.NewReader(l.conn)
 	for {
-		kind, payload, err := api.ReadLocalFrame(in)
-		if err == nil && kind != api.LocalReply {
-			err = fmt.Errorf("a frame of kind %d from the node", kind)
-		}
+		msg, err := api.ReadLocalFrame(in)
 		l.mu.Lock()
 		call := l.call
 		l.call = nil
@@ -276,7 +277,7 @@ func (l *localLink) watch(c *localSocket) {
 		lost := l.lost
 		l.mu.Unlock()
 		if call != nil {
-			call <- localReply{payload, err}
+			call <- localReply{msg, err}
 		}
 		if lost {
 			c.forget(l)

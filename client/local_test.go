@@ -455,20 +455,24 @@ func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.Descr
 }
 
 // answer is a handoff.Handler. Calls come one at a time.
-func (l *liar) answer(ctx context.Context, _ api.LocalID, request []byte) []byte {
+func (l *liar) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byte {
+	call, request, err := api.ParseCall(msg)
+	if err != nil {
+		return dst
+	}
 	var req pb.ReadRequest
 	if err := proto.Unmarshal(request, &req); err != nil {
-		return nil
+		return dst
 	}
 	l.loans++
 	req.LocalSession, req.Loan = l.session[:], l.loans
 	resp, err := l.node.Read(ctx, &req)
 	if err != nil {
-		return nil
+		return dst
 	}
 	(*l.lie.Load())(resp)
-	b, _ := proto.Marshal(resp)
-	return append(make([]byte, 4), b...)
+	out, _ := proto.MarshalOptions{}.MarshalAppend(api.Reply{ID: call.ID}.Append(dst), resp)
+	return out
 }
 
 // newLiar starts a liar before h, whose socket is at path, and returns a store

@@ -52,13 +52,14 @@ type shareMatch struct {
 func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 	m := shareMatch{}
 	call := func(sess *session) error {
-		r, err := sess.cache.Match(ctx, &pb.MatchRequest{
+		msg := &pb.MatchRequest{
 			Namespace:  req.Namespace.Name,
 			Epoch:      uint64(req.Epoch),
 			BlockIds:   api.AppendIDs(nil, sh.ids),
 			LeaseTtlMs: millis(req.Lease),
 			Pin:        req.Pin,
-		})
+		}
+		r, _, err := ask(ctx, sess, api.MethodMatch, msg, 0, replyMax(0, 0), func() (*pb.MatchResponse, error) { return sess.cache.Match(ctx, msg) })
 		if err != nil {
 			return callError(ctx, "match", sh.node.target, err)
 		}

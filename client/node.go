@@ -28,6 +28,7 @@ type session struct {
 
 	name, version string
 	engine        rdma.EngineID
+	road          *road // by messages over the data plane
 	readBytes     int64 // payload of one Read
 	writeBytes    int64 // payload of one Reserve
 	chainBlocks   int
@@ -156,6 +157,9 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	if err != nil {
 		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
 	}
+	if sess.road, err = n.store.calls.openRoad(sess.engine, d.GetCallVersion(), d.GetCallBytes()); err != nil {
+		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
+	}
 	return nil
 }
 
@@ -234,17 +238,11 @@ func (n *node) drop(sess *session) {
 	n.mu.Unlock()
 	n.store.stats.sessionsLost.Add(1)
 	_ = sess.conn.Close() // nothing is left to do with it
+	sess.road.close()
 }
 
 // dataAlive reports whether the data-plane session is up.
-func (n *node) dataAlive(sess *session) bool {
-	for _, p := range n.store.opts.Engine.Peers() {
-		if p.ID == sess.engine {
-			return true
-		}
-	}
-	return false
-}
+func (n *node) dataAlive(sess *session) bool { return !sess.road.gone.Load() }
 
 // live is use for calls that move bytes: a session whose data plane has gone is
 // replaced first.
@@ -301,6 +299,7 @@ func (n *node) close() {
 	n.mu.Unlock()
 	if sess != nil {
 		_ = sess.conn.Close() // the connection is ending in any case
+		sess.road.close()
 		n.store.opts.Engine.Disconnect(sess.engine)
 	}
 }

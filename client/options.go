@@ -18,8 +18,14 @@ type Options struct {
 	// same list, in any order.
 	Servers []string
 	// Engine moves the bytes. It stays the caller's, and is closed by the caller
-	// after the Store. One Store for each engine: they share its immediates.
+	// after the Store. One Store for each engine: they share its immediates, and
+	// its receive buffers can be posted only once. Where somebody else has done
+	// so, every call goes over gRPC.
 	Engine rdma.Engine
+	// Messages is called with messages of the Engine's peers that are not for the
+	// Store, those whose first byte is not api.KindReply, as by Engine.Recv. nil:
+	// they are errors, and end the peer's session.
+	Messages func(from rdma.EngineID, msg []byte)
 
 	// LocalSocket is the unix socket of the node on this host (its setting
 	// local_socket), for ReadLocal. Empty: none.

@@ -321,8 +321,8 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
 	}
 	imm := r.store.imms.Add(1)
-	resp, err := r.call(ctx, t, sess, window, lo, imm)
-	if err == nil {
+	resp, landed, err := r.call(ctx, t, sess, window, lo, imm)
+	if err == nil && !landed {
 		err = r.land(ctx, sess, imm, resp.GetImmediates())
 	}
 	// Always, and without ctx: after this nothing changes the bytes, so that
@@ -358,16 +358,20 @@ func (r *reading) span(t *readTask) (lo, hi int64) {
 	return lo, hi
 }
 
-func (r *reading) call(ctx context.Context, t *readTask, sess *session, window rdma.Window, lo int64, imm uint32) (*pb.ReadResponse, error) {
+// call asks for the task's pieces. landed is whether they are in place already: the
+// immediates have been counted.
+func (r *reading) call(ctx context.Context, t *readTask, sess *session, window rdma.Window, lo int64, imm uint32) (_ *pb.ReadResponse, landed bool, _ error) {
 	desc, err := window.Desc().MarshalBinary()
 	if err != nil {
-		return nil, fmt.Errorf("client: read: %w", err)
+		return nil, false, fmt.Errorf("client: read: %w", err)
 	}
 	refs := make([]*pb.PieceRef, len(t.pieces))
+	sums := 0
 	for k, i := range t.pieces {
+		sums += r.layers(r.pieces[i].Group)
 		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group), Offset: uint64(r.pieces[i].Offset - lo)}
 	}
-	resp, err := sess.cache.Read(ctx, &pb.ReadRequest{
+	req := &pb.ReadRequest{
 		Namespace:   r.req.Namespace.Name,
 		Epoch:       uint64(r.req.Epoch),
 		BlockIds:    api.AppendIDs(nil, t.ids),
@@ -378,14 +382,15 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, window r
 		Imm:         imm,
 
 		GeometryDigest: r.digest[:],
-	})
+	}
+	resp, landed, err := ask(ctx, sess, api.MethodRead, req, imm, replyMax(len(refs), sums), func() (*pb.ReadResponse, error) { return sess.cache.Read(ctx, req) })
 	if err != nil {
-		return nil, callError(ctx, "read", t.node.target, err)
+		return nil, false, callError(ctx, "read", t.node.target, err)
 	}
 	if got := resp.GetPieces(); len(got) != len(t.pieces) && len(got) != 0 {
-		return nil, fmt.Errorf("client: read: %s answered for %d pieces of %d", t.node.target, len(got), len(t.pieces))
+		return nil, false, fmt.Errorf("client: read: %s answered for %d pieces of %d", t.node.target, len(got), len(t.pieces))
 	}
-	return resp, nil
+	return resp, landed, nil
 }
 
 // land waits until the immediates that the node has sent are counted: the

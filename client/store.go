@@ -21,6 +21,7 @@ type Store struct {
 	imms  atomic.Uint32 // the next Read's immediate
 	stats counters
 	local localSocket
+	calls calls
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
 	ctx     context.Context
@@ -46,6 +47,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	s := &Store{opts: opts, namespaces: make(map[string]kv.Namespace)}
 	s.imms.Store(rand.Uint32())
 	s.local.turn = make(chan struct{}, 1)
+	s.calls.init(s)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	for _, target := range opts.Servers {
 		s.nodes = append(s.nodes, newNode(s, target))
@@ -53,6 +55,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := s.connectAll(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.calls.listen()
 	return s, nil
 }
 

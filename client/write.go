@@ -297,7 +297,7 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 	for k, i := range c.pieces {
 		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(c.local[k]), Group: uint32(w.pieces[i].Group)})
 	}
-	resp, err := sess.cache.Reserve(ctx, req)
+	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) { return sess.cache.Reserve(ctx, req) })
 	if err != nil {
 		// Not n.failed: a node that takes no writes now says Unavailable too,
 		// and goes on reading.
@@ -445,7 +445,8 @@ func (w *writing) abort(ctx context.Context, n *node, sess *session, reservation
 // answer was lost has stored anything is not known, and to repeat it says
 // nothing new.
 func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChunk, reservation uint64, granted []int, sums []*pb.PieceSums) error {
-	resp, err := sess.cache.Commit(ctx, &pb.CommitRequest{Reservation: reservation, Pieces: sums})
+	req := &pb.CommitRequest{Reservation: reservation, Pieces: sums}
+	resp, _, err := ask(ctx, sess, api.MethodCommit, req, 0, replyMax(len(granted), 0), func() (*pb.CommitResponse, error) { return sess.cache.Commit(ctx, req) })
 	if err != nil {
 		return w.commitFailed(ctx, n, c, granted, err)
 	}

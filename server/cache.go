@@ -40,6 +40,9 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		MaxWriteBytes:  s.opts.Limits.WriteBytes,
 		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),
 	}
+	if s.messages.Load() {
+		resp.CallVersion, resp.CallBytes = api.CallVersion, callBytes
+	}
 	if s.opts.Local != nil {
 		id := s.opts.Local.ID()
 		resp.LocalId = id[:]
@@ -108,6 +111,13 @@ func pieceRefs(pieces []*pb.PieceRef) []storage.PieceRef {
 }
 
 func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+	return s.read(ctx, caller{}, req, nil)
+}
+
+// read is Read by any road; by is the zero caller for gRPC. early, if not nil, is
+// called once all that was asked for is found and under way: its response says
+// what will have landed when the immediates are counted.
+func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest, early func(*pb.ReadResponse)) (*pb.ReadResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
@@ -129,14 +139,27 @@ func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadR
 		FirstLayer: int(min(req.GetFirstLayer(), kv.MaxLayers)),
 		Layers:     int(min(req.GetLayers(), kv.MaxLayers+1)),
 	}
+	if by.road == roadSocket {
+		// Whoever has the connection has the session.
+		return s.readLocal(ctx, by.session[:], req, load)
+	}
 	if len(req.GetLocalSession()) > 0 {
-		return s.readLocal(ctx, req, load)
+		if by.road == roadMessage {
+			return nil, invalid(errors.New("a loan is asked for over the local socket, or gRPC"))
+		}
+		return s.readLocal(ctx, req.GetLocalSession(), req, load)
 	}
 	var dst rdma.Desc
 	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
 		return nil, invalid(fmt.Errorf("destination: %w", err))
 	}
+	if by.road == roadMessage && dst.Engine != by.peer {
+		return nil, invalid(fmt.Errorf("destination: memory of %v; a read by message goes to its sender, %v", dst.Engine, by.peer))
+	}
 	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
+	if early != nil {
+		load.UnderWay = func(result storage.LoadResult) { early(readResponse(result, d.posted.Load())) }
+	}
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
@@ -188,11 +211,13 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 
 // delivery writes the parts of one Read into the client's memory.
 type delivery struct {
-	server  *Server
-	dst     rdma.Desc
-	imm     rdma.Imm
-	pieces  []*pb.PieceRef
-	counted atomic.Uint32 // operations that landed, each with its immediate
+	server *Server
+	dst    rdma.Desc
+	imm    rdma.Imm
+	pieces []*pb.PieceRef
+	// posted operations were taken by the transfer engine; counted ones landed,
+	// each with its immediate.
+	posted, counted atomic.Uint32
 }
 
 // deliver posts one write for each part. The parts of a batch of small pieces
@@ -216,7 +241,9 @@ func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 		})
 		if err != nil {
 			p.Done(err)
+			continue
 		}
+		d.posted.Add(1)
 	}
 }
 

@@ -2,15 +2,10 @@ package server
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
 
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -26,11 +21,11 @@ func (s *Server) session(id []byte) (*handoff.Session, error) {
 
 // readLocal answers a Read of an engine that maps the arena: the pieces stay
 // where they are, under the loan that the request numbers.
-func (s *cacheService) readLocal(ctx context.Context, req *pb.ReadRequest, load storage.LoadRequest) (*pb.ReadResponse, error) {
+func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.ReadRequest, load storage.LoadRequest) (*pb.ReadResponse, error) {
 	if len(req.GetDestination()) > 0 {
 		return nil, invalid(errors.New("a local read has no destination: the pieces stay in the arena"))
 	}
-	session, err := s.session(req.GetLocalSession())
+	session, err := s.session(sessionID)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -107,28 +102,4 @@ func (s *cacheService) ReturnLoans(_ context.Context, req *pb.ReturnLoansRequest
 	}
 	session.Return(req.GetLoans())
 	return &pb.ReturnLoansResponse{}, nil
-}
-
-// answerLocal is Read over the unix socket.
-func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, request []byte) []byte {
-	var req pb.ReadRequest
-	if err := proto.Unmarshal(request, &req); err != nil {
-		return localFailure(invalid(err))
-	}
-	req.LocalSession = session[:]
-	resp, err := s.Read(ctx, &req)
-	if err != nil {
-		return localFailure(err)
-	}
-	out, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4, 256), resp)
-	if err != nil {
-		return localFailure(err)
-	}
-	return out
-}
-
-// localFailure is the reply with an error.
-func localFailure(err error) []byte {
-	st := status.Convert(err)
-	return append(binary.LittleEndian.AppendUint32(nil, uint32(st.Code())), st.Message()...)
 }

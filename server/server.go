@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -81,15 +82,18 @@ type Options struct {
 
 // Server is a storage node on the network.
 type Server struct {
-	opts    Options
-	node    *storage.Node
-	data    rdma.Engine
-	region  rdma.Region
-	grpc    *grpc.Server
-	cache   *cacheService
-	http    *http.Server
-	windows sync.Map // storage.ReservationID → *openWindow
-	started time.Time
+	opts   Options
+	node   *storage.Node
+	data   rdma.Engine
+	region rdma.Region
+	grpc   *grpc.Server
+	cache  *cacheService
+	calls  *calls
+	http   *http.Server
+	// messages is whether the data plane takes calls.
+	messages atomic.Bool
+	windows  sync.Map // storage.ReservationID → *openWindow
+	started  time.Time
 
 	stopping chan struct{} // closed when streams should end
 	stopOnce sync.Once
@@ -148,6 +152,7 @@ func New(opts Options) (*Server, error) {
 	}
 	s.grpc = grpc.NewServer(grpcOptions...)
 	s.cache = &cacheService{Server: s}
+	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
 	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
 	opts.Registry.MustRegister(&collector{server: s})
@@ -158,6 +163,7 @@ func New(opts Options) (*Server, error) {
 // Serve answers gRPC on control and, if it is not nil, HTTP on web, until
 // Shutdown or until one of them fails.
 func (s *Server) Serve(control, web net.Listener) error {
+	s.messages.Store(s.calls.listen())
 	failed := make(chan error, 3)
 	go func() { failed <- s.grpc.Serve(control) }()
 	running := 1
@@ -183,6 +189,7 @@ func (s *Server) Serve(control, web net.Listener) error {
 // stop ends both servers at once.
 func (s *Server) stop() {
 	s.stopStreams()
+	s.calls.cancel()
 	s.grpc.Stop()
 	_ = s.http.Close() // it only closes listeners and connections
 	if s.opts.Local != nil {
@@ -202,6 +209,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		s.grpc.GracefulStop()
 		close(graceful)
 	}()
+	s.calls.drain(ctx)
 	select {
 	case <-graceful:
 	case <-ctx.Done():

@@ -677,7 +677,12 @@ type DescribeResponse struct {
 	DataPort uint32 `protobuf:"varint,8,opt,name=data_port,json=dataPort,proto3" json:"data_port,omitempty"`
 	// local_id is what the node says of itself on its unix socket; empty if it has
 	// none.
-	LocalId       []byte `protobuf:"bytes,9,opt,name=local_id,json=localId,proto3" json:"local_id,omitempty"`
+	LocalId []byte `protobuf:"bytes,9,opt,name=local_id,json=localId,proto3" json:"local_id,omitempty"`
+	// call_version and call_bytes say that calls may also come as messages over the
+	// data plane (api.Call): in this version, and of so many bytes at most. 0: only
+	// over gRPC, as with nodes that do not know these fields.
+	CallVersion   uint32 `protobuf:"varint,12,opt,name=call_version,json=callVersion,proto3" json:"call_version,omitempty"`
+	CallBytes     uint32 `protobuf:"varint,13,opt,name=call_bytes,json=callBytes,proto3" json:"call_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -773,6 +778,20 @@ func (x *DescribeResponse) GetLocalId() []byte {
 		return x.LocalId
 	}
 	return nil
+}
+
+func (x *DescribeResponse) GetCallVersion() uint32 {
+	if x != nil {
+		return x.CallVersion
+	}
+	return 0
+}
+
+func (x *DescribeResponse) GetCallBytes() uint32 {
+	if x != nil {
+		return x.CallBytes
+	}
+	return 0
 }
 
 type MatchRequest struct {
@@ -3883,7 +3902,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\"\x11\n" +
-	"\x0fDescribeRequest\"\xb2\x02\n" +
+	"\x0fDescribeRequest\"\xf4\x02\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -3894,7 +3913,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fmax_write_bytes\x18\x06 \x01(\x03R\rmaxWriteBytes\x12(\n" +
 	"\x10max_chain_blocks\x18\a \x01(\rR\x0emaxChainBlocks\x12\x1b\n" +
 	"\tdata_port\x18\b \x01(\rR\bdataPort\x12\x19\n" +
-	"\blocal_id\x18\t \x01(\fR\alocalId\"\x93\x01\n" +
+	"\blocal_id\x18\t \x01(\fR\alocalId\x12!\n" +
+	"\fcall_version\x18\f \x01(\rR\vcallVersion\x12\x1d\n" +
+	"\n" +
+	"call_bytes\x18\r \x01(\rR\tcallBytes\"\x93\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +

@@ -26,6 +26,7 @@ var places = []struct {
 	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages stop at the edge; inside there are nouns"},
 	{"github.com/prometheus/client_golang", []string{"server/..."}, "parts count with plain integers; the server shows them"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
+	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/..."}, "the kernel is met in backends, providers and internal/sys; what is above them runs anywhere"},
 	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -150,10 +149,10 @@ func (l *Listener) ID() api.LocalID { return l.id }
 // Path is where the socket is.
 func (l *Listener) Path() string { return l.opts.Path }
 
-// A Handler answers a call that an engine sent over the socket: request is the
-// payload of an api.LocalRead, reply that of an api.LocalReply. ctx ends with the
-// Listener.
-type Handler func(ctx context.Context, session api.LocalID, request []byte) (reply []byte)
+// A Handler answers a call that an engine sent over the socket: msg is an api.Call,
+// which it may keep, and the api.Reply is appended to dst. ctx ends with the
+// engine's connection, and with the Listener.
+type Handler func(ctx context.Context, session api.LocalID, msg, dst []byte) []byte
 
 // Serve accepts engines until Close.
 func (l *Listener) Serve(handle Handler) error {
@@ -278,31 +277,61 @@ const replyWithin = 30 * time.Second
 // converse answers an engine until it hangs up, dies, or sends what it should
 // not: the session lasts as long.
 func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) error {
+	ctx, cancel := context.WithCancel(l.ctx)
+	defer cancel()
 	in := bufio.NewReaderSize(conn, readBufferBytes)
+	var out []byte
+	var back []uint64
 	for {
-		kind, payload, err := api.ReadLocalFrame(in)
+		msg, err := api.ReadLocalFrame(in)
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, syscall.ECONNRESET):
 			return nil
 		case err != nil:
 			return fmt.Errorf("handoff: hung up on an engine: %w", err)
-		case kind == api.LocalReturn && len(payload)%8 == 0:
-			for ; len(payload) > 0; payload = payload[8:] {
-				s.Return([]uint64{binary.LittleEndian.Uint64(payload)})
+		case msg[0] == api.KindReturn:
+			if back, err = api.ParseReturn(back[:0], msg); err != nil {
+				return fmt.Errorf("handoff: hung up on an engine: %w", err)
 			}
-		case kind == api.LocalRead:
-			reply := handle(l.ctx, s.id, payload)
-			out := net.Buffers{api.AppendLocalFrame(nil, api.LocalReply, len(reply)), reply}
-			if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
-				return nil // closed meanwhile
+			s.Return(back)
+		case msg[0] == api.KindCall:
+			// The next message is awaited meanwhile: where the stream's end comes
+			// instead, nobody wants the answer any more.
+			next := make(chan struct{})
+			go func() {
+				defer close(next)
+				if _, err := in.Peek(1); err != nil {
+					cancel()
+				}
+			}()
+			out = handle(ctx, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
+			if !reply(conn, out) {
+				_ = conn.CloseRead() // for the one who waits for the next message
+				<-next
+				return nil
 			}
-			if _, err := out.WriteTo(conn); err != nil {
-				return nil // it has gone, or does not want the answer
+			if cap(out) > keptReplyBytes {
+				out = nil
 			}
+			<-next
 		default:
-			return fmt.Errorf("handoff: hung up on an engine: a frame of kind %d with %d bytes", kind, len(payload))
+			return fmt.Errorf("handoff: hung up on an engine: a message of kind %d with %d bytes", msg[0], len(msg))
 		}
 	}
+}
+
+// keptReplyBytes is the largest reply buffer that is used again.
+const keptReplyBytes = 64 << 10
+
+// reply sends a frame, and reports false where the engine has gone, or does not
+// want the answer.
+func reply(conn *net.UnixConn, frame []byte) bool {
+	api.PutLocalFrame(frame)
+	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
+		return false // closed meanwhile
+	}
+	_, err := conn.Write(frame)
+	return err == nil
 }
 
 // begin opens a session; nil if there are too many.

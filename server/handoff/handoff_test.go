@@ -3,7 +3,6 @@ package handoff_test
 import (
 	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"net"
 	"os"
@@ -32,6 +31,11 @@ type node struct {
 
 func newNode(t testing.TB, edit func(*handoff.Options)) *node {
 	t.Helper()
+	return newNodeServing(t, edit, echo)
+}
+
+func newNodeServing(t testing.TB, edit func(*handoff.Options), handle handoff.Handler) *node {
+	t.Helper()
 	a, err := arena.New(arena.Options{SizeBytes: 1, Shared: true})
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +50,7 @@ func newNode(t testing.TB, edit func(*handoff.Options)) *node {
 	}
 	n := &node{Listener: l, t: t, arena: a}
 	served := make(chan error, 1)
-	go func() { served <- l.Serve(echo) }()
+	go func() { served <- l.Serve(handle) }()
 	t.Cleanup(func() {
 		if err := errors.Join(l.Close(), l.Close(), <-served, a.Close()); err != nil {
 			t.Errorf("close: %v", err)
@@ -55,9 +59,17 @@ func newNode(t testing.TB, edit func(*handoff.Options)) *node {
 	return n
 }
 
-// echo answers with the session and the request.
-func echo(_ context.Context, session api.LocalID, request []byte) []byte {
-	return append(session[:], request...)
+// echo answers with the session and the message.
+func echo(_ context.Context, session api.LocalID, msg, dst []byte) []byte {
+	return append(append(dst, session[:]...), msg...)
+}
+
+// frame is a message on the socket.
+func frame(kind byte, payload string) []byte {
+	f := append(make([]byte, api.LocalFrameHeaderBytes), kind)
+	f = append(f, payload...)
+	api.PutLocalFrame(f)
+	return f
 }
 
 // engine is the other end.
@@ -184,13 +196,12 @@ func TestCalls(t *testing.T) {
 	e := n.connect()
 	in := bufio.NewReader(e.conn)
 	for _, request := range []string{"", "one", strings.Repeat("x", 3<<20)} {
-		frame := append(api.AppendLocalFrame(nil, api.LocalRead, len(request)), request...)
-		if _, err := e.conn.Write(frame); err != nil {
+		if _, err := e.conn.Write(frame(api.KindCall, request)); err != nil {
 			t.Fatal(err)
 		}
-		kind, payload, err := api.ReadLocalFrame(in)
-		if err != nil || kind != api.LocalReply || string(payload) != string(e.hello.Session[:])+request {
-			t.Fatalf("a request of %d bytes: kind %d, %d bytes, %v", len(request), kind, len(payload), err)
+		msg, err := api.ReadLocalFrame(in)
+		if err != nil || string(msg) != string(e.hello.Session[:])+"\x01"+request {
+			t.Fatalf("a request of %d bytes: %d bytes, %v", len(request), len(msg), err)
 		}
 	}
 	var back counter
@@ -199,21 +210,48 @@ func TestCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	loan.Add(back.release)
-	if _, err := e.conn.Write(binary.LittleEndian.AppendUint64(api.AppendLocalFrame(nil, api.LocalReturn, 8), 7)); err != nil {
+	if _, err := e.conn.Write(api.AppendReturn(nil, []uint64{7})); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the loan back", func() bool { return back.Load() == 1 })
 	for name, bad := range map[string]string{
-		"unknown kind": "\x01\x00\x00\x00\x09", "half a number": "\x02\x00\x00\x00\x02x", "no kind": "\x00\x00\x00\x00\x01", "huge": "\xff\xff\xff\xff\x01", "http": "GET / HTTP/1.1\r\n",
+		"unknown kind": "\x01\x00\x00\x00\x09", "half a number": "\x02\x00\x00\x00\x02x", "a reply": "\x01\x00\x00\x00\x03", "no kind": "\x00\x00\x00\x00\x01", "huge": "\xff\xff\xff\xff\x01", "http": "GET / HTTP/1.1\r\n",
 	} {
 		e := n.connect()
 		if _, err := e.conn.Write([]byte(bad)); err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := api.ReadLocalFrame(bufio.NewReader(e.conn)); err == nil {
+		if _, err := api.ReadLocalFrame(bufio.NewReader(e.conn)); err == nil {
 			t.Errorf("%s was answered", name)
 		}
 	}
+}
+
+// TestDeathEndsItsCall: the context of a call ends with the engine that made it,
+// and no other's does.
+func TestDeathEndsItsCall(t *testing.T) {
+	begun, ended := make(chan api.LocalID), make(chan api.LocalID, 2)
+	n := newNodeServing(t, nil, func(ctx context.Context, session api.LocalID, _, dst []byte) []byte {
+		begun <- session
+		<-ctx.Done()
+		ended <- session
+		return dst
+	})
+	dying, living := n.connect(), n.connect()
+	for _, e := range []*engine{dying, living} {
+		if _, err := e.conn.Write(frame(api.KindCall, "")); err != nil {
+			t.Fatal(err)
+		}
+		<-begun
+	}
+	dying.hangUp()
+	if id := <-ended; id != dying.hello.Session {
+		t.Errorf("the call of %v ended; %v has died", id, dying.hello.Session)
+	}
+	if _, err := n.Session(living.hello.Session[:]); err != nil || len(ended) > 0 {
+		t.Errorf("the other engine: session %v, %d calls ended", err, len(ended))
+	}
+	// Close ends the other's.
 }
 
 // TestDeathReturnsLoans: whatever a session holds is returned when its

@@ -43,6 +43,9 @@ type Node struct {
 
 	EventsDropped prometheus.Counter
 
+	Calls          *prometheus.CounterVec // road, method
+	CallsMalformed prometheus.Counter
+
 	RecoverySeconds prometheus.Gauge
 	RecoveredBlocks prometheus.Gauge
 	RejectedEntries prometheus.Gauge
@@ -94,6 +97,9 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		EventsDropped: reg.counter("events_dropped_total", "Events that a slow consumer missed."),
 
+		Calls:          reg.vec2("calls_total", "Calls that came by another road than gRPC: as a message over the data plane, or over the local socket.", "road", "method"),
+		CallsMalformed: reg.counter("calls_malformed_total", "Data sessions ended because a message on them was no call, or a reply found no room."),
+
 		RecoverySeconds: reg.gauge("recovery_seconds", "Time the last start took from opening the volumes to serving."),
 		RecoveredBlocks: reg.gauge("recovery_blocks", "Pieces found in the index at the last start."),
 		RejectedEntries: reg.gauge("recovery_rejected_blocks", "Index entries dropped at the last start because the volumes do not hold them."),
@@ -106,6 +112,12 @@ const prefix = "penstock_"
 
 func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help}, []string{label})
+	r.MustRegister(c)
+	return c
+}
+
+func (r registrar) vec2(name, help, label, other string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help}, []string{label, other})
 	r.MustRegister(c)
 	return c
 }

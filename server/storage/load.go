@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,6 +49,11 @@ type LoadRequest struct {
 	// Keep says that deliver will Keep every part: a piece comes as one part,
 	// however large it is, and what could not be lent is not loaded.
 	Keep bool
+	// UnderWay, if not nil, is called once every piece asked for has been handed
+	// to deliver, which has taken it, and none is lost so far: with the result as
+	// it will be unless a transfer fails. It is called at most once, may be called
+	// after ctx has ended and Load has returned, and must not keep the result.
+	UnderWay func(LoadResult)
 }
 
 // PieceState says what became of a piece.
@@ -200,6 +206,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		defer n.reads.leave()
 		defer close(finished)
 		l.run(ctx)
+		l.underWay(match)
 		l.parts.Wait()
 	}()
 	select {
@@ -209,6 +216,23 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	}
 	l.count()
 	return LoadResult{Match: match, Pieces: l.pieces}, nil
+}
+
+// underWay tells the caller that all he asked for is on its way, if it is.
+func (l *load) underWay(match MatchResult) {
+	if l.req.UnderWay == nil {
+		return
+	}
+	l.mu.Lock()
+	pieces := slices.Clone(l.pieces)
+	l.mu.Unlock()
+	for i := range pieces {
+		if pieces[i].State != 0 {
+			return
+		}
+		pieces[i].State = Delivered
+	}
+	l.req.UnderWay(LoadResult{Match: match, Pieces: pieces})
 }
 
 func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {

@@ -1,0 +1,206 @@
+package api
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// A gRPC call takes several times as long as what it asks for, where the blocks
+// are in memory. So the calls that an engine waits for can come by two other
+// roads, on which a message costs two changes of process: the data-plane session
+// (rdma Send and Recv), and the node's unix socket. Both carry the same two
+// messages, all integers little endian:
+//
+//	call   0      1        2        4            8      16           24         40        48
+//	       │ kind │ method │ flags  │ reply max  │ id   │ timeout    │ trace id │ span id │ request (protobuf)
+//	       │ 1    │ 1      │ 2      │ 4          │ 8    │ 8, in ns   │ 16       │ 8       │
+//
+//	reply  0      1      2         4      8            12     16     24
+//	       │ kind │ zero │ version │ code │ immediates │ zero │ id   │ response (protobuf), or text
+//	       │ 1    │ 1    │ 2       │ 4    │ 4          │ 4    │ 8    │
+//
+//	kind        KindCall or KindReply
+//	flags       bit 0: the caller's span is sampled
+//	reply max   bytes of reply that the caller has room for
+//	id          the caller's number for the call, repeated in the reply
+//	timeout     how long the caller waits; 0: as long as it takes
+//	code        of gRPC; unless it is 0 a text follows that says what is wrong
+//	immediates  of a read: how many the caller must count before its bytes are
+//	            there. The reply may overtake them.
+//
+// A node that gives up a call, or does not read it, lets the caller know by gRPC's
+// codes, or refuses the message (rdma.ErrRefused): then nothing was done, and the
+// call can be made over gRPC.
+const (
+	// CallVersion is DescribeResponse.call_version of this package.
+	CallVersion = 1
+	// CallHeaderBytes and ReplyHeaderBytes precede request and response.
+	CallHeaderBytes  = 48
+	ReplyHeaderBytes = 24
+)
+
+// Kinds of messages. On the data plane others may follow: a receiver passes on
+// what is none of these.
+const (
+	// KindCall is a Call. KindReturn, on the unix socket only, gives loans back:
+	// 8 bytes each follow. KindReply answers a call.
+	KindCall   = 1
+	KindReturn = 2
+	KindReply  = 3
+)
+
+// Method says what a Call asks for: calls of penstock.v1.Cache.
+type Method uint8
+
+const (
+	MethodMatch Method = iota + 1
+	MethodRead
+	MethodReserve
+	MethodCommit
+)
+
+// String returns the method's name in penstock.v1.Cache.
+func (m Method) String() string {
+	switch m {
+	case MethodMatch:
+		return "Match"
+	case MethodRead:
+		return "Read"
+	case MethodReserve:
+		return "Reserve"
+	case MethodCommit:
+		return "Commit"
+	}
+	return fmt.Sprintf("Method(%d)", uint8(m))
+}
+
+// Request and Response return an empty message of the method's; nil for a method
+// that is none.
+func (m Method) Request() proto.Message {
+	switch m {
+	case MethodMatch:
+		return new(pb.MatchRequest)
+	case MethodRead:
+		return new(pb.ReadRequest)
+	case MethodReserve:
+		return new(pb.ReserveRequest)
+	case MethodCommit:
+		return new(pb.CommitRequest)
+	}
+	return nil
+}
+
+// ErrCall is wrapped by every complaint about a message.
+var ErrCall = errors.New("malformed message")
+
+// Trace is the caller's span, as W3C trace context has it; zero: none.
+type Trace struct {
+	TraceID [16]byte
+	SpanID  [8]byte
+	Sampled bool
+}
+
+// Call is the header of a call.
+type Call struct {
+	Method Method
+	ID     uint64
+	// Timeout is how long the caller waits from now; 0: as long as it takes.
+	Timeout time.Duration
+	// ReplyMax is how many bytes of reply the caller has room for, header
+	// included.
+	ReplyMax uint32
+	Trace    Trace
+}
+
+// flagSampled is bit 0 of a call's flags.
+const flagSampled = 1
+
+// Append appends the call with its request. Error: the request's, which is
+// invalid UTF-8 in a string of it.
+func (c Call) Append(dst []byte, request proto.Message) ([]byte, error) {
+	var flags uint16
+	if c.Trace.Sampled {
+		flags |= flagSampled
+	}
+	dst = append(dst, KindCall, byte(c.Method))
+	dst = binary.LittleEndian.AppendUint16(dst, flags)
+	dst = binary.LittleEndian.AppendUint32(dst, c.ReplyMax)
+	dst = binary.LittleEndian.AppendUint64(dst, c.ID)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(max(0, c.Timeout)))
+	dst = append(dst, c.Trace.TraceID[:]...)
+	dst = append(dst, c.Trace.SpanID[:]...)
+	dst, err := proto.MarshalOptions{}.MarshalAppend(dst, request)
+	if err != nil {
+		return nil, fmt.Errorf("api: %v request: %w", c.Method, err)
+	}
+	return dst, nil
+}
+
+// ParseCall takes a call apart; request is a part of msg. Error: ErrCall.
+func ParseCall(msg []byte) (c Call, request []byte, err error) {
+	if len(msg) < CallHeaderBytes || msg[0] != KindCall {
+		return c, nil, fmt.Errorf("api: %d bytes are no call, which has %d and more, of kind %d: %w", len(msg), CallHeaderBytes, KindCall, ErrCall)
+	}
+	c = Call{
+		Method:   Method(msg[1]),
+		ReplyMax: binary.LittleEndian.Uint32(msg[4:]),
+		ID:       binary.LittleEndian.Uint64(msg[8:]),
+		Trace:    Trace{TraceID: [16]byte(msg[24:40]), SpanID: [8]byte(msg[40:48])},
+	}
+	flags := binary.LittleEndian.Uint16(msg[2:])
+	timeout := binary.LittleEndian.Uint64(msg[16:])
+	switch {
+	case c.Method.Request() == nil:
+		return Call{}, nil, fmt.Errorf("api: a call of method %d, which version %d does not have: %w", msg[1], CallVersion, ErrCall)
+	case flags&^flagSampled != 0:
+		return Call{}, nil, fmt.Errorf("api: a call with flags %#x, which version %d does not have: %w", flags, CallVersion, ErrCall)
+	case timeout > math.MaxInt64:
+		return Call{}, nil, fmt.Errorf("api: a call with a timeout of %d ns: %w", timeout, ErrCall)
+	case c.ReplyMax < ReplyHeaderBytes:
+		return Call{}, nil, fmt.Errorf("api: a call with room for %d bytes of reply; an empty one has %d: %w", c.ReplyMax, ReplyHeaderBytes, ErrCall)
+	}
+	c.Timeout, c.Trace.Sampled = time.Duration(timeout), flags&flagSampled != 0
+	return c, msg[CallHeaderBytes:], nil
+}
+
+// Reply is the header of a reply.
+type Reply struct {
+	ID uint64
+	// Code is gRPC's; unless it is 0, text follows that says what is wrong.
+	Code uint32
+	// Immediates are what the caller of a read has to count.
+	Immediates uint32
+}
+
+// Append appends the header; what follows is the caller's to append.
+func (r Reply) Append(dst []byte) []byte {
+	dst = append(dst, KindReply, 0)
+	dst = binary.LittleEndian.AppendUint16(dst, CallVersion)
+	dst = binary.LittleEndian.AppendUint32(dst, r.Code)
+	dst = binary.LittleEndian.AppendUint32(dst, r.Immediates)
+	dst = binary.LittleEndian.AppendUint32(dst, 0)
+	return binary.LittleEndian.AppendUint64(dst, r.ID)
+}
+
+// ParseReply takes a reply apart; body is a part of msg. Error: ErrCall.
+func ParseReply(msg []byte) (r Reply, body []byte, err error) {
+	if len(msg) < ReplyHeaderBytes || msg[0] != KindReply {
+		return r, nil, fmt.Errorf("api: %d bytes are no reply, which has %d and more, of kind %d: %w", len(msg), ReplyHeaderBytes, KindReply, ErrCall)
+	}
+	if version := binary.LittleEndian.Uint16(msg[2:]); version != CallVersion || msg[1] != 0 || binary.LittleEndian.Uint32(msg[12:]) != 0 {
+		return r, nil, fmt.Errorf("api: a reply of version %d, or with reserved bytes that are not zero; this program speaks %d: %w", version, CallVersion, ErrCall)
+	}
+	r = Reply{
+		ID:         binary.LittleEndian.Uint64(msg[16:]),
+		Code:       binary.LittleEndian.Uint32(msg[4:]),
+		Immediates: binary.LittleEndian.Uint32(msg[8:]),
+	}
+	return r, msg[ReplyHeaderBytes:], nil
+}

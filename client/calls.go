@@ -1,0 +1,353 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock-kv/penstock/api"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+const (
+	// callsMax is how many calls of a Store may have a reply to come as a message.
+	// Each has a receive buffer of replyBytes: 4 MiB. The others go over gRPC.
+	callsMax   = 64
+	replyBytes = 64 << 10
+)
+
+// calls are the calls under way as messages over the data plane. The engine's
+// receive buffers are theirs.
+type calls struct {
+	store *Store
+	// on is whether there are receive buffers: set before Open returns.
+	on  bool
+	ids atomic.Uint64
+	// slots has an element for each call whose reply may still come, so that
+	// every reply finds a buffer: also for those that were given up.
+	slots chan struct{}
+
+	mu      sync.Mutex
+	pending map[uint64]*call
+}
+
+// call is one call under way. Whoever takes it out of calls.pending brings it to
+// its end.
+type call struct {
+	road *road
+	// imm is carried by what the call makes the node write; set only where it is
+	// waited for.
+	imm uint32
+
+	// done receives once, when reply, body and err are settled.
+	done  chan struct{}
+	reply api.Reply
+	body  []byte
+	err   error
+
+	// givenUp, expect and timer are guarded by calls.mu.
+	givenUp bool
+	expect  *rdma.Expectation
+	timer   *time.Timer
+}
+
+func (c *call) finish(err error) {
+	c.err = err
+	c.done <- struct{}{}
+}
+
+// road is the way to one node by messages, as long as its session lasts.
+type road struct {
+	calls *calls
+	peer  rdma.EngineID
+	// callBytes is the longest call that the node takes; 0: none.
+	callBytes int
+	// gone is set when the data-plane session has ended.
+	gone atomic.Bool
+	// watch is an immediate that never comes: it ends with the session.
+	watch *rdma.Expectation
+}
+
+// errNoRoad says that a call was not made as a message, and nothing was done: it
+// can go over gRPC. It never leaves the package.
+var errNoRoad = errors.New("not by message")
+
+func (c *calls) init(s *Store) {
+	c.store, c.slots, c.pending = s, make(chan struct{}, callsMax), make(map[uint64]*call)
+}
+
+// listen takes the engine's receive buffers. It is called when the Store is open:
+// an Open that failed leaves them to the next.
+func (c *calls) listen() {
+	s := c.store
+	err := s.opts.Engine.Recv(callsMax, replyBytes, c.receive)
+	c.on = err == nil
+	if err != nil {
+		s.opts.Logger.Info("calls go over gRPC only: the transfer engine's receive buffers cannot be used", "err", err)
+	}
+}
+
+// openRoad watches the data-plane session with a node. version and bytes are what
+// the node says of the messages that it takes.
+func (c *calls) openRoad(peer rdma.EngineID, version, bytes uint32) (*road, error) {
+	r := &road{calls: c, peer: peer}
+	if version == api.CallVersion {
+		r.callBytes = int(bytes)
+	}
+	for {
+		var err error
+		r.watch, err = c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: c.store.imms.Add(1), Count: 1, From: []rdma.EngineID{peer}, Done: func(error) { r.end() }})
+		if !errors.Is(err, rdma.ErrExists) {
+			return r, err
+		}
+	}
+}
+
+// close ends the road while the data-plane session may go on.
+func (r *road) close() {
+	r.watch.Cancel()
+	r.end()
+}
+
+// end fails the calls under way: their replies will not come, or nobody is to
+// wait for them.
+func (r *road) end() {
+	r.gone.Store(true)
+	c := r.calls
+	var ended []*call
+	c.mu.Lock()
+	for id, x := range c.pending {
+		if x.road == r {
+			delete(c.pending, id)
+			ended = append(ended, x)
+		}
+	}
+	c.mu.Unlock()
+	for _, x := range ended {
+		<-c.slots
+		x.finish(status.Error(codes.Unavailable, "the data-plane session has ended"))
+	}
+}
+
+// take takes a call out of pending; nil if it is not there.
+func (c *calls) take(id uint64, from rdma.EngineID) *call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x := c.pending[id]
+	if x == nil || x.road.peer != from {
+		return nil
+	}
+	delete(c.pending, id)
+	return x
+}
+
+// receive is called with one message after the other.
+func (c *calls) receive(from rdma.EngineID, msg []byte) {
+	if len(msg) > 0 && msg[0] != api.KindReply && c.store.opts.Messages != nil {
+		c.store.opts.Messages(from, msg)
+		return
+	}
+	reply, body, err := api.ParseReply(msg)
+	if err != nil {
+		// Whose reply it was to be is not known: all of them are tried again.
+		c.store.opts.Logger.Error("data-plane session ended: a message is not to be understood", "peer", from.String(), "err", err)
+		c.store.opts.Engine.Disconnect(from)
+		return
+	}
+	x := c.take(reply.ID, from)
+	if x == nil {
+		return // its road has ended
+	}
+	<-c.slots
+	x.reply, x.body = reply, bytes.Clone(body)
+	if reply.Immediates == 0 || reply.Code != 0 {
+		x.finish(nil)
+		return
+	}
+	c.awaitImmediates(x)
+}
+
+// awaitImmediates finishes x when what it asked for is in place. The caller wakes
+// once, for reply and bytes together.
+func (c *calls) awaitImmediates(x *call) {
+	expect, err := c.store.opts.Engine.ExpectImm(rdma.Expect{Imm: x.imm, Count: x.reply.Immediates, From: []rdma.EngineID{x.road.peer}, Done: func(err error) { c.landed(x, err) }})
+	if err != nil {
+		x.finish(err)
+		return
+	}
+	c.mu.Lock()
+	x.expect = expect
+	givenUp := x.givenUp
+	c.mu.Unlock()
+	if givenUp {
+		expect.Cancel()
+	}
+}
+
+// landed ends a call whose reply has come.
+func (c *calls) landed(x *call, err error) {
+	switch {
+	case errors.Is(err, rdma.ErrPeerDied):
+		err = status.Error(codes.Unavailable, err.Error())
+	case errors.Is(err, rdma.ErrClosed):
+		err = fmt.Errorf("transfer engine: %w", err)
+	}
+	x.finish(err)
+}
+
+// giveUp is the end of the caller's wait. Nothing of x is used after it.
+func (c *calls) giveUp(x *call) {
+	c.mu.Lock()
+	x.givenUp = true
+	expect := x.expect
+	c.mu.Unlock()
+	if expect != nil {
+		expect.Cancel()
+	}
+}
+
+// replyMax bounds the reply to a read of so many pieces and checksums, and to
+// other calls for so many pieces.
+func replyMax(pieces, sums int) int {
+	const head, piece = 1 << 10, 192
+	return head + piece*pieces + 8*sums
+}
+
+// do makes a call as a message and returns the reply's body when, with its
+// immediates imm, all it asked for is there. replyMax is how long the reply may
+// become. Errors: errNoRoad, a gRPC status, ctx's, those of rdma.
+func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint32, replyMax int) (_ []byte, err error) {
+	c := r.calls
+	size := api.CallHeaderBytes + proto.Size(req)
+	if !c.on || size > r.callBytes || replyMax > replyBytes || r.gone.Load() {
+		return nil, errNoRoad
+	}
+	select {
+	case c.slots <- struct{}{}:
+	default:
+		return nil, errNoRoad
+	}
+	ctx, span := startSpan(ctx, roadMessage, m)
+	defer func() { endSpan(span, err) }()
+	head := newCall(ctx, m, c.ids.Add(1), replyBytes, span)
+	msg, err := head.Append(make([]byte, 0, size), req)
+	if err != nil {
+		<-c.slots
+		return nil, err
+	}
+	x := &call{road: r, imm: imm, done: make(chan struct{}, 1)}
+	c.mu.Lock()
+	c.pending[head.ID] = x
+	c.mu.Unlock()
+	err = c.store.opts.Engine.Send(ctx, r.peer, msg, func(err error) { c.sent(head.ID, r, err) })
+	if err != nil {
+		if c.take(head.ID, r.peer) == nil {
+			<-x.done // the session ended meanwhile
+		} else {
+			<-c.slots
+		}
+		if errors.Is(err, rdma.ErrNoPeer) {
+			err = status.Error(codes.Unavailable, err.Error())
+		}
+		return nil, err
+	}
+	select {
+	case <-x.done:
+	case <-ctx.Done():
+		c.giveUp(x)
+		return nil, ctx.Err()
+	}
+	switch {
+	case x.err != nil:
+		return nil, x.err
+	case codes.Code(x.reply.Code) == codes.OutOfRange && (m == api.MethodRead || m == api.MethodMatch):
+		return nil, errNoRoad
+	case x.reply.Code != 0:
+		return nil, status.Error(codes.Code(x.reply.Code), string(x.body))
+	}
+	return x.body, nil
+}
+
+// sent ends a call whose message was not taken.
+func (c *calls) sent(id uint64, r *road, err error) {
+	if err == nil {
+		return
+	}
+	x := c.take(id, r.peer)
+	if x == nil {
+		return
+	}
+	<-c.slots
+	if errors.Is(err, rdma.ErrRefused) {
+		x.finish(errNoRoad)
+		return
+	}
+	x.finish(status.Error(codes.Unavailable, err.Error()))
+}
+
+// newCall is the header of a call, with the time that is left to ctx and the span.
+func newCall(ctx context.Context, m api.Method, id uint64, replyMax uint32, span trace.Span) api.Call {
+	c := api.Call{Method: m, ID: id, ReplyMax: replyMax}
+	if deadline, ok := ctx.Deadline(); ok {
+		c.Timeout = max(1, time.Until(deadline))
+	}
+	if sc := span.SpanContext(); sc.IsValid() {
+		c.Trace = api.Trace{TraceID: sc.TraceID(), SpanID: sc.SpanID(), Sampled: sc.IsSampled()}
+	}
+	return c
+}
+
+// The roads of calls that do not go over gRPC, as spans name them.
+const (
+	roadMessage = "message"
+	roadSocket  = "socket"
+)
+
+// startSpan begins the span of a call that does not go over gRPC.
+func startSpan(ctx context.Context, road string, m api.Method) (context.Context, trace.Span) {
+	return otel.Tracer("github.com/penstock-kv/penstock/client").Start(ctx, "penstock.v1.Cache/"+m.String(),
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attribute.String("penstock.road", road)))
+}
+
+func endSpan(span trace.Span, err error) {
+	if err != nil {
+		span.RecordError(err)
+	}
+	span.End()
+}
+
+// message is a pointer to a response of penstock.v1.
+type message[T any] interface {
+	*T
+	proto.Message
+}
+
+// ask makes a call by message, or, where that road is not open or full, over
+// gRPC. byMessage says which it was: then the immediates of a read have been
+// counted.
+func ask[T any, R message[T]](ctx context.Context, sess *session, m api.Method, req proto.Message, imm uint32, replyMax int, overGRPC func() (R, error)) (_ R, byMessage bool, _ error) {
+	body, err := sess.road.do(ctx, m, req, imm, replyMax)
+	if errors.Is(err, errNoRoad) {
+		resp, err := overGRPC()
+		return resp, false, err
+	}
+	if err != nil {
+		return nil, true, err
+	}
+	resp := R(new(T))
+	if err := proto.Unmarshal(body, resp); err != nil {
+		return nil, true, fmt.Errorf("%v reply: %w: %w", m, api.ErrCall, err)
+	}
+	return resp, true, nil
+}
