@@ -64,15 +64,17 @@ type Submit struct {
 	Request Request
 }
 
-// GroupUp is a group that begins or returns. A group that is known already is
-// replaced: whatever was assigned to it and not finished is planned anew.
+// GroupUp is a group that begins or returns. Of a group that is known already,
+// what it still holds goes on; whatever else was assigned to it and not finished
+// is planned anew.
 type GroupUp struct {
 	At      time.Duration
 	Group   GroupID
 	Role    Role
 	Engines []EngineSpec
-	// Holding are the requests that the group's engines are working on, after a
-	// restart of the planner: they count, and are not planned again.
+	// Holding are the requests that the group's engines are working on, when the
+	// planner was restarted or the group lost touch with it: they count, and are
+	// not planned again.
 	Holding []Held
 }
 

@@ -72,8 +72,6 @@ type node struct {
 	id    NodeID
 	queue int
 	rate  float64
-	// best is the highest rate ever reported: what the NIC can do.
-	best  float64
 	total uint64 // tokens assigned since the planner was made
 	since []assigned
 	// engines counts those that are up; a node without is not read through.
@@ -222,8 +220,33 @@ func (p *Planner) submit(q *Request) {
 	r.decodeAt = p.unrouted.PushBack(r)
 }
 
-// groupUp makes a group known, and what it holds.
+// groupUp makes a group known, and what it holds. What a group that returns
+// still holds goes on where it was; the rest of what it had is planned anew.
 func (p *Planner) groupUp(e *GroupUp) {
+	g := &group{id: e.Group, role: e.Role, heard: p.now, heapAt: -1}
+	fresh := make(map[EngineID]*engine, len(e.Engines))
+	for _, s := range e.Engines {
+		n := p.nodes[s.Node]
+		if n == nil {
+			n = &node{id: s.Node, rate: p.opts.ReadRate}
+			p.nodes[s.Node] = n
+		}
+		n.engines++
+		en := &engine{id: s.Engine, group: g, node: n, hbm: s.HBMTokens}
+		fresh[s.Engine] = en
+		g.engines = append(g.engines, en)
+		g.hbmMax = max(g.hbmMax, s.HBMTokens)
+	}
+	for i := range e.Holding {
+		h := &e.Holding[i]
+		r, en := p.requests[h.Request.ID], fresh[h.Engine]
+		if r == nil || en == nil {
+			continue
+		}
+		if old := r.engineOf(g.role); old != nil && old.id == h.Engine && old.group.id == g.id && old.group.role == g.role {
+			r.setEngine(g.role, en)
+		}
+	}
 	if old := p.groups[e.Group]; old != nil {
 		p.groupDown(old)
 	}
@@ -232,20 +255,10 @@ func (p *Planner) groupUp(e *GroupUp) {
 			p.groupDown(other.group)
 		}
 	}
-	g := &group{id: e.Group, role: e.Role, heard: p.now, heapAt: -1}
-	for _, s := range e.Engines {
-		n := p.nodes[s.Node]
-		if n == nil {
-			n = &node{id: s.Node, rate: p.opts.ReadRate, best: p.opts.ReadRate}
-			p.nodes[s.Node] = n
-		}
-		n.engines++
-		en := &engine{id: s.Engine, group: g, node: n, hbm: s.HBMTokens}
-		p.engines[s.Engine] = en
-		g.engines = append(g.engines, en)
-		g.hbmMax = max(g.hbmMax, s.HBMTokens)
+	for _, en := range g.engines {
+		p.engines[en.id] = en
 	}
-	p.groups[e.Group] = g
+	p.groups[g.id] = g
 	at, _ := slices.BinarySearchFunc(p.order, g.id, func(a *group, id GroupID) int { return cmp.Compare(a.id, id) })
 	p.order = slices.Insert(p.order, at, g)
 	if g.role == Decode {
@@ -406,7 +419,6 @@ func (p *Planner) reportNode(rep *NodeReport, seen uint64) {
 	}
 	if rep.Rate > 0 {
 		n.rate = rep.Rate
-		n.best = max(n.best, rep.Rate)
 	}
 }
 

@@ -38,6 +38,15 @@ func (r *request) engineOf(s Role) *engine {
 	return r.de
 }
 
+// setEngine is the inverse.
+func (r *request) setEngine(s Role, en *engine) {
+	if s == Prefill {
+		r.pe = en
+	} else {
+		r.de = en
+	}
+}
+
 // start says Start: both engines are known, and who reads what.
 func (p *Planner) start(r *request) {
 	r.phase, r.started = serving, p.now

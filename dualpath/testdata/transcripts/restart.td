@@ -50,3 +50,62 @@ waiting for prefill 0, for a decode group 0, loading 0
 stats
 ----
 {Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:2}
+
+# A decode group loses touch and comes back with one of its two requests: that one goes on, nobody is told anything; the
+# other is planned anew.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=1000
+----
+nothing
+
+submit id=1 prompt=300 hit=256
+----
+nothing
+
+submit id=2 prompt=300 hit=256
+----
+nothing
+
+fetch group=2
+----
+1 assign request 1: decode engine 2
+2 assign request 2: decode engine 2
+
+fetch group=1
+----
+3 assign request 1: prefill engine 1
+4 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+5 assign request 2: prefill engine 1
+6 start request 2: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
+----
+7 abort request 2: engine 1; its group is gone
+
+fetch group=2
+----
+8 assign request 2: decode engine 2
+
+progress at=20 request=1 side=prefill upto=128
+----
+nothing
+
+fetch group=1
+----
+9 assign request 2: prefill engine 1
+10 start request 2: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+state
+----
+prefill group 1
+  engine 1 node 1: tok 900, seq 3; read queue 384 at 10000 tokens/s
+decode group 2, 0 queued, total 300
+  engine 2 node 2: tok 300, seq 1, hbm 700; read queue 384 at 10000 tokens/s
+waiting for prefill 0, for a decode group 0, loading 2
