@@ -1,0 +1,137 @@
+package simrdma
+
+import "time"
+
+// step is what an event does.
+type step uint8
+
+const (
+	stepAdmit step = iota
+	stepPlace
+	stepRepeat // place again
+	stepAnswer // the sender's completion
+	stepBreak  // an endpoint learns that it is broken
+	stepPipe   // bytes of a control connection arrive
+)
+
+// event is something that will happen. It holds what it is about by value, so
+// that scheduling allocates nothing.
+type event struct {
+	at    time.Duration
+	order uint64
+	step  step
+	piece uint8
+	// life is the flight's when the event was made: a flight that is used again
+	// is none of its business.
+	life   uint32
+	flight *flight
+	ep     *Endpoint
+	pipe   *pipe
+}
+
+// events is a heap, the next on top.
+type events []event
+
+func (h events) less(i, j int) bool {
+	if h[i].at != h[j].at {
+		return h[i].at < h[j].at
+	}
+	return h[i].order < h[j].order
+}
+
+func (h *events) push(e event) {
+	*h = append(*h, e)
+	for i := len(*h) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !h.less(i, up) {
+			return
+		}
+		(*h)[i], (*h)[up] = (*h)[up], (*h)[i]
+		i = up
+	}
+}
+
+func (h *events) pop() event {
+	s := *h
+	top, last := s[0], len(s)-1
+	s[0], s[last] = s[last], event{}
+	*h = s[:last]
+	for i := 0; ; {
+		least := i
+		for k := 2*i + 1; k <= 2*i+2 && k < last; k++ {
+			if h.less(k, least) {
+				least = k
+			}
+		}
+		if least == i {
+			return top
+		}
+		s[i], s[least] = s[least], s[i]
+		i = least
+	}
+}
+
+// now is the time since the fabric was made.
+func (f *Fabric) now() time.Duration { return time.Since(f.start) }
+
+// scheduleLocked makes e happen at its time.
+func (f *Fabric) scheduleLocked(e event) {
+	e.order = f.order
+	f.order++
+	f.events.push(e)
+	f.armLocked()
+}
+
+// armLocked sets the timer to the next event.
+func (f *Fabric) armLocked() {
+	if len(f.events) == 0 {
+		return
+	}
+	at := f.events[0].at
+	if f.alarm != noAlarm && f.alarm <= at {
+		return
+	}
+	f.alarm = at
+	wait := max(at-f.now(), 0)
+	if f.timer == nil {
+		f.timer = time.AfterFunc(wait, f.run)
+		return
+	}
+	f.timer.Reset(wait)
+}
+
+// run does what is due.
+func (f *Fabric) run() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.alarm = noAlarm
+	now := f.now()
+	for len(f.events) > 0 && f.events[0].at <= now {
+		e := f.events.pop()
+		// One step, then those who wait for the lock: a NIC does not stop a CPU.
+		f.doLocked(e)
+	}
+	f.armLocked()
+}
+
+// doLocked performs one event.
+func (f *Fabric) doLocked(e event) {
+	if e.flight != nil && e.flight.life != e.life {
+		if e.step == stepRepeat {
+			f.counts.Suppressed++
+		}
+		return
+	}
+	switch e.step {
+	case stepAdmit:
+		f.admitLocked(e)
+	case stepPlace, stepRepeat:
+		f.placeLocked(e)
+	case stepAnswer:
+		f.answerLocked(e)
+	case stepBreak:
+		e.ep.breakLocked(e.ep.why)
+	case stepPipe:
+		e.pipe.arriveLocked()
+	}
+}

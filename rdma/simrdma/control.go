@@ -1,0 +1,331 @@
+package simrdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+)
+
+// Addr is the address of a host, or of one end of a control connection.
+type Addr string
+
+// Network returns "sim".
+func (Addr) Network() string { return "sim" }
+
+// String returns the address.
+func (a Addr) String() string { return string(a) }
+
+// listener takes control connections to a host.
+type listener struct {
+	f    *Fabric
+	addr Addr
+	// What follows is guarded by the fabric's lock.
+	waiting []net.Conn
+	closed  bool
+	came    sync.Cond
+}
+
+// acceptMax is how many connections wait for Accept.
+const acceptMax = 128
+
+// Listen takes control connections to host. They are streams of bytes, delayed by
+// ControlDelay, held back by Part, and silent for good after KillHost.
+func (f *Fabric) Listen(host string) (net.Listener, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.listeners[host] != nil {
+		return nil, fmt.Errorf("simrdma: %s listens already", host)
+	}
+	l := &listener{f: f, addr: Addr(host), came: sync.Cond{L: &f.mu}}
+	f.listeners[host] = l
+	return l, nil
+}
+
+// Dial opens a control connection between two hosts.
+func (f *Fabric) Dial(ctx context.Context, from, to string) (net.Conn, error) {
+	f.mu.Lock()
+	dead := f.deadHosts[to] || f.deadHosts[from]
+	f.mu.Unlock()
+	if dead { // nobody answers
+		<-ctx.Done()
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("simrdma: dial %s: %w", to, err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := f.listeners[to]
+	if l == nil || l.closed || len(l.waiting) >= acceptMax {
+		return nil, fmt.Errorf("simrdma: dial %s: connection refused", to)
+	}
+	out, back := f.newPipe(from, to), f.newPipe(to, from)
+	dialed := &conn{f: f, in: back, out: out, local: Addr(from), remote: Addr(to)}
+	accepted := &conn{f: f, in: out, out: back, local: Addr(to), remote: Addr(from)}
+	l.waiting = append(l.waiting, accepted)
+	l.came.Signal()
+	return dialed, nil
+}
+
+// Accept returns the next connection.
+func (l *listener) Accept() (net.Conn, error) {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	for len(l.waiting) == 0 && !l.closed {
+		l.came.Wait()
+	}
+	if l.closed {
+		return nil, fmt.Errorf("simrdma: accept on %s: %w", l.addr, net.ErrClosed)
+	}
+	c := l.waiting[0]
+	l.waiting = append(l.waiting[:0], l.waiting[1:]...)
+	return c, nil
+}
+
+// Close ends the listener, and the connections that nobody accepted.
+func (l *listener) Close() error {
+	l.f.mu.Lock()
+	waiting := l.waiting
+	first := !l.closed
+	l.closed, l.waiting = true, nil
+	if l.f.listeners[string(l.addr)] == l {
+		delete(l.f.listeners, string(l.addr))
+	}
+	l.came.Broadcast()
+	l.f.mu.Unlock()
+	for _, c := range waiting {
+		_ = c.Close()
+	}
+	if !first {
+		return fmt.Errorf("simrdma: close %s: %w", l.addr, net.ErrClosed)
+	}
+	return nil
+}
+
+// Addr returns the host's.
+func (l *listener) Addr() net.Addr { return l.addr }
+
+// pipe is one direction of a control connection. All of it is guarded by the
+// fabric's lock.
+type pipe struct {
+	f        *Fabric
+	from, to string
+	luck     draws
+	// sent are bytes on their way, in chunks; there holds what arrived.
+	sent  []chunk
+	there []byte
+	held  bool // by Part
+	last  time.Duration
+	// bytes is the sum of both. Invariant: bytes <= ControlBuffer.
+	bytes int
+	// over: the writer closed, and all that it sent has arrived. deaf: the reader
+	// closed.
+	over, deaf bool
+	changed    sync.Cond
+}
+
+// chunk is what one Write sent; nil is the end.
+type chunk struct {
+	at   time.Duration
+	data []byte
+}
+
+func (f *Fabric) newPipe(from, to string) *pipe {
+	return &pipe{f: f, from: from, to: to, luck: drawsOf(f.seed, hash("pipe"), hash(from), hash(to)), changed: sync.Cond{L: &f.mu}}
+}
+
+// sendLocked puts a chunk on its way, behind those before it.
+func (p *pipe) sendLocked(data []byte) {
+	p.last = max(p.f.now()+p.luck.within(p.f.opts.ControlDelay), p.last)
+	p.sent = append(p.sent, chunk{at: p.last, data: data})
+	p.bytes += len(data)
+	p.f.scheduleLocked(event{at: p.last, step: stepPipe, pipe: p})
+}
+
+// arriveLocked delivers the chunks whose time has come, unless the way is closed.
+func (p *pipe) arriveLocked() {
+	if p.f.deadHosts[p.from] || p.f.deadHosts[p.to] {
+		return // what fills the buffer stays there: silence
+	}
+	if p.f.parted[pairOf(p.from, p.to)] {
+		if !p.held {
+			p.held = true
+			p.f.held = append(p.f.held, p)
+		}
+		return
+	}
+	p.pumpLocked()
+}
+
+// pumpLocked delivers the chunks whose time has come.
+func (p *pipe) pumpLocked() {
+	now := p.f.now()
+	for len(p.sent) > 0 && p.sent[0].at <= now {
+		c := p.sent[0]
+		p.sent = append(p.sent[:0], p.sent[1:]...)
+		if c.data == nil {
+			p.over = true
+		} else if p.deaf {
+			p.bytes -= len(c.data)
+		} else {
+			p.there = append(p.there, c.data...)
+		}
+	}
+	p.changed.Broadcast()
+}
+
+// conn is one end of a control connection.
+type conn struct {
+	f             *Fabric
+	in, out       *pipe
+	local, remote Addr
+	// What follows is guarded by the fabric's lock.
+	closed      bool
+	read, write deadline
+}
+
+var _ net.Conn = (*conn)(nil)
+
+// deadline is when a call gives up; its timer wakes those who wait.
+type deadline struct {
+	at    time.Time
+	timer *time.Timer
+}
+
+func (d *deadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
+
+// setLocked moves the deadline.
+func (d *deadline) setLocked(p *pipe, at time.Time) {
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	d.at = at
+	if wait := time.Until(at); !at.IsZero() && wait > 0 {
+		d.timer = time.AfterFunc(wait, func() {
+			p.f.mu.Lock()
+			defer p.f.mu.Unlock()
+			p.changed.Broadcast()
+		})
+	}
+	p.changed.Broadcast()
+}
+
+var errReset = errors.New("connection reset by peer")
+
+// Read takes what has arrived.
+func (c *conn) Read(b []byte) (int, error) {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	p := c.in
+	for {
+		switch {
+		case c.closed:
+			return 0, c.failed("read", net.ErrClosed)
+		case c.read.passed():
+			return 0, c.failed("read", os.ErrDeadlineExceeded)
+		case len(b) == 0:
+			return 0, nil
+		case len(p.there) > 0:
+			n := copy(b, p.there)
+			p.there = append(p.there[:0], p.there[n:]...)
+			p.bytes -= n
+			p.changed.Broadcast()
+			return n, nil
+		case p.over:
+			return 0, io.EOF
+		}
+		p.changed.Wait()
+	}
+}
+
+// Write sends all of b, waiting for room as needed.
+func (c *conn) Write(b []byte) (int, error) {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	p := c.out
+	for n := 0; ; {
+		switch room := c.f.opts.ControlBuffer - p.bytes; {
+		case c.closed:
+			return n, c.failed("write", net.ErrClosed)
+		case c.write.passed():
+			return n, c.failed("write", os.ErrDeadlineExceeded)
+		case p.deaf:
+			return n, c.failed("write", errReset)
+		case n == len(b):
+			return n, nil
+		case room > 0:
+			part := b[n:min(n+room, len(b))]
+			p.sendLocked(append([]byte{}, part...))
+			n += len(part)
+			continue
+		}
+		p.changed.Wait()
+	}
+}
+
+// failed wraps an error as net's connections do.
+func (c *conn) failed(op string, err error) error {
+	return &net.OpError{Op: op, Net: "sim", Source: c.local, Addr: c.remote, Err: err}
+}
+
+// Close ends both directions; the peer reads what was sent, then EOF.
+func (c *conn) Close() error {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	if c.closed {
+		return c.failed("close", net.ErrClosed)
+	}
+	c.closed = true
+	c.read.setLocked(c.in, time.Time{})
+	c.write.setLocked(c.out, time.Time{})
+	c.out.sendLocked(nil)
+	if !c.f.deadHosts[c.in.from] && !c.f.deadHosts[c.in.to] {
+		c.in.deaf = true
+		c.in.bytes -= len(c.in.there)
+		c.in.there = nil
+	}
+	c.in.changed.Broadcast()
+	c.out.changed.Broadcast()
+	return nil
+}
+
+// LocalAddr is the host on this side.
+func (c *conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr is the host on the other side.
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
+
+// SetDeadline is SetReadDeadline and SetWriteDeadline.
+func (c *conn) SetDeadline(t time.Time) error {
+	if err := c.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return c.SetWriteDeadline(t)
+}
+
+// SetReadDeadline ends reads at t.
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	if c.closed {
+		return c.failed("set", net.ErrClosed)
+	}
+	c.read.setLocked(c.in, t)
+	return nil
+}
+
+// SetWriteDeadline ends writes at t.
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.f.mu.Lock()
+	defer c.f.mu.Unlock()
+	if c.closed {
+		return c.failed("set", net.ErrClosed)
+	}
+	c.write.setLocked(c.out, t)
+	return nil
+}

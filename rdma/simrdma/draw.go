@@ -1,0 +1,57 @@
+package simrdma
+
+import "time"
+
+// Span is a range of durations, both ends possible.
+type Span struct {
+	Min, Max time.Duration
+}
+
+// draws is a stream of random numbers, small enough to keep one for each Work:
+// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+// OOPSLA 2014).
+type draws struct {
+	state uint64
+}
+
+// drawsOf is the stream of a thing with those coordinates.
+func drawsOf(seed uint64, coordinates ...uint64) draws {
+	d := draws{state: seed}
+	for _, c := range coordinates {
+		d.state = d.next() ^ c
+	}
+	return d
+}
+
+// next is a 64-bit number.
+func (d *draws) next() uint64 {
+	d.state += 0x9e3779b97f4a7c15
+	z := d.state
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// chance is true with probability p.
+func (d *draws) chance(p float64) bool { return float64(d.next()>>11)/(1<<53) < p }
+
+// below is a number under n, which is at least 1. The bias of the remainder is
+// of no account at such n.
+func (d *draws) below(n int) int { return int(d.next() % uint64(n)) }
+
+// within is a duration of s.
+func (d *draws) within(s Span) time.Duration {
+	if s.Max <= s.Min {
+		return s.Min
+	}
+	return s.Min + time.Duration(d.next()%uint64(s.Max-s.Min+1))
+}
+
+// hash is FNV-1a of a name.
+func hash(name string) uint64 {
+	h := uint64(14695981039346656037)
+	for _, c := range []byte(name) {
+		h = (h ^ uint64(c)) * 1099511628211
+	}
+	return h
+}

@@ -1,0 +1,138 @@
+package simrdma
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Memory is memory that one NIC knows, or a window of it.
+type Memory struct {
+	d      *Domain
+	parent *Memory // nil of a registration
+	key    uint64
+	base   uint64
+	buf    []byte
+
+	// What follows is guarded by the fabric's lock.
+	closed  bool
+	windows int // open ones
+	reads   int // Works in flight that have it as their source
+}
+
+var _ group.Memory = (*Memory)(nil)
+
+// Register makes mem known to the NIC.
+func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
+	if opts.DMABuf != nil || opts.Device != "" {
+		return nil, fmt.Errorf("simrdma: memory of device %q: there are no devices: %w", opts.Device, rdma.ErrUnsupported)
+	}
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("simrdma: register no memory: %w", rdma.ErrRange)
+	}
+	d.f.mu.Lock()
+	defer d.f.mu.Unlock()
+	if err := d.usableLocked("register memory"); err != nil {
+		return nil, err
+	}
+	m := &Memory{d: d, buf: mem}
+	if d.opts.VirtualAddresses {
+		m.base = address(mem)
+	}
+	d.keyLocked(m)
+	return m, nil
+}
+
+// keyLocked gives m a key and opens it to peers.
+func (d *Domain) keyLocked(m *Memory) {
+	for m.key == 0 || d.memories[m.key] != nil {
+		m.key = d.keys.next()
+		if b := d.opts.KeyBits; b > 0 && b < 64 {
+			m.key &= 1<<b - 1
+		}
+	}
+	d.memories[m.key] = m
+}
+
+// Key opens the memory to peers.
+func (m *Memory) Key() uint64 { return m.key }
+
+// Base is where the memory begins for Work.RemoteAddr.
+func (m *Memory) Base() uint64 { return m.base }
+
+// Window opens a part of the memory.
+func (m *Memory) Window(off, n uint64) (group.Memory, error) {
+	if !m.d.opts.Windows {
+		return nil, fmt.Errorf("simrdma: %s has no windows: %w", m.d.opts.Name, rdma.ErrUnsupported)
+	}
+	if err := rdma.Range("window", off, n, uint64(len(m.buf))); err != nil {
+		return nil, err
+	}
+	m.d.f.mu.Lock()
+	defer m.d.f.mu.Unlock()
+	if err := m.d.usableLocked("open a window"); err != nil {
+		return nil, err
+	}
+	if m.closed {
+		m.d.f.violationLocked("%s: Window of closed memory %#x", m.d.opts.Name, m.key)
+		return nil, fmt.Errorf("simrdma: window of closed memory: %w", rdma.ErrClosed)
+	}
+	w := &Memory{d: m.d, parent: m, buf: m.buf[off : off+n]}
+	if m.d.opts.VirtualAddresses {
+		w.base = m.base + off
+	}
+	m.d.keyLocked(w)
+	m.windows++
+	return w, nil
+}
+
+// Close takes the key back.
+func (m *Memory) Close() error {
+	f := m.d.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if m.closed {
+		f.violationLocked("%s: Close of memory %#x, which is closed", m.d.opts.Name, m.key)
+		return nil
+	}
+	if m.windows > 0 {
+		f.violationLocked("%s: Close of memory %#x with %d windows open", m.d.opts.Name, m.key, m.windows)
+	}
+	if m.reads > 0 && !m.d.dead {
+		f.violationLocked("%s: Close of memory %#x, the source of %d Works in flight", m.d.opts.Name, m.key, m.reads)
+	}
+	kept := m.d.receives[:0]
+	for _, r := range m.d.receives {
+		if r.mem != m {
+			kept = append(kept, r)
+		}
+	}
+	clear(m.d.receives[len(kept):])
+	m.d.receives = kept
+	m.closed = true
+	if m.parent != nil {
+		m.parent.windows--
+	}
+	delete(m.d.memories, m.key)
+	return nil
+}
+
+// holds reports whether buf is a part of the memory.
+func (m *Memory) holds(buf []byte) bool {
+	if len(buf) == 0 {
+		return true
+	}
+	at, from := address(buf), address(m.buf)
+	return at >= from && at+uint64(len(buf)) <= from+uint64(len(m.buf))
+}
+
+// offset is where [addr, addr+n) lies in the memory, if it does.
+func (m *Memory) offset(addr, n uint64) (uint64, bool) {
+	off := addr - m.base
+	size := uint64(len(m.buf))
+	if addr < m.base || off > size || n > size-off {
+		return 0, false
+	}
+	return off, true
+}
