@@ -44,6 +44,10 @@ var edges = []struct {
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
 	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
 
+	{"rdma/topo", nil, "it says what is there, to providers and to people, and so knows no provider"},
+	{"rdma/topo/topotest", nil, "it writes files; a description that knew package topo would agree with its mistakes"},
+	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
+
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
@@ -75,6 +79,7 @@ var testEdges = []struct {
 	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
+	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }

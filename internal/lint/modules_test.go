@@ -18,6 +18,7 @@ var places = []struct {
 	may    []string
 	why    string
 }{
+	{"github.com/NVIDIA/go-nvml", []string{"rdma/topo/gpus"}, "its link flags excuse symbols that are missing: the package that carries them does nothing else"},
 	{"github.com/cockroachdb/pebble/v2", []string{"trie", "internal/bench/suite"}, "the index owns its store; nobody reads it behind its back (the benchmark fills one of its own, to compare)"},
 	{"github.com/pawelgaczynski/giouring", []string{"io/uring"}, "its defects are wrapped in one place, behind one build tag"},
 	{"github.com/spf13/cobra", nil, "the command line is cmd's"},

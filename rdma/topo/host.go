@@ -1,0 +1,152 @@
+package topo
+
+import (
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Host is what a host has. NICs are sorted by kind (RDMA first), then by the
+// number in their names; GPUs by PCI address, which is the order of NVML.
+type Host struct {
+	NICs []NIC `json:"nics"`
+	GPUs []GPU `json:"gpus"`
+	// Skipped are interfaces that are no NICs: bridges, veth pairs, tunnels.
+	Skipped []string `json:"skipped,omitempty"`
+	// Modules are those kernel modules of the RDMA stack that are loaded.
+	Modules []string `json:"modules,omitempty"`
+	// Orphans are PCI devices whose RDMA driver is not loaded.
+	Orphans []Orphan `json:"orphans,omitempty"`
+}
+
+// Orphan is a PCI device that could do RDMA, but has no RDMA device.
+type Orphan struct {
+	PCI PCI `json:"pci"`
+	// Module is the kernel module that would give it one.
+	Module string `json:"module"`
+}
+
+// Options say where to look.
+type Options struct {
+	// Sysfs is the tree that is mounted at /sys; it must know links
+	// (fs.ReadLinkFS). Nil: /sys.
+	Sysfs fs.FS
+	// Roles gives NICs their roles by name, before all rules.
+	Roles map[string]Role
+	// Addrs returns the addresses of an interface: sysfs does not have them.
+	// Nil: they are not known, and no interface is judged by them.
+	Addrs func(netdev string) []netip.Prefix
+	// GPUs are what the driver says of its GPUs (rdma/topo/gpus), by PCI
+	// address. Nil: sysfs alone.
+	GPUs []GPU
+}
+
+// Read looks at the host.
+func Read(o Options) Host {
+	if o.Sysfs == nil {
+		o.Sysfs = os.DirFS("/sys")
+	}
+	t := tree{o.Sysfs}
+	h := Host{GPUs: t.gpus(o.GPUs), Modules: t.modules()}
+	h.NICs = t.rdmaNICs(o)
+	tcp, skipped := t.tcpNICs(o, h.NICs)
+	h.NICs = append(h.NICs, tcp...)
+	h.Skipped = skipped
+	h.Orphans = t.orphans(h.NICs)
+	slices.SortStableFunc(h.NICs, func(a, b NIC) int {
+		if a.IsRDMA() != b.IsRDMA() {
+			if a.IsRDMA() {
+				return -1
+			}
+			return 1
+		}
+		return compareNames(a.Name, b.Name)
+	})
+	h.assignRoles(o.Roles)
+	h.pair()
+	return h
+}
+
+// modules lists what is loaded of the modules that matter here.
+func (t tree) modules() []string {
+	var out []string
+	for _, m := range []string{"ib_core", "ib_uverbs", "rdma_cm", "mlx5_core", "mlx5_ib", "efa", "irdma", "bnxt_re", "rdma_rxe", "siw", "nvidia", "nvidia_peermem", "gdrdrv"} {
+		if t.exists("module/" + m) {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// hasModule reports whether the module is loaded.
+func (h *Host) hasModule(name string) bool { return slices.Contains(h.Modules, name) }
+
+// rdmaModules are the modules that make an RDMA device of a PCI device, by what
+// lspci -n shows of those whose every function can do RDMA.
+func rdmaModule(id string) string {
+	switch {
+	case strings.HasPrefix(id, "15b3:"): // Mellanox, NVIDIA
+		return "mlx5_ib"
+	case strings.HasPrefix(id, "1d0f:efa"): // Amazon
+		return "efa"
+	}
+	return ""
+}
+
+// orphans finds network devices (PCI class 0x02) that could do RDMA and don't.
+func (t tree) orphans(nics []NIC) []Orphan {
+	var out []Orphan
+	for _, name := range t.names("bus/pci/devices") {
+		dir := "bus/pci/devices/" + name
+		if !strings.HasPrefix(t.text(dir+"/class"), "0x02") {
+			continue
+		}
+		module := rdmaModule(pciID(t.text(dir+"/vendor"), t.text(dir+"/device")))
+		has := slices.ContainsFunc(nics, func(n NIC) bool { return n.PCI.Address == name && n.IsRDMA() })
+		// A port of a bond hands its RDMA device over to the bond's.
+		bonded := slices.ContainsFunc(nics, func(n NIC) bool { return n.IsRDMA() && n.Bond != nil && sameCard(n.PCI.Address, name) })
+		if module != "" && !has && !bonded {
+			out = append(out, Orphan{PCI: t.readPCI(t.real(dir)), Module: module})
+		}
+	}
+	return out
+}
+
+// sameCard reports whether two functions belong to one device.
+func sameCard(a, b string) bool {
+	return len(a) > 2 && len(a) == len(b) && a[:len(a)-2] == b[:len(b)-2]
+}
+
+// compareNames orders mlx5_2 before mlx5_10.
+func compareNames(a, b string) int {
+	for a != "" && b != "" {
+		da, db := digits(a), digits(b)
+		if da > 0 && db > 0 {
+			x, y := strings.TrimLeft(a[:da], "0"), strings.TrimLeft(b[:db], "0")
+			if len(x) != len(y) {
+				return len(x) - len(y)
+			}
+			if x != y {
+				return strings.Compare(x, y)
+			}
+			a, b = a[da:], b[db:]
+			continue
+		}
+		if a[0] != b[0] {
+			return int(a[0]) - int(b[0])
+		}
+		a, b = a[1:], b[1:]
+	}
+	return len(a) - len(b)
+}
+
+// digits is the length of the number that s begins with.
+func digits(s string) int {
+	n := 0
+	for n < len(s) && s[n] >= '0' && s[n] <= '9' {
+		n++
+	}
+	return n
+}

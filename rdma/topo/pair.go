@@ -1,0 +1,141 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+)
+
+// pair gives GPUs their NICs, so that no NIC idles and no GPU goes without:
+// first every NIC goes to the closest GPU, among equals to the one with the
+// fewest; then a GPU that got none shares the closest NIC, among equals the one
+// that serves the fewest. TCP serves GPUs only where no RDMA NIC does.
+func (h *Host) pair() {
+	nics := h.serving(true)
+	if len(nics) == 0 {
+		nics = h.serving(false)
+	}
+	for _, i := range nics {
+		_, gpus := h.nearestGPU(h.NICs[i])
+		if len(gpus) == 0 {
+			return
+		}
+		h.join(slices.MinFunc(gpus, func(a, b int) int { return len(h.GPUs[a].Pairs) - len(h.GPUs[b].Pairs) }), i)
+	}
+	for g := range h.GPUs {
+		if len(h.GPUs[g].Pairs) > 0 || len(nics) == 0 {
+			continue
+		}
+		h.join(g, slices.MinFunc(nics, func(a, b int) int {
+			ra, rb := relate(h.NICs[a].PCI, h.GPUs[g].PCI), relate(h.NICs[b].PCI, h.GPUs[g].PCI)
+			switch {
+			case ra.closer(rb):
+				return -1
+			case rb.closer(ra):
+				return 1
+			}
+			return len(h.NICs[a].GPUs) - len(h.NICs[b].GPUs)
+		}))
+	}
+}
+
+// serving lists the NICs that may serve GPUs, those with RDMA or those without.
+func (h *Host) serving(rdma bool) (nics []int) {
+	for i, n := range h.NICs {
+		if n.Usable && (n.Role == CNIC || n.Role == Shared) && n.IsRDMA() == rdma {
+			nics = append(nics, i)
+		}
+	}
+	return nics
+}
+
+func (h *Host) join(gpu, nic int) {
+	g, n := &h.GPUs[gpu], &h.NICs[nic]
+	r := relate(n.PCI, g.PCI)
+	g.Pairs = append(g.Pairs, Pair{NIC: n.Name, Distance: r.distance, Reason: r.words(n.PCI, g.PCI)})
+	n.GPUs = append(n.GPUs, g.Name)
+}
+
+// Want says which NICs a caller needs.
+type Want struct {
+	// NICs names them; all must be usable. Empty: by the rest.
+	NICs []string
+	// GPU asks for the NICs paired with that GPU.
+	GPU string
+	// Role asks for the NICs that have it, or are shared. "": CNIC, SNIC and
+	// shared.
+	Role Role
+	// RDMA leaves TCP out.
+	RDMA bool
+}
+
+// Choose returns the NICs to use, in the order of the table. If there are none
+// the error is a *NoNICError, whose text ends with the table of what is there.
+func (h *Host) Choose(w Want) ([]NIC, error) {
+	if len(w.NICs) > 0 {
+		return h.named(w.NICs)
+	}
+	var out []NIC
+	for _, n := range h.NICs {
+		if n.Usable && w.fits(n) {
+			out = append(out, n)
+		}
+	}
+	if len(out) == 0 {
+		return nil, &NoNICError{What: w.String(), Host: *h}
+	}
+	return out, nil
+}
+
+func (h *Host) named(names []string) ([]NIC, error) {
+	var out []NIC
+	for _, name := range names {
+		i := slices.IndexFunc(h.NICs, func(n NIC) bool { return n.Name == name })
+		if i < 0 {
+			return nil, &NoNICError{What: "NIC named " + name, Host: *h}
+		}
+		if !h.NICs[i].Usable {
+			return nil, &NoNICError{What: fmt.Sprintf("use of %s: %s", name, h.NICs[i].Problem), Host: *h}
+		}
+		out = append(out, h.NICs[i])
+	}
+	return out, nil
+}
+
+func (w Want) fits(n NIC) bool {
+	switch {
+	case w.RDMA && !n.IsRDMA(), n.Role == Unused:
+		return false
+	case w.GPU != "":
+		return slices.Contains(n.GPUs, w.GPU)
+	case w.Role != "":
+		return n.Role == w.Role || n.Role == Shared
+	}
+	return true
+}
+
+// String words the wish: "usable RDMA NIC for gpu3".
+func (w Want) String() string {
+	s := "usable NIC"
+	if w.RDMA {
+		s = "usable RDMA NIC"
+	}
+	if w.Role != "" {
+		s += " of role " + string(w.Role)
+	}
+	if w.GPU != "" {
+		s += " for " + w.GPU
+	}
+	return s
+}
+
+// NoNICError says that no NIC does what was asked for, and shows what there is.
+type NoNICError struct {
+	// What was asked for.
+	What string
+	Host Host
+}
+
+// Error ends with the table of Host.
+func (e *NoNICError) Error() string {
+	return fmt.Sprintf("topo: no %s; `penstock nic check` says what to do. This host has:\n%s", e.What, e.Host)
+}

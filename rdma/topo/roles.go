@@ -1,0 +1,174 @@
+package topo
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Role is what a NIC is for.
+type Role string
+
+// The roles.
+const (
+	// CNIC is a GPU's NIC on the compute network.
+	CNIC Role = "cnic"
+	// SNIC reaches storage.
+	SNIC Role = "snic"
+	// Shared serves both.
+	Shared Role = "shared"
+	// Unused is left alone.
+	Unused Role = "none"
+)
+
+// ParseRole reads a role from configuration.
+func ParseRole(s string) (Role, error) {
+	if r := Role(s); slices.Contains([]Role{CNIC, SNIC, Shared, Unused}, r) {
+		return r, nil
+	}
+	return "", fmt.Errorf("topo: %q is no role of a NIC; roles are cnic, snic, shared and none", s)
+}
+
+// assignRoles gives every NIC its role. In this order:
+//
+//  1. what configuration says;
+//  2. a virtual function beside its own physical one is left alone, and so is
+//     software RDMA beside hardware;
+//  3. no GPU here: an RDMA NIC reaches storage;
+//  4. an RDMA NIC under a GPU's PCIe switch is a CNIC;
+//  5. the RDMA NICs beside those reach storage;
+//  6. where none is under a GPU's switch, an RDMA NIC is shared;
+//  7. TCP steps in for what no usable RDMA NIC does, over the fastest
+//     interface that is up;
+//  8. where still nothing reaches storage, the CNICs do that too.
+func (h *Host) assignRoles(config map[string]Role) {
+	anyCNIC := slices.ContainsFunc(h.NICs, func(n NIC) bool {
+		r, _ := h.nearestGPU(n)
+		return n.IsRDMA() && r.distance == ViaSwitch
+	})
+	for i := range h.NICs {
+		if n := &h.NICs[i]; n.IsRDMA() {
+			n.Role, n.Reason = h.rdmaRole(*n, anyCNIC)
+		}
+	}
+	h.configured(config)
+	h.assignTCP()
+	h.configured(config)
+	h.shareCNICs(config)
+}
+
+// configured applies rule 1. It runs before TCP is judged, which depends on
+// what the others do, and again for TCP.
+func (h *Host) configured(config map[string]Role) {
+	for i := range h.NICs {
+		n := &h.NICs[i]
+		if r, ok := config[n.Name]; ok {
+			n.Role, n.Reason = r, "configured"
+		}
+	}
+}
+
+// nearestGPU returns the relation to the closest GPU, and all GPUs that close.
+func (h *Host) nearestGPU(n NIC) (best relation, gpus []int) {
+	best = relation{distance: Far, hops: 1 << 30}
+	for i, g := range h.GPUs {
+		r := relate(n.PCI, g.PCI)
+		if r.closer(best) {
+			best, gpus = r, nil
+		}
+		if !best.closer(r) {
+			gpus = append(gpus, i)
+		}
+	}
+	return best, gpus
+}
+
+func (h *Host) rdmaRole(n NIC, anyCNIC bool) (Role, string) {
+	if n.VFOf != "" && slices.ContainsFunc(h.NICs, func(pf NIC) bool { return pf.PCI.Address == n.VFOf }) {
+		return Unused, "virtual function of " + shortPCI(n.VFOf) + ", which is here itself"
+	}
+	if n.Software && slices.ContainsFunc(h.NICs, func(o NIC) bool { return o.IsRDMA() && !o.Software }) {
+		return Unused, "software RDMA, beside NICs that do it in hardware"
+	}
+	if len(h.GPUs) == 0 {
+		return SNIC, "no GPU on this host"
+	}
+	r, gpus := h.nearestGPU(n)
+	if r.distance == ViaSwitch {
+		return CNIC, fmt.Sprintf("under PCIe switch %s, as %s", shortPCI(r.via), h.gpuNames(gpus))
+	}
+	if anyCNIC {
+		return SNIC, "under no GPU's PCIe switch"
+	}
+	return Shared, "no NIC is under a GPU's PCIe switch"
+}
+
+func (h *Host) gpuNames(gpus []int) string {
+	names := make([]string, len(gpus))
+	for i, g := range gpus {
+		names[i] = h.GPUs[g].Name
+	}
+	return strings.Join(names, ", ")
+}
+
+// assignTCP applies rule 7.
+func (h *Host) assignTCP() {
+	role, why := h.tcpRole()
+	fastest := 0.0
+	for _, n := range h.NICs {
+		if !n.IsRDMA() && n.Usable {
+			fastest = max(fastest, n.RateGbps)
+		}
+	}
+	for i := range h.NICs {
+		n := &h.NICs[i]
+		switch {
+		case n.IsRDMA():
+		case role == Unused:
+			n.Role, n.Reason = Unused, why
+		case !n.Usable:
+			n.Role, n.Reason = Unused, n.Problem
+		case n.RateGbps < fastest:
+			n.Role, n.Reason = Unused, fmt.Sprintf("others are faster: %g Gb/s", fastest)
+		default:
+			n.Role, n.Reason = role, why
+		}
+	}
+}
+
+// tcpRole says what is left for TCP to do.
+func (h *Host) tcpRole() (Role, string) {
+	usable := func(roles ...Role) bool {
+		return slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() && n.Usable && slices.Contains(roles, n.Role) })
+	}
+	rdma := slices.ContainsFunc(h.NICs, func(n NIC) bool { return n.IsRDMA() })
+	switch {
+	case usable(SNIC, Shared):
+		return Unused, "RDMA reaches storage"
+	case usable(CNIC):
+		return SNIC, "the RDMA NICs are the GPUs'; storage over TCP"
+	case rdma && len(h.GPUs) > 0:
+		return Shared, "no RDMA NIC is usable; TCP for everything"
+	case rdma:
+		return SNIC, "no RDMA NIC is usable; TCP"
+	case len(h.GPUs) > 0:
+		return Shared, "no RDMA device; TCP for everything"
+	}
+	return SNIC, "no RDMA device; TCP"
+}
+
+// shareCNICs applies rule 8.
+func (h *Host) shareCNICs(config map[string]Role) {
+	for _, n := range h.NICs {
+		if n.Usable && (n.Role == SNIC || n.Role == Shared) {
+			return
+		}
+	}
+	for i := range h.NICs {
+		n := &h.NICs[i]
+		if _, fixed := config[n.Name]; n.Role == CNIC && !fixed {
+			n.Role = Shared
+			n.Reason += "; no other NIC reaches storage"
+		}
+	}
+}
