@@ -49,8 +49,14 @@
 // once for each operation, so that a receiver need not know how a sender cuts
 // its pages, and a provider is free to merge neighbours.
 //
-// Providers: rdma/tcp. rdmatest.Run is the conformance suite: each promise
+// Beside the engine, and over any: Scope cancels what was submitted for one
+// request such that the receiver may be told, and Watcher calls back when a
+// device, or anyone, changes a word in memory.
+//
+// Providers: rdma/tcp, an engine of its own, and those over rdma/group, which
+// makes an engine of NICs. rdmatest.Run is the conformance suite: each promise
 // above is a case there.
 //
-// Lock order: ImmCounters has one lock, never held while a callback runs.
+// Lock order: ImmCounters, Scope and Watcher have one lock each, never held while
+// a callback runs.
 package rdma

@@ -32,8 +32,8 @@ var (
 	ErrExists = errors.New("exists already")
 	// ErrUnsupported: this provider cannot do that.
 	ErrUnsupported = errors.New("not supported by this provider")
-	// ErrCanceled: the expectation was cancelled.
-	ErrCanceled = errors.New("expectation cancelled")
+	// ErrCanceled: the expectation, or the Scope, was cancelled.
+	ErrCanceled = errors.New("cancelled")
 	// ErrMalformed: bytes that do not decode as a Desc or an Addr.
 	ErrMalformed = errors.New("malformed")
 )

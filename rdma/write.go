@@ -180,7 +180,7 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 	}
 	writes := make([]Write, len(s.Dsts))
 	for i, d := range s.Dsts {
-		writes[i] = Write{Src: s.Src, SrcOffset: d.SrcOffset, Dst: d.Dst, DstOffset: d.DstOffset, Len: d.Len, Imm: s.Imm}
+		writes[i] = Write{Src: s.Src, SrcOffset: d.SrcOffset, Dst: d.Dst, DstOffset: d.DstOffset, Len: d.Len, Imm: s.Imm, Class: s.Class}
 		if err := writes[i].Check(); err != nil {
 			return fmt.Errorf("rdma: scatter destination %d: %w", i, err)
 		}
@@ -205,7 +205,7 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 
 // BarrierOver performs b as an empty Write for each destination.
 func BarrierOver(ctx context.Context, e Engine, b Barrier) error {
-	s := Scatter{Imm: ImmOf(b.Imm), Done: b.Done, Dsts: make([]ScatterDst, len(b.Dsts))}
+	s := Scatter{Imm: ImmOf(b.Imm), Class: b.Class, Done: b.Done, Dsts: make([]ScatterDst, len(b.Dsts))}
 	for i, d := range b.Dsts {
 		s.Dsts[i].Dst = d
 	}

@@ -1,0 +1,212 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Scope is a sender's cancellation token (fabric-lib, section 4): everything
+// that serves one request is submitted through one Scope, and Cancel ends the
+// request such that the receiver may be told so.
+//
+//	decoder                             prefiller
+//	  │ ── cancel request 7 ──►  err := scope.Cancel(ctx)
+//	  │                             later writes: ErrCanceled
+//	  │                             those in flight: waited for
+//	  │ ◄──── confirmed ───────  if err == nil
+//	  may reuse the pages
+//
+// A Scope needs no closing and holds no goroutine. All methods may be called
+// concurrently. A write that finds room allocates nothing but, once for each
+// place in flight, what stands for it.
+type Scope struct {
+	engine Engine
+
+	mu       sync.Mutex
+	canceled bool
+	// pending operations were begun and their Done has not returned.
+	pending int
+	// unknown is how many of them ended such that their bytes may still land;
+	// why is the first such end.
+	unknown int
+	why     error
+	idle    *scoped // free ones
+	// live ends with Cancel, which calls kill; still is closed once nothing is
+	// pending after that.
+	live  context.Context
+	kill  context.CancelFunc
+	still chan struct{}
+}
+
+// scoped is one operation of a scope: it stands between the engine and the
+// caller's Done.
+type scoped struct {
+	scope *Scope
+	next  *scoped
+	done  func(error) // the caller's
+	ended func(error) // s.end, made once
+}
+
+// NewScope returns a scope over e.
+func NewScope(e Engine) *Scope {
+	s := &Scope{engine: e, still: make(chan struct{})}
+	s.live, s.kill = context.WithCancel(context.Background())
+	return s
+}
+
+// Write is Engine.Write, or ErrCanceled.
+func (s *Scope) Write(ctx context.Context, w Write) error {
+	op, err := s.begin(w.Done)
+	if err != nil {
+		return err
+	}
+	noWait := w.NoWait
+	w.Done, w.NoWait = op.ended, true
+	err = s.engine.Write(ctx, w)
+	if !noWait && errors.Is(err, ErrBusy) {
+		w.NoWait = false
+		err = s.waiting(ctx, func(ctx context.Context) error { return s.engine.Write(ctx, w) })
+	}
+	return s.begun(op, err)
+}
+
+// WritePaged is Engine.WritePaged, or ErrCanceled.
+func (s *Scope) WritePaged(ctx context.Context, w PagedWrite) error {
+	op, err := s.begin(w.Done)
+	if err != nil {
+		return err
+	}
+	noWait := w.NoWait
+	w.Done, w.NoWait = op.ended, true
+	err = s.engine.WritePaged(ctx, w)
+	if !noWait && errors.Is(err, ErrBusy) {
+		w.NoWait = false
+		err = s.waiting(ctx, func(ctx context.Context) error { return s.engine.WritePaged(ctx, w) })
+	}
+	return s.begun(op, err)
+}
+
+// Scatter is Engine.Scatter, or ErrCanceled.
+func (s *Scope) Scatter(ctx context.Context, x Scatter) error {
+	op, err := s.begin(x.Done)
+	if err != nil {
+		return err
+	}
+	x.Done = op.ended
+	return s.begun(op, s.waiting(ctx, func(ctx context.Context) error { return s.engine.Scatter(ctx, x) }))
+}
+
+// Barrier is Engine.Barrier, or ErrCanceled.
+func (s *Scope) Barrier(ctx context.Context, b Barrier) error {
+	op, err := s.begin(b.Done)
+	if err != nil {
+		return err
+	}
+	b.Done = op.ended
+	return s.begun(op, s.waiting(ctx, func(ctx context.Context) error { return s.engine.Barrier(ctx, b) }))
+}
+
+// Pending is how many operations have not ended.
+func (s *Scope) Pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pending
+}
+
+// Cancel ends the scope: operations that come later, or wait for room, end with
+// ErrCanceled. It returns once every operation of the scope has ended and its
+// Done has returned, so it must not be called from one. nil says that nothing of
+// the scope can touch remote memory any more: confirm the cancellation.
+//
+// If ctx ends first its error is returned; the cancellation stands, and Cancel
+// may be called again to wait on. If an operation ended with its session, so
+// that its bytes may be on the wire still, the error is that: confirm nothing. The
+// receiver is safe once its own side of the session has ended, or it has revoked
+// its windows.
+func (s *Scope) Cancel(ctx context.Context) error {
+	s.mu.Lock()
+	if !s.canceled {
+		s.canceled = true
+		s.kill()
+		if s.pending == 0 {
+			close(s.still)
+		}
+	}
+	s.mu.Unlock()
+	select {
+	case <-s.still:
+	case <-ctx.Done():
+		return fmt.Errorf("rdma: cancel: %d operations have not ended: %w", s.Pending(), ctx.Err())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unknown > 0 {
+		return fmt.Errorf("rdma: cancel: where the bytes of %d operations are is unknown: %w", s.unknown, s.why)
+	}
+	return nil
+}
+
+// begin takes a place for an operation.
+func (s *Scope) begin(done func(error)) (*scoped, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.canceled {
+		return nil, fmt.Errorf("rdma: submit: %w", ErrCanceled)
+	}
+	s.pending++
+	op := s.idle
+	if op == nil {
+		op = &scoped{scope: s}
+		op.ended = op.end
+	} else {
+		s.idle = op.next
+	}
+	op.done = done
+	return op, nil
+}
+
+// waiting submits what may wait for room: until ctx or the scope ends.
+func (s *Scope) waiting(ctx context.Context, submit func(context.Context) error) error {
+	either, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.live, func() { cancel(ErrCanceled) })()
+	err := submit(either)
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) && s.live.Err() != nil {
+		return fmt.Errorf("rdma: submit: %w", ErrCanceled)
+	}
+	return err
+}
+
+// begun returns the place of an operation that was not submitted.
+func (s *Scope) begun(op *scoped, err error) error {
+	if err != nil {
+		s.release(op, nil)
+	}
+	return err
+}
+
+// end is the engine's Done.
+func (op *scoped) end(err error) {
+	if op.done != nil {
+		op.done(err)
+	}
+	op.scope.release(op, err)
+}
+
+// release counts an end. The operation was submitted if err is how it ended.
+func (s *Scope) release(op *scoped, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if errors.Is(err, ErrPeerDied) || errors.Is(err, ErrClosed) {
+		if s.unknown++; s.why == nil {
+			s.why = err
+		}
+	}
+	op.done, op.next = nil, s.idle
+	s.idle = op
+	if s.pending--; s.pending == 0 && s.canceled {
+		close(s.still)
+	}
+}
