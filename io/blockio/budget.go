@@ -11,7 +11,8 @@ import (
 // BudgetOptions bound the bytes that a device lets be in flight. The zero value
 // works; equal MinBytes and MaxBytes fix the limit.
 type BudgetOptions struct {
-	// MinBytes is the least the limit may become; default 1 MiB.
+	// MinBytes is the least the limit may become; default 1 MiB. Below two of the
+	// largest requests it does not go either, unless MaxBytes is less.
 	MinBytes int64
 	// MaxBytes is the most; default 256 MiB: 64 reads of 4 MiB keep the
 	// deepest NVMe array busy.

@@ -233,6 +233,35 @@ func TestBudgetWithoutQueue(t *testing.T) {
 }
 
 // FuzzBudget compares with the dumbest model: a list and a sum.
+// feed gives the tuner so many windows of a device whose throughput, in bytes per
+// second, follows from the limit.
+func feed(t *tuner, now *time.Duration, windows int, bytes int64, rate func(limit int64) float64) {
+	for range windows * (windowCount + 2) {
+		*now += time.Duration(float64(bytes) / rate(t.limit) * float64(time.Second))
+		t.observe(*now, bytes, true)
+	}
+}
+
+func tunerOf(t *testing.T) (tuner, *time.Duration) {
+	t.Helper()
+	var o BudgetOptions
+	o.EnsureDefaults()
+	return newTuner(o), new(time.Duration)
+}
+
+// TestTunerKeepsTwo: however flat the curve, a request is always there when one
+// completes, also after requests have become larger than the limit.
+func TestTunerKeepsTwo(t *testing.T) {
+	flat := func(int64) float64 { return 2 << 30 }
+	u, now := tunerOf(t)
+	for _, bytes := range []int64{mib / 4, 4 * mib, 16 * mib, 200 * mib} {
+		feed(&u, now, 300, bytes, flat)
+		if least := min(2*bytes, u.opts.MaxBytes); u.limit < least || u.limit > max(2*least, mib) {
+			t.Errorf("requests of %d KiB: limit %d KiB", bytes>>10, u.limit>>10)
+		}
+	}
+}
+
 func FuzzBudget(f *testing.F) {
 	f.Add([]byte{3, 200, 9, 0, 1, 0, 255, 0})
 	f.Fuzz(func(t *testing.T, steps []byte) {

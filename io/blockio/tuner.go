@@ -18,7 +18,8 @@ import "time"
 // neither direction pays, B is held for 4 windows, then 8, and so on to 64,
 // before both are tried again; a throughput that drifts by a quarter from X₀ ends
 // the hold at once. Up asks for more than noise, down accepts noise: on the flat
-// part of the curve the limit drifts down to the knee.
+// part of the curve the limit drifts down to the knee, but not below two of the
+// largest requests.
 //
 // A window counts only if the budget was used (callers waiting, or three
 // quarters taken) at each completion: else the limit is not what decides, and
@@ -35,6 +36,12 @@ const (
 	windowMin   = 20 * time.Millisecond
 
 	holdMin, holdMax = 4, 64
+
+	// The limit admits at least so many of the largest requests at a time. With
+	// one the device idles from each completion until its caller has run and the
+	// next one is submitted, which is long when the CPUs are busy, and windows
+	// measure the callers, not the device.
+	requestsMin = 2
 )
 
 type phase uint8
@@ -66,8 +73,7 @@ type tuner struct {
 	count   int
 	bytes   int64
 	largest int64
-	// floor is the largest request of the last two windows: a limit below it
-	// admits one request at a time just as well, so going lower tells nothing.
+	// floor is the largest request of the last window.
 	floor int64
 }
 
@@ -102,6 +108,10 @@ func (t *tuner) observe(now time.Duration, bytes int64, used bool) {
 func (t *tuner) window(x float64) {
 	switch t.phase {
 	case phaseBase:
+		if least := t.bounded(t.base); least > t.base {
+			t.base, t.limit = least, least // requests have become larger
+			return
+		}
 		t.x0 = x
 		t.try(t.next)
 	case phaseUp:
@@ -134,7 +144,7 @@ func (t *tuner) try(direction phase) {
 }
 
 func (t *tuner) bounded(limit int64) int64 {
-	floor := min(max(t.opts.MinBytes, t.floor, t.largest), t.opts.MaxBytes)
+	floor := min(max(t.opts.MinBytes, requestsMin*max(t.floor, t.largest)), t.opts.MaxBytes)
 	return min(max(limit, floor), t.opts.MaxBytes)
 }
 

@@ -196,15 +196,7 @@ func BenchmarkBusy(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			var stop atomic.Bool
-			var busy sync.WaitGroup
-			for range runtime.GOMAXPROCS(0) {
-				busy.Go(func() {
-					for n := 0; !stop.Load(); n++ {
-						_ = n
-					}
-				})
-			}
+			stop := keepBusy(runtime.GOMAXPROCS(0))
 			batch := make([]blockio.Request, 4)
 			for i := range batch {
 				batch[i] = blockio.Request{Op: blockio.Read, File: f, Bufs: [][]byte{a.Bytes()[i<<22:][:4<<20]}}
@@ -213,9 +205,25 @@ func BenchmarkBusy(b *testing.B) {
 			b.ResetTimer()
 			runClients(b, d, batch)
 			b.StopTimer()
-			stop.Store(true)
-			busy.Wait()
+			stop()
 		})
+	}
+}
+
+// keepBusy lets n goroutines use up the CPUs until stop is called.
+func keepBusy(n int) (stop func()) {
+	var stopped atomic.Bool
+	var busy sync.WaitGroup
+	for range n {
+		busy.Go(func() {
+			for n := 0; !stopped.Load(); n++ {
+				_ = n
+			}
+		})
+	}
+	return func() {
+		stopped.Store(true)
+		busy.Wait()
 	}
 }
 

@@ -4,6 +4,7 @@ package uring
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,7 +67,7 @@ func textFile(t *testing.T, content string) *os.File {
 func TestDefectLinkname(t *testing.T) {
 	goTool, err := exec.LookPath("go")
 	if err != nil {
-		t.Skip("no go tool in PATH to link with")
+		skipWithout(t, fmt.Sprintf("the go command in PATH, to link a program: %v", err))
 	}
 	cmd := exec.CommandContext(t.Context(), goTool, "test", "-c", "-tags", "uring", "-o", filepath.Join(t.TempDir(), "x"), ".")
 	cmd.Env = append(os.Environ(), "GOFLAGS=")

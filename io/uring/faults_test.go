@@ -356,7 +356,7 @@ func TestRegions(t *testing.T) {
 	half := len(mem) / 2
 	eachWay(t, Options{Regions: [][]byte{mem[:half], mem[half:]}}, func(t *testing.T, d *Device) {
 		if !strings.Contains(d.Info().Detail, "buffers registered") {
-			t.Skip("the rings could not register buffers: " + d.Info().Detail)
+			skipWithout(t, fmt.Sprintf("registered buffers: ulimit -l of at least %d KiB, or CAP_IPC_LOCK (%s)", len(mem)>>10, d.Info().Detail))
 		}
 		f := create(t, d, "f", 64*page)
 		want := pattern(t, 64, 5)

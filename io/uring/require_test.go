@@ -26,3 +26,13 @@ func skipUnlessNew(t testing.TB, why string) {
 	}
 	t.Skip("no io_uring here: " + why)
 }
+
+// skipWithout skips a test for want of something that .ci/run sees to: in CI
+// (CI=true) that is a failure.
+func skipWithout(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("CI without %s", what)
+	}
+	t.Skipf("needs %s", what)
+}
