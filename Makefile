@@ -46,7 +46,7 @@ ci:
 
 proto: ## needs protoc; the plugins come from go.mod
 	go build -o bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
-	PATH="$(CURDIR)/bin:$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative --go-grpc_out=api --go-grpc_opt=paths=source_relative api/penstockv1/penstock.proto
+	PATH="$(CURDIR)/bin:$$PATH" protoc -I api --go_out=api --go_opt=paths=source_relative --go-grpc_out=api --go-grpc_opt=paths=source_relative api/penstockv1/*.proto
 
 install: build
 	install -D -m 0755 bin/penstock $(DESTDIR)$(PREFIX)/bin/penstock

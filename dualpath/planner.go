@@ -3,7 +3,6 @@ package dualpath
 import (
 	"cmp"
 	"container/list"
-	"fmt"
 	"slices"
 	"time"
 )
@@ -480,10 +479,12 @@ func (p *Planner) unqueueDecode(r *request) {
 	p.unlist(&r.decodeAt, p.unrouted)
 }
 
-// finished takes the end of prefill or of decode.
+// finished takes the end of prefill or of decode. A request that was decoded
+// has ended, whatever the planner meant to do with it: its group may have been
+// faster than an Abort.
 func (p *Planner) finished(e Finished) {
 	r := p.requests[e.Request]
-	if r == nil || r.phase != serving {
+	if r == nil || (e.Role == Prefill && r.phase != serving) {
 		return
 	}
 	p.stopLoading(r)
@@ -494,6 +495,9 @@ func (p *Planner) finished(e Finished) {
 	}
 	p.stats.Finished++
 	r.why.note(p.now, "decode done")
+	if r.pe != nil && !r.prefilled {
+		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
+	}
 	p.forget(r)
 }
 
@@ -546,24 +550,4 @@ func (p *Planner) expire(queue *list.List) {
 			p.end(r, PastDeadline)
 		}
 	}
-}
-
-// String draws the planner's state, for tests and people.
-func (p *Planner) String() string {
-	var b []byte
-	for _, g := range p.order {
-		b = fmt.Appendf(b, "%v group %d", g.role, g.id)
-		if g.private != nil {
-			b = fmt.Appendf(b, ", %d queued, total %d", g.private.Len(), g.total)
-		}
-		b = append(b, '\n')
-		for _, en := range g.engines {
-			b = fmt.Appendf(b, "  engine %d node %d: tok %d, seq %d", en.id, en.node.id, en.tok, en.seq)
-			if g.role == Decode {
-				b = fmt.Appendf(b, ", hbm %d", en.hbm)
-			}
-			b = fmt.Appendf(b, "; read queue %d at %.0f tokens/s\n", en.node.queue, en.node.rate)
-		}
-	}
-	return string(fmt.Appendf(b, "waiting for prefill %d, for a decode group %d, loading %d\n", p.waiting.Len(), p.unrouted.Len(), p.loading.Len()))
 }

@@ -576,7 +576,7 @@ func TestMetricsPage(t *testing.T) {
 		}
 	}
 	for name := range got {
-		if _, ok := want[name]; !ok {
+		if _, ok := want[name]; !ok && !strings.HasPrefix(name, "penstock_planner_") { // server/planner has its own test
 			t.Errorf("docs/metrics.md documents %s, which does not exist", name)
 		}
 	}

@@ -49,6 +49,7 @@ var edges = []struct {
 	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
+	{"server/planner", []string{"dualpath", "api/..."}, "the planner node is the pure planner and gRPC; it must not know what a storage node is made of"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
 

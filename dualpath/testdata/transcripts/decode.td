@@ -87,9 +87,11 @@ fetch group=1
 state
 ----
 decode group 1, 0 queued, total 1560
-  engine 1 node 1: tok 950, seq 2, hbm 50; read queue 0 at 10000 tokens/s
-  engine 2 node 1: tok 610, seq 9, hbm 390; read queue 0 at 10000 tokens/s
+  node 1: read queue 0 at 10000 tokens/s
+    engine 1: tok 950, seq 2, hbm 50
+    engine 2: tok 610, seq 9, hbm 390
 decode group 2, 0 queued, total 0
-  engine 3 node 2: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
-  engine 4 node 2: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
+  node 2: read queue 0 at 10000 tokens/s
+    engine 3: tok 0, seq 0, hbm 1000
+    engine 4: tok 0, seq 0, hbm 1000
 waiting for prefill 5, for a decode group 0, loading 0

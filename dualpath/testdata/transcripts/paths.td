@@ -108,11 +108,13 @@ fetch group=1
 state
 ----
 prefill group 1
-  engine 1 node 1: tok 300, seq 2; read queue 256 at 10000 tokens/s
-  engine 2 node 1: tok 300, seq 2; read queue 256 at 10000 tokens/s
+  node 1: read queue 256 at 10000 tokens/s
+    engine 1: tok 300, seq 2
+    engine 2: tok 300, seq 2
 decode group 2, 0 queued, total 6994
-  engine 3 node 2: tok 2798, seq 3, hbm 17202; read queue 5000 at 30000 tokens/s
-  engine 4 node 2: tok 4196, seq 1, hbm 15804; read queue 5000 at 30000 tokens/s
+  node 2: read queue 5000 at 30000 tokens/s
+    engine 3: tok 2798, seq 3, hbm 17202
+    engine 4: tok 4196, seq 1, hbm 15804
 waiting for prefill 0, for a decode group 0, loading 2
 
 stats

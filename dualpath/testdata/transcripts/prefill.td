@@ -74,8 +74,11 @@ fetch group=1 tok=(1000,1001,1001,1001) queue=(100,0,0)
 state
 ----
 prefill group 1
-  engine 1 node 1: tok 1900, seq 1; read queue 100 at 10000 tokens/s
-  engine 2 node 2: tok 1001, seq 2; read queue 0 at 10000 tokens/s
-  engine 3 node 3: tok 1001, seq 2; read queue 0 at 10000 tokens/s
-  engine 4 node 3: tok 1001, seq 2; read queue 0 at 10000 tokens/s
+  node 1: read queue 100 at 10000 tokens/s
+    engine 1: tok 1900, seq 1
+  node 2: read queue 0 at 10000 tokens/s
+    engine 2: tok 1001, seq 2
+  node 3: read queue 0 at 10000 tokens/s
+    engine 3: tok 1001, seq 2
+    engine 4: tok 1001, seq 2
 waiting for prefill 1, for a decode group 8, loading 0

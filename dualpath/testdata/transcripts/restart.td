@@ -28,7 +28,7 @@ fetch group=1
 
 finished request=5 side=decode
 ----
-nothing
+3 abort request 5: engine 1
 
 # Group 2 comes up once more, without request 6, of which only the prefill group knows.
 
@@ -39,12 +39,15 @@ nothing
 state
 ----
 prefill group 1
-  engine 1 node 1: tok 100, seq 1; read queue 0 at 10000 tokens/s
-  engine 2 node 1: tok 0, seq 0; read queue 0 at 10000 tokens/s
+  node 1: read queue 0 at 10000 tokens/s
+    engine 1: tok 100, seq 1
+    engine 2: tok 0, seq 0
 decode group 2, 0 queued, total 0
-  engine 3 node 2: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
+  node 2: read queue 0 at 10000 tokens/s
+    engine 3: tok 0, seq 0, hbm 1000
 decode group 4, 0 queued, total 0
-  engine 4 node 4: tok 0, seq 0, hbm 1000; read queue 0 at 10000 tokens/s
+  node 4: read queue 0 at 10000 tokens/s
+    engine 4: tok 0, seq 0, hbm 1000
 waiting for prefill 0, for a decode group 0, loading 0
 
 stats
@@ -105,7 +108,9 @@ fetch group=1
 state
 ----
 prefill group 1
-  engine 1 node 1: tok 900, seq 3; read queue 384 at 10000 tokens/s
+  node 1: read queue 384 at 10000 tokens/s
+    engine 1: tok 900, seq 3
 decode group 2, 0 queued, total 300
-  engine 2 node 2: tok 300, seq 1, hbm 700; read queue 384 at 10000 tokens/s
+  node 2: read queue 384 at 10000 tokens/s
+    engine 2: tok 300, seq 1, hbm 700
 waiting for prefill 0, for a decode group 0, loading 2

@@ -1,0 +1,83 @@
+package dualpath
+
+import (
+	"fmt"
+	"time"
+)
+
+// GroupView is one group as the planner sees it now.
+type GroupView struct {
+	Group GroupID
+	Role  Role
+	// Queued are the requests in a decode group's own queue; Total its tokens,
+	// with those of its engines.
+	Queued, Total int
+	// Silent is how long ago it fetched.
+	Silent  time.Duration
+	Engines []EngineView
+	// Nodes are the machines of the engines, each once.
+	Nodes []NodeView
+}
+
+// EngineView is one engine: what it reported and what it was given since.
+type EngineView struct {
+	Engine                    EngineID
+	Node                      NodeID
+	Tokens, Requests, HBMFree int
+}
+
+// NodeView is one machine's storage side. Assigned counts all tokens ever
+// assigned to its storage NIC.
+type NodeView struct {
+	Node      NodeID
+	ReadQueue int
+	Rate      float64
+	Assigned  uint64
+}
+
+// View returns all groups, by ID.
+func (p *Planner) View() []GroupView {
+	views := make([]GroupView, 0, len(p.order))
+	for _, g := range p.order {
+		v := GroupView{Group: g.id, Role: g.role, Total: g.total, Silent: p.now - g.heard}
+		if g.private != nil {
+			v.Queued = g.private.Len()
+		}
+		seen := make(map[NodeID]bool, len(g.engines))
+		for _, en := range g.engines {
+			v.Engines = append(v.Engines, EngineView{en.id, en.node.id, en.tok, en.seq, en.hbm})
+			if !seen[en.node.id] {
+				seen[en.node.id] = true
+				v.Nodes = append(v.Nodes, NodeView{en.node.id, en.node.queue, en.node.rate, en.node.total})
+			}
+		}
+		views = append(views, v)
+	}
+	return views
+}
+
+// String draws the planner's state.
+func (p *Planner) String() string {
+	var b []byte
+	for _, g := range p.View() {
+		b = fmt.Appendf(b, "%v group %d", g.Role, g.Group)
+		if g.Role == Decode {
+			b = fmt.Appendf(b, ", %d queued, total %d", g.Queued, g.Total)
+		}
+		b = append(b, '\n')
+		for _, n := range g.Nodes {
+			b = fmt.Appendf(b, "  node %d: read queue %d at %.0f tokens/s\n", n.Node, n.ReadQueue, n.Rate)
+			for _, en := range g.Engines {
+				if en.Node != n.Node {
+					continue
+				}
+				b = fmt.Appendf(b, "    engine %d: tok %d, seq %d", en.Engine, en.Tokens, en.Requests)
+				if g.Role == Decode {
+					b = fmt.Appendf(b, ", hbm %d", en.HBMFree)
+				}
+				b = append(b, '\n')
+			}
+		}
+	}
+	return string(fmt.Appendf(b, "waiting for prefill %d, for a decode group %d, loading %d\n", p.waiting.Len(), p.unrouted.Len(), p.loading.Len()))
+}

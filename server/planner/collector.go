@@ -1,0 +1,81 @@
+package planner
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// collector reads the planner's counters when it is scraped.
+type collector struct{ s *Service }
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("penstock_planner_"+name, help, labels, nil)
+}
+
+var (
+	descRequests   = desc("requests_total", "Requests submitted.")
+	descFailures   = desc("request_failures_total", "Requests rejected, cancelled or past their deadline.")
+	descStarted    = desc("starts_total", "Times a request was given both engines and its reads.")
+	descReplanned  = desc("replans_total", "Times a request went back to the queues because a group was lost.")
+	descFinished   = desc("finished_requests_total", "Requests decoded to their end.")
+	descReads      = desc("reads_total", "Parts of cached prefixes ordered to be read, by side.", "side")
+	descTokens     = desc("read_tokens_total", "Tokens of cached prefixes ordered to be read, by side.", "side")
+	descSplits     = desc("splits_total", "Requests read by both sides.")
+	descCuts       = desc("cuts_total", "Reads stopped because their side was slow.")
+	descHedges     = desc("hedges_total", "Tails read by both sides because one was late.")
+	descRecomputes = desc("recomputes_total", "Ranges that nobody could read, or that were of old weights.")
+	descQueued     = desc("queued_requests", "Requests that wait for an engine.")
+	descLoading    = desc("loading_requests", "Requests with a read under way.")
+	descServing    = desc("serving_requests", "Requests that have not ended.")
+	descGroups     = desc("groups", "Engine groups that are up, by role.", "role")
+	descQueue      = desc("read_queue_tokens", "Reading queue of a machine's storage NIC, as reported and assigned since.", "node")
+)
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		descRequests, descFailures, descStarted, descReplanned, descFinished, descReads, descTokens, descSplits, descCuts, descHedges,
+		descRecomputes, descQueued, descLoading, descServing, descGroups, descQueue,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	c.s.mu.Lock()
+	st, view := c.s.planner.Stats(), c.s.planner.View()
+	c.s.mu.Unlock()
+	counter := func(d *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	}
+	gauge := func(d *prometheus.Desc, n int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n), labels...)
+	}
+	counter(descRequests, st.Submitted)
+	counter(descFailures, st.Rejected)
+	counter(descStarted, st.Started)
+	counter(descReplanned, st.Replanned)
+	counter(descFinished, st.Finished)
+	counter(descReads, st.PartsPrefill, "prefill")
+	counter(descReads, st.PartsDecode, "decode")
+	counter(descTokens, st.TokensPrefill, "prefill")
+	counter(descTokens, st.TokensDecode, "decode")
+	counter(descSplits, st.Splits)
+	counter(descCuts, st.Cuts)
+	counter(descHedges, st.Hedges)
+	counter(descRecomputes, st.Recomputes)
+	gauge(descQueued, st.Queued)
+	gauge(descLoading, st.Loading)
+	gauge(descServing, st.Serving)
+	groups := map[string]int{"prefill": 0, "decode": 0}
+	for _, g := range view {
+		groups[g.Role.String()]++
+		for _, n := range g.Nodes {
+			c.s.mu.Lock()
+			name := c.s.nodes.of(uint32(n.Node))
+			c.s.mu.Unlock()
+			gauge(descQueue, n.ReadQueue, name)
+		}
+	}
+	for role, n := range groups {
+		gauge(descGroups, n, role)
+	}
+}

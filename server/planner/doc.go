@@ -1,0 +1,28 @@
+// Package planner is the planner node: the pure planner of package dualpath
+// behind gRPC. It owns what dualpath must not have: a clock, a lock, names,
+// sessions and queues.
+//
+// It decides nothing itself, keeps nothing on disk, and moves no KV. After a
+// restart it knows what the leaders of the groups tell it when they come back.
+//
+//	gateway ── Submit ─► job ──────────┐  mu   ┌─────────────────┐
+//	           ◄── updates ◄─ channel ─┤ ┌───► │ dualpath.Planner│
+//	leader  ── Lead ─► messages ───────┼─┤Step └───────┬─────────┘
+//	           ◄── actions ◄─ channel ─┘ └─── actions ─┘
+//	ticker  ── Tick ───────────────────┘
+//
+// An event is one Step under one lock; its actions are put into the channels of
+// those concerned before the lock is released, so each leader has them in the
+// order of their numbers. No channel is waited for: a gateway or a leader that
+// does not take what it is sent loses its stream (RESOURCE_EXHAUSTED) and comes
+// back.
+//
+// # Bounds
+//
+// Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), names
+// of engines, nodes, groups and namespaces (maxNames each), engines of a group,
+// bytes of a payload, of all payloads and of an address, unsent actions of a leader, unsent
+// updates of a gateway.
+//
+// Lock order: Service.mu alone. It is never held across a send on a stream.
+package planner

@@ -1,0 +1,201 @@
+package planner
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+var (
+	errClosing     = status.Error(codes.Unavailable, "the planner is shutting down; submit again under the same id when it is back")
+	errSlowGateway = status.Error(codes.ResourceExhausted, "this stream did not take its updates; submit again under the same id")
+	errTaken       = status.Error(codes.AlreadyExists, "a request of that id is being served and has a stream")
+)
+
+// Submit implements penstock.v1.Planner.
+func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[pb.RequestUpdate]) error {
+	if err := checkSubmit(r); err != nil {
+		return err
+	}
+	updates, lost, err := s.admit(r)
+	if err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	span := trace.SpanFromContext(ctx)
+	for {
+		select {
+		case u, ok := <-updates:
+			if !ok {
+				return nil
+			}
+			note(span, u)
+			if err := stream.Send(u); err != nil {
+				s.giveUp(r.Id, updates)
+				return err
+			}
+		case <-lost:
+			return errSlowGateway
+		case <-ctx.Done():
+			s.giveUp(r.Id, updates)
+			return status.FromContextError(context.Cause(ctx)).Err()
+		case <-s.stop:
+			return errClosing
+		}
+	}
+}
+
+// note adds a decision to the request's span.
+func note(span trace.Span, u *pb.RequestUpdate) {
+	if !span.IsRecording() {
+		return
+	}
+	attrs := []attribute.KeyValue{attribute.String("reason", u.Reason)}
+	if u.Kind == pb.RequestUpdate_KIND_STARTED {
+		attrs = append(attrs, attribute.String("prefill_engine", u.PrefillEngine), attribute.String("decode_engine", u.DecodeEngine))
+		for _, p := range u.Parts {
+			attrs = append(attrs, attribute.Int64Slice(p.Side.String(), []int64{int64(p.From), int64(p.To)}))
+		}
+	}
+	span.AddEvent(u.Kind.String(), trace.WithAttributes(attrs...))
+}
+
+// checkSubmit refuses what no planner could take. Lengths that contradict each
+// other are the planner's to reject.
+func checkSubmit(r *pb.SubmitRequest) error {
+	switch {
+	case r.Id == "" || len(r.Id) > maxNameBytes:
+		return status.Errorf(codes.InvalidArgument, "the request's id has %d bytes; it must have 1 to %d", len(r.Id), maxNameBytes)
+	case len(r.Payload) > maxPayloadBytes:
+		return status.Errorf(codes.InvalidArgument, "request %q: a payload of %d bytes; at most %d", r.Id, len(r.Payload), maxPayloadBytes)
+	case r.PromptTokens > maxTokens || r.HitTokens > maxTokens || r.OutputTokens > maxTokens:
+		return status.Errorf(codes.InvalidArgument, "request %q: %d prompt, %d cached and %d output tokens; at most %d each", r.Id, r.PromptTokens, r.HitTokens, r.OutputTokens, maxTokens)
+	}
+	return nil
+}
+
+// maxTokens bounds the lengths of a request, far beyond any model.
+const maxTokens = 1 << 28
+
+// admit makes a job of a request, or takes over one that lost its gateway.
+func (s *Service) admit(r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lost chan struct{}, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil, errClosing
+	}
+	ns, err := s.namespaces.id(r.Namespace)
+	if err != nil {
+		return nil, nil, err
+	}
+	j := s.byName[r.Id]
+	if j != nil && j.updates != nil {
+		return nil, nil, errTaken
+	}
+	held := j != nil
+	if !held && s.payload+len(r.Payload) > s.payloadMax {
+		return nil, nil, status.Errorf(codes.ResourceExhausted, "the payloads of the requests being served take %d of %d bytes; try again when some have ended", s.payload, s.payloadMax)
+	}
+	if !held {
+		j = s.jobLocked(r)
+	}
+	updates, lost = make(chan *pb.RequestUpdate, gatewayUpdates), make(chan struct{})
+	j.updates, j.lost = updates, lost
+	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_ACCEPTED})
+	if !held {
+		s.stepLocked(dualpath.Submit{At: s.now(), Request: s.request(j, ns)})
+	}
+	return updates, lost, nil
+}
+
+// request translates a job for the planner.
+func (s *Service) request(j *job, ns uint32) dualpath.Request {
+	r := j.submit
+	q := dualpath.Request{
+		ID: j.id, Namespace: dualpath.NamespaceID(ns), Epoch: r.Epoch,
+		Prompt: int(r.PromptTokens), Hit: int(r.HitTokens), Output: int(r.OutputTokens),
+	}
+	if r.DeadlineMilliseconds > 0 {
+		q.Deadline = j.since + time.Duration(min(r.DeadlineMilliseconds, 1<<40))*time.Millisecond
+	}
+	return q
+}
+
+// giveUp cancels a request whose gateway has gone, unless another stream has
+// taken it over.
+func (s *Service) giveUp(name string, updates chan *pb.RequestUpdate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.byName[name]
+	if j == nil || j.updates != updates {
+		return
+	}
+	s.stepLocked(dualpath.Cancelled{At: s.now(), Request: j.id})
+}
+
+// BumpWeights implements penstock.v1.Planner.
+func (s *Service) BumpWeights(_ context.Context, r *pb.BumpWeightsRequest) (*pb.BumpWeightsResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ns, err := s.namespaces.id(r.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	s.stepLocked(dualpath.Epoch{At: s.now(), Namespace: dualpath.NamespaceID(ns), Epoch: r.Epoch})
+	return &pb.BumpWeightsResponse{}, nil
+}
+
+// Explain implements penstock.v1.Planner.
+func (s *Service) Explain(_ context.Context, r *pb.ExplainRequest) (*pb.ExplainResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id, ok := s.recent.byName[r.Request]
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "request %q is not among the last %d; the id is the one that the gateway submitted", r.Request, len(s.recent.ring))
+	}
+	x, ok := s.planner.Explain(id)
+	if !ok {
+		return nil, status.Errorf(codes.NotFound, "request %q was refused before it was planned, or is too long ago", r.Request)
+	}
+	out := &pb.ExplainResponse{Lost: uint32(x.Lost), Serving: s.jobs[id] != nil}
+	for _, l := range x.Lines() {
+		out.Lines = append(out.Lines, &pb.ExplainResponse_Line{Microseconds: uint64(max(0, l.At-x.Since).Microseconds()), Text: l.Text})
+	}
+	return out, nil
+}
+
+// Top implements penstock.v1.Planner.
+func (s *Service) Top(context.Context, *pb.TopRequest) (*pb.TopResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := s.planner.Stats()
+	out := &pb.TopResponse{
+		Waiting: uint32(st.Queued), Loading: uint32(st.Loading), Serving: uint32(st.Serving),
+		Submitted: st.Submitted, Finished: st.Finished, Rejected: st.Rejected, Replanned: st.Replanned, Splits: st.Splits,
+		PrefillSideTokens: st.TokensPrefill, DecodeSideTokens: st.TokensDecode, Cuts: st.Cuts, Hedges: st.Hedges, Recomputes: st.Recomputes,
+	}
+	for _, g := range s.planner.View() {
+		t := &pb.TopResponse_Group{Group: s.groups.of(uint32(g.Group)), Role: pb.Side(g.Role), Queued: uint32(g.Queued), SilentMilliseconds: uint64(g.Silent.Milliseconds())}
+		for _, e := range g.Engines {
+			t.Engines = append(t.Engines, &pb.TopResponse_Engine{
+				Engine: s.engines.of(uint32(e.Engine)), Node: s.nodes.of(uint32(e.Node)),
+				Tokens: uint64(max(e.Tokens, 0)), Requests: uint32(max(e.Requests, 0)), HbmFreeTokens: int64(e.HBMFree),
+			})
+		}
+		for _, n := range g.Nodes {
+			t.Nodes = append(t.Nodes, &pb.TopResponse_Node{
+				Node: s.nodes.of(uint32(n.Node)), ReadQueueTokens: uint64(max(n.ReadQueue, 0)), ReadTokensPerSecond: n.Rate, AssignedTokens: n.Assigned,
+			})
+		}
+		out.Groups = append(out.Groups, t)
+	}
+	return out, nil
+}

@@ -1,0 +1,257 @@
+package planner
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+var (
+	errSlowLeader = status.Error(codes.ResourceExhausted, "this leader did not take its actions; register again, with what its engines hold")
+	errReplaced   = status.Error(codes.Aborted, "another session has registered this group; only the leader engine may")
+	errNoRegister = status.Error(codes.InvalidArgument, "the first message of a leader must register its group")
+	errTwice      = status.Error(codes.InvalidArgument, "this session has registered a group already; a leader leads one group")
+)
+
+// leader is the session of one group.
+type leader struct {
+	group dualpath.GroupID
+	out   chan *pb.LeaderAction
+	// gone is cancelled, with the reason, when the session must end.
+	gone context.Context
+	end  context.CancelCauseFunc
+}
+
+// Lead implements penstock.v1.Planner.
+func (s *Service) Lead(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.LeaderAction]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	if first.GetRegister() == nil {
+		return errNoRegister
+	}
+	l, err := s.register(stream.Context(), first.GetRegister())
+	if err != nil {
+		return err
+	}
+	received := make(chan error, 1)
+	go func() { received <- s.receive(stream, l) }()
+	for {
+		select {
+		case a := <-l.out:
+			if err := stream.Send(a); err != nil {
+				s.leave(l, false)
+				return err
+			}
+		case err := <-received:
+			s.leave(l, err == nil)
+			return err
+		case <-l.gone.Done():
+			s.leave(l, false)
+			return context.Cause(l.gone)
+		case <-s.stop:
+			return errClosing
+		}
+	}
+}
+
+// receive takes a leader's messages until it closes its side (nil) or fails.
+// The stream's end ends it, so it does not outlive the call for long.
+func (s *Service) receive(stream grpc.BidiStreamingServer[pb.LeaderMessage, pb.LeaderAction], l *leader) error {
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := s.message(l, m); err != nil {
+			return err
+		}
+	}
+}
+
+// register makes a group known and its session the group's own.
+func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, error) {
+	if err := checkGroup(r); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errClosing
+	}
+	g, err := s.groups.id(r.Group)
+	if err != nil {
+		return nil, err
+	}
+	up := dualpath.GroupUp{At: s.now(), Group: dualpath.GroupID(g), Role: dualpath.Role(r.Role)}
+	places := make(map[dualpath.EngineID]place, len(r.Engines))
+	for _, e := range r.Engines {
+		id, err := s.engines.id(e.Engine)
+		if err != nil {
+			return nil, err
+		}
+		node, err := s.nodes.id(e.Node)
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := places[dualpath.EngineID(id)]; twice {
+			return nil, status.Errorf(codes.InvalidArgument, "group %q: engine %q is listed twice", r.Group, e.Engine)
+		}
+		places[dualpath.EngineID(id)] = place{up.Group, e.Address}
+		up.Engines = append(up.Engines, dualpath.EngineSpec{Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens)})
+	}
+	for _, h := range r.Holding {
+		if err := checkSubmit(h.Request); err != nil {
+			return nil, err
+		}
+		ns, err := s.namespaces.id(h.Request.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		id, ok := s.engines.ids[h.Engine]
+		if _, ours := places[dualpath.EngineID(id)]; !ok || !ours {
+			return nil, status.Errorf(codes.InvalidArgument, "group %q holds request %q with engine %q, which is not in the group", r.Group, h.Request.Id, h.Engine)
+		}
+		j := s.byName[h.Request.Id]
+		if j == nil {
+			j = s.jobLocked(h.Request)
+		}
+		up.Holding = append(up.Holding, dualpath.Held{Request: s.request(j, ns), Engine: dualpath.EngineID(id)})
+	}
+	l := &leader{group: up.Group, out: make(chan *pb.LeaderAction, leaderActions)}
+	l.gone, l.end = context.WithCancelCause(ctx)
+	if old := s.leaders[up.Group]; old != nil {
+		old.end(errReplaced)
+	}
+	s.leaders[up.Group] = l
+	for id, p := range places {
+		s.at[id] = p
+	}
+	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED}
+	s.stepLocked(up)
+	s.log.Info("group registered", "group", r.Group, "role", up.Role.String(), "engines", len(r.Engines), "holding", len(r.Holding))
+	return l, nil
+}
+
+// checkGroup refuses a registration that no planner could take.
+func checkGroup(r *pb.RegisterGroup) error {
+	if r.Role != pb.Side_SIDE_PREFILL && r.Role != pb.Side_SIDE_DECODE {
+		return status.Errorf(codes.InvalidArgument, "group %q: role %v; it must be SIDE_PREFILL or SIDE_DECODE", r.Group, r.Role)
+	}
+	if len(r.Engines) == 0 || len(r.Engines) > maxGroupEngines {
+		return status.Errorf(codes.InvalidArgument, "group %q: %d engines; it must have 1 to %d", r.Group, len(r.Engines), maxGroupEngines)
+	}
+	for _, e := range r.Engines {
+		if len(e.Address) > maxAddressBytes {
+			return status.Errorf(codes.InvalidArgument, "engine %q: an address of %d bytes; at most %d", e.Engine, len(e.Address), maxAddressBytes)
+		}
+		if r.Role == pb.Side_SIDE_DECODE && e.HbmTokens == 0 {
+			return status.Errorf(codes.InvalidArgument, "decode engine %q: no hbm_tokens; without it nothing can be placed there", e.Engine)
+		}
+	}
+	for _, h := range r.Holding {
+		if h.Request == nil {
+			return status.Errorf(codes.InvalidArgument, "group %q: holding something that is no request", r.Group)
+		}
+	}
+	return nil
+}
+
+// leave ends a session. A leader that said good-bye takes its group with it;
+// one that was lost has dualpath.Options.GroupTimeout to come back.
+func (s *Service) leave(l *leader, goodBye bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l.end(nil)
+	if s.leaders[l.group] != l {
+		return
+	}
+	delete(s.leaders, l.group)
+	s.log.Info("leader left", "group", s.groups.of(uint32(l.group)), "for_good", goodBye)
+	if goodBye {
+		s.stepLocked(dualpath.GroupDown{At: s.now(), Group: l.group})
+	}
+}
+
+// message takes one message of a registered leader.
+func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.leaders[l.group] != l {
+		return errReplaced
+	}
+	switch m := m.Message.(type) {
+	case *pb.LeaderMessage_Fetch:
+		s.stepLocked(s.fetchLocked(l, m.Fetch))
+	case *pb.LeaderMessage_Progress:
+		if j := s.byName[m.Progress.Request]; j != nil {
+			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto)})
+		}
+	case *pb.LeaderMessage_Stopped:
+		if j := s.byName[m.Stopped.Request]; j != nil {
+			s.stepLocked(dualpath.Stopped{
+				At: s.now(), Request: j.id, Side: dualpath.Role(m.Stopped.Side), Upto: int(m.Stopped.Upto), Failed: m.Stopped.Failed, Gone: m.Stopped.Gone,
+			})
+		}
+	case *pb.LeaderMessage_Finished:
+		s.finishLocked(m.Finished)
+	case *pb.LeaderMessage_Register:
+		return errTwice
+	default:
+		return status.Error(codes.InvalidArgument, "a leader's message says nothing that this planner knows; it may be of a later version")
+	}
+	return nil
+}
+
+// fetchLocked translates a fetch. Engines and nodes that are not known are left
+// out.
+func (s *Service) fetchLocked(l *leader, f *pb.FetchWork) dualpath.Fetch {
+	out := dualpath.Fetch{At: s.now(), Group: l.group, Seen: f.Seen}
+	for _, e := range f.Engines {
+		if id, ok := s.engines.ids[e.Engine]; ok {
+			out.Engines = append(out.Engines, dualpath.EngineReport{
+				Engine: dualpath.EngineID(id), Tokens: tokens(e.Tokens), Requests: int(min(e.Requests, math.MaxInt32)), HBMFree: tokens(e.HbmFreeTokens),
+			})
+		}
+	}
+	for _, n := range f.Nodes {
+		if id, ok := s.nodes.ids[n.Node]; ok {
+			rate := n.ReadTokensPerSecond
+			if math.IsNaN(rate) || math.IsInf(rate, 0) {
+				rate = 0
+			}
+			out.Nodes = append(out.Nodes, dualpath.NodeReport{Node: dualpath.NodeID(id), ReadQueue: tokens(n.ReadQueueTokens), Rate: rate})
+		}
+	}
+	return out
+}
+
+// tokens keeps a count within what the planner can add up.
+func tokens(n uint64) int { return int(min(n, 1<<40)) }
+
+// finishLocked takes the end of prefill or decode.
+func (s *Service) finishLocked(f *pb.RequestFinished) {
+	j := s.byName[f.Request]
+	if j == nil {
+		return
+	}
+	s.stepLocked(dualpath.Finished{At: s.now(), Request: j.id, Role: dualpath.Role(f.Role)})
+	if f.Role == pb.Side_SIDE_PREFILL {
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
+		return
+	}
+	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
+	s.forgetLocked(j)
+}

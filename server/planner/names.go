@@ -1,0 +1,72 @@
+package planner
+
+import (
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// names gives numbers to names, from 1 on. They are never taken back: a number
+// that an old action names must not come to mean something else.
+type names struct {
+	what string
+	ids  map[string]uint32
+	list []string
+}
+
+func newNames(what string) names {
+	return names{what: what, ids: make(map[string]uint32), list: []string{""}}
+}
+
+// id returns the number of a name, giving one to a name that is new.
+func (n *names) id(name string) (uint32, error) {
+	if id, ok := n.ids[name]; ok {
+		return id, nil
+	}
+	if name == "" || len(name) > maxNameBytes {
+		return 0, status.Errorf(codes.InvalidArgument, "a name among the %s has %d bytes; it must have 1 to %d", n.what, len(name), maxNameBytes)
+	}
+	if len(n.list) > maxNames {
+		return 0, status.Errorf(codes.ResourceExhausted, "%d names of %s were used since the planner started; use stable names, or restart it", maxNames, n.what)
+	}
+	id := uint32(len(n.list))
+	n.ids[name] = id
+	n.list = append(n.list, name)
+	return id, nil
+}
+
+// of returns the name of a number, "" for one that was not given out.
+func (n *names) of(id uint32) string {
+	if int(id) >= len(n.list) {
+		return ""
+	}
+	return n.list[id]
+}
+
+// recent remembers the last requests by name, for Explain.
+type recent struct {
+	ring   []named
+	at     int
+	byName map[string]dualpath.RequestID
+}
+
+// named is a request's name and number.
+type named struct {
+	name string
+	id   dualpath.RequestID
+}
+
+func newRecent(n int) recent {
+	return recent{ring: make([]named, max(n, 1)), byName: make(map[string]dualpath.RequestID, n)}
+}
+
+// add remembers a request; the oldest is forgotten.
+func (q *recent) add(name string, id dualpath.RequestID) {
+	if old := q.ring[q.at]; q.byName[old.name] == old.id {
+		delete(q.byName, old.name)
+	}
+	q.ring[q.at] = named{name, id}
+	q.at = (q.at + 1) % len(q.ring)
+	q.byName[name] = id
+}

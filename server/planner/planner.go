@@ -1,0 +1,294 @@
+package planner
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// Limits that keep a caller from taking more than its share.
+const (
+	maxNameBytes    = 256
+	maxNames        = 1 << 20
+	maxPayloadBytes = 1 << 20
+	maxAddressBytes = 4 << 10
+	maxGroupEngines = 4096
+	// leaderActions is how many actions wait for a leader: some fetches' worth.
+	leaderActions = 1 << 14
+	// gatewayUpdates is how many updates wait for a gateway: more than any
+	// request has.
+	gatewayUpdates = 64
+)
+
+// Options of a Service.
+type Options struct {
+	Planner dualpath.Options
+	// TickEvery is how often time alone is looked at: deadlines, slow sides.
+	// Default 10 ms.
+	TickEvery time.Duration
+	// PayloadBytes bounds the payloads of all requests that are being served;
+	// more are refused. Default 256 MiB.
+	PayloadBytes int
+	Logger       *slog.Logger
+	// Registry takes the metrics; nil: none.
+	Registry prometheus.Registerer
+}
+
+// Service answers the gRPC service penstock.v1.Planner.
+type Service struct {
+	pb.UnimplementedPlannerServer
+
+	log        *slog.Logger
+	payloadMax int
+	start      time.Time
+	steps      prometheus.Histogram
+
+	mu      sync.Mutex
+	planner *dualpath.Planner
+	closed  bool
+
+	groups, nodes, namespaces names
+	engines                   names
+	// leaders are the sessions, by group; at is where each engine is.
+	leaders map[dualpath.GroupID]*leader
+	at      map[dualpath.EngineID]place
+	jobs    map[dualpath.RequestID]*job
+	byName  map[string]*job
+	lastID  dualpath.RequestID
+	// payload is the sum of all jobs', in bytes.
+	payload int
+	recent  recent
+
+	stop chan struct{}
+	done chan struct{}
+}
+
+// place is where an engine is and how its peers reach it.
+type place struct {
+	group   dualpath.GroupID
+	address []byte
+}
+
+// job is a request that is being served.
+type job struct {
+	id     dualpath.RequestID
+	submit *pb.SubmitRequest
+	since  time.Duration
+	// updates go to the gateway; nil while none is there. lost is closed when
+	// it was too slow.
+	updates chan *pb.RequestUpdate
+	lost    chan struct{}
+}
+
+// New returns a service that knows no group. Close ends it.
+func New(opts Options) (*Service, error) {
+	p, err := dualpath.New(opts.Planner)
+	if err != nil {
+		return nil, fmt.Errorf("planner: %w", err)
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.TickEvery == 0 {
+		opts.TickEvery = 10 * time.Millisecond
+	}
+	if opts.PayloadBytes == 0 {
+		opts.PayloadBytes = 256 << 20
+	}
+	if opts.TickEvery < time.Millisecond {
+		return nil, fmt.Errorf("planner: a tick every %v; at least 1ms", opts.TickEvery)
+	}
+	opts.Planner.EnsureDefaults()
+	s := &Service{
+		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), planner: p,
+		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
+		leaders: make(map[dualpath.GroupID]*leader), at: make(map[dualpath.EngineID]place),
+		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
+		stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	s.steps = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "penstock_planner_step_seconds", Help: "Time of one event in the planner, its actions queued.",
+		Buckets: prometheus.ExponentialBuckets(1e-6, 4, 10),
+	})
+	if opts.Registry != nil {
+		for _, c := range []prometheus.Collector{s.steps, &collector{s}} {
+			if err := opts.Registry.Register(c); err != nil {
+				return nil, fmt.Errorf("planner: register metrics: %w", err)
+			}
+		}
+	}
+	go s.tick(opts.TickEvery)
+	return s, nil
+}
+
+// Close ends every stream and returns when the service's goroutine has ended.
+// It may be called twice.
+func (s *Service) Close() {
+	s.mu.Lock()
+	if !s.closed {
+		s.closed = true
+		close(s.stop)
+	}
+	s.mu.Unlock()
+	<-s.done
+}
+
+// tick tells the planner the time.
+func (s *Service) tick(every time.Duration) {
+	defer close(s.done)
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			s.mu.Lock()
+			s.stepLocked(dualpath.Tick{At: s.now()})
+			s.mu.Unlock()
+		case <-s.stop:
+			return
+		}
+	}
+}
+
+// now is the planner's time: since the service began.
+func (s *Service) now() time.Duration { return time.Since(s.start) }
+
+// stepLocked takes one event and hands its actions out.
+func (s *Service) stepLocked(ev dualpath.Event) {
+	begin := time.Now()
+	for _, a := range s.planner.Step(ev) {
+		s.deliverLocked(&a)
+	}
+	s.steps.Observe(time.Since(begin).Seconds())
+}
+
+// deliverLocked puts one action into the channels of those concerned.
+func (s *Service) deliverLocked(a *dualpath.Action) {
+	j := s.jobs[a.Request]
+	if j == nil {
+		return // an Abort of what has just ended
+	}
+	switch a.Kind {
+	case dualpath.Reject:
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: a.Why.String()})
+		s.forgetLocked(j)
+		return
+	case dualpath.Start:
+		s.startLocked(j, a)
+		return
+	case dualpath.Abort:
+		if a.Why == dualpath.GroupLost {
+			s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
+		}
+	}
+	m := &pb.LeaderAction{
+		Kind: kindOf(a.Kind), Seq: a.Seq, Request: j.submit.Id, Engine: s.engines.of(uint32(a.Engine)), Side: pb.Side(a.Side),
+		Parts: partsOf(a), Hedge: a.Hedge, Reason: a.Why.String(),
+	}
+	if a.Kind == dualpath.Assign {
+		m.Submitted = j.submit
+	}
+	s.sendLocked(a.Group, m)
+}
+
+// startLocked tells both groups, and the gateway.
+func (s *Service) startLocked(j *job, a *dualpath.Action) {
+	pe, de := s.engines.of(uint32(a.PE)), s.engines.of(uint32(a.DE))
+	parts := partsOf(a)
+	for _, side := range [...]struct {
+		role       pb.Side
+		engine     string
+		at         dualpath.EngineID
+		peer       string
+		peerEngine dualpath.EngineID
+	}{{pb.Side_SIDE_PREFILL, pe, a.PE, de, a.DE}, {pb.Side_SIDE_DECODE, de, a.DE, pe, a.PE}} {
+		s.sendLocked(s.at[side.at].group, &pb.LeaderAction{
+			Kind: pb.LeaderAction_KIND_START, Seq: a.Seq, Request: j.submit.Id, Engine: side.engine, Side: side.role, Parts: parts,
+			PeerEngine: side.peer, PeerAddress: s.at[side.peerEngine].address,
+		})
+	}
+	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts})
+}
+
+// sendLocked queues an action for the leader of a group. Without a session it
+// is lost: the group says what it holds when it is back.
+func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
+	l := s.leaders[g]
+	if l == nil {
+		return
+	}
+	select {
+	case l.out <- m:
+	default:
+		l.end(errSlowLeader)
+		delete(s.leaders, g)
+	}
+}
+
+// tellLocked queues an update for the gateway, if there is one.
+func (s *Service) tellLocked(j *job, u *pb.RequestUpdate) {
+	if j.updates == nil {
+		return
+	}
+	select {
+	case j.updates <- u:
+	default:
+		close(j.lost)
+		j.updates, j.lost = nil, nil
+	}
+}
+
+// forgetLocked ends a job; its gateway reads what is still queued.
+func (s *Service) forgetLocked(j *job) {
+	if j.updates != nil {
+		close(j.updates)
+	}
+	j.updates = nil
+	delete(s.jobs, j.id)
+	delete(s.byName, j.submit.Id)
+	s.payload -= len(j.submit.Payload)
+}
+
+// jobLocked makes a job of a request.
+func (s *Service) jobLocked(r *pb.SubmitRequest) *job {
+	s.lastID++
+	j := &job{id: s.lastID, submit: r, since: s.now()}
+	s.jobs[j.id], s.byName[r.Id] = j, j
+	s.recent.add(r.Id, j.id)
+	s.payload += len(r.Payload)
+	return j
+}
+
+// kindOf translates an action that goes to a leader.
+func kindOf(k dualpath.ActionKind) pb.LeaderAction_Kind {
+	switch k {
+	case dualpath.Assign:
+		return pb.LeaderAction_KIND_ASSIGN
+	case dualpath.Read:
+		return pb.LeaderAction_KIND_READ
+	case dualpath.Cut:
+		return pb.LeaderAction_KIND_CUT
+	case dualpath.Drop:
+		return pb.LeaderAction_KIND_DROP
+	case dualpath.Recompute:
+		return pb.LeaderAction_KIND_RECOMPUTE
+	case dualpath.Abort:
+		return pb.LeaderAction_KIND_ABORT
+	}
+	return pb.LeaderAction_KIND_UNSPECIFIED
+}
+
+// partsOf translates an action's parts.
+func partsOf(a *dualpath.Action) []*pb.Part {
+	var out []*pb.Part
+	for _, p := range a.Parts[:a.NParts] {
+		out = append(out, &pb.Part{Side: pb.Side(p.Side), From: uint32(p.From), To: uint32(p.To)})
+	}
+	return out
+}

@@ -1,0 +1,439 @@
+package planner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// host is a planner node in this process, and a client of it.
+type host struct {
+	*testing.T
+	ctx     context.Context
+	service *Service
+	client  pb.PlannerClient
+	close   func()
+}
+
+// newHost starts one. Groups time out after an hour unless opts say otherwise:
+// no test waits for a clock.
+func newHost(t *testing.T, opts Options) *host {
+	t.Helper()
+	if opts.Planner.GroupTimeout == 0 {
+		opts.Planner.GroupTimeout = time.Hour
+	}
+	s, err := New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	pb.RegisterPlannerServer(server, s)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(l) }()
+	conn, err := grpc.NewClient("passthrough:planner", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	h := &host{T: t, ctx: ctx, service: s, client: pb.NewPlannerClient(conn)}
+	closed := false
+	h.close = func() {
+		if closed {
+			return
+		}
+		closed = true
+		s.Close()
+		s.Close() // twice is no error
+		server.Stop()
+		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Errorf("serve: %v", err)
+		}
+		_ = conn.Close()
+		cancel()
+	}
+	t.Cleanup(h.close)
+	return h
+}
+
+// leading is a leader of a test.
+type leading struct {
+	*host
+	stream grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]
+	end    context.CancelFunc
+}
+
+// lead registers a group of two engines, NAME/0 and NAME/1, on a node of their
+// own.
+func (h *host) lead(group string, role pb.Side, holding ...*pb.HeldRequest) *leading {
+	h.Helper()
+	ctx, cancel := context.WithCancel(h.ctx)
+	stream, err := h.client.Lead(ctx)
+	h.must(err)
+	l := &leading{h, stream, cancel}
+	h.Cleanup(cancel)
+	r := &pb.RegisterGroup{Group: group, Role: role, Holding: holding}
+	for i := range 2 {
+		e := &pb.EngineSpec{Engine: fmt.Sprintf("%s/%d", group, i), Node: "node-" + group, Address: []byte("addr " + group)}
+		if role == pb.Side_SIDE_DECODE {
+			e.HbmTokens = 100_000
+		}
+		r.Engines = append(r.Engines, e)
+	}
+	l.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: r}})
+	if a := l.next(); a.Kind != pb.LeaderAction_KIND_REGISTERED {
+		h.Fatalf("group %s: %v before registered", group, a)
+	}
+	return l
+}
+
+func (h *host) must(err error) {
+	h.Helper()
+	if err != nil {
+		h.Fatal(err)
+	}
+}
+
+func (l *leading) send(m *pb.LeaderMessage) {
+	l.Helper()
+	l.must(l.stream.Send(m))
+}
+
+// fetch reports idle engines.
+func (l *leading) fetch(seen uint64) {
+	l.Helper()
+	l.send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{Seen: seen}}})
+}
+
+func (l *leading) next() *pb.LeaderAction {
+	l.Helper()
+	a, err := l.stream.Recv()
+	l.must(err)
+	return a
+}
+
+// want takes the next action and checks what it is.
+func (l *leading) want(kind pb.LeaderAction_Kind, request, engine string) *pb.LeaderAction {
+	l.Helper()
+	a := l.next()
+	if a.Kind != kind || a.Request != request || a.Engine != engine {
+		l.Fatalf("got %v, want %v of %q for %s", a, kind, request, engine)
+	}
+	return a
+}
+
+// asking is a gateway's stream.
+type asking struct {
+	*host
+	stream grpc.ServerStreamingClient[pb.RequestUpdate]
+	end    context.CancelFunc
+}
+
+// submit submits a request of 4096 cached tokens and waits until it is
+// accepted.
+func (h *host) submit(id string) *asking {
+	h.Helper()
+	a := h.ask(&pb.SubmitRequest{Id: id, Namespace: "m", PromptTokens: 4200, HitTokens: 4096, OutputTokens: 100, Payload: []byte("prompt of " + id)})
+	a.want(pb.RequestUpdate_KIND_ACCEPTED)
+	return a
+}
+
+func (h *host) ask(r *pb.SubmitRequest) *asking {
+	h.Helper()
+	ctx, cancel := context.WithCancel(h.ctx)
+	h.Cleanup(cancel)
+	stream, err := h.client.Submit(ctx, r)
+	h.must(err)
+	return &asking{h, stream, cancel}
+}
+
+func (a *asking) want(kind pb.RequestUpdate_Kind) *pb.RequestUpdate {
+	a.Helper()
+	u, err := a.stream.Recv()
+	a.must(err)
+	if u.Kind != kind {
+		a.Fatalf("update %v, want %v", u, kind)
+	}
+	return u
+}
+
+// wantCode reads a stream to its end and checks why it ended.
+func wantCode(t *testing.T, recv func() error, code codes.Code, text string) {
+	t.Helper()
+	var err error
+	for err == nil {
+		err = recv()
+	}
+	if status.Code(err) != code || !strings.Contains(err.Error(), text) {
+		t.Errorf("ended with %v; want %v, %q", err, code, text)
+	}
+}
+
+func finished(request string, role pb.Side) *pb.LeaderMessage {
+	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: request, Role: role}}}
+}
+
+// TestRequest is the life of one request.
+func TestRequest(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	de.fetch(0)
+	if a := de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0"); string(a.Submitted.Payload) != "prompt of r1" {
+		t.Errorf("assigned %v", a)
+	}
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
+	a := pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
+	if a.PeerEngine != "D/0" || string(a.PeerAddress) != "addr D" || len(a.Parts) != 2 {
+		t.Errorf("started %v", a)
+	}
+	if b := de.want(pb.LeaderAction_KIND_START, "r1", "D/0"); b.PeerEngine != "P/0" || b.Seq != a.Seq || string(b.PeerAddress) != "addr P" {
+		t.Errorf("started %v", b)
+	}
+	if u := gw.want(pb.RequestUpdate_KIND_STARTED); u.PrefillEngine != "P/0" || u.DecodeEngine != "D/0" || u.Parts[0].To != 2048 {
+		t.Errorf("update %v", u)
+	}
+	pe.send(finished("r1", pb.Side_SIDE_PREFILL))
+	gw.want(pb.RequestUpdate_KIND_PREFILLED)
+	top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if len(top.Groups) != 2 || top.Serving != 1 || top.Splits != 1 || top.Groups[0].Engines[0].Tokens != 4200 || top.Groups[1].Nodes[0].AssignedTokens != 2048 {
+		t.Errorf("top: %v", top)
+	}
+	de.send(finished("r1", pb.Side_SIDE_DECODE))
+	gw.want(pb.RequestUpdate_KIND_FINISHED)
+	wantCode(t, func() error { _, err := gw.stream.Recv(); return err }, codes.Unknown, "EOF")
+
+	x, err := h.client.Explain(h.ctx, &pb.ExplainRequest{Request: "r1"})
+	h.must(err)
+	text := ""
+	for _, l := range x.Lines {
+		text += l.Text + "\n"
+	}
+	for _, want := range []string{"prefill engine 1: least tokens", "prefill side reads 2048 of 4096", "decode done"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("explained without %q:\n%s", want, text)
+		}
+	}
+	_, err = h.client.Explain(h.ctx, &pb.ExplainRequest{Request: "r2"})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("explain r2: %v", err)
+	}
+}
+
+// TestRestart: a planner that knows nothing gets its state from the leaders,
+// and a gateway its request back, by the id.
+func TestRestart(t *testing.T) {
+	h := newHost(t, Options{})
+	held := &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}, Engine: "P/1"}
+	h.lead("P", pb.Side_SIDE_PREFILL, held)
+	de := h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: held.Request, Engine: "D/0"})
+	gw := h.submit("r1")
+	second := h.ask(held.Request)
+	wantCode(t, func() error { _, err := second.stream.Recv(); return err }, codes.AlreadyExists, "has a stream")
+	de.send(finished("r1", pb.Side_SIDE_DECODE))
+	gw.want(pb.RequestUpdate_KIND_FINISHED)
+}
+
+// TestGroupLost: a leader that ends its stream takes its group with it; one
+// whose connection breaks may come back with what it holds, and nobody is told.
+func TestGroupLost(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	de.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
+	pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
+	gw.want(pb.RequestUpdate_KIND_STARTED)
+
+	de.end() // the connection breaks
+	de = h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 4200}, Engine: "D/0"})
+
+	de.must(de.stream.CloseSend()) // good-bye
+	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/0")
+	gw.want(pb.RequestUpdate_KIND_REPLANNED)
+
+	other := h.lead("E", pb.Side_SIDE_DECODE)
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/1") // P/0 has what it was given before, by its old report
+	other.fetch(0)
+	other.want(pb.LeaderAction_KIND_ASSIGN, "r1", "E/0")
+	gw.want(pb.RequestUpdate_KIND_STARTED)
+}
+
+// TestGatewayGone: both engines are told.
+func TestGatewayGone(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	de.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
+	pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
+	gw.end()
+	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/0")
+	de.want(pb.LeaderAction_KIND_START, "r1", "D/0")
+	de.want(pb.LeaderAction_KIND_ABORT, "r1", "D/0")
+}
+
+// TestReplaced: one session a group.
+func TestReplaced(t *testing.T) {
+	h := newHost(t, Options{})
+	old := h.lead("P", pb.Side_SIDE_PREFILL)
+	h.lead("P", pb.Side_SIDE_PREFILL)
+	wantCode(t, func() error { _, err := old.stream.Recv(); return err }, codes.Aborted, "another session")
+}
+
+// TestClosing: streams end with a code that says to come back.
+func TestClosing(t *testing.T) {
+	h := newHost(t, Options{})
+	pe := h.lead("P", pb.Side_SIDE_PREFILL)
+	gw := h.submit("r1")
+	h.service.Close()
+	wantCode(t, func() error { _, err := pe.stream.Recv(); return err }, codes.Unavailable, "shutting down")
+	wantCode(t, func() error { _, err := gw.stream.Recv(); return err }, codes.Unavailable, "submit again")
+	late := h.ask(&pb.SubmitRequest{Id: "r2", Namespace: "m", PromptTokens: 1})
+	wantCode(t, func() error { _, err := late.stream.Recv(); return err }, codes.Unavailable, "shutting down")
+}
+
+// TestBadInput: each is refused with what was wrong.
+func TestBadInput(t *testing.T) {
+	h := newHost(t, Options{PayloadBytes: 100})
+	for _, tc := range []struct {
+		r    *pb.SubmitRequest
+		code codes.Code
+		text string
+	}{
+		{&pb.SubmitRequest{}, codes.InvalidArgument, "id has 0 bytes"},
+		{&pb.SubmitRequest{Id: strings.Repeat("x", 257)}, codes.InvalidArgument, "257 bytes"},
+		{&pb.SubmitRequest{Id: "a", Namespace: ""}, codes.InvalidArgument, "namespaces"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 1<<20+1)}, codes.InvalidArgument, "payload of 1048577"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 101)}, codes.ResourceExhausted, "0 of 100 bytes"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", PromptTokens: 1 << 29}, codes.InvalidArgument, "536870912 prompt"},
+	} {
+		a := h.ask(tc.r)
+		wantCode(t, func() error { _, err := a.stream.Recv(); return err }, tc.code, tc.text)
+	}
+	for text, r := range map[string]*pb.SubmitRequest{
+		"contradict": {Id: "b", Namespace: "m", PromptTokens: 10, HitTokens: 11},
+	} {
+		a := h.ask(r)
+		a.want(pb.RequestUpdate_KIND_ACCEPTED)
+		if u := a.want(pb.RequestUpdate_KIND_REJECTED); !strings.Contains(u.Reason, text) {
+			t.Errorf("%v: %q", r, u.Reason)
+		}
+	}
+	engine := func(name string) []*pb.EngineSpec { return []*pb.EngineSpec{{Engine: name, Node: "n"}} }
+	for text, m := range map[string]*pb.LeaderMessage{
+		"must register":          {Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{}}},
+		"0 engines":              {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL}}},
+		"must be SIDE_PREFILL":   {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Engines: engine("e")}}},
+		"no hbm_tokens":          {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_DECODE, Engines: engine("e")}}},
+		"among the groups":       {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Role: pb.Side_SIDE_PREFILL, Engines: engine("e")}}},
+		"among the engines":      {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("")}}},
+		"listed twice":           {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: append(engine("e"), engine("e")...)}}},
+		"which is not in the gr": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "f", Request: &pb.SubmitRequest{Id: "x", Namespace: "m"}}}}}},
+		"that is no request":     {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e"}}}}},
+	} {
+		ctx, cancel := context.WithCancel(h.ctx)
+		s, err := h.client.Lead(ctx)
+		h.must(err)
+		h.must(s.Send(m))
+		wantCode(t, func() error { _, err := s.Recv(); return err }, codes.InvalidArgument, text)
+		cancel()
+	}
+	if _, err := New(Options{TickEvery: time.Microsecond}); err == nil {
+		t.Error("a tick every microsecond was accepted")
+	}
+	if _, err := New(Options{Planner: dualpath.Options{ZFactor: 0.5}}); err == nil {
+		t.Error("a Z below the mean was accepted")
+	}
+}
+
+// TestSlow: whoever does not take what it is sent loses its stream, and the
+// planner waits for nobody.
+func TestSlow(t *testing.T) {
+	h := newHost(t, Options{})
+	s := h.service
+	s.mu.Lock()
+	l := &leader{group: 1, out: make(chan *pb.LeaderAction, 1)}
+	l.gone, l.end = context.WithCancelCause(h.ctx)
+	s.leaders[1] = l
+	s.sendLocked(1, &pb.LeaderAction{})
+	s.sendLocked(1, &pb.LeaderAction{})
+	if !errors.Is(context.Cause(l.gone), errSlowLeader) || s.leaders[1] != nil {
+		t.Errorf("the leader's session goes on: %v", context.Cause(l.gone))
+	}
+	j := s.jobLocked(&pb.SubmitRequest{Id: "x"})
+	lost := make(chan struct{})
+	j.updates, j.lost = make(chan *pb.RequestUpdate, 1), lost
+	s.tellLocked(j, &pb.RequestUpdate{})
+	s.tellLocked(j, &pb.RequestUpdate{})
+	select {
+	case <-lost:
+	default:
+		t.Error("the gateway's stream goes on")
+	}
+	s.forgetLocked(j)
+	s.mu.Unlock()
+}
+
+// TestMetricsPage: docs/metrics.md and the registry agree about the planner.
+func TestMetricsPage(t *testing.T) {
+	registry := prometheus.NewRegistry()
+	newHost(t, Options{Registry: registry})
+	ch := make(chan *prometheus.Desc, 100)
+	registry.Describe(ch)
+	close(ch)
+	page, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	described := regexp.MustCompile(`fqName: "([^"]+)", help: "([^"]+)"`)
+	documented := regexp.MustCompile("(?m)^\\| `(penstock_planner_[a-z_]+)` \\|[^|]*\\| (.*) \\|$")
+	want, got := map[string]string{}, map[string]string{}
+	for d := range ch {
+		m := described.FindStringSubmatch(d.String())
+		want[m[1]] = m[2]
+	}
+	for _, m := range documented.FindAllStringSubmatch(string(page), -1) {
+		got[m[1]] = m[2]
+	}
+	for name, help := range want {
+		if got[name] != help {
+			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
+		}
+	}
+	for name := range got {
+		if want[name] == "" {
+			t.Errorf("docs/metrics.md documents %s, which does not exist", name)
+		}
+	}
+	if _, err := registry.Gather(); err != nil {
+		t.Error(err)
+	}
+}
