@@ -242,7 +242,7 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 	if want := ns.Geometry.Digest(); req.Geometry != want && req.Geometry != (kv.GeometryDigest{}) {
 		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
-	var bytes int64
+	var bytes, largest int64
 	for _, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
 			return fmt.Errorf("%w: piece of block %d, group %d; the chain has %d blocks and the namespace %d groups", ErrRequest, p.Block, p.Group, len(req.IDs), len(ns.Geometry.Groups))
@@ -252,12 +252,15 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 			return fmt.Errorf("%w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, layers)
 		}
 		bytes += ns.Geometry.PieceBytes(p.Group)
+		largest = max(largest, ns.Geometry.PieceBytes(p.Group))
 	}
 	if bytes > n.opts.LoadBytesMax {
 		return fmt.Errorf("%w: %d bytes in one read; at most %d", ErrRequest, bytes, n.opts.LoadBytesMax)
 	}
 	if req.Keep {
-		return n.loans.room(bytes)
+		// Room for the first unit: what does not fit behind it is Busy piece by
+		// piece.
+		return n.loans.room(min(bytes, max(unitBytes, largest)))
 	}
 	return nil
 }

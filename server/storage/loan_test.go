@@ -153,6 +153,43 @@ func TestLoansAreBounded(t *testing.T) {
 	}
 }
 
+// TestLoansFillTheirBound: a call that asks for more than may still be lent gets
+// what fits, and is told piece by piece what does not.
+func TestLoansFillTheirBound(t *testing.T) {
+	r := newRig(t, rigOptions{capacityBytes: 64 << 20, segmentBytes: 32 << 20, arenaBytes: 64 << 20, edit: func(o *storage.Options) {
+		o.LoadBytesMax, o.WriteBytesMax, o.LoanBytesMax = 16<<20, 16<<20, 10<<20
+	}})
+	ns := r.namespace("m", kv.SingleGroup(4, 16, 16<<10)) // 1 MiB
+	ids := chain(ns, 12, 1)
+	r.mustPut(ns, ids)
+	pieces := make([]storage.PieceRef, len(ids))
+	for i := range pieces {
+		pieces[i].Block = i
+	}
+	mine, result, err := r.borrow(ns, ids, func(q *storage.LoadRequest) { q.Pieces = pieces })
+	if err != nil {
+		t.Fatal(err)
+	}
+	delivered := 0
+	for _, p := range result.Pieces {
+		switch {
+		case p.State == storage.Delivered:
+			delivered++
+		case !errors.Is(p.Err, storage.ErrBusy):
+			t.Errorf("block %d: %v, %v", p.Block, p.State, p.Err)
+		}
+	}
+	if delivered != len(mine) || delivered < 6 {
+		t.Errorf("%d pieces lent, %d delivered; 9 MiB fit under the bound", len(mine), delivered)
+	}
+	if _, _, err := r.borrow(ns, ids, func(q *storage.LoadRequest) { q.Pieces = pieces }); !errors.Is(err, storage.ErrBusy) {
+		t.Errorf("with no room for a unit: %v; want ErrBusy", err)
+	}
+	for _, b := range mine {
+		b.release()
+	}
+}
+
 // TestLoanIsWhole: a piece above the cut-through threshold is lent in one part,
 // and so is a range of its layers.
 func TestLoanIsWhole(t *testing.T) {
