@@ -1,0 +1,206 @@
+//go:build linux
+
+package qos
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// script runs one of deploy/qos.
+func script(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "qos", name)
+	out, err := exec.Command("sh", append([]string{path}, args...)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// TestRoCEScript: what roce.sh would set is what the marks need.
+func TestRoCEScript(t *testing.T) {
+	out := script(t, "roce.sh", "eth0")
+	r, err := Check(out, Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Deviations) != 0 || fmt.Sprintf("%.3f", r.HighShare) != "0.990" {
+		t.Errorf("%+v\n%s", r, out)
+	}
+}
+
+// TestTCScript: tc.sh, applied to an interface of the test's own, sends packets
+// with the cache's mark to the low class, whatever their ECN bits, and holds that
+// class down while both are busy.
+func TestTCScript(t *testing.T) {
+	ns := namespace(t)
+	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "qos", "tc.sh")
+	inside(t, ns, "sh", path, "--apply", "v0", "8mbit")
+	m := Default()
+	kv := m.Lane(rdma.ClassKV).TOS()
+
+	before := classPackets(t, ns)
+	inside(t, ns, os.Args[0], "-test.run=TestSender", "-test.v", "send", "5", strconv.Itoa(kv), strconv.Itoa(kv|1))
+	inside(t, ns, os.Args[0], "-test.run=TestSender", "-test.v", "send", "3", "0")
+	after := classPackets(t, ns)
+	if low := after["1:20"].packets - before["1:20"].packets; low != 10 {
+		t.Errorf("%d packets of 10 in the low class\n%v\n%v", low, before, after)
+	}
+	if high := after["1:10"].packets - before["1:10"].packets; high < 3 {
+		t.Errorf("%d packets of 3 in the high class\n%v\n%v", high, before, after)
+	}
+
+	inside(t, ns, os.Args[0], "-test.run=TestSender", "-test.v", "flood", strconv.Itoa(kv), "0")
+	busy := classPackets(t, ns)
+	low, high := busy["1:20"].bytes-after["1:20"].bytes, busy["1:10"].bytes-after["1:10"].bytes
+	// Not 0.99: a class that is alone, at the start and at the end, has it all.
+	if share := float64(high) / float64(low+high); share < 0.9 || low == 0 {
+		t.Errorf("the high class sent %d bytes, the low one %d: %.3f", high, low, share)
+	}
+	t.Logf("busy: high %d bytes, low %d", high, low)
+
+	// Again, on top of itself; then off.
+	inside(t, ns, "sh", path, "--apply", "v0", "25gbit")
+	inside(t, ns, "sh", path, "--remove", "v0")
+	if left := classPackets(t, ns); len(left) != 0 {
+		t.Errorf("classes after --remove: %v", left)
+	}
+}
+
+// namespace makes a network namespace with v0, whose packets to 10.99.0.2 go to
+// v1 and end there.
+func namespace(t *testing.T) string {
+	if missing := cannotMakeNamespace(); missing != "" {
+		if os.Getenv("CI") == "true" && os.Getuid() == 0 {
+			t.Fatal(missing)
+		}
+		t.Skip(missing)
+	}
+	ns := fmt.Sprintf("pst-qos-%d", os.Getpid())
+	command(t, "ip", "netns", "add", ns)
+	t.Cleanup(func() { command(t, "ip", "netns", "del", ns) })
+	command(t, "ip", "-n", ns, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+	command(t, "ip", "-n", ns, "link", "set", "v1", "up")
+	command(t, "ip", "-n", ns, "link", "set", "v0", "up")
+	command(t, "ip", "-n", ns, "addr", "add", "10.99.0.1/24", "dev", "v0")
+	command(t, "ip", "-n", ns, "neigh", "add", "10.99.0.2", "lladdr", "02:00:00:00:00:02", "dev", "v0")
+	return ns
+}
+
+func cannotMakeNamespace() string {
+	for _, tool := range []string{"ip", "tc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return "no " + tool + " in PATH (package iproute2)"
+		}
+	}
+	if os.Getuid() != 0 {
+		return "not root: network namespaces need it"
+	}
+	return ""
+}
+
+func command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func inside(t *testing.T, ns string, args ...string) string {
+	t.Helper()
+	return command(t, "ip", append([]string{"netns", "exec", ns}, args...)...)
+}
+
+type sent struct{ bytes, packets int }
+
+var classLine = regexp.MustCompile(`class htb (\S+) [^\n]*\n Sent (\d+) bytes (\d+) pkt`)
+
+// classPackets reads tc's counters by class.
+func classPackets(t *testing.T, ns string) map[string]sent {
+	t.Helper()
+	out := make(map[string]sent)
+	for _, m := range classLine.FindAllStringSubmatch(inside(t, ns, "tc", "-s", "class", "show", "dev", "v0"), -1) {
+		b, _ := strconv.Atoi(m[2])
+		p, _ := strconv.Atoi(m[3])
+		out[m[1]] = sent{b, p}
+	}
+	return out
+}
+
+// TestSender is the part of TestTCScript that runs in the namespace, with
+// arguments after the flags: send COUNT TOS…, or flood TOS….
+func TestSender(t *testing.T) {
+	args := os.Args[len(os.Args)-1:]
+	for i, a := range os.Args {
+		if a == "send" || a == "flood" {
+			args = os.Args[i:]
+		}
+	}
+	switch args[0] {
+	case "send":
+		count, err := strconv.Atoi(args[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tos := range args[2:] {
+			send(t, tos, func(i int) bool { return i < count }, 64)
+		}
+	case "flood":
+		// Long enough that the bursts that HTB lets pass at first don't count.
+		end := time.Now().Add(1500 * time.Millisecond)
+		var wg sync.WaitGroup
+		for _, tos := range args[1:] {
+			wg.Go(func() { send(t, tos, func(int) bool { return time.Now().Before(end) }, 1200) })
+		}
+		wg.Wait()
+	default:
+		t.Skip("runs as a child of TestTCScript")
+	}
+}
+
+// send sends datagrams of one mark. A socket that has filled its buffer waits for
+// the interface, so its class always has packets waiting.
+func send(t *testing.T, tos string, more func(sent int) bool, sizeBytes int) {
+	mark, err := strconv.Atoi(tos)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var inner error
+		if err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, mark) }); err != nil {
+			return err
+		}
+		return inner
+	}}
+	conn, err := d.Dial("udp4", "10.99.0.2:9")
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer conn.Close()
+	for i := 0; more(i); i++ {
+		if _, err := conn.Write(make([]byte, sizeBytes)); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+}
