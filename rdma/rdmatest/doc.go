@@ -4,11 +4,15 @@
 // not know any provider.
 //
 //	func TestConformance(t *testing.T) {
-//		rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine { … })
+//		rdmatest.Provider{Open: func(t testing.TB, c rdmatest.Config) rdma.Engine { … }, NICs: 2}.Run(t)
 //	}
 //
 //	   client (does not listen) ── Connect ──► server (listens)
 //	      └────────────── writes, both ways ──────────┘
+//
+// What a provider does not claim in Provider is skipped, with what is missing.
+// Cases returns the cases one by one, for those who run them in a way of their
+// own: simrdma does, in virtual time, on thousands of networks.
 //
 // Lock order: none.
 package rdmatest

@@ -5,276 +5,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
-	"testing"
-	"time"
 
-	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 )
-
-// Config is what a case needs of an engine. Zero values mean the provider's
-// defaults.
-type Config struct {
-	// Listen makes the engine reachable; Token is what it then asks for.
-	Listen bool
-	Token  rdma.Token
-	// InFlightOps and InFlightBytes bound what is submitted to one peer.
-	InFlightOps   int
-	InFlightBytes int64
-	// EarlyImmediates is how many unexpected immediates are kept for a peer.
-	EarlyImmediates int
-	// OnPeerDown is called when a session has ended.
-	OnPeerDown func(rdma.EngineID, error)
-}
-
-// Factory starts an engine. The case closes it.
-type Factory func(t testing.TB, c Config) rdma.Engine
-
-// caseTimeout bounds each case: what takes longer hangs.
-const caseTimeout = 60 * time.Second
-
-// token is the secret of every server in the suite.
-var token = rdma.Token("a token for the conformance suite")
-
-// Run runs every case against the provider.
-func Run(t *testing.T, open Factory) {
-	for _, c := range []struct {
-		name string
-		run  func(*env)
-	}{
-		{"write", testWrite},
-		{"payload before immediate", testPayloadBeforeImmediate},
-		{"immediate before expectation", testEarlyImmediate},
-		{"early immediates are bounded", testEarlyBound},
-		{"expectation cancelled", testCancel},
-		{"expectation ends with its peer", testExpectPeerDied},
-		{"paged write", testPaged},
-		{"paged write, overlapping", testPagedOverlap},
-		{"paged write refused here", testPagedErrors},
-		{"wrong key", testWrongKey},
-		{"beyond the window", testBounds},
-		{"window isolates", testWindow},
-		{"write refused here", testLocalErrors},
-		{"revoke under fire", testRevokeUnderFire},
-		{"revoke paged under fire", testRevokePagedUnderFire},
-		{"region close", testRegionClose},
-		{"wrong token", testWrongToken},
-		{"wrong engine", testWrongEngine},
-		{"connect", testConnect},
-		{"messages", testMessages},
-		{"messages refused", testMessagesRefused},
-		{"scatter and barrier", testScatter},
-		{"many peers", testManyPeers},
-		{"both ways at once", testBothWays},
-		{"budget", testBudget},
-		{"close with operations in flight", testCloseInFlight},
-		{"peer closes with operations in flight", testPeerCloses},
-		{"disconnect and connect again", testReconnect},
-		{"use after close", testAfterClose},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			testkit.VerifyNone(t)
-			ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
-			defer cancel()
-			c.run(&env{T: t, ctx: ctx, open: open, rng: rand.New(rand.NewPCG(1, 2))})
-		})
-	}
-}
-
-// env is what a case works with.
-type env struct {
-	*testing.T
-	ctx  context.Context
-	open Factory
-	rng  *rand.Rand
-}
-
-// engine starts an engine that the end of the case closes.
-func (t *env) engine(c Config) rdma.Engine {
-	t.Helper()
-	if c.Listen {
-		c.Token = token
-	}
-	e := t.open(t.T, c)
-	t.Cleanup(func() {
-		if err := e.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-	})
-	return e
-}
-
-// pair starts a server and a client that is connected to it.
-func (t *env) pair() (server, client rdma.Engine) {
-	t.Helper()
-	server, client = t.engine(Config{Listen: true}), t.engine(Config{})
-	t.connect(client, server)
-	return server, client
-}
-
-// connect connects two engines and returns the ID of the second.
-func (t *env) connect(from, to rdma.Engine) rdma.EngineID {
-	t.Helper()
-	id, err := from.Connect(t.ctx, to.Addr(), token)
-	t.must(err)
-	if id != to.Addr().Engine {
-		t.Fatalf("connected to %v, want %v", id, to.Addr().Engine)
-	}
-	return id
-}
-
-// must fails the case on an error.
-func (t *env) must(err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// wantErr fails the case unless err is want.
-func (t *env) wantErr(err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Fatalf("error %v, want %v", err, want)
-	}
-}
-
-// wantRefused fails the case unless err is a refusal for one of the reasons.
-func (t *env) wantRefused(err error, reasons ...rdma.Reason) {
-	t.Helper()
-	var r *rdma.RefusedError
-	if !errors.As(err, &r) || !errors.Is(err, rdma.ErrRefused) {
-		t.Fatalf("error %v, want a refusal", err)
-	}
-	for _, x := range reasons {
-		if r.Reason == x {
-			return
-		}
-	}
-	t.Fatalf("refused for %v, want %v", r.Reason, reasons)
-}
-
-// wait returns the outcome of a flag, and fails the case if there is none.
-func (t *env) wait(f *rdma.Flag) error {
-	t.Helper()
-	select {
-	case <-f.C():
-		_, err := f.Poll()
-		return err
-	case <-t.ctx.Done():
-		t.Fatal("nothing happened in time")
-		return nil
-	}
-}
-
-// region registers n bytes and returns them.
-func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
-	t.Helper()
-	mem := make([]byte, n)
-	r, err := e.Register(mem, rdma.RegisterOptions{})
-	t.must(err)
-	return r, mem
-}
-
-// random registers n random bytes, closed to peers.
-func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
-	t.Helper()
-	mem := make([]byte, n)
-	for i := 0; i+8 <= n; i += 8 {
-		x := t.rng.Uint64()
-		for j := range 8 {
-			mem[i+j] = byte(x >> (8 * j))
-		}
-	}
-	for i := n &^ 7; i < n; i++ {
-		mem[i] = byte(t.rng.Uint32())
-	}
-	r, err := e.Register(mem, rdma.RegisterOptions{Local: true})
-	t.must(err)
-	return r, mem
-}
-
-// sent takes a Desc through its encoding, as a real one would go.
-func (t *env) sent(d rdma.Desc) rdma.Desc {
-	t.Helper()
-	b, err := d.MarshalBinary()
-	t.must(err)
-	var out rdma.Desc
-	t.must(out.UnmarshalBinary(b))
-	return out
-}
-
-// expect begins an expectation.
-func (t *env) expect(e rdma.Engine, imm, count uint32, from ...rdma.EngineID) (*rdma.Flag, *rdma.Expectation) {
-	t.Helper()
-	f := rdma.NewFlag()
-	x, err := e.ExpectImm(rdma.Expect{Imm: imm, Count: count, From: from, Done: f.Set})
-	t.must(err)
-	return f, x
-}
-
-// write submits w and returns its end.
-func (t *env) write(e rdma.Engine, w rdma.Write) error {
-	t.Helper()
-	f := rdma.NewFlag()
-	w.Done = f.Set
-	t.must(e.Write(t.ctx, w))
-	return t.wait(f)
-}
-
-// writePaged submits w and returns its end.
-func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
-	t.Helper()
-	f := rdma.NewFlag()
-	w.Done = f.Set
-	t.must(e.WritePaged(t.ctx, w))
-	return t.wait(f)
-}
-
-// slots hands out places of a region, so that writes in flight at the same time
-// do not overlap: the contract would allow it, the race detector does not.
-type slots chan uint64
-
-// slotsOf cuts count places of n bytes.
-func slotsOf(count int, n uint64) slots {
-	s := make(slots, count)
-	for i := range uint64(count) {
-		s <- i * n
-	}
-	return s
-}
-
-// still fails the case if f is set.
-func (t *env) still(f *rdma.Flag) {
-	t.Helper()
-	if set, err := f.Poll(); set {
-		t.Fatalf("the immediate was counted (%v)", err)
-	}
-}
-
-// roundTrip proves that the session works in the direction from e, and that
-// what e submitted earlier has been dealt with if it was done.
-func (t *env) roundTrip(e, target rdma.Engine) {
-	t.Helper()
-	src, want := t.random(e, 100)
-	dst, got := t.region(target, 100)
-	if err := t.write(e, rdma.Write{Src: src, Dst: dst.Desc(), Len: 100}); err != nil {
-		t.Fatalf("the session does not work any more: %v", err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Fatal("the session delivers wrong bytes")
-	}
-}
 
 // A write puts exactly its bytes in place, at any size and alignment and in
 // both directions, and changes no other byte.
 func testWrite(t *env) {
 	server, client := t.pair()
 	for _, dir := range []struct{ from, to rdma.Engine }{{server, client}, {client, server}} {
-		for i, n := range []int{0, 1, 63, 4096, 16<<10 - 1, 64 << 10, 1<<20 + 1, 5<<20 + 3} {
+		for i, n := range t.sizes() {
 			src, from := t.random(dir.from, n+77)
 			dst, got := t.region(dir.to, n+1000)
 			want := bytes.Clone(got)
@@ -287,7 +29,7 @@ func testWrite(t *env) {
 			}
 		}
 	}
-	if out, in := server.Stats(), client.Stats(); out.WritesOut != in.WritesIn || out.WriteBytesOut != in.WriteBytesIn || in.ImmediatesIn != 8 {
+	if out, in := server.Stats(), client.Stats(); out.WritesOut != in.WritesIn || out.WriteBytesOut != in.WriteBytesIn || in.ImmediatesIn != uint64(len(t.sizes())) {
 		t.Errorf("counters disagree: out %+v, in %+v", out, in)
 	}
 }
@@ -295,7 +37,7 @@ func testWrite(t *env) {
 // When an immediate has been counted, the payload is in place.
 func testPayloadBeforeImmediate(t *env) {
 	server, client := t.pair()
-	const n, rounds = 3<<20 + 5, 30
+	n, rounds := t.scaled(3<<20+5, 70001), t.scaled(30, 4)
 	src, mem := t.random(server, n)
 	dst, got := t.region(client, n)
 	d := t.sent(dst.Desc())
@@ -305,7 +47,7 @@ func testPayloadBeforeImmediate(t *env) {
 		_, err := client.ExpectImm(rdma.Expect{Imm: 9, Count: 1, Done: func(error) { same <- bytes.Equal(got, mem) }})
 		t.must(err)
 		done := rdma.NewFlag()
-		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, Len: n, Imm: rdma.ImmOf(9), Done: done.Set}))
+		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, Len: uint64(n), Imm: rdma.ImmOf(9), Done: done.Set}))
 		select {
 		case ok := <-same:
 			if !ok {
@@ -316,7 +58,7 @@ func testPayloadBeforeImmediate(t *env) {
 		}
 		t.must(t.wait(done))
 	}
-	if c := client.Stats().ImmediatesIn; c != rounds {
+	if c := client.Stats().ImmediatesIn; c != uint64(rounds) {
 		t.Errorf("%d immediates counted for %d writes", c, rounds)
 	}
 }
@@ -410,19 +152,22 @@ func testExpectPeerDied(t *env) {
 // A paged write equals a loop of copies, whatever the order of its pages.
 func testPaged(t *env) {
 	server, client := t.pair()
-	const size = 2 << 20
-	src, from := t.random(server, size)
-	dst, got := t.region(client, size)
+	size := uint64(t.scaled(2<<20, 128<<10))
+	src, from := t.random(server, int(size))
+	dst, got := t.region(client, int(size))
 	want := make([]byte, size)
-	for i := range 60 {
+	for i := range t.scaled(60, 12) {
 		pageLen := []uint64{1, 100, 1 << 10, 4 << 10, 60<<10 + 1, 300 << 10}[i%6]
+		if pageLen > size/6 {
+			pageLen = size / 7
+		}
 		srcStride, dstStride := pageLen, pageLen+t.rng.Uint64N(100)
 		if i%3 == 0 {
 			srcStride = pageLen/2 + 1 // source pages may overlap
 		}
 		srcOff, dstOff := t.rng.Uint64N(50), t.rng.Uint64N(50)
-		most := int(min((size-50)/srcStride-2, (size-50)/dstStride-1, 1000))
-		if pageLen > size/4 {
+		most := int(min((size-50)/srcStride-2, (size-50)/dstStride-1, uint64(t.scaled(1000, 60))))
+		if pageLen > size/8 {
 			most = 3
 		}
 		n := t.rng.IntN(most)
@@ -523,17 +268,17 @@ func testPagedErrors(t *env) {
 // payload; the session goes on, and nothing is written or counted.
 func testWrongKey(t *env) {
 	server, client := t.pair()
-	src, _ := t.random(server, 5<<20)
-	dst, got := t.region(client, 5<<20)
-	local, err := client.Register(make([]byte, 100), rdma.RegisterOptions{Local: true})
+	size := t.scaled(5<<20, 30000)
+	src, _ := t.random(server, size)
+	dst, got := t.region(client, size)
+	local, err := client.Register(t.memory(100), rdma.RegisterOptions{Local: true})
 	t.must(err)
 	win, err := dst.Window(0, 100)
 	t.must(err)
 	revoked := win.Desc()
 	t.must(win.Revoke(t.ctx))
 	t.must(win.Revoke(t.ctx))
-	forged := t.sent(dst.Desc())
-	forged.NICs[0].Key ^= 1 << 40
+	forged := t.forged(dst.Desc())
 	imm, x := t.expect(client, 1, 1)
 	for _, d := range []rdma.Desc{forged, local.Desc(), revoked} {
 		for _, n := range []uint64{0, 1, 100, d.Len} {
@@ -555,20 +300,21 @@ func testWrongKey(t *env) {
 // A Desc that claims more than there is does not help: the target checks.
 func testBounds(t *env) {
 	server, client := t.pair()
-	src, _ := t.random(server, 3<<20)
-	mem := make([]byte, 3<<20)
+	n := uint64(t.scaled(1<<20, 16<<10))
+	src, _ := t.random(server, int(3*n))
+	mem := t.memory(int(3 * n))
 	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
 	t.must(err)
-	win, err := r.Window(1<<20, 1<<20)
+	win, err := r.Window(n, n)
 	t.must(err)
 	d := t.sent(win.Desc())
 	d.Len = 1 << 60
 	imm, x := t.expect(client, 1, 1)
 	for _, w := range []rdma.Write{
-		{DstOffset: 1<<20 - 9, Len: 10},
+		{DstOffset: n - 9, Len: 10},
 		{DstOffset: 1 << 59, Len: 100},
-		{Len: 1<<20 + 1},
-		{DstOffset: 1<<20 + 1, Len: 2 << 20},
+		{Len: n + 1},
+		{DstOffset: n + 1, Len: 2 * n},
 	} {
 		w.Src, w.Dst, w.Imm = src, d, rdma.ImmOf(1)
 		t.wantRefused(t.write(server, w), rdma.ReasonBounds)
@@ -582,7 +328,7 @@ func testBounds(t *env) {
 	}), rdma.ReasonBounds)
 	t.still(imm)
 	x.Cancel()
-	if !bytes.Equal(mem[:1<<20], make([]byte, 1<<20)) || !bytes.Equal(mem[2<<20:], make([]byte, 1<<20)) {
+	if zero := make([]byte, n); !bytes.Equal(mem[:n], zero) || !bytes.Equal(mem[2*n:], zero) {
 		t.Error("bytes outside of the window were written")
 	}
 	t.roundTrip(server, client)
@@ -591,22 +337,23 @@ func testBounds(t *env) {
 // Windows of one region do not reach each other, and each dies alone.
 func testWindow(t *env) {
 	server, client := t.pair()
-	const n, count = 10000, 20
-	mem := make([]byte, n*count)
+	count := t.scaled(20, 6)
+	n := t.scaled(10000, 1000)
+	mem := t.memory(n * count)
 	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
 	t.must(err)
 	src, from := t.random(server, n*count)
 	keys := make(map[uint64]bool)
 	var wins []rdma.Window
-	for i := range uint64(count) {
-		w, err := r.Window(i*n, n)
+	for i := range count {
+		w, err := r.Window(uint64(i*n), uint64(n))
 		t.must(err)
 		d := w.Desc()
 		if keys[d.NICs[0].Key] {
 			t.Fatal("two windows with one key")
 		}
 		keys[d.NICs[0].Key] = true
-		if d.Len != n || len(w.Bytes()) != n {
+		if d.Len != uint64(n) || len(w.Bytes()) != n {
 			t.Fatalf("window of %d bytes, desc of %d", len(w.Bytes()), d.Len)
 		}
 		wins = append(wins, w)
@@ -615,16 +362,16 @@ func testWindow(t *env) {
 	for i, w := range wins {
 		if i%2 == 0 {
 			t.must(w.Revoke(t.ctx))
-			t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: w.Desc(), Len: n}), rdma.ReasonKey)
+			t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: w.Desc(), Len: uint64(n)}), rdma.ReasonKey)
 			continue
 		}
-		t.must(t.write(server, rdma.Write{Src: src, SrcOffset: uint64(i * n), Dst: t.sent(w.Desc()), Len: n}))
+		t.must(t.write(server, rdma.Write{Src: src, SrcOffset: uint64(i * n), Dst: t.sent(w.Desc()), Len: uint64(n)}))
 		copy(want[i*n:(i+1)*n], from[i*n:])
 	}
 	if !bytes.Equal(mem, want) {
 		t.Error("the memory is not as written")
 	}
-	for _, bad := range [][2]uint64{{0, n*count + 1}, {n*count + 1, 0}, {^uint64(0), 2}, {5, ^uint64(0)}} {
+	for _, bad := range [][2]uint64{{0, uint64(n*count) + 1}, {uint64(n*count) + 1, 0}, {^uint64(0), 2}, {5, ^uint64(0)}} {
 		if _, err := r.Window(bad[0], bad[1]); !errors.Is(err, rdma.ErrRange) {
 			t.Errorf("window of %d bytes at %d: %v", bad[1], bad[0], err)
 		}
@@ -669,7 +416,7 @@ func testLocalErrors(t *env) {
 	if _, err := server.Register(nil, rdma.RegisterOptions{}); !errors.Is(err, rdma.ErrRange) {
 		t.Errorf("register nothing: %v", err)
 	}
-	if _, err := server.Register(make([]byte, 1), rdma.RegisterOptions{Device: "no such device"}); !errors.Is(err, rdma.ErrUnsupported) {
+	if _, err := server.Register(t.memory(1), rdma.RegisterOptions{Device: "no such device"}); !errors.Is(err, rdma.ErrUnsupported) {
 		t.Errorf("register device memory: %v", err)
 	}
 	t.roundTrip(server, client)
@@ -718,12 +465,12 @@ func (t *env) hammer(stop chan struct{}, submit func(lane int, done func(error))
 // immediate, from then on.
 func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error) {
 	server, client := t.pair()
-	const n = lanes * laneBytes
-	mem := make([]byte, 3*n)
+	n := uint64(lanes * t.laneBytes())
+	mem := t.memory(int(3 * n))
 	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
 	t.must(err)
-	src, _ := t.random(server, n)
-	for round := range 6 {
+	src, _ := t.random(server, int(n))
+	for round := range t.scaled(6, 2) {
 		win, err := r.Window(n, n)
 		t.must(err)
 		d := t.sent(win.Desc())
@@ -733,7 +480,7 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 		t.must(t.wait(landing)) // bytes are landing now
 		t.must(win.Revoke(t.ctx))
 		counted := client.Stats().ImmediatesIn
-		poison := bytes.Repeat([]byte{0xA5}, n)
+		poison := bytes.Repeat([]byte{0xA5}, int(n))
 		copy(win.Bytes(), poison)
 		t.roundTrip(server, client)
 		close(stop)
@@ -757,25 +504,26 @@ func (t *env) revoke(submit func(lane int, from rdma.Engine, src rdma.Region, d 
 }
 
 // laneBytes is what one write of a hammer carries.
-const laneBytes = 512 << 10
+func (t *env) laneBytes() int { return t.scaled(512<<10, 8<<10) }
 
 // After Revoke no write touches the window, however many are on their way.
 func testRevokeUnderFire(t *env) {
 	t.revoke(func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error {
-		off := uint64(lane * laneBytes)
-		return from.Write(t.ctx, rdma.Write{Src: src, SrcOffset: off, Dst: d, DstOffset: off, Len: laneBytes, Imm: rdma.ImmOf(1), Done: done})
+		off, n := uint64(lane*t.laneBytes()), uint64(t.laneBytes())
+		return from.Write(t.ctx, rdma.Write{Src: src, SrcOffset: off, Dst: d, DstOffset: off, Len: n, Imm: rdma.ImmOf(1), Done: done})
 	})
 }
 
 // The same for paged writes, whose frames carry many places.
 func testRevokePagedUnderFire(t *env) {
-	const page, pages = 1 << 10, laneBytes >> 10
+	page := uint64(t.scaled(1<<10, 256))
+	pages := uint32(t.laneBytes()) / uint32(page)
 	var a, b []uint32
-	for i := range uint32(pages) {
+	for i := range pages {
 		a, b = append(a, i), append(b, (i*7+3)%pages)
 	}
 	t.revoke(func(lane int, from rdma.Engine, src rdma.Region, d rdma.Desc, done func(error)) error {
-		off := uint64(lane * laneBytes)
+		off := uint64(lane * t.laneBytes())
 		return from.WritePaged(t.ctx, rdma.PagedWrite{
 			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(1), Done: done,
 			SrcPages: rdma.Pages{Indices: a, Stride: page, Offset: off}, DstPages: rdma.Pages{Indices: b, Stride: page, Offset: off},
@@ -787,13 +535,14 @@ func testRevokePagedUnderFire(t *env) {
 // and refuses new ones.
 func testRegionClose(t *env) {
 	server, client := t.pair()
-	src, _ := t.random(server, 1<<20)
-	dst, _ := t.region(client, 8<<20)
+	size := uint64(t.scaled(1<<20, 16<<10))
+	src, _ := t.random(server, int(size))
+	dst, _ := t.region(client, int(8*size))
 	win, err := dst.Window(0, 100)
 	t.must(err)
 	var ended atomic.Int64
 	for i := range uint64(8) {
-		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: i << 20, Len: 1 << 20, Done: func(error) { ended.Add(1) }}))
+		t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: i * size, Len: size, Done: func(error) { ended.Add(1) }}))
 	}
 	t.must(src.Close(t.ctx))
 	t.must(src.Close(t.ctx))
@@ -885,7 +634,7 @@ func testConnect(t *env) {
 // Messages arrive whole, in a buffer of their own, and buffers are used again.
 func testMessages(t *env) {
 	server, client := t.pair()
-	const count = 500
+	count := t.scaled(500, 60)
 	got := make(chan string, count)
 	t.must(server.Recv(4, 1000, func(from rdma.EngineID, msg []byte) {
 		if from != client.Addr().Engine {
@@ -998,8 +747,7 @@ func testScatter(t *env) {
 			t.Errorf("destination %d has other bytes", i)
 		}
 	}
-	dsts[1].Dst = t.sent(dsts[1].Dst)
-	dsts[1].Dst.NICs[0].Key++
+	dsts[1].Dst = t.forged(dsts[1].Dst)
 	done = rdma.NewFlag()
 	t.must(server.Scatter(t.ctx, rdma.Scatter{Src: src, Dsts: dsts, Done: done.Set}))
 	t.wantErr(t.wait(done), rdma.ErrRefused)
@@ -1011,18 +759,18 @@ func testScatter(t *env) {
 // Many peers at once get their own bytes.
 func testManyPeers(t *env) {
 	server := t.engine(Config{Listen: true})
-	const peers, rounds, n = 24, 10, 200 << 10
-	src, mem := t.random(server, n+peers)
+	peers, rounds, n := uint64(t.scaled(24, 4)), uint32(t.scaled(10, 3)), uint64(t.scaled(200<<10, 5000))
+	src, mem := t.random(server, int(n+peers))
 	var wg sync.WaitGroup
-	for i := range uint64(peers) {
+	for i := range peers {
 		c := t.engine(Config{})
-		r, got := t.region(c, n)
+		r, got := t.region(c, int(n))
 		wg.Go(func() {
 			if _, err := c.Connect(t.ctx, server.Addr(), token); err != nil {
 				t.Errorf("connect: %v", err)
 				return
 			}
-			for k := range uint32(rounds) {
+			for k := range rounds {
 				clear(got)
 				f := rdma.NewFlag()
 				if _, err := c.ExpectImm(rdma.Expect{Imm: k, Count: 1, From: []rdma.EngineID{server.Addr().Engine}, Done: f.Set}); err != nil {
@@ -1044,7 +792,7 @@ func testManyPeers(t *env) {
 		})
 	}
 	wg.Wait()
-	if n := len(server.Peers()); n != peers {
+	if n := len(server.Peers()); n != int(peers) {
 		t.Errorf("%d peers", n)
 	}
 }
@@ -1052,17 +800,17 @@ func testManyPeers(t *env) {
 // Two engines that write to each other as fast as they can do not stall.
 func testBothWays(t *env) {
 	a, b := t.pair()
-	const n, rounds = 256 << 10, 200
+	n, rounds := t.scaled(256<<10, 4<<10), t.scaled(200, 20)
 	var wg sync.WaitGroup
 	for _, dir := range []struct{ from, to rdma.Engine }{{a, b}, {b, a}} {
 		src, mem := t.random(dir.from, n)
 		dst, got := t.region(dir.to, 16*n)
-		places := slotsOf(16, n)
+		places := slotsOf(16, uint64(n))
 		for range 2 {
 			wg.Go(func() {
 				for range rounds {
 					off := <-places
-					if err := dir.from.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: n, Done: func(err error) {
+					if err := dir.from.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: uint64(n), Done: func(err error) {
 						if err != nil {
 							t.Errorf("write: %v", err)
 						}
@@ -1089,12 +837,12 @@ func testBothWays(t *env) {
 // What is in flight to a peer is bounded: NoWait answers ErrBusy, a context that
 // ends ends the wait, and room comes back.
 func testBudget(t *env) {
-	const n = 1 << 20
-	server := t.engine(Config{Listen: true, InFlightOps: 4, InFlightBytes: 2 * n})
+	n := uint64(t.scaled(1<<20, 16<<10))
+	server := t.engine(Config{Listen: true, InFlightOps: 4, InFlightBytes: int64(2 * n)})
 	client := t.engine(Config{})
 	t.connect(client, server)
-	src, _ := t.random(server, 4*n)
-	dst, _ := t.region(client, 32*4*n)
+	src, _ := t.random(server, int(4*n))
+	dst, _ := t.region(client, int(32*4*n))
 	places := slotsOf(32, 4*n)
 	var submitted, ended atomic.Int64
 	write := func(ctx context.Context, n uint64, noWait bool) error {
@@ -1121,7 +869,7 @@ func testBudget(t *env) {
 			break
 		}
 		t.must(err)
-		if p := server.Peers()[0]; p.InFlightOps > 4 || p.InFlightBytes > 2*n {
+		if p := server.Peers()[0]; p.InFlightOps > 4 || p.InFlightBytes > int64(2*n) {
 			t.Fatalf("in flight: %+v", p)
 		}
 	}
@@ -1159,14 +907,17 @@ func testBudget(t *env) {
 }
 
 // floodOps is how many operations a flood has in flight, floodBytes their size.
-const floodOps, floodBytes = 16, 1 << 20
+const floodOps = 16
+
+func (t *env) floodBytes() int { return t.scaled(1<<20, 16<<10) }
 
 // flood submits writes until one is not taken. start is closed with the first
 // that ended well; wait returns when all have ended and checks how.
 func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, wait func()) {
-	src, _ := t.random(e, floodBytes)
-	dst, _ := t.region(target, (floodOps+4)*floodBytes)
-	places := slotsOf(floodOps+4, floodBytes)
+	size := t.floodBytes()
+	src, _ := t.random(e, size)
+	dst, _ := t.region(target, (floodOps+4)*size)
+	places := slotsOf(floodOps+4, uint64(size))
 	start = make(chan struct{})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -1178,7 +929,7 @@ func (t *env) flood(e, target rdma.Engine, allowed error) (start chan struct{}, 
 		id := len(calls)
 		calls[id] = 0
 		mu.Unlock()
-		err := e.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: floodBytes, Done: func(err error) {
+		err := e.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: off, Len: uint64(size), Done: func(err error) {
 			mu.Lock()
 			defer mu.Unlock()
 			calls[id]++
@@ -1260,7 +1011,7 @@ func testReconnect(t *env) {
 	server, client := t.pair()
 	src, _ := t.random(server, 1000)
 	dst, _ := t.region(client, 1000)
-	for range 10 {
+	for range t.scaled(10, 3) {
 		t.must(t.write(server, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1000}))
 		client.Disconnect(server.Addr().Engine)
 		t.wantErr(client.Send(t.ctx, server.Addr().Engine, nil, nil), rdma.ErrNoPeer)
@@ -1284,7 +1035,7 @@ func testAfterClose(t *env) {
 	t.wantErr(client.Recv(1, 1, func(rdma.EngineID, []byte) {}), rdma.ErrClosed)
 	_, err = client.Connect(t.ctx, server.Addr(), token)
 	t.wantErr(err, rdma.ErrClosed)
-	_, err = client.Register(make([]byte, 1), rdma.RegisterOptions{})
+	_, err = client.Register(t.memory(1), rdma.RegisterOptions{})
 	t.wantErr(err, rdma.ErrClosed)
 	_, err = client.ExpectImm(rdma.Expect{Imm: 1, Count: 1})
 	t.wantErr(err, rdma.ErrClosed)

@@ -1,0 +1,120 @@
+package rdmatest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// After a confirmed Cancel nothing of the scope touches the target's memory, nor
+// counts, though its key is still good; what is not of the scope goes on.
+func testScope(t *env) {
+	server, client := t.engine(Config{Listen: true, NICs: t.p.NICs}), t.engine(Config{NICs: t.p.NICs})
+	t.connect(client, server)
+	n := lanes * t.laneBytes()
+	src, _ := t.random(server, n)
+	dst, got := t.region(client, n)
+	d := t.sent(dst.Desc())
+	for round := range t.scaled(6, 3) {
+		scope := rdma.NewScope(server)
+		var wg sync.WaitGroup
+		var ended, refused atomic.Int64
+		landing, _ := t.expect(client, uint32(round), uint32(1+round))
+		for lane := range lanes {
+			wg.Go(func() {
+				off, size := uint64(lane*t.laneBytes()), uint64(t.laneBytes())
+				for {
+					f := rdma.NewFlag()
+					var err error
+					if lane%2 == 0 {
+						err = scope.Write(t.ctx, rdma.Write{Src: src, SrcOffset: off, Dst: d, DstOffset: off, Len: size, Imm: rdma.ImmOf(uint32(round)), Done: f.Set})
+					} else {
+						err = scope.WritePaged(t.ctx, rdma.PagedWrite{
+							PageLen: size / 4, Src: src, Dst: d, Imm: rdma.ImmOf(uint32(round)), Done: f.Set,
+							SrcPages: rdma.Pages{Indices: []uint32{0, 1, 2, 3}, Stride: size / 4, Offset: off},
+							DstPages: rdma.Pages{Indices: []uint32{3, 1, 0, 2}, Stride: size / 4, Offset: off},
+						})
+					}
+					if errors.Is(err, rdma.ErrCanceled) {
+						refused.Add(1)
+						return
+					}
+					if err != nil {
+						t.Errorf("submit: %v", err)
+						return
+					}
+					if err := f.Wait(t.ctx); err != nil {
+						t.Errorf("write: %v", err)
+						return
+					}
+					ended.Add(1)
+				}
+			})
+		}
+		t.must(t.wait(landing)) // bytes are landing now
+		t.must(scope.Cancel(t.ctx))
+		counted := client.Stats().ImmediatesIn
+		poison := bytes.Repeat([]byte{0xA5}, n)
+		copy(got, poison)
+		wg.Wait()
+		t.roundTrip(server, client)
+		if refused.Load() != lanes || scope.Pending() != 0 {
+			t.Fatalf("round %d: %d of %d lanes were told, %d operations pending", round, refused.Load(), lanes, scope.Pending())
+		}
+		if !bytes.Equal(got, poison) {
+			t.Fatalf("round %d: bytes changed after a confirmed cancel", round)
+		}
+		if now := client.Stats().ImmediatesIn; now != counted {
+			t.Fatalf("round %d: %d immediates counted after a confirmed cancel", round, now-counted)
+		}
+		if c := client.Stats().ImmediatesIn; round == 0 && c != uint64(ended.Load()) {
+			t.Fatalf("%d immediates counted for %d writes", c, ended.Load())
+		}
+	}
+}
+
+// Cancel ends the wait for room: what waited was not submitted.
+func testScopeWaits(t *env) {
+	n := uint64(t.scaled(1<<20, 16<<10))
+	server, client := t.engine(Config{Listen: true, InFlightOps: 2, InFlightBytes: int64(n)}), t.engine(Config{})
+	t.connect(client, server)
+	src, _ := t.random(server, int(n))
+	const count = 16
+	dst, _ := t.region(client, count*int(n))
+	scope := rdma.NewScope(server)
+	var wg sync.WaitGroup
+	var submitted, ended, canceled atomic.Int64
+	for i := range uint64(count) {
+		wg.Go(func() {
+			err := scope.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: i * n, Len: n, Done: func(err error) {
+				if err != nil {
+					t.Errorf("write: %v", err)
+				}
+				ended.Add(1)
+			}})
+			switch {
+			case err == nil:
+				submitted.Add(1)
+			case errors.Is(err, rdma.ErrCanceled):
+				canceled.Add(1)
+			default:
+				t.Errorf("submit: %v", err)
+			}
+		})
+	}
+	t.must(scope.Cancel(t.ctx))
+	all := ended.Load()
+	wg.Wait()
+	if ended.Load() != all || submitted.Load() != all || submitted.Load()+canceled.Load() != count {
+		t.Errorf("%d submitted, %d ended, %d cancelled of %d", submitted.Load(), ended.Load(), canceled.Load(), count)
+	}
+	ctx, cancel := context.WithCancel(t.ctx)
+	cancel()
+	t.must(rdma.NewScope(server).Cancel(t.ctx))
+	t.wantErr(rdma.NewScope(server).Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: n}), context.Canceled)
+	t.roundTrip(server, client)
+}

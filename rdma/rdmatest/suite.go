@@ -1,0 +1,381 @@
+package rdmatest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Config is what a case needs of an engine. Zero values mean the provider's
+// defaults. What a Provider does not claim to obey it may overlook.
+type Config struct {
+	// Listen makes the engine reachable; Token is what it then asks for.
+	Listen bool
+	Token  rdma.Token
+	// InFlightOps and InFlightBytes bound what is submitted to one peer.
+	InFlightOps   int
+	InFlightBytes int64
+	// EarlyImmediates is how many unexpected immediates are kept for a peer.
+	EarlyImmediates int
+	// OnPeerDown is called when a session has ended.
+	OnPeerDown func(rdma.EngineID, error)
+
+	// NICs is how many NICs the engine has: Provider.NICs.
+	NICs int
+	// IdleTimeout is how long a silent peer lives: Provider.Vanishes.
+	IdleTimeout time.Duration
+	// Logger takes refusals: Provider.Logs.
+	Logger *slog.Logger
+}
+
+// Factory starts an engine. The case closes it.
+type Factory func(t testing.TB, c Config) rdma.Engine
+
+// Provider is what the suite runs against, and how far the suite may go.
+type Provider struct {
+	Open Factory
+	// Alloc returns memory that the provider's engines can register; it lives
+	// until t has ended. Default: the Go heap.
+	Alloc func(t testing.TB, bytes int) []byte
+	// NICs is the largest Config.NICs that Open obeys; 0 is 1. Engines with
+	// several should be NICKillers.
+	NICs int
+	// Uneven: engines with different numbers of NICs understand each other.
+	Uneven bool
+	// Vanishes: Open obeys Config.IdleTimeout, and its engines are Vanishers.
+	Vanishes bool
+	// Logs: Open obeys Config.Logger.
+	Logs bool
+	// Device, if set, returns memory of a device and how to look into it.
+	Device func(t testing.TB, e rdma.Engine, bytes int) Device
+	// Quick makes every case small: for those who run the suite many times.
+	Quick bool
+}
+
+// NICKiller is an engine whose NICs can be made to die, as one does that falls
+// off its bus.
+type NICKiller interface {
+	KillNIC(i int)
+}
+
+// Vanisher is an engine whose host can be made to fall silent: nothing that it
+// sends arrives any more, and nobody is told.
+type Vanisher interface {
+	Vanish()
+}
+
+// Device is memory that a provider may not be able to address.
+type Device struct {
+	Options rdma.RegisterOptions
+	// Read and Write are the device's own way to its memory.
+	Read, Write func(off uint64, b []byte)
+}
+
+// Case is one promise of package rdma.
+type Case struct {
+	Name string
+	run  func(*env)
+}
+
+// caseTimeout bounds each case: what takes longer hangs.
+const caseTimeout = 60 * time.Second
+
+// token is the secret of every server in the suite.
+var token = rdma.Token("a token for the conformance suite")
+
+// Cases returns all cases, for those who run them in a way of their own.
+func Cases() []Case {
+	return []Case{
+		{"write", testWrite},
+		{"payload before immediate", testPayloadBeforeImmediate},
+		{"immediate before expectation", testEarlyImmediate},
+		{"early immediates are bounded", testEarlyBound},
+		{"expectation cancelled", testCancel},
+		{"expectation ends with its peer", testExpectPeerDied},
+		{"paged write", testPaged},
+		{"paged write, overlapping", testPagedOverlap},
+		{"paged write refused here", testPagedErrors},
+		{"wrong key", testWrongKey},
+		{"beyond the window", testBounds},
+		{"refused among good ones", testRefusedAmongGood},
+		{"refusals are logged", testRefusalsLogged},
+		{"window isolates", testWindow},
+		{"write refused here", testLocalErrors},
+		{"revoke under fire", testRevokeUnderFire},
+		{"revoke paged under fire", testRevokePagedUnderFire},
+		{"region close", testRegionClose},
+		{"device memory", testDevice},
+		{"wrong token", testWrongToken},
+		{"wrong engine", testWrongEngine},
+		{"connect", testConnect},
+		{"messages", testMessages},
+		{"messages refused", testMessagesRefused},
+		{"traffic classes", testClasses},
+		{"scatter and barrier", testScatter},
+		{"peer group", testPeerGroup},
+		{"peer group ends with a member", testPeerGroupEnds},
+		{"many peers", testManyPeers},
+		{"both ways at once", testBothWays},
+		{"budget", testBudget},
+		{"scope cancelled under fire", testScope},
+		{"scope cancelled while it waits", testScopeWaits},
+		{"several NICs", testNICs},
+		{"uneven NICs", testUnevenNICs},
+		{"target's NIC dies", testTargetNICDies},
+		{"sender's NIC dies", testSenderNICDies},
+		{"all NICs die", testAllNICsDie},
+		{"peer vanishes", testVanish},
+		{"close with operations in flight", testCloseInFlight},
+		{"peer closes with operations in flight", testPeerCloses},
+		{"disconnect and connect again", testReconnect},
+		{"use after close", testAfterClose},
+	}
+}
+
+// Run runs every case against engines of a factory, and asks no more of them than
+// every provider must give.
+func Run(t *testing.T, open Factory) { Provider{Open: open}.Run(t) }
+
+// Run runs every case.
+func (p Provider) Run(t *testing.T) {
+	for _, c := range Cases() {
+		t.Run(c.Name, func(t *testing.T) {
+			testkit.VerifyNone(t)
+			c.Run(t, p)
+		})
+	}
+}
+
+// Run runs one case. It may be in a testing/synctest bubble.
+func (c Case) Run(t *testing.T, p Provider) {
+	ctx, cancel := context.WithTimeout(t.Context(), caseTimeout)
+	defer cancel()
+	c.run(&env{T: t, ctx: ctx, p: p, rng: rand.New(rand.NewPCG(1, 2))})
+}
+
+// env is what a case works with.
+type env struct {
+	*testing.T
+	ctx context.Context
+	p   Provider
+	rng *rand.Rand
+}
+
+// scaled is full, or quick where the suite is to be.
+func (t *env) scaled(full, quick int) int {
+	if t.p.Quick {
+		return quick
+	}
+	return full
+}
+
+// sizes are lengths of writes worth a try.
+func (t *env) sizes() []int {
+	if t.p.Quick {
+		return []int{0, 1, 63, 4096, 16<<10 - 1, 100_003}
+	}
+	return []int{0, 1, 63, 4096, 16<<10 - 1, 64 << 10, 1<<20 + 1, 5<<20 + 3}
+}
+
+// engine starts an engine that the end of the case closes.
+func (t *env) engine(c Config) rdma.Engine {
+	t.Helper()
+	if c.Listen {
+		c.Token = token
+	}
+	e := t.p.Open(t.T, c)
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return e
+}
+
+// pair starts a server and a client that is connected to it.
+func (t *env) pair() (server, client rdma.Engine) {
+	t.Helper()
+	server, client = t.engine(Config{Listen: true}), t.engine(Config{})
+	t.connect(client, server)
+	return server, client
+}
+
+// connect connects two engines and returns the ID of the second.
+func (t *env) connect(from, to rdma.Engine) rdma.EngineID {
+	t.Helper()
+	id, err := from.Connect(t.ctx, to.Addr(), token)
+	t.must(err)
+	if id != to.Addr().Engine {
+		t.Fatalf("connected to %v, want %v", id, to.Addr().Engine)
+	}
+	return id
+}
+
+// must fails the case on an error.
+func (t *env) must(err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantErr fails the case unless err is want.
+func (t *env) wantErr(err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("error %v, want %v", err, want)
+	}
+}
+
+// wantRefused fails the case unless err is a refusal for one of the reasons.
+func (t *env) wantRefused(err error, reasons ...rdma.Reason) {
+	t.Helper()
+	var r *rdma.RefusedError
+	if !errors.As(err, &r) || !errors.Is(err, rdma.ErrRefused) {
+		t.Fatalf("error %v, want a refusal", err)
+	}
+	for _, x := range reasons {
+		if r.Reason == x {
+			return
+		}
+	}
+	t.Fatalf("refused for %v, want %v", r.Reason, reasons)
+}
+
+// wait returns the outcome of a flag, and fails the case if there is none.
+func (t *env) wait(f *rdma.Flag) error {
+	t.Helper()
+	select {
+	case <-f.C():
+		_, err := f.Poll()
+		return err
+	case <-t.ctx.Done():
+		t.Fatal("nothing happened in time")
+		return nil
+	}
+}
+
+// memory returns n bytes that can be registered.
+func (t *env) memory(n int) []byte {
+	t.Helper()
+	if t.p.Alloc != nil {
+		return t.p.Alloc(t.T, n)
+	}
+	return make([]byte, n)
+}
+
+// region registers n bytes and returns them.
+func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
+	t.Helper()
+	mem := t.memory(n)
+	r, err := e.Register(mem, rdma.RegisterOptions{})
+	t.must(err)
+	return r, mem
+}
+
+// random registers n random bytes, closed to peers.
+func (t *env) random(e rdma.Engine, n int) (rdma.Region, []byte) {
+	t.Helper()
+	mem := t.memory(n)
+	for i := 0; i+8 <= n; i += 8 {
+		x := t.rng.Uint64()
+		for j := range 8 {
+			mem[i+j] = byte(x >> (8 * j))
+		}
+	}
+	for i := n &^ 7; i < n; i++ {
+		mem[i] = byte(t.rng.Uint32())
+	}
+	r, err := e.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	return r, mem
+}
+
+// sent takes a Desc through its encoding, as a real one would go.
+func (t *env) sent(d rdma.Desc) rdma.Desc {
+	t.Helper()
+	b, err := d.MarshalBinary()
+	t.must(err)
+	var out rdma.Desc
+	t.must(out.UnmarshalBinary(b))
+	return out
+}
+
+// forged is d with keys that open nothing.
+func (t *env) forged(d rdma.Desc) rdma.Desc {
+	t.Helper()
+	d = t.sent(d)
+	for i := range d.NICs {
+		d.NICs[i].Key ^= 1 << 40
+	}
+	return d
+}
+
+// expect begins an expectation.
+func (t *env) expect(e rdma.Engine, imm, count uint32, from ...rdma.EngineID) (*rdma.Flag, *rdma.Expectation) {
+	t.Helper()
+	f := rdma.NewFlag()
+	x, err := e.ExpectImm(rdma.Expect{Imm: imm, Count: count, From: from, Done: f.Set})
+	t.must(err)
+	return f, x
+}
+
+// write submits w and returns its end.
+func (t *env) write(e rdma.Engine, w rdma.Write) error {
+	t.Helper()
+	f := rdma.NewFlag()
+	w.Done = f.Set
+	t.must(e.Write(t.ctx, w))
+	return t.wait(f)
+}
+
+// writePaged submits w and returns its end.
+func (t *env) writePaged(e rdma.Engine, w rdma.PagedWrite) error {
+	t.Helper()
+	f := rdma.NewFlag()
+	w.Done = f.Set
+	t.must(e.WritePaged(t.ctx, w))
+	return t.wait(f)
+}
+
+// slots hands out places of a region, so that writes in flight at the same time
+// do not overlap: the contract would allow it, the race detector does not.
+type slots chan uint64
+
+// slotsOf cuts count places of n bytes.
+func slotsOf(count int, n uint64) slots {
+	s := make(slots, count)
+	for i := range uint64(count) {
+		s <- i * n
+	}
+	return s
+}
+
+// still fails the case if f is set.
+func (t *env) still(f *rdma.Flag) {
+	t.Helper()
+	if set, err := f.Poll(); set {
+		t.Fatalf("the immediate was counted (%v)", err)
+	}
+}
+
+// roundTrip proves that the session works in the direction from e, and that
+// what e submitted earlier has been dealt with if it was done.
+func (t *env) roundTrip(e, target rdma.Engine) {
+	t.Helper()
+	src, want := t.random(e, 100)
+	dst, got := t.region(target, 100)
+	if err := t.write(e, rdma.Write{Src: src, Dst: dst.Desc(), Len: 100}); err != nil {
+		t.Fatalf("the session does not work any more: %v", err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Fatal("the session delivers wrong bytes")
+	}
+}
