@@ -2,15 +2,78 @@ package group
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
 
 // Engine is the transfer engine over a group of NICs.
 type Engine struct {
-	rdma.Engine
+	opts Options
+	id   rdma.EngineID
+	addr rdma.Addr
+	// What the domains have in common. counted: how many immediates arrived on
+	// an endpoint says which (ordered, and nothing goes on behind a refusal);
+	// final: closing a window is enough to revoke it; emptyMessages: an empty
+	// write travels as a message; maxWrite: the longest Work.
+	counted, final, emptyMessages bool
+	maxWrite                      uint64
+
+	imms   *rdma.ImmCounters
+	inbox  atomic.Pointer[inbox]
+	outbox *outbox
+	stats  counters
+	log    limitedLog
+	// ticks is the engine's coarse clock: it counts the watch's rounds.
+	ticks       atomic.Uint64
+	serials     atomic.Uint32
+	revocations atomic.Uint64
+
+	// ctx ends when Close begins; running counts the engine's own goroutines,
+	// revokes the revocations under way.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	revokes sync.WaitGroup
+	closed  chan struct{}
+
+	// nics are the NICs in use, or the last that was in that place.
+	nics []atomic.Pointer[nic]
+	// peers are the live sessions; replaced as a whole, under mu.
+	peers atomic.Pointer[map[peerKey]*session]
+
+	mu      sync.Mutex
+	closing bool
+	// all are the sessions not yet buried; admitted counts those that are about
+	// to be in it.
+	all      map[*session]struct{}
+	admitted int
+	// connecting holds what Connect is doing, by the address dialed.
+	connecting map[string]chan struct{}
+
+	// regMu is held for reading while memory is registered, opened or closed,
+	// and for writing while a NIC comes or goes: each region is on each NIC.
+	regMu     sync.RWMutex
+	released  bool
+	regionsMu sync.Mutex
+	regions   map[*region]struct{}
+
+	keysMu sync.RWMutex
+	keys   map[remoteKey]*window
+}
+
+var _ rdma.Engine = (*Engine)(nil)
+
+// peerKey names a session. Two engines that dial each other at the same moment
+// end up with one session in each direction, rather than killing both.
+type peerKey struct {
+	id     rdma.EngineID
+	dialed bool
 }
 
 // New starts an engine over opts.Domains. If it is to accept sessions, it does
@@ -22,13 +85,450 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		err = ctx.Err()
 	}
 	if err == nil {
-		err = fmt.Errorf("group: the engine is not there yet: %w", rdma.ErrUnsupported)
+		err = opts.Control.ensureAddr()
+	}
+	var e *Engine
+	if err == nil {
+		e, err = newEngine(opts)
+	}
+	if err != nil {
+		if opts.Control.Listener != nil {
+			_ = opts.Control.Listener.Close()
+		}
+		if e == nil {
+			for _, d := range opts.Domains {
+				_ = d.Close()
+			}
+		}
+		return nil, err
+	}
+	for i := range e.nics {
+		e.running.Go(e.nics[i].Load().poll)
 	}
 	if opts.Control.Listener != nil {
-		err = errors.Join(err, opts.Control.Listener.Close())
+		e.running.Go(e.accept)
 	}
-	for _, d := range opts.Domains {
-		err = errors.Join(err, d.Close())
+	e.running.Go(e.watch)
+	return e, nil
+}
+
+// newEngine makes an engine whose goroutines do not run yet. After an error the
+// domains have been closed.
+func newEngine(opts Options) (_ *Engine, err error) {
+	e := &Engine{
+		opts: opts, log: limitedLog{logger: opts.Logger},
+		imms:    rdma.NewImmCounters(opts.EarlyImmediates),
+		closed:  make(chan struct{}),
+		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
+		all:     make(map[*session]struct{}),
+		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
+		connecting: make(map[string]chan struct{}),
+		counted:    true, final: true, maxWrite: ^uint64(0),
 	}
-	return nil, err
+	e.peers.Store(new(map[peerKey]*session))
+	_, _ = rand.Read(e.id[:])
+	e.addr.Engine = e.id
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	for i, d := range opts.Domains {
+		n, err := e.newNIC(i, d)
+		if err != nil {
+			for _, rest := range opts.Domains[i:] {
+				err = errors.Join(err, rest.Close())
+			}
+			return e, errors.Join(err, e.retireAll())
+		}
+		e.nics[i].Store(n)
+		e.counted = e.counted && n.lim.Ordered && n.lim.RefusalBreaks
+		e.final = e.final && n.lim.CloseIsFinal
+		e.emptyMessages = e.emptyMessages || n.lim.EmptyUnchecked
+		e.maxWrite = min(e.maxWrite, n.lim.MaxWrite)
+		if opts.Control.Listener != nil {
+			e.addr.NICs = append(e.addr.NICs, n.addr)
+		}
+	}
+	if e.outbox, err = e.newOutbox(); err != nil {
+		return e, errors.Join(err, e.retireAll())
+	}
+	return e, nil
+}
+
+// retireAll gives the domains back; no poller runs.
+func (e *Engine) retireAll() error {
+	var errs []error
+	for i := range e.nics {
+		if n := e.nics[i].Load(); n != nil {
+			errs = append(errs, n.retire())
+		}
+	}
+	if e.outbox != nil {
+		e.outbox.freed()
+	}
+	return errors.Join(errs...)
+}
+
+// Addr implements rdma.Engine.
+func (e *Engine) Addr() rdma.Addr { return e.addr }
+
+// NICs implements rdma.Engine. A NIC is down when its domain is dead, and when
+// there are sessions and none of them has an endpoint on it that works.
+func (e *Engine) NICs() []rdma.NIC {
+	out := make([]rdma.NIC, len(e.nics))
+	sessions := e.sessions()
+	for i := range e.nics {
+		n := e.nics[i].Load()
+		x := rdma.NIC{Name: n.name, Addr: n.addr, Up: true, BytesOut: n.bytesOut.Load(), BytesIn: n.bytesIn.Load()}
+		if n.dead.Load() {
+			x.Up, x.Reason = false, n.reason().Error()
+		} else if why := laneReason(sessions, i); why != nil {
+			x.Up, x.Reason = false, why.Error()
+		}
+		out[i] = x
+	}
+	return out
+}
+
+// laneReason says why no session uses a NIC; nil if one does, or there is none.
+func laneReason(sessions []*session, nic int) (why error) {
+	for _, s := range sessions {
+		for _, l := range s.lanes {
+			if l.nicIndex != nic {
+				continue
+			}
+			if l.up.Load() {
+				return nil
+			}
+			l.mu.Lock()
+			if l.why != nil {
+				why = fmt.Errorf("endpoint to %v: %w", s.peer, l.why)
+			}
+			l.mu.Unlock()
+		}
+	}
+	return why
+}
+
+// Info implements rdma.Engine.
+func (e *Engine) Info() rdma.Info {
+	detail := fmt.Sprintf("%d NICs", len(e.nics))
+	if e.opts.Detail != "" {
+		detail += ", " + e.opts.Detail
+	}
+	return rdma.Info{
+		Provider: e.opts.Provider, Detail: detail,
+		HeartbeatInterval: e.opts.HeartbeatInterval, IdleTimeout: e.opts.IdleTimeout,
+	}
+}
+
+// session returns the live session with peer.
+func (e *Engine) session(peer rdma.EngineID) (*session, error) {
+	peers := *e.peers.Load()
+	if s := peers[peerKey{peer, true}]; s != nil {
+		return s, nil
+	}
+	if s := peers[peerKey{peer, false}]; s != nil {
+		return s, nil
+	}
+	if e.ctx.Err() != nil {
+		return nil, fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	}
+	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
+}
+
+// alive reports whether there is a session with peer.
+func (e *Engine) alive(peer rdma.EngineID) bool {
+	_, err := e.session(peer)
+	return err == nil
+}
+
+// sessions returns the live sessions.
+func (e *Engine) sessions() []*session {
+	peers := *e.peers.Load()
+	out := make([]*session, 0, len(peers))
+	for _, s := range peers {
+		out = append(out, s)
+	}
+	return out
+}
+
+// Peers implements rdma.Engine.
+func (e *Engine) Peers() []rdma.Peer {
+	var out []rdma.Peer
+	for _, s := range e.sessions() {
+		s.mu.Lock()
+		out = append(out, rdma.Peer{
+			ID: s.peer, Remote: s.remote, Dialed: s.dialed,
+			InFlightOps: s.active, InFlightBytes: e.opts.InFlightBytes - s.freeBytes,
+		})
+		s.mu.Unlock()
+	}
+	return out
+}
+
+// Disconnect implements rdma.Engine.
+func (e *Engine) Disconnect(peer rdma.EngineID) {
+	for _, s := range e.sessions() {
+		if s.peer == peer {
+			s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
+		}
+	}
+}
+
+// setPeerLocked replaces the session of a key; nil removes it.
+func (e *Engine) setPeerLocked(k peerKey, s *session) {
+	old := *e.peers.Load()
+	peers := make(map[peerKey]*session, len(old)+1)
+	for k, s := range old {
+		peers[k] = s
+	}
+	if s == nil {
+		delete(peers, k)
+	} else {
+		peers[k] = s
+	}
+	e.peers.Store(&peers)
+}
+
+// forget makes a session that begins to end unknown.
+func (e *Engine) forget(s *session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if k := (peerKey{s.peer, s.dialed}); (*e.peers.Load())[k] == s {
+		e.setPeerLocked(k, nil)
+	}
+}
+
+// buried is told by a session that nothing of it is left.
+func (e *Engine) buried(s *session) {
+	e.stats.sessionsClosed.Add(1)
+	e.imms.PeerDied(s.peer, s.why)
+	e.logEnd(s)
+	if e.opts.OnPeerDown != nil {
+		e.opts.OnPeerDown(s.peer, s.why)
+	}
+	e.mu.Lock()
+	delete(e.all, s)
+	e.mu.Unlock()
+}
+
+// logEnd logs the end of a session: a peer that leaves when it is done is
+// nothing to warn of.
+func (e *Engine) logEnd(s *session) {
+	args := []any{"peer", s.peer.String(), "remote", s.remote, "why", s.why}
+	if s.hungUp() {
+		e.log.logger.Debug("data-plane session ended", args...)
+		return
+	}
+	e.log.warn(logSession, "data-plane session ended", args...)
+}
+
+// source returns the region of a write of n bytes.
+func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
+	if r == nil || n == 0 {
+		return nil, nil
+	}
+	own, ok := r.(*region)
+	if !ok || own.e != e {
+		return nil, fmt.Errorf("group: source: %w", rdma.ErrForeign)
+	}
+	return own, nil
+}
+
+// target is what an operation is checked against before room is reserved.
+func (e *Engine) target(ctx context.Context, dst *rdma.Desc, class rdma.Class) (*session, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("group: write: %w", err)
+	}
+	if class >= rdma.Classes {
+		return nil, fmt.Errorf("group: write of %v; there are %d classes: %w", class, rdma.Classes, rdma.ErrRange)
+	}
+	if len(dst.NICs) == 0 {
+		return nil, fmt.Errorf("group: write to a Desc without a key: %w", rdma.ErrMalformed)
+	}
+	return e.session(dst.Engine)
+}
+
+// prepare reserves an op for a write of n bytes to dst.
+func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *rdma.Desc, n uint64, noWait bool) (*op, error) {
+	own, err := e.source(src, n)
+	if err != nil {
+		return nil, err
+	}
+	queue := forWrite
+	if n == 0 && e.emptyMessages {
+		queue = forMessage
+	}
+	o, err := s.reserve(ctx, queue, n, noWait)
+	if err != nil {
+		return nil, err
+	}
+	err = o.aim(dst)
+	if err == nil && own != nil {
+		if err = own.acquire(); err == nil {
+			o.src = own
+		}
+	}
+	if err != nil {
+		s.unreserve(o)
+		return nil, err
+	}
+	return o, nil
+}
+
+// most returns the longest run of an operation of n bytes: a Work at most, and a
+// piece where it may be spread.
+func (e *Engine) most(n uint64) uint64 {
+	if len(e.nics) > 1 && n > uint64(e.opts.PieceBytes) {
+		return min(e.maxWrite, uint64(e.opts.PieceBytes))
+	}
+	return e.maxWrite
+}
+
+// dispatch submits an op whose runs are laid out.
+func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
+	if len(o.runs) > 0 {
+		return s.submit(o)
+	}
+	if o.kind == opMessage {
+		return e.sendEmpty(ctx, s, o, off, noWait)
+	}
+	o.runs = append(o.runs, run{0, off, 0})
+	return s.submit(o)
+}
+
+// sendEmpty submits an empty write as a message.
+func (e *Engine) sendEmpty(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
+	o.empty = true
+	return s.send(ctx, o, noWait, func(o *op, low uint64) {
+		var p [emptySize]byte
+		le.PutUint32(p[0:], o.keys[0].serial)
+		le.PutUint64(p[8:], o.keys[0].key)
+		le.PutUint64(p[16:], o.base+off)
+		kind := byte(kindEmpty)
+		if _, ok := o.imm.Get(); ok {
+			kind = kindImm
+		}
+		e.outbox.encode(o, kind, low, p[:])
+	})
+}
+
+// Write implements rdma.Engine.
+func (e *Engine) Write(ctx context.Context, w rdma.Write) error {
+	if err := w.Check(); err != nil {
+		return err
+	}
+	s, err := e.target(ctx, &w.Dst, w.Class)
+	if err != nil {
+		return err
+	}
+	return e.write(ctx, s, &w)
+}
+
+// write submits one write to a session.
+func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
+	o, err := e.prepare(ctx, s, w.Src, &w.Dst, w.Len, w.NoWait)
+	if err != nil {
+		return err
+	}
+	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
+	if w.Len > 0 {
+		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most(w.Len))
+	}
+	return e.dispatch(ctx, s, o, w.DstOffset, w.NoWait)
+}
+
+// WritePaged implements rdma.Engine.
+func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
+	if err := w.Check(); err != nil {
+		return err
+	}
+	hi, total := bits.Mul64(w.PageLen, uint64(len(w.SrcPages.Indices)))
+	if hi != 0 {
+		return fmt.Errorf("group: %d pages of %d bytes: %w", len(w.SrcPages.Indices), w.PageLen, rdma.ErrRange)
+	}
+	s, err := e.target(ctx, &w.Dst, w.Class)
+	if err != nil {
+		return err
+	}
+	o, err := e.prepare(ctx, s, w.Src, &w.Dst, total, w.NoWait)
+	if err != nil {
+		return err
+	}
+	if err := o.layPages(&w, e.most(total)); err != nil {
+		s.unreserve(o)
+		return err
+	}
+	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
+	return e.dispatch(ctx, s, o, 0, w.NoWait)
+}
+
+// Send implements rdma.Engine.
+func (e *Engine) Send(ctx context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("group: send: %w", err)
+	}
+	if len(msg) > e.opts.MaxMessage {
+		return fmt.Errorf("group: message of %d bytes, at most %d (MaxMessage): %w", len(msg), e.opts.MaxMessage, rdma.ErrRange)
+	}
+	s, err := e.session(to)
+	if err != nil {
+		return err
+	}
+	o, err := s.reserve(ctx, forMessage, uint64(len(msg)), false)
+	if err != nil {
+		return err
+	}
+	o.done = done
+	return s.send(ctx, o, false, func(o *op, low uint64) { e.outbox.encode(o, kindMessage, low, msg) })
+}
+
+// ExpectImm implements rdma.Engine.
+func (e *Engine) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
+	return e.imms.Expect(x, e.alive)
+}
+
+// Close implements rdma.Engine.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closing {
+		e.mu.Unlock()
+		<-e.closed
+		return nil
+	}
+	e.closing = true
+	all := make([]*session, 0, len(e.all))
+	for s := range e.all {
+		all = append(all, s)
+	}
+	e.mu.Unlock()
+	e.cancel()
+	if e.opts.Control.Listener != nil {
+		_ = e.opts.Control.Listener.Close()
+	}
+	for _, s := range all {
+		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
+	}
+	for _, s := range all {
+		<-s.buried
+	}
+	e.imms.Close()
+	e.revokes.Wait()
+	e.regMu.Lock()
+	e.released = true
+	e.regMu.Unlock()
+	// From here no NIC is replaced any more.
+	for i := range e.nics {
+		n := e.nics[i].Load()
+		n.stop.Store(true)
+		n.dom.Wake()
+	}
+	e.running.Wait()
+	var errs []error
+	for i := range e.nics {
+		if n := e.nics[i].Load(); !n.dead.Load() {
+			errs = append(errs, n.retire())
+		}
+	}
+	e.outbox.freed()
+	close(e.closed)
+	return errors.Join(errs...)
 }

@@ -242,6 +242,10 @@ func (n *nic) immediates(cookie uint64) []group.Completion {
 
 // close ends everything on the NIC.
 func (n *nic) close() {
+	if n.t.Failed() { // what failed is the better message
+		n.abandon()
+		return
+	}
 	for _, l := range n.links {
 		l.close()
 	}
@@ -254,6 +258,19 @@ func (n *nic) close() {
 	n.d.Wake()
 	<-n.over
 	n.t.must(n.d.Close())
+}
+
+// abandon ends the NIC without a word about how.
+func (n *nic) abandon() {
+	for _, l := range n.links {
+		l.ep.Shut()
+	}
+	n.mu.Lock()
+	n.stop = true
+	n.mu.Unlock()
+	n.d.Wake()
+	<-n.over
+	_ = n.d.Close()
 }
 
 // link is one end of a connection.

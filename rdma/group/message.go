@@ -1,0 +1,447 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// A message on a NIC, little-endian:
+//
+//	kind 1 | zero 3 | imm 4 | seq 8 | low 8 | payload
+//
+// kind 1 is a message of Send, 2 an immediate without payload, 3 an empty write;
+// the payload of the latter two is serial 4 | zero 4 | key 8 | address 8. low is
+// the lowest seq that the sender has no answer to: the receiver remembers what
+// it had from there on, so that one which is sent again is not taken twice.
+const (
+	messageHeader = 24
+	emptySize     = 24
+	// slotSlack is what a buffer holds beyond MaxMessage.
+	slotSlack = 32
+
+	kindMessage = 1
+	kindImm     = 2
+	kindEmpty   = 3
+)
+
+// messageWindow is how many messages of a session may be in flight, and
+// sequenceWindow how far their numbers may lie apart.
+const (
+	messageWindow  = 16
+	sequenceWindow = 64
+)
+
+// slotBytes is the size of a buffer of one message.
+func (e *Engine) slotBytes() int { return e.opts.MaxMessage + slotSlack }
+
+// outbox is the engine's buffers for messages that are sent, registered with
+// every NIC: one that has to be sent again need not be copied again.
+type outbox struct {
+	region *region
+	freed  func()
+	size   int
+	free   chan int
+}
+
+// newOutbox makes the outbox; the NICs are there.
+func (e *Engine) newOutbox() (*outbox, error) {
+	n, size := e.opts.MessageBuffers, e.slotBytes()
+	mem, free, err := e.opts.Alloc(n * size)
+	if err != nil {
+		return nil, fmt.Errorf("group: buffers of messages: %w", err)
+	}
+	r, err := e.Register(mem, rdma.RegisterOptions{Local: true})
+	if err != nil {
+		free()
+		return nil, err
+	}
+	b := &outbox{region: r.(*region), freed: free, size: size, free: make(chan int, n)}
+	for i := range n {
+		b.free <- i
+	}
+	return b, nil
+}
+
+// take returns a buffer, waiting for one until ctx or the session ends.
+func (b *outbox) take(ctx context.Context, s *session, noWait bool) (int, error) {
+	select {
+	case i := <-b.free:
+		return i, nil
+	default:
+	}
+	if noWait {
+		return 0, fmt.Errorf("rdma: all %d buffers of messages are in flight: %w", cap(b.free), rdma.ErrBusy)
+	}
+	select {
+	case i := <-b.free:
+		return i, nil
+	case <-ctx.Done():
+		return 0, fmt.Errorf("rdma: waiting for a buffer to %v: %w", s.peer, ctx.Err())
+	case <-s.dying:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return 0, s.goneLocked()
+	}
+}
+
+// give returns a buffer.
+func (b *outbox) give(i int) { b.free <- i }
+
+// buffer returns the bytes of a buffer.
+func (b *outbox) buffer(i int) []byte { return b.region.mem[i*b.size : (i+1)*b.size] }
+
+// place returns where a message lies in the region, and how long it is.
+func (b *outbox) place(o *op) (off, n uint64) {
+	return uint64(o.slotIndex * b.size), uint64(o.size)
+}
+
+// encode writes the message into its buffer.
+func (b *outbox) encode(o *op, kind byte, low uint64, payload []byte) {
+	buf := b.buffer(o.slotIndex)
+	imm, _ := o.imm.Get()
+	buf[0], buf[1], buf[2], buf[3] = kind, 0, 0, 0
+	le.PutUint32(buf[4:], imm)
+	le.PutUint64(buf[8:], o.seq)
+	le.PutUint64(buf[16:], low)
+	o.size = messageHeader + copy(buf[messageHeader:], payload)
+}
+
+// message is a decoded message; payload is a part of the buffer.
+type message struct {
+	kind     byte
+	imm      uint32
+	seq, low uint64
+	payload  []byte
+	// of kinds 2 and 3
+	way  remoteKey
+	addr uint64
+}
+
+// decodeMessage reads a message.
+func decodeMessage(b []byte) (m message, _ error) {
+	if len(b) < messageHeader || b[0] < kindMessage || b[0] > kindEmpty || b[1]|b[2]|b[3] != 0 {
+		return m, fmt.Errorf("message of %d bytes, beginning with % x: %w", len(b), b[:min(len(b), 4)], errFrame)
+	}
+	m = message{kind: b[0], imm: le.Uint32(b[4:]), seq: le.Uint64(b[8:]), low: le.Uint64(b[16:]), payload: b[messageHeader:]}
+	if m.low == 0 || m.seq < m.low || m.seq-m.low >= sequenceWindow || m.kind != kindImm && m.imm != 0 {
+		return m, fmt.Errorf("message %d of kind %d, lowest %d, immediate %d: %w", m.seq, m.kind, m.low, m.imm, errFrame)
+	}
+	if m.kind == kindMessage {
+		return m, nil
+	}
+	p := m.payload
+	if len(p) != emptySize || le.Uint32(p[4:]) != 0 {
+		return m, fmt.Errorf("empty write of %d bytes: %w", len(p), errFrame)
+	}
+	m.way, m.addr = remoteKey{le.Uint32(p), le.Uint64(p[8:])}, le.Uint64(p[16:])
+	return m, nil
+}
+
+// send submits the message that fill encodes.
+func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op, low uint64)) error {
+	i, err := s.e.outbox.take(ctx, s, noWait)
+	if err != nil {
+		s.unreserve(o)
+		return err
+	}
+	o.slotIndex = i
+	var touched laneSet
+	var out []ended
+	s.mu.Lock()
+	if err := s.beginLocked(o); err != nil {
+		s.mu.Unlock()
+		s.e.outbox.give(i)
+		o.slotIndex = -1
+		s.unreserve(o)
+		return err
+	}
+	fill(o, s.low)
+	o.left = 1
+	out = s.placeLocked(job{o, 0, 1, false}, &touched, out)
+	s.mu.Unlock()
+	touched.pump(s)
+	callAll(out)
+	return nil
+}
+
+// forgetMessageLocked takes o out of the messages in flight.
+func (s *session) forgetMessageLocked(o *op) {
+	low := s.seq + 1
+	kept := s.messages[:0]
+	for _, m := range s.messages {
+		if m != o {
+			kept = append(kept, m)
+			low = min(low, m.seq)
+		}
+	}
+	clear(s.messages[len(kept):])
+	s.messages, s.low = kept, low
+}
+
+// takeAcks takes the peer's answers to messages.
+func (s *session) takeAcks(b []byte) error {
+	acks, err := decodeAcks(b, nil)
+	if err != nil {
+		return err
+	}
+	var touched laneSet
+	var out []ended
+	s.mu.Lock()
+	for _, a := range acks {
+		// One that was sent twice may be answered twice.
+		for _, o := range s.messages {
+			if o.seq == a.seq && o.submitted && !o.acked {
+				o.acked, o.reason = true, a.reason
+				out = s.advanceLocked(o, &touched, out)
+				break
+			}
+		}
+	}
+	s.mu.Unlock()
+	touched.pump(s)
+	callAll(out)
+	return nil
+}
+
+// finished takes the end of a Work that did not break.
+func (s *session) finished(r record, status Status, serial uint32, out []ended) []ended {
+	var touched laneSet
+	o := r.op
+	s.mu.Lock()
+	switch {
+	case o.kind == opMessage && status != StatusOK && !o.acked:
+		// No buffer was free for it: it goes again a little later.
+		o.retries++
+		s.later(o, o.retries)
+		s.mu.Unlock()
+		return out
+	case o.kind == opMessage:
+		o.left--
+	default:
+		o.left--
+		if status != StatusOK {
+			x := o.runs[r.run]
+			key, _ := o.key(serial)
+			s.refuseLocked(o, why{op: o.id(), serial: serial, key: key, addr: o.base + x.dst, n: x.n})
+			o.final = noRun
+		}
+	}
+	out = s.advanceLocked(o, &touched, out)
+	s.mu.Unlock()
+	touched.pump(s)
+	return out
+}
+
+// resendPause is how long a message waits that found no buffer, at first.
+const resendPause = 200 * time.Microsecond
+
+// later sends a message again after a pause that grows.
+func (s *session) later(o *op, tries int) {
+	id := o.id()
+	time.AfterFunc(resendPause<<min(tries-1, 8), func() {
+		var touched laneSet
+		var out []ended
+		s.mu.Lock()
+		if s.why == nil && s.byIDLocked(id) == o && o.left == 1 {
+			if o.acked {
+				o.left = 0
+				out = s.advanceLocked(o, &touched, out)
+			} else {
+				out = s.placeLocked(job{o, 0, 1, false}, &touched, out)
+			}
+		}
+		s.mu.Unlock()
+		touched.pump(s)
+		callAll(out)
+	})
+}
+
+// skip accounts for runs that were not posted.
+func (s *session) skip(k skipped) {
+	var touched laneSet
+	s.mu.Lock()
+	k.op.left -= k.runs
+	k.op.final = noRun
+	s.refuseLocked(k.op, k.refusal)
+	out := s.advanceLocked(k.op, &touched, nil)
+	s.mu.Unlock()
+	touched.pump(s)
+	callAll(out)
+}
+
+// inbound is what a session remembers of the peer's messages.
+type inbound struct {
+	mu   sync.Mutex
+	low  uint64
+	seen map[uint64]rdma.Reason
+}
+
+// received takes a message of the peer, in a buffer that is the NIC's again when
+// it returns. Pollers call it.
+func (s *session) received(b []byte) {
+	m, err := decodeMessage(b)
+	if err != nil {
+		s.malformed(err)
+		return
+	}
+	reason, fresh, err := s.admit(&m)
+	if err != nil {
+		s.malformed(err)
+		return
+	}
+	if !fresh {
+		return
+	}
+	switch {
+	case reason != rdma.ReasonNone:
+		s.refused(reason, m.addr, uint64(len(m.payload)))
+	case m.kind == kindImm:
+		s.counted(m.imm, 0)
+	case m.kind == kindEmpty:
+		s.e.stats.writesIn.Add(1)
+	}
+	// Last, so that the sender's Done comes after the count.
+	s.ctl.ack(ack{m.seq, reason})
+}
+
+// admit takes a message if it is not one that was sent again; that one is
+// answered as the first was.
+func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
+	r := &s.rx
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.seen == nil {
+		r.seen = make(map[uint64]rdma.Reason)
+	}
+	if m.low > r.low {
+		r.low = m.low
+		for seq := range r.seen {
+			if seq < r.low {
+				delete(r.seen, seq)
+			}
+		}
+	}
+	if m.seq < r.low {
+		return 0, false, nil // the answer to the first has arrived
+	}
+	if m.seq-r.low >= sequenceWindow {
+		return 0, false, fmt.Errorf("message %d while %d has no answer: %w", m.seq, r.low, errFrame)
+	}
+	if reason, again := r.seen[m.seq]; again {
+		s.ctl.ack(ack{m.seq, reason})
+		return reason, false, nil
+	}
+	if m.kind == kindMessage {
+		reason = s.deliver(m.payload)
+	} else {
+		reason = s.e.check(m.way, m.addr, 0)
+	}
+	r.seen[m.seq] = reason
+	return reason, true, nil
+}
+
+// counted counts an immediate of the peer, whose n bytes are in place.
+func (s *session) counted(imm uint32, n uint64) {
+	s.e.stats.writesIn.Add(1)
+	s.e.stats.writeBytesIn.Add(n)
+	s.e.imms.Count(s.peer, imm)
+}
+
+// deliver copies a message into a receive buffer, or says why it can't.
+func (s *session) deliver(payload []byte) rdma.Reason {
+	pool := s.e.inbox.Load()
+	if pool == nil {
+		return rdma.ReasonNoBuffer
+	}
+	if len(payload) > pool.size {
+		return rdma.ReasonTooLarge
+	}
+	buf := pool.take()
+	if buf == nil {
+		return rdma.ReasonNoBuffer
+	}
+	s.e.stats.sendsIn.Add(1)
+	pool.full <- delivery{s.peer, buf[:copy(buf, payload)]}
+	return rdma.ReasonNone
+}
+
+// delivery is a message that waits for its handler, in a receive buffer.
+type delivery struct {
+	from rdma.EngineID
+	msg  []byte
+}
+
+// inbox is the rotating pool of receive buffers.
+type inbox struct {
+	size int
+	// Invariant: each buffer is in free, in full, being filled by a poller, or
+	// with the handler; both channels hold all of them, so no send blocks.
+	free chan []byte
+	full chan delivery
+}
+
+// Limits of Recv: their product is allocated at once.
+const (
+	maxRecvCount = 1 << 16
+	maxRecvSize  = 1 << 20
+	maxRecvBytes = 1 << 30
+)
+
+// Recv implements rdma.Engine.
+func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
+	if count < 1 || count > maxRecvCount || sizeBytes < 1 || sizeBytes > maxRecvSize || count*sizeBytes > maxRecvBytes || handler == nil {
+		return fmt.Errorf("group: %d receive buffers of %d bytes; 1 to %d of 1 to %d bytes, %d in all, and a handler: %w",
+			count, sizeBytes, maxRecvCount, maxRecvSize, maxRecvBytes, rdma.ErrRange)
+	}
+	p := &inbox{size: sizeBytes, free: make(chan []byte, count), full: make(chan delivery, count)}
+	arena := make([]byte, count*sizeBytes)
+	for i := range count {
+		p.free <- arena[i*sizeBytes : (i+1)*sizeBytes : (i+1)*sizeBytes]
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return fmt.Errorf("group: recv: %w", rdma.ErrClosed)
+	}
+	if !e.inbox.CompareAndSwap(nil, p) {
+		return fmt.Errorf("group: receive buffers: %w", rdma.ErrExists)
+	}
+	e.running.Go(func() { e.handle(p, handler) })
+	return nil
+}
+
+// handle runs the handler on one message after the other.
+func (e *Engine) handle(p *inbox, handler func(rdma.EngineID, []byte)) {
+	for {
+		select {
+		case m := <-p.full:
+			handler(m.from, m.msg)
+			p.give(m.msg)
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
+
+// take returns a free buffer, or nil.
+func (p *inbox) take() []byte {
+	select {
+	case b := <-p.free:
+		return b
+	default:
+		return nil
+	}
+}
+
+// give posts a buffer again. Under test its bytes are overwritten first, so that
+// a handler that kept the message reads nonsense.
+func (p *inbox) give(b []byte) {
+	b = b[:p.size]
+	invariants.Mangle(b)
+	p.free <- b
+}

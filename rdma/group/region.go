@@ -1,0 +1,539 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// nicMemory is memory as one NIC knows it.
+type nicMemory struct {
+	serial uint32
+	mem    Memory
+}
+
+// region is registered memory: a source of writes, and the root of windows.
+type region struct {
+	e    *Engine
+	mem  []byte
+	size uint64
+	opts rdma.RegisterOptions
+	// mems by NIC; nil where it is not registered, for the NIC is dead.
+	mems []atomic.Pointer[nicMemory]
+	root *window // nil for a Local region
+
+	mu      sync.Mutex
+	closed  bool
+	windows map[*window]struct{}
+	// reading counts operations that have this region as their source; idle,
+	// if set, is closed when it reaches zero.
+	reading int
+	idle    chan struct{}
+	// released is set when the memories have been closed.
+	released bool
+}
+
+var _ rdma.Region = (*region)(nil)
+
+// Register implements rdma.Engine.
+func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
+	size := uint64(len(mem))
+	if opts.DMABuf != nil {
+		if mem != nil {
+			return nil, fmt.Errorf("group: register a dma-buf and %d bytes of memory: %w", len(mem), rdma.ErrRange)
+		}
+		size = opts.DMABuf.Len
+	}
+	if size == 0 {
+		return nil, fmt.Errorf("group: register no memory: %w", rdma.ErrRange)
+	}
+	r := &region{
+		e: e, mem: mem, size: size, opts: opts,
+		mems: make([]atomic.Pointer[nicMemory], len(e.nics)), windows: make(map[*window]struct{}),
+	}
+	if err := r.enroll(); err != nil {
+		return nil, err
+	}
+	if !opts.Local {
+		w, err := r.open(0, size)
+		if err != nil {
+			return nil, errors.Join(err, r.Close(context.Background()))
+		}
+		r.root = w
+	}
+	return r, nil
+}
+
+// enroll registers the region with every NIC and makes it known.
+func (r *region) enroll() error {
+	e := r.e
+	e.regMu.RLock()
+	defer e.regMu.RUnlock()
+	if e.released {
+		return fmt.Errorf("group: register: %w", rdma.ErrClosed)
+	}
+	for i := range e.nics {
+		n := e.nics[i].Load()
+		if n.dead.Load() {
+			continue
+		}
+		if err := r.registerWith(n); err != nil && !n.dead.Load() {
+			return errors.Join(err, r.release())
+		}
+	}
+	e.regionsMu.Lock()
+	defer e.regionsMu.Unlock()
+	e.regions[r] = struct{}{}
+	return nil
+}
+
+// registerWith registers the region with one NIC. Keys are given to windows
+// only, so that each can be taken back while writes from here go on.
+func (r *region) registerWith(n *nic) error {
+	opts := r.opts
+	opts.Local = true
+	m, err := n.dom.Register(r.mem, opts)
+	if err != nil {
+		return fmt.Errorf("group: register %d bytes with %s: %w", r.size, n.name, err)
+	}
+	r.mems[n.index].Store(&nicMemory{n.serial, m})
+	return nil
+}
+
+// Bytes implements rdma.Region.
+func (r *region) Bytes() []byte { return r.mem }
+
+// Len implements rdma.Region.
+func (r *region) Len() uint64 { return r.size }
+
+// on reports whether the region can be read by a NIC.
+func (r *region) on(nic int) bool { return r.mems[nic].Load() != nil }
+
+// memory returns the region as the NIC with that serial number knows it, or nil.
+func (r *region) memory(nic int, serial uint32) Memory {
+	if m := r.mems[nic].Load(); m != nil && m.serial == serial {
+		return m.mem
+	}
+	return nil
+}
+
+// Desc implements rdma.Region. Key 0 is never given out, so it opens nothing.
+func (r *region) Desc() rdma.Desc {
+	if r.root != nil {
+		return r.root.Desc()
+	}
+	d := rdma.Desc{Engine: r.e.id, Len: r.size}
+	for i := range r.e.nics {
+		d.NICs = append(d.NICs, rdma.NICKey{Addr: r.e.nics[i].Load().addr})
+	}
+	return d
+}
+
+// Window implements rdma.Region.
+func (r *region) Window(off, n uint64) (rdma.Window, error) {
+	if err := rdma.Range("window", off, n, r.size); err != nil {
+		return nil, err
+	}
+	return r.open(off, n)
+}
+
+// open makes a window known to the engine and its NICs.
+func (r *region) open(off, n uint64) (*window, error) {
+	w := &window{region: r, off: off, n: n, mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
+	if r.mem != nil {
+		// The capacity ends with the window: an append by its owner must not
+		// reach the neighbour's bytes.
+		w.mem = r.mem[off : off+n : off+n]
+	}
+	e := r.e
+	e.regMu.RLock()
+	defer e.regMu.RUnlock()
+	r.mu.Lock()
+	closed := r.closed || e.released
+	if !closed {
+		r.windows[w] = struct{}{}
+	}
+	r.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("group: window of a region: %w", rdma.ErrClosed)
+	}
+	for i := range e.nics {
+		n := e.nics[i].Load()
+		if err := w.openOn(n); err != nil && !n.dead.Load() {
+			err = errors.Join(err, w.release())
+			r.mu.Lock()
+			delete(r.windows, w)
+			r.mu.Unlock()
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// Close implements rdma.Region.
+func (r *region) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	windows := make([]*window, 0, len(r.windows))
+	for w := range r.windows {
+		windows = append(windows, w)
+	}
+	r.mu.Unlock()
+	for _, w := range windows {
+		w.begin()
+	}
+	for _, w := range windows {
+		if err := w.Revoke(ctx); err != nil {
+			return err
+		}
+	}
+	if err := r.awaitReaders(ctx); err != nil {
+		return err
+	}
+	r.e.regMu.RLock()
+	defer r.e.regMu.RUnlock()
+	r.e.regionsMu.Lock()
+	delete(r.e.regions, r)
+	r.e.regionsMu.Unlock()
+	return r.release()
+}
+
+// release closes what the NICs know of the region.
+func (r *region) release() error {
+	var errs []error
+	for i := range r.mems {
+		errs = append(errs, closeMemory(&r.mems[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// closeMemory closes what p points to, if anything, once.
+func closeMemory(p *atomic.Pointer[nicMemory]) error {
+	if m := p.Swap(nil); m != nil {
+		return m.mem.Close()
+	}
+	return nil
+}
+
+// awaitReaders returns once no operation reads from the region.
+func (r *region) awaitReaders(ctx context.Context) error {
+	r.mu.Lock()
+	if r.reading == 0 {
+		r.mu.Unlock()
+		return nil
+	}
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
+	idle := r.idle
+	r.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("group: close region: writes from it are in flight: %w", ctx.Err())
+	}
+}
+
+// acquire notes an operation that reads from the region.
+func (r *region) acquire() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("group: write from a region: %w", rdma.ErrClosed)
+	}
+	r.reading++
+	return nil
+}
+
+// unread is the end of an operation that acquire noted.
+func (r *region) unread() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reading--
+	if r.reading == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// window is memory that a key for each NIC opens.
+type window struct {
+	region *region
+	off, n uint64
+	mem    []byte
+	mems   []atomic.Pointer[nicMemory]
+
+	// done is closed when the window has been revoked for good.
+	done chan struct{}
+	once sync.Once
+
+	mu sync.Mutex
+	// base and keys are what Desc says; keys stay when they open nothing more.
+	base   uint64
+	keys   []rdma.NICKey
+	linked []remoteKey
+	// revoked: no key is added any more.
+	revoked bool
+}
+
+var _ rdma.Window = (*window)(nil)
+
+// openOn gives the window a key on one NIC.
+func (w *window) openOn(n *nic) error {
+	r := w.region
+	whole := r.memory(n.index, n.serial)
+	if whole == nil {
+		return nil // the NIC is dead, or can't reach this memory
+	}
+	var m Memory
+	var err error
+	if n.lim.Windows {
+		m, err = whole.Window(w.off, w.n)
+	} else {
+		m, err = w.registerOn(n)
+	}
+	if err != nil {
+		return fmt.Errorf("group: window of %d bytes on %s: %w", w.n, n.name, err)
+	}
+	if m.Key() == 0 || n.tooWide(m.Key()) {
+		return errors.Join(fmt.Errorf("group: %s gave out key %#x for a window", n.name, m.Key()), m.Close())
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.keys) > 0 && m.Base() != w.base {
+		return errors.Join(fmt.Errorf("group: %s counts a window from %#x, another NIC from %#x: a Desc has one base", n.name, m.Base(), w.base), m.Close())
+	}
+	if w.revoked {
+		return m.Close()
+	}
+	w.base = m.Base()
+	w.mems[n.index].Store(&nicMemory{n.serial, m})
+	w.keys = append(w.keys, rdma.NICKey{Addr: n.addr, Key: m.Key()})
+	k := remoteKey{n.serial, m.Key()}
+	w.linked = append(w.linked, k)
+	r.e.link(k, w)
+	return nil
+}
+
+// registerOn registers the window's part of the memory by itself, for a NIC
+// without windows.
+func (w *window) registerOn(n *nic) (Memory, error) {
+	opts := w.region.opts
+	opts.Local = false
+	if d := opts.DMABuf; d != nil {
+		part := *d
+		part.Offset, part.Addr, part.Len = d.Offset+w.off, d.Addr+w.off, w.n
+		opts.DMABuf = &part
+	}
+	return n.dom.Register(w.mem, opts)
+}
+
+// Bytes implements rdma.Window.
+func (w *window) Bytes() []byte { return w.mem }
+
+// Desc implements rdma.Window. A NIC that died and was replaced is named with
+// the replacement's key from then on.
+func (w *window) Desc() rdma.Desc {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return rdma.Desc{Engine: w.region.e.id, NICs: append([]rdma.NICKey(nil), w.keys...), Base: w.base, Len: w.n}
+}
+
+// holds reports whether n bytes at addr lie in the window.
+func (w *window) holds(addr, n uint64) bool {
+	w.mu.Lock()
+	base := w.base
+	w.mu.Unlock()
+	off := addr - base
+	return addr >= base && off <= w.n && n <= w.n-off
+}
+
+// Revoke implements rdma.Window.
+func (w *window) Revoke(ctx context.Context) error {
+	w.begin()
+	select {
+	case <-w.done:
+		return nil
+	default:
+	}
+	select {
+	case <-w.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("group: revoke: payload may be landing: %w", ctx.Err())
+	}
+}
+
+// begin takes the keys out of use and begins the revocation, once.
+func (w *window) begin() {
+	w.once.Do(func() {
+		w.mu.Lock()
+		w.revoked = true
+		keys := w.linked
+		w.linked = nil
+		w.mu.Unlock()
+		w.region.e.unlink(keys)
+		if !w.region.e.beginRevoke() {
+			// The engine is closed, and with it every memory.
+			<-w.region.e.closed
+			close(w.done)
+			return
+		}
+		go func() {
+			defer w.region.e.revokes.Done()
+			w.region.e.revoke(w, keys)
+		}()
+	})
+}
+
+// release closes what the NICs know of the window, and forgets its keys.
+func (w *window) release() error {
+	w.mu.Lock()
+	w.revoked = true
+	keys := w.linked
+	w.linked = nil
+	w.mu.Unlock()
+	w.region.e.unlink(keys)
+	var errs []error
+	for i := range w.mems {
+		errs = append(errs, closeMemory(&w.mems[i]))
+	}
+	return errors.Join(errs...)
+}
+
+// enlist takes a NIC into use in its place: all memory is registered with it
+// before anything can go over it.
+func (e *Engine) enlist(n *nic) error {
+	e.regMu.Lock()
+	defer e.regMu.Unlock()
+	if e.released {
+		return rdma.ErrClosed
+	}
+	for r := range e.regions {
+		if err := r.enlistOn(n); err != nil {
+			return errors.Join(err, e.unregisterLocked(n))
+		}
+	}
+	e.nics[n.index].Store(n)
+	e.running.Go(n.poll)
+	return nil
+}
+
+// enlistOn registers the region and its windows with a NIC that replaces another.
+// A dma-buf can't be registered again, as its descriptor is the caller's: such a
+// region does without the NIC.
+func (r *region) enlistOn(n *nic) error {
+	if r.opts.DMABuf != nil {
+		return nil
+	}
+	if err := r.registerWith(n); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	windows := make([]*window, 0, len(r.windows))
+	for w := range r.windows {
+		windows = append(windows, w)
+	}
+	r.mu.Unlock()
+	for _, w := range windows {
+		if err := w.openOn(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unregister closes all memory of a NIC.
+func (e *Engine) unregister(n *nic) error {
+	e.regMu.Lock()
+	defer e.regMu.Unlock()
+	return e.unregisterLocked(n)
+}
+
+// unregisterLocked closes all memory of a NIC: first windows, then what they are
+// windows of.
+func (e *Engine) unregisterLocked(n *nic) error {
+	var errs []error
+	closeOn := func(p *atomic.Pointer[nicMemory]) {
+		if m := p.Load(); m != nil && m.serial == n.serial {
+			errs = append(errs, closeMemory(p))
+		}
+	}
+	for r := range e.regions {
+		r.mu.Lock()
+		windows := make([]*window, 0, len(r.windows))
+		for w := range r.windows {
+			windows = append(windows, w)
+		}
+		r.mu.Unlock()
+		for _, w := range windows {
+			closeOn(&w.mems[n.index])
+			w.dropKeys(n.serial)
+		}
+		closeOn(&r.mems[n.index])
+	}
+	return errors.Join(errs...)
+}
+
+// dropKeys forgets the keys of a NIC that is gone, so that a new Desc does not
+// name it; where no other is left they stay, to say at least what it was.
+func (w *window) dropKeys(serial uint32) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var gone []remoteKey
+	linked := w.linked[:0]
+	for _, k := range w.linked {
+		if k.serial == serial {
+			gone = append(gone, k)
+		} else {
+			linked = append(linked, k)
+		}
+	}
+	w.linked = linked
+	w.region.e.unlink(gone)
+	if len(w.keys) < 2 {
+		return
+	}
+	keys := make([]rdma.NICKey, 0, len(w.keys))
+	for _, k := range w.keys {
+		if s, _ := serialOf(k.Addr); s != serial {
+			keys = append(keys, k)
+		}
+	}
+	w.keys = keys
+}
+
+// link makes a key known to those who ask why they were refused.
+func (e *Engine) link(k remoteKey, w *window) {
+	e.keysMu.Lock()
+	defer e.keysMu.Unlock()
+	e.keys[k] = w
+}
+
+// unlink makes keys unknown.
+func (e *Engine) unlink(keys []remoteKey) {
+	e.keysMu.Lock()
+	defer e.keysMu.Unlock()
+	for _, k := range keys {
+		delete(e.keys, k)
+	}
+}
+
+// check says why n bytes at addr behind a key would be refused.
+func (e *Engine) check(k remoteKey, addr, n uint64) rdma.Reason {
+	e.keysMu.RLock()
+	w := e.keys[k]
+	e.keysMu.RUnlock()
+	switch {
+	case w == nil:
+		return rdma.ReasonKey
+	case !w.holds(addr, n):
+		return rdma.ReasonBounds
+	}
+	return rdma.ReasonNone
+}

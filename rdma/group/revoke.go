@@ -1,0 +1,302 @@
+package group
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// withdrawalsMax bounds the keys that a peer can make us remember, in
+// withdrawals of up to maxKeys.
+const withdrawalsMax = 1 << 14
+
+// withdrawals are the keys that a peer has asked us not to use any more, until
+// its NIC refuses them by itself.
+type withdrawals struct {
+	// some is len(byID), pending len(waiting): looked at without mu.
+	some, pending atomic.Int32
+
+	mu   sync.RWMutex
+	byID map[uint64][]remoteKey
+	keys map[remoteKey]int
+	// waiting are withdrawals whose keys may be in flight still.
+	waiting []withdraw
+}
+
+// has reports whether a key has been withdrawn.
+func (w *withdrawals) has(k remoteKey) bool {
+	if w.some.Load() == 0 {
+		return false
+	}
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return w.keys[k] > 0
+}
+
+// add notes a withdrawal.
+func (w *withdrawals) add(x withdraw) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.byID == nil {
+		w.byID, w.keys = make(map[uint64][]remoteKey), make(map[remoteKey]int)
+	}
+	if w.byID[x.id] != nil || len(w.byID) == withdrawalsMax {
+		return fmt.Errorf("withdrawal %d came twice, or is one more than %d: %w", x.id, withdrawalsMax, errFrame)
+	}
+	w.byID[x.id] = x.keys
+	for _, k := range x.keys {
+		w.keys[k]++
+	}
+	w.waiting = append(w.waiting, x)
+	w.some.Store(int32(len(w.byID)))
+	w.pending.Store(int32(len(w.waiting)))
+	return nil
+}
+
+// forget ends a withdrawal.
+func (w *withdrawals) forget(id uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range w.byID[id] {
+		if w.keys[k]--; w.keys[k] == 0 {
+			delete(w.keys, k)
+		}
+	}
+	delete(w.byID, id)
+	w.some.Store(int32(len(w.byID)))
+}
+
+// confirm tells the peer of withdrawals whose keys are in flight no more. No key
+// is posted again after it was withdrawn, so that a look is enough.
+func (s *session) confirm() {
+	w := &s.withdrawn
+	w.mu.RLock()
+	waiting := append([]withdraw(nil), w.waiting...)
+	w.mu.RUnlock()
+	for _, x := range waiting {
+		if !s.writes(x.keys) && w.leave(x.id) {
+			s.ctl.send(func(b []byte) []byte { return appendID(b, frameWithdrawn, x.id) })
+		}
+	}
+}
+
+// leave takes a withdrawal out of those that wait; false if it is not there.
+func (w *withdrawals) leave(id uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i, x := range w.waiting {
+		if x.id == id {
+			w.waiting = append(w.waiting[:i], w.waiting[i+1:]...)
+			w.pending.Store(int32(len(w.waiting)))
+			return true
+		}
+	}
+	return false
+}
+
+// writes reports whether a Work with one of keys is posted, or was lost and may
+// be on its way for all we know.
+func (s *session) writes(keys []remoteKey) bool {
+	for _, l := range s.lanes {
+		if l.writes(keys) {
+			return true
+		}
+	}
+	return false
+}
+
+// writes is the same for one lane.
+func (l *lane) writes(keys []remoteKey) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cur == nil {
+		return false
+	}
+	serial := l.remoteSerial.Load()
+	uses := func(r *record) bool {
+		key, ok := r.op.key(serial)
+		for _, k := range keys {
+			if ok && k == (remoteKey{serial, key}) {
+				return true
+			}
+		}
+		return false
+	}
+	for i := range l.cur.records {
+		if r := &l.cur.records[i]; r.used && uses(r) {
+			return true
+		}
+	}
+	for i := range l.cur.broken {
+		if uses(&l.cur.broken[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// asked are the withdrawals of ours that a session has not confirmed.
+type asked struct {
+	mu sync.Mutex
+	by map[uint64]chan struct{}
+}
+
+// ask asks the peer to withdraw; the channel is closed when it confirms.
+func (s *session) ask(w *withdraw) <-chan struct{} {
+	done := make(chan struct{})
+	s.asked.mu.Lock()
+	if s.asked.by == nil {
+		s.asked.by = make(map[uint64]chan struct{})
+	}
+	s.asked.by[w.id] = done
+	s.asked.mu.Unlock()
+	s.ctl.send(func(b []byte) []byte { return w.append(b) })
+	return done
+}
+
+// confirmed takes the peer's word that a withdrawal is complete there.
+func (s *session) confirmed(id uint64) {
+	s.asked.mu.Lock()
+	defer s.asked.mu.Unlock()
+	if done := s.asked.by[id]; done != nil {
+		close(done)
+		delete(s.asked.by, id)
+	}
+}
+
+// beginRevoke counts a revocation, unless the engine is closed.
+func (e *Engine) beginRevoke() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return false
+	}
+	e.revokes.Add(1)
+	return true
+}
+
+// revoke takes a window back for good: when it returns nothing that a peer sent
+// touches the memory or is counted.
+//
+// A NIC whose Memory.Close is final does it alone. Otherwise the peers are asked
+// to write with these keys no more, and to say so when what they have posted
+// has ended; the endpoints of one that does not say so in time are shut.
+func (e *Engine) revoke(w *window, keys []remoteKey) {
+	var sessions map[*session]bool
+	id := uint64(0)
+	if !e.final && len(keys) > 0 {
+		id = e.revocations.Add(1)
+		sessions = make(map[*session]bool)
+		e.withdraw(&withdraw{id, keys}, sessions)
+	}
+	e.regMu.RLock()
+	for i := range w.mems {
+		if err := closeMemory(&w.mems[i]); err != nil {
+			e.log.warn(logNIC, "a revoked window did not close", "err", err)
+		}
+	}
+	e.regMu.RUnlock()
+	if sessions != nil {
+		// Those that began in between, and knew the key from elsewhere.
+		e.withdraw(&withdraw{id, keys}, sessions)
+		for s, late := range sessions {
+			if late {
+				s.cutOff(fmt.Errorf("revocation not confirmed in %v", e.opts.RevokeTimeout))
+			}
+			s.ctl.send(func(b []byte) []byte { return appendID(b, frameForget, id) })
+		}
+	}
+	e.drainAll()
+	r := w.region
+	r.mu.Lock()
+	delete(r.windows, w)
+	r.mu.Unlock()
+	close(w.done)
+}
+
+// withdraw asks all sessions that are not in the set, adds them, and waits until
+// each has confirmed, has ended, or is late.
+func (e *Engine) withdraw(x *withdraw, sessions map[*session]bool) {
+	waiting := make(map[*session]<-chan struct{})
+	for _, s := range e.sessions() {
+		if _, ok := sessions[s]; !ok {
+			sessions[s] = false
+			waiting[s] = s.ask(x)
+		}
+	}
+	if len(waiting) == 0 {
+		return
+	}
+	late := time.NewTimer(e.opts.RevokeTimeout)
+	defer late.Stop()
+	expired := false
+	for s, done := range waiting {
+		if expired {
+			select {
+			case <-done:
+			default:
+				sessions[s] = true
+			}
+			continue
+		}
+		select {
+		case <-done:
+		case <-s.buried:
+		case <-late.C:
+			expired = true
+			sessions[s] = true
+		}
+	}
+	for s := range waiting {
+		s.confirmed(x.id) // whoever was late is not waited for
+	}
+}
+
+// cutOff ends the endpoints of a session and returns when nothing can arrive on
+// them any more. The session goes on with new ones.
+func (s *session) cutOff(why error) {
+	s.e.log.warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
+	for _, l := range s.lanes {
+		l.mu.Lock()
+		en := l.cur
+		l.mu.Unlock()
+		if en == nil {
+			continue
+		}
+		l.breakEnd(en, why)
+		select {
+		case <-en.quiet:
+		case <-s.buried:
+		}
+	}
+}
+
+// drainAll returns when everything that has arrived by now has been polled.
+func (e *Engine) drainAll() {
+	var wg sync.WaitGroup
+	for i := range e.nics {
+		wg.Add(1)
+		e.nics[i].Load().drain(wg.Done)
+	}
+	wg.Wait()
+}
+
+// answer tells a peer why a Work was refused; the refusal is counted here, as the
+// NIC tells nobody on this side.
+func (s *session) answer(w why) {
+	reason := s.e.check(remoteKey{w.serial, w.key}, w.addr, w.n)
+	if reason != rdma.ReasonNone {
+		s.refused(reason, w.addr, w.n)
+	}
+	a := because{w.op, reason}
+	s.ctl.send(func(b []byte) []byte { return a.append(b) })
+}
+
+// refused counts and logs an operation of the peer that was not performed.
+func (s *session) refused(reason rdma.Reason, addr, n uint64) {
+	s.e.stats.refusedIn[reason].Add(1)
+	s.e.log.warn(logRefused, "data-plane operation refused", "peer", s.peer.String(), "remote", s.remote, "reason", reason.String(), "address", addr, "length", n)
+}

@@ -1,0 +1,298 @@
+package group
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// queuedMax bounds what waits to be written on a control connection: a peer that
+// does not read is cut off.
+const queuedMax = 8 << 20
+
+// stream is the control connection of a session: frames out of a queue that one
+// goroutine writes, frames in that another reads.
+type stream struct {
+	nc net.Conn
+	in *bufio.Reader
+	// wake has an element while the writer has something to look at.
+	wake chan struct{}
+	// rx and tx count progress, for the watch.
+	rx, tx atomic.Uint64
+
+	mu     sync.Mutex
+	queued []byte
+	acks   []ack
+	beat   bool
+	over   bool // more than queuedMax was queued
+	closed bool
+}
+
+// newStream returns the control connection over nc.
+func newStream(nc net.Conn) *stream {
+	return &stream{nc: nc, in: bufio.NewReaderSize(nc, 16<<10), wake: make(chan struct{}, 1)}
+}
+
+// remoteAddr is the peer's address as this side sees it.
+func (c *stream) remoteAddr() string {
+	if a := c.nc.RemoteAddr(); a != nil {
+		return a.String()
+	}
+	return "unknown"
+}
+
+// close ends the connection.
+func (c *stream) close() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	_ = c.nc.Close()
+}
+
+// signal wakes the writer.
+func (c *stream) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+// send queues the frame that add appends. It does not block and holds no other
+// lock.
+func (c *stream) send(add func([]byte) []byte) {
+	c.mu.Lock()
+	if !c.closed && len(c.queued) < queuedMax {
+		c.queued = add(c.queued)
+	} else {
+		c.over = true
+	}
+	c.mu.Unlock()
+	c.signal()
+}
+
+// ack queues the answer to a message.
+func (c *stream) ack(a ack) {
+	c.mu.Lock()
+	if len(c.acks) < queuedMax/ackSize {
+		c.acks = append(c.acks, a)
+	} else {
+		c.over = true
+	}
+	c.mu.Unlock()
+	c.signal()
+}
+
+// heartbeat queues a heartbeat.
+func (c *stream) heartbeat() {
+	c.mu.Lock()
+	c.beat = true
+	c.mu.Unlock()
+	c.signal()
+}
+
+// collect moves what is queued to b, as bytes.
+func (c *stream) collect(b []byte) ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over && !c.closed {
+		return b, fmt.Errorf("more than %d bytes wait to be read by the peer: %w", queuedMax, rdma.ErrPeerDied)
+	}
+	b = append(b, c.queued...)
+	c.queued = c.queued[:0]
+	for acks := c.acks; len(acks) > 0; {
+		n := min(len(acks), maxAcks)
+		b = appendAcks(b, acks[:n])
+		acks = acks[n:]
+	}
+	c.acks = c.acks[:0]
+	if c.beat {
+		b = appendHeader(b, frameHeartbeat, 0)
+		c.beat = false
+	}
+	return b, nil
+}
+
+// write is the writer goroutine of a session.
+func (s *session) write() {
+	var b []byte
+	for {
+		var err error
+		if b, err = s.ctl.collect(b[:0]); err == nil && len(b) > 0 {
+			_, err = s.ctl.nc.Write(b)
+			s.ctl.tx.Add(1)
+		}
+		if err != nil {
+			s.fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+			return
+		}
+		if len(b) > 0 {
+			continue
+		}
+		select {
+		case <-s.ctl.wake:
+		case <-s.dying:
+			return
+		}
+	}
+}
+
+// errHungUp is how a session ends whose peer is through with it.
+var errHungUp = errors.New("hung up, and nothing was in flight")
+
+// readFrame reads a frame into buf, which it may replace by a larger one.
+func (c *stream) readFrame(buf []byte) (kind frameKind, payload, _ []byte, _ error) {
+	var h [frameHeader]byte
+	if _, err := io.ReadFull(c.in, h[:]); err != nil {
+		return 0, nil, buf, err
+	}
+	kind, n, err := decodeHeader(h[:])
+	if err != nil {
+		return 0, nil, buf, err
+	}
+	if cap(buf) < n {
+		buf = make([]byte, n)
+	}
+	payload = buf[:n]
+	if _, err := io.ReadFull(c.in, payload); err != nil {
+		return 0, nil, buf, fmt.Errorf("in the middle of a frame: %w", err)
+	}
+	c.rx.Add(1)
+	return kind, payload, buf, nil
+}
+
+// read is the reader goroutine of a session.
+func (s *session) read() {
+	var buf []byte
+	for {
+		kind, payload, next, err := s.ctl.readFrame(buf)
+		buf = next
+		if err == nil {
+			err = s.take(kind, payload)
+		}
+		if err != nil {
+			s.readFailed(err)
+			return
+		}
+	}
+}
+
+// readFailed ends the session for what the reader met.
+func (s *session) readFailed(err error) {
+	switch {
+	case errors.Is(err, errFrame):
+		s.malformed(err)
+	case err == io.EOF && s.idle():
+		s.fail(fmt.Errorf("rdma: %v %w: %w", s.peer, errHungUp, rdma.ErrPeerDied))
+	case err == io.EOF:
+		s.fail(fmt.Errorf("rdma: %v closed the connection: %w", s.peer, rdma.ErrPeerDied))
+	default:
+		s.fail(fmt.Errorf("rdma: control connection to %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+	}
+}
+
+// malformed ends the session for what its peer said.
+func (s *session) malformed(err error) {
+	s.e.stats.malformedFrames.Add(1)
+	s.e.log.warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", s.peer.String(), "remote", s.remote, "err", err)
+	s.fail(fmt.Errorf("rdma: %v: %w: %w", s.peer, rdma.ErrPeerDied, err))
+}
+
+// laneOf returns a lane by its number.
+func (s *session) laneOf(i uint16) (*lane, error) {
+	if int(i) >= len(s.lanes) {
+		return nil, fmt.Errorf("lane %d of %d: %w", i, len(s.lanes), errFrame)
+	}
+	return s.lanes[i], nil
+}
+
+// take performs one frame. It does not block but for memory and locks.
+func (s *session) take(kind frameKind, b []byte) error {
+	switch kind {
+	case frameHeartbeat:
+		return wantSize("heartbeat", b, 0)
+	case frameLaneAddr, frameLaneReady, frameLaneDown, frameCheckpoint, frameChecked:
+		return s.takeLane(kind, b)
+	case frameWhy:
+		w, err := decodeWhy(b)
+		if err == nil {
+			s.answer(w)
+		}
+		return err
+	case frameBecause:
+		a, err := decodeBecause(b)
+		if err != nil {
+			return err
+		}
+		return s.because(a)
+	case frameAck:
+		return s.takeAcks(b)
+	case frameWithdraw:
+		w, err := decodeWithdraw(b)
+		if err == nil {
+			err = s.withdrawn.add(w)
+		}
+		if err == nil {
+			s.confirm()
+		}
+		return err
+	case frameWithdrawn, frameForget:
+		id, err := decodeID(b)
+		if err != nil {
+			return err
+		}
+		if kind == frameWithdrawn {
+			s.confirmed(id)
+		} else {
+			s.withdrawn.forget(id)
+		}
+		return nil
+	}
+	return fmt.Errorf("frame of type %d in a session: %w", kind, errFrame)
+}
+
+// takeLane performs a frame about a lane.
+func (s *session) takeLane(kind frameKind, b []byte) error {
+	if len(b) < 2 {
+		return fmt.Errorf("frame of type %d with %d bytes: %w", kind, len(b), errFrame)
+	}
+	l, err := s.laneOf(le.Uint16(b))
+	if err != nil {
+		return err
+	}
+	switch kind {
+	case frameLaneAddr:
+		a, err := decodeLaneAddr(b)
+		if err != nil {
+			return err
+		}
+		return l.address(a)
+	case frameLaneReady:
+		r, err := decodeLaneReady(b)
+		if err == nil {
+			l.ready(r)
+		}
+		return err
+	case frameLaneDown:
+		d, err := decodeLaneDown(b)
+		if err != nil {
+			return err
+		}
+		return l.ended(d)
+	}
+	c, err := decodeCheckpoint(b)
+	if err != nil {
+		return err
+	}
+	if kind == frameCheckpoint {
+		l.checkpoint(c)
+	} else {
+		l.checked(c)
+	}
+	return nil
+}
