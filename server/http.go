@@ -7,18 +7,17 @@ import (
 	"net/http"
 	"net/http/pprof"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// routes are /metrics, /metrics/summary, /healthz (alias /health), /readyz and,
-// for callers on this machine, /debug/pprof.
-func (s *Server) routes() http.Handler {
+// commonRoutes are /metrics, /healthz (alias /health) and, for callers on this
+// machine, /debug/pprof.
+func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(s.opts.Registry, promhttp.HandlerOpts{Registry: s.opts.Registry}))
-	mux.HandleFunc("GET /metrics/summary", s.summary)
-	mux.HandleFunc("GET /healthz", s.healthz)
-	mux.HandleFunc("GET /health", s.healthz)
-	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
+	mux.HandleFunc("GET /healthz", healthz)
+	mux.HandleFunc("GET /health", healthz)
 	mux.Handle("/debug/pprof/", loopbackOnly(http.HandlerFunc(pprof.Index)))
 	mux.Handle("/debug/pprof/cmdline", loopbackOnly(http.HandlerFunc(pprof.Cmdline)))
 	mux.Handle("/debug/pprof/profile", loopbackOnly(http.HandlerFunc(pprof.Profile)))
@@ -27,8 +26,16 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
+// routes are the common ones, /metrics/summary and /readyz.
+func (s *Server) routes() http.Handler {
+	mux := commonRoutes(s.opts.Registry)
+	mux.HandleFunc("GET /metrics/summary", s.summary)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	return mux
+}
+
 // healthz says that the process answers.
-func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
+func healthz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 

@@ -132,8 +132,21 @@ func New(opts Options) (*Server, error) {
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
 	}
-	auth := authenticator{token: opts.BearerToken}
-	grpcOptions := []grpc.ServerOption{
+	s.grpc = grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS)...)
+	s.cache = &cacheService{Server: s}
+	s.calls = newCalls(s.cache)
+	pb.RegisterCacheServer(s.grpc, s.cache)
+	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
+	opts.Registry.MustRegister(&collector{server: s})
+	s.http = httpServer(s.routes())
+	return s, nil
+}
+
+// grpcOptions are those of every gRPC server of ours: bounds, spans, the bearer
+// token and TLS where they are set.
+func grpcOptions(token string, secure *tls.Config) []grpc.ServerOption {
+	auth := authenticator{token: token}
+	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
 		// Fixed windows: without them gRPC estimates the path's bandwidth with a
@@ -147,17 +160,15 @@ func New(opts Options) (*Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
-	if opts.TLS != nil {
-		grpcOptions = append(grpcOptions, grpc.Creds(credentials.NewTLS(opts.TLS)))
+	if secure != nil {
+		o = append(o, grpc.Creds(credentials.NewTLS(secure)))
 	}
-	s.grpc = grpc.NewServer(grpcOptions...)
-	s.cache = &cacheService{Server: s}
-	s.calls = newCalls(s.cache)
-	pb.RegisterCacheServer(s.grpc, s.cache)
-	pb.RegisterAdminServer(s.grpc, &adminService{Server: s})
-	opts.Registry.MustRegister(&collector{server: s})
-	s.http = &http.Server{Handler: s.routes(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
-	return s, nil
+	return o
+}
+
+// httpServer serves routes with limits on slow callers.
+func httpServer(routes http.Handler) *http.Server {
+	return &http.Server{Handler: routes, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 }
 
 // Serve answers gRPC on control and, if it is not nil, HTTP on web, until

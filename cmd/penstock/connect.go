@@ -18,6 +18,7 @@ import (
 
 // connection is the flags by which a command reaches a node.
 type connection struct {
+	endpoint  endpoint
 	servers   string
 	tokenFile string
 	ca        string
@@ -30,7 +31,17 @@ type connection struct {
 // addConnectionFlags gives cmd and its subcommands the flags of a client. The
 // environment sets their defaults.
 func addConnectionFlags(cmd *cobra.Command, w world) *connection {
-	c := &connection{}
+	return addEndpointFlags(cmd, w, endpoint{flag: "server", variable: "PENSTOCK_SERVER", def: config.Default().Listen, usage: "gRPC address of the node, host:port"})
+}
+
+// endpoint is what a client connects to: the flag and the variable that name it,
+// the default address, its help, and the command that should be running there (""
+// for penstock serve).
+type endpoint struct{ flag, variable, def, usage, command string }
+
+// addEndpointFlags is addConnectionFlags for any kind of node.
+func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
+	c := &connection{endpoint: e}
 	f := cmd.PersistentFlags()
 	env := func(p *string, flag, variable, def, usage string) {
 		if v := w.env(variable); v != "" {
@@ -38,7 +49,7 @@ func addConnectionFlags(cmd *cobra.Command, w world) *connection {
 		}
 		f.StringVar(p, flag, def, usage+" (environment: "+variable+")")
 	}
-	env(&c.servers, "server", "PENSTOCK_SERVER", config.Default().Listen, "gRPC address of the node, host:port")
+	env(&c.servers, e.flag, e.variable, e.def, e.usage)
 	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
 	env(&c.ca, "ca", "PENSTOCK_CA", "", "CA (PEM) that the node's certificate is signed by; implies --tls")
 	env(&c.cert, "cert", "PENSTOCK_CERT", "", "client certificate (PEM); implies --tls")
@@ -117,6 +128,13 @@ type admin struct {
 
 // admin connects for the length of f.
 func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a admin) error) error {
+	return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+		return f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn})
+	})
+}
+
+// connected connects to one node for the length of f.
+func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, conn *grpc.ClientConn) error) error {
 	target, err := c.one()
 	if err != nil {
 		return err
@@ -128,7 +146,7 @@ func (c *connection) admin(cmd *cobra.Command, f func(ctx context.Context, a adm
 	defer conn.Close()
 	ctx, cancel := c.limit(cmd.Context())
 	defer cancel()
-	return c.hinted(f(ctx, admin{AdminClient: pb.NewAdminClient(conn), conn: conn}))
+	return c.hinted(f(ctx, conn))
 }
 
 // onNamespace makes cmd one that takes a namespace's name and asks its node about

@@ -5,6 +5,7 @@
 //	penstock status | doctor | version      is it well, and why not
 //	penstock ns | block | prefix | pin      what it holds
 //	penstock store                          volumes that no node serves at the moment
+//	penstock nic                            NICs and GPUs of this host
 //	penstock trace | bench | demo           what it does under load
 //
 // It is the composition root: here alone concrete devices, transfer engines and

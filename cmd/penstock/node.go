@@ -65,9 +65,14 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 		}
 	}()
 	limitMemory(cfg)
-	if err := n.startTracing(ctx); err != nil {
+	stopTracing, err := startTracing(ctx, cfg.Trace, n.cfg.Node, log)
+	if err != nil {
 		return nil, err
 	}
+	n.onClose(func(ctx context.Context) error {
+		stopTracing(ctx)
+		return nil
+	})
 	// A shared arena has no transparent huge pages where shmem_enabled is "never",
 	// which is the default: reserved ones are tried unasked.
 	shared := cfg.LocalSocket != ""

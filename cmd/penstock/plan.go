@@ -1,20 +1,134 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
+	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/server/config"
 )
 
-func newPlanCommand() *cobra.Command {
+func newPlanCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "Answer what a cluster of prefill and decode nodes can do",
+		Short: "Ask the planner why and what, and what a cluster could do",
 	}
-	return noun(cmd, newPlanAnalyze())
+	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanAnalyze())
+}
+
+// addPlannerFlags gives cmd the flags of a client of a planner.
+func addPlannerFlags(cmd *cobra.Command, w world) *connection {
+	return addEndpointFlags(cmd, w, endpoint{flag: "planner", variable: "PENSTOCK_PLANNER", def: config.DefaultPlanner().Listen, usage: "gRPC address of the planner, host:port", command: "penstock planner"})
+}
+
+func newPlanExplain(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain REQUEST",
+		Short: "The story of one request: who was chosen, why, and what was read where",
+		Long: `The decisions about one request in their order, each with what it was made of. REQUEST is
+the id that the gateway submitted; the planner remembers the last ones (schedule.explain).`,
+		Args: args(cobra.ExactArgs(1)),
+	}
+	c := addPlannerFlags(cmd, w)
+	cmd.RunE = func(cmd *cobra.Command, names []string) error {
+		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+			r, err := pb.NewPlannerClient(conn).Explain(ctx, &pb.ExplainRequest{Request: names[0]})
+			if err != nil {
+				return err
+			}
+			return outputOf(cmd).emit(r, func(t *table) {
+				for _, l := range r.Lines {
+					t.row(fmt.Sprintf("%.3f s", float64(l.Microseconds)/1e6), l.Text)
+				}
+				if r.Lost > 0 {
+					t.row("", fmt.Sprintf("and %d more", r.Lost))
+				}
+				if r.Serving {
+					t.row("", "it is being served")
+				}
+			})
+		})
+	}
+	return cmd
+}
+
+func newPlanTop(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Groups, engines and storage NICs as the planner sees them now",
+		Long: `What every engine has to do and every storage NIC has to read: what its leader reported
+last, and what was assigned since. With --every it is printed again and again until
+interrupted.`,
+		Example: `  penstock plan top --every 1s`,
+		Args:    args(cobra.NoArgs),
+	}
+	c := addPlannerFlags(cmd, w)
+	every := cmd.Flags().Duration("every", 0, "print again after this long; 0: once")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *every > 0 {
+			c.waitForever(cmd)
+		}
+		return c.connected(cmd, func(ctx context.Context, conn *grpc.ClientConn) error {
+			planner, out := pb.NewPlannerClient(conn), outputOf(cmd)
+			for {
+				r, err := planner.Top(ctx, &pb.TopRequest{})
+				if err != nil {
+					return err
+				}
+				if *every <= 0 {
+					return out.emit(r, func(t *table) { printTop(t, r) })
+				}
+				if out.json {
+					err = out.emitLine(r)
+				} else {
+					err = out.emit(r, func(t *table) { printTop(t, r) })
+				}
+				if err != nil {
+					return err
+				}
+				select {
+				case <-time.After(*every):
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		})
+	}
+	return cmd
+}
+
+// printTop shows the planner's view to a person.
+func printTop(t *table, r *pb.TopResponse) {
+	t.row("group", "role", "engine", "node", "tokens", "requests", "hbm free", "read queue", "read tokens/s")
+	for _, g := range r.Groups {
+		nodes := make(map[string]*pb.TopResponse_Node)
+		for _, n := range g.Nodes {
+			nodes[n.Node] = n
+		}
+		role := "prefill"
+		if g.Role == pb.Side_SIDE_DECODE {
+			role = fmt.Sprintf("decode, %d queued", g.Queued)
+		}
+		for _, e := range g.Engines {
+			free := ""
+			if g.Role == pb.Side_SIDE_DECODE {
+				free = count(e.HbmFreeTokens)
+			}
+			n := nodes[e.Node]
+			t.row(g.Group, role, e.Engine, e.Node, count(e.Tokens), count(e.Requests), free, count(n.GetReadQueueTokens()), count(int64(n.GetReadTokensPerSecond())))
+		}
+	}
+	t.row()
+	t.row("serving", count(r.Serving), "waiting", count(r.Waiting), "loading", count(r.Loading))
+	t.row("submitted", count(r.Submitted), "finished", count(r.Finished), "rejected", count(r.Rejected), "planned anew", count(r.Replanned))
+	t.row("prefill side", count(r.PrefillSideTokens), "decode side", count(r.DecodeSideTokens), "splits", count(r.Splits))
+	t.row("cuts", count(r.Cuts), "hedges", count(r.Hedges), "recomputed", count(r.Recomputes))
 }
 
 // planAnalysis is what `penstock plan analyze` prints.

@@ -184,9 +184,9 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 			root.AddCommand(c)
 		}
 	}
-	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newVersionCommand(w))
+	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
-	add(groupCluster, newPlanCommand())
+	add(groupCluster, newPlannerCommand(w), newPlanCommand(w))
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w))
 	noun(root)
 	return root

@@ -36,7 +36,8 @@ once; nothing that was acknowledged as durable is lost by that.`,
 	}
 	var file string
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
-	addConfigFlags(cmd.Flags())
+	scratch := config.Default()
+	addConfigFlags(cmd.Flags(), scratch.Keys())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := loadConfig(file, w.environ, cmd.Flags())
 		if err != nil {
@@ -67,10 +68,9 @@ func (f keyFlag) Type() string {
 	return "value"
 }
 
-// addConfigFlags makes a flag of every configuration key.
-func addConfigFlags(flags *pflag.FlagSet) {
-	scratch := config.Default()
-	for _, key := range scratch.Keys() {
+// addConfigFlags makes a flag of every key of a scratch configuration.
+func addConfigFlags(flags *pflag.FlagSet, keys []config.Key) {
+	for _, key := range keys {
 		f := flags.VarPF(keyFlag{key}, key.Flag(), "", key.Doc)
 		if key.Bool() {
 			f.NoOptDefVal = "true"
@@ -84,17 +84,25 @@ func loadConfig(file string, environ []string, flags *pflag.FlagSet) (config.Con
 	if err != nil {
 		return cfg, err
 	}
-	for _, key := range cfg.Keys() {
+	if err := setFromFlags(cfg.Keys(), flags); err != nil {
+		return cfg, err
+	}
+	cfg.EnsureDefaults()
+	return cfg, cfg.Validate()
+}
+
+// setFromFlags sets the keys whose flags were given.
+func setFromFlags(keys []config.Key, flags *pflag.FlagSet) error {
+	for _, key := range keys {
 		f := flags.Lookup(key.Flag())
 		if !f.Changed {
 			continue
 		}
 		if err := key.Set(f.Value.String()); err != nil {
-			return cfg, fmt.Errorf("--%s: %w", f.Name, err)
+			return fmt.Errorf("--%s: %w", f.Name, err)
 		}
 	}
-	cfg.EnsureDefaults()
-	return cfg, cfg.Validate()
+	return nil
 }
 
 func newLogger(w io.Writer, c config.Log) *slog.Logger {

@@ -1,6 +1,11 @@
 package main
 
-import "strings"
+import (
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
 
 // A hintedError is an error of a command with a guess at its cause, which explain
 // prints in place of its own.
@@ -21,6 +26,9 @@ func (c *connection) hinted(err error) error {
 	}
 	if hint := c.tlsHint(err.Error()); hint != "" {
 		return &hintedError{error: err, hint: hint}
+	}
+	if status.Code(err) == codes.Unavailable && c.endpoint.command != "" {
+		return &hintedError{error: err, hint: "is `" + c.endpoint.command + "` running, and is --" + c.endpoint.flag + " its address?"}
 	}
 	return err
 }

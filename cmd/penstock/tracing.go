@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -10,35 +11,36 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	"go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/penstock-kv/penstock/server/config"
 )
 
-// startTracing sends a span for each RPC to the collector of trace.endpoint. The
-// connection is plain text: collectors run beside the node. The exporter's own
-// environment variables (OTEL_EXPORTER_OTLP_…) add headers and certificates.
-func (n *node) startTracing(ctx context.Context) error {
-	if n.cfg.Trace.Endpoint == "" {
-		return nil
+// startTracing sends a span for each RPC to the collector of trace.endpoint, if
+// there is one, until stop is called. The connection is plain text: collectors run
+// beside the node. The exporter's own environment variables (OTEL_EXPORTER_OTLP_…)
+// add headers and certificates.
+func startTracing(ctx context.Context, cfg config.Trace, instance string, log *slog.Logger) (stop func(context.Context), err error) {
+	if cfg.Endpoint == "" {
+		return func(context.Context) {}, nil
 	}
-	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpoint(n.cfg.Trace.Endpoint), otlptracegrpc.WithInsecure())
+	exporter, err := otlptracegrpc.New(ctx, otlptracegrpc.WithEndpoint(cfg.Endpoint), otlptracegrpc.WithInsecure())
 	if err != nil {
-		return fmt.Errorf("trace.endpoint %s: %w", n.cfg.Trace.Endpoint, err)
+		return nil, fmt.Errorf("trace.endpoint %s: %w", cfg.Endpoint, err)
 	}
 	provider := trace.NewTracerProvider(
 		trace.WithBatcher(exporter),
 		trace.WithResource(resource.NewSchemaless(
 			attribute.String("service.name", "penstock"),
 			attribute.String("service.version", readBuildInfo().String()),
-			attribute.String("service.instance.id", n.cfg.Node),
+			attribute.String("service.instance.id", instance),
 		)),
 	)
 	otel.SetTracerProvider(provider)
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	n.onClose(func(ctx context.Context) error {
+	return func(ctx context.Context) {
 		// A collector that is gone must not make a clean stop a failure.
 		if err := provider.Shutdown(ctx); err != nil {
-			n.log.Warn("the last spans were not sent", "err", err)
+			log.Warn("the last spans were not sent", "err", err)
 		}
-		return nil
-	})
-	return nil
+	}, nil
 }

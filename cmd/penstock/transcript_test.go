@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma/topo/topotest"
 )
 
 // TestTranscripts runs testdata/*.td: what a person types, and what they see.
@@ -19,6 +22,8 @@ import (
 //	tokens NAME FIRST N    a file with N token ids
 //	data NAME SEED BYTES   a file with bytes that follow from the seed
 //	text NAME              a file with the rest of the input
+//	sysfs NAME HOST        a copy of /sys, of the host that rdma/topo/testdata/HOST.host
+//	                       describes and the rest of the input changes
 //	run                    one command line a line; @NAME is a file
 //
 // What differs from run to run is replaced: addresses, directories, durations.
@@ -67,6 +72,8 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		writeFile(tr.t, tr.dir, arg(0), bytesOf(byte(number(1)), number(2)))
 	case "text":
 		writeFile(tr.t, tr.dir, arg(0), []byte(d.Input))
+	case "sysfs":
+		tr.sysfs(arg(0), arg(1), d.Input)
 	case "same":
 		return tr.same(arg(0), arg(1))
 	case "run":
@@ -89,6 +96,17 @@ func (tr *transcript) start(more []string) string {
 	}
 	tr.node = node
 	return "ready\n"
+}
+
+func (tr *transcript) sysfs(name, host, changes string) {
+	tr.t.Helper()
+	raw, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(tr.t), "rdma", "topo", "testdata", host+".host"))
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := topotest.Write(filepath.Join(tr.dir, name), string(raw)+"\n"+changes); err != nil {
+		tr.t.Fatal(err)
+	}
 }
 
 func (tr *transcript) same(a, b string) string {

@@ -13,7 +13,7 @@ func (h Host) String() string {
 	if len(h.NICs) == 0 {
 		fmt.Fprintln(w, "no NIC")
 	} else {
-		row(w, "NIC", "KIND", "ROLE", "STATE", "RATE", "NUMA", "PCI", "NETDEV", "GID", "GPU", "REASON")
+		row(w, "NIC", "KIND", "ROLE", "STATE", "RATE", "NUMA", "PCI", "NETDEV", "ADDRESS", "GPU", "REASON")
 	}
 	for _, n := range h.NICs {
 		row(w, n.Name, string(n.Kind), string(n.Role), n.stateWord(), n.rateWord(), numaWord(n.PCI.NUMA),

@@ -2,15 +2,8 @@ package config
 
 import (
 	"errors"
-	"fmt"
-	"io"
-	"log/slog"
-	"net"
-	"os"
 	"slices"
 	"time"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // Config is everything a storage node can be told. Field tags: yaml names the
@@ -137,54 +130,12 @@ func (c *Config) EnsureDefaults() {
 	}
 }
 
-// ErrConfig is wrapped by every complaint about a configuration.
-var ErrConfig = errors.New("bad configuration")
-
-// Load reads defaults, then the YAML file at path (none if empty), then the
-// environment (in the form of os.Environ). It does not validate, since flags
-// still come.
-func Load(path string, environ []string) (Config, error) {
-	c := Default()
-	if path != "" {
-		if err := c.readFile(path); err != nil {
-			return Config{}, err
-		}
-	}
-	if err := c.readEnv(environ); err != nil {
-		return Config{}, err
-	}
-	return c, nil
-}
-
-func (c *Config) readFile(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("config: %w", err)
-	}
-	defer f.Close()
-	dec := yaml.NewDecoder(f)
-	dec.KnownFields(true)
-	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("config: %s: %w: %w", path, err, ErrConfig)
-	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("config: %s: more than one YAML document: %w", path, ErrConfig)
-	}
-	return nil
-}
-
 // Validate reports everything that is wrong with c, joined into one error, or
 // nil.
 func (c *Config) Validate() error {
 	var errs []error
-	bad := func(key, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("config: %s: %s: %w", key, fmt.Sprintf(format, args...), ErrConfig))
-	}
-	oneOf := func(key, value string, allowed ...string) {
-		if !slices.Contains(allowed, value) {
-			bad(key, "%q is not one of %v", value, allowed)
-		}
-	}
+	bad := complaintsTo(&errs)
+	oneOf := bad.oneOf
 	if len(c.Data) == 0 {
 		bad("data", "name at least one directory (--data DIR)")
 	}
@@ -193,22 +144,12 @@ func (c *Config) Validate() error {
 			bad("data", "directory %q is empty or named twice", d)
 		}
 	}
-	for key, addr := range map[string]string{"listen": c.Listen, "data_listen": c.DataListen, "http": c.HTTP} {
-		if addr == "" && key == "http" {
-			continue
-		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
-			bad(key, "%q is not host:port", addr)
-		}
-	}
+	checkAddresses(bad, map[string]string{"listen": c.Listen, "data_listen": c.DataListen, "http": c.HTTP})
 	oneOf("io", c.IO, "auto", "uring", "posix")
 	oneOf("durability", c.Durability, "async", "batch", "sync")
 	oneOf("data_plane.tls", c.DataPlane.TLS, "auto", "on", "off")
 	oneOf("eviction", c.Eviction, "s3fifo", "lru", "fifo")
-	oneOf("log.format", c.Log.Format, "text", "json")
-	if err := new(slog.Level).UnmarshalText([]byte(c.Log.Level)); err != nil {
-		bad("log.level", "%q is not one of [debug info warn error]", c.Log.Level)
-	}
+	c.Log.check(bad)
 	within := func(key string, v, lo, hi Size) {
 		if v < lo || v > hi {
 			bad(key, "%v is outside %v to %v", v, lo, hi)
@@ -247,46 +188,15 @@ func (c *Config) Validate() error {
 	positive("limits.reservation_ttl", int64(c.Limits.Reservation))
 	positive("limits.event_history", int64(c.Limits.EventHistory))
 	positive("limits.queue_wait", int64(c.Limits.QueueWait))
-	if (c.Auth.TLSCert == "") != (c.Auth.TLSKey == "") {
-		bad("auth.tls_cert, auth.tls_key", "give both or neither")
-	}
-	if c.Auth.ClientCA != "" && c.Auth.TLSCert == "" {
-		bad("auth.client_ca", "needs auth.tls_cert and auth.tls_key")
-	}
+	c.Auth.check(bad)
 	if c.DataPlane.TLS == "on" && c.Auth.TLSCert == "" {
 		bad("data_plane.tls", "on needs auth.tls_cert and auth.tls_key")
 	}
-	errs = append(errs, c.checkExposure()...)
+	if !c.Insecure {
+		c.Auth.checkExposure(bad, map[string]string{"listen": c.Listen, "data_listen": c.DataListen})
+	}
 	return errors.Join(errs...)
 }
 
 // maxSocketPath is the room in sockaddr_un, less the final zero.
 const maxSocketPath = 107
-
-// checkExposure refuses to listen beyond loopback without protection. The HTTP
-// address is free: it serves metrics and health, which scrapers on other
-// machines need, and keeps pprof to callers on loopback by itself.
-func (c *Config) checkExposure() (errs []error) {
-	if c.Insecure {
-		return nil
-	}
-	protected := c.Auth.TokenFile != "" || c.Auth.ClientCA != ""
-	for key, addr := range map[string]string{"listen": c.Listen, "data_listen": c.DataListen} {
-		if !protected && !loopback(addr) {
-			errs = append(errs, fmt.Errorf("config: %s: %s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure: %w", key, addr, ErrConfig))
-		}
-	}
-	return errs
-}
-
-func loopback(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return false
-	}
-	if host == "localhost" {
-		return true
-	}
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
-}

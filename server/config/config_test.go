@@ -58,9 +58,9 @@ func TestCallsFitTheArena(t *testing.T) {
 // TestEveryKeySetsItself: each key's own text is read back to the same value,
 // through the same function that flags and the environment use.
 func TestEveryKeySetsItself(t *testing.T) {
-	c := config.Default()
+	c, p := config.Default(), config.DefaultPlanner()
 	c.Data = []string{"/a", "/b"}
-	for _, k := range c.Keys() {
+	for _, k := range append(c.Keys(), p.Keys()...) {
 		before := k.String()
 		if err := k.Set(before); err != nil {
 			t.Errorf("%s: %v", k.Path, err)
@@ -171,5 +171,32 @@ func TestExposureNeedsProtection(t *testing.T) {
 		if err := c.Validate(); (err == nil) != tc.ok {
 			t.Errorf("%s: %v", tc.name, err)
 		}
+	}
+}
+
+func TestPlannerMistakes(t *testing.T) {
+	if c := config.DefaultPlanner(); c.Validate() != nil {
+		t.Errorf("the default is refused: %v", c.Validate())
+	}
+	for want, spoil := range map[string]func(*config.Planner){
+		"listen":        func(c *config.Planner) { c.Listen = "nowhere" },
+		"reachable":     func(c *config.Planner) { c.Listen = "0.0.0.0:7430" },
+		"http":          func(c *config.Planner) { c.HTTP = "7432" },
+		"drain_timeout": func(c *config.Planner) { c.DrainWithin = -1 },
+		"auth.tls_cert": func(c *config.Planner) { c.Auth.TLSCert = "x" },
+		"log.level":     func(c *config.Planner) { c.Log.Level = "loud" },
+	} {
+		c := config.DefaultPlanner()
+		spoil(&c)
+		if err := c.Validate(); !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	c := config.DefaultPlanner()
+	if err := config.LoadInto(&c, "", []string{"PENSTOCK_SCHEDULE_READ_RATE=1e6", "PENSTOCK_SCHEDULE_ALPHA=7"}); err != nil || c.Schedule.ReadRate != 1e6 || c.Schedule.Alpha != 7 {
+		t.Errorf("from the environment: %+v, %v", c.Schedule, err)
+	}
+	if err := config.LoadInto(&c, "", []string{"PENSTOCK_SCHEDULE_READ_RATE=fast"}); !errors.Is(err, config.ErrConfig) {
+		t.Errorf("a rate of fast: %v", err)
 	}
 }

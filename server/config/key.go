@@ -15,7 +15,7 @@ const EnvPrefix = "PENSTOCK_"
 
 // clientEnv are variables of the same prefix that belong to the client commands
 // and are not keys of a node.
-var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT"}
+var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_PLANNER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT"}
 
 // A Key is one setting: its path in YAML, its help text, and where it is kept.
 type Key struct {
@@ -57,6 +57,12 @@ func (k Key) Set(text string) error {
 			return fmt.Errorf("%q is not a whole number: %w", text, ErrConfig)
 		}
 		k.value.SetInt(int64(v))
+	case reflect.Float64:
+		v, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%q is not a number: %w", text, ErrConfig)
+		}
+		k.value.SetFloat(v)
 	case reflect.Slice:
 		k.value.Set(reflect.ValueOf(strings.Split(text, ",")))
 	default:
@@ -79,7 +85,10 @@ func (k Key) String() string {
 
 // Keys returns every key of c, in the order of the struct. Setting a key sets
 // the field of c.
-func (c *Config) Keys() []Key { return appendKeys(nil, "", reflect.ValueOf(c).Elem()) }
+func (c *Config) Keys() []Key { return keysOf(c) }
+
+// keysOf returns the keys of the struct that c points to.
+func keysOf(c any) []Key { return appendKeys(nil, "", reflect.ValueOf(c).Elem()) }
 
 func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
 	for i := range v.NumField() {
@@ -96,9 +105,9 @@ func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
 
 // readEnv sets keys from variables in the form of os.Environ and refuses
 // variables of our prefix that name no key.
-func (c *Config) readEnv(environ []string) error {
+func readEnv(c any, environ []string) error {
 	byEnv := make(map[string]Key)
-	for _, k := range c.Keys() {
+	for _, k := range keysOf(c) {
 		byEnv[k.Env()] = k
 	}
 	for _, kv := range environ {

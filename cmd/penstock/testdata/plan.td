@@ -111,7 +111,7 @@ exit 2
 penstock: invalid argument "fast" for "--cnic" flag: strconv.ParseFloat: parsing "fast": invalid syntax
 Run 'penstock plan analyze --help' for usage.
 exit 2
-Answer what a cluster of prefill and decode nodes can do
+Ask the planner why and what, and what a cluster could do
 
 Usage:
   penstock plan [flags]
@@ -119,6 +119,8 @@ Usage:
 
 Available Commands:
   analyze     The range of P/D in which nothing binds before the storage NICs, and what binds first
+  explain     The story of one request: who was chosen, why, and what was read where
+  top         Groups, engines and storage NICs as the planner sees them now
 
 Flags:
   -h, --help   help for plan
@@ -129,3 +131,25 @@ Global Flags:
 Use "penstock plan [command] --help" for more information about a command.
 ----
 ----
+
+# A planner's mistakes, and a planner that does not run.
+
+run
+planner --schedule-read-policy both
+planner --schedule-z-factor 0.2 --log-level loud
+planner --listen 0.0.0.0:7430
+plan top --planner 127.0.0.1:1
+plan explain
+----
+penstock: config: schedule.read_policy: dualpath: read policy "both": it must be one of [split shorter round-robin prefill-only]: bad configuration
+exit 1
+penstock: config: log.level: "loud" is not one of [debug info warn error]: bad configuration
+exit 1
+penstock: config: listen: 0.0.0.0:7430 is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure: bad configuration
+exit 1
+penstock: dial tcp 127.0.0.1:1: connect: connection refused
+(is `penstock planner` running, and is --planner its address?)
+exit 1
+penstock: accepts 1 arg(s), received 0 (usage: penstock plan explain REQUEST [flags])
+Run 'penstock plan explain --help' for usage.
+exit 2

@@ -53,7 +53,7 @@ warn  gpu2     gpu-nic      its own NIC mlx5_4 is not usable; mlx5_0 stands in, 
 list
 ----
 ----
-NIC      KIND  ROLE  STATE                   RATE      NUMA  PCI      NETDEV     GID                     GPU        REASON
+NIC      KIND  ROLE  STATE                   RATE      NUMA  PCI      NETDEV     ADDRESS                 GPU        REASON
 mlx5_0   ib    cnic  active                  400 Gb/s  0     18:00.0  ibp24s0    0 fe80::a088:c203:1:18  gpu0 gpu2  under PCIe switch 16:00.0, as gpu0
 mlx5_1   roce  snic  active                  200 Gb/s  0     29:00.0  ens6f0np0  3 10.10.0.1             -          under no GPU's PCIe switch
 mlx5_2   roce  snic  active                  200 Gb/s  0     29:00.1  ens6f1np1  3 10.10.1.1             -          under no GPU's PCIe switch
@@ -86,7 +86,7 @@ choose nic=mlx5_4
 ----
 ----
 topo: no use of mlx5_4: port is down (Polling); `penstock nic check` says what to do. This host has:
-NIC      KIND  ROLE  STATE                   RATE      NUMA  PCI      NETDEV     GID                     GPU        REASON
+NIC      KIND  ROLE  STATE                   RATE      NUMA  PCI      NETDEV     ADDRESS                 GPU        REASON
 mlx5_0   ib    cnic  active                  400 Gb/s  0     18:00.0  ibp24s0    0 fe80::a088:c203:1:18  gpu0 gpu2  under PCIe switch 16:00.0, as gpu0
 mlx5_1   roce  snic  active                  200 Gb/s  0     29:00.0  ens6f0np0  3 10.10.0.1             -          under no GPU's PCIe switch
 mlx5_2   roce  snic  active                  200 Gb/s  0     29:00.1  ens6f1np1  3 10.10.1.1             -          under no GPU's PCIe switch
@@ -127,7 +127,7 @@ module nvidia_peermem
 list
 ----
 ----
-NIC     KIND  ROLE    STATE         RATE  NUMA  PCI      NETDEV  GID        GPU  REASON
+NIC     KIND  ROLE    STATE         RATE  NUMA  PCI      NETDEV  ADDRESS    GPU  REASON
 mlx5_0  ib    shared  port is init  -     0     18:00.0  -       0 fe80::1  -    under PCIe switch 16:00.0, as gpu0; no other NIC reaches storage
 
 GPU   MODEL  NUMA  PCI      NICS  DISTANCE  REASON
@@ -148,7 +148,7 @@ choose gpu=gpu0
 ----
 ----
 topo: no usable NIC for gpu0; `penstock nic check` says what to do. This host has:
-NIC     KIND  ROLE    STATE         RATE  NUMA  PCI      NETDEV  GID        GPU  REASON
+NIC     KIND  ROLE    STATE         RATE  NUMA  PCI      NETDEV  ADDRESS    GPU  REASON
 mlx5_0  ib    shared  port is init  -     0     18:00.0  -       0 fe80::1  -    under PCIe switch 16:00.0, as gpu0; no other NIC reaches storage
 
 GPU   MODEL  NUMA  PCI      NICS  DISTANCE  REASON
@@ -170,7 +170,7 @@ module nvidia_peermem
 list
 ----
 ----
-NIC     KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV  GID        GPU             REASON
+NIC     KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV  ADDRESS    GPU             REASON
 mlx5_0  ib    shared  active  400 Gb/s  0     21:00.0  -       0 fe80::1  gpu0 gpu1 gpu2  no NIC is under a GPU's PCIe switch
 
 GPU   MODEL  NUMA  PCI      NICS    DISTANCE  REASON
@@ -196,7 +196,7 @@ rdma mlx5_1 at=15/15:01.0/16:00.0/17:03.0/1e:00.0 numa=0 gid=0,fe80::2
 list
 ----
 ----
-NIC     KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV  GID        GPU   REASON
+NIC     KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV  ADDRESS    GPU   REASON
 mlx5_0  ib    shared  active  400 Gb/s  0     1d:00.0  -       0 fe80::1  gpu0  under PCIe switch 16:00.0, as gpu0, gpu1; no other NIC reaches storage
 mlx5_1  ib    shared  active  400 Gb/s  0     1e:00.0  -       0 fe80::2  gpu1  under PCIe switch 16:00.0, as gpu0, gpu1; no other NIC reaches storage
 
@@ -217,7 +217,7 @@ module ib_uverbs
 
 list
 ----
-NIC          KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  GID         GPU  REASON
+NIC          KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  ADDRESS     GPU  REASON
 mlx5_bond_0  roce  snic  active  100 Gb/s  0     21:00.0  bond0   3 10.0.0.1  -    no GPU on this host
 
 check
@@ -235,9 +235,9 @@ net eno1 at=00/00:1f.6 speed=1000
 
 list
 ----
-NIC     KIND  ROLE  STATE  RATE      NUMA  PCI      NETDEV  GID  GPU  REASON
-eno1    tcp   none  up     1 Gb/s    -     00:1f.6  eno1    -    -    others are faster: 100 Gb/s
-ens1f0  tcp   snic  up     100 Gb/s  0     21:00.0  ens1f0  -    -    no RDMA device; TCP
+NIC     KIND  ROLE  STATE  RATE      NUMA  PCI      NETDEV  ADDRESS  GPU  REASON
+eno1    tcp   none  up     1 Gb/s    -     00:1f.6  eno1    -        -    others are faster: 100 Gb/s
+ens1f0  tcp   snic  up     100 Gb/s  0     21:00.0  ens1f0  -        -    no RDMA device; TCP
 
 check
 ----
@@ -253,7 +253,7 @@ module ib_uverbs
 
 list
 ----
-NIC   KIND  ROLE  STATE   RATE     NUMA  PCI      NETDEV  GID          GPU  REASON
+NIC   KIND  ROLE  STATE   RATE     NUMA  PCI      NETDEV  ADDRESS      GPU  REASON
 rxe0  roce  snic  active  10 Gb/s  -     00:03.0  eth0    1 192.0.2.7  -    no GPU on this host
 
 check
@@ -270,7 +270,7 @@ net eth0 at=00/00:03.0 speed=10000 mtu=1500
 
 list
 ----
-NIC     KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  GID          GPU  REASON
+NIC     KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  ADDRESS      GPU  REASON
 mlx5_0  ib    snic  active  400 Gb/s  0     21:00.0  -       0 fe80::1    -    no GPU on this host
 mlx5_1  ib    none  active  400 Gb/s  0     21:00.2  -       0 fe80::2    -    virtual function of 21:00.0, which is here itself
 rxe0    roce  none  active  400 Gb/s  -     00:03.0  eth0    1 192.0.2.7  -    software RDMA, beside NICs that do it in hardware
@@ -284,7 +284,7 @@ net eth0 speed=10000
 list
 ----
 ----
-NIC     KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  GID        GPU  REASON
+NIC     KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV  ADDRESS    GPU  REASON
 mlx5_1  ib    snic  active  400 Gb/s  0     21:00.2  -       0 fe80::2  -    no GPU on this host
 
 not listed, virtual: eth0
@@ -303,7 +303,7 @@ eth0 10.42.0.7/24
 list
 ----
 ----
-NIC   KIND  ROLE  STATE  RATE     NUMA  PCI  NETDEV  GID        GPU  REASON
+NIC   KIND  ROLE  STATE  RATE     NUMA  PCI  NETDEV  ADDRESS    GPU  REASON
 eth0  tcp   snic  up     10 Gb/s  -     -    eth0    10.42.0.7  -    no RDMA device; TCP
 
 not listed, virtual: tunl0
@@ -323,7 +323,7 @@ eno3 shared
 list
 ----
 ----
-NIC      KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV     GID                     GPU        REASON
+NIC      KIND  ROLE    STATE   RATE      NUMA  PCI      NETDEV     ADDRESS                 GPU        REASON
 mlx5_0   ib    snic    active  400 Gb/s  0     18:00.0  ibp24s0    0 fe80::a088:c203:1:18  -          configured
 mlx5_1   roce  none    active  200 Gb/s  0     29:00.0  ens6f0np0  3 10.10.0.1             -          configured
 mlx5_2   roce  snic    active  200 Gb/s  0     29:00.1  ens6f1np1  3 10.10.1.1             -          under no GPU's PCIe switch

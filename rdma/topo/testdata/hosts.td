@@ -4,7 +4,7 @@ host dgx-h100.host
 list
 ----
 ----
-NIC      KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV     GID                     GPU   REASON
+NIC      KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV     ADDRESS                 GPU   REASON
 mlx5_0   ib    cnic  active  400 Gb/s  0     18:00.0  ibp24s0    0 fe80::a088:c203:1:18  gpu0  under PCIe switch 16:00.0, as gpu0
 mlx5_1   roce  snic  active  200 Gb/s  0     29:00.0  ens6f0np0  3 10.10.0.1             -     under no GPU's PCIe switch
 mlx5_2   roce  snic  active  200 Gb/s  0     29:00.1  ens6f1np1  3 10.10.1.1             -     under no GPU's PCIe switch
@@ -51,7 +51,7 @@ host p5.host
 list
 ----
 ----
-NIC         KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV   GID           GPU   REASON
+NIC         KIND  ROLE  STATE   RATE      NUMA  PCI      NETDEV   ADDRESS       GPU   REASON
 rdmap79s0   efa   cnic  active  100 Gb/s  0     4f:00.0  -        0 fe80::40:1  gpu0  under PCIe switch 4e:00.0, as gpu0
 rdmap80s0   efa   cnic  active  100 Gb/s  0     50:00.0  -        0 fe80::40:2  gpu0  under PCIe switch 4e:00.0, as gpu0
 rdmap81s0   efa   cnic  active  100 Gb/s  0     51:00.0  -        0 fe80::40:3  gpu0  under PCIe switch 4e:00.0, as gpu0
@@ -113,7 +113,7 @@ enp65s0f0 10.1.0.4/16 fe80::1/64
 list
 ----
 ----
-NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     GID         GPU  REASON
+NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     ADDRESS     GPU  REASON
 eno1       tcp   none  up                 1 Gb/s   -     00:1f.6  eno1       192.0.2.10  -    others are faster: 25 Gb/s
 enp65s0f0  tcp   snic  up                 25 Gb/s  0     41:00.0  enp65s0f0  10.1.0.4    -    no RDMA device; TCP
 enp65s0f1  tcp   none  interface is down  -        0     41:00.1  enp65s0f1  -           -    interface is down
@@ -130,7 +130,7 @@ choose rdma
 ----
 ----
 topo: no usable RDMA NIC; `penstock nic check` says what to do. This host has:
-NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     GID         GPU  REASON
+NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     ADDRESS     GPU  REASON
 eno1       tcp   none  up                 1 Gb/s   -     00:1f.6  eno1       192.0.2.10  -    others are faster: 25 Gb/s
 enp65s0f0  tcp   snic  up                 25 Gb/s  0     41:00.0  enp65s0f0  10.1.0.4    -    no RDMA device; TCP
 enp65s0f1  tcp   none  interface is down  -        0     41:00.1  enp65s0f1  -           -    interface is down

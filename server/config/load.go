@@ -1,0 +1,126 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// ErrConfig is wrapped by every complaint about a configuration.
+var ErrConfig = errors.New("bad configuration")
+
+// Load reads a storage node's configuration: defaults, then the YAML file at
+// path (none if empty), then the environment (in the form of os.Environ). It
+// does not validate, since flags still come.
+func Load(path string, environ []string) (Config, error) {
+	c := Default()
+	if err := LoadInto(&c, path, environ); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+// LoadInto does what Load does for any configuration: c points to a struct of
+// this package that holds its defaults.
+func LoadInto(c any, path string, environ []string) error {
+	if path != "" {
+		if err := readFile(c, path); err != nil {
+			return err
+		}
+	}
+	return readEnv(c, environ)
+}
+
+func readFile(c any, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	defer f.Close()
+	dec := yaml.NewDecoder(f)
+	dec.KnownFields(true)
+	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config: %s: %w: %w", path, err, ErrConfig)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("config: %s: more than one YAML document: %w", path, ErrConfig)
+	}
+	return nil
+}
+
+// complaint notes that a key's value is wrong, and how.
+type complaint func(key, format string, args ...any)
+
+// complaintsTo returns the complaint that appends to errs.
+func complaintsTo(errs *[]error) complaint {
+	return func(key, format string, args ...any) {
+		*errs = append(*errs, fmt.Errorf("config: %s: %s: %w", key, fmt.Sprintf(format, args...), ErrConfig))
+	}
+}
+
+// oneOf complains unless value is among those allowed.
+func (bad complaint) oneOf(key, value string, allowed ...string) {
+	if !slices.Contains(allowed, value) {
+		bad(key, "%q is not one of %v", value, allowed)
+	}
+}
+
+// checkAddresses complains of what is not host:port; http may be empty.
+func checkAddresses(bad complaint, addrs map[string]string) {
+	for key, addr := range addrs {
+		if addr == "" && key == "http" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			bad(key, "%q is not host:port", addr)
+		}
+	}
+}
+
+func (l Log) check(bad complaint) {
+	bad.oneOf("log.format", l.Format, "text", "json")
+	if err := new(slog.Level).UnmarshalText([]byte(l.Level)); err != nil {
+		bad("log.level", "%q is not one of [debug info warn error]", l.Level)
+	}
+}
+
+func (a Auth) check(bad complaint) {
+	if (a.TLSCert == "") != (a.TLSKey == "") {
+		bad("auth.tls_cert, auth.tls_key", "give both or neither")
+	}
+	if a.ClientCA != "" && a.TLSCert == "" {
+		bad("auth.client_ca", "needs auth.tls_cert and auth.tls_key")
+	}
+}
+
+// checkExposure refuses to listen beyond loopback without protection. The HTTP
+// address is free: it serves metrics and health, which scrapers on other
+// machines need, and keeps pprof to callers on loopback by itself.
+func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
+	if a.TokenFile != "" || a.ClientCA != "" {
+		return
+	}
+	for key, addr := range addrs {
+		if !loopback(addr) {
+			bad(key, "%s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure", addr)
+		}
+	}
+}
+
+func loopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return false
+	}
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}
