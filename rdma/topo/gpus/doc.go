@@ -3,7 +3,8 @@
 // topo's business, which does without the driver.
 //
 // The driver's library, libnvidia-ml.so.1, is loaded when List is called, by
-// github.com/NVIDIA/go-nvml, which needs cgo; a build without cgo answers that.
-// A host without the library is no failure: List says what is missing, and
-// sysfs alone has to do.
+// github.com/NVIDIA/go-nvml. That needs cgo and the build tag nvml, because it
+// loosens the link of the whole program (docs/deps.md); a build without them
+// answers so. A host without the library is no failure: List says what is
+// missing, and sysfs alone has to do.
 package gpus

@@ -1,4 +1,4 @@
-//go:build !cgo || !linux
+//go:build !nvml || !cgo || !linux
 
 package gpus
 
@@ -10,5 +10,5 @@ import (
 
 // List answers that this build can't ask the driver.
 func List() ([]topo.GPU, error) {
-	return nil, errors.New("gpus: built without cgo, so libnvidia-ml.so.1 can't be loaded; GPUs are shown as sysfs has them")
+	return nil, errors.New("gpus: this build can't ask the driver; build on Linux, with cgo and -tags=nvml")
 }
