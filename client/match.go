@@ -31,6 +31,10 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	}
 	shares := s.shares(req.Namespace, ids)
 	matches := make([]shareMatch, len(shares))
+	if len(shares) == 1 {
+		matches[0] = shares[0].match(ctx, req)
+		return s.joinMatches(ctx, req.Namespace, ids, shares, matches)
+	}
 	var wg sync.WaitGroup
 	for i := range shares {
 		wg.Go(func() { matches[i] = shares[i].match(ctx, req) })

@@ -92,17 +92,25 @@ func (r *reading) run(ctx context.Context) (ReadResult, error) {
 	if err := r.plan(ctx); err != nil {
 		return ReadResult{}, err
 	}
-	group, taskCtx := errgroup.WithContext(ctx)
-	group.SetLimit(s.opts.ReadParallel)
-	for i := range r.tasks {
-		group.Go(func() error { return r.runTask(taskCtx, &r.tasks[i]) })
-	}
-	err := group.Wait()
+	err := r.runTasks(ctx)
 	if ctx.Err() != nil {
 		err = fmt.Errorf("client: read: %w", ctx.Err())
 	}
 	s.noteMismatch(r.req.Namespace.Name, err)
 	return r.result(), err
+}
+
+// runTasks performs the tasks, a few at a time.
+func (r *reading) runTasks(ctx context.Context) error {
+	if len(r.tasks) == 1 {
+		return r.runTask(ctx, &r.tasks[0])
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(r.store.opts.ReadParallel)
+	for i := range r.tasks {
+		group.Go(func() error { return r.runTask(ctx, &r.tasks[i]) })
+	}
+	return group.Wait()
 }
 
 // newReading checks the request, but for its memory.

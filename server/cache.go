@@ -111,13 +111,13 @@ func pieceRefs(pieces []*pb.PieceRef) []storage.PieceRef {
 }
 
 func (s *cacheService) Read(ctx context.Context, req *pb.ReadRequest) (*pb.ReadResponse, error) {
-	return s.read(ctx, caller{}, req, nil)
+	return s.read(ctx, caller{}, req)
 }
 
-// read is Read by any road; by is the zero caller for gRPC. early, if not nil, is
-// called once all that was asked for is found and under way: its response says
-// what will have landed when the immediates are counted.
-func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest, early func(*pb.ReadResponse)) (*pb.ReadResponse, error) {
+// read is Read by any road; by is the zero caller for gRPC. Of a message the
+// answer comes when all that was asked for is under way: it says what will have
+// landed when the immediates are counted.
+func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest) (*pb.ReadResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
@@ -157,15 +157,16 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest,
 		return nil, invalid(fmt.Errorf("destination: memory of %v; a read by message goes to its sender, %v", dst.Engine, by.peer))
 	}
 	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
-	if early != nil {
-		load.UnderWay = func(result storage.LoadResult) { early(readResponse(result, d.posted.Load())) }
-	}
+	load.Early = by.road == roadMessage
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
+	}
+	if result.UnderWay {
+		return readResponse(result, d.posted.Load()), nil
 	}
 	return readResponse(result, d.counted.Load()), nil
 }

@@ -31,6 +31,8 @@ const (
 	// callsPerPeer bounds those of one peer, twice what this version's clients
 	// have. One that sends more does not wait for its replies.
 	callsPerPeer = 128
+	// idleWorkers are kept between calls.
+	idleWorkers = 64
 )
 
 // The roads by which calls come that are not gRPC's, as metrics and spans name
@@ -56,6 +58,9 @@ type calls struct {
 	service *cacheService
 	// slots bounds the calls under way.
 	slots chan struct{}
+	// jobs hands calls to idle workers; idlers has an element for each of them.
+	jobs   chan job
+	idlers chan struct{}
 	// ctx ends when those that are left at shutdown have to.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -70,7 +75,7 @@ type calls struct {
 }
 
 func newCalls(s *cacheService) *calls {
-	c := &calls{service: s, slots: make(chan struct{}, callsMax), by: make(map[rdma.EngineID]int)}
+	c := &calls{service: s, slots: make(chan struct{}, callsMax), jobs: make(chan job), idlers: make(chan struct{}, idleWorkers), by: make(map[rdma.EngineID]int)}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c
 }
@@ -168,15 +173,44 @@ func (c *calls) take(from rdma.EngineID, msg []byte) {
 		<-c.slots
 		return
 	}
-	go func() {
-		defer c.leave(from)
-		a := &answer{calls: c, to: from, call: call}
-		if draining {
-			a.fail(status.Error(codes.Unavailable, errStopping.Error()))
+	j := job{a: &answer{calls: c, to: from, call: call}, req: req, draining: draining}
+	select {
+	case c.jobs <- j:
+	default:
+		go c.work(j)
+	}
+}
+
+// job is a call that has entered.
+type job struct {
+	a        *answer
+	req      proto.Message
+	draining bool
+}
+
+// work performs calls, one after the other: a goroutine's stack grows to what a
+// call needs, which takes longer than the call does.
+func (c *calls) work(j job) {
+	for {
+		if j.draining {
+			j.a.fail(status.Error(codes.Unavailable, errStopping.Error()))
+		} else {
+			c.perform(j.a, j.req)
+		}
+		select {
+		case c.idlers <- struct{}{}:
+		default:
+			c.leave(j.a.to)
 			return
 		}
-		c.perform(a, req)
-	}()
+		c.leave(j.a.to)
+		select {
+		case j = <-c.jobs:
+			<-c.idlers
+		case <-c.ctx.Done():
+			return
+		}
+	}
 }
 
 // expel ends the session of a peer that does not keep to the protocol.
@@ -188,7 +222,7 @@ func (c *calls) expel(from rdma.EngineID, why error) {
 
 // perform performs a call and answers it.
 func (c *calls) perform(a *answer, req proto.Message) {
-	resp, err := c.service.perform(c.ctx, caller{road: roadMessage, peer: a.to}, a.call, req, func(resp *pb.ReadResponse) { a.send(resp) })
+	resp, err := c.service.perform(c.ctx, caller{road: roadMessage, peer: a.to}, a.call, req)
 	if err != nil {
 		a.fail(err)
 		return
@@ -196,36 +230,32 @@ func (c *calls) perform(a *answer, req proto.Message) {
 	a.send(resp)
 }
 
-// answer is the reply to one call. It is sent once.
+// answer is the reply to one call.
 type answer struct {
 	calls *calls
 	to    rdma.EngineID
 	call  api.Call
-	once  sync.Once
 }
 
 // send replies with a message.
 func (a *answer) send(resp proto.Message) {
-	a.once.Do(func() {
-		msg, err := appendReply(make([]byte, 0, 256), a.call, resp)
-		if err == nil && len(msg) > int(a.call.ReplyMax) {
-			err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(msg), a.call.ReplyMax)
-			if r, ok := resp.(*pb.ReserveResponse); ok && r.GetReservation() != 0 {
-				// Nobody will hear of it. That it has ended by itself is no error.
-				_, _ = a.calls.service.Abort(a.calls.ctx, &pb.AbortRequest{Reservation: r.GetReservation()})
-			}
+	msg, err := appendReply(make([]byte, 0, 256), a.call, resp)
+	if err == nil && len(msg) > int(a.call.ReplyMax) {
+		err = status.Errorf(codes.OutOfRange, "a reply of %d bytes; the caller has room for %d: call over gRPC", len(msg), a.call.ReplyMax)
+		if r, ok := resp.(*pb.ReserveResponse); ok && r.GetReservation() != 0 {
+			// Nobody will hear of it. That it has ended by itself is no error.
+			_, _ = a.calls.service.Abort(a.calls.ctx, &pb.AbortRequest{Reservation: r.GetReservation()})
 		}
-		if err != nil {
-			msg = appendFailure(nil, a.call, err)
-		}
-		a.post(msg)
-	})
+	}
+	if err != nil {
+		a.fail(err)
+		return
+	}
+	a.post(msg)
 }
 
 // fail replies with an error.
-func (a *answer) fail(err error) {
-	a.once.Do(func() { a.post(appendFailure(nil, a.call, err)) })
-}
+func (a *answer) fail(err error) { a.post(appendFailure(nil, a.call, err)) }
 
 // post sends a reply, waiting for room on the session as long as that lives: the
 // caller waits for it, or keeps a receive buffer for it.
@@ -262,9 +292,8 @@ func appendFailure(dst []byte, call api.Call, err error) []byte {
 }
 
 // perform performs a call that came by another road than gRPC: with its deadline,
-// in a span, and counted. early, if it is not nil, is called with the response to
-// a read whose bytes are all under way, before they have been confirmed.
-func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, req proto.Message, early func(*pb.ReadResponse)) (resp proto.Message, err error) {
+// in a span, and counted.
+func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, req proto.Message) (resp proto.Message, err error) {
 	if call.Timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, call.Timeout)
@@ -279,7 +308,7 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	case *pb.MatchRequest:
 		return s.Match(ctx, req)
 	case *pb.ReadRequest:
-		return s.read(ctx, by, req, early)
+		return s.read(ctx, by, req)
 	case *pb.ReserveRequest:
 		return s.Reserve(ctx, req)
 	case *pb.CommitRequest:
@@ -317,7 +346,7 @@ func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg
 	if err := proto.Unmarshal(request, req); err != nil {
 		return appendFailure(dst, call, invalid(err))
 	}
-	resp, err := s.perform(ctx, caller{road: roadSocket, session: session}, call, req, nil)
+	resp, err := s.perform(ctx, caller{road: roadSocket, session: session}, call, req)
 	if err != nil {
 		return appendFailure(dst, call, err)
 	}

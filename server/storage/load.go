@@ -49,11 +49,9 @@ type LoadRequest struct {
 	// Keep says that deliver will Keep every part: a piece comes as one part,
 	// however large it is, and what could not be lent is not loaded.
 	Keep bool
-	// UnderWay, if not nil, is called once every piece asked for has been handed
-	// to deliver, which has taken it, and none is lost so far: with the result as
-	// it will be unless a transfer fails. It is called at most once, may be called
-	// after ctx has ended and Load has returned, and must not keep the result.
-	UnderWay func(LoadResult)
+	// Early says that the Load may return when every piece has been found and
+	// taken by deliver, before the transfers have been confirmed.
+	Early bool
 }
 
 // PieceState says what became of a piece.
@@ -98,6 +96,9 @@ type LoadedPiece struct {
 type LoadResult struct {
 	Match  MatchResult
 	Pieces []LoadedPiece
+	// UnderWay: every piece is, and what is said of it holds unless its transfer
+	// fails.
+	UnderWay bool
 }
 
 // Part is a run of verified layers of one piece, in the arena.
@@ -141,12 +142,17 @@ type load struct {
 	pieces []LoadedPiece
 	// refs holds the slot of each piece; the zero Ref where there is none.
 	refs []kv.Ref
-
-	parts sync.WaitGroup // handed to deliver and not Done
+	// open counts the parts that were handed to deliver and are not Done, and 1
+	// until there will be no more. At 0 the load ends.
+	open int
+	// ended is closed then.
+	ended chan struct{}
+	// givenUp: nobody has seen, or will see, what becomes of the pieces.
+	givenUp bool
 }
 
 // Load finds the chain and delivers the pieces, verified. It returns when every
-// part is Done, or when ctx ends; the parts that are under way then end by
+// part is Done (see Early), or when ctx ends; the parts that are under way then end by
 // themselves. A piece that cannot be delivered is an outcome, not an error of the
 // call. Errors: trie.ErrNamespaceUnknown, ErrRequest, ErrBusy, ctx's.
 func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (LoadResult, error) {
@@ -195,44 +201,100 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{})}
 	match, err := l.plan()
 	if err != nil {
 		n.reads.leave()
 		return LoadResult{}, err
 	}
-	finished := make(chan struct{})
-	go func() {
-		defer n.reads.leave()
-		defer close(finished)
-		l.run(ctx)
-		l.underWay(match)
-		l.parts.Wait()
-	}()
-	select {
-	case <-finished:
-	case <-ctx.Done():
-		return LoadResult{}, ctx.Err()
+	if err := l.perform(ctx); err != nil {
+		l.mu.Lock()
+		l.givenUp = true
+		l.mu.Unlock()
+		return LoadResult{}, err
 	}
-	l.count()
-	return LoadResult{Match: match, Pieces: l.pieces}, nil
+	return l.result(match), nil
 }
 
-// underWay tells the caller that all he asked for is on its way, if it is.
-func (l *load) underWay(match MatchResult) {
-	if l.req.UnderWay == nil {
-		return
-	}
-	l.mu.Lock()
-	pieces := slices.Clone(l.pieces)
-	l.mu.Unlock()
-	for i := range pieces {
-		if pieces[i].State != 0 {
-			return
+// perform runs the load and waits as long as the caller wants to. Errors: ctx's.
+func (l *load) perform(ctx context.Context) error {
+	units := l.units()
+	if len(units) == 1 && units[0].layers == 0 {
+		// What is in memory goes out at once, from here.
+		parts, cold := l.hotParts(units[0].pieces)
+		if len(parts) > 0 {
+			l.deliver(ctx, parts)
 		}
-		pieces[i].State = Delivered
+		if units[0].pieces = cold; len(cold) == 0 {
+			units = nil
+		}
 	}
-	l.req.UnderWay(LoadResult{Match: match, Pieces: pieces})
+	if len(units) == 0 {
+		l.release()
+	} else {
+		// A device may hang for longer than ctx lasts.
+		ran := make(chan struct{})
+		go func() {
+			defer l.release()
+			defer close(ran)
+			l.run(ctx, units)
+		}()
+		select {
+		case <-ran:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if l.req.Early && l.intact() {
+		return nil
+	}
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// release gives up one of what open counts, and ends the load with the last.
+func (l *load) release() {
+	l.mu.Lock()
+	l.open--
+	last := l.open == 0
+	if last && !l.givenUp {
+		l.countLocked()
+	}
+	l.mu.Unlock()
+	if last {
+		l.node.reads.leave()
+		close(l.ended)
+	}
+}
+
+// intact reports whether no piece is lost so far.
+func (l *load) intact() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.pieces {
+		if s := l.pieces[i].State; s != 0 && s != Delivered {
+			return false
+		}
+	}
+	return true
+}
+
+// result is the outcome as it is now.
+func (l *load) result(match MatchResult) LoadResult {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := LoadResult{Match: match, Pieces: l.pieces}
+	if r.UnderWay = l.open > 0; r.UnderWay {
+		r.Pieces = slices.Clone(l.pieces)
+		for i := range r.Pieces {
+			r.Pieces[i].State = Delivered
+		}
+	}
+	return r
 }
 
 func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
@@ -368,39 +430,53 @@ func (l *load) units() (units []unit) {
 }
 
 // run loads the units, a few at a time, and hands their parts over.
-func (l *load) run(ctx context.Context) {
+func (l *load) run(ctx context.Context, units []unit) {
+	if len(units) == 1 {
+		l.bring(ctx, units[0])
+		return
+	}
 	slots := make(chan struct{}, loadDepth)
 	var wg sync.WaitGroup
-	for _, u := range l.units() {
+	for _, u := range units {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			var parts []Part
-			if u.layers == 0 {
-				parts = l.loadPieces(ctx, u)
-			} else {
-				parts = l.loadLayers(ctx, u)
-			}
-			if len(parts) > 0 {
-				l.deliver(ctx, parts)
-			}
+			l.bring(ctx, u)
 		})
 	}
 	wg.Wait()
 }
 
-// loadPieces brings whole pieces, those that are hot without the device.
-func (l *load) loadPieces(ctx context.Context, u unit) (parts []Part) {
-	n := l.node
-	var cold []int
-	for _, i := range u.pieces {
-		if p, ok := n.hot.get(l.refs[i]); ok {
+// bring loads a unit and hands its parts over.
+func (l *load) bring(ctx context.Context, u unit) {
+	var parts []Part
+	if u.layers == 0 {
+		parts = l.loadPieces(ctx, u)
+	} else {
+		parts = l.loadLayers(ctx, u)
+	}
+	if len(parts) > 0 {
+		l.deliver(ctx, parts)
+	}
+}
+
+// hotParts takes what is in memory, and returns the pieces that are not.
+func (l *load) hotParts(pieces []int) (parts []Part, cold []int) {
+	for _, i := range pieces {
+		if p, ok := l.node.hot.get(l.refs[i]); ok {
 			parts = append(parts, l.part(i, 0, p.hold, p.payload, p.bytes, p.sums))
 			p.hold.release()
 			continue
 		}
 		cold = append(cold, i)
 	}
+	return parts, cold
+}
+
+// loadPieces brings whole pieces, those that are hot without the device.
+func (l *load) loadPieces(ctx context.Context, u unit) []Part {
+	n := l.node
+	parts, cold := l.hotParts(u.pieces)
 	if len(cold) == 0 {
 		return parts
 	}
@@ -500,8 +576,8 @@ func slotKey(ns kv.Namespace, digest kv.GeometryDigest, id kv.BlockID, group int
 // which belong at the layer that at names.
 func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint64) Part {
 	h.retain()
-	l.parts.Add(1)
 	l.mu.Lock()
+	l.open++
 	p := &l.pieces[i]
 	if p.LayerSums == nil {
 		count := l.req.Layers
@@ -528,7 +604,7 @@ func (l *load) partDone(i int, err error) {
 	if err != nil {
 		l.outcome(i, Failed, fmt.Errorf("transfer: %w", err))
 	}
-	l.parts.Done()
+	l.release()
 }
 
 // lost records a piece that the store could not give, and drops it from the
@@ -561,11 +637,9 @@ func (l *load) outcome(i int, s PieceState, err error) {
 	}
 }
 
-// count settles the outcomes: what nothing happened to was delivered.
-func (l *load) count() {
+// countLocked settles the outcomes: what nothing happened to was delivered.
+func (l *load) countLocked() {
 	m := l.node.opts.Metrics
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	for i := range l.pieces {
 		p := &l.pieces[i]
 		if p.State == 0 {
