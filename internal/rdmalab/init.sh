@@ -11,13 +11,17 @@ mount -t tmpfs tmp /tmp
 mount -t devpts pts /dev/pts
 for t in 0 1 2; do stty -F /dev/ttyS$t raw -echo; done
 
+complaints='BUG:|WARNING:|Oops|general protection|soft lockup|hung_task|blocked for more|refcount_t'
 report() { echo "$*" >/dev/ttyS1; }
 # off VERB TEXT… tells the lab how it ended and switches the machine off.
 off() {
 	report "$@"
-	# The kernel's complaints about itself.
-	dmesg | grep -E 'BUG:|WARNING:|Oops|general protection|soft lockup|hung_task|blocked for more|refcount_t' | head -20 |
-		while read -r line; do report complaint "$line"; done
+	# The kernel's complaints about itself: to the report, and what surrounds the first of them to the output.
+	dmesg >/lab/dmesg
+	if grep -E "$complaints" /lab/dmesg >/lab/complaints; then
+		head -10 /lab/complaints | while read -r line; do report complaint "$line"; done
+		sed -nE "/$complaints/,\$p" /lab/dmesg | head -80
+	fi
 	report end
 	tar -C /out -cf /dev/ttyS2 .
 	sync

@@ -1,0 +1,11 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import "unsafe"
+
+// addressOf returns the address of b's first byte, 0 for no bytes.
+//
+// Safety: the number is for the card. It is used only while the memory is
+// pinned, or is not the Go heap's.
+func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

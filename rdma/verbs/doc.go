@@ -1,0 +1,61 @@
+// Package verbs is the provider for RDMA cards: InfiniBand and RoCE, through
+// libibverbs. It implements group.Domain, one card's port, over reliable
+// connections (RC), as fabric-lib does for ConnectX-7 (section 3.5 of the
+// paper); package group makes an engine of one or several of them.
+//
+// It is built with the tag verbs, needs cgo and libibverbs (Debian:
+// libibverbs-dev), and links to it dynamically. Without the tag the package is
+// there and New says how to build it. It knows no sessions, no tokens and no
+// other NIC, and it does not use librdmacm: endpoints are exchanged over group's
+// control connection, which stands for the paper's UD queue pair.
+//
+//	             one Domain: a port of a device, one PD
+//	┌──────────────────────────────────────────────────────────────────────────────┐
+//	│ endpoint ┬ write QP ── write, write_imm ───┐                                  │
+//	│          └ message QP ── send ─────────────┤                                  │
+//	│ endpoint ┬ write QP                        ├─► one CQ ─► Poll: one cgo call   │
+//	│          └ message QP                      │       ▲     for up to 128 CQEs;  │
+//	│ SRQ imm:  entries without a buffer ────────┤       │     it refills SRQ imm   │
+//	│ SRQ msg:  the buffers of PostRecv ─────────┘    channel ─► netpoller ─► Wait  │
+//	│ bind QP ── memory windows, a CQ of its own                                    │
+//	└──────────────────────────────────────────────────────────────────────────────┘
+//
+// Why two queue pairs: an immediate and a message each consume an entry of the
+// receive queue in the order of arrival (section 3.5), so on one queue pair an
+// immediate would use up a message's buffer. Works of one endpoint are therefore
+// ordered among writes and among messages, not between the two.
+//
+// Post fills requests into C memory and makes one cgo call for up to 64 of them;
+// the C side copies them into work requests whose constant fields and next
+// pointers were set when the queue was made, and rings the doorbell once. Only
+// every fourth write, large writes and the last of a call ask for a completion:
+// on RC one completion says that all before it are done. Nothing is allocated.
+//
+// # Memory
+//
+// Regions are registered with relaxed ordering where the device has it: payload
+// may then be placed in any order, but not after the completion that tells of
+// it. Memory of the Go heap is pinned for the garbage collector while it is
+// registered. A window is a memory window of type 1, whose key opens that range
+// alone to any queue pair of the domain (type 2 would tie it to one). A device
+// without them has no windows: Limits says so. Keys are the card's 32-bit keys
+// and can be guessed; what keeps strangers out is that only peers that proved
+// the token have a queue pair here.
+//
+// Taking a key back does not wait for packets that are being placed at that
+// moment on every device (rdma_rxe copies up to one packet after it), so
+// Limits.CloseIsFinal is false, and group asks peers to stop first.
+//
+// # Ends
+//
+// A refused write (key, bounds) breaks both queue pairs, here and there: RC
+// knows no softer answer. Shut moves them to the error state, collects what is
+// left in the completion queue, then resets them, which waits until nothing of
+// theirs is placed any more; Works without a completion are completed by it. A
+// port that goes down, a queue pair in error or a device in error come as
+// asynchronous events, read on the netpoller: the first and the last kill the
+// domain, and group goes on with the others and tries to open it again.
+//
+// Lock order: endpoint.mu, then domain.mu; bindMu, then memMu. None is held while the other side
+// is waited for, nor while a callback runs: there are none.
+package verbs

@@ -1,0 +1,416 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Built is whether this program can drive RDMA cards.
+const Built = true
+
+// domain is one port of one device.
+type domain struct {
+	name   string
+	opts   NICOptions
+	nic    *nic
+	dev    deviceAttr
+	port   portAttr
+	gid    gidEntry
+	limits group.Limits
+	// windows is whether the device keeps writes inside of a memory window.
+	windows bool
+	// lendMax is how many message buffers the receive queue has room for.
+	lendMax int
+
+	// completions and async are the event channels, on the netpoller.
+	completions, async eventFile
+	// woken is set by Wake until a Wait has seen it.
+	woken   atomic.Bool
+	workers sync.WaitGroup
+
+	// memMu guards memories: what the card has the address of, which therefore
+	// must stay, even if a caller forgot it.
+	memMu    sync.Mutex
+	memories map[*memory]struct{}
+
+	// bindMu lets one window be bound at a time.
+	bindMu sync.Mutex
+
+	mu sync.Mutex
+	// out[head:] is what was taken from the card and not yet by Poll.
+	out  []group.Completion
+	head int
+	// byQPN finds the endpoint and byIndex the queue pair of a completion.
+	byQPN   map[uint32]*endpoint
+	byIndex []*lane
+	free    []uint32 // unused places of byIndex
+	// buffers are the message buffers of PostRecv, by slot; lent is how many of
+	// them the card has.
+	buffers map[uint32]buffer
+	lent    int
+	// cqEntries is the length of the completion queue; cqUsed what all queues
+	// together could put there at once.
+	// Invariant: cqUsed <= cqEntries.
+	cqEntries, cqUsed int
+	// dead wraps group.ErrDead once the port or the device is gone. doomed is why
+	// it is about to be: what is being polled is dealt with first.
+	dead, doomed error
+}
+
+var _ group.Domain = (*domain)(nil)
+
+// buffer is a message buffer as PostRecv lent it.
+type buffer struct {
+	addr       uint64
+	size, lkey uint32
+	// taken is whether it was delivered with a message since it was lent.
+	taken bool
+}
+
+// cqStart is the completion queue's length for the first endpoints.
+const cqStart = 4096
+
+// Open opens a port.
+func Open(o NICOptions) (group.Domain, error) {
+	d, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func open(o NICOptions) (_ *domain, err error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	name, port, gidIndex, err := parseDevice(o.Device)
+	if err != nil {
+		return nil, err
+	}
+	d := &domain{name: name, opts: o, byQPN: make(map[uint32]*endpoint), buffers: make(map[uint32]buffer), memories: make(map[*memory]struct{})}
+	if port != 1 {
+		d.name = fmt.Sprintf("%s/%d", name, port)
+	}
+	if d.nic, err = openNIC(name, port); err != nil {
+		if errors.Is(err, errNoDevice) {
+			names, _ := deviceNames()
+			err = fmt.Errorf("%w; this machine has %q (see rdma link, or penstock nic list)", err, names)
+		}
+		return nil, fmt.Errorf("verbs: %s: %w", o.Device, err)
+	}
+	if err := d.start(gidIndex); err != nil {
+		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), d.nic.close())
+	}
+	if err := d.openChannels(); err != nil {
+		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), d.nic.close())
+	}
+	d.workers.Go(d.watchEvents)
+	return d, nil
+}
+
+// errPortDown: the port can't be used now.
+var errPortDown = errors.New("port is down: plug the cable in, or bring its network interface up (ip link set … up)")
+
+// start looks at the device and makes what all endpoints share.
+func (d *domain) start(gidIndex int) error {
+	var err error
+	if d.dev, err = d.nic.device(); err != nil {
+		return err
+	}
+	if d.nic.port > d.dev.ports {
+		return fmt.Errorf("port %d: the device has %d", d.nic.port, d.dev.ports)
+	}
+	if d.port, err = d.nic.portState(); err != nil {
+		return err
+	}
+	if !d.port.active {
+		return errPortDown
+	}
+	table, err := d.nic.gids()
+	if err != nil {
+		return err
+	}
+	if d.gid, _, err = chooseGID(table, gidIndex); err != nil {
+		return err
+	}
+	if depth := d.opts.QueueDepth; depth > d.dev.maxQPWork {
+		return fmt.Errorf("option QueueDepth is %d; the device has %d", depth, d.dev.maxQPWork)
+	}
+	entries := min(d.opts.ReceiveEntries, d.dev.maxSRQWork)
+	// The two receive queues and one endpoint must fit.
+	d.cqUsed = 2 * entries
+	d.cqEntries = min(max(cqStart, d.cqUsed+2*d.opts.QueueDepth), d.dev.maxCQE)
+	if d.cqUsed+2*d.opts.QueueDepth > d.cqEntries {
+		return fmt.Errorf("completion queues of the device have %d entries: too few for ReceiveEntries %d", d.cqEntries, entries)
+	}
+	d.lendMax = entries
+	if err := d.nic.start(d.cqEntries, entries, entries); err != nil {
+		return hintMemlock(err)
+	}
+	if d.dev.windows {
+		if err := d.nic.startBind(d.path(endpointAddr{gid: d.gid.gid, lid: d.port.lid, mtu: d.port.mtu}, Lane{})); err != nil {
+			return fmt.Errorf("memory windows: %w", err)
+		}
+		if d.windows, err = d.probeWindows(); err != nil {
+			return fmt.Errorf("memory windows: %w", err)
+		}
+	}
+	d.limits = group.Limits{
+		MaxWrite: min(uint64(d.port.maxMessage), 1<<30), MaxMessage: int(min(d.port.maxMessage, 1<<30)),
+		QueueDepth: d.opts.QueueDepth, Ordered: true, RefusalBreaks: true, Windows: d.windows,
+		EmptyUnchecked: true, KeyBits: 32,
+	}
+	return nil
+}
+
+// Name implements group.Domain.
+func (d *domain) Name() string { return d.name }
+
+// Limits implements group.Domain.
+func (d *domain) Limits() group.Limits { return d.limits }
+
+// PostRecv implements group.Domain.
+func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
+	m, ok := mem.(*memory)
+	if !ok || m.d != d {
+		return fmt.Errorf("verbs: %s: receive buffer: %w", d.name, rdma.ErrForeign)
+	}
+	off, ok := m.offsetOf(buf)
+	if !ok {
+		return fmt.Errorf("verbs: %s: receive buffer is no part of its memory: %w", d.name, rdma.ErrRange)
+	}
+	b := buffer{addr: m.base + off, size: uint32(len(buf)), lkey: m.lkey}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if had, twice := d.buffers[slot]; twice && !had.taken {
+		return fmt.Errorf("verbs: %s: receive buffer %d: %w", d.name, slot, rdma.ErrExists)
+	}
+	if d.lent >= d.lendMax {
+		return fmt.Errorf("verbs: %s: %d receive buffers are all that the device takes (option ReceiveEntries): %w", d.name, d.lendMax, rdma.ErrRange)
+	}
+	if err := d.nic.lend(slot, b.addr, b.size, b.lkey); err != nil {
+		return fmt.Errorf("verbs: %s: %w", d.name, err)
+	}
+	d.buffers[slot] = b
+	d.lent++
+	return nil
+}
+
+// Poll implements group.Domain.
+func (d *domain) Poll(dst []group.Completion) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := 0
+	for n < len(dst) {
+		if d.head == len(d.out) && !d.reapLocked() {
+			break
+		}
+		k := copy(dst[n:], d.out[d.head:])
+		n, d.head = n+k, d.head+k
+	}
+	if n == 0 && len(dst) > 0 {
+		return 0, d.dead
+	}
+	return n, nil
+}
+
+// reapLocked takes what the card has completed and reports whether there is
+// something in out.
+func (d *domain) reapLocked() bool {
+	if d.head == len(d.out) {
+		d.out, d.head = d.out[:0], 0
+	}
+	for {
+		done, err := d.nic.poll()
+		if err != nil {
+			d.doomed = err
+		}
+		for i := range done {
+			d.takeLocked(&done[i])
+		}
+		if d.doomed != nil {
+			d.dieLocked(d.doomed)
+		}
+		// A batch may hold nothing for the engine: entries of queue pairs that
+		// were reset, for example.
+		if len(done) == 0 || d.head < len(d.out) {
+			break
+		}
+	}
+	return d.head < len(d.out)
+}
+
+// takeLocked turns one completion of the card into those of the engine.
+func (d *domain) takeLocked(c *completion) {
+	switch id := c.id; {
+	case id&idImm != 0:
+		d.takeImmediateLocked(c)
+	case id&idMessage != 0:
+		d.takeMessageLocked(c, uint32(id))
+	default:
+		if l := d.byIndex[id>>32]; l != nil {
+			l.takeLocked(uint32(id), wcStatus(c.status), c.vendor)
+		}
+	}
+}
+
+// takeImmediateLocked delivers an immediate. An entry that comes back with an
+// error was with a queue pair that broke; its place is refilled already.
+func (d *domain) takeImmediateLocked(c *completion) {
+	e := d.byQPN[c.qpn]
+	if e == nil || wcStatus(c.status) != wcSuccess || c.withImm == 0 {
+		return
+	}
+	d.out = append(d.out, group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: c.imm, Len: uint64(c.len)})
+}
+
+// takeMessageLocked delivers a message. A buffer that comes back without one is
+// lent again.
+func (d *domain) takeMessageLocked(c *completion, slot uint32) {
+	d.lent--
+	e := d.byQPN[c.qpn]
+	if e == nil || wcStatus(c.status) != wcSuccess {
+		d.lendAgainLocked(slot)
+		return
+	}
+	b := d.buffers[slot]
+	b.taken = true
+	d.buffers[slot] = b
+	d.out = append(d.out, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: slot, Len: uint64(c.len)})
+}
+
+// lendAgainLocked gives the card back a buffer that carries no message for the
+// engine.
+func (d *domain) lendAgainLocked(slot uint32) {
+	b := d.buffers[slot]
+	b.taken = false
+	d.buffers[slot] = b
+	if err := d.nic.lend(slot, b.addr, b.size, b.lkey); err != nil {
+		d.doomed = err
+		return
+	}
+	d.lent++
+}
+
+// dieLocked ends the domain: every Work is ended, nothing touches memory any
+// more, and Poll says so once it has returned what there is.
+func (d *domain) dieLocked(why error) {
+	if d.dead != nil {
+		return
+	}
+	d.dead = fmt.Errorf("verbs: %s: %w: %w", d.name, group.ErrDead, why)
+	var all []*endpoint
+	for _, l := range d.byIndex {
+		if l != nil && !slices.Contains(all, l.e) {
+			all = append(all, l.e)
+		}
+	}
+	for _, e := range all {
+		e.breakLocked(d.dead)
+	}
+	d.quiesceLocked(all)
+}
+
+// flushMax bounds how long quiesce waits for the card to give Works back. Cards
+// take microseconds; what is not back then is ended by the reset.
+const flushMax = 200 * time.Millisecond
+
+// quiesceLocked cuts endpoints off: afterwards nothing of theirs is placed here
+// or read from here, all that had arrived is in out, and so is the end of every
+// Work.
+func (d *domain) quiesceLocked(endpoints []*endpoint) {
+	pending := 0
+	for _, e := range endpoints {
+		e.broken.Store(true)
+		for _, l := range e.lanes {
+			// The error state keeps what has arrived; a reset may drop it. If
+			// the device takes no command any more, the reset below says so too.
+			_ = l.q.modify(stateError)
+		}
+	}
+	for end := time.Now().Add(flushMax); ; {
+		d.reapAllLocked()
+		pending = 0
+		for _, e := range endpoints {
+			pending += e.lanes[0].ring.pending() + e.lanes[1].ring.pending()
+		}
+		if pending == 0 || time.Now().After(end) {
+			break
+		}
+	}
+	for _, e := range endpoints {
+		for _, l := range e.lanes {
+			if l.q.modify(stateReset) != nil {
+				_ = l.q.destroy() // the only other way to be sure; its errors are the device's
+			}
+		}
+	}
+	d.reapAllLocked()
+	for _, e := range endpoints {
+		for _, l := range e.lanes {
+			for l.ring.pending() > 0 {
+				d.out = append(d.out, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: l.ring.end(), Err: errShut})
+			}
+		}
+	}
+}
+
+// reapAllLocked takes all that the card has completed, whatever is in out.
+func (d *domain) reapAllLocked() {
+	for {
+		done, err := d.nic.poll()
+		for i := range done {
+			d.takeLocked(&done[i])
+		}
+		if err != nil || len(done) == 0 {
+			return
+		}
+	}
+}
+
+// reserveLocked makes room in the completion queue for n more entries.
+func (d *domain) reserveLocked(n int) error {
+	need := d.cqUsed + n
+	if need > d.cqEntries {
+		size := min(max(need, 2*d.cqEntries), d.dev.maxCQE)
+		if size < need {
+			return fmt.Errorf("%d entries of the completion queue are all that the device has: fewer endpoints, or a smaller QueueDepth than %d", d.dev.maxCQE, d.opts.QueueDepth)
+		}
+		if err := d.nic.resize(size); err != nil {
+			return err
+		}
+		d.cqEntries = size
+	}
+	d.cqUsed = need
+	return nil
+}
+
+// Close implements group.Domain.
+func (d *domain) Close() error {
+	// The channels are closed first: that ends watchEvents.
+	err := errors.Join(d.completions.close(), d.async.close())
+	d.workers.Wait()
+	if err = errors.Join(err, d.nic.close()); err != nil {
+		return fmt.Errorf("verbs: %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// hintMemlock adds to an error of memory what the usual cause is.
+func hintMemlock(err error) error {
+	if errors.Is(err, os.ErrPermission) || isNoMemory(err) {
+		return fmt.Errorf("%w (registered memory is locked: is the limit of locked memory, ulimit -l, too low?)", err)
+	}
+	return err
+}

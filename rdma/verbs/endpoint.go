@@ -1,0 +1,351 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// endpoint is two queue pairs to one peer.
+type endpoint struct {
+	d      *domain
+	cookie uint64
+	class  rdma.Class
+	local  []byte
+	// lanes are for writes and for messages.
+	lanes [2]*lane
+
+	// broken is set, under d.mu, when the endpoint takes no more Works.
+	broken atomic.Bool
+
+	// mu is held while Works are posted, so that Shut waits for them.
+	mu       sync.Mutex
+	joined   bool
+	shut     bool
+	closed   bool
+	reported bool // KindBroken was delivered; guarded by d.mu
+}
+
+var _ group.Endpoint = (*endpoint)(nil)
+
+// Places in endpoint.lanes.
+const (
+	writes   = 0
+	messages = 1
+)
+
+// lane is one queue pair and the Works posted on it.
+type lane struct {
+	e     *endpoint
+	q     *queue
+	ring  *ring
+	index uint32 // in domain.byIndex
+	kind  int    // writes or messages
+}
+
+// Errors of endpoints.
+var (
+	errShut      = errors.New("the endpoint was shut before the end was known")
+	errNotJoined = errors.New("the endpoint is not connected")
+	errBroken    = errors.New("the endpoint is broken")
+)
+
+// NewEndpoint implements group.Domain.
+func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+	if int(class) >= len(d.opts.Lanes) {
+		return nil, fmt.Errorf("verbs: %s: endpoint for %v: %w", d.name, class, rdma.ErrUnsupported)
+	}
+	e := &endpoint{d: d, cookie: cookie, class: class}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dead != nil {
+		return nil, d.dead
+	}
+	if err := d.reserveLocked(2 * d.opts.QueueDepth); err != nil {
+		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, err)
+	}
+	for i := range e.lanes {
+		q, err := d.nic.newQueue(d.opts.QueueDepth, i == messages)
+		if err != nil {
+			d.cqUsed -= 2 * d.opts.QueueDepth
+			if i > 0 {
+				err = errors.Join(err, e.lanes[0].q.close())
+			}
+			return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, hintMemlock(err))
+		}
+		e.lanes[i] = &lane{e: e, q: q, ring: newRing(d.opts.QueueDepth), kind: i}
+	}
+	for _, l := range e.lanes {
+		l.index = d.placeLocked(l)
+		d.byQPN[l.q.qpn] = e
+	}
+	e.local = endpointAddr{
+		writeQPN: e.lanes[writes].q.qpn, messageQPN: e.lanes[messages].q.qpn,
+		writePSN: e.lanes[writes].q.psn, messagePSN: e.lanes[messages].q.psn,
+		gid: d.gid.gid, lid: d.port.lid, mtu: d.port.mtu, layer: d.port.layer,
+	}.append(nil)
+	return e, nil
+}
+
+// placeLocked finds a place for l in byIndex.
+func (d *domain) placeLocked(l *lane) uint32 {
+	if k := len(d.free); k > 0 {
+		i := d.free[k-1]
+		d.free = d.free[:k-1]
+		d.byIndex[i] = l
+		return i
+	}
+	d.byIndex = append(d.byIndex, l)
+	return uint32(len(d.byIndex) - 1)
+}
+
+// Local implements group.Endpoint.
+func (e *endpoint) Local() []byte { return e.local }
+
+// path is how packets get to the peer; queue pairs and packet numbers are added
+// by Connect.
+func (d *domain) path(to endpointAddr, l Lane) path {
+	return path{
+		port: d.nic.port, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
+		lane: l, timeoutCode: uint8(d.opts.TimeoutCode), retries: uint8(d.opts.Retries),
+		rnrTimer: rnrTimerImm, rnrTries: rnrTriesImm,
+	}
+}
+
+// Connect implements group.Endpoint. On Ethernet the kernel looks the peer's
+// address up, which takes as long as ARP takes.
+func (e *endpoint) Connect(remote []byte) error {
+	to, err := parseAddr(remote)
+	if err == nil && to.layer != e.d.port.layer {
+		err = fmt.Errorf("%w: the peer's port speaks %v and ours %v", errAddr, to.layer, e.d.port.layer)
+	}
+	if err != nil {
+		return fmt.Errorf("verbs: %s: connect: %w", e.d.name, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.shut || e.joined {
+		return fmt.Errorf("verbs: %s: connect: the endpoint was connected or shut before", e.d.name)
+	}
+	p := e.d.path(to, e.d.opts.Lanes[e.class])
+	for i, l := range e.lanes {
+		p.remoteQPN, p.remotePSN, p.localPSN = to.writeQPN, to.writePSN, l.q.psn
+		if i == messages {
+			p.remoteQPN, p.remotePSN = to.messageQPN, to.messagePSN
+			p.rnrTimer, p.rnrTries = rnrTimerMessage, rnrTriesMessage
+		}
+		if err := l.q.join(p); err != nil {
+			return fmt.Errorf("verbs: %s: connect to GID %v: %w", e.d.name, gidEntry{gid: to.gid}.addr(), err)
+		}
+	}
+	e.joined = true
+	return nil
+}
+
+// Sizes of selective signalling.
+const (
+	// signalEvery is how many requests share a completion at most: the length of
+	// the chains of fabric-lib (section 3.5).
+	signalEvery = 4
+	// signalBytes is the length from which a write has a completion of its own:
+	// so long that waiting for its neighbours would show.
+	signalBytes = 64 << 10
+)
+
+// Post implements group.Endpoint. Works go to the card in chains of those that
+// follow each other on the same queue pair. It allocates nothing; an error with
+// a stack, or a slice of requests made here, would.
+func (e *endpoint) Post(works []group.Work) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.joined || e.shut || e.broken.Load() {
+		return 0, e.unusable()
+	}
+	for n := 0; n < len(works); {
+		l := e.laneOf(&works[n])
+		chain := l.fill(works[n:])
+		if chain == 0 {
+			return n, nil
+		}
+		k, err := l.q.post(chain)
+		n += k
+		if err != nil {
+			l.ring.drop(chain - k)
+			return n, e.fail(err)
+		}
+	}
+	return len(works), nil
+}
+
+// laneOf is the queue pair that carries w.
+func (e *endpoint) laneOf(w *group.Work) *lane {
+	if w.Op == group.OpSend {
+		return e.lanes[messages]
+	}
+	return e.lanes[writes]
+}
+
+// fill puts the works that can be posted together on l into its requests and
+// enters them in its ring. It returns how many: 0 if there is no room.
+func (l *lane) fill(works []group.Work) int {
+	n := min(len(works), postMax, l.ring.room())
+	requests := l.q.requests
+	unsignaled := 0
+	for i := range n {
+		w := &works[i]
+		if l.e.laneOf(w) != l {
+			n = i
+			break
+		}
+		r := &requests[i]
+		r.op = opWrite
+		switch w.Op {
+		case group.OpWriteImm:
+			r.op = opWriteImm
+		case group.OpSend:
+			r.op = opSend
+		}
+		r.len, r.imm, r.signaled = 0, w.Imm, 0
+		if w.Len > 0 {
+			m := w.Src.(*memory)
+			r.local, r.len, r.lkey = m.base+w.SrcOff, uint32(w.Len), m.lkey
+		}
+		r.remote, r.rkey = w.RemoteAddr, uint32(w.RemoteKey)
+		if unsignaled++; unsignaled == signalEvery || w.Len >= signalBytes {
+			r.signaled, unsignaled = 1, 0
+		}
+		r.id = uint64(l.index)<<32 | uint64(uint32(l.ring.add(w.Cookie)))
+	}
+	if n > 0 {
+		requests[n-1].signaled = 1
+	}
+	return n
+}
+
+// unusable says why Post takes nothing. It is made once, so that a caller that
+// tries again and again costs nothing.
+func (e *endpoint) unusable() error {
+	switch {
+	case !e.joined:
+		return errNotJoined
+	case e.shut:
+		return errShut
+	}
+	return errBroken
+}
+
+// fail breaks the endpoint because a post failed.
+func (e *endpoint) fail(err error) error {
+	e.d.mu.Lock()
+	e.breakLocked(err)
+	e.d.mu.Unlock()
+	e.d.Wake()
+	return fmt.Errorf("verbs: %s: %w", e.d.name, err)
+}
+
+// breakLocked ends the use of the endpoint and delivers KindBroken, once. Both
+// queue pairs go to the error state: the card gives their Works back, and the
+// peer finds nobody there. d.mu is held.
+func (e *endpoint) breakLocked(why error) {
+	e.broken.Store(true)
+	if e.reported {
+		return
+	}
+	e.reported = true
+	for _, l := range e.lanes {
+		_ = l.q.modify(stateError) // it may be there already; what counts comes from Shut
+	}
+	e.d.out = append(e.d.out, group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: why})
+}
+
+// takeLocked is told how the Work with that sequence number ended, and with it
+// those before it that asked for no completion of their own. d.mu is held.
+func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
+	n, ok := l.ring.before(seq)
+	if !ok {
+		return // ended by quiesce
+	}
+	for range n {
+		l.e.d.out = append(l.e.d.out, group.Completion{Kind: group.KindDone, Cookie: l.ring.end()})
+	}
+	c := group.Completion{Kind: group.KindDone, Status: status.outcome(l.kind == messages)}
+	c.Cookie = l.ring.end()
+	if status == wcSuccess {
+		l.e.d.out = append(l.e.d.out, c)
+		return
+	}
+	c.Err = &wcError{nic: l.e.d.name, status: status, text: status.text(), vendor: vendor}
+	l.e.d.out = append(l.e.d.out, c)
+	if status != wcFlushed {
+		l.e.breakLocked(c.Err)
+	}
+}
+
+// Shut implements group.Endpoint.
+func (e *endpoint) Shut() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.shut {
+		return
+	}
+	e.shut = true
+	d := e.d
+	d.mu.Lock()
+	// Whoever shuts knows it: no KindBroken for what follows.
+	e.reported = true
+	d.quiesceLocked([]*endpoint{e})
+	d.mu.Unlock()
+	d.Wake()
+}
+
+// Close implements group.Endpoint.
+func (e *endpoint) Close() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil
+	}
+	if !e.shut {
+		return fmt.Errorf("verbs: %s: close of an endpoint that was not shut", e.d.name)
+	}
+	e.closed = true
+	d := e.d
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for _, l := range e.lanes {
+		delete(d.byQPN, l.q.qpn)
+		d.byIndex[l.index] = nil
+		d.free = append(d.free, l.index)
+		errs = append(errs, l.q.close())
+	}
+	d.cqUsed -= 2 * d.opts.QueueDepth
+	d.forgetLocked(e)
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("verbs: %s: %w", d.name, err)
+	}
+	return nil
+}
+
+// forgetLocked drops what was not polled yet of an endpoint that is closed. Ends
+// of Works are not among it: the caller has polled them.
+func (d *domain) forgetLocked(e *endpoint) {
+	d.out = d.out[:copy(d.out, d.out[d.head:])]
+	d.head = 0
+	d.out = slices.DeleteFunc(d.out, func(c group.Completion) bool {
+		if c.Kind == group.KindDone || c.Cookie != e.cookie {
+			return false
+		}
+		if c.Kind == group.KindMessage {
+			d.lendAgainLocked(c.Slot)
+		}
+		return true
+	})
+}

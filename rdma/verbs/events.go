@@ -1,0 +1,120 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// eventFile is an event channel of the card on Go's netpoller.
+type eventFile struct {
+	file *os.File
+	raw  syscall.RawConn
+}
+
+// openChannels puts both channels on the netpoller.
+func (d *domain) openChannels() error {
+	completions, async, err := d.nic.channels()
+	if err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		to   *eventFile
+		fd   int
+		name string
+	}{{&d.completions, completions, "completions"}, {&d.async, async, "events"}} {
+		// The descriptor does not block, which is what puts it on the netpoller.
+		c.to.file = os.NewFile(uintptr(c.fd), d.name+" "+c.name)
+		if c.to.raw, err = c.to.file.SyscallConn(); err == nil {
+			err = c.to.file.SetReadDeadline(time.Time{})
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("%s on the netpoller: %w", c.name, err), d.completions.close(), d.async.close())
+		}
+	}
+	return nil
+}
+
+// close takes the channel off the netpoller; whoever waits on it returns.
+func (f *eventFile) close() error {
+	if f.file == nil {
+		return nil
+	}
+	return f.file.Close()
+}
+
+// Wait implements group.Domain. It arms the completion queue, looks once more,
+// since what completed before the arming announces nothing, and then sleeps on
+// the channel. A Wake is a deadline in the past.
+func (d *domain) Wait() {
+	if d.woken.Swap(false) || !d.sleepy() {
+		return
+	}
+	_ = d.completions.raw.Read(func(uintptr) bool { return d.nic.takeEvents() > 0 || d.woken.Load() })
+	// Cleared before woken is looked at: a Wake in between leaves a deadline that
+	// makes one later Wait return early, never one that is missed.
+	_ = d.completions.file.SetReadDeadline(time.Time{})
+	d.woken.Store(false)
+}
+
+// sleepy arms the completion queue and reports whether there is nothing to do.
+func (d *domain) sleepy() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dead != nil || d.head < len(d.out) {
+		return false
+	}
+	if err := d.nic.arm(); err != nil {
+		d.doomed = err
+		return false
+	}
+	return !d.reapLocked() && d.dead == nil
+}
+
+// Wake implements group.Domain.
+func (d *domain) Wake() {
+	if d.woken.Swap(true) {
+		return
+	}
+	_ = d.completions.file.SetReadDeadline(time.Unix(1, 0)) // a closed channel has nobody waiting
+}
+
+// watchEvents takes the card's asynchronous events until the domain is closed.
+func (d *domain) watchEvents() {
+	for {
+		var e asyncEvent
+		var qpn uint32
+		err := d.async.raw.Read(func(uintptr) (ok bool) {
+			e, qpn, ok = d.nic.asyncEvent()
+			return ok
+		})
+		if err != nil {
+			return
+		}
+		d.mu.Lock()
+		d.takeEventLocked(e, qpn)
+		d.mu.Unlock()
+		d.Wake()
+	}
+}
+
+// takeEventLocked acts on an asynchronous event. The others (a connection is
+// established, the subnet manager changed) ask for nothing.
+func (d *domain) takeEventLocked(e asyncEvent, qpn uint32) {
+	switch e {
+	case eventPortDown:
+		if p, err := d.nic.portState(); err != nil || !p.active {
+			d.dieLocked(errPortDown)
+		}
+	case eventDeviceFatal, eventCQ, eventSRQ:
+		d.dieLocked(fmt.Errorf("the device reports: %v", e))
+	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
+		if ep := d.byQPN[qpn]; ep != nil {
+			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %v", d.name, qpn, e))
+		}
+	}
+}

@@ -1,0 +1,625 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+// #cgo LDFLAGS: -libverbs
+// #cgo noescape pk_post
+// #cgo nocallback pk_post
+// #cgo noescape pk_poll
+// #cgo nocallback pk_poll
+// #cgo noescape pk_arm
+// #cgo nocallback pk_arm
+// #cgo noescape pk_cq_events
+// #cgo nocallback pk_cq_events
+// #cgo noescape pk_lend
+// #cgo nocallback pk_lend
+// #include <stdlib.h>
+// #include "native.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Safety: every struct of libibverbs and of native.h is allocated by C and freed
+// here exactly once, by the close of what holds it; Go keeps no slice over C
+// memory beyond that. Addresses of Go memory are handed to C as numbers for the
+// card to read and write, and only while the memory is pinned (memory.go).
+
+const (
+	postMax   = C.PK_POST_MAX
+	pollMax   = C.PK_POLL_MAX
+	idImm     = uint64(C.PK_ID_IMM)
+	idMessage = uint64(C.PK_ID_MSG)
+
+	opWrite    = C.PK_WRITE
+	opWriteImm = C.PK_WRITE_IMM
+	opSend     = C.PK_SEND
+)
+
+// request is struct pk_request, as Go fills it in.
+type request struct {
+	id, local, remote                  uint64
+	len, lkey, rkey, imm, op, signaled uint32
+}
+
+// completion is struct pk_completion.
+type completion struct {
+	id                                     uint64
+	status, imm, len, qpn, vendor, withImm uint32
+}
+
+var (
+	_ [C.sizeof_struct_pk_request]byte    = [unsafe.Sizeof(request{})]byte{}
+	_ [C.sizeof_struct_pk_completion]byte = [unsafe.Sizeof(completion{})]byte{}
+)
+
+// asyncEvent is an asynchronous event's type.
+type asyncEvent int
+
+// Events that are acted on.
+const (
+	eventQPFatal     = asyncEvent(C.IBV_EVENT_QP_FATAL)
+	eventQPRequest   = asyncEvent(C.IBV_EVENT_QP_REQ_ERR)
+	eventQPAccess    = asyncEvent(C.IBV_EVENT_QP_ACCESS_ERR)
+	eventQPLast      = asyncEvent(C.IBV_EVENT_QP_LAST_WQE_REACHED)
+	eventCQ          = asyncEvent(C.IBV_EVENT_CQ_ERR)
+	eventSRQ         = asyncEvent(C.IBV_EVENT_SRQ_ERR)
+	eventDeviceFatal = asyncEvent(C.IBV_EVENT_DEVICE_FATAL)
+	eventPortDown    = asyncEvent(C.IBV_EVENT_PORT_ERR)
+	eventGIDChange   = asyncEvent(C.IBV_EVENT_GID_CHANGE)
+)
+
+// String returns libibverbs' name of the event.
+func (e asyncEvent) String() string {
+	return C.GoString(C.ibv_event_type_str(C.enum_ibv_event_type(e)))
+}
+
+// text returns libibverbs' name of the status.
+func (s wcStatus) text() string { return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s))) }
+
+// errnoOf returns what a call of C set, or EIO where it set nothing.
+func errnoOf(err error) error {
+	if err == nil || errors.Is(err, syscall.Errno(0)) {
+		return syscall.EIO
+	}
+	return err
+}
+
+// deviceNames returns the names of the RDMA devices of this machine.
+func deviceNames() ([]string, error) {
+	var n C.int
+	list, err := C.ibv_get_device_list(&n)
+	if list == nil {
+		if errors.Is(err, syscall.ENOSYS) { // no ib_uverbs in the kernel: no devices
+			return nil, nil
+		}
+		return nil, fmt.Errorf("list of RDMA devices: %w", errnoOf(err))
+	}
+	defer C.ibv_free_device_list(list)
+	var names []string
+	for _, d := range unsafe.Slice(list, n) {
+		names = append(names, C.GoString(C.ibv_get_device_name(d)))
+	}
+	return names, nil
+}
+
+// nic is an open device and, after start, what the endpoints of one of its ports
+// share.
+type nic struct {
+	c    *C.struct_pk_nic
+	port uint8
+	// loop is how a queue pair of this port is joined to itself.
+	loop path
+}
+
+// errNoDevice: there is no device of that name.
+var errNoDevice = errors.New("no such RDMA device")
+
+// openNIC opens the device.
+func openNIC(name string, port uint8) (*nic, error) {
+	var count C.int
+	list, err := C.ibv_get_device_list(&count)
+	if list == nil {
+		return nil, fmt.Errorf("list of RDMA devices: %w", errnoOf(err))
+	}
+	defer C.ibv_free_device_list(list)
+	for _, d := range unsafe.Slice(list, count) {
+		if C.GoString(C.ibv_get_device_name(d)) != name {
+			continue
+		}
+		n := &nic{c: C.pk_nic_new(), port: port}
+		if n.c == nil {
+			return nil, syscall.ENOMEM
+		}
+		n.c.ctx, err = C.ibv_open_device(d)
+		if n.c.ctx == nil {
+			C.free(unsafe.Pointer(n.c))
+			return nil, fmt.Errorf("open: %w", errnoOf(err))
+		}
+		return n, nil
+	}
+	return nil, errNoDevice
+}
+
+// deviceAttr is what matters here of ibv_device_attr.
+type deviceAttr struct {
+	maxQP, maxQPWork, maxCQE, maxSRQWork int
+	ports                                uint8
+	windows                              bool
+	firmware                             string
+}
+
+// device asks the device what it can do.
+func (n *nic) device() (deviceAttr, error) {
+	var a C.struct_ibv_device_attr
+	if e := C.ibv_query_device(n.c.ctx, &a); e != 0 {
+		return deviceAttr{}, fmt.Errorf("query device: %w", syscall.Errno(e))
+	}
+	return deviceAttr{
+		maxQP: int(a.max_qp), maxQPWork: int(a.max_qp_wr), maxCQE: int(a.max_cqe), maxSRQWork: int(a.max_srq_wr),
+		ports: uint8(a.phys_port_cnt), windows: a.device_cap_flags&C.IBV_DEVICE_MEM_WINDOW != 0 && a.max_mw > 0,
+		firmware: C.GoString(&a.fw_ver[0]),
+	}, nil
+}
+
+// portAttr is what matters here of ibv_port_attr.
+type portAttr struct {
+	active     bool
+	mtu        uint8
+	lid        uint16
+	layer      linkLayer
+	maxMessage uint32
+}
+
+// portState asks how the port is.
+func (n *nic) portState() (portAttr, error) {
+	var a C.struct_ibv_port_attr
+	if e := C.pk_port(n.c.ctx, C.uint8_t(n.port), &a); e != 0 {
+		return portAttr{}, fmt.Errorf("query port %d: %w", n.port, syscall.Errno(e))
+	}
+	return portAttr{
+		active: a.state == C.IBV_PORT_ACTIVE, mtu: uint8(a.active_mtu), lid: uint16(a.lid),
+		layer: linkLayer(a.link_layer), maxMessage: uint32(a.max_msg_sz),
+	}, nil
+}
+
+// gidTableMax bounds how much of a GID table is looked at; cards have a few
+// hundred rows, most of them empty.
+const gidTableMax = 1024
+
+// gids returns the port's GIDs that are not zero.
+func (n *nic) gids() ([]gidEntry, error) {
+	rows := make([]C.struct_ibv_gid_entry, gidTableMax)
+	count, err := C.ibv_query_gid_table(n.c.ctx, &rows[0], gidTableMax, 0)
+	if count < 0 {
+		return nil, fmt.Errorf("query GIDs: %w", errnoOf(err))
+	}
+	var table []gidEntry
+	for _, r := range rows[:count] {
+		e := gidEntry{index: uint32(r.gid_index), kind: gidType(r.gid_type), gid: gid(r.gid)}
+		if uint8(r.port_num) == n.port && e.gid != (gid{}) {
+			table = append(table, e)
+		}
+	}
+	return table, nil
+}
+
+// start makes what endpoints share: protection domain, completion queue of cqe
+// entries, and receive queues of immEntries and msgEntries.
+func (n *nic) start(cqe, immEntries, msgEntries int) error {
+	var err error
+	if n.c.pd, err = C.ibv_alloc_pd(n.c.ctx); n.c.pd == nil {
+		return fmt.Errorf("protection domain: %w", errnoOf(err))
+	}
+	if n.c.channel, err = C.ibv_create_comp_channel(n.c.ctx); n.c.channel == nil {
+		return fmt.Errorf("completion channel: %w", errnoOf(err))
+	}
+	if n.c.cq, err = C.ibv_create_cq(n.c.ctx, C.int(cqe), nil, n.c.channel, 0); n.c.cq == nil {
+		return fmt.Errorf("completion queue of %d entries: %w", cqe, errnoOf(err))
+	}
+	for _, q := range []struct {
+		to      **C.struct_ibv_srq
+		entries int
+	}{{&n.c.imm, immEntries}, {&n.c.msg, msgEntries}} {
+		var attr C.struct_ibv_srq_init_attr
+		attr.attr.max_wr, attr.attr.max_sge = C.uint32_t(q.entries), 1
+		if *q.to, err = C.ibv_create_srq(n.c.pd, &attr); *q.to == nil {
+			return fmt.Errorf("shared receive queue of %d entries: %w", q.entries, errnoOf(err))
+		}
+	}
+	for _, fd := range []C.int{n.c.ctx.async_fd, n.c.channel.fd} {
+		if err := unix.SetNonblock(int(fd), true); err != nil {
+			return fmt.Errorf("event channel: %w", err)
+		}
+	}
+	if e := C.pk_refill(n.c, C.int(immEntries)); e != 0 {
+		return fmt.Errorf("entries for immediates: %w", syscall.Errno(e))
+	}
+	return nil
+}
+
+// channels returns copies of the descriptors on which completions and
+// asynchronous events are announced.
+func (n *nic) channels() (completions, async int, err error) {
+	completions, err = unix.FcntlInt(uintptr(n.c.channel.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, fmt.Errorf("completion channel: %w", err)
+	}
+	async, err = unix.FcntlInt(uintptr(n.c.ctx.async_fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, -1, errors.Join(fmt.Errorf("asynchronous events: %w", err), unix.Close(completions))
+	}
+	return completions, async, nil
+}
+
+// resize makes the completion queue longer.
+func (n *nic) resize(cqe int) error {
+	if e := C.ibv_resize_cq(n.c.cq, C.int(cqe)); e != 0 {
+		return fmt.Errorf("completion queue of %d entries: %w", cqe, syscall.Errno(e))
+	}
+	return nil
+}
+
+// close releases the device and all of start. Queues and memory are closed before.
+func (n *nic) close() error {
+	var errs []error
+	check := func(what string, e C.int) {
+		if e != 0 {
+			errs = append(errs, fmt.Errorf("close %s: %w", what, syscall.Errno(e)))
+		}
+	}
+	if n.c.bind != nil {
+		check("bind queue pair", C.ibv_destroy_qp(n.c.bind))
+	}
+	for _, cq := range []*C.struct_ibv_cq{n.c.bind_cq, n.c.cq} {
+		if cq != nil {
+			check("completion queue", C.ibv_destroy_cq(cq))
+		}
+	}
+	for _, srq := range []*C.struct_ibv_srq{n.c.imm, n.c.msg} {
+		if srq != nil {
+			check("shared receive queue", C.ibv_destroy_srq(srq))
+		}
+	}
+	if n.c.channel != nil {
+		check("completion channel", C.ibv_destroy_comp_channel(n.c.channel))
+	}
+	if n.c.pd != nil {
+		check("protection domain", C.ibv_dealloc_pd(n.c.pd))
+	}
+	check("device", C.ibv_close_device(n.c.ctx))
+	C.free(unsafe.Pointer(n.c))
+	n.c = nil
+	return errors.Join(errs...)
+}
+
+// poll takes completions; the slice is valid until the next call.
+func (n *nic) poll() ([]completion, error) {
+	k := C.pk_poll(n.c)
+	if k < 0 {
+		return nil, errors.New("poll of the completion queue failed")
+	}
+	return (*[pollMax]completion)(unsafe.Pointer(&n.c.done))[:k], nil
+}
+
+// arm asks for an event at the next completion.
+func (n *nic) arm() error {
+	if e := C.pk_arm(n.c); e != 0 {
+		return fmt.Errorf("arm the completion queue: %w", syscall.Errno(e))
+	}
+	return nil
+}
+
+// takeEvents takes the completion channel's events and returns how many.
+func (n *nic) takeEvents() int { return int(C.pk_cq_events(n.c)) }
+
+// asyncEvent takes one asynchronous event; ok is false if there is none. qpn is
+// 0 where it is about no queue pair.
+func (n *nic) asyncEvent() (e asyncEvent, qpn uint32, ok bool) {
+	var q C.uint32_t
+	t := C.pk_async(n.c, &q)
+	return asyncEvent(t), uint32(q), t >= 0
+}
+
+// lend posts a message buffer.
+func (n *nic) lend(slot uint32, addr uint64, size, lkey uint32) error {
+	if e := C.pk_lend(n.c, C.uint64_t(idMessage|uint64(slot)), C.uint64_t(addr), C.uint32_t(size), C.uint32_t(lkey)); e != 0 {
+		return fmt.Errorf("post a receive buffer: %w", syscall.Errno(e))
+	}
+	return nil
+}
+
+// registration is memory that the card knows: a region, or a window of it.
+type registration struct {
+	mr *C.struct_ibv_mr
+	mw *C.struct_ibv_mw
+}
+
+// access returns the rights of a region.
+func access(remote, windows bool) C.int {
+	a := C.int(C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_RELAXED_ORDERING)
+	if remote {
+		a |= C.IBV_ACCESS_REMOTE_WRITE
+	}
+	if windows {
+		a |= C.IBV_ACCESS_MW_BIND
+	}
+	return a
+}
+
+// register makes size bytes at addr known to the card. Relaxed ordering is asked
+// for; libibverbs leaves it out where the device does not have it.
+func (n *nic) register(addr, size uint64, remote, windows bool) (registration, error) {
+	mr, err := C.pk_reg(n.c.pd, C.uint64_t(addr), C.uint64_t(size), access(remote, windows))
+	if mr == nil {
+		return registration{}, errnoOf(err)
+	}
+	return registration{mr: mr}, nil
+}
+
+// registerDMABuf does the same for device memory that a dma-buf stands for, at
+// the device's virtual address addr.
+func (n *nic) registerDMABuf(fd int, off, size, addr uint64, remote, windows bool) (registration, error) {
+	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), access(remote, windows))
+	if mr == nil {
+		return registration{}, errnoOf(err)
+	}
+	return registration{mr: mr}, nil
+}
+
+// bindWaitMS bounds how long the card may take for a window. It takes
+// microseconds; a card that is gone takes for ever.
+const bindWaitMS = 2000
+
+// window opens size bytes at addr of r with a key of its own. One at a time.
+func (n *nic) window(r registration, addr, size uint64) (registration, error) {
+	mw, err := C.ibv_alloc_mw(n.c.pd, C.IBV_MW_TYPE_1)
+	if mw == nil {
+		return registration{}, fmt.Errorf("memory window: %w", errnoOf(err))
+	}
+	e := C.pk_bind(n.c, mw, r.mr, C.uint64_t(addr), C.uint64_t(size), bindWaitMS)
+	if e == 0 {
+		return registration{mr: r.mr, mw: mw}, nil
+	}
+	err = fmt.Errorf("bind a memory window: %w", syscall.Errno(e))
+	if e < 0 {
+		err = fmt.Errorf("bind a memory window: %s (status %d)", wcStatus(-e).text(), -e)
+	}
+	C.ibv_dealloc_mw(mw)
+	// A request that failed has put the bind queue pair into the error state.
+	return registration{}, errors.Join(err, n.restartBind())
+}
+
+// write writes size bytes at src to dst through the bind queue pair, which is
+// joined to itself, with the key of to. One at a time.
+func (n *nic) write(from registration, src uint64, to registration, dst, size uint64) error {
+	lkey, _ := from.keys()
+	_, rkey := to.keys()
+	e := C.pk_probe(n.c, C.uint64_t(src), C.uint32_t(lkey), C.uint64_t(dst), C.uint32_t(rkey), C.uint32_t(size), bindWaitMS)
+	switch {
+	case e > 0:
+		return syscall.Errno(e)
+	case e < 0:
+		s := wcStatus(-e)
+		return &wcError{status: s, text: s.text()}
+	}
+	return nil
+}
+
+// keys returns the local and the remote key.
+func (r registration) keys() (local, remote uint32) {
+	if r.mw != nil {
+		return uint32(r.mr.lkey), uint32(r.mw.rkey)
+	}
+	return uint32(r.mr.lkey), uint32(r.mr.rkey)
+}
+
+// close takes the keys back.
+func (r registration) close() error {
+	e := C.int(0)
+	if r.mw != nil {
+		e = C.ibv_dealloc_mw(r.mw)
+	} else {
+		e = C.ibv_dereg_mr(r.mr)
+	}
+	if e != 0 {
+		return syscall.Errno(e)
+	}
+	return nil
+}
+
+// startBind makes the queue pair on which memory windows are bound. It is joined
+// to itself: binding is local work, but only a connected queue pair does it.
+func (n *nic) startBind(loop path) error {
+	var err error
+	if n.c.bind_cq, err = C.ibv_create_cq(n.c.ctx, 16, nil, nil, 0); n.c.bind_cq == nil {
+		return fmt.Errorf("completion queue: %w", errnoOf(err))
+	}
+	if n.c.bind, err = n.newQP(n.c.bind_cq, n.c.msg, 16); err != nil {
+		return err
+	}
+	n.loop = loop
+	n.loop.remoteQPN = uint32(n.c.bind.qp_num)
+	return n.restartBind()
+}
+
+// restartBind brings the bind queue pair to work, from any state.
+func (n *nic) restartBind() error {
+	if err := modify(n.c.bind, stateReset); err != nil {
+		return err
+	}
+	if err := initQP(n.c.bind, n.port); err != nil {
+		return err
+	}
+	return joinQP(n.c.bind, n.loop)
+}
+
+// newQP makes a reliably connected queue pair for depth requests. Completions of
+// requests come only where they ask for one.
+func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.struct_ibv_qp, error) {
+	var attr C.struct_ibv_qp_init_attr
+	attr.send_cq, attr.recv_cq, attr.srq, attr.qp_type = cq, cq, srq, C.IBV_QPT_RC
+	attr.cap.max_send_wr, attr.cap.max_send_sge = C.uint32_t(depth), 1
+	qp, err := C.ibv_create_qp(n.c.pd, &attr)
+	if qp == nil {
+		return nil, fmt.Errorf("queue pair of %d requests: %w", depth, errnoOf(err))
+	}
+	return qp, nil
+}
+
+// queue is a queue pair of an endpoint.
+type queue struct {
+	c *C.struct_pk_queue
+	// requests is where the requests of post are put.
+	requests []request
+	qpn, psn uint32
+}
+
+// newQueue makes a queue pair whose receives come from the immediates' or from
+// the messages' receive queue.
+func (n *nic) newQueue(depth int, messages bool) (*queue, error) {
+	srq := n.c.imm
+	if messages {
+		srq = n.c.msg
+	}
+	qp, err := n.newQP(n.c.cq, srq, depth)
+	if err != nil {
+		return nil, err
+	}
+	if err := initQP(qp, n.port); err != nil {
+		C.ibv_destroy_qp(qp)
+		return nil, err
+	}
+	q := &queue{c: C.pk_queue_new(qp), qpn: uint32(qp.qp_num), psn: rand.Uint32() & max24}
+	if q.c == nil {
+		C.ibv_destroy_qp(qp)
+		return nil, syscall.ENOMEM
+	}
+	q.requests = (*[postMax]request)(unsafe.Pointer(&q.c.req))[:]
+	return q, nil
+}
+
+// qpState is a state that a queue pair is moved to.
+type qpState int
+
+const (
+	stateReset = qpState(C.IBV_QPS_RESET)
+	stateError = qpState(C.IBV_QPS_ERR)
+)
+
+// modify moves the queue pair to a state that needs nothing else to be said.
+func modify(qp *C.struct_ibv_qp, s qpState) error {
+	var attr C.struct_ibv_qp_attr
+	attr.qp_state = C.enum_ibv_qp_state(s)
+	return modifyQP(qp, &attr, C.IBV_QP_STATE, "a plain state")
+}
+
+func modifyQP(qp *C.struct_ibv_qp, attr *C.struct_ibv_qp_attr, mask C.int, to string) error {
+	if e := C.ibv_modify_qp(qp, attr, mask); e != 0 {
+		return fmt.Errorf("move queue pair %#x to %s: %w", uint32(qp.qp_num), to, syscall.Errno(e))
+	}
+	return nil
+}
+
+// initQP moves a new queue pair to INIT.
+func initQP(qp *C.struct_ibv_qp, port uint8) error {
+	var attr C.struct_ibv_qp_attr
+	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(port), 0
+	attr.qp_access_flags = C.IBV_ACCESS_REMOTE_WRITE
+	return modifyQP(qp, &attr, C.IBV_QP_STATE|C.IBV_QP_PKEY_INDEX|C.IBV_QP_PORT|C.IBV_QP_ACCESS_FLAGS, "INIT")
+}
+
+// path is how packets of a queue pair reach the one that it is joined to.
+type path struct {
+	port, mtu            uint8
+	gidIndex             uint32
+	remoteGID            gid
+	remoteLID            uint16
+	remoteQPN            uint32
+	localPSN, remotePSN  uint32
+	lane                 Lane
+	timeoutCode, retries uint8
+	rnrTimer, rnrTries   uint8
+}
+
+// IBA constants of a connection.
+const (
+	hopLimit = 64
+	// rnrTimer is how long a sender waits that found no receive entry: code 12
+	// is 0.64 ms for immediates, and it tries for ever (7), since that queue is
+	// refilled by every poll. 24 is 41 ms for messages, six times: where nobody
+	// lends a buffer for so long, the sender is to be told.
+	rnrTimerImm, rnrTriesImm         = 12, 7
+	rnrTimerMessage, rnrTriesMessage = 24, 6
+)
+
+// joinQP moves a queue pair from INIT through RTR to RTS.
+func joinQP(qp *C.struct_ibv_qp, p path) error {
+	var attr C.struct_ibv_qp_attr
+	attr.qp_state, attr.path_mtu, attr.min_rnr_timer = C.IBV_QPS_RTR, C.enum_ibv_mtu(p.mtu), C.uint8_t(p.rnrTimer)
+	attr.dest_qp_num, attr.rq_psn = C.uint32_t(p.remoteQPN), C.uint32_t(p.remotePSN)
+	ah := &attr.ah_attr
+	ah.is_global, ah.port_num, ah.dlid, ah.sl = 1, C.uint8_t(p.port), C.uint16_t(p.remoteLID), C.uint8_t(p.lane.ServiceLevel)
+	ah.grh.sgid_index, ah.grh.hop_limit, ah.grh.traffic_class = C.uint8_t(p.gidIndex), hopLimit, C.uint8_t(p.lane.TrafficClass)
+	*(*gid)(unsafe.Pointer(&ah.grh.dgid)) = p.remoteGID
+	const rtr = C.IBV_QP_STATE | C.IBV_QP_AV | C.IBV_QP_PATH_MTU | C.IBV_QP_DEST_QPN | C.IBV_QP_RQ_PSN | C.IBV_QP_MAX_DEST_RD_ATOMIC | C.IBV_QP_MIN_RNR_TIMER
+	if err := modifyQP(qp, &attr, rtr, "RTR"); err != nil {
+		return err
+	}
+	attr = C.struct_ibv_qp_attr{}
+	attr.qp_state, attr.sq_psn, attr.timeout = C.IBV_QPS_RTS, C.uint32_t(p.localPSN), C.uint8_t(p.timeoutCode)
+	attr.retry_cnt, attr.rnr_retry = C.uint8_t(p.retries), C.uint8_t(p.rnrTries)
+	const rts = C.IBV_QP_STATE | C.IBV_QP_TIMEOUT | C.IBV_QP_RETRY_CNT | C.IBV_QP_RNR_RETRY | C.IBV_QP_SQ_PSN | C.IBV_QP_MAX_QP_RD_ATOMIC
+	return modifyQP(qp, &attr, rts, "RTS")
+}
+
+// join connects the queue to the one at the other end of p.
+func (q *queue) join(p path) error { return joinQP(q.c.qp, p) }
+
+// post posts the first n of q.requests and returns how many were taken.
+func (q *queue) post(n int) (int, error) {
+	var e C.int
+	k := C.pk_post(q.c, C.int(n), &e)
+	if e != 0 {
+		return int(k), fmt.Errorf("post: %w", syscall.Errno(e))
+	}
+	return int(k), nil
+}
+
+// modify moves the queue to the error state or resets it.
+func (q *queue) modify(s qpState) error {
+	if q.c.qp == nil {
+		return nil
+	}
+	return modify(q.c.qp, s)
+}
+
+// destroy releases the queue pair; close the rest.
+func (q *queue) destroy() error {
+	if q.c == nil || q.c.qp == nil {
+		return nil
+	}
+	e := C.ibv_destroy_qp(q.c.qp)
+	q.c.qp = nil
+	if e != 0 {
+		return fmt.Errorf("destroy queue pair %#x: %w", q.qpn, syscall.Errno(e))
+	}
+	return nil
+}
+
+// close releases the queue. It may be called twice.
+func (q *queue) close() error {
+	err := q.destroy()
+	if q.c != nil {
+		C.free(unsafe.Pointer(q.c))
+		q.c, q.requests = nil, nil
+	}
+	return err
+}

@@ -1,0 +1,139 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// New starts an engine over one or several ports.
+func New(ctx context.Context, o Options) (*group.Engine, error) {
+	g := o.Group
+	fail := func(err error) (*group.Engine, error) {
+		for _, d := range g.Domains {
+			err = errors.Join(err, d.Close())
+		}
+		if g.Control.Listener != nil {
+			err = errors.Join(err, g.Control.Listener.Close())
+		}
+		return nil, err
+	}
+	g.Provider, g.Domains = Provider, nil
+	nics, err := o.nics()
+	if err != nil {
+		return fail(err)
+	}
+	var about []string
+	for _, n := range nics {
+		d, err := open(n)
+		if err != nil {
+			return fail(err)
+		}
+		g.Domains = append(g.Domains, d)
+		about = append(about, d.about())
+	}
+	g.Detail = strings.Join(about, ", ")
+	g.Reopen = func(_ context.Context, i int) (group.Domain, error) { return Open(nics[i]) }
+	return group.New(ctx, g)
+}
+
+// nics returns the options of each NIC.
+func (o *Options) nics() ([]NICOptions, error) {
+	names := o.Devices
+	if len(names) == 0 {
+		all, err := List()
+		if err != nil {
+			return nil, err
+		}
+		var why []string
+		for _, d := range all {
+			if d.Up {
+				names = append(names, d.Name)
+			} else {
+				why = append(why, d.Name+": "+d.Reason)
+			}
+		}
+		if len(names) == 0 {
+			return nil, fmt.Errorf("verbs: no RDMA device can be used; %d are there %v", len(all), why)
+		}
+	}
+	var nics []NICOptions
+	for _, name := range names {
+		n := o.NIC
+		n.Device = name
+		nics = append(nics, n)
+	}
+	return nics, nil
+}
+
+// about is one line on the port, for people.
+func (d *domain) about() string {
+	return fmt.Sprintf("%s %v GID %v (%v) MTU %d", d.name, d.port.layer, d.gid.addr(), d.gid.kind, mtuBytes(d.port.mtu))
+}
+
+// mtuBytes turns the code of an MTU into bytes.
+func mtuBytes(code uint8) int { return 128 << code }
+
+// List returns the ports of this machine's RDMA devices, in the order of the
+// library.
+func List() ([]Device, error) {
+	names, err := deviceNames()
+	if err != nil {
+		return nil, fmt.Errorf("verbs: %w", err)
+	}
+	var out []Device
+	for _, name := range names {
+		for port := uint8(1); ; port++ {
+			d, ports, err := look(name, port)
+			if err != nil {
+				d.Reason = err.Error()
+			}
+			out = append(out, d)
+			if port >= ports {
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
+// look describes one port, and says how many the device has.
+func look(name string, port uint8) (d Device, ports uint8, err error) {
+	d.Name = name
+	if port > 1 {
+		d.Name = fmt.Sprintf("%s/%d", name, port)
+	}
+	n, err := openNIC(name, port)
+	if err != nil {
+		return d, 0, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	dev, err := n.device()
+	if err != nil {
+		return d, 0, err
+	}
+	d.Windows = dev.windows
+	p, err := n.portState()
+	if err != nil {
+		return d, dev.ports, err
+	}
+	d.Link, d.MTU = p.layer.String(), mtuBytes(p.mtu)
+	table, err := n.gids()
+	if err != nil {
+		return d, dev.ports, err
+	}
+	g, why, err := chooseGID(table, -1)
+	if err == nil {
+		d.GID, d.GIDReason = g.addr().String(), why
+	}
+	if !p.active {
+		return d, dev.ports, errPortDown
+	}
+	d.Up = err == nil
+	return d, dev.ports, err
+}

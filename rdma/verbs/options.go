@@ -1,0 +1,139 @@
+package verbs
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Provider is what Info tells of an engine of this package.
+const Provider = "verbs"
+
+// Lane is how the packets of a traffic class are marked.
+type Lane struct {
+	// ServiceLevel is the SL of InfiniBand, 0 to 15, which the subnet manager
+	// maps to a virtual lane; RoCE cards derive a priority from it.
+	ServiceLevel uint8
+	// TrafficClass is the byte of that name in the GRH and, for RoCE v2, in the
+	// IP header: the DSCP times 4.
+	TrafficClass uint8
+}
+
+// NICOptions configure one port.
+type NICOptions struct {
+	// Device names the port: "mlx5_0", "mlx5_0/2" for its second port, with
+	// "@3" at the end to use row 3 of its GID table and not the best one.
+	Device string
+	// Lanes are the markings of each traffic class, by rdma.Class. The zero
+	// value marks nothing.
+	Lanes [rdma.Classes]Lane
+	// QueueDepth is how many Works an endpoint takes: a power of two, 16 to
+	// 4096, no more than the device's. Default 256.
+	QueueDepth int
+	// ReceiveEntries is the size of each of the two shared receive queues: how
+	// many immediates, and how many message buffers, there can be before they
+	// are polled. Default 4096, or what the device has; at least 64.
+	ReceiveEntries int
+	// TimeoutCode and Retries say how long an unanswered packet is repeated
+	// before the endpoint breaks: about 4 * Retries * 4.096 µs * 2^TimeoutCode,
+	// by the card. Defaults 14 and 6, so one or two seconds. Codes 8 to 21,
+	// retries 1 to 6: rdma_rxe takes a 7 for ever, which is not the standard's.
+	TimeoutCode, Retries int
+}
+
+// EnsureDefaults fills what is zero.
+func (o *NICOptions) EnsureDefaults() {
+	for _, d := range []struct {
+		p *int
+		v int
+	}{{&o.QueueDepth, 256}, {&o.ReceiveEntries, 4096}, {&o.TimeoutCode, 14}, {&o.Retries, 6}} {
+		if *d.p == 0 {
+			*d.p = d.v
+		}
+	}
+}
+
+// Validate returns an error that names the first option out of its range.
+func (o *NICOptions) Validate() error {
+	if _, _, _, err := parseDevice(o.Device); err != nil {
+		return err
+	}
+	for _, r := range []struct {
+		name            string
+		value, min, max int
+	}{
+		{"QueueDepth", o.QueueDepth, 16, 4096},
+		{"ReceiveEntries", o.ReceiveEntries, 64, 1 << 16},
+		{"TimeoutCode", o.TimeoutCode, 8, 21},
+		{"Retries", o.Retries, 1, 6},
+	} {
+		if r.value < r.min || r.value > r.max {
+			return fmt.Errorf("verbs: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
+		}
+	}
+	if o.QueueDepth&(o.QueueDepth-1) != 0 {
+		return fmt.Errorf("verbs: option QueueDepth is %d; it must be a power of two", o.QueueDepth)
+	}
+	for class, l := range o.Lanes {
+		if l.ServiceLevel > 15 {
+			return fmt.Errorf("verbs: service level of class %v is %d; InfiniBand has 0 to 15", rdma.Class(class), l.ServiceLevel)
+		}
+	}
+	return nil
+}
+
+// parseDevice reads "name[/port][@gid]". port is 1 and gid -1 where they are not
+// given.
+func parseDevice(s string) (name string, port uint8, gidIndex int, err error) {
+	name, gidText, hasGID := strings.Cut(s, "@")
+	name, portText, hasPort := strings.Cut(name, "/")
+	port, gidIndex = 1, -1
+	if name == "" {
+		return "", 0, 0, fmt.Errorf("verbs: device %q has no name; want NAME[/PORT][@GID-INDEX]", s)
+	}
+	if hasPort {
+		n, err := strconv.ParseUint(portText, 10, 8)
+		if err != nil || n == 0 {
+			return "", 0, 0, fmt.Errorf("verbs: device %q: port %q is not a number from 1 to 255", s, portText)
+		}
+		port = uint8(n)
+	}
+	if hasGID {
+		n, err := strconv.ParseUint(gidText, 10, 8)
+		if err != nil {
+			return "", 0, 0, fmt.Errorf("verbs: device %q: GID index %q is not a number from 0 to 255", s, gidText)
+		}
+		gidIndex = int(n)
+	}
+	return name, port, gidIndex, nil
+}
+
+// Options configure an engine.
+type Options struct {
+	// Devices are its NICs, as NICOptions.Device writes them. Default: every
+	// port that is up.
+	Devices []string
+	// NIC is the rest of the options of each of them; Device is overwritten.
+	NIC NICOptions
+	// Group is the rest of the engine's options; Provider, Detail, Domains and
+	// Reopen are overwritten. Control should be group.TCP's or group.Unix's.
+	Group group.Options
+}
+
+// Device is what List tells of one port.
+type Device struct {
+	// Name is as NICOptions.Device takes it.
+	Name string
+	// Up is whether it can be used; Reason says why not.
+	Up     bool
+	Reason string
+	// Link is InfiniBand or Ethernet, GID the address that would be used and why
+	// that one, MTU in bytes.
+	Link, GID, GIDReason string
+	MTU                  int
+	// Windows is whether the device has memory windows of type 1.
+	Windows bool
+}
