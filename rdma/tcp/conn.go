@@ -7,20 +7,11 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
-
-// frame is a part of an operation, queued on a connection: runs[lo:hi], or the
-// message.
-type frame struct {
-	op     *op
-	lo, hi uint32
-	bytes  int64
-}
 
 // Sizes of a connection's buffers and batches.
 const (
@@ -32,29 +23,41 @@ const (
 	// A batch, one writev, ends at batchFrames frames or with the frame that
 	// brings it to batchBytes. The kernel takes at most 1024 vectors at once;
 	// net.Buffers goes on after that.
+	// A connection takes less, down to shareBytes, while others could use it.
 	batchFrames = 64
 	batchBytes  = 1 << 20
+	shareBytes  = 64 << 10
 )
 
-// conn is one connection of a session.
+// down says that nothing is left of a generation of a rail on our side.
+type down struct{ rail, generation uint32 }
+
+// conn is one connection of a rail, in one of its lanes.
 type conn struct {
-	s     *session
-	nc    net.Conn
-	index int
-	// queued is payload handed to push and not yet written, in bytes.
-	queued atomic.Int64
+	s         *session
+	nc        net.Conn
+	nic       *nic // ours
+	laneIndex int
+	// rail, generation and lane are set by rail.attach.
+	rail       *rail
+	generation uint32
+	lane       *lane
 	// rx and tx count progress, for the watch: reads and writes that moved
 	// something.
 	rx, tx atomic.Uint64
-	// wake has an element while the writer has something to look at.
+	// wake has an element while the writer has something to look at; gone is
+	// closed when the rail is taken down.
 	wake chan struct{}
+	gone chan struct{}
 	watchState
 
-	mu     sync.Mutex
-	frames []frame
-	head   int // frames[:head] have been taken
-	acks   []ack
-	beat   bool
+	// Guarded by the session's mu: parked is set while the writer waits and the
+	// lane may wake it, woken while it has been woken by the lane and has not
+	// looked. The rest waits to be written on this connection.
+	parked, woken bool
+	acks          []ack
+	downs         []down
+	beat          bool
 
 	w writerState
 	r readerState
@@ -64,6 +67,7 @@ type conn struct {
 type writerState struct {
 	batch []frame
 	acks  []ack
+	downs []down
 	beat  bool
 	meta  []byte      // headers, tables and acks of the batch
 	vec   net.Buffers // the batch; out is vec while WriteTo consumes it
@@ -82,9 +86,9 @@ type readerState struct {
 	ended []ended
 }
 
-// newConn returns connection index of s.
-func newConn(s *session, nc net.Conn, index int) *conn {
-	return &conn{s: s, nc: nc, index: index, wake: make(chan struct{}, 1), r: readerState{buf: make([]byte, readAhead)}}
+// newConn returns a connection of s from one of our NICs, for the given lane.
+func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
+	return &conn{s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}), r: readerState{buf: make([]byte, readAhead)}}
 }
 
 // signal wakes the writer.
@@ -95,31 +99,6 @@ func (c *conn) signal() {
 	}
 }
 
-// push queues a frame.
-func (c *conn) push(f frame) {
-	c.queued.Add(f.bytes)
-	c.mu.Lock()
-	c.frames = append(c.frames, f)
-	c.mu.Unlock()
-	c.signal()
-}
-
-// pushAck queues an ack.
-func (c *conn) pushAck(a ack) {
-	c.mu.Lock()
-	c.acks = append(c.acks, a)
-	c.mu.Unlock()
-	c.signal()
-}
-
-// pushBeat queues a heartbeat.
-func (c *conn) pushBeat() {
-	c.mu.Lock()
-	c.beat = true
-	c.mu.Unlock()
-	c.signal()
-}
-
 // interrupt makes a read that waits for bytes return; the caller holds the lock
 // of a window that c is inside of.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
@@ -128,20 +107,23 @@ func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 // the other.
 func (c *conn) write() {
 	for {
-		if !c.collect() {
+		if !c.next() {
 			select {
 			case <-c.wake:
 				continue
+			case <-c.gone:
+				return
 			case <-c.s.dying:
 				return
 			}
 		}
 		c.encode()
 		if err := c.flush(); err != nil {
-			c.s.fail(fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err))
+			c.settle()
+			c.s.drop(c.rail, c.generation, fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err))
 			return
 		}
-		c.settle()
+		c.tx.Add(1)
 	}
 }
 
@@ -160,41 +142,94 @@ func (c *conn) flush() error {
 	return err
 }
 
-// collect moves the next batch from the queues to the writer's state; false if
-// there is nothing.
-func (c *conn) collect() bool {
-	w := &c.w
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// next settles the batch that was written and takes the next; false if there is
+// none, and the connection is parked then.
+func (c *conn) next() bool {
+	s, w := c.s, &c.w
+	s.mu.Lock()
+	w.ended = c.settleLocked(w.ended[:0])
+	var some bool
+	some, w.ended = c.takeLocked(w.ended)
+	s.mu.Unlock()
+	callAll(w.ended)
+	return some
+}
+
+// settle gives up the batch of a connection that has failed.
+func (c *conn) settle() {
+	c.s.mu.Lock()
+	c.w.ended = c.settleLocked(c.w.ended[:0])
+	c.s.mu.Unlock()
+	callAll(c.w.ended)
+}
+
+// settleLocked gives up the batch: the writer does not read from it any more.
+func (c *conn) settleLocked(out []ended) []ended {
+	s, w := c.s, &c.w
+	s.acksOwed -= len(w.acks)
+	w.acks = w.acks[:0]
+	bytes := int64(0)
+	for i, f := range w.batch {
+		bytes += f.bytes
+		f.op.unsent--
+		out = s.settleOpLocked(f.op, out)
+		w.batch[i] = frame{}
+	}
+	w.batch = w.batch[:0]
+	clear(w.vec)
+	c.nic.bytesOut.Add(uint64(bytes))
+	return out
+}
+
+// takeLocked moves what is to be written next to the writer's state.
+func (c *conn) takeLocked(out []ended) (some bool, _ []ended) {
+	s, w, l := c.s, &c.w, c.lane
+	l.looked(c)
+	if c.rail.state != railUp || c.rail.generation != c.generation || s.why != nil {
+		return false, out
+	}
 	n := min(len(c.acks), maxAcks)
 	w.acks = append(w.acks[:0], c.acks[:n]...)
 	c.acks = c.acks[:copy(c.acks, c.acks[n:])]
+	// What is said of rails comes after the acks that may have been lost with
+	// them, or the peer would send more than it has to.
+	if w.downs = w.downs[:0]; len(c.acks) == 0 {
+		w.downs = append(w.downs, c.downs...)
+		c.downs = c.downs[:0]
+	}
 	w.beat, c.beat = c.beat, false
-	w.batch = w.batch[:0]
 	bytes := int64(0)
-	for c.head < len(c.frames) && len(w.batch) < batchFrames && bytes < batchBytes {
-		f := c.frames[c.head]
-		c.frames[c.head] = frame{}
-		c.head++
-		w.batch = append(w.batch, f)
-		bytes += f.bytes
+	for c == s.messenger && !s.messages.empty() && len(w.batch) < batchFrames && bytes < batchBytes {
+		bytes, out = c.takeFrameLocked(s.messages.pop(), bytes, out)
 	}
-	if c.head == len(c.frames) {
-		c.frames, c.head = c.frames[:0], 0
-	} else if c.head >= 1024 {
-		// A queue that is never empty must not grow for ever.
-		c.frames, c.head = c.frames[:copy(c.frames, c.frames[c.head:])], 0
+	for share := l.share(); !l.empty() && len(w.batch) < batchFrames && bytes < share; {
+		bytes, out = c.takeFrameLocked(l.pop(), bytes, out)
 	}
-	return len(w.batch) > 0 || n > 0 || w.beat
+	l.wake()
+	some = len(w.batch) > 0 || n > 0 || len(w.downs) > 0 || w.beat
+	c.parked = !some
+	return some, out
+}
+
+// takeFrameLocked adds a frame to the batch. One whose operation has been acked
+// already, over another rail, is dropped.
+func (c *conn) takeFrameLocked(f frame, bytes int64, out []ended) (int64, []ended) {
+	if f.op.acked {
+		f.op.unsent--
+		return bytes, c.s.settleOpLocked(f.op, out)
+	}
+	f.op.via[f.piece] = uint8(c.rail.index)
+	c.w.batch = append(c.w.batch, f)
+	return bytes + f.bytes, out
 }
 
 // encode lays the batch out as vectors: headers and tables in meta, payload
 // where it is registered.
 func (c *conn) encode() {
 	w := &c.w
-	size := headerSize + len(w.acks)*ackSize + headerSize
+	size := headerSize + len(w.acks)*ackSize + len(w.downs)*headerSize + headerSize
 	for _, f := range w.batch {
-		size += headerSize + int(f.hi-f.lo)*runSize
+		size += headerSize + len(f.op.piece(f.piece))*runSize
 	}
 	// All of meta at once: the vectors point into it.
 	if cap(w.meta) < size {
@@ -204,6 +239,11 @@ func (c *conn) encode() {
 	w.vec = w.vec[:0]
 	if len(w.acks) > 0 {
 		meta = c.encodeAcks(meta)
+	}
+	for _, d := range w.downs {
+		h := header{kind: frameDown, frames: d.rail, piece: d.generation}
+		h.encode(meta)
+		meta = c.vector(meta, headerSize)
 	}
 	if w.beat {
 		h := header{kind: frameHeartbeat}
@@ -244,11 +284,11 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 		}
 		return meta
 	}
-	h.key, h.frames = o.key, uint32(len(o.cuts))
+	h.key, h.frames, h.piece = o.key, uint32(len(o.cuts)), f.piece
 	if v, ok := o.imm.Get(); ok {
 		h.imm, h.flags = v, flagImm
 	}
-	runs := o.runs[f.lo:f.hi]
+	runs := o.piece(f.piece)
 	n := headerSize
 	if len(runs) == 1 {
 		h.offset = runs[0].dst
@@ -268,32 +308,15 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	return meta
 }
 
-// settle gives up the batch that was written.
-func (c *conn) settle() {
-	w := &c.w
-	c.tx.Add(1)
-	for _, f := range w.batch {
-		c.queued.Add(-f.bytes)
-	}
-	clear(w.vec)
-	w.ended = c.s.wrote(w.batch, len(w.acks), w.ended[:0])
-	clear(w.batch)
-	callAll(w.ended)
-}
-
-// callAll runs the callbacks and forgets them.
-func callAll(out []ended) {
-	for i := range out {
-		out[i].call()
-		out[i] = ended{}
-	}
-}
-
 // read is the reader goroutine.
 func (c *conn) read() {
 	for {
 		if err := c.readFrame(); err != nil {
-			c.s.fail(c.readError(err))
+			if why := c.readError(err); errors.Is(err, errFrame) {
+				c.s.fail(why) // nothing that this peer says can be trusted
+			} else {
+				c.s.drop(c.rail, c.generation, why)
+			}
 			return
 		}
 	}
@@ -338,6 +361,8 @@ func (c *conn) readFrame() error {
 		return c.readAcks(&h)
 	case frameMessage:
 		return c.readMessage(&h)
+	case frameDown:
+		return c.s.peerTookDown(h.frames, h.piece)
 	}
 	return nil // a heartbeat: that it came is all it says
 }
@@ -448,6 +473,13 @@ func (c *conn) readWrite(h *header) error {
 	} else {
 		c.r.spans = append(c.r.spans, span{h.offset, h.length})
 	}
+	fresh, err := c.s.arrive(h)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return c.repeated(h)
+	}
 	w, reason := c.admit(h)
 	if w == nil {
 		return c.refuseWrite(h, reason, h.length)
@@ -459,7 +491,7 @@ func (c *conn) readWrite(h *header) error {
 	if err == nil && reason == rdma.ReasonNone {
 		// Inside the window still: after Revoke has returned, no write of the
 		// window may be counted either.
-		err = c.conclude(h, reason)
+		c.conclude(h, reason)
 	}
 	if e := c.exit(w); err == nil {
 		err = e
@@ -468,6 +500,12 @@ func (c *conn) readWrite(h *header) error {
 		return err
 	}
 	return c.refuseWrite(h, reason, left)
+}
+
+// repeated drops the payload of a piece that has come before.
+func (c *conn) repeated(h *header) error {
+	c.s.e.stats.framesRepeated.Add(1)
+	return c.drain(h.length)
 }
 
 // admit enters the window that h names, or says why not.
@@ -500,6 +538,7 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 		}
 	}
 	c.s.e.stats.writeBytesIn.Add(n)
+	c.nic.bytesIn.Add(n)
 	return 0, nil
 }
 
@@ -519,15 +558,16 @@ func (c *conn) refuseWrite(h *header, reason rdma.Reason, left uint64) error {
 	if err := c.refuse(h, reason, left); err != nil {
 		return err
 	}
-	return c.conclude(h, reason)
+	c.conclude(h, reason)
+	return nil
 }
 
 // conclude accounts for a frame; the last one of an operation is counted and
 // acked.
-func (c *conn) conclude(h *header, reason rdma.Reason) error {
-	complete, reason, err := c.s.landed(h, reason)
-	if err != nil || !complete {
-		return err
+func (c *conn) conclude(h *header, reason rdma.Reason) {
+	complete, reason := c.s.landed(h, reason)
+	if !complete {
+		return
 	}
 	if reason == rdma.ReasonNone {
 		c.s.e.stats.writesIn.Add(1)
@@ -535,8 +575,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) error {
 			c.s.e.imms.Count(c.s.peer, h.imm)
 		}
 	}
-	c.pushAck(ack{h.op, reason})
-	return nil
+	c.s.acknowledge(c, h.op, reason)
 }
 
 // refuse counts and logs a refused frame and drops what is left of its payload.
@@ -560,14 +599,20 @@ func (c *conn) readAcks(h *header) error {
 
 // readMessage takes a message into a receive buffer, or refuses it.
 func (c *conn) readMessage(h *header) error {
+	fresh, err := c.s.arrive(h)
+	if err != nil {
+		return err
+	}
+	if !fresh {
+		return c.repeated(h)
+	}
 	reason, err := c.receive(h)
 	if err != nil {
 		return err
 	}
-	if err := c.s.owe(); err != nil {
-		return err
+	if complete, reason := c.s.landed(h, reason); complete {
+		c.s.acknowledge(c, h.op, reason)
 	}
-	c.pushAck(ack{h.op, reason})
 	return nil
 }
 

@@ -4,52 +4,82 @@
 // side. It is not a secure channel unless Options.TLS is set: the token keeps
 // strangers out, it does not hide or protect the bytes on the way.
 //
-//	Write ─► pieces of PieceBytes ─► queue of the least loaded connection ─► writer: one writev of many frames
-//	                                                                             │ 1..N connections, one session
-//	Done ◄─ reader ◄── ack (batched) ◄── last piece landed, immediate counted ◄── reader: header, key and bounds, read into place
+//	Write ─► pieces of PieceBytes ─► lane of its class ◄─ taken by connections as they can write: one writev of many frames
+//	                                                          │ rails: a NIC of ours, a NIC of the peer, 1..N connections for each lane
+//	Done ◄─ reader ◄── ack (batched) ◄── all pieces landed, immediate counted ◄── reader: header, key and bounds, read into place
 //
-// # Session
+// # Session, rails, lanes
 //
-// Two engines share at most one session of N connections; both sides write and
-// send on all of them, whoever dialed. An engine without a listener is reached
-// over the sessions that it opened. A session lives and dies as a whole: when
-// one connection breaks, is malformed or silent for IdleTimeout, all are closed,
-// and once no goroutine touches memory any more every operation in flight ends
-// with rdma.ErrPeerDied. A new session of the same engine replaces the old one.
+// Two engines share at most one session; both sides write and send on all of its
+// connections, whoever dialed. An engine without a listener is reached over the
+// sessions that it opened. A session has a rail for each pair of NICs: rail i
+// joins NIC i mod ours with NIC i mod theirs, for i below the larger count. A
+// rail has a number of connections for each lane; there is one lane for all
+// classes, or, where the dialer marks them (Options.QoS), one for each.
+//
+// A lane is a queue from which connections take when they can write. So a NIC
+// carries what it can, however unequal they are; large writes are cut over all
+// of them, and small ones rotate over whoever is idle.
+//
+// A rail dies as a whole, when one of its connections breaks, is silent for
+// NICTimeout while other rails are not, or its interface loses its carrier. The
+// session goes on over the others, and its dialer tries the rail again, under a
+// new generation. The last rail's death is the session's, as is silence for
+// IdleTimeout, a malformed frame and a new session of the same engine: all
+// connections are closed, and once no goroutine touches memory any more every
+// operation in flight ends with rdma.ErrPeerDied.
+//
+//	up ──► dying ──► down ──► connecting ──► up
+//	  │       │         └ fenced: both sides said so
+//	  │       └ its readers and writers are in the middle of something
+//	  └ a connection fails, the NIC or the peer is silent, the peer took it down
+//
+// What a dead rail had taken and was not acked is sent again over the others, but
+// only when the rail is fenced: each side says on another rail that it is down,
+// after its last reader and writer of it have ended. Nothing that was sent before
+// can land afterwards, so no byte is written behind a completed operation. Each
+// frame has the number of its piece, and the target remembers, for the latest
+// operation of each slot, which pieces it had: a piece that comes twice is
+// dropped, and an immediate is counted once. A target sends the acks again that
+// may have been lost with the rail, before it says that the rail is down.
 //
 // Opening a connection, all integers little-endian, HMAC-SHA256 keyed with the
 // token of the accepting engine:
 //
-//	dialer   → hello      magic 4 "PRD1" | conn index 2 | conns 2 | dialer's engine ID 16 | session ID 16 | nonce 32    (72 bytes)
-//	acceptor → challenge  magic 4 "PRC1" | zero 4 | acceptor's engine ID 16 | nonce 32                                  (56 bytes)
+//	dialer   → hello      magic 4 "PRD2" | conn 2 | conns 2 | dialer's engine ID 16 | session ID 16 |
+//	                      lane 1 | lanes 1 | rail 1 | rails 1 | generation 4 | zero 8 | nonce 32                       (88 bytes)
+//	acceptor → challenge  magic 4 "PRC2" | zero 4 | acceptor's engine ID 16 | nonce 32                                  (56 bytes)
 //	dialer   → proof      HMAC( "penstock rdma dialer"   | hello | challenge )                                          (32 bytes)
 //	acceptor → verdict    status 1 | zero 7 | HMAC( "penstock rdma acceptor" | hello | challenge | status )             (40 bytes)
 //
-// The verdict is sent when all connections of the session have proved the token,
-// so that a Connect that returned can be answered at once. A peer that does not
-// know the token learns nothing: the acceptor's proof is sent only after the
-// dialer's.
+// The verdict is sent when all connections of the rail have proved the token, so
+// that a Connect that returned can be answered at once. A hello of generation g
+// says that nothing of the rail's earlier generations is left on the dialer's
+// side. A peer that does not know the token learns nothing: the acceptor's proof
+// is sent only after the dialer's.
 //
 // # Frames
 //
-//	0       4      5       6      8     12       16   24    32       40       48         52     60
-//	┌───────┬──────┬───────┬──────┬─────┬────────┬────┬─────┬────────┬────────┬──────────┬──────┬───────────┐
-//	│ magic │ type │ flags │ runs │ imm │ frames │ op │ key │ offset │ length │ tableSum │ zero │ headerSum │
-//	│ 4     │ 1    │ 1     │ 2    │ 4   │ 4      │ 8  │ 8   │ 8      │ 8      │ 4        │ 8    │ 4         │ = 64
-//	└───────┴──────┴───────┴──────┴─────┴────────┴────┴─────┴────────┴────────┴──────────┴──────┴───────────┘
-//	magic     "PNS" and the version, 1
-//	type      1 write, 2 ack, 3 message, 4 heartbeat
+//	0       4      5       6      8     12       16   24    32       40       48         52      56     60
+//	┌───────┬──────┬───────┬──────┬─────┬────────┬────┬─────┬────────┬────────┬──────────┬───────┬──────┬───────────┐
+//	│ magic │ type │ flags │ runs │ imm │ frames │ op │ key │ offset │ length │ tableSum │ piece │ zero │ headerSum │
+//	│ 4     │ 1    │ 1     │ 2    │ 4   │ 4      │ 8  │ 8   │ 8      │ 8      │ 4        │ 4     │ 4    │ 4         │ = 64
+//	└───────┴──────┴───────┴──────┴─────┴────────┴────┴─────┴────────┴────────┴──────────┴───────┴──────┴───────────┘
+//	magic     "PNS" and the version, 2
+//	type      1 write, 2 ack, 3 message, 4 heartbeat, 5 rail down
 //	flags     bit 0: imm is present
 //	runs      write: entries of the table that follows the header; 0: one run, at offset, of length bytes
-//	frames    write: how many frames the operation has, on all connections together
-//	op        write and message: the sender's number for the operation, echoed in its ack
+//	frames    write: how many frames the operation has, on all connections together; rail down: the rail
+//	op        write and message: slot 4 | generation 4, the sender's number for the operation, echoed in its ack. A slot
+//	          is used again, under the next generation from 1, when its operation has been acked
 //	key       write: the window to write in; offset is counted from its start
 //	length    bytes of payload after header and table
+//	piece     write: the frame's number, from 0; rail down: the generation of which nothing is left
 //	          A field that a type does not name is zero.
 //	tableSum  CRC-32C of the table; headerSum: of the first 60 bytes
 //
 //	table     runs x ( offset 8 | length 8 ); the lengths add up to length. Small pages of one paged write share a frame.
-//	ack       payload of up to 512 x ( op 8 | status 1 | zero 7 ); status is an rdma.Reason
+//	ack       payload of up to 512 x ( op 8 | status 1 | zero 7 ); status is an rdma.Reason. It may come twice.
 //
 // A frame that does not decode ends the session: the stream cannot be trusted
 // any more. A frame that decodes but may not be performed (key, bounds,
@@ -66,12 +96,13 @@
 //
 // # Bounds
 //
-// For each session: operations and bytes in flight (Options), unsent acks
-// (MaxOps, enforced against the peer), one frame's payload (16 MiB) and table
-// (256 runs). Writers never hold up readers, so two engines that write at each
-// other cannot deadlock.
+// For each session: operations and bytes in flight (Options), unsent acks,
+// remembered slots (MaxOps) and pieces of operations that are not complete (16
+// Mi; all three enforced against the peer), one frame's payload (16 MiB) and
+// table (256 runs). Writers never hold up readers, so two engines that write at
+// each other cannot deadlock.
 //
-// Lock order: Engine.mu → session.mu → conn.mu; window.mu, conn.landMu and
-// region.mu are leaves (window.mu → conn.landMu in Revoke). No lock is held
-// across I/O or a callback.
+// Lock order: Engine.mu → session.mu; window.mu and region.mu are leaves. No
+// lock is held across I/O or a callback. session.mu guards the session's
+// operations, rails and lanes, and what its connections have queued.
 package tcp

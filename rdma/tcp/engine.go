@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"math/bits"
-	"net"
 	"sync"
 	"sync/atomic"
 
@@ -16,8 +15,7 @@ import (
 type Engine struct {
 	opts       Options
 	id         rdma.EngineID
-	netAddr    rdma.NetAddr // what Desc and Addr tell peers; "" without a listener
-	listener   net.Listener
+	nics       []*nic // at least one
 	congestion string // what connections run with
 
 	imms  *rdma.ImmCounters
@@ -35,11 +33,11 @@ type Engine struct {
 
 	mu      sync.Mutex
 	closing bool
-	// all are the sessions not yet buried; peers those alive and complete;
-	// assembling those that wait for more connections.
-	all        map[*session]struct{}
-	peers      map[peerKey]*session
-	assembling map[assemblyKey]*session
+	// all are the sessions not yet buried; peers those alive that have or had a
+	// rail; accepted those that a peer dialed, by the name it gave them.
+	all      map[*session]struct{}
+	peers    map[peerKey]*session
+	accepted map[acceptedKey]*session
 	// connecting holds what Connect is doing, by the address dialed.
 	connecting map[rdma.NetAddr]chan struct{}
 
@@ -71,71 +69,45 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		closed:     make(chan struct{}),
 		all:        make(map[*session]struct{}),
 		peers:      make(map[peerKey]*session),
-		assembling: make(map[assemblyKey]*session),
+		accepted:   make(map[acceptedKey]*session),
 		connecting: make(map[rdma.NetAddr]chan struct{}),
 		windows:    make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
 	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
-	if opts.Listen != "" {
-		if err := e.listen(ctx); err != nil {
-			return nil, err
-		}
+	if err := e.openNICs(ctx); err != nil {
+		return nil, err
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
-	if e.listener != nil {
-		e.running.Go(e.accept)
+	for _, n := range e.nics {
+		if n.listener != nil {
+			e.running.Go(func() { e.accept(n) })
+		}
 	}
 	e.running.Go(e.watch)
 	return e, nil
 }
 
-// listen opens the listener and decides what address peers are told.
-func (e *Engine) listen(ctx context.Context) error {
-	lc := net.ListenConfig{Control: e.control}
-	lc.SetMultipathTCP(false)
-	l, err := lc.Listen(ctx, "tcp", e.opts.Listen)
-	if err != nil {
-		return fmt.Errorf("tcp: listen on %s: %w", e.opts.Listen, err)
-	}
-	e.listener = l
-	e.netAddr = rdma.NetAddr(e.opts.Advertise)
-	if e.netAddr == "" {
-		e.netAddr = rdma.NetAddr(l.Addr().String())
-	}
-	if e.opts.TLS != nil {
-		e.netAddr = tlsScheme + e.netAddr
-	}
-	if len(e.netAddr) > rdma.MaxNetAddr {
-		_ = l.Close()
-		return fmt.Errorf("tcp: address %q of %d bytes to advertise; at most %d", e.netAddr, len(e.netAddr), rdma.MaxNetAddr)
-	}
-	return nil
-}
-
 // Addr implements rdma.Engine.
 func (e *Engine) Addr() rdma.Addr {
 	a := rdma.Addr{Engine: e.id}
-	if e.netAddr != "" {
-		a.NICs = []rdma.NetAddr{e.netAddr}
+	for _, n := range e.nics {
+		if n.addr != "" {
+			a.NICs = append(a.NICs, n.addr)
+		}
 	}
 	return a
-}
-
-// NICs implements rdma.Engine: the one address that it listens on.
-func (e *Engine) NICs() []rdma.NIC {
-	if e.netAddr == "" {
-		return nil
-	}
-	return []rdma.NIC{{
-		Name: string(e.netAddr), Addr: e.netAddr, Up: true,
-		BytesOut: e.stats.writeBytesOut.Load(), BytesIn: e.stats.writeBytesIn.Load(),
-	}}
 }
 
 // Info implements rdma.Engine.
 func (e *Engine) Info() rdma.Info {
 	detail := fmt.Sprintf("%d connections a peer, congestion control %s", e.opts.Conns, e.congestion)
+	if len(e.nics) > 1 {
+		detail = fmt.Sprintf("%d NICs, %d connections a peer on each, congestion control %s", len(e.nics), e.opts.Conns, e.congestion)
+	}
+	if e.opts.QoS != nil {
+		detail += ", marked by class"
+	}
 	if e.opts.TLS != nil {
 		detail += ", TLS"
 	}
@@ -184,7 +156,7 @@ func (e *Engine) Peers() []rdma.Peer {
 	for _, s := range e.sessions() {
 		s.mu.Lock()
 		out = append(out, rdma.Peer{
-			ID: s.peer, Remote: s.conns[0].nc.RemoteAddr().String(), Dialed: s.dialed,
+			ID: s.peer, Remote: s.remote, Dialed: s.dialed,
 			InFlightOps: s.active, InFlightBytes: e.opts.InFlightBytes - s.freeBytes,
 		})
 		s.mu.Unlock()
@@ -203,13 +175,14 @@ func (e *Engine) Disconnect(peer rdma.EngineID) {
 
 // forget makes a session that begins to end unknown.
 func (e *Engine) forget(s *session) {
+	peer := s.peerID()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if k := (peerKey{s.peer, s.dialed}); e.peers[k] == s {
+	if k := (peerKey{peer, s.dialed}); e.peers[k] == s {
 		delete(e.peers, k)
 	}
-	if k := (assemblyKey{s.peer, s.id}); e.assembling[k] == s {
-		delete(e.assembling, k)
+	if k := (acceptedKey{peer, s.id}); e.accepted[k] == s {
+		delete(e.accepted, k)
 	}
 }
 
@@ -233,7 +206,7 @@ func (e *Engine) buried(s *session) {
 // logEnd logs the end of a session: a peer that leaves when it is done is
 // nothing to warn of.
 func (e *Engine) logEnd(s *session) {
-	args := []any{"peer", s.peer.String(), "remote", s.conns[0].nc.RemoteAddr(), "why", s.why}
+	args := []any{"peer", s.peer.String(), "remote", s.remote, "why", s.why}
 	if s.hungUp() {
 		e.log.logger.Debug("data-plane session ended", args...)
 		return
@@ -241,11 +214,27 @@ func (e *Engine) logEnd(s *session) {
 	e.log.warn(logSession, "data-plane session ended", args...)
 }
 
-// activate makes a session whose connections have all proved the token known to
-// the engine. An older session of the same peer ends first: its engine has
-// given it up.
+// logRail logs that a rail of a session that goes on is down.
+func (e *Engine) logRail(r *rail, n *nic, why error, quiet bool) {
+	args := []any{"peer", r.s.peer.String(), "nic", n.name, "rail", r.index, "why", why}
+	if quiet {
+		e.log.logger.Debug("data-plane rail is down", args...)
+		return
+	}
+	e.log.warn(logRailDown, "data-plane rail is down; its work goes over the others", args...)
+}
+
+// logRailUp logs that a rail is up again.
+func (e *Engine) logRailUp(c *conn) {
+	if c.rail.index > 0 || c.generation > 1 {
+		e.log.logger.Debug("data-plane rail is up", "peer", c.s.peer.String(), "nic", c.nic.name, "rail", c.rail.index)
+	}
+}
+
+// activate makes a session with its first rail known to the engine. An older
+// session of the same peer ends first: its engine has given it up.
 func (e *Engine) activate(s *session) error {
-	k := peerKey{s.peer, s.dialed}
+	k := peerKey{s.peerID(), s.dialed}
 	for {
 		e.mu.Lock()
 		if e.closing {
@@ -260,10 +249,11 @@ func (e *Engine) activate(s *session) error {
 		old.fail(fmt.Errorf("rdma: %v opened a new session: %w", s.peer, rdma.ErrPeerDied))
 		<-old.buried
 	}
-	ok := s.arm()
+	s.mu.Lock()
+	ok := s.why == nil
+	s.mu.Unlock()
 	if ok {
-		e.peers[k] = s
-		delete(e.assembling, assemblyKey{s.peer, s.id})
+		e.peers[k] = s // should it end from here on, forget takes it out again
 	}
 	e.mu.Unlock()
 	if !ok {
@@ -274,7 +264,7 @@ func (e *Engine) activate(s *session) error {
 		e.opts.OnPeerUp(s.peer)
 	}
 	// Last, so that OnPeerDown cannot come first: the session is not buried
-	// before each of its connections has been started or abandoned.
+	// before each connection of the rail has been started or abandoned.
 	close(s.ready)
 	return nil
 }
@@ -292,7 +282,8 @@ func (e *Engine) source(r rdma.Region, n uint64) (*region, error) {
 }
 
 // prepare reserves an op for a write of n bytes to dst.
-func (e *Engine) prepare(ctx context.Context, src rdma.Region, dst *rdma.Desc, n uint64, noWait bool) (*session, *op, error) {
+// s, if set, is the session with dst's engine.
+func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *rdma.Desc, n uint64, noWait bool) (*session, *op, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("tcp: write: %w", err)
 	}
@@ -306,9 +297,10 @@ func (e *Engine) prepare(ctx context.Context, src rdma.Region, dst *rdma.Desc, n
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := e.session(dst.Engine)
-	if err != nil {
-		return nil, nil, err
+	if s == nil {
+		if s, err = e.session(dst.Engine); err != nil {
+			return nil, nil, err
+		}
 	}
 	o, err := s.reserve(ctx, n, noWait)
 	if err != nil {
@@ -326,15 +318,18 @@ func (e *Engine) prepare(ctx context.Context, src rdma.Region, dst *rdma.Desc, n
 }
 
 // Write implements rdma.Engine.
-func (e *Engine) Write(ctx context.Context, w rdma.Write) error {
+func (e *Engine) Write(ctx context.Context, w rdma.Write) error { return e.write(ctx, nil, &w) }
+
+// write is Write, in the session with the destination's engine if that is known.
+func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	if err := w.Check(); err != nil {
 		return err
 	}
-	s, o, err := e.prepare(ctx, w.Src, &w.Dst, w.Len, w.NoWait)
+	s, o, err := e.prepare(ctx, s, w.Src, &w.Dst, w.Len, w.NoWait)
 	if err != nil {
 		return err
 	}
-	o.imm, o.done = w.Imm, w.Done
+	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
 	o.add(w.SrcOffset, w.Dst.Base+w.DstOffset, w.Len, uint64(e.opts.PieceBytes), 0)
 	o.seal()
 	return s.submit(o)
@@ -349,7 +344,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	if hi != 0 {
 		return fmt.Errorf("tcp: %d pages of %d bytes: %w", len(w.SrcPages.Indices), w.PageLen, rdma.ErrRange)
 	}
-	s, o, err := e.prepare(ctx, w.Src, &w.Dst, total, w.NoWait)
+	s, o, err := e.prepare(ctx, nil, w.Src, &w.Dst, total, w.NoWait)
 	if err != nil {
 		return err
 	}
@@ -357,7 +352,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 		s.unreserve(o)
 		return err
 	}
-	o.imm, o.done = w.Imm, w.Done
+	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
 	return s.submit(o)
 }
 
@@ -377,22 +372,6 @@ func (o *op) layPages(w *rdma.PagedWrite, piece uint64) error {
 	}
 	o.seal()
 	return nil
-}
-
-// Scatter implements rdma.Engine.
-func (e *Engine) Scatter(ctx context.Context, s rdma.Scatter) error {
-	if err := e.checkGroup(s.Group, len(s.Dsts), func(i int) rdma.EngineID { return s.Dsts[i].Dst.Engine }); err != nil {
-		return err
-	}
-	return rdma.ScatterOver(ctx, e, s)
-}
-
-// Barrier implements rdma.Engine.
-func (e *Engine) Barrier(ctx context.Context, b rdma.Barrier) error {
-	if err := e.checkGroup(b.Group, len(b.Dsts), func(i int) rdma.EngineID { return b.Dsts[i].Engine }); err != nil {
-		return err
-	}
-	return rdma.BarrierOver(ctx, e, b)
 }
 
 // Send implements rdma.Engine.
@@ -437,8 +416,8 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 	e.cancel()
-	if e.listener != nil {
-		_ = e.listener.Close()
+	for _, n := range e.nics {
+		n.close()
 	}
 	for _, s := range all {
 		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))

@@ -19,6 +19,7 @@ func FuzzHeader(f *testing.F) {
 		{kind: frameWrite, frames: 1, op: 1, key: 2, offset: 3, length: 4, flags: flagImm, imm: 5},
 		{kind: frameWrite, frames: maxFrames, runs: maxRuns, length: maxPiece, tableSum: 7},
 		{kind: frameAck, length: ackSize}, {kind: frameMessage, op: 9, length: maxMessage}, {kind: frameHeartbeat},
+		{kind: frameDown, frames: 3, piece: 1 << 20},
 	} {
 		f.Add(h.raw(), true)
 	}
@@ -133,7 +134,7 @@ func FuzzLayout(f *testing.F) {
 // FuzzHandshake: no bytes from a stranger open a session or stop the engine.
 func FuzzHandshake(f *testing.F) {
 	e := newServer(f, Options{HandshakeTimeout: 5 * time.Second})
-	h := hello{conns: 1, engine: rdma.EngineID{1}}
+	h := hello{conns: 1, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}}
 	f.Add(h.encode())
 	f.Add(append(h.encode(), make([]byte, proofSize)...))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
@@ -151,7 +152,7 @@ func pour(t *testing.T, e *Engine, nc net.Conn, b []byte) {
 	t.Helper()
 	if nc == nil {
 		var err error
-		if nc, err = net.Dial("tcp", string(e.netAddr)); err != nil {
+		if nc, err = net.Dial("tcp", string(e.nics[0].addr)); err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = nc.Close() }()
@@ -186,6 +187,8 @@ func FuzzFrames(f *testing.F) {
 	f.Add([]byte{0xff, 1, 1, 0, 1, 0, 0, 0, 16, 1, 2, 3})
 	f.Add(bytes.Repeat([]byte{0xff, 1, 2, 0x40, 1, 0xff, 0, 0, 3}, 20))
 	f.Add(bytes.Repeat([]byte{0xfe, 3, 0, 0, 0, 0, 0, 0, 200}, 5))
+	f.Add(bytes.Repeat([]byte{0xff, 1, 0, 0, 0x0a, 4, 0, 0, 3}, 4))
+	f.Add([]byte{0xff, 5, 0, 0, 0, 0, 0, 0, 0})
 	f.Add([]byte("no frame at all, just text that goes on for more than one header would"))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		p := newRawPeer(t, e, 1)
@@ -206,7 +209,7 @@ func stream(script []byte, key uint64) []byte {
 		ok, s := script[0], script[1:9]
 		script = script[9:]
 		h := header{
-			kind: s[0], flags: s[1] & 3, runs: uint16(s[2] & 3), frames: uint32(s[3] & 7), op: uint64(s[4] & 3), imm: uint32(s[4]),
+			kind: s[0], flags: s[1] & 3, runs: uint16(s[2] & 3), frames: uint32(s[3] & 7), piece: uint32(s[3]>>3) & 7, op: uint64(s[4]>>2&3)<<32 | uint64(s[4]&3), imm: uint32(s[4]),
 			offset: uint64(s[5])<<8 + uint64(s[6]), length: uint64(s[7]) << (s[6] & 15), key: key,
 		}
 		if ok&1 == 0 {

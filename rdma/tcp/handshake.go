@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// assemblyKey names a session that is being assembled.
-type assemblyKey struct {
+// acceptedKey names a session that a peer dialed.
+type acceptedKey struct {
 	engine  rdma.EngineID
 	session [16]byte
 }
@@ -26,19 +26,19 @@ type assemblyKey struct {
 // wait in the listener's backlog.
 const handshakesMax = 256
 
-// accept is the goroutine that takes connections.
-func (e *Engine) accept() {
+// accept is the goroutine that takes connections of one NIC.
+func (e *Engine) accept(n *nic) {
 	slots := make(chan struct{}, handshakesMax)
 	var pause time.Duration
 	for {
-		nc, err := e.listener.Accept()
+		nc, err := n.listener.Accept()
 		if err != nil {
 			if e.ctx.Err() != nil {
 				return
 			}
 			// Out of file descriptors, most likely: let some go first.
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			e.log.warn(logAccept, "data plane cannot accept", "listen", e.netAddr, "err", err)
+			e.log.warn(logAccept, "data plane cannot accept", "listen", n.addr, "err", err)
 			select {
 			case <-time.After(pause):
 			case <-e.ctx.Done():
@@ -56,7 +56,7 @@ func (e *Engine) accept() {
 		e.running.Go(func() {
 			release := sync.OnceFunc(func() { <-slots })
 			defer release()
-			e.admit(nc, release)
+			e.admit(nc, n, release)
 		})
 	}
 }
@@ -64,25 +64,20 @@ func (e *Engine) accept() {
 // admit performs the accepting side of a handshake on nc, which it closes if
 // that fails. It calls proved once the peer has proved the token: what waits
 // after that is bounded by MaxPeers.
-func (e *Engine) admit(nc net.Conn, proved func()) {
+func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	if e.opts.TLS != nil {
 		nc = tls.Server(nc, e.opts.TLS)
 	}
 	stop := context.AfterFunc(e.ctx, func() { _ = nc.Close() })
 	defer stop()
 	_ = nc.SetDeadline(time.Now().Add(e.opts.HandshakeTimeout))
-	s, err := e.admitConn(nc, proved)
+	err := e.admitConn(nc, n, proved)
 	if err == nil {
 		return
 	}
-	if err == errNoHello || s != nil && s.hungUp() {
-		_ = nc.Close()
-		return
-	}
-	e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	_ = nc.Close()
-	if s != nil {
-		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
+	if err != errNoHello && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
+		e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -91,30 +86,30 @@ func (e *Engine) admit(nc net.Conn, proved func()) {
 var errNoHello = errors.New("closed without a word")
 
 // admitConn reads the hello, checks the proof, and joins the connection to its
-// session; with the last one the session begins.
-func (e *Engine) admitConn(nc net.Conn, proved func()) (*session, error) {
+// rail; with the last one the rail is up.
+func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	rawHello := make([]byte, helloSize)
 	var h hello
 	if _, err := io.ReadFull(nc, rawHello); err == io.EOF {
-		return nil, errNoHello
+		return errNoHello
 	} else if err != nil {
 		e.stats.authFailures.Add(1)
-		return nil, fmt.Errorf("hello: %w", err)
+		return fmt.Errorf("hello: %w", err)
 	}
 	if err := h.decode(rawHello); err != nil {
 		e.stats.authFailures.Add(1)
-		return nil, err
+		return err
 	}
 	ch := challenge{engine: e.id}
 	_, _ = rand.Read(ch.nonce[:])
 	rawChallenge := ch.encode()
 	proof := make([]byte, proofSize)
 	if _, err := nc.Write(rawChallenge); err != nil {
-		return nil, fmt.Errorf("challenge: %w", err)
+		return fmt.Errorf("challenge: %w", err)
 	}
 	if _, err := io.ReadFull(nc, proof); err != nil {
 		e.stats.authFailures.Add(1)
-		return nil, fmt.Errorf("proof: %w", err)
+		return fmt.Errorf("proof: %w", err)
 	}
 	verdict := func(v verdictStatus) error {
 		b := make([]byte, 8, verdictSize)
@@ -125,76 +120,168 @@ func (e *Engine) admitConn(nc net.Conn, proved func()) (*session, error) {
 	}
 	if !hmac.Equal(proof, prove(e.opts.Token, roleDialer, rawHello, rawChallenge)) {
 		e.stats.authFailures.Add(1)
-		return nil, errors.Join(rdma.ErrAuth, verdict(verdictToken))
+		return errors.Join(rdma.ErrAuth, verdict(verdictToken))
 	}
 	proved()
-	s, status, err := e.assemble(&h, nc)
+	s, status, err := e.sessionOf(&h)
 	if err != nil {
-		return s, errors.Join(err, verdict(status))
+		return errors.Join(err, verdict(status))
 	}
-	return s, e.enroll(s, s.conns[h.index], func() error { return verdict(verdictOK) })
+	if err := e.mark(nc, rdma.Class(h.lane)); err != nil {
+		return errors.Join(err, verdict(verdictRequest))
+	}
+	c := newConn(s, nc, n, h.lane)
+	a, status, err := s.join(&h, c)
+	if err != nil {
+		return errors.Join(err, verdict(status))
+	}
+	return s.enroll(c, a, verdict)
 }
 
-// enroll waits until the session of c is complete, sends the verdict, and starts
-// the connection.
-func (e *Engine) enroll(s *session, c *conn, verdict func() error) error {
-	err := e.awaitReady(s)
-	if err == nil {
-		err = verdict()
+// sessionOf returns the session that a hello belongs to, and begins it if it is
+// the first.
+func (e *Engine) sessionOf(h *hello) (*session, verdictStatus, error) {
+	k := acceptedKey{h.engine, h.session}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closing {
+		return nil, verdictRequest, rdma.ErrClosed
 	}
+	if s := e.accepted[k]; s != nil {
+		return s, verdictOK, nil
+	}
+	if h.generation > 1 {
+		return nil, verdictGone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, errHungUp)
+	}
+	if len(e.all) >= e.opts.MaxPeers {
+		return nil, verdictFull, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
+	}
+	s := newSession(e, h.engine, h.session, h.rails, h.lanes, h.conns, false)
+	e.accepted[k] = s
+	e.all[s] = struct{}{}
+	return s, verdictOK, nil
+}
+
+// join adds a connection that proved the token to its rail's next generation;
+// with the last one the rail is up.
+func (s *session) join(h *hello, c *conn) (*assembly, verdictStatus, error) {
+	if h.rails != len(s.rails) || h.lanes != len(s.lanes) || h.conns != s.rails[0].connsEach {
+		return nil, verdictRequest, fmt.Errorf("hello for %d rails, %d lanes of %d connections; the session has %d, %d of %d: %w",
+			h.rails, h.lanes, h.conns, len(s.rails), len(s.lanes), s.rails[0].connsEach, errFrame)
+	}
+	r := s.rails[h.rail]
+	// A dialer begins a generation when nothing is left of the one before.
+	if err := s.peerTookDown(uint32(h.rail), h.generation-1); err != nil {
+		return nil, verdictRequest, err
+	}
+	a, complete, status, err := r.collect(h, c)
+	if err != nil {
+		return nil, status, err
+	}
+	if complete {
+		err := r.attach(a.generation, a.conns)
+		if err == nil {
+			// If that fails the session has ended, which each connection finds out.
+			_ = s.activate()
+			s.e.logRailUp(c)
+		}
+		a.err = err
+		close(a.done)
+	}
+	return a, verdictOK, nil
+}
+
+// collect notes a connection of the rail's next generation, and reports whether
+// it was the last one that was missing.
+func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ verdictStatus, _ error) {
+	s := r.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why != nil {
+		return nil, false, verdictGone, s.goneLocked()
+	}
+	if r.state != railDown || !r.fenced || h.generation <= r.generation || r.assembly != nil && r.assembly.generation > h.generation {
+		return nil, false, verdictLater, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
+	}
+	if a = r.assembly; a != nil && (a.generation < h.generation || a.conns[h.slot()] != nil) {
+		err := fmt.Errorf("connection %d of rail %d joins generation %d after %d: %w", h.slot(), h.rail, h.generation, a.generation, errFrame)
+		r.abortLocked(a, err)
+		return nil, false, verdictRequest, err
+	}
+	if a == nil {
+		a = &assembly{generation: h.generation, conns: make([]*conn, h.lanes*h.conns), done: make(chan struct{})}
+		r.assembly = a
+	}
+	r.nic = c.nic
+	a.conns[h.slot()] = c
+	if a.joined++; a.joined < len(a.conns) {
+		return a, false, verdictOK, nil
+	}
+	r.assembly = nil
+	return a, true, verdictOK, nil
+}
+
+// abortLocked ends an assembly that is not complete.
+func (r *rail) abortLocked(a *assembly, err error) {
+	if r.assembly == a {
+		r.assembly = nil
+		a.err = err
+		close(a.done)
+	}
+}
+
+// enroll waits until the rail of c is up, sends the verdict, and starts the
+// connection.
+func (s *session) enroll(c *conn, a *assembly, verdict func(verdictStatus) error) error {
+	timeout := time.NewTimer(s.e.opts.HandshakeTimeout)
+	defer timeout.Stop()
+	why := errors.New("the session ended")
+	select {
+	case <-a.done:
+	case <-s.dying:
+	case <-timeout.C:
+		why = fmt.Errorf("connections are missing after %v", s.e.opts.HandshakeTimeout)
+	}
+	s.mu.Lock()
+	for _, r := range s.rails {
+		r.abortLocked(a, why)
+	}
+	s.mu.Unlock()
+	<-a.done
+	if a.err != nil {
+		s.giveUp(a.err)
+		return errors.Join(a.err, verdict(verdictRequest))
+	}
+	err := verdict(verdictOK)
 	if err == nil {
 		err = c.nc.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		s.abandon(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
+		c.abandon(fmt.Errorf("rdma: connection to %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
+		if s.hungUp() {
+			return errHungUp
+		}
 		return err
 	}
-	s.start(c)
+	c.start()
 	return nil
 }
 
-// awaitReady returns once all connections of s have joined.
-func (e *Engine) awaitReady(s *session) error {
-	timeout := time.NewTimer(e.opts.HandshakeTimeout)
-	defer timeout.Stop()
-	select {
-	case <-s.ready:
-		return nil
-	case <-s.dying:
-		return errors.New("another connection of the session failed")
-	case <-timeout.C:
-		return fmt.Errorf("connections are missing after %v", e.opts.HandshakeTimeout)
+// giveUp ends a session that has not begun and has nothing to wait for.
+func (s *session) giveUp(err error) {
+	s.mu.Lock()
+	waiting := s.up > 0
+	for _, r := range s.rails {
+		waiting = waiting || r.assembly != nil || r.state != railDown
+	}
+	s.mu.Unlock()
+	if !waiting {
+		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
 	}
 }
 
-// assemble joins a connection that proved the token to its session.
-func (e *Engine) assemble(h *hello, nc net.Conn) (*session, verdictStatus, error) {
-	k := assemblyKey{h.engine, h.session}
-	e.mu.Lock()
-	if e.closing {
-		e.mu.Unlock()
-		return nil, verdictRequest, rdma.ErrClosed
-	}
-	s := e.assembling[k]
-	if s == nil {
-		if len(e.all) >= e.opts.MaxPeers {
-			e.mu.Unlock()
-			return nil, verdictFull, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
-		}
-		s = newSession(e, h.engine, h.session, h.conns, false)
-		e.assembling[k] = s
-		e.all[s] = struct{}{}
-	}
-	e.mu.Unlock()
-	complete, err := s.join(newConn(s, nc, h.index))
-	if err == nil && complete {
-		err = e.activate(s)
-	}
-	if err != nil {
-		return s, verdictRequest, err
-	}
-	return s, verdictOK, nil
-}
+// errSessionGone: the acceptor knows nothing of the session any more.
+var errSessionGone = errors.New("the session has ended there")
 
 // Connect implements rdma.Engine.
 func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) (rdma.EngineID, error) {
@@ -258,98 +345,179 @@ func (e *Engine) lockConnect(ctx context.Context, a rdma.NetAddr) (unlock func()
 	}
 }
 
-// dial opens all connections of a new session and begins it.
+// railGrace is how long Connect waits for the other rails once one is up.
+const railGrace = time.Second
+
+// dial opens a session: a rail for each pair of NICs. Where the counts differ,
+// the NICs of the side that has fewer are used by turns: rail i joins NIC
+// i mod ours with NIC i mod theirs. It returns when each rail has been tried, or
+// one is up and railGrace is over.
 func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*session, error) {
 	var id [16]byte
 	_, _ = rand.Read(id[:])
-	n := e.opts.Conns
-	ncs, ids := make([]net.Conn, n), make([]rdma.EngineID, n)
-	// The first failure ends the others: the session needs all of them.
+	lanes := 1
+	if e.opts.QoS != nil {
+		lanes = rdma.Classes
+	}
+	n := max(len(e.nics), min(len(addr.NICs), MaxNICs))
+	s := newSession(e, addr.Engine, id, n, lanes, e.opts.Conns, true)
+	s.addr, s.token = addr, token
+	e.mu.Lock()
+	if e.closing {
+		e.mu.Unlock()
+		s.cancel()
+		return nil, rdma.ErrClosed
+	}
+	e.all[s] = struct{}{}
+	e.mu.Unlock()
+	told := make(chan error, n)
+	s.mu.Lock()
+	for i, r := range s.rails {
+		r.nic = e.nics[i%len(e.nics)]
+		s.mendLocked(r, 0, told)
+	}
+	s.mu.Unlock()
+	if err := s.awaitRails(ctx, told); err != nil {
+		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
+		<-s.buried
+		return nil, err
+	}
+	return s, nil
+}
+
+// awaitRails waits for the first attempts of the rails.
+func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
+	var first error
+	var grace <-chan time.Time
+	up := false
+	for range s.rails {
+		select {
+		case err := <-told:
+			switch {
+			case err == nil && !up:
+				up = true
+				t := time.NewTimer(railGrace)
+				defer t.Stop()
+				grace = t.C
+			case errors.Is(err, rdma.ErrAuth), errors.Is(err, rdma.ErrNoPeer), errors.Is(err, rdma.ErrBusy):
+				return err // no other NIC will say otherwise
+			case err != nil && first == nil:
+				first = err
+			}
+		case <-grace:
+			return nil
+		case <-ctx.Done():
+			if up {
+				return nil
+			}
+			return ctx.Err()
+		}
+	}
+	if up {
+		return nil
+	}
+	return first
+}
+
+// adopt takes the engine that answered on a connection for the session's peer;
+// all connections have to agree.
+func (s *session) adopt(id rdma.EngineID) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.peer.IsZero() {
+		s.peer = id
+	}
+	if s.peer != id {
+		return fmt.Errorf("engines %v and %v answer there: %w", s.peer, id, rdma.ErrNoPeer)
+	}
+	return nil
+}
+
+// peerID is the session's peer, as far as it is known.
+func (s *session) peerID() rdma.EngineID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peer
+}
+
+// dialRail opens all connections of a generation of a rail.
+func (e *Engine) dialRail(ctx context.Context, s *session, r *rail, generation uint32) ([]*conn, error) {
+	if len(s.rails) > 1 {
+		// Others carry the traffic meanwhile: try again rather than wait.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, e.opts.HandshakeTimeout)
+		defer cancel()
+	}
+	// The first failure ends the others: the rail needs all of them.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	conns := make([]*conn, len(s.lanes)*r.connsEach)
 	var wg sync.WaitGroup
-	for i := range n {
+	for i := range conns {
+		h := hello{
+			index: i % r.connsEach, conns: r.connsEach, lane: i / r.connsEach, lanes: len(s.lanes),
+			rail: r.index, rails: len(s.rails), generation: generation, engine: e.id, session: s.id,
+		}
 		wg.Go(func() {
-			h := hello{index: i, conns: n, engine: e.id, session: id}
-			var err error
-			if ncs[i], ids[i], err = e.dialConn(ctx, addr, token, h); err != nil {
+			nc, err := e.dialConn(ctx, s, r, h)
+			if err != nil {
 				cancel(err)
+				return
 			}
+			conns[i] = newConn(s, nc, r.nic, h.lane)
 		})
 	}
 	wg.Wait()
-	s := newSession(e, ids[0], id, n, true)
-	err := context.Cause(ctx)
-	for i := range n {
-		if err == nil && ids[i] != ids[0] {
-			err = fmt.Errorf("engines %v and %v answer there: %w", ids[0], ids[i], rdma.ErrNoPeer)
-		}
-		if ncs[i] != nil {
-			s.conns[i] = newConn(s, ncs[i], i)
-		}
-	}
-	if err == nil {
-		err = e.enlist(s)
-	}
-	if err != nil {
-		for _, c := range s.conns {
+	if err := context.Cause(ctx); err != nil {
+		for _, c := range conns {
 			if c != nil {
 				_ = c.nc.Close()
 			}
 		}
 		return nil, err
 	}
-	for _, c := range s.conns {
-		s.start(c)
-	}
-	return s, nil
-}
-
-// enlist makes a dialed session known and active.
-func (e *Engine) enlist(s *session) error {
-	e.mu.Lock()
-	if e.closing {
-		e.mu.Unlock()
-		return rdma.ErrClosed
-	}
-	e.all[s] = struct{}{}
-	e.mu.Unlock()
-	if err := e.activate(s); err != nil {
-		s.fail(err)
-		return err
-	}
-	return nil
+	return conns, nil
 }
 
 // dialConn opens one connection and performs the dialing side of its handshake.
-func (e *Engine) dialConn(ctx context.Context, addr rdma.Addr, token rdma.Token, h hello) (net.Conn, rdma.EngineID, error) {
-	nc, err := e.dialNIC(ctx, addr.NICs[0])
+func (e *Engine) dialConn(ctx context.Context, s *session, r *rail, h hello) (net.Conn, error) {
+	nc, err := e.dialNIC(ctx, r.nic, s.addr.NICs[r.index%len(s.addr.NICs)], rdma.Class(h.lane))
 	if err != nil {
-		return nil, rdma.EngineID{}, err
+		return nil, err
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.Close() })
-	id, err := e.introduce(nc, addr.Engine, token, h)
+	id, err := e.introduce(nc, s.peerID(), s.token, h)
+	if err == nil {
+		err = s.adopt(id)
+	}
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
 		_ = nc.Close()
-		return nil, id, err
+		return nil, err
 	}
-	return nc, id, nil
+	return nc, nil
 }
 
-// dialNIC opens a socket, and TLS on it where the address asks for that.
-func (e *Engine) dialNIC(ctx context.Context, a rdma.NetAddr) (net.Conn, error) {
+// dialNIC opens a socket from one of our NICs for a class, and TLS on it where
+// the address asks for that.
+func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma.Class) (net.Conn, error) {
 	hostPort, secure := HostPort(a)
 	if secure && e.opts.TLS == nil {
 		return nil, fmt.Errorf("%s wants TLS and this engine was given none (Options.TLS): %w", hostPort, rdma.ErrAuth)
 	}
-	d := net.Dialer{Control: e.control}
+	d := net.Dialer{Control: e.control(n), LocalAddr: n.local}
 	d.SetMultipathTCP(false)
 	nc, err := d.DialContext(ctx, "tcp", hostPort)
-	if err != nil || !secure {
-		return nc, err
+	if err != nil {
+		return nil, err
+	}
+	if err := e.mark(nc, class); err != nil {
+		return nil, errors.Join(err, nc.Close())
+	}
+	if !secure {
+		return nc, nil
 	}
 	return e.dialTLS(ctx, nc, hostPort)
 }
@@ -394,6 +562,10 @@ func readVerdict(nc net.Conn, token rdma.Token, rawHello, rawChallenge []byte) e
 		return rdma.ErrAuth
 	case verdictFull:
 		return fmt.Errorf("%v: %w", v, rdma.ErrBusy)
+	case verdictGone:
+		return errSessionGone
+	case verdictLater:
+		return errRailLater
 	default:
 		return fmt.Errorf("%v: %w", v, rdma.ErrPeerDied)
 	}

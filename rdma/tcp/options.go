@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
@@ -18,6 +19,10 @@ type Options struct {
 	// Advertise is the host:port that peers are told to dial, where it is not
 	// the one listened on. Default: the listener's own address.
 	Advertise string
+	// NICs are the network interfaces to use, instead of Listen and Advertise,
+	// which are those of one. A session has a rail for each pair of NICs.
+	// Default: one, wherever the system's routes lead.
+	NICs []NIC
 	// Token is what a peer must prove to open a session here. Needed with
 	// Listen.
 	Token rdma.Token
@@ -29,9 +34,15 @@ type Options struct {
 	// Payload is then copied once more on each side.
 	TLS *tls.Config
 
-	// Conns is the number of connections for each session that this side opens.
-	// Default 4, at most MaxConns.
+	// Conns is the number of connections that this side opens for each session,
+	// on each pair of NICs, and for each class where QoS is set. Default 4, at
+	// most MaxConns.
 	Conns int
+	// QoS, if set, gives each rdma.Class connections of its own, in the sessions
+	// that this side opens, and marks what this side sends on them; the peer marks
+	// what it sends by its own QoS. Otherwise all classes share connections,
+	// which are not marked.
+	QoS *[rdma.Classes]Marking
 	// Congestion is the TCP congestion control of every connection. Default
 	// "cubic" (bbr, a common system default, costs 10 to 35 % on fast links);
 	// "system" leaves the system's.
@@ -59,6 +70,10 @@ type Options struct {
 	// IdleTimeout is the silence after which a peer is dead. Default 10 s, at
 	// least twice the HeartbeatInterval.
 	IdleTimeout time.Duration
+	// NICTimeout is the silence after which a pair of NICs is dead, while others
+	// of the session are not silent. Default twice the HeartbeatInterval, and at
+	// least that.
+	NICTimeout time.Duration
 	// TransferTimeout is the age at which an operation without an answer ends
 	// its session, though heartbeats arrive: a peer must not hold our buffers
 	// for ever. Default 60 s.
@@ -76,10 +91,39 @@ type Options struct {
 	Logger *slog.Logger
 }
 
+// NIC is a network interface of an engine, one of several.
+type NIC struct {
+	// Name is for people. Default: Device, or the address.
+	Name string
+	// Listen and Advertise are as in Options. All NICs listen, or none does.
+	Listen, Advertise string
+	// Device binds the sockets of this NIC to an interface (SO_BINDTODEVICE): what
+	// they send leaves there, whatever the routes say, and the NIC is taken out of
+	// service as soon as the interface has no carrier.
+	Device string
+	// Local is the IP address that connections are dialed from. Default: what the
+	// routes choose; with Listen, its host, unless that is a wildcard.
+	Local string
+}
+
+// Marking is how the packets of a class are marked, for switches and NICs to
+// tell the classes apart.
+type Marking struct {
+	// DSCP is the code point in the IP header, 0 to 63.
+	DSCP uint8
+	// Priority is the socket's (SO_PRIORITY), which queueing disciplines map to
+	// traffic classes: 0 to 6 (more needs CAP_NET_ADMIN).
+	Priority uint8
+}
+
 // Limits of the protocol.
 const (
-	// MaxConns is the largest number of connections of one session.
+	// MaxConns is the largest number of connections on one pair of NICs, for one
+	// class.
 	MaxConns = 16
+	// MaxNICs is the largest number of NICs of one engine, and of rails of one
+	// session.
+	MaxNICs = 16
 	// MaxOps is the largest number of operations of one session in flight in
 	// one direction; a peer that exceeds it is cut off.
 	MaxOps = 4096
@@ -99,6 +143,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.EarlyImmediates, rdma.DefaultEarlyImmediates)
 	setDefault(&o.HeartbeatInterval, 2*time.Second)
 	setDefault(&o.IdleTimeout, max(10*time.Second, 2*o.HeartbeatInterval))
+	setDefault(&o.NICTimeout, 2*o.HeartbeatInterval)
 	setDefault(&o.TransferTimeout, 60*time.Second)
 	setDefault(&o.HandshakeTimeout, 10*time.Second)
 	if o.Logger == nil {
@@ -116,10 +161,8 @@ func setDefault[T comparable](p *T, v T) {
 
 // Validate returns an error that names the first option out of its range.
 func (o *Options) Validate() error {
-	if o.Listen != "" {
-		if err := o.Token.Validate(); err != nil {
-			return fmt.Errorf("tcp: listening on %s needs a token: %w", o.Listen, err)
-		}
+	if err := o.validateNICs(); err != nil {
+		return err
 	}
 	for _, r := range []struct {
 		name            string
@@ -134,6 +177,7 @@ func (o *Options) Validate() error {
 		{"EarlyImmediates", int64(o.EarlyImmediates), 1, 1 << 24},
 		{"HeartbeatInterval", int64(o.HeartbeatInterval), int64(time.Millisecond), int64(time.Hour)},
 		{"IdleTimeout", int64(o.IdleTimeout), 2 * int64(o.HeartbeatInterval), int64(24 * time.Hour)},
+		{"NICTimeout", int64(o.NICTimeout), 2 * int64(o.HeartbeatInterval), int64(24 * time.Hour)},
 		{"TransferTimeout", int64(o.TransferTimeout), int64(time.Millisecond), int64(24 * time.Hour)},
 		{"HandshakeTimeout", int64(o.HandshakeTimeout), int64(time.Millisecond), int64(time.Hour)},
 	} {
@@ -142,4 +186,43 @@ func (o *Options) Validate() error {
 		}
 	}
 	return nil
+}
+
+// validateNICs is Validate for the NICs and how classes are marked.
+func (o *Options) validateNICs() error {
+	if len(o.NICs) > 0 && o.Listen+o.Advertise != "" {
+		return fmt.Errorf("tcp: options NICs and Listen or Advertise (%q, %q): give each NIC its own", o.Listen, o.Advertise)
+	}
+	if len(o.NICs) > MaxNICs {
+		return fmt.Errorf("tcp: %d NICs, at most %d", len(o.NICs), MaxNICs)
+	}
+	for i, n := range o.nics() {
+		if (n.Listen == "") != (o.nics()[0].Listen == "") {
+			return fmt.Errorf("tcp: NIC %d listens on %q, NIC 0 on %q: all listen, or none does", i, n.Listen, o.nics()[0].Listen)
+		}
+		if n.Local != "" && net.ParseIP(n.Local) == nil {
+			return fmt.Errorf("tcp: NIC %d dials from %q, which is no IP address", i, n.Local)
+		}
+		if n.Listen != "" {
+			if err := o.Token.Validate(); err != nil {
+				return fmt.Errorf("tcp: listening on %s needs a token: %w", n.Listen, err)
+			}
+		}
+	}
+	if o.QoS != nil {
+		for c, m := range o.QoS {
+			if m.DSCP > 63 || m.Priority > 15 {
+				return fmt.Errorf("tcp: class %v has DSCP %d and priority %d; at most 63 and 15", rdma.Class(c), m.DSCP, m.Priority)
+			}
+		}
+	}
+	return nil
+}
+
+// nics returns the NICs, of which there is always one.
+func (o *Options) nics() []NIC {
+	if len(o.NICs) > 0 {
+		return o.NICs
+	}
+	return []NIC{{Listen: o.Listen, Advertise: o.Advertise}}
 }

@@ -227,9 +227,13 @@ func (w *window) leave(c *conn) {
 	}
 }
 
-// desc describes n bytes behind key.
+// desc describes n bytes behind key: every NIC opens them with the same one.
 func (e *Engine) desc(key uint64, n int) rdma.Desc {
-	return rdma.Desc{Engine: e.id, NICs: []rdma.NICKey{{Addr: e.netAddr, Key: key}}, Len: uint64(n)}
+	d := rdma.Desc{Engine: e.id, Len: uint64(n), NICs: make([]rdma.NICKey, len(e.nics))}
+	for i, nic := range e.nics {
+		d.NICs[i] = rdma.NICKey{Addr: nic.addr, Key: key}
+	}
+	return d
 }
 
 // link gives w a key and makes it known; false if the engine is closed.

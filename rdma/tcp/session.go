@@ -4,118 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
 )
-
-// run is contiguous both in the source and at the target.
-type run struct{ src, dst, n uint64 }
-
-// op is one operation that this side submitted. Ops are recycled: a session has
-// as many as were ever in flight at once.
-type op struct {
-	// slot and generation make the number on the wire, so that an ack of an
-	// operation that has ended is recognised.
-	slot, generation uint32
-
-	kind uint8
-	key  uint64
-	imm  rdma.Imm
-	done func(error)
-	src  *region // nil for messages and empty writes
-	mem  []byte  // what runs' src offsets count in
-	// runs are cut into frames: frame i is runs[cuts[i-1]:cuts[i]].
-	runs  []run
-	cuts  []uint32
-	msg   []byte // copy of the message, kept for reuse when small
-	bytes int64  // what the budget was charged
-
-	// reserved: a submitter is filling it in. submitted: it ends by an ack or
-	// with the session. Both guarded by session.mu, as are the fields below.
-	reserved, submitted bool
-	// unsent counts frames that a writer may still read from. An op ends when
-	// it is acked and unsent is 0: an ack that comes early, by a peer's error
-	// or because our writer was slow to wake, must not free the source.
-	unsent int
-	acked  bool
-	status rdma.Reason
-	tick   uint64 // of the engine's clock, at submission
-}
-
-// id returns the operation's number on the wire.
-func (o *op) id() uint64 { return uint64(o.generation)<<32 | uint64(o.slot) }
-
-// What an idle op keeps for its next use, at most: a message buffer of 4 KiB,
-// and runs of 48 KiB. Larger operations allocate.
-const (
-	keptMessageBytes = 4 << 10
-	keptRuns         = 2 << 10
-)
-
-// reset makes o ready for its next use.
-func (o *op) reset() {
-	o.generation++
-	o.done, o.src, o.mem = nil, nil, nil
-	o.imm = rdma.Imm{}
-	o.runs, o.cuts = o.runs[:0], o.cuts[:0]
-	if cap(o.msg) > keptMessageBytes {
-		o.msg = nil
-	}
-	if cap(o.runs) > keptRuns {
-		o.runs, o.cuts = nil, nil
-	}
-	o.msg = o.msg[:0]
-	o.reserved, o.submitted, o.acked = false, false, false
-	o.unsent, o.status, o.bytes = 0, rdma.ReasonNone, 0
-}
-
-// add appends n bytes from src in the source to dst at the target, merging
-// neighbours and cutting frames at piece bytes. frame is how many bytes the
-// last frame has; add returns its new value.
-func (o *op) add(src, dst, n, piece, frame uint64) uint64 {
-	for n > 0 {
-		first := uint32(0)
-		if len(o.cuts) > 0 {
-			first = o.cuts[len(o.cuts)-1]
-		}
-		if frame == piece || uint32(len(o.runs))-first == maxRuns {
-			o.cuts = append(o.cuts, uint32(len(o.runs)))
-			first, frame = uint32(len(o.runs)), 0
-		}
-		take := min(n, piece-frame)
-		if last := len(o.runs) - 1; last >= int(first) && o.runs[last].src+o.runs[last].n == src && o.runs[last].dst+o.runs[last].n == dst {
-			o.runs[last].n += take
-		} else {
-			o.runs = append(o.runs, run{src, dst, take})
-		}
-		src, dst, n, frame = src+take, dst+take, n-take, frame+take
-	}
-	return frame
-}
-
-// seal ends the last frame; an operation without bytes has one empty frame.
-func (o *op) seal() { o.cuts = append(o.cuts, uint32(len(o.runs))) }
-
-// ended is an operation whose Done is to be called, outside of all locks.
-type ended struct {
-	done func(error)
-	err  error
-	src  *region
-}
-
-// call runs the callback, if there is one, and then gives up the source: after
-// Region.Close no callback is outstanding.
-func (x ended) call() {
-	if x.done != nil {
-		x.done(x.err)
-	}
-	if x.src != nil {
-		x.src.release()
-	}
-}
 
 // waiter is a submitter that waits for room.
 type waiter struct {
@@ -124,27 +17,31 @@ type waiter struct {
 	granted chan *op
 }
 
-// inbound is an operation of the peer of which some frames have arrived.
-type inbound struct {
-	frames, left uint32
-	reason       rdma.Reason
-}
-
-// session is what two engines share: N connections, and the operations in
-// flight in both directions.
+// session is what two engines share: rails between their NICs, and the
+// operations in flight in both directions.
 type session struct {
 	e      *Engine
-	peer   rdma.EngineID
 	id     [16]byte
 	dialed bool
-	conns  []*conn
-	// ready is closed when all connections have proved the token, dying when
-	// the session begins to end, buried when nothing of it is left.
+	// addr and token are how to reach the peer's NICs, for the side that dialed.
+	addr  rdma.Addr
+	token rdma.Token
+	rails []*rail
+	// ctx ends, and dying is closed, when the session begins to end; ready is
+	// closed when the first rail is up, buried when nothing is left.
+	ctx                  context.Context
+	cancel               context.CancelFunc
 	ready, dying, buried chan struct{}
-	// running counts readers and writers.
+	// activating makes the first rail introduce the session to the engine.
+	activating sync.Once
+	// running counts readers, writers and menders. It grows under mu, and only
+	// while why is nil.
 	running sync.WaitGroup
 
 	mu sync.Mutex
+	// peer and remote, its address as we see it, do not change after ready.
+	peer   rdma.EngineID
+	remote string
 	// why is set when the session begins to end.
 	why       error
 	freeBytes int64
@@ -153,32 +50,41 @@ type session struct {
 	ops     []*op
 	free    []*op
 	waiters []*waiter
-	// nextConn breaks ties between equally loaded connections.
-	nextConn int
+	// up counts the rails in state railUp. quiet is set when a rail ended because
+	// the peer was through with it.
+	up    int
+	quiet bool
+	// lanes has one queue for each class, or one for all.
+	lanes []*lane
+	// messages wait for messenger, the one connection that carries them, so that
+	// they mostly keep their order.
+	messages  queue
+	messenger *conn
 
-	inbound map[uint64]inbound
-	// acksOwed are operations of the peer that have landed and whose ack is not
-	// written yet.
+	// inbound is by the slot of the peer's operation; openOps and openFrames
+	// count those that are not complete, and their pieces.
+	inbound             []inbound
+	openOps, openFrames int
+	// acksOwed are acks queued and not written yet.
 	acksOwed int
-	// joined counts the connections that proved the token; armed is set when
-	// all have.
-	joined int
-	armed  bool
 }
 
-// inboundMax bounds what the peer can make us remember. The peer may have MaxOps
-// in flight; it may see an ack before our writer has noted that it was written.
-const inboundMax = 4 * MaxOps
-
-// newSession returns a session without connections.
-func newSession(e *Engine, peer rdma.EngineID, id [16]byte, conns int, dialed bool) *session {
-	return &session{
+// newSession returns a session whose rails are all down. n is their number,
+// conns how many connections a lane of a rail has.
+func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int, dialed bool) *session {
+	s := &session{
 		e: e, peer: peer, id: id, dialed: dialed,
-		conns: make([]*conn, conns),
 		ready: make(chan struct{}), dying: make(chan struct{}), buried: make(chan struct{}),
 		freeBytes: e.opts.InFlightBytes,
-		inbound:   make(map[uint64]inbound),
 	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	for i := range lanes {
+		s.lanes = append(s.lanes, &lane{class: rdma.Class(i)})
+	}
+	for i := range n {
+		s.rails = append(s.rails, &rail{s: s, index: i, connsEach: conns, fenced: true})
+	}
+	return s
 }
 
 // goneLocked is the error of an operation that finds the session ended.
@@ -197,7 +103,7 @@ func (s *session) takeLocked(bytes int64) *op {
 	if n := len(s.free); n > 0 {
 		o, s.free = s.free[n-1], s.free[:n-1]
 	} else {
-		o = &op{slot: uint32(len(s.ops))}
+		o = &op{slot: uint32(len(s.ops)), generation: 1}
 		s.ops = append(s.ops, o)
 	}
 	o.reserved, o.bytes = true, bytes
@@ -319,35 +225,27 @@ func (s *session) submit(o *op) error {
 	o.submitted = true
 	o.unsent = len(o.cuts)
 	o.tick = s.e.ticks.Load()
-	lo := uint32(0)
-	for _, hi := range o.cuts {
-		n := int64(len(o.msg))
-		for _, r := range o.runs[lo:hi] {
-			n += int64(r.n)
+	if o.kind == frameMessage {
+		s.messages.push(o.frame(0))
+		s.messenger.signal()
+	} else {
+		l := s.lane(o.class)
+		for i := range o.cuts {
+			l.push(o.frame(uint32(i)))
 		}
-		c := s.conns[0] // messages: one connection, so that they mostly keep their order
-		if o.kind == frameWrite {
-			c = s.idlestLocked()
-		}
-		c.push(frame{o, lo, hi, n})
-		lo = hi
+		l.wake()
 	}
 	s.mu.Unlock()
 	return nil
 }
 
-// idlestLocked returns the connection with the fewest bytes queued.
-func (s *session) idlestLocked() *conn {
-	n := len(s.conns)
-	best := s.conns[s.nextConn%n]
-	least := best.queued.Load()
-	for i := 1; i < n && least > 0; i++ {
-		if c := s.conns[(s.nextConn+i)%n]; c.queued.Load() < least {
-			best, least = c, c.queued.Load()
-		}
+// lane returns the lane of a class. Where the session has one for all, because
+// its dialer marks no classes, that is it.
+func (s *session) lane(class rdma.Class) *lane {
+	if int(class) < len(s.lanes) {
+		return s.lanes[class]
 	}
-	s.nextConn = best.index + 1
-	return best
+	return s.lanes[0]
 }
 
 // endLocked gives o back and returns what is left to do outside of the lock.
@@ -371,8 +269,8 @@ func (s *session) endLocked(o *op, err error) ended {
 	return x
 }
 
-// settleLocked ends o, appending to out, if it is acked and no writer needs it.
-func (s *session) settleLocked(o *op, out []ended) []ended {
+// settleOpLocked ends o, appending to out, if it is acked and no writer needs it.
+func (s *session) settleOpLocked(o *op, out []ended) []ended {
 	if !o.acked || o.unsent > 0 {
 		return out
 	}
@@ -383,7 +281,8 @@ func (s *session) settleLocked(o *op, out []ended) []ended {
 	return append(out, s.endLocked(o, err))
 }
 
-// acked takes a batch of acks of the peer and appends what ended to out.
+// acked takes a batch of acks of the peer and appends what ended to out. An ack
+// may come twice, once more after a rail has died: the second says nothing.
 func (s *session) acked(acks []byte, out []ended) ([]ended, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -397,146 +296,53 @@ func (s *session) acked(acks []byte, out []ended) ([]ended, error) {
 			return out, fmt.Errorf("ack of operation %#x, which never was: %w", a.op, errFrame)
 		}
 		o := s.ops[slot]
-		if o.id() != a.op || !o.submitted || o.acked {
-			return out, fmt.Errorf("ack of operation %#x, which is not in flight: %w", a.op, errFrame)
+		switch behind := int32(o.generation - uint32(a.op>>32)); {
+		case behind < 0 || behind == 0 && !o.submitted:
+			return out, fmt.Errorf("ack of operation %#x, which has not begun: %w", a.op, errFrame)
+		case behind > 0 || o.acked:
+			continue
 		}
 		o.acked, o.status = true, a.status
-		out = s.settleLocked(o, out)
+		out = s.settleOpLocked(o, out)
 	}
 	return out, nil
-}
-
-// wrote notes that a writer is through with a batch, and appends what ended to
-// out.
-func (s *session) wrote(batch []frame, acks int, out []ended) []ended {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.acksOwed -= acks
-	for _, f := range batch {
-		f.op.unsent--
-		out = s.settleLocked(f.op, out)
-	}
-	return out
-}
-
-// landed notes that one frame of a write of the peer has been placed, or
-// refused with a reason. It reports whether the operation is complete, and how
-// it ended.
-func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.Reason, _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.inbound)+s.acksOwed >= inboundMax {
-		return false, 0, fmt.Errorf("more than %d operations in flight: %w", inboundMax, errFrame)
-	}
-	in, known := s.inbound[h.op]
-	if h.frames == 1 && !known {
-		s.acksOwed++
-		return true, reason, nil
-	}
-	if !known {
-		in = inbound{frames: h.frames, left: h.frames}
-	}
-	if in.frames != h.frames {
-		return false, 0, fmt.Errorf("operation %#x has %d frames, then %d: %w", h.op, in.frames, h.frames, errFrame)
-	}
-	in.left--
-	if in.reason == rdma.ReasonNone {
-		in.reason = reason
-	}
-	if in.left > 0 {
-		s.inbound[h.op] = in
-		return false, 0, nil
-	}
-	delete(s.inbound, h.op)
-	s.acksOwed++
-	return true, in.reason, nil
-}
-
-// owe notes that an ack is due for a message.
-func (s *session) owe() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.inbound)+s.acksOwed >= inboundMax {
-		return fmt.Errorf("more than %d operations in flight: %w", inboundMax, errFrame)
-	}
-	s.acksOwed++
-	return nil
-}
-
-// join adds an authenticated connection while the session is being assembled,
-// and reports whether it was the last one that was missing.
-func (s *session) join(c *conn) (complete bool, _ error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.why != nil {
-		return false, s.goneLocked()
-	}
-	if c.index >= len(s.conns) || s.conns[c.index] != nil {
-		return false, fmt.Errorf("connection %d of %d joined twice: %w", c.index, len(s.conns), errFrame)
-	}
-	s.conns[c.index] = c
-	s.joined++
-	return s.joined == len(s.conns), nil
-}
-
-// arm makes the session wait, when it ends, for the readers and writers that
-// start will begin: two for each connection. False if it has ended already.
-func (s *session) arm() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.why != nil {
-		return false
-	}
-	s.armed = true
-	s.running.Add(2 * len(s.conns))
-	return true
-}
-
-// abandon ends the session for a connection that start will not see, and takes
-// back what arm counted for it.
-func (s *session) abandon(why error) {
-	s.fail(why)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	// The session has ended, so that arm does nothing from here.
-	if s.armed {
-		s.running.Add(-2)
-	}
-}
-
-// start begins the reader and the writer of connection c, which arm counted.
-func (s *session) start(c *conn) {
-	go func() {
-		defer s.running.Done()
-		c.read()
-	}()
-	go func() {
-		defer s.running.Done()
-		c.write()
-	}()
 }
 
 // fail begins the end of the session; only the first reason counts. It may be
 // called from the session's own goroutines.
 func (s *session) fail(why error) {
 	s.mu.Lock()
+	conns, first := s.failLocked(why)
+	s.mu.Unlock()
+	if first {
+		s.failed(conns)
+	}
+}
+
+// failLocked makes the session refuse everything from here on, and returns the
+// connections to close; first is whether it was this call that did.
+func (s *session) failLocked(why error) (conns []*conn, first bool) {
 	if s.why != nil {
-		s.mu.Unlock()
-		return
+		return nil, false
 	}
 	s.why = why
 	for _, w := range s.waiters {
 		w.granted <- nil
 	}
 	s.waiters = nil
-	conns := slices.Clone(s.conns)
-	s.mu.Unlock()
+	for _, r := range s.rails {
+		conns = append(conns, r.conns...)
+	}
+	return conns, true
+}
+
+// failed is what failLocked leaves to be done outside of the lock.
+func (s *session) failed(conns []*conn) {
 	close(s.dying)
+	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
-		if c != nil {
-			_ = c.nc.Close()
-		}
+		_ = c.nc.Close()
 	}
 	go s.bury()
 }
@@ -553,18 +359,19 @@ func (s *session) bury() {
 		}
 	}
 	s.mu.Unlock()
-	for _, x := range out {
-		x.call()
-	}
+	callAll(out)
 	s.e.buried(s)
 	close(s.buried)
 }
 
-// idle reports whether no operation is in flight in either direction.
+// idleLocked reports whether no operation is in flight in either direction.
+func (s *session) idleLocked() bool { return s.active == 0 && s.openOps == 0 }
+
+// idle is idleLocked for readers.
 func (s *session) idle() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.active == 0 && len(s.inbound) == 0
+	return s.idleLocked()
 }
 
 // hungUp reports whether the session ended because the peer was through.
@@ -572,6 +379,16 @@ func (s *session) hungUp() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return errors.Is(s.why, errHungUp)
+}
+
+// hasEnded reports whether the session has begun to end.
+func (s *session) hasEnded() bool {
+	select {
+	case <-s.dying:
+		return true
+	default:
+		return false
+	}
 }
 
 // overdue reports whether an operation has waited for its ack since before the

@@ -1,10 +1,18 @@
 package tcp
 
 import (
+	"crypto/tls"
+	"errors"
+	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/rdma"
 )
 
 // systemCongestion leaves the system's congestion control alone.
@@ -42,15 +50,76 @@ func setCongestion(fd int, name string) error {
 	return os.NewSyscallError("setsockopt TCP_CONGESTION", syscall.SetsockoptString(fd, syscall.IPPROTO_TCP, syscall.TCP_CONGESTION, name))
 }
 
-// control prepares a socket before it connects or listens; connections that are
-// accepted inherit from the listener.
-func (e *Engine) control(_, _ string, rc syscall.RawConn) error {
-	if e.congestion == systemCongestion {
+// setDevice sets SO_BINDTODEVICE.
+func setDevice(fd int, device string) error {
+	if err := syscall.BindToDevice(fd, device); err != nil {
+		return fmt.Errorf("bind to interface %q: %w", device, os.NewSyscallError("setsockopt SO_BINDTODEVICE", err))
+	}
+	return nil
+}
+
+// unsentBytesMax is how much a socket takes that it cannot send yet, where a
+// session may have other rails: what one connection has taken no other can
+// send, so a slow NIC must not take much.
+const unsentBytesMax = 256 << 10
+
+// control returns what prepares a socket of n before it connects or listens;
+// connections that are accepted inherit from the listener.
+func (e *Engine) control(n *nic) func(_, _ string, rc syscall.RawConn) error {
+	return func(_, _ string, rc syscall.RawConn) error {
+		var err error
+		cerr := rc.Control(func(fd uintptr) {
+			if e.congestion != systemCongestion {
+				err = setCongestion(int(fd), e.congestion)
+			}
+			if err == nil && n.device != "" {
+				err = setDevice(int(fd), n.device)
+			}
+			if err == nil && len(e.opts.NICs) > 1 {
+				err = os.NewSyscallError("setsockopt TCP_NOTSENT_LOWAT", unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentBytesMax))
+			}
+		})
+		return errors.Join(cerr, err)
+	}
+}
+
+// mark marks what this side sends on a connection of a class.
+func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
+	if e.opts.QoS == nil {
 		return nil
 	}
-	var err error
-	if cerr := rc.Control(func(fd uintptr) { err = setCongestion(int(fd), e.congestion) }); cerr != nil {
-		return cerr
+	m := e.opts.QoS[class]
+	if t, ok := nc.(*tls.Conn); ok {
+		nc = t.NetConn()
 	}
-	return err
+	c, ok := nc.(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("tcp: mark a connection of type %T: %w", nc, rdma.ErrUnsupported)
+	}
+	rc, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var merr error
+	cerr := rc.Control(func(fd uintptr) { merr = setMarking(int(fd), m) })
+	return errors.Join(cerr, merr)
+}
+
+// setMarking sets the traffic class of both IP versions, as a socket for IPv6
+// may carry IPv4, and then the priority, which the first also changes.
+func setMarking(fd int, m Marking) error {
+	tos := int(m.DSCP) << 2
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return os.NewSyscallError("getsockopt SO_DOMAIN", err)
+	}
+	if domain == unix.AF_INET6 {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, tos); err != nil {
+			return os.NewSyscallError("setsockopt IPV6_TCLASS", err)
+		}
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, tos); err != nil {
+		return os.NewSyscallError("setsockopt IP_TOS", err)
+	}
+	return os.NewSyscallError("setsockopt SO_PRIORITY", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, int(m.Priority)))
 }

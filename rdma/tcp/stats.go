@@ -17,6 +17,10 @@ type counters struct {
 	refusedIn                                     [rdma.ReasonNoBuffer + 1]atomic.Uint64
 	drainedBytesIn, authFailures, malformedFrames atomic.Uint64
 	sessionsOpened, sessionsClosed, peersTimedOut atomic.Uint64
+	// railsLost went down in sessions that went on; framesResent were given to
+	// another rail then; framesRepeated came twice to this engine, and were
+	// dropped.
+	railsLost, framesResent, framesRepeated atomic.Uint64
 }
 
 // Stats implements rdma.Engine.
@@ -49,6 +53,7 @@ const (
 	logMalformed
 	logAuth
 	logSession
+	logRailDown
 	logAccept
 	logKinds
 )

@@ -69,13 +69,13 @@ func newRawPeer(t testing.TB, e *Engine, n int) *rawPeer {
 	var wg sync.WaitGroup
 	p.conns = make([]net.Conn, n)
 	for i := range n {
-		nc, err := net.Dial("tcp", string(e.netAddr))
+		nc, err := net.Dial("tcp", string(e.nics[0].addr))
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = nc.Close() })
 		p.conns[i] = nc
-		h := hello{index: i, conns: n, engine: p.id, session: session}
+		h := hello{index: i, conns: n, lanes: 1, rails: 1, generation: 1, engine: p.id, session: session}
 		wg.Go(func() {
 			dialer := &Engine{id: p.id}
 			if _, err := dialer.introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
@@ -160,6 +160,18 @@ func TestConformanceVariants(t *testing.T) {
 		"one connection": func(o *Options) { o.Conns = 1 },
 		"small pieces":   func(o *Options) { o.Conns, o.PieceBytes = 7, 64<<10 },
 		"TLS":            func(o *Options) { o.TLS = cfg },
+		"two NICs": func(o *Options) {
+			o.NICs = twoNICs(o.Listen != "")
+			o.Listen, o.Conns = "", 2
+		},
+		"two NICs to one": func(o *Options) {
+			if o.Listen == "" {
+				o.NICs, o.Conns = twoNICs(false), 1
+			}
+		},
+		"classes": func(o *Options) {
+			o.Conns, o.QoS = 2, &[rdma.Classes]Marking{rdma.ClassKV: {DSCP: 8}, rdma.ClassCollective: {DSCP: 46, Priority: 6}}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine {
@@ -214,7 +226,7 @@ func TestStalledPayload(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := newRawPeer(t, e, 1)
-		h := header{kind: frameWrite, frames: 1, op: 77, key: win.Desc().NICs[0].Key, length: 1 << 20, flags: flagImm, imm: 5}
+		h := header{kind: frameWrite, frames: 1, op: 1<<32 | 77, key: win.Desc().NICs[0].Key, length: 1 << 20, flags: flagImm, imm: 5}
 		half := bytes.Repeat([]byte{1}, 1<<19)
 		before := e.stats.writesIn.Load()
 		if table {
@@ -233,17 +245,17 @@ func TestStalledPayload(t *testing.T) {
 		poison := bytes.Repeat([]byte{0xA5}, len(mem))
 		copy(mem, poison)
 		p.send(0, half)
-		if a := p.nextAck(0); a != (ack{77, rdma.ReasonRevoked}) {
+		if a := p.nextAck(0); a != (ack{1<<32 | 77, rdma.ReasonRevoked}) {
 			t.Fatalf("ack %+v", a)
 		}
 		if !bytes.Equal(mem, poison) {
 			t.Fatal("bytes changed after Revoke had returned")
 		}
 		// The session goes on.
-		h.op = 78
+		h.op = 1<<32 | 78
 		h.runs, h.length = 0, 10
 		p.send(0, h.raw(), make([]byte, 10))
-		if a := p.nextAck(0); a != (ack{78, rdma.ReasonKey}) {
+		if a := p.nextAck(0); a != (ack{1<<32 | 78, rdma.ReasonKey}) {
 			t.Fatalf("ack %+v", a)
 		}
 		if n := e.stats.writesIn.Load(); n != before {
@@ -388,7 +400,7 @@ func TestHeartbeatsKeepIdleSessions(t *testing.T) {
 	s := c.sessions()[0]
 	var last uint64
 	for range 20 { // heartbeats arrive on every connection
-		for _, k := range s.conns {
+		for _, k := range s.rails[0].conns {
 			for last = k.rx.Load(); k.rx.Load() == last; {
 				select {
 				case <-time.After(time.Millisecond):
@@ -415,7 +427,7 @@ func TestMalformed(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := r.Desc().NICs[0].Key
-	write := header{kind: frameWrite, frames: 1, key: key, length: 32}
+	write := header{kind: frameWrite, frames: 1, op: 1 << 32, key: key, length: 32}
 	mutate := func(f func([]byte)) []byte { b := write.raw(); f(b); return b }
 	with := func(f func(*header)) []byte { h := write; f(&h); return h.raw() }
 	table := make([]byte, 2*runSize)
@@ -446,6 +458,15 @@ func TestMalformed(t *testing.T) {
 		"huge message":     header{kind: frameMessage, length: maxMessage + 1}.raw(),
 		"unknown ack":      append(header{kind: frameAck, length: ackSize}.raw(), unknownAck[:]...),
 		"ack status":       append(header{kind: frameAck, length: ackSize}.raw(), badStatus[:]...),
+		"piece":            with(func(h *header) { h.piece = 1 }),
+		"generation":       with(func(h *header) { h.op = 5 }),
+		"slot":             with(func(h *header) { h.op = 1<<32 | MaxOps }),
+		"rail":             header{kind: frameDown, frames: MaxNICs}.raw(),
+		"rail not there":   header{kind: frameDown, frames: 1, piece: 1}.raw(),
+		"slot in use": append(with(func(h *header) { h.frames, h.length = 2, 0 }),
+			with(func(h *header) { h.op, h.length = 2<<32, 0 })...),
+		"generation goes back": append(with(func(h *header) { h.op, h.length = 2<<32, 0 }),
+			with(func(h *header) { h.length = 0 })...),
 		"frames disagree": append(with(func(h *header) { h.frames, h.length = 3, 0 }),
 			with(func(h *header) { h.frames, h.length = 2, 0 })...),
 	}
@@ -476,22 +497,33 @@ func TestMalformed(t *testing.T) {
 }
 
 // TestEarlyAck: an ack that comes before the frames were written does not free
-// the source, and an ack of an operation that has ended ends the session.
+// the source while a writer reads from it; a second one says nothing, and one of
+// an operation that has not begun ends the session.
 func TestEarlyAck(t *testing.T) {
 	ctx := testContext(t)
-	e := newServer(t, Options{InFlightBytes: 64 << 20})
-	src, err := e.Register(make([]byte, 64<<20), rdma.RegisterOptions{Local: true})
+	e := newServer(t, Options{PieceBytes: maxPiece})
+	src, err := e.Register(make([]byte, maxPiece), rdma.RegisterOptions{Local: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := newRawPeer(t, e, 1)
-	d := rdma.Desc{Engine: p.id, NICs: []rdma.NICKey{{Key: 1}}, Len: 64 << 20}
-	f := rdma.NewFlag()
-	// More than the sockets take, so that the writer is stuck in it.
-	if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: 64 << 20, Done: f.Set}); err != nil {
+	if err := p.conns[0].(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
 		t.Fatal(err)
 	}
-	h, _ := p.next(0)
+	d := rdma.Desc{Engine: p.id, NICs: []rdma.NICKey{{Key: 1}}, Len: maxPiece}
+	f := rdma.NewFlag()
+	// One frame of more than the sockets take, so that the writer is stuck in it.
+	if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: maxPiece, Done: f.Set}); err != nil {
+		t.Fatal(err)
+	}
+	raw := make([]byte, headerSize)
+	var h header
+	if _, err := io.ReadFull(p.conns[0], raw); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.decode(raw); err != nil {
+		t.Fatal(err)
+	}
 	var a [ackSize]byte
 	ack{op: h.op}.put(a[:])
 	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:])
@@ -512,15 +544,22 @@ func TestEarlyAck(t *testing.T) {
 	if set, _ := f.Poll(); set {
 		t.Fatal("ended while its frames were being written")
 	}
-	for got := uint64(h.length); got < 64<<20; {
-		h, _ := p.next(0)
-		got += h.length
-	}
+	nc := p.conns[0]
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		_, _ = io.Copy(io.Discard, nc)
+	}()
 	if err := f.Wait(ctx); err != nil {
 		t.Fatal(err)
 	}
+	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:]) // once more: nothing happens
+	ack{op: h.op + 2<<32}.put(a[:])
 	p.send(0, header{kind: frameAck, length: ackSize}.raw(), a[:])
-	p.closed(0)
+	<-drained // the engine has hung up
+	if n := e.Stats().MalformedFrames; n != 1 {
+		t.Errorf("%d malformed frames", n)
+	}
 }
 
 // TestHandshake: connections that are no session are turned away, and leave
@@ -528,9 +567,9 @@ func TestEarlyAck(t *testing.T) {
 func TestHandshake(t *testing.T) {
 	testkit.VerifyNone(t)
 	e := newServer(t, Options{MaxPeers: 2, HandshakeTimeout: 300 * time.Millisecond})
-	good := hello{conns: 2, engine: rdma.EngineID{1}, session: [16]byte{1}}
+	good := hello{conns: 2, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}, session: [16]byte{1}}
 	dial := func() net.Conn {
-		nc, err := net.Dial("tcp", string(e.netAddr))
+		nc, err := net.Dial("tcp", string(e.nics[0].addr))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -562,12 +601,21 @@ func TestHandshake(t *testing.T) {
 	if err := introduce(good, strings.ToUpper(testToken)); !errors.Is(err, rdma.ErrAuth) {
 		t.Errorf("wrong token: %v", err)
 	}
-	for name, h := range map[string]hello{
-		"no connections": {conns: 0, engine: rdma.EngineID{1}},
-		"too many":       {conns: MaxConns + 1, engine: rdma.EngineID{1}},
-		"index":          {conns: 2, index: 2, engine: rdma.EngineID{1}},
-		"no engine":      {conns: 1},
+	for name, change := range map[string]func(*hello){
+		"no connections":    func(h *hello) { h.conns = 0 },
+		"too many":          func(h *hello) { h.conns = MaxConns + 1 },
+		"index":             func(h *hello) { h.index = 2 },
+		"no engine":         func(h *hello) { h.engine = rdma.EngineID{} },
+		"no lane":           func(h *hello) { h.lanes = 0 },
+		"lane":              func(h *hello) { h.lane = 1 },
+		"too many rails":    func(h *hello) { h.rails = MaxNICs + 1 },
+		"rail":              func(h *hello) { h.rail = 1 },
+		"no generation":     func(h *hello) { h.generation = 0 },
+		"a later one":       func(h *hello) { h.generation, h.session = 2, [16]byte{2} },
+		"lanes like nobody": func(h *hello) { h.lanes = 200 },
 	} {
+		h := good
+		change(&h)
 		if err := introduce(h, testToken); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
@@ -645,12 +693,12 @@ func TestNewSessionReplaces(t *testing.T) {
 	if err := e.Write(ctx, rdma.Write{Dst: d, Done: f.Set}); err != nil {
 		t.Fatal(err)
 	}
-	nc, err := net.Dial("tcp", string(e.netAddr))
+	nc, err := net.Dial("tcp", string(e.nics[0].addr))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = nc.Close() }()
-	h := hello{conns: 1, engine: p.id, session: [16]byte{9}}
+	h := hello{conns: 1, lanes: 1, rails: 1, generation: 1, engine: p.id, session: [16]byte{9}}
 	if _, err := (&Engine{id: p.id}).introduce(nc, e.id, rdma.Token(testToken), h); err != nil {
 		t.Fatal(err)
 	}

@@ -24,6 +24,7 @@ func (e *Engine) watch() {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	silence := ceilDiv(e.opts.IdleTimeout, interval)
+	railSilence := ceilDiv(e.opts.NICTimeout, interval)
 	transfer := ceilDiv(e.opts.TransferTimeout, interval)
 	for {
 		select {
@@ -32,11 +33,12 @@ func (e *Engine) watch() {
 			return
 		}
 		now := e.ticks.Add(1)
+		for _, n := range e.nics {
+			n.look()
+		}
 		for _, s := range e.sessions() {
-			if c := s.watch(silence); c != nil {
-				e.stats.peersTimedOut.Add(1)
-				s.fail(fmt.Errorf("rdma: %v silent for %v: %w", s.peer, e.opts.IdleTimeout, rdma.ErrPeerDied))
-			} else if now > transfer && s.overdue(now-transfer) {
+			s.watch(railSilence, silence)
+			if now > transfer && s.overdue(now-transfer) {
 				e.stats.peersTimedOut.Add(1)
 				s.fail(fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied))
 			}
@@ -47,21 +49,65 @@ func (e *Engine) watch() {
 // ceilDiv returns how many intervals cover d.
 func ceilDiv(d, interval time.Duration) uint64 { return uint64((d + interval - 1) / interval) }
 
-// watch looks at each connection once; it returns one that has been silent for
-// too long.
-func (s *session) watch(silence uint64) *conn {
-	for _, c := range s.conns {
-		if rx := c.rx.Load(); rx != c.lastRx {
-			c.lastRx, c.silentTicks = rx, 0
-		} else if c.silentTicks++; c.silentTicks > silence {
-			return c
-		}
-		if tx := c.tx.Load(); tx != c.lastTx {
-			c.lastTx, c.idleTicks = tx, 0
-		} else if c.idleTicks++; c.idleTicks >= ticksPerHeartbeat-1 {
-			c.idleTicks = 0
-			c.pushBeat()
-		}
+// watch looks at each rail once, and takes down those that have been silent for
+// too long or whose NIC has no link. While another rail is heard of, that is
+// railSilence; the last one is given silence, which is then the session's end.
+func (s *session) watch(railSilence, silence uint64) {
+	type heard struct {
+		r          *rail
+		nic        *nic
+		generation uint32
+		ticks      uint64
 	}
-	return nil
+	var rails []heard
+	least := ^uint64(0)
+	s.mu.Lock()
+	for _, r := range s.rails {
+		if r.state != railUp {
+			continue
+		}
+		ticks := uint64(0)
+		for _, c := range r.conns {
+			ticks = max(ticks, c.watch())
+		}
+		least = min(least, ticks)
+		rails = append(rails, heard{r, r.nic, r.generation, ticks})
+	}
+	s.mu.Unlock()
+	for _, h := range rails {
+		if why := h.nic.fault(); why != nil && len(rails) > 1 {
+			s.drop(h.r, h.generation, why)
+			continue
+		}
+		limit, timeout := silence, s.e.opts.IdleTimeout
+		if least < railSilence {
+			limit, timeout = railSilence, s.e.opts.NICTimeout
+		}
+		if h.ticks <= limit {
+			continue
+		}
+		if len(rails) == 1 {
+			s.e.stats.peersTimedOut.Add(1)
+		}
+		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.peer, timeout, rdma.ErrPeerDied))
+	}
+}
+
+// watch returns for how many rounds nothing has come on the connection, and
+// sends a heartbeat on it where nothing has gone; the caller holds the session's
+// mu.
+func (c *conn) watch() (silentTicks uint64) {
+	if rx := c.rx.Load(); rx != c.lastRx {
+		c.lastRx, c.silentTicks = rx, 0
+	} else {
+		c.silentTicks++
+	}
+	if tx := c.tx.Load(); tx != c.lastTx {
+		c.lastTx, c.idleTicks = tx, 0
+	} else if c.idleTicks++; c.idleTicks >= ticksPerHeartbeat-1 {
+		c.idleTicks = 0
+		c.beat = true
+		c.signal()
+	}
+	return c.silentTicks
 }

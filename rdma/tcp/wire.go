@@ -26,14 +26,14 @@ const (
 	// each is a frame of its own, and large single writes (1<<20 x 64 KiB).
 	maxFrames = 1 << 20
 
-	helloSize     = 72
+	helloSize     = 88
 	challengeSize = 56
 	proofSize     = sha256.Size
 	verdictSize   = 8 + sha256.Size
 )
 
 // frameMagic is "PNS" and the version of the framing, as a little-endian number.
-const frameMagic = uint32('P') | uint32('N')<<8 | uint32('S')<<16 | 1<<24
+const frameMagic = uint32('P') | uint32('N')<<8 | uint32('S')<<16 | 2<<24
 
 // Types of frames.
 const (
@@ -41,6 +41,7 @@ const (
 	frameAck       = 2
 	frameMessage   = 3
 	frameHeartbeat = 4
+	frameDown      = 5
 )
 
 // flagImm says that the imm field counts.
@@ -55,10 +56,10 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // header is the decoded header of a frame.
 type header struct {
-	kind, flags             uint8
-	runs                    uint16
-	imm, frames, tableSum   uint32
-	op, key, offset, length uint64
+	kind, flags                  uint8
+	runs                         uint16
+	imm, frames, tableSum, piece uint32
+	op, key, offset, length      uint64
 }
 
 // encode writes h to b, which holds headerSize bytes.
@@ -75,7 +76,8 @@ func (h *header) encode(b []byte) {
 	le.PutUint64(b[32:], h.offset)
 	le.PutUint64(b[40:], h.length)
 	le.PutUint32(b[48:], h.tableSum)
-	le.PutUint64(b[52:], 0)
+	le.PutUint32(b[52:], h.piece)
+	le.PutUint32(b[56:], 0)
 	le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 }
 
@@ -90,14 +92,14 @@ func (h *header) decode(b []byte) error {
 	if got, want := crc32.Checksum(b[:60], castagnoli), le.Uint32(b[60:]); got != want {
 		return fmt.Errorf("header checksum %#x, header says %#x: %w", got, want, errFrame)
 	}
-	if le.Uint64(b[52:]) != 0 {
+	if le.Uint32(b[56:]) != 0 {
 		return fmt.Errorf("reserved bytes are set: %w", errFrame)
 	}
 	*h = header{
 		kind: b[4], flags: b[5],
 		runs: le.Uint16(b[6:]), imm: le.Uint32(b[8:]), frames: le.Uint32(b[12:]),
 		op: le.Uint64(b[16:]), key: le.Uint64(b[24:]), offset: le.Uint64(b[32:]), length: le.Uint64(b[40:]),
-		tableSum: le.Uint32(b[48:]),
+		tableSum: le.Uint32(b[48:]), piece: le.Uint32(b[52:]),
 	}
 	return h.check()
 }
@@ -107,7 +109,7 @@ func (h *header) check() error {
 	ok := false
 	switch h.kind {
 	case frameWrite:
-		ok = h.flags&^flagImm == 0 && h.runs <= maxRuns && h.frames >= 1 && h.frames <= maxFrames &&
+		ok = h.flags&^flagImm == 0 && h.runs <= maxRuns && h.frames <= maxFrames && h.piece < h.frames &&
 			h.length <= maxPiece && (h.runs == 0 || h.offset == 0)
 	case frameAck:
 		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize && *h == header{kind: h.kind, length: h.length}
@@ -115,12 +117,15 @@ func (h *header) check() error {
 		ok = h.length <= maxMessage && *h == header{kind: h.kind, length: h.length, op: h.op}
 	case frameHeartbeat:
 		ok = *h == header{kind: h.kind}
+	case frameDown:
+		// frames is the rail's number and piece its generation.
+		ok = h.frames < MaxNICs && *h == header{kind: h.kind, frames: h.frames, piece: h.piece}
 	default:
 		return fmt.Errorf("frame of type %d: %w", h.kind, errFrame)
 	}
 	if !ok {
-		return fmt.Errorf("frame of type %d with flags %#x, %d runs, %d frames, length %d, offset %d: %w",
-			h.kind, h.flags, h.runs, h.frames, h.length, h.offset, errFrame)
+		return fmt.Errorf("frame of type %d with flags %#x, %d runs, piece %d of %d, length %d, offset %d: %w",
+			h.kind, h.flags, h.runs, h.piece, h.frames, h.length, h.offset, errFrame)
 	}
 	return nil
 }
@@ -178,18 +183,21 @@ func decodeAck(b []byte) (ack, error) {
 
 // Magic numbers of the handshake.
 const (
-	helloMagic     = "PRD1"
-	challengeMagic = "PRC1"
+	helloMagic     = "PRD2"
+	challengeMagic = "PRC2"
 )
 
 // nonceSize is the length of each side's nonce, in bytes.
 const nonceSize = 32
 
-// hello opens a connection.
+// hello opens a connection: number index of conns in a lane of a rail.
 type hello struct {
 	index, conns int
 	engine       rdma.EngineID
 	session      [16]byte
+	lane, lanes  int
+	rail, rails  int
+	generation   uint32
 	nonce        [nonceSize]byte
 }
 
@@ -201,6 +209,9 @@ func (h *hello) encode() []byte {
 	b = binary.LittleEndian.AppendUint16(b, uint16(h.conns))
 	b = append(b, h.engine[:]...)
 	b = append(b, h.session[:]...)
+	b = append(b, byte(h.lane), byte(h.lanes), byte(h.rail), byte(h.rails))
+	b = binary.LittleEndian.AppendUint32(b, h.generation)
+	b = append(b, make([]byte, 8)...)
 	return append(b, h.nonce[:]...)
 }
 
@@ -212,12 +223,20 @@ func (h *hello) decode(b []byte) error {
 	h.index, h.conns = int(binary.LittleEndian.Uint16(b[4:])), int(binary.LittleEndian.Uint16(b[6:]))
 	copy(h.engine[:], b[8:24])
 	copy(h.session[:], b[24:40])
-	copy(h.nonce[:], b[40:72])
-	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns || h.engine.IsZero() {
-		return fmt.Errorf("hello for connection %d of %d, engine %v: %w", h.index, h.conns, h.engine, errFrame)
+	h.lane, h.lanes, h.rail, h.rails = int(b[40]), int(b[41]), int(b[42]), int(b[43])
+	h.generation = binary.LittleEndian.Uint32(b[44:])
+	copy(h.nonce[:], b[56:88])
+	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns || h.engine.IsZero() ||
+		h.lanes < 1 || h.lanes > rdma.Classes || h.lane >= h.lanes ||
+		h.rails < 1 || h.rails > MaxNICs || h.rail >= h.rails || h.generation == 0 || binary.LittleEndian.Uint64(b[48:]) != 0 {
+		return fmt.Errorf("hello for connection %d of %d in lane %d of %d on rail %d of %d, generation %d, engine %v: %w",
+			h.index, h.conns, h.lane, h.lanes, h.rail, h.rails, h.generation, h.engine, errFrame)
 	}
 	return nil
 }
+
+// slot is the connection's place among all those of its rail.
+func (h *hello) slot() int { return h.lane*h.conns + h.index }
 
 // challenge answers a hello.
 type challenge struct {
@@ -253,6 +272,8 @@ const (
 	verdictToken   verdictStatus = 1
 	verdictFull    verdictStatus = 2
 	verdictRequest verdictStatus = 3
+	verdictGone    verdictStatus = 4
+	verdictLater   verdictStatus = 5
 )
 
 // String returns a phrase for people.
@@ -266,6 +287,10 @@ func (v verdictStatus) String() string {
 		return "too many peers"
 	case verdictRequest:
 		return "session could not be assembled"
+	case verdictGone:
+		return "session has ended there"
+	case verdictLater:
+		return "the NIC pair is still in use there"
 	}
 	return fmt.Sprintf("verdict %d", uint8(v))
 }

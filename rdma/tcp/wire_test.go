@@ -39,7 +39,7 @@ func TestWire(t *testing.T) {
 // printHeader encodes a header from arguments.
 func printHeader(t *testing.T, d *datadriven.TestData) string {
 	var h header
-	kinds := map[string]uint8{"write": frameWrite, "ack": frameAck, "message": frameMessage, "heartbeat": frameHeartbeat}
+	kinds := map[string]uint8{"write": frameWrite, "ack": frameAck, "message": frameMessage, "heartbeat": frameHeartbeat, "down": frameDown}
 	numbers := map[string]uint64{}
 	for _, a := range d.CmdArgs {
 		var n uint64
@@ -53,13 +53,14 @@ func printHeader(t *testing.T, d *datadriven.TestData) string {
 		numbers[a.Key] = n
 	}
 	h.flags, h.runs, h.imm, h.frames = uint8(numbers["flags"]), uint16(numbers["runs"]), uint32(numbers["imm"]), uint32(numbers["frames"])
+	h.piece = uint32(numbers["piece"])
 	h.op, h.key, h.offset, h.length = numbers["op"], numbers["key"], numbers["offset"], numbers["length"]
 	b := h.raw()
 	var back header
 	if err := back.decode(b); err != nil {
 		return "does not decode: " + err.Error()
 	}
-	return fields(b, "magic 4", "type 1", "flags 1", "runs 2", "imm 4", "frames 4", "op 8", "key 8", "offset 8", "length 8", "tableSum 4", "zero 8", "headerSum 4")
+	return fields(b, "magic 4", "type 1", "flags 1", "runs 2", "imm 4", "frames 4", "op 8", "key 8", "offset 8", "length 8", "tableSum 4", "piece 4", "zero 4", "headerSum 4")
 }
 
 // printTable decodes runs given as offset+length.
@@ -86,12 +87,12 @@ func printTable(t *testing.T, d *datadriven.TestData) string {
 // printHandshake prints a handshake with fixed nonces.
 func printHandshake() string {
 	token := rdma.Token(testToken)
-	h := hello{index: 1, conns: 4, engine: rdma.EngineID{0xaa, 15: 0xaa}, session: [16]byte{0xbb, 15: 0xbb}}
+	h := hello{index: 1, conns: 4, lane: 1, lanes: 2, rail: 2, rails: 3, generation: 7, engine: rdma.EngineID{0xaa, 15: 0xaa}, session: [16]byte{0xbb, 15: 0xbb}}
 	c := challenge{engine: rdma.EngineID{0xcc, 15: 0xcc}}
 	h.nonce[0], c.nonce[0] = 0xdd, 0xee
 	rawHello, rawChallenge := h.encode(), c.encode()
 	return "token " + testToken + "\n" +
-		"hello\n" + fields(rawHello, "magic 4", "index 2", "conns 2", "engine 16", "session 16", "nonce 32") +
+		"hello\n" + fields(rawHello, "magic 4", "index 2", "conns 2", "engine 16", "session 16", "lane 1", "lanes 1", "rail 1", "rails 1", "generation 4", "zero 8", "nonce 32") +
 		"challenge\n" + fields(rawChallenge, "magic 4", "zero 4", "engine 16", "nonce 32") +
 		"proof\n" + fields(prove(token, roleDialer, rawHello, rawChallenge), "hmac 32") +
 		"verdict\n" + fields(append(make([]byte, 8), prove(token, roleAcceptor, rawHello, rawChallenge, []byte{0})...), "status 1", "zero 7", "hmac 32")
@@ -104,11 +105,11 @@ func fields(b []byte, names ...string) string {
 		var name string
 		var n int
 		_, _ = fmt.Sscanf(f, "%s %d", &name, &n)
-		fmt.Fprintf(&out, "  %-9s %x\n", name, b[:n])
+		fmt.Fprintf(&out, "  %-10s %x\n", name, b[:n])
 		b = b[n:]
 	}
 	if len(b) > 0 {
-		fmt.Fprintf(&out, "  left over %x\n", b)
+		fmt.Fprintf(&out, "  left over  %x\n", b)
 	}
 	return out.String()
 }

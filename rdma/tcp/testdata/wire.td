@@ -2,37 +2,39 @@
 
 header write flags=1 imm=7 frames=1 op=4294967297 key=1311768467463790320 offset=8192 length=4096
 ----
-  magic     504e5301
-  type      01
-  flags     01
-  runs      0000
-  imm       07000000
-  frames    01000000
-  op        0100000001000000
-  key       f0debc9a78563412
-  offset    0020000000000000
-  length    0010000000000000
-  tableSum  00000000
-  zero      0000000000000000
-  headerSum 890fa936
+  magic      504e5302
+  type       01
+  flags      01
+  runs       0000
+  imm        07000000
+  frames     01000000
+  op         0100000001000000
+  key        f0debc9a78563412
+  offset     0020000000000000
+  length     0010000000000000
+  tableSum   00000000
+  piece      00000000
+  zero       00000000
+  headerSum  2088d2bd
 
 # One frame of a paged write: two runs, in a table that follows the header.
 
-header write frames=3 runs=2 op=5 key=9 length=100
+header write frames=3 piece=2 runs=2 op=4294967301 key=9 length=100
 ----
-  magic     504e5301
-  type      01
-  flags     00
-  runs      0200
-  imm       00000000
-  frames    03000000
-  op        0500000000000000
-  key       0900000000000000
-  offset    0000000000000000
-  length    6400000000000000
-  tableSum  00000000
-  zero      0000000000000000
-  headerSum 155f0709
+  magic      504e5302
+  type       01
+  flags      00
+  runs       0200
+  imm        00000000
+  frames     03000000
+  op         0500000001000000
+  key        0900000000000000
+  offset     0000000000000000
+  length     6400000000000000
+  tableSum   00000000
+  piece      02000000
+  zero       00000000
+  headerSum  d937c4cd
 
 table length=100
 0+64
@@ -57,96 +59,126 @@ table has more than the frame's 100 bytes: malformed frame
 
 header ack length=16
 ----
-  magic     504e5301
-  type      02
-  flags     00
-  runs      0000
-  imm       00000000
-  frames    00000000
-  op        0000000000000000
-  key       0000000000000000
-  offset    0000000000000000
-  length    1000000000000000
-  tableSum  00000000
-  zero      0000000000000000
-  headerSum 61ddf86d
+  magic      504e5302
+  type       02
+  flags      00
+  runs       0000
+  imm        00000000
+  frames     00000000
+  op         0000000000000000
+  key        0000000000000000
+  offset     0000000000000000
+  length     1000000000000000
+  tableSum   00000000
+  piece      00000000
+  zero       00000000
+  headerSum  c85a83e6
 
 ack op=4294967297 status=2
 ----
-  op        0100000001000000
-  status    02
-  zero      00000000000000
+  op         0100000001000000
+  status     02
+  zero       00000000000000
 
 header message op=6 length=11
 ----
-  magic     504e5301
-  type      03
-  flags     00
-  runs      0000
-  imm       00000000
-  frames    00000000
-  op        0600000000000000
-  key       0000000000000000
-  offset    0000000000000000
-  length    0b00000000000000
-  tableSum  00000000
-  zero      0000000000000000
-  headerSum f79d842b
+  magic      504e5302
+  type       03
+  flags      00
+  runs       0000
+  imm        00000000
+  frames     00000000
+  op         0600000000000000
+  key        0000000000000000
+  offset     0000000000000000
+  length     0b00000000000000
+  tableSum   00000000
+  piece      00000000
+  zero       00000000
+  headerSum  5e1affa0
 
 header heartbeat
 ----
-  magic     504e5301
-  type      04
-  flags     00
-  runs      0000
-  imm       00000000
-  frames    00000000
-  op        0000000000000000
-  key       0000000000000000
-  offset    0000000000000000
-  length    0000000000000000
-  tableSum  00000000
-  zero      0000000000000000
-  headerSum a16a795c
+  magic      504e5302
+  type       04
+  flags      00
+  runs       0000
+  imm        00000000
+  frames     00000000
+  op         0000000000000000
+  key        0000000000000000
+  offset     0000000000000000
+  length     0000000000000000
+  tableSum   00000000
+  piece      00000000
+  zero       00000000
+  headerSum  08ed02d7
 
 # A field that the type does not name has to be zero, and limits hold.
 
+header down frames=2 piece=5
+----
+  magic      504e5302
+  type       05
+  flags      00
+  runs       0000
+  imm        00000000
+  frames     02000000
+  op         0000000000000000
+  key        0000000000000000
+  offset     0000000000000000
+  length     0000000000000000
+  tableSum   00000000
+  piece      05000000
+  zero       00000000
+  headerSum  b2f53b19
+
+header down frames=16
+----
+does not decode: frame of type 5 with flags 0x0, 0 runs, piece 0 of 16, length 0, offset 0: malformed frame
+
 header heartbeat op=1
 ----
-does not decode: frame of type 4 with flags 0x0, 0 runs, 0 frames, length 0, offset 0: malformed frame
+does not decode: frame of type 4 with flags 0x0, 0 runs, piece 0 of 0, length 0, offset 0: malformed frame
 
 header write frames=1 length=16777217
 ----
-does not decode: frame of type 1 with flags 0x0, 0 runs, 1 frames, length 16777217, offset 0: malformed frame
+does not decode: frame of type 1 with flags 0x0, 0 runs, piece 0 of 1, length 16777217, offset 0: malformed frame
 
 header write frames=0 length=1
 ----
-does not decode: frame of type 1 with flags 0x0, 0 runs, 0 frames, length 1, offset 0: malformed frame
+does not decode: frame of type 1 with flags 0x0, 0 runs, piece 0 of 0, length 1, offset 0: malformed frame
 
 header write frames=1 runs=1 offset=1 length=1
 ----
-does not decode: frame of type 1 with flags 0x0, 1 runs, 1 frames, length 1, offset 1: malformed frame
+does not decode: frame of type 1 with flags 0x0, 1 runs, piece 0 of 1, length 1, offset 1: malformed frame
 
-# Opening the second of four connections.
+# Opening the second of four connections of the second lane of the third rail, for the seventh time.
 
 handshake
 ----
 token 0123456789abcdef
 hello
-  magic     50524431
-  index     0100
-  conns     0400
-  engine    aa0000000000000000000000000000aa
-  session   bb0000000000000000000000000000bb
-  nonce     dd00000000000000000000000000000000000000000000000000000000000000
+  magic      50524432
+  index      0100
+  conns      0400
+  engine     aa0000000000000000000000000000aa
+  session    bb0000000000000000000000000000bb
+  lane       01
+  lanes      02
+  rail       02
+  rails      03
+  generation 07000000
+  zero       0000000000000000
+  nonce      dd00000000000000000000000000000000000000000000000000000000000000
 challenge
-  magic     50524331
-  zero      00000000
-  engine    cc0000000000000000000000000000cc
-  nonce     ee00000000000000000000000000000000000000000000000000000000000000
+  magic      50524332
+  zero       00000000
+  engine     cc0000000000000000000000000000cc
+  nonce      ee00000000000000000000000000000000000000000000000000000000000000
 proof
-  hmac      a8a14c4c24641325c290d26eb05f5a7d5da4f37ce8ff4e85f0675ce5c3b12c52
+  hmac       cc638dc87e269f2b6e490388bc48fe411bd4d2ca86a1aa6f62f6a5378d1d39a8
 verdict
-  status    00
-  zero      00000000000000
-  hmac      f62c6036cc37333ebc72b11cf5d947a82bfb7e02a9f1f7bf2f403703f2f85212
+  status     00
+  zero       00000000000000
+  hmac       a0a40d4e37c5f2dc9b29befdc5944ffe189ca0b26c2a8cfdce3f62a3df0805df

@@ -1,0 +1,168 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// nic is one network interface of an engine, or, without options, all of them
+// as the system's routes choose.
+type nic struct {
+	name     string
+	device   string
+	listener net.Listener // nil in an engine that does not listen
+	addr     rdma.NetAddr // what Desc and Addr tell peers; "" without a listener
+	local    net.Addr     // what connections are dialed from; nil: the routes choose
+
+	// bytesOut and bytesIn are payload, with what was sent twice.
+	bytesOut, bytesIn atomic.Uint64
+	// broken is why the interface cannot carry anything now, if look found so.
+	broken atomic.Pointer[error]
+}
+
+// openNICs opens the listeners and decides what addresses peers are told.
+func (e *Engine) openNICs(ctx context.Context) error {
+	for _, o := range e.opts.nics() {
+		n := &nic{name: o.Name, device: o.Device}
+		e.nics = append(e.nics, n)
+		err := e.listen(ctx, n, o)
+		if err == nil {
+			err = n.dialFrom(o, len(e.opts.NICs) > 0)
+		}
+		if err != nil {
+			for _, n := range e.nics {
+				n.close()
+			}
+			return err
+		}
+		for _, name := range []string{o.Device, string(n.addr), o.Local, "any"} {
+			if n.name == "" {
+				n.name = name
+			}
+		}
+	}
+	return nil
+}
+
+// listen opens the listener of a NIC, if it is to have one.
+func (e *Engine) listen(ctx context.Context, n *nic, o NIC) error {
+	if o.Listen == "" {
+		return nil
+	}
+	lc := net.ListenConfig{Control: e.control(n)}
+	lc.SetMultipathTCP(false)
+	l, err := lc.Listen(ctx, "tcp", o.Listen)
+	if err != nil {
+		return fmt.Errorf("tcp: listen on %s: %w", o.Listen, err)
+	}
+	n.listener = l
+	n.addr = rdma.NetAddr(o.Advertise)
+	if n.addr == "" {
+		n.addr = rdma.NetAddr(l.Addr().String())
+	}
+	if e.opts.TLS != nil {
+		n.addr = tlsScheme + n.addr
+	}
+	if len(n.addr) > rdma.MaxNetAddr {
+		return fmt.Errorf("tcp: address %q of %d bytes to advertise; at most %d", n.addr, len(n.addr), rdma.MaxNetAddr)
+	}
+	return nil
+}
+
+// dialFrom decides what address the NIC's connections are dialed from. One that
+// was named (Options.NICs) and listens on an address dials from there too.
+func (n *nic) dialFrom(o NIC, named bool) error {
+	host := o.Local
+	if host == "" && n.listener != nil && named {
+		if tcp, ok := n.listener.Addr().(*net.TCPAddr); ok && !tcp.IP.IsUnspecified() {
+			host = tcp.IP.String()
+		}
+	}
+	if host == "" {
+		return nil
+	}
+	ip := net.ParseIP(host)
+	if ip == nil {
+		return fmt.Errorf("tcp: NIC dials from %q, which is no IP address", host)
+	}
+	n.local = &net.TCPAddr{IP: ip}
+	return nil
+}
+
+// close ends the listener.
+func (n *nic) close() {
+	if n.listener != nil {
+		_ = n.listener.Close()
+	}
+}
+
+// errNoCarrier: the interface is down, or its cable leads nowhere.
+var errNoCarrier = errors.New("has no carrier")
+
+// look finds out whether the interface can carry anything: the kernel knows at
+// once of a link that is down, and connections notice only by silence.
+func (n *nic) look() {
+	if n.device == "" {
+		return
+	}
+	var why error
+	if dev, err := net.InterfaceByName(n.device); err != nil {
+		why = fmt.Errorf("tcp: interface %s: %w", n.device, err)
+	} else if dev.Flags&net.FlagRunning == 0 {
+		why = fmt.Errorf("tcp: interface %s %w", n.device, errNoCarrier)
+	}
+	if why == nil {
+		n.broken.Store(nil)
+	} else {
+		n.broken.Store(&why)
+	}
+}
+
+// fault returns what look found wrong with the interface.
+func (n *nic) fault() error {
+	if p := n.broken.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// NICs implements rdma.Engine. A NIC is up unless its interface has no carrier,
+// or each rail that uses it is down.
+func (e *Engine) NICs() []rdma.NIC {
+	out := make([]rdma.NIC, len(e.nics))
+	for i, n := range e.nics {
+		out[i] = rdma.NIC{Name: n.name, Addr: n.addr, Up: true, BytesOut: n.bytesOut.Load(), BytesIn: n.bytesIn.Load()}
+		why := n.fault()
+		if why == nil {
+			why = e.railFault(n)
+		}
+		if why != nil {
+			out[i].Up, out[i].Reason = false, why.Error()
+		}
+	}
+	return out
+}
+
+// railFault returns why no rail uses n, where some should.
+func (e *Engine) railFault(n *nic) (why error) {
+	for _, s := range e.sessions() {
+		s.mu.Lock()
+		for _, r := range s.rails {
+			switch {
+			case r.nic != n:
+			case r.state == railUp:
+				s.mu.Unlock()
+				return nil
+			case r.why != nil:
+				why = r.why
+			}
+		}
+		s.mu.Unlock()
+	}
+	return why
+}
