@@ -1,0 +1,100 @@
+package shm
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// memory is registered memory, or a window of it.
+type memory struct {
+	d   *Domain
+	key uint64
+	mem []byte
+	// segment and offset say where peers read it: in a shared arena, or, with
+	// segment 0, at that address of this process.
+	segment, offset uint64
+
+	// mu is held while a chunk is placed here.
+	mu     sync.Mutex
+	closed bool
+}
+
+var _ group.Memory = (*memory)(nil)
+
+// Register implements group.Domain. Memory that lies in an arena that was shared
+// with the domain is read by peers where it is; other memory as long as peers
+// may read this process.
+func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
+	if opts.Device != "" || opts.DMABuf != nil {
+		return nil, fmt.Errorf("shm: register memory of device %q: processes share host memory only: %w", opts.Device, rdma.ErrUnsupported)
+	}
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("shm: register no memory: %w", rdma.ErrRange)
+	}
+	segment, offset := d.locate(mem)
+	return d.enter(&memory{d: d, mem: mem, segment: segment, offset: offset})
+}
+
+// Window implements group.Memory.
+func (m *memory) Window(off, n uint64) (group.Memory, error) {
+	size := uint64(len(m.mem))
+	if off > size || n > size-off {
+		return nil, fmt.Errorf("shm: window of %d bytes at %d of %d: %w", n, off, size, rdma.ErrRange)
+	}
+	return m.d.enter(&memory{d: m.d, mem: m.mem[off : off+n : off+n], segment: m.segment, offset: m.offset + off})
+}
+
+// enter gives m a key that nothing else has.
+func (d *Domain) enter(m *memory) (*memory, error) {
+	d.keysMu.Lock()
+	defer d.keysMu.Unlock()
+	if d.keys == nil {
+		return nil, fmt.Errorf("shm: register memory: %w", rdma.ErrClosed)
+	}
+	for m.key == 0 || d.keys[m.key] != nil {
+		var b [8]byte
+		_, _ = rand.Read(b[:])
+		m.key = binary.LittleEndian.Uint64(b[:])
+	}
+	d.keys[m.key] = m
+	return m, nil
+}
+
+// find returns what a key opens, or nil.
+func (d *Domain) find(key uint64) *memory {
+	d.keysMu.RLock()
+	defer d.keysMu.RUnlock()
+	return d.keys[key]
+}
+
+// Key implements group.Memory.
+func (m *memory) Key() uint64 { return m.key }
+
+// Base implements group.Memory: addresses count from the memory's first byte.
+func (m *memory) Base() uint64 { return 0 }
+
+// Close implements group.Memory. When it returns no chunk is being placed.
+func (m *memory) Close() error {
+	m.d.keysMu.Lock()
+	delete(m.d.keys, m.key)
+	m.d.keysMu.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	return nil
+}
+
+// slice returns the bytes that [addr, addr+n) names, or nil if they are not all
+// inside. mu is held.
+func (m *memory) sliceLocked(addr, n uint64) ([]byte, bool) {
+	size := uint64(len(m.mem))
+	if m.closed || addr > size || n > size-addr {
+		return nil, false
+	}
+	return m.mem[addr : addr+n], true
+}

@@ -1,0 +1,387 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+const (
+	// chunkBytes is how much is placed before other endpoints have their turn, and
+	// before Shut or Close of a memory can come in between.
+	chunkBytes = 256 << 10
+	// turnEntries is how many small entries are performed in one turn.
+	turnEntries = 32
+	// pollBytes is how much one Poll places if nothing completes.
+	pollBytes = 2 << 20
+)
+
+// Poll implements group.Domain.
+func (d *Domain) Poll(dst []group.Completion) (int, error) {
+	if why := d.dead.Load(); why != nil {
+		for _, e := range *d.live.Load() {
+			e.Shut()
+		}
+		return 0, *why
+	}
+	d.pollMu.Lock()
+	defer d.pollMu.Unlock()
+	live := *d.live.Load()
+	n, placed := 0, uint64(0)
+	for progress := true; progress && n < len(dst) && placed < pollBytes; {
+		progress = false
+		d.turn++
+		for i := range live {
+			e := live[(d.turn+i)%len(live)]
+			n += e.reap(dst[n:])
+			if n == len(dst) {
+				return n, nil
+			}
+			k, bytes, moved := e.perform(dst[n:])
+			n += k
+			placed += bytes
+			progress = progress || moved
+			if n == len(dst) {
+				return n, nil
+			}
+		}
+		if n > 0 {
+			break
+		}
+	}
+	return n, nil
+}
+
+// reap moves completions of our own entries to dst.
+func (e *endpoint) reap(dst []group.Completion) (n int) {
+	if e.ending.Load() {
+		return e.reapLast(dst)
+	}
+	reaped, done := e.reaped.Load(), e.own.done.Load()
+	if done == reaped {
+		return 0
+	}
+	if done-reaped > e.posted.Load()-reaped {
+		e.broke(fmt.Errorf("shm: the peer says it performed %d entries of %d", done, e.posted.Load()))
+		return e.reapLast(dst)
+	}
+	for n < len(dst) && reaped != done {
+		dst[n] = e.outcome(reaped)
+		reaped++
+		n++
+	}
+	e.reaped.Store(reaped)
+	return n
+}
+
+// reapLast moves to dst what is left of an endpoint that ends: entries that were
+// performed before, those of which that is not known, and that it is broken.
+func (e *endpoint) reapLast(dst []group.Completion) (n int) {
+	reaped, posted := e.reaped.Load(), e.posted.Load()
+	if !e.final {
+		// posted stays, as ending is set: Post and broke hold sendMu.
+		e.sendMu.Lock()
+		posted = e.posted.Load()
+		e.sendMu.Unlock()
+		e.final, e.ended = true, e.own.done.Load()
+		if e.ended-reaped > posted-reaped {
+			e.ended = reaped // it lies
+		}
+	}
+	for ; n < len(dst) && reaped != posted; n++ {
+		if reaped != e.ended {
+			dst[n] = e.outcome(reaped)
+			reaped++
+			continue
+		}
+		dst[n] = group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: e.cookies[reaped%depth], Err: e.why()}
+		reaped++
+		e.ended = reaped
+	}
+	e.reaped.Store(reaped)
+	if n < len(dst) && !e.told && !e.shut.Load() {
+		e.told = true
+		dst[n] = group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: e.why()}
+		n++
+	}
+	return n
+}
+
+// outcome is the completion of an entry that was performed.
+func (e *endpoint) outcome(i uint64) group.Completion {
+	c := group.Completion{Kind: group.KindDone, Cookie: e.cookies[i%depth]}
+	switch s := e.own.statuses[i%depth].Load(); s {
+	case statusOK:
+	case statusRefused:
+		c.Status, c.Err = group.StatusRefused, errRefused
+	case statusNoBuffer:
+		c.Status, c.Err = group.StatusNoBuffer, errNoBuffer
+	case statusUnreadable:
+		c.Status, c.Err = group.StatusRefused, unreadable()
+	default:
+		c.Status, c.Err = group.StatusBroken, fmt.Errorf("shm: the peer answers with status %d", s)
+	}
+	return c
+}
+
+var (
+	errRefused  = errors.New("shm: refused: the key opens nothing there, or not all of it")
+	errNoBuffer = errors.New("shm: the peer has no buffer that is free and large enough")
+)
+
+// perform places what the peer posted: one chunk of a large entry, or some small
+// ones. It returns how many completions it put into dst, which has room for one
+// at least, how many bytes it placed, and whether it did anything.
+func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved bool) {
+	if e.ending.Load() {
+		return 0, 0, false
+	}
+	tail := e.peer.tail.Load()
+	if tail == e.next || e.stalled.Load() {
+		return 0, 0, false
+	}
+	if tail-e.next > depth {
+		e.broke(fmt.Errorf("shm: the peer posted %d entries into %d", tail-e.next, depth))
+		return 0, 0, true
+	}
+	e.recvMu.Lock()
+	first := e.next
+	for i := 0; i < turnEntries && e.next != tail && n < len(dst) && placed < chunkBytes && !e.deaf; i++ {
+		if !e.now.loaded {
+			e.now = e.peer.get(e.next)
+		}
+		status, c, bytes, done := e.step()
+		placed += bytes
+		moved = moved || done || bytes > 0
+		if !done {
+			break
+		}
+		if c.Kind != 0 {
+			dst[n] = c
+			n++
+		}
+		e.peer.statuses[e.next%depth].Store(status)
+		e.next++
+		e.peer.done.Store(e.next)
+		e.now.loaded = false
+	}
+	wake := first != e.next && e.peer.posterSleeps.Load() != 0 && e.peer.posterSleeps.Swap(0) != 0
+	e.recvMu.Unlock()
+	if wake {
+		ringBell(e.bell)
+	}
+	return n, placed, moved
+}
+
+// step does the next part of the entry in e.now. recvMu is held.
+func (e *endpoint) step() (status uint32, c group.Completion, bytes uint64, done bool) {
+	switch group.Op(e.now.op) {
+	case group.OpWrite, group.OpWriteImm:
+		return e.stepWrite()
+	case group.OpSend:
+		return e.stepSend()
+	}
+	e.deaf = true
+	e.broke(fmt.Errorf("shm: the peer posted an entry of kind %d", e.now.op))
+	return 0, c, 0, false
+}
+
+// stepWrite places a chunk.
+func (e *endpoint) stepWrite() (status uint32, c group.Completion, bytes uint64, done bool) {
+	w := &e.now
+	m := e.d.find(w.key)
+	if m == nil {
+		return statusRefused, c, 0, true
+	}
+	m.mu.Lock()
+	to, ok := m.sliceLocked(w.addr, w.len)
+	if !ok {
+		m.mu.Unlock()
+		return statusRefused, c, 0, true
+	}
+	bytes = min(w.len-w.placed, chunkBytes)
+	got := e.fetch(to[w.placed:w.placed+bytes], w.offset+w.placed)
+	m.mu.Unlock()
+	switch got {
+	case fetchLater:
+		return 0, c, 0, false
+	case fetchRefused:
+		return statusUnreadable, c, 0, true
+	}
+	if w.placed += bytes; w.placed < w.len {
+		return 0, c, bytes, false
+	}
+	if !e.stands() {
+		return 0, c, bytes, false
+	}
+	if group.Op(w.op) == group.OpWriteImm {
+		c = group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: w.imm, Len: w.len}
+	}
+	return statusOK, c, bytes, true
+}
+
+// stepSend places a whole message in the first buffer.
+func (e *endpoint) stepSend() (status uint32, c group.Completion, bytes uint64, done bool) {
+	w := &e.now
+	if w.len > maxMessage {
+		return statusNoBuffer, c, 0, true
+	}
+	b, ok := e.d.buffers.first(w.len)
+	if !ok {
+		return statusNoBuffer, c, 0, true
+	}
+	switch e.fetch(b.buf[:w.len], w.offset) {
+	case fetchLater:
+		return 0, c, 0, false
+	case fetchRefused:
+		return statusUnreadable, c, 0, true
+	}
+	if !e.stands() {
+		return 0, c, 0, false
+	}
+	e.d.buffers.pop()
+	return statusOK, group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: b.slot, Len: w.len}, w.len, true
+}
+
+// stands reports whether what has been placed was the source's bytes: the poster
+// has not taken it back meanwhile, and was alive. If not, the endpoint is deaf
+// from here on. recvMu is held.
+func (e *endpoint) stands() bool {
+	// The bytes are read before the flag is: an atomic read alone does not keep
+	// earlier reads from moving behind it, a read-modify-write does.
+	if atomic.AddUint32(&e.d.fence, 1); e.peer.withdrawn.Load() == 0 && (e.now.segment != 0 || e.now.len == 0 || !e.process.gone()) {
+		return true
+	}
+	e.deaf = true
+	e.broke(errors.New("shm: the peer has withdrawn what it posted"))
+	return false
+}
+
+// fetched says how a part of a source was read.
+type fetched uint8
+
+const (
+	fetchOK      fetched = iota
+	fetchLater           // its segment has not come yet
+	fetchRefused         // it is not where the poster says, or may not be read
+)
+
+// fetch fills to from the source of the entry in e.now. recvMu is held.
+func (e *endpoint) fetch(to []byte, at uint64) fetched {
+	n := uint64(len(to))
+	if n == 0 {
+		return fetchOK
+	}
+	if e.now.segment == 0 {
+		if e.process.fd < 0 || e.process.read(to, at) != nil {
+			return fetchRefused
+		}
+		return fetchOK
+	}
+	v := e.views[e.now.segment]
+	if v == nil {
+		// Its message is behind on the socket. The reader clears the flag.
+		e.stalled.Store(true)
+		return fetchLater
+	}
+	from := v.Bytes()
+	if size := uint64(len(from)); at > size || n > size-at {
+		return fetchRefused
+	}
+	copy(to, from[at:])
+	return fetchOK
+}
+
+// busy reports whether Poll would find something to do on the endpoint. pollMu is
+// held.
+func (e *endpoint) busy() bool {
+	if e.ending.Load() {
+		return e.reaped.Load() != e.posted.Load() || !e.told && !e.shut.Load()
+	}
+	return e.own.done.Load() != e.reaped.Load() || e.peer.tail.Load() != e.next && !e.stalled.Load()
+}
+
+// arm asks the peer, or no longer asks it, for the bell. pollMu is held.
+func (e *endpoint) arm(sleeps uint32) {
+	e.own.posterSleeps.Store(sleeps)
+	e.peer.performerSleeps.Store(sleeps)
+}
+
+// ready reports whether Wait is to return.
+func (d *Domain) ready() bool {
+	if d.woken.Load() && d.woken.Swap(false) || d.dead.Load() != nil {
+		return true
+	}
+	d.pollMu.Lock()
+	defer d.pollMu.Unlock()
+	for _, e := range *d.live.Load() {
+		if e.busy() {
+			return true
+		}
+	}
+	return false
+}
+
+// armAll arms every endpoint.
+func (d *Domain) armAll(sleeps uint32) {
+	d.pollMu.Lock()
+	defer d.pollMu.Unlock()
+	for _, e := range *d.live.Load() {
+		e.arm(sleeps)
+	}
+}
+
+// Wait implements group.Domain: it looks for a while, then sleeps until the bell
+// rings. Whoever gives it work between its last look and its sleep sees that it
+// is armed, and rings.
+func (d *Domain) Wait() {
+	if d.spin.look(d.ready) {
+		return
+	}
+	d.sleeping.Store(true)
+	d.armAll(1)
+	if !d.ready() {
+		if err := d.bell.wait(); err != nil {
+			d.fail(fmt.Errorf("bell: %w", err))
+		}
+		d.woken.Store(false)
+	}
+	d.sleeping.Store(false)
+	d.armAll(0)
+}
+
+// Wake implements group.Domain.
+func (d *Domain) Wake() {
+	d.woken.Store(true)
+	if d.sleeping.Load() {
+		ringBell(d.bell.fd)
+	}
+}
+
+// spinner looks for work before its owner sleeps, as long as that has paid off of
+// late: a round trip through the bell takes longer than most answers.
+type spinner struct{ patience time.Duration }
+
+const (
+	patienceMin = 2 * time.Microsecond
+	patienceMax = 50 * time.Microsecond
+)
+
+// look calls ready until it is true, or patience ends.
+func (s *spinner) look(ready func() bool) bool {
+	s.patience = min(max(s.patience, patienceMin), patienceMax)
+	for start := time.Now(); ; runtime.Gosched() {
+		if ready() {
+			s.patience *= 2
+			return true
+		}
+		if time.Since(start) >= s.patience {
+			s.patience /= 2
+			return false
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is the one at the other end, from whose memory we may be able to read
+// what lies in no shared arena (process_vm_readv).
+type process struct {
+	pid int
+	// fd is a pidfd: it says whether pid is still that process. -1: it can't be
+	// read.
+	fd int
+	// why it can't.
+	why error
+
+	// Arguments of system calls; the poller's.
+	local  [1]unix.Iovec
+	remote [1]unix.RemoteIovec
+	poll   [1]unix.PollFd
+}
+
+// peerProcess finds the process at the other end and tries to read the probe of
+// its hello: that a number is its pid here, and that we may read it, is known
+// only by trying.
+func peerProcess(conn *net.UnixConn, h *hello) *process {
+	p := &process{fd: -1}
+	pid, err := peerPID(conn)
+	if err != nil {
+		p.why = err
+		return p
+	}
+	p.pid = pid
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		p.why = fmt.Errorf("pidfd_open of %d: %w", pid, err)
+		return p
+	}
+	var probe id
+	if err := p.read(probe[:], h.where); err != nil || probe != h.probe {
+		_ = unix.Close(fd)
+		if err == nil {
+			err = errors.New("another process has its number")
+		}
+		p.why = fmt.Errorf("process_vm_readv of %d: %w", pid, err)
+		return p
+	}
+	p.fd = fd
+	return p
+}
+
+func peerPID(conn *net.UnixConn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	if cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); cerr != nil {
+		err = cerr
+	}
+	if err == nil && cred.Pid <= 0 {
+		err = errors.New("it is in another PID namespace")
+	}
+	if err != nil {
+		return 0, err
+	}
+	return int(cred.Pid), nil
+}
+
+// read fills b from an address of the process.
+func (p *process) read(b []byte, at uint64) error {
+	for len(b) > 0 {
+		p.local[0].Base = &b[0]
+		p.local[0].SetLen(len(b))
+		p.remote[0] = unix.RemoteIovec{Base: uintptr(at), Len: len(b)}
+		n, err := unix.ProcessVMReadv(p.pid, p.local[:], p.remote[:], 0)
+		p.local[0].Base = nil
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && n == 0 {
+			err = unix.EFAULT
+		}
+		if err != nil {
+			return err
+		}
+		b, at = b[n:], at+uint64(n)
+	}
+	return nil
+}
+
+// gone reports whether the process has ended, so that its number may be another's.
+func (p *process) gone() bool {
+	p.poll[0] = unix.PollFd{Fd: int32(p.fd), Events: unix.POLLIN}
+	n, err := unix.Poll(p.poll[:], 0)
+	return n != 0 || err != nil && err != unix.EINTR
+}
+
+func (p *process) close() {
+	if p != nil && p.fd >= 0 {
+		_ = unix.Close(p.fd)
+		p.fd = -1
+	}
+}
+
+// unreadable is how a Work ends whose source the peer could not read.
+func unreadable() error {
+	return fmt.Errorf("shm: the source lies in no shared arena, and the peer could not read it in this process: allocate it in an arena.Arena made "+
+		"with Options.Shared and named in shm.Options.Arenas, or let the peer read this process (kernel.yama.ptrace_scope is %s)", yama())
+}
+
+func yama() string {
+	b, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if err != nil {
+		return "not there"
+	}
+	return string(b[:1])
+}

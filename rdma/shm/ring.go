@@ -1,0 +1,132 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// depth is how many entries a ring has: a power of two.
+const depth = 256
+
+// A ring is the memory by which one endpoint posts and the other performs: see
+// doc.go for the picture. Both processes can write all of it, so that neither
+// reads back what it wrote itself, and what it reads is checked.
+type ring struct {
+	// tail counts the entries posted; the poster's.
+	tail atomic.Uint64
+	_    [56]byte
+	// done counts the entries performed; the performer's.
+	done atomic.Uint64
+	_    [56]byte
+	// performerSleeps and posterSleeps ask the other side for its bell: set by who
+	// is about to sleep, cleared by who rings.
+	performerSleeps atomic.Uint32
+	_               [60]byte
+	posterSleeps    atomic.Uint32
+	_               [60]byte
+	// withdrawn is set by a poster whose sources may be reused: what is not
+	// counted yet must not be.
+	withdrawn atomic.Uint32
+	_         [60]byte
+
+	entries  [depth]entry
+	statuses [depth]atomic.Uint32
+}
+
+// entry is one Work in a ring, one cache line: words by place.
+//
+//	0  op (32 bits), immediate (32 bits)
+//	1  length, bytes
+//	2  segment of the source; 0: the poster's own memory
+//	3  offset in the segment; or the address in the poster's process
+//	4  offset in the destination
+//	5  key of the destination
+type entry [8]uint64
+
+// ringBytes is what a ring takes in whole pages.
+const ringBytes = 5 * sys.PageSize
+
+// Status of an entry in a ring. They are group's but for the last.
+const (
+	statusOK       = uint32(group.StatusOK)
+	statusRefused  = uint32(group.StatusRefused)
+	statusNoBuffer = uint32(group.StatusNoBuffer)
+	// statusUnreadable: the performer may not read the poster's own memory.
+	statusUnreadable = 64
+)
+
+// work is an entry as the performer has read it, once.
+type work struct {
+	op, imm        uint32
+	len            uint64
+	segment        uint64
+	offset         uint64
+	addr, key      uint64
+	placed         uint64 // bytes in place
+	loaded, failed bool
+}
+
+// put writes entry number i.
+func (r *ring) put(i uint64, w *work) {
+	e := &r.entries[i%depth]
+	e[0] = uint64(w.op) | uint64(w.imm)<<32
+	e[1], e[2], e[3], e[4], e[5] = w.len, w.segment, w.offset, w.addr, w.key
+}
+
+// get reads entry number i, each word once: its writer may change it meanwhile.
+func (r *ring) get(i uint64) work {
+	e := &r.entries[i%depth]
+	first := atomic.LoadUint64(&e[0])
+	return work{
+		op: uint32(first), imm: uint32(first >> 32),
+		len: atomic.LoadUint64(&e[1]), segment: atomic.LoadUint64(&e[2]), offset: atomic.LoadUint64(&e[3]),
+		addr: atomic.LoadUint64(&e[4]), key: atomic.LoadUint64(&e[5]),
+		loaded: true,
+	}
+}
+
+// newRing makes a ring and the file that carries it to the other process.
+func newRing() (*ring, []byte, *os.File, error) {
+	f, err := sys.Memfd("penstock-ring", ringBytes, false)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("shm: ring: %w", err)
+	}
+	r, mem, err := mapRing(int(f.Fd()))
+	if err != nil {
+		_ = f.Close()
+		return nil, nil, nil, err
+	}
+	return r, mem, f, nil
+}
+
+// openRing maps the ring of a peer: a file of the right size, which nobody can
+// shrink under the mapping.
+func openRing(fd int) (*ring, []byte, error) {
+	size, err := sys.FileSize(fd)
+	if err != nil {
+		return nil, nil, fmt.Errorf("shm: ring of the peer: %w", err)
+	}
+	sealed, err := sys.SizeSealed(fd)
+	if err != nil {
+		return nil, nil, fmt.Errorf("shm: ring of the peer: %w", err)
+	}
+	if size != ringBytes || !sealed {
+		return nil, nil, fmt.Errorf("shm: ring of the peer: %d bytes, size sealed: %v; want %d, sealed", size, sealed, ringBytes)
+	}
+	return mapRing(fd)
+}
+
+// mapRing maps the file of a ring.
+func mapRing(fd int) (*ring, []byte, error) {
+	mem, err := unix.Mmap(fd, 0, ringBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, nil, fmt.Errorf("shm: map a ring: %w", err)
+	}
+	return ringOf(mem), mem, nil
+}

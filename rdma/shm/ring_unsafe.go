@@ -1,0 +1,22 @@
+package shm
+
+import "unsafe"
+
+// A ring fits its pages.
+var _ [ringBytes - unsafe.Sizeof(ring{})]byte
+
+// ringOf lays a ring over a mapping of ringBytes.
+func ringOf(mem []byte) *ring {
+	_ = mem[ringBytes-1]
+	// Safety: the mapping starts at a page, is at least as long as a ring, and
+	// is unmapped only after the last use of the ring (endpoint.free).
+	return (*ring)(unsafe.Pointer(unsafe.SliceData(mem)))
+}
+
+// addressOf returns where b starts in this process.
+func addressOf(b []byte) uint64 {
+	// Safety: the number is only compared with other addresses, or given to a peer
+	// who reads there by a system call, which checks it. Who registers memory
+	// keeps it where it is: a memory holds the slice.
+	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+}
