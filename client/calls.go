@@ -257,7 +257,10 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 		} else {
 			<-c.slots
 		}
-		if errors.Is(err, rdma.ErrNoPeer) {
+		switch {
+		case errors.Is(err, rdma.ErrRange): // longer than the engine sends
+			err = errNoRoad
+		case errors.Is(err, rdma.ErrNoPeer):
 			err = status.Error(codes.Unavailable, err.Error())
 		}
 		return nil, err
@@ -273,7 +276,9 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 		return nil, x.err
 	case codes.Code(x.reply.Code) == codes.OutOfRange && (m == api.MethodRead || m == api.MethodMatch):
 		return nil, errNoRoad
-	case x.reply.Code != 0:
+	}
+	c.store.stats.messages.Add(1)
+	if x.reply.Code != 0 {
 		return nil, status.Error(codes.Code(x.reply.Code), string(x.body))
 	}
 	return x.body, nil
@@ -321,7 +326,7 @@ func startSpan(ctx context.Context, road string, m api.Method) (context.Context,
 }
 
 func endSpan(span trace.Span, err error) {
-	if err != nil {
+	if err != nil && !errors.Is(err, errNoRoad) {
 		span.RecordError(err)
 	}
 	span.End()

@@ -31,6 +31,8 @@ type fake struct {
 	region rdma.Region
 	token  rdma.Token
 	addr   string
+	// describe edits what the fake says of itself.
+	describe func(*pb.DescribeResponse)
 
 	read    func(context.Context, *fake, *pb.ReadRequest) (*pb.ReadResponse, error)
 	reserve func(context.Context, *fake, *pb.ReserveRequest) (*pb.ReserveResponse, error)
@@ -69,7 +71,11 @@ func newFake(t testing.TB) *fake {
 
 func (f *fake) Describe(context.Context, *pb.DescribeRequest) (*pb.DescribeResponse, error) {
 	addr, err := f.engine.Addr().MarshalBinary()
-	return &pb.DescribeResponse{Node: "fake", DataAddress: addr, DataToken: f.token, MaxReadBytes: 1 << 20, MaxWriteBytes: 1 << 20, MaxChainBlocks: 1024}, err
+	d := &pb.DescribeResponse{Node: "fake", DataAddress: addr, DataToken: f.token, MaxReadBytes: 1 << 20, MaxWriteBytes: 1 << 20, MaxChainBlocks: 1024}
+	if f.describe != nil {
+		f.describe(d)
+	}
+	return d, err
 }
 
 func (f *fake) GetNamespace(context.Context, *pb.GetNamespaceRequest) (*pb.Namespace, error) {

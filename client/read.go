@@ -144,8 +144,27 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 			return nil, fmt.Errorf("client: read: %w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, n)
 		}
 	}
+	if err := r.checkSums(); err != nil {
+		return nil, err
+	}
 	r.states = make([]pieceState, len(r.pieces))
 	return r, nil
+}
+
+// checkSums checks that there is room for the sums that are asked for.
+func (r *reading) checkSums() error {
+	if r.req.Sums == nil {
+		return nil
+	}
+	if len(r.req.Sums) != len(r.pieces) {
+		return fmt.Errorf("client: read: %w: sums for %d pieces of %d", ErrRequest, len(r.req.Sums), len(r.pieces))
+	}
+	for i, p := range r.pieces {
+		if got, want := len(r.req.Sums[i]), r.layers(p.Group); got != want {
+			return fmt.Errorf("client: read: %w: room for %d sums of piece %d, which has %d layers", ErrRequest, got, i, want)
+		}
+	}
+	return nil
 }
 
 // checkInto checks that the caller's memory has room for every piece.
@@ -447,6 +466,9 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse) {
 		switch result.GetState() {
 		case pb.PieceResult_STATE_DELIVERED:
 			state.delivered, state.detail = r.intact(i, result.GetLayerSums())
+			if state.delivered && r.req.Sums != nil {
+				copy(r.req.Sums[i], result.GetLayerSums())
+			}
 			if !state.delivered {
 				state.lost = LostChecksum
 				r.store.stats.lostChecksum.Add(1)

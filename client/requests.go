@@ -69,6 +69,11 @@ type ReadRequest struct {
 	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
 	// means all from FirstLayer on.
 	FirstLayer, Layers int
+	// Sums, if not nil, has an entry for each of Pieces, as long as the layers
+	// read: the writer's XXH3-64 of each layer is put there once the bytes in
+	// memory have been compared with it, for whoever carries them further. What
+	// did not arrive leaves its entry as it was.
+	Sums [][]uint64
 }
 
 // ReadResult is what was put into the caller's memory.

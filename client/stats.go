@@ -7,7 +7,7 @@ import (
 
 // Stats count what a Store did since Open.
 type Stats struct {
-	// Matches, Reads and Writes are calls; Busy are those that were refused for
+	// Matches, Reads and Writes are calls of the Store's; Busy are those that were refused for
 	// lack of room.
 	Matches, Reads, Writes, Busy uint64
 	// ReadBytes were delivered and verified, WriteBytes sent and stored.
@@ -15,6 +15,9 @@ type Stats struct {
 	// LostPieces did not arrive, or not as they were written. LostChecksum is
 	// the share that was found here, at the last hop.
 	LostPieces, LostChecksum uint64
+	// Messages are calls to nodes that were made as messages over the data plane,
+	// rather than over gRPC or the unix socket.
+	Messages uint64
 	// RefusedPieces were offered and not stored.
 	RefusedPieces uint64
 	// Retries are calls tried again; Connects and SessionsLost count sessions
@@ -24,8 +27,8 @@ type Stats struct {
 
 // String prints the counters on one line.
 func (s Stats) String() string {
-	return fmt.Sprintf("matches=%d reads=%d writes=%d busy=%d read_bytes=%d write_bytes=%d lost_pieces=%d lost_checksum=%d refused_pieces=%d retries=%d connects=%d sessions_lost=%d dead_calls=%d",
-		s.Matches, s.Reads, s.Writes, s.Busy, s.ReadBytes, s.WriteBytes, s.LostPieces, s.LostChecksum, s.RefusedPieces, s.Retries, s.Connects, s.SessionsLost, s.DeadCalls)
+	return fmt.Sprintf("matches=%d reads=%d writes=%d busy=%d read_bytes=%d write_bytes=%d lost_pieces=%d lost_checksum=%d refused_pieces=%d messages=%d retries=%d connects=%d sessions_lost=%d dead_calls=%d",
+		s.Matches, s.Reads, s.Writes, s.Busy, s.ReadBytes, s.WriteBytes, s.LostPieces, s.LostChecksum, s.RefusedPieces, s.Messages, s.Retries, s.Connects, s.SessionsLost, s.DeadCalls)
 }
 
 // counters are the live Stats.
@@ -33,6 +36,7 @@ type counters struct {
 	matches, reads, writes, busy               atomic.Uint64
 	readBytes, writeBytes                      atomic.Uint64
 	lostPieces, lostChecksum, refusedPieces    atomic.Uint64
+	messages                                   atomic.Uint64
 	retries, connects, sessionsLost, deadCalls atomic.Uint64
 }
 
@@ -43,6 +47,7 @@ func (s *Store) Stats() Stats {
 		Matches: c.matches.Load(), Reads: c.reads.Load(), Writes: c.writes.Load(), Busy: c.busy.Load(),
 		ReadBytes: c.readBytes.Load(), WriteBytes: c.writeBytes.Load(),
 		LostPieces: c.lostPieces.Load(), LostChecksum: c.lostChecksum.Load(), RefusedPieces: c.refusedPieces.Load(),
-		Retries: c.retries.Load(), Connects: c.connects.Load(), SessionsLost: c.sessionsLost.Load(), DeadCalls: c.deadCalls.Load(),
+		Messages: c.messages.Load(),
+		Retries:  c.retries.Load(), Connects: c.connects.Load(), SessionsLost: c.sessionsLost.Load(), DeadCalls: c.deadCalls.Load(),
 	}
 }

@@ -146,6 +146,13 @@ func (h *host) namespace() kv.Namespace {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+	h.connect()
+	return ns
+}
+
+// connect opens the client's data session.
+func (h *host) connect() {
+	h.t.Helper()
 	d, err := h.cache.Describe(h.t.Context(), &pb.DescribeRequest{})
 	if err != nil {
 		h.t.Fatal(err)
@@ -157,7 +164,6 @@ func (h *host) namespace() kv.Namespace {
 	if _, err := h.engine.Connect(h.t.Context(), addr, d.GetDataToken()); err != nil {
 		h.t.Fatal(err)
 	}
-	return ns
 }
 
 func chain(ns kv.Namespace, blocks int) []byte {

@@ -1,0 +1,349 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// DecodeJob is a request on its decode engine.
+type DecodeJob struct {
+	Request string
+	// IDs are the chain of the prompt's full blocks, of Epoch: the first Hit are
+	// read, the others are stored when they have come.
+	IDs   []kv.BlockID
+	Epoch kv.Epoch
+	// Blocks, Hit, Parts, Pages, Stopped, Progress are as in PrefillJob.
+	Blocks, Hit int
+	Parts       []Part
+	Pages       []uint32
+	Stopped     func(Stop)
+	Progress    func(part Part, upto int)
+	// Peer is the prefill engine's manager.
+	Peer Peer
+	// NoPersist keeps the prompt's new blocks from storage.
+	NoPersist bool
+}
+
+// Decode is a DecodeJob under way.
+type Decode struct {
+	transfer
+	job  DecodeJob
+	buf  arena.Buffer
+	sums sumTable
+	imm  uint32
+
+	// Guarded by transfer.mu.
+	have   []bool // hit blocks that came from storage here
+	sends  *pb.TrafficSends
+	accept *pb.TrafficAccept
+	device rdma.Desc
+	table  rdma.Desc
+	credit int
+	// ready: the whole prompt is in device memory.
+	ready bool
+}
+
+// Decode begins a job: the buffer is taken, its part of the prefix is read, the
+// prefill side is offered the buffer. ctx bounds all of it. Call Finish or Cancel
+// in the end.
+func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
+	if err := m.checkDecode(&job); err != nil {
+		return nil, err
+	}
+	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1)}
+	if err := d.open(ctx, m, job.Request, d); err != nil {
+		return nil, err
+	}
+	if err := d.begin(); err != nil {
+		return nil, d.close(err)
+	}
+	return d, nil
+}
+
+// checkDecode refuses a job that contradicts itself.
+func (m *Manager) checkDecode(j *DecodeJob) error {
+	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs), len(j.Pages)); err != nil {
+		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	if len(m.opts.Device.Bases) != m.geo.layers {
+		return fmt.Errorf("traffic: request %q: a decode engine keeps all %d layers; its device memory has bases for %d: %w", j.Request, m.geo.layers, len(m.opts.Device.Bases), ErrJob)
+	}
+	if len(j.IDs) > j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d block ids for %d blocks: %w", j.Request, len(j.IDs), j.Blocks, ErrJob)
+	}
+	if err := m.checkPages(j.Pages); err != nil {
+		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	return checkParts(j.Request, j.Parts, j.Hit)
+}
+
+// begin takes memory, connects and offers.
+func (d *Decode) begin() error {
+	g := d.m.geo
+	blocks := uint64(d.job.Blocks)
+	size := blocks*g.fullBytes + tableBytes(g.layers, d.job.Blocks)
+	var err error
+	if d.buf, err = d.alloc(size); err != nil {
+		return err
+	}
+	d.sums = tableIn(d.buf, blocks*g.fullBytes, g.layers, d.job.Blocks)
+	peer, err := d.m.opts.Compute.Connect(d.ctx, d.job.Peer.Addr, d.job.Peer.Token)
+	if err != nil {
+		return fmt.Errorf("traffic: request %q: prefill side: %w", d.request, err)
+	}
+	if err := d.bind(peer); err != nil {
+		return err
+	}
+	window, err := d.window(d.m.opts.Region, uint64(d.buf.Offset()), size)
+	if err != nil {
+		return err
+	}
+	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest[:], Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
+	if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
+		return err
+	}
+	for _, part := range d.job.Parts {
+		d.Read(part)
+	}
+	d.run(d.push)
+	d.run(d.assemble)
+	for _, e := range d.m.takeEarly(d.request) {
+		d.message(e.from, e.m)
+	}
+	return nil
+}
+
+// Read has this side read a range of hit blocks that nobody has or reads.
+func (d *Decode) Read(part Part) {
+	d.run(func() error {
+		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
+			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", d.request, part.From, part.To, d.job.Hit, ErrJob)
+		}
+		have, stop, err := d.load(chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.sums)
+		if err != nil {
+			return err
+		}
+		d.update(func() {
+			for b := have.From; b < have.To; b++ {
+				d.have[b] = true
+			}
+		})
+		if have.Len() > 0 {
+			if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Held{Held: &pb.TrafficHeld{From: uint32(have.From), To: uint32(have.To)}}}); err != nil {
+				return err
+			}
+		}
+		if stop != nil {
+			if d.job.Stopped != nil {
+				d.job.Stopped(*stop)
+			}
+		} else if d.job.Progress != nil {
+			d.job.Progress(part, part.To)
+		}
+		return nil
+	})
+}
+
+// Ready waits until the whole prompt is in device memory, verified: decoding may
+// begin.
+func (d *Decode) Ready(ctx context.Context) error {
+	return d.await(ctx, func() bool { return d.ready })
+}
+
+// Finish waits for Ready and until storage has the new blocks of the prompt, and
+// gives everything back. A decode engine calls it when it has decoded: meanwhile
+// the blocks are on their way (Manager.Settle waits for them alone).
+func (d *Decode) Finish(ctx context.Context) error {
+	return d.close(d.Ready(ctx))
+}
+
+// Cancel ends the job. When it returns, nothing of it is under way and no write
+// of the other side can touch the buffer.
+func (d *Decode) Cancel() {
+	_ = d.close(fmt.Errorf("traffic: request %q: %w", d.request, ErrCancelled)) // it is what was asked for
+}
+
+// message implements job.
+func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
+	if err := d.bind(from); err != nil {
+		d.fail(err)
+		return
+	}
+	switch b := m.Body.(type) {
+	case *pb.TrafficMessage_Accept:
+		d.takeAccept(b.Accept)
+	case *pb.TrafficMessage_Credit:
+		d.update(func() { d.credit = max(d.credit, int(b.Credit.Layers)) })
+	case *pb.TrafficMessage_Sends:
+		for _, x := range slices.Concat(b.Sends.Blocks, b.Sends.Recomputed) {
+			if int(x) >= d.job.Blocks {
+				d.fail(fmt.Errorf("traffic: request %q: the prefill side sends block %d of %d: %w", d.request, x, d.job.Blocks, ErrJob))
+				return
+			}
+		}
+		d.update(func() { d.sends = b.Sends })
+	case *pb.TrafficMessage_Cancel:
+		d.fail(fmt.Errorf("traffic: request %q: by the prefill side (%s): %w", d.request, b.Cancel.Reason, ErrCancelled))
+	}
+}
+
+// takeAccept learns where the PE wants the layers of the hit.
+func (d *Decode) takeAccept(a *pb.TrafficAccept) {
+	var device, table rdma.Desc
+	err := device.UnmarshalBinary(a.Device)
+	if err == nil {
+		err = table.UnmarshalBinary(a.Sums)
+	}
+	if err == nil && (len(a.Bases) == 0 || len(a.Pages) != d.job.Blocks) {
+		err = fmt.Errorf("%d bases, %d pages for %d blocks: %w", len(a.Bases), len(a.Pages), d.job.Blocks, ErrJob)
+	}
+	if err != nil {
+		d.fail(fmt.Errorf("traffic: request %q: answer of the prefill side: %w", d.request, err))
+		return
+	}
+	d.update(func() { d.accept, d.device, d.table, d.credit = a, device, table, max(d.credit, int(a.Layers)) })
+}
+
+// push sends the layers of what was read here to the PE, as far as its credit
+// goes.
+func (d *Decode) push() error {
+	// What the PE does not send is what it takes from here.
+	if err := d.await(d.ctx, func() bool { return d.sends != nil && (d.accept != nil || len(d.mineLocked()) == 0) }); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	mine, a, device, table := d.mineLocked(), d.accept, d.device, d.table
+	for _, b := range mine {
+		if int(b) >= d.job.Hit || !d.have[b] {
+			d.mu.Unlock()
+			return fmt.Errorf("traffic: request %q: the prefill side wants block %d, which did not come here: %w", d.request, b, ErrJob)
+		}
+	}
+	d.mu.Unlock()
+	if len(mine) == 0 {
+		return nil
+	}
+	g, base := d.m.geo, uint64(d.buf.Offset())
+	pages := make([]uint32, len(mine))
+	for i, b := range mine {
+		pages[i] = a.Pages[b]
+	}
+	for l := range g.layers {
+		if err := d.await(d.ctx, func() bool { return l < d.credit }); err != nil {
+			return err
+		}
+		row := d.sums.at(l)
+		b := newBatch(2)
+		imm := rdma.ImmOf(a.Imm + uint32(l))
+		err := d.scope.WritePaged(d.ctx, rdma.PagedWrite{
+			PageLen: g.layerBytes, Src: d.m.opts.Region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
+			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: a.Bases[l%len(a.Bases)]},
+			Imm: imm, Done: b.done,
+		})
+		if err == nil {
+			err = d.scope.WritePaged(d.ctx, rdma.PagedWrite{
+				PageLen: sumBytes, Src: d.m.opts.Region, SrcPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: base + uint64(d.job.Blocks)*g.fullBytes + row},
+				Dst: table, DstPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: row},
+				Imm: imm, Done: b.done,
+			})
+		}
+		if err != nil {
+			return fmt.Errorf("traffic: request %q: layer %d to the prefill side: %w", d.request, l, err)
+		}
+		d.run(func() error {
+			if err := b.wait(d.ctx); err != nil {
+				return fmt.Errorf("traffic: request %q: layer %d to the prefill side: %w", d.request, l, err)
+			}
+			return nil
+		})
+	}
+	return nil
+}
+
+// mineLocked are the blocks that the PE does not send: they are here.
+func (d *Decode) mineLocked() []uint32 {
+	sent := make([]bool, d.job.Blocks)
+	for _, b := range d.sends.GetBlocks() {
+		sent[b] = true
+	}
+	var mine []uint32
+	for b, s := range sent {
+		if !s {
+			mine = append(mine, uint32(b))
+		}
+	}
+	return mine
+}
+
+// assemble waits for the whole prompt, verifies it, persists what is new and
+// brings it to device memory.
+func (d *Decode) assemble() error {
+	if err := d.await(d.ctx, func() bool { return d.sends != nil }); err != nil {
+		return err
+	}
+	g := d.m.geo
+	sends := d.sends.Blocks
+	if len(sends) > 0 {
+		landed := rdma.NewFlag()
+		x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.imm, Count: uint32(2 * g.layers), From: []rdma.EngineID{d.peer}, Done: landed.Set})
+		if err != nil {
+			return fmt.Errorf("traffic: request %q: %w", d.request, err)
+		}
+		defer x.Cancel()
+		if err := landed.Wait(d.ctx); err != nil {
+			return fmt.Errorf("traffic: request %q: the prompt's KV from the prefill side: %w", d.request, err)
+		}
+	}
+	base := uint64(d.buf.Offset())
+	all := make([]uint32, d.job.Blocks)
+	for b := range all {
+		all[b] = uint32(b)
+	}
+	for l := range g.layers {
+		at := func(b uint32) uint64 { return base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes }
+		if err := d.sums.checkPages(d.m.opts.Region, l, all, g.layerBytes, at, "decode buffer"); err != nil {
+			return err
+		}
+	}
+	d.unwatch() // whatever becomes of the PE now, its work is here
+	persisted := d.persist(d.sends)
+	if err := d.toDevice(base, all); err != nil {
+		return err
+	}
+	d.update(func() { d.ready = true })
+	// The buffer is read until storage has it.
+	<-persisted
+	return nil
+}
+
+// toDevice copies every layer of the prompt to device memory and verifies it
+// there.
+func (d *Decode) toDevice(base uint64, all []uint32) error {
+	g, dev := d.m.geo, &d.m.opts.Device
+	spans := make([]Span, len(all))
+	for l := range g.layers {
+		for i, b := range all {
+			spans[i] = Span{base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, dev.offset(l, d.job.Pages[b], g.layerBytes), g.layerBytes}
+		}
+		copied := rdma.NewFlag()
+		if err := d.m.opts.Copy.Copy(dev.Region, d.m.opts.Region, slices.Clone(spans), copied.Set); err != nil {
+			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
+		}
+		if err := copied.Wait(d.ctx); err != nil {
+			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
+		}
+		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b], g.layerBytes) }
+		if err := d.sums.checkPages(dev.Region, l, all, g.layerBytes, offset, "decode device"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var _ job = (*Decode)(nil)

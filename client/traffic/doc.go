@@ -1,0 +1,72 @@
+// Package traffic moves the KV of one engine: DualPath's traffic manager
+// (sections 4.1 and 5 of the paper). It reads cached prefixes from storage
+// through the engine's storage NIC into a small buffer in DRAM, and carries them
+// on, a layer at a time, over the compute network while the model computes.
+//
+// It does not decide who reads what (the planner does), does not compute, and
+// keeps no KV beyond the requests that are under way and the blocks that storage
+// has not taken yet.
+//
+//	            prefill engine (PE)                              decode engine (DE)
+//	storage ─1─► PE buffer ─3,4─► device ══ 5,6,7 ══════════════► DE buffer ─8,9─► device
+//	[0,x)        Full Blocks      layer l: hit and miss           Full Blocks        │
+//	                              ▲                               ▲   │              │
+//	                              ╚═══════ layer l of [x,hit) ════╬═══╝              │
+//	                                       3,4,5 of Figure 4(b)   │                  ▼
+//	                                                     storage ─1             persist each
+//	                                                     [x,hit)                full block
+//
+// Storage is read in Full Blocks [layers, tokens, bytes]; everything else moves
+// in Layer Blocks [1, tokens, bytes]. A Full Block is the concatenation of its
+// Layer Blocks, so a Layer Block is a page of it (kv.Geometry): no byte is ever
+// converted, and each transfer is one paged write.
+//
+// One request on the PE:
+//
+//	p, err := m.Prefill(ctx, PrefillJob{…, Parts: …})     // reading begins
+//	for l := range layers {
+//		err := p.Layer(ctx, l)                             // its hit KV is in device memory, verified
+//		… compute the layer; KV of p.Miss() goes to its pages …
+//		p.Computed(l)                                      // on its way to the DE
+//	}
+//	err = p.Finish(ctx)
+//
+// and on the DE:
+//
+//	d, err := m.Decode(ctx, DecodeJob{…, Peer: pe})
+//	err = d.Ready(ctx)                                     // the whole prompt is in device memory, verified
+//	… decode; d.Append(ctx, ids, page) when a block is full …
+//	err = d.Finish(ctx)
+//
+// # Layers in flight
+//
+// Device memory holds Device.Bases many layers of a request on the PE. Layer l
+// may come once layer l - len(Bases) has been sent on: the PE copies its own part
+// by that rule and grants the DE credit by it, so that a slow engine is never
+// overrun and a fast one never waits for a round trip.
+//
+// # What is verified
+//
+// The sums (XXH3-64 of each Layer Block) that storage delivers with a block, or
+// that the PE makes of what it computed, travel with the layers. They are checked
+// in the PE's device memory before Layer returns, in the DE buffer before
+// anything is persisted, and in the DE's device memory before Ready returns. A
+// block that does not match ends the job with a *BlockError: it is never used.
+//
+// # When something is missing
+//
+// A side that cannot read all of its part says so (Job.Stopped, which goes to the
+// planner) and waits: Read gives it, or the other side, another range; Recompute
+// makes blocks the model's to compute. Layer 0 is held back until every hit block
+// is in a buffer or is to be recomputed.
+//
+// # Ends
+//
+// Cancel, a deadline, a dead peer, a block that is wrong: the job's windows are
+// revoked first, so that no later write of the other side touches its memory, then
+// its transfers are waited for, then its buffers are given back. Finish does the
+// same when all went well.
+//
+// Lock order: Manager.mu, then Prefill.mu or Decode.mu; neither is held across a
+// call of an engine, of storage or of the caller.
+package traffic

@@ -1,0 +1,292 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+var (
+	// ErrClosed: the manager is closed.
+	ErrClosed = errors.New("traffic manager is closed")
+	// ErrCancelled: the job was cancelled, here or by its other side.
+	ErrCancelled = errors.New("cancelled")
+	// ErrJob: the job is not one that can be done; it says why.
+	ErrJob = errors.New("bad job")
+	// ErrExists: a job of that request is under way here.
+	ErrExists = errors.New("a job of that request is under way")
+	// ErrBusy: the buffer is used up and so is its queue.
+	ErrBusy = errors.New("the buffer is used up")
+)
+
+// BlockError says that the bytes of one block are not the writer's.
+type BlockError struct {
+	Block, Layer int
+	// Where it was noticed: "prefill device", "decode buffer", "decode device".
+	Where string
+}
+
+// Error says which.
+func (e *BlockError) Error() string {
+	return fmt.Sprintf("traffic: block %d, layer %d: not the bytes that were written (noticed in the %s)", e.Block, e.Layer, e.Where)
+}
+
+// Storage is what a manager needs of storage nodes; *client.Store has it.
+type Storage interface {
+	Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error)
+	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
+}
+
+// Device is an engine's device memory, or what stands for it: KV pages of one
+// Layer Block each.
+type Device struct {
+	// Region is registered with Options.Compute.
+	Region rdma.Region
+	// Bases are the offsets of the layers: layer l is at Bases[l mod len(Bases)].
+	// One for each layer holds a request whole; a decode engine has that. Fewer,
+	// on a prefill engine, hold so many layers at a time (layerwise prefill).
+	Bases []uint64
+}
+
+// offset is where a block's page of a layer is.
+func (d *Device) offset(layer int, page uint32, layerBytes uint64) uint64 {
+	return d.Bases[layer%len(d.Bases)] + uint64(page)*layerBytes
+}
+
+// Options of a Manager.
+type Options struct {
+	Namespace kv.Namespace
+	// Storage reads and writes through the engine's storage NIC; Memory is Buffer,
+	// registered with it.
+	Storage Storage
+	Memory  *client.Memory
+	// Compute is the engine's compute NIC; the manager takes its messages
+	// (rdma.Engine.Recv), so nobody else may.
+	Compute rdma.Engine
+	// Buffer is the PE or DE buffer: bounded DRAM. Region is all of it, registered
+	// with Compute.
+	Buffer *arena.Arena
+	Region rdma.Region
+	Device Device
+	// Copy moves bytes between Region and Device.Region; nil: by the CPU, which
+	// needs device memory that it can address.
+	Copy Copier
+	// PersistMax bounds the blocks that wait for storage; more are dropped (the
+	// cache loses them, nothing else does). Default 4096.
+	PersistMax int
+	Logger     *slog.Logger
+}
+
+// Span is one piece of a copy, in bytes.
+type Span struct{ Src, Dst, Len uint64 }
+
+// Copier moves bytes between registered memory of one host: CNIC-assisted copy
+// (DualPath, section 5.2), a copy engine, or the CPU. done is called once.
+type Copier interface {
+	Copy(dst, src rdma.Region, spans []Span, done func(error)) error
+}
+
+// memmove is the Copier for memory that the CPU can address.
+type memmove struct{}
+
+func (memmove) Copy(dst, src rdma.Region, spans []Span, done func(error)) error {
+	for _, s := range spans {
+		copy(dst.Bytes()[s.Dst:s.Dst+s.Len], src.Bytes()[s.Src:s.Src+s.Len])
+	}
+	done(nil)
+	return nil
+}
+
+// Peer is how to reach the other side's manager.
+type Peer struct {
+	Addr  rdma.Addr
+	Token rdma.Token
+}
+
+const (
+	// recvBuffers and recvBytes hold messages of peers: an Accept of 8,192 pages
+	// is 40 KiB.
+	recvBuffers = 64
+	recvBytes   = 64 << 10
+	// maxBlocks bounds the blocks of a job, so that its messages fit.
+	maxBlocks = 8192
+	// maxEarly bounds the messages that came before their job.
+	maxEarly = 256
+)
+
+// Manager is the traffic manager of one engine. Its methods may be called
+// concurrently.
+type Manager struct {
+	opts Options
+	geo  geometry
+	log  *slog.Logger
+	imms atomic.Uint32
+
+	mu     sync.Mutex
+	closed bool
+	jobs   map[string]job
+	// early are messages whose job has not begun here, oldest first.
+	early   []earlyMessage
+	pending pending
+	work    sync.WaitGroup
+}
+
+// job is a Prefill or a Decode.
+type job interface {
+	message(from rdma.EngineID, m *pb.TrafficMessage)
+	fail(err error)
+}
+
+type earlyMessage struct {
+	from rdma.EngineID
+	m    *pb.TrafficMessage
+}
+
+// geometry is what a manager needs of the namespace's.
+type geometry struct {
+	layers                int
+	layerBytes, fullBytes uint64
+	digest                kv.GeometryDigest
+}
+
+// New returns a manager and takes over the messages of opts.Compute.
+func New(opts Options) (*Manager, error) {
+	g := opts.Namespace.Geometry
+	if err := g.Validate(); err != nil {
+		return nil, fmt.Errorf("traffic: %w", err)
+	}
+	if len(g.Groups) != 1 || g.Groups[0].Kind != kv.Full {
+		return nil, fmt.Errorf("traffic: namespace %q has %v: one full-attention group is what is carried layer by layer: %w", opts.Namespace.Name, g, ErrJob)
+	}
+	if len(opts.Device.Bases) == 0 {
+		return nil, fmt.Errorf("traffic: device memory without a layer: %w", ErrJob)
+	}
+	if opts.Copy == nil {
+		if opts.Device.Region.Bytes() == nil {
+			return nil, fmt.Errorf("traffic: the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
+		}
+		opts.Copy = memmove{}
+	}
+	if opts.PersistMax == 0 {
+		opts.PersistMax = 4096
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	m := &Manager{
+		opts: opts, log: opts.Logger, jobs: make(map[string]job),
+		geo:     geometry{g.Groups[0].Layers, uint64(g.LayerBytes(0)), uint64(g.PieceBytes(0)), g.Digest()},
+		pending: newPending(opts.PersistMax),
+	}
+	if err := opts.Compute.Recv(recvBuffers, recvBytes, m.receive); err != nil {
+		return nil, fmt.Errorf("traffic: %w", err)
+	}
+	return m, nil
+}
+
+// Close cancels what is under way and waits for it, and for what is being
+// persisted.
+func (m *Manager) Close() {
+	m.mu.Lock()
+	m.closed = true
+	jobs := make([]job, 0, len(m.jobs))
+	for _, j := range m.jobs {
+		jobs = append(jobs, j)
+	}
+	m.mu.Unlock()
+	for _, j := range jobs {
+		j.fail(ErrClosed)
+	}
+	m.work.Wait()
+}
+
+// begin enters a job and hands it what came early.
+func (m *Manager) begin(request string, j job) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		return ErrClosed
+	case m.jobs[request] != nil:
+		return fmt.Errorf("traffic: request %q: %w", request, ErrExists)
+	}
+	m.jobs[request] = j
+	m.work.Add(1)
+	return nil
+}
+
+// takeEarly returns what came for a request before its job.
+func (m *Manager) takeEarly(request string) []earlyMessage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []earlyMessage
+	m.early = slices.DeleteFunc(m.early, func(e earlyMessage) bool {
+		if e.m.Request != request {
+			return false
+		}
+		out = append(out, e)
+		return true
+	})
+	return out
+}
+
+// end takes a job out.
+func (m *Manager) end(request string, j job) {
+	m.mu.Lock()
+	if m.jobs[request] == j {
+		delete(m.jobs, request)
+	}
+	m.mu.Unlock()
+	m.work.Done()
+}
+
+// receive takes a message of a peer: it has proved the token.
+func (m *Manager) receive(from rdma.EngineID, raw []byte) {
+	t := &pb.TrafficMessage{}
+	if err := proto.Unmarshal(raw, t); err != nil {
+		m.log.Warn("a traffic manager sent what does not decode", "peer", from.String(), "bytes", len(raw), "err", err)
+		return
+	}
+	m.mu.Lock()
+	j := m.jobs[t.Request]
+	if j == nil {
+		if t.GetCancel() == nil {
+			if len(m.early) == maxEarly {
+				m.early = m.early[1:]
+			}
+			m.early = append(m.early, earlyMessage{from, t})
+		}
+		m.mu.Unlock()
+		return
+	}
+	m.mu.Unlock()
+	j.message(from, t)
+}
+
+// send sends a message; the job fails if it does not arrive.
+func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessage, failed func(error)) error {
+	raw, err := proto.Marshal(t)
+	if err != nil {
+		return fmt.Errorf("traffic: %w", err)
+	}
+	return m.opts.Compute.Send(ctx, to, raw, func(err error) {
+		if err != nil {
+			failed(fmt.Errorf("traffic: message to %v: %w", to, err))
+		}
+	})
+}
+
+// imm returns n consecutive immediates that no other job of this process has.
+func (m *Manager) imm(n int) uint32 { return m.imms.Add(uint32(n)) - uint32(n) + 1 }

@@ -1,0 +1,174 @@
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// pending are the blocks that are on their way to storage: what a later turn of
+// a session waits for, so that it sees the turn before.
+type pending struct {
+	max    int
+	mu     sync.Mutex
+	blocks map[kv.BlockID]chan struct{}
+}
+
+func newPending(n int) pending { return pending{max: n, blocks: make(map[kv.BlockID]chan struct{})} }
+
+// begin enters blocks and returns what ends them; false if there are too many.
+func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.blocks)+len(ids) > p.max {
+		return nil, false
+	}
+	done := make(chan struct{})
+	for _, id := range ids {
+		p.blocks[id] = done
+	}
+	return func() {
+		p.mu.Lock()
+		for _, id := range ids {
+			if p.blocks[id] == done {
+				delete(p.blocks, id)
+			}
+		}
+		p.mu.Unlock()
+		close(done)
+	}, true
+}
+
+// Settle waits until a block that was computed or decoded here is in storage, or
+// is known not to get there: after it, a match of the session's next turn finds
+// what it will ever find. A block that is not on its way costs nothing.
+func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
+	m.pending.mu.Lock()
+	done := m.pending.blocks[id]
+	m.pending.mu.Unlock()
+	if done == nil {
+		return nil
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// persist stores the full blocks of the prompt that storage does not have: the
+// new ones, and those of the hit that had to be computed again. What it returns is
+// closed when the buffer is not read any more. A block that storage refuses is
+// lost to the cache and to nobody else.
+func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
+	done := make(chan struct{})
+	var pieces []client.Piece
+	var ids []kv.BlockID
+	first := d.job.Hit
+	for _, b := range sends.Blocks {
+		again := slices.Contains(sends.Recomputed, b)
+		if int(b) < len(d.job.IDs) && (again || int(b) >= d.job.Hit) {
+			pieces = append(pieces, client.Piece{Block: int(b), Offset: d.buf.Offset() + int64(b)*int64(d.m.geo.fullBytes)})
+			ids = append(ids, d.job.IDs[b])
+			first = min(first, int(b))
+		}
+	}
+	if d.job.NoPersist || len(pieces) == 0 {
+		close(done)
+		return done
+	}
+	end, ok := d.m.pending.begin(ids)
+	if !ok {
+		d.m.log.Warn("new blocks are not stored: too many wait for storage", "request", d.request, "blocks", len(ids))
+		close(done)
+		return done
+	}
+	go func() {
+		defer close(done)
+		defer end()
+		d.m.store(d.persistCtx, d.request, chain{d.job.IDs, d.job.Epoch}, first, pieces)
+	}()
+	return done
+}
+
+// store writes blocks of the buffer to storage.
+func (m *Manager) store(ctx context.Context, request string, c chain, first int, pieces []client.Piece) {
+	res, err := m.opts.Storage.Write(ctx, client.WriteRequest{
+		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: m.opts.Memory, Pieces: pieces,
+	})
+	if err != nil || len(res.Refused) > 0 || res.Outcome != client.Hit {
+		m.log.Warn("new blocks are not stored", "request", request, "blocks", len(pieces), "refused", len(res.Refused), "outcome", res.Outcome.String(), "detail", res.Detail, "err", err)
+	}
+}
+
+// Append stores one block that decoding has filled: its KV is in a page of every
+// layer of device memory. ids is the chain up to and including it. It returns when
+// the page may change; the write goes on (Settle waits for it).
+func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32) error {
+	if len(ids) == 0 {
+		return fmt.Errorf("traffic: request %q: append without a chain: %w", request, ErrJob)
+	}
+	if err := m.checkPages([]uint32{page}); err != nil {
+		return fmt.Errorf("traffic: request %q: %w", request, err)
+	}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return ErrClosed
+	}
+	m.work.Add(1)
+	m.mu.Unlock()
+	end, ok := m.pending.begin(ids[len(ids)-1:])
+	if !ok {
+		m.work.Done()
+		m.log.Warn("a decoded block is not stored: too many wait for storage", "request", request)
+		return nil
+	}
+	buf, err := m.fromDevice(ctx, page)
+	if err != nil {
+		end()
+		m.work.Done()
+		return fmt.Errorf("traffic: request %q: %w", request, err)
+	}
+	go func() {
+		defer m.work.Done()
+		defer buf.Release()
+		defer end()
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
+		defer cancel()
+		m.store(within, request, chain{ids, epoch}, len(ids)-1, []client.Piece{{Block: len(ids) - 1, Offset: buf.Offset()}})
+	}()
+	return nil
+}
+
+// fromDevice copies one block, all its layers, to the buffer.
+func (m *Manager) fromDevice(ctx context.Context, page uint32) (arena.Buffer, error) {
+	g, dev := m.geo, &m.opts.Device
+	buf, err := m.opts.Buffer.Alloc(ctx, int(g.fullBytes))
+	if err != nil {
+		return buf, err
+	}
+	spans := make([]Span, g.layers)
+	for l := range spans {
+		spans[l] = Span{dev.offset(l, page, g.layerBytes), uint64(buf.Offset()) + uint64(l)*g.layerBytes, g.layerBytes}
+	}
+	copied := rdma.NewFlag()
+	if err := m.opts.Copy.Copy(m.opts.Region, dev.Region, spans, copied.Set); err != nil {
+		buf.Release()
+		return buf, err
+	}
+	// The copy writes to the buffer until it ends, so it is waited for.
+	if err := copied.Wait(context.WithoutCancel(ctx)); err != nil {
+		buf.Release()
+		return buf, err
+	}
+	return buf, nil
+}

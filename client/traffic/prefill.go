@@ -1,0 +1,453 @@
+package traffic
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/zeebo/xxh3"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// PrefillJob is a request on its prefill engine.
+type PrefillJob struct {
+	Request string
+	// IDs are the chain of the cached prefix, at least Hit long, of Epoch.
+	IDs   []kv.BlockID
+	Epoch kv.Epoch
+	// Blocks is the whole prompt's length, the last block perhaps not full, of
+	// which the first Hit are cached.
+	Blocks, Hit int
+	// Parts are what this side reads; the decode side reads the rest of the hit,
+	// or somebody says Read or Recompute later.
+	Parts []Part
+	// Pages are the device pages of the blocks, one for each of Blocks.
+	Pages []uint32
+	// Stopped, if set, is told when a read of this side comes to its end before
+	// its part's. It must not block.
+	Stopped func(Stop)
+	// Progress, if set, is told how far a part has come. It must not block.
+	Progress func(part Part, upto int)
+}
+
+// source says where a hit block comes from.
+type source uint8
+
+const (
+	unknown  source = iota // nobody has it yet
+	here                   // in the PE buffer
+	there                  // in the DE buffer
+	computed               // the model computes it again
+)
+
+// Prefill is a PrefillJob under way.
+type Prefill struct {
+	transfer
+	job  PrefillJob
+	sums sumTable
+	// sumsAt is the table's offset in the buffer's region.
+	sumsAt uint64
+	imm    uint32
+
+	// Guarded by transfer.mu.
+	from   []source // of the hit blocks
+	at     []uint64 // where a block that is here lies in the region
+	offer  *pb.TrafficOffer
+	decode rdma.Desc
+	// resolved: every hit block has a source; sends are the blocks that the DE
+	// does not have.
+	resolved bool
+	sends    []uint32
+	in, sent []bool // by layer
+	// passed is how many layers from 0 on have been sent: their pages are free.
+	passed int
+}
+
+// Prefill begins a job: its parts are read at once. ctx bounds all of it. Call
+// Finish or Cancel in the end.
+func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error) {
+	if err := m.checkPrefill(&job); err != nil {
+		return nil, err
+	}
+	p := &Prefill{job: job, from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers)}
+	if err := p.open(ctx, m, job.Request, p); err != nil {
+		return nil, err
+	}
+	table, err := p.alloc(tableBytes(m.geo.layers, job.Blocks))
+	if err != nil {
+		return nil, p.close(err)
+	}
+	p.sums, p.sumsAt, p.imm = tableIn(table, 0, m.geo.layers, job.Blocks), uint64(table.Offset()), m.imm(m.geo.layers)
+	for _, part := range job.Parts {
+		p.Read(part)
+	}
+	p.run(p.feed)
+	for _, e := range m.takeEarly(job.Request) {
+		p.message(e.from, e.m)
+	}
+	return p, nil
+}
+
+// checkPrefill refuses a job that contradicts itself.
+func (m *Manager) checkPrefill(j *PrefillJob) error {
+	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs), len(j.Pages)); err != nil {
+		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	if err := m.checkPages(j.Pages); err != nil {
+		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	return checkParts(j.Request, j.Parts, j.Hit)
+}
+
+// checkLengths refuses lengths that contradict each other.
+func checkLengths(blocks, hit, ids, pages int) error {
+	switch {
+	case blocks < 1 || blocks > maxBlocks:
+		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, maxBlocks, ErrJob)
+	case hit < 0 || hit > blocks:
+		return fmt.Errorf("%d cached blocks of %d: %w", hit, blocks, ErrJob)
+	case ids < hit:
+		return fmt.Errorf("%d block ids for %d cached blocks: %w", ids, hit, ErrJob)
+	case pages != blocks:
+		return fmt.Errorf("%d device pages for %d blocks: %w", pages, blocks, ErrJob)
+	}
+	return nil
+}
+
+// checkPages refuses pages that lie outside of device memory.
+func (m *Manager) checkPages(pages []uint32) error {
+	d := &m.opts.Device
+	for _, page := range pages {
+		for l := range d.Bases {
+			if off := d.offset(l, page, m.geo.layerBytes); off+m.geo.layerBytes > d.Region.Len() {
+				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+m.geo.layerBytes, d.Region.Len(), ErrJob)
+			}
+		}
+	}
+	return nil
+}
+
+// checkParts refuses parts that are not within the hit, or overlap.
+func checkParts(request string, parts []Part, hit int) error {
+	sorted := slices.Clone(parts)
+	slices.SortFunc(sorted, func(a, b Part) int { return a.From - b.From })
+	end := 0
+	for _, p := range sorted {
+		if p.From < end || p.To <= p.From || p.To > hit {
+			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks, behind one that ends at %d: %w", request, p.From, p.To, hit, end, ErrJob)
+		}
+		end = p.To
+	}
+	return nil
+}
+
+// Read has this side read a range of hit blocks that nobody has or reads.
+func (p *Prefill) Read(part Part) {
+	p.run(func() error { return p.load1(part) })
+}
+
+// load1 reads one part into memory of its own.
+func (p *Prefill) load1(part Part) error {
+	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
+		return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob)
+	}
+	buf, err := p.alloc(uint64(part.Len()) * p.m.geo.fullBytes)
+	if err != nil {
+		return err
+	}
+	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, 0, p.sums)
+	if err != nil {
+		return err
+	}
+	p.update(func() {
+		for b := have.From; b < have.To; b++ {
+			if p.from[b] == unknown {
+				p.from[b] = here
+				p.at[b] = uint64(buf.Offset()) + uint64(b-part.From)*p.m.geo.fullBytes
+			}
+		}
+	})
+	if stop != nil {
+		if p.job.Stopped != nil {
+			p.job.Stopped(*stop)
+		}
+	} else if p.job.Progress != nil {
+		p.job.Progress(part, part.To)
+	}
+	return nil
+}
+
+// Recompute makes a range of hit blocks the model's to compute: they count as
+// missed from then on. Blocks that have come already stay as they are.
+func (p *Prefill) Recompute(part Part) {
+	p.update(func() {
+		for b := max(part.From, 0); b < min(part.To, p.job.Hit); b++ {
+			if p.from[b] == unknown {
+				p.from[b] = computed
+			}
+		}
+	})
+}
+
+// Miss returns the blocks that the model has to compute, once Layer(0) has
+// returned.
+func (p *Prefill) Miss() []int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.missLocked()
+}
+
+func (p *Prefill) missLocked() []int {
+	var miss []int
+	for b, s := range p.from {
+		if s == computed {
+			miss = append(miss, b)
+		}
+	}
+	for b := p.job.Hit; b < p.job.Blocks; b++ {
+		miss = append(miss, b)
+	}
+	return miss
+}
+
+// Layer waits until the hit KV of a layer is in device memory and verified.
+func (p *Prefill) Layer(ctx context.Context, layer int) error {
+	return p.await(ctx, func() bool { return p.in[layer] })
+}
+
+// Computed says that the KV of a layer's missed blocks is in their pages. All of
+// the layer that the DE does not have is sent there; its pages must stay until
+// layer + len(Device.Bases) is asked for.
+func (p *Prefill) Computed(layer int) {
+	p.run(func() error { return p.forward(layer) })
+}
+
+// Finish waits until every layer has been sent and has landed, and gives
+// everything back.
+func (p *Prefill) Finish(ctx context.Context) error {
+	err := p.await(ctx, func() bool { return p.passed == p.m.geo.layers })
+	return p.close(err)
+}
+
+// Cancel ends the job. When it returns, nothing of it is under way and no write
+// of the other side can touch device memory or buffer.
+func (p *Prefill) Cancel() {
+	_ = p.close(fmt.Errorf("traffic: request %q: %w", p.request, ErrCancelled)) // it is what was asked for
+}
+
+// message implements job.
+func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
+	if err := p.bind(from); err != nil {
+		p.fail(err)
+		return
+	}
+	switch b := m.Body.(type) {
+	case *pb.TrafficMessage_Offer:
+		p.takeOffer(b.Offer)
+	case *pb.TrafficMessage_Held:
+		h := b.Held
+		if h.From > h.To || int(h.To) > p.job.Hit {
+			p.fail(fmt.Errorf("traffic: request %q: the decode side has [%d, %d) of %d cached blocks: %w", p.request, h.From, h.To, p.job.Hit, ErrJob))
+			return
+		}
+		p.update(func() {
+			for i := h.From; i < h.To; i++ {
+				if p.from[i] == unknown {
+					p.from[i] = there
+				}
+			}
+		})
+	case *pb.TrafficMessage_Cancel:
+		p.fail(fmt.Errorf("traffic: request %q: by the decode side (%s): %w", p.request, b.Cancel.Reason, ErrCancelled))
+	}
+}
+
+// takeOffer learns where the DE wants the prompt's KV.
+func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
+	var d rdma.Desc
+	err := d.UnmarshalBinary(o.Window)
+	switch {
+	case err != nil:
+	case !bytes.Equal(o.GeometryDigest, p.m.geo.digest[:]):
+		err = fmt.Errorf("its geometry is another: %w", ErrJob)
+	case int(o.Blocks) != p.job.Blocks || int(o.HitBlocks) != p.job.Hit:
+		err = fmt.Errorf("its prompt has %d blocks, %d cached; here %d, %d: %w", o.Blocks, o.HitBlocks, p.job.Blocks, p.job.Hit, ErrJob)
+	}
+	if err != nil {
+		p.fail(fmt.Errorf("traffic: request %q: offer of the decode side: %w", p.request, err))
+		return
+	}
+	p.update(func() { p.offer, p.decode = o, d })
+}
+
+// feed brings the layers in, as many at a time as device memory holds.
+func (p *Prefill) feed() error {
+	err := p.await(p.ctx, func() bool { return p.offer != nil && !slices.Contains(p.from, unknown) })
+	if err != nil {
+		return err
+	}
+	var mine, theirs, again []uint32
+	p.update(func() {
+		p.resolved = true
+		for b, s := range p.from {
+			switch s {
+			case here:
+				mine = append(mine, uint32(b))
+			case there:
+				theirs = append(theirs, uint32(b))
+			case computed:
+				again = append(again, uint32(b))
+			}
+			if s != there {
+				p.sends = append(p.sends, uint32(b))
+			}
+		}
+		for b := p.job.Hit; b < p.job.Blocks; b++ {
+			p.sends = append(p.sends, uint32(b))
+		}
+	})
+	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Sends{Sends: &pb.TrafficSends{Blocks: p.sends, Recomputed: again}}}); err != nil {
+		return err
+	}
+	depth := len(p.m.opts.Device.Bases)
+	if len(theirs) > 0 {
+		if err := p.accept(theirs, min(depth, p.m.geo.layers)); err != nil {
+			return err
+		}
+	}
+	for l := range p.m.geo.layers {
+		if err := p.await(p.ctx, func() bool { return l < p.passed+depth }); err != nil {
+			return err
+		}
+		if len(theirs) > 0 && l >= depth {
+			if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Credit{Credit: &pb.TrafficCredit{Layers: uint32(l + 1)}}}); err != nil {
+				return err
+			}
+		}
+		p.run(func() error { return p.land(l, mine, theirs) })
+	}
+	return nil
+}
+
+// accept opens device memory and the table of sums to the DE.
+func (p *Prefill) accept(blocks []uint32, layers int) error {
+	d := &p.m.opts.Device
+	device, err := p.window(d.Region, 0, d.Region.Len())
+	if err != nil {
+		return err
+	}
+	table, err := p.window(p.m.opts.Region, p.sumsAt, tableBytes(p.m.geo.layers, p.job.Blocks))
+	if err != nil {
+		return err
+	}
+	a := &pb.TrafficAccept{Device: device, Bases: d.Bases, Sums: table, Imm: p.imm, Layers: uint32(layers), Pages: make([]uint32, p.job.Blocks)}
+	for _, b := range blocks {
+		a.Pages[b] = p.job.Pages[b]
+	}
+	return p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}})
+}
+
+// land waits for one layer of the hit, from both sides, and verifies it.
+func (p *Prefill) land(layer int, mine, theirs []uint32) error {
+	g, d := p.m.geo, &p.m.opts.Device
+	n := 0
+	if len(mine) > 0 {
+		n++
+	}
+	if len(theirs) > 0 {
+		n++
+	}
+	if n > 0 {
+		b := newBatch(n)
+		if len(theirs) > 0 {
+			x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: b.done})
+			if err != nil {
+				return fmt.Errorf("traffic: request %q: %w", p.request, err)
+			}
+			defer x.Cancel()
+		}
+		if len(mine) > 0 {
+			spans := make([]Span, len(mine))
+			for i, block := range mine {
+				spans[i] = Span{p.at[block] + uint64(layer)*g.layerBytes, d.offset(layer, p.job.Pages[block], g.layerBytes), g.layerBytes}
+			}
+			if err := p.m.opts.Copy.Copy(d.Region, p.m.opts.Region, spans, b.done); err != nil {
+				return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
+			}
+		}
+		if err := b.wait(p.ctx); err != nil {
+			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
+		}
+	}
+	offset := func(block uint32) uint64 { return d.offset(layer, p.job.Pages[block], g.layerBytes) }
+	for _, blocks := range [][]uint32{mine, theirs} {
+		if err := p.sums.checkPages(d.Region, layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
+			return err
+		}
+	}
+	p.update(func() { p.in[layer] = true })
+	return nil
+}
+
+// forward sends one layer to the DE: what was read here and what was computed.
+func (p *Prefill) forward(layer int) error {
+	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
+		return err
+	}
+	g, d := p.m.geo, &p.m.opts.Device
+	mem := d.Region.Bytes()
+	p.mu.Lock()
+	miss, sends, offer, decode := p.missLocked(), p.sends, p.offer, p.decode
+	p.mu.Unlock()
+	for _, b := range miss {
+		off := d.offset(layer, p.job.Pages[b], g.layerBytes)
+		if mem == nil {
+			return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
+		}
+		p.sums.set(layer, b, xxh3.Hash(mem[off:off+g.layerBytes]))
+	}
+	if len(sends) > 0 {
+		pages := make([]uint32, len(sends))
+		for i, b := range sends {
+			pages[i] = p.job.Pages[b]
+		}
+		row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
+		b := newBatch(2)
+		err := p.scope.WritePaged(p.ctx, rdma.PagedWrite{
+			PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: d.offset(layer, 0, 0)},
+			Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
+			Imm: rdma.ImmOf(offer.Imm), Done: b.done,
+		})
+		if err == nil {
+			err = p.scope.WritePaged(p.ctx, rdma.PagedWrite{
+				PageLen: sumBytes, Src: p.m.opts.Region, SrcPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: p.sumsAt + row},
+				Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
+				Imm: rdma.ImmOf(offer.Imm), Done: b.done,
+			})
+		}
+		if err == nil {
+			err = b.wait(p.ctx)
+		}
+		if err != nil {
+			return fmt.Errorf("traffic: request %q: layer %d to the decode side: %w", p.request, layer, err)
+		}
+	}
+	var all bool
+	p.update(func() {
+		p.sent[layer] = true
+		for p.passed < g.layers && p.sent[p.passed] {
+			p.passed++
+		}
+		all = p.passed == g.layers
+	})
+	if all {
+		p.unwatch() // whatever becomes of the DE now, it has everything
+	}
+	return nil
+}
+
+var _ job = (*Prefill)(nil)

@@ -1,0 +1,54 @@
+package traffic
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// chain is what a job reads of storage.
+type chain struct {
+	ids   []kv.BlockID
+	epoch kv.Epoch
+}
+
+// load reads the blocks of a part from storage to the buffer, block b at
+// base + (b - part.From) Full Blocks, and enters their sums. It returns the part
+// that is there, and what became of the rest (nil if there is none).
+func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums sumTable) (Part, *Stop, error) {
+	g := t.m.geo
+	pieces := make([]client.Piece, part.Len())
+	layerSums := make([][]uint64, part.Len())
+	flat := make([]uint64, part.Len()*g.layers)
+	for i := range pieces {
+		pieces[i] = client.Piece{Block: part.From + i, Offset: into.Offset() + int64(base) + int64(i)*int64(g.fullBytes)}
+		layerSums[i] = flat[i*g.layers : (i+1)*g.layers]
+	}
+	res, err := t.m.opts.Storage.Read(t.ctx, client.ReadRequest{
+		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.opts.Memory, Pieces: pieces, Sums: layerSums,
+	})
+	if t.ctx.Err() != nil {
+		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
+	}
+	have := Part{part.From, part.From}
+	if err == nil {
+		have.To = max(part.From, min(res.Blocks, part.To))
+	}
+	for b := have.From; b < have.To; b++ {
+		sums.setBlock(b, layerSums[b-part.From])
+	}
+	if have.To == part.To {
+		return have, nil, nil
+	}
+	stop := &Stop{Part: part, Upto: have.To, Err: err}
+	if err == nil {
+		switch res.Cut {
+		case client.CutAbsent, client.CutEpoch:
+			stop.Gone = true
+		}
+		stop.Err = fmt.Errorf("%v: %v %s", res.Outcome, res.Cut, res.Detail)
+	}
+	return have, stop, nil
+}

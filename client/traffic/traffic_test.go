@@ -1,0 +1,637 @@
+package traffic
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// geo has Layer Blocks of 2 KiB: 5 layers of 4 tokens of 512 bytes.
+var geo = kv.SingleGroup(5, 4, 512)
+
+// fill writes the bytes of one Layer Block: they follow from its name.
+func fill(dst []byte, id kv.BlockID, layer int) {
+	rng := rand.NewChaCha8([32]byte(append(id[:], byte(layer), 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)))
+	_, _ = rng.Read(dst) // it never fails
+}
+
+// blockName is the name of block b of a sequence.
+func blockName(sequence, b int) kv.BlockID {
+	var id kv.BlockID
+	binary.LittleEndian.PutUint64(id[:], uint64(sequence)+1)
+	binary.LittleEndian.PutUint64(id[8:], uint64(b)+1)
+	return id
+}
+
+// shelf is storage of a test: blocks in a map, with faults by name. It keeps the
+// contract of client.Store: a lost block shortens the prefix, sums are the
+// writer's.
+type shelf struct {
+	mu     sync.Mutex
+	blocks map[kv.BlockID][]byte
+	// fail answers for a block in place of its bytes.
+	fail map[kv.BlockID]error
+	// flip spoils the bytes of a block after they were verified: what a broken
+	// buffer would do.
+	flip map[kv.BlockID]bool
+	// gate, if set, holds up writes.
+	gate chan struct{}
+	// mem is where the reader's memory is.
+	mem map[*Manager][]byte
+}
+
+func newShelf() *shelf {
+	return &shelf{blocks: map[kv.BlockID][]byte{}, fail: map[kv.BlockID]error{}, flip: map[kv.BlockID]bool{}}
+}
+
+// put stores the first n blocks of a sequence.
+func (s *shelf) put(sequence, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b := range n {
+		id := blockName(sequence, b)
+		full := make([]byte, geo.PieceBytes(0))
+		for l := range geo.Groups[0].Layers {
+			fill(full[int64(l)*geo.LayerBytes(0):][:geo.LayerBytes(0)], id, l)
+		}
+		s.blocks[id] = full
+	}
+}
+
+// drop loses one block.
+func (s *shelf) drop(sequence, b int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.blocks, blockName(sequence, b))
+}
+
+// at is the shelf as one manager sees it: mem is its buffer.
+type at struct {
+	*shelf
+	mem []byte
+}
+
+var errNIC = errors.New("the storage NIC is down")
+
+func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return client.ReadResult{}, err
+	}
+	for i, p := range r.Pieces {
+		id := r.IDs[p.Block]
+		if err := s.fail[id]; err != nil {
+			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutLost, Detail: err.Error()}, nil
+		}
+		full, ok := s.blocks[id]
+		if !ok {
+			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutAbsent}, nil
+		}
+		dst := s.mem[p.Offset:][:len(full)]
+		copy(dst, full)
+		lb := int(geo.LayerBytes(0))
+		for l := range r.Sums[i] {
+			r.Sums[i][l] = xxh3.Hash(dst[l*lb : (l+1)*lb])
+		}
+		if s.flip[id] {
+			dst[len(dst)/2] ^= 1
+		}
+	}
+	return client.ReadResult{Outcome: client.Hit, Blocks: len(r.IDs), Cut: client.CutComplete}, nil
+}
+
+func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error) {
+	s.mu.Lock()
+	gate := s.gate
+	s.mu.Unlock()
+	if gate != nil {
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return client.WriteResult{}, ctx.Err()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range w.Pieces {
+		if p.Block > 0 && s.blocks[w.IDs[p.Block-1]] == nil {
+			return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block}}}, nil
+		}
+		s.blocks[w.IDs[p.Block]] = bytes.Clone(s.mem[p.Offset:][:geo.PieceBytes(0)])
+	}
+	return client.WriteResult{Outcome: client.Hit, Blocks: len(w.IDs)}, nil
+}
+
+// engine is one engine of a test: manager, transfer engine, device memory.
+type engine struct {
+	*Manager
+	rdma   rdma.Engine
+	device []byte
+	peer   Peer
+	pages  int
+}
+
+var token = rdma.Token("a token for the traffic managers")
+
+// newEngine starts one whose device holds so many layers, of so many pages each.
+func newEngine(t testing.TB, s *shelf, layers, pages int, bufferBytes int64) *engine {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	must(err)
+	buffer, err := arena.New(arena.Options{SizeBytes: bufferBytes})
+	must(err)
+	region, err := r.Register(buffer.Bytes(), rdma.RegisterOptions{Local: true})
+	must(err)
+	lb := int(geo.LayerBytes(0))
+	device := make([]byte, layers*pages*lb)
+	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
+	must(err)
+	bases := make([]uint64, layers)
+	for l := range bases {
+		bases[l] = uint64(l * pages * lb)
+	}
+	m, err := New(Options{
+		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: at{s, buffer.Bytes()}, Compute: r, Buffer: buffer, Region: region,
+		Device: Device{dev, bases},
+	})
+	must(err)
+	t.Cleanup(func() {
+		m.Close()
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := buffer.Close(); err != nil {
+			t.Errorf("the buffer: %v", err)
+		}
+	})
+	return &engine{m, r, device, Peer{r.Addr(), token}, pages}
+}
+
+// page is the device memory of one page of a layer.
+func (e *engine) page(layer int, page uint32) []byte {
+	lb := int(geo.LayerBytes(0))
+	off := int(e.opts.Device.offset(layer, page, uint64(lb)))
+	return e.device[off : off+lb]
+}
+
+// request is one request of a test.
+type request struct {
+	t           testing.TB
+	name        string
+	sequence    int
+	blocks, hit int
+	ids         []kv.BlockID
+	pages       []uint32
+	pe, de      *engine
+}
+
+// newRequest makes one whose last block is not full.
+func newRequest(t testing.TB, pe, de *engine, sequence, blocks, hit int) *request {
+	r := &request{t: t, name: fmt.Sprintf("r%d", sequence), sequence: sequence, blocks: blocks, hit: hit, pe: pe, de: de}
+	for b := range blocks {
+		if b < blocks-1 {
+			r.ids = append(r.ids, blockName(sequence, b))
+		}
+		r.pages = append(r.pages, uint32((b*7+sequence)%pe.pages))
+	}
+	return r
+}
+
+// parts splits the hit at x: what either side reads.
+func parts(from, to int) []Part {
+	if from == to {
+		return nil
+	}
+	return []Part{{from, to}}
+}
+
+// compute plays the model: it checks the hit's layer on the device and fills in
+// the missed blocks.
+func (r *request) compute(p *Prefill, layer int) error {
+	missed := map[int]bool{}
+	for _, b := range p.Miss() {
+		missed[b] = true
+	}
+	want := make([]byte, geo.LayerBytes(0))
+	for b := range r.blocks {
+		id := blockName(r.sequence, b)
+		page := r.pe.page(layer, r.pages[b])
+		if missed[b] {
+			fill(page, id, layer)
+			continue
+		}
+		fill(want, id, layer)
+		if !bytes.Equal(page, want) {
+			return fmt.Errorf("block %d, layer %d: other bytes on the prefill device", b, layer)
+		}
+	}
+	return nil
+}
+
+// prefill runs the PE's side.
+func (r *request) prefill(ctx context.Context, p *Prefill) error {
+	for l := range geo.Groups[0].Layers {
+		if err := p.Layer(ctx, l); err != nil {
+			return errors.Join(err, ended(p.Finish(ctx)))
+		}
+		if err := r.compute(p, l); err != nil {
+			return err
+		}
+		p.Computed(l)
+	}
+	return p.Finish(ctx)
+}
+
+// ended drops an error that only repeats why a job ended.
+func ended(error) error { return nil }
+
+// check compares the whole prompt on the decode device.
+func (r *request) check() error {
+	want := make([]byte, geo.LayerBytes(0))
+	for b := range r.blocks {
+		for l := range geo.Groups[0].Layers {
+			fill(want, blockName(r.sequence, b), l)
+			if !bytes.Equal(r.de.page(l, r.pages[b]), want) {
+				return fmt.Errorf("block %d, layer %d: other bytes on the decode device", b, l)
+			}
+		}
+	}
+	return nil
+}
+
+// run serves the request: the PE reads the first x blocks of the hit, the DE the
+// others.
+func (r *request) run(ctx context.Context, x int) error {
+	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer})
+	if err != nil {
+		return err
+	}
+	p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(0, x), Pages: r.pages})
+	if err != nil {
+		d.Cancel()
+		return err
+	}
+	err = r.prefill(ctx, p)
+	return errors.Join(err, d.Finish(ctx), r.check())
+}
+
+// TestPaths: by the prefill side, by the decode side, by both, without a hit and
+// with nothing but a hit; with device memory for all layers, for two, for one.
+// Every byte at either device is the writer's, and storage has the new blocks.
+func TestPaths(t *testing.T) {
+	for _, window := range []int{5, 2, 1} {
+		for _, tc := range []struct{ blocks, hit, x int }{
+			{9, 6, 6}, {9, 6, 0}, {9, 6, 3}, {9, 6, 1}, {4, 0, 0}, {6, 5, 2}, {1, 0, 0}, {2, 1, 0},
+		} {
+			t.Run(fmt.Sprintf("window=%d/blocks=%d/hit=%d/x=%d", window, tc.blocks, tc.hit, tc.x), func(t *testing.T) {
+				testkit.VerifyNone(t)
+				s := newShelf()
+				s.put(1, tc.hit)
+				pe, de := newEngine(t, s, window, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				defer cancel()
+				r := newRequest(t, pe, de, 1, tc.blocks, tc.hit)
+				if err := r.run(ctx, tc.x); err != nil {
+					t.Fatal(err)
+				}
+				if got := len(s.blocks); got != len(r.ids) {
+					t.Errorf("%d blocks in storage, want %d", got, len(r.ids))
+				}
+			})
+		}
+	}
+}
+
+// TestMany: requests of several sequences at once, in buffers that do not hold
+// all of them.
+func TestMany(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de := newEngine(t, s, 2, 512, 256<<10), newEngine(t, s, 5, 512, 512<<10)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const n = 24
+	errs := make(chan error, n)
+	for i := range n {
+		s.put(i, 10)
+		go func() {
+			r := newRequest(t, pe, de, i, 12, 10)
+			for b := range r.pages {
+				r.pages[b] = uint32(i*12+b) % 512 // requests do not share pages
+			}
+			errs <- r.run(ctx, i%11)
+		}()
+	}
+	for range n {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// both begins both sides of a request and returns what they say about stops.
+func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop, dStop chan Stop) {
+	r.t.Helper()
+	pStop, dStop = make(chan Stop, 4), make(chan Stop, 4)
+	d, err := r.de.Decode(ctx, DecodeJob{
+		Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer,
+		Stopped: func(s Stop) { dStop <- s },
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p, err = r.pe.Prefill(ctx, PrefillJob{
+		Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(0, x), Pages: r.pages,
+		Stopped: func(s Stop) { pStop <- s },
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return p, d, pStop, dStop
+}
+
+// TestLostBlocks: a block that is gone is computed, one whose NIC is down is read
+// by the other side; the rest of the hit is used, and what was computed again is
+// stored again.
+func TestLostBlocks(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.put(1, 8)
+	s.drop(1, 2)
+	pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 10, 8)
+	s.fail[blockName(1, 6)] = errNIC
+	p, d, pStop, dStop := r.both(ctx, 4)
+	stop := <-pStop
+	if stop.Upto != 2 || !stop.Gone {
+		t.Fatalf("the prefill side stopped: %+v", stop)
+	}
+	p.Recompute(Part{2, 3})
+	p.Read(Part{3, 4})
+	stop = <-dStop
+	if stop.Upto != 6 || stop.Gone {
+		t.Fatalf("the decode side stopped: %+v", stop)
+	}
+	s.mu.Lock()
+	clear(s.fail) // the other NIC works
+	s.mu.Unlock()
+	p.Read(Part{6, 8})
+	if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(p.Miss()); got != "[2 8 9]" {
+		t.Errorf("computed %s", got)
+	}
+	if s.blocks[blockName(1, 2)] == nil || s.blocks[blockName(1, 8)] == nil {
+		t.Error("what was computed is not in storage")
+	}
+}
+
+// TestWrongBytes: a bit that flips in either side's buffer never reaches a
+// layer that is said to be there.
+func TestWrongBytes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		x, block int
+		where    string
+	}{
+		"prefill buffer": {6, 3, "prefill device"},
+		"decode buffer":  {0, 3, "prefill device"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testkit.VerifyNone(t)
+			s := newShelf()
+			s.put(1, 6)
+			s.flip[blockName(1, tc.block)] = true
+			pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			r := newRequest(t, pe, de, 1, 8, 6)
+			p, d, _, _ := r.both(ctx, tc.x)
+			err := r.prefill(ctx, p)
+			var wrong *BlockError
+			if !errors.As(err, &wrong) || wrong.Block != tc.block || wrong.Layer != 2 || wrong.Where != tc.where {
+				t.Errorf("prefill ended with %v", err)
+			}
+			if err := d.Finish(ctx); !errors.Is(err, ErrCancelled) && !errors.As(err, &wrong) {
+				t.Errorf("decode ended with %v", err)
+			}
+		})
+	}
+}
+
+// TestRelayFlip: bytes that change between the prefill engine's device and the
+// decode engine are noticed before anything is persisted.
+func TestRelayFlip(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 4, 0)
+	p, d, _, _ := r.both(ctx, 0)
+	for l := range 5 {
+		if err := p.Layer(ctx, l); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.compute(p, l); err != nil {
+			t.Fatal(err)
+		}
+		if l < 4 {
+			p.Computed(l)
+		}
+	}
+	// Layer 0 has landed before layer 4 is sent: spoil it there.
+	if err := p.await(ctx, func() bool { return p.sent[0] }); err != nil {
+		t.Fatal(err)
+	}
+	d.buf.Bytes()[5] ^= 0x40
+	p.Computed(4)
+	if err := p.Finish(ctx); err != nil && !errors.Is(err, ErrCancelled) {
+		t.Errorf("prefill ended with %v", err)
+	}
+	var wrong *BlockError
+	if err := d.Finish(ctx); !errors.As(err, &wrong) || wrong.Block != 0 || wrong.Layer != 0 || wrong.Where != "decode buffer" {
+		t.Errorf("decode ended with %v", err)
+	}
+	if len(s.blocks) != 0 {
+		t.Errorf("%d blocks were persisted", len(s.blocks))
+	}
+}
+
+// TestEnds: cancelled on either side, by a deadline, by the death of either side:
+// the other one ends too, and its memory is its own again.
+func TestEnds(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end    func(p *Prefill, d *Decode, pe, de *engine)
+		p, d   error
+		prefix string
+	}{
+		"prefill cancels": {func(p *Prefill, _ *Decode, _, _ *engine) { p.Cancel() }, ErrCancelled, ErrCancelled, "by the prefill side"},
+		"decode cancels":  {func(_ *Prefill, d *Decode, _, _ *engine) { d.Cancel() }, ErrCancelled, ErrCancelled, "by the decode side"},
+		"decode dies":     {func(_ *Prefill, d *Decode, pe, de *engine) { pe.rdma.Disconnect(de.rdma.Addr().Engine) }, rdma.ErrPeerDied, rdma.ErrPeerDied, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			testkit.VerifyNone(t)
+			s := newShelf()
+			s.put(1, 6)
+			pe, de := newEngine(t, s, 1, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			r := newRequest(t, pe, de, 1, 8, 6)
+			p, d, _, _ := r.both(ctx, 3)
+			if err := p.Layer(ctx, 0); err != nil {
+				t.Fatal(err)
+			}
+			tc.end(p, d, pe, de)
+			if err := p.Finish(ctx); !errors.Is(err, tc.p) {
+				t.Errorf("prefill ended with %v, want %v", err, tc.p)
+			}
+			if err := d.Finish(ctx); !errors.Is(err, tc.d) {
+				t.Errorf("decode ended with %v, want %v", err, tc.d)
+			}
+			for _, e := range []*engine{pe, de} {
+				if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+					t.Errorf("%d bytes of the buffer are still taken", used)
+				}
+			}
+		})
+	}
+	t.Run("deadline", func(t *testing.T) {
+		testkit.VerifyNone(t)
+		s := newShelf()
+		pe := newEngine(t, s, 5, 64, 1<<20)
+		ctx, cancel := context.WithCancel(t.Context())
+		r := newRequest(t, pe, pe, 1, 4, 2)
+		p, err := pe.Prefill(ctx, PrefillJob{Request: "r", IDs: r.ids, Blocks: 4, Hit: 2, Parts: nil, Pages: r.pages})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel() // nobody ever reads the hit
+		if err := p.Layer(t.Context(), 0); !errors.Is(err, context.Canceled) {
+			t.Errorf("layer 0: %v", err)
+		}
+		p.Cancel()
+	})
+}
+
+// TestReadYourWrites: a turn that ends in the decode engine's memory is waited
+// for by whoever asks for its last block.
+func TestReadYourWrites(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.gate = make(chan struct{})
+	de := newEngine(t, s, 5, 64, 1<<20)
+	ids := []kv.BlockID{blockName(1, 0)}
+	for l := range 5 {
+		fill(de.page(l, 9), ids[0], l)
+	}
+	if err := de.Append(t.Context(), "r1", ids, 0, 9); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := de.Settle(ended, ids[0]); !errors.Is(err, context.Canceled) {
+		t.Errorf("settled before storage has it: %v", err)
+	}
+	for l := range 5 {
+		clear(de.page(l, 9)) // the page may change once Append has returned
+	}
+	close(s.gate)
+	if err := de.Settle(t.Context(), ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	want := newShelf()
+	want.put(1, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !bytes.Equal(s.blocks[ids[0]], want.blocks[ids[0]]) {
+		t.Error("other bytes in storage")
+	}
+}
+
+// TestBadJobs: each is refused with what was wrong, and leaves nothing behind.
+func TestBadJobs(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	e := newEngine(t, s, 5, 8, 1<<20)
+	ids := []kv.BlockID{{1}, {2}, {3}}
+	for name, j := range map[string]PrefillJob{
+		"no request":   {Blocks: 1, Pages: []uint32{0}},
+		"no blocks":    {Request: "r"},
+		"too many":     {Request: "r", Blocks: maxBlocks + 1},
+		"hit":          {Request: "r", Blocks: 1, Hit: 2, Pages: []uint32{0}},
+		"ids":          {Request: "r", Blocks: 4, Hit: 4, IDs: ids, Pages: []uint32{0, 1, 2, 3}},
+		"pages":        {Request: "r", Blocks: 2, Pages: []uint32{0}},
+		"page":         {Request: "r", Blocks: 1, Pages: []uint32{40}},
+		"part beyond":  {Request: "r", Blocks: 3, Hit: 2, IDs: ids, Pages: []uint32{0, 1, 2}, Parts: []Part{{0, 3}}},
+		"parts shared": {Request: "r", Blocks: 3, Hit: 3, IDs: ids, Pages: []uint32{0, 1, 2}, Parts: []Part{{0, 2}, {1, 3}}},
+		"part empty":   {Request: "r", Blocks: 3, Hit: 3, IDs: ids, Pages: []uint32{0, 1, 2}, Parts: []Part{{1, 1}}},
+	} {
+		if _, err := e.Prefill(t.Context(), j); !errors.Is(err, ErrJob) {
+			t.Errorf("%s: %v", name, err)
+		}
+		d := DecodeJob{Request: j.Request, IDs: j.IDs, Blocks: j.Blocks, Hit: j.Hit, Parts: j.Parts, Pages: j.Pages}
+		if _, err := e.Decode(t.Context(), d); !errors.Is(err, ErrJob) {
+			t.Errorf("%s, decode: %v", name, err)
+		}
+	}
+	if _, err := e.Prefill(t.Context(), PrefillJob{Request: "big", Blocks: 8000, Pages: make([]uint32, 8000)}); err != nil {
+		t.Errorf("8,000 blocks of table: %v", err)
+	}
+	if _, err := e.Prefill(t.Context(), PrefillJob{Request: "big", Blocks: 1, Pages: make([]uint32, 1)}); !errors.Is(err, ErrExists) {
+		t.Errorf("twice: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := e.Decode(ctx, DecodeJob{Request: "huge", Blocks: 8000, Pages: make([]uint32, 8000), Peer: e.peer}); err == nil {
+		t.Error("a prompt larger than the buffer was taken")
+	}
+}
+
+// FuzzMessage: whatever a peer sends, a manager neither panics nor forgets how
+// to serve.
+func FuzzMessage(f *testing.F) {
+	s := newShelf()
+	e := newEngine(f, s, 5, 8, 1<<20)
+	f.Add([]byte("\x0a\x01r\x12\x00"))
+	f.Add([]byte("\x0a\x01r\x22\x04\x08\x05\x10\x01"))
+	f.Add([]byte("\x0a\x01r\x1a\x00"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		ids := []kv.BlockID{{1}, {2}}
+		p, err := e.Prefill(t.Context(), PrefillJob{Request: "r", IDs: ids, Blocks: 3, Hit: 2, Pages: []uint32{0, 1, 2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.receive(rdma.EngineID{7}, raw)
+		p.Cancel()
+		if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+			t.Fatalf("%d bytes of the buffer are still taken", used)
+		}
+	})
+}

@@ -1,0 +1,304 @@
+package traffic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Part is a range of blocks of a prompt, [From, To).
+type Part struct{ From, To int }
+
+// Len is how many blocks it has.
+func (p Part) Len() int { return p.To - p.From }
+
+// Stop is a read that came to its end before the end of its part.
+type Stop struct {
+	Part Part
+	// Upto: the blocks of the part before this one are in the buffer.
+	Upto int
+	// Gone: storage does not have the block Upto. Otherwise it could not be read
+	// here, and Err may say why.
+	Gone bool
+	Err  error
+}
+
+// teardownWithin bounds how long an ended job waits for its windows to close. A
+// transfer engine that needs longer is broken: the job's memory is then never
+// used again.
+const teardownWithin = 30 * time.Second
+
+// persistWithin bounds how long new blocks are offered to storage: the cache may
+// lose them, the buffer may not be held for ever.
+const persistWithin = time.Minute
+
+// transfer is what Prefill and Decode have in common: their life, their memory,
+// their side of the other.
+type transfer struct {
+	m       *Manager
+	request string
+	self    job
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	scope   *rdma.Scope
+	// persistCtx outlives ctx when the job ends well: what is new goes on to
+	// storage.
+	persistCtx  context.Context
+	stopPersist context.CancelFunc
+	// deathWatch ends with the session to the peer.
+	deathWatch *rdma.Expectation
+
+	mu sync.Mutex
+	// changed is closed and replaced whenever the state below, or that of
+	// Prefill and Decode, has changed.
+	changed chan struct{}
+	err     error
+	peer    rdma.EngineID
+	windows []rdma.Window
+	buffers []arena.Buffer
+	// running are the job's goroutines.
+	running sync.WaitGroup
+	ended   sync.Once
+}
+
+// open starts a job's life. ctx bounds all of it.
+func (t *transfer) open(ctx context.Context, m *Manager, request string, self job) error {
+	if request == "" {
+		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)
+	}
+	t.m, t.request, t.self, t.changed = m, request, self, make(chan struct{})
+	t.scope = rdma.NewScope(m.opts.Compute)
+	t.ctx, t.cancel = context.WithCancelCause(ctx)
+	t.persistCtx, t.stopPersist = context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
+	if err := m.begin(request, self); err != nil {
+		t.cancel(err)
+		t.stopPersist()
+		return err
+	}
+	return nil
+}
+
+// changedLocked wakes everybody who waits for the state.
+func (t *transfer) changedLocked() {
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// update changes the state.
+func (t *transfer) update(f func()) {
+	t.mu.Lock()
+	f()
+	t.changedLocked()
+	t.mu.Unlock()
+}
+
+// await waits until ready, which is called with the lock held, is true; or until
+// the job fails, or ctx ends.
+func (t *transfer) await(ctx context.Context, ready func() bool) error {
+	for {
+		t.mu.Lock()
+		if t.err != nil {
+			err := t.err
+			t.mu.Unlock()
+			return err
+		}
+		if ready() {
+			t.mu.Unlock()
+			return nil
+		}
+		changed := t.changed
+		t.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-t.ctx.Done():
+			t.fail(context.Cause(t.ctx))
+		}
+	}
+}
+
+// fail ends the job with its first error; what runs stops by itself.
+func (t *transfer) fail(err error) {
+	t.mu.Lock()
+	if t.err == nil {
+		t.err = err
+		t.changedLocked()
+	}
+	t.mu.Unlock()
+	t.cancel(err)
+}
+
+// run starts a goroutine of the job; its error is the job's.
+func (t *transfer) run(f func() error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err != nil {
+		return // close may be waiting already
+	}
+	t.running.Add(1)
+	go func() {
+		defer t.running.Done()
+		if err := f(); err != nil {
+			t.fail(err)
+		}
+	}()
+}
+
+// alloc takes memory of the buffer, until the job ends.
+func (t *transfer) alloc(sizeBytes uint64) (arena.Buffer, error) {
+	b, err := t.m.opts.Buffer.Alloc(t.ctx, int(sizeBytes))
+	switch {
+	case errors.Is(err, arena.ErrBusy):
+		return b, fmt.Errorf("traffic: request %q: %d bytes: %w: %w", t.request, sizeBytes, ErrBusy, err)
+	case err != nil:
+		return b, fmt.Errorf("traffic: request %q: %d bytes of the buffer: %w", t.request, sizeBytes, err)
+	}
+	t.mu.Lock()
+	t.buffers = append(t.buffers, b)
+	t.mu.Unlock()
+	return b, nil
+}
+
+// window opens memory to the peer, until the job ends.
+func (t *transfer) window(r rdma.Region, off, n uint64) ([]byte, error) {
+	w, err := r.Window(off, n)
+	if err != nil {
+		return nil, fmt.Errorf("traffic: request %q: %w", t.request, err)
+	}
+	t.mu.Lock()
+	t.windows = append(t.windows, w)
+	t.mu.Unlock()
+	return w.Desc().MarshalBinary()
+}
+
+// bind makes from the job's other side; a second one is a stranger.
+func (t *transfer) bind(from rdma.EngineID) error {
+	t.mu.Lock()
+	if !t.peer.IsZero() {
+		known := t.peer == from
+		t.mu.Unlock()
+		if !known {
+			return fmt.Errorf("traffic: request %q: a message of %v, which is not its other side: %w", t.request, from, ErrJob)
+		}
+		return nil
+	}
+	t.peer = from
+	t.mu.Unlock()
+	// Never counted by anybody: it ends with the session, or with the job.
+	watch, err := t.m.opts.Compute.ExpectImm(rdma.Expect{Imm: t.m.imm(1), Count: 1, From: []rdma.EngineID{from}, Done: func(err error) {
+		if errors.Is(err, rdma.ErrPeerDied) || errors.Is(err, rdma.ErrClosed) {
+			t.fail(fmt.Errorf("traffic: request %q: the other side: %w", t.request, err))
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("traffic: request %q: %w", t.request, err)
+	}
+	t.mu.Lock()
+	t.deathWatch = watch
+	t.mu.Unlock()
+	return nil
+}
+
+// tell sends the peer a message about this request.
+func (t *transfer) tell(m *pb.TrafficMessage) error {
+	t.mu.Lock()
+	peer := t.peer
+	t.mu.Unlock()
+	m.Request = t.request
+	return t.m.send(t.ctx, peer, m, t.fail)
+}
+
+// unwatch ends the watch for the peer's death: the job does not need it any more.
+func (t *transfer) unwatch() {
+	t.mu.Lock()
+	watch := t.deathWatch
+	t.mu.Unlock()
+	if watch != nil {
+		watch.Cancel()
+	}
+}
+
+// close ends the job's life: nothing of the other side's touches its memory
+// after, nothing of its own is under way. err, if not nil, is told to the peer
+// and returned.
+func (t *transfer) close(err error) error {
+	t.ended.Do(func() {
+		cause := err
+		if cause == nil {
+			cause = errFinished
+		}
+		t.fail(cause)
+		within, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), teardownWithin)
+		defer cancel()
+		if !t.peer.IsZero() && err != nil {
+			// It would learn by its deadline; this is to be sooner.
+			_ = t.m.send(within, t.peer, &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: err.Error()}}}, func(error) {})
+		}
+		t.unwatch()
+		if err != nil {
+			t.stopPersist()
+		}
+		t.mu.Lock()
+		windows := slices.Clone(t.windows)
+		t.mu.Unlock()
+		safe := true
+		for _, w := range windows {
+			if err := w.Revoke(within); err != nil {
+				safe = false
+			}
+		}
+		// An operation that ended with its session reads no memory of ours.
+		if err := t.scope.Cancel(within); err != nil && within.Err() != nil {
+			safe = false
+		}
+		t.running.Wait()
+		if !safe {
+			t.m.log.Error("memory of a request may still be written to; it is not used again", "request", t.request)
+		} else {
+			for _, b := range t.buffers {
+				b.Release()
+			}
+		}
+		t.stopPersist()
+		t.m.end(t.request, t.self)
+	})
+	return err
+}
+
+// errFinished is why a job that went well stops.
+var errFinished = errors.New("finished")
+
+// batch joins the ends of n operations into one error.
+type batch struct {
+	mu   sync.Mutex
+	left int
+	err  error
+	flag *rdma.Flag
+}
+
+func newBatch(n int) *batch { return &batch{left: n, flag: rdma.NewFlag()} }
+
+// done is the Done of one of them.
+func (b *batch) done(err error) {
+	b.mu.Lock()
+	if b.err == nil {
+		b.err = err
+	}
+	b.left--
+	last := b.left == 0
+	b.mu.Unlock()
+	if last {
+		b.flag.Set(b.err)
+	}
+}
+
+// wait returns when all have ended, or with ctx's error.
+func (b *batch) wait(ctx context.Context) error { return b.flag.Wait(ctx) }
