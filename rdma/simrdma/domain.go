@@ -24,7 +24,7 @@ type NICOptions struct {
 	KeyBits                                                       int
 	// VirtualAddresses counts memory by its address; otherwise from 0.
 	VirtualAddresses bool
-	// MaxWrite in bytes, default 1 GiB; MaxMessage, default 64 KiB.
+	// MaxWrite in bytes, default 1 GiB; MaxMessage, default 256 KiB.
 	MaxWrite   uint64
 	MaxMessage int
 	// QueueDepth is in Works; default 128.
@@ -40,7 +40,7 @@ func (o *NICOptions) ensureDefaults() {
 		o.MaxWrite = 1 << 30
 	}
 	if o.MaxMessage == 0 {
-		o.MaxMessage = 64 << 10
+		o.MaxMessage = 256 << 10
 	}
 	if o.QueueDepth == 0 {
 		o.QueueDepth = 128
@@ -113,6 +113,7 @@ type Domain struct {
 	endpoints           map[uint32]*Endpoint
 	made                uint32 // endpoints
 	memories            map[uint64]*Memory
+	mapped              [][]byte // dma-bufs, until Close: what is late may still land there
 	completions         ring
 	receives            []receive
 }
@@ -281,6 +282,10 @@ func (d *Domain) Close() error {
 		m.closed = true
 	}
 	d.closed, d.dead = true, true
+	for _, b := range d.mapped {
+		unmapBuf(b)
+	}
+	d.mapped = nil
 	if d.why == nil {
 		d.why = fmt.Errorf("simrdma: %s: %w", d.opts.Name, group.ErrDead)
 	}

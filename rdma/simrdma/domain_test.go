@@ -3,7 +3,6 @@ package simrdma
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -56,20 +55,5 @@ func TestDomain(t *testing.T) {
 				return twoNICs(t, f, k.nic)
 			})
 		})
-	}
-}
-
-// TestDomainSeeds: so do random ones on random fabrics, in virtual time.
-func TestDomainSeeds(t *testing.T) {
-	for seed := range uint64(30) {
-		for _, c := range domaintest.Cases() {
-			t.Run(fmt.Sprintf("%d/%s", seed, c.Name), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) {
-					c.Run(t, func(t testing.TB) domaintest.Pair {
-						return twoNICs(t, NewFabric(seed, RandomFabric(seed)), RandomNIC(seed))
-					})
-				})
-			})
-		}
 	}
 }

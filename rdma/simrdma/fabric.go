@@ -55,18 +55,19 @@ func (o *FabricOptions) ensureDefaults() {
 }
 
 // RandomFabric draws a network from a seed: some are perfect, some reorder
-// wildly, some repeat nearly everything.
+// wildly, some repeat nearly everything. Every packet takes some time: where
+// nothing does, virtual time does not pass while anyone is busy.
 func RandomFabric(seed uint64) FabricOptions {
 	d := drawsOf(seed, hash("fabric options"))
 	pick := func(s ...time.Duration) time.Duration { return s[d.below(len(s))] }
 	o := FabricOptions{
-		Delay:        Span{Max: pick(0, time.Microsecond, 20*time.Microsecond, time.Millisecond)},
-		Tail:         Span{Min: pick(0, time.Millisecond), Max: pick(time.Millisecond, 8*time.Millisecond)},
+		Delay:        Span{Min: 100, Max: pick(100, time.Microsecond, 20*time.Microsecond, time.Millisecond)},
+		Tail:         Span{Min: pick(100, time.Millisecond), Max: pick(time.Millisecond, 8*time.Millisecond)},
 		TailChance:   []float64{0, 0.01, 0.2}[d.below(3)],
 		Pieces:       []int{1, 2, 5, 64}[d.below(4)],
 		RepeatChance: []float64{0, 0.1, 0.9}[d.below(3)],
 		GhostChance:  []float64{0, 0.5, 0.95}[d.below(3)],
-		ControlDelay: Span{Max: pick(0, 10*time.Microsecond, 2*time.Millisecond)},
+		ControlDelay: Span{Min: time.Microsecond, Max: pick(time.Microsecond, 10*time.Microsecond, 2*time.Millisecond)},
 	}
 	return o
 }

@@ -23,22 +23,39 @@ type Memory struct {
 
 var _ group.Memory = (*Memory)(nil)
 
-// Register makes mem known to the NIC.
+// Register makes mem known to the NIC. A DMABuf may be of any file that can be
+// mapped: a memfd stands for the memory of a device.
 func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, error) {
-	if opts.DMABuf != nil || opts.Device != "" {
+	if opts.Device != "" {
 		return nil, fmt.Errorf("simrdma: memory of device %q: there are no devices: %w", opts.Device, rdma.ErrUnsupported)
 	}
-	if len(mem) == 0 {
+	var base uint64
+	var mapped []byte
+	if b := opts.DMABuf; b != nil {
+		var err error
+		if mapped, mem, err = mapBuf(b); err != nil {
+			return nil, err
+		}
+		base = b.Addr
+	} else if len(mem) == 0 {
 		return nil, fmt.Errorf("simrdma: register no memory: %w", rdma.ErrRange)
+	} else {
+		base = address(mem)
 	}
 	d.f.mu.Lock()
 	defer d.f.mu.Unlock()
 	if err := d.usableLocked("register memory"); err != nil {
+		if mapped != nil {
+			unmapBuf(mapped)
+		}
 		return nil, err
+	}
+	if mapped != nil {
+		d.mapped = append(d.mapped, mapped)
 	}
 	m := &Memory{d: d, buf: mem}
 	if d.opts.VirtualAddresses {
-		m.base = address(mem)
+		m.base = base
 	}
 	d.keyLocked(m)
 	return m, nil
