@@ -179,8 +179,10 @@ type Info struct {
 // submitted, "In" what its peers did.
 type Stats struct {
 	WritesOut, WriteBytesOut, WriteFailuresOut uint64
-	WritesIn, WriteBytesIn                     uint64
-	SendsOut, SendFailuresOut, SendsIn         uint64
+	// A target whose NICs write past its CPU sees only what an immediate tells it:
+	// WritesIn and WriteBytesIn are then less than what came.
+	WritesIn, WriteBytesIn             uint64
+	SendsOut, SendFailuresOut, SendsIn uint64
 	// ImmediatesIn were counted; ImmediatesDropped came before they were
 	// expected and found no room.
 	ImmediatesIn, ImmediatesDropped uint64

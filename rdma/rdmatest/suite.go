@@ -271,6 +271,18 @@ func (t *env) memory(n int) []byte {
 	return make([]byte, n)
 }
 
+// eventually waits for what no event tells of.
+func (t *env) eventually(what string, ok func() bool) {
+	t.Helper()
+	for pause := 10 * time.Microsecond; !ok(); pause = min(2*pause, 10*time.Millisecond) {
+		select {
+		case <-time.After(pause):
+		case <-t.ctx.Done():
+			t.Fatalf("%s: it did not happen in time", what)
+		}
+	}
+}
+
 // region registers n bytes and returns them.
 func (t *env) region(e rdma.Engine, n int) (rdma.Region, []byte) {
 	t.Helper()
