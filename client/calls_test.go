@@ -302,7 +302,9 @@ func TestSilentNode(t *testing.T) {
 func TestNodeSpeaksNoMessages(t *testing.T) {
 	f := newFake(t)
 	f.describe = func(d *pb.DescribeResponse) { d.CallVersion, d.CallBytes = api.CallVersion+1, 1<<16 }
-	f.read = func(_ context.Context, f *fake, req *pb.ReadRequest) (*pb.ReadResponse, error) { return f.serve(req, 1) }
+	f.read = func(_ context.Context, f *fake, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+		return f.serve(req, 1)
+	}
 	r, ns, ids := fakeRig(t, f, nil)
 	fill(f.mem[:8192], ids[0], 0, 1)
 	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(4 * 8192)})

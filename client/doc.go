@@ -6,13 +6,13 @@
 // anything: no byte of KV passes through a buffer of its own.
 //
 //	            ┌────────────────────────── Store ──────────────────────────┐
-//	Match ─────►│ root of the sequence ─► its node (rendezvous hashing)     │── gRPC ──► node
-//	Read  ─────►│ pieces ─► tasks of some MiB ─► ReadParallel at a time     │── gRPC ──► node
-//	            │    window over the task's destination                     │               │
-//	Memory ◄════╪════════════════════════ one-sided writes ═════════════════╪═══════════════╛
-//	            │    reply: what landed, XXH3-64 of each layer              │
-//	            │    revoke the window, hash the layers, compare            │
-//	Write ─────►│ Reserve ─► one-sided writes ─► Commit, a chunk at a time  │══ gRPC, rdma ══► node
+//	Match ─────►│ root of the sequence ─► its node (rendezvous hashing)     │── message ──► node
+//	Read  ─────►│ pieces ─► tasks of some MiB ─► ReadParallel at a time     │── message ──► node
+//	            │    window over the task's destination                     │                  │
+//	Memory ◄════╪════════════════════════ one-sided writes ═════════════════╪══════════════════╡
+//	            │    reply: what is under way, XXH3-64 of each layer        │◄─── message ─────┘
+//	            │    count the immediates, revoke the window, hash, compare │
+//	Write ─────►│ Reserve ─► one-sided writes ─► Commit, a chunk at a time  │══ messages, rdma ══► node
 //	            └───────────────────────────────────────────────────────────┘
 //
 // An engine that uses it, with the transfer engine over TCP (rdma/tcp; this
@@ -66,6 +66,20 @@
 // must be given the same Servers, spelled the same. There is no second copy: a
 // dead node is a miss for its sequences, the others go on.
 //
+// # Two roads
+//
+// Match, Read, Reserve and Commit go as messages over the data-plane session: a
+// call wakes fewer threads than over gRPC. They go over gRPC, with the same
+// outcome, where the node does not take messages of this version (it says so in
+// Describe; nodes that know nothing of messages say 0), where a request or its
+// reply is longer than 64 KiB, where 64 replies are still to come, and where
+// somebody else has posted the engine's receive buffers. Everything else goes over
+// gRPC always. A message that the node has no buffer for was not read: that call
+// goes over gRPC too. Deadline and trace context travel with either.
+//
+// A call by message whose ctx has ended is over for the caller; the node learns of
+// it by the deadline, or when it writes to the window that is closed.
+//
 // # Retries
 //
 // Match and Read are tried again when the connection breaks, up to RetryMax,
@@ -73,5 +87,5 @@
 // after DeadFor, in the background: no call waits for a dead node, but the one
 // that finds it dead.
 //
-// Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu and loan.mu are leaves; no lock is held across a call.
+// Lock order: localSocket.mu, then localLink.mu. Store.mu, node.mu, calls.mu and loan.mu are leaves; no lock is held across a call.
 package client

@@ -170,7 +170,7 @@ func newUnpinCommand(w world) *cobra.Command {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			for _, lease := range leases {
 				if _, err := pb.NewCacheClient(a.conn).ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: lease}); err != nil {
-					return fmt.Errorf("lease %d: %w", lease, err)
+					return err // it names the lease
 				}
 			}
 			return outputOf(cmd).emit(map[string][]uint64{"released": leases}, func(t *table) { fmt.Fprintln(t, "released:", leases) })

@@ -13,10 +13,11 @@
 //	ReturnLoans{7} ─────────────── socket or gRPC ───────► │ Return(7)
 //	close, exit, killed ──── the connection ends ────────► └─ every loan is returned
 //
-// A call over the socket takes two changes of process and nothing else; one over
-// gRPC takes several times as long, which for a block of 1 MiB is most of the time.
-// A connection carries one call at a time: an engine that has more under way sends
-// the others over gRPC.
+// A call over the socket (api.Call, as on the data plane) takes two changes of
+// process and nothing else; one over gRPC takes several times as long, which for a
+// block of 1 MiB is most of the time. A connection carries one call at a time: an
+// engine that has more under way sends the others over gRPC. The context of a call
+// ends with the connection, also of an engine that is killed meanwhile.
 //
 // It does not carry blocks and does not know them: a loan is a list of functions
 // that give memory back, what a call means is the Handler's business, and what may

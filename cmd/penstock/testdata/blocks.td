@@ -267,7 +267,7 @@ epoch    1
 lease    12884901888
 evicted: 0 blocks, 0 B
 released: [12884901888]
-penstock: lease 12884901888: trie: lease 12884901888: lease unknown
+penstock: trie: lease 12884901888: lease unknown
 exit 3
 penstock: "x" is not a lease; pin prints it
 Run 'penstock unpin --help' for usage.
