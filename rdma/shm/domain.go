@@ -16,6 +16,7 @@ import (
 // what its peers post.
 type Domain struct {
 	id       id
+	name     string
 	listener *net.UnixListener
 	bell     bell
 	// probe lies in memory for peers to try whether they may read this process.
@@ -64,11 +65,11 @@ var _ group.Domain = (*Domain)(nil)
 // errClosed is what a domain answers that is closed.
 var errClosed = fmt.Errorf("shm: the domain is closed: %w", rdma.ErrClosed)
 
-// NewDomain opens a domain. Peers reach it through an abstract unix socket, so
+// NewDomain opens a domain, which people know by the name. Peers reach it through an abstract unix socket, so
 // that they must be in the same network namespace.
-func NewDomain() (*Domain, error) {
+func NewDomain(name string) (*Domain, error) {
 	d := &Domain{
-		id: newID(), keys: make(map[uint64]*memory), awaited: make(map[id]*endpoint), connected: make(map[*endpoint]struct{}),
+		id: newID(), name: name, keys: make(map[uint64]*memory), awaited: make(map[id]*endpoint), connected: make(map[*endpoint]struct{}),
 		probe: new(id), ending: make(chan struct{}),
 	}
 	*d.probe = newID()
@@ -86,7 +87,7 @@ func NewDomain() (*Domain, error) {
 }
 
 // Name implements group.Domain.
-func (d *Domain) Name() string { return "shm" }
+func (d *Domain) Name() string { return d.name }
 
 // Limits of a domain.
 const (

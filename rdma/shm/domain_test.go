@@ -24,21 +24,25 @@ func openPair(t testing.TB, shared bool) domaintest.Pair {
 			t.Fatal(err)
 		}
 	}
-	p.Alloc = func(t testing.TB, n int) []byte {
-		buf, err := space.TryAlloc(n)
-		if err != nil {
-			t.Fatal(err)
-		}
-		clear(buf.Bytes())
-		t.Cleanup(buf.Release)
-		return buf.Bytes()[:n:n]
-	}
+	p.Alloc = func(t testing.TB, n int) []byte { return take(t, space, n) }
 	return p
+}
+
+// take returns n zeroed bytes of an arena, until t ends.
+func take(t testing.TB, space *arena.Arena, n int) []byte {
+	t.Helper()
+	buf, err := space.TryAlloc(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(buf.Bytes())
+	t.Cleanup(buf.Release)
+	return buf.Bytes()[:n:n]
 }
 
 func openDomain(t testing.TB) *Domain {
 	t.Helper()
-	d, err := NewDomain()
+	d, err := NewDomain("shm0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,84 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
+)
+
+// engine is one whose NICs a case may kill.
+type engine struct {
+	*group.Engine
+	host   *host
+	reopen sync.Mutex
+	killed map[int]bool
+}
+
+// KillNIC implements rdmatest.NICKiller: the NIC dies and can't be opened again.
+func (e *engine) KillNIC(i int) {
+	e.reopen.Lock()
+	e.killed[i] = true
+	e.reopen.Unlock()
+	e.host.mu.Lock()
+	d := e.host.domains[i]
+	e.host.mu.Unlock()
+	d.fail(errors.New("killed by a test"))
+}
+
+// mayOpen says whether a NIC is there.
+func (e *engine) mayOpen(i int) error {
+	e.reopen.Lock()
+	defer e.reopen.Unlock()
+	if e.killed[i] {
+		return errors.New("killed by a test")
+	}
+	return nil
+}
+
+// provider is what the suite runs against; with space, sources lie in it.
+func provider(space *arena.Arena) rdmatest.Provider {
+	p := rdmatest.Provider{NICs: 4, Uneven: true, Logs: true}
+	p.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
+		o := Options{Pollers: c.NICs, Group: group.Options{
+			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
+			OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
+		}}
+		if c.Listen {
+			o.Listen = filepath.Join(t.TempDir(), "s")
+		}
+		if space != nil {
+			o.Arenas = []*arena.Arena{space}
+		}
+		e := &engine{killed: make(map[int]bool)}
+		var err error
+		if e.Engine, e.host, err = start(t.Context(), o, e.mayOpen); err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	if space != nil {
+		p.Alloc = func(t testing.TB, n int) []byte { return take(t, space, n) }
+	}
+	return p
+}
+
+// TestConformance: sources in a shared arena, and sources in the memory of the
+// process.
+func TestConformance(t *testing.T) {
+	for _, shared := range []bool{true, false} {
+		t.Run(fmt.Sprintf("shared=%v", shared), func(t *testing.T) {
+			var space *arena.Arena
+			if shared {
+				space = openArena(t, 256<<20)
+			}
+			provider(space).Run(t)
+		})
+	}
+}

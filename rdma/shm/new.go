@@ -1,0 +1,145 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Provider is what Info tells of an engine between processes.
+const Provider = "shm"
+
+// Options configure an engine between processes of a host. The zero value is a
+// client: it opens sessions and accepts none.
+type Options struct {
+	// Listen is the path of the unix socket on which sessions are accepted; one
+	// that begins with @ is in the abstract namespace. Empty: none are.
+	Listen string
+	// Arenas are Shared arenas that sources lie in. Every peer can read all of
+	// each. They stay the caller's, and are closed after the engine.
+	Arenas []*arena.Arena
+	// Pollers is how many goroutines place what peers write; each is a NIC of the
+	// engine. Default 1, at most group.MaxDomains. More are worth it where one
+	// core copies less than the memory can.
+	Pollers int
+	// Group is the rest of the engine's options; Provider, Detail, Domains,
+	// Reopen, Alloc and Control are overwritten.
+	Group group.Options
+}
+
+// New starts an engine. If it is to listen, it does so before New returns. ctx
+// bounds the start only.
+func New(ctx context.Context, o Options) (*group.Engine, error) {
+	e, _, err := start(ctx, o, func(int) error { return nil })
+	return e, err
+}
+
+// start is New; what the domains share, and whether a dead one may be replaced,
+// are for tests.
+func start(ctx context.Context, o Options, mayOpen func(i int) error) (*group.Engine, *host, error) {
+	if o.Pollers == 0 {
+		o.Pollers = 1
+	}
+	if o.Pollers < 1 || o.Pollers > group.MaxDomains {
+		return nil, nil, fmt.Errorf("shm: %d pollers; 1 to %d", o.Pollers, group.MaxDomains)
+	}
+	h := &host{arenas: slices.Clone(o.Arenas), domains: make([]*Domain, o.Pollers)}
+	g := o.Group
+	g.Provider, g.Detail, g.Alloc, g.Domains = Provider, fmt.Sprintf("%d pollers", o.Pollers), h.alloc, nil
+	for i := range o.Pollers {
+		d, err := h.open(i)
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll(g.Domains))
+		}
+		g.Domains = append(g.Domains, d)
+	}
+	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
+		if err := mayOpen(i); err != nil {
+			return nil, err
+		}
+		return h.open(i)
+	}
+	var err error
+	if g.Control, err = group.Unix(ctx, o.Listen); err != nil {
+		return nil, nil, errors.Join(err, closeAll(g.Domains))
+	}
+	e, err := group.New(ctx, g)
+	return e, h, err
+}
+
+func closeAll(domains []group.Domain) (err error) {
+	for _, d := range domains {
+		err = errors.Join(err, d.Close())
+	}
+	return err
+}
+
+// host is what the domains of an engine share: arenas.
+type host struct {
+	mu     sync.Mutex
+	arenas []*arena.Arena
+	// domains are those in use, by NIC, or the last that was; nil before.
+	domains []*Domain
+}
+
+// open returns another domain for NIC i, that knows all arenas.
+func (h *host) open(i int) (*Domain, error) {
+	d, err := NewDomain(fmt.Sprint(Provider, i))
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, a := range h.arenas {
+		if err := d.Share(a); err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+	}
+	h.domains[i] = d
+	return d, nil
+}
+
+// alloc returns memory in an arena of its own that every domain knows.
+func (h *host) alloc(bytes int) ([]byte, func(), error) {
+	a, err := arena.New(arena.Options{SizeBytes: int64(bytes), Shared: true})
+	if err != nil {
+		return nil, nil, fmt.Errorf("shm: buffers: %w", err)
+	}
+	free := func() {
+		h.forget(a)
+		_ = a.Close() // it lent nothing, so that nothing can be left
+	}
+	if err := h.share(a); err != nil {
+		free()
+		return nil, nil, err
+	}
+	return a.Bytes()[:bytes:bytes], free, nil
+}
+
+// share makes a known to the domains that there are and those to come.
+func (h *host) share(a *arena.Arena) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.arenas = append(h.arenas, a)
+	for _, d := range h.domains {
+		if err := d.Share(a); err != nil && !errors.Is(err, errClosed) {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget undoes share.
+func (h *host) forget(a *arena.Arena) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.arenas = slices.DeleteFunc(h.arenas, func(x *arena.Arena) bool { return x == a })
+	for _, d := range h.domains {
+		d.unshare(a)
+	}
+}
