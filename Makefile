@@ -1,9 +1,9 @@
 # Each target is close to one go line; what a line needs is said beside it.
 
 # The only place where the tag of the io_uring backend, the link flag that its
-# binding needs, and the tag of the GPU driver's library are written down
+# binding needs, and the tags of what asks the GPU driver are written down
 # (docs/deps.md says why).
-GOFLAGS_URING := -tags=uring,nvml -ldflags=-checklinkname=0
+GOFLAGS_URING := -tags=uring,nvml,cuda -ldflags=-checklinkname=0
 # The same for tests, with the checks of internal/invariants.
 comma := ,
 GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_URING))

@@ -18,7 +18,7 @@ import (
 const module = "github.com/penstock-kv/penstock"
 
 // allTags builds every file of ours that this machine can build.
-const allTags = "uring,invariants,nvml"
+const allTags = "uring,invariants,nvml,cuda"
 
 // pkg is what "go list" says of one of our packages, paths relative to the
 // module: "trie", "io/blockio", "." for the root. The lists are of the plain

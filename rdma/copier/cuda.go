@@ -1,0 +1,46 @@
+package copier
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// CUDAOptions configure NewCUDA. The zero value is the first GPU.
+type CUDAOptions struct {
+	// Device is the index that the CUDA driver gives the GPU.
+	Device int
+	// Library is the driver's. Default libcuda.so.1, found as the dynamic linker
+	// does.
+	Library string
+	// Queue is how many batches may be in flight. Default 64.
+	Queue int
+}
+
+// EnsureDefaults fills what is zero.
+func (o *CUDAOptions) EnsureDefaults() {
+	if o.Library == "" {
+		o.Library = "libcuda.so.1"
+	}
+	if o.Queue == 0 {
+		o.Queue = 64
+	}
+}
+
+// Validate returns an error that names the first option out of its range.
+func (o *CUDAOptions) Validate() error {
+	if o.Device < 0 {
+		return fmt.Errorf("copier: GPU %d: %w", o.Device, rdma.ErrRange)
+	}
+	if o.Queue < 1 || o.Queue > 1<<16 {
+		return fmt.Errorf("copier: a queue of %d batches; 1 to %d are possible", o.Queue, 1<<16)
+	}
+	return nil
+}
+
+// DeviceCopier is a Copier that has memory of its own to give.
+type DeviceCopier interface {
+	Copier
+	// Alloc takes sizeBytes of the device's memory; Close gives it back.
+	Alloc(sizeBytes uint64) (Memory, error)
+}

@@ -1,0 +1,14 @@
+//go:build !cuda || !cgo || !linux
+
+package copier
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// NewCUDA answers ErrUnsupported: this build has no CUDA.
+func NewCUDA(CUDAOptions) (DeviceCopier, error) {
+	return nil, fmt.Errorf("copier: this build has no CUDA; build on Linux, with cgo and -tags=cuda: %w", rdma.ErrUnsupported)
+}

@@ -1,0 +1,218 @@
+//go:build cuda && cgo && linux
+
+package copier
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// fakeDriver builds testdata/fakecuda.c, which says what it does and does not do
+// of a driver's work.
+var fakeDriver = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "fakecuda")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	so := filepath.Join(dir, "libfakecuda.so")
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-O1", "-pthread", "-o", so, "testdata/fakecuda.c").CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("%w\n%s", err, out)
+	}
+	return os.ReadFile(so)
+})
+
+// driver returns a driver of the test's own, so that it has counters of its own.
+func driver(t testing.TB) string {
+	t.Helper()
+	if _, err := exec.LookPath("cc"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("no C compiler (cc) in PATH")
+		}
+		t.Skip("no C compiler (cc) in PATH")
+	}
+	raw, err := fakeDriver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	so := filepath.Join(t.TempDir(), "libfakecuda.so")
+	if err := os.WriteFile(so, raw, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return so
+}
+
+// watchReport returns a check that every driver loaded since has been unloaded,
+// with nothing left: drivers is how many.
+func watchReport(t testing.TB) (check func(drivers int)) {
+	path := filepath.Join(t.TempDir(), "report")
+	if s, ok := t.(interface{ Setenv(k, v string) }); ok {
+		s.Setenv("FAKE_CUDA_REPORT", path)
+	}
+	return func(drivers int) {
+		t.Helper()
+		raw, _ := os.ReadFile(path)
+		if want := strings.Repeat("0 left\n", drivers); string(raw) != want {
+			t.Errorf("drivers report %q, want %q", raw, want)
+		}
+	}
+}
+
+func newCUDA(t testing.TB) DeviceCopier {
+	t.Helper()
+	check := watchReport(t)
+	t.Cleanup(func() { check(1) })
+	c, err := NewCUDA(CUDAOptions{Library: driver(t), Queue: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeAtEnd(t, c)
+	return c
+}
+
+func TestCUDA(t *testing.T) {
+	suite(t, func(t testing.TB) Copier { return newCUDA(t) })
+}
+
+// TestCUDADevice: host to device, within the device, and back.
+func TestCUDADevice(t *testing.T) {
+	c := newCUDA(t)
+	if i := c.Info(); i.Kind != "cuda" || i.Detail != "copy engine of fake GPU 0" {
+		t.Errorf("%+v", i)
+	}
+	const n = 1 << 16
+	host, back := make([]byte, n), make([]byte, n)
+	for i := range host {
+		host[i] = byte(i*31 + i>>8)
+	}
+	h, b := register(t, c, host), register(t, c, back)
+	d, err := c.Alloc(2 * n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeMemory(t, h)
+	defer closeMemory(t, b)
+	defer closeMemory(t, d)
+	if d.Len() != 2*n {
+		t.Errorf("%d bytes", d.Len())
+	}
+	for _, step := range []Batch{
+		{Src: h, Dst: d, Spans: []Span{{0, 0, n / 2}, {n / 2, n / 2, n / 2}}},
+		{Src: d, Dst: d, Spans: []Span{{0, n, n}}},
+		{Src: d, Dst: b, Spans: []Span{{n, 0, n - 1}, {2*n - 1, n - 1, 1}}},
+	} {
+		if err := do(t, c, step); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(host, back) {
+		t.Error("bytes were lost on the way there and back")
+	}
+	if _, err := c.Alloc(1 << 40); err == nil || !strings.Contains(err.Error(), "out of memory") {
+		t.Errorf("1 TiB of device memory: %v", err)
+	}
+}
+
+// TestCUDAFaults: each call of the driver that fails surfaces, with the call's
+// purpose, as the error of what asked for it; later batches go on.
+func TestCUDAFaults(t *testing.T) {
+	for fault, want := range map[string]string{
+		"cuInit 1":                   "open GPU 0",
+		"cuDeviceGet 1":              "open GPU 0",
+		"cuDevicePrimaryCtxRetain 1": "open GPU 0",
+		"cuStreamCreate 1":           "open GPU 0",
+		"cuEventCreate 3":            "create an event",
+		"cuMemHostRegister_v2 1":     "pin 4096 bytes",
+		"cuMemAlloc_v2 1":            "allocate 4096 bytes of fake GPU 0",
+		"cuMemcpyAsync 2":            "copy span 1 of 3",
+		"cuEventRecord 1":            "copy span 3 of 3",
+		"cuEventSynchronize 1":       "wait for a batch",
+		"cuMemFree_v2 1":             "free device memory",
+	} {
+		t.Run(fault, func(t *testing.T) {
+			t.Setenv("FAKE_CUDA_FAIL", fault)
+			check := watchReport(t)
+			err := session(t, driver(t))
+			if fault != "cuMemFree_v2 1" { // that one stays
+				check(1)
+			}
+			if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "made to fail") {
+				t.Errorf("%v, want %q", err, want)
+			}
+		})
+	}
+}
+
+// session does one of everything, and returns the first error.
+func session(t *testing.T, library string) (first error) {
+	note := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	c, err := NewCUDA(CUDAOptions{Library: library, Queue: 4})
+	if err != nil {
+		return err
+	}
+	defer func() { note(c.Close()) }()
+	h, err := c.Register(make([]byte, 4096), rdma.RegisterOptions{})
+	if err != nil {
+		return err
+	}
+	d, err := c.Alloc(4096)
+	if err != nil {
+		return err
+	}
+	b := Batch{Src: h, Dst: d, Spans: []Span{{0, 0, 1}, {1, 1, 1}, {2, 2, 1}}}
+	note(do(t, c, b))
+	if err := do(t, c, b); err != nil {
+		t.Errorf("the batch after the fault: %v", err)
+	}
+	note(h.Close(context.Background()))
+	note(d.Close(context.Background()))
+	return first
+}
+
+// TestCUDAMissing: without a driver, or with a wrong one, the error names it.
+func TestCUDAMissing(t *testing.T) {
+	_, err := NewCUDA(CUDAOptions{Library: "libcuda-that-is-not-there.so.1"})
+	if !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "libcuda-that-is-not-there.so.1") {
+		t.Errorf("%v", err)
+	}
+	if _, err := NewCUDA(CUDAOptions{Library: "libc.so.6"}); !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "has no cuInit") {
+		t.Errorf("%v", err)
+	}
+	if _, err := NewCUDA(CUDAOptions{Library: driver(t), Device: 3}); err == nil || !strings.Contains(err.Error(), "open GPU 3: CUDA says 101, invalid device ordinal") {
+		t.Errorf("%v", err)
+	}
+	for _, o := range []CUDAOptions{{Device: -1}, {Queue: -1}, {Queue: 1 << 20}} {
+		if _, err := NewCUDA(o); err == nil {
+			t.Errorf("%+v is taken", o)
+		}
+	}
+}
+
+// TestCUDAClosesMemory: what is open when the copier closes is given back once.
+func TestCUDAClosesMemory(t *testing.T) {
+	c := newCUDA(t)
+	h := register(t, c, make([]byte, 100))
+	d, err := c.Alloc(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	closeMemory(t, h)
+	closeMemory(t, d)
+}

@@ -1,0 +1,307 @@
+//go:build cuda && cgo && linux
+
+package copier
+
+// #cgo LDFLAGS: -ldl
+// #include <stdlib.h>
+// #include "cuda_shim.h"
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// A span has C's layout: a slice of them is handed over as it is.
+var _ [unsafe.Sizeof(C.copier_span{})]byte = [unsafe.Sizeof(Span{})]byte{}
+
+// cuda copies with a GPU's copy engine: one stream, one call from Go to C for a
+// batch, one event behind it, one goroutine that waits for the events in their
+// order.
+type cuda struct {
+	api      *C.copier_cuda // C memory: C keeps pointers to it in no place
+	device   C.int
+	context  unsafe.Pointer // of CUDA
+	stream   unsafe.Pointer
+	name     string
+	events   []unsafe.Pointer // of all batches
+	free     chan *cudaBatch
+	started  chan *cudaBatch // in the stream's order
+	waiter   sync.WaitGroup
+	submit   sync.Mutex // orders the stream as started is ordered
+	closed   bool
+	mu       sync.Mutex
+	memories map[*cudaMemory]struct{} // not given back yet
+	once     sync.Once
+	closeErr error
+}
+
+var _ DeviceCopier = (*cuda)(nil)
+
+// cudaBatch is one batch in flight; there are as many as the queue is long.
+type cudaBatch struct {
+	event    unsafe.Pointer
+	src, dst *cudaMemory
+	done     func(error)
+	err      error // of its start
+}
+
+// NewCUDA loads the CUDA driver and opens a GPU's primary context, which it
+// shares with the engine that runs in the same process. It was tested against a
+// driver of the tests' own, not on a GPU.
+func NewCUDA(o CUDAOptions) (DeviceCopier, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	c := &cuda{memories: make(map[*cudaMemory]struct{}), api: (*C.copier_cuda)(C.calloc(1, C.sizeof_copier_cuda))}
+	if err := c.open(o); err != nil {
+		C.free(unsafe.Pointer(c.api))
+		return nil, err
+	}
+	c.free, c.started = make(chan *cudaBatch, o.Queue), make(chan *cudaBatch, o.Queue)
+	for range o.Queue {
+		b := &cudaBatch{}
+		if r := C.copier_cuda_event(c.api, c.context, &b.event); r != 0 {
+			return nil, errors.Join(c.failure("create an event", r), c.shut())
+		}
+		c.events = append(c.events, b.event)
+		c.free <- b
+	}
+	c.waiter.Go(c.wait)
+	return c, nil
+}
+
+func (c *cuda) open(o CUDAOptions) error {
+	path := C.CString(o.Library)
+	defer C.free(unsafe.Pointer(path))
+	why := make([]C.char, 512)
+	if C.copier_cuda_load(c.api, path, &why[0], C.size_t(len(why))) != 0 {
+		return fmt.Errorf("copier: load the CUDA driver: %s; it comes with the NVIDIA driver: %w", C.GoString(&why[0]), rdma.ErrUnsupported)
+	}
+	name := make([]C.char, 128)
+	if r := C.copier_cuda_open(c.api, C.int(o.Device), &c.context, &c.stream, &c.device, &name[0], C.int(len(name))); r != 0 {
+		err := c.failure(fmt.Sprintf("open GPU %d", o.Device), r)
+		C.copier_cuda_unload(c.api)
+		return err
+	}
+	c.name = C.GoString(&name[0])
+	return nil
+}
+
+func (c *cuda) failure(doing string, r C.int) error {
+	return fmt.Errorf("copier: %s: CUDA says %d, %s", doing, int(r), C.GoString(C.copier_cuda_error(c.api, r)))
+}
+
+// Info implements Copier.
+func (c *cuda) Info() Info { return Info{Kind: "cuda", Detail: "copy engine of " + c.name} }
+
+// cudaMemory is host memory that the driver has pinned, or device memory.
+type cudaMemory struct {
+	cuda    *cuda
+	address C.uint64_t
+	len     uint64
+	device  bool
+	pinner  runtime.Pinner
+	users
+
+	give    sync.Once
+	giveErr error
+}
+
+// Register implements Copier, for host memory; Alloc gives a device's.
+func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
+	if opts.DMABuf != nil || opts.Device != "" {
+		return nil, fmt.Errorf("copier: memory of device %q: CUDA copies to memory of Alloc: %w", opts.Device, rdma.ErrUnsupported)
+	}
+	if len(mem) == 0 {
+		return nil, fmt.Errorf("copier: register no memory: %w", rdma.ErrRange)
+	}
+	m := &cudaMemory{cuda: c, len: uint64(len(mem))}
+	// Safety: the memory is pinned as long as the driver knows its address; for
+	// memory outside of the Go heap Pin does nothing, and it must stay mapped.
+	m.pinner.Pin(unsafe.SliceData(mem))
+	m.address = C.uint64_t(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))
+	if r := C.copier_cuda_pin(c.api, c.context, m.address, C.size_t(len(mem))); r != 0 {
+		m.pinner.Unpin()
+		return nil, c.failure(fmt.Sprintf("pin %d bytes of host memory", len(mem)), r)
+	}
+	c.keep(m)
+	return m, nil
+}
+
+// Alloc implements DeviceCopier.
+func (c *cuda) Alloc(sizeBytes uint64) (Memory, error) {
+	m := &cudaMemory{cuda: c, len: sizeBytes, device: true}
+	if r := C.copier_cuda_alloc(c.api, c.context, &m.address, C.size_t(sizeBytes)); r != 0 {
+		return nil, c.failure(fmt.Sprintf("allocate %d bytes of %s", sizeBytes, c.name), r)
+	}
+	c.keep(m)
+	return m, nil
+}
+
+func (c *cuda) keep(m *cudaMemory) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.memories[m] = struct{}{}
+}
+
+// Len implements Memory.
+func (m *cudaMemory) Len() uint64 { return m.len }
+
+// Close implements Memory.
+func (m *cudaMemory) Close(ctx context.Context) error {
+	if err := m.users.close(ctx); err != nil {
+		return err
+	}
+	c := m.cuda
+	c.mu.Lock()
+	delete(c.memories, m)
+	c.mu.Unlock()
+	m.give.Do(func() { m.giveErr = m.giveBack() })
+	return m.giveErr
+}
+
+// giveBack hands the memory back to the driver.
+func (m *cudaMemory) giveBack() error {
+	c := m.cuda
+	if m.device {
+		if r := C.copier_cuda_free(c.api, c.context, m.address); r != 0 {
+			return c.failure("free device memory", r)
+		}
+		return nil
+	}
+	defer m.pinner.Unpin()
+	if r := C.copier_cuda_unpin(c.api, c.context, m.address); r != 0 {
+		return c.failure("unpin host memory", r)
+	}
+	return nil
+}
+
+// Submit implements Copier.
+func (c *cuda) Submit(ctx context.Context, b Batch) error {
+	src, ok := b.Src.(*cudaMemory)
+	if !ok || src.cuda != c {
+		return foreign("source")
+	}
+	dst, ok := b.Dst.(*cudaMemory)
+	if !ok || dst.cuda != c {
+		return foreign("destination")
+	}
+	if err := b.check(); err != nil {
+		return err
+	}
+	p, err := c.take(ctx, b.NoWait)
+	if err != nil {
+		return err
+	}
+	if err := both(&src.users, &dst.users); err != nil {
+		c.free <- p
+		return err
+	}
+	if err := c.start(p, src, dst, b); err != nil {
+		src.users.done()
+		dst.users.done()
+		c.free <- p
+		return err
+	}
+	return nil
+}
+
+// start puts the batch into the stream. A copy that the driver refuses is the
+// batch's end, which comes when those before it have moved.
+func (c *cuda) start(p *cudaBatch, src, dst *cudaMemory, b Batch) error {
+	c.submit.Lock()
+	defer c.submit.Unlock()
+	if c.closed {
+		return fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
+	p.src, p.dst, p.done, p.err = src, dst, b.Done, nil
+	var started C.size_t
+	// Safety: C reads the spans during the call and keeps none of them.
+	spans := (*C.copier_span)(unsafe.Pointer(unsafe.SliceData(b.Spans)))
+	if r := C.copier_cuda_submit(c.api, c.context, c.stream, p.event, src.address, dst.address, spans, C.size_t(len(b.Spans)), &started); r != 0 {
+		p.err = c.failure(fmt.Sprintf("copy span %d of %d", int(started), len(b.Spans)), r)
+	}
+	c.started <- p // a batch has its place
+	return nil
+}
+
+func (c *cuda) take(ctx context.Context, noWait bool) (*cudaBatch, error) {
+	select {
+	case p := <-c.free:
+		return p, nil
+	default:
+	}
+	if noWait {
+		return nil, fmt.Errorf("copier: %d batches are in flight: %w", cap(c.free), rdma.ErrBusy)
+	}
+	select {
+	case p := <-c.free:
+		return p, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("copier: wait for room: %w", ctx.Err())
+	}
+}
+
+// wait ends the batches, in the order of the stream.
+func (c *cuda) wait() {
+	for p := range c.started {
+		err := p.err
+		if r := C.copier_cuda_wait(c.api, c.context, p.event); r != 0 {
+			err = errors.Join(err, c.failure("wait for a batch", r))
+		}
+		src, dst, done := p.src, p.dst, p.done
+		p.src, p.dst, p.done = nil, nil, nil
+		c.free <- p
+		if done != nil {
+			done(err)
+		}
+		src.users.done()
+		dst.users.done()
+	}
+}
+
+// Close implements Copier: what is in the stream is copied first, and memories
+// that are open are given back.
+func (c *cuda) Close() error {
+	c.once.Do(func() {
+		c.submit.Lock()
+		c.closed = true
+		close(c.started)
+		c.submit.Unlock()
+		c.waiter.Wait()
+		c.closeErr = c.shut()
+	})
+	return c.closeErr
+}
+
+// shut gives back what open and NewCUDA took.
+func (c *cuda) shut() error {
+	var errs []error
+	c.mu.Lock()
+	for m := range c.memories {
+		m.users.shut()
+		m.give.Do(func() { m.giveErr = m.giveBack() })
+		errs = append(errs, m.giveErr)
+	}
+	c.mu.Unlock()
+	// By this list: a Submit that comes too late may still hold a batch.
+	for _, event := range c.events {
+		if r := C.copier_cuda_event_free(c.api, c.context, event); r != 0 {
+			errs = append(errs, c.failure("destroy an event", r))
+		}
+	}
+	if r := C.copier_cuda_close(c.api, c.device, c.context, c.stream); r != 0 {
+		errs = append(errs, c.failure("close the GPU", r))
+	}
+	C.copier_cuda_unload(c.api)
+	C.free(unsafe.Pointer(c.api))
+	return errors.Join(errs...)
+}

@@ -1,0 +1,86 @@
+package copier
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// run is a part of a batch whose spans have the same length: one paged write.
+type run struct {
+	len      uint64
+	from, to int // in the batch's spans, after layout has sorted them
+	src, dst grid
+	// single: the offsets fit no grid of 32-bit indices, so each span is a write
+	// of its own.
+	single bool
+}
+
+// writes is how many operations of the engine the run is.
+func (r *run) writes() int {
+	if r.single {
+		return r.to - r.from
+	}
+	return 1
+}
+
+// grid is places at base + index*stride.
+type grid struct{ base, stride uint64 }
+
+// layout sorts spans by their length and cuts them into runs, which it appends
+// to runs. Spans without bytes are dropped: they come first, before the first
+// run.
+func layout(spans []Span, runs []run) []run {
+	byLen := func(a, b Span) int { return cmp.Compare(a.Len, b.Len) }
+	if !slices.IsSortedFunc(spans, byLen) { // one length is the rule
+		slices.SortFunc(spans, byLen)
+	}
+	from := 0
+	for from < len(spans) && spans[from].Len == 0 {
+		from++
+	}
+	for from < len(spans) {
+		to := from + 1
+		for to < len(spans) && spans[to].Len == spans[from].Len {
+			to++
+		}
+		r := run{len: spans[from].Len, from: from, to: to}
+		var ok1, ok2 bool
+		r.src, ok1 = gridOf(spans[from:to], func(s Span) uint64 { return s.Src })
+		r.dst, ok2 = gridOf(spans[from:to], func(s Span) uint64 { return s.Dst })
+		r.single = !ok1 || !ok2
+		runs = append(runs, r)
+		from = to
+	}
+	return runs
+}
+
+// gridOf finds the coarsest grid that all offsets are on. It is not ok if an
+// index would not fit into 32 bits.
+func gridOf(spans []Span, at func(Span) uint64) (g grid, ok bool) {
+	g.base = math.MaxUint64
+	most := uint64(0)
+	for _, s := range spans {
+		g.base = min(g.base, at(s))
+		most = max(most, at(s))
+	}
+	for _, s := range spans {
+		g.stride = gcd(g.stride, at(s)-g.base)
+	}
+	return g, g.stride == 0 || (most-g.base)/g.stride <= math.MaxUint32
+}
+
+// index is where on the grid an offset is.
+func (g grid) index(off uint64) uint32 {
+	if g.stride == 0 {
+		return 0
+	}
+	return uint32((off - g.base) / g.stride)
+}
+
+func gcd(a, b uint64) uint64 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
+}
