@@ -80,6 +80,7 @@ var testEdges = []struct {
 	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
+	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},

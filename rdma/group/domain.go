@@ -180,7 +180,8 @@ const (
 	KindMessage Kind = 3
 	// KindBroken: the endpoint whose Cookie it is has broken (the peer is gone,
 	// the link is down, a refusal); nothing more can be posted. Once at most.
-	// The engine shuts and closes it, and makes another when it tries again.
+	// The engine polls what is left (a Work that was refused should say so), then
+	// shuts and closes it, and makes another when it tries again.
 	KindBroken Kind = 4
 )
 

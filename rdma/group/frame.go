@@ -213,24 +213,35 @@ type tally struct{ imm, count uint32 }
 // laneDown says that the sender has shut its endpoint and counted everything
 // that had arrived there: arrived immediates in all, and, of an endpoint without
 // order, which ones since the last checkpoint. A long list takes several frames;
-// all but the last have more set.
+// all but the last have more set. worked: a Work of the sender was answered on
+// it, so that the lane is worth another try at once.
 type laneDown struct {
 	lane    uint16
 	epoch   uint32
 	more    bool
+	worked  bool
 	arrived uint64
 	tallies []tally
 }
 
-// append appends the frame: lane 2 | more 1 | zero 1 | epoch 4 | arrived 8 |
+// Flags of a laneDown.
+const (
+	downMore   = 1
+	downWorked = 2
+)
+
+// append appends the frame: lane 2 | flags 1 | zero 1 | epoch 4 | arrived 8 |
 // tallies 4 | zero 4 | tallies x ( imm 4 | count 4 ).
 func (l *laneDown) append(b []byte) []byte {
-	more := byte(0)
+	flags := byte(0)
 	if l.more {
-		more = 1
+		flags |= downMore
+	}
+	if l.worked {
+		flags |= downWorked
 	}
 	b = appendHeader(b, frameLaneDown, laneDownSize+len(l.tallies)*tallySize)
-	b = append(le.AppendUint16(b, l.lane), more, 0)
+	b = append(le.AppendUint16(b, l.lane), flags, 0)
 	b = le.AppendUint32(b, l.epoch)
 	b = le.AppendUint64(b, l.arrived)
 	b = le.AppendUint32(b, uint32(len(l.tallies)))
@@ -246,13 +257,13 @@ func (l *laneDown) append(b []byte) []byte {
 func decodeLaneDown(b []byte) (l laneDown, _ error) {
 	r := fields{b: b}
 	l.lane = r.uint16()
-	more, zero := r.byte(), r.byte()
+	flags, zero := r.byte(), r.byte()
 	l.epoch, l.arrived = r.uint32(), r.uint64()
 	n, zero2 := r.uint32(), r.uint32()
-	if r.short || more > 1 || zero != 0 || zero2 != 0 || l.epoch == 0 || n > maxTallies || len(r.b) != int(n)*tallySize {
+	if r.short || flags&^(downMore|downWorked) != 0 || zero != 0 || zero2 != 0 || l.epoch == 0 || n > maxTallies || len(r.b) != int(n)*tallySize {
 		return l, fmt.Errorf("end of lane %d, epoch %d, %d tallies in %d bytes: %w", l.lane, l.epoch, n, len(b), errFrame)
 	}
-	l.more = more == 1
+	l.more, l.worked = flags&downMore != 0, flags&downWorked != 0
 	for range n {
 		l.tallies = append(l.tallies, tally{r.uint32(), r.uint32()})
 	}

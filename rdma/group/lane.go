@@ -45,6 +45,7 @@ type lane struct {
 	// failures in a row, for the pause before the next attempt; why is the last.
 	failures int
 	why      error
+	pause    *time.Timer
 }
 
 // endState is where an end is in its life.
@@ -663,6 +664,7 @@ func (l *lane) raise(en *end) {
 	en.state = endUp
 	l.why = nil
 	l.up.Store(true)
+	l.s.ups.Add(1)
 	l.mu.Unlock()
 	l.settle()
 	l.s.unpark()
@@ -672,10 +674,26 @@ func (l *lane) raise(en *end) {
 // queued goes to other lanes at once; what was posted, when both sides know how
 // far it came. Any goroutine may call it, the poller too.
 func (l *lane) breakEnd(en *end, cause error) {
+	if l.giveUp(en, cause) {
+		l.shut(en)
+	}
+}
+
+// broke is breakEnd for an endpoint that its NIC reports broken. It is shut only
+// when what the NIC has to say has been polled: that a Work was refused would be
+// lost otherwise, and the Work tried again and again.
+func (l *lane) broke(en *end, cause error) {
+	if l.giveUp(en, cause) {
+		en.nic.drain(func() { l.shut(en) })
+	}
+}
+
+// giveUp takes an endpoint out of use; false if it is already.
+func (l *lane) giveUp(en *end, cause error) bool {
 	l.mu.Lock()
 	if en.state >= endClosing {
 		l.mu.Unlock()
-		return
+		return false
 	}
 	en.state, en.cause = endClosing, cause
 	l.up.Store(false)
@@ -691,9 +709,14 @@ func (l *lane) breakEnd(en *end, cause error) {
 	if !quietly {
 		l.s.e.log.info(logLane, "endpoint ended", "peer", l.s.peer.String(), "nic", en.nic.name, "why", cause)
 	}
-	en.ep.Shut()
 	l.settle()
 	l.s.replace(jobs)
+	return true
+}
+
+// shut cuts an endpoint off that has been given up.
+func (l *lane) shut(en *end) {
+	en.ep.Shut()
 	en.nic.drain(func() {
 		l.mu.Lock()
 		en.polled = true
@@ -752,12 +775,12 @@ func (l *lane) progress(en *end) {
 	if l.s.withdrawn.pending.Load() > 0 {
 		l.s.confirm()
 	}
-	l.retry(!en.worked)
+	l.retry(!en.worked && !en.down.worked)
 }
 
 // tellLocked tells the peer what arrived on an end that is quiet.
 func (l *lane) tellLocked(en *end) {
-	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived}
+	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
 	for imm, n := range en.arrivedTally {
 		d.tallies = append(d.tallies, tally{imm, n})
 		if len(d.tallies) == maxTallies {
@@ -786,7 +809,7 @@ func (l *lane) ended(d laneDown) error {
 		l.mu.Unlock()
 		return fmt.Errorf("lane %d, epoch %d: it ended twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
 	}
-	en.down.arrived = d.arrived
+	en.down.arrived, en.down.worked = d.arrived, d.worked
 	en.down.tallies = append(en.down.tallies, d.tallies...)
 	en.downComplete = !d.more
 	l.mu.Unlock()
@@ -806,23 +829,38 @@ func (l *lane) retry(failed bool) {
 	} else {
 		l.failures++
 	}
-	n, killed := l.failures, l.killed
+	n := l.failures
+	wait := !l.killed && l.s.dialed && n > 0
+	if wait {
+		l.pause = time.AfterFunc(l.s.e.opts.RetryInterval<<min(n-1, 6), l.open)
+	}
 	l.mu.Unlock()
-	if killed || !l.s.dialed {
-		return
-	}
-	if n == 0 {
+	if !wait {
 		l.open()
-		return
 	}
-	pause := l.s.e.opts.RetryInterval << min(n-1, 6)
-	time.AfterFunc(pause, l.open)
+}
+
+// hurry ends the pause before the next attempt: what broke the lane is known, and
+// not the fault of its NICs.
+func (l *lane) hurry() {
+	l.mu.Lock()
+	hurries := l.pause != nil && l.pause.Stop()
+	if hurries {
+		l.failures = 0
+	}
+	l.mu.Unlock()
+	if hurries {
+		l.open()
+	}
 }
 
 // kill ends the lane with its session.
 func (l *lane) kill(why error) {
 	l.mu.Lock()
 	l.killed = true
+	if l.pause != nil {
+		l.pause.Stop()
+	}
 	en := l.cur
 	l.mu.Unlock()
 	if en != nil {
@@ -880,6 +918,9 @@ func (l *lane) reconcile(en *end) error {
 		default:
 			r.op.left--
 			r.op.final = r.run
+			if en.nic.lim.RefusalBreaks {
+				s.doubtLocked(r.op)
+			}
 		}
 	}
 	for _, r := range en.broken {
@@ -887,6 +928,8 @@ func (l *lane) reconcile(en *end) error {
 		case r.imm:
 		case whole[r.op] || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
 			r.op.left--
+		case en.nic.lim.RefusalBreaks && r.op.kind == opWrite:
+			s.doubtLocked(r.op, job{r.op, r.run, r.run + 1, false})
 		default:
 			out = s.placeLocked(job{r.op, r.run, r.run + 1, false}, &touched, out)
 		}

@@ -69,7 +69,8 @@ type op struct {
 	attempts int
 	// tie holds operations together whose immediates can't be told apart.
 	tie *tie
-	// acked and reason: the target's answer to a message.
+	// acked and reason: the target's answer to a message; reason alone is its
+	// answer to what was asked about before it was to be sent again.
 	acked   bool
 	reason  rdma.Reason
 	retries int

@@ -274,9 +274,11 @@ type window struct {
 
 	mu sync.Mutex
 	// base and keys are what Desc says; keys stay when they open nothing more.
-	base   uint64
-	keys   []rdma.NICKey
-	linked []remoteKey
+	base uint64
+	keys []rdma.NICKey
+	// linked are the keys that open the window, stale those of NICs that died:
+	// who asks about one is told that the fault is not with the key.
+	linked, stale []remoteKey
 	// revoked: no key is added any more.
 	revoked bool
 }
@@ -372,12 +374,7 @@ func (w *window) Revoke(ctx context.Context) error {
 // begin takes the keys out of use and begins the revocation, once.
 func (w *window) begin() {
 	w.once.Do(func() {
-		w.mu.Lock()
-		w.revoked = true
-		keys := w.linked
-		w.linked = nil
-		w.mu.Unlock()
-		w.region.e.unlink(keys)
+		keys := w.close()
 		if !w.region.e.beginRevoke() {
 			// The engine is closed, and with it every memory.
 			<-w.region.e.closed
@@ -391,14 +388,21 @@ func (w *window) begin() {
 	})
 }
 
-// release closes what the NICs know of the window, and forgets its keys.
-func (w *window) release() error {
+// close makes the keys unknown and returns those that may still be in use.
+func (w *window) close() []remoteKey {
 	w.mu.Lock()
 	w.revoked = true
-	keys := w.linked
-	w.linked = nil
+	keys, stale := w.linked, w.stale
+	w.linked, w.stale = nil, nil
 	w.mu.Unlock()
 	w.region.e.unlink(keys)
+	w.region.e.unlink(stale)
+	return keys
+}
+
+// release closes what the NICs know of the window, and forgets its keys.
+func (w *window) release() error {
+	w.close()
 	var errs []error
 	for i := range w.mems {
 		errs = append(errs, closeMemory(&w.mems[i]))
@@ -480,22 +484,27 @@ func (e *Engine) unregisterLocked(n *nic) error {
 	return errors.Join(errs...)
 }
 
+// staleMax bounds the keys of dead NICs that a window remembers.
+const staleMax = 2 * MaxDomains
+
 // dropKeys forgets the keys of a NIC that is gone, so that a new Desc does not
 // name it; where no other is left they stay, to say at least what it was.
 func (w *window) dropKeys(serial uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var gone []remoteKey
 	linked := w.linked[:0]
 	for _, k := range w.linked {
 		if k.serial == serial {
-			gone = append(gone, k)
+			w.stale = append(w.stale, k)
 		} else {
 			linked = append(linked, k)
 		}
 	}
 	w.linked = linked
-	w.region.e.unlink(gone)
+	if n := len(w.stale) - staleMax; n > 0 {
+		w.region.e.unlink(w.stale[:n])
+		w.stale = append([]remoteKey(nil), w.stale[n:]...)
+	}
 	if len(w.keys) < 2 {
 		return
 	}

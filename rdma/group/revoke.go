@@ -293,6 +293,9 @@ func (s *session) answer(w why) {
 	}
 	a := because{w.op, reason}
 	s.ctl.send(func(b []byte) []byte { return a.append(b) })
+	if reason != rdma.ReasonNone {
+		s.hurry()
+	}
 }
 
 // refused counts and logs an operation of the peer that was not performed.

@@ -226,10 +226,10 @@ func (s *session) take(kind frameKind, b []byte) error {
 		return err
 	case frameBecause:
 		a, err := decodeBecause(b)
-		if err != nil {
-			return err
+		if err == nil {
+			s.because(a)
 		}
-		return s.because(a)
+		return err
 	case frameAck:
 		return s.takeAcks(b)
 	case frameWithdraw:

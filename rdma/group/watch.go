@@ -11,6 +11,7 @@ import (
 // watchState is what the watch remembers of a session between its rounds.
 type watchState struct {
 	lastRx, lastTx                    uint64
+	lastUps                           uint32
 	silentTicks, idleTicks, downTicks uint64
 }
 
@@ -69,8 +70,8 @@ func (s *session) watch(silence uint64) error {
 		s.idleTicks = 0
 		c.heartbeat()
 	}
-	if s.anyUp() {
-		s.downTicks = 0
+	if ups := s.ups.Load(); ups != s.lastUps || s.anyUp() {
+		s.lastUps, s.downTicks = ups, 0
 	} else if s.downTicks++; s.downTicks > silence {
 		return fmt.Errorf("rdma: no NIC reached %v for %v (%w): %w", s.peer, s.e.opts.IdleTimeout, s.downReason(), rdma.ErrPeerDied)
 	}
