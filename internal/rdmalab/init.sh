@@ -17,10 +17,10 @@ report() { echo "$*" >/dev/ttyS1; }
 off() {
 	report "$@"
 	# The kernel's complaints about itself: to the report, and what surrounds the first of them to the output.
-	dmesg >/lab/dmesg
-	if grep -E "$complaints" /lab/dmesg >/lab/complaints; then
-		head -10 /lab/complaints | while read -r line; do report complaint "$line"; done
-		sed -nE "/$complaints/,\$p" /lab/dmesg | head -80
+	dmesg >/run/dmesg
+	if grep -E "$complaints" /run/dmesg >/run/complaints; then
+		head -10 /run/complaints | while read -r line; do report complaint "$line"; done
+		sed -nE "/$complaints/,\$p" /run/dmesg | head -80
 	fi
 	report end
 	tar -C /out -cf /dev/ttyS2 .

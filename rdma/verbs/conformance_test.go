@@ -66,7 +66,7 @@ func TestDomain(t *testing.T) {
 				a, b := openPorts(t, names[top.a], names[top.b])
 				return domaintest.Pair{A: a, B: b, KillB: func() {
 					b.mu.Lock()
-					b.dieLocked(errors.New("killed by the test"))
+					b.doomLocked(errors.New("killed by the test"))
 					b.mu.Unlock()
 					b.Wake()
 				}}

@@ -50,7 +50,7 @@
 //
 // A refused write (key, bounds) breaks both queue pairs, here and there: RC
 // knows no softer answer. Shut moves them to the error state, collects what is
-// left in the completion queue, then resets them, which waits until nothing of
+// left in the completion queue, then destroys them, which waits until nothing of
 // theirs is placed any more; Works without a completion are completed by it. A
 // port that goes down, a queue pair in error or a device in error come as
 // asynchronous events, read on the netpoller: the first and the last kill the

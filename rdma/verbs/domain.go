@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,9 +61,10 @@ type domain struct {
 	// together could put there at once.
 	// Invariant: cqUsed <= cqEntries.
 	cqEntries, cqUsed int
-	// dead wraps group.ErrDead once the port or the device is gone. doomed is why
-	// it is about to be: what is being polled is dealt with first.
-	dead, doomed error
+	// doomed is set when the port or the device is gone. dead, which wraps
+	// group.ErrDead, is set when every endpoint has been cut off because of it.
+	doomed bool
+	dead   error
 }
 
 var _ group.Domain = (*domain)(nil)
@@ -234,13 +234,10 @@ func (d *domain) reapLocked() bool {
 	for {
 		done, err := d.nic.poll()
 		if err != nil {
-			d.doomed = err
+			d.doomLocked(err)
 		}
 		for i := range done {
 			d.takeLocked(&done[i])
-		}
-		if d.doomed != nil {
-			d.dieLocked(d.doomed)
 		}
 		// A batch may hold nothing for the engine: entries of queue pairs that
 		// were reset, for example.
@@ -297,71 +294,70 @@ func (d *domain) lendAgainLocked(slot uint32) {
 	b.taken = false
 	d.buffers[slot] = b
 	if err := d.nic.lend(slot, b.addr, b.size, b.lkey); err != nil {
-		d.doomed = err
+		d.doomLocked(err)
 		return
 	}
 	d.lent++
 }
 
-// dieLocked ends the domain: every Work is ended, nothing touches memory any
-// more, and Poll says so once it has returned what there is.
-func (d *domain) dieLocked(why error) {
-	if d.dead != nil {
+// doomLocked begins the end of the domain. It goes on in a goroutine of its own,
+// because an endpoint may be busy (connecting, for example) and Poll must not
+// wait for it.
+func (d *domain) doomLocked(why error) {
+	if d.doomed {
 		return
 	}
-	d.dead = fmt.Errorf("verbs: %s: %w: %w", d.name, group.ErrDead, why)
+	d.doomed = true
+	err := fmt.Errorf("verbs: %s: %w: %w", d.name, group.ErrDead, why)
 	var all []*endpoint
 	for _, l := range d.byIndex {
-		if l != nil && !slices.Contains(all, l.e) {
+		if l != nil && l.kind == writes {
 			all = append(all, l.e)
+			l.e.breakLocked(err)
 		}
 	}
-	for _, e := range all {
-		e.breakLocked(d.dead)
-	}
-	d.quiesceLocked(all)
+	d.workers.Go(func() {
+		for _, e := range all {
+			e.cutOff()
+		}
+		d.mu.Lock()
+		d.dead = err
+		d.mu.Unlock()
+		d.Wake()
+	})
 }
 
 // flushMax bounds how long quiesce waits for the card to give Works back. Cards
-// take microseconds; what is not back then is ended by the reset.
+// take microseconds; what is not back then is ended here.
 const flushMax = 200 * time.Millisecond
 
-// quiesceLocked cuts endpoints off: afterwards nothing of theirs is placed here
-// or read from here, all that had arrived is in out, and so is the end of every
-// Work.
-func (d *domain) quiesceLocked(endpoints []*endpoint) {
-	pending := 0
-	for _, e := range endpoints {
-		e.broken.Store(true)
-		for _, l := range e.lanes {
-			// The error state keeps what has arrived; a reset may drop it. If
-			// the device takes no command any more, the reset below says so too.
-			_ = l.q.modify(stateError)
-		}
+// quiesceLocked cuts an endpoint off whose mu is held: afterwards nothing of it is
+// placed here or read from here, all that had arrived is in out, and so is the
+// end of every Work. The queue pairs are destroyed: that waits for what is being
+// placed. A reset should do as well, but the one of rdma_rxe in Linux 6.1 counts
+// packets twice that are on their way.
+func (d *domain) quiesceLocked(e *endpoint) {
+	e.broken.Store(true)
+	for _, l := range e.lanes {
+		// The error state keeps what has arrived, while the end of a queue pair
+		// may drop it. A device that takes no command any more has nothing to
+		// give back either.
+		_ = l.q.modify(stateError)
 	}
 	for end := time.Now().Add(flushMax); ; {
 		d.reapAllLocked()
-		pending = 0
-		for _, e := range endpoints {
-			pending += e.lanes[0].ring.pending() + e.lanes[1].ring.pending()
-		}
-		if pending == 0 || time.Now().After(end) {
+		if e.lanes[writes].ring.pending()+e.lanes[messages].ring.pending() == 0 || time.Now().After(end) {
 			break
 		}
 	}
-	for _, e := range endpoints {
-		for _, l := range e.lanes {
-			if l.q.modify(stateReset) != nil {
-				_ = l.q.destroy() // the only other way to be sure; its errors are the device's
-			}
-		}
+	for _, l := range e.lanes {
+		_ = l.q.destroy() // what it says is of a device that is gone
 	}
 	d.reapAllLocked()
-	for _, e := range endpoints {
-		for _, l := range e.lanes {
-			for l.ring.pending() > 0 {
-				d.out = append(d.out, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: l.ring.end(), Err: errShut})
-			}
+	for _, l := range e.lanes {
+		delete(d.byQPN, l.q.qpn) // the next queue pair may get the number
+		for l.ring.pending() > 0 {
+			d.out = append(d.out, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: l.ring.end(), Err: errShut})
 		}
 	}
 }

@@ -65,8 +65,8 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	e := &endpoint{d: d, cookie: cookie, class: class}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.dead != nil {
-		return nil, d.dead
+	if d.doomed {
+		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, group.ErrDead)
 	}
 	if err := d.reserveLocked(2 * d.opts.QueueDepth); err != nil {
 		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, err)
@@ -290,19 +290,24 @@ func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
 
 // Shut implements group.Endpoint.
 func (e *endpoint) Shut() {
+	e.d.mu.Lock()
+	e.reported = true // whoever shuts knows: no KindBroken for what follows
+	e.d.mu.Unlock()
+	e.cutOff()
+}
+
+// cutOff does what Shut promises.
+func (e *endpoint) cutOff() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.shut {
 		return
 	}
 	e.shut = true
-	d := e.d
-	d.mu.Lock()
-	// Whoever shuts knows it: no KindBroken for what follows.
-	e.reported = true
-	d.quiesceLocked([]*endpoint{e})
-	d.mu.Unlock()
-	d.Wake()
+	e.d.mu.Lock()
+	e.d.quiesceLocked(e)
+	e.d.mu.Unlock()
+	e.d.Wake()
 }
 
 // Close implements group.Endpoint.
@@ -321,7 +326,6 @@ func (e *endpoint) Close() error {
 	defer d.mu.Unlock()
 	var errs []error
 	for _, l := range e.lanes {
-		delete(d.byQPN, l.q.qpn)
 		d.byIndex[l.index] = nil
 		d.free = append(d.free, l.index)
 		errs = append(errs, l.q.close())

@@ -69,10 +69,10 @@ func (d *domain) sleepy() bool {
 		return false
 	}
 	if err := d.nic.arm(); err != nil {
-		d.doomed = err
+		d.doomLocked(err)
 		return false
 	}
-	return !d.reapLocked() && d.dead == nil
+	return !d.reapLocked()
 }
 
 // Wake implements group.Domain.
@@ -108,10 +108,10 @@ func (d *domain) takeEventLocked(e asyncEvent, qpn uint32) {
 	switch e {
 	case eventPortDown:
 		if p, err := d.nic.portState(); err != nil || !p.active {
-			d.dieLocked(errPortDown)
+			d.doomLocked(errPortDown)
 		}
 	case eventDeviceFatal, eventCQ, eventSRQ:
-		d.dieLocked(fmt.Errorf("the device reports: %v", e))
+		d.doomLocked(fmt.Errorf("the device reports: %v", e))
 	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
 		if ep := d.byQPN[qpn]; ep != nil {
 			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %v", d.name, qpn, e))

@@ -13,7 +13,13 @@ import (
 
 // New starts an engine over one or several ports.
 func New(ctx context.Context, o Options) (*group.Engine, error) {
+	return newEngine(ctx, o, func(_ int, n NICOptions) (*domain, error) { return open(n) })
+}
+
+// newEngine is New with a way to open NIC i.
+func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (*domain, error)) (*group.Engine, error) {
 	g := o.Group
+	g.Provider, g.Domains = Provider, nil
 	fail := func(err error) (*group.Engine, error) {
 		for _, d := range g.Domains {
 			err = errors.Join(err, d.Close())
@@ -23,14 +29,13 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 		}
 		return nil, err
 	}
-	g.Provider, g.Domains = Provider, nil
 	nics, err := o.nics()
 	if err != nil {
 		return fail(err)
 	}
 	var about []string
-	for _, n := range nics {
-		d, err := open(n)
+	for i, n := range nics {
+		d, err := open(i, n)
 		if err != nil {
 			return fail(err)
 		}
@@ -38,7 +43,13 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 		about = append(about, d.about())
 	}
 	g.Detail = strings.Join(about, ", ")
-	g.Reopen = func(_ context.Context, i int) (group.Domain, error) { return Open(nics[i]) }
+	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
+		d, err := open(i, nics[i])
+		if err != nil {
+			return nil, err // not a domain that is nil inside
+		}
+		return d, nil
+	}
 	return group.New(ctx, g)
 }
 
