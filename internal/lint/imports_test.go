@@ -56,6 +56,7 @@ var edges = []struct {
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/sys", nil, "system calls know no caller"},
 	{"internal/arena", []string{"internal/sys"}, "memory knows no user"},
+	{"internal/netlab", nil, "a network on one machine knows nothing of what runs in it"},
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},
 	{"internal/rdmalab", nil, "it boots a machine and runs what it is given; a part of ours linked into it could not be what is tested"},
@@ -77,7 +78,7 @@ var testEdges = []struct {
 	may []string
 	why string
 }{
-	{"...", []string{"internal/testkit", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
+	{"...", []string{"internal/testkit", "internal/netlab", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
 	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},

@@ -29,6 +29,8 @@ var places = []struct {
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/..."}, "the kernel is met in backends, providers and internal/sys; what is above them runs anywhere"},
+	{"github.com/vishvananda/netlink", []string{"internal/netlab"}, "interfaces are made and changed in the test lab alone; the product reads them"},
+	{"github.com/vishvananda/netns", []string{"internal/netlab"}, "it goes with netlink"},
 	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},

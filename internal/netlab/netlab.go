@@ -1,0 +1,321 @@
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Lab is some namespaces and the links between them.
+type Lab struct {
+	namespaces []*Namespace
+	links      int
+}
+
+// Namespace is a network of its own: with a loopback interface, and one
+// interface for each Link.
+type Namespace struct {
+	name string
+	file *os.File
+	nl   *netlink.Handle
+	devs int
+}
+
+// End is one side of a link.
+type End struct {
+	Namespace *Namespace
+	// Device is the interface's name in its namespace.
+	Device string
+	IP     netip.Addr
+}
+
+// Link joins two namespaces.
+type Link struct{ A, B End }
+
+// LinkOptions describe a link. The zero value is as fast as memory.
+type LinkOptions struct {
+	// RateBits limits each direction, in bits per second; 0: no limit.
+	RateBits uint64
+}
+
+// Sizes of a link with a rate: what may go at once after a pause, and what waits
+// before it is dropped.
+const (
+	burstBytes = 64 << 10
+	queueBytes = 1 << 20
+)
+
+// addresses are given out in networks of four.
+var addresses = netip.MustParsePrefix("10.77.0.0/16")
+
+// linksMax is how many networks addresses holds.
+const linksMax = 1 << 14
+
+// Open returns an empty lab. It fails where this process may not make
+// namespaces, and says so.
+func Open() (*Lab, error) {
+	if os.Geteuid() != 0 {
+		return nil, fmt.Errorf("netlab: network namespaces need root, this is user %d", os.Geteuid())
+	}
+	return &Lab{}, nil
+}
+
+// Close gives the lab up. Namespaces in which processes are running go with the
+// last of them.
+func (l *Lab) Close() error {
+	var errs []error
+	for _, n := range l.namespaces {
+		n.nl.Close()
+		errs = append(errs, n.file.Close())
+	}
+	l.namespaces = nil
+	return errors.Join(errs...)
+}
+
+// Namespace makes a namespace; its name is for people.
+func (l *Lab) Namespace(name string) (*Namespace, error) {
+	n := &Namespace{name: name}
+	err := onThread(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		n.file, err = os.Open(threadNet)
+		return err
+	})
+	if err == nil {
+		n.nl, err = netlink.NewHandleAt(netns.NsHandle(n.file.Fd()))
+	}
+	if err == nil {
+		err = n.up("lo")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netlab: namespace %s: %w", name, err)
+	}
+	l.namespaces = append(l.namespaces, n)
+	return n, nil
+}
+
+// threadNet is the network namespace of the calling thread.
+const threadNet = "/proc/thread-self/ns/net"
+
+// onThread runs f on a thread of its own, which may leave this process's
+// namespace and is brought back.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		home, err := os.Open(threadNet)
+		if err != nil {
+			done <- err
+			return // and the thread ends
+		}
+		defer func() { _ = home.Close() }()
+		err = f()
+		if back := unix.Setns(int(home.Fd()), unix.CLONE_NEWNET); back != nil {
+			done <- errors.Join(err, os.NewSyscallError("setns", back))
+			return
+		}
+		runtime.UnlockOSThread()
+		done <- err
+	}()
+	return <-done
+}
+
+// Do runs f on a thread inside the namespace: sockets that f itself makes, not
+// another goroutine for it, are there.
+func (n *Namespace) Do(f func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
+			return os.NewSyscallError("setns", err)
+		}
+		return f()
+	})
+}
+
+// Start starts cmd inside the namespace; it is killed if this process ends.
+func (n *Namespace) Start(cmd *exec.Cmd) error {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	if err := n.Do(cmd.Start); err != nil {
+		return fmt.Errorf("netlab: start %s in %s: %w", cmd.Path, n.name, err)
+	}
+	return nil
+}
+
+// String names the namespace and says how to look inside.
+func (n *Namespace) String() string {
+	return fmt.Sprintf("%s (nsenter --net=/proc/%d/fd/%d)", n.name, os.Getpid(), n.file.Fd())
+}
+
+// up sets an interface of the namespace up.
+func (n *Namespace) up(device string) error {
+	dev, err := n.nl.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	return n.nl.LinkSetUp(dev)
+}
+
+// Link joins two namespaces by a link with addresses of its own.
+func (l *Lab) Link(a, b *Namespace, o LinkOptions) (*Link, error) {
+	if l.links == linksMax {
+		return nil, fmt.Errorf("netlab: %d links are all that %v has room for", linksMax, addresses)
+	}
+	base := addresses.Addr().As4()
+	base[2], base[3] = byte(l.links>>6), byte(l.links<<2)
+	l.links++
+	ip := func(last byte) netip.Addr {
+		x := base
+		x[3] += last
+		return netip.AddrFrom4(x)
+	}
+	k := &Link{A: End{a, a.nextDevice(), ip(1)}, B: End{b, b.nextDevice(), ip(2)}}
+	err := a.nl.LinkAdd(&netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: k.A.Device},
+		PeerName:  k.B.Device, PeerNamespace: netlink.NsFd(int(b.file.Fd())),
+	})
+	if err == nil {
+		err = errors.Join(k.A.configure(o), k.B.configure(o))
+	}
+	if err == nil {
+		err = k.await()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("netlab: link %s to %s: %w", a.name, b.name, err)
+	}
+	return k, nil
+}
+
+// nextDevice names the namespace's next interface.
+func (n *Namespace) nextDevice() string {
+	n.devs++
+	return fmt.Sprint("lab", n.devs-1)
+}
+
+// configure gives an end its address and rate, and sets it up.
+func (e End) configure(o LinkOptions) error {
+	dev, err := e.Namespace.nl.LinkByName(e.Device)
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(e.IP.String() + "/30")
+	if err != nil {
+		return err
+	}
+	if err := e.Namespace.nl.AddrAdd(dev, addr); err != nil {
+		return err
+	}
+	if o.RateBits > 0 {
+		if err := e.limit(dev, o.RateBits/8); err != nil {
+			return err
+		}
+	}
+	return e.Namespace.nl.LinkSetUp(dev)
+}
+
+// limit lets through rate bytes per second: a token bucket (tc-tbf(8)).
+func (e End) limit(dev netlink.Link, rate uint64) error {
+	err := e.Namespace.nl.QdiscReplace(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
+		Rate:       rate, Limit: queueBytes, Buffer: netlink.Xmittime(rate, burstBytes),
+	})
+	if err != nil {
+		return fmt.Errorf("limit %s to %d B/s (kernel module sch_tbf): %w", e.Device, rate, err)
+	}
+	return nil
+}
+
+// SetUp takes the link up, or down as if its cable had been pulled at A: both
+// ends lose their carrier, and packets under way.
+func (k *Link) SetUp(up bool) error {
+	dev, err := k.A.Namespace.nl.LinkByName(k.A.Device)
+	if err == nil && up {
+		if err = k.A.Namespace.nl.LinkSetUp(dev); err == nil {
+			err = k.await()
+		}
+	} else if err == nil {
+		err = k.A.Namespace.nl.LinkSetDown(dev)
+	}
+	if err != nil {
+		return fmt.Errorf("netlab: link %s of %s: %w", k.A.Device, k.A.Namespace.name, err)
+	}
+	return nil
+}
+
+// carrierMax bounds the wait for a link's carrier.
+const carrierMax = 10 * time.Second
+
+// await returns when both ends have their carrier: the kernel notices in the
+// background, and drops what is sent before.
+func (k *Link) await() error {
+	deadline := time.Now().Add(carrierMax)
+	for _, e := range []End{k.A, k.B} {
+		for {
+			dev, err := e.Namespace.nl.LinkByName(e.Device)
+			if err != nil {
+				return err
+			}
+			if dev.Attrs().OperState == netlink.OperUp {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("%s has no carrier after %v", e.Device, carrierMax)
+			}
+			<-time.After(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// TB is what ForTest needs of a testing.TB.
+type TB interface {
+	Helper()
+	Skipf(format string, args ...any)
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+	Cleanup(f func())
+}
+
+// ForTest opens a lab for a test, and closes it at its end. Without root, or
+// where the kernel refuses, the test is skipped, and says why; as root in CI
+// (CI=true) it fails.
+func ForTest(t TB) *Lab {
+	t.Helper()
+	l, err := Open()
+	if err == nil {
+		// The first namespace shows whether the kernel lets us.
+		var n *Namespace
+		if n, err = l.Namespace("probe"); err == nil {
+			err = probeRate(l, n)
+		}
+	}
+	if err != nil {
+		if os.Geteuid() == 0 && os.Getenv("CI") == "true" {
+			t.Fatalf("CI as root, but: %v", err)
+		}
+		t.Skipf("needs network namespaces with limited links: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("netlab: %v", err)
+		}
+	})
+	return l
+}
+
+// probeRate tries a link with a rate.
+func probeRate(l *Lab, n *Namespace) error {
+	_, err := l.Link(n, n, LinkOptions{RateBits: 1e9})
+	return err
+}
