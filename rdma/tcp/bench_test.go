@@ -27,8 +27,20 @@ import (
 // sinkEnv makes the test binary a sink.
 const sinkEnv = "PENSTOCK_TCP_TEST_SINK"
 
-// TestMain runs the sink where sinkEnv asks for it.
+// TestMain runs the sink where sinkEnv asks for it, and a process of the lab
+// where labRole does.
 func TestMain(m *testing.M) {
+	if os.Getenv(senderEnv) != "" {
+		fmt.Fprintln(os.Stderr, "sender:", runSender())
+		os.Exit(1)
+	}
+	if role := os.Getenv(labRole); role != "" {
+		if err := runLab(role); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(sinkEnv) != "" {
 		if err := runSink(); err != nil {
 			fmt.Fprintln(os.Stderr, "sink:", err)

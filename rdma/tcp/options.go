@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
 // Options configure an Engine. The zero value is a client: it opens sessions
@@ -42,7 +43,7 @@ type Options struct {
 	// that this side opens, and marks what this side sends on them; the peer marks
 	// what it sends by its own QoS. Otherwise all classes share connections,
 	// which are not marked.
-	QoS *[rdma.Classes]Marking
+	QoS *qos.Map
 	// Congestion is the TCP congestion control of every connection. Default
 	// "cubic" (bbr, a common system default, costs 10 to 35 % on fast links);
 	// "system" leaves the system's.
@@ -104,16 +105,6 @@ type NIC struct {
 	// Local is the IP address that connections are dialed from. Default: what the
 	// routes choose; with Listen, its host, unless that is a wildcard.
 	Local string
-}
-
-// Marking is how the packets of a class are marked, for switches and NICs to
-// tell the classes apart.
-type Marking struct {
-	// DSCP is the code point in the IP header, 0 to 63.
-	DSCP uint8
-	// Priority is the socket's (SO_PRIORITY), which queueing disciplines map to
-	// traffic classes: 0 to 6 (more needs CAP_NET_ADMIN).
-	Priority uint8
 }
 
 // Limits of the protocol.
@@ -210,10 +201,8 @@ func (o *Options) validateNICs() error {
 		}
 	}
 	if o.QoS != nil {
-		for c, m := range o.QoS {
-			if m.DSCP > 63 || m.Priority > 15 {
-				return fmt.Errorf("tcp: class %v has DSCP %d and priority %d; at most 63 and 15", rdma.Class(c), m.DSCP, m.Priority)
-			}
+		if err := o.QoS.Validate(); err != nil {
+			return fmt.Errorf("tcp: option QoS: %w", err)
 		}
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
 // systemCongestion leaves the system's congestion control alone.
@@ -88,7 +89,7 @@ func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 	if e.opts.QoS == nil {
 		return nil
 	}
-	m := e.opts.QoS[class]
+	lane := e.opts.QoS.Lane(class)
 	if t, ok := nc.(*tls.Conn); ok {
 		nc = t.NetConn()
 	}
@@ -101,14 +102,14 @@ func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 		return err
 	}
 	var merr error
-	cerr := rc.Control(func(fd uintptr) { merr = setMarking(int(fd), m) })
+	cerr := rc.Control(func(fd uintptr) { merr = setMarking(int(fd), lane) })
 	return errors.Join(cerr, merr)
 }
 
 // setMarking sets the traffic class of both IP versions, as a socket for IPv6
 // may carry IPv4, and then the priority, which the first also changes.
-func setMarking(fd int, m Marking) error {
-	tos := int(m.DSCP) << 2
+func setMarking(fd int, l qos.Lane) error {
+	tos := l.TOS()
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
 		return os.NewSyscallError("getsockopt SO_DOMAIN", err)
@@ -121,5 +122,5 @@ func setMarking(fd int, m Marking) error {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS, tos); err != nil {
 		return os.NewSyscallError("setsockopt IP_TOS", err)
 	}
-	return os.NewSyscallError("setsockopt SO_PRIORITY", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, int(m.Priority)))
+	return os.NewSyscallError("setsockopt SO_PRIORITY", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, int(l.Priority)))
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
@@ -170,7 +171,7 @@ func TestConformanceVariants(t *testing.T) {
 			}
 		},
 		"classes": func(o *Options) {
-			o.Conns, o.QoS = 2, &[rdma.Classes]Marking{rdma.ClassKV: {DSCP: 8}, rdma.ClassCollective: {DSCP: 46, Priority: 6}}
+			o.Conns, o.QoS = 2, &qos.Map{rdma.ClassKV: {DSCP: 8}, rdma.ClassCollective: {DSCP: 46, Priority: 6}}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -723,6 +724,12 @@ func TestOptions(t *testing.T) {
 		"MaxMessage":        {MaxMessage: 1 << 30},
 		"IdleTimeout":       {HeartbeatInterval: time.Second, IdleTimeout: time.Second},
 		"HeartbeatInterval": {HeartbeatInterval: 1},
+		"NICTimeout":        {NICTimeout: 1},
+		"give each NIC":     {NICs: make([]NIC, 2), Listen: "127.0.0.1:0"},
+		"at most 16":        {NICs: make([]NIC, MaxNICs+1)},
+		"none does":         {NICs: []NIC{{Listen: "127.0.0.1:0"}, {}}, Token: rdma.Token(testToken)},
+		"no IP address":     {NICs: []NIC{{Local: "eth0"}}},
+		"dscp:64":           {QoS: &qos.Map{{DSCP: 64}}},
 		"listen on":         {Listen: "256.0.0.1:0", Token: rdma.Token(testToken)},
 	} {
 		if e, err := New(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
