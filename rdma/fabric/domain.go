@@ -1,0 +1,493 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// maxWriteBytes is the longest write, where the provider has no bound of its own.
+// It fits in the half of an immediate's remote CQ data that tells the length.
+const maxWriteBytes = 1 << 30
+
+// domain is one NIC, or what stands for it.
+type domain struct {
+	native *native
+	traits traits
+	quirks quirks
+	opts   DomainOptions
+	limits group.Limits
+	hub    []byte // address of the endpoint that takes messages
+	door   *memory
+
+	// poll is held by Poll, and by everything else that reads completions or
+	// closes endpoints.
+	poll sync.Mutex
+	dst  []group.Completion // of the Poll that is running
+	n    int
+	// backlog is what was read and is not polled yet; from head on.
+	backlog []group.Completion
+	head    int
+	// lent are the buffers of PostRecv, first come first served.
+	lent []loan
+	// recvLate are the hub's buffers that the provider did not take yet.
+	recvLate []uint32
+	// sendFree are the hub's send buffers; outbox waits for one, or for the
+	// provider, and so do the receipts of the endpoints in owing.
+	sendFree []uint32
+	outbox   []letter
+	owing    []*endpoint
+	// asking are the endpoints with a question on its way, by its number.
+	asking    map[uint64]*endpoint
+	questions uint64
+	verdicts  []verdict
+	nextSweep time.Time
+	fatal     error // dead, once the turn is over
+	dead      error
+	closed    bool
+
+	wait waiter
+
+	// failing are endpoints that broke and are not cut off yet; late those with
+	// works that the provider did not take.
+	noted   sync.Mutex
+	failing []*endpoint
+	late    []*endpoint
+	// busy is set while something is to be done by the clock.
+	busy atomic.Bool
+
+	mu       sync.RWMutex
+	byTag    map[uint32]*endpoint
+	bySource map[uint64]*endpoint
+	hubs     map[string]*peerHub
+	memories map[uint64]*memory
+}
+
+// loan is a buffer lent by PostRecv.
+type loan struct {
+	slot uint32
+	buf  []byte
+}
+
+// peerHub is a peer's hub, and how many endpoints and frames lead there: an
+// address that the provider was made to forget must not be sent to.
+type peerHub struct {
+	name string
+	addr uint64
+	refs int // guarded by domain.mu
+}
+
+var _ group.Domain = (*domain)(nil)
+
+// Open opens one domain.
+func Open(o DomainOptions) (group.Domain, error) {
+	d, err := open(o)
+	if err != nil {
+		return nil, err // not a domain that is nil inside
+	}
+	return d, nil
+}
+
+// open is Open for this package.
+func open(o DomainOptions) (*domain, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	major, minor := libraryVersion()
+	var errs []error
+	for _, name := range candidates(o.Provider, major, minor) {
+		n, t, err := openNative(name, o.NIC.Domain, o.NIC.Addr, o.QueueDepth)
+		if err == nil {
+			return newDomain(n, t, o)
+		}
+		errs = append(errs, fmt.Errorf("fabric: open %v of provider %q (libfabric %d.%d): %w", o.NIC, name, major, minor, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// newDomain makes a domain of an open native, which it closes if it fails.
+func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
+	q := quirksOf(t.provider)
+	if !t.source {
+		q.sourceLies = true
+	}
+	d := &domain{
+		native: n, traits: t, quirks: q, opts: o,
+		asking: make(map[uint64]*endpoint), byTag: make(map[uint32]*endpoint), bySource: make(map[uint64]*endpoint),
+		hubs: make(map[string]*peerHub), memories: make(map[uint64]*memory),
+	}
+	d.limits = d.limitsOf()
+	err := d.usable()
+	if err == nil {
+		d.hub, err = n.openHub()
+	}
+	if err == nil {
+		err = n.openBuffers(max(headLen+o.MaxMessage, maxControl), d.localKey())
+	}
+	if err == nil {
+		d.wait, err = newWaiter(n, t.fd)
+	}
+	if err == nil && q.connects {
+		err = d.openDoor()
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("fabric: open %s of provider %s: %w", t.domain, t.provider, err), n.close())
+	}
+	for i := range uint32(hubSends) {
+		d.sendFree = append(d.sendFree, hubRecvs+i)
+	}
+	if q.sharedInProcess {
+		neighbours.open(d)
+	}
+	return d, nil
+}
+
+// openDoor registers what peers knock at.
+func (d *domain) openDoor() error {
+	m, err := d.Register(make([]byte, doorSize), rdma.RegisterOptions{})
+	if err == nil {
+		d.door = m.(*memory)
+	}
+	return err
+}
+
+// usable says why the provider can't do what a domain must.
+func (d *domain) usable() error {
+	switch {
+	case d.traits.dataBytes < 4:
+		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
+	case d.quirks.sourceLies && d.traits.dataBytes < 8:
+		return fmt.Errorf("neither source addresses nor 8 bytes of remote CQ data: immediates have no sender: %w", rdma.ErrUnsupported)
+	}
+	return nil
+}
+
+// limitsOf makes Limits of what the provider says.
+func (d *domain) limitsOf() group.Limits {
+	t := d.traits
+	maxWrite := min(t.maxWrite, maxWriteBytes)
+	return group.Limits{
+		MaxWrite: maxWrite, MaxMessage: int(min(t.maxWrite-headLen, uint64(d.opts.MaxMessage))), QueueDepth: min(d.opts.QueueDepth, max(t.depth, 1)),
+		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite && !d.quirks.ownQueues,
+		RefusalBreaks: true,
+		// Providers in software look at the key when the header arrives and copy
+		// for as long as it takes, and no document promises more of the others.
+		CloseIsFinal: false,
+		Windows:      !d.quirks.dearWindows,
+		KeyBits:      8 * min(t.keyBytes, 8),
+	}
+}
+
+// Name is libfabric's name of the domain.
+func (d *domain) Name() string { return d.traits.domain }
+
+// Limits are constant.
+func (d *domain) Limits() group.Limits { return d.limits }
+
+// newKey draws a key that is not 0 and as wide as the provider's keys are.
+func (d *domain) newKey() uint64 {
+	for {
+		if k := random64() >> (64 - 8*min(max(d.traits.keyBytes, 1), 8)); k != 0 {
+			return k
+		}
+	}
+}
+
+// random64 is not to be guessed: keys and tags are made of it.
+func random64() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return binary.LittleEndian.Uint64(b[:])
+}
+
+// localKey is a key for memory that only we use, or 0 if that needs none.
+func (d *domain) localKey() uint64 {
+	if !d.traits.localKeys {
+		return 0
+	}
+	return d.newKey()
+}
+
+// PostRecv lends buf to the domain for one message. The message is copied into
+// it from the hub's own buffers: so the sender can be told when there is none.
+func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
+	if m, ok := mem.(*memory); !ok || m.d != d {
+		return fmt.Errorf("fabric: receive buffer of another domain: %w", rdma.ErrForeign)
+	}
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if d.dead != nil {
+		return d.dead
+	}
+	d.lent = append(d.lent, loan{slot: slot, buf: buf})
+	return nil
+}
+
+// Poll moves up to len(dst) completions to dst and makes progress.
+func (d *domain) Poll(dst []group.Completion) (int, error) {
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	d.dst, d.n = dst, 0
+	defer func() { d.dst = nil }()
+	for d.head < len(d.backlog) && d.n < len(dst) {
+		dst[d.n] = d.backlog[d.head]
+		d.n++
+		d.head++
+	}
+	if d.head == len(d.backlog) {
+		d.backlog, d.head = d.backlog[:0], 0
+	}
+	if d.n == len(dst) {
+		return d.n, nil
+	}
+	if d.dead == nil {
+		d.again()
+		d.turn(len(dst) - d.n)
+	}
+	if d.dead != nil && d.n == 0 {
+		return 0, d.dead
+	}
+	return d.n, nil
+}
+
+// turn reads completions once, then does what they and the clock ask for.
+func (d *domain) turn(room int) {
+	events, err := d.native.poll(room)
+	if err != nil {
+		d.fatal = err
+	}
+	for i := range events {
+		d.handle(&events[i])
+	}
+	d.breakFailing()
+	d.payReceipts()
+	if d.quirks.silentRefusal || d.busy.Load() {
+		d.sweep()
+	}
+	if d.fatal != nil {
+		d.die(d.fatal)
+	}
+}
+
+// emit gives the engine a completion, in this Poll or a later one.
+func (d *domain) emit(c group.Completion) {
+	if d.n < len(d.dst) {
+		d.dst[d.n] = c
+		d.n++
+		return
+	}
+	d.backlog = append(d.backlog, c)
+}
+
+// again offers the provider what it did not take before.
+func (d *domain) again() {
+	if len(d.recvLate) > 0 {
+		late := d.recvLate
+		d.recvLate = nil
+		for _, i := range late {
+			d.recv(i)
+		}
+	}
+	d.noted.Lock()
+	late := d.late
+	d.late = nil
+	d.noted.Unlock()
+	for _, e := range late {
+		e.flushLate()
+	}
+}
+
+// recv posts the hub's buffer i, now or, if the provider is full, in a later Poll.
+func (d *domain) recv(i uint32) {
+	err := d.native.recv(i)
+	switch {
+	case errors.Is(err, errAgain):
+		d.recvLate = append(d.recvLate, i)
+	case err != nil:
+		d.fatal = err
+	}
+}
+
+// handle acts on one completion of the provider.
+func (d *domain) handle(ev *event) {
+	switch ev.kind {
+	case evRemote:
+		d.handleRemote(ev)
+	case evWork:
+		if e := d.endpointOf(uint32(ev.owner)); e != nil {
+			e.complete(uint32(ev.slot), int32(ev.err), int32(ev.prov_err))
+		}
+	case evHubRecv:
+		i := uint32(ev.slot)
+		if b := d.native.buffer(i); ev.err == 0 && uint64(ev.len) <= uint64(len(b)) {
+			d.takeFrame(b[:ev.len])
+		}
+		d.recv(i)
+	case evHubSend:
+		d.sendFree = append(d.sendFree, uint32(ev.slot))
+	}
+}
+
+// endpointOf returns the endpoint with that tag, or nil.
+func (d *domain) endpointOf(tag uint32) *endpoint {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	return d.byTag[tag]
+}
+
+// handleRemote counts the immediate of a peer's write. An error here is a write
+// that was cut off while it landed: its writer is told, not we.
+func (d *domain) handleRemote(ev *event) {
+	if ev.err != 0 || ev.has_data == 0 {
+		return
+	}
+	var e *endpoint
+	size := uint64(ev.len)
+	if d.quirks.sourceLies {
+		e = d.endpointOf(uint32(ev.data >> 32))
+	} else {
+		d.mu.RLock()
+		e = d.bySource[uint64(ev.src)]
+		d.mu.RUnlock()
+		if d.traits.dataBytes >= 8 {
+			size = uint64(ev.data >> 32)
+		}
+	}
+	if e == nil || e.deaf {
+		return
+	}
+	d.emit(group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: uint32(ev.data), Len: size})
+}
+
+// noteFailing makes the next Poll cut e off.
+func (d *domain) noteFailing(e *endpoint) {
+	d.noted.Lock()
+	d.failing = append(d.failing, e)
+	d.noted.Unlock()
+	d.Wake()
+}
+
+// breakFailing cuts off the endpoints that broke.
+func (d *domain) breakFailing() {
+	d.noted.Lock()
+	failing := d.failing
+	d.failing = nil
+	d.noted.Unlock()
+	for _, e := range failing {
+		d.breakDown(e)
+	}
+}
+
+// cut closes e and reads the queue dry, so that everything which had arrived is
+// in the backlog and nothing arrives any more. What did not complete is left in
+// e's slots.
+func (d *domain) cut(e *endpoint) {
+	// A connection that is being made is made first: net forgets that it has
+	// accepted one when the endpoint is closed (doc.go).
+	d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+	if e.close() {
+		d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+		d.drain(func() ([]event, error) { return e.native.rest(d.native) })
+	}
+}
+
+// drain handles what a queue holds. That is bounded by the queue's depth: what
+// comes in meanwhile is of others.
+func (d *domain) drain(read func() ([]event, error)) {
+	for range 2 * queueEvents / maxEvents {
+		events, err := read()
+		if err != nil {
+			d.fatal = err
+		}
+		if len(events) == 0 {
+			return
+		}
+		for i := range events {
+			d.handle(&events[i])
+		}
+	}
+}
+
+// die ends the domain: every endpoint is cut off, what had arrived is kept.
+func (d *domain) die(err error) {
+	if d.dead != nil {
+		return
+	}
+	d.mu.RLock()
+	var all []*endpoint
+	for _, e := range d.byTag {
+		all = append(all, e)
+	}
+	d.mu.RUnlock()
+	for _, e := range all {
+		e.close()
+		d.goodbye(e) // as far as the hub still can
+	}
+	d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+	d.dead = fmt.Errorf("fabric: %s of provider %s: %w: %w", d.traits.domain, d.traits.provider, err, group.ErrDead)
+}
+
+// Close releases the domain.
+func (d *domain) Close() error {
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	for range lingerPolls {
+		d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+		d.wait.wait(lingerPause)
+	}
+	err := d.wait.close()
+	if d.door != nil {
+		err = errors.Join(err, d.door.Close())
+	}
+	if d.quirks.sharedInProcess {
+		return errors.Join(err, neighbours.close(d))
+	}
+	return errors.Join(err, d.native.close())
+}
+
+// Wait blocks until Poll may have something to do.
+func (d *domain) Wait() {
+	d.wait.wait(d.pause())
+}
+
+// pause is how long Wait may sleep though nothing happens; 0 is for ever.
+func (d *domain) pause() time.Duration {
+	d.noted.Lock()
+	late := len(d.late) > 0
+	d.noted.Unlock()
+	switch {
+	case late:
+		return latePause
+	case d.busy.Load():
+		return sweepInterval
+	}
+	return 0
+}
+
+// Wake makes the current or the next Wait return.
+func (d *domain) Wake() { d.wait.wake() }
+
+// A domain lingers for a moment when it is closed, so that frames still go out
+// and connections that are being made are made, or fail.
+const (
+	lingerPolls = 5
+	lingerPause = 2 * time.Millisecond
+)
+
+// latePause is how soon a work that the provider did not take is offered again,
+// where nothing else wakes the poller.
+const latePause = time.Millisecond

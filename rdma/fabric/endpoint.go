@@ -1,0 +1,593 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// endpoint is one libfabric endpoint, for one peer.
+type endpoint struct {
+	d       *domain
+	cookie  uint64
+	tag     uint32 // what the peer puts beside what it sends
+	local   []byte
+	address []byte // of ours, as the provider writes it
+
+	// Guarded by d.poll. deaf: what the peer sends is not delivered any more.
+	// peerGone: there is nobody to ask or to take leave of.
+	deaf, broken, closed, joined, peerGone bool
+	source                                 uint64 // the peer's address
+	hub                                    *peerHub
+	question                               question
+	receipts                               []receipt // owed to the peer
+	owing                                  bool      // it is in d.owing
+	// ticks are sweeps that saw works and no completion; asked is how many of
+	// them the last inquiry came after.
+	ticks, asked int
+	missed       int    // questions without an answer
+	seen         uint64 // completions at the last sweep
+
+	mu        sync.Mutex
+	native    *nativeEndpoint // Post, and whoever cuts it off
+	open      bool            // works are taken
+	cutOff    bool
+	why       error // open is false
+	peerTag   uint32
+	slots     []slot
+	free      []uint32
+	posted    uint64 // sequence number of the last work
+	completed uint64
+	isLate    bool
+	lateSince time.Time // the provider has had none of its works since
+}
+
+// slot is a work in flight.
+type slot struct {
+	cookie, seq uint64
+	target      target
+	used        bool
+	// A frame to the peer's hub ends when the provider has sent it and the peer
+	// has given a receipt.
+	framed, sent, told bool
+	status             group.Status
+	// A knock is ours; nobody is told of its end.
+	knock bool
+}
+
+// ref is how a receipt names a work.
+func ref(seq uint64, i uint32) uint64 { return seq<<8 | uint64(i) }
+
+var _ group.Endpoint = (*endpoint)(nil)
+
+// errNotConnected: Post before Connect.
+var errNotConnected = errors.New("fabric: the endpoint is not connected")
+
+// NewEndpoint makes an endpoint of libfabric for one peer. One for all peers,
+// told apart by address, would be cheaper; but then nothing could cut off a peer
+// that does not cooperate.
+func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+	if int(class) >= rdma.Classes {
+		return nil, fmt.Errorf("fabric: %v: %w", class, rdma.ErrRange)
+	}
+	depth := d.limits.QueueDepth
+	e := &endpoint{d: d, cookie: cookie, why: errNotConnected, slots: make([]slot, depth), free: make([]uint32, 0, depth)}
+	for i := range uint32(depth) {
+		e.free = append(e.free, uint32(depth)-1-i)
+	}
+	d.mu.Lock()
+	for e.tag == 0 || d.byTag[e.tag] != nil {
+		e.tag = uint32(random64())
+	}
+	d.byTag[e.tag] = e
+	d.mu.Unlock()
+
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	var name []byte
+	err := d.dead
+	if err == nil {
+		e.native, name, err = d.native.openEndpoint(e.tag, depth, d.opts.TrafficClass[class], d.quirks.ownQueues, d.localKey())
+	}
+	l := local{format: d.traits.format, tag: e.tag, provider: d.traits.provider, endpoint: name, hub: d.hub}
+	if d.door != nil {
+		l.door = target{key: d.door.Key(), addr: d.door.Base()}
+	}
+	if err == nil && (len(name) > maxName || len(d.hub) > maxName) {
+		err = fmt.Errorf("address of %d bytes, at most %d", max(len(name), len(d.hub)), maxName)
+	}
+	if err != nil {
+		d.mu.Lock()
+		delete(d.byTag, e.tag)
+		d.mu.Unlock()
+		return nil, fmt.Errorf("fabric: endpoint on %s: %w", d.Name(), err)
+	}
+	e.local, e.address = l.append(nil), name
+	return e, nil
+}
+
+// Local is what the peer's endpoint must be given.
+func (e *endpoint) Local() []byte { return e.local }
+
+// Connect joins the endpoint to the peer's. Where there is a connection
+// underneath, the one with the greater address makes it, before it returns.
+func (e *endpoint) Connect(remote []byte) error {
+	l, err := parseLocal(remote)
+	if err != nil {
+		return err
+	}
+	if err := e.d.checkPeer(&l); err != nil {
+		return err
+	}
+	if err := e.join(&l); err != nil {
+		return fmt.Errorf("fabric: connect: %w", err)
+	}
+	if e.d.quirks.connects && bytes.Compare(e.address, l.endpoint) > 0 {
+		if err := e.knock(l.door); err != nil {
+			return fmt.Errorf("fabric: connect: %w", err)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.why != errNotConnected {
+		return e.why // broken, or shut
+	}
+	e.open, e.why = true, nil
+	return nil
+}
+
+// join makes the peer known.
+func (e *endpoint) join(l *local) error {
+	d := e.d
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if d.dead != nil {
+		return d.dead
+	}
+	if e.joined || e.deaf || e.broken {
+		return errors.New("the endpoint is connected or shut already")
+	}
+	source, err := d.native.insert(l.endpoint)
+	if err != nil {
+		return err
+	}
+	hub, err := d.insertHub(l.hub)
+	if err != nil {
+		return errors.Join(err, d.native.remove(source))
+	}
+	if d.quirks.sharedInProcess {
+		neighbours.join(d, string(l.hub))
+	}
+	e.joined, e.source, e.hub = true, source, hub
+	d.mu.Lock()
+	d.bySource[source] = e
+	d.mu.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.native.join(source, hub.addr)
+	e.peerTag = l.tag
+	return nil
+}
+
+// knock writes to the peer's door, which makes the connection, and waits until
+// that is done. It makes progress itself: our poller may be the caller.
+func (e *endpoint) knock(door target) error {
+	e.mu.Lock()
+	last := len(e.free) - 1
+	i := e.free[last]
+	e.free = e.free[:last]
+	e.posted++
+	e.slots[i] = slot{seq: e.posted, used: true, knock: true, target: door}
+	src := e.d.door
+	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, 0, false)
+	_, err := e.native.flush(1)
+	e.mu.Unlock()
+	for deadline := time.Now().Add(lateTimeout); err == nil; {
+		var done bool
+		if done, err = e.answered(i); done {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			err = fmt.Errorf("the peer's endpoint did not answer in %v", lateTimeout)
+		}
+		<-time.After(knockPause)
+	}
+	return err
+}
+
+// answered makes progress and reports whether the knock in slot i has ended.
+func (e *endpoint) answered(i uint32) (bool, error) {
+	d := e.d
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if d.dead == nil {
+		d.turn(maxEvents)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.why != errNotConnected:
+		return false, e.why
+	case e.slots[i].knock:
+		_, err := e.native.flush(0)
+		return false, err
+	}
+	return true, nil
+}
+
+// checkPeer refuses what can't be an endpoint of our provider.
+func (d *domain) checkPeer(l *local) error {
+	if l.provider != d.traits.provider || l.format != d.traits.format {
+		return fmt.Errorf("fabric: connect: the peer's provider is %q (format %d), ours %q (format %d)",
+			l.provider, l.format, d.traits.provider, d.traits.format)
+	}
+	for _, a := range [][]byte{l.endpoint, l.hub} {
+		if err := checkAddress(d.traits.format, a, len(d.hub)); err != nil {
+			return fmt.Errorf("fabric: connect: %w", err)
+		}
+	}
+	return nil
+}
+
+// checkAddress refuses an address that the provider would read beyond its end,
+// or take for another kind. ours is how long our own is.
+func checkAddress(format uint32, a []byte, ours int) error {
+	switch format {
+	case formatText:
+		if len(a) < 2 || bytes.IndexByte(a, 0) != len(a)-1 {
+			return fmt.Errorf("%w: text of %d bytes that does not end with its only zero", errLocal, len(a))
+		}
+		return nil
+	case formatIPv4, formatIPv6:
+		family := map[uint32]uint16{formatIPv4: 2, formatIPv6: 10}[format]
+		if len(a) != ours || binary.NativeEndian.Uint16(a) != family || binary.BigEndian.Uint16(a[2:]) == 0 {
+			return fmt.Errorf("%w: no socket address of family %d with a port", errLocal, family)
+		}
+		return nil
+	}
+	if len(a) != ours {
+		return fmt.Errorf("%w: address of %d bytes, ours has %d", errLocal, len(a), ours)
+	}
+	return nil
+}
+
+// insertHub returns a peer's hub, which may be known already, with one reference
+// more.
+func (d *domain) insertHub(name []byte) (*peerHub, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	h := d.hubs[string(name)]
+	if h == nil {
+		a, err := d.native.insert(name)
+		if err != nil {
+			return nil, err
+		}
+		h = &peerHub{name: string(name), addr: a}
+		d.hubs[h.name] = h
+	}
+	h.refs++
+	return h, nil
+}
+
+// Post submits works in order.
+func (e *endpoint) Post(works []group.Work) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.open {
+		return 0, e.why
+	}
+	n := 0
+	for n < len(works) && len(e.free) > 0 {
+		e.putLocked(&works[n])
+		n++
+	}
+	if n > 0 {
+		e.flushLocked(n)
+	}
+	return n, nil
+}
+
+// putLocked appends one work to the ring.
+func (e *endpoint) putLocked(w *group.Work) {
+	last := len(e.free) - 1
+	i := e.free[last]
+	e.free = e.free[:last]
+	e.posted++
+	s := &e.slots[i]
+	*s = slot{cookie: w.Cookie, seq: e.posted, used: true, target: target{key: w.RemoteKey, addr: w.RemoteAddr, size: w.Len}}
+	var buf uintptr
+	var desc cpointer
+	if w.Len > 0 {
+		m := w.Src.(*memory)
+		buf, desc = m.addr+uintptr(w.SrcOff), m.reg.desc
+	}
+	switch {
+	case w.Op == group.OpSend:
+		s.framed = true
+		f := frame{kind: frameMessage, tag: e.peerTag, ref: ref(s.seq, i)}
+		f.appendHead(e.native.head(i)[:0], 0)
+		e.native.putFrame(i, buf, desc, w.Len)
+	case w.Len == 0 && e.d.quirks.emptyPlain, w.RemoteAddr+w.Len < w.RemoteAddr:
+		// The end of a write that wraps around is inside of everything, to a
+		// provider that only compares; key 0 makes the peer refuse it.
+		s.framed = true
+		f := frame{kind: frameEmpty, tag: e.peerTag, ref: ref(s.seq, i), addr: w.RemoteAddr}
+		if w.Len == 0 {
+			f.key = w.RemoteKey
+		}
+		if w.Op == group.OpWriteImm {
+			f.hasImm, f.imm = true, w.Imm
+		}
+		f.appendHead(e.native.head(i)[:0], 0)
+		e.native.putFrame(i, 0, nil, 0)
+	default:
+		e.native.put(i, buf, desc, w.Len, w.RemoteAddr, w.RemoteKey, e.data(w), w.Op == group.OpWriteImm)
+	}
+}
+
+// data is what travels beside a write: the immediate, and in the other half of
+// eight bytes either whose it is, or how long the payload is, which not every
+// provider tells.
+func (e *endpoint) data(w *group.Work) uint64 {
+	switch {
+	case e.d.quirks.sourceLies:
+		return uint64(w.Imm) | uint64(e.peerTag)<<32
+	case e.d.traits.dataBytes >= 8:
+		return uint64(w.Imm) | w.Len<<32
+	}
+	return uint64(w.Imm)
+}
+
+// flushLocked offers the ring to the provider. What it does not take is offered
+// again by Poll; an error breaks the endpoint.
+func (e *endpoint) flushLocked(added int) (left int) {
+	left, err := e.native.flush(added)
+	if err != nil {
+		e.failLocked(err)
+		return 0
+	}
+	if left > 0 && !e.isLate {
+		e.isLate = true
+		e.d.noted.Lock()
+		e.d.late = append(e.d.late, e)
+		e.d.noted.Unlock()
+		e.d.Wake()
+	}
+	if e.d.quirks.silentRefusal {
+		e.d.busy.Store(true)
+	}
+	return left
+}
+
+// flushLate is Poll's part of flushLocked. An endpoint of which the provider has
+// taken nothing for a long time leads nowhere.
+func (e *endpoint) flushLate() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.isLate = false
+	if !e.open {
+		return
+	}
+	left := e.flushLocked(0)
+	switch {
+	case left == 0 || left < len(e.slots)-len(e.free):
+		e.lateSince = time.Time{}
+	case e.lateSince.IsZero():
+		e.lateSince = time.Now()
+	case time.Since(e.lateSince) > lateTimeout:
+		e.failLocked(fmt.Errorf("the peer's endpoint took nothing for %v", lateTimeout))
+	}
+}
+
+// knockPause is how soon Connect looks again whether it is connected.
+const knockPause = 100 * time.Microsecond
+
+// lateTimeout is how long a provider may fail to connect.
+const lateTimeout = 5 * time.Second
+
+// failLocked ends the taking of works; the next Poll does the rest.
+func (e *endpoint) failLocked(err error) {
+	if e.open || e.why == errNotConnected {
+		e.open, e.why = false, fmt.Errorf("fabric: the endpoint is broken: %w", err)
+		e.d.noteFailing(e)
+	}
+}
+
+// complete ends the work in slot i, or notes that the endpoint broke with it.
+func (e *endpoint) complete(i uint32, fault, provFault int32) {
+	e.mu.Lock()
+	s := &e.slots[i]
+	if !s.used {
+		e.mu.Unlock()
+		return
+	}
+	if fault != 0 {
+		// The work keeps its slot: whether it was refused is not known yet.
+		e.failLocked(fmt.Errorf("%s (provider's %d)", faultText(fault), provFault))
+		e.mu.Unlock()
+		return
+	}
+	s.sent = true
+	e.endLocked(i)
+}
+
+// takeReceipt notes how the peer says that a framed work ended.
+func (e *endpoint) takeReceipt(r receipt) {
+	i := uint32(r.ref & 0xff)
+	e.mu.Lock()
+	if int(i) >= len(e.slots) || !e.slots[i].used || !e.slots[i].framed || ref(e.slots[i].seq, i) != r.ref {
+		e.mu.Unlock()
+		return
+	}
+	e.slots[i].told, e.slots[i].status = true, r.status
+	e.endLocked(i)
+}
+
+// endLocked completes the work in slot i if nothing is missing, and unlocks e.
+func (e *endpoint) endLocked(i uint32) {
+	s := e.slots[i]
+	if !s.sent || s.framed && !s.told {
+		e.mu.Unlock()
+		return
+	}
+	e.releaseLocked(i)
+	if s.knock {
+		e.mu.Unlock()
+		return
+	}
+	c := group.Completion{Kind: group.KindDone, Cookie: s.cookie, Status: s.status}
+	if s.status != group.StatusOK {
+		c.Err = statusError(s.status)
+		e.failLocked(c.Err)
+	}
+	e.mu.Unlock()
+	e.d.emit(c)
+}
+
+// statusError is for people; the engine asks the target for the reason.
+func statusError(s group.Status) error {
+	if s == group.StatusNoBuffer {
+		return errNoBuffer
+	}
+	return errRefused
+}
+
+// What a target says.
+var (
+	errRefused  = errors.New("fabric: the target's domain refuses key or bounds")
+	errNoBuffer = errors.New("fabric: the target's domain has no buffer for the message")
+)
+
+func (e *endpoint) releaseLocked(i uint32) {
+	e.slots[i] = slot{}
+	e.free = append(e.free, i)
+	e.completed++
+}
+
+// close cuts the endpoint off, once: the provider touches nothing of it from
+// here on. It reports whether it was this call.
+func (e *endpoint) close() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.cutOff {
+		return false
+	}
+	e.cutOff, e.open = true, false
+	if e.why == nil || e.why == errNotConnected {
+		e.why = errShut
+	}
+	if e.d.quirks.sharedInProcess {
+		// What the peer does to us happens when we poll: so we do not any more.
+		e.native.unpoll(e.d.native)
+		return true
+	}
+	// fi_close of an endpoint fails only where something else holds on to it,
+	// which nothing does.
+	_ = e.native.cut()
+	return true
+}
+
+// errShut: Post after Shut.
+var errShut = errors.New("fabric: the endpoint is shut")
+
+// pending returns the slots in use, in the order posted.
+func (e *endpoint) pending() []uint32 {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var used []uint32
+	for i := range e.slots {
+		if e.slots[i].used {
+			used = append(used, uint32(i))
+		}
+	}
+	slices.SortFunc(used, func(a, b uint32) int { return int(e.slots[a].seq - e.slots[b].seq) })
+	return used
+}
+
+// settle ends every work that is left: the one with sequence number refused as
+// refused, the others as broken.
+func (e *endpoint) settle(refused uint64) {
+	for _, i := range e.pending() {
+		e.mu.Lock()
+		s := e.slots[i]
+		e.releaseLocked(i)
+		c := group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: s.cookie, Err: e.why}
+		e.mu.Unlock()
+		if s.knock {
+			continue
+		}
+		if s.seq == refused {
+			c.Status, c.Err = group.StatusRefused, errRefused
+		}
+		e.d.emit(c)
+	}
+}
+
+// Shut cuts the endpoint off.
+func (e *endpoint) Shut() {
+	d := e.d
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if e.deaf {
+		return
+	}
+	d.cut(e)
+	d.forget(e)
+	e.deaf = true
+	e.settle(0)
+	d.goodbye(e)
+	d.Wake()
+}
+
+// Close releases the endpoint.
+func (e *endpoint) Close() error {
+	d := e.d
+	d.poll.Lock()
+	defer d.poll.Unlock()
+	if e.closed {
+		return nil
+	}
+	if !e.deaf {
+		return errors.New("fabric: close of an endpoint that is not shut")
+	}
+	e.closed = true
+	d.mu.Lock()
+	delete(d.byTag, e.tag)
+	if e.joined {
+		delete(d.bySource, e.source)
+	}
+	d.mu.Unlock()
+	release := func() error {
+		err := e.native.cut()
+		if e.joined {
+			err = errors.Join(err, d.native.remove(e.source), d.dropHub(e.hub))
+		}
+		e.native.free()
+		return err
+	}
+	if d.quirks.sharedInProcess {
+		return neighbours.bury(d, release)
+	}
+	return release()
+}
+
+// dropHub gives a reference to a peer's hub back; after the last the provider
+// forgets it.
+func (d *domain) dropHub(h *peerHub) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if h.refs--; h.refs > 0 {
+		return nil
+	}
+	delete(d.hubs, h.name)
+	return d.native.remove(h.addr)
+}

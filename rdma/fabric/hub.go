@@ -1,0 +1,407 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// letter is a frame that is not sent yet. It has a reference to the hub.
+type letter struct {
+	to       *peerHub
+	frame    frame
+	deadline time.Time
+}
+
+// question is one of ours that has no answer yet.
+type question struct {
+	id uint64 // 0: none
+	// seqs are the works asked about, in the order of the question.
+	seqs     []uint64
+	deadline time.Time
+}
+
+// verdict is a refusal that the provider was silent about.
+type verdict struct {
+	e       *endpoint
+	refused uint64
+}
+
+const (
+	// sweepInterval is how often endpoints are looked at by the clock.
+	sweepInterval = 20 * time.Millisecond
+	// askAfter is how many sweeps without a completion make us ask, where a
+	// refusal is silent; each further question waits twice as long.
+	askAfter = 3
+	// answerTimeout is how long a broken endpoint's works wait for the target's
+	// verdict; without it they count as broken.
+	answerTimeout = time.Second
+	// maxMissed is how many questions in a row may have no answer, where nothing
+	// else would tell that the peer is gone.
+	maxMissed = 3
+	// maxOutbox bounds the frames that wait.
+	maxOutbox = 256
+)
+
+// takeFrame acts on a frame that arrived at the hub. What does not decode, or
+// names no endpoint, is dropped: whoever sent it gets no receipt.
+func (d *domain) takeFrame(b []byte) {
+	f, err := parseFrame(b)
+	if err != nil {
+		return
+	}
+	e := d.endpointOf(f.tag)
+	if e == nil || !e.joined {
+		return
+	}
+	switch f.kind {
+	case frameMessage:
+		d.takeMessage(e, &f)
+	case frameEmpty:
+		d.takeEmpty(e, &f)
+	case frameQuestion:
+		d.answer(e, &f)
+	case frameAnswer:
+		d.takeAnswer(e, &f)
+	case frameReceipts:
+		for _, r := range f.receipts {
+			e.takeReceipt(r)
+		}
+	case frameGoodbye:
+		e.peerGone = true
+		e.mu.Lock()
+		e.failLocked(errGoodbye)
+		e.mu.Unlock()
+	}
+}
+
+// errGoodbye: the peer shut its end.
+var errGoodbye = fmt.Errorf("fabric: the peer's endpoint is gone")
+
+// takeMessage copies a message into the buffer that was lent first.
+func (d *domain) takeMessage(e *endpoint, f *frame) {
+	if e.deaf {
+		return
+	}
+	if len(d.lent) == 0 || len(f.payload) > len(d.lent[0].buf) {
+		d.owe(e, receipt{ref: f.ref, status: group.StatusNoBuffer})
+		return
+	}
+	l := d.lent[0]
+	d.lent = d.lent[1:]
+	n := copy(l.buf, f.payload)
+	d.emit(group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: l.slot, Len: uint64(n)})
+	d.owe(e, receipt{ref: f.ref})
+}
+
+// takeEmpty is a write without payload: what the provider would have checked is
+// checked here.
+func (d *domain) takeEmpty(e *endpoint, f *frame) {
+	if e.deaf {
+		return
+	}
+	if !d.opens(target{key: f.key, addr: f.addr}) {
+		d.owe(e, receipt{ref: f.ref, status: group.StatusRefused})
+		return
+	}
+	if f.hasImm {
+		d.emit(group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: f.imm})
+	}
+	d.owe(e, receipt{ref: f.ref})
+}
+
+// owe notes a receipt. A peer keeps at most maxQueueDepth works in flight; one
+// that sends more is cut off.
+func (d *domain) owe(e *endpoint, r receipt) {
+	if len(e.receipts) >= maxReceipts {
+		e.mu.Lock()
+		e.failLocked(fmt.Errorf("the peer has more than %d messages in flight", maxQueueDepth))
+		e.mu.Unlock()
+		return
+	}
+	e.receipts = append(e.receipts, r)
+	if !e.owing {
+		e.owing = true
+		d.owing = append(d.owing, e)
+	}
+}
+
+// payReceipts sends the receipts that are owed, as far as there is room.
+func (d *domain) payReceipts() {
+	for len(d.owing) > 0 {
+		e := d.owing[0]
+		if !e.closed && !e.peerGone {
+			f := frame{kind: frameReceipts, tag: e.peerTag, receipts: e.receipts}
+			if !d.send(e.hub, &f) {
+				d.busy.Store(true)
+				return
+			}
+		}
+		e.receipts, e.owing = e.receipts[:0], false
+		d.owing = d.owing[1:]
+	}
+}
+
+// send sends a frame from the hub, and reports whether the provider took it.
+func (d *domain) send(to *peerHub, f *frame) bool {
+	last := len(d.sendFree) - 1
+	if last < 0 {
+		return false
+	}
+	i := d.sendFree[last]
+	text := f.append(d.native.buffer(i)[:0])
+	if d.native.send(i, len(text), to.addr) != nil {
+		return false
+	}
+	d.sendFree = d.sendFree[:last]
+	return true
+}
+
+// post sends a frame as soon as the provider takes it. It is lost, and false
+// returned, if too many wait.
+func (d *domain) post(l letter) bool {
+	if len(d.outbox) == 0 && d.send(l.to, &l.frame) {
+		return true
+	}
+	if len(d.outbox) >= maxOutbox {
+		return false
+	}
+	d.mu.Lock()
+	l.to.refs++
+	d.mu.Unlock()
+	d.outbox = append(d.outbox, l)
+	d.busy.Store(true)
+	return true
+}
+
+// deliver sends what is in the outbox and drops what is overdue.
+func (d *domain) deliver(now time.Time) {
+	kept := d.outbox[:0]
+	for _, l := range d.outbox {
+		if !d.send(l.to, &l.frame) && now.Before(l.deadline) {
+			kept = append(kept, l)
+		} else if err := d.dropHub(l.to); err != nil {
+			d.fatal = err
+		}
+	}
+	clear(d.outbox[len(kept):])
+	d.outbox = kept
+}
+
+// goodbye tells the peer that e is gone, as far as it can be told: libfabric
+// would let it try to connect for ever.
+func (d *domain) goodbye(e *endpoint) {
+	if e.joined && !e.peerGone && d.dead == nil {
+		e.peerGone = true
+		d.post(letter{to: e.hub, frame: frame{kind: frameGoodbye, tag: e.peerTag}, deadline: time.Now().Add(answerTimeout)})
+	}
+}
+
+// breakDown cuts a broken endpoint off, and asks the target which work it would
+// have refused before its works end.
+func (d *domain) breakDown(e *endpoint) {
+	if e.deaf || e.broken {
+		return
+	}
+	e.broken = true
+	d.cut(e)
+	if !e.joined || e.peerGone || !d.ask(e) {
+		d.finish(e, 0)
+	}
+}
+
+// finish ends the works of a broken endpoint, and tells that it is broken.
+func (d *domain) finish(e *endpoint, refused uint64) {
+	d.forget(e)
+	e.settle(refused)
+	e.mu.Lock()
+	why := e.why
+	e.mu.Unlock()
+	d.emit(group.Completion{Kind: group.KindBroken, Status: group.StatusBroken, Cookie: e.cookie, Err: why})
+	d.goodbye(e)
+}
+
+// ask sends a question about every write in flight on e, and reports whether
+// there is one to wait for.
+func (d *domain) ask(e *endpoint) bool {
+	f := frame{kind: frameQuestion, tag: e.peerTag}
+	q := question{deadline: time.Now().Add(answerTimeout)}
+	for _, i := range e.pending() {
+		e.mu.Lock()
+		if s := &e.slots[i]; !s.framed {
+			f.asks = append(f.asks, s.target)
+			q.seqs = append(q.seqs, s.seq)
+		}
+		e.mu.Unlock()
+	}
+	if len(f.asks) == 0 {
+		return false
+	}
+	d.forget(e)
+	d.questions++
+	q.id, f.ref = d.questions, d.questions
+	if !d.post(letter{to: e.hub, frame: f, deadline: q.deadline}) {
+		return false
+	}
+	e.question = q
+	d.asking[q.id] = e
+	d.busy.Store(true)
+	return true
+}
+
+// forget drops the question of e, if it has one.
+func (d *domain) forget(e *endpoint) {
+	if e.question.id != 0 {
+		delete(d.asking, e.question.id)
+		e.question = question{}
+	}
+}
+
+// answer says which of the writes asked about we would refuse now.
+func (d *domain) answer(e *endpoint, f *frame) {
+	a := frame{kind: frameAnswer, tag: e.peerTag, ref: f.ref, refused: make([]bool, len(f.asks))}
+	for i, t := range f.asks {
+		a.refused[i] = !d.opens(t)
+	}
+	d.post(letter{to: e.hub, frame: a, deadline: time.Now().Add(answerTimeout)})
+}
+
+// opens reports whether a peer may write to t.
+func (d *domain) opens(t target) bool {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	m := d.memories[t.key]
+	if m == nil || !m.remote || t.addr < m.base {
+		return false
+	}
+	end, carry := bits.Add64(t.addr-m.base, t.size, 0)
+	return carry == 0 && end <= m.size
+}
+
+// takeAnswer ends the works of an endpoint by the target's verdict. The first
+// that it refuses is the one that broke the endpoint: those behind it were not
+// performed.
+func (d *domain) takeAnswer(e *endpoint, f *frame) {
+	if d.asking[f.ref] != e || len(f.refused) != len(e.question.seqs) {
+		return
+	}
+	var refused uint64
+	for i, r := range f.refused {
+		if r {
+			refused = e.question.seqs[i]
+			break
+		}
+	}
+	d.forget(e)
+	e.missed = 0
+	if e.broken || refused != 0 && e.has(refused) {
+		d.verdicts = append(d.verdicts, verdict{e, refused})
+		d.busy.Store(true)
+	}
+}
+
+// has reports whether the work with that sequence number is in flight.
+func (e *endpoint) has(seq uint64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range e.slots {
+		if e.slots[i].used && e.slots[i].seq == seq {
+			return true
+		}
+	}
+	return false
+}
+
+// judge ends the works that a verdict came for.
+func (d *domain) judge() {
+	for len(d.verdicts) > 0 {
+		v := d.verdicts[0]
+		d.verdicts = d.verdicts[1:]
+		switch {
+		case v.e.deaf:
+		case v.e.broken:
+			d.finish(v.e, v.refused)
+		default:
+			// The provider is silent about it: the endpoint is stuck with the work.
+			v.e.mu.Lock()
+			v.e.open, v.e.why = false, errRefused
+			v.e.mu.Unlock()
+			v.e.broken = true
+			d.cut(v.e)
+			d.finish(v.e, v.refused)
+		}
+	}
+}
+
+// sweep does what the clock asks for: frames that wait, answers that did not
+// come, works that do not end.
+func (d *domain) sweep() {
+	d.judge()
+	now := time.Now()
+	if now.Before(d.nextSweep) {
+		return
+	}
+	d.nextSweep = now.Add(sweepInterval)
+	d.deliver(now)
+	d.payReceipts()
+	for _, e := range d.asking {
+		if now.After(e.question.deadline) {
+			d.forget(e)
+			d.unanswered(e)
+		}
+	}
+	busy := len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0
+	if d.quirks.silentRefusal {
+		busy = d.watch() || busy
+	}
+	d.busy.Store(busy)
+}
+
+// unanswered is what becomes of an endpoint whose peer did not answer in time.
+func (d *domain) unanswered(e *endpoint) {
+	if e.broken {
+		d.finish(e, 0)
+		return
+	}
+	if e.missed++; e.missed >= maxMissed {
+		e.mu.Lock()
+		e.failLocked(fmt.Errorf("the peer's domain gave no answer to %d questions", e.missed))
+		e.mu.Unlock()
+		e.peerGone = true
+	}
+}
+
+// watch asks about works that do not end, and reports whether any is in flight.
+func (d *domain) watch() bool {
+	d.mu.RLock()
+	all := make([]*endpoint, 0, len(d.byTag))
+	for _, e := range d.byTag {
+		all = append(all, e)
+	}
+	d.mu.RUnlock()
+	inFlight := false
+	for _, e := range all {
+		e.mu.Lock()
+		idle, done := len(e.free) == len(e.slots), e.completed
+		e.mu.Unlock()
+		if idle || e.broken || e.deaf {
+			e.ticks, e.asked = 0, 0
+			continue
+		}
+		inFlight = true
+		if done != e.seen {
+			e.seen, e.ticks, e.asked, e.missed = done, 0, 0, 0
+			continue
+		}
+		e.ticks++
+		if e.question.id == 0 && e.ticks >= max(askAfter, 2*e.asked) {
+			e.asked = e.ticks
+			d.ask(e)
+		}
+	}
+	return inFlight
+}

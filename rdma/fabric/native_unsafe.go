@@ -1,0 +1,392 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+/*
+#cgo pkg-config: libfabric
+#cgo noescape pf_flush
+#cgo nocallback pf_flush
+#cgo noescape pf_poll
+#cgo nocallback pf_poll
+#cgo noescape pf_try_wait
+#cgo nocallback pf_try_wait
+#include <stdlib.h>
+#include "fabric.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"unsafe"
+)
+
+// Safety: everything that libfabric keeps a pointer to lies in C memory, or is
+// the payload of a registration, which a runtime.Pinner holds where it is until
+// the registration is closed. Addresses of payload cross as integers, so that
+// cgo has nothing to check on the hot path.
+
+// errAgain: the provider is full for the moment.
+var errAgain = errors.New("provider is full")
+
+// errno makes an error of what a call of libfabric returned.
+func errno(call string, ret C.int) error {
+	switch {
+	case ret >= 0:
+		return nil
+	case ret == -C.FI_EAGAIN:
+		return errAgain
+	}
+	return fmt.Errorf("%s: %s (%d)", call, faultText(int32(-ret)), int(-ret))
+}
+
+// faultText is libfabric's text for the fault of a completion.
+func faultText(code int32) string { return C.GoString(C.pf_strerror(C.int(code))) }
+
+// libraryVersion is that of the library that is loaded.
+func libraryVersion() (major, minor int) {
+	v := uint32(C.pf_version())
+	return int(v >> 16), int(v & 0xffff)
+}
+
+// list returns the domains of a provider.
+func list(provider string) ([]found, error) {
+	p := C.CString(provider)
+	defer C.free(unsafe.Pointer(p))
+	const size = 64 << 10
+	out := (*C.char)(C.malloc(size))
+	defer C.free(unsafe.Pointer(out))
+	ret := C.pf_list(p, out, size)
+	if ret == -C.FI_ENODATA {
+		return nil, nil
+	}
+	if ret < 0 {
+		return nil, fmt.Errorf("fabric: list domains of provider %q: %w", provider, errno("fi_getinfo", ret))
+	}
+	var all []found
+	for line := range strings.Lines(C.GoString(out)) {
+		f := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 3)
+		if len(f) == 3 {
+			all = append(all, found{provider: f[0], domain: f[1], addr: f[2]})
+		}
+	}
+	return all, nil
+}
+
+// native is an open domain of libfabric.
+type native struct {
+	d      *C.struct_pf_domain
+	events []C.struct_pf_event // in C memory
+	// The hub's buffers: hubRecvs to receive, of frame bytes each, then hubSends
+	// to send, of maxControl bytes each.
+	ops     *C.struct_pf_op
+	buffers unsafe.Pointer
+	frame   int
+	reg     registration // of buffers, where the provider wants that
+}
+
+// event is one completion as C reports it.
+type event = C.struct_pf_event
+
+// Kinds of events.
+const (
+	evWork    = C.PF_WORK
+	evHubRecv = C.PF_HUB_RECV
+	evHubSend = C.PF_HUB_SEND
+	evRemote  = C.PF_REMOTE
+)
+
+// queueEvents is how deep the queue of completions is.
+const queueEvents = 4096
+
+// maxEvents is how many completions one poll returns.
+const maxEvents = C.PF_EVENTS
+
+// openNative opens one domain of one provider.
+func openNative(provider, domain, addr string, depth int) (*native, traits, error) {
+	text := [3]*C.char{C.CString(provider), C.CString(domain), C.CString(addr)}
+	defer func() {
+		for _, p := range text {
+			C.free(unsafe.Pointer(p))
+		}
+	}()
+	wish := C.struct_pf_wish{
+		provider: text[0], domain: text[1], addr: text[2],
+		tx_depth: C.uint32_t(depth), rx_depth: C.uint32_t(max(depth, hubRecvs)), cq_depth: queueEvents,
+	}
+	var what [C.PF_TEXT_MAX]C.char
+	var ct C.struct_pf_traits
+	n := &native{}
+	if C.pf_open(&wish, &n.d, &ct, &what[0]) != 0 {
+		return nil, traits{}, errors.New(C.GoString(&what[0]))
+	}
+	n.events = unsafe.Slice((*C.struct_pf_event)(C.calloc(maxEvents, C.sizeof_struct_pf_event)), maxEvents)
+	return n, traits{
+		provider: C.GoString(&ct.provider[0]), domain: C.GoString(&ct.domain[0]),
+		maxWrite: uint64(ct.max_write), maxOrder: uint64(ct.max_order), ordersWrites: ct.msg_order != 0,
+		virtAddr: ct.virt_addr != 0, providerKeys: ct.prov_key != 0, localKeys: ct.mr_local != 0,
+		keyBytes: int(ct.key_bytes), dataBytes: int(ct.data_bytes), depth: int(ct.tx_depth), recvDepth: int(ct.rx_depth),
+		format: uint32(ct.addr_format), source: ct.source != 0, fd: int(ct.fd),
+	}, nil
+}
+
+// address formats that Local can carry.
+const (
+	formatIPv4 = C.FI_SOCKADDR_IN
+	formatIPv6 = C.FI_SOCKADDR_IN6
+	formatText = C.FI_ADDR_STR
+	formatEFA  = C.FI_ADDR_EFA
+)
+
+// openHub opens the endpoint that takes messages and control, and returns its
+// address.
+func (n *native) openHub() ([]byte, error) {
+	name := make([]byte, C.PF_NAME_MAX)
+	size := C.size_t(len(name))
+	var call *C.char
+	if ret := C.pf_hub_open(n.d, (*C.uint8_t)(&name[0]), &size, &call); ret != 0 {
+		return nil, errno(C.GoString(call), ret)
+	}
+	return name[:min(int(size), len(name))], nil
+}
+
+// hubRecvs and hubSends are how many buffers the hub has. A frame that arrives is
+// copied out in the next poll, so that they bound a burst and not a backlog.
+const (
+	hubRecvs = 64
+	hubSends = 32
+)
+
+// openBuffers makes the hub's buffers and posts those that receive; frame is the
+// longest frame in bytes. key is for the provider that wants its buffers
+// registered, otherwise 0.
+func (n *native) openBuffers(frame int, key uint64) error {
+	size := hubRecvs*frame + hubSends*maxControl
+	n.frame = frame
+	n.ops = (*C.struct_pf_op)(C.calloc(hubRecvs+hubSends, C.sizeof_struct_pf_op))
+	n.buffers = C.calloc(1, C.size_t(size))
+	if key != 0 {
+		var err error
+		if n.reg, err = n.register(uintptr(n.buffers), uint64(size), false, key); err != nil {
+			return err
+		}
+	}
+	for i := range uint32(hubRecvs + hubSends) {
+		op := n.op(i)
+		op.slot, op.kind = C.uint32_t(i), evHubSend
+		if i < hubRecvs {
+			op.kind = evHubRecv
+			if err := n.recv(i); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (n *native) op(i uint32) *C.struct_pf_op {
+	return (*C.struct_pf_op)(unsafe.Add(unsafe.Pointer(n.ops), uintptr(i)*C.sizeof_struct_pf_op))
+}
+
+// buffer is the hub's buffer i.
+func (n *native) buffer(i uint32) []byte {
+	if i < hubRecvs {
+		return unsafe.Slice((*byte)(unsafe.Add(n.buffers, int(i)*n.frame)), n.frame)
+	}
+	return unsafe.Slice((*byte)(unsafe.Add(n.buffers, hubRecvs*n.frame+int(i-hubRecvs)*maxControl)), maxControl)
+}
+
+// recv posts receive buffer i.
+func (n *native) recv(i uint32) error {
+	b := n.buffer(i)
+	return errno("fi_recv", C.pf_hub_recv(n.d, n.op(i), unsafe.Pointer(&b[0]), C.uint64_t(len(b)), n.reg.desc))
+}
+
+// send sends the first size bytes of send buffer i from the hub.
+func (n *native) send(i uint32, size int, to uint64) error {
+	return errno("fi_send", C.pf_hub_send(n.d, n.op(i), unsafe.Pointer(&n.buffer(i)[0]), C.uint64_t(size), n.reg.desc, C.uint64_t(to)))
+}
+
+// insert makes a peer's address known.
+func (n *native) insert(addr []byte) (uint64, error) {
+	// Providers read as many bytes as their format has: give them all there can be.
+	var padded [C.PF_NAME_MAX]byte
+	copy(padded[:], addr)
+	var out C.uint64_t
+	if ret := C.pf_av_insert(n.d, (*C.uint8_t)(&padded[0]), &out); ret != 0 {
+		return 0, errno("fi_av_insert", ret)
+	}
+	return uint64(out), nil
+}
+
+func (n *native) remove(addr uint64) error {
+	return errno("fi_av_remove", C.pf_av_remove(n.d, C.uint64_t(addr)))
+}
+
+// poll makes progress and returns up to size completions, valid until the next
+// call.
+func (n *native) poll(size int) ([]event, error) {
+	ret := C.pf_poll(n.d, &n.events[0], C.int(min(size, maxEvents)))
+	if ret < 0 {
+		return nil, errno("fi_cq_read", ret)
+	}
+	return n.events[:ret], nil
+}
+
+// tryWait reports whether the queue is empty and its descriptor will tell when
+// it is not.
+func (n *native) tryWait() bool { return C.pf_try_wait(n.d) == 0 }
+
+// clear makes the queue's descriptor say again whether there is something. It
+// blocks for at most a millisecond.
+func (n *native) clear() { C.pf_clear(n.d) }
+
+// close releases the domain; its endpoints and registrations are closed before.
+func (n *native) close() error {
+	var err error
+	if n.reg.mr != nil {
+		err = n.reg.close()
+	}
+	err = errors.Join(err, errno("fi_close", C.pf_close(n.d)))
+	C.free(unsafe.Pointer(&n.events[0]))
+	C.free(unsafe.Pointer(n.ops))
+	C.free(n.buffers)
+	return err
+}
+
+// registration is memory that the provider knows.
+type registration struct {
+	mr   *C.struct_fid_mr
+	desc unsafe.Pointer
+	key  uint64
+}
+
+// register makes memory known; key is what opens it, unless the provider
+// chooses its own.
+func (n *native) register(addr uintptr, size uint64, remote bool, key uint64) (registration, error) {
+	var r registration
+	var k C.uint64_t
+	flag := C.int(0)
+	if remote {
+		flag = 1
+	}
+	if ret := C.pf_mr_reg(n.d, C.uint64_t(addr), C.uint64_t(size), flag, C.uint64_t(key), &r.mr, &k, &r.desc); ret != 0 {
+		return r, errno("fi_mr_reg", ret)
+	}
+	r.key = uint64(k)
+	return r, nil
+}
+
+func (r registration) close() error { return errno("fi_close", C.pf_mr_close(r.mr)) }
+
+// addressOf is where mem begins; it stays there only if it is pinned or not Go's.
+func addressOf(mem []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(mem))) }
+
+// pin holds mem where it is.
+func pin(p *runtime.Pinner, mem []byte) { p.Pin(unsafe.SliceData(mem)) }
+
+// nativeEndpoint is an endpoint of libfabric, with its ring of works.
+type nativeEndpoint struct {
+	e     *C.struct_pf_ep
+	ring  []C.struct_pf_work
+	heads []byte // headLen for each slot
+	// tail is where the next work goes; C moves the head.
+	tail uint32
+}
+
+// openEndpoint opens an endpoint and returns its address. key is as in openBuffers.
+func (n *native) openEndpoint(owner uint32, depth int, tclass uint32, ownQueue bool, key uint64) (*nativeEndpoint, []byte, error) {
+	name := make([]byte, C.PF_NAME_MAX)
+	size := C.size_t(len(name))
+	var call *C.char
+	e := &nativeEndpoint{}
+	if ret := C.pf_ep_open(n.d, C.uint32_t(owner), C.uint32_t(depth), C.uint32_t(tclass), flag(ownQueue), C.uint64_t(key),
+		&e.e, (*C.uint8_t)(&name[0]), &size, &call); ret != 0 {
+		return nil, nil, errno(C.GoString(call), ret)
+	}
+	e.ring = unsafe.Slice(e.e.ring, depth)
+	e.heads = unsafe.Slice((*byte)(e.e.heads), depth*headLen)
+	return e, name[:min(int(size), len(name))], nil
+}
+
+func flag(b bool) C.int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// join sets where works go.
+func (e *nativeEndpoint) join(peer, hub uint64) {
+	e.e.peer, e.e.hub = C.fi_addr_t(peer), C.fi_addr_t(hub)
+}
+
+// put appends a write to the ring, which has room, under context slot.
+func (e *nativeEndpoint) put(slot uint32, buf uintptr, desc cpointer, size, addr, key, data uint64, withData bool) {
+	w := e.next(slot, buf, desc, size)
+	w.addr, w.key, w.data = C.uint64_t(addr), C.uint64_t(key), C.uint64_t(data)
+	w.with_data, w.head = 0, 0
+	if withData {
+		w.with_data = 1
+	}
+}
+
+// putFrame appends a frame for the peer's hub; payload goes behind the header
+// that head returns.
+func (e *nativeEndpoint) putFrame(slot uint32, buf uintptr, desc cpointer, size uint64) {
+	e.next(slot, buf, desc, size).head = headLen
+}
+
+// head is where the header of slot's frame is written.
+func (e *nativeEndpoint) head(slot uint32) []byte {
+	return e.heads[slot*headLen : (slot+1)*headLen : (slot+1)*headLen]
+}
+
+func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint64) *C.struct_pf_work {
+	w := &e.ring[e.tail]
+	w.op = (*C.struct_pf_op)(unsafe.Add(unsafe.Pointer(e.e.ops), uintptr(slot)*C.sizeof_struct_pf_op))
+	w.buf, w.len, w.desc = C.uint64_t(buf), C.uint64_t(size), desc
+	if e.tail++; int(e.tail) == len(e.ring) {
+		e.tail = 0
+	}
+	return w
+}
+
+// flush hands the ring to the provider, added works of which are new. left is
+// how many it did not take.
+func (e *nativeEndpoint) flush(added int) (left int, err error) {
+	ret := C.pf_flush(e.e, C.uint32_t(added))
+	return max(int(ret), 0), errno("post", ret)
+}
+
+// cut closes the endpoint: the provider touches nothing of it from here on. Its
+// ring is empty afterwards.
+func (e *nativeEndpoint) cut() error {
+	return errno("fi_close of an endpoint", C.pf_ep_cut(e.e))
+}
+
+// rest reads what is left in the endpoint's own queue; n.events are used for it.
+func (e *nativeEndpoint) rest(n *native) ([]event, error) {
+	if e.e.own_cq == nil {
+		return nil, nil
+	}
+	ret := C.pf_poll_ep(e.e, &n.events[0], maxEvents)
+	if ret < 0 {
+		return nil, errno("fi_cq_read", ret)
+	}
+	return n.events[:ret], nil
+}
+
+// unpoll takes the endpoint's own queue out of poll.
+func (e *nativeEndpoint) unpoll(n *native) { C.pf_ep_unpoll(n.d, e.e) }
+
+// free releases what is left of a cut endpoint.
+func (e *nativeEndpoint) free() { C.pf_ep_free(e.e) }
+
+// cpointer is an address in C memory that Go only passes on.
+type cpointer = unsafe.Pointer
+
+// The header of C and that of wire.go are one.
+var _ [headLen]byte = [C.PF_HEAD]byte{}

@@ -1,0 +1,136 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Built is whether this program has libfabric.
+const Built = true
+
+// New starts an engine over one or several domains of a provider.
+func New(ctx context.Context, o Options) (*group.Engine, error) {
+	return newEngine(ctx, o, func(_ int, d DomainOptions) (*domain, error) { return open(d) })
+}
+
+// newEngine is New with a way to open NIC i.
+func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*domain, error)) (*group.Engine, error) {
+	g := o.Group
+	g.Provider, g.Domains = Provider, nil
+	fail := func(err error) (*group.Engine, error) {
+		for _, d := range g.Domains {
+			err = errors.Join(err, d.Close())
+		}
+		if g.Control.Listener != nil {
+			err = errors.Join(err, g.Control.Listener.Close())
+		}
+		return nil, err
+	}
+	o.Domain.EnsureDefaults()
+	nics := o.NICs
+	if len(nics) == 0 {
+		var err error
+		if nics, err = defaultNICs(o.Domain.Provider); err != nil {
+			return fail(err)
+		}
+	}
+	var about []string
+	for i, n := range nics {
+		o.Domain.NIC = n
+		d, err := open(i, o.Domain)
+		if err != nil {
+			return fail(err)
+		}
+		g.Domains = append(g.Domains, d)
+		about = append(about, d.about())
+	}
+	g.Detail = strings.Join(about, ", ")
+	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
+		again := o.Domain
+		again.NIC = nics[i]
+		d, err := open(i, again)
+		if err != nil {
+			return nil, err // not a domain that is nil inside
+		}
+		return d, nil
+	}
+	return group.New(ctx, g)
+}
+
+// about is one line on the domain, for people.
+func (d *domain) about() string {
+	major, minor := libraryVersion()
+	return fmt.Sprintf("%s of %s (libfabric %d.%d)", d.traits.domain, d.traits.provider, major, minor)
+}
+
+// defaultNICs are all domains but the loopback, or that alone.
+func defaultNICs(provider string) ([]NIC, error) {
+	all, err := List(provider)
+	if err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("fabric: provider %q has no domain here; `fi_info -p %s` says more", provider, provider)
+	}
+	real := slices.DeleteFunc(slices.Clone(all), func(n NIC) bool {
+		a, err := netip.ParseAddr(n.Addr)
+		return err == nil && a.IsLoopback()
+	})
+	if len(real) == 0 {
+		return all[:1], nil
+	}
+	return real[:min(len(real), group.MaxDomains)], nil
+}
+
+// List returns the domains of a provider, each once, with the address that
+// peers are most likely to reach: IPv4 before IPv6, and nothing link-local.
+func List(provider string) ([]NIC, error) {
+	major, minor := libraryVersion()
+	var all []NIC
+	for _, name := range candidates(provider, major, minor) {
+		domains, err := list(name)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range domains {
+			if f.provider == name {
+				all = addNIC(all, NIC{Domain: f.domain, Addr: f.addr})
+			}
+		}
+	}
+	return all, nil
+}
+
+// addNIC adds n to all, or its address to the entry of its domain.
+func addNIC(all []NIC, n NIC) []NIC {
+	rank := func(addr string) int {
+		a, err := netip.ParseAddr(addr)
+		switch {
+		case err != nil || a.IsLinkLocalUnicast():
+			return 0
+		case a.Is6():
+			return 1
+		}
+		return 2
+	}
+	if addr, err := netip.ParseAddr(n.Addr); err == nil && addr.IsLinkLocalUnicast() {
+		return all
+	}
+	for i := range all {
+		if all[i].Domain == n.Domain {
+			if rank(n.Addr) > rank(all[i].Addr) {
+				all[i] = n
+			}
+			return all
+		}
+	}
+	return append(all, n)
+}

@@ -1,0 +1,91 @@
+package fabric
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Provider is what Info tells of an engine of this package.
+const Provider = "fabric"
+
+// DomainOptions configure one NIC.
+type DomainOptions struct {
+	// Provider is libfabric's name: tcp, shm, efa. Default tcp, which is the one
+	// with reliable datagrams of its own (net, before libfabric 1.18).
+	Provider string
+	// NIC is the domain to open. Default: the provider's first.
+	NIC NIC
+	// QueueDepth is how many works an endpoint takes, 1 to 128; the provider may
+	// have less. Default 128.
+	QueueDepth int
+	// MaxMessage is the longest message in bytes. The hub has 64 buffers of that
+	// size. Default 64 KiB and 64 bytes, 256 bytes to 1 MiB and 64 bytes.
+	MaxMessage int
+	// TrafficClass is libfabric's FI_TC value for each class; 0 is unspecified.
+	// NewEndpoint fails where the provider does not know it.
+	TrafficClass [rdma.Classes]uint32
+}
+
+// maxQueueDepth is the deepest queue: a question must have room for all of it.
+const maxQueueDepth = 128
+
+// EnsureDefaults fills what is zero.
+func (o *DomainOptions) EnsureDefaults() {
+	if o.Provider == "" {
+		o.Provider = "tcp"
+	}
+	if o.QueueDepth == 0 {
+		o.QueueDepth = maxQueueDepth
+	}
+	if o.MaxMessage == 0 {
+		o.MaxMessage = 64<<10 + 64
+	}
+}
+
+// Validate returns an error that names the first option out of its range.
+func (o *DomainOptions) Validate() error {
+	for _, r := range []struct {
+		name            string
+		value, min, max int
+	}{
+		{"QueueDepth", o.QueueDepth, 1, maxQueueDepth},
+		{"MaxMessage", o.MaxMessage, 256, 1<<20 + 64},
+	} {
+		if r.value < r.min || r.value > r.max {
+			return fmt.Errorf("fabric: option %s is %d; it must be %d to %d", r.name, r.value, r.min, r.max)
+		}
+	}
+	return nil
+}
+
+// Options configure an engine.
+type Options struct {
+	// Domain is the options of each NIC; its NIC is overwritten.
+	Domain DomainOptions
+	// NICs are the engine's NICs. Default: every domain of the provider but the
+	// loopback, or that if there is no other.
+	NICs []NIC
+	// Group is the rest of the engine's options; Provider, Detail, Domains and
+	// Reopen are overwritten. Control should be group.TCP's or group.Unix's.
+	Group group.Options
+}
+
+// NIC names one domain of a provider.
+type NIC struct {
+	// Domain is libfabric's name of it: eth0 (tcp), rdmap0s6-rdm (efa), shm.
+	// Empty: the one that has Addr, or the first.
+	Domain string
+	// Addr is the local address to use, where the provider has IP addresses.
+	// Empty: the domain's first.
+	Addr string
+}
+
+// String returns the domain and, where there is one, the address.
+func (n NIC) String() string {
+	if n.Addr == "" {
+		return n.Domain
+	}
+	return fmt.Sprintf("%s(%s)", n.Domain, n.Addr)
+}

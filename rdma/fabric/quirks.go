@@ -1,0 +1,71 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+// quirks are what fi_getinfo does not tell of a provider, found by asking it
+// (quirks_test.go) or by its documentation.
+type quirks struct {
+	// ownQueues: an endpoint has a completion queue of its own, so that not
+	// polling it stops everything that its peer does to us. Elsewhere closing
+	// the endpoint does that, and one queue serves all.
+	ownQueues bool
+	// emptyPlain: a work without payload that asks for delivery-complete never
+	// completes; and its key is not checked.
+	emptyPlain bool
+	// silentRefusal: a refused work never completes. The endpoint's oldest work
+	// is asked about once it is older than inquireAfter.
+	silentRefusal bool
+	// sourceLies: the source address beside a completion is not to be trusted,
+	// whatever the capabilities say.
+	sourceLies bool
+	// dearWindows: registering a part pins its pages again.
+	dearWindows bool
+	// connects: there is a connection under the endpoint, made by the first work.
+	// Closing an endpoint in the middle of that makes the library touch memory
+	// that it has freed; so Connect makes the connection, from one side alone.
+	connects bool
+	// sharedInProcess: two endpoints of one process share their state, so that
+	// neither may be closed while the other is polled.
+	sharedInProcess bool
+}
+
+// quirksOf returns what is known of a provider, by the name that fi_getinfo
+// gives it.
+func quirksOf(provider string) quirks {
+	switch provider {
+	case "shm":
+		return quirks{ownQueues: true, emptyPlain: true, silentRefusal: true, sourceLies: true, sharedInProcess: true}
+	case "tcp", "net":
+		return quirks{connects: true}
+	case "tcp;ofi_rxm":
+		return quirks{connects: true, sourceLies: true}
+	}
+	// efa, and whatever else has hardware behind it.
+	return quirks{dearWindows: true}
+}
+
+// candidates are the names under which the library may know a provider, best
+// first. TCP with reliable datagrams of its own is "tcp" from libfabric 1.18 on
+// and "net" before that; the older "tcp;ofi_rxm" is not tried by itself: it
+// takes 69 MiB an endpoint.
+func candidates(provider string, major, minor int) []string {
+	if provider != "tcp" {
+		return []string{provider}
+	}
+	if major > 1 || minor >= 18 {
+		return []string{"tcp"}
+	}
+	return []string{"net"}
+}
+
+// found is a domain that the library lists.
+type found struct{ provider, domain, addr string }
+
+// traits are what a provider says of an open domain.
+type traits struct {
+	provider, domain                                        string
+	maxWrite, maxOrder                                      uint64
+	ordersWrites, virtAddr, providerKeys, localKeys, source bool
+	keyBytes, dataBytes, depth, recvDepth, fd               int
+	format                                                  uint32
+}

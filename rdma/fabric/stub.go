@@ -1,0 +1,32 @@
+//go:build !(fabric && cgo && linux)
+
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// Built is whether this program has libfabric.
+const Built = false
+
+// errNotBuilt wraps rdma.ErrUnsupported.
+var errNotBuilt = fmt.Errorf("fabric: %w: this program was built without libfabric; build it with CGO_ENABLED=1 and -tags fabric, on Linux, with libfabric-dev and pkg-config installed", rdma.ErrUnsupported)
+
+// New fails: see the package comment for how to build it.
+func New(_ context.Context, o Options) (*group.Engine, error) {
+	if l := o.Group.Control.Listener; l != nil {
+		return nil, errors.Join(errNotBuilt, l.Close())
+	}
+	return nil, errNotBuilt
+}
+
+// Open fails as New does.
+func Open(DomainOptions) (group.Domain, error) { return nil, errNotBuilt }
+
+// List fails as New does.
+func List(string) ([]NIC, error) { return nil, errNotBuilt }

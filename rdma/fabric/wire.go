@@ -1,0 +1,268 @@
+package fabric
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// local is what an endpoint tells its peer, little-endian:
+//
+//	version 1 = 0xF1 | address format 4 | tag 4 | door's key 8 | door's address 8 |
+//	provider length 1 | provider | endpoint length 1 | endpoint | hub length 1 | hub
+//
+// Endpoint and hub are addresses as the provider writes them (fi_getname). The
+// tag is what the peer puts beside what it sends, so that we know whose it is.
+// The door is a byte that every peer may write: how one knocks.
+type local struct {
+	format   uint32
+	tag      uint32
+	door     target
+	provider string
+	endpoint []byte
+	hub      []byte
+}
+
+const (
+	// localVersion is the first byte of the encoding.
+	localVersion = 0xF1
+	localHead    = 25
+	doorSize     = 1
+)
+
+// maxName is the longest address or provider name, in bytes.
+const maxName = 255
+
+// errLocal: the bytes are not what an endpoint tells its peer.
+var errLocal = errors.New("fabric: malformed endpoint address")
+
+// append appends the encoding of l, whose parts are at most maxName long.
+func (l *local) append(b []byte) []byte {
+	b = append(b, localVersion)
+	b = binary.LittleEndian.AppendUint32(b, l.format)
+	b = binary.LittleEndian.AppendUint32(b, l.tag)
+	b = binary.LittleEndian.AppendUint64(b, l.door.key)
+	b = binary.LittleEndian.AppendUint64(b, l.door.addr)
+	for _, part := range [][]byte{[]byte(l.provider), l.endpoint, l.hub} {
+		b = append(b, byte(len(part)))
+		b = append(b, part...)
+	}
+	return b
+}
+
+// parseLocal decodes exactly one local from b, which it does not keep.
+func parseLocal(b []byte) (local, error) {
+	if len(b) < localHead {
+		return local{}, fmt.Errorf("%w: %d bytes", errLocal, len(b))
+	}
+	if b[0] != localVersion {
+		return local{}, fmt.Errorf("%w: version %#x, want %#x", errLocal, b[0], localVersion)
+	}
+	le := binary.LittleEndian
+	l := local{format: le.Uint32(b[1:]), tag: le.Uint32(b[5:]), door: target{key: le.Uint64(b[9:]), addr: le.Uint64(b[17:]), size: doorSize}}
+	b = b[localHead:]
+	var parts [3][]byte
+	for i := range parts {
+		if len(b) == 0 || len(b)-1 < int(b[0]) {
+			return local{}, fmt.Errorf("%w: part %d ends early", errLocal, i)
+		}
+		parts[i] = append([]byte(nil), b[1:1+int(b[0])]...)
+		b = b[1+int(b[0]):]
+	}
+	if len(b) != 0 {
+		return local{}, fmt.Errorf("%w: %d bytes left over", errLocal, len(b))
+	}
+	l.provider, l.endpoint, l.hub = string(parts[0]), parts[1], parts[2]
+	return l, nil
+}
+
+// frame is what goes to a hub, little-endian:
+//
+//	0       4      5       6       8     12    16    24    32     40
+//	┌───────┬──────┬───────┬───────┬─────┬─────┬─────┬─────┬──────┬───────────┐
+//	│ magic │ type │ flags │ count │ tag │ imm │ ref │ key │ addr │ body      │
+//	│ 4     │ 1    │ 1     │ 2     │ 4   │ 4   │ 8   │ 8   │ 8    │           │
+//	└───────┴──────┴───────┴───────┴─────┴─────┴─────┴─────┴──────┴───────────┘
+//	magic   "PFH1"
+//	tag     the receiver's, of the endpoint that it belongs to
+//	ref     message, empty: echoed in the receipt; question: echoed in the answer
+//	flags   empty: bit 0, imm is to be counted
+//	count   entries of the body; 0 for a message, whose body is its payload
+//	        A field that a type does not name is zero.
+type frame struct {
+	kind     frameKind
+	imm      uint32
+	hasImm   bool
+	tag      uint32
+	ref      uint64
+	key      uint64
+	addr     uint64
+	payload  []byte    // message; a part of what was parsed
+	asks     []target  // question
+	refused  []bool    // answer
+	receipts []receipt // receipts
+}
+
+// frameKind is the type of a frame.
+type frameKind byte
+
+const (
+	// frameMessage carries the payload of an OpSend.
+	frameMessage frameKind = 1
+	// frameEmpty is a write without payload, where the provider can't do that:
+	// key and addr are checked, imm is counted.
+	frameEmpty frameKind = 2
+	// frameQuestion asks which of some writes the receiver would refuse;
+	// entries key 8 | address 8 | length 8.
+	frameQuestion frameKind = 3
+	// frameAnswer answers it; entries 1 refused, 0 not.
+	frameAnswer frameKind = 4
+	// frameReceipts tell how messages and empty writes ended; entries
+	// ref 8 | status 1, a group.Status.
+	frameReceipts frameKind = 5
+	// frameGoodbye: the sender's endpoint takes nothing any more.
+	frameGoodbye frameKind = 6
+)
+
+// target is the remote part of a work.
+type target struct{ key, addr, size uint64 }
+
+// receipt is how the work with that ref ended.
+type receipt struct {
+	ref    uint64
+	status group.Status
+}
+
+const (
+	headLen    = 40
+	targetLen  = 24
+	receiptLen = 9
+	// maxControl is the longest frame but for messages, in bytes.
+	maxControl = 4096
+	// maxQuestion and maxReceipts are how many entries fit.
+	maxQuestion = (maxControl - headLen) / targetLen
+	maxReceipts = (maxControl - headLen) / receiptLen
+)
+
+// frameMagic begins every frame.
+const frameMagic = "PFH1"
+
+// errFrame: the bytes are not a frame.
+var errFrame = errors.New("fabric: malformed frame")
+
+// appendHead appends the header of f, whose body has count entries.
+func (f *frame) appendHead(b []byte, count int) []byte {
+	flags := byte(0)
+	if f.hasImm {
+		flags = 1
+	}
+	b = append(b, frameMagic...)
+	b = append(b, byte(f.kind), flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(count))
+	b = binary.LittleEndian.AppendUint32(b, f.tag)
+	b = binary.LittleEndian.AppendUint32(b, f.imm)
+	b = binary.LittleEndian.AppendUint64(b, f.ref)
+	b = binary.LittleEndian.AppendUint64(b, f.key)
+	return binary.LittleEndian.AppendUint64(b, f.addr)
+}
+
+// append appends the encoding of f.
+func (f *frame) append(b []byte) []byte {
+	b = f.appendHead(b, len(f.asks)+len(f.refused)+len(f.receipts))
+	for _, t := range f.asks {
+		b = binary.LittleEndian.AppendUint64(b, t.key)
+		b = binary.LittleEndian.AppendUint64(b, t.addr)
+		b = binary.LittleEndian.AppendUint64(b, t.size)
+	}
+	for _, r := range f.refused {
+		v := byte(0)
+		if r {
+			v = 1
+		}
+		b = append(b, v)
+	}
+	for _, r := range f.receipts {
+		b = binary.LittleEndian.AppendUint64(b, r.ref)
+		b = append(b, byte(r.status))
+	}
+	return append(b, f.payload...)
+}
+
+// parseFrame decodes exactly one frame from b. Its payload stays a part of b.
+func parseFrame(b []byte) (frame, error) {
+	if len(b) < headLen || string(b[:4]) != frameMagic {
+		return frame{}, fmt.Errorf("%w: %d bytes without its magic", errFrame, len(b))
+	}
+	le := binary.LittleEndian
+	f := frame{
+		kind: frameKind(b[4]), hasImm: b[5] == 1, tag: le.Uint32(b[8:]), imm: le.Uint32(b[12:]),
+		ref: le.Uint64(b[16:]), key: le.Uint64(b[24:]), addr: le.Uint64(b[32:]),
+	}
+	count, body := int(le.Uint16(b[6:])), b[headLen:]
+	if err := f.parseBody(count, body); err != nil {
+		return frame{}, err
+	}
+	// What a kind does not name is zero: so the encoding of what was read is b.
+	zero := frame{kind: f.kind, tag: f.tag, ref: f.ref, payload: f.payload, asks: f.asks, refused: f.refused, receipts: f.receipts}
+	switch f.kind {
+	case frameReceipts, frameGoodbye:
+		zero.ref = 0
+	case frameEmpty:
+		zero.imm, zero.hasImm, zero.key, zero.addr = f.imm, f.hasImm, f.key, f.addr
+	}
+	if b[5] > 1 || zero.imm != f.imm || zero.hasImm != f.hasImm || zero.ref != f.ref || zero.key != f.key || zero.addr != f.addr {
+		return frame{}, fmt.Errorf("%w: kind %d with fields that it does not have", errFrame, f.kind)
+	}
+	return f, nil
+}
+
+// parseBody decodes what is behind the header.
+func (f *frame) parseBody(count int, body []byte) error {
+	entry, most := 0, 0
+	switch f.kind {
+	case frameMessage:
+		f.payload = body
+		body = nil
+	case frameEmpty, frameGoodbye:
+	case frameQuestion:
+		entry, most = targetLen, maxQuestion
+	case frameAnswer:
+		entry, most = 1, maxQuestion
+	case frameReceipts:
+		entry, most = receiptLen, maxReceipts
+	default:
+		return fmt.Errorf("%w: kind %d", errFrame, f.kind)
+	}
+	if count > most || len(body) != count*entry {
+		return fmt.Errorf("%w: kind %d, %d entries in %d bytes", errFrame, f.kind, count, len(body))
+	}
+	for i := range count {
+		if err := f.parseEntry(body[i*entry:]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// parseEntry decodes one entry of the body.
+func (f *frame) parseEntry(b []byte) error {
+	le := binary.LittleEndian
+	switch f.kind {
+	case frameQuestion:
+		f.asks = append(f.asks, target{key: le.Uint64(b), addr: le.Uint64(b[8:]), size: le.Uint64(b[16:])})
+	case frameAnswer:
+		if b[0] > 1 {
+			return fmt.Errorf("%w: verdict %d", errFrame, b[0])
+		}
+		f.refused = append(f.refused, b[0] == 1)
+	case frameReceipts:
+		s := group.Status(b[8])
+		if s != group.StatusOK && s != group.StatusRefused && s != group.StatusNoBuffer {
+			return fmt.Errorf("%w: receipt with status %d", errFrame, s)
+		}
+		f.receipts = append(f.receipts, receipt{ref: le.Uint64(b), status: s})
+	}
+	return nil
+}

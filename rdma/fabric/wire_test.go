@@ -1,0 +1,157 @@
+package fabric
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// frames is one of each kind.
+var frames = []frame{
+	{kind: frameMessage, tag: 7, ref: 1<<40 | 3, payload: []byte("payload")},
+	{kind: frameMessage, tag: 7, ref: 2},
+	{kind: frameEmpty, tag: 1 << 31, ref: 9, key: 1 << 63, addr: 4096, imm: 5, hasImm: true},
+	{kind: frameEmpty, tag: 1, ref: 9, key: 1},
+	{kind: frameQuestion, tag: 2, ref: 11, asks: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
+	{kind: frameAnswer, tag: 3, ref: 11, refused: []bool{true, false}},
+	{kind: frameReceipts, tag: 4, receipts: []receipt{{1, group.StatusOK}, {2, group.StatusNoBuffer}, {3, group.StatusRefused}}},
+	{kind: frameGoodbye, tag: 5},
+}
+
+func TestFrame(t *testing.T) {
+	for _, f := range frames {
+		b := f.append(nil)
+		got, err := parseFrame(b)
+		if err != nil {
+			t.Fatalf("kind %d: %v", f.kind, err)
+		}
+		if len(got.payload) == 0 {
+			got.payload = nil
+		}
+		if !reflect.DeepEqual(got, f) {
+			t.Errorf("kind %d: %+v came back as %+v", f.kind, f, got)
+		}
+		for n := range b {
+			if g, err := parseFrame(b[:n]); err == nil && !(f.kind == frameMessage && n >= headLen) {
+				t.Errorf("kind %d: the first %d of %d bytes are %+v", f.kind, n, len(b), g)
+			}
+		}
+	}
+}
+
+// A question for every work of an endpoint fits, and so do its receipts.
+func TestFrameRoom(t *testing.T) {
+	if maxQuestion < maxQueueDepth || maxReceipts < maxQueueDepth {
+		t.Errorf("%d asks and %d receipts fit, a queue has %d", maxQuestion, maxReceipts, maxQueueDepth)
+	}
+	q := frame{kind: frameQuestion, asks: make([]target, maxQuestion)}
+	r := frame{kind: frameReceipts, receipts: make([]receipt, maxReceipts)}
+	for _, f := range []frame{q, r} {
+		if n := len(f.append(nil)); n > maxControl {
+			t.Errorf("the largest frame of kind %d has %d bytes, a buffer %d", f.kind, n, maxControl)
+		}
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for _, x := range frames {
+		f.Add(x.append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		x, err := parseFrame(b)
+		if err != nil {
+			if !errors.Is(err, errFrame) {
+				t.Fatalf("an error of another kind: %v", err)
+			}
+			return
+		}
+		if got := x.append(nil); !bytes.Equal(got, b) {
+			t.Errorf("%x is read as what is written %x", b, got)
+		}
+	})
+}
+
+// someLocal is what an endpoint over IPv4 tells its peer.
+var someLocal = local{
+	format: 2, tag: 77, door: target{key: 3, addr: 1 << 40, size: doorSize},
+	provider: "net", endpoint: bytes.Repeat([]byte{2}, 16), hub: []byte{},
+}
+
+func TestLocal(t *testing.T) {
+	b := someLocal.append(nil)
+	got, err := parseLocal(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.hub == nil {
+		got.hub = []byte{}
+	}
+	if !reflect.DeepEqual(got, someLocal) {
+		t.Errorf("%+v came back as %+v", someLocal, got)
+	}
+	for n := range b {
+		if _, err := parseLocal(b[:n]); err == nil {
+			t.Errorf("the first %d of %d bytes are an address", n, len(b))
+		}
+	}
+	longest := local{provider: strings.Repeat("p", maxName), endpoint: make([]byte, maxName), hub: make([]byte, maxName)}
+	if n := len(longest.append(nil)); n > group.MaxEndpointAddr {
+		t.Errorf("the longest address has %d bytes, at most %d are carried", n, group.MaxEndpointAddr)
+	}
+}
+
+func FuzzLocal(f *testing.F) {
+	f.Add(someLocal.append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := parseLocal(b)
+		if err != nil {
+			if !errors.Is(err, errLocal) {
+				t.Fatalf("an error of another kind: %v", err)
+			}
+			return
+		}
+		if got := l.append(nil); !bytes.Equal(got, b) {
+			t.Errorf("%x is read as what is written %x", b, got)
+		}
+	})
+}
+
+func TestOptions(t *testing.T) {
+	for _, c := range []struct {
+		o    DomainOptions
+		want string
+	}{
+		{DomainOptions{}, ""},
+		{DomainOptions{QueueDepth: maxQueueDepth + 1}, "QueueDepth is 129"},
+		{DomainOptions{QueueDepth: -1}, "QueueDepth is -1"},
+		{DomainOptions{MaxMessage: 255}, "MaxMessage is 255"},
+		{DomainOptions{MaxMessage: 2 << 20}, "MaxMessage is 2097152"},
+	} {
+		c.o.EnsureDefaults()
+		err := c.o.Validate()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%+v: %v", c.o, err)
+		}
+	}
+}
+
+// A program without libfabric says how to get one with it.
+func TestNotBuilt(t *testing.T) {
+	if Built {
+		t.Skip("this program has libfabric: the plain build runs this test")
+	}
+	for _, err := range []error{
+		func() error { _, err := New(t.Context(), Options{}); return err }(),
+		func() error { _, err := Open(DomainOptions{}); return err }(),
+		func() error { _, err := List("tcp"); return err }(),
+	} {
+		if !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "-tags fabric") {
+			t.Errorf("%v", err)
+		}
+	}
+}
