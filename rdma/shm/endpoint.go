@@ -312,6 +312,7 @@ func (e *endpoint) Post(works []group.Work) (int, error) {
 func (e *endpoint) publish(first, n uint64, err error) (int, error) {
 	if n > 0 {
 		e.posted.Store(first + n)
+		released()
 		e.own.tail.Store(first + n)
 		if e.own.performerSleeps.Load() != 0 && e.own.performerSleeps.Swap(0) != 0 {
 			ringBell(e.bell)

@@ -69,6 +69,7 @@ func (e *endpoint) reap(dst []group.Completion) (n int) {
 		e.broke(fmt.Errorf("shm: the peer says it performed %d entries of %d", done, e.posted.Load()))
 		return e.reapLast(dst)
 	}
+	acquired()
 	for n < len(dst) && reaped != done {
 		dst[n] = e.outcome(reaped)
 		reaped++
@@ -148,6 +149,7 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 		e.broke(fmt.Errorf("shm: the peer posted %d entries into %d", tail-e.next, depth))
 		return 0, 0, true
 	}
+	acquired()
 	e.recvMu.Lock()
 	first := e.next
 	for i := 0; i < turnEntries && e.next != tail && n < len(dst) && placed < chunkBytes && !e.deaf; i++ {
@@ -166,6 +168,7 @@ func (e *endpoint) perform(dst []group.Completion) (n int, placed uint64, moved 
 		}
 		e.peer.statuses[e.next%depth].Store(status)
 		e.next++
+		released()
 		e.peer.done.Store(e.next)
 		e.now.loaded = false
 	}

@@ -1,0 +1,229 @@
+package shm
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// lane is two domains, an endpoint between them, and a poller on the target's
+// side, all in this process.
+type lane struct {
+	a, b     *Domain
+	ea, eb   group.Endpoint
+	src, dst group.Memory
+	stop     chan struct{}
+	ended    chan struct{}
+	polled   []group.Completion
+}
+
+// newLane connects two domains; the sources lie in space, shared or not.
+func newLane(tb testing.TB, mem []byte, share func(d *Domain)) *lane {
+	tb.Helper()
+	l := &lane{a: openDomain(tb), b: openDomain(tb), stop: make(chan struct{}), ended: make(chan struct{}), polled: make([]group.Completion, 64)}
+	share(l.a)
+	share(l.b)
+	half := len(mem) / 2
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	var err error
+	l.src, err = l.a.Register(mem[:half], rdma.RegisterOptions{})
+	must(err)
+	l.dst, err = l.b.Register(mem[half:], rdma.RegisterOptions{})
+	must(err)
+	l.ea, err = l.a.NewEndpoint(1, rdma.ClassKV)
+	must(err)
+	l.eb, err = l.b.NewEndpoint(2, rdma.ClassKV)
+	must(err)
+	connected := make(chan error, 1)
+	go func() { connected <- l.ea.Connect(l.eb.Local()) }()
+	must(l.eb.Connect(l.ea.Local()))
+	must(<-connected)
+	go func() {
+		defer close(l.ended)
+		dst := make([]group.Completion, 64)
+		for {
+			select {
+			case <-l.stop:
+				return
+			default:
+			}
+			if n, _ := l.b.Poll(dst); n == 0 {
+				l.b.Wait()
+			}
+		}
+	}()
+	tb.Cleanup(func() {
+		close(l.stop)
+		l.b.Wake()
+		<-l.ended
+		l.ea.Shut()
+		l.eb.Shut()
+		for _, d := range []*Domain{l.a, l.b} {
+			_, _ = d.Poll(l.polled)
+		}
+		for _, c := range []interface{ Close() error }{l.ea, l.eb, l.src, l.dst, l.a, l.b} {
+			if err := c.Close(); err != nil {
+				tb.Error(err)
+			}
+		}
+	})
+	return l
+}
+
+// await polls the sender's side until count Works have completed.
+func (l *lane) await(tb testing.TB, count int) {
+	for count > 0 {
+		n, err := l.a.Poll(l.polled)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, c := range l.polled[:n] {
+			if c.Status != group.StatusOK {
+				tb.Fatalf("status %d: %v", c.Status, c.Err)
+			}
+		}
+		if count -= n; n == 0 && count > 0 {
+			l.a.Wait()
+		}
+	}
+}
+
+// BenchmarkWrite compares writes between two domains with copy, in turns of a
+// twentieth of a second over the same memory, larger than the caches: the median
+// of the ratios of rate, and the rate itself.
+func BenchmarkWrite(b *testing.B) {
+	const half = 128 << 20
+	space := openArena(b, 2*half)
+	mem := space.Bytes()
+	share := func(d *Domain) {
+		if err := d.Share(space); err != nil {
+			b.Fatal(err)
+		}
+	}
+	none := func(*Domain) {}
+	for _, kind := range []struct {
+		name  string
+		share func(*Domain)
+	}{{"arena", share}, {"process", none}} {
+		for _, size := range []int{4 << 10, 64 << 10, 1 << 20, 4 << 20} {
+			b.Run(fmt.Sprintf("%s/%dKiB", kind.name, size>>10), func(b *testing.B) {
+				l := newLane(b, mem, kind.share)
+				const inFlight = 8
+				works := make([]group.Work, inFlight)
+				at, ratios, rates := 0, []float64(nil), []float64(nil)
+				next := func() uint64 {
+					if at += size; at+size > half {
+						at = 0
+					}
+					return uint64(at)
+				}
+				for b.Loop() {
+					var shm, plain int
+					start := time.Now()
+					for time.Since(start) < 50*time.Millisecond {
+						for i := range works {
+							off := next()
+							works[i] = group.Work{Op: group.OpWrite, Src: l.src, SrcOff: off, Len: uint64(size), RemoteAddr: off, RemoteKey: l.dst.Key()}
+						}
+						n, err := l.ea.Post(works)
+						if n != inFlight || err != nil {
+							b.Fatal(n, err)
+						}
+						l.await(b, inFlight)
+						shm += inFlight
+					}
+					shmRate := float64(shm) / time.Since(start).Seconds()
+					start = time.Now()
+					for time.Since(start) < 50*time.Millisecond {
+						for range inFlight {
+							off := next()
+							copy(mem[half+off:half+off+uint64(size)], mem[off:off+uint64(size)])
+						}
+						plain += inFlight
+					}
+					ratios = append(ratios, shmRate/(float64(plain)/time.Since(start).Seconds()))
+					rates = append(rates, shmRate*float64(size)/(1<<30))
+				}
+				slices.Sort(ratios)
+				slices.Sort(rates)
+				b.ReportMetric(ratios[len(ratios)/2], "rate/copy")
+				b.ReportMetric(rates[len(rates)/2], "GiB/s")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+// BenchmarkPost is the time of a Post of one Work while the target is awake, and
+// what it allocates.
+func BenchmarkPost(b *testing.B) {
+	space := openArena(b, 2<<20)
+	l := newLane(b, space.Bytes(), func(d *Domain) {
+		if err := d.Share(space); err != nil {
+			b.Fatal(err)
+		}
+	})
+	works := []group.Work{{Op: group.OpWrite, Src: l.src, Len: 8, RemoteKey: l.dst.Key()}}
+	b.ReportAllocs()
+	posted := 0
+	for b.Loop() {
+		if n, err := l.ea.Post(works); n != 1 || err != nil {
+			b.Fatal(n, err)
+		}
+		if posted++; posted == depth {
+			b.StopTimer()
+			l.await(b, posted)
+			posted = 0
+			b.StartTimer()
+		}
+	}
+	l.await(b, posted)
+}
+
+// BenchmarkRoundTrip is the time from a Post to the poll of its completion.
+func BenchmarkRoundTrip(b *testing.B) {
+	space := openArena(b, 2<<20)
+	l := newLane(b, space.Bytes(), func(d *Domain) {
+		if err := d.Share(space); err != nil {
+			b.Fatal(err)
+		}
+	})
+	works := []group.Work{{Op: group.OpWriteImm, Src: l.src, Len: 8, RemoteKey: l.dst.Key()}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if n, err := l.ea.Post(works); n != 1 || err != nil {
+			b.Fatal(n, err)
+		}
+		l.await(b, 1)
+	}
+}
+
+// TestPostAllocatesNothing: nor does polling its completion. A Work that escapes,
+// or an error that is made for nothing, would break it.
+func TestPostAllocatesNothing(t *testing.T) {
+	space := openArena(t, 2<<20)
+	l := newLane(t, space.Bytes(), func(d *Domain) {
+		if err := d.Share(space); err != nil {
+			t.Fatal(err)
+		}
+	})
+	works := []group.Work{{Op: group.OpWriteImm, Src: l.src, Len: 4096, RemoteKey: l.dst.Key()}}
+	got := testing.AllocsPerRun(1000, func() {
+		if n, err := l.ea.Post(works); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		l.await(t, 1)
+	})
+	if got != 0 {
+		t.Errorf("%v allocations for a write", got)
+	}
+}
