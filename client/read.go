@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-kv/penstock/api"
@@ -504,12 +503,11 @@ func (r *reading) intact(i int, sums []uint64) (ok bool, detail string) {
 	if int64(len(mem)) < int64(layers)*layerBytes {
 		return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), int64(layers)*layerBytes)
 	}
-	for k, want := range sums {
-		if got := xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]); got != want {
-			return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, want)
-		}
+	k, got := r.store.firstBad(mem, layerBytes, sums)
+	if k < 0 {
+		return true, ""
 	}
-	return true, ""
+	return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, sums[k])
 }
 
 // piece is where piece i is in memory, and what lies behind it.

@@ -146,7 +146,7 @@ type Manager struct {
 // job is a Prefill or a Decode.
 type job interface {
 	message(from rdma.EngineID, m *pb.TrafficMessage)
-	fail(err error)
+	close(err error) error
 }
 
 type earlyMessage struct {
@@ -207,7 +207,7 @@ func (m *Manager) Close() {
 	}
 	m.mu.Unlock()
 	for _, j := range jobs {
-		j.fail(ErrClosed)
+		_ = j.close(ErrClosed) // the job's owner learns it by Finish
 	}
 	m.work.Wait()
 }
