@@ -62,7 +62,8 @@ var edges = []struct {
 	{"internal/rdmalab", nil, "it boots a machine and runs what it is given; a part of ours linked into it could not be what is tested"},
 	{"internal/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
-	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
+	{"internal/content", []string{"kv"}, "bytes follow from names"},
+	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
 	{"internal/bench", nil, "medians and tables know nothing of what is measured"},
@@ -82,6 +83,7 @@ var testEdges = []struct {
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
 	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
+	{"rdma/copier", []string{"rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},

@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/shm"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -43,6 +46,29 @@ func engines(t testing.TB, o tcp.Options) (near, far rdma.Engine) {
 func newNIC(t testing.TB, o tcp.Options) Copier {
 	t.Helper()
 	near, far := engines(t, o)
+	return openNIC(t, near, far)
+}
+
+// newSHM copies over a provider whose "NIC" is a goroutine of the far engine.
+func newSHM(t testing.TB) Copier {
+	t.Helper()
+	open := func(at string) rdma.Engine {
+		e, err := shm.New(t.Context(), shm.Options{Listen: at, Group: group.Options{Token: rdma.Token(testToken)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return e
+	}
+	return openNIC(t, open(""), open(filepath.Join(t.TempDir(), "far")))
+}
+
+func openNIC(t testing.TB, near, far rdma.Engine) Copier {
+	t.Helper()
 	n, err := NewNIC(t.Context(), NICOptions{Near: near, Far: far, Token: rdma.Token(testToken)})
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +104,7 @@ type implementation struct {
 func implementations() []implementation {
 	return []implementation{
 		{"nic", func(t testing.TB) Copier { return newNIC(t, tcp.Options{}) }},
+		{"shm", newSHM},
 		{"plain", func(t testing.TB) Copier { return newPlain(t, PlainOptions{}) }},
 		{"plain4", func(t testing.TB) Copier { return newPlain(t, PlainOptions{Workers: 4, Queue: 2}) }},
 	}
@@ -553,12 +580,15 @@ func TestSubmitAllocatesNothing(t *testing.T) {
 // the whole batch; spans of 4 KiB. DualPath, section 5.2: cudaMemcpyAsync 5 to
 // 7 µs, an RDMA write about 1 µs, less with doorbell batching.
 func BenchmarkSubmit(b *testing.B) {
-	for _, i := range implementations()[:2] {
+	for _, i := range implementations()[:3] {
 		for _, count := range []int{1, 16, 256} {
-			b.Run(fmt.Sprintf("%s/%d", i.name, count), func(b *testing.B) { benchmarkSubmit(b, i.open(b), count) })
+			b.Run(i.name+"/"+sizeName(count), func(b *testing.B) { benchmarkSubmit(b, i.open(b), count) })
 		}
 	}
 }
+
+// sizeName names a batch of count spans.
+func sizeName(count int) string { return fmt.Sprintf("spans=%d", count) }
 
 func benchmarkSubmit(b *testing.B, c Copier, count int) {
 	const page = 4096

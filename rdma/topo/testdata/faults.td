@@ -247,7 +247,7 @@ warn  host  module  21:00.0 (15b3:101d, driver mlx5_core) has no RDMA device
 # Software RDMA and virtual functions.
 host
 net eth0 at=00/00:03.0 speed=10000 mtu=1500
-rdma rxe0 layer=Ethernet rate="10 Gb/sec (1X)" netdev=eth0 gid=1,::ffff:192.0.2.7,"RoCE v2"
+rdma rxe0 layer=Ethernet rate="10 Gb/sec (1X FDR10)" netdev=eth0 gid=0,fe80::cc30:d5ff:fe07:3c1f,"RoCE v2" gid2=1,::ffff:192.0.2.7,"RoCE v2"
 module ib_uverbs
 ----
 
