@@ -22,6 +22,8 @@ type Store struct {
 	stats counters
 	local localSocket
 	calls calls
+	// hashers help to verify large pieces.
+	hashers hashers
 
 	// ctx ends when Close begins; running counts the Store's own goroutines.
 	ctx     context.Context
@@ -44,7 +46,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	opts.Servers = slices.Clone(opts.Servers)
-	s := &Store{opts: opts, namespaces: make(map[string]kv.Namespace)}
+	s := &Store{opts: opts, hashers: newHashers(), namespaces: make(map[string]kv.Namespace)}
 	s.imms.Store(rand.Uint32())
 	s.local.turn = make(chan struct{}, 1)
 	s.calls.init(s)

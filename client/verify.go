@@ -1,0 +1,86 @@
+package client
+
+import (
+	"runtime"
+	"sync"
+
+	"github.com/zeebo/xxh3"
+)
+
+// hashShareBytes is how much a goroutine must have to hash for it to be worth
+// waking: some 40 µs of work.
+const hashShareBytes = 1 << 20
+
+// hashers bounds the goroutines that help to hash, for the whole Store, so that
+// with its callers there is one for each processor at most.
+type hashers chan struct{}
+
+func newHashers() hashers { return make(hashers, runtime.GOMAXPROCS(0)-1) }
+
+// firstBad compares the layers of a piece with their checksums. It returns the
+// first that differs, and its checksum; -1 if none does. The caller waits for the
+// last byte of a read and then for this, so a large piece is shared with whoever
+// is idle.
+func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int, sum uint64) {
+	shares := min(len(sums), int(int64(len(sums))*layerBytes/hashShareBytes))
+	helpers := s.hashers.take(shares - 1)
+	if helpers == 0 {
+		return firstBad(mem, layerBytes, sums)
+	}
+	defer s.hashers.give(helpers)
+	type result struct {
+		layer int
+		sum   uint64
+	}
+	results := make([]result, helpers+1)
+	cut := func(i int) int { return i * len(sums) / len(results) }
+	part := func(i int) {
+		from := cut(i)
+		k, sum := firstBad(mem[int64(from)*layerBytes:], layerBytes, sums[from:cut(i+1)])
+		if k >= 0 {
+			k += from
+		}
+		results[i] = result{k, sum}
+	}
+	var wg sync.WaitGroup
+	for i := range helpers {
+		wg.Go(func() { part(i + 1) })
+	}
+	part(0)
+	wg.Wait()
+	for _, r := range results {
+		if r.layer >= 0 {
+			return r.layer, r.sum
+		}
+	}
+	return -1, 0
+}
+
+// take reserves up to n helpers, as many as are idle.
+func (h hashers) take(n int) (got int) {
+	for got < n {
+		select {
+		case h <- struct{}{}:
+			got++
+		default:
+			return got
+		}
+	}
+	return got
+}
+
+func (h hashers) give(n int) {
+	for range n {
+		<-h
+	}
+}
+
+// firstBad is the work of one goroutine.
+func firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int, sum uint64) {
+	for k, want := range sums {
+		if got := xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]); got != want {
+			return k, got
+		}
+	}
+	return -1, 0
+}
