@@ -23,6 +23,10 @@ const (
 	// loadDepth is how many units of one Load are on their way at once: one on
 	// the disk, one on the wire, and one to hide each one's end.
 	loadDepth = 4
+	// cutDepth is the same for the parts of a piece that is cut through, which lie
+	// on one volume. A device that is given more at once may finish all of it at
+	// once, and then no part is on the wire while the next is on the disk.
+	cutDepth = 2
 )
 
 // PieceRef names one group of one block of a chain.
@@ -435,7 +439,11 @@ func (l *load) run(ctx context.Context, units []unit) {
 		l.bring(ctx, units[0])
 		return
 	}
-	slots := make(chan struct{}, loadDepth)
+	depth := loadDepth
+	if first, second := units[0], units[1]; first.layers > 0 && first.pieces[0] == second.pieces[0] {
+		depth = cutDepth
+	}
+	slots := make(chan struct{}, depth)
 	var wg sync.WaitGroup
 	for _, u := range units {
 		slots <- struct{}{}
