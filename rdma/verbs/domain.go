@@ -81,13 +81,7 @@ type buffer struct {
 const cqStart = 4096
 
 // Open opens a port.
-func Open(o NICOptions) (group.Domain, error) {
-	d, err := open(o)
-	if err != nil {
-		return nil, err
-	}
-	return d, nil
-}
+func Open(o NICOptions) (group.Domain, error) { return openPort(o) }
 
 func open(o NICOptions) (_ *domain, err error) {
 	o.EnsureDefaults()

@@ -28,6 +28,9 @@ type killable struct {
 	mu      sync.Mutex
 	domains map[int]*domain
 	killed  map[int]bool
+	// watched: firstPost is called before each Post.
+	watched   bool
+	firstPost func()
 }
 
 // KillNIC implements rdmatest.NICKiller.
@@ -43,17 +46,52 @@ func (k *killable) KillNIC(i int) {
 }
 
 // open opens NIC i unless it was killed.
-func (k *killable) open(i int, n NICOptions) (*domain, error) {
+func (k *killable) open(i int, n NICOptions) (port, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.killed[i] {
 		return nil, errKilled
 	}
 	d, err := open(n)
-	if err == nil {
-		k.domains[i] = d
+	if err != nil {
+		return nil, err
 	}
-	return d, err
+	k.domains[i] = d
+	if k.watched {
+		return &watchedPort{domain: d, k: k}, nil
+	}
+	return d, nil
+}
+
+// watched, as group.Options.Detail, makes startEngine watch what is posted.
+const watched = "watched"
+
+// watchedPort tells of each Post before it happens.
+type watchedPort struct {
+	*domain
+	k *killable
+}
+
+// NewEndpoint implements group.Domain.
+func (p *watchedPort) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+	e, err := p.domain.NewEndpoint(cookie, class)
+	if err != nil {
+		return nil, err
+	}
+	return &watchedEndpoint{e, p.k}, nil
+}
+
+type watchedEndpoint struct {
+	group.Endpoint
+	k *killable
+}
+
+// Post implements group.Endpoint.
+func (e *watchedEndpoint) Post(works []group.Work) (int, error) {
+	if f := e.k.firstPost; f != nil {
+		f()
+	}
+	return e.Endpoint.Post(works)
 }
 
 // startEngine starts an engine over devices; a listening one is reached through
@@ -68,7 +106,7 @@ func startEngine(t testing.TB, devices []string, listen bool, g group.Options) *
 	if g.Control, err = group.TCP(t.Context(), at, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	k := &killable{domains: make(map[int]*domain), killed: make(map[int]bool)}
+	k := &killable{domains: make(map[int]*domain), killed: make(map[int]bool), watched: g.Detail == watched}
 	k.Engine, err = newEngine(t.Context(), Options{Devices: devices, Group: g}, k.open)
 	if err != nil {
 		t.Fatal(err)

@@ -1,3 +1,5 @@
+//go:build !(verbs && cgo && linux)
+
 package verbs
 
 import (

@@ -506,6 +506,13 @@ func (n *nic) newQueue(depth int, messages bool) (*queue, error) {
 	return q, nil
 }
 
+// newQueueWithoutCard is a queue that can be filled and not posted.
+func newQueueWithoutCard() *queue {
+	q := &queue{c: C.pk_queue_new(nil)}
+	q.requests = (*[postMax]request)(unsafe.Pointer(&q.c.req))[:]
+	return q
+}
+
 // qpState is a state that a queue pair is moved to.
 type qpState int
 

@@ -13,11 +13,25 @@ import (
 
 // New starts an engine over one or several ports.
 func New(ctx context.Context, o Options) (*group.Engine, error) {
-	return newEngine(ctx, o, func(_ int, n NICOptions) (*domain, error) { return open(n) })
+	return newEngine(ctx, o, func(_ int, n NICOptions) (port, error) { return openPort(n) })
+}
+
+// port is a domain that can say what it is.
+type port interface {
+	group.Domain
+	about() string
+}
+
+func openPort(o NICOptions) (port, error) {
+	d, err := open(o)
+	if err != nil {
+		return nil, err // and not a port that is nil inside
+	}
+	return d, nil
 }
 
 // newEngine is New with a way to open NIC i.
-func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (*domain, error)) (*group.Engine, error) {
+func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (port, error)) (*group.Engine, error) {
 	g := o.Group
 	g.Provider, g.Domains = Provider, nil
 	fail := func(err error) (*group.Engine, error) {
@@ -43,13 +57,7 @@ func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (*doma
 		about = append(about, d.about())
 	}
 	g.Detail = strings.Join(about, ", ")
-	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
-		d, err := open(i, nics[i])
-		if err != nil {
-			return nil, err // not a domain that is nil inside
-		}
-		return d, nil
-	}
+	g.Reopen = func(_ context.Context, i int) (group.Domain, error) { return open(i, nics[i]) }
 	return group.New(ctx, g)
 }
 

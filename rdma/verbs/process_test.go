@@ -1,0 +1,337 @@
+//go:build verbs && cgo && linux
+
+package verbs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// envChild makes a test binary a peer in a process of its own: "sink DEVICE" or
+// "source DEVICE".
+const envChild = "PENSTOCK_VERBS_CHILD"
+
+const (
+	testToken  = "a token for processes of a test"
+	childBytes = 1 << 20
+	sinkBytes  = 32 << 20
+	childImm   = 7
+)
+
+func TestMain(m *testing.M) {
+	if role, device, ok := strings.Cut(os.Getenv(envChild), " "); ok {
+		if err := child(role, device); err != nil {
+			fmt.Fprintln(os.Stderr, "child:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	testkit.Main(m)
+}
+
+// testTimeout bounds each test that waits for something.
+const testTimeout = 60 * time.Second
+
+func testContext(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// child is a peer. A sink prints a Desc, to be written to until its input ends; a
+// source reads one and writes there until it is killed.
+func child(role, device string) error {
+	ctx := context.Background()
+	listen := ""
+	if role == "sink" {
+		listen = "127.0.0.1:0"
+	}
+	control, err := group.TCP(ctx, listen, "", nil)
+	if err != nil {
+		return err
+	}
+	e, err := New(ctx, Options{Devices: []string{device}, Group: group.Options{Control: control, Token: rdma.Token(testToken)}})
+	if err != nil {
+		return err
+	}
+	size := childBytes
+	if role == "sink" {
+		size = sinkBytes
+	}
+	r, err := e.Register(make([]byte, size), rdma.RegisterOptions{})
+	if err != nil {
+		return err
+	}
+	if role == "source" {
+		return pump(ctx, e, r, os.Stdin)
+	}
+	raw, err := r.Desc().MarshalBinary()
+	if err != nil {
+		return err
+	}
+	fmt.Println(base64.StdEncoding.EncodeToString(raw))
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	return e.Close()
+}
+
+// pump writes to the Desc that in holds.
+func pump(ctx context.Context, e rdma.Engine, src rdma.Region, in io.Reader) error {
+	line, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil {
+		return err
+	}
+	d, err := decodeDesc(line)
+	if err != nil {
+		return err
+	}
+	if _, err := e.Connect(ctx, d.Addr(), rdma.Token(testToken)); err != nil {
+		return err
+	}
+	fmt.Println(e.Addr().Engine)
+	for {
+		err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: childBytes, Imm: rdma.ImmOf(childImm)})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func decodeDesc(line string) (d rdma.Desc, err error) {
+	raw, err := base64.StdEncoding.DecodeString(strings.TrimSpace(line))
+	if err != nil {
+		return d, err
+	}
+	return d, d.UnmarshalBinary(raw)
+}
+
+// process is a child and its ends.
+type process struct {
+	*exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// startChild starts a peer; the end of the test ends it.
+func startChild(t testing.TB, role, device string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{Cmd: exec.Command(exe)}
+	p.Env = append(os.Environ(), envChild+"="+role+" "+device)
+	p.Stderr = os.Stderr
+	if p.in, err = p.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.in.Close()
+		_ = p.Process.Kill()
+		_ = p.Wait()
+	})
+	return p
+}
+
+// line returns what the child says next.
+func (p *process) line(t testing.TB) string {
+	t.Helper()
+	s, err := p.out.ReadString('\n')
+	if err != nil {
+		t.Fatalf("the child said %q, then: %v", s, err)
+	}
+	return s
+}
+
+// closing closes the engine when the test ends.
+func closing(t testing.TB, k *killable) *killable {
+	t.Cleanup(func() {
+		if err := k.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return k
+}
+
+// TestKilledReceiver: kill -9 of a process that is being written to ends what is
+// in flight to it with ErrPeerDied, each operation once, and its expectations.
+func TestKilledReceiver(t *testing.T) {
+	names := ports(t, 2)
+	testkit.VerifyNone(t)
+	ctx := testContext(t)
+	sink := startChild(t, "sink", names[1])
+	d, err := decodeDesc(sink.line(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := closing(t, startEngine(t, names[:1], false, group.Options{InFlightOps: 16}))
+	if _, err := e.Connect(ctx, d.Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	src, err := e.Register(make([]byte, childBytes), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expected := rdma.NewFlag()
+	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{d.Engine}, Done: expected.Set}); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var submitted, landed, died int
+	landing := make(chan struct{})
+	done := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case err == nil:
+			if landed++; landed == 20 {
+				close(landing)
+			}
+		case errors.Is(err, rdma.ErrPeerDied):
+			died++
+		default:
+			t.Errorf("write: %v", err)
+		}
+	}
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for {
+			if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: childBytes, Done: done}); err != nil {
+				if !errors.Is(err, rdma.ErrNoPeer) && !errors.Is(err, rdma.ErrPeerDied) {
+					t.Errorf("submit: %v", err)
+				}
+				return
+			}
+			mu.Lock()
+			submitted++
+			mu.Unlock()
+		}
+	})
+	<-landing
+	if err := sink.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	writer.Wait()
+	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
+		t.Errorf("expectation: %v", err)
+	}
+	if err := src.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if landed+died != submitted || died == 0 {
+		t.Errorf("%d submitted, %d landed, %d died", submitted, landed, died)
+	}
+	if st := e.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
+		t.Errorf("counters: %+v", st)
+	}
+}
+
+// TestKilledSender: kill -9 of a process that is writing ends what is expected of
+// it, and once the engine has said that it is gone not a byte changes and nothing
+// is counted.
+func TestKilledSender(t *testing.T) {
+	names := ports(t, 2)
+	testkit.VerifyNone(t)
+	ctx := testContext(t)
+	down := make(chan error, 1)
+	e := closing(t, startEngine(t, names[:1], true, group.Options{
+		Token: rdma.Token(testToken), OnPeerDown: func(_ rdma.EngineID, err error) { down <- err },
+	}))
+	mem := make([]byte, childBytes)
+	r, err := e.Register(mem, rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := r.Desc().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := startChild(t, "source", names[1])
+	if _, err := fmt.Fprintln(source.in, base64.StdEncoding.EncodeToString(raw)); err != nil {
+		t.Fatal(err)
+	}
+	source.line(t)
+	id := e.Peers()[0].ID
+	landing, endless := rdma.NewFlag(), rdma.NewFlag()
+	for _, x := range []rdma.Expect{
+		{Imm: childImm, Count: 10, From: []rdma.EngineID{id}, Done: landing.Set},
+		{Imm: childImm + 1, Count: 1, From: []rdma.EngineID{id}, Done: endless.Set},
+	} {
+		if _, err := e.ExpectImm(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := landing.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := source.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-down:
+		if !errors.Is(err, rdma.ErrPeerDied) {
+			t.Errorf("peer down: %v", err)
+		}
+	case <-ctx.Done():
+		t.Fatal("nobody was told that the peer is gone")
+	}
+	poison := bytes.Repeat([]byte{0xA5}, len(mem))
+	copy(mem, poison)
+	counted := e.Stats().ImmediatesIn
+	if err := endless.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
+		t.Errorf("expectation: %v", err)
+	}
+	// A whole new session, and as many bytes over the same port as were in
+	// flight, is time enough for what was on its way.
+	other, err := e.Register(make([]byte, childBytes), rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := closing(t, startEngine(t, names[1:2], false, group.Options{}))
+	if _, err := next.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	src, err := next.Register(make([]byte, childBytes), rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := rdma.NewFlag()
+	if err := next.Write(ctx, rdma.Write{Src: src, Dst: other.Desc(), Len: childBytes, Done: done.Set}); err != nil {
+		t.Fatal(err)
+	}
+	if err := done.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(mem, poison) {
+		t.Error("bytes changed after the peer was gone")
+	}
+	if n := e.Stats().ImmediatesIn; n != counted {
+		t.Errorf("%d immediates were counted after the peer was gone", n-counted)
+	}
+}
