@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/content"
 	"github.com/penstock-kv/penstock/internal/trace"
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -288,7 +289,7 @@ func (w *worker) pieces(at, end int) []client.Piece {
 func (w *worker) compare(ids []kv.BlockID, epoch kv.Epoch) (right int) {
 	right = len(ids)
 	for i, id := range ids {
-		at := contentOf(id, epoch).differs(w.buf[int64(i)*w.each:][:w.each])
+		at := content.Of(id, epoch).Differs(w.buf[int64(i)*w.each:][:w.each])
 		if at < 0 {
 			continue
 		}
@@ -308,7 +309,7 @@ func (w *worker) store(ctx context.Context, ids []kv.BlockID, first int, epoch k
 	for at := first; at < len(ids); at += w.blocks {
 		end := min(at+w.blocks, len(ids))
 		for i, id := range ids[at:end] {
-			contentOf(id, epoch).fill(w.buf[int64(i)*w.each:][:w.each])
+			content.Of(id, epoch).Fill(w.buf[int64(i)*w.each:][:w.each])
 		}
 		res, err := w.opts.Store.Write(ctx, client.WriteRequest{
 			Namespace: w.opts.Namespace, IDs: ids[:end], First: at, Epoch: epoch, From: w.mem, Pieces: w.pieces(at, end),

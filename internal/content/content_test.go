@@ -1,4 +1,4 @@
-package replay
+package content
 
 import (
 	"bytes"
@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// FuzzContent: what fill writes is the words one after the other, whatever the
-// length; differs finds exactly the first byte that was changed.
+// FuzzContent: what Fill writes is the words one after the other, whatever the
+// length; Differs finds exactly the first byte that was changed.
 func FuzzContent(f *testing.F) {
 	f.Add([]byte("0123456789abcdef"), uint64(3), uint16(1000), uint16(77), byte(1))
 	f.Add([]byte("0123456789abcdef"), uint64(0), uint16(0), uint16(0), byte(0))
@@ -18,25 +18,28 @@ func FuzzContent(f *testing.F) {
 		if err != nil {
 			return
 		}
-		c := contentOf(id, kv.Epoch(epoch))
+		c := Of(id, kv.Epoch(epoch))
 		got := make([]byte, length)
-		c.fill(got)
+		c.Fill(got)
 		want := make([]byte, length)
 		for i := range want {
 			want[i] = byte(c.word(uint64(i/8)) >> (8 * (i % 8)))
 		}
 		if !bytes.Equal(got, want) {
-			t.Fatalf("fill of %d bytes is not the words in order", length)
+			t.Fatalf("Fill of %d bytes is not the words in order", length)
 		}
-		if i := c.differs(got); i >= 0 {
+		if i := c.Differs(got); i >= 0 {
 			t.Fatalf("its own content differs at %d", i)
+		}
+		if from := int(at) / 8 * 8; from <= len(got) && c.From(int64(from)).Differs(got[from:]) >= 0 {
+			t.Fatalf("From(%d) is not what lies there", from)
 		}
 		if flip == 0 || int(at) >= len(got) {
 			return
 		}
 		got[at] ^= flip
-		if i := c.differs(got); i != int(at) {
-			t.Fatalf("byte %d was changed; differs says %d", at, i)
+		if i := c.Differs(got); i != int(at) {
+			t.Fatalf("byte %d was changed; Differs says %d", at, i)
 		}
 	})
 }
@@ -45,41 +48,41 @@ func FuzzContent(f *testing.F) {
 // from the first word on.
 func TestContentsDiffer(t *testing.T) {
 	seen := map[uint64]string{}
-	add := func(name string, c content) {
+	add := func(name string, c Content) {
 		if other, ok := seen[c.word(0)]; ok {
 			t.Errorf("%s begins like %s", name, other)
 		}
 		seen[c.word(0)] = name
 	}
 	var base kv.BlockID
-	add("zero", contentOf(base, 0))
+	add("zero", Of(base, 0))
 	for bit := range 8 * len(base) {
 		id := base
 		id[bit/8] ^= 1 << (bit % 8)
-		add(id.String(), contentOf(id, 0))
+		add(id.String(), Of(id, 0))
 	}
 	for epoch := kv.Epoch(1); epoch < 100; epoch++ {
-		add("epoch", contentOf(base, epoch))
+		add("epoch", Of(base, epoch))
 	}
 }
 
 func BenchmarkContentDiffers(b *testing.B) {
-	c := contentOf(kv.BlockID{1}, 0)
+	c := Of(kv.BlockID{1}, 0)
 	block := make([]byte, 1<<20)
-	c.fill(block)
+	c.Fill(block)
 	b.SetBytes(int64(len(block)))
 	for b.Loop() {
-		if c.differs(block) >= 0 {
+		if c.Differs(block) >= 0 {
 			b.Fatal("differs")
 		}
 	}
 }
 
 func BenchmarkContentFill(b *testing.B) {
-	c := contentOf(kv.BlockID{1}, 0)
+	c := Of(kv.BlockID{1}, 0)
 	block := make([]byte, 1<<20)
 	b.SetBytes(int64(len(block)))
 	for b.Loop() {
-		c.fill(block)
+		c.Fill(block)
 	}
 }

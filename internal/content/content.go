@@ -1,4 +1,7 @@
-package replay
+// Package content makes the bytes that blocks hold in demos, replays and emulated
+// engines: they follow from the block's id and epoch, so that whoever has a block,
+// or any layer of it, can say whether each byte is right.
+package content
 
 import (
 	"encoding/binary"
@@ -6,17 +9,17 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// content is the sequence of words that a block holds. Word i is a function of
+// Content is the sequence of words that a block holds. Word i is a function of
 // the seed and i with one multiplication, so that making and comparing it costs
 // less than the memory it touches; it is not random enough for anything else.
-type content struct{ seed uint64 }
+type Content struct{ seed uint64 }
 
-// contentOf returns what the block of that id holds under an epoch: the same id
+// Of returns what the block of that id holds under an epoch: the same id
 // has other bytes after the weights have changed, so that a stale block is
 // noticed.
-func contentOf(id kv.BlockID, epoch kv.Epoch) content {
+func Of(id kv.BlockID, epoch kv.Epoch) Content {
 	lo, hi := binary.LittleEndian.Uint64(id[:8]), binary.LittleEndian.Uint64(id[8:])
-	return content{seed: ((lo^lo>>32)*factor ^ hi) + uint64(epoch)*era}
+	return Content{seed: ((lo^lo>>32)*factor ^ hi) + uint64(epoch)*era}
 }
 
 const (
@@ -31,7 +34,7 @@ const (
 const mask = 1<<64 - 1
 
 // word is word i of the content.
-func (c content) word(i uint64) uint64 { return scramble(c.seed + i*stride) }
+func (c Content) word(i uint64) uint64 { return scramble(c.seed + i*stride) }
 
 func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
 
@@ -39,8 +42,12 @@ func scramble(x uint64) uint64 { return (x ^ x>>32) * factor }
 // processor works on several multiplications at once.
 const stepBytes = 32
 
-// fill writes the content to b.
-func (c content) fill(b []byte) {
+// From returns the content from an offset on, in bytes, a multiple of 8: a layer
+// of a block is the block's content from its first byte on.
+func (c Content) From(offset int64) Content { return Content{c.seed + uint64(offset/8)*stride} }
+
+// Fill writes the content to b.
+func (c Content) Fill(b []byte) {
 	x := c.seed
 	for len(b) >= stepBytes {
 		s := b[:stepBytes:stepBytes]
@@ -59,9 +66,9 @@ func (c content) fill(b []byte) {
 	}
 }
 
-// differs returns the offset of the first byte of b that is not the content's,
+// Differs returns the offset of the first byte of b that is not the content's,
 // or -1.
-func (c content) differs(b []byte) int {
+func (c Content) Differs(b []byte) int {
 	at, x := 0, c.seed
 	for ; len(b)-at >= stepBytes; at += stepBytes {
 		s := b[at : at+stepBytes : at+stepBytes]

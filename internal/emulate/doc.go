@@ -1,0 +1,23 @@
+// Package emulate is an inference cluster without GPUs: prefill and decode engines
+// that do everything real ones do with KV, and nothing else. The bytes are real and
+// go through the production traffic manager, planner client and storage client;
+// compute is a fitted time per layer.
+//
+// It is for demos, tests and measurements of the storage tier. It generates no
+// text, and its times are those of its Model, not of any GPU.
+//
+//	Gateway ── Match ─► storage        session: turn after turn, each prompt the whole context
+//	   │
+//	   └─ Submit ─► planner ── Assign, Start ─► Leader of a group ─► Engine: traffic.Prefill | traffic.Decode
+//	                   ▲                            │                   │ every byte that reaches device
+//	                   └────── fetch, progress ─────┘                   │ memory is compared with what its
+//	                                                                    │ block must hold (internal/content)
+//
+// A prefill engine computes one batch at a time: requests from the head of its
+// queue up to the compute quota (dualpath/batch), layer by layer, each layer once
+// the hit KV of every request of the batch is there. It does not cut a request in
+// chunks: one that exceeds the quota is a batch of its own. A decode engine decodes
+// all its requests in every step.
+//
+// Lock order: Leader.mu, then engine.mu; neither is held across a call.
+package emulate

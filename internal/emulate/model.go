@@ -1,0 +1,65 @@
+package emulate
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath/batch"
+)
+
+// Model is what compute takes.
+type Model struct {
+	// Layers of the model.
+	Layers int
+	// Attention is the fitted attention time of a batch over all layers; Linear
+	// the rest, in seconds a token over all layers.
+	Attention batch.Model
+	Linear    float64
+	// Step is one decode step: Base plus PerRequest for each request in it.
+	Base, PerRequest time.Duration
+	// Quota bounds the attention time of a prefill batch. Default batch.DefaultQuota.
+	Quota time.Duration
+}
+
+// EnsureDefaults fills what is zero.
+func (m *Model) EnsureDefaults() {
+	if m.Quota == 0 {
+		m.Quota = batch.DefaultQuota
+	}
+}
+
+// Validate returns an error that names what is wrong.
+func (m *Model) Validate() error {
+	if m.Layers < 1 {
+		return fmt.Errorf("emulate: a model of %d layers", m.Layers)
+	}
+	if m.Linear < 0 || m.Base < 0 || m.PerRequest < 0 || m.Quota < 0 {
+		return fmt.Errorf("emulate: negative times: linear %v, decode step %v and %v a request, quota %v", m.Linear, m.Base, m.PerRequest, m.Quota)
+	}
+	return nil
+}
+
+// Layer is the time of one layer of a prefill batch.
+func (m *Model) Layer(items []batch.Item) time.Duration {
+	s := 0.0
+	for _, it := range items {
+		s += m.Attention.Seconds(it.Cached, it.Compute) + m.Linear*float64(it.Compute)
+	}
+	return time.Duration(s / float64(m.Layers) * float64(time.Second))
+}
+
+// DecodeStep is the time of one step of n requests.
+func (m *Model) DecodeStep(n int) time.Duration { return m.Base + time.Duration(n)*m.PerRequest }
+
+// take returns how many requests from the head of the queue are the next batch:
+// those within the quota, at least one.
+func (m *Model) take(items []batch.Item, chunks []batch.Chunk) (int, []batch.Chunk) {
+	chunks = batch.Pack(items, m.Quota, m.Attention, chunks)
+	n := 0
+	for _, c := range chunks {
+		if c.Compute == items[c.Index].Compute {
+			n++
+		}
+	}
+	return max(n, min(1, len(items))), chunks
+}
