@@ -34,6 +34,7 @@ const (
 	frameForget     frameKind = 11
 	frameCheckpoint frameKind = 12
 	frameChecked    frameKind = 13
+	frameLaneUp     frameKind = 14
 )
 
 // Sizes of fixed payloads and entries, in bytes.
@@ -78,7 +79,7 @@ func decodeHeader(b []byte) (kind frameKind, n int, _ error) {
 	if b[5]|b[6]|b[7] != 0 {
 		return 0, 0, fmt.Errorf("reserved bytes of a header are set: %w", errFrame)
 	}
-	if kind < frameHeartbeat || kind > frameChecked {
+	if kind < frameHeartbeat || kind > frameLaneUp {
 		return 0, 0, fmt.Errorf("frame of type %d: %w", kind, errFrame)
 	}
 	return kind, int(size), nil
@@ -182,15 +183,16 @@ func decodeLaneAddr(b []byte) (l laneAddr, _ error) {
 	return l, nil
 }
 
-// laneReady says that the sender's endpoint is connected: post.
+// laneReady says that the sender's endpoint is connected. As a frame of type up
+// it says, to the dialer, that the acceptor knows both to be: it may post too.
 type laneReady struct {
 	lane  uint16
 	epoch uint32
 }
 
 // append appends the frame: lane 2 | zero 2 | epoch 4.
-func (l *laneReady) append(b []byte) []byte {
-	b = appendHeader(b, frameLaneReady, laneReadySize)
+func (l *laneReady) append(b []byte, kind frameKind) []byte {
+	b = appendHeader(b, kind, laneReadySize)
 	b = append(le.AppendUint16(b, l.lane), 0, 0)
 	return le.AppendUint32(b, l.epoch)
 }

@@ -98,6 +98,8 @@ type end struct {
 	free     []uint32
 	inflight int
 	broken   []record
+	// finishing counts completions that the session has not been told of yet.
+	finishing int
 
 	// immSent are immediates posted, immOK those that completed well, immOut
 	// those in flight; okTally, of an engine that does not count exactly, is
@@ -388,17 +390,24 @@ func (l *lane) done(en *end, c *Completion, out []ended) []ended {
 		en.broken = append(en.broken, r)
 	}
 	breaks = breaks && en.state < endClosing
-	closing := en.state == endClosing && en.inflight == 0
+	// What is lost is decided only when the session knows what is not.
+	closing := en.state == endClosing
+	if closing {
+		en.finishing++
+	}
 	en.checkpointLocked()
 	serial := l.remoteSerial.Load()
 	l.mu.Unlock()
 	if c.Status != StatusBroken {
 		out = l.s.finished(r, c.Status, serial, out)
 	}
-	if breaks {
-		l.breakEnd(en, because0(c.Err, "a work came back broken"))
-	} else if closing {
+	if closing {
+		l.mu.Lock()
+		en.finishing--
+		l.mu.Unlock()
 		l.progress(en)
+	} else if breaks {
+		l.breakEnd(en, because0(c.Err, "a work came back broken"))
 	}
 	return out
 }
@@ -560,7 +569,8 @@ func (l *lane) install(en *end, err error) error {
 	return nil
 }
 
-// settle notes the first end of waiting for this lane.
+// settle notes that the lane has come up on both sides, or failed, once: Connect
+// returns when all have.
 func (l *lane) settle() {
 	l.mu.Lock()
 	first := !l.settled
@@ -627,7 +637,7 @@ func (l *lane) connectLocked(en *end, a laneAddr) {
 		if err == nil && !closing {
 			en.connected = true
 			r := laneReady{lane: uint16(l.index), epoch: en.epoch}
-			l.s.ctl.send(func(b []byte) []byte { return r.append(b) })
+			l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneReady) })
 		}
 		l.mu.Unlock()
 		switch {
@@ -665,8 +675,11 @@ func (l *lane) raise(en *end) {
 	l.why = nil
 	l.up.Store(true)
 	l.s.ups.Add(1)
+	if !l.s.dialed {
+		r := laneReady{lane: uint16(l.index), epoch: en.epoch}
+		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })
+	}
 	l.mu.Unlock()
-	l.settle()
 	l.s.unpark()
 }
 
@@ -745,7 +758,7 @@ func (l *lane) abandon(en *end) {
 // told the same, what was lost is sent again and the lane reopened.
 func (l *lane) progress(en *end) {
 	l.mu.Lock()
-	closes := en.state == endClosing && en.polled && en.inflight == 0 && !en.connecting
+	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
 	if closes {
 		en.state = endQuiet
 		en.told = true
@@ -913,8 +926,11 @@ func (l *lane) reconcile(en *end) error {
 			whole[r.op] = true
 		case t != nil:
 			r.op.tie, r.op.final = t, r.run
-			t.members = append(t.members, r.op)
-			out = s.placeLocked(job{r.op, r.run, r.run + 1, false}, &touched, out)
+			if j := (job{r.op, r.run, r.run + 1, false}); en.nic.lim.RefusalBreaks {
+				s.doubtLocked(r.op, j)
+			} else {
+				out = s.placeLocked(j, &touched, out)
+			}
 		default:
 			r.op.left--
 			r.op.final = r.run
@@ -926,7 +942,7 @@ func (l *lane) reconcile(en *end) error {
 	for _, r := range en.broken {
 		switch {
 		case r.imm:
-		case whole[r.op] || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
+		case whole[r.op] || r.op.landed || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
 			r.op.left--
 		case en.nic.lim.RefusalBreaks && r.op.kind == opWrite:
 			s.doubtLocked(r.op, job{r.op, r.run, r.run + 1, false})
@@ -976,7 +992,7 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 		}
 		var t *tie
 		if n > 0 && n < len(which) {
-			t = &tie{left: len(which), missing: len(which) - n}
+			t = &tie{left: len(which), lost: len(which) - n}
 		}
 		for _, i := range which {
 			delivered[i], ties[i] = n == len(which), t
@@ -985,32 +1001,33 @@ func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
 	return delivered, ties, nil
 }
 
-// tiedLocked notes that o's payload is in place again.
-func (s *session) tiedLocked(t *tie, o *op, touched *laneSet, out []ended) []ended {
-	t.left--
-	return s.releaseLocked(t, touched, out)
-}
-
-// untieLocked takes o, which was refused, out of t.
-func (s *session) untieLocked(t *tie, o *op, touched *laneSet, out []ended) []ended {
-	for i, m := range t.members {
-		if m == o {
-			t.members = append(t.members[:i], t.members[i+1:]...)
-			break
-		}
+// tiedLocked notes that o's payload is in place again, or was refused.
+func (s *session) tiedLocked(o *op, touched *laneSet, out []ended) []ended {
+	t := o.tie
+	o.tie = nil
+	if o.dead.Load() {
+		t.refused = append(t.refused, o)
+	} else {
+		t.placed = append(t.placed, o)
 	}
-	t.left--
-	return s.releaseLocked(t, touched, out)
-}
-
-// releaseLocked lets the members of t go on once all payload is in place: the
-// immediates that are missing are sent, the others have arrived already.
-func (s *session) releaseLocked(t *tie, touched *laneSet, out []ended) []ended {
-	if t.left > 0 {
+	if t.left--; t.left > 0 {
 		return out
 	}
-	for i, m := range t.members {
-		if i >= t.missing {
+	// As many end well as immediates were counted, or will be. Of those that are
+	// refused now, the first are taken for the ones that were lost.
+	lost := t.lost
+	for _, m := range t.refused {
+		if lost > 0 {
+			lost--
+			out = s.advanceLocked(m, touched, out)
+		} else {
+			out = append(out, s.endLocked(m, nil))
+		}
+	}
+	for _, m := range t.placed {
+		if lost > 0 {
+			lost--
+		} else {
 			m.final = noRun
 		}
 		out = s.advanceLocked(m, touched, out)

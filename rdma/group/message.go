@@ -224,6 +224,8 @@ func (s *session) finished(r record, status Status, serial uint32, out []ended) 
 		o.left--
 	default:
 		o.left--
+		// The completions of what was posted before it may come later, or never.
+		o.landed = o.landed || r.imm && status == StatusOK
 		if status != StatusOK {
 			x := o.runs[r.run]
 			key, _ := o.key(serial)

@@ -61,6 +61,9 @@ type op struct {
 	// final is the run that is kept back until left is 0 and then carries the
 	// immediate; noRun if the immediate travels with the others, or is done.
 	final uint32
+	// landed: the immediate has been delivered, and so everything is in place;
+	// nothing of it may be written again.
+	landed bool
 	// refusal is what the target is asked about; asked says that it was.
 	refusal why
 	asked   bool
@@ -95,6 +98,7 @@ func (o *op) reset() {
 	o.dead.Store(false)
 	o.reserved, o.submitted, o.asked, o.acked, o.empty = false, false, false, false, false
 	o.bytes, o.left, o.attempts, o.retries = 0, 0, 0, 0
+	o.landed = false
 	o.final, o.reason = noRun, rdma.ReasonNone
 }
 
@@ -228,12 +232,11 @@ func callAll(out []ended) {
 
 // tie holds operations with one immediate of which the target counted some, and
 // nobody can tell which: all payload is sent again, and then the immediates that
-// are missing.
+// were lost.
 type tie struct {
-	// left counts members whose payload is not in place again.
+	// left counts members whose payload is neither in place again nor refused.
 	left int
-	// members end, or send their immediate, when left is 0; the first missing of
-	// them send it.
-	members []*op
-	missing int
+	// lost is how many immediates did not arrive.
+	lost            int
+	placed, refused []*op
 }

@@ -415,12 +415,9 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 			err = &rdma.RefusedError{Peer: s.peer, Reason: o.reason}
 		}
 		return append(out, s.endLocked(o, err))
+	case o.tie != nil:
+		return s.tiedLocked(o, touched, out)
 	case o.dead.Load():
-		if t := o.tie; t != nil {
-			// It takes part no more: the others must not wait for it.
-			o.tie = nil
-			out = s.untieLocked(t, o, touched, out)
-		}
 		if o.reason != rdma.ReasonNone {
 			return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.peer, Reason: o.reason}))
 		}
@@ -430,10 +427,6 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 			s.ctl.send(func(b []byte) []byte { return w.append(b) })
 		}
 		return out
-	case o.tie != nil:
-		t := o.tie
-		o.tie = nil
-		return s.tiedLocked(t, o, touched, out)
 	case o.final != noRun:
 		f := o.final
 		o.final, o.left = noRun, 1

@@ -216,7 +216,7 @@ func (s *session) take(kind frameKind, b []byte) error {
 	switch kind {
 	case frameHeartbeat:
 		return wantSize("heartbeat", b, 0)
-	case frameLaneAddr, frameLaneReady, frameLaneDown, frameCheckpoint, frameChecked:
+	case frameLaneAddr, frameLaneReady, frameLaneUp, frameLaneDown, frameCheckpoint, frameChecked:
 		return s.takeLane(kind, b)
 	case frameWhy:
 		w, err := decodeWhy(b)
@@ -272,10 +272,14 @@ func (s *session) takeLane(kind frameKind, b []byte) error {
 			return err
 		}
 		return l.address(a)
-	case frameLaneReady:
+	case frameLaneReady, frameLaneUp:
 		r, err := decodeLaneReady(b)
-		if err == nil {
+		switch {
+		case err != nil:
+		case kind == frameLaneReady:
 			l.ready(r)
+		default:
+			l.settle()
 		}
 		return err
 	case frameLaneDown:
