@@ -22,6 +22,7 @@ const maxWriteBytes = 1 << 30
 // domain is one NIC, or what stands for it.
 type domain struct {
 	native *native
+	name   string
 	traits traits
 	quirks quirks
 	opts   DomainOptions
@@ -122,7 +123,7 @@ func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 		q.sourceLies = true
 	}
 	d := &domain{
-		native: n, traits: t, quirks: q, opts: o,
+		native: n, name: t.domain, traits: t, quirks: q, opts: o,
 		asking: make(map[uint64]*endpoint), byTag: make(map[uint32]*endpoint), bySource: make(map[uint64]*endpoint),
 		hubs: make(map[string]*peerHub), memories: make(map[uint64]*memory),
 	}
@@ -178,7 +179,7 @@ func (d *domain) limitsOf() group.Limits {
 	maxWrite := min(t.maxWrite, maxWriteBytes)
 	return group.Limits{
 		MaxWrite: maxWrite, MaxMessage: int(min(t.maxWrite-headLen, uint64(d.opts.MaxMessage))), QueueDepth: min(d.opts.QueueDepth, max(t.depth, 1)),
-		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite && !d.quirks.ownQueues,
+		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite || d.quirks.ownQueues,
 		RefusalBreaks: true,
 		// Providers in software look at the key when the header arrives and copy
 		// for as long as it takes, and no document promises more of the others.
@@ -188,8 +189,9 @@ func (d *domain) limitsOf() group.Limits {
 	}
 }
 
-// Name is libfabric's name of the domain.
-func (d *domain) Name() string { return d.traits.domain }
+// Name is libfabric's name of the domain, with a number where an engine has it
+// more than once.
+func (d *domain) Name() string { return d.name }
 
 // Limits are constant.
 func (d *domain) Limits() group.Limits { return d.limits }

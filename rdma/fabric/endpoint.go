@@ -379,7 +379,7 @@ func (e *endpoint) flushLate() {
 	}
 	left := e.flushLocked(0)
 	switch {
-	case left == 0 || left < len(e.slots)-len(e.free):
+	case left == 0 || left < len(e.slots)-len(e.free): // the provider has some
 		e.lateSince = time.Time{}
 	case e.lateSince.IsZero():
 		e.lateSince = time.Now()
@@ -471,6 +471,9 @@ func (e *endpoint) releaseLocked(i uint32) {
 	e.slots[i] = slot{}
 	e.free = append(e.free, i)
 	e.completed++
+	if e.native.ended() && e.open {
+		e.flushLocked(0)
+	}
 }
 
 // close cuts the endpoint off, once: the provider touches nothing of it from

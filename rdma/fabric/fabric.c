@@ -262,6 +262,7 @@ int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tcl
 	d->info->tx_attr->tclass = tclass;
 	if ((ret = make_ep(d, cq, &e->ep, name, name_len, what)))
 		goto fail;
+	e->serial = !!own_cq;
 	*what = "alloc";
 	if (own_cq && (ret = add_polled(d, e)))
 		goto fail;
@@ -325,21 +326,23 @@ static ssize_t post_write(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 
 // pf_flush hands the works in the ring, with those just added behind, to the
 // provider, in order. It returns how many are left because the provider is
-// full; an error leaves the work that it befell at the head.
+// full; an error leaves the work that it befell at the head. Works that wait for
+// another to end are not counted: its end calls again.
 int pf_flush(struct pf_ep *e, uint32_t added) {
 	e->count += added;
-	while (e->count) {
+	while (e->count && !(e->serial && e->busy)) {
 		struct pf_work *w = &e->ring[e->head];
-		uint64_t more = e->count > 1 ? FI_MORE : 0;
+		uint64_t more = e->count > 1 && !e->serial ? FI_MORE : 0;
 		ssize_t ret = w->head ? post_head(e, w, more) : post_write(e, w, more);
 		if (ret == -FI_EAGAIN)
-			break;
+			return (int)e->count;
 		if (ret)
 			return (int)ret;
 		e->head = (e->head + 1) % e->depth;
 		e->count--;
+		e->busy = 1;
 	}
-	return (int)e->count;
+	return 0;
 }
 
 int pf_av_insert(struct pf_domain *d, const uint8_t *addr, uint64_t *out) {
@@ -429,15 +432,19 @@ static int poll_cq(struct fid_cq *cq, struct pf_event *out, int max) {
 
 // pf_poll makes progress on every queue and returns the completions of those
 // that it got to before out was full; the next call begins where it stopped.
+// Endpoints with a queue of their own come before the hub: what a peer sends
+// there after a write has landed is not seen before the write is.
 int pf_poll(struct pf_domain *d, struct pf_event *out, int max) {
-	int n = poll_cq(d->cq, out, max);
-	for (uint32_t i = 0; n >= 0 && n < max && i < d->polled_count; i++) {
+	int n = 0;
+	for (uint32_t i = 0; i < d->polled_count; i++) {
 		int m = poll_cq(d->polled[d->turn++ % d->polled_count]->own_cq, out + n, max - n);
 		if (m < 0)
 			return m;
-		n += m;
+		if ((n += m) >= max)
+			return n;
 	}
-	return n;
+	int m = poll_cq(d->cq, out + n, max - n);
+	return m < 0 ? m : n + m;
 }
 
 // pf_poll_ep reads what is left of an endpoint's own queue.

@@ -75,6 +75,8 @@ struct pf_ep {
 	struct fid_mr *heads_mr;
 	void *heads_desc;
 	uint32_t depth, head, count;
+	uint32_t serial;  // one work at a time
+	uint32_t busy;    // and there is one; Go clears it when that has ended
 	fi_addr_t peer, hub;
 	// Templates: what does not change from one work to the next.
 	struct iovec iov[2];

@@ -361,6 +361,13 @@ func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	return max(int(ret), 0), errno("post", ret)
 }
 
+// ended notes that the work in the provider has ended, where there is one at a
+// time, and reports whether others wait for that.
+func (e *nativeEndpoint) ended() bool {
+	e.e.busy = 0
+	return e.e.serial != 0 && e.e.count > 0
+}
+
 // cut closes the endpoint: the provider touches nothing of it from here on. Its
 // ring is empty afterwards.
 func (e *nativeEndpoint) cut() error {

@@ -10,8 +10,10 @@ import (
 // neighbours are the domains of this process whose provider shares the state of
 // endpoints within a process. libfabric's shm does: it hands out the very
 // pointer to a local peer's queues, so that closing one of two joined endpoints
-// pulls the memory from under the other's poller. Domains that were joined are
-// therefore released together, when the last of them is closed.
+// pulls the memory from under the other's poller; opening one more endpoint looks
+// at all of them. Domains that were joined are therefore released together, with
+// their endpoints, when the last of them is closed: two engines of one process
+// have 256 endpoints in all, however many they close in between.
 //
 // It is a variable of the package because libfabric's list is one of the process.
 var neighbours = hood{byHub: make(map[string]*domain), of: make(map[*domain]*cluster)}

@@ -42,10 +42,21 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 			return fail(err)
 		}
 	}
+	openNIC := func(i int) (*domain, error) {
+		n := o.Domain
+		n.NIC = nics[i]
+		d, err := open(i, n)
+		if err != nil {
+			return nil, err
+		}
+		if before := count(nics[:i], nics[i]); before > 0 {
+			d.name = fmt.Sprintf("%s.%d", d.name, before)
+		}
+		return d, nil
+	}
 	var about []string
-	for i, n := range nics {
-		o.Domain.NIC = n
-		d, err := open(i, o.Domain)
+	for i := range nics {
+		d, err := openNIC(i)
 		if err != nil {
 			return fail(err)
 		}
@@ -54,9 +65,7 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 	}
 	g.Detail = strings.Join(about, ", ")
 	g.Reopen = func(_ context.Context, i int) (group.Domain, error) {
-		again := o.Domain
-		again.NIC = nics[i]
-		d, err := open(i, again)
+		d, err := openNIC(i)
 		if err != nil {
 			return nil, err // not a domain that is nil inside
 		}
@@ -65,10 +74,20 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 	return group.New(ctx, g)
 }
 
+// count returns how often n is in all.
+func count(all []NIC, n NIC) (times int) {
+	for _, x := range all {
+		if x == n {
+			times++
+		}
+	}
+	return times
+}
+
 // about is one line on the domain, for people.
 func (d *domain) about() string {
 	major, minor := libraryVersion()
-	return fmt.Sprintf("%s of %s (libfabric %d.%d)", d.traits.domain, d.traits.provider, major, minor)
+	return fmt.Sprintf("%s of %s (libfabric %d.%d)", d.name, d.traits.provider, major, minor)
 }
 
 // defaultNICs are all domains but the loopback, or that alone.

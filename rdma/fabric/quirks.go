@@ -7,7 +7,9 @@ package fabric
 type quirks struct {
 	// ownQueues: an endpoint has a completion queue of its own, so that not
 	// polling it stops everything that its peer does to us. Elsewhere closing
-	// the endpoint does that, and one queue serves all.
+	// the endpoint does that, and one queue serves all. Works go one at a time:
+	// the provider takes no second one either, and so they are ordered although
+	// some go by hub.
 	ownQueues bool
 	// emptyPlain: a work without payload that asks for delivery-complete never
 	// completes; and its key is not checked.

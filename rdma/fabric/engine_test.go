@@ -1,0 +1,99 @@
+//go:build fabric && cgo && linux
+
+package fabric
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/rdmatest"
+)
+
+// testEngine is an engine whose NICs a case may kill.
+type testEngine struct {
+	*group.Engine
+	mu      sync.Mutex
+	domains []*domain
+	killed  map[int]bool
+}
+
+// open opens NIC i, unless it was killed.
+func (e *testEngine) open(i int, o DomainOptions) (*domain, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.killed[i] {
+		return nil, errKilled
+	}
+	d, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	for i >= len(e.domains) {
+		e.domains = append(e.domains, nil)
+	}
+	e.domains[i] = d
+	return d, nil
+}
+
+// KillNIC implements rdmatest.NICKiller: the NIC dies and can't be opened again.
+func (e *testEngine) KillNIC(i int) {
+	e.mu.Lock()
+	e.killed[i] = true
+	d := e.domains[i]
+	e.mu.Unlock()
+	kill(d)
+}
+
+// engineOver starts an engine over n NICs of a provider.
+func engineOver(t testing.TB, provider string, nic NIC, n int, g group.Options, listen bool) *testEngine {
+	t.Helper()
+	at := ""
+	if listen {
+		at = "127.0.0.1:0"
+	}
+	var err error
+	if g.Control, err = group.TCP(t.Context(), at, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Domain: DomainOptions{Provider: provider}, Group: g}
+	for range max(n, 1) {
+		o.NICs = append(o.NICs, nic)
+	}
+	e := &testEngine{killed: make(map[int]bool)}
+	if e.Engine, err = newEngine(t.Context(), o, e.open); err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+func TestConformance(t *testing.T) {
+	for _, p := range providers {
+		t.Run(p.name, func(t *testing.T) {
+			// A refusal costs shm an endpoint, of which it has few (neighbours.go):
+			// so the cases that refuse without end are small there.
+			s := rdmatest.Provider{NICs: 4, Uneven: true, Logs: true, Quick: p.name == "shm"}
+			s.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
+				return engineOver(t, p.name, p.nic, c.NICs, group.Options{
+					Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
+					OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
+				}, c.Listen)
+			}
+			s.Run(t)
+		})
+	}
+}
+
+// A provider that there is not is named in the error.
+func TestNoProvider(t *testing.T) {
+	if _, err := New(t.Context(), Options{Domain: DomainOptions{Provider: "nosuch"}}); err == nil {
+		t.Error("an engine over no such provider")
+	}
+	if _, err := Open(DomainOptions{NIC: NIC{Addr: "192.0.2.254"}}); err == nil {
+		t.Error("a domain with an address that is not ours")
+	}
+	if _, err := Open(DomainOptions{QueueDepth: 1000}); err == nil {
+		t.Error("a queue too deep")
+	}
+}
