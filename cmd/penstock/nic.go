@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -260,4 +261,13 @@ func printNICReport(t *table, r nicReport) {
 		}
 	}
 	fmt.Fprintf(t, "\n%d of %d NICs can be used\n", r.Usable, r.NICs)
+}
+
+// withNICs adds what NICs this host has to an error about an address that it does
+// not have.
+func withNICs(err error) error {
+	if !errors.Is(err, syscall.EADDRNOTAVAIL) {
+		return err
+	}
+	return fmt.Errorf("%w: no NIC of this host has that address. It has:\n%v", err, topo.Read(topo.Options{Addrs: probe.Addrs}))
 }

@@ -326,7 +326,7 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 		Logger:     n.log,
 	})
 	if err != nil {
-		return fmt.Errorf("data plane (data_listen): %w", err)
+		return fmt.Errorf("data plane (data_listen): %w", withNICs(err))
 	}
 	n.onClose(func(context.Context) error { return n.data.Close() })
 	local, err := n.openLocal(memory)
