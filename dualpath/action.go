@@ -92,11 +92,13 @@ const (
 	ByGateway
 	// ReadFailed: storage does not have it any more.
 	ReadFailed
+	// EngineFailed: an engine could not do its part.
+	EngineFailed
 )
 
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
-	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more",
+	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
 }
 
 // String returns a phrase for people.

@@ -129,10 +129,13 @@ type NodeReport struct {
 	Rate float64
 }
 
-// Progress is how far one side's read of a request has come.
+// Progress is how far one side's read of a request has come. Attempt, here and
+// below, is the Seq of the Start that it is about: what an engine says of an earlier
+// one is ignored. 0 is about whichever there is, of a request found with a group.
 type Progress struct {
 	At      time.Duration
 	Request RequestID
+	Attempt uint64
 	Side    Role
 	// Upto: the tokens of the side's part before this one are in its buffer.
 	Upto int
@@ -142,6 +145,7 @@ type Progress struct {
 type Stopped struct {
 	At      time.Duration
 	Request RequestID
+	Attempt uint64
 	Side    Role
 	// Upto is how far it came; what is behind it is to be read elsewhere.
 	Upto int
@@ -154,7 +158,20 @@ type Stopped struct {
 type Finished struct {
 	At      time.Duration
 	Request RequestID
+	Attempt uint64
 	Role    Role
+}
+
+// Failed is an engine that could not do its part of a request: its own memory, its
+// peer's, a block that was not what was written. The request is planned anew; from
+// the second time on, with no more of its hit than Upto.
+type Failed struct {
+	At      time.Duration
+	Request RequestID
+	Attempt uint64
+	Role    Role
+	// Upto: the cached tokens before this one are beyond suspicion.
+	Upto int
 }
 
 // Cancelled is a request that its gateway gave up.
@@ -181,6 +198,7 @@ func (e Fetch) at() time.Duration     { return e.At }
 func (e Progress) at() time.Duration  { return e.At }
 func (e Stopped) at() time.Duration   { return e.At }
 func (e Finished) at() time.Duration  { return e.At }
+func (e Failed) at() time.Duration    { return e.At }
 func (e Cancelled) at() time.Duration { return e.At }
 func (e Epoch) at() time.Duration     { return e.At }
 func (e Tick) at() time.Duration      { return e.At }

@@ -81,6 +81,9 @@ type Options struct {
 	// GroupTimeout: a group that does not fetch for so long is gone. Default
 	// 5 s.
 	GroupTimeout time.Duration
+	// MaxAttempts is how often a request is started before its engines' failures
+	// end it. Default 4.
+	MaxAttempts int
 	// MaxQueue bounds the requests that wait or are served. Default 1 << 20.
 	MaxQueue int
 	// MaxExplain is how many requests Explain remembers. Default 4096.
@@ -101,6 +104,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.MaxHedge, 8192)
 	setDefault(&o.Patience, 50*time.Millisecond)
 	setDefault(&o.GroupTimeout, 5*time.Second)
+	setDefault(&o.MaxAttempts, 4)
 	setDefault(&o.MaxQueue, 1<<20)
 	setDefault(&o.MaxExplain, 4096)
 }
@@ -122,7 +126,7 @@ func (o *Options) Validate() error {
 		{"ReadRate", o.ReadRate, 1}, {"PrefillRate", o.PrefillRate, 1}, {"Alpha", float64(o.Alpha), 0}, {"Beta", float64(o.Beta), 1},
 		{"ZFactor", o.ZFactor, 1}, {"BlockTokens", float64(o.BlockTokens), 1}, {"MinPart", float64(o.MinPart), 1},
 		{"SlowFactor", o.SlowFactor, 1}, {"HedgeFactor", o.HedgeFactor, 1}, {"MaxHedge", float64(o.MaxHedge), 0},
-		{"Patience", float64(o.Patience), 0}, {"GroupTimeout", float64(o.GroupTimeout), 1}, {"MaxQueue", float64(o.MaxQueue), 1},
+		{"Patience", float64(o.Patience), 0}, {"GroupTimeout", float64(o.GroupTimeout), 1}, {"MaxAttempts", float64(o.MaxAttempts), 1}, {"MaxQueue", float64(o.MaxQueue), 1},
 		{"MaxExplain", float64(o.MaxExplain), 0},
 	} {
 		if !(r.value >= r.min) {

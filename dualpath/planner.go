@@ -116,7 +116,11 @@ type request struct {
 	rest      []Part
 	started   time.Duration
 	prefilled bool
-	why       *Explanation
+	// attempt is the number of its Start.
+	attempt uint64
+	// failures are how often an engine could not do its part.
+	failures int
+	why      *Explanation
 }
 
 // New returns a planner that knows no engine yet.
@@ -156,6 +160,8 @@ func (p *Planner) Step(ev Event) []Action {
 		p.stopped(e)
 	case Finished:
 		p.finished(e)
+	case Failed:
+		p.failed(e)
 	case Cancelled:
 		if r := p.requests[e.Request]; r != nil {
 			p.end(r, ByGateway)
@@ -166,6 +172,16 @@ func (p *Planner) Step(ev Event) []Action {
 		p.tick()
 	}
 	return p.out
+}
+
+// about returns the request that an engine speaks of, or nil if it is over or
+// another attempt's.
+func (p *Planner) about(id RequestID, attempt uint64) *request {
+	r := p.requests[id]
+	if r == nil || (attempt != 0 && r.attempt != 0 && attempt != r.attempt) {
+		return nil
+	}
+	return r
 }
 
 // say appends an action and returns its number.
@@ -483,7 +499,10 @@ func (p *Planner) unqueueDecode(r *request) {
 // has ended, whatever the planner meant to do with it: its group may have been
 // faster than an Abort.
 func (p *Planner) finished(e Finished) {
-	r := p.requests[e.Request]
+	r := p.about(e.Request, e.Attempt)
+	if e.Role == Decode {
+		r = p.requests[e.Request]
+	}
 	if r == nil || (e.Role == Prefill && r.phase != serving) {
 		return
 	}
@@ -499,6 +518,38 @@ func (p *Planner) finished(e Finished) {
 		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
 	p.forget(r)
+}
+
+// failed plans a request anew that an engine could not serve. The second time,
+// what is suspect of the hit is recomputed.
+func (p *Planner) failed(e Failed) {
+	r := p.about(e.Request, e.Attempt)
+	if r == nil || r.phase != serving || (e.Role != Prefill && e.Role != Decode) {
+		return
+	}
+	if r.failures++; r.failures >= p.opts.MaxAttempts {
+		p.end(r, EngineFailed)
+		return
+	}
+	if r.failures > 1 {
+		r.Hit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens)
+	}
+	r.why.note(p.now, "the %s engine failed, for the time %d; planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
+	p.stats.Replanned++
+	p.stopLoading(r)
+	for _, role := range [...]Role{Prefill, Decode} {
+		en := r.engineOf(role)
+		if en == nil {
+			continue
+		}
+		if role != e.Role && !(role == Prefill && r.prefilled) {
+			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: EngineFailed})
+		}
+		r.setEngine(role, nil)
+	}
+	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
+	r.prefillAt = p.waiting.PushFront(r)
+	r.decodeAt = p.unrouted.PushFront(r)
 }
 
 // epoch ends the loads of older epochs: what they bring is of no use.

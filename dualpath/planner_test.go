@@ -184,6 +184,9 @@ func (l *ledger) book(a Action) {
 		}
 	case Abort:
 		t.assigned[sideAt(l.role(a.Group))] = false
+		if a.Why == EngineFailed {
+			t.assigned = [2]bool{} // the one that failed forgot it before
+		}
 		t.unstart()
 	case Reject:
 		delete(l.live, a.Request)
@@ -281,13 +284,13 @@ func (l *ledger) read(id RequestID, s int, x byte) {
 	case upto == part.To || t.cut[s] || x >= 200:
 		t.reads[s], t.cut[s] = Part{}, false
 		if upto == part.To {
-			l.step(Progress{l.now, id, side, upto})
+			l.step(Progress{l.now, id, 0, side, upto})
 			return
 		}
 		l.step(Stopped{At: l.now, Request: id, Side: side, Upto: upto, Failed: x >= 200, Gone: x >= 240})
 	default:
 		t.reads[s].From = upto
-		l.step(Progress{l.now, id, side, upto})
+		l.step(Progress{l.now, id, 0, side, upto})
 	}
 }
 
@@ -304,8 +307,8 @@ func (l *ledger) finish(id RequestID) {
 			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, t.req.Hit)
 		}
 	}
-	l.step(Finished{l.now, id, Prefill})
-	l.step(Finished{l.now, id, Decode})
+	l.step(Finished{l.now, id, 0, Prefill})
+	l.step(Finished{l.now, id, 0, Decode})
 	delete(l.live, id)
 	l.over[id] = true
 }
@@ -419,6 +422,15 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 			l.step(Cancelled{l.now, id})
 		}
 	case 11:
+		if id, ok := pick(); ok && y >= 128 && l.live[id].started {
+			upto := int(y) * 4
+			l.step(Failed{l.now, id, 0, Role(y%2) + Prefill, upto})
+			if t := l.live[id]; t != nil { // it was planned anew
+				t.assigned = [2]bool{}
+				t.unstart()
+				t.req.Hit = min(t.req.Hit, l.p.requests[id].Hit)
+			}
+		}
 		if y < 30 {
 			l.bump(NamespaceID(x%2), uint64(y%5))
 		}

@@ -69,6 +69,7 @@ func (p *Planner) start(r *request) {
 	r.why.note(p.now, "started on engines %d and %d: prefill side reads %d of %d cached tokens", int(r.pe.id), int(r.de.id), x, r.Hit)
 	r.why.note(p.now, "read queues: %d tokens on the prefill side, %d on the decode side", r.pe.node.queue, r.de.node.queue)
 	seq := p.say(a)
+	r.attempt = seq
 	for _, part := range a.Parts[:a.NParts] {
 		p.begin(r, part, false, seq)
 	}
@@ -162,7 +163,7 @@ func seconds(s float64) time.Duration {
 
 // progress takes how far a side has come.
 func (p *Planner) progress(e Progress) {
-	r := p.requests[e.Request]
+	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
 		return
 	}
@@ -191,7 +192,7 @@ func (p *Planner) read(r *request, by Role) {
 
 // stopped takes the end of a read that is not complete.
 func (p *Planner) stopped(e Stopped) {
-	r := p.requests[e.Request]
+	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
 		return
 	}

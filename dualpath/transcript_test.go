@@ -17,11 +17,11 @@ import (
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress|stopped request=N side=prefill|decode upto=N [failed] [gone]
-//	finished request=N side=…      cancel request=N      down group=G      epoch ns=N to=N
+//	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N
 //	tick    at=N
 //	explain request=N              state                stats
 //
-// Each takes at=N, the time; without it, no time passes.
+// The four take attempt=N, the number of a start. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := &story{}
@@ -64,11 +64,13 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "fetch":
 		return s.fetch(c)
 	case "progress":
-		return s.step(Progress{s.now, c.request(), c.role("side"), c.num("upto", 0)})
+		return s.step(Progress{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0)})
 	case "stopped":
-		return s.step(Stopped{s.now, c.request(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone")})
+		return s.step(Stopped{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone")})
 	case "finished":
-		return s.step(Finished{s.now, c.request(), c.role("side")})
+		return s.step(Finished{s.now, c.request(), c.attempt(), c.role("side")})
+	case "failed":
+		return s.step(Failed{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0)})
 	case "cancel":
 		return s.step(Cancelled{s.now, c.request()})
 	case "down":
@@ -201,6 +203,8 @@ func (c *args) list(name string) []string {
 	}
 	return nil
 }
+
+func (c *args) attempt() uint64 { return uint64(c.num("attempt", 0)) }
 
 func (c *args) request() RequestID { return RequestID(c.num("request", 0)) }
 

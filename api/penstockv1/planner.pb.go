@@ -206,7 +206,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type SubmitRequest struct {
@@ -461,6 +461,7 @@ type LeaderMessage struct {
 	//	*LeaderMessage_Progress
 	//	*LeaderMessage_Stopped
 	//	*LeaderMessage_Finished
+	//	*LeaderMessage_Failed
 	Message       isLeaderMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -548,6 +549,15 @@ func (x *LeaderMessage) GetFinished() *RequestFinished {
 	return nil
 }
 
+func (x *LeaderMessage) GetFailed() *RequestFailed {
+	if x != nil {
+		if x, ok := x.Message.(*LeaderMessage_Failed); ok {
+			return x.Failed
+		}
+	}
+	return nil
+}
+
 type isLeaderMessage_Message interface {
 	isLeaderMessage_Message()
 }
@@ -572,6 +582,10 @@ type LeaderMessage_Finished struct {
 	Finished *RequestFinished `protobuf:"bytes,5,opt,name=finished,proto3,oneof"`
 }
 
+type LeaderMessage_Failed struct {
+	Failed *RequestFailed `protobuf:"bytes,6,opt,name=failed,proto3,oneof"`
+}
+
 func (*LeaderMessage_Register) isLeaderMessage_Message() {}
 
 func (*LeaderMessage_Fetch) isLeaderMessage_Message() {}
@@ -581,6 +595,8 @@ func (*LeaderMessage_Progress) isLeaderMessage_Message() {}
 func (*LeaderMessage_Stopped) isLeaderMessage_Message() {}
 
 func (*LeaderMessage_Finished) isLeaderMessage_Message() {}
+
+func (*LeaderMessage_Failed) isLeaderMessage_Message() {}
 
 type RegisterGroup struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -967,11 +983,14 @@ func (x *NodeState) GetReadTokensPerSecond() float64 {
 	return 0
 }
 
+// In what a leader says of a request, attempt is the seq of the start that it is
+// about: what is said of an earlier one is ignored.
 type ReadProgress struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Side          Side                   `protobuf:"varint,2,opt,name=side,proto3,enum=penstock.v1.Side" json:"side,omitempty"`
 	Upto          uint32                 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
+	Attempt       uint64                 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1027,14 +1046,22 @@ func (x *ReadProgress) GetUpto() uint32 {
 	return 0
 }
 
+func (x *ReadProgress) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 type ReadStopped struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Side    Side                   `protobuf:"varint,2,opt,name=side,proto3,enum=penstock.v1.Side" json:"side,omitempty"`
 	Upto    uint32                 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
 	// failed: this side's storage answered an error. gone: the block is not stored.
-	Failed        bool `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
-	Gone          bool `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
+	Failed        bool   `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	Gone          bool   `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
+	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1104,10 +1131,18 @@ func (x *ReadStopped) GetGone() bool {
 	return false
 }
 
+func (x *ReadStopped) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 type RequestFinished struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Role          Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
+	Attempt       uint64                 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1156,6 +1191,83 @@ func (x *RequestFinished) GetRole() Side {
 	return Side_SIDE_UNSPECIFIED
 }
 
+func (x *RequestFinished) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+// RequestFailed: an engine could not do its part. The request is planned anew.
+type RequestFailed struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Role    Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
+	// The cached tokens before this one are beyond suspicion.
+	Upto          uint32 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
+	Attempt       uint64 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RequestFailed) Reset() {
+	*x = RequestFailed{}
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestFailed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestFailed) ProtoMessage() {}
+
+func (x *RequestFailed) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
+func (*RequestFailed) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RequestFailed) GetRequest() string {
+	if x != nil {
+		return x.Request
+	}
+	return ""
+}
+
+func (x *RequestFailed) GetRole() Side {
+	if x != nil {
+		return x.Role
+	}
+	return Side_SIDE_UNSPECIFIED
+}
+
+func (x *RequestFailed) GetUpto() uint32 {
+	if x != nil {
+		return x.Upto
+	}
+	return 0
+}
+
+func (x *RequestFailed) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
 // LeaderAction is one action of the planner, in the order of seq.
 type LeaderAction struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1178,7 +1290,7 @@ type LeaderAction struct {
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1302,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1315,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -1293,7 +1405,7 @@ type BumpWeightsRequest struct {
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1305,7 +1417,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1318,7 +1430,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -1343,7 +1455,7 @@ type BumpWeightsResponse struct {
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1355,7 +1467,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1368,7 +1480,7 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
 }
 
 type ExplainRequest struct {
@@ -1380,7 +1492,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1504,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1517,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -1426,7 +1538,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1550,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1563,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -1483,7 +1595,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1607,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1620,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 type TopResponse struct {
@@ -1533,7 +1645,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1657,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1670,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -1670,7 +1782,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1682,7 +1794,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1695,7 +1807,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -1725,7 +1837,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1737,7 +1849,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1750,7 +1862,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -1801,7 +1913,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1925,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1938,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 1}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -1872,7 +1984,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1996,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2009,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 2}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -1974,13 +2086,14 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x04Part\x12%\n" +
 	"\x04side\x18\x01 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\rR\x02to\"\xaf\x02\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\"\xe5\x02\n" +
 	"\rLeaderMessage\x128\n" +
 	"\bregister\x18\x01 \x01(\v2\x1a.penstock.v1.RegisterGroupH\x00R\bregister\x12.\n" +
 	"\x05fetch\x18\x02 \x01(\v2\x16.penstock.v1.FetchWorkH\x00R\x05fetch\x127\n" +
 	"\bprogress\x18\x03 \x01(\v2\x19.penstock.v1.ReadProgressH\x00R\bprogress\x124\n" +
 	"\astopped\x18\x04 \x01(\v2\x18.penstock.v1.ReadStoppedH\x00R\astopped\x12:\n" +
-	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinishedB\t\n" +
+	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinished\x124\n" +
+	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failedB\t\n" +
 	"\amessage\"\xb3\x01\n" +
 	"\rRegisterGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
@@ -2009,20 +2122,28 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
-	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"c\n" +
+	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"}\n" +
 	"\fReadProgress\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
-	"\x04upto\x18\x03 \x01(\rR\x04upto\"\x8e\x01\n" +
+	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xa8\x01\n" +
 	"\vReadStopped\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x16\n" +
 	"\x06failed\x18\x04 \x01(\bR\x06failed\x12\x12\n" +
-	"\x04gone\x18\x05 \x01(\bR\x04gone\"R\n" +
+	"\x04gone\x18\x05 \x01(\bR\x04gone\x12\x18\n" +
+	"\aattempt\x18\x06 \x01(\x04R\aattempt\"l\n" +
 	"\x0fRequestFinished\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
-	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\"\xa7\x04\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\"~\n" +
+	"\rRequestFailed\x12\x18\n" +
+	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
+	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x12\n" +
+	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xa7\x04\n" +
 	"\fLeaderAction\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.penstock.v1.LeaderAction.KindR\x04kind\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
@@ -2124,7 +2245,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Side)(0),                    // 0: penstock.v1.Side
 	(RequestUpdate_Kind)(0),      // 1: penstock.v1.RequestUpdate.Kind
@@ -2142,17 +2263,18 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*ReadProgress)(nil),         // 13: penstock.v1.ReadProgress
 	(*ReadStopped)(nil),          // 14: penstock.v1.ReadStopped
 	(*RequestFinished)(nil),      // 15: penstock.v1.RequestFinished
-	(*LeaderAction)(nil),         // 16: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 17: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 18: penstock.v1.BumpWeightsResponse
-	(*ExplainRequest)(nil),       // 19: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 20: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 21: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 22: penstock.v1.TopResponse
-	(*ExplainResponse_Line)(nil), // 23: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 24: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 25: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 26: penstock.v1.TopResponse.Group
+	(*RequestFailed)(nil),        // 16: penstock.v1.RequestFailed
+	(*LeaderAction)(nil),         // 17: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 18: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 19: penstock.v1.BumpWeightsResponse
+	(*ExplainRequest)(nil),       // 20: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 21: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 22: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 23: penstock.v1.TopResponse
+	(*ExplainResponse_Line)(nil), // 24: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 25: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 26: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 27: penstock.v1.TopResponse.Group
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
@@ -2163,39 +2285,41 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	13, // 5: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
 	14, // 6: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
 	15, // 7: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	0,  // 8: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
-	8,  // 9: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
-	9,  // 10: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
-	3,  // 11: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	11, // 12: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	12, // 13: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	0,  // 14: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	0,  // 15: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	0,  // 16: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	2,  // 17: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	0,  // 18: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	5,  // 19: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	3,  // 20: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	23, // 21: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	26, // 22: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	0,  // 23: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	24, // 24: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	25, // 25: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	3,  // 26: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	6,  // 27: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	17, // 28: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	19, // 29: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	21, // 30: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	4,  // 31: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	16, // 32: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	18, // 33: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	20, // 34: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	22, // 35: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	31, // [31:36] is the sub-list for method output_type
-	26, // [26:31] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	16, // 8: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	0,  // 9: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
+	8,  // 10: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
+	9,  // 11: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
+	3,  // 12: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	11, // 13: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	12, // 14: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	0,  // 15: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	0,  // 16: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	0,  // 17: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	0,  // 18: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	2,  // 19: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	0,  // 20: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	5,  // 21: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	3,  // 22: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	24, // 23: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	27, // 24: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	0,  // 25: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	25, // 26: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	26, // 27: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	3,  // 28: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	6,  // 29: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	18, // 30: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	20, // 31: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	22, // 32: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	4,  // 33: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	17, // 34: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	19, // 35: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	21, // 36: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	23, // 37: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	33, // [33:38] is the sub-list for method output_type
+	28, // [28:33] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2209,6 +2333,7 @@ func file_penstockv1_planner_proto_init() {
 		(*LeaderMessage_Progress)(nil),
 		(*LeaderMessage_Stopped)(nil),
 		(*LeaderMessage_Finished)(nil),
+		(*LeaderMessage_Failed)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2216,7 +2341,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   24,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

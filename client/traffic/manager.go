@@ -23,6 +23,8 @@ var (
 	ErrClosed = errors.New("traffic manager is closed")
 	// ErrCancelled: the job was cancelled, here or by its other side.
 	ErrCancelled = errors.New("cancelled")
+	// ErrCut: a read was told to stop.
+	ErrCut = errors.New("told to stop")
 	// ErrJob: the job is not one that can be done; it says why.
 	ErrJob = errors.New("bad job")
 	// ErrExists: a job of that request is under way here.

@@ -26,14 +26,17 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 		pieces[i] = client.Piece{Block: part.From + i, Offset: into.Offset() + int64(base) + int64(i)*int64(g.fullBytes)}
 		layerSums[i] = flat[i*g.layers : (i+1)*g.layers]
 	}
-	res, err := t.m.opts.Storage.Read(t.ctx, client.ReadRequest{
+	ctx, after := t.reading()
+	defer after()
+	res, err := t.m.opts.Storage.Read(ctx, client.ReadRequest{
 		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.opts.Memory, Pieces: pieces, Sums: layerSums,
 	})
 	if t.ctx.Err() != nil {
 		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
 	}
 	have := Part{part.From, part.From}
-	if err == nil {
+	cut := ctx.Err() != nil // what had come until then has
+	if err == nil || cut {
 		have.To = max(part.From, min(res.Blocks, part.To))
 	}
 	for b := have.From; b < have.To; b++ {
@@ -43,7 +46,9 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 		return have, nil, nil
 	}
 	stop := &Stop{Part: part, Upto: have.To, Err: err}
-	if err == nil {
+	if cut {
+		stop.Err = ErrCut
+	} else if err == nil {
 		switch res.Cut {
 		case client.CutAbsent, client.CutEpoch:
 			stop.Gone = true

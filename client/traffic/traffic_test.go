@@ -53,8 +53,9 @@ type shelf struct {
 	flip map[kv.BlockID]bool
 	// gate, if set, holds up writes.
 	gate chan struct{}
-	// mem is where the reader's memory is.
-	mem map[*Manager][]byte
+	// stall: the first read of this block closes stalled and goes no further.
+	stall   kv.BlockID
+	stalled chan struct{}
 }
 
 func newShelf() *shelf {
@@ -98,6 +99,14 @@ func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, 
 	}
 	for i, p := range r.Pieces {
 		id := r.IDs[p.Block]
+		if id == s.stall && s.stalled != nil {
+			close(s.stalled)
+			s.stalled = nil
+			s.mu.Unlock()
+			<-ctx.Done()
+			s.mu.Lock()
+			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutLost}, ctx.Err()
+		}
 		if err := s.fail[id]; err != nil {
 			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutLost, Detail: err.Error()}, nil
 		}
@@ -408,6 +417,33 @@ func TestLostBlocks(t *testing.T) {
 	}
 	if s.blocks[blockName(1, 2)] == nil || s.blocks[blockName(1, 8)] == nil {
 		t.Error("what was computed is not in storage")
+	}
+}
+
+// TestCut: a side that hangs is told to stop; what it had is used, and the other
+// side reads the rest.
+func TestCut(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.put(1, 8)
+	s.stall, s.stalled = blockName(1, 2), make(chan struct{})
+	stalled := s.stalled
+	pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 10, 8)
+	p, d, pStop, _ := r.both(ctx, 4)
+	<-stalled
+	p.Cut()
+	if stop := <-pStop; stop.Upto != 2 || stop.Gone || !errors.Is(stop.Err, ErrCut) {
+		t.Fatalf("the prefill side stopped: %+v", stop)
+	}
+	d.Read(Part{2, 4})
+	if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(p.Miss()); got != "[8 9]" {
+		t.Errorf("computed %s", got)
 	}
 }
 

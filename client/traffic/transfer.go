@@ -63,6 +63,8 @@ type transfer struct {
 	peer    rdma.EngineID
 	windows []rdma.Window
 	buffers []arena.Buffer
+	// reads end the reads under way.
+	reads map[*context.CancelFunc]struct{}
 	// running are the job's goroutines.
 	running sync.WaitGroup
 	ended   sync.Once
@@ -73,7 +75,7 @@ func (t *transfer) open(ctx context.Context, m *Manager, request string, self jo
 	if request == "" {
 		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)
 	}
-	t.m, t.request, t.self, t.changed = m, request, self, make(chan struct{})
+	t.m, t.request, t.self, t.changed, t.reads = m, request, self, make(chan struct{}), make(map[*context.CancelFunc]struct{})
 	t.scope = rdma.NewScope(m.opts.Compute)
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
 	t.persistCtx, t.stopPersist = context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
@@ -150,6 +152,31 @@ func (t *transfer) run(f func() error) {
 			t.fail(err)
 		}
 	}()
+}
+
+// Cut ends the reads under way: each stops as soon as it can, and Stopped is told
+// how far it came. The job goes on; what is missing is somebody's to Read.
+func (t *transfer) Cut() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for cancel := range t.reads {
+		(*cancel)()
+	}
+}
+
+// reading returns the context of one read, which Cut ends, and what to call after
+// it.
+func (t *transfer) reading() (ctx context.Context, after func()) {
+	ctx, cancel := context.WithCancel(t.ctx)
+	t.mu.Lock()
+	t.reads[&cancel] = struct{}{}
+	t.mu.Unlock()
+	return ctx, func() {
+		t.mu.Lock()
+		delete(t.reads, &cancel)
+		t.mu.Unlock()
+		cancel()
+	}
 }
 
 // alloc takes memory of the buffer, until the job ends.

@@ -183,7 +183,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 		s.startLocked(j, a)
 		return
 	case dualpath.Abort:
-		if a.Why == dualpath.GroupLost {
+		if a.Why == dualpath.GroupLost || a.Why == dualpath.EngineFailed {
 			s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
 		}
 	}

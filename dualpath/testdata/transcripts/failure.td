@@ -1,0 +1,131 @@
+# An engine that fails: the request is planned anew with its whole hit; the second time without what is suspect; the fourth
+# time it ends.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000
+----
+nothing
+
+submit id=1 prompt=1124 hit=1024
+----
+nothing
+
+fetch group=2
+----
+1 assign request 1: decode engine 2
+
+fetch group=1
+----
+2 assign request 1: prefill engine 1
+3 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+
+failed request=1 side=prefill upto=300
+----
+4 abort request 1: engine 2; an engine could not do its part
+
+fetch group=1
+----
+5 assign request 1: prefill engine 1
+
+fetch group=2
+----
+6 assign request 1: decode engine 2
+7 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+
+failed request=1 side=decode upto=300
+----
+8 abort request 1: engine 1; an engine could not do its part
+
+fetch group=2
+----
+9 assign request 1: decode engine 2
+
+fetch group=1
+----
+10 assign request 1: prefill engine 1
+11 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+failed request=1 side=prefill
+----
+12 abort request 1: engine 2; an engine could not do its part
+
+fetch group=2
+----
+13 assign request 1: decode engine 2
+
+fetch group=1
+----
+14 assign request 1: prefill engine 1
+15 start request 1: prefill 1, decode 2
+
+failed request=1 side=prefill
+----
+16 abort request 1: engine 1; an engine could not do its part
+17 abort request 1: engine 2; an engine could not do its part
+18 reject request 1; an engine could not do its part
+
+explain request=1
+----
+   0.000  decode group 2: least tokens of all groups (1124 with this request)
+   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 1180 with 1124 tokens more (1 queued fit)
+   0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  started on engines 1 and 2: prefill side reads 512 of 1024 cached tokens
+   0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
+   0.000  the prefill engine failed, for the time 1; planned anew with 1024 cached tokens
+   0.000  prefill engine 1: least tokens (1124) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode group 2: least tokens of all groups (2248 with this request)
+   0.000  decode engine 2: fewest requests (1) of those that stay below Z = 2360 with 1124 tokens more (1 queued fit)
+   0.000  started on engines 1 and 2: prefill side reads 512 of 1024 cached tokens
+   0.000  read queues: 512 tokens on the prefill side, 512 on the decode side
+   0.000  the decode engine failed, for the time 2; planned anew with 256 cached tokens
+   0.000  decode group 2: least tokens of all groups (3372 with this request)
+   0.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
+   0.000  prefill engine 1: least tokens (2248) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
+          and 8 more
+
+# What an engine says of an earlier start is ignored.
+
+submit id=2 prompt=1124 hit=1024
+----
+nothing
+
+fetch group=2
+----
+19 assign request 2: decode engine 2
+
+fetch group=1
+----
+20 assign request 2: prefill engine 1
+21 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+
+failed request=2 side=prefill attempt=21
+----
+22 abort request 2: engine 2; an engine could not do its part
+
+fetch group=1
+----
+23 assign request 2: prefill engine 1
+
+fetch group=2
+----
+24 assign request 2: decode engine 2
+25 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+
+failed request=2 side=decode attempt=21
+----
+nothing
+
+finished request=2 side=prefill attempt=21
+----
+nothing
+
+failed request=2 side=decode attempt=25
+----
+26 abort request 2: engine 1; an engine could not do its part
