@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
@@ -41,10 +42,16 @@ the same PCIe switch, else root complex, else NUMA node.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addHostFlags(cmd)
+	save := cmd.Flags().String("save", "", "copy what is looked at of /sys into this directory, for --sysfs elsewhere or a bug report")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		h, err := f.read(cmd.ErrOrStderr())
 		if err != nil {
 			return err
+		}
+		if *save != "" {
+			if err := topo.Save(*save, f.tree()); err != nil {
+				return fmt.Errorf("--save: %w", err)
+			}
 		}
 		return outputOf(cmd).emit(h, func(t *table) { fmt.Fprint(t, h) })
 	}
@@ -59,9 +66,17 @@ type hostFlags struct {
 
 func addHostFlags(cmd *cobra.Command) *hostFlags {
 	f := &hostFlags{}
-	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys; what is not in /sys is then not looked at")
+	cmd.Flags().StringVar(&f.sysfs, "sysfs", "", "a copy of another host's /sys (nic list --save makes one); what is not in /sys is then not looked at")
 	cmd.Flags().StringArrayVar(&f.roles, "role", nil, "NIC=ROLE: the NIC is a cnic, an snic, shared or none, whatever the rules say; may be repeated")
 	return f
+}
+
+// tree is what --sysfs says; nil is this host's.
+func (f *hostFlags) tree() fs.FS {
+	if f.sysfs == "" {
+		return nil
+	}
+	return os.DirFS(f.sysfs)
 }
 
 func (f *hostFlags) read(warn io.Writer) (topo.Host, error) {
@@ -85,7 +100,7 @@ func (f *hostFlags) read(warn io.Writer) (topo.Host, error) {
 		if err != nil {
 			return topo.Host{}, fmt.Errorf("--sysfs %s: %w", f.sysfs, err)
 		}
-		o.Sysfs = os.DirFS(f.sysfs)
+		o.Sysfs = f.tree()
 		return topo.Read(o), nil
 	}
 	o.Addrs = probe.Addrs

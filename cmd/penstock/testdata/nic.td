@@ -3,6 +3,9 @@
 sysfs dgx dgx-h100
 ----
 
+sysfs plain plain
+----
+
 run
 nic list --sysfs @dgx
 nic check --sysfs @dgx
@@ -37,6 +40,37 @@ not listed, virtual: docker0
 nothing to complain of
 
 13 of 13 NICs can be used
+----
+----
+
+# What was saved is the same host.
+run
+nic list --sysfs @plain
+nic list --sysfs @plain --save @saved
+nic list --sysfs @saved
+nic list --sysfs @plain --save @saved
+----
+----
+NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     ADDRESS  GPU  REASON
+eno1       tcp   none  up                 1 Gb/s   -     00:1f.6  eno1       -        -    others are faster: 25 Gb/s
+enp65s0f0  tcp   snic  up                 25 Gb/s  0     41:00.0  enp65s0f0  -        -    no RDMA device; TCP
+enp65s0f1  tcp   none  interface is down  -        0     41:00.1  enp65s0f1  -        -    interface is down
+
+not listed, virtual: docker0
+NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     ADDRESS  GPU  REASON
+eno1       tcp   none  up                 1 Gb/s   -     00:1f.6  eno1       -        -    others are faster: 25 Gb/s
+enp65s0f0  tcp   snic  up                 25 Gb/s  0     41:00.0  enp65s0f0  -        -    no RDMA device; TCP
+enp65s0f1  tcp   none  interface is down  -        0     41:00.1  enp65s0f1  -        -    interface is down
+
+not listed, virtual: docker0
+NIC        KIND  ROLE  STATE              RATE     NUMA  PCI      NETDEV     ADDRESS  GPU  REASON
+eno1       tcp   none  up                 1 Gb/s   -     00:1f.6  eno1       -        -    others are faster: 25 Gb/s
+enp65s0f0  tcp   snic  up                 25 Gb/s  0     41:00.0  enp65s0f0  -        -    no RDMA device; TCP
+enp65s0f1  tcp   none  interface is down  -        0     41:00.1  enp65s0f1  -        -    interface is down
+
+not listed, virtual: docker0
+penstock: --save: topo: save: DIR/saved is not empty
+exit 1
 ----
 ----
 
@@ -90,9 +124,6 @@ exit 1
 }
 exit 1
 ----
-----
-
-sysfs plain plain
 ----
 
 run

@@ -1,0 +1,140 @@
+package topo
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+)
+
+// Save copies into dir what Read looks at in a tree, so that Read of the copy
+// gives the same host: for a bug report, or for a test. A nil tree is /sys. dir
+// is made, and must be empty if it is there.
+func Save(dir string, sysfs fs.FS) error {
+	if sysfs == nil {
+		sysfs = os.DirFS("/sys")
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("topo: save: %w", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil {
+		return fmt.Errorf("topo: save: %w", err)
+	} else if len(left) > 0 {
+		return fmt.Errorf("topo: save: %s is not empty", dir)
+	}
+	s := &saver{tree: tree{sysfs}, dir: dir}
+	Read(Options{Sysfs: s})
+	if s.err != nil {
+		return fmt.Errorf("topo: save: %w", s.err)
+	}
+	return nil
+}
+
+// saver is a tree that writes down what is read of it. It is read by one
+// goroutine.
+type saver struct {
+	tree tree
+	dir  string
+	err  error // of the writing
+}
+
+var (
+	_ fs.ReadDirFS  = (*saver)(nil)
+	_ fs.ReadLinkFS = (*saver)(nil)
+)
+
+// place is where a file of the tree goes in the copy: not through links, which
+// may lead to what is not there yet.
+func (s *saver) place(name string) string {
+	parts := strings.Split(name, "/")
+	for n := 3; n <= 4 && n <= len(parts); n++ { // class/net/eth0, bus/pci/devices/0000:00:03.0
+		at := strings.Join(parts[:n], "/")
+		if target, err := fs.ReadLink(s.tree.fs, at); err == nil {
+			s.link(at, target)
+			if n < len(parts) {
+				return s.place(path.Join(append([]string{path.Dir(at), target}, parts[n:]...)...))
+			}
+		}
+	}
+	return filepath.Join(s.dir, filepath.FromSlash(name))
+}
+
+func (s *saver) note(err error) {
+	if s.err == nil {
+		s.err = err
+	}
+}
+
+func (s *saver) mkdir(dir string) { s.note(os.MkdirAll(dir, 0o755)) }
+
+func (s *saver) link(name, target string) {
+	at := filepath.Join(s.dir, filepath.FromSlash(name))
+	s.mkdir(filepath.Dir(at))
+	if err := os.Symlink(target, at); err != nil && !errors.Is(err, fs.ErrExist) {
+		s.note(err)
+	}
+}
+
+// Open implements fs.FS. A file is copied as a whole.
+func (s *saver) Open(name string) (fs.File, error) {
+	text := s.tree.text(name)
+	f, err := s.tree.fs.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+		at := s.place(name)
+		s.mkdir(filepath.Dir(at))
+		s.note(os.WriteFile(at, []byte(text+"\n"), 0o644))
+	}
+	return f, nil
+}
+
+// ReadDir implements fs.ReadDirFS. Links and directories are copied as such,
+// files when they are read.
+func (s *saver) ReadDir(name string) ([]fs.DirEntry, error) {
+	entries, err := fs.ReadDir(s.tree.fs, name)
+	if err != nil {
+		return nil, err
+	}
+	at := s.place(name)
+	s.mkdir(at)
+	for _, e := range entries {
+		switch {
+		case e.IsDir():
+			s.mkdir(filepath.Join(at, e.Name()))
+		case e.Type() == fs.ModeSymlink:
+			if _, err := s.ReadLink(name + "/" + e.Name()); err != nil {
+				s.note(err)
+			}
+		}
+	}
+	return entries, nil
+}
+
+// ReadLink implements fs.ReadLinkFS.
+func (s *saver) ReadLink(name string) (string, error) {
+	target, err := fs.ReadLink(s.tree.fs, name)
+	if err != nil {
+		return "", err
+	}
+	// The link of a device below a class lies where the device is.
+	at, err := filepath.Rel(s.dir, filepath.Join(s.place(path.Dir(name)), path.Base(name)))
+	if err != nil {
+		return "", err
+	}
+	s.link(filepath.ToSlash(at), target)
+	return target, nil
+}
+
+// Lstat implements fs.ReadLinkFS.
+func (s *saver) Lstat(name string) (fs.FileInfo, error) {
+	info, err := fs.Lstat(s.tree.fs, name)
+	if err == nil && info.IsDir() {
+		s.mkdir(s.place(name))
+	}
+	return info, err
+}
