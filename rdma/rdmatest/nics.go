@@ -205,7 +205,8 @@ func testSenderNICDies(t *env) {
 // When the last NIC dies, what is in flight ends with ErrPeerDied, once.
 func testAllNICsDie(t *env) {
 	t.several(2)
-	server, client := t.engine(Config{Listen: true, NICs: 2, InFlightOps: floodOps}), t.engine(Config{NICs: 2})
+	const idle = time.Second // nor does it take longer than a peer's silence may
+	server, client := t.engine(Config{Listen: true, NICs: 2, InFlightOps: floodOps, IdleTimeout: idle}), t.engine(Config{NICs: 2, IdleTimeout: idle})
 	k := t.killer(client)
 	t.connect(client, server)
 	start, wait := t.flood(server, client, rdma.ErrPeerDied)

@@ -3,7 +3,6 @@ package simrdma
 import (
 	"flag"
 	"fmt"
-	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,18 +16,15 @@ import (
 // The networks that the tests of seeds run on. A seed that fails prints the
 // command that runs it again.
 var (
-	seedCount = flag.Int("sim.seeds", 0, "on how many networks to run the suites; 0: a few, or with CI=true what fits in 90 s")
+	seedCount = flag.Int("sim.seeds", 0, "on how many networks to run the suites; 0: a few")
 	firstSeed = flag.Uint64("sim.seed", 1, "the seed of the first network")
 )
 
 // eachSeed runs f for every seed in a subtest.
-func eachSeed(t *testing.T, few, ci int, f func(t *testing.T, seed uint64)) {
+func eachSeed(t *testing.T, few int, f func(t *testing.T, seed uint64)) {
 	n := *seedCount
 	if n == 0 {
 		n = few
-		if os.Getenv("CI") == "true" {
-			n = ci
-		}
 	}
 	for i := range uint64(n) {
 		seed := *firstSeed + i
@@ -130,7 +126,7 @@ func TestConformance(t *testing.T) {
 
 // TestSeeds: it does so on random networks, in virtual time.
 func TestSeeds(t *testing.T) {
-	eachSeed(t, 3, 30, func(t *testing.T, seed uint64) {
+	eachSeed(t, 3, func(t *testing.T, seed uint64) {
 		for _, c := range rdmatest.Cases() {
 			t.Run(c.Name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
@@ -145,7 +141,7 @@ func TestSeeds(t *testing.T) {
 // TestDomainSeeds: random NICs on random networks keep the promises of
 // group.Domain.
 func TestDomainSeeds(t *testing.T) {
-	eachSeed(t, 10, 100, func(t *testing.T, seed uint64) {
+	eachSeed(t, 10, func(t *testing.T, seed uint64) {
 		for _, c := range domaintest.Cases() {
 			t.Run(c.Name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

@@ -165,7 +165,7 @@ type story struct {
 // TestLedger: no immediate is lost, early or counted twice, and no operation ends
 // twice or not at all, whatever NICs, links, hosts and control connections do.
 func TestLedger(t *testing.T) {
-	eachSeed(t, 20, 1000, func(t *testing.T, seed uint64) {
+	eachSeed(t, 20, func(t *testing.T, seed uint64) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), storyTimeout)
 			defer cancel()
