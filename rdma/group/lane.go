@@ -181,8 +181,12 @@ func (l *lane) push(j job) bool {
 	return true
 }
 
-// postBatch is the largest number of Works of one Post.
-const postBatch = 32
+// postBatch is the largest number of Works of one Post; firstBatch that of the
+// first on an idle endpoint, which should not wait for the others to be made.
+const (
+	postBatch  = 32
+	firstBatch = 4
+)
 
 // skipped are runs that are not posted, because their operation was refused or
 // its key withdrawn.
@@ -231,7 +235,11 @@ func (en *end) held(j job) bool { return en.checking && j.imm && j.hi == j.lo+1 
 // fill moves runs from the queue to works, until one of them is used up or full.
 // The caller has made sure that there is a free record.
 func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
-	for l.head < len(l.queue) && len(l.works) < postBatch && len(en.free) > 0 {
+	most := postBatch
+	if en.inflight == 0 {
+		most = firstBatch
+	}
+	for l.head < len(l.queue) && len(l.works) < most && len(en.free) > 0 {
 		j := &l.queue[l.head]
 		if en.held(*j) {
 			break

@@ -1,0 +1,6 @@
+//go:build race
+
+package group
+
+// raceEnabled: this build has the race detector.
+const raceEnabled = true
