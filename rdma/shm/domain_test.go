@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/arena"
-	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
 )
 
@@ -62,8 +61,6 @@ func openArena(t testing.TB, bytes int64) *arena.Arena {
 	})
 	return a
 }
-
-func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestDomain: sources in a shared arena, and sources in the memory of the process.
 func TestDomain(t *testing.T) {
