@@ -1,9 +1,11 @@
 package client_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -310,5 +312,78 @@ func TestNodeSpeaksNoMessages(t *testing.T) {
 	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(4 * 8192)})
 	if err != nil || got.Blocks != 4 || r.store.Stats().Messages != 0 {
 		t.Errorf("read: %+v, %v, %v", got, err, r.store.Stats())
+	}
+}
+
+// nodeEnv makes the test binary a node until its standard input ends. It says
+// where it listens.
+const nodeEnv = "PENSTOCK_TEST_NODE"
+
+func TestNode(t *testing.T) {
+	if os.Getenv(nodeEnv) == "" {
+		t.Skip("runs in the process that TestStoppedNode starts")
+	}
+	h := newHost(t, func(o *storage.Options, _ *server.Options) { o.HotBytes = 0 })
+	fmt.Println(h.control)
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the other process closes it
+}
+
+// TestStoppedNode: a node that has stopped without a word ends no session, so its
+// readers go when their time is over, and nothing of theirs changes after that;
+// when it goes on, so do they.
+func TestStoppedNode(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(exe, "-test.run=^TestNode$", "-test.count=1")
+	cmd.Env = append(os.Environ(), nodeEnv+"=1")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = cmd.Process.Signal(syscall.SIGCONT) // it may be stopped, or have ended
+		if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
+			t.Errorf("the node: %v", err)
+		}
+	}()
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() {
+		t.Fatal("the node does not say where it listens")
+	}
+	h := &host{t: t, control: lines.Text()}
+	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	mem := r.memory(8 * 8192)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := r.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: mem}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("read from a stopped node: %v", err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.get(ns, ids); got.Blocks != 8 {
+		t.Errorf("read when it goes on: %+v", got)
+	}
+	// The node has performed the first read too, into a window that was closed.
+	for i, b := range mem.Bytes() {
+		if b != 0 {
+			t.Fatalf("byte %d was written after its read had returned", i)
+		}
 	}
 }

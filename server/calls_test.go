@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.opentelemetry.io/otel"
@@ -295,4 +296,79 @@ func TestSpans(t *testing.T) {
 		return
 	}
 	t.Errorf("no span of the call among %d", len(recorder.Ended()))
+}
+
+// FuzzMessages: whatever a peer sends, the node answers it or ends the session,
+// and goes on serving.
+func FuzzMessages(f *testing.F) {
+	h := newHost(f, nil, nil)
+	ns := h.namespace()
+	h.write(ns, 2)
+	r := h.replies()
+	dst := h.destination()
+	for _, c := range []struct {
+		m   api.Method
+		req proto.Message
+	}{
+		{api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2), LeaseTtlMs: 1}},
+		{api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 2), Pieces: []*pb.PieceRef{{Block: 1}, {}}, Destination: dst, Imm: 9, Layers: 2}},
+		{api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 3), GeometryDigest: digestOf(ns), Pieces: []*pb.PieceRef{{Block: 2}}}},
+		{api.MethodCommit, &pb.CommitRequest{Reservation: 1, Pieces: []*pb.PieceSums{{Block: 2, LayerSums: []uint64{1, 2, 3, 4}}}}},
+	} {
+		msg, err := api.Call{Method: c.m, ID: 7, ReplyMax: 4096, Timeout: time.Second}.Append(nil, c.req)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(msg)
+		f.Add(msg[:len(msg)-3])
+		f.Add(append(msg[:api.CallHeaderBytes:api.CallHeaderBytes], msg[api.CallHeaderBytes+2:]...))
+	}
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		h.t = t
+		defer func() { h.t = f }()
+		h.connect()
+		if len(msg) > 64<<10 {
+			return
+		}
+		if err := h.engine.Send(t.Context(), r.node, msg, nil); err != nil {
+			t.Fatal(err)
+		}
+		// The answer to it, or the end of the session, and then life goes on. What
+		// it asks for may come late; replies are told apart by their number.
+		const mine = 1<<63 + 5
+		alive := func() bool {
+			probe, err := api.Call{Method: api.MethodMatch, ID: mine, ReplyMax: 4096}.Append(nil, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone := rdma.NewFlag()
+			if err := h.engine.Send(t.Context(), r.node, probe, gone.Set); err != nil || gone.Wait(t.Context()) != nil {
+				return false
+			}
+			for {
+				select {
+				case m := <-r.ch:
+					reply, _, err := api.ParseReply(m)
+					if err != nil {
+						t.Fatalf("%x is no reply: %v", m, err)
+					}
+					if reply.ID == mine {
+						return reply.Code == 0
+					}
+				default:
+					if len(h.engine.Peers()) == 0 {
+						return false
+					}
+					runtime.Gosched()
+				}
+			}
+		}
+		if !alive() {
+			h.connect()
+			if !alive() {
+				t.Fatalf("the node does not serve after %x", msg)
+			}
+		}
+	})
 }

@@ -53,7 +53,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 // host is a whole node on loopback, and a client of it.
 type host struct {
-	t       *testing.T
+	t       testing.TB
 	server  *server.Server
 	node    *storage.Node
 	control string
@@ -68,7 +68,7 @@ type host struct {
 
 var geometry = kv.SingleGroup(4, 4, 512)
 
-func newHost(t *testing.T, edit func(*server.Options), creds credentials.TransportCredentials) *host {
+func newHost(t testing.TB, edit func(*server.Options), creds credentials.TransportCredentials) *host {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
