@@ -86,15 +86,13 @@ func TestTCScript(t *testing.T) {
 // namespace makes a network namespace with v0, whose packets to 10.99.0.2 go to
 // v1 and end there.
 func namespace(t *testing.T) string {
-	if missing := cannotMakeNamespace(); missing != "" {
-		if os.Getenv("CI") == "true" && os.Getuid() == 0 {
+	ns := fmt.Sprintf("pst-qos-%d", os.Getpid())
+	if missing := cannotShape(t, ns); missing != "" {
+		if os.Getenv("CI") == "true" {
 			t.Fatal(missing)
 		}
 		t.Skip(missing)
 	}
-	ns := fmt.Sprintf("pst-qos-%d", os.Getpid())
-	command(t, "ip", "netns", "add", ns)
-	t.Cleanup(func() { command(t, "ip", "netns", "del", ns) })
 	command(t, "ip", "-n", ns, "link", "add", "v0", "type", "veth", "peer", "name", "v1")
 	command(t, "ip", "-n", ns, "link", "set", "v1", "up")
 	command(t, "ip", "-n", ns, "link", "set", "v0", "up")
@@ -103,14 +101,20 @@ func namespace(t *testing.T) string {
 	return ns
 }
 
-func cannotMakeNamespace() string {
+// cannotShape makes the namespace, or says why this machine can't, or can't shape
+// traffic in it.
+func cannotShape(t *testing.T, ns string) string {
 	for _, tool := range []string{"ip", "tc"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return "no " + tool + " in PATH (package iproute2)"
 		}
 	}
-	if os.Getuid() != 0 {
-		return "not root: network namespaces need it"
+	if out, err := exec.Command("ip", "netns", "add", ns).CombinedOutput(); err != nil {
+		return fmt.Sprintf("no network namespace can be made, which needs root and CAP_SYS_ADMIN: %v: %s", err, out)
+	}
+	t.Cleanup(func() { command(t, "ip", "netns", "del", ns) })
+	if out, err := exec.Command("tc", "-n", ns, "qdisc", "add", "dev", "lo", "root", "htb").CombinedOutput(); err != nil {
+		return fmt.Sprintf("the kernel has no HTB (CONFIG_NET_SCH_HTB): %v: %s", err, out)
 	}
 	return ""
 }

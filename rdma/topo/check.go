@@ -247,8 +247,8 @@ func (c *checker) slot(n NIC) {
 }
 
 // RoCEMTU is the least MTU of an interface, in bytes, at which RoCE packets
-// carry 4096: the headers take 96 (GRH 40, UDP 8, BTH 12, atomic 28, ICRC 4,
-// and 4 spare; iboe_get_mtu in the kernel).
+// carry 4096: the headers take 96 (GRH 40, UDP 8, BTH 12, XRC 4, atomic 28,
+// ICRC 4; iboe_get_mtu in the kernel).
 const RoCEMTU = 4096 + 96
 
 func (c *checker) mtu(n NIC) {
