@@ -36,7 +36,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchReport(w), newBenchChild(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.
@@ -167,7 +167,7 @@ func (f *benchFlags) startProfile() (stop func() error, err error) {
 // benchCommandLine is how to repeat it: the flags that matter.
 func benchCommandLine(cmd *cobra.Command) string {
 	line := []string{cmd.CommandPath()}
-	for _, name := range []string{"size", "blocks", "rounds", "seconds"} {
+	for _, name := range []string{"provider", "size", "blocks", "rounds", "seconds"} {
 		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // which has no turns
 			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
 		}

@@ -20,7 +20,7 @@ import (
 // of standard output that it is ready and ends when its standard input does.
 func newBenchChild(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
-	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w))
+	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w), newBenchRDMASink(w))
 }
 
 // ready tells the parent, and waits until it wants the child to end.

@@ -118,6 +118,9 @@ func (c *conn) write() {
 			}
 		}
 		c.encode()
+		if post := c.s.e.opts.OnPost; post != nil && len(c.w.batch) > 0 {
+			post()
+		}
 		if err := c.flush(); err != nil {
 			c.settle()
 			c.s.drop(c.rail, c.generation, fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err))

@@ -113,8 +113,12 @@ func runSender() error {
 	if err != nil {
 		return err
 	}
-	for {
-		if err := e.Write(ctx, rdma.Write{Src: src, Dst: dst, Len: dst.Len, Imm: rdma.ImmOf(1)}); err != nil {
+	for { // one at a time: writes that overlap are a race of their own
+		done := rdma.NewFlag()
+		if err := e.Write(ctx, rdma.Write{Src: src, Dst: dst, Len: dst.Len, Imm: rdma.ImmOf(1), Done: done.Set}); err != nil {
+			return err
+		}
+		if err := done.Wait(ctx); err != nil {
 			return err
 		}
 	}

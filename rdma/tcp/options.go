@@ -88,6 +88,9 @@ type Options struct {
 	// touches memory any more. They must not block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
+	// OnPost, if set, is called before each system call that carries frames, by
+	// the goroutine that makes it: for measurements.
+	OnPost func()
 	// Logger takes refused peers and dead sessions, rate-limited. Default: none.
 	Logger *slog.Logger
 }

@@ -3,7 +3,9 @@ package peer
 import (
 	"context"
 	"os"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -91,5 +93,46 @@ func TestStream(t *testing.T) {
 	cancel()
 	if err := <-served; err != nil {
 		t.Errorf("ServeStream: %v", err)
+	}
+}
+
+// TestHardwareOutput: the rate is found in what the programs print, and output
+// without it is an error that quotes it.
+func TestHardwareOutput(t *testing.T) {
+	const ib = `---------------------------------------------------------------------------------------
+                    RDMA_Write BW Test
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 1048576    1234             0.00               8.589934592          0.001024
+---------------------------------------------------------------------------------------
+`
+	const fi = `bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+1m      20      =20      40m         1.78s     1073.741824   44421.15       0.00
+`
+	s, err := parseIBWrite(ib)
+	if err != nil || s[bench.Rate] != 1 {
+		t.Errorf("ib_write_bw: %v, %v; want 1 GiB/s", s, err)
+	}
+	s, err = parseFabtests(fi, "fi_pingpong")
+	if err != nil || s[bench.Rate] != 1 {
+		t.Errorf("fi_pingpong: %v, %v; want 1 GiB/s", s, err)
+	}
+	for _, bad := range []string{"", "Couldn't find device", "1048576 1 2", "bytes MB/sec\n1m x"} {
+		if s, err := parseIBWrite(bad); err == nil {
+			t.Errorf("%q: %v", bad, s)
+		}
+		if s, err := parseFabtests(bad, "fi_rma_bw"); err == nil {
+			t.Errorf("%q: %v", bad, s)
+		}
+	}
+}
+
+// TestCopy: as many blocks as fit are copied, and too large ones are refused.
+func TestCopy(t *testing.T) {
+	from, to := []byte{1, 2, 3, 4, 5}, make([]byte, 5)
+	if s, err := Copy(t.Context(), to, from, 2, time.Millisecond); err != nil || s[bench.Rate] <= 0 || !slices.Equal(to, []byte{1, 2, 3, 4, 0}) {
+		t.Errorf("%v, %v; copied %v", s, err, to)
+	}
+	if _, err := Copy(t.Context(), to, from, 6, time.Millisecond); err == nil {
+		t.Error("a block larger than the memory was copied")
 	}
 }

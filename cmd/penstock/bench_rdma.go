@@ -1,0 +1,258 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/bench/peer"
+	"github.com/penstock-kv/penstock/internal/bench/suite"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/fabric"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/shm"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/rdma/verbs"
+)
+
+// rdmaConns is how many connections a session has over TCP, ours and iperf3's.
+const rdmaConns = 4
+
+// rdmaProviders are the transfer engines that `bench rdma` knows by name.
+func rdmaProviders() map[string]suite.RDMAOptions {
+	const nearPeak = 0.9
+	all := map[string]suite.RDMAOptions{
+		"tcp":    {Open: openTCP, Yardstick: iperfYardstick, Conns: rdmaConns, Fraction: nearPeak},
+		"shm":    {Open: openSHM, Yardstick: copyYardstick, Shared: true},
+		"verbs":  {Open: openVerbs, Yardstick: verbsYardstick, Fraction: nearPeak, NotRun: verbsMissing()},
+		"fabric": {Open: openFabric, Yardstick: fabricYardstick, Fraction: nearPeak, NotRun: fabricMissing()},
+		"sim":    {NotRun: "its NICs are simulated, in virtual time and in one process: a rate of theirs says nothing (tests use it)"},
+	}
+	for name, o := range all {
+		o.Provider = name
+		all[name] = o
+	}
+	return all
+}
+
+// rdmaProvider returns the provider of a name.
+func rdmaProvider(name string) (suite.RDMAOptions, error) {
+	o, ok := rdmaProviders()[name]
+	if !ok {
+		return o, usagef("--provider %q: want tcp, shm, verbs, fabric or sim", name)
+	}
+	return o, nil
+}
+
+func newBenchRDMA(w world, f *benchFlags) *cobra.Command {
+	var provider string
+	var quick bool
+	cmd := &cobra.Command{
+		Use:   "rdma",
+		Short: "One-sided writes against the hardware's own benchmark",
+		Long: `Write from this process into another's memory through a transfer engine, single
+writes and paged ones of 1 KiB to 32 MiB, by turns with what the same hardware is
+measured with: iperf3 (tcp), copying (shm), ib_write_bw (verbs), fi_rma_bw or, without
+fabtests, fi_pingpong (fabric). Then what one call takes and allocates.`,
+		Args: args(cobra.NoArgs),
+	}
+	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
+	cmd.Flags().BoolVar(&quick, "quick", false, "two rounds of the smallest and the largest writes")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o, err := rdmaProvider(provider)
+		if err != nil {
+			return err
+		}
+		o.Quick = quick
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.RDMA(ctx, sw, o) })
+	}
+	return cmd
+}
+
+// newBenchRDMASink offers memory to the parent's transfer engine, through the
+// same provider.
+func newBenchRDMASink(w world) *cobra.Command {
+	var provider string
+	cmd := &cobra.Command{Use: "rdma-sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
+	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		o, err := rdmaProvider(provider)
+		if err != nil {
+			return err
+		}
+		if o.NotRun != "" {
+			return errors.New(o.NotRun)
+		}
+		memory, err := arena.New(arena.Options{SizeBytes: suite.SinkBytes, Shared: o.Shared})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.Close()) }()
+		e, err := o.Open(cmd.Context(), suite.EngineOptions{Listen: true, Dir: cmd.Flag("data").Value.String(), Memory: memory})
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, e.Close()) }()
+		line, _, err := suite.Sink(cmd.Context(), e, memory)
+		if err != nil {
+			return err
+		}
+		return w.ready(cmd.Context(), line)
+	}
+	return cmd
+}
+
+func openTCP(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
+	t := tcp.Options{Conns: o.Conns, OnPost: o.OnPost}
+	if o.Listen {
+		t.Listen, t.Token = "127.0.0.1:0", suite.SinkToken()
+	}
+	return tcp.New(ctx, t)
+}
+
+func openSHM(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
+	s := shm.Options{Arenas: []*arena.Arena{o.Memory}}
+	if o.Listen {
+		s.Listen, s.Group.Token = filepath.Join(o.Dir, fmt.Sprintf("shm-%d.sock", time.Now().UnixNano())), suite.SinkToken()
+	}
+	return shm.New(ctx, s)
+}
+
+// groupOptions are those of an engine that begins its sessions over loopback.
+func groupOptions(ctx context.Context, o suite.EngineOptions) (g group.Options, err error) {
+	listen := ""
+	if o.Listen {
+		listen, g.Token = "127.0.0.1:0", suite.SinkToken()
+	}
+	g.Control, err = group.TCP(ctx, listen, "", nil)
+	return g, err
+}
+
+func openVerbs(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
+	g, err := groupOptions(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return verbs.New(ctx, verbs.Options{Devices: verbsDevices(), Group: g})
+}
+
+// verbsDevices is the first port that can be used: one NIC, as ib_write_bw has.
+func verbsDevices() []string {
+	all, _ := verbs.List() // an engine without devices says what is wrong
+	for _, d := range all {
+		if d.Up {
+			return []string{d.Name}
+		}
+	}
+	return nil
+}
+
+// verbsMissing is why there is nothing to measure, or "".
+func verbsMissing() string {
+	all, err := verbs.List()
+	if err != nil {
+		return err.Error()
+	}
+	if len(verbsDevices()) > 0 {
+		return ""
+	}
+	why := make([]string, 0, len(all))
+	for _, d := range all {
+		why = append(why, d.Name+": "+d.Reason)
+	}
+	return fmt.Sprintf("no RDMA device of this machine can be used; %d are there %s", len(all), strings.Join(why, "; "))
+}
+
+// fabricProvider is the provider of libfabric that is measured.
+const fabricProvider = "tcp"
+
+func openFabric(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
+	g, err := groupOptions(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	return fabric.New(ctx, fabric.Options{Domain: fabric.DomainOptions{Provider: fabricProvider}, Group: g})
+}
+
+func fabricMissing() string {
+	if _, err := fabric.List(fabricProvider); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// iperfYardstick is iperf3 over as many connections.
+func iperfYardstick(context.Context) (suite.Yardstick, error) {
+	if why := peer.Installed("iperf3", "iperf3"); why != "" {
+		return suite.Yardstick{}, errors.New(why)
+	}
+	i, err := peer.StartIperf()
+	if err != nil {
+		return suite.Yardstick{}, err
+	}
+	return suite.Yardstick{Name: "iperf3", Close: i.Close, Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
+		return i.Run(ctx, rdmaConns, 1<<20, d)
+	}}, nil
+}
+
+// copyYardstick copies between two arenas in this process.
+func copyYardstick(context.Context) (suite.Yardstick, error) {
+	from, err := arena.New(arena.Options{SizeBytes: suite.SinkBytes})
+	if err != nil {
+		return suite.Yardstick{}, err
+	}
+	to, err := arena.New(arena.Options{SizeBytes: suite.SinkBytes})
+	if err != nil {
+		return suite.Yardstick{}, errors.Join(err, from.Close())
+	}
+	return suite.Yardstick{
+		Name: "copy", Close: func() error { return errors.Join(from.Close(), to.Close()) },
+		Notes: []string{"copy is one goroutine copying 1 MiB after 1 MiB between two arenas of its own"},
+		Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
+			return peer.Copy(ctx, to.Bytes()[:suite.SinkBytes], from.Bytes()[:suite.SinkBytes], 1<<20, d)
+		},
+	}, nil
+}
+
+// verbsYardstick is ib_write_bw on the same port.
+func verbsYardstick(context.Context) (suite.Yardstick, error) {
+	if why := peer.Installed("ib_write_bw", "perftest"); why != "" {
+		return suite.Yardstick{}, errors.New(why)
+	}
+	device := ""
+	if d := verbsDevices(); len(d) > 0 {
+		device = d[0]
+	}
+	return suite.Yardstick{Name: "ib_write_bw", Close: nothingToClose, Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
+		return peer.IBWrite(ctx, device, d)
+	}}, nil
+}
+
+// fabricYardstick is fi_rma_bw where fabtests is installed; fi_pingpong otherwise,
+// which is in every distribution and measures messages, one at a time.
+func fabricYardstick(context.Context) (suite.Yardstick, error) {
+	if peer.Installed("fi_rma_bw", "fabtests") == "" {
+		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration) (bench.Sample, error) {
+			return peer.FabricRMA(ctx, fabricProvider)
+		}}, nil
+	}
+	if why := peer.Installed("fi_pingpong", "libfabric-bin"); why != "" {
+		return suite.Yardstick{}, errors.New(why)
+	}
+	return suite.Yardstick{
+		Name: "fi_pingpong", Close: nothingToClose,
+		Notes: []string{"fi_pingpong has one message of 1 MiB under way at a time, and no writes: fi_rma_bw (fabtests), which has, is not installed"},
+		Turn: func(ctx context.Context, _ time.Duration) (bench.Sample, error) {
+			return peer.FabricPingPong(ctx, fabricProvider)
+		},
+	}, nil
+}
+
+func nothingToClose() error { return nil }

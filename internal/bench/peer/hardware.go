@@ -1,0 +1,184 @@
+package peer
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/bench"
+)
+
+// Copy copies blocks from one memory to the other, from front to end and again,
+// for about d: what a NIC that is this machine's memory could do at best. CPU is
+// this process's.
+func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration) (bench.Sample, error) {
+	blocks := min(len(to), len(from)) / blockBytes
+	if blocks == 0 {
+		return nil, fmt.Errorf("copy blocks of %d bytes from %d bytes to %d", blockBytes, len(from), len(to))
+	}
+	start, cpu, n := time.Now(), SelfCPU(), 0
+	for ; (n < blocks || time.Since(start) < d) && ctx.Err() == nil; n++ {
+		at := n % blocks * blockBytes
+		copy(to[at:at+blockBytes], from[at:at+blockBytes])
+	}
+	gib := float64(n) * float64(blockBytes) / (1 << 30)
+	return bench.Sample{bench.Rate: gib / time.Since(start).Seconds(), bench.CPU: (SelfCPU() - cpu).Seconds() * 1e3 / gib}, nil
+}
+
+// IBWrite runs ib_write_bw (perftest) from a device to itself, or, where device
+// is empty, the library's first, with writes of 1 MiB, for about d (whole
+// seconds).
+func IBWrite(ctx context.Context, device string, d time.Duration) (bench.Sample, error) {
+	args := []string{"-F", "--report_gbits", "-s", "1048576", "-D", strconv.Itoa(wholeSeconds(d))}
+	if name, port, ok := strings.Cut(device, "/"); device != "" {
+		if args = append(args, "-d", name); ok {
+			args = append(args, "-i", port)
+		}
+	}
+	out, err := clientServer(ctx, "ib_write_bw", args, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	return parseIBWrite(out)
+}
+
+// parseIBWrite finds the row of figures in ib_write_bw's table.
+func parseIBWrite(out string) (bench.Sample, error) {
+	// #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if len(f) < 5 || f[0] != "1048576" {
+			continue
+		}
+		gbits, err := strconv.ParseFloat(f[3], 64)
+		if err != nil || gbits <= 0 {
+			break
+		}
+		return bench.Sample{bench.Rate: gbits * 1e9 / 8 / (1 << 30)}, nil
+	}
+	return nil, fmt.Errorf("ib_write_bw: its output has no row for 1048576 bytes: %.300s", out)
+}
+
+// FabricRMA runs fi_rma_bw (fabtests), writes of 1 MiB over libfabric's provider,
+// from this host to itself.
+func FabricRMA(ctx context.Context, provider string) (bench.Sample, error) {
+	out, err := clientServer(ctx, "fi_rma_bw", []string{"-e", "rdm", "-o", "write", "-p", provider, "-S", "1048576"}, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	return parseFabtests(out, "fi_rma_bw")
+}
+
+// FabricPingPong runs fi_pingpong (libfabric-bin): messages of 1 MiB, one at a
+// time in each direction.
+func FabricPingPong(ctx context.Context, provider string) (bench.Sample, error) {
+	out, err := clientServer(ctx, "fi_pingpong", []string{"-e", "rdm", "-p", provider, "-S", "1048576", "-I", "50"}, "127.0.0.1")
+	if err != nil {
+		return nil, err
+	}
+	return parseFabtests(out, "fi_pingpong")
+}
+
+// parseFabtests finds the rate, in the column MB/sec (of 10^6), of the last row of
+// one of libfabric's programs.
+func parseFabtests(out, program string) (bench.Sample, error) {
+	column, rate := -1, 0.0
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		if column < 0 {
+			for i, name := range f {
+				if name == "MB/sec" {
+					column = i
+				}
+			}
+			continue
+		}
+		if len(f) > column {
+			if v, err := strconv.ParseFloat(f[column], 64); err == nil {
+				rate = v
+			}
+		}
+	}
+	if rate <= 0 {
+		return nil, fmt.Errorf("%s: its output has no MB/sec: %.300s", program, out)
+	}
+	return bench.Sample{bench.Rate: rate * 1e6 / (1 << 30)}, nil
+}
+
+// wholeSeconds is d in seconds, one at least.
+func wholeSeconds(d time.Duration) int { return max(1, int(d.Round(time.Second)/time.Second)) }
+
+// clientServer runs a program as server, and once it listens as client, and
+// returns what the client printed. Both take -p (ib_write_bw) or -B and -P
+// (libfabric's) for the port of their control connection.
+func clientServer(ctx context.Context, program string, args []string, server string) (string, error) {
+	port, err := freePort()
+	if err != nil {
+		return "", err
+	}
+	serverPort, clientPort := []string{"-p", strconv.Itoa(port)}, []string{"-p", strconv.Itoa(port)}
+	if strings.HasPrefix(program, "fi_") {
+		serverPort, clientPort = []string{"-B", strconv.Itoa(port)}, []string{"-P", strconv.Itoa(port)}
+	}
+	p, err := start(exec.Command(program, append(args[:len(args):len(args)], serverPort...)...))
+	if err != nil {
+		return "", err
+	}
+	defer p.Kill()
+	if err := p.waitListening(port); err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, program, append(append(args[:len(args):len(args)], clientPort...), server)...)
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %.300s", err, exit.Stderr)
+		}
+		return "", fmt.Errorf("%s: %w: %.300s", program, err, out)
+	}
+	return string(out), nil
+}
+
+// waitListening returns when somebody listens on the TCP port, without connecting
+// to it: these programs serve one client and end.
+func (p *Process) waitListening(port int) error {
+	want := fmt.Sprintf(":%04X", port)
+	for {
+		for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+			if listening(table, want) {
+				return nil
+			}
+		}
+		select {
+		case <-p.exited:
+			return fmt.Errorf("%s ended before it listened: %w: %s", p.cmd.Path, p.err, strings.TrimSpace(p.stderr.String()))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// listening looks for a listener in one of the kernel's tables; port is as it
+// writes it.
+func listening(table, port string) bool {
+	f, err := os.Open(table)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	const stateListen = "0A"
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		c := strings.Fields(lines.Text())
+		if len(c) > 3 && strings.HasSuffix(c[1], port) && c[3] == stateListen {
+			return true
+		}
+	}
+	return false
+}
