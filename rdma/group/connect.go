@@ -293,9 +293,6 @@ func (e *Engine) dial(ctx context.Context, where string, want rdma.EngineID, tok
 		return want, fmt.Errorf("this engine can't dial (Control.Dial): %w", rdma.ErrUnsupported)
 	}
 	nc, err := e.opts.Control.Dial(ctx, where)
-	if errors.Is(err, errNoTLS) {
-		err = fmt.Errorf("%w: %w", err, rdma.ErrAuth)
-	}
 	if err != nil {
 		return want, err
 	}

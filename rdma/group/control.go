@@ -3,10 +3,11 @@ package group
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
+
+	"github.com/penstock-kv/penstock/rdma"
 )
 
 // Control is how two engines reach each other to begin a session: a stream that
@@ -71,20 +72,31 @@ func Unix(ctx context.Context, path string) (Control, error) {
 	return c, nil
 }
 
-// errNoTLS: the address asks for TLS and this side was given no configuration.
-var errNoTLS = errors.New("the address wants TLS and this engine was given none")
-
 // dialTCP opens a socket, and TLS on it where the address asks for that.
 func dialTCP(ctx context.Context, addr string, cfg *tls.Config) (net.Conn, error) {
 	hostPort, secure := strings.CutPrefix(addr, tlsScheme)
 	if secure && cfg == nil {
-		return nil, fmt.Errorf("%s: %w", addr, errNoTLS)
+		return nil, fmt.Errorf("%s wants TLS and this engine was given none: %w", hostPort, rdma.ErrAuth)
 	}
 	var d net.Dialer
 	d.SetMultipathTCP(false)
-	if !secure {
-		return d.DialContext(ctx, "tcp", hostPort)
+	nc, err := d.DialContext(ctx, "tcp", hostPort)
+	if err != nil || !secure {
+		return nc, err
 	}
-	td := tls.Dialer{NetDialer: &d, Config: cfg}
-	return td.DialContext(ctx, "tcp", hostPort)
+	if cfg.ServerName == "" {
+		host, _, err := net.SplitHostPort(hostPort)
+		if err != nil {
+			_ = nc.Close()
+			return nil, err
+		}
+		cfg = cfg.Clone()
+		cfg.ServerName = host
+	}
+	c := tls.Client(nc, cfg)
+	if err := c.HandshakeContext(ctx); err != nil {
+		_ = nc.Close()
+		return nil, fmt.Errorf("TLS with %s: %w: %w", hostPort, rdma.ErrAuth, err)
+	}
+	return c, nil
 }

@@ -1,0 +1,530 @@
+package group_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/simrdma"
+)
+
+var testToken = rdma.Token("a token for the tests of group")
+
+// start starts an engine on a host of the fabric, with NICs of one kind.
+func start(t testing.TB, f *simrdma.Fabric, name string, listen bool, nics int, nic simrdma.NICOptions, change func(*group.Options)) *group.Engine {
+	t.Helper()
+	o := simrdma.Options{Fabric: f, Host: name, Listen: listen, Group: group.Options{Token: testToken, MessageBuffers: 16}}
+	for range nics {
+		o.NICs = append(o.NICs, nic)
+	}
+	if change != nil {
+		change(&o.Group)
+	}
+	e, err := simrdma.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Errorf("close %s: %v", name, err)
+		}
+	})
+	return e
+}
+
+// connect joins two engines.
+func connect(t testing.TB, from, to *group.Engine) {
+	t.Helper()
+	if _, err := from.Connect(t.Context(), to.Addr(), testToken); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// region registers n bytes.
+func region(t testing.TB, e rdma.Engine, n int, local bool) (rdma.Region, []byte) {
+	t.Helper()
+	mem := make([]byte, n)
+	r, err := e.Register(mem, rdma.RegisterOptions{Local: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, mem
+}
+
+// write performs one write.
+func write(t testing.TB, e rdma.Engine, w rdma.Write) error {
+	t.Helper()
+	f := rdma.NewFlag()
+	w.Done = f.Set
+	if err := e.Write(t.Context(), w); err != nil {
+		return err
+	}
+	return f.Wait(t.Context())
+}
+
+// until waits for ok, in a bubble.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for range 1000 {
+		if ok() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond) // of the bubble's time
+	}
+	t.Fatalf("%s: not in ten seconds", what)
+}
+
+// TestNICReturns: a NIC that died is replaced; memory has a key on the new one, a
+// Desc from before goes on over the NIC that is left.
+func TestNICReturns(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 7, simrdma.FabricOptions{Delay: simrdma.Span{Max: 50 * time.Microsecond}})
+				server := start(t, f, "s", true, 2, k.nic, nil)
+				client := start(t, f, "c", false, 2, k.nic, nil)
+				connect(t, client, server)
+				src, mem := region(t, server, 4<<20, true)
+				dst, got := region(t, client, 4<<20, false)
+				for i := range mem {
+					mem[i] = byte(i * 7)
+				}
+				old := dst.Desc()
+				f.KillNIC(simrdma.NICName("c", 0))
+				if err := write(t, server, rdma.Write{Src: src, Dst: old, Len: 4 << 20}); err != nil {
+					t.Fatal(err)
+				}
+				until(t, "the NIC's death", func() bool { return !client.NICs()[0].Up && client.NICs()[0].Reason != "" })
+				dead := client.NICs()[0]
+				f.RepairNIC(simrdma.NICName("c", 0))
+				until(t, "the NIC's return", func() bool { return client.NICs()[0].Up })
+				fresh := dst.Desc()
+				if len(fresh.NICs) != 2 || client.NICs()[0].Addr == dead.Addr || client.NICs()[0].BytesIn != 0 {
+					t.Errorf("NICs %+v, keys %+v", client.NICs(), fresh.NICs)
+				}
+				until(t, "both NICs of the sender", func() bool { return server.NICs()[0].Up && server.NICs()[1].Up })
+				before := server.NICs()[0].BytesOut
+				for _, d := range []rdma.Desc{old, fresh} {
+					clear(got)
+					if err := write(t, server, rdma.Write{Src: src, Dst: d, Len: 4 << 20, Imm: rdma.ImmOf(1)}); err != nil || !bytes.Equal(got, mem) {
+						t.Fatalf("after the return: %v", err)
+					}
+				}
+				if server.NICs()[0].BytesOut == before {
+					t.Error("the new NIC carried nothing")
+				}
+			})
+		})
+	}
+}
+
+// TestStaleDesc: a Desc that names only a NIC that was replaced is refused, and a
+// new one is not.
+func TestStaleDesc(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 8, simrdma.FabricOptions{})
+				server := start(t, f, "s", true, 1, k.nic, nil)
+				client := start(t, f, "c", false, 1, k.nic, nil)
+				connect(t, client, server)
+				src, _ := region(t, server, 1000, true)
+				dst, _ := region(t, client, 1000, true)
+				win, err := dst.Window(10, 100)
+				if err != nil {
+					t.Fatal(err)
+				}
+				old, addr := win.Desc(), client.NICs()[0].Addr
+				f.KillNIC(simrdma.NICName("c", 0))
+				f.RepairNIC(simrdma.NICName("c", 0))
+				until(t, "the NIC's return", func() bool {
+					n := client.NICs()[0]
+					return n.Up && n.Addr != addr && win.Desc().NICs[len(win.Desc().NICs)-1].Addr == n.Addr
+				})
+				if err := write(t, server, rdma.Write{Src: src, Dst: win.Desc(), Len: 100}); err != nil {
+					t.Fatalf("a new Desc: %v", err)
+				}
+				if err := write(t, server, rdma.Write{Src: src, Dst: old, Len: 100}); !errors.Is(err, rdma.ErrRefused) {
+					t.Fatalf("a stale Desc: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// TestUnconfirmedRevocation: a peer that does not confirm that it withdrew a key
+// has its endpoints shut: Revoke ends in time, nothing lands after it, and the
+// session goes on when the peer is back.
+func TestUnconfirmedRevocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 9, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}, GhostChance: 0.9, Pieces: 8})
+		nic := simrdma.NICOptions{}.LikeSRD()
+		server := start(t, f, "s", true, 2, nic, nil)
+		client := start(t, f, "c", false, 2, nic, nil)
+		connect(t, client, server)
+		src, _ := region(t, server, 1<<20, true)
+		dst, mem := region(t, client, 1<<20, true)
+		win, err := dst.Window(0, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var refused, landed, other atomic.Int64
+		var wg sync.WaitGroup
+		for range 64 {
+			wg.Add(1)
+			err := server.Write(t.Context(), rdma.Write{Src: src, Dst: win.Desc(), Len: 1 << 20, Imm: rdma.ImmOf(1), Done: func(err error) {
+				switch {
+				case err == nil:
+					landed.Add(1)
+				case errors.Is(err, rdma.ErrRefused):
+					refused.Add(1)
+				default:
+					other.Add(1)
+				}
+				wg.Done()
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.Part("s", "c")
+		begin := time.Now()
+		if err := win.Revoke(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(begin); d < time.Second || d > 2*time.Second {
+			t.Errorf("revoked after %v, with a RevokeTimeout of 1 s", d)
+		}
+		poison := bytes.Repeat([]byte{0xA5}, 1<<20)
+		copy(mem, poison)
+		counted := client.Stats().ImmediatesIn
+		time.Sleep(time.Second)
+		f.Join("s", "c")
+		wg.Wait()
+		if !bytes.Equal(mem, poison) {
+			t.Error("bytes changed after Revoke had returned")
+		}
+		if n := client.Stats().ImmediatesIn; n != counted || int64(n) != landed.Load() || other.Load() != 0 {
+			t.Errorf("%d immediates counted before, %d after; %d writes landed, %d were refused, %d ended otherwise", counted, n, landed.Load(), refused.Load(), other.Load())
+		}
+		again, _ := region(t, client, 1000, false)
+		if err := write(t, server, rdma.Write{Src: src, Dst: again.Desc(), Len: 1000}); err != nil {
+			t.Errorf("the session does not go on: %v", err)
+		}
+	})
+}
+
+// TestManyImmediates: more immediates than tallies hold, each counted once,
+// though NICs die in between.
+func TestManyImmediates(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 10, simrdma.FabricOptions{Delay: simrdma.Span{Max: 20 * time.Microsecond}, GhostChance: 0.5, RepeatChance: 0.2})
+				server := start(t, f, "s", true, 2, k.nic, func(o *group.Options) { o.EarlyImmediates = 1 << 20 })
+				client := start(t, f, "c", false, 2, k.nic, nil)
+				connect(t, client, server)
+				src, _ := region(t, client, 100, true)
+				dst, _ := region(t, server, 100, false)
+				const count = 20000
+				var wg sync.WaitGroup
+				for i := range uint32(count) {
+					if i%6000 == 3000 {
+						name := simrdma.NICName([]string{"s", "c"}[i/6000%2], int(i/6000)%2)
+						f.KillNIC(name)
+						f.RepairNIC(name)
+					}
+					wg.Add(1)
+					if err := client.Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), Len: uint64(i%2) * 100, Imm: rdma.ImmOf(i / 3), Done: func(err error) {
+						if err != nil {
+							t.Errorf("write %d: %v", i, err)
+						}
+						wg.Done()
+					}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				wg.Wait()
+				until(t, "the last immediate", func() bool { return server.Stats().ImmediatesIn >= count })
+				synctest.Wait()
+				if n := server.Stats().ImmediatesIn; n != count {
+					t.Errorf("%d immediates for %d writes", n, count)
+				}
+				for v := range uint32(count / 3) {
+					x := rdma.NewFlag()
+					if _, err := server.ExpectImm(rdma.Expect{Imm: v, Count: 3, Done: x.Set}); err != nil {
+						t.Fatal(err)
+					}
+					if ok, _ := x.Poll(); !ok {
+						t.Fatalf("immediate %d was counted less than three times", v)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestMessageFlood: more messages than the NIC has buffers, from several peers at
+// once: each arrives once, or is refused for want of a receive buffer.
+func TestMessageFlood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}, GhostChance: 0.5})
+		nic := simrdma.NICOptions{}.LikeSRD()
+		server := start(t, f, "s", true, 2, nic, func(o *group.Options) { o.MessageBuffers = 2 })
+		const peers, each = 4, 200
+		var mu sync.Mutex
+		got := make(map[string]int)
+		if err := server.Recv(8, 100, func(from rdma.EngineID, msg []byte) {
+			mu.Lock()
+			defer mu.Unlock()
+			got[from.String()+string(msg)]++
+		}); err != nil {
+			t.Fatal(err)
+		}
+		var taken, refused atomic.Int64
+		var wg sync.WaitGroup
+		for i := range peers {
+			c := start(t, f, fmt.Sprint("c", i), false, 2, nic, nil)
+			connect(t, c, server)
+			wg.Go(func() {
+				for k := range each {
+					wg.Add(1)
+					if err := c.Send(t.Context(), server.Addr().Engine, fmt.Append(nil, k), func(err error) {
+						switch {
+						case err == nil:
+							taken.Add(1)
+						case errors.Is(err, rdma.ErrRefused):
+							refused.Add(1)
+						default:
+							t.Errorf("message: %v", err)
+						}
+						wg.Done()
+					}); err != nil {
+						t.Errorf("send: %v", err)
+						wg.Done()
+					}
+					if i == 0 && k == each/2 {
+						f.KillNIC(simrdma.NICName("s", 0))
+					}
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		if taken.Load()+refused.Load() != peers*each || len(got) != int(taken.Load()) {
+			t.Errorf("%d taken, %d refused, %d different ones arrived", taken.Load(), refused.Load(), len(got))
+		}
+		for m, n := range got {
+			if n != 1 {
+				t.Errorf("%q arrived %d times", m, n)
+			}
+		}
+	})
+}
+
+// TestMaxPeers: one session too many is turned away, and told why.
+func TestMaxPeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 12, simrdma.FabricOptions{})
+		server := start(t, f, "s", true, 1, kinds[0].nic, func(o *group.Options) { o.MaxPeers = 2 })
+		for i := range 2 {
+			connect(t, start(t, f, fmt.Sprint("c", i), false, 1, kinds[0].nic, nil), server)
+		}
+		late := start(t, f, "late", false, 1, kinds[0].nic, nil)
+		if _, err := late.Connect(t.Context(), server.Addr(), testToken); !errors.Is(err, rdma.ErrBusy) {
+			t.Fatalf("the third of two: %v", err)
+		}
+	})
+}
+
+// TestKindsDiffer: engines whose NICs promise different things do not join.
+func TestKindsDiffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 13, simrdma.FabricOptions{})
+		server := start(t, f, "s", true, 1, simrdma.NICOptions{}.LikeRC(), nil)
+		client := start(t, f, "c", false, 1, simrdma.NICOptions{}.LikeSRD(), nil)
+		if _, err := client.Connect(t.Context(), server.Addr(), testToken); !errors.Is(err, rdma.ErrUnsupported) {
+			t.Fatal(err)
+		}
+	})
+}
+
+// controls are ways to reach an engine; each makes the listener's and the
+// dialer's side.
+func controls(t *testing.T) map[string][2]group.Control {
+	t.Helper()
+	out := make(map[string][2]group.Control)
+	pair := func(name string, listen, dial func() (group.Control, error)) {
+		l, err := listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := dial()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[name] = [2]group.Control{l, d}
+	}
+	ctx := t.Context()
+	pair("tcp", func() (group.Control, error) { return group.TCP(ctx, "127.0.0.1:0", "", nil) },
+		func() (group.Control, error) { return group.TCP(ctx, "", "", nil) })
+	path := filepath.Join(t.TempDir(), "engine.sock")
+	pair("unix", func() (group.Control, error) { return group.Unix(ctx, path) }, func() (group.Control, error) { return group.Unix(ctx, "") })
+	serverTLS, clientTLS := selfSigned(t)
+	pair("tls", func() (group.Control, error) { return group.TCP(ctx, "127.0.0.1:0", "", serverTLS) },
+		func() (group.Control, error) { return group.TCP(ctx, "", "", clientTLS) })
+	return out
+}
+
+// TestControls: sessions begin over TCP, with and without TLS, and over a unix
+// socket, in real time.
+func TestControls(t *testing.T) {
+	for name, c := range controls(t) {
+		t.Run(name, func(t *testing.T) {
+			f := fabricOf(t, 14, simrdma.FabricOptions{})
+			open := func(host string, c group.Control) *group.Engine {
+				d, err := f.Open(simrdma.NICOptions{Host: host, Name: host}.LikeRC())
+				if err != nil {
+					t.Fatal(err)
+				}
+				e, err := group.New(t.Context(), group.Options{Provider: "sim", Domains: []group.Domain{d}, Control: c, Token: testToken})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := e.Close(); err != nil {
+						t.Error(err)
+					}
+				})
+				return e
+			}
+			server, client := open("s"+name, c[0]), open("c"+name, c[1])
+			connect(t, client, server)
+			src, _ := region(t, client, 1000, true)
+			dst, _ := region(t, server, 1000, false)
+			if err := write(t, client, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1000, Imm: rdma.ImmOf(1)}); err != nil {
+				t.Fatal(err)
+			}
+			if name != "tls" {
+				return
+			}
+			plain, err := group.TCP(t.Context(), "", "", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := open("plain", plain).Connect(t.Context(), server.Addr(), testToken); !errors.Is(err, rdma.ErrAuth) || !strings.Contains(err.Error(), "TLS") {
+				t.Errorf("without TLS: %v", err)
+			}
+			stranger, err := group.TCP(t.Context(), "", "", &tls.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := open("stranger", stranger).Connect(t.Context(), server.Addr(), testToken); !errors.Is(err, rdma.ErrAuth) {
+				t.Errorf("with another authority: %v", err)
+			}
+		})
+	}
+}
+
+// TestIntruders: what is no engine is turned away, and costs the others nothing:
+// who says nothing, who hangs up, who says nonsense, who does not know the token.
+func TestIntruders(t *testing.T) {
+	c, err := group.TCP(t.Context(), "127.0.0.1:0", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := fabricOf(t, 15, simrdma.FabricOptions{})
+	d, err := f.Open(simrdma.NICOptions{Host: "s", Name: "s"}.LikeRC())
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := group.New(t.Context(), group.Options{Provider: "sim", Domains: []group.Domain{d}, Control: c, Token: testToken, HandshakeTimeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	for name, say := range map[string][]byte{"silent": {}, "nonsense": bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 20), "half a hello": []byte("PGD1")} {
+		nc, err := net.Dial("tcp", c.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Write(say); err != nil {
+			t.Fatal(err)
+		}
+		// It is hung up on, at the latest after HandshakeTimeout.
+		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
+			t.Errorf("%s: %v", name, err)
+		}
+		nc.Close()
+	}
+	if n := server.Stats().AuthFailures; n != 3 {
+		t.Errorf("%d failures counted", n)
+	}
+	if nc, err := net.Dial("tcp", c.Addr); err != nil {
+		t.Fatal(err)
+	} else {
+		nc.Close()
+	}
+	if len(server.Peers()) != 0 {
+		t.Error("there is a session")
+	}
+}
+
+// TestNewFails: what New was given is closed when it fails.
+func TestNewFails(t *testing.T) {
+	f := fabricOf(t, 16, simrdma.FabricOptions{})
+	c, err := group.TCP(t.Context(), "127.0.0.1:0", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, o := range map[string]group.Options{
+		"no token":       {},
+		"short token":    {Token: rdma.Token("short")},
+		"messages":       {Token: testToken, MaxMessage: 1 << 20},
+		"ended context":  {Token: testToken},
+		"no memory":      {Token: testToken, Alloc: func(int) ([]byte, func(), error) { return nil, nil, errors.New("no memory") }},
+		"a bad interval": {Token: testToken, HeartbeatInterval: 1},
+	} {
+		ctx := t.Context()
+		if name == "ended context" {
+			ctx = ended
+		}
+		d, err := f.Open(simrdma.NICOptions{Host: name, Name: name, MaxMessage: 128 << 10}.LikeRC())
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Provider, o.Domains, o.Control = "sim", []group.Domain{d}, c
+		if e, err := group.New(ctx, o); err == nil {
+			t.Errorf("%s: New succeeded", name)
+			_ = e.Close()
+		}
+		// The name is free again only when the domain was closed.
+		again, err := f.Open(simrdma.NICOptions{Host: name, Name: name}.LikeRC())
+		if err != nil {
+			t.Fatalf("%s: the domain was not closed: %v", name, err)
+		}
+		if err := again.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := net.Dial("tcp", c.Addr); err == nil {
+		t.Error("the listener was not closed")
+	}
+}
