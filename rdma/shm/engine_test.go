@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
@@ -80,5 +82,61 @@ func TestConformance(t *testing.T) {
 			}
 			provider(space).Run(t)
 		})
+	}
+}
+
+// TestNICComesBack: a domain that dies is replaced, knows the arenas that the dead
+// one knew, and what waits for it lands.
+func TestNICComesBack(t *testing.T) {
+	testkit.VerifyNone(t)
+	space := openArena(t, 4<<20)
+	var engines [2]*group.Engine
+	var hosts [2]*host
+	for i := range engines {
+		o := Options{Arenas: []*arena.Arena{space}, Group: group.Options{Token: rdma.Token(testToken)}}
+		if i == 0 {
+			o.Listen = filepath.Join(t.TempDir(), "s")
+		}
+		var err error
+		if engines[i], hosts[i], err = start(t.Context(), o, func(int) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		defer engines[i].Close()
+	}
+	if _, err := engines[1].Connect(t.Context(), engines[0].Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	mem := space.Bytes()
+	fill(1, mem[:2<<20])
+	src, err := engines[1].Register(mem[:2<<20], rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dst, err := engines[0].Register(mem[2<<20:], rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round, h := range []*host{hosts[0], hosts[1], hosts[0]} {
+		h.mu.Lock()
+		d := h.domains[0]
+		h.mu.Unlock()
+		d.fail(errors.New("killed by a test"))
+		clear(mem[2<<20:])
+		landed := rdma.NewFlag()
+		// The key that the dead domain gave out opens nothing: a Desc made now is of
+		// the new one, or of none yet.
+		err := rdma.ErrNoPeer
+		for err != nil {
+			landed = rdma.NewFlag()
+			if err = engines[1].Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), Len: 2 << 20, Done: landed.Set}); err == nil {
+				err = landed.Wait(t.Context())
+			}
+			if t.Context().Err() != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.Equal(mem[:2<<20], mem[2<<20:]) {
+			t.Errorf("round %d: other bytes", round)
+		}
 	}
 }

@@ -16,8 +16,6 @@ type process struct {
 	// fd is a pidfd: it says whether pid is still that process. -1: it can't be
 	// read.
 	fd int
-	// why it can't.
-	why error
 
 	// Arguments of system calls; the poller's.
 	local  [1]unix.Iovec
@@ -30,24 +28,17 @@ type process struct {
 // only by trying.
 func peerProcess(conn *net.UnixConn, h *hello) *process {
 	p := &process{fd: -1}
-	pid, err := peerPID(conn)
-	if err != nil {
-		p.why = err
+	var err error
+	if p.pid, err = peerPID(conn); err != nil {
 		return p
 	}
-	p.pid = pid
-	fd, err := unix.PidfdOpen(pid, 0)
+	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
-		p.why = fmt.Errorf("pidfd_open of %d: %w", pid, err)
 		return p
 	}
 	var probe id
 	if err := p.read(probe[:], h.where); err != nil || probe != h.probe {
 		_ = unix.Close(fd)
-		if err == nil {
-			err = errors.New("another process has its number")
-		}
-		p.why = fmt.Errorf("process_vm_readv of %d: %w", pid, err)
 		return p
 	}
 	p.fd = fd
