@@ -12,10 +12,13 @@ GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_U
 RACE := ./internal/arena/... ./io/... ./trie/... ./blockstore/... ./rdma/... ./server/... ./client/...
 FUZZTIME ?= 10s
 BENCHTIME ?= 1s
+# What test-rdma measures, and how long its guest may live. All rows: RDMA_BENCH=. RDMA_TIMEOUT=30m
+RDMA_BENCH ?= ToPost|AgainstIBWriteBW/(single|paged)/(1MiB|1KiB)$$
+RDMA_TIMEOUT ?= 8m
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo test race fuzz bench bench-compare lint ci proto install clean print-goflags-uring
+.PHONY: build demo test test-rdma race fuzz bench bench-compare lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -26,6 +29,14 @@ demo: build ## a node on a temporary directory, a real trace, real bytes
 test: ## the plain build, then io_uring and the invariants
 	go test ./...
 	go test $(GOFLAGS_CHECKED) ./...
+
+test-rdma: ## the verbs provider on soft-RoCE devices and ib_write_bw beside it, in a QEMU guest of its own
+	go build -o bin/rdmalab ./internal/rdmalab
+	bin/rdmalab -packages
+	go vet -tags verbs ./rdma/verbs
+	go test -c -tags verbs -o bin/verbs.test ./rdma/verbs
+	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -- \
+		verbs.test "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
 
 race:
 	go test -race $(GOFLAGS_CHECKED) $(RACE)

@@ -37,7 +37,9 @@ type options struct {
 	CPUs      int
 	Accel     string
 	NoInstall bool
-	Commands  []string
+	// Packages: see to the packages and do no more.
+	Packages bool
+	Commands []string
 }
 
 func main() { os.Exit(run()) }
@@ -77,11 +79,12 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.CPUs, "cpus", 2, "CPUs of the guest")
 	f.StringVar(&o.Accel, "accel", "auto", "`kvm`, tcg (emulation), or auto: kvm where it works")
 	f.BoolVar(&o.NoInstall, "no-install", false, "do not install missing packages, only name them")
+	f.BoolVar(&o.Packages, "packages", false, "install missing packages, boot nothing")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.Commands = f.Args()
-	if len(o.Commands) == 0 {
+	if len(o.Commands) == 0 && !o.Packages {
 		return o, errors.New("no command for the guest; see rdmalab -h")
 	}
 	for _, c := range o.Commands {
@@ -99,7 +102,7 @@ func parse(args []string) (options, error) {
 
 // lab builds the image, runs the guest and returns the commands' exit code.
 func lab(ctx context.Context, o options) (int, error) {
-	if err := ensurePackages(ctx, o.NoInstall); err != nil {
+	if err := ensurePackages(ctx, o.NoInstall); err != nil || o.Packages {
 		return 0, err
 	}
 	dir, err := os.MkdirTemp("", "rdmalab-")

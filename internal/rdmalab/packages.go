@@ -18,6 +18,7 @@ var needed = []struct{ pkg, file string }{
 	{"iproute2", "/usr/bin/rdma"},
 	{"ibverbs-providers", "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"},
 	{"perftest", "/usr/bin/ib_write_bw"},
+	{"libibverbs-dev", "/usr/include/infiniband/verbs.h"}, // to build what runs there
 }
 
 // missing returns the packages whose file is not there.
