@@ -135,18 +135,26 @@ func (s *serverSuite) startPeers() (stop func() error) {
 type model struct {
 	blockBytes int64
 	layers     int
+	// prompt: its blocks are one chain, not a prompt each.
+	prompt bool
 }
 
-func (m model) name() string { return "blocks-" + strings.ReplaceAll(sizeName(m.blockBytes), " ", "") }
+func (m model) name() string {
+	kind := "blocks-"
+	if m.prompt {
+		kind = "prompt-"
+	}
+	return kind + strings.ReplaceAll(sizeName(m.blockBytes), " ", "")
+}
 
 func (m model) geometry() kv.Geometry {
 	return kv.SingleGroup(m.layers, 16, int(m.blockBytes)/m.layers/16)
 }
 
 // The layers are 64 KiB each, and 256 KiB in the largest block.
-func oneMiB() model     { return model{1 * mib, 16} }
-func fourMiB() model    { return model{4 * mib, 64} }
-func sixteenMiB() model { return model{16 * mib, 64} }
+func oneMiB() model     { return model{blockBytes: 1 * mib, layers: 16} }
+func fourMiB() model    { return model{blockBytes: 4 * mib, layers: 64} }
+func sixteenMiB() model { return model{blockBytes: 16 * mib, layers: 64} }
 
 // remote is a client of a node, with so many data connections.
 type remote struct {
@@ -267,7 +275,8 @@ func (s *serverSuite) nodeFor(ctx context.Context) (*served, error) {
 	return n, nil
 }
 
-// control measures what a call costs that moves no block, against the same
+// control measures what a call costs that moves no block, against the same call
+// over gRPC, which is what there is besides messages, and against the same
 // number of bytes going to and fro on a gRPC stream that is open already: the
 // floor of everything that asks a node first.
 func (s *serverSuite) control(ctx context.Context) (err error) {
@@ -303,7 +312,14 @@ func (s *serverSuite) control(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	const match, echo = "client.Match of one block", "gRPC stream, 64 bytes"
+	control, err := client.Dial(node.listen, client.DialOptions{})
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	cache := pb.NewCacheClient(control)
+	id := blockID(0)
+	const match, overGRPC, echo = "client.Match of one block", "the same over gRPC", "gRPC stream, 64 bytes"
 	return s.compare(ctx, bench.Comparison{
 		Name: name, Unit: "calls/s",
 		Contenders: []bench.Contender{
@@ -316,6 +332,15 @@ func (s *serverSuite) control(ctx context.Context) (err error) {
 					return ctx.Err() == nil, err
 				})
 			}},
+			{Name: overGRPC, Turn: func(ctx context.Context) (bench.Sample, error) {
+				return times(s.Turn, func() (bool, error) {
+					m, err := cache.Match(ctx, &pb.MatchRequest{Namespace: ns.Name, BlockIds: id[:]})
+					if err == nil && m.GetMatchedBlocks() != 1 {
+						err = fmt.Errorf("bench: %d blocks matched", m.GetMatchedBlocks())
+					}
+					return ctx.Err() == nil, err
+				})
+			}},
 			{Name: echo, Turn: func(ctx context.Context) (bench.Sample, error) {
 				dst := make([]byte, bytes)
 				return times(s.Turn, func() (bool, error) { return ctx.Err() == nil, get(0, dst) })
@@ -323,6 +348,7 @@ func (s *serverSuite) control(ctx context.Context) (err error) {
 		},
 		Measures: []bench.Measure{
 			bench.Figure("p50 of a match", "µs", "p50 µs", match, bench.Target{}),
+			bench.Ratio("p50, match / the same over gRPC", "p50 µs", match, overGRPC, bench.Target{}),
 			bench.Ratio("p50, match / gRPC stream", "p50 µs", match, echo, bench.Target{}),
 		},
 	})
@@ -349,6 +375,7 @@ func (s *serverSuite) modelFromMemory(ctx context.Context, m model) (err error) 
 	for _, l := range loads() {
 		names = append(names, memoryWork(m, l))
 	}
+	names = append(names, prefixWork(m))
 	if !s.wants(names...) {
 		return nil
 	}
@@ -381,7 +408,93 @@ func (s *serverSuite) modelFromMemory(ctx context.Context, m model) (err error) 
 			return err
 		}
 	}
-	return nil
+	return s.memoryPrefix(ctx, m, node, ns, stream)
+}
+
+// prefixConns are the connections over which a prefix is read.
+const prefixConns = 4
+
+func prefixWork(m model) string {
+	return fmt.Sprintf("read %s in blocks of %s from DRAM, one call", sizeName(hotBytes), sizeName(m.blockBytes))
+}
+
+// memoryPrefix reads all the blocks with one call of the client, as an engine
+// loads a prefix: what a call costs is shared, and the verification of some blocks
+// runs while others are on their way.
+func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, ns kv.Namespace, stream *peer.Child) error {
+	blocks := int(hotBytes / m.blockBytes)
+	return s.compare(ctx, bench.Comparison{
+		Name: prefixWork(m), Unit: netUnit,
+		Contenders: []bench.Contender{
+			{Name: oursName, Turn: s.prefixes(m, node, blocks)},
+			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
+				return s.iperf.Run(ctx, prefixConns, m.blockBytes, s.Turn)
+			}},
+			{Name: streamName, Turn: s.streamReads(m, load{prefixConns, 4}, stream, blocks)},
+		},
+		Measures: []bench.Measure{
+			bench.Ratio("bandwidth / iperf3", bench.Rate, oursName, iperfName, bench.Target{}),
+			bench.Ratio("CPU / iperf3", bench.CPU, oursName, iperfName, bench.Target{}),
+			bench.Ratio("bandwidth / gRPC stream", bench.Rate, oursName, streamName, bench.Target{}),
+			bench.Ratio("CPU / gRPC stream", bench.CPU, oursName, streamName, bench.Target{}),
+		},
+		Notes: []string{fmt.Sprintf("the client over %d connections, as are the others; the gRPC stream has 4 requests under way on each", prefixConns)},
+	})
+}
+
+// prefixes reads one prompt of as many blocks as the hot set has, with one call.
+func (s *serverSuite) prefixes(m model, node *served, blocks int) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (_ bench.Sample, err error) {
+		r, err := s.remote(ctx, node.listen, prefixConns)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, r.close(ctx)) }()
+		ns, ids, err := r.chain(ctx, node.listen, m, blocks)
+		if err != nil {
+			return nil, err
+		}
+		read := func(int) (int64, error) {
+			res, err := r.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory})
+			if err == nil && res.Blocks != blocks {
+				err = fmt.Errorf("bench: %d blocks of %d were read: %v, %s %s", res.Blocks, blocks, res.Outcome, res.Cut, res.Detail)
+			}
+			return int64(blocks) * m.blockBytes, err
+		}
+		if _, err := read(0); err != nil { // into the node's memory
+			return nil, err
+		}
+		return drive(ctx, s.Turn, 1, gi, []*peer.Process{node.Process}, read)
+	}
+}
+
+// chain stores one prompt of so many blocks, once, in a namespace of its own.
+func (r *remote) chain(ctx context.Context, addr string, m model, blocks int) (kv.Namespace, []kv.BlockID, error) {
+	ids := make([]kv.BlockID, blocks)
+	for i := range ids {
+		ids[i] = blockID(1<<32 + i)
+	}
+	m.prompt = true
+	if ns, err := r.store.Namespace(ctx, m.name()); err == nil {
+		return ns, ids, nil
+	}
+	conn, err := client.Dial(addr, client.DialOptions{})
+	if err != nil {
+		return kv.Namespace{}, nil, err
+	}
+	defer conn.Close()
+	if err := createNamespace(ctx, conn, m); err != nil {
+		return kv.Namespace{}, nil, err
+	}
+	ns, err := r.store.Namespace(ctx, m.name())
+	if err != nil {
+		return ns, nil, err
+	}
+	w, err := r.store.Write(ctx, client.WriteRequest{Namespace: ns, IDs: ids, From: r.memory})
+	if err == nil && w.Blocks != blocks {
+		err = fmt.Errorf("bench: %d blocks of %d were stored: %v", w.Blocks, blocks, w.Refused)
+	}
+	return ns, ids, err
 }
 
 // stored makes a namespace on the node and fills it.
