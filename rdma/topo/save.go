@@ -25,7 +25,7 @@ func Save(dir string, sysfs fs.FS) error {
 	} else if len(left) > 0 {
 		return fmt.Errorf("topo: save: %s is not empty", dir)
 	}
-	s := &saver{tree: tree{sysfs}, dir: dir}
+	s := &saver{tree: tree{sysfs}, dir: dir, dirs: make(map[string]string)}
 	Read(Options{Sysfs: s})
 	if s.err != nil {
 		return fmt.Errorf("topo: save: %w", s.err)
@@ -39,6 +39,9 @@ type saver struct {
 	tree tree
 	dir  string
 	err  error // of the writing
+	// dirs are the places of directories that are made: a port has a file for
+	// each of up to 1024 GIDs.
+	dirs map[string]string
 }
 
 var (
@@ -62,6 +65,18 @@ func (s *saver) place(name string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(name))
 }
 
+// file is the place of a file, whose directory it makes.
+func (s *saver) file(name string) string {
+	dir := path.Dir(name)
+	at, made := s.dirs[dir]
+	if !made {
+		at = filepath.Dir(s.place(name)) // a link at the end of dir is followed
+		s.mkdir(at)
+		s.dirs[dir] = at
+	}
+	return filepath.Join(at, path.Base(name))
+}
+
 func (s *saver) note(err error) {
 	if s.err == nil {
 		s.err = err
@@ -78,19 +93,44 @@ func (s *saver) link(name, target string) {
 	}
 }
 
-// Open implements fs.FS. A file is copied as a whole.
+// Open implements fs.FS. What the reader takes of a file is its copy.
 func (s *saver) Open(name string) (fs.File, error) {
-	text := s.tree.text(name)
 	f, err := s.tree.fs.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
-		at := s.place(name)
-		s.mkdir(filepath.Dir(at))
-		s.note(os.WriteFile(at, []byte(text+"\n"), 0o644))
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return f, nil
 	}
-	return f, nil
+	to, err := os.Create(s.file(name))
+	if err != nil {
+		s.note(err)
+		return f, nil
+	}
+	return &saved{File: f, saver: s, to: to}, nil
+}
+
+// saved is an open file, and its copy.
+type saved struct {
+	fs.File
+	saver *saver
+	to    *os.File
+}
+
+// Read implements fs.File.
+func (f *saved) Read(b []byte) (int, error) {
+	n, err := f.File.Read(b)
+	if n > 0 {
+		_, werr := f.to.Write(b[:n])
+		f.saver.note(werr)
+	}
+	return n, err
+}
+
+// Close implements fs.File.
+func (f *saved) Close() error {
+	f.saver.note(f.to.Close())
+	return f.File.Close()
 }
 
 // ReadDir implements fs.ReadDirFS. Links and directories are copied as such,
