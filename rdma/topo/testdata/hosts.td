@@ -156,3 +156,16 @@ choose
 ----
 topo: no usable NIC; `penstock nic check` says what to do. This host has:
 no NIC
+
+# Soft-RoCE, as Linux shows it.
+host rxe.host
+----
+
+list
+----
+no NIC
+
+check
+----
+fail  host  no-nic  no NIC can be used
+                    → mend the findings below; in a container, pass the devices in (/dev/infiniband, the host's network)

@@ -11,6 +11,8 @@
 //	link eth0 lower-of bond0
 //	module nvidia_peermem
 //	file class/net/eth0/mtu 9000
+//	symlink class/net/eth0 ../../devices/virtual/net/eth0
+//	directory module/ib_core
 //	gone class/infiniband/mlx5_0/ports/1/rate
 //
 // at is the path from the host bridge to the device, without the domain 0000.

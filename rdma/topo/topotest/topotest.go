@@ -71,6 +71,17 @@ func (w *writer) device(kind string, words []string) error {
 			return errors.New("file takes a path and its content")
 		}
 		return w.files(map[string]string{words[0]: words[1]})
+	case "symlink":
+		if len(words) != 2 {
+			return errors.New("symlink takes a path and its target")
+		}
+		path := filepath.Join(w.dir, words[0])
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		return os.Symlink(words[1], path)
+	case "directory":
+		return os.MkdirAll(filepath.Join(w.dir, words[0]), 0o755)
 	case "gone":
 		return os.RemoveAll(filepath.Join(w.dir, words[0]))
 	case "module":
