@@ -153,7 +153,7 @@ func (d *domain) start(gidIndex int) error {
 		return hintMemlock(err)
 	}
 	if d.dev.windows {
-		if err := d.nic.startBind(d.path(endpointAddr{gid: d.gid.gid, lid: d.port.lid, mtu: d.port.mtu}, Lane{})); err != nil {
+		if err := d.nic.startBind(d.path(endpointAddr{gid: d.gid.gid, lid: d.port.lid, mtu: d.port.mtu}, rdma.ClassKV)); err != nil {
 			return fmt.Errorf("memory windows: %w", err)
 		}
 		if d.windows, err = d.probeWindows(); err != nil {

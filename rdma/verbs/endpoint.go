@@ -59,7 +59,7 @@ var (
 
 // NewEndpoint implements group.Domain.
 func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
-	if int(class) >= len(d.opts.Lanes) {
+	if class >= rdma.Classes {
 		return nil, fmt.Errorf("verbs: %s: endpoint for %v: %w", d.name, class, rdma.ErrUnsupported)
 	}
 	e := &endpoint{d: d, cookie: cookie, class: class}
@@ -111,12 +111,21 @@ func (e *endpoint) Local() []byte { return e.local }
 
 // path is how packets get to the peer; queue pairs and packet numbers are added
 // by Connect.
-func (d *domain) path(to endpointAddr, l Lane) path {
+func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
 		port: d.nic.port, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
-		lane: l, timeoutCode: uint8(d.opts.TimeoutCode), retries: uint8(d.opts.Retries),
+		marking: d.marking(class), timeoutCode: uint8(d.opts.TimeoutCode), retries: uint8(d.opts.Retries),
 		rnrTimer: rnrTimerImm, rnrTries: rnrTriesImm,
 	}
+}
+
+// marking is how packets of the class are marked.
+func (d *domain) marking(class rdma.Class) marking {
+	if d.opts.QoS == nil {
+		return marking{}
+	}
+	l := d.opts.QoS.Lane(class)
+	return marking{serviceLevel: l.SL, trafficClass: l.TrafficClass()}
 }
 
 // Connect implements group.Endpoint. On Ethernet the kernel looks the peer's
@@ -134,7 +143,7 @@ func (e *endpoint) Connect(remote []byte) error {
 	if e.shut || e.joined {
 		return fmt.Errorf("verbs: %s: connect: the endpoint was connected or shut before", e.d.name)
 	}
-	p := e.d.path(to, e.d.opts.Lanes[e.class])
+	p := e.d.path(to, e.class)
 	for i, l := range e.lanes {
 		p.remoteQPN, p.remotePSN, p.localPSN = to.writeQPN, to.writePSN, l.q.psn
 		if i == messages {

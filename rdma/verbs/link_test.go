@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/qos"
 	"golang.org/x/sys/unix"
 )
 
@@ -156,13 +157,13 @@ func TestMarking(t *testing.T) {
 	names := ports(t, 2)
 	dev := netdev(t, names[1])
 	testkit.VerifyNone(t)
-	lanes := [rdma.Classes]Lane{rdma.ClassKV: {TrafficClass: 8 << 2}, rdma.ClassCollective: {ServiceLevel: 3, TrafficClass: 46 << 2}}
-	a, err := open(NICOptions{Device: names[0], Lanes: lanes})
+	lanes := qos.Default()
+	a, err := open(NICOptions{Device: names[0], QoS: &lanes})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer closeDomain(t, a)
-	b, err := open(NICOptions{Device: names[1], Lanes: lanes})
+	b, err := open(NICOptions{Device: names[1], QoS: &lanes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,8 +184,8 @@ func TestMarking(t *testing.T) {
 		if n, err := la.Post([]group.Work{{Cookie: 1, Op: group.OpWrite, Src: src, Len: 64, RemoteAddr: dst.Base(), RemoteKey: dst.Key()}}); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
-		if tos, err := seen(); err != nil || tos != lanes[class].TrafficClass {
-			t.Errorf("class %v: packets carry traffic class %#x, %v; want %#x", class, tos, err, lanes[class].TrafficClass)
+		if tos, err := seen(); err != nil || tos != lanes[class].TrafficClass() || tos == 0 {
+			t.Errorf("class %v: packets carry traffic class %#x, %v; want %#x", class, tos, err, lanes[class].TrafficClass())
 		}
 		for _, e := range []group.Endpoint{la, lb} {
 			e.Shut()

@@ -551,10 +551,13 @@ type path struct {
 	remoteLID            uint16
 	remoteQPN            uint32
 	localPSN, remotePSN  uint32
-	lane                 Lane
+	marking              marking
 	timeoutCode, retries uint8
 	rnrTimer, rnrTries   uint8
 }
+
+// marking is what switches see of a traffic class.
+type marking struct{ serviceLevel, trafficClass uint8 }
 
 // IBA constants of a connection.
 const (
@@ -573,8 +576,8 @@ func joinQP(qp *C.struct_ibv_qp, p path) error {
 	attr.qp_state, attr.path_mtu, attr.min_rnr_timer = C.IBV_QPS_RTR, C.enum_ibv_mtu(p.mtu), C.uint8_t(p.rnrTimer)
 	attr.dest_qp_num, attr.rq_psn = C.uint32_t(p.remoteQPN), C.uint32_t(p.remotePSN)
 	ah := &attr.ah_attr
-	ah.is_global, ah.port_num, ah.dlid, ah.sl = 1, C.uint8_t(p.port), C.uint16_t(p.remoteLID), C.uint8_t(p.lane.ServiceLevel)
-	ah.grh.sgid_index, ah.grh.hop_limit, ah.grh.traffic_class = C.uint8_t(p.gidIndex), hopLimit, C.uint8_t(p.lane.TrafficClass)
+	ah.is_global, ah.port_num, ah.dlid, ah.sl = 1, C.uint8_t(p.port), C.uint16_t(p.remoteLID), C.uint8_t(p.marking.serviceLevel)
+	ah.grh.sgid_index, ah.grh.hop_limit, ah.grh.traffic_class = C.uint8_t(p.gidIndex), hopLimit, C.uint8_t(p.marking.trafficClass)
 	*(*gid)(unsafe.Pointer(&ah.grh.dgid)) = p.remoteGID
 	const rtr = C.IBV_QP_STATE | C.IBV_QP_AV | C.IBV_QP_PATH_MTU | C.IBV_QP_DEST_QPN | C.IBV_QP_RQ_PSN | C.IBV_QP_MAX_DEST_RD_ATOMIC | C.IBV_QP_MIN_RNR_TIMER
 	if err := modifyQP(qp, &attr, rtr, "RTR"); err != nil {

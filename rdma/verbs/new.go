@@ -34,6 +34,7 @@ func openPort(o NICOptions) (port, error) {
 func newEngine(ctx context.Context, o Options, open func(int, NICOptions) (port, error)) (*group.Engine, error) {
 	g := o.Group
 	g.Provider, g.Domains = Provider, nil
+	g.SeparateClasses = g.SeparateClasses || o.NIC.QoS != nil
 	fail := func(err error) (*group.Engine, error) {
 		for _, d := range g.Domains {
 			err = errors.Join(err, d.Close())

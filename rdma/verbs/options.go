@@ -5,31 +5,22 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
 // Provider is what Info tells of an engine of this package.
 const Provider = "verbs"
-
-// Lane is how the packets of a traffic class are marked.
-type Lane struct {
-	// ServiceLevel is the SL of InfiniBand, 0 to 15, which the subnet manager
-	// maps to a virtual lane; RoCE cards derive a priority from it.
-	ServiceLevel uint8
-	// TrafficClass is the byte of that name in the GRH and, for RoCE v2, in the
-	// IP header: the DSCP times 4.
-	TrafficClass uint8
-}
 
 // NICOptions configure one port.
 type NICOptions struct {
 	// Device names the port: "mlx5_0", "mlx5_0/2" for its second port, with
 	// "@3" at the end to use row 3 of its GID table and not the best one.
 	Device string
-	// Lanes are the markings of each traffic class, by rdma.Class. The zero
-	// value marks nothing.
-	Lanes [rdma.Classes]Lane
+	// QoS says how the packets of each traffic class are marked: the service
+	// level on InfiniBand, which RoCE cards take a priority from, and the traffic
+	// class byte of the GRH and, for RoCE v2, of the IP header. nil marks nothing.
+	QoS *qos.Map
 	// QueueDepth is how many Works an endpoint takes: a power of two, 16 to
 	// 4096, no more than the device's. Default 256.
 	QueueDepth int
@@ -77,9 +68,9 @@ func (o *NICOptions) Validate() error {
 	if o.QueueDepth&(o.QueueDepth-1) != 0 {
 		return fmt.Errorf("verbs: option QueueDepth is %d; it must be a power of two", o.QueueDepth)
 	}
-	for class, l := range o.Lanes {
-		if l.ServiceLevel > 15 {
-			return fmt.Errorf("verbs: service level of class %v is %d; InfiniBand has 0 to 15", rdma.Class(class), l.ServiceLevel)
+	if o.QoS != nil {
+		if err := o.QoS.Validate(); err != nil {
+			return fmt.Errorf("verbs: %w", err)
 		}
 	}
 	return nil
@@ -119,7 +110,8 @@ type Options struct {
 	// NIC is the rest of the options of each of them; Device is overwritten.
 	NIC NICOptions
 	// Group is the rest of the engine's options; Provider, Detail, Domains and
-	// Reopen are overwritten. Control should be group.TCP's or group.Unix's.
+	// Reopen are overwritten, and SeparateClasses is set where NIC.QoS is.
+	// Control should be group.TCP's or group.Unix's.
 	Group group.Options
 }
 

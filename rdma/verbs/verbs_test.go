@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
 // FuzzRing compares the ring with a slice. Each byte of script is one step: add,
@@ -187,7 +188,7 @@ func TestOptions(t *testing.T) {
 		"ReceiveEntries": func(o *NICOptions) { o.ReceiveEntries = 1 },
 		"TimeoutCode":    func(o *NICOptions) { o.TimeoutCode = 40 },
 		"Retries":        func(o *NICOptions) { o.Retries = 7 },
-		"service level":  func(o *NICOptions) { o.Lanes[rdma.ClassCollective].ServiceLevel = 16 },
+		"SL":             func(o *NICOptions) { o.QoS = &qos.Map{rdma.ClassCollective: {SL: 16}} },
 	} {
 		o := good
 		change(&o)
