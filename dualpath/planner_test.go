@@ -331,7 +331,7 @@ func FuzzPlanner(f *testing.F) {
 // TestScripts runs random scripts that are longer than a fuzzer likes.
 func TestScripts(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	for range 400 {
+	for range 100 {
 		script := make([]byte, 1+rng.IntN(3000))
 		for i := range script {
 			script[i] = byte(rng.Uint32())

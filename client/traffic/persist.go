@@ -144,6 +144,9 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		defer end()
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
 		defer cancel()
+		if len(ids) > 1 && m.Settle(within, ids[len(ids)-2]) != nil {
+			return // storage would refuse a block without its parent
+		}
 		m.store(within, request, chain{ids, epoch}, len(ids)-1, []client.Piece{{Block: len(ids) - 1, Offset: buf.Offset()}})
 	}()
 	return nil

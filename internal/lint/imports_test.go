@@ -63,6 +63,8 @@ var edges = []struct {
 	{"internal/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/content", []string{"kv"}, "bytes follow from names"},
+	{"internal/emulate", []string{"kv", "api/...", "client/...", "dualpath/...", "rdma", "internal/arena", "internal/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
+	{"internal/testnode", []string{"..."}, "a whole storage node, for tests: it is put together as cmd does it"},
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
@@ -85,6 +87,7 @@ var testEdges = []struct {
 	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
 	{"rdma/copier", []string{"rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
+	{"internal/emulate", []string{"internal/testnode", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }

@@ -1,0 +1,249 @@
+package emulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server/planner"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// geo has Full Blocks of 16 KiB: 4 layers of 16 tokens of 256 bytes.
+var geo = kv.SingleGroup(4, 16, 256)
+
+var model = Model{Layers: 4, Attention: batch.Model{PerToken: 1e-7}, Linear: 1e-7, PerRequest: time.Microsecond}
+
+// cluster is storage, planner, groups of one engine each, and a gateway.
+type cluster struct {
+	t       *testing.T
+	storage *testnode.Node
+	conn    *grpc.ClientConn
+	engines []*Engine
+	gateway *Gateway
+	// restart replaces the planner by one that knows nothing.
+	restart func()
+	// stops end the nodes, in the order of engines; each may be called twice.
+	stops []func()
+}
+
+var token = rdma.Token("the compute network of a test")
+
+// newCluster starts p prefill and d decode nodes.
+func newCluster(t *testing.T, p, d int) *cluster {
+	t.Helper()
+	c := &cluster{t: t, storage: testnode.Start(t, testnode.Options{})}
+	c.storage.Namespace(t, "m", geo)
+	c.startPlanner()
+	for i := range p + d {
+		c.stops = append(c.stops, sync.OnceFunc(c.node(i, i < p)))
+	}
+	t.Cleanup(func() {
+		for _, stop := range c.stops {
+			stop()
+		}
+	})
+	store, ns := c.store()
+	c.gateway = &Gateway{Namespace: ns, Store: store, Planner: c.conn, Deadline: time.Minute}
+	return c
+}
+
+// must fails the test.
+func (c *cluster) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// startPlanner starts a planner that restart replaces by one that knows nothing.
+func (c *cluster) startPlanner() {
+	var (
+		current *bufconn.Listener
+		service *planner.Service
+		server  *grpc.Server
+	)
+	start := func() {
+		var err error
+		service, err = planner.New(planner.Options{Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second}})
+		c.must(err)
+		server = grpc.NewServer()
+		pb.RegisterPlannerServer(server, service)
+		l := bufconn.Listen(1 << 20)
+		current = l
+		go func(s *grpc.Server) { _ = s.Serve(l) }(server)
+	}
+	stop := func() {
+		service.Close()
+		server.Stop()
+	}
+	start()
+	listeners := make(chan *bufconn.Listener, 1)
+	listeners <- current
+	conn, err := grpc.NewClient("passthrough:planner", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			l := <-listeners
+			listeners <- l
+			return l.DialContext(ctx)
+		}))
+	c.must(err)
+	c.conn = conn
+	c.restart = func() {
+		stop()
+		start()
+		<-listeners
+		listeners <- current
+	}
+	c.t.Cleanup(func() {
+		_ = conn.Close()
+		stop()
+	})
+}
+
+// store opens a client of the storage node.
+func (c *cluster) store() (*client.Store, kv.Namespace) {
+	c.t.Helper()
+	engine, err := tcp.New(c.t.Context(), tcp.Options{})
+	c.must(err)
+	s, err := client.Open(c.t.Context(), client.Options{Engine: engine, Servers: []string{c.storage.Addr}})
+	c.must(err)
+	c.t.Cleanup(func() {
+		if err := errors.Join(s.Close(), engine.Close()); err != nil {
+			c.t.Error(err)
+		}
+	})
+	ns, err := s.Namespace(c.t.Context(), "m")
+	c.must(err)
+	return s, ns
+}
+
+// node starts an engine and its leader.
+func (c *cluster) node(i int, prefill bool) (stop func()) {
+	c.t.Helper()
+	role, name, window := pb.Side_SIDE_DECODE, fmt.Sprintf("D%d", i), 0
+	if prefill {
+		role, name, window = pb.Side_SIDE_PREFILL, fmt.Sprintf("P%d", i), 2
+	}
+	compute, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	c.must(err)
+	store, ns := c.store()
+	e, err := NewEngine(EngineOptions{Name: name, Model: model, Namespace: ns, Store: store, Compute: compute, BufferBytes: 8 << 20, DeviceBlocks: 1024, Window: window})
+	c.must(err)
+	c.engines = append(c.engines, e)
+	l := NewLeader(LeaderOptions{
+		Group: name, Node: "node-" + name, Role: role, Members: []Member{{e, compute.Addr(), token}}, Planner: c.conn, FetchEvery: 2 * time.Millisecond,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	led := make(chan error, 1)
+	go func() { led <- l.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := errors.Join(<-led, e.Close(), compute.Close()); err != nil {
+			c.t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// sessions are n agents of some turns.
+func sessions(n, turns int) []Session {
+	out := make([]Session, n)
+	for i := range out {
+		out[i].Name = fmt.Sprintf("agent-%d", i)
+		for range turns {
+			out[i].Turns = append(out[i].Turns, Turn{Append: 100 + 7*i, Output: 20})
+		}
+	}
+	return out
+}
+
+// check fails the test unless every turn went well, all the KV of earlier turns
+// was found again, both sides read, and no byte on a device was wrong.
+func (c *cluster) check(results []TurnResult, turns int) {
+	c.t.Helper()
+	if len(results) != turns {
+		c.t.Errorf("%d turns of %d", len(results), turns)
+	}
+	pSide, dSide := 0, 0
+	context := map[string]int{}
+	for _, r := range results {
+		if r.Err != nil {
+			c.t.Errorf("%s, turn %d: %v", r.Session, r.Turn, r.Err)
+		}
+		// Read your writes: all full blocks of the turns before are a hit.
+		if want := context[r.Session] / geo.BlockTokens * geo.BlockTokens; r.Hit < want {
+			c.t.Errorf("%s, turn %d: %d tokens hit; the turns before left %d", r.Session, r.Turn, r.Hit, want)
+		}
+		context[r.Session] = r.Prompt + 20
+		pSide, dSide = pSide+r.PrefillSide, dSide+r.DecodeSide
+	}
+	if pSide == 0 || dSide == 0 {
+		c.t.Errorf("the prefill side read %d tokens, the decode side %d", pSide, dSide)
+	}
+	var sum Counts
+	for _, e := range c.engines {
+		n := e.Counts()
+		sum.CheckedBytes += n.CheckedBytes
+		sum.WrongBlocks += n.WrongBlocks
+	}
+	if sum.WrongBlocks != 0 || sum.CheckedBytes == 0 {
+		c.t.Errorf("%d wrong blocks among %d bytes on devices", sum.WrongBlocks, sum.CheckedBytes)
+	}
+}
+
+// TestCluster: agents on 2P2D with real storage, planner and transfers.
+func TestCluster(t *testing.T) {
+	testkit.VerifyNone(t)
+	c := newCluster(t, 2, 2)
+	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
+}
+
+// TestPlannerRestart: the planner loses all it knew in the middle of the replay;
+// leaders and gateways tell it.
+func TestPlannerRestart(t *testing.T) {
+	testkit.VerifyNone(t)
+	c := newCluster(t, 1, 1)
+	turns := 0
+	c.gateway.Done = func(TurnResult) {
+		if turns++; turns == 4 || turns == 9 {
+			c.restart()
+		}
+	}
+	c.check(c.gateway.Run(t.Context(), sessions(4, 4), 3), 16)
+}
+
+// TestNodesLeave: a prefill and a decode node go in the middle of the replay. What
+// they had is planned anew; no turn is lost and no byte is wrong.
+func TestNodesLeave(t *testing.T) {
+	testkit.VerifyNone(t)
+	c := newCluster(t, 2, 2)
+	turns := 0
+	var left sync.WaitGroup
+	c.gateway.Done = func(TurnResult) {
+		switch turns++; turns {
+		case 5:
+			left.Go(c.stops[3])
+		case 12:
+			left.Go(c.stops[0])
+		}
+	}
+	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 6), 30)
+	left.Wait()
+}

@@ -1,0 +1,590 @@
+package emulate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/content"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Work is one request as an engine gets it.
+type Work struct {
+	Request string
+	// IDs are the chain of the prompt's and the output's full blocks.
+	IDs   []kv.BlockID
+	Epoch kv.Epoch
+	// Prompt and Output are tokens, Hit whole blocks.
+	Prompt, Output, Hit int
+	// Parts are what this engine's side reads, in blocks.
+	Parts []traffic.Part
+	// Peer is the prefill engine's manager (decode only).
+	Peer traffic.Peer
+	// Stopped and Progress are told how reading goes.
+	Stopped  func(traffic.Stop)
+	Progress func(part traffic.Part, upto int)
+}
+
+// EngineOptions make an Engine.
+type EngineOptions struct {
+	Name      string
+	Model     Model
+	Namespace kv.Namespace
+	Store     *client.Store
+	Compute   rdma.Engine
+	// BufferBytes is the PE or DE buffer. DeviceBlocks is how many blocks "HBM"
+	// holds, of Window layers each (0: all layers).
+	BufferBytes          int64
+	DeviceBlocks, Window int
+	Logger               *slog.Logger
+}
+
+// Counts is what an engine did since it was made.
+type Counts struct {
+	// Requests ended well; Failed did not. CheckedBytes of KV on the device were
+	// compared with what they must be; WrongBytes is how many blocks were not.
+	Requests, Failed, CheckedBytes, WrongBlocks uint64
+	// Busy is the time that compute took.
+	Busy time.Duration
+}
+
+// Engine is one emulated engine.
+type Engine struct {
+	opts    EngineOptions
+	manager *traffic.Manager
+	buffer  *arena.Arena
+	memory  *client.Memory
+	device  []byte
+	bases   []uint64
+	blocks  int
+	log     *slog.Logger
+
+	requests, failed, checked, wrong atomic.Uint64
+	busy                             atomic.Int64
+
+	mu    sync.Mutex
+	free  []uint32 // device pages
+	jobs  map[string]*running
+	queue []*running // prefill: started, in order
+	// started and ready wake the prefill and the decode loop.
+	started, ready chan struct{}
+	// decoding are the requests of the decode loop.
+	decoding map[*running]int // tokens left
+	freed    chan struct{}
+	closed   bool
+	stop     context.CancelFunc
+	ctx      context.Context
+	wg       sync.WaitGroup
+}
+
+// running is a request on an engine.
+type running struct {
+	work    Work
+	ctx     context.Context
+	cancel  context.CancelFunc
+	pages   []uint32
+	prefill *traffic.Prefill
+	decode  *traffic.Decode
+	done    func(error)
+	ended   bool
+	wake    chan struct{} // decode: the output is complete
+}
+
+// NewEngine makes an engine; Prefill and Decode give it work. Close ends it.
+func NewEngine(opts EngineOptions) (*Engine, error) {
+	opts.Model.EnsureDefaults()
+	if err := opts.Model.Validate(); err != nil {
+		return nil, err
+	}
+	if opts.Window == 0 || opts.Window > opts.Model.Layers {
+		opts.Window = opts.Model.Layers
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{
+		opts: opts, log: opts.Logger, blocks: opts.DeviceBlocks, jobs: make(map[string]*running),
+		started: make(chan struct{}, 1), ready: make(chan struct{}, 1), decoding: make(map[*running]int), freed: make(chan struct{}),
+	}
+	layer := opts.Namespace.Geometry.LayerBytes(0)
+	e.device = make([]byte, int64(opts.Window)*int64(opts.DeviceBlocks)*layer)
+	for l := range opts.Window {
+		e.bases = append(e.bases, uint64(int64(l)*int64(opts.DeviceBlocks)*layer))
+	}
+	for p := range opts.DeviceBlocks {
+		e.free = append(e.free, uint32(p))
+	}
+	var err error
+	if e.buffer, err = arena.New(arena.Options{SizeBytes: opts.BufferBytes}); err != nil {
+		return nil, fmt.Errorf("emulate: %s: buffer: %w", opts.Name, err)
+	}
+	if err := e.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("emulate: %s: %w", opts.Name, err), e.buffer.Close())
+	}
+	e.ctx, e.stop = context.WithCancel(context.Background())
+	e.wg.Add(2)
+	go e.prefillLoop()
+	go e.decodeLoop()
+	return e, nil
+}
+
+// open registers memory and starts the traffic manager.
+func (e *Engine) open() error {
+	region, err := e.opts.Compute.Register(e.buffer.Bytes(), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		return err
+	}
+	device, err := e.opts.Compute.Register(e.device, rdma.RegisterOptions{Local: true})
+	if err != nil {
+		return err
+	}
+	if e.memory, err = e.opts.Store.Register(e.buffer.Bytes()); err != nil {
+		return err
+	}
+	e.manager, err = traffic.New(traffic.Options{
+		Namespace: e.opts.Namespace, Storage: e.opts.Store, Memory: e.memory, Compute: e.opts.Compute, Buffer: e.buffer, Region: region,
+		Device: traffic.Device{Region: device, Bases: e.bases}, Logger: e.log,
+	})
+	return err
+}
+
+// Close ends everything under way and waits for it.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	for _, r := range e.jobs {
+		r.cancel()
+	}
+	e.mu.Unlock()
+	e.stop()
+	e.manager.Close()
+	e.wg.Wait()
+	within, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return errors.Join(e.memory.Close(within), e.buffer.Close())
+}
+
+// Manager returns the engine's traffic manager.
+func (e *Engine) Manager() *traffic.Manager { return e.manager }
+
+// Counts returns what the engine did.
+func (e *Engine) Counts() Counts {
+	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), time.Duration(e.busy.Load())}
+}
+
+// Load is what the leader reports: tokens of the requests under way, their
+// number, and the free KV of the device, in tokens.
+func (e *Engine) Load() (tokens, requests, hbmFree int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.jobs {
+		tokens += r.work.Prompt + r.work.Output
+	}
+	return tokens, len(e.jobs), len(e.free) * e.opts.Namespace.Geometry.BlockTokens
+}
+
+// blocksOf is how many blocks n tokens take.
+func (e *Engine) blocksOf(tokens int) int {
+	bt := e.opts.Namespace.Geometry.BlockTokens
+	return (tokens + bt - 1) / bt
+}
+
+// enter makes a request known and takes its device pages, waiting for them.
+func (e *Engine) enter(ctx context.Context, w Work, pages int, done func(error)) (*running, error) {
+	r := &running{work: w, done: done, wake: make(chan struct{})}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		r.cancel()
+		return nil, traffic.ErrClosed
+	}
+	if pages > e.blocks {
+		r.cancel()
+		return nil, fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, w.Request, pages, e.blocks)
+	}
+	if e.jobs[w.Request] != nil {
+		r.cancel()
+		return nil, fmt.Errorf("emulate: %s: request %q: %w", e.opts.Name, w.Request, traffic.ErrExists)
+	}
+	e.jobs[w.Request] = r
+	for len(e.free) < pages {
+		freed := e.freed
+		e.mu.Unlock()
+		select {
+		case <-freed:
+		case <-r.ctx.Done():
+		case <-e.ctx.Done():
+		}
+		e.mu.Lock()
+		if r.ctx.Err() != nil || e.closed {
+			delete(e.jobs, w.Request)
+			r.cancel()
+			return nil, context.Canceled
+		}
+	}
+	r.pages = append(r.pages, e.free[len(e.free)-pages:]...)
+	e.free = e.free[:len(e.free)-pages]
+	return r, nil
+}
+
+// leave ends a request: its pages are free, whoever gave it is told.
+func (e *Engine) leave(r *running, err error) {
+	e.mu.Lock()
+	if r.ended {
+		e.mu.Unlock()
+		return
+	}
+	r.ended = true
+	delete(e.jobs, r.work.Request)
+	delete(e.decoding, r)
+	e.free = append(e.free, r.pages...)
+	close(e.freed)
+	e.freed = make(chan struct{})
+	e.mu.Unlock()
+	r.cancel()
+	if err != nil {
+		e.failed.Add(1)
+		var wrong *traffic.BlockError
+		if errors.As(err, &wrong) {
+			e.wrong.Add(1)
+		}
+	} else {
+		e.requests.Add(1)
+	}
+	r.done(err)
+}
+
+// Abort forgets a request; its done is called with the reason.
+func (e *Engine) Abort(request string) {
+	e.mu.Lock()
+	r := e.jobs[request]
+	e.mu.Unlock()
+	if r != nil {
+		r.cancel()
+	}
+}
+
+// with calls f with a request's traffic, if it is under way.
+func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
+	e.mu.Lock()
+	r := e.jobs[request]
+	e.mu.Unlock()
+	if r != nil && (r.prefill != nil || r.decode != nil) {
+		f(r.prefill, r.decode)
+	}
+}
+
+// Read has the engine read a range of hit blocks beside what it was given.
+func (e *Engine) Read(request string, part traffic.Part) {
+	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
+		if p != nil {
+			p.Read(part)
+		} else {
+			d.Read(part)
+		}
+	})
+}
+
+// Cut has the engine stop the reads of a request.
+func (e *Engine) Cut(request string) {
+	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
+		if p != nil {
+			p.Cut()
+		} else {
+			d.Cut()
+		}
+	})
+}
+
+// Recompute has the engine compute a range of hit blocks.
+func (e *Engine) Recompute(request string, part traffic.Part) {
+	e.with(request, func(p *traffic.Prefill, _ *traffic.Decode) {
+		if p != nil {
+			p.Recompute(part)
+		}
+	})
+}
+
+// Prefill takes a request; done is called when its KV is at the decode engine,
+// or when it failed.
+func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
+	e.wg.Add(1)
+	go func() {
+		defer e.wg.Done()
+		r, err := e.enter(ctx, w, e.blocksOf(w.Prompt), done)
+		if err != nil {
+			done(err)
+			return
+		}
+		p, err := e.manager.Prefill(r.ctx, traffic.PrefillJob{
+			Request: w.Request, IDs: w.IDs, Epoch: w.Epoch, Blocks: e.blocksOf(w.Prompt), Hit: w.Hit, Parts: w.Parts, Pages: r.pages,
+			Stopped: w.Stopped, Progress: w.Progress,
+		})
+		if err != nil {
+			e.leave(r, err)
+			return
+		}
+		e.mu.Lock()
+		r.prefill = p
+		e.queue = append(e.queue, r)
+		e.mu.Unlock()
+		select {
+		case e.started <- struct{}{}:
+		default:
+		}
+	}()
+}
+
+// prefillLoop computes batch after batch.
+func (e *Engine) prefillLoop() {
+	defer e.wg.Done()
+	var items []batch.Item
+	var chunks []batch.Chunk
+	for {
+		e.mu.Lock()
+		items = items[:0]
+		for _, r := range e.queue {
+			hit := r.work.Hit * e.opts.Namespace.Geometry.BlockTokens
+			items = append(items, batch.Item{Cached: hit, Compute: max(r.work.Prompt-hit, 0)})
+		}
+		var n int
+		n, chunks = e.opts.Model.take(items, chunks)
+		members := append([]*running(nil), e.queue[:n]...)
+		e.queue = e.queue[n:]
+		e.mu.Unlock()
+		if n == 0 {
+			select {
+			case <-e.started:
+				continue
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		e.forward(members, items[:n])
+	}
+}
+
+// forward is one pass over all layers. A request that fails leaves the batch; the
+// others go on.
+func (e *Engine) forward(members []*running, items []batch.Item) {
+	fail := make([]error, len(members))
+	for l := range e.opts.Model.Layers {
+		for i, r := range members {
+			if fail[i] == nil {
+				if fail[i] = r.prefill.Layer(r.ctx, l); fail[i] == nil {
+					fail[i] = e.compute(r, l)
+				}
+			}
+		}
+		e.spend(e.opts.Model.Layer(items))
+		for i, r := range members {
+			if fail[i] == nil {
+				r.prefill.Computed(l)
+			}
+		}
+	}
+	for i, r := range members {
+		err := fail[i]
+		if err != nil {
+			r.prefill.Cancel()
+		} else {
+			err = r.prefill.Finish(r.ctx)
+		}
+		e.leave(r, err)
+	}
+}
+
+// spend is compute: the time passes.
+func (e *Engine) spend(d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	e.busy.Add(int64(d))
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-e.ctx.Done():
+	}
+}
+
+// compute compares a layer's hit KV on the device with what it must be, and puts
+// that of the missed blocks there.
+func (e *Engine) compute(r *running, layer int) error {
+	miss := make(map[int]bool)
+	for _, b := range r.prefill.Miss() {
+		miss[b] = true
+	}
+	for b := range e.blocksOf(r.work.Prompt) {
+		page, want := e.page(layer, r.pages[b]), e.content(r.work, b, layer)
+		if miss[b] {
+			want.Fill(page)
+			continue
+		}
+		if err := e.compare(r.work, b, layer, page, want); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare counts and reports a block that is not what it must be.
+func (e *Engine) compare(w Work, block, layer int, page []byte, want content.Content) error {
+	e.checked.Add(uint64(len(page)))
+	if at := want.Differs(page); at >= 0 {
+		e.wrong.Add(1)
+		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Request, "block", block, "layer", layer, "byte", at)
+		return &traffic.BlockError{Block: block, Layer: layer, Where: "emulated device"}
+	}
+	return nil
+}
+
+// page is the device memory of one block in one layer.
+func (e *Engine) page(layer int, page uint32) []byte {
+	lb := uint64(e.opts.Namespace.Geometry.LayerBytes(0))
+	off := e.bases[layer%len(e.bases)] + uint64(page)*lb
+	return e.device[off : off+lb]
+}
+
+// content is what a block's layer must hold. The tail of a prompt that is no full
+// block has no name in storage: it takes one from the request.
+func (e *Engine) content(w Work, block, layer int) content.Content {
+	var id kv.BlockID
+	if (block+1)*e.opts.Namespace.Geometry.BlockTokens <= w.Prompt && block < len(w.IDs) {
+		id = w.IDs[block]
+	} else {
+		copy(id[:], w.Request)
+		id[15] ^= byte(block)
+	}
+	return content.Of(id, w.Epoch).From(int64(layer) * e.opts.Namespace.Geometry.LayerBytes(0))
+}
+
+// Decode takes a request; done is called when its output is complete, or when it
+// failed.
+func (e *Engine) Decode(ctx context.Context, w Work, prefilled func(), done func(error)) {
+	e.wg.Add(1)
+	go func() {
+		defer e.wg.Done()
+		prompt, whole := e.blocksOf(w.Prompt), e.blocksOf(w.Prompt+w.Output)
+		r, err := e.enter(ctx, w, whole, done)
+		if err != nil {
+			done(err)
+			return
+		}
+		full := min(w.Prompt/e.opts.Namespace.Geometry.BlockTokens, len(w.IDs))
+		d, err := e.manager.Decode(r.ctx, traffic.DecodeJob{
+			Request: w.Request, IDs: w.IDs[:full], Epoch: w.Epoch, Blocks: prompt, Hit: w.Hit, Parts: w.Parts, Pages: r.pages[:prompt], Peer: w.Peer,
+			Stopped: w.Stopped, Progress: w.Progress,
+		})
+		if err != nil {
+			e.leave(r, err)
+			return
+		}
+		e.mu.Lock()
+		r.decode = d
+		e.mu.Unlock()
+		e.leave(r, e.decodeOne(r, prompt, full, prefilled))
+	}()
+}
+
+// decodeOne waits for the prompt, checks it, decodes, and stores what was
+// decoded.
+func (e *Engine) decodeOne(r *running, prompt, full int, prefilled func()) error {
+	if err := r.decode.Ready(r.ctx); err != nil {
+		r.decode.Cancel()
+		return err
+	}
+	for b := range prompt {
+		for l := range e.opts.Model.Layers {
+			if err := e.compare(r.work, b, l, e.page(l, r.pages[b]), e.content(r.work, b, l)); err != nil {
+				r.decode.Cancel()
+				return err
+			}
+		}
+	}
+	prefilled()
+	if err := r.decode.Finish(r.ctx); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	if r.work.Output > 0 {
+		e.decoding[r] = r.work.Output
+	} else {
+		close(r.wake)
+	}
+	e.mu.Unlock()
+	select {
+	case e.ready <- struct{}{}:
+	default:
+	}
+	select {
+	case <-r.wake:
+	case <-r.ctx.Done():
+		return context.Cause(r.ctx)
+	}
+	return e.append(r, full)
+}
+
+// append stores the blocks that the output has completed: their KV is put on the
+// device, as decoding would have done, and goes from there.
+func (e *Engine) append(r *running, full int) error {
+	w := r.work
+	whole := Work{Request: w.Request, IDs: w.IDs, Epoch: w.Epoch, Prompt: w.Prompt + w.Output}
+	for b := full; b < len(w.IDs); b++ {
+		for l := range e.opts.Model.Layers {
+			e.content(whole, b, l).Fill(e.page(l, r.pages[b]))
+		}
+		if err := e.manager.Append(r.ctx, w.Request, w.IDs[:b+1], w.Epoch, r.pages[b]); err != nil {
+			return err
+		}
+	}
+	if n := len(w.IDs); n > full {
+		return e.manager.Settle(r.ctx, w.IDs[n-1])
+	}
+	return nil
+}
+
+// decodeLoop makes one token of every request a step.
+func (e *Engine) decodeLoop() {
+	defer e.wg.Done()
+	for {
+		e.mu.Lock()
+		n := len(e.decoding)
+		for r, left := range e.decoding {
+			if left--; left > 0 {
+				e.decoding[r] = left
+				continue
+			}
+			delete(e.decoding, r)
+			close(r.wake)
+		}
+		e.mu.Unlock()
+		if n == 0 {
+			select {
+			case <-e.ready:
+				continue
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		if e.ctx.Err() != nil {
+			return
+		}
+		e.spend(e.opts.Model.DecodeStep(n))
+	}
+}

@@ -1,0 +1,493 @@
+package emulate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Payload is what a gateway hands to the engines through the planner: enough to
+// name every block of the prompt and of the output.
+type Payload struct {
+	IDs    []byte `json:"ids"` // 16 bytes each: the full blocks of prompt and output
+	Epoch  uint64 `json:"epoch"`
+	Prompt int    `json:"prompt"`
+	Output int    `json:"output"`
+	Hit    int    `json:"hit"` // blocks
+}
+
+// address is how the engine on the other side reaches one.
+type address struct {
+	Addr  []byte `json:"addr"` // rdma.Addr
+	Token []byte `json:"token"`
+}
+
+// Member is one engine of a leader's group.
+type Member struct {
+	Engine *Engine
+	// Addr and Token are the compute NIC's.
+	Addr  rdma.Addr
+	Token rdma.Token
+}
+
+// LeaderOptions make a Leader.
+type LeaderOptions struct {
+	Group, Node string
+	Role        pb.Side
+	Members     []Member
+	Planner     grpc.ClientConnInterface
+	// FetchEvery is how often work is fetched. Default 5 ms.
+	FetchEvery time.Duration
+	// ReadRate, if set, is what the storage NIC is known to deliver, in tokens a
+	// second; otherwise it is measured while there is a queue.
+	ReadRate float64
+	Logger   *slog.Logger
+}
+
+// Leader is the leader engine of a group: it alone talks to the planner.
+type Leader struct {
+	opts   LeaderOptions
+	log    *slog.Logger
+	byName map[string]Member
+
+	mu   sync.Mutex
+	seen uint64
+	held map[string]*held
+	// queue is read_q in tokens: asked of storage by this node's engines and not
+	// read yet.
+	queue int
+	out   chan *pb.LeaderMessage
+	meter meter
+}
+
+// held is a request that was assigned to this group.
+type held struct {
+	submit  *pb.SubmitRequest
+	load    Payload
+	member  Member
+	cancel  context.CancelFunc
+	attempt uint64
+	// unread are the tokens of the parts that count in the queue.
+	unread int
+}
+
+// meter measures what the storage NIC delivers while it has something to do.
+type meter struct {
+	since time.Time // of the present busy time; zero: idle
+	busy  time.Duration
+	read  float64
+}
+
+// rate is in tokens a second, over at least window of busy time; 0: not known.
+func (m *meter) rate(now time.Time) float64 {
+	busy := m.busy
+	if !m.since.IsZero() {
+		busy += now.Sub(m.since)
+	}
+	const window = 200 * time.Millisecond
+	if busy < window {
+		return 0
+	}
+	return m.read / busy.Seconds()
+}
+
+// NewLeader makes a leader; Run leads.
+func NewLeader(opts LeaderOptions) *Leader {
+	if opts.FetchEvery == 0 {
+		opts.FetchEvery = 5 * time.Millisecond
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	l := &Leader{opts: opts, log: opts.Logger, byName: make(map[string]Member), held: make(map[string]*held)}
+	for _, m := range opts.Members {
+		l.byName[m.Engine.opts.Name] = m
+	}
+	return l
+}
+
+// Run leads the group until ctx ends, over as many sessions as it takes: after a
+// planner's restart it says what its engines hold.
+func (l *Leader) Run(ctx context.Context) error {
+	for {
+		err := l.session(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		l.log.Warn("session with the planner ended; trying again", "group", l.opts.Group, "err", err)
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// session is one stream.
+func (l *Leader) session(ctx context.Context) error {
+	// The stream outlives ctx for a word of good-bye.
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	stream, err := pb.NewPlannerClient(l.opts.Planner).Lead(life)
+	if err != nil {
+		return err
+	}
+	register, err := l.registration()
+	if err != nil {
+		return err
+	}
+	if err := stream.Send(register); err != nil {
+		return err
+	}
+	out := make(chan *pb.LeaderMessage, 1024)
+	l.mu.Lock()
+	l.seen, l.out = 0, out
+	l.mu.Unlock()
+	received := make(chan error, 1)
+	go func() { received <- l.receive(ctx, stream) }()
+	t := time.NewTicker(l.opts.FetchEvery)
+	defer t.Stop()
+	for {
+		var m *pb.LeaderMessage
+		select {
+		case m = <-out:
+		case <-t.C:
+			m = l.fetch()
+		case err := <-received:
+			return err
+		case <-ctx.Done():
+			// What the group has is planned anew at once, not after a timeout.
+			_ = stream.CloseSend()
+			select {
+			case <-received:
+			case <-time.After(time.Second):
+			}
+			return ctx.Err()
+		}
+		if err := stream.Send(m); err != nil {
+			return errors.Join(err, <-received)
+		}
+	}
+}
+
+// registration says who the group is and what it holds.
+func (l *Leader) registration() (*pb.LeaderMessage, error) {
+	r := &pb.RegisterGroup{Group: l.opts.Group, Role: l.opts.Role}
+	for _, m := range l.opts.Members {
+		addr, err := m.Addr.MarshalBinary()
+		if err != nil {
+			return nil, err
+		}
+		raw, err := json.Marshal(address{addr, m.Token})
+		if err != nil {
+			return nil, err
+		}
+		spec := &pb.EngineSpec{Engine: m.Engine.opts.Name, Node: l.opts.Node, Address: raw}
+		if l.opts.Role == pb.Side_SIDE_DECODE {
+			spec.HbmTokens = uint64(m.Engine.blocks * m.Engine.opts.Namespace.Geometry.BlockTokens)
+		}
+		r.Engines = append(r.Engines, spec)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.held {
+		r.Holding = append(r.Holding, &pb.HeldRequest{Request: h.submit, Engine: h.member.Engine.opts.Name})
+	}
+	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: r}}, nil
+}
+
+// fetch reports every engine and the storage NIC.
+func (l *Leader) fetch() *pb.LeaderMessage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := &pb.FetchWork{Seen: l.seen}
+	tokens, requests := make(map[string]int), make(map[string]int)
+	for _, h := range l.held {
+		name := h.member.Engine.opts.Name
+		requests[name]++
+		tokens[name] += h.load.Prompt
+		if l.opts.Role == pb.Side_SIDE_DECODE {
+			tokens[name] += h.load.Output
+		}
+	}
+	for _, m := range l.opts.Members {
+		name := m.Engine.opts.Name
+		s := &pb.EngineState{Engine: name, Tokens: uint64(tokens[name]), Requests: uint32(requests[name])}
+		if l.opts.Role == pb.Side_SIDE_DECODE {
+			capacity := m.Engine.blocks * m.Engine.opts.Namespace.Geometry.BlockTokens
+			s.HbmFreeTokens = uint64(max(0, capacity-tokens[name]-requests[name]*m.Engine.opts.Namespace.Geometry.BlockTokens))
+		}
+		f.Engines = append(f.Engines, s)
+	}
+	rate := l.opts.ReadRate
+	if rate == 0 {
+		rate = l.meter.rate(time.Now())
+	}
+	f.Nodes = []*pb.NodeState{{Node: l.opts.Node, ReadQueueTokens: uint64(max(l.queue, 0)), ReadTokensPerSecond: rate}}
+	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: f}}
+}
+
+// receive takes the planner's actions.
+func (l *Leader) receive(ctx context.Context, stream grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]) error {
+	for {
+		a, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("the planner ended the session")
+		}
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.seen = max(l.seen, a.Seq)
+		l.mu.Unlock()
+		if err := l.act(ctx, a); err != nil {
+			l.log.Error("an action that cannot be taken", "group", l.opts.Group, "action", a.Kind.String(), "request", a.Request, "err", err)
+		}
+	}
+}
+
+// act takes one action.
+func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
+	switch a.Kind {
+	case pb.LeaderAction_KIND_ASSIGN:
+		return l.assign(a)
+	case pb.LeaderAction_KIND_START:
+		return l.start(ctx, a)
+	case pb.LeaderAction_KIND_READ:
+		return l.read(a)
+	case pb.LeaderAction_KIND_RECOMPUTE:
+		return l.onHeld(a, func(h *held) {
+			for _, p := range a.Parts {
+				h.member.Engine.Recompute(a.Request, l.blocks(h, p))
+			}
+		})
+	case pb.LeaderAction_KIND_CUT:
+		return l.onHeld(a, func(h *held) { h.member.Engine.Cut(a.Request) })
+	case pb.LeaderAction_KIND_ABORT:
+		l.mu.Lock()
+		h := l.held[a.Request]
+		l.mu.Unlock()
+		if h == nil {
+			return nil
+		}
+		if h.cancel != nil {
+			h.cancel()
+			return nil // its end drops it
+		}
+		l.drop(a.Request, h)
+	}
+	return nil
+}
+
+// onHeld calls f with a request of this group.
+func (l *Leader) onHeld(a *pb.LeaderAction, f func(h *held)) error {
+	l.mu.Lock()
+	h := l.held[a.Request]
+	l.mu.Unlock()
+	if h == nil {
+		return nil // it has ended meanwhile
+	}
+	f(h)
+	return nil
+}
+
+// assign remembers a request for its Start.
+func (l *Leader) assign(a *pb.LeaderAction) error {
+	m, ok := l.byName[a.Engine]
+	if !ok {
+		return fmt.Errorf("emulate: engine %q is not in group %q", a.Engine, l.opts.Group)
+	}
+	h := &held{submit: a.Submitted, member: m}
+	if err := json.Unmarshal(a.Submitted.GetPayload(), &h.load); err != nil {
+		return fmt.Errorf("emulate: payload: %w", err)
+	}
+	l.mu.Lock()
+	l.held[a.Request] = h
+	l.mu.Unlock()
+	return nil
+}
+
+// blocks translates a part from tokens to blocks.
+func (l *Leader) blocks(h *held, p *pb.Part) traffic.Part {
+	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
+	return traffic.Part{From: int(p.From) / bt, To: (int(p.To) + bt - 1) / bt}
+}
+
+// start begins a request whose both engines are known.
+func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
+	l.mu.Lock()
+	h := l.held[a.Request]
+	l.mu.Unlock()
+	if h == nil {
+		return fmt.Errorf("emulate: request %q was not assigned to group %q", a.Request, l.opts.Group)
+	}
+	var peer address
+	if err := json.Unmarshal(a.PeerAddress, &peer); err != nil {
+		return fmt.Errorf("emulate: address of %s: %w", a.PeerEngine, err)
+	}
+	var addr rdma.Addr
+	if err := addr.UnmarshalBinary(peer.Addr); err != nil {
+		return fmt.Errorf("emulate: address of %s: %w", a.PeerEngine, err)
+	}
+	w := Work{Request: a.Request, Epoch: kv.Epoch(h.load.Epoch), Prompt: h.load.Prompt, Output: h.load.Output, Hit: h.load.Hit, Peer: traffic.Peer{Addr: addr, Token: peer.Token}}
+	for raw := h.load.IDs; len(raw) >= kv.BlockIDSize; raw = raw[kv.BlockIDSize:] {
+		w.IDs = append(w.IDs, kv.BlockID(raw[:kv.BlockIDSize]))
+	}
+	for _, p := range a.Parts {
+		if p.Side == l.opts.Role {
+			w.Parts = append(w.Parts, l.blocks(h, p))
+		}
+	}
+	l.expect(h, w.Parts)
+	w.Progress = func(part traffic.Part, upto int) { l.came(a.Request, h, part, upto) }
+	w.Stopped = func(s traffic.Stop) { l.stopped(a.Request, h, s) }
+	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l.mu.Lock()
+	h.cancel, h.attempt = cancel, a.Seq
+	l.mu.Unlock()
+	done := func(err error) {
+		cancel()
+		l.done(a.Request, h, err)
+	}
+	if l.opts.Role == pb.Side_SIDE_PREFILL {
+		h.member.Engine.Prefill(work, w, done)
+	} else {
+		h.member.Engine.Decode(work, w, func() {}, done)
+	}
+	return nil
+}
+
+// read has a request's engine read another part.
+func (l *Leader) read(a *pb.LeaderAction) error {
+	return l.onHeld(a, func(h *held) {
+		for _, p := range a.Parts {
+			part := l.blocks(h, p)
+			l.expect(h, []traffic.Part{part})
+			h.member.Engine.Read(a.Request, part)
+		}
+	})
+}
+
+// expect counts parts in the node's reading queue.
+func (l *Leader) expect(h *held, parts []traffic.Part) {
+	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range parts {
+		n := p.Len() * bt
+		h.unread += n
+		l.queueLocked(n)
+	}
+}
+
+// queueLocked changes the reading queue by n tokens.
+func (l *Leader) queueLocked(n int) {
+	now := time.Now()
+	if n > 0 && l.queue == 0 {
+		l.meter.since = now
+	}
+	l.queue += n
+	if n < 0 && l.queue == 0 && !l.meter.since.IsZero() {
+		l.meter.busy += now.Sub(l.meter.since)
+		l.meter.since = time.Time{}
+	}
+}
+
+// came takes a part that was read.
+func (l *Leader) came(request string, h *held, part traffic.Part, upto int) {
+	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
+	l.mu.Lock()
+	n := (upto - part.From) * bt
+	l.meter.read += float64(n)
+	l.readLocked(h, part.Len()*bt)
+	l.mu.Unlock()
+	l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: &pb.ReadProgress{Request: request, Attempt: h.attempt, Side: l.opts.Role, Upto: uint32(upto * bt)}}})
+}
+
+// readLocked takes tokens of a request out of the queue.
+func (l *Leader) readLocked(h *held, n int) {
+	n = min(n, h.unread)
+	h.unread -= n
+	l.queueLocked(-n)
+}
+
+// stopped takes a part that ended early.
+func (l *Leader) stopped(request string, h *held, s traffic.Stop) {
+	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
+	l.mu.Lock()
+	l.readLocked(h, s.Part.Len()*bt)
+	l.mu.Unlock()
+	l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Stopped{Stopped: &pb.ReadStopped{
+		Request: request, Attempt: h.attempt, Side: l.opts.Role, Upto: uint32(s.Upto * bt), Failed: !s.Gone, Gone: s.Gone,
+	}}})
+}
+
+// done takes the end of a request.
+func (l *Leader) done(request string, h *held, err error) {
+	l.drop(request, h)
+	if err == nil {
+		l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: request, Attempt: h.attempt, Role: l.opts.Role}}})
+		return
+	}
+	if errors.Is(err, context.Canceled) {
+		return // it was aborted: the planner knows
+	}
+	l.log.Warn("a request failed on its engine", "group", l.opts.Group, "request", request, "err", err)
+	upto := 0
+	var wrong *traffic.BlockError
+	if errors.As(err, &wrong) {
+		upto = wrong.Block * h.member.Engine.opts.Namespace.Geometry.BlockTokens
+	}
+	l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Failed{Failed: &pb.RequestFailed{Request: request, Attempt: h.attempt, Role: l.opts.Role, Upto: uint32(upto)}}})
+}
+
+// drop forgets a request.
+func (l *Leader) drop(request string, h *held) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[request] == h {
+		delete(l.held, request)
+	}
+	l.readLocked(h, h.unread)
+}
+
+// say queues a message for the planner. When the session is gone it is lost: the
+// next one says what is held.
+func (l *Leader) say(m *pb.LeaderMessage) {
+	l.mu.Lock()
+	out := l.out
+	l.mu.Unlock()
+	if out == nil {
+		return
+	}
+	select {
+	case out <- m:
+	default:
+		l.log.Warn("the planner does not take messages; one is lost", "group", l.opts.Group)
+	}
+}
+
+// Requests returns the names of what the group holds, sorted.
+func (l *Leader) Requests() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	names := make([]string, 0, len(l.held))
+	for name := range l.held {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
