@@ -84,7 +84,7 @@ func (f *Fabric) scheduleLocked(e event) {
 
 // armLocked sets the timer to the next event.
 func (f *Fabric) armLocked() {
-	if len(f.events) == 0 {
+	if len(f.events) == 0 || f.running {
 		return
 	}
 	at := f.events[0].at
@@ -104,13 +104,12 @@ func (f *Fabric) armLocked() {
 func (f *Fabric) run() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.alarm = noAlarm
+	f.alarm, f.running = noAlarm, true
 	now := f.now()
 	for len(f.events) > 0 && f.events[0].at <= now {
-		e := f.events.pop()
-		// One step, then those who wait for the lock: a NIC does not stop a CPU.
-		f.doLocked(e)
+		f.doLocked(f.events.pop())
 	}
+	f.running = false
 	f.armLocked()
 }
 

@@ -84,6 +84,8 @@ type Fabric struct {
 	timer  *time.Timer
 	// alarm is when timer goes off, or noAlarm.
 	alarm time.Duration
+	// running: what is due is being done, and the timer is set at the end of that.
+	running bool
 
 	nics  map[string]*Domain
 	plugs map[string]uint64 // how often a NIC was opened under that name
