@@ -4,6 +4,8 @@ package fabric
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -11,6 +13,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if role := os.Getenv(envChild); role != "" {
+		if err := child(role); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	// Providers open descriptors of their own, once in a process and for good.
 	for _, p := range providers {
 		_, _ = list(p.name)
