@@ -80,6 +80,9 @@ type held struct {
 	member  Member
 	cancel  context.CancelFunc
 	attempt uint64
+	// name is the request's with the attempt: what engines and traffic managers
+	// know it by, so that the end of one attempt is never taken for another's.
+	name string
 	// unread are the tokens of the parts that count in the queue.
 	unread int
 }
@@ -271,11 +274,11 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 	case pb.LeaderAction_KIND_RECOMPUTE:
 		return l.onHeld(a, func(h *held) {
 			for _, p := range a.Parts {
-				h.member.Engine.Recompute(a.Request, l.blocks(h, p))
+				h.member.Engine.Recompute(h.name, l.blocks(h, p))
 			}
 		})
 	case pb.LeaderAction_KIND_CUT:
-		return l.onHeld(a, func(h *held) { h.member.Engine.Cut(a.Request) })
+		return l.onHeld(a, func(h *held) { h.member.Engine.Cut(h.name) })
 	case pb.LeaderAction_KIND_ABORT:
 		l.mu.Lock()
 		h := l.held[a.Request]
@@ -342,7 +345,8 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	if err := addr.UnmarshalBinary(peer.Addr); err != nil {
 		return fmt.Errorf("emulate: address of %s: %w", a.PeerEngine, err)
 	}
-	w := Work{Request: a.Request, Epoch: kv.Epoch(h.load.Epoch), Prompt: h.load.Prompt, Output: h.load.Output, Hit: h.load.Hit, Peer: traffic.Peer{Addr: addr, Token: peer.Token}}
+	name := fmt.Sprintf("%s#%d", a.Request, a.Seq)
+	w := Work{Request: name, Epoch: kv.Epoch(h.load.Epoch), Prompt: h.load.Prompt, Output: h.load.Output, Hit: h.load.Hit, Peer: traffic.Peer{Addr: addr, Token: peer.Token}}
 	for raw := h.load.IDs; len(raw) >= kv.BlockIDSize; raw = raw[kv.BlockIDSize:] {
 		w.IDs = append(w.IDs, kv.BlockID(raw[:kv.BlockIDSize]))
 	}
@@ -356,7 +360,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	w.Stopped = func(s traffic.Stop) { l.stopped(a.Request, h, s) }
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock()
-	h.cancel, h.attempt = cancel, a.Seq
+	h.cancel, h.attempt, h.name = cancel, a.Seq, name
 	l.mu.Unlock()
 	done := func(err error) {
 		cancel()
@@ -376,7 +380,7 @@ func (l *Leader) read(a *pb.LeaderAction) error {
 		for _, p := range a.Parts {
 			part := l.blocks(h, p)
 			l.expect(h, []traffic.Part{part})
-			h.member.Engine.Read(a.Request, part)
+			h.member.Engine.Read(h.name, part)
 		}
 	})
 }
