@@ -26,7 +26,6 @@ type rig struct {
 	ea, eb *Endpoint
 	am, bm group.Memory
 	dst    []byte
-	polled []group.Completion
 }
 
 // newRig connects an endpoint on each of two NICs and registers 1000 bytes.

@@ -587,6 +587,7 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 	ended := make(chan int, 1)
 	go func() {
 		count, at := 0, uint64(0)
+		defer func() { ended <- count }()
 		for !stop.Load() {
 			first := len(l.posted)
 			batch := make([]group.Work, 3)
@@ -610,7 +611,6 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 				break
 			}
 		}
-		ended <- count
 	}()
 	return func() int { return <-ended }
 }
