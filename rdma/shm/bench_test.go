@@ -210,6 +210,9 @@ func BenchmarkRoundTrip(b *testing.B) {
 // TestPostAllocatesNothing: nor does polling its completion. A Work that escapes,
 // or an error that is made for nothing, would break it.
 func TestPostAllocatesNothing(t *testing.T) {
+	if raceEnabled {
+		t.Skip("needs a build without the race detector, which allocates by itself")
+	}
 	space := openArena(t, 2<<20)
 	l := newLane(t, space.Bytes(), func(d *Domain) {
 		if err := d.Share(space); err != nil {

@@ -1,7 +1,9 @@
 package shm
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -206,6 +208,8 @@ func TestUnreadableSource(t *testing.T) {
 	space := openArena(t, 2<<20)
 	l := newLane(t, space.Bytes(), func(*Domain) {})
 	l.eb.(*endpoint).forbid()
+	var log bytes.Buffer
+	l.a.log = slog.New(slog.NewTextHandler(&log, nil))
 	poll := func(w group.Work) group.Completion {
 		t.Helper()
 		if n, err := l.ea.Post([]group.Work{w}); n != 1 || err != nil {
@@ -218,9 +222,14 @@ func TestUnreadableSource(t *testing.T) {
 			l.a.Wait()
 		}
 	}
-	c := poll(group.Work{Op: group.OpWriteImm, Src: l.src, Len: 8, RemoteKey: l.dst.Key()})
-	if c.Status != group.StatusRefused || c.Err == nil || !strings.Contains(c.Err.Error(), "Options.Shared") {
-		t.Errorf("polled %+v", c)
+	for range 3 {
+		c := poll(group.Work{Op: group.OpWriteImm, Src: l.src, Len: 8, RemoteKey: l.dst.Key()})
+		if c.Status != group.StatusRefused || c.Err == nil || !strings.Contains(c.Err.Error(), "Options.Shared") {
+			t.Errorf("polled %+v", c)
+		}
+	}
+	if n := strings.Count(log.String(), "Options.Shared"); n != 1 {
+		t.Errorf("the log was told %d times:\n%s", n, log.String())
 	}
 	if c := poll(group.Work{Op: group.OpWrite, RemoteKey: l.dst.Key()}); c.Status != group.StatusOK {
 		t.Errorf("the next Work: %+v", c)

@@ -46,8 +46,8 @@
 // memory. Anywhere else the peer reads it by process_vm_readv, a system call for
 // each chunk, if the kernel lets it (both of one user and kernel.yama.ptrace_scope
 // 0, or the capability SYS_PTRACE); whether it does is tried when an endpoint
-// connects. Where it doesn't, a Work from such a source is refused, with an error
-// that says so. A destination may lie anywhere.
+// connects. Where it doesn't, a Work from such a source is refused, and the log of
+// the poster is told why. A destination may lie anywhere.
 //
 // # Sleep
 //

@@ -3,6 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 type Domain struct {
 	id       id
 	name     string
+	log      *slog.Logger
 	listener *net.UnixListener
 	bell     bell
 	// probe lies in memory for peers to try whether they may read this process.
@@ -65,11 +67,15 @@ var _ group.Domain = (*Domain)(nil)
 // errClosed is what a domain answers that is closed.
 var errClosed = fmt.Errorf("shm: the domain is closed: %w", rdma.ErrClosed)
 
-// NewDomain opens a domain, which people know by the name. Peers reach it through an abstract unix socket, so
+// NewDomain opens a domain, which people know by the name; log, which may be nil,
+// is told of sources that a peer can't read, once for each endpoint. Peers reach it through an abstract unix socket, so
 // that they must be in the same network namespace.
-func NewDomain(name string) (*Domain, error) {
+func NewDomain(name string, log *slog.Logger) (*Domain, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
 	d := &Domain{
-		id: newID(), name: name, keys: make(map[uint64]*memory), awaited: make(map[id]*endpoint), connected: make(map[*endpoint]struct{}),
+		id: newID(), name: name, log: log, keys: make(map[uint64]*memory), awaited: make(map[id]*endpoint), connected: make(map[*endpoint]struct{}),
 		probe: new(id), ending: make(chan struct{}),
 	}
 	*d.probe = newID()

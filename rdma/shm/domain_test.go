@@ -41,7 +41,7 @@ func take(t testing.TB, space *arena.Arena, n int) []byte {
 
 func openDomain(t testing.TB) *Domain {
 	t.Helper()
-	d, err := NewDomain("shm0")
+	d, err := NewDomain("shm0", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

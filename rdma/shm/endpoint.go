@@ -75,6 +75,8 @@ type endpoint struct {
 	final   bool
 	ended   uint64
 	told    bool
+	// warned: the log has been told that the peer can't read our memory.
+	warned bool
 }
 
 var _ group.Endpoint = (*endpoint)(nil)

@@ -122,12 +122,11 @@ func TestNICComesBack(t *testing.T) {
 		h.mu.Unlock()
 		d.fail(errors.New("killed by a test"))
 		clear(mem[2<<20:])
-		landed := rdma.NewFlag()
 		// The key that the dead domain gave out opens nothing: a Desc made now is of
 		// the new one, or of none yet.
 		err := rdma.ErrNoPeer
 		for err != nil {
-			landed = rdma.NewFlag()
+			landed := rdma.NewFlag()
 			if err = engines[1].Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), Len: 2 << 20, Done: landed.Set}); err == nil {
 				err = landed.Wait(t.Context())
 			}

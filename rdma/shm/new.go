@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 
@@ -48,7 +49,7 @@ func start(ctx context.Context, o Options, mayOpen func(i int) error) (*group.En
 	if o.Pollers < 1 || o.Pollers > group.MaxDomains {
 		return nil, nil, fmt.Errorf("shm: %d pollers; 1 to %d", o.Pollers, group.MaxDomains)
 	}
-	h := &host{arenas: slices.Clone(o.Arenas), domains: make([]*Domain, o.Pollers)}
+	h := &host{log: o.Group.Logger, arenas: slices.Clone(o.Arenas), domains: make([]*Domain, o.Pollers)}
 	g := o.Group
 	g.Provider, g.Detail, g.Alloc, g.Domains = Provider, fmt.Sprintf("%d pollers", o.Pollers), h.alloc, nil
 	for i := range o.Pollers {
@@ -81,6 +82,8 @@ func closeAll(domains []group.Domain) (err error) {
 
 // host is what the domains of an engine share: arenas.
 type host struct {
+	log *slog.Logger
+
 	mu     sync.Mutex
 	arenas []*arena.Arena
 	// domains are those in use, by NIC, or the last that was; nil before.
@@ -89,7 +92,7 @@ type host struct {
 
 // open returns another domain for NIC i, that knows all arenas.
 func (h *host) open(i int) (*Domain, error) {
-	d, err := NewDomain(fmt.Sprint(Provider, i))
+	d, err := NewDomain(fmt.Sprint(Provider, i), h.log)
 	if err != nil {
 		return nil, err
 	}

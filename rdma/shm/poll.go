@@ -123,6 +123,10 @@ func (e *endpoint) outcome(i uint64) group.Completion {
 		c.Status, c.Err = group.StatusNoBuffer, errNoBuffer
 	case statusUnreadable:
 		c.Status, c.Err = group.StatusRefused, unreadable()
+		if !e.warned {
+			e.warned = true
+			e.d.log.Warn("write refused", "nic", e.d.name, "err", c.Err)
+		}
 	default:
 		c.Status, c.Err = group.StatusBroken, fmt.Errorf("shm: the peer answers with status %d", s)
 	}

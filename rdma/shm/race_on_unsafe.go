@@ -7,6 +7,8 @@ import (
 	"unsafe"
 )
 
+const raceEnabled = true
+
 // The race detector knows memory by address, and does not see that what one
 // mapping of a ring is told, another shows. Where both ends are in one process it
 // is told, by one address for all, as package syscall does for reads and writes.

@@ -63,13 +63,13 @@ const (
 
 // work is an entry as the performer has read it, once.
 type work struct {
-	op, imm        uint32
-	len            uint64
-	segment        uint64
-	offset         uint64
-	addr, key      uint64
-	placed         uint64 // bytes in place
-	loaded, failed bool
+	op, imm   uint32
+	len       uint64
+	segment   uint64
+	offset    uint64
+	addr, key uint64
+	placed    uint64 // bytes in place
+	loaded    bool
 }
 
 // put writes entry number i.
