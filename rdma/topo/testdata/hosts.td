@@ -163,9 +163,12 @@ host rxe.host
 
 list
 ----
-no NIC
+NIC   KIND  ROLE  STATE   RATE     NUMA  PCI  NETDEV  ADDRESS      GPU  REASON
+rxe0  roce  snic  active  10 Gb/s  -     -    p0a     1 10.88.0.1  -    no GPU on this host
+rxe1  roce  snic  active  10 Gb/s  -     -    p0b     1 10.88.0.2  -    no GPU on this host
+rxe2  roce  snic  active  10 Gb/s  -     -    p1a     1 10.88.1.1  -    no GPU on this host
+rxe3  roce  snic  active  10 Gb/s  -     -    p1b     1 10.88.1.2  -    no GPU on this host
 
 check
 ----
-fail  host  no-nic  no NIC can be used
-                    → mend the findings below; in a container, pass the devices in (/dev/infiniband, the host's network)
+nothing to complain of
