@@ -345,6 +345,6 @@ func (s *session) awaitLanes(ctx context.Context) (err error) {
 		}
 		err = ctx.Err()
 	}
-	s.fail(err)
+	s.fail(fmt.Errorf("rdma: session with %v did not begin: %w: %w", s.peer, rdma.ErrPeerDied, err))
 	return err
 }

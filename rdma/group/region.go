@@ -33,8 +33,6 @@ type region struct {
 	// if set, is closed when it reaches zero.
 	reading int
 	idle    chan struct{}
-	// released is set when the memories have been closed.
-	released bool
 }
 
 var _ rdma.Region = (*region)(nil)
