@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -118,4 +119,55 @@ func testScopeWaits(t *env) {
 	t.must(rdma.NewScope(server).Cancel(t.ctx))
 	t.wantErr(rdma.NewScope(server).Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: n}), context.Canceled)
 	t.roundTrip(server, client)
+}
+
+// A prefiller sends each layer as the watched word tells that it is ready
+// (fabric-lib, appendix A): every layer arrives, once, however many steps a call
+// of the watcher stands for.
+func testWatcher(t *env) {
+	prefiller, decoder := t.pair()
+	layers, page := t.scaled(61, 12), uint64(t.scaled(16<<10, 512))
+	const pages = 4
+	layerBytes := pages * page
+	src, mem := t.random(prefiller, layers*int(layerBytes))
+	dst, got := t.region(decoder, layers*int(layerBytes))
+	d := t.sent(dst.Desc())
+	all, _ := t.expect(decoder, 5, uint32(layers), prefiller.Addr().Engine)
+	send := func(layer uint64) error {
+		off := layer * layerBytes
+		return prefiller.WritePaged(t.ctx, rdma.PagedWrite{
+			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(5), NoWait: true,
+			SrcPages: rdma.Pages{Indices: []uint32{0, 1, 2, 3}, Stride: page, Offset: off},
+			DstPages: rdma.Pages{Indices: []uint32{2, 3, 0, 1}, Stride: page, Offset: off},
+		})
+	}
+	w := rdma.NewWatcher(rdma.WatcherOptions{SpinRounds: 200})
+	var ready uint64
+	word, err := w.Watch(&ready, func(before, now uint64) {
+		for layer := before; layer < now; layer++ {
+			if err := send(layer); err != nil {
+				t.Errorf("layer %d: %v", layer, err)
+			}
+		}
+	})
+	t.must(err)
+	for done := 0; done < layers; {
+		step := min(1+t.rng.IntN(3), layers-done)
+		done += step
+		atomic.AddUint64(&ready, uint64(step))
+		runtime.Gosched()
+	}
+	word.Stop() // all that was counted before has been told
+	t.must(w.Close())
+	t.must(t.wait(all))
+	for i := range layers {
+		layer, want := got[i*int(layerBytes):(i+1)*int(layerBytes)], mem[i*int(layerBytes):(i+1)*int(layerBytes)]
+		half := int(layerBytes) / 2
+		if !bytes.Equal(layer[:half], want[half:]) || !bytes.Equal(layer[half:], want[:half]) {
+			t.Fatalf("layer %d: other bytes", i)
+		}
+	}
+	if n := decoder.Stats().ImmediatesIn; n != uint64(layers) {
+		t.Errorf("%d immediates counted for %d layers", n, layers)
+	}
 }

@@ -126,6 +126,7 @@ func Cases() []Case {
 		{"budget", testBudget},
 		{"scope cancelled under fire", testScope},
 		{"scope cancelled while it waits", testScopeWaits},
+		{"watched word drives writes", testWatcher},
 		{"several NICs", testNICs},
 		{"uneven NICs", testUnevenNICs},
 		{"target's NIC dies", testTargetNICDies},
