@@ -8,7 +8,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
@@ -321,41 +320,6 @@ func (d *domain) doomLocked(why error) {
 	})
 }
 
-// flushMax bounds how long quiesce waits for the card to give Works back. Cards
-// take microseconds; what is not back then is ended here.
-const flushMax = 200 * time.Millisecond
-
-// quiesceLocked cuts an endpoint off whose mu is held: afterwards nothing of it is
-// placed here or read from here, all that had arrived is in out, and so is the
-// end of every Work. The queue pairs are destroyed: that waits for what is being
-// placed. A reset should do as well, but the one of rdma_rxe in Linux 6.1 counts
-// packets twice that are on their way.
-func (d *domain) quiesceLocked(e *endpoint) {
-	e.broken.Store(true)
-	for _, l := range e.lanes {
-		// The error state keeps what has arrived, while the end of a queue pair
-		// may drop it. A device that takes no command any more has nothing to
-		// give back either.
-		_ = l.q.modify(stateError)
-	}
-	for end := time.Now().Add(flushMax); ; {
-		d.reapAllLocked()
-		if e.lanes[writes].ring.pending()+e.lanes[messages].ring.pending() == 0 || time.Now().After(end) {
-			break
-		}
-	}
-	for _, l := range e.lanes {
-		_ = l.q.destroy() // what it says is of a device that is gone
-	}
-	d.reapAllLocked()
-	for _, l := range e.lanes {
-		delete(d.byQPN, l.q.qpn) // the next queue pair may get the number
-		for l.ring.pending() > 0 {
-			d.out = append(d.out, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: l.ring.end(), Err: errShut})
-		}
-	}
-}
-
 // reapAllLocked takes all that the card has completed, whatever is in out.
 func (d *domain) reapAllLocked() {
 	for {
@@ -363,14 +327,22 @@ func (d *domain) reapAllLocked() {
 		for i := range done {
 			d.takeLocked(&done[i])
 		}
-		if err != nil || len(done) == 0 {
+		if err != nil {
+			d.doomLocked(err)
+		}
+		if len(done) == 0 {
 			return
 		}
 	}
 }
 
-// reserveLocked makes room in the completion queue for n more entries.
-func (d *domain) reserveLocked(n int) error {
+// reserve makes room in the completion queue for n more entries.
+func (d *domain) reserve(n int) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.doomed {
+		return group.ErrDead
+	}
 	need := d.cqUsed + n
 	if need > d.cqEntries {
 		size := min(max(need, 2*d.cqEntries), d.dev.maxCQE)
@@ -384,6 +356,13 @@ func (d *domain) reserveLocked(n int) error {
 	}
 	d.cqUsed = need
 	return nil
+}
+
+// release gives back what reserve made room for.
+func (d *domain) release(n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.cqUsed -= n
 }
 
 // Close implements group.Domain.

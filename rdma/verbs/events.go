@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -110,11 +111,28 @@ func (d *domain) takeEventLocked(e asyncEvent, qpn uint32) {
 		if p, err := d.nic.portState(); err != nil || !p.active {
 			d.doomLocked(errPortDown)
 		}
+	case eventGIDChange:
+		d.checkGIDLocked()
 	case eventDeviceFatal, eventCQ, eventSRQ:
 		d.doomLocked(fmt.Errorf("the device reports: %v", e))
 	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
 		if ep := d.byQPN[qpn]; ep != nil {
 			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %v", d.name, qpn, e))
 		}
+	}
+}
+
+// errGIDGone: packets with our address can't be sent any more.
+var errGIDGone = errors.New("the port has lost its GID: was an address taken off its network interface?")
+
+// checkGIDLocked ends the domain if its row of the GID table is not what it was.
+// A row that moved is found when the domain is opened again.
+func (d *domain) checkGIDLocked() {
+	table, err := d.nic.gids()
+	if err == nil && !slices.Contains(table, d.gid) {
+		err = errGIDGone
+	}
+	if err != nil {
+		d.doomLocked(err)
 	}
 }

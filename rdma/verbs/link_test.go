@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -149,6 +150,62 @@ func TestPortDown(t *testing.T) {
 	if !found {
 		t.Errorf("%s is not in %+v", names[2], list)
 	}
+}
+
+// TestAddressRemoved: a port whose address is taken away is dead, with a reason.
+func TestAddressRemoved(t *testing.T) {
+	name := ports(t, 4)[2]
+	dev := netdev(t, name)
+	testkit.VerifyNone(t)
+	const addr = "10.88.9.1"
+	ip := func(args ...string) {
+		t.Helper()
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+	}
+	ip("addr", "add", addr+"/24", "dev", dev)
+	d := opened(t, NICOptions{Device: fmt.Sprintf("%s@%d", name, gidIndex(t, name, addr))})
+	ip("addr", "del", addr+"/24", "dev", dev)
+	dst := make([]group.Completion, 4)
+	for {
+		if _, err := d.Poll(dst); err != nil {
+			if !errors.Is(err, group.ErrDead) || !errors.Is(err, errGIDGone) {
+				t.Errorf("poll: %v", err)
+			}
+			break
+		}
+		d.Wait()
+	}
+	if _, err := d.NewEndpoint(1, rdma.ClassKV); !errors.Is(err, group.ErrDead) {
+		t.Errorf("an endpoint of a dead domain: %v", err)
+	}
+}
+
+// gidIndex waits until the port has a row of RoCE v2 for the address, which the
+// kernel makes in its own time.
+func gidIndex(t *testing.T, device, addr string) uint32 {
+	t.Helper()
+	ctx := testContext(t)
+	n, err := openNIC(device, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	for ctx.Err() == nil {
+		table, err := n.gids()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range table {
+			if e.kind == gidRoCEv2 && e.addr().String() == addr {
+				return e.index
+			}
+		}
+		runtime.Gosched()
+	}
+	t.Fatalf("%s has no GID for %s", device, addr)
+	return 0
 }
 
 // TestMarking: the packets of a traffic class carry its marking, as seen on the

@@ -115,8 +115,8 @@ int pk_poll(struct pk_nic *nic)
 		c->imm = ntohl(wc[i].imm_data);
 		used += (c->id & PK_ID_IMM) != 0;
 	}
-	if (used && pk_refill(nic, used))
-		return -1;
+	if (used && !nic->failed)
+		nic->failed = pk_refill(nic, used);
 	return n;
 }
 

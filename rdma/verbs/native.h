@@ -47,6 +47,7 @@ struct pk_nic {
 	struct ibv_srq *imm, *msg;
 	struct ibv_qp *bind;
 	struct ibv_cq *bind_cq;
+	int failed; // the errno of a refill that did not work, 0 if none
 	struct ibv_recv_wr refill[PK_POLL_MAX];
 	struct pk_completion done[PK_POLL_MAX];
 };
@@ -58,7 +59,7 @@ struct pk_nic *pk_nic_new(void);
 int pk_post(struct pk_queue *q, int n, int *err);
 
 // pk_poll moves completions to nic->done and returns how many, or -1. For each entry of the immediates' queue that was
-// used up it posts a new one.
+// used up it posts a new one; if that fails, nic->failed says so.
 int pk_poll(struct pk_nic *nic);
 
 // pk_refill posts n entries to the immediates' queue and returns an errno.

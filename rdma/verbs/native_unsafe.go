@@ -300,13 +300,18 @@ func (n *nic) close() error {
 	return errors.Join(errs...)
 }
 
-// poll takes completions; the slice is valid until the next call.
+// poll takes completions; the slice is valid until the next call. With an error
+// there may be some too, and nothing will come after them.
 func (n *nic) poll() ([]completion, error) {
 	k := C.pk_poll(n.c)
 	if k < 0 {
 		return nil, errors.New("poll of the completion queue failed")
 	}
-	return (*[pollMax]completion)(unsafe.Pointer(&n.c.done))[:k], nil
+	done := (*[pollMax]completion)(unsafe.Pointer(&n.c.done))[:k]
+	if n.c.failed != 0 {
+		return done, fmt.Errorf("entries for immediates: %w", syscall.Errno(n.c.failed))
+	}
+	return done, nil
 }
 
 // arm asks for an event at the next completion.
