@@ -528,3 +528,185 @@ func TestNewFails(t *testing.T) {
 		t.Error("the listener was not closed")
 	}
 }
+
+// TestLinkCut: a link that is cut for a while delays what goes over it; one that
+// stays cut ends the session, in IdleTimeout and a round of the watch, though the
+// control connection lives.
+func TestLinkCut(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 17, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}, GhostChance: 0.5})
+				down := make(chan error, 1)
+				server := start(t, f, "s", true, 1, k.nic, func(o *group.Options) { o.OnPeerDown = func(_ rdma.EngineID, err error) { down <- err } })
+				client := start(t, f, "c", false, 1, k.nic, nil)
+				connect(t, client, server)
+				const n, count = 10000, 100
+				src, mem := region(t, server, n+count, true)
+				for i := range mem {
+					mem[i] = byte(i * 13)
+				}
+				dst, got := region(t, client, n*count, false)
+				cut, heal := func() { f.CutLink("s/0", "c/0") }, func() { f.HealLink("s/0", "c/0") }
+				var wg sync.WaitGroup
+				var died atomic.Int64
+				submit := func(i int) {
+					wg.Add(1)
+					if err := server.Write(t.Context(), rdma.Write{Src: src, SrcOffset: uint64(i), Dst: dst.Desc(), DstOffset: uint64(i * n), Len: n, Imm: rdma.ImmOf(1), Done: func(err error) {
+						if errors.Is(err, rdma.ErrPeerDied) {
+							died.Add(1)
+						} else if err != nil {
+							t.Errorf("write %d: %v", i, err)
+						}
+						wg.Done()
+					}}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for i := range count {
+					if i == count/2 {
+						cut()
+					}
+					submit(i)
+				}
+				time.Sleep(3 * time.Second)
+				if len(server.Peers()) != 1 {
+					t.Fatal("the session ended too early")
+				}
+				heal()
+				wg.Wait()
+				synctest.Wait()
+				for i := range count {
+					if !bytes.Equal(got[i*n:(i+1)*n], mem[i:i+n]) {
+						t.Fatalf("write %d: other bytes", i)
+					}
+				}
+				if c := client.Stats().ImmediatesIn; c != count || died.Load() != 0 {
+					t.Fatalf("%d immediates for %d writes, %d of them died", c, count, died.Load())
+				}
+				cut()
+				begin := time.Now()
+				submit(0)
+				wg.Wait()
+				if err := <-down; !errors.Is(err, rdma.ErrPeerDied) || died.Load() != 1 {
+					t.Errorf("ended with %v, %d writes died", err, died.Load())
+				}
+				if d := time.Since(begin); d < 9*time.Second || d > 15*time.Second {
+					t.Errorf("ended after %v, with an IdleTimeout of 10 s", d)
+				}
+			})
+		})
+	}
+}
+
+// mute is a Domain whose endpoints take Works and never complete them.
+type mute struct {
+	group.Domain
+	on *atomic.Bool
+}
+
+// muteEndpoint swallows what is posted while its domain is mute; Shut completes it.
+type muteEndpoint struct {
+	group.Endpoint
+	on *atomic.Bool
+	d  *mutePoll
+}
+
+// mutePoll adds the completions that were swallowed to what Poll returns.
+type mutePoll struct {
+	mute
+	mu    sync.Mutex
+	lost  map[*muteEndpoint][]uint64
+	ready []group.Completion
+}
+
+func (d *mutePoll) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+	e, err := d.Domain.NewEndpoint(cookie, class)
+	if err != nil {
+		return nil, err
+	}
+	return &muteEndpoint{e, d.on, d}, nil
+}
+
+func (e *muteEndpoint) Post(works []group.Work) (int, error) {
+	if !e.on.Load() {
+		return e.Endpoint.Post(works)
+	}
+	e.d.mu.Lock()
+	defer e.d.mu.Unlock()
+	for _, w := range works {
+		e.d.lost[e] = append(e.d.lost[e], w.Cookie)
+	}
+	return len(works), nil
+}
+
+func (e *muteEndpoint) Shut() {
+	e.Endpoint.Shut()
+	e.d.mu.Lock()
+	defer e.d.mu.Unlock()
+	for _, c := range e.d.lost[e] {
+		e.d.ready = append(e.d.ready, group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: c})
+	}
+	delete(e.d.lost, e)
+	e.d.Wake()
+}
+
+func (d *mutePoll) Poll(dst []group.Completion) (int, error) {
+	d.mu.Lock()
+	n := copy(dst, d.ready)
+	d.ready = d.ready[n:]
+	d.mu.Unlock()
+	k, err := d.Domain.Poll(dst[n:])
+	return n + k, err
+}
+
+// TestStall: an endpoint on which Works do not complete is given up after
+// StallTimeout, and they go over another.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 18, simrdma.FabricOptions{})
+		nic := simrdma.NICOptions{}.LikeRC()
+		server := start(t, f, "s", true, 2, nic, nil)
+		on := new(atomic.Bool)
+		var domains []group.Domain
+		for i := range 2 {
+			o := nic
+			o.Host, o.Name = "c", simrdma.NICName("c", i)
+			d, err := f.Open(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			domains = append(domains, d)
+		}
+		domains[0] = &mutePoll{mute: mute{domains[0], on}, lost: make(map[*muteEndpoint][]uint64)}
+		c, err := f.Control("c", false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client, err := group.New(t.Context(), group.Options{Provider: simrdma.Provider, Domains: domains, Control: c, StallTimeout: 3 * time.Second, MessageBuffers: 4})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		connect(t, client, server)
+		src, _ := region(t, client, 1000, true)
+		dst, _ := region(t, server, 1000, false)
+		on.Store(true)
+		begin := time.Now()
+		for i := range 10 {
+			if i == 9 {
+				on.Store(false)
+			}
+			if err := write(t, client, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1000, Imm: rdma.ImmOf(1)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d := time.Since(begin); d < 3*time.Second {
+			t.Errorf("nothing stalled in %v", d)
+		}
+		synctest.Wait()
+		if n := server.Stats().ImmediatesIn; n != 10 {
+			t.Errorf("%d immediates for 10 writes", n)
+		}
+	})
+}

@@ -682,7 +682,9 @@ func (l *lane) raise(en *end) {
 	en.state = endUp
 	l.why = nil
 	l.up.Store(true)
-	l.s.ups.Add(1)
+	if l.failures == 0 {
+		l.s.ups.Add(1)
+	}
 	if !l.s.dialed {
 		r := laneReady{lane: uint16(l.index), epoch: en.epoch}
 		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })

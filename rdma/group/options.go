@@ -62,7 +62,8 @@ type Options struct {
 	// HeartbeatInterval is how long the control connection may be idle before a
 	// heartbeat is sent on it. Default 2 s.
 	HeartbeatInterval time.Duration
-	// IdleTimeout is the silence after which a peer is dead. Default 10 s, at
+	// IdleTimeout is the silence after which a peer is dead, and how long work
+	// may be in flight while no NIC gets any of it through. Default 10 s, at
 	// least twice the HeartbeatInterval.
 	IdleTimeout time.Duration
 	// TransferTimeout is the age at which an operation that has not ended ends

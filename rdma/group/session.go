@@ -30,7 +30,8 @@ type session struct {
 	lanes   []*lane
 	pairs   int
 	classes int
-	// next rotates over lanes of equal load; ups counts how often one came up.
+	// next rotates over lanes of equal load; ups counts how often one came up
+	// whose last endpoint had worked.
 	next, ups atomic.Uint32
 
 	// settled is closed when each lane has come up or failed once; dying when

@@ -70,12 +70,27 @@ func (s *session) watch(silence uint64) error {
 		s.idleTicks = 0
 		c.heartbeat()
 	}
-	if ups := s.ups.Load(); ups != s.lastUps || s.anyUp() {
+	if ups := s.ups.Load(); ups != s.lastUps || s.healthy() {
 		s.lastUps, s.downTicks = ups, 0
 	} else if s.downTicks++; s.downTicks > silence {
 		return fmt.Errorf("rdma: no NIC reached %v for %v (%w): %w", s.peer, s.e.opts.IdleTimeout, s.downReason(), rdma.ErrPeerDied)
 	}
 	return nil
+}
+
+// healthy reports whether a lane is up that carries something, or would: one that
+// came up again and again, and answered nothing that is in flight, does not.
+func (s *session) healthy() bool {
+	idle := s.idle()
+	for _, l := range s.lanes {
+		l.mu.Lock()
+		ok := l.cur != nil && l.cur.state == endUp && (idle || l.failures == 0 || l.cur.worked)
+		l.mu.Unlock()
+		if ok {
+			return true
+		}
+	}
+	return false
 }
 
 // anyUp reports whether a lane is up.
