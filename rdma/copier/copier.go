@@ -129,13 +129,6 @@ func (u *users) close(ctx context.Context) error {
 	}
 }
 
-// shut lets no batch in any more.
-func (u *users) shut() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.closed = true
-}
-
 // both enters a batch with two memories, which may be one.
 func both(src, dst *users) error {
 	if err := src.add(); err != nil {

@@ -305,3 +305,10 @@ func (c *cuda) shut() error {
 	C.free(unsafe.Pointer(c.api))
 	return errors.Join(errs...)
 }
+
+// shut lets no batch in any more.
+func (u *users) shut() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closed = true
+}

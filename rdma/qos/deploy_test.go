@@ -3,6 +3,7 @@
 package qos
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -66,14 +68,17 @@ func TestTCScript(t *testing.T) {
 		t.Errorf("%d packets of 3 in the high class\n%v\n%v", high, before, after)
 	}
 
-	inside(t, ns, os.Args[0], "-test.run=TestSender", "-test.v", "flood", strconv.Itoa(kv), "0")
-	busy := classPackets(t, ns)
-	low, high := busy["1:20"].bytes-after["1:20"].bytes, busy["1:10"].bytes-after["1:10"].bytes
-	// Not 0.99: a class that is alone, at the start and at the end, has it all.
-	if share := float64(high) / float64(low+high); share < 0.9 || low == 0 {
-		t.Errorf("the high class sent %d bytes, the low one %d: %.3f", high, low, share)
+	flooded := floodLine.FindStringSubmatch(inside(t, ns, os.Args[0], "-test.run=TestSender", "-test.v", "flood", strconv.Itoa(kv), "0"))
+	if flooded == nil {
+		t.Fatal("the senders did not report")
 	}
-	t.Logf("busy: high %d bytes, low %d", high, low)
+	high, _ := strconv.Atoi(flooded[1])
+	low, _ := strconv.Atoi(flooded[2])
+	share := float64(high) / float64(low+high)
+	if share < 0.95 || low == 0 {
+		t.Errorf("with both busy, the high class sent %d bytes, the low one %d: %.3f", high, low, share)
+	}
+	t.Logf("with both busy, the high class has %.3f", share)
 
 	// Again, on top of itself; then off.
 	inside(t, ns, "sh", path, "--apply", "v0", "25gbit")
@@ -133,18 +138,27 @@ func inside(t *testing.T, ns string, args ...string) string {
 	return command(t, "ip", append([]string{"netns", "exec", ns}, args...)...)
 }
 
-type sent struct{ bytes, packets int }
+// class is what tc counts of one; backlog is in packets.
+type class struct{ bytes, packets, backlog int }
 
-var classLine = regexp.MustCompile(`class htb (\S+) [^\n]*\n Sent (\d+) bytes (\d+) pkt`)
+var (
+	classLine = regexp.MustCompile(`class htb (\S+) [^\n]*\n Sent (\d+) bytes (\d+) pkt[^\n]*\n backlog \S+ (\d+)p`)
+	floodLine = regexp.MustCompile(`flood: high (\d+) bytes, low (\d+) bytes`)
+)
 
 // classPackets reads tc's counters by class.
-func classPackets(t *testing.T, ns string) map[string]sent {
+func classPackets(t *testing.T, ns string) map[string]class {
 	t.Helper()
-	out := make(map[string]sent)
-	for _, m := range classLine.FindAllStringSubmatch(inside(t, ns, "tc", "-s", "class", "show", "dev", "v0"), -1) {
+	return classes(inside(t, ns, "tc", "-s", "class", "show", "dev", "v0"))
+}
+
+func classes(text string) map[string]class {
+	out := make(map[string]class)
+	for _, m := range classLine.FindAllStringSubmatch(text, -1) {
 		b, _ := strconv.Atoi(m[2])
 		p, _ := strconv.Atoi(m[3])
-		out[m[1]] = sent{b, p}
+		waiting, _ := strconv.Atoi(m[4])
+		out[m[1]] = class{b, p, waiting}
 	}
 	return out
 }
@@ -168,16 +182,42 @@ func TestSender(t *testing.T) {
 			send(t, tos, func(i int) bool { return i < count }, 64)
 		}
 	case "flood":
-		// Long enough that the bursts that HTB lets pass at first don't count.
-		end := time.Now().Add(1500 * time.Millisecond)
-		var wg sync.WaitGroup
-		for _, tos := range args[1:] {
-			wg.Go(func() { send(t, tos, func(int) bool { return time.Now().Before(end) }, 1200) })
-		}
-		wg.Wait()
+		flood(t, args[1:])
 	default:
 		t.Skip("runs as a child of TestTCScript")
 	}
+}
+
+// flood keeps every class busy, and prints what each sent meanwhile.
+func flood(t *testing.T, marks []string) {
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer stop.Store(true)
+	for _, tos := range marks {
+		wg.Go(func() { send(t, tos, func(int) bool { return !stop.Load() }, 1200) })
+	}
+	// A reading counts if both classes had packets waiting at its beginning and
+	// at its end: whoever sends may have to wait for a processor.
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
+		from := busy(t)
+		to := from
+		for to["1:10"].bytes+to["1:20"].bytes < from["1:10"].bytes+from["1:20"].bytes+500<<10 && !t.Failed() {
+			to = busy(t)
+		}
+		if enough(from) && enough(to) {
+			t.Logf("flood: high %d bytes, low %d bytes", to["1:10"].bytes-from["1:10"].bytes, to["1:20"].bytes-from["1:20"].bytes)
+			return
+		}
+	}
+	t.Error("the classes were never both busy")
+}
+
+// enough packets wait that a sender may pause for a tenth of a second.
+func enough(c map[string]class) bool { return c["1:10"].backlog > 80 && c["1:20"].backlog > 80 }
+
+func busy(t *testing.T) map[string]class {
+	return classes(command(t, "tc", "-s", "class", "show", "dev", "v0"))
 }
 
 // send sends datagrams of one mark. A socket that has filled its buffer waits for
@@ -190,7 +230,12 @@ func send(t *testing.T, tos string, more func(sent int) bool, sizeBytes int) {
 	}
 	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
 		var inner error
-		if err := c.Control(func(fd uintptr) { inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, mark) }); err != nil {
+		err := c.Control(func(fd uintptr) {
+			// Room for what a second of the shaped link carries.
+			inner = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_TOS, mark),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<20))
+		})
+		if err != nil {
 			return err
 		}
 		return inner
