@@ -60,7 +60,7 @@ func newBenchRDMA(w world, f *benchFlags) *cobra.Command {
 		Long: `Write from this process into another's memory through a transfer engine, single
 writes and paged ones of 1 KiB to 32 MiB, by turns with what the same hardware is
 measured with: iperf3 (tcp), copying (shm), ib_write_bw (verbs), fi_rma_bw or, without
-fabtests, fi_pingpong (fabric). Then what one call takes and allocates.`,
+fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
@@ -235,23 +235,22 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	}}, nil
 }
 
-// fabricYardstick is fi_rma_bw where fabtests is installed; fi_pingpong otherwise,
-// which is in every distribution and measures messages, one at a time.
-func fabricYardstick(context.Context) (suite.Yardstick, error) {
+// fabricYardstick is fi_rma_bw where fabtests is installed, and otherwise a loop
+// of writes in C. Before libfabric 1.18 reliable datagrams over TCP were the
+// provider net.
+func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	if peer.Installed("fi_rma_bw", "fabtests") == "" {
 		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration) (bench.Sample, error) {
 			return peer.FabricRMA(ctx, fabricProvider)
 		}}, nil
 	}
-	if why := peer.Installed("fi_pingpong", "libfabric-bin"); why != "" {
-		return suite.Yardstick{}, errors.New(why)
+	l, err := peer.StartFabricLoop(ctx, "net", fabricProvider)
+	if err != nil {
+		return suite.Yardstick{}, err
 	}
 	return suite.Yardstick{
-		Name: "fi_pingpong", Close: nothingToClose,
-		Notes: []string{"fi_pingpong has one message of 1 MiB under way at a time, and no writes: fi_rma_bw (fabtests), which has, is not installed"},
-		Turn: func(ctx context.Context, _ time.Duration) (bench.Sample, error) {
-			return peer.FabricPingPong(ctx, fabricProvider)
-		},
+		Name: "loop in C", Close: l.Close, Turn: l.Run,
+		Notes: []string{"the loop in C writes 1 MiB after 1 MiB with 16 under way, between two processes, as fi_rma_bw (fabtests, not installed) does"},
 	}, nil
 }
 

@@ -3,10 +3,12 @@ package peer
 import (
 	"bufio"
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -75,15 +77,69 @@ func FabricRMA(ctx context.Context, provider string) (bench.Sample, error) {
 	return parseFabtests(out, "fi_rma_bw")
 }
 
-// FabricPingPong runs fi_pingpong (libfabric-bin): messages of 1 MiB, one at a
-// time in each direction.
-func FabricPingPong(ctx context.Context, provider string) (bench.Sample, error) {
-	out, err := clientServer(ctx, "fi_pingpong", []string{"-e", "rdm", "-p", provider, "-S", "1048576", "-I", "50"}, "127.0.0.1")
-	if err != nil {
+// fabricLoop is the source of a loop of writes over libfabric.
+//
+//go:embed fabricrma/fabric_rma.c
+var fabricLoop []byte
+
+// FabricLoop is that program, compiled.
+type FabricLoop struct{ dir, provider string }
+
+// StartFabricLoop compiles the program and finds out which of the providers it
+// can be used with: the names of one provider in different versions of libfabric.
+func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, err error) {
+	for _, need := range [][2]string{{"cc", "gcc"}, {"pkg-config", "pkg-config"}} {
+		if why := Installed(need[0], need[1]); why != "" {
+			return nil, fmt.Errorf("fi_rma_bw (fabtests) is not installed and a loop of our own must be compiled: %s", why)
+		}
+	}
+	l := &FabricLoop{}
+	if l.dir, err = os.MkdirTemp("", "penstock-bench-fabric-"); err != nil {
 		return nil, err
 	}
-	return parseFabtests(out, "fi_pingpong")
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}()
+	source := filepath.Join(l.dir, "fabric_rma.c")
+	if err := os.WriteFile(source, fabricLoop, 0o600); err != nil {
+		return nil, err
+	}
+	out, err := exec.CommandContext(ctx, "cc", "-O2", "-o", l.program(), source, "-lfabric").CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("compile a loop of writes (needs libfabric-dev): %w: %.300s", err, out)
+	}
+	for _, l.provider = range providers {
+		if _, err = l.Run(ctx, 50*time.Millisecond); err == nil {
+			return l, nil
+		}
+	}
+	return nil, err
 }
+
+func (l *FabricLoop) program() string { return filepath.Join(l.dir, "fabric_rma") }
+
+// Run writes for d and returns the rate.
+func (l *FabricLoop) Run(ctx context.Context, d time.Duration) (bench.Sample, error) {
+	cmd := exec.CommandContext(ctx, l.program(), l.provider, fmt.Sprint(d.Seconds()))
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %.300s", err, exit.Stderr)
+		}
+		return nil, fmt.Errorf("a loop of writes over libfabric's %s: %w", l.provider, err)
+	}
+	var bytes, seconds float64
+	if _, err := fmt.Sscan(string(out), &bytes, &seconds); err != nil || bytes <= 0 || seconds <= 0 {
+		return nil, fmt.Errorf("a loop of writes over libfabric's %s says %q (%v)", l.provider, out, err)
+	}
+	return bench.Sample{bench.Rate: bytes / (1 << 30) / seconds}, nil
+}
+
+// Close removes the program.
+func (l *FabricLoop) Close() error { return os.RemoveAll(l.dir) }
 
 // parseFabtests finds the rate, in the column MB/sec (of 10^6), of the last row of
 // one of libfabric's programs.

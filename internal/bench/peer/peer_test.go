@@ -112,9 +112,9 @@ func TestHardwareOutput(t *testing.T) {
 	if err != nil || s[bench.Rate] != 1 {
 		t.Errorf("ib_write_bw: %v, %v; want 1 GiB/s", s, err)
 	}
-	s, err = parseFabtests(fi, "fi_pingpong")
+	s, err = parseFabtests(fi, "fi_rma_bw")
 	if err != nil || s[bench.Rate] != 1 {
-		t.Errorf("fi_pingpong: %v, %v; want 1 GiB/s", s, err)
+		t.Errorf("fi_rma_bw: %v, %v; want 1 GiB/s", s, err)
 	}
 	for _, bad := range []string{"", "Couldn't find device", "1048576 1 2", "bytes MB/sec\n1m x"} {
 		if s, err := parseIBWrite(bad); err == nil {
