@@ -125,7 +125,7 @@ func (f *Fabric) deadEndLocked(fl *flight) bool {
 	}
 	fl.status, fl.why = group.StatusBroken, errGone
 	f.landLocked(fl)
-	if !fl.ended {
+	if !fl.ended && !fl.from.refusing { // else a refusal is on its way, which says more
 		fl.from.breakSoonLocked(errGone)
 	}
 	return true

@@ -581,6 +581,9 @@ func testClosedMemory(t *env) {
 	t.same("closed memory", dst, make([]byte, len(dst)))
 }
 
+// fireMax ends a fire that should have been ended by the other side.
+const fireMax = 5000
+
 // fire posts writes with immediates of one endpoint to dst until one does not end
 // well or stop says so, and returns how many ended well.
 func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop *atomic.Bool) (wait func() int) {
@@ -588,7 +591,11 @@ func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop 
 	go func() {
 		count, at := 0, uint64(0)
 		defer func() { ended <- count }()
-		for !stop.Load() {
+		for round := 0; !stop.Load(); round++ {
+			if round == fireMax {
+				l.n.t.Errorf("%s: %d rounds of Works ended well, though what they write to was cut off", l.n.name, round)
+				return
+			}
 			first := len(l.posted)
 			batch := make([]group.Work, 3)
 			for i := range batch {
