@@ -56,6 +56,11 @@
 // that what one goroutine does shifts nobody else's luck: the same posts meet the
 // same fate. Which goroutine of the program runs first is the scheduler's.
 //
+//	go test ./rdma/simrdma -run 'TestSeeds|TestLedger' -sim.seeds=10000
+//
+// runs the conformance suite of the engine, and random stories that a ledger
+// judges, on as many networks; one that fails prints the command for it alone.
+//
 // Time is the time package's: in a testing/synctest bubble it is virtual. A fabric
 // belongs to the bubble that made it. It has no goroutine of its own: a timer runs
 // what is due.
