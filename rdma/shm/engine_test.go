@@ -52,6 +52,9 @@ func provider(space *arena.Arena) rdmatest.Provider {
 			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
 			OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
 		}}
+		if c.IdleTimeout > 0 {
+			o.Group.HeartbeatInterval = c.IdleTimeout / 4
+		}
 		if c.Listen {
 			o.Listen = filepath.Join(t.TempDir(), "s")
 		}
