@@ -330,7 +330,7 @@ func (n *nic) complete(c *Completion) {
 	case KindMessage:
 		n.message(en, c)
 	case KindBroken:
-		l.broke(en, because0(c.Err, "the NIC reports it broken"))
+		l.broke(en, orElse(c.Err, "the NIC reports it broken"))
 	}
 }
 

@@ -1,0 +1,428 @@
+package group
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// open makes a new endpoint and tells the peer of it: the dialer's part, at the
+// beginning and after each break.
+func (l *lane) open() {
+	if !l.s.dialed {
+		return
+	}
+	l.mu.Lock()
+	if l.killed || l.cur != nil || l.opening != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.epoch++
+	epoch := l.epoch
+	l.opening = make(chan struct{})
+	l.mu.Unlock()
+	en, err := l.makeEnd(epoch)
+	if l.install(en, err) != nil {
+		l.retry(true)
+	}
+}
+
+// makeEnd makes an endpoint on the lane's NIC.
+func (l *lane) makeEnd(epoch uint32) (*end, error) {
+	n := l.s.e.nics[l.nicIndex].Load()
+	en := &end{lane: l, nic: n, epoch: epoch, quiet: make(chan struct{}), tick: l.s.e.ticks.Load()}
+	if err := n.adopt(en); err != nil {
+		return nil, err
+	}
+	ep, err := n.dom.NewEndpoint(uint64(en.index), l.class)
+	if err == nil && len(ep.Local()) > MaxEndpointAddr {
+		err = fmt.Errorf("endpoint address of %d bytes, at most %d", len(ep.Local()), MaxEndpointAddr)
+		ep.Shut()
+		_ = ep.Close()
+	}
+	if err != nil {
+		n.release(en)
+		return nil, err
+	}
+	en.ep = ep
+	depth := min(n.lim.QueueDepth, maxDepth)
+	en.records = make([]record, depth)
+	en.free = make([]uint32, depth)
+	for i := range en.free {
+		en.free[i] = uint32(depth - 1 - i)
+	}
+	if !l.s.e.counted {
+		en.okTally, en.arrivedTally = make(map[uint32]uint32), make(map[uint32]uint32)
+	}
+	return en, nil
+}
+
+// maxDepth bounds what is posted on one endpoint.
+const maxDepth = 4096
+
+// install makes en the lane's endpoint and sends its address. An error, en's or
+// that the session ended meanwhile, means that there is none.
+func (l *lane) install(en *end, err error) error {
+	l.mu.Lock()
+	close(l.opening)
+	l.opening = nil
+	if err == nil && l.killed {
+		err = rdma.ErrClosed
+	}
+	if err == nil && en.nic.dead.Load() {
+		err = en.nic.reason()
+	}
+	if err != nil {
+		l.why = err
+		l.mu.Unlock()
+		if en != nil {
+			en.ep.Shut()
+			_ = en.ep.Close()
+			en.nic.release(en)
+		}
+		l.settle()
+		return err
+	}
+	l.cur, l.last = en, en
+	a := laneAddr{lane: uint16(l.index), epoch: en.epoch, serial: en.nic.serial, addr: en.ep.Local()}
+	l.s.ctl.send(func(b []byte) []byte { return a.append(b) })
+	l.mu.Unlock()
+	// A NIC that died before the lane was in sight of its poller.
+	if en.nic.dead.Load() {
+		l.breakEnd(en, en.nic.reason())
+	}
+	return nil
+}
+
+// settle notes that the lane has come up on both sides, or failed, once: Connect
+// returns when all have.
+func (l *lane) settle() {
+	l.mu.Lock()
+	first := !l.settled
+	l.settled = true
+	l.mu.Unlock()
+	if first {
+		l.s.settleOne()
+	}
+}
+
+// address takes the address of the peer's endpoint: at the acceptor it asks for
+// one of ours, at the dialer it answers. The session's reader calls it.
+func (l *lane) address(a laneAddr) error {
+	if l.s.dialed {
+		l.mu.Lock()
+		en := l.cur
+		if en == nil || en.epoch != a.epoch || en.state >= endClosing {
+			l.mu.Unlock()
+			return nil // of an epoch that has ended here: the peer is being told
+		}
+		if en.connecting || en.connected {
+			l.mu.Unlock()
+			return fmt.Errorf("second address for lane %d, epoch %d: %w", l.index, a.epoch, errFrame)
+		}
+		l.connectLocked(en, a)
+		l.mu.Unlock()
+		return nil
+	}
+	l.mu.Lock()
+	if l.killed {
+		l.mu.Unlock()
+		return nil
+	}
+	if l.cur != nil || l.opening != nil || a.epoch <= l.epoch {
+		l.mu.Unlock()
+		return fmt.Errorf("address for lane %d, epoch %d, during epoch %d: %w", l.index, a.epoch, l.epoch, errFrame)
+	}
+	l.epoch = a.epoch
+	l.opening = make(chan struct{})
+	l.mu.Unlock()
+	en, err := l.makeEnd(a.epoch)
+	if err = l.install(en, err); err != nil {
+		d := laneDown{lane: uint16(l.index), epoch: a.epoch}
+		l.s.ctl.send(func(b []byte) []byte { return d.append(b) })
+		return nil
+	}
+	l.mu.Lock()
+	if en.state == endOpening {
+		l.connectLocked(en, a)
+	}
+	l.mu.Unlock()
+	return nil
+}
+
+// connectLocked begins to connect en to the peer's endpoint.
+func (l *lane) connectLocked(en *end, a laneAddr) {
+	l.remoteSerial.Store(a.serial)
+	en.connecting = true
+	l.s.running.Go(func() {
+		err := en.ep.Connect(a.addr)
+		l.mu.Lock()
+		en.connecting = false
+		closing := en.state == endClosing
+		if err == nil && !closing {
+			en.connected = true
+			r := laneReady{lane: uint16(l.index), epoch: en.epoch}
+			l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneReady) })
+		}
+		l.mu.Unlock()
+		switch {
+		case closing:
+			l.progress(en)
+		case err != nil:
+			l.breakEnd(en, fmt.Errorf("connect: %w", err))
+		default:
+			l.raise(en)
+		}
+	})
+}
+
+// ready takes the peer's word that its endpoint is connected.
+func (l *lane) ready(r laneReady) {
+	l.mu.Lock()
+	en := l.cur
+	if en == nil || en.epoch != r.epoch {
+		l.mu.Unlock()
+		return
+	}
+	en.peerReady = true
+	l.mu.Unlock()
+	l.raise(en)
+}
+
+// raise lets operations use en, if both sides are connected.
+func (l *lane) raise(en *end) {
+	l.mu.Lock()
+	if en.state != endOpening || !en.connected || !en.peerReady {
+		l.mu.Unlock()
+		return
+	}
+	en.state = endUp
+	l.why = nil
+	l.up.Store(true)
+	if l.failures == 0 {
+		l.s.ups.Add(1)
+	}
+	if !l.s.dialed {
+		r := laneReady{lane: uint16(l.index), epoch: en.epoch}
+		l.s.ctl.send(func(b []byte) []byte { return r.append(b, frameLaneUp) })
+	}
+	l.mu.Unlock()
+	l.s.unpark()
+}
+
+// breakEnd begins the end of an endpoint; only the first reason counts. What is
+// queued goes to other lanes at once; what was posted, when both sides know how
+// far it came. Any goroutine may call it, the poller too.
+func (l *lane) breakEnd(en *end, cause error) {
+	if l.giveUp(en, cause) {
+		l.shut(en)
+	}
+}
+
+// broke is breakEnd for an endpoint that its NIC reports broken. It is shut only
+// when what the NIC has to say has been polled: that a Work was refused would be
+// lost otherwise, and the Work tried again and again.
+func (l *lane) broke(en *end, cause error) {
+	if l.giveUp(en, cause) {
+		en.nic.drain(func() { l.shut(en) })
+	}
+}
+
+// giveUp takes an endpoint out of use; false if it is already.
+func (l *lane) giveUp(en *end, cause error) bool {
+	l.mu.Lock()
+	if en.state >= endClosing {
+		l.mu.Unlock()
+		return false
+	}
+	en.state, en.cause = endClosing, cause
+	l.up.Store(false)
+	l.why = cause
+	jobs := append([]job(nil), l.queue[l.head:]...)
+	for _, j := range jobs {
+		l.load.Add(-j.load())
+	}
+	clear(l.queue)
+	l.queue, l.head = l.queue[:0], 0
+	quietly := l.killed
+	l.mu.Unlock()
+	if !quietly {
+		l.s.e.log.info(logLane, "endpoint ended", "peer", l.s.peer.String(), "nic", en.nic.name, "why", cause)
+	}
+	l.settle()
+	l.s.replace(jobs)
+	return true
+}
+
+// shut cuts an endpoint off that has been given up.
+func (l *lane) shut(en *end) {
+	en.ep.Shut()
+	en.nic.drain(func() {
+		l.mu.Lock()
+		en.polled = true
+		l.mu.Unlock()
+		l.progress(en)
+	})
+}
+
+// abandon ends what is left of en on a NIC that is dead: no completion comes any
+// more.
+func (l *lane) abandon(en *end) {
+	l.mu.Lock()
+	for slot := range en.records {
+		if r := en.records[slot]; r.used {
+			en.broken = append(en.broken, r)
+			l.load.Add(-r.load)
+			en.drop(uint32(slot))
+		}
+	}
+	l.mu.Unlock()
+	l.progress(en)
+}
+
+// progress takes an endpoint that is closing as far as it goes: when nothing of
+// it is in flight it is closed and the peer told what arrived; when the peer has
+// told the same, what was lost is sent again and the lane reopened.
+func (l *lane) progress(en *end) {
+	l.mu.Lock()
+	closes := en.state == endClosing && en.polled && en.inflight == 0 && en.finishing == 0 && !en.connecting
+	if closes {
+		en.state = endQuiet
+		en.told = true
+		if !l.killed {
+			l.tellLocked(en)
+		}
+	}
+	resolves := en.state == endQuiet && en.downComplete && !en.resolved && !l.killed
+	if resolves {
+		// The peer, once told, may ask for the next epoch at any time.
+		en.resolved = true
+		l.cur = nil
+	}
+	l.mu.Unlock()
+	if closes {
+		_ = en.ep.Close()
+		en.nic.release(en)
+		close(en.quiet)
+	}
+	if !resolves {
+		return
+	}
+	if err := l.reconcile(en); err != nil {
+		l.s.malformed(err)
+		return
+	}
+	if l.s.withdrawn.pending.Load() > 0 {
+		l.s.confirm()
+	}
+	l.retry(!en.worked && !en.down.worked)
+}
+
+// tellLocked tells the peer what arrived on an end that is quiet.
+func (l *lane) tellLocked(en *end) {
+	d := laneDown{lane: uint16(l.index), epoch: en.epoch, arrived: en.arrived, worked: en.worked}
+	for imm, n := range en.arrivedTally {
+		d.tallies = append(d.tallies, tally{imm, n})
+		if len(d.tallies) == maxTallies {
+			d.more = true
+			part := d
+			l.s.ctl.send(func(b []byte) []byte { return part.append(b) })
+			d.more, d.tallies = false, nil
+		}
+	}
+	l.s.ctl.send(func(b []byte) []byte { return d.append(b) })
+}
+
+// talliesMax bounds what a peer may tell of one endpoint: immediates since the
+// last checkpoint and those that were in flight then.
+const talliesMax = 2*checkpointEvery + maxDepth
+
+// ended takes what the peer says of its end.
+func (l *lane) ended(d laneDown) error {
+	l.mu.Lock()
+	en := l.cur
+	if en == nil || en.epoch != d.epoch {
+		l.mu.Unlock()
+		return nil
+	}
+	if en.downComplete || len(en.down.tallies)+len(d.tallies) > talliesMax {
+		l.mu.Unlock()
+		return fmt.Errorf("lane %d, epoch %d: it ended twice, or with more than %d tallies: %w", l.index, d.epoch, talliesMax, errFrame)
+	}
+	en.down.arrived, en.down.worked = d.arrived, d.worked
+	en.down.tallies = append(en.down.tallies, d.tallies...)
+	en.downComplete = !d.more
+	l.mu.Unlock()
+	if !d.more {
+		l.breakEnd(en, errors.New("the peer ended it"))
+		l.progress(en)
+	}
+	return nil
+}
+
+// retry opens the lane again: at once if it had worked, after a pause that grows
+// if not. Only the dialer does.
+func (l *lane) retry(failed bool) {
+	l.mu.Lock()
+	if !failed {
+		l.failures = 0
+	} else {
+		l.failures++
+	}
+	n := l.failures
+	wait := !l.killed && l.s.dialed && n > 0
+	if wait {
+		l.pause = time.AfterFunc(l.s.e.opts.RetryInterval<<min(n-1, 6), l.open)
+	}
+	l.mu.Unlock()
+	if !wait {
+		l.open()
+	}
+}
+
+// hurry ends the pause before the next attempt: what broke the lane is known, and
+// not the fault of its NICs.
+func (l *lane) hurry() {
+	l.mu.Lock()
+	hurries := l.pause != nil && l.pause.Stop()
+	if hurries {
+		l.failures = 0
+	}
+	l.mu.Unlock()
+	if hurries {
+		l.open()
+	}
+}
+
+// kill ends the lane with its session.
+func (l *lane) kill(why error) {
+	l.mu.Lock()
+	l.killed = true
+	if l.pause != nil {
+		l.pause.Stop()
+	}
+	en := l.cur
+	l.mu.Unlock()
+	if en != nil {
+		l.breakEnd(en, why)
+		l.progress(en)
+	}
+}
+
+// awaitQuiet returns when a killed lane has no endpoint any more.
+func (l *lane) awaitQuiet() {
+	l.mu.Lock()
+	opening := l.opening
+	l.mu.Unlock()
+	if opening != nil {
+		<-opening
+	}
+	l.mu.Lock()
+	en := l.last
+	l.mu.Unlock()
+	if en != nil {
+		<-en.quiet
+	}
+}

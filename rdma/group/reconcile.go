@@ -1,0 +1,142 @@
+package group
+
+import (
+	"fmt"
+)
+
+// reconcile sends again what was lost with en, and nothing that was not: which
+// immediates arrived decides it.
+func (l *lane) reconcile(en *end) error {
+	delivered, ties, err := l.verdicts(en)
+	if err != nil {
+		return err
+	}
+	s := l.s
+	var touched laneSet
+	var out []ended
+	whole := make(map[*op]bool)
+	s.mu.Lock()
+	if s.why != nil {
+		s.mu.Unlock()
+		return nil
+	}
+	// First the immediates: where one arrived, its operation is in place as a
+	// whole, and must not be written again: its owner may be using the memory.
+	for i, r := range en.broken {
+		if !r.imm {
+			continue
+		}
+		switch t := ties[i]; {
+		case delivered[i]:
+			r.op.left--
+			whole[r.op] = true
+		case t != nil:
+			r.op.tie, r.op.final = t, r.run
+			if j := (job{r.op, r.run, r.run + 1, false}); en.nic.lim.RefusalBreaks {
+				s.doubtLocked(r.op, j)
+			} else {
+				out = s.placeLocked(j, &touched, out)
+			}
+		default:
+			r.op.left--
+			r.op.final = r.run
+			if en.nic.lim.RefusalBreaks {
+				s.doubtLocked(r.op)
+			}
+		}
+	}
+	for _, r := range en.broken {
+		switch {
+		case r.imm:
+		case whole[r.op] || r.op.landed || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
+			r.op.left--
+		case en.nic.lim.RefusalBreaks && r.op.kind == opWrite:
+			s.doubtLocked(r.op, job{r.op, r.run, r.run + 1, false})
+		default:
+			out = s.placeLocked(job{r.op, r.run, r.run + 1, false}, &touched, out)
+		}
+	}
+	for _, r := range en.broken {
+		out = s.advanceLocked(r.op, &touched, out)
+	}
+	s.mu.Unlock()
+	touched.pump(s)
+	callAll(out)
+	return nil
+}
+
+// verdicts decides for each broken record whether its immediate arrived, or is
+// one of several that can't be told apart.
+func (l *lane) verdicts(en *end) (delivered []bool, ties []*tie, _ error) {
+	delivered, ties = make([]bool, len(en.broken)), make([]*tie, len(en.broken))
+	d := &en.down
+	if d.arrived < en.immOK || d.arrived > en.immSent {
+		return nil, nil, fmt.Errorf("lane %d: %d immediates arrived, of %d sent and %d confirmed: %w", l.index, d.arrived, en.immSent, en.immOK, errFrame)
+	}
+	if l.s.e.counted {
+		// The endpoint is ordered and stops at a refusal: the first arrived did.
+		for i, r := range en.broken {
+			delivered[i] = r.imm && r.immSeq < d.arrived
+		}
+		return delivered, ties, nil
+	}
+	lost := make(map[uint32][]int)
+	for i, r := range en.broken {
+		if r.imm {
+			v, _ := r.op.imm.Get()
+			lost[v] = append(lost[v], i)
+		}
+	}
+	arrived := make(map[uint32]uint32)
+	for _, t := range d.tallies {
+		arrived[t.imm] += t.count
+	}
+	for v, which := range lost {
+		n := int(arrived[v]) - int(en.okTally[v])
+		if n < 0 || n > len(which) {
+			return nil, nil, fmt.Errorf("lane %d: immediate %d arrived %d times; %d are confirmed and %d lost: %w", l.index, v, arrived[v], en.okTally[v], len(which), errFrame)
+		}
+		var t *tie
+		if n > 0 && n < len(which) {
+			t = &tie{left: len(which), lost: len(which) - n}
+		}
+		for _, i := range which {
+			delivered[i], ties[i] = n == len(which), t
+		}
+	}
+	return delivered, ties, nil
+}
+
+// tiedLocked notes that o's payload is in place again, or was refused.
+func (s *session) tiedLocked(o *op, touched *laneSet, out []ended) []ended {
+	t := o.tie
+	o.tie = nil
+	if o.dead.Load() {
+		t.refused = append(t.refused, o)
+	} else {
+		t.placed = append(t.placed, o)
+	}
+	if t.left--; t.left > 0 {
+		return out
+	}
+	// As many end well as immediates were counted, or will be. Of those that are
+	// refused now, the first are taken for the ones that were lost.
+	lost := t.lost
+	for _, m := range t.refused {
+		if lost > 0 {
+			lost--
+			out = s.advanceLocked(m, touched, out)
+		} else {
+			out = append(out, s.endLocked(m, nil))
+		}
+	}
+	for _, m := range t.placed {
+		if lost > 0 {
+			lost--
+		} else {
+			m.final = noRun
+		}
+		out = s.advanceLocked(m, touched, out)
+	}
+	return out
+}
