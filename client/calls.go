@@ -56,10 +56,11 @@ type call struct {
 	body  []byte
 	err   error
 
-	// givenUp, expect and timer are guarded by calls.mu.
-	givenUp bool
-	expect  *rdma.Expectation
-	timer   *time.Timer
+	// What follows is guarded by calls.mu. late ends expect when what the reply
+	// promised does not come; landed is set when expect has ended.
+	givenUp, landed bool
+	expect          *rdma.Expectation
+	late            *time.Timer
 }
 
 func (c *call) finish(err error) {
@@ -189,6 +190,9 @@ func (c *calls) awaitImmediates(x *call) {
 	c.mu.Lock()
 	x.expect = expect
 	givenUp := x.givenUp
+	if !givenUp && !x.landed {
+		x.late = time.AfterFunc(landWithin, func() { expect.Cancel() })
+	}
 	c.mu.Unlock()
 	if givenUp {
 		expect.Cancel()
@@ -197,7 +201,15 @@ func (c *calls) awaitImmediates(x *call) {
 
 // landed ends a call whose reply has come.
 func (c *calls) landed(x *call, err error) {
+	c.mu.Lock()
+	x.landed = true
+	if x.late != nil {
+		x.late.Stop()
+	}
+	c.mu.Unlock()
 	switch {
+	case errors.Is(err, rdma.ErrCanceled):
+		err = status.Errorf(codes.Unavailable, "not all of %d immediates arrived within %v", x.reply.Immediates, landWithin)
 	case errors.Is(err, rdma.ErrPeerDied):
 		err = status.Error(codes.Unavailable, err.Error())
 	case errors.Is(err, rdma.ErrClosed):

@@ -1,0 +1,84 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// promisingEngine answers each message with a reply of so many immediates, of
+// which some come.
+type promisingEngine struct {
+	rdma.Engine
+	store          *Store
+	imms           *rdma.ImmCounters
+	peer           rdma.EngineID
+	promised, come int
+}
+
+func (e *promisingEngine) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
+	return e.imms.Expect(x, nil)
+}
+
+func (e *promisingEngine) Send(_ context.Context, to rdma.EngineID, msg []byte, done func(error)) error {
+	call, request, err := api.ParseCall(msg)
+	if err != nil {
+		return err
+	}
+	reply := append(api.Reply{ID: call.ID, Immediates: uint32(e.promised)}.Append(nil), request...)
+	go func() {
+		done(nil)
+		e.store.calls.receive(to, reply)
+		for range e.come {
+			e.imms.Count(to, 7)
+		}
+	}()
+	return nil
+}
+
+// TestPromisedBytesDoNotCome: who waits for bytes that were promised does not wait
+// for ever, with no deadline of his own; and not longer than he has to.
+func TestPromisedBytesDoNotCome(t *testing.T) {
+	for come, want := range []codes.Code{codes.Unavailable, codes.Unavailable, codes.OK} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &Store{}
+			e := &promisingEngine{store: s, imms: rdma.NewImmCounters(0), peer: rdma.EngineID{1}, promised: 2, come: come}
+			s.opts.Engine = e
+			s.calls.init(s)
+			s.calls.on = true
+			r, err := s.calls.openRoad(e.peer, api.CallVersion, 1<<16)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.close()
+			begin := time.Now()
+			_, err = r.do(t.Context(), api.MethodRead, &pb.ReadRequest{}, 7, 0)
+			if status.Code(err) != want {
+				t.Errorf("%d of 2 immediates: %v; want %v", come, err, want)
+			}
+			took := time.Since(begin)
+			if want == codes.OK && took != 0 || want != codes.OK && took != landWithin {
+				t.Errorf("%d of 2 immediates: it took %v", come, took)
+			}
+			// One that gives up earlier leaves nothing behind.
+			e.come = 0
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := r.do(ctx, api.MethodRead, &pb.ReadRequest{}, 8, 0); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("given up: %v", err)
+			}
+			if len(s.calls.slots) != 0 || len(s.calls.pending) != 0 {
+				t.Errorf("%d slots and %d calls are kept", len(s.calls.slots), len(s.calls.pending))
+			}
+		})
+	}
+}
