@@ -19,13 +19,13 @@ var places = []struct {
 	why    string
 }{
 	{"github.com/NVIDIA/go-nvml", []string{"rdma/topo/gpus"}, "its link flags excuse symbols that are missing: the package that carries them does nothing else"},
-	{"github.com/cockroachdb/pebble/v2", []string{"trie", "internal/bench/suite"}, "the index owns its store; nobody reads it behind its back (the benchmark fills one of its own, to compare)"},
+	{"github.com/cockroachdb/pebble/v2", []string{"trie", "internal/bench/suite", "internal/testnode"}, "the index owns its store; nobody reads it behind its back (the benchmark fills one of its own, to compare)"},
 	{"github.com/pawelgaczynski/giouring", []string{"io/uring"}, "its defects are wrapped in one place, behind one build tag"},
 	{"github.com/spf13/cobra", nil, "the command line is cmd's"},
 	{"github.com/spf13/pflag", []string{"server/config"}, "the command line is cmd's; config names the flags"},
-	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "internal/bench/..."}, "the control plane lives in api, server and client; a byte stream over it is a yardstick of the benchmarks"},
+	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "internal/bench/...", "internal/emulate"}, "the control plane lives in api, server and client; a byte stream over it is a yardstick of the benchmarks"},
 	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages stop at the edge; inside there are nouns"},
-	{"github.com/prometheus/client_golang", []string{"server/..."}, "parts count with plain integers; the server shows them"},
+	{"github.com/prometheus/client_golang", []string{"server/...", "internal/testnode"}, "parts count with plain integers; the server shows them"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"go.opentelemetry.io/otel/trace", []string{"server/...", "client/..."}, "spans are made at the edges"},
 	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/..."}, "the kernel is met in backends, providers and internal/sys; what is above them runs anywhere"},
