@@ -209,7 +209,10 @@ func laneReason(sessions []*session, nic int) (why error) {
 
 // Info implements rdma.Engine.
 func (e *Engine) Info() rdma.Info {
-	detail := fmt.Sprintf("%d NICs", len(e.nics))
+	detail := "1 NIC"
+	if n := len(e.nics); n > 1 {
+		detail = fmt.Sprintf("%d NICs", n)
+	}
 	if e.opts.Detail != "" {
 		detail += ", " + e.opts.Detail
 	}
