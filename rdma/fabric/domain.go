@@ -51,6 +51,7 @@ type domain struct {
 	asking    map[uint64]*endpoint
 	questions uint64
 	verdicts  []verdict
+	halves    []halfMade
 	nextSweep time.Time
 	fatal     error // dead, once the turn is over
 	dead      error
@@ -167,6 +168,8 @@ func (d *domain) usable() error {
 	switch {
 	case d.traits.dataBytes < 4:
 		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
+	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):
+		return fmt.Errorf("a knock needs source addresses and 8 bytes of remote CQ data: %w", rdma.ErrUnsupported)
 	case d.quirks.sourceLies && d.traits.dataBytes < 8:
 		return fmt.Errorf("neither source addresses nor 8 bytes of remote CQ data: immediates have no sender: %w", rdma.ErrUnsupported)
 	}
@@ -364,6 +367,10 @@ func (d *domain) handleRemote(ev *event) {
 		if d.traits.dataBytes >= 8 {
 			size = uint64(ev.data >> 32)
 		}
+		if e != nil && d.quirks.connects && size == knockMark {
+			e.meet()
+			return
+		}
 	}
 	if e == nil || e.deaf {
 		return
@@ -450,6 +457,9 @@ func (d *domain) Close() error {
 	for range lingerPolls {
 		d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
 		d.wait.wait(lingerPause)
+	}
+	for len(d.halves) > 0 {
+		d.endHalf(d.halves[0].e)
 	}
 	err := d.wait.close()
 	if d.door != nil {

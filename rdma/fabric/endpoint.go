@@ -24,6 +24,9 @@ type endpoint struct {
 	address []byte // of ours, as the provider writes it
 
 	// Guarded by d.poll. deaf: what the peer sends is not delivered any more.
+	// met: the connection underneath is made; half: it is not, and the endpoint
+	// is kept for that (meet.go).
+	met, half bool
 	// peerGone: there is nobody to ask or to take leave of.
 	deaf, broken, closed, joined, peerGone bool
 	source                                 uint64 // the peer's address
@@ -181,14 +184,25 @@ func (e *endpoint) join(l *local) error {
 // knock writes to the peer's door, which makes the connection, and waits until
 // that is done. It makes progress itself: our poller may be the caller.
 func (e *endpoint) knock(door target) error {
+	e.d.poll.Lock()
+	e.met = true // the peer knocks at nobody
+	e.d.poll.Unlock()
 	e.mu.Lock()
+	if e.cutOff {
+		defer e.mu.Unlock()
+		return e.why
+	}
+	if err := e.native.hush(); err != nil {
+		defer e.mu.Unlock()
+		return err
+	}
 	last := len(e.free) - 1
 	i := e.free[last]
 	e.free = e.free[:last]
 	e.posted++
 	e.slots[i] = slot{seq: e.posted, used: true, knock: true, target: door}
 	src := e.d.door
-	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, 0, false)
+	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, knockMark<<32, true)
 	_, err := e.native.flush(1)
 	e.mu.Unlock()
 	for deadline := time.Now().Add(lateTimeout); err == nil; {
@@ -493,6 +507,10 @@ func (e *endpoint) close() bool {
 		e.native.unpoll(e.d.native)
 		return true
 	}
+	if e.d.quirks.connects && !e.met {
+		e.d.keepHalf(e)
+		return true
+	}
 	// fi_close of an endpoint fails only where something else holds on to it,
 	// which nothing does.
 	_ = e.native.cut()
@@ -565,22 +583,28 @@ func (e *endpoint) Close() error {
 	e.closed = true
 	d.mu.Lock()
 	delete(d.byTag, e.tag)
-	if e.joined {
-		delete(d.bySource, e.source)
-	}
 	d.mu.Unlock()
-	release := func() error {
-		err := e.native.cut()
-		if e.joined {
-			err = errors.Join(err, d.native.remove(e.source), d.dropHub(e.hub))
-		}
-		e.native.free()
-		return err
+	switch {
+	case e.half:
+		return nil
+	case d.quirks.sharedInProcess:
+		return neighbours.bury(d, e.release)
 	}
-	if d.quirks.sharedInProcess {
-		return neighbours.bury(d, release)
+	return e.release()
+}
+
+// release frees what libfabric has of the endpoint.
+func (e *endpoint) release() error {
+	d := e.d
+	err := e.native.cut()
+	if e.joined {
+		d.mu.Lock()
+		delete(d.bySource, e.source)
+		d.mu.Unlock()
+		err = errors.Join(err, d.native.remove(e.source), d.dropHub(e.hub))
 	}
-	return release()
+	e.native.free()
+	return err
 }
 
 // dropHub gives a reference to a peer's hub back; after the last the provider

@@ -77,7 +77,7 @@ func TestConformance(t *testing.T) {
 			s.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
 				return engineOver(t, p.name, p.nic, c.NICs, group.Options{
 					Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
-					OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
+					OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, HeartbeatInterval: c.IdleTimeout / 4, Logger: c.Logger,
 				}, c.Listen)
 			}
 			for _, c := range rdmatest.Cases() {

@@ -1,14 +1,21 @@
 //go:build fabric && cgo && linux
 
+#define _GNU_SOURCE
 #include "fabric.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 // The version whose behaviour is asked for, whatever library is there.
 #define PF_API FI_VERSION(1, 17)
@@ -273,6 +280,43 @@ fail:
 		pf_ep_cut(e);
 		pf_ep_free(e);
 	}
+	return ret;
+}
+
+// listens reports whether fd is the socket that listens at addr.
+static int listens(int fd, const uint8_t *addr, size_t len) {
+	uint8_t name[PF_NAME_MAX];
+	socklen_t size = sizeof name;
+	int yes = 0;
+	socklen_t yes_size = sizeof yes;
+	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &yes, &yes_size) || !yes)
+		return 0;
+	return !getsockname(fd, (struct sockaddr *)name, &size) && size == len && !memcmp(name, addr, len);
+}
+
+// pf_ep_hush closes the socket that the endpoint listens on, and leaves a
+// descriptor in its place that the provider can close. Nobody connects to the
+// endpoint from here on.
+int pf_ep_hush(struct pf_ep *e) {
+	uint8_t addr[PF_NAME_MAX];
+	size_t len = sizeof addr;
+	int ret = fi_getname(&e->ep->fid, addr, &len);
+	if (ret)
+		return ret;
+	DIR *d = opendir("/proc/self/fd");
+	if (!d)
+		return -errno;
+	ret = -FI_ENODATA;
+	for (struct dirent *f; ret == -FI_ENODATA && (f = readdir(d));) {
+		int fd = atoi(f->d_name);
+		if (!listens(fd, addr, len))
+			continue;
+		int stand_in = eventfd(0, EFD_CLOEXEC);
+		ret = stand_in < 0 || dup3(stand_in, fd, O_CLOEXEC) < 0 ? -errno : 0;
+		if (stand_in >= 0)
+			close(stand_in);
+	}
+	closedir(d);
 	return ret;
 }
 

@@ -348,13 +348,14 @@ func (d *domain) sweep() {
 	d.nextSweep = now.Add(sweepInterval)
 	d.deliver(now)
 	d.payReceipts()
+	d.endHalves(now)
 	for _, e := range d.asking {
 		if now.After(e.question.deadline) {
 			d.forget(e)
 			d.unanswered(e)
 		}
 	}
-	busy := len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0
+	busy := len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.halves) > 0
 	if d.quirks.silentRefusal {
 		busy = d.watch() || busy
 	}

@@ -368,6 +368,11 @@ func (e *nativeEndpoint) ended() bool {
 	return e.e.serial != 0 && e.e.count > 0
 }
 
+// hush makes the endpoint take no connection any more.
+func (e *nativeEndpoint) hush() error {
+	return errno("close the endpoint's listening socket", C.pf_ep_hush(e.e))
+}
+
 // cut closes the endpoint: the provider touches nothing of it from here on. Its
 // ring is empty afterwards.
 func (e *nativeEndpoint) cut() error {

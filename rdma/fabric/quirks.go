@@ -23,8 +23,8 @@ type quirks struct {
 	// dearWindows: registering a part pins its pages again.
 	dearWindows bool
 	// connects: there is a connection under the endpoint, made by the first work.
-	// Closing an endpoint in the middle of that makes the library touch memory
-	// that it has freed; so Connect makes the connection, from one side alone.
+	// Closing an endpoint while one to it is half made makes the library touch
+	// memory that it has freed (meet.go).
 	connects bool
 	// sharedInProcess: two endpoints of one process share their state, so that
 	// neither may be closed while the other is polled.
@@ -39,8 +39,6 @@ func quirksOf(provider string) quirks {
 		return quirks{ownQueues: true, emptyPlain: true, silentRefusal: true, sourceLies: true, sharedInProcess: true}
 	case "tcp", "net":
 		return quirks{connects: true}
-	case "tcp;ofi_rxm":
-		return quirks{connects: true, sourceLies: true}
 	}
 	// efa, and whatever else has hardware behind it.
 	return quirks{dearWindows: true}
