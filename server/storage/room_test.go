@@ -11,9 +11,9 @@ import (
 // TestEveryWriterGetsRoom: on a store that is full all the time, none of many
 // writers is told so: what one of them evicts, no other takes from it.
 func TestEveryWriterGetsRoom(t *testing.T) {
-	const writers, rounds, blocks = 14, 60, 24
+	const writers, rounds, blocks = 10, 80, 24
 	r := newRig(t, rigOptions{capacityBytes: 12 << 20, segmentBytes: 256 << 10, arenaBytes: 32 << 20}, memio.New(memio.Options{}))
-	// All writers at once hold two fifths of the store: where they hold most of it, one that finds nothing to evict is told so. Two slot sizes: room for one is not room for the other.
+	// All writers at once hold a quarter of the store: where they hold most of it, one that finds nothing to evict is told so. Two slot sizes: room for one is not room for the other.
 	names := []kv.Namespace{r.namespace("a", small), r.namespace("b", kv.SingleGroup(2, 4, 1500))}
 	var wg sync.WaitGroup
 	for w := range writers {
