@@ -86,7 +86,10 @@ func (s *session) watch(railSilence, silence uint64) {
 		if h.ticks <= limit {
 			continue
 		}
-		if len(rails) == 1 {
+		s.mu.Lock()
+		last := s.up == 1
+		s.mu.Unlock()
+		if last { // counted first, as OnPeerDown may look
 			s.e.stats.peersTimedOut.Add(1)
 		}
 		s.drop(h.r, h.generation, fmt.Errorf("rdma: %v silent for %v: %w", s.peer, timeout, rdma.ErrPeerDied))
