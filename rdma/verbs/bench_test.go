@@ -261,9 +261,22 @@ func (f *flow) run(b *testing.B, r row, total int) float64 {
 	return float64(sent) / time.Since(began).Seconds()
 }
 
-// ibWriteBW runs the card vendors' own benchmark over the two ports and returns
-// its average in bytes per second.
+// ibWriteBW measures with ib_write_bw and returns bytes per second. It counts CPU
+// cycles and first measures how long one is: where the CPUs are emulated and busy
+// that may fail, and its answer is 0. It is asked again then.
 func ibWriteBW(b *testing.B, from, to string, size, iterations, depth int) float64 {
+	b.Helper()
+	for range 5 {
+		if rate := askIBWriteBW(b, from, to, size, iterations, depth); rate > 0 {
+			return rate
+		}
+	}
+	b.Fatal("ib_write_bw could not measure in five tries: the CPUs are too busy")
+	return 0
+}
+
+// askIBWriteBW runs the card vendors' own benchmark over the two ports once.
+func askIBWriteBW(b *testing.B, from, to string, size, iterations, depth int) float64 {
 	b.Helper()
 	// On rdma_rxe it tries for ever where an answer is lost for good.
 	ctx, cancel := context.WithTimeout(b.Context(), testTimeout)
@@ -307,7 +320,7 @@ func parseIBWriteBW(text string) (float64, error) {
 			continue
 		}
 		gbit, err := strconv.ParseFloat(f[3], 64)
-		if err != nil || gbit <= 0 {
+		if err != nil || gbit < 0 {
 			return 0, fmt.Errorf("average %q", f[3])
 		}
 		return gbit * 1e9 / 8, nil
