@@ -77,7 +77,9 @@
 // half made (accepted, nothing read yet) leaves a pointer to freed memory: meet.go
 // says how that is kept from happening. And fi_trywait does not reset the
 // descriptor that it answers for; see pf_clear. tcp;ofi_rxm, the older way over
-// TCP, is refused: it takes 69 MiB an endpoint and gives no source address.
+// TCP, is refused: it takes 69 MiB an endpoint and gives no source address. A connection to the hub
+// that is half made when the domain is closed costs a descriptor for good: closing
+// lingers for some milliseconds so that it is made, or fails.
 //
 // Two of shm: what two endpoints of one process share is pulled from under one
 // when the other is closed (neighbours.go), and a peer killed with a lock in
