@@ -191,6 +191,19 @@ func (l *lane) ready(r laneReady) {
 	l.raise(en)
 }
 
+// peerUp takes the acceptor's word that the lane is up there. The goroutine that
+// connected our endpoint may not have come to raise it yet: Connect would find a
+// lane that is settled and not up.
+func (l *lane) peerUp(r laneReady) {
+	l.mu.Lock()
+	en := l.cur
+	l.mu.Unlock()
+	if en != nil && en.epoch == r.epoch {
+		l.raise(en)
+	}
+	l.settle()
+}
+
 // raise lets operations use en, if both sides are connected.
 func (l *lane) raise(en *end) {
 	l.mu.Lock()

@@ -279,7 +279,7 @@ func (s *session) takeLane(kind frameKind, b []byte) error {
 		case kind == frameLaneReady:
 			l.ready(r)
 		default:
-			l.settle()
+			l.peerUp(r)
 		}
 		return err
 	case frameLaneDown:
