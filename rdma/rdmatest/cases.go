@@ -112,6 +112,8 @@ func testCancel(t *env) {
 	dst, _ := t.region(client, 10)
 	f, x := t.expect(client, 7, 2)
 	t.must(t.write(server, rdma.Write{Dst: dst.Desc(), Imm: rdma.ImmOf(7)}))
+	// A write may have ended there before its immediate is counted here.
+	t.eventually("the immediate counted", func() bool { return client.Stats().ImmediatesIn >= 1 })
 	if !x.Cancel() || x.Cancel() {
 		t.Fatal("Cancel must say true once")
 	}
