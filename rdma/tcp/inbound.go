@@ -57,8 +57,8 @@ func (in *inbound) begin(generation, frames uint32) {
 }
 
 // arrive looks at the header of a frame before its payload is placed. fresh is
-// false for a piece that came before, over a rail that has died since: its
-// payload is dropped.
+// false for a piece that came before, over a rail that has died since, and for
+// one of an operation that has ended: its payload is dropped.
 func (s *session) arrive(h *header) (fresh bool, _ error) {
 	slot, generation := uint32(h.op), uint32(h.op>>32)
 	if slot >= MaxOps || generation == 0 {
@@ -71,6 +71,12 @@ func (s *session) arrive(h *header) (fresh bool, _ error) {
 		s.inbound = append(s.inbound, inbound{})
 	}
 	in := &s.inbound[slot]
+	if len(s.rails) > 1 && in.generation != 0 && int32(generation-in.generation) < 0 {
+		// It was sent once more, over another rail, before its ack was seen, and is
+		// late: the peer has used the slot again, so the operation had ended. With
+		// one rail nothing is sent twice.
+		return false, nil
+	}
 	if generation != in.generation {
 		if !in.complete() || int32(generation-in.generation) < 0 {
 			return false, fmt.Errorf("operation %#x in the slot of %#x, of which %d pieces are missing: %w",
