@@ -70,6 +70,7 @@ func TestPromisedBytesDoNotCome(t *testing.T) {
 				t.Errorf("%d of 2 immediates: it took %v", come, took)
 			}
 			// One that gives up earlier leaves nothing behind.
+			synctest.Wait() // the engine's goroutine has read it
 			e.come = 0
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
