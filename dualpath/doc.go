@@ -41,6 +41,7 @@
 // # Cost
 //
 // A prefill decision is O(log n) in the engines of the fetching group, a decode
-// decision O(log g) in the groups and O(n) in the engines of one group, and
-// neither depends on the size of the cluster.
+// decision O(log g) in the groups and O(n) in the engines of one group. Time alone
+// (Tick) costs what is being read, and a look through the queues when a deadline
+// has come.
 package dualpath

@@ -28,6 +28,9 @@ type Planner struct {
 	// loading are the requests with a read under way.
 	loading *list.List
 	epochs  map[NamespaceID]uint64
+	// expiry is the earliest deadline that may be that of a request in a queue; 0:
+	// none. Until then no queue is looked through.
+	expiry time.Duration
 	// decodeFirst is the heap of decode groups by total tokens.
 	decodeFirst groupHeap
 	turn        Role // RoundRobin
@@ -233,6 +236,7 @@ func (p *Planner) submit(q *Request) {
 	p.requests[q.ID] = r
 	r.prefillAt = p.waiting.PushBack(r)
 	r.decodeAt = p.unrouted.PushBack(r)
+	p.due(r)
 }
 
 // groupUp makes a group known, and what it holds. What a group that returns
@@ -360,6 +364,7 @@ func (p *Planner) replan(r *request, lost *group) {
 		return
 	}
 	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
+	p.due(r)
 	keepPE := r.phase == queued && r.pe != nil && r.pe.group != lost
 	keepDE := r.phase == queued && r.de != nil && r.de.group != lost
 	p.stopLoading(r)
@@ -536,6 +541,7 @@ func (p *Planner) failed(e Failed) {
 	}
 	r.why.note(p.now, "the %s engine failed, for the time %d; planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
 	p.stats.Replanned++
+	p.due(r)
 	p.stopLoading(r)
 	for _, role := range [...]Role{Prefill, Decode} {
 		en := r.engineOf(role)
@@ -582,6 +588,15 @@ func (p *Planner) tick() {
 			p.groupDown(g)
 		}
 	}
+	if p.expiry != 0 && p.expiry <= p.now {
+		p.expireAll()
+	}
+	p.rescue()
+}
+
+// expireAll rejects what is past its deadline in every queue, and finds the next
+// deadline.
+func (p *Planner) expireAll() {
 	p.expire(p.waiting)
 	p.expire(p.unrouted)
 	for _, g := range p.order {
@@ -589,7 +604,19 @@ func (p *Planner) tick() {
 			p.expire(g.private)
 		}
 	}
-	p.rescue()
+	p.expiry = 0
+	for _, r := range p.requests {
+		if r.Deadline > p.now {
+			p.due(r)
+		}
+	}
+}
+
+// due notes the deadline of a request that waits, or may have to again.
+func (p *Planner) due(r *request) {
+	if r.Deadline != 0 && (p.expiry == 0 || r.Deadline < p.expiry) {
+		p.expiry = r.Deadline
+	}
 }
 
 // expire rejects what has waited in a queue beyond its deadline.
