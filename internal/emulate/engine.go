@@ -52,7 +52,8 @@ type EngineOptions struct {
 // Counts is what an engine did since it was made.
 type Counts struct {
 	// Requests ended well; Failed did not. CheckedBytes of KV on the device were
-	// compared with what they must be; WrongBytes is how many blocks were not.
+	// compared with what they must be; WrongBlocks is how many times that, or a
+	// checksum on the way, found a block that is not.
 	Requests, Failed, CheckedBytes, WrongBlocks uint64
 	// Busy is the time that compute took.
 	Busy time.Duration
@@ -178,23 +179,9 @@ func (e *Engine) Close() error {
 	return errors.Join(e.memory.Close(within), e.buffer.Close())
 }
 
-// Manager returns the engine's traffic manager.
-func (e *Engine) Manager() *traffic.Manager { return e.manager }
-
 // Counts returns what the engine did.
 func (e *Engine) Counts() Counts {
 	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), time.Duration(e.busy.Load())}
-}
-
-// Load is what the leader reports: tokens of the requests under way, their
-// number, and the free KV of the device, in tokens.
-func (e *Engine) Load() (tokens, requests, hbmFree int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, r := range e.jobs {
-		tokens += r.work.Prompt + r.work.Output
-	}
-	return tokens, len(e.jobs), len(e.free) * e.opts.Namespace.Geometry.BlockTokens
 }
 
 // blocksOf is how many blocks n tokens take.
@@ -447,7 +434,6 @@ func (e *Engine) compute(r *running, layer int) error {
 func (e *Engine) compare(w Work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {
-		e.wrong.Add(1)
 		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Request, "block", block, "layer", layer, "byte", at)
 		return &traffic.BlockError{Block: block, Layer: layer, Where: "emulated device"}
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -482,16 +481,4 @@ func (l *Leader) say(m *pb.LeaderMessage) {
 	default:
 		l.log.Warn("the planner does not take messages; one is lost", "group", l.opts.Group)
 	}
-}
-
-// Requests returns the names of what the group holds, sorted.
-func (l *Leader) Requests() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	names := make([]string, 0, len(l.held))
-	for name := range l.held {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
