@@ -34,6 +34,9 @@ func TestClasses(t *testing.T) {
 		t.Run(listen, func(t *testing.T) {
 			testkit.VerifyNone(t)
 			if l, err := net.Listen("tcp", listen); err != nil {
+				if listen[0] != '[' {
+					t.Fatal(err) // a host may have no IPv6; it has 127.0.0.1
+				}
 				t.Skipf("needs an address of this family: %v", err)
 			} else {
 				_ = l.Close()
