@@ -68,6 +68,9 @@ var edges = []struct {
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
+	{"internal/chart", nil, "a figure is numbers and words: it knows nothing of what was measured"},
+	{"sim/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
+
 	{"internal/bench", nil, "medians and tables know nothing of what is measured"},
 	{"internal/bench/peer", []string{"internal/bench", "internal/sys"}, "those we are compared with must not be able to use a part of ours"},
 	{"internal/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace/...", "internal/bench/..."}, "it measures each part by itself and all of them together; devices and engines come from cmd"},

@@ -31,6 +31,7 @@ var places = []struct {
 	{"golang.org/x/sys", []string{"internal/...", "io/...", "rdma/..."}, "the kernel is met in backends, providers and internal/sys; what is above them runs anywhere"},
 	{"github.com/vishvananda/netlink", []string{"internal/netlab"}, "interfaces are made and changed in the test lab alone; the product reads them"},
 	{"github.com/vishvananda/netns", []string{"internal/netlab"}, "it goes with netlink"},
+	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one look, and what computes them needs no fonts"},
 	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},
