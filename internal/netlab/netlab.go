@@ -17,8 +17,8 @@ import (
 
 // Lab is some namespaces and the links between them.
 type Lab struct {
-	namespaces []*Namespace
-	links      int
+	namespaces      []*Namespace
+	links, switches int
 }
 
 // Namespace is a network of its own: with a loopback interface, and one
@@ -35,16 +35,35 @@ type End struct {
 	Namespace *Namespace
 	// Device is the interface's name in its namespace.
 	Device string
-	IP     netip.Addr
+	// Net is its address and network; invalid at a switch.
+	Net netip.Prefix
 }
 
-// Link joins two namespaces.
-type Link struct{ A, B End }
+// IP is the end's address.
+func (e End) IP() netip.Addr { return e.Net.Addr() }
+
+// Link joins two namespaces, or a namespace (A) and a switch (B).
+type Link struct {
+	A, B    End
+	classes []Class
+}
 
 // LinkOptions describe a link. The zero value is as fast as memory.
 type LinkOptions struct {
 	// RateBits limits each direction, in bits per second; 0: no limit.
 	RateBits uint64
+	// Classes divide a limited rate; packets of no class share the last one's part.
+	// None: first come, first served.
+	Classes []Class
+}
+
+// Class is a share of a link's rate (tc-htb(8)): what is not used by one class is
+// lent to the others, first to those that come before.
+type Class struct {
+	// DSCP of the packets, 0 to 63.
+	DSCP uint8
+	// Share of the rate that the class has for itself, in (0, 1).
+	Share float64
 }
 
 // Sizes of a link with a rate: what may go at once after a pause, and what waits
@@ -180,21 +199,30 @@ func (l *Lab) Link(a, b *Namespace, o LinkOptions) (*Link, error) {
 		x[3] += last
 		return netip.AddrFrom4(x)
 	}
-	k := &Link{A: End{a, a.nextDevice(), ip(1)}, B: End{b, b.nextDevice(), ip(2)}}
-	err := a.nl.LinkAdd(&netlink.Veth{
+	k := &Link{A: End{a, a.nextDevice(), netip.PrefixFrom(ip(1), 30)}, B: End{b, b.nextDevice(), netip.PrefixFrom(ip(2), 30)}}
+	return k, k.lay(o)
+}
+
+// lay makes the two interfaces of a link and waits until it carries.
+func (k *Link) lay(o LinkOptions) error {
+	k.classes = o.Classes
+	err := k.A.Namespace.nl.LinkAdd(&netlink.Veth{
 		LinkAttrs: netlink.LinkAttrs{Name: k.A.Device},
-		PeerName:  k.B.Device, PeerNamespace: netlink.NsFd(int(b.file.Fd())),
+		PeerName:  k.B.Device, PeerNamespace: netlink.NsFd(int(k.B.Namespace.file.Fd())),
 	})
 	if err == nil {
-		err = errors.Join(k.A.configure(o), k.B.configure(o))
+		err = errors.Join(k.A.configure(), k.B.configure())
+	}
+	if err == nil && o.RateBits > 0 {
+		err = k.SetRate(o.RateBits)
 	}
 	if err == nil {
 		err = k.await()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("netlab: link %s to %s: %w", a.name, b.name, err)
+		return fmt.Errorf("netlab: link %s to %s: %w", k.A.Namespace.name, k.B.Namespace.name, err)
 	}
-	return k, nil
+	return nil
 }
 
 // nextDevice names the namespace's next interface.
@@ -203,43 +231,111 @@ func (n *Namespace) nextDevice() string {
 	return fmt.Sprint("lab", n.devs-1)
 }
 
-// configure gives an end its address and rate, and sets it up.
-func (e End) configure(o LinkOptions) error {
-	dev, err := e.Namespace.nl.LinkByName(e.Device)
+// configure gives an end its address, if it has one, and sets it up.
+func (e End) configure() error {
+	dev, err := e.device()
 	if err != nil {
 		return err
 	}
-	addr, err := netlink.ParseAddr(e.IP.String() + "/30")
-	if err != nil {
-		return err
-	}
-	if err := e.Namespace.nl.AddrAdd(dev, addr); err != nil {
-		return err
-	}
-	if o.RateBits > 0 {
-		if err := e.limit(dev, o.RateBits/8); err != nil {
+	if e.Net.IsValid() {
+		addr, err := netlink.ParseAddr(e.Net.String())
+		if err != nil {
+			return err
+		}
+		if err := e.Namespace.nl.AddrAdd(dev, addr); err != nil {
 			return err
 		}
 	}
 	return e.Namespace.nl.LinkSetUp(dev)
 }
 
-// limit lets through rate bytes per second: a token bucket (tc-tbf(8)).
-func (e End) limit(dev netlink.Link, rate uint64) error {
-	err := e.Namespace.nl.QdiscReplace(&netlink.Tbf{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)},
-		Rate:       rate, Limit: queueBytes, Buffer: netlink.Xmittime(rate, burstBytes),
-	})
-	if err != nil {
-		return fmt.Errorf("limit %s to %d B/s (kernel module sch_tbf): %w", e.Device, rate, err)
+// device looks the interface up.
+func (e End) device() (netlink.Link, error) { return e.Namespace.nl.LinkByName(e.Device) }
+
+// SetRate limits each direction of the link anew, in bits per second.
+func (k *Link) SetRate(bits uint64) error {
+	for _, e := range []End{k.A, k.B} {
+		dev, err := e.device()
+		if err == nil && len(k.classes) > 0 {
+			err = e.share(dev, bits/8, k.classes)
+		} else if err == nil {
+			err = e.limit(dev, bits/8)
+		}
+		if err != nil {
+			return fmt.Errorf("netlab: %s of %s to %d bit/s (kernel modules sch_tbf, sch_htb, cls_u32): %w", e.Device, e.Namespace.name, bits, err)
+		}
 	}
 	return nil
+}
+
+// root is the handle of an interface's own queue.
+var root = netlink.MakeHandle(1, 0)
+
+// limit lets through rate bytes per second: a token bucket (tc-tbf(8)).
+func (e End) limit(dev netlink.Link, rate uint64) error {
+	return e.Namespace.nl.QdiscReplace(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: dev.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: root},
+		Rate:       rate, Limit: queueBytes, Buffer: netlink.Xmittime(rate, burstBytes),
+	})
+}
+
+// share divides rate bytes per second among classes (tc-htb(8)).
+func (e End) share(dev netlink.Link, rate uint64, classes []Class) error {
+	nl, index := e.Namespace.nl, dev.Attrs().Index
+	q := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Parent: netlink.HANDLE_ROOT, Handle: root})
+	q.Defcls = uint32(1 + len(classes))
+	if err := nl.QdiscReplace(q); err != nil {
+		return err
+	}
+	class := func(parent uint32, minor int, rate, most uint64, prio int) error {
+		return nl.ClassReplace(netlink.NewHtbClass(
+			netlink.ClassAttrs{LinkIndex: index, Parent: parent, Handle: netlink.MakeHandle(1, uint16(minor))},
+			netlink.HtbClassAttrs{Rate: rate * 8, Ceil: most * 8, Prio: uint32(prio), Quantum: burstBytes, Buffer: burstBytes, Cbuffer: burstBytes},
+		))
+	}
+	whole := netlink.MakeHandle(1, 1)
+	if err := class(root, 1, rate, rate, 0); err != nil {
+		return err
+	}
+	for i, c := range classes {
+		minor := 2 + i
+		if err := class(whole, minor, max(uint64(float64(rate)*c.Share), 1), rate, i); err != nil {
+			return err
+		}
+		err := nl.FilterReplace(&netlink.U32{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: root, Priority: uint16(minor), Protocol: unix.ETH_P_IP},
+			ClassId:     netlink.MakeHandle(1, uint16(minor)),
+			// The second byte of an IPv4 header is DSCP and two bits of ECN.
+			Sel: &netlink.TcU32Sel{Flags: netlink.TC_U32_TERMINAL, Nkeys: 1, Keys: []netlink.TcU32Key{{Mask: 0x00fc0000, Val: uint32(c.DSCP) << 18}}},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Counters are what an interface has carried since it was made, in bytes with
+// their headers.
+type Counters struct{ ReceivedBytes, SentBytes uint64 }
+
+// Counters returns those of A.
+func (k *Link) Counters() (Counters, error) {
+	dev, err := k.A.device()
+	if err != nil {
+		return Counters{}, fmt.Errorf("netlab: %s of %s: %w", k.A.Device, k.A.Namespace.name, err)
+	}
+	s := dev.Attrs().Statistics
+	if s == nil {
+		return Counters{}, fmt.Errorf("netlab: %s of %s: the kernel gives no counters", k.A.Device, k.A.Namespace.name)
+	}
+	return Counters{s.RxBytes, s.TxBytes}, nil
 }
 
 // SetUp takes the link up, or down as if its cable had been pulled at A: both
 // ends lose their carrier, and packets under way.
 func (k *Link) SetUp(up bool) error {
-	dev, err := k.A.Namespace.nl.LinkByName(k.A.Device)
+	dev, err := k.A.device()
 	if err == nil && up {
 		if err = k.A.Namespace.nl.LinkSetUp(dev); err == nil {
 			err = k.await()
@@ -262,7 +358,7 @@ func (k *Link) await() error {
 	deadline := time.Now().Add(carrierMax)
 	for _, e := range []End{k.A, k.B} {
 		for {
-			dev, err := e.Namespace.nl.LinkByName(e.Device)
+			dev, err := e.device()
 			if err != nil {
 				return err
 			}

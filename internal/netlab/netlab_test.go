@@ -75,7 +75,7 @@ func TestLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	var listener net.Listener
-	if err := b.Do(func() (err error) { listener, err = net.Listen("tcp", k.B.IP.String()+":0"); return err }); err != nil {
+	if err := b.Do(func() (err error) { listener, err = net.Listen("tcp", k.B.IP().String()+":0"); return err }); err != nil {
 		t.Fatal(err)
 	}
 	defer listener.Close()

@@ -239,7 +239,7 @@ func startWorker(t *testing.T, ns *netlab.Namespace, role, desc string, ends ...
 	t.Helper()
 	var nics []string
 	for _, e := range ends {
-		nics = append(nics, fmt.Sprintf("%s,%v", e.Device, e.IP))
+		nics = append(nics, fmt.Sprintf("%s,%v", e.Device, e.IP()))
 	}
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), labRole+"="+role, labNICs+"="+strings.Join(nics, " "), labDesc+"="+desc)
