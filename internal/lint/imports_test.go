@@ -44,6 +44,11 @@ var edges = []struct {
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
 	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
 
+	{"sim", nil, "the kernel is time, order and chance; it knows nothing of what happens in it"},
+	{"sim/flow", []string{"sim"}, "a network knows the clock, not what its flows carry"},
+	{"sim/workload", []string{"kv", "internal/trace"}, "lengths and times, for simulated and real clusters alike"},
+	{"sim/agentic", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production planner, and nothing that does I/O"},
+
 	{"rdma/topo", nil, "it says what is there, to providers and to people, and so knows no provider"},
 	{"rdma/topo/topotest", nil, "it writes files; a description that knew package topo would agree with its mistakes"},
 	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
