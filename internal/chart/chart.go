@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"image/color"
@@ -361,4 +362,19 @@ func style(i int, dashed bool) draw.LineStyle {
 		s.Dashes = append(s.Dashes, vg.Points(1+float64(i/len(palette))), vg.Points(2))
 	}
 	return s
+}
+
+// MarshalJSON writes null for a gap, which JSON has no number for.
+func (s Series) MarshalJSON() ([]byte, error) {
+	y := make([]*float64, len(s.Y))
+	for i := range y {
+		if !math.IsNaN(s.Y[i]) {
+			y[i] = &s.Y[i]
+		}
+	}
+	type plain Series // without this method
+	return json.Marshal(struct {
+		plain
+		Y []*float64 `json:"y"`
+	}{plain(s), y})
 }

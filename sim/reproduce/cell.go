@@ -1,0 +1,150 @@
+package reproduce
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+
+	"github.com/penstock-kv/penstock/internal/chart"
+)
+
+// NoteAbove is the deviation from the published value, as a share of it, above
+// which a cell must explain itself.
+const NoteAbove = 0.05
+
+// Cell is one number of a table.
+type Cell struct {
+	// ID is the oracle's name of the number ("PF-5", "NK-A1"), or "".
+	ID string
+	// Name says what the number is; it is unique within its table.
+	Name string
+	// Unit is "s", "req/s", "%", …; "" for a ratio; UnitHolds for a statement.
+	Unit string
+	// Paper is the published value; NaN: none.
+	Paper float64
+	// Ours is what was computed or simulated. Low to High, ends included, is
+	// where it is accepted; either may be infinite.
+	Ours, Low, High float64
+	// Std is the standard deviation of Ours over the seeds; 0: none.
+	Std float64
+	// Note explains a deviation from Paper.
+	Note string
+}
+
+// UnitHolds is the unit of a statement: 1 where it holds, 0 where it does not.
+const UnitHolds = "holds"
+
+// Near is a cell whose value is accepted within tolerance, a share, of the
+// published one.
+func Near(id, name, unit string, paper, ours, tolerance float64) Cell {
+	d := math.Abs(paper) * tolerance
+	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: paper - d, High: paper + d}
+}
+
+// Within is a cell whose value is accepted from low to high. Without a published
+// value, paper is NaN.
+func Within(id, name, unit string, paper, ours, low, high float64) Cell {
+	return Cell{ID: id, Name: name, Unit: unit, Paper: paper, Ours: ours, Low: low, High: high}
+}
+
+// Holds is a statement that is accepted where it is true.
+func Holds(id, name string, holds bool) Cell {
+	c := Cell{ID: id, Name: name, Unit: UnitHolds, Paper: math.NaN(), Low: 1, High: 1}
+	if holds {
+		c.Ours = 1
+	}
+	return c
+}
+
+// Noted returns the cell with a note.
+func (c Cell) Noted(format string, args ...any) Cell {
+	c.Note = fmt.Sprintf(format, args...)
+	return c
+}
+
+// OK reports whether ours lies in the accepted range; NaN never does.
+func (c Cell) OK() bool { return c.Ours >= c.Low && c.Ours <= c.High }
+
+// Deviation is (ours - paper)/paper: 0.02 is 2 % above. NaN without a published
+// value, or where that is 0.
+func (c Cell) Deviation() float64 {
+	if c.Paper == 0 {
+		return math.NaN()
+	}
+	return (c.Ours - c.Paper) / math.Abs(c.Paper)
+}
+
+// NeedsNote reports whether the cell departs from the paper without saying why.
+func (c Cell) NeedsNote() bool {
+	if c.Note != "" || math.IsNaN(c.Paper) {
+		return false
+	}
+	return math.Abs(c.Deviation()) > NoteAbove || c.Paper < c.Low || c.Paper > c.High
+}
+
+// validate returns an error about a cell that says nothing.
+func (c Cell) validate() error {
+	switch {
+	case c.Name == "":
+		return fmt.Errorf("a cell (id %q) has no name", c.ID)
+	case math.IsNaN(c.Low) || math.IsNaN(c.High) || c.Low > c.High:
+		return fmt.Errorf("cell %q accepts %v to %v; it must be a range", c.Name, c.Low, c.High)
+	case math.IsInf(c.Low, -1) && math.IsInf(c.High, 1) && math.IsNaN(c.Paper):
+		return fmt.Errorf("cell %q accepts any value and has no published one: it asserts nothing", c.Name)
+	}
+	return nil
+}
+
+// cellJSON is a cell as programs read it: null for what is not there.
+type cellJSON struct {
+	ID        string   `json:"id,omitempty"`
+	Name      string   `json:"name"`
+	Unit      string   `json:"unit,omitempty"`
+	Paper     *float64 `json:"paper"`
+	Ours      *float64 `json:"ours"`
+	Std       *float64 `json:"std,omitempty"`
+	Low       *float64 `json:"low"`
+	High      *float64 `json:"high"`
+	Deviation *float64 `json:"deviation"`
+	OK        bool     `json:"ok"`
+	Note      string   `json:"note,omitempty"`
+}
+
+// MarshalJSON writes null for NaN and the infinities, which JSON does not have.
+func (c Cell) MarshalJSON() ([]byte, error) {
+	j := cellJSON{
+		ID: c.ID, Name: c.Name, Unit: c.Unit, Paper: finite(c.Paper), Ours: finite(c.Ours),
+		Low: finite(c.Low), High: finite(c.High), Deviation: finite(c.Deviation()), OK: c.OK(), Note: c.Note,
+	}
+	if c.Std != 0 {
+		j.Std = finite(c.Std)
+	}
+	return json.Marshal(j)
+}
+
+func finite(v float64) *float64 {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return nil
+	}
+	return &v
+}
+
+// Table is one table of a paper, or the numbers of one figure or paragraph.
+type Table struct {
+	Title string `json:"title"`
+	// Source names the place in the paper: "PrfaaS, Table 6".
+	Source string `json:"source"`
+	// Command reproduces this table alone.
+	Command string `json:"command,omitempty"`
+	// Text is a paragraph before the table: what was assumed.
+	Text  string `json:"text,omitempty"`
+	Cells []Cell `json:"cells"`
+}
+
+// Figure is one figure, with its data.
+type Figure struct {
+	// Name is the file's name without extension: "prfaas-fig5a".
+	Name  string      `json:"name"`
+	Title string      `json:"title"`
+	Chart chart.Chart `json:"chart"`
+}

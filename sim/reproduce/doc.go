@@ -1,0 +1,51 @@
+// Package reproduce puts the tables of the papers beside ours. A suite is one
+// paper: it runs the simulators and the closed forms and reports cells; each cell
+// has the published value, ours, and the range in which ours is accepted. It is
+// not a simulator and decides nothing; what it runs is the code of production.
+//
+//	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
+//	  netkv.go                   ├── Figure{Chart}   ├─ []Result ─┼── WriteMarkdown  docs/reproduction.md
+//	  prfaas.go                  ├── Progress        │            ├── WriteJSON      a program
+//	  dualpath.go                └── Each ── pool ───┘            └── SaveFigures    PNG, SVG
+//	  movethequery.go
+//
+// # Cells
+//
+//	Near(id, name, unit, paper, ours, tolerance)    ours within tolerance (a share) of the published value
+//	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
+//	Holds(id, name, what is true)                   a statement, such as an order
+//
+// A cell is out if ours lies outside Low..High: the reproduction then fails. A
+// cell that deviates from its published value by more than NoteAbove, or whose
+// accepted range leaves the published value out, must say why in its Note; one
+// that does not fails too. The note explains; it accepts nothing.
+//
+// # A suite
+//
+//	func NetKV() Suite {
+//		return Suite{Name: "netkv", Paper: "NetKV, …", Run: func(ctx context.Context, r *Report) error {
+//			path, err := r.Trace("mooncake_conversation_trace.jsonl.gz")  // or an error that says where it was looked for
+//			…
+//			ours := make([]float64, len(runs))
+//			err = r.Each(ctx, "Table II", len(runs), func(ctx context.Context, i int) error {
+//				ours[i], err = simulate(runs[i])                      // on a core of the pool
+//				…
+//			})
+//			r.Table(Table{Title: …, Source: "NetKV, Table II", Command: "penstock sim run …", Cells: …})
+//			return nil
+//		}}
+//	}
+//
+// Suites run at the same time; their Each share one pool of workers, and heavy work
+// belongs there. The order of tables and figures is that in which a suite
+// reports them, so a suite reports from its own goroutine, after Each.
+//
+// # Determinism
+//
+// A suite takes every seed from its own constants, so two runs give the same
+// cells; how long it took is printed and is in no document.
+//
+// # Locks
+//
+// Report has one mutex, around what was reported; no call is made under it.
+package reproduce

@@ -1,0 +1,184 @@
+package reproduce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Suite is the reproduction of one paper.
+type Suite struct {
+	// Name is what it is called by: "netkv".
+	Name string
+	// Paper is its title.
+	Paper string
+	// Run reports tables and figures. An error ends this suite alone.
+	Run func(ctx context.Context, r *Report) error
+}
+
+// Options say how suites are run.
+type Options struct {
+	// Workers is how many jobs of Each run at once, over all suites; 0: 1.
+	Workers int
+	// Traces are directories in which Trace looks, in this order.
+	Traces []string
+	// Progress is called as work is done, from several goroutines; nil: not.
+	Progress func(suite string, done, total int, what string)
+}
+
+// Report is what one suite hands in. Its methods may be called from several
+// goroutines.
+type Report struct {
+	suite string
+	opts  Options
+	slots chan struct{} // one of Workers is held while a job runs
+
+	mu      sync.Mutex
+	tables  []Table
+	figures []Figure
+	faults  []error // what was handed in and is no table or figure
+}
+
+// Result is what came of one suite.
+type Result struct {
+	Suite   string   `json:"suite"`
+	Paper   string   `json:"paper"`
+	Tables  []Table  `json:"tables"`
+	Figures []Figure `json:"figures,omitempty"`
+	// Err is why the suite ended early; nil: it did not.
+	Err error `json:"-"`
+	// Elapsed is how long it took on this machine.
+	Elapsed time.Duration `json:"-"`
+}
+
+// Run runs the suites at the same time and returns their results in the order
+// given. The error is ctx's, or about the options; what failed within a suite is
+// in its result.
+func Run(ctx context.Context, suites []Suite, opts Options) ([]Result, error) {
+	if opts.Workers < 0 {
+		return nil, fmt.Errorf("reproduce: %d workers; at least 1 is needed", opts.Workers)
+	}
+	slots := make(chan struct{}, max(1, opts.Workers))
+	results := make([]Result, len(suites))
+	var wg sync.WaitGroup
+	for i, s := range suites {
+		r := &Report{suite: s.Name, opts: opts, slots: slots}
+		wg.Go(func() {
+			start := time.Now()
+			err := s.Run(ctx, r)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			results[i] = Result{
+				Suite: s.Name, Paper: s.Paper, Tables: r.tables, Figures: r.figures,
+				Err: errors.Join(slices.Concat([]error{err}, r.faults)...), Elapsed: time.Since(start),
+			}
+		})
+	}
+	wg.Wait()
+	return results, ctx.Err()
+}
+
+// Table hands in one table.
+func (r *Report) Table(t Table) {
+	var faults []error
+	if t.Title == "" || t.Source == "" {
+		faults = append(faults, fmt.Errorf("reproduce: table %q of source %q: both must be given", t.Title, t.Source))
+	}
+	if len(t.Cells) == 0 {
+		faults = append(faults, fmt.Errorf("reproduce: table %q has no cells", t.Title))
+	}
+	seen := make(map[string]bool)
+	for _, c := range t.Cells {
+		if err := c.validate(); err != nil {
+			faults = append(faults, fmt.Errorf("reproduce: table %q: %w", t.Title, err))
+		}
+		if seen[c.Name] {
+			faults = append(faults, fmt.Errorf("reproduce: table %q has two cells %q", t.Title, c.Name))
+		}
+		seen[c.Name] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tables = append(r.tables, t)
+	r.faults = append(r.faults, faults...)
+}
+
+// Figure hands in one figure.
+func (r *Report) Figure(f Figure) {
+	err := f.Chart.Validate()
+	if err == nil && (f.Name == "" || filepath.Base(f.Name) != f.Name) {
+		err = fmt.Errorf("reproduce: figure %q: its name must be that of a file without extension", f.Name)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil && slices.ContainsFunc(r.figures, func(g Figure) bool { return g.Name == f.Name }) {
+		err = fmt.Errorf("reproduce: two figures are called %q", f.Name)
+	}
+	if err != nil {
+		r.faults = append(r.faults, err)
+		return
+	}
+	r.figures = append(r.figures, f)
+}
+
+// Progress says that done of total parts of what are done.
+func (r *Report) Progress(done, total int, what string) {
+	if r.opts.Progress != nil {
+		r.opts.Progress(r.suite, done, total, what)
+	}
+}
+
+// Trace returns the path of a trace file, or an error that says where it was
+// looked for.
+func (r *Report) Trace(name string) (string, error) {
+	for _, dir := range r.opts.Traces {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	if len(r.opts.Traces) == 0 {
+		return "", fmt.Errorf("reproduce: trace %s: no directory of traces is known; name one by PENSTOCK_TRACES", name)
+	}
+	return "", fmt.Errorf("reproduce: trace %s is in none of %q; name its directory by PENSTOCK_TRACES", name, r.opts.Traces)
+}
+
+// Each calls f for 0 to n-1, as many at once as the pool that all suites share
+// has workers, and reports progress. The first error ends it; jobs that run are
+// waited for. Each must not be called from within f.
+func (r *Report) Each(ctx context.Context, what string, n int, f func(ctx context.Context, i int) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	var mu sync.Mutex
+	done := 0
+	r.Progress(0, n, what)
+	for i := range n {
+		select {
+		case r.slots <- struct{}{}:
+		case <-ctx.Done():
+			if err := g.Wait(); err != nil {
+				return err
+			}
+			return ctx.Err()
+		}
+		g.Go(func() error {
+			defer func() { <-r.slots }()
+			if err := f(ctx, i); err != nil {
+				return fmt.Errorf("reproduce: %s, part %d of %d: %w", what, i+1, n, err)
+			}
+			mu.Lock()
+			done++
+			d := done
+			mu.Unlock()
+			r.Progress(d, n, what)
+			return nil
+		})
+	}
+	return g.Wait()
+}

@@ -1,0 +1,38 @@
+package reproduce
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Suites are all there are, in the order of the page.
+func Suites() []Suite {
+	return []Suite{}
+}
+
+// Find returns the suites of these names in the order of Suites; no name: all.
+func Find(names []string) ([]Suite, error) {
+	all := Suites()
+	if len(names) == 0 {
+		return all, nil
+	}
+	known := make([]string, len(all))
+	want := make(map[string]bool)
+	for _, n := range names {
+		want[n] = true
+	}
+	var out []Suite
+	for i, s := range all {
+		known[i] = s.Name
+		if want[s.Name] {
+			out = append(out, s)
+			delete(want, s.Name)
+		}
+	}
+	for _, n := range names {
+		if want[n] {
+			return nil, fmt.Errorf("no suite is called %q; there are %s", n, strings.Join(known, ", "))
+		}
+	}
+	return out, nil
+}
