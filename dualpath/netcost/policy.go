@@ -1,0 +1,183 @@
+package netcost
+
+import (
+	"errors"
+	"fmt"
+	"math"
+)
+
+// Policy is a rule by which a decode instance is chosen: NetKV, parts of it, and
+// the rules it is compared with (§VI-A).
+type Policy uint8
+
+const (
+	// Full is NetKV, Algorithm 1.
+	Full Policy = iota
+	// Static is Full without the congestion: the tier map, and the scheduler's own
+	// transfers.
+	Static
+	// TopoOnly is the tier map alone.
+	TopoOnly
+	// RoundRobin takes the next feasible one.
+	RoundRobin
+	// LoadAware minimises queue and first step.
+	LoadAware
+	// CacheAware maximises the hit; of equal ones the least loaded.
+	CacheAware
+	// CacheLoad maximises a weighted sum of hit and free batch: CLA* with tuned
+	// Weights, as routers score today.
+	CacheLoad
+
+	policies
+)
+
+var policyNames = [policies]string{"netkv", "static", "topo-only", "round-robin", "load-aware", "cache-aware", "cache-load"}
+
+// String returns the policy's name, as in configuration.
+func (p Policy) String() string {
+	if p < policies {
+		return policyNames[p]
+	}
+	return fmt.Sprintf("policy %d", uint8(p))
+}
+
+// ParsePolicy is the inverse of String.
+func ParsePolicy(s string) (Policy, error) {
+	for i, n := range policyNames {
+		if s == n {
+			return Policy(i), nil
+		}
+	}
+	return 0, fmt.Errorf("netcost: policy %q: it must be one of %v", s, policyNames)
+}
+
+// sees says which signals a policy of the NetKV family may read.
+func (p Policy) sees() signals { return signals{congestion: p == Full, own: p <= Static} }
+
+// Weights of CacheLoad. The paper's grid search found (1, 1) for chat and
+// retrieval, (1.5, 0.7) for long contexts (§VI-A).
+type Weights struct{ Cache, Load float64 }
+
+// Validate returns an error that names the first weight out of its range.
+func (w *Weights) Validate() error {
+	if !(w.Cache >= 0 && w.Load >= 0 && w.Cache+w.Load > 0) || math.IsInf(w.Cache+w.Load, 1) {
+		return fmt.Errorf("netcost: weights cache %v and load %v: both must be finite, none negative, and not both 0", w.Cache, w.Load)
+	}
+	return nil
+}
+
+// ErrNoRoom: no candidate has the memory for the request. It is rejected, or tried
+// again when something was freed.
+var ErrNoRoom = errors.New("netcost: no decode instance has the memory for the request's KV")
+
+// Intent is what a scheduler may tell the operator of a transfer it is about to
+// begin (§III-E).
+type Intent[K comparable] struct {
+	Request  uint64
+	From, To K
+	Tier     Tier
+	Bytes    float64
+	Priority int
+}
+
+// Decision is a choice: Index into the candidates, what it costs, and the transfer
+// that follows. Whoever carries it out calls Begin with it, and End when the
+// transfer is complete.
+type Decision[K comparable] struct {
+	Index  int
+	Cost   Cost
+	Intent Intent[K]
+}
+
+// Chooser chooses decode instances by one policy. It is not safe for concurrent
+// use.
+type Chooser[K comparable] struct {
+	policy  Policy
+	weights Weights
+	oracle  *Oracle[K]
+	// last is the index of the last choice.
+	last int
+}
+
+// NewChooser returns a chooser; the weights are CacheLoad's, zero: (1, 1).
+func NewChooser[K comparable](p Policy, w Weights, o *Oracle[K]) (*Chooser[K], error) {
+	if p >= policies {
+		return nil, fmt.Errorf("netcost: %v; it must be one of %v", p, policyNames)
+	}
+	if w == (Weights{}) {
+		w = Weights{1, 1}
+	}
+	if err := w.Validate(); err != nil {
+		return nil, err
+	}
+	return &Chooser[K]{policy: p, weights: w, oracle: o, last: -1}, nil
+}
+
+// Choose returns the policy's choice for r; ErrNoRoom if none is feasible. It is
+// O(len(candidates)) and allocates nothing.
+func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[K], error) {
+	if err := r.Validate(); err != nil {
+		return Decision[K]{}, err
+	}
+	best := Decision[K]{Index: -1}
+	var least rank
+	for i := range candidates {
+		// From the one behind the last choice, going round: the first of equals.
+		at := (c.last + 1 + i) % len(candidates)
+		d := &candidates[at]
+		cost := c.oracle.cost(r, d, c.policy.sees())
+		if !cost.Feasible {
+			continue
+		}
+		if k := c.rank(r, d, &cost); best.Index < 0 || k.before(least) {
+			best.Index, best.Cost, least = at, cost, k
+		}
+		if c.policy == RoundRobin {
+			break
+		}
+	}
+	if best.Index < 0 {
+		return Decision[K]{}, ErrNoRoom
+	}
+	c.last = best.Index
+	best.Intent = Intent[K]{
+		Request: r.ID, From: r.From, To: candidates[best.Index].ID,
+		Tier: best.Cost.Tier, Bytes: best.Cost.Bytes, Priority: r.Priority,
+	}
+	return best, nil
+}
+
+// Begin counts the transfer that follows a decision.
+func (c *Chooser[K]) Begin(i *Intent[K]) { c.oracle.Begin(i.From, i.Tier) }
+
+// End counts its end.
+func (c *Chooser[K]) End(i *Intent[K]) { c.oracle.End(i.From, i.Tier) }
+
+// rank orders candidates: the smaller first, then the one with fewer requests.
+type rank struct {
+	value    float64
+	requests int
+}
+
+// before reports whether a goes before b.
+func (a rank) before(b rank) bool {
+	return a.value < b.value || (a.value == b.value && a.requests < b.requests)
+}
+
+// rank is what the policy minimises.
+func (c *Chooser[K]) rank(r *Request[K], d *Candidate[K], cost *Cost) rank {
+	k := rank{requests: d.Queued + d.Batch}
+	switch c.policy {
+	case RoundRobin:
+		k.requests = 0
+	case LoadAware:
+		k.value = cost.Queue + cost.Decode
+	case CacheAware:
+		k.value = -float64(d.Hit)
+	case CacheLoad:
+		k.value = -c.weights.Cache*float64(d.Hit)/float64(r.Tokens) + c.weights.Load*float64(k.requests)/float64(c.oracle.model.MaxBatch)
+	default:
+		k.value = cost.Total()
+	}
+	return k
+}
