@@ -20,7 +20,7 @@ import (
 // of standard output that it is ready and ends when its standard input does.
 func newBenchChild(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "child", Short: "The other side of a benchmark", Hidden: true}
-	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w), newBenchRDMASink(w))
+	return noun(cmd, newBenchFill(w), newBenchStream(w), newBenchSink(w), newBenchRDMASink(w), newBenchSockets(w))
 }
 
 // ready tells the parent, and waits until it wants the child to end.
@@ -75,25 +75,44 @@ func newBenchStream(w world) *cobra.Command {
 	cmd := &cobra.Command{Use: "stream", Short: "Serve bytes through a gRPC stream", Args: args(cobra.NoArgs)}
 	cmd.Flags().IntVar(&blockBytes, "block-bytes", 1<<20, "of an answer")
 	cmd.Flags().IntVar(&bytes, "bytes", 64<<20, "of all blocks")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
-		memory, err := arena.New(arena.Options{SizeBytes: int64(bytes)})
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, memory.Close()) }()
-		ctx, cancel := context.WithCancel(cmd.Context())
-		defer cancel()
-		told := make(chan error, 1)
-		err = peer.ServeStream(ctx, memory.Bytes()[:bytes], blockBytes, func(addr string) {
-			go func() {
-				defer cancel()
-				told <- w.ready(ctx, addr)
-			}()
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return w.serveMemory(cmd.Context(), bytes, func(ctx context.Context, memory []byte, ready func(string)) error {
+			return peer.ServeStream(ctx, memory, blockBytes, ready)
 		})
-		cancel()
-		return errors.Join(err, <-told)
 	}
 	return cmd
+}
+
+// newBenchSockets lets bare sockets fill memory.
+func newBenchSockets(w world) *cobra.Command {
+	cmd := &cobra.Command{Use: "sockets", Short: "Let bare sockets fill memory", Args: args(cobra.NoArgs)}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return w.serveMemory(cmd.Context(), suite.SinkBytes, peer.ServeSockets)
+	}
+	return cmd
+}
+
+// serveMemory lets serve do with so many bytes of memory what it does, until the
+// parent wants this process to end.
+func (w world) serveMemory(ctx context.Context, bytes int, serve func(ctx context.Context, memory []byte, ready func(addr string)) error) (err error) {
+	memory, err := arena.New(arena.Options{SizeBytes: int64(bytes)})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, memory.Close()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	told := make(chan error, 1)
+	told <- nil // unless ready is called
+	err = serve(ctx, memory.Bytes()[:bytes], func(addr string) {
+		<-told
+		go func() {
+			defer cancel()
+			told <- w.ready(ctx, addr)
+		}()
+	})
+	cancel()
+	return errors.Join(err, <-told)
 }
 
 // newBenchSink offers memory to the parent's transfer engine.

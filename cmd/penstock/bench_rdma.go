@@ -29,7 +29,7 @@ const rdmaConns = 4
 func rdmaProviders() map[string]suite.RDMAOptions {
 	const nearPeak = 0.9
 	all := map[string]suite.RDMAOptions{
-		"tcp":    {Open: openTCP, Yardstick: iperfYardstick, Conns: rdmaConns, Fraction: nearPeak},
+		"tcp":    {Open: openTCP, Yardstick: iperfYardstick, Conns: rdmaConns, Fraction: nearPeak, Sockets: true},
 		"shm":    {Open: openSHM, Yardstick: copyYardstick, Shared: true},
 		"verbs":  {Open: openVerbs, Yardstick: verbsYardstick, Fraction: nearPeak, NotRun: verbsMissing()},
 		"fabric": {Open: openFabric, Yardstick: fabricYardstick, Fraction: nearPeak, NotRun: fabricMissing()},
@@ -59,7 +59,7 @@ func newBenchRDMA(w world, f *benchFlags) *cobra.Command {
 		Short: "One-sided writes against the hardware's own benchmark",
 		Long: `Write from this process into another's memory through a transfer engine, single
 writes and paged ones of 1 KiB to 32 MiB, by turns with what the same hardware is
-measured with: iperf3 (tcp), copying (shm), ib_write_bw (verbs), fi_rma_bw or, without
+measured with: iperf3 and bare sockets over the same memory (tcp), copying (shm), ib_write_bw (verbs), fi_rma_bw or, without
 fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 		Args: args(cobra.NoArgs),
 	}
@@ -197,9 +197,19 @@ func iperfYardstick(context.Context) (suite.Yardstick, error) {
 	if err != nil {
 		return suite.Yardstick{}, err
 	}
-	return suite.Yardstick{Name: "iperf3", Close: i.Close, Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
-		return i.Run(ctx, rdmaConns, 1<<20, d)
-	}}, nil
+	return suite.Yardstick{
+		Name: "iperf3", Close: i.Close,
+		Turn: func(ctx context.Context, d time.Duration, l suite.Load) (bench.Sample, error) {
+			if l.InFlight() >= rdmaConns<<20 {
+				return i.Run(ctx, peer.IperfLoad{Conns: rdmaConns, WriteBytes: 1 << 20}, d)
+			}
+			// iperf3 waits for no answer; a window is how it has less in flight.
+			conns := min(l.Depth, rdmaConns)
+			window := l.InFlight() / int64(conns)
+			return i.Run(ctx, peer.IperfLoad{Conns: conns, WriteBytes: min(l.Bytes, window), WindowBytes: window}, d)
+		},
+		Notes: []string{"iperf3 has 4 connections and 1 MiB a write; where less than 4 MiB is in flight, one for each write and a window of what is in flight (at least 64 KiB)"},
+	}, nil
 }
 
 // copyYardstick copies between two arenas in this process.
@@ -215,7 +225,7 @@ func copyYardstick(context.Context) (suite.Yardstick, error) {
 	return suite.Yardstick{
 		Name: "copy", Close: func() error { return errors.Join(from.Close(), to.Close()) },
 		Notes: []string{"copy is one goroutine copying 1 MiB after 1 MiB between two arenas of its own"},
-		Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
+		Turn: func(ctx context.Context, d time.Duration, _ suite.Load) (bench.Sample, error) {
 			return peer.Copy(ctx, to.Bytes()[:suite.SinkBytes], from.Bytes()[:suite.SinkBytes], 1<<20, d)
 		},
 	}, nil
@@ -230,7 +240,7 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	if d := verbsDevices(); len(d) > 0 {
 		device = d[0]
 	}
-	return suite.Yardstick{Name: "ib_write_bw", Close: nothingToClose, Turn: func(ctx context.Context, d time.Duration) (bench.Sample, error) {
+	return suite.Yardstick{Name: "ib_write_bw", Close: nothingToClose, Turn: func(ctx context.Context, d time.Duration, _ suite.Load) (bench.Sample, error) {
 		return peer.IBWrite(ctx, device, d)
 	}}, nil
 }
@@ -240,7 +250,7 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 // provider net.
 func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	if peer.Installed("fi_rma_bw", "fabtests") == "" {
-		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration) (bench.Sample, error) {
+		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration, _ suite.Load) (bench.Sample, error) {
 			return peer.FabricRMA(ctx, fabricProvider)
 		}}, nil
 	}
@@ -249,7 +259,8 @@ func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 		return suite.Yardstick{}, err
 	}
 	return suite.Yardstick{
-		Name: "loop in C", Close: l.Close, Turn: l.Run,
+		Name: "loop in C", Close: l.Close,
+		Turn:  func(ctx context.Context, d time.Duration, _ suite.Load) (bench.Sample, error) { return l.Run(ctx, d) },
 		Notes: []string{"the loop in C writes 1 MiB after 1 MiB with 16 under way, between two processes, as fi_rma_bw (fabtests, not installed) does"},
 	}, nil
 }

@@ -1,6 +1,6 @@
 // Package peer starts and asks the programs that Penstock is compared with: fio
-// for the disk, iperf3 for the network, Redis and a gRPC byte stream for serving
-// bytes from memory. Each gets what is best for it: huge pages, the same
+// for the disk, iperf3 and bare sockets for the network, Redis and a gRPC byte
+// stream for serving bytes from memory. Each gets what is best for it: huge pages, the same
 // congestion control, a client that reads straight into its destination.
 //
 // It measures nothing of ours and decides nothing: package suite puts the samples

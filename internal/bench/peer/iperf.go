@@ -34,13 +34,25 @@ func StartIperf() (*Iperf, error) {
 	return &Iperf{p, port}, nil
 }
 
-// Run sends over conns connections for about d (whole seconds), writes of the
-// given size, and returns the rate in GiB/s and the processor time of both ends.
-func (i *Iperf) Run(ctx context.Context, conns int, writeBytes int64, d time.Duration) (bench.Sample, error) {
-	seconds := max(1, int(d.Round(time.Second)/time.Second))
-	// iperf3 takes no writes above 1 MiB.
-	out, err := exec.CommandContext(ctx, "iperf3", "-c", "127.0.0.1", "-p", strconv.Itoa(i.port), "-P", strconv.Itoa(conns),
-		"-C", Congestion, "-l", strconv.FormatInt(min(writeBytes, 1<<20), 10), "-t", strconv.Itoa(seconds), "-J").Output()
+// IperfLoad is what iperf3 sends: over Conns connections, writes of WriteBytes,
+// at most 1 MiB. WindowBytes, unless 0, bounds what a connection has in flight; the
+// kernel makes it 64 KiB at least and takes up to twice of it.
+type IperfLoad struct {
+	Conns                   int
+	WriteBytes, WindowBytes int64
+}
+
+// Run sends for about d (whole seconds), and returns the rate in GiB/s and the
+// processor time of both ends.
+func (i *Iperf) Run(ctx context.Context, l IperfLoad, d time.Duration) (bench.Sample, error) {
+	args := []string{
+		"-c", "127.0.0.1", "-p", strconv.Itoa(i.port), "-P", strconv.Itoa(l.Conns), "-C", Congestion,
+		"-l", strconv.FormatInt(min(l.WriteBytes, 1<<20), 10), "-t", strconv.Itoa(wholeSeconds(d)), "-J",
+	}
+	if l.WindowBytes > 0 {
+		args = append(args, "-w", strconv.FormatInt(max(l.WindowBytes, 64<<10), 10))
+	}
+	out, err := exec.CommandContext(ctx, "iperf3", args...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("iperf3: %w: %.300s", err, out)
 	}

@@ -1,7 +1,9 @@
 package peer
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"os"
 	"slices"
 	"testing"
@@ -93,6 +95,54 @@ func TestStream(t *testing.T) {
 	cancel()
 	if err := <-served; err != nil {
 		t.Errorf("ServeStream: %v", err)
+	}
+}
+
+// TestSockets: each connection fills its own part of the memory, from front to
+// end and again, and one that asks for what is not there is closed.
+func TestSockets(t *testing.T) {
+	const conns, unit = 3, 70_000
+	source, target := make([]byte, 1_000_000), make([]byte, 1_000_000)
+	for i := range source {
+		source[i] = byte(1 + i%251)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	addr, served := make(chan string, 1), make(chan error, 1)
+	go func() { served <- ServeSockets(ctx, target, func(a string) { addr <- a }) }()
+	at := <-addr
+	s, err := DialSockets(t.Context(), at, source, conns, unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	length := len(source) / conns
+	written := length / unit * unit
+	for i := range conns {
+		for range length/unit + 1 { // once more than fits: from the front again
+			if n, err := s.Write(i); n != unit || err != nil {
+				t.Fatalf("connection %d: wrote %d, %v", i, n, err)
+			}
+		}
+	}
+	for i := range conns {
+		from := i * length
+		if !bytes.Equal(target[from:from+written], source[from:from+written]) || target[from+written] != 0 {
+			t.Errorf("connection %d: its part is not what was sent, or more than that", i)
+		}
+	}
+	big := make([]byte, 2*len(source))
+	greedy, err := DialSockets(t.Context(), at, big, 1, unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := greedy.Write(0); err == nil {
+		t.Error("a part larger than the memory was filled")
+	}
+	if _, err := DialSockets(t.Context(), at, source, conns, len(source)); err == nil {
+		t.Error("units larger than a part were taken")
+	}
+	cancel()
+	if err := errors.Join(<-served, s.Close(), greedy.Close()); err != nil {
+		t.Error(err)
 	}
 }
 

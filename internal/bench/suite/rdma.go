@@ -34,6 +34,9 @@ type RDMAOptions struct {
 	// Fraction of the yardstick that is asked for where writes are large or paged;
 	// 0: nothing is.
 	Fraction float64
+	// Sockets: the provider is sockets, so that bare ones over the same memory take
+	// part, of which SocketsFraction is asked for where Fraction is.
+	Sockets bool
 	// Quick leaves out what lies between the smallest and the largest.
 	Quick bool
 }
@@ -55,12 +58,27 @@ type EngineOptions struct {
 // Yardstick is the hardware's own benchmark.
 type Yardstick struct {
 	Name string
-	// Turn measures for about d.
-	Turn func(ctx context.Context, d time.Duration) (bench.Sample, error)
+	// Turn measures for about d, with no more in flight than the load has.
+	Turn func(ctx context.Context, d time.Duration, l Load) (bench.Sample, error)
 	// Notes say in what it differs from our work.
 	Notes []string
 	Close func() error
 }
+
+// Load is what a row has in flight: Depth operations of Bytes.
+type Load struct {
+	Bytes int64
+	Depth int
+}
+
+// InFlight is how many bytes that are.
+func (l Load) InFlight() int64 { return l.Bytes * int64(l.Depth) }
+
+// SocketsFraction is what is asked of an engine over sockets, of bare ones.
+const SocketsFraction = 0.95
+
+// socketsName is the bare sockets.
+const socketsName = "bare sockets"
 
 // Names of the metrics that only this suite has.
 const (
@@ -77,6 +95,15 @@ type rdmaRow struct {
 	depth int   // writes in flight
 	// saturates: large enough that the yardstick's rate is asked for.
 	saturates bool
+}
+
+func (row rdmaRow) load() Load { return Load{row.bytes, row.depth} }
+
+// spread is over how many of conns connections bare sockets carry what is in
+// flight: pieces of 1 MiB, as the engine cuts them, and one at least for each
+// operation.
+func (l Load) spread(conns int) int {
+	return max(1, min(conns, max(l.Depth, int(l.InFlight()/mib))))
 }
 
 func (row rdmaRow) String() string {
@@ -188,6 +215,14 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, to.close(ctx)) }()
 	s.setup("%s", to.engine.Info().Detail)
+	var bare *peer.Child
+	if s.opts.Sockets {
+		if bare, err = peer.StartChild(s.Exe, nil, "bench", "child", "sockets"); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, bare.Close()) }()
+		s.setup("%s: as many connections between the same memory of two processes, and nothing else; iperf3's two buffers stay in the cache", socketsName)
+	}
 	for _, row := range rows {
 		target := bench.Target{}
 		if row.saturates && s.opts.Fraction > 0 {
@@ -200,9 +235,12 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 		}}
 		if s.yard.Turn != nil {
 			c.Contenders = append(c.Contenders, bench.Contender{Name: s.yard.Name, Turn: func(ctx context.Context) (bench.Sample, error) {
-				return s.yard.Turn(ctx, s.Turn)
+				return s.yard.Turn(ctx, s.Turn, row.load())
 			}})
 			c.Measures = append(c.Measures, bench.Ratio("rate, of "+s.yard.Name, bench.Rate, oursName, s.yard.Name, target))
+		}
+		if bare != nil {
+			s.addSockets(&c, bare, row)
 		}
 		if row.page > 0 {
 			c.Measures = append(c.Measures, bench.Figure("pages", "/s", pagesMetric, oursName, bench.Target{}))
@@ -212,6 +250,31 @@ func (s *rdmaSuite) writes(ctx context.Context) (err error) {
 		}
 	}
 	return nil
+}
+
+// addSockets makes bare sockets take part in a row. Of processor time a busy
+// machine takes nothing away, so that its ratio stands beside the rate's.
+func (s *rdmaSuite) addSockets(c *bench.Comparison, bare *peer.Child, row rdmaRow) {
+	conns := row.load().spread(s.opts.Conns)
+	c.Contenders = append(c.Contenders, bench.Contender{Name: socketsName, Turn: func(ctx context.Context) (_ bench.Sample, err error) {
+		k, err := peer.DialSockets(ctx, bare.Ready, s.land.Bytes()[:landBytes], conns, int(row.load().InFlight())/conns)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, k.Close()) }()
+		return drive(ctx, s.Turn, conns, gi, []*peer.Process{bare.Process}, k.Write)
+	}})
+	target := bench.Target{}
+	if row.saturates {
+		target = bench.AtLeast(SocketsFraction)
+	}
+	c.Measures = append(c.Measures,
+		bench.Ratio("rate, of "+socketsName, bench.Rate, oursName, socketsName, target),
+		bench.Ratio("CPU, of "+socketsName, bench.CPU, oursName, socketsName, bench.Target{}),
+	)
+	if s.yard.Turn != nil {
+		c.Measures = append(c.Measures, bench.Ratio("rate of "+socketsName+", of "+s.yard.Name, bench.Rate, socketsName, s.yard.Name, bench.Target{}))
+	}
 }
 
 // stream is an engine that writes to one peer.

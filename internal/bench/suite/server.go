@@ -428,7 +428,7 @@ func (s *serverSuite) memoryPrefix(ctx context.Context, m model, node *served, n
 		Contenders: []bench.Contender{
 			{Name: oursName, Turn: s.prefixes(m, node, blocks)},
 			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
-				return s.iperf.Run(ctx, prefixConns, m.blockBytes, s.Turn)
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: prefixConns, WriteBytes: m.blockBytes}, s.Turn)
 			}},
 			{Name: streamName, Turn: s.streamReads(m, load{prefixConns, 4}, stream, blocks)},
 		},
@@ -515,7 +515,7 @@ func (s *serverSuite) memoryLoad(ctx context.Context, m model, l load, node *ser
 		Contenders: []bench.Contender{
 			{Name: oursName, Turn: s.reads(m, l, node, ns, blocks, true)},
 			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
-				return s.iperf.Run(ctx, l.conns, m.blockBytes, s.Turn)
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: l.conns, WriteBytes: m.blockBytes}, s.Turn)
 			}},
 			{Name: planeName, Turn: s.planeWrites(m, l, sink)},
 			{Name: streamName, Turn: s.streamReads(m, l, stream, blocks)},
@@ -697,7 +697,7 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 		Contenders: []bench.Contender{
 			{Name: oursName, Turn: s.reads(m, l, node, ns, int(bytes/m.blockBytes), false)},
 			{Name: iperfName, NotRun: s.notRun[iperfName], Turn: func(ctx context.Context) (bench.Sample, error) {
-				return s.iperf.Run(ctx, l.conns, m.blockBytes, s.Turn)
+				return s.iperf.Run(ctx, peer.IperfLoad{Conns: l.conns, WriteBytes: m.blockBytes}, s.Turn)
 			}},
 			{Name: fioName, NotRun: s.notRun[fioName], Turn: fio(shape{m.blockBytes, 0, l.depth()})},
 		},

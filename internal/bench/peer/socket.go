@@ -1,0 +1,153 @@
+package peer
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+)
+
+// The bare sockets: what moving the same bytes costs when there is nothing but
+// sockets. Each connection has a part of the source and the same part of the
+// destination, and goes through it again and again; the target answers one byte
+// when a unit is in place, and the next unit is sent then. No header, no key, no
+// bounds, nothing shared between connections. iperf3 is faster than that: it sends
+// one hot buffer into another, and no memory is read or written behind them.
+//
+//	connection:  at 8 | length 8 | unit 8      the part, and what is answered, in bytes
+//	then:        unit bytes ──►   ◄── 1 byte   again and again, from front to end of the part
+
+// socketPieceBytes is what one write takes, as the transfer engine's.
+const socketPieceBytes = 1 << 20
+
+// socketHello is the size of what a connection begins with.
+const socketHello = 24
+
+// ServeSockets lets connections fill memory until ctx ends. It calls ready with
+// its address.
+func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) error {
+	l, err := listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	ready(l.Addr().String())
+	var running sync.WaitGroup
+	defer running.Wait()
+	for {
+		c, err := l.Accept()
+		if ctx.Err() != nil {
+			if err == nil {
+				err = c.Close()
+			}
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		running.Go(func() {
+			defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+			defer c.Close()
+			_ = fillFrom(c, memory) // the other end sees that the connection is closed
+		})
+	}
+}
+
+// fillFrom is the target's end of one connection.
+func fillFrom(c net.Conn, memory []byte) error {
+	var hello [socketHello]byte
+	if _, err := io.ReadFull(c, hello[:]); err != nil {
+		return err
+	}
+	at, length, unit := binary.LittleEndian.Uint64(hello[:]), binary.LittleEndian.Uint64(hello[8:]), binary.LittleEndian.Uint64(hello[16:])
+	if size := uint64(len(memory)); at > size || length > size-at || unit == 0 || unit > length {
+		return fmt.Errorf("units of %d bytes into %d at %d, of %d", unit, length, at, size)
+	}
+	part := memory[at : at+length]
+	for next := 0; ; {
+		place := unitAt(part, &next, int(unit))
+		if _, err := io.ReadFull(c, place); err != nil {
+			return err
+		}
+		if _, err := c.Write([]byte{0}); err != nil {
+			return err
+		}
+	}
+}
+
+// unitAt returns the next unit of part.
+func unitAt(part []byte, next *int, unit int) []byte {
+	if *next+unit > len(part) {
+		*next = 0
+	}
+	u := part[*next : *next+unit]
+	*next += unit
+	return u
+}
+
+// Sockets are connections to ServeSockets.
+type Sockets struct{ conns []socketConn }
+
+// socketConn is one of them, for one goroutine.
+type socketConn struct {
+	net.Conn
+	part []byte
+	next int
+	unit int
+}
+
+// DialSockets connects to memory of the same length as source, conns times, and
+// shares both among the connections; a unit is what one of them has in flight.
+func DialSockets(ctx context.Context, addr string, source []byte, conns, unitBytes int) (_ *Sockets, err error) {
+	s := &Sockets{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	length := len(source) / max(conns, 1)
+	if conns < 1 || unitBytes < 1 || unitBytes > length {
+		return nil, fmt.Errorf("bare sockets: %d connections with units of %d bytes, over %d", conns, unitBytes, len(source))
+	}
+	for i := range conns {
+		c, err := dial(ctx, addr)
+		if err != nil {
+			return nil, err
+		}
+		s.conns = append(s.conns, socketConn{Conn: c, part: source[i*length:][:length], unit: unitBytes})
+		hello := binary.LittleEndian.AppendUint64(nil, uint64(i*length))
+		hello = binary.LittleEndian.AppendUint64(hello, uint64(length))
+		if _, err := c.Write(binary.LittleEndian.AppendUint64(hello, uint64(unitBytes))); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// Write sends the next unit of connection i, and returns its size when it is in
+// place.
+func (s *Sockets) Write(i int) (int64, error) {
+	c := &s.conns[i]
+	for left := unitAt(c.part, &c.next, c.unit); len(left) > 0; {
+		n, err := c.Conn.Write(left[:min(len(left), socketPieceBytes)])
+		if err != nil {
+			return 0, err
+		}
+		left = left[n:]
+	}
+	var answer [1]byte
+	_, err := io.ReadFull(c, answer[:])
+	return int64(c.unit), err
+}
+
+// Close closes the connections.
+func (s *Sockets) Close() error {
+	var errs []error
+	for _, c := range s.conns {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
+}
