@@ -1,0 +1,218 @@
+package redistribute
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+// Sample is one measured round trip: bytes there and back together, and how long
+// it took in seconds.
+type Sample struct{ Bytes, Seconds float64 }
+
+// Fit is a straight line through samples: Intercept + bytes/Bandwidth.
+type Fit struct {
+	// Intercept in seconds, Bandwidth in bytes a second.
+	Intercept, Bandwidth float64
+	// MAPE is the mean absolute relative error over all samples, Amortised that over
+	// those whose bytes take longer than the intercept (the paper states both: Table
+	// 2); NaN if there are none.
+	MAPE, Amortised float64
+	// Outliers are the samples that the fit gave no weight: they are in no MAPE.
+	Samples, Outliers int
+}
+
+// Seconds is what the line says of bytes.
+func (f Fit) Seconds(bytes float64) float64 { return f.Intercept + bytes/f.Bandwidth }
+
+// Fabric splits the intercept: signal seconds are the round trip of an empty
+// signal, the rest is turnaround.
+func (f Fit) Fabric(name string, signal float64) Fabric {
+	out := Fabric{Name: name, Probe: min(signal, f.Intercept), Bandwidth: f.Bandwidth}
+	out.Turnaround = f.Intercept - out.Probe
+	if !math.IsNaN(f.Amortised) {
+		out.MAPE = f.Amortised
+	}
+	return out
+}
+
+// The biweight is zero beyond tukey times the scale of the residuals; with 4.685 it
+// is 95 % as efficient as least squares where the noise is normal (Huber, Robust
+// Statistics). A scale is 1.4826 times the median of the absolute residuals.
+const (
+	tukey       = 4.685
+	madToSigma  = 1.4826
+	maxSamples  = 1 << 20
+	fitRounds   = 50
+	fitAccuracy = 1e-12
+	// exact is the scale below which residuals are rounding.
+	exact = 1e-9
+)
+
+// Calibrate fits the affine model T = T_probe + bytes/BW (section 4.3) to measured
+// round trips by least squares of the relative error, robustly: it begins with the
+// median of the slopes between the medians of each size and gives samples far from
+// the line less weight, or none (Tukey's biweight), so that a tenth of them may be
+// anything. It wants at least three samples of at least two sizes, and times that
+// grow with the size.
+func Calibrate(samples []Sample) (Fit, error) {
+	if len(samples) < 3 || len(samples) > maxSamples {
+		return Fit{}, fmt.Errorf("redistribute: calibrate: %d samples; it takes between 3 and %d", len(samples), maxSamples)
+	}
+	for _, s := range samples {
+		if !(s.Bytes >= 0) || !(s.Seconds > 0) || math.IsInf(s.Bytes+s.Seconds, 0) {
+			return Fit{}, fmt.Errorf("redistribute: calibrate: a sample of %v bytes in %v s: leave it out; bytes are not negative, and times are positive", s.Bytes, s.Seconds)
+		}
+	}
+	at, slope, err := start(samples)
+	if err != nil {
+		return Fit{}, err
+	}
+	weights := make([]float64, len(samples))
+	residuals := make([]float64, len(samples))
+	for range fitRounds {
+		weigh(samples, at, slope, weights, residuals)
+		a, b := line(samples, weights)
+		moved := math.Abs(a-at) > fitAccuracy*math.Abs(a) || math.Abs(b-slope) > fitAccuracy*math.Abs(b)
+		at, slope = a, b
+		if !moved {
+			break
+		}
+	}
+	if !(slope > 0) {
+		return Fit{}, fmt.Errorf("redistribute: calibrate: the times do not grow with the size: measure larger transfers")
+	}
+	f := Fit{Intercept: at, Bandwidth: 1 / slope, Samples: len(samples)}
+	f.judge(samples, weights)
+	return f, nil
+}
+
+// start is the median slope between the medians of the sizes, and the median
+// intercept with it.
+func start(samples []Sample) (at, slope float64, err error) {
+	sizes := medians(samples)
+	if len(sizes) < 2 {
+		return 0, 0, fmt.Errorf("redistribute: calibrate: all samples are of %v bytes: vary the size", samples[0].Bytes)
+	}
+	// Neighbours and the two ends would do; all pairs of up to a few hundred sizes
+	// are cheap, of more every k-th size is taken.
+	const most = 256
+	if k := (len(sizes) + most - 1) / most; k > 1 {
+		var some []Sample
+		for i := 0; i < len(sizes); i += k {
+			some = append(some, sizes[i])
+		}
+		sizes = some
+	}
+	var slopes []float64
+	for i, a := range sizes {
+		for _, b := range sizes[i+1:] {
+			slopes = append(slopes, (b.Seconds-a.Seconds)/(b.Bytes-a.Bytes))
+		}
+	}
+	if slope = median(slopes); !(slope > 0) {
+		return 0, 0, fmt.Errorf("redistribute: calibrate: the times do not grow with the size (by %v s a byte in the median): measure larger transfers", slope)
+	}
+	intercepts := make([]float64, len(sizes))
+	for i, s := range sizes {
+		intercepts[i] = s.Seconds - slope*s.Bytes
+	}
+	return max(0, median(intercepts)), slope, nil
+}
+
+// medians are the median times of each size, by size.
+func medians(samples []Sample) []Sample {
+	sorted := slices.Clone(samples)
+	slices.SortFunc(sorted, func(a, b Sample) int {
+		switch {
+		case a.Bytes < b.Bytes:
+			return -1
+		case a.Bytes > b.Bytes:
+			return 1
+		}
+		return 0
+	})
+	var out []Sample
+	for len(sorted) > 0 {
+		n := 1
+		for n < len(sorted) && sorted[n].Bytes == sorted[0].Bytes {
+			n++
+		}
+		times := make([]float64, n)
+		for i, s := range sorted[:n] {
+			times[i] = s.Seconds
+		}
+		out = append(out, Sample{sorted[0].Bytes, median(times)})
+		sorted = sorted[n:]
+	}
+	return out
+}
+
+// median of values, which it sorts; the mean of the middle two of an even number.
+func median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	if n%2 == 1 {
+		return values[n/2]
+	}
+	return values[n/2-1]/2 + values[n/2]/2
+}
+
+// weigh fills weights: the biweight of each sample's relative residual.
+func weigh(samples []Sample, at, slope float64, weights, residuals []float64) {
+	for i, s := range samples {
+		residuals[i] = math.Abs((at+slope*s.Bytes)/s.Seconds - 1)
+		weights[i] = residuals[i]
+	}
+	cut := tukey * max(exact, madToSigma*median(residuals))
+	for i, r := range weights {
+		if u := r / cut; u < 1 {
+			weights[i] = (1 - u*u) * (1 - u*u)
+		} else {
+			weights[i] = 0
+		}
+	}
+}
+
+// line minimises sum w ((at + slope bytes)/seconds - 1)^2, neither negative.
+func line(samples []Sample, weights []float64) (at, slope float64) {
+	// Bytes are scaled to the largest, so that the sums are of one magnitude.
+	scale := 0.0
+	for _, s := range samples {
+		scale = max(scale, s.Bytes)
+	}
+	var xx, xy, yy, x1, y1 float64
+	for i, s := range samples {
+		w, x, y := weights[i], 1/s.Seconds, s.Bytes/scale/s.Seconds
+		xx, xy, yy, x1, y1 = xx+w*x*x, xy+w*x*y, yy+w*y*y, x1+w*x, y1+w*y
+	}
+	det := xx*yy - xy*xy
+	if det > 1e-12*xx*yy {
+		at, slope = (x1*yy-y1*xy)/det, (y1*xx-x1*xy)/det
+	}
+	// A negative constant is noise: the other explains all.
+	switch {
+	case slope <= 0 && xx > 0:
+		at, slope = x1/xx, 0
+	case at < 0 && yy > 0:
+		at, slope = 0, y1/yy
+	}
+	return at, slope / scale
+}
+
+// judge fills the errors from the samples with a weight.
+func (f *Fit) judge(samples []Sample, weights []float64) {
+	var all, large, kept, keptLarge float64
+	for i, s := range samples {
+		if weights[i] == 0 {
+			f.Outliers++
+			continue
+		}
+		e := math.Abs(f.Seconds(s.Bytes)/s.Seconds - 1)
+		all, kept = all+e, kept+1
+		if s.Bytes/f.Bandwidth > f.Intercept {
+			large, keptLarge = large+e, keptLarge+1
+		}
+	}
+	f.MAPE, f.Amortised = all/kept, large/keptLarge
+}

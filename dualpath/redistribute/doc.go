@@ -1,0 +1,33 @@
+// Package redistribute decides, for a request that must attend to a chunk of KV
+// which another instance holds, what is to move: the query to the cache (route),
+// the cache to the query (fetch), or nothing, the chunk being computed again
+// (local). It is the cost model and the predicate of "Move the Query, Not the
+// Cache" (arXiv 2606.01502, sections 4 to 8).
+//
+//	          requester                                   holder of c_t tokens
+//	route     Mq query rows ───── Mq·q bytes ──────────►  partial attention over what it holds
+//	          merge (o, m, ℓ)  ◄─ Mq·p bytes ───────────
+//	fetch     splice, attend   ◄─ c_t·b_KV·L bytes ──────  all layers in one transfer
+//	local     prefill c_t tokens, nothing crosses
+//
+//	T_route = probe + turnaround + M·Mq·(q+p)/BW + compute + merge  [+ host + row·Mq]
+//	T_fetch = c_t·b_KV·L/BW  + splice                     contiguous, at a new position
+//	        = c_t·b_KV·L/BW                               a prefix, where it was cached
+//	        = L·(M·holder + c_t·b_KV/BW)                  selected by an indexer, on M holders
+//	T_local = c_t·L·c
+//
+// The paper counts one round trip a decoding step for route and all layers for
+// fetch (section 4.2, and 5.4: "the holder runs the L-layer partial in place"). In
+// a model whose next query depends on this layer's output a step takes a round
+// trip for each attending layer: Request.Trips says how many are counted, 1 unless
+// told otherwise, and a decision for a real engine should be asked for both.
+//
+// Everything is pure: no clock, no state, no I/O. Times are in seconds, sizes in
+// bytes, bandwidths in bytes a second, as float64: a nanosecond would round what
+// the break-evens divide by. What the constants are on a fabric is measured
+// (`penstock fabric probe`) and fitted by Calibrate; those of the paper's Table 2
+// are in Fabrics. The attention itself, and the merge that makes route exact, are
+// in package attention.
+//
+// It does not know who holds what, and does not move anything.
+package redistribute

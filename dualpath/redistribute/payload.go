@@ -1,0 +1,106 @@
+package redistribute
+
+import "fmt"
+
+// Payload is what crosses a fabric, in bytes.
+type Payload struct {
+	// Query is one routed query row: q. Partial is the row that comes back, an
+	// output with its statistics: p, of which Stats bytes are the running maximum
+	// and the denominator.
+	Query, Partial, Stats int
+	// Token is one cached token in one layer: b_KV.
+	Token int
+	// Layers that attend: L.
+	Layers int
+}
+
+// statsBytes are the maximum and the denominator of one row, float32 each.
+const statsBytes = 8
+
+// MLA returns the payload of absorbed multi-head latent attention: query rows and
+// cached tokens are qk elements wide, outputs v, of element bytes each (section
+// 3.2).
+func MLA(qk, v, element, layers int) Payload {
+	return Payload{Query: qk * element, Partial: v*element + statsBytes, Stats: statsBytes, Token: qk * element, Layers: layers}
+}
+
+// DeepSeekV2Lite is the payload that the paper measures: 576 and 512 wide, bf16,
+// 27 layers.
+func DeepSeekV2Lite() Payload { return MLA(576, 512, 2, 27) }
+
+// Validate returns an error that names the first size out of its range.
+func (p Payload) Validate() error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"query row", p.Query}, {"partial row", p.Partial}, {"cached token", p.Token}, {"layers", p.Layers}} {
+		if f.value < 1 || f.value > 1<<30 {
+			return fmt.Errorf("redistribute: %s: %d; it must be between 1 and 2^30", f.name, f.value)
+		}
+	}
+	if p.Stats < 0 || p.Stats >= p.Partial {
+		return fmt.Errorf("redistribute: statistics of %d bytes in a partial row of %d: they must be fewer", p.Stats, p.Partial)
+	}
+	return nil
+}
+
+// RouteBytes is what crosses the fabric in one round trip of rows query rows to
+// each of holders.
+func (p Payload) RouteBytes(rows, holders int) float64 {
+	return float64(holders) * float64(rows) * float64(p.Query+p.Partial)
+}
+
+// LayerBytes is one layer of tokens cached tokens; ChunkBytes is all layers.
+func (p Payload) LayerBytes(tokens int) float64 { return float64(tokens) * float64(p.Token) }
+
+// ChunkBytes is what fetch moves for tokens cached tokens.
+func (p Payload) ChunkBytes(tokens int) float64 { return p.LayerBytes(tokens) * float64(p.Layers) }
+
+// BreakEvenRows is the number of query rows at which routing them moves as many
+// bytes as one layer of the chunk: c_t b_KV/(q+p) (section 5.2).
+func (p Payload) BreakEvenRows(tokens int) float64 {
+	return p.LayerBytes(tokens) / float64(p.Query+p.Partial)
+}
+
+// Saved is the share of one layer's bytes that routing does not move; negative
+// above BreakEvenRows.
+func (p Payload) Saved(rows, tokens int) float64 {
+	return 1 - p.RouteBytes(rows, 1)/p.LayerBytes(tokens)
+}
+
+// Rank is the payload of one of n tensor-parallel ranks whose instances cut the
+// latent in columns (section 8, "Tensor parallelism"): each rank ships its slice of
+// the query and gets its slice of the output. The statistics of a row are those of
+// the whole row and go to each rank, so that the bytes of a rank are 1/n and a few
+// more, and those of all ranks together the same and a few more.
+func (p Payload) Rank(n int) (Payload, error) {
+	if n < 1 || p.Query%n != 0 || p.Token%n != 0 || (p.Partial-p.Stats)%n != 0 {
+		return Payload{}, fmt.Errorf("redistribute: rows of %d and %d bytes and tokens of %d cannot be cut in %d equal slices: choose a degree that divides all three",
+			p.Query, p.Partial-p.Stats, p.Token, n)
+	}
+	p.Query, p.Token, p.Partial = p.Query/n, p.Token/n, (p.Partial-p.Stats)/n+p.Stats
+	return p, nil
+}
+
+// Pair says which columns of the latent a rank of the requester sends to a rank of
+// the holder: [Low, High).
+type Pair struct{ Requester, Holder, Low, High int }
+
+// PairRanks pairs the ranks of two instances that cut a latent of width columns in
+// equal slices. With equal degrees rank r meets rank r, and the all-reduce over
+// ranks stays inside each instance; otherwise each pair of ranks with columns in
+// common meets.
+func PairRanks(width, requester, holder int) ([]Pair, error) {
+	if requester < 1 || holder < 1 || width < 1 || width%requester != 0 || width%holder != 0 {
+		return nil, fmt.Errorf("redistribute: a latent of %d columns cannot be cut evenly over %d and %d ranks", width, requester, holder)
+	}
+	var out []Pair
+	wide, narrow := width/requester, width/holder
+	for at := 0; at < width; {
+		r, h := at/wide, at/narrow
+		end := min((r+1)*wide, (h+1)*narrow)
+		out = append(out, Pair{Requester: r, Holder: h, Low: at, High: end})
+		at = end
+	}
+	return out, nil
+}

@@ -1,0 +1,244 @@
+package redistribute
+
+import (
+	"fmt"
+	"math"
+)
+
+// Primitive is what moves.
+type Primitive uint8
+
+// In the order in which a tie is decided: the fewest bytes first.
+const (
+	Route Primitive = iota
+	Fetch
+	Local
+	primitives
+)
+
+var primitiveNames = [...]string{"route", "fetch", "local"}
+
+// String returns route, fetch or local.
+func (p Primitive) String() string {
+	if int(p) < len(primitiveNames) {
+		return primitiveNames[p]
+	}
+	return fmt.Sprintf("primitive %d", uint8(p))
+}
+
+// MarshalText writes String's word, for JSON.
+func (p Primitive) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// Reuse is how the requester attends to the chunk.
+type Reuse uint8
+
+const (
+	// Moved: contiguous, at another position than it was cached at. Fetch pays the
+	// splice, once, and later steps find the chunk there.
+	Moved Reuse = iota
+	// Prefix: contiguous, where it was cached. Nothing is re-rotated (section 6.3).
+	Prefix
+	// Selected: an indexer picks entries anew in every step (section 5.4). They are
+	// attended where they are, so there is no splice; a fetch serves one step.
+	Selected
+)
+
+var reuseNames = [...]string{"moved", "prefix", "selected"}
+
+// String returns moved, prefix or selected.
+func (r Reuse) String() string {
+	if int(r) < len(reuseNames) {
+		return reuseNames[r]
+	}
+	return fmt.Sprintf("reuse %d", uint8(r))
+}
+
+// ParseReuse is the inverse of String.
+func ParseReuse(s string) (Reuse, error) {
+	for i, n := range reuseNames {
+		if s == n {
+			return Reuse(i), nil
+		}
+	}
+	return 0, fmt.Errorf("redistribute: reuse %q: it must be one of %v", s, reuseNames)
+}
+
+// Request is one chunk that one request attends to.
+type Request struct {
+	// Rows of the query batch: M_q. Tokens of the chunk, or of the selection over
+	// all holders: c_t.
+	Rows, Tokens int
+	Reuse        Reuse
+	// Holders among which the tokens are spread: M. Default 1. More than one only
+	// where the tokens are Selected.
+	Holders int
+	// Steps in which the requester attends to the chunk; default 1. Fetch and local
+	// pay once for all of them, unless the tokens are Selected.
+	Steps int
+	// Trips of route in a step: 1 is the paper's count and the default; the layers
+	// that attend, where each layer's query waits for the layer before.
+	Trips int
+	// Requesters that the busiest holder serves at once, this one included; default 1.
+	Requesters int
+	// Flows of others on the same link.
+	Flows int
+	// NoRoute, NoFetch, NoLocal rule a primitive out: a holder that cannot compute,
+	// a pool without room, tokens that are not known.
+	NoRoute, NoFetch, NoLocal bool
+}
+
+// EnsureDefaults fills what is zero.
+func (r *Request) EnsureDefaults() {
+	for _, p := range []*int{&r.Holders, &r.Steps, &r.Trips, &r.Requesters} {
+		if *p == 0 {
+			*p = 1
+		}
+	}
+}
+
+// maxCount bounds every count of a request, so that no cost overflows.
+const maxCount = 1 << 40
+
+// Validate returns an error that names the first count out of its range.
+func (r Request) Validate() error {
+	for _, f := range []struct {
+		name       string
+		value, min int
+	}{{"query rows", r.Rows, 1}, {"tokens", r.Tokens, 1}, {"holders", r.Holders, 1}, {"steps", r.Steps, 1}, {"round trips a step", r.Trips, 1}, {"requesters", r.Requesters, 1}, {"other flows", r.Flows, 0}} {
+		if f.value < f.min || f.value > maxCount {
+			return fmt.Errorf("redistribute: %s: %d; it must be between %d and 2^40", f.name, f.value, f.min)
+		}
+	}
+	switch {
+	case r.Reuse > Selected:
+		return fmt.Errorf("redistribute: reuse %d: it must be one of %v", uint8(r.Reuse), reuseNames)
+	case r.Holders > 1 && r.Reuse != Selected:
+		return fmt.Errorf("redistribute: a %s chunk on %d holders: only selected tokens are scattered; ask for each holder's chunk by itself", r.Reuse, r.Holders)
+	case r.Holders > r.Tokens:
+		return fmt.Errorf("redistribute: %d tokens on %d holders: a holder without a token is none", r.Tokens, r.Holders)
+	case r.NoRoute && r.NoFetch && r.NoLocal:
+		return fmt.Errorf("redistribute: route, fetch and local are all ruled out: nothing is left to choose")
+	}
+	return nil
+}
+
+// Terms are the parts of a cost over all steps, in seconds.
+type Terms struct {
+	Probe      float64 `json:"probe,omitempty"`
+	Turnaround float64 `json:"turnaround,omitempty"`
+	Transfer   float64 `json:"transfer,omitempty"` // query rows there
+	Compute    float64 `json:"compute,omitempty"`  // partial attention of the holder
+	Return     float64 `json:"return,omitempty"`   // partials back
+	Merge      float64 `json:"merge,omitempty"`
+	Host       float64 `json:"host,omitempty"`
+	Pull       float64 `json:"pull,omitempty"`   // the chunk's bytes
+	Gather     float64 `json:"gather,omitempty"` // handshakes with the holders
+	Splice     float64 `json:"splice,omitempty"`
+	Prefill    float64 `json:"prefill,omitempty"`
+}
+
+// Sum is the cost.
+func (t Terms) Sum() float64 {
+	return t.Probe + t.Turnaround + t.Transfer + t.Compute + t.Return + t.Merge + t.Host + t.Pull + t.Gather + t.Splice + t.Prefill
+}
+
+// Cost is what one primitive takes.
+type Cost struct {
+	Primitive Primitive `json:"primitive"`
+	// Seconds over all steps, and what they are made of.
+	Seconds float64 `json:"seconds"`
+	Terms   Terms   `json:"terms"`
+	// Bytes over the fabric.
+	Bytes float64 `json:"bytes"`
+	// Barred: the request rules it out.
+	Barred bool `json:"barred,omitempty"`
+}
+
+// Decision is the answer.
+type Decision struct {
+	Winner Primitive
+	// Costs of all three, also of those that are ruled out; index with Primitive.
+	Costs [primitives]Cost
+	// Replicas of the chunk that the requesters of the holder warrant: one for each
+	// FanIn (section 6.3). Above 1 a further copy is worth its pull, whoever wins.
+	Replicas int
+}
+
+// Decide returns the cheapest primitive that is not ruled out; ties go to route,
+// then to fetch. It allocates nothing unless it fails.
+func (m Model) Decide(r Request) (Decision, error) {
+	r.EnsureDefaults()
+	if err := m.Validate(); err != nil {
+		return Decision{}, err
+	}
+	if err := r.Validate(); err != nil {
+		return Decision{}, err
+	}
+	m.Fabric = m.Fabric.Under(r.Flows)
+	d := Decision{Costs: [primitives]Cost{m.route(r), m.fetch(r), m.local(r)}, Replicas: Replicas(r.Requesters)}
+	best := math.Inf(1)
+	for p := range d.Costs {
+		c := &d.Costs[p]
+		c.Seconds = c.Terms.Sum()
+		if !c.Barred && c.Seconds < best {
+			best, d.Winner = c.Seconds, c.Primitive
+		}
+	}
+	return d, nil
+}
+
+// Replicas is how many holders requesters warrant.
+func Replicas(requesters int) int { return max(1, (requesters+FanIn-1)/FanIn) }
+
+// route: every step is trips round trips. The rows go to each holder over the
+// requester's one link, one copy each; holders compute at the same time, and their
+// partials are merged at once.
+func (m Model) route(r Request) Cost {
+	trips := float64(r.Steps) * float64(r.Trips)
+	rows := float64(r.Holders) * float64(r.Rows)
+	f := m.Fabric
+	return Cost{
+		Primitive: Route, Barred: r.NoRoute,
+		Bytes: trips * m.Payload.RouteBytes(r.Rows, r.Holders),
+		Terms: Terms{
+			Probe: trips * f.Probe, Turnaround: trips * f.Turnaround,
+			Transfer: trips * rows * float64(m.Payload.Query) / f.Bandwidth,
+			Return:   trips * rows * float64(m.Payload.Partial) / f.Bandwidth,
+			Compute:  trips * m.Holder.Seconds(r.Requesters),
+			Merge:    trips * m.Merge,
+			Host:     float64(r.Steps) * (m.Host.Fixed + m.Host.Row*float64(r.Rows)),
+		},
+	}
+}
+
+// fetch: once for all steps, or once in each where the selection changes.
+func (m Model) fetch(r Request) Cost {
+	bytes := m.Payload.ChunkBytes(r.Tokens)
+	c := Cost{Primitive: Fetch, Barred: r.NoFetch, Bytes: bytes}
+	switch r.Reuse {
+	case Selected:
+		steps, rate := float64(r.Steps), m.Fabric.bulk()
+		if m.Gather.Bandwidth > 0 {
+			rate = min(rate, m.Gather.Bandwidth)
+		}
+		c.Bytes *= steps
+		c.Terms.Pull = steps * bytes / rate
+		c.Terms.Gather = steps * m.Gather.Holder * float64(r.Holders) * float64(m.Payload.Layers)
+	case Moved:
+		c.Terms.Splice = m.Splice
+		fallthrough
+	default:
+		c.Terms.Pull = bytes / m.Fabric.bulk()
+	}
+	return c
+}
+
+// local is a prefill of the tokens. Of Selected ones it is a lower bound: what they
+// attended to would have to be computed as well.
+func (m Model) local(r Request) Cost {
+	once := float64(r.Tokens) * float64(m.Payload.Layers) * m.Prefill
+	if r.Reuse == Selected {
+		once *= float64(r.Steps)
+	}
+	return Cost{Primitive: Local, Barred: r.NoLocal, Terms: Terms{Prefill: once}}
+}
