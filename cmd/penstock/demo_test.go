@@ -22,7 +22,7 @@ func cfgWith(capacity int64) config.Config {
 // demoArgs are a demo of some seconds.
 func demoArgs(dir string) []string {
 	return []string{
-		"demo", "--dir", dir, "--io", "posix", "--capacity", "48MiB", "--format", "json",
+		"demo", "node", "--dir", dir, "--io", "posix", "--capacity", "48MiB", "--format", "json",
 		"--requests", "40", "--layers", "2", "--token-bytes", "32", "--concurrency", "2", "--window", "4MiB",
 	}
 }
@@ -33,7 +33,7 @@ func TestDemo(t *testing.T) {
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
 	r := penstock(t, "", append(os.Environ(), childEnv, "PENSTOCK_IO=uring"), demoArgs(dir)...)
-	d := decode[demoReport](t, r)
+	d := decode[demoNodeReport](t, r)
 	if d.Requests != 40 || d.MismatchedBlocks != 0 || d.VerifiedBytes != d.ReadBytes || d.ReadBytes == 0 || d.WrittenBytes == 0 ||
 		d.EvictedBlocks == 0 || d.HitRatio <= 0 || d.HitRatio > d.IdealHitRatio || d.IO != "posix" || d.RSSBytes == 0 || d.RSSBytes > d.MemoryBudgetBytes {
 		t.Errorf("%+v", d)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
@@ -79,8 +80,8 @@ func small(data string) []string {
 // served is a node that runs in this process.
 type served struct {
 	t     testing.TB
-	ready childReady
-	log   *tail
+	ready cluster.Ready
+	log   *cluster.Log
 	stop  func() result
 }
 
@@ -99,11 +100,11 @@ func tryServed(t testing.TB, environ []string, args ...string) (*served, result)
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	pr, pw := io.Pipe()
-	s := &served{t: t, log: &tail{}}
-	ready := make(chan childReady, 1)
+	s := &served{t: t, log: &cluster.Log{}}
+	ready := make(chan cluster.Ready, 1)
 	ended := make(chan result, 1)
 	var logs sync.WaitGroup
-	logs.Go(func() { s.log.follow(pr, ready) })
+	logs.Go(func() { s.log.Follow(pr, ready) })
 	go func() {
 		code := run(ctx, world{in: strings.NewReader(""), out: io.Discard, err: pw, environ: environ}, args)
 		pw.Close()

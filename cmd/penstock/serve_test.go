@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/binary"
 	"encoding/pem"
-	"errors"
 	"math/big"
 	"net"
 	"net/http"
@@ -24,20 +23,24 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // startProcess runs serve in a process of its own.
-func startProcess(t *testing.T, data string, more ...string) *child {
+func startProcess(t *testing.T, data string, more ...string) *process {
 	t.Helper()
-	c, err := startChild(t.Context(), world{environ: append(os.Environ(), childEnv)}, append(small(data), more...))
+	p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{Name: "the node", Args: append(small(data), more...), Env: append(os.Environ(), childEnv)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return &process{p}
 }
 
-func (c *child) client(t testing.TB) *served { return &served{t: t, ready: c.ready} }
+// process is a node in a process of its own.
+type process struct{ *cluster.Process }
+
+func (p *process) client(t testing.TB) *served { return &served{t: t, ready: p.Ready} }
 
 // prompt makes the files of a prompt of n blocks of 8 KiB and the namespace m.
 func prompt(t testing.TB, s *served, dir string, blocks int) (tokensFile, dataFile string) {
@@ -71,13 +74,12 @@ func TestKillKeepsAcknowledged(t *testing.T) {
 	node := startProcess(t, dir+"/volume", "--durability", "sync")
 	tokensFile, dataFile := prompt(t, node.client(t), dir, 12)
 	node.client(t).run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
-	if err := node.cmd.Process.Kill(); err != nil {
+	if err := node.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-node.done
 	again := startProcess(t, dir+"/volume", "--durability", "sync")
 	fetchSame(t, again.client(t), dir, tokensFile, dataFile)
-	if err := again.stop(); err != nil {
+	if err := again.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	check := decode[checked](t, penstock(t, "", nil, "store", "check", "--data", dir+"/volume", "--verify", "--format", "json"))
@@ -94,12 +96,12 @@ func TestTermDrains(t *testing.T) {
 	node := startProcess(t, dir+"/volume")
 	tokensFile, dataFile := prompt(t, node.client(t), dir, 3)
 	node.client(t).run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
-	if err := node.stop(); err != nil {
+	if err := node.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`"msg":"draining"`, `"msg":"stopped"`} {
-		if !strings.Contains(node.log.String(), want) {
-			t.Errorf("the log does not say %s:\n%s", want, node.log)
+		if !strings.Contains(node.Log(), want) {
+			t.Errorf("the log does not say %s:\n%s", want, node.Log())
 		}
 	}
 	s := startServed(t, dir+"/volume")
@@ -114,7 +116,7 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	testkit.VerifyNone(t)
 	node := startProcess(t, t.TempDir()+"/volume", "--drain-timeout", "1h")
 	// A connection that never says anything keeps the drain from ending.
-	hold, err := net.Dial("tcp", node.ready.Listen)
+	hold, err := net.Dial("tcp", node.Ready.Listen)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,13 +127,14 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 	defer again.Stop()
 	for {
 		select {
-		case err := <-node.done:
-			if err == nil || !strings.Contains(node.log.String(), "second signal") {
-				t.Errorf("it ended with %v\n%s", err, node.log)
+		case <-node.Over():
+			err := node.Err()
+			if err == nil || !strings.Contains(node.Log(), "second signal") {
+				t.Errorf("it ended with %v\n%s", err, node.Log())
 			}
 			return
 		case <-again.C:
-			if err := node.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			if err := node.Signal(syscall.SIGTERM); err != nil {
 				t.Fatal(err)
 			}
 		}

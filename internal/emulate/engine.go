@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,15 +47,29 @@ type EngineOptions struct {
 	// holds, of Window layers each (0: all layers).
 	BufferBytes          int64
 	DeviceBlocks, Window int
-	Logger               *slog.Logger
+	// Loaded, if set, is told of each request that a prefill engine has computed;
+	// it must not block.
+	Loaded func(Loaded)
+	Logger *slog.Logger
+}
+
+// Loaded says when the hit KV of a request was in the device memory of its
+// prefill engine, since the request was started there.
+type Loaded struct {
+	Request string `json:"request"`
+	// Hit is in tokens.
+	Hit int `json:"hit"`
+	// First is the first layer, Last the last one.
+	First time.Duration `json:"first"`
+	Last  time.Duration `json:"last"`
 }
 
 // Counts is what an engine did since it was made.
 type Counts struct {
 	// Requests ended well; Failed did not. CheckedBytes of KV on the device were
-	// compared with what they must be; WrongBlocks is how many times that, or a
-	// checksum on the way, found a block that is not.
-	Requests, Failed, CheckedBytes, WrongBlocks uint64
+	// compared with what they must be; WrongBlocks of them were not. CaughtBlocks
+	// did not get there: a checksum on the way found them.
+	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64
 	// Busy is the time that compute took.
 	Busy time.Duration
 }
@@ -70,8 +85,8 @@ type Engine struct {
 	blocks  int
 	log     *slog.Logger
 
-	requests, failed, checked, wrong atomic.Uint64
-	busy                             atomic.Int64
+	requests, failed, checked, wrong, caught atomic.Uint64
+	busy                                     atomic.Int64
 
 	mu    sync.Mutex
 	free  []uint32 // device pages
@@ -96,6 +111,8 @@ type running struct {
 	pages   []uint32
 	prefill *traffic.Prefill
 	decode  *traffic.Decode
+	begun   time.Time
+	loaded  Loaded
 	done    func(error)
 	ended   bool
 	wake    chan struct{} // decode: the output is complete
@@ -181,7 +198,7 @@ func (e *Engine) Close() error {
 
 // Counts returns what the engine did.
 func (e *Engine) Counts() Counts {
-	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), time.Duration(e.busy.Load())}
+	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load())}
 }
 
 // blocksOf is how many blocks n tokens take.
@@ -247,8 +264,8 @@ func (e *Engine) leave(r *running, err error) {
 	if err != nil {
 		e.failed.Add(1)
 		var wrong *traffic.BlockError
-		if errors.As(err, &wrong) {
-			e.wrong.Add(1)
+		if errors.As(err, &wrong) && wrong.Where != onDevice {
+			e.caught.Add(1)
 		}
 	} else {
 		e.requests.Add(1)
@@ -318,6 +335,7 @@ func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
 			done(err)
 			return
 		}
+		r.begun = time.Now()
 		p, err := e.manager.Prefill(r.ctx, traffic.PrefillJob{
 			Request: w.Request, IDs: w.IDs, Epoch: w.Epoch, Blocks: e.blocksOf(w.Prompt), Hit: w.Hit, Parts: w.Parts, Pages: r.pages,
 			Stopped: w.Stopped, Progress: w.Progress,
@@ -374,6 +392,7 @@ func (e *Engine) forward(members []*running, items []batch.Item) {
 		for i, r := range members {
 			if fail[i] == nil {
 				if fail[i] = r.prefill.Layer(r.ctx, l); fail[i] == nil {
+					r.layer(l)
 					fail[i] = e.compute(r, l)
 				}
 			}
@@ -392,8 +411,27 @@ func (e *Engine) forward(members []*running, items []batch.Item) {
 		} else {
 			err = r.prefill.Finish(r.ctx)
 		}
+		if err == nil && e.opts.Loaded != nil {
+			r.loaded.Request, r.loaded.Hit = r.work.Request, r.work.Hit*e.opts.Namespace.Geometry.BlockTokens
+			e.opts.Loaded(r.loaded)
+		}
 		e.leave(r, err)
 	}
+}
+
+// layer notes that a layer's hit KV is in device memory.
+func (r *running) layer(l int) {
+	r.loaded.Last = time.Since(r.begun)
+	if l == 0 {
+		r.loaded.First = r.loaded.Last
+	}
+}
+
+// FlipBit flips a bit at a random place of the engine's buffer, as a fault of the
+// memory would. Whether a block lies there is left to chance.
+func (e *Engine) FlipBit() {
+	b := e.buffer.Bytes()
+	b[rand.IntN(len(b))] ^= 1 << rand.IntN(8)
 }
 
 // spend is compute: the time passes.
@@ -430,12 +468,16 @@ func (e *Engine) compute(r *running, layer int) error {
 	return nil
 }
 
+// onDevice is where compare looks: behind all checksums.
+const onDevice = "emulated device"
+
 // compare counts and reports a block that is not what it must be.
 func (e *Engine) compare(w Work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {
+		e.wrong.Add(1)
 		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Request, "block", block, "layer", layer, "byte", at)
-		return &traffic.BlockError{Block: block, Layer: layer, Where: "emulated device"}
+		return &traffic.BlockError{Block: block, Layer: layer, Where: onDevice}
 	}
 	return nil
 }

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// demoNodeFlags are what a demo can be told.
+type demoNodeFlags struct {
+	replay   replayFlags
+	dir      string
+	capacity int64
+	io       string
+	trace    string
+}
+
+func newDemoNodeCommand(w world) *cobra.Command {
+	d := demoNodeFlags{replay: replayDefaults(), capacity: demoCapacity, trace: sampleWord}
+	d.replay.requests = demoRequests
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "Start a node on a temporary directory and replay a real trace on it",
+		Long: `Start a storage node on a temporary directory, replay part of a real agentic trace
+against it with real bytes, compare every byte that comes back, and print what was
+seen. The capacity is smaller than the trace, so that blocks are evicted. Everything
+is removed at the end.
+
+The exit code is 1 if a byte differs or the node needs more memory than its budget.`,
+		Args: args(cobra.NoArgs),
+	}
+	d.replay.add(cmd)
+	cmd.Flags().StringVar(&d.dir, "dir", "", "make the temporary directory in this one (default: the system's)")
+	cmd.Flags().Var(sizeFlag{&d.capacity}, "capacity", "capacity of the node")
+	cmd.Flags().StringVar(&d.io, "io", "auto", "how the node drives its disk: auto, uring or posix")
+	cmd.Flags().StringVar(&d.trace, "trace", d.trace, "replay this trace instead of the sample")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		r, err := d.run(cmd, w)
+		if r != nil {
+			if err := outputOf(cmd).emit(r, r.print); err != nil {
+				return err
+			}
+		}
+		if err == nil && r.failed() {
+			err = errReported
+		}
+		return err
+	}
+	return cmd
+}
+
+const (
+	// demoRequests take less than a minute on two cores.
+	demoRequests = 400
+	// demoCapacity holds about a quarter of the blocks of demoRequests.
+	demoCapacity = 1280 << 20
+	// The node of the demo is small: its budget, which is checked, is these two
+	// and what every node has for itself.
+	demoArena      = 160 << 20
+	demoIndexCache = 16 << 20
+)
+
+// demoNodeReport is what the demo prints.
+type demoNodeReport struct {
+	report
+	IO                string `json:"io"`
+	IOReason          string `json:"io_reason"`
+	CapacityBytes     int64  `json:"capacity_bytes"`
+	RSSBytes          int64  `json:"rss_bytes"`
+	MemoryBudgetBytes int64  `json:"memory_budget_bytes"`
+}
+
+// failed reports whether a promise was broken.
+func (r *demoNodeReport) failed() bool {
+	return r.MismatchedBlocks > 0 || r.RSSBytes > r.MemoryBudgetBytes
+}
+
+func (r *demoNodeReport) print(t *table) {
+	t.pair("node", fmt.Sprintf("io %s, capacity %s", because(r.IO, r.IOReason), size(r.CapacityBytes)))
+	r.report.print(t)
+	verdict := "within"
+	if r.RSSBytes > r.MemoryBudgetBytes {
+		verdict = "ABOVE"
+	}
+	t.pair("memory", fmt.Sprintf("the node's RSS was at most %s, %s its budget of %s", size(r.RSSBytes), verdict, size(r.MemoryBudgetBytes)))
+}
+
+// run starts the node, replays and cleans up.
+func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err error) {
+	ctx := cmd.Context()
+	dir, err := os.MkdirTemp(d.dir, "penstock-demo-")
+	if err != nil {
+		return nil, err
+	}
+	if err := haveSpace(dir, d.capacity+demoSpare); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	node, err := cluster.StartProcess(ctx, cluster.ProcessOptions{Name: "the node", Args: d.serveArgs(dir), Env: withoutSettings(w.environ)})
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, node.Stop()) }()
+	c := &connection{servers: node.Ready.Listen, timeout: 30 * time.Second}
+	conn, err := c.dial(node.Ready.Listen)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	a := admin{AdminClient: pb.NewAdminClient(conn), conn: conn}
+	watched := watchMemory(ctx, a)
+	r := &demoNodeReport{}
+	err = c.data(cmd, func(ctx context.Context, s *client.Store) error {
+		run := replayRun{world: w, flags: d.replay, store: s, admin: a, name: d.trace}
+		rep, err := run.run(ctx)
+		if rep != nil {
+			r.report = *rep
+		}
+		return err
+	})
+	last := watched.end()
+	if r.Requests == 0 || last == nil {
+		return nil, err
+	}
+	r.IO, r.IOReason, r.CapacityBytes = last.GetIo(), last.GetIoReason(), last.GetCapacityBytes()
+	r.RSSBytes, r.MemoryBudgetBytes = watched.peak, last.GetMemoryBudgetBytes()
+	return r, err
+}
+
+// demoSpare is what the file system must have free besides the capacity.
+const demoSpare = 128 << 20
+
+// haveSpace fails if the file system of dir has less than so much free.
+func haveSpace(dir string, bytes int64) error {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < bytes {
+		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or a smaller --capacity", dir, size(free), size(bytes))
+	}
+	return nil
+}
+
+// serveArgs are the command line of the demo's node: free ports of loopback, a
+// small arena, and a log that can be read by a program.
+func (d *demoNodeFlags) serveArgs(dir string) []string {
+	return []string{
+		"serve",
+		"--data", filepath.Join(dir, "volume"),
+		"--capacity", fmt.Sprint(d.capacity),
+		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
+		"--io", d.io,
+		"--arena", fmt.Sprint(demoArena), "--index-cache", fmt.Sprint(demoIndexCache),
+		"--free-floor", "64MiB", "--node", "demo",
+		"--log-format", "json",
+	}
+}
+
+// withoutSettings is the environment without what would configure a node or a
+// client: the demo is the same for everybody.
+func withoutSettings(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(s string) bool { return strings.HasPrefix(s, config.EnvPrefix) })
+}
+
+// memoryWatch asks a node for its memory while something else goes on.
+type memoryWatch struct {
+	stop context.CancelFunc
+	done chan struct{}
+	last *pb.StatusResponse
+	peak int64
+}
+
+// watchEvery is the time between two looks.
+const watchEvery = 500 * time.Millisecond
+
+func watchMemory(ctx context.Context, a admin) *memoryWatch {
+	ctx, stop := context.WithCancel(ctx)
+	m := &memoryWatch{stop: stop, done: make(chan struct{})}
+	go func() {
+		defer close(m.done)
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			if s, err := a.Status(ctx, &pb.StatusRequest{}); err == nil {
+				m.last, m.peak = s, max(m.peak, s.GetRssBytes())
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return m
+}
+
+// end stops watching and returns the last status, nil if there was none.
+func (m *memoryWatch) end() *pb.StatusResponse {
+	m.stop()
+	<-m.done
+	return m.last
+}

@@ -1,0 +1,277 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/internal/emulate"
+	"github.com/penstock-kv/penstock/internal/netlab"
+)
+
+// Ports of the processes, each in its own network.
+const (
+	grpcPort    = 7420
+	dataPort    = 7421
+	plannerPort = 7430
+	computePort = 7500
+)
+
+// namespace is that of the KV.
+const namespace = "cluster"
+
+// Cluster is a running one.
+type Cluster struct {
+	spec    Spec
+	net     *network
+	token   string
+	storage *member
+	planner *member
+	gateway *member
+	engines []*member
+	ended   time.Duration // CPU of processes that have ended
+
+	mu       sync.Mutex
+	onTurn   func(Turn)
+	turns    []Turn
+	loaded   []emulate.Loaded
+	flipped  map[string]int
+	counts   map[string]emulate.Counts
+	replayed chan struct{}
+}
+
+// member is one process and its place.
+type member struct {
+	kind Kind
+	*place
+	proc *Process
+	args []string
+	// config is the first line of a node's input.
+	config *NodeConfig
+}
+
+// Start starts the cluster; Close ends it.
+func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
+	spec.EnsureDefaults()
+	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	secret := make([]byte, 16)
+	_, _ = rand.Read(secret) // never fails
+	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan struct{}, 1)}
+	if c.net, err = newNetwork(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	if err := c.plan(); err != nil {
+		return nil, err
+	}
+	// The gateway makes the namespace that the engines look up.
+	for _, m := range []*member{c.storage, c.planner, c.gateway} {
+		if err := c.launch(ctx, m); err != nil {
+			return nil, err
+		}
+	}
+	errs := make([]error, len(c.engines))
+	var wg sync.WaitGroup
+	for i, m := range c.engines {
+		wg.Go(func() { errs[i] = c.launch(ctx, m) })
+	}
+	wg.Wait()
+	return c, errors.Join(errs...)
+}
+
+// plan makes places and says what runs there.
+func (c *Cluster) plan() (err error) {
+	s := &c.spec
+	nic := func(bits uint64) netlab.LinkOptions {
+		if s.Oracle {
+			return netlab.LinkOptions{}
+		}
+		return netlab.LinkOptions{RateBits: bits}
+	}
+	member := func(kind Kind, name string) (*member, error) {
+		p, err := c.net.place(name)
+		return &member{kind: kind, place: p}, err
+	}
+	if c.storage, err = member("", "storage"); err != nil {
+		return err
+	}
+	if c.storage.snic, err = c.net.storage.Attach(c.storage.ns, netlab.LinkOptions{}); err != nil {
+		return err
+	}
+	c.storage.args = []string{
+		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--free-floor", "64MiB", "--prewrite=false",
+		"--listen", fmt.Sprintf("0.0.0.0:%d", grpcPort), "--data-listen", fmt.Sprintf("0.0.0.0:%d", dataPort), "--http", "", "--insecure",
+		"--node", "storage", "--log-format", "json",
+	}
+	if c.planner, err = member("", "planner"); err != nil {
+		return err
+	}
+	c.planner.args = []string{
+		"planner", "--listen", at(c.planner.ctl, plannerPort), "--http", "", "--insecure", "--log-format", "json",
+		"--schedule-read-policy", policyOf(s).String(), "--schedule-block-tokens", fmt.Sprint(s.BlockTokens), "--schedule-min-part", fmt.Sprint(4 * s.BlockTokens),
+		"--schedule-read-rate", fmt.Sprint(s.ReadTokens()), "--schedule-beta", fmt.Sprint(s.Beta), "--schedule-group-timeout", s.GroupTimeout.String(),
+	}
+	if c.gateway, err = member(KindGateway, "gateway"); err != nil {
+		return err
+	}
+	c.gateway.config = c.config(c.gateway, at(c.storage.ctl, grpcPort))
+	for i := range s.Prefill + s.Decode {
+		kind, name, window := KindPrefill, fmt.Sprintf("P%d", i), s.Window
+		if i >= s.Prefill {
+			kind, name, window = KindDecode, fmt.Sprintf("D%d", i-s.Prefill), s.Layers
+		}
+		m, err := member(kind, name)
+		if err != nil {
+			return err
+		}
+		if m.snic, err = c.net.storage.Attach(m.ns, nic(s.SNICBits)); err != nil {
+			return err
+		}
+		if m.cnic, err = c.net.compute.Attach(m.ns, nic(s.CNICBits)); err != nil {
+			return err
+		}
+		m.config = c.config(m, at(c.storage.snic, grpcPort))
+		m.config.Compute, m.config.Token = at(m.cnic, computePort), c.token
+		m.config.BufferBytes, m.config.DeviceBlocks, m.config.Window = s.BufferBytes, s.blocks(window), window
+		c.engines = append(c.engines, m)
+	}
+	return nil
+}
+
+// policyOf is which side reads: the oracle reads next to nothing, on either.
+func policyOf(s *Spec) dualpath.ReadPolicy {
+	if s.Oracle {
+		return dualpath.Split
+	}
+	return s.Policy
+}
+
+// config is what all nodes are told.
+func (c *Cluster) config(m *member, storage string) *NodeConfig {
+	s := &c.spec
+	return &NodeConfig{
+		Kind: m.kind, Name: m.name, Planner: at(c.planner.ctl, plannerPort), Storage: storage,
+		Namespace: namespace, Layers: s.Layers, TokenBytes: s.tokenBytes(), Tokens: s.BlockTokens, Model: s.Model, Deadline: s.Deadline,
+	}
+}
+
+// launch starts a member's process.
+func (c *Cluster) launch(ctx context.Context, m *member) error {
+	o := ProcessOptions{Name: m.name, Args: m.args, Env: c.spec.Env, Start: m.place.start}
+	if m.config != nil {
+		o.Args = NodeArgs
+		o.First = m.config
+		o.Line = func(line []byte) { c.hear(m, line) }
+	}
+	p, err := StartProcess(ctx, o)
+	if err != nil {
+		return err
+	}
+	m.proc = p
+	return nil
+}
+
+// NodeArgs are the arguments that make this binary call Node.
+var NodeArgs = []string{"demo", "cluster-node"}
+
+// hear takes a line of a node.
+func (c *Cluster) hear(m *member, line []byte) {
+	var e Event
+	if json.Unmarshal(line, &e) != nil {
+		return // what else a process prints is not for us
+	}
+	c.mu.Lock()
+	var told func(Turn)
+	switch {
+	case e.Turn != nil:
+		c.turns = append(c.turns, *e.Turn)
+		told = c.onTurn
+	case e.Counts != nil:
+		c.counts[m.name] = *e.Counts
+	case e.Loaded != nil:
+		c.loaded = append(c.loaded, *e.Loaded)
+	case e.Flipped > 0:
+		c.flipped[m.name] = e.Flipped
+	}
+	c.mu.Unlock()
+	if told != nil {
+		told(*e.Turn)
+	}
+	if e.Replayed {
+		c.replayed <- struct{}{}
+	}
+}
+
+// Replay replays agents, parallel at a time, and returns their turns. onTurn, if
+// not nil, is called with each; it must not block.
+func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int, onTurn func(Turn)) ([]Turn, error) {
+	c.mu.Lock()
+	c.turns, c.onTurn, c.loaded = nil, onTurn, nil
+	c.mu.Unlock()
+	if err := c.gateway.proc.Say(Order{Replay: agents, Parallel: parallel}); err != nil {
+		return nil, err
+	}
+	select {
+	case <-c.replayed:
+	case <-c.gateway.proc.Over():
+		return nil, fmt.Errorf("cluster: the gateway ended in the middle of the replay:\n%s", c.gateway.proc.Log())
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.turns, nil
+}
+
+// Counts returns what the engines told last, by name.
+func (c *Cluster) Counts() map[string]emulate.Counts {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make(map[string]emulate.Counts, len(c.counts))
+	for k, v := range c.counts {
+		out[k] = v
+	}
+	return out
+}
+
+// Loads returns when the hit KV of each request was on its prefill engine.
+func (c *Cluster) Loads() []emulate.Loaded {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]emulate.Loaded(nil), c.loaded...)
+}
+
+// Close ends every process, the gateway first, and takes the networks away.
+func (c *Cluster) Close() error {
+	var errs []error
+	stop := func(m *member) {
+		if m != nil && m.proc != nil {
+			errs = append(errs, m.proc.Stop())
+			c.ended += m.proc.CPU()
+			m.proc = nil
+		}
+	}
+	stop(c.gateway)
+	for _, m := range c.engines {
+		stop(m)
+	}
+	stop(c.planner)
+	stop(c.storage)
+	return errors.Join(append(errs, c.net.lab.Close())...)
+}
+
+// CPU is the processor time of the processes, after Close.
+func (c *Cluster) CPU() time.Duration { return c.ended }

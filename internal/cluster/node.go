@@ -1,0 +1,308 @@
+package cluster
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/emulate"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// Kind is what a node is.
+type Kind string
+
+// The kinds of nodes.
+const (
+	KindGateway Kind = "gateway"
+	KindPrefill Kind = "prefill"
+	KindDecode  Kind = "decode"
+)
+
+// NodeConfig is the first line of a node's standard input.
+type NodeConfig struct {
+	Kind Kind   `json:"kind"`
+	Name string `json:"name"`
+	// Planner and Storage are gRPC addresses.
+	Planner string `json:"planner"`
+	Storage string `json:"storage"`
+	// Namespace has the KV; a gateway creates it.
+	Namespace  string `json:"namespace"`
+	Layers     int    `json:"layers"`
+	TokenBytes int    `json:"token_bytes"` // of one token in one layer
+	Tokens     int    `json:"block_tokens"`
+	// Compute is the address of an engine's compute NIC, Token what opens it.
+	Compute string `json:"compute,omitempty"`
+	Token   string `json:"token,omitempty"` // hex
+	// Model and memory of an engine; Window layers of DeviceBlocks.
+	Model        emulate.Model `json:"model"`
+	BufferBytes  int64         `json:"buffer_bytes,omitempty"`
+	DeviceBlocks int           `json:"device_blocks,omitempty"`
+	Window       int           `json:"window,omitempty"`
+	// ReadRate is what the storage NIC is known to deliver, in tokens a second;
+	// 0: it is measured.
+	ReadRate float64 `json:"read_rate,omitempty"`
+	// Deadline of a turn (gateway).
+	Deadline time.Duration `json:"deadline,omitempty"`
+}
+
+// Order is what a node is told after its configuration.
+type Order struct {
+	// Replay has a gateway replay agents, Parallel at a time.
+	Replay   []emulate.Session `json:"replay,omitempty"`
+	Parallel int               `json:"parallel,omitempty"`
+	// Flip has an engine flip a bit of its buffer so often, until it has done so
+	// Flips times.
+	Flip  time.Duration `json:"flip,omitempty"`
+	Flips int           `json:"flips,omitempty"`
+}
+
+// Event is what a node tells.
+type Event struct {
+	Turn *Turn `json:"turn,omitempty"`
+	// Replayed: the agents of the last Replay have ended.
+	Replayed bool `json:"replayed,omitempty"`
+	// Counts of an engine since it was started.
+	Counts *emulate.Counts `json:"counts,omitempty"`
+	// Loaded: a prefill engine has had the hit KV of a request.
+	Loaded *emulate.Loaded `json:"loaded,omitempty"`
+	// Flipped is how many bits were flipped so far.
+	Flipped int `json:"flipped,omitempty"`
+}
+
+// Turn is emulate.TurnResult with its error as text.
+type Turn struct {
+	emulate.TurnResult
+	Err    string `json:",omitempty"`
+	Failed bool
+}
+
+// node is what the kinds share.
+type node struct {
+	cfg     NodeConfig
+	log     *slog.Logger
+	planner *grpc.ClientConn
+	engine  *tcp.Engine
+	store   *client.Store
+
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// countsEvery is how often an engine tells its counts.
+const countsEvery = 250 * time.Millisecond
+
+// Node is the body of a node's process: it reads its configuration and orders
+// from in, tells events to out, and ends when ctx or in does.
+func Node(ctx context.Context, in io.Reader, out io.Writer, log *slog.Logger) (err error) {
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	n := &node{log: log, out: out}
+	if !lines.Scan() {
+		return fmt.Errorf("cluster: standard input ended before the configuration of the node (%w); this command is run by penstock demo", lines.Err())
+	}
+	if err := json.Unmarshal(lines.Bytes(), &n.cfg); err != nil {
+		return fmt.Errorf("cluster: configuration of the node: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := n.connect(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.store.Close(), n.engine.Close(), n.planner.Close()) }()
+	orders := make(chan Order)
+	go func() {
+		defer cancel()
+		defer close(orders)
+		for lines.Scan() {
+			var o Order
+			if err := json.Unmarshal(lines.Bytes(), &o); err != nil {
+				log.Error("an order that cannot be read", "err", err)
+				return
+			}
+			select {
+			case orders <- o:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	switch n.cfg.Kind {
+	case KindGateway:
+		return n.gateway(ctx, orders)
+	case KindPrefill, KindDecode:
+		return n.serve(ctx, orders)
+	}
+	return fmt.Errorf("cluster: a node of kind %q; it must be %s, %s or %s", n.cfg.Kind, KindGateway, KindPrefill, KindDecode)
+}
+
+// tell writes an event.
+func (n *node) tell(e Event) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		n.log.Error("an event that cannot be told", "err", err)
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	// Nobody reads: the parent is gone, and standard input ends us.
+	_, _ = n.out.Write(append(line, '\n'))
+}
+
+// Silence after which a peer counts as dead: shorter than tcp's defaults, so that
+// faults show within a demonstration.
+const (
+	heartbeat = 500 * time.Millisecond
+	idle      = 2 * time.Second
+)
+
+// connect dials planner and storage. Neither need be there yet.
+func (n *node) connect(ctx context.Context) (err error) {
+	quick := grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}, MinConnectTimeout: time.Second,
+	})
+	if n.planner, err = grpc.NewClient(n.cfg.Planner, grpc.WithTransportCredentials(insecure.NewCredentials()), quick); err != nil {
+		return fmt.Errorf("cluster: planner: %w", err)
+	}
+	if n.engine, err = tcp.New(ctx, tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log}); err != nil {
+		return errors.Join(err, n.planner.Close())
+	}
+	n.store, err = client.Open(ctx, client.Options{Engine: n.engine, Servers: []string{n.cfg.Storage}, DeadFor: time.Second, Logger: n.log})
+	if err != nil {
+		return errors.Join(fmt.Errorf("cluster: storage: %w", err), n.engine.Close(), n.planner.Close())
+	}
+	return nil
+}
+
+// gateway replays agents.
+func (n *node) gateway(ctx context.Context, orders <-chan Order) error {
+	conn, err := grpc.NewClient(n.cfg.Storage, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	def := kv.Namespace{Name: n.cfg.Namespace, Geometry: kv.SingleGroup(n.cfg.Layers, n.cfg.Tokens, n.cfg.TokenBytes)}
+	_, err = pb.NewAdminClient(conn).CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)})
+	if err = errors.Join(ignore(err, codes.AlreadyExists), conn.Close()); err != nil {
+		return fmt.Errorf("cluster: create namespace %q: %w", def.Name, err)
+	}
+	ns, err := n.store.Namespace(ctx, n.cfg.Namespace)
+	if err != nil {
+		return err
+	}
+	g := &emulate.Gateway{Namespace: ns, Store: n.store, Planner: n.planner, Deadline: n.cfg.Deadline}
+	g.Done = func(r emulate.TurnResult) {
+		t := Turn{TurnResult: r, Failed: r.Err != nil}
+		if r.Err != nil {
+			t.Err = r.Err.Error()
+		}
+		t.TurnResult.Err = nil
+		n.tell(Event{Turn: &t})
+	}
+	n.log.Info("ready")
+	for o := range orders {
+		g.Run(ctx, o.Replay, o.Parallel)
+		n.tell(Event{Replayed: true})
+	}
+	return nil
+}
+
+// ignore drops an error of one code.
+func ignore(err error, code codes.Code) error {
+	if status.Code(err) == code {
+		return nil
+	}
+	return err
+}
+
+// serve is an engine and its leader.
+func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
+	token, err := hex.DecodeString(n.cfg.Token)
+	if err != nil {
+		return fmt.Errorf("cluster: token: %w", err)
+	}
+	compute, err := tcp.New(ctx, tcp.Options{Listen: n.cfg.Compute, Token: token, HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, compute.Close()) }()
+	ns, err := n.store.Namespace(ctx, n.cfg.Namespace)
+	if err != nil {
+		return err
+	}
+	e, err := emulate.NewEngine(emulate.EngineOptions{
+		Name: n.cfg.Name, Model: n.cfg.Model, Namespace: ns, Store: n.store, Compute: compute,
+		BufferBytes: n.cfg.BufferBytes, DeviceBlocks: n.cfg.DeviceBlocks, Window: n.cfg.Window, Logger: n.log,
+		Loaded: func(l emulate.Loaded) { n.tell(Event{Loaded: &l}) },
+	})
+	if err != nil {
+		return err
+	}
+	role := pb.Side_SIDE_DECODE
+	if n.cfg.Kind == KindPrefill {
+		role = pb.Side_SIDE_PREFILL
+	}
+	l := emulate.NewLeader(emulate.LeaderOptions{
+		Group: n.cfg.Name, Node: n.cfg.Name, Role: role, Planner: n.planner, ReadRate: n.cfg.ReadRate, Logger: n.log,
+		Members: []emulate.Member{{Engine: e, Addr: compute.Addr(), Token: rdma.Token(token)}},
+	})
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = l.Run(ctx) }) // it ends with ctx alone
+	wg.Go(func() {
+		t := time.NewTicker(countsEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+				c := e.Counts()
+				n.tell(Event{Counts: &c})
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	n.log.Info("ready")
+	for o := range orders {
+		if o.Flip > 0 {
+			wg.Go(func() { n.flip(ctx, e, o) })
+		}
+	}
+	wg.Wait()
+	err = e.Close()
+	c := e.Counts()
+	n.tell(Event{Counts: &c})
+	return err
+}
+
+// flip flips bits of blocks that lie in the engine's buffer, as ordered.
+func (n *node) flip(ctx context.Context, e *emulate.Engine, o Order) {
+	t := time.NewTicker(o.Flip)
+	defer t.Stop()
+	for done := 0; done < o.Flips; {
+		select {
+		case <-t.C:
+			e.FlipBit()
+			done++
+			n.tell(Event{Flipped: done})
+		case <-ctx.Done():
+			return
+		}
+	}
+}
