@@ -1,0 +1,105 @@
+package flow
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock-kv/penstock/sim"
+)
+
+// FIFO is a link that serves one transfer at a time, in order, at its full rate: a
+// storage NIC with its reading queue.
+type FIFO struct {
+	k    *sim.Kernel
+	name string
+	rate float64
+	// queue[head:] wait or are served, the first since began.
+	queue []job
+	head  int
+	began time.Duration
+	due   *sim.Timer
+	// queued is the sum of the sizes of all of them, carried of those that are done.
+	queued, carried int64
+	busy            time.Duration
+	served          func(from, to time.Duration, size int64)
+}
+
+// job is a transfer of a FIFO.
+type job struct {
+	size int64
+	done func()
+}
+
+// NewFIFO returns an idle link of rate units a second; sizes are in the same unit,
+// bytes or tokens.
+func NewFIFO(k *sim.Kernel, name string, rate float64) (*FIFO, error) {
+	if !(rate > 0) || math.IsInf(rate, 0) {
+		return nil, fmt.Errorf("flow: link %s of %v/s; a link's rate is positive and finite: %w", name, rate, ErrSpec)
+	}
+	q := &FIFO{k: k, name: name, rate: rate}
+	q.due = k.NewTimer(sim.Normal, q.landed)
+	return q, nil
+}
+
+// Observe calls f with each transfer when it is done: when it had the link, and its
+// size.
+func (q *FIFO) Observe(f func(from, to time.Duration, size int64)) { q.served = f }
+
+// Put queues a transfer; done is called when it has landed. A size of 0 waits its
+// turn like any other.
+func (q *FIFO) Put(size int64, done func()) {
+	q.queue = append(q.queue, job{size, done})
+	q.queued += size
+	if len(q.queue)-q.head == 1 {
+		q.begin()
+	}
+}
+
+// begin serves the head.
+func (q *FIFO) begin() {
+	q.began = q.k.Now()
+	q.due.SetAfter(time.Duration(math.Ceil(float64(q.queue[q.head].size) / q.rate * 1e9)))
+}
+
+// landed ends the head.
+func (q *FIFO) landed() {
+	j := q.queue[q.head]
+	q.queue[q.head] = job{}
+	q.head++
+	if q.head == len(q.queue) {
+		q.queue, q.head = q.queue[:0], 0
+	} else if q.head >= 64 && 2*q.head >= len(q.queue) {
+		n := copy(q.queue, q.queue[q.head:])
+		clear(q.queue[n:])
+		q.queue, q.head = q.queue[:n], 0
+	}
+	q.queued -= j.size
+	q.carried += j.size
+	q.busy += q.k.Now() - q.began
+	if q.served != nil {
+		q.served(q.began, q.k.Now(), j.size)
+	}
+	if q.head < len(q.queue) {
+		q.begin()
+	}
+	if j.done != nil {
+		j.done()
+	}
+}
+
+// Queued is the sum of the sizes that have not landed; the one under way counts
+// whole.
+func (q *FIFO) Queued() int64 { return q.queued }
+
+// Waiting is how many transfers have not landed.
+func (q *FIFO) Waiting() int { return len(q.queue) - q.head }
+
+// Carried is the sum of the sizes that have landed, Busy the time that took.
+func (q *FIFO) Carried() int64 { return q.carried }
+
+// Busy is how long the link has served transfers that are done.
+func (q *FIFO) Busy() time.Duration { return q.busy }
+
+// Name returns the link's name.
+func (q *FIFO) Name() string { return q.name }
