@@ -1,11 +1,18 @@
 package dualpath
 
 // routeDecode drains the decode queue: each request goes to the group with the
-// least total tokens. DualPath section 6.1, "DE scheduling phase 1".
+// least total tokens. DualPath section 6.1, "DE scheduling phase 1". With
+// Options.Network it goes where it costs least, once it has a prefill engine.
 func (p *Planner) routeDecode() {
 	for p.unrouted.Len() > 0 && p.decodeFirst.first() != nil {
 		r := p.unrouted.Front().Value.(*request)
-		g := p.decodeGroup(r.decodeLen())
+		if p.opts.Network != nil && r.pe == nil {
+			return // the order is the prefill queue's, so the next has none either
+		}
+		g, cost := p.decodeGroup(r.decodeLen()), 0.0
+		if g != nil && p.opts.Network != nil {
+			g, cost = p.cheapestGroup(r)
+		}
 		if g == nil {
 			p.end(r, TooLong)
 			continue
@@ -15,6 +22,11 @@ func (p *Planner) routeDecode() {
 		r.decodeAt = g.private.PushBack(r)
 		g.total += r.decodeLen()
 		p.decodeFirst.fix(g)
+		if p.opts.Network != nil {
+			r.why.note(p.now, "decode group %d: its best engine has the first token %d us after prefill on node %d, sooner than others'",
+				int(g.id), int(cost*1e6), int(r.pe.node.id))
+			continue
+		}
 		r.why.note(p.now, "decode group %d: least tokens of all groups (%d with this request)", int(g.id), g.total)
 	}
 }
@@ -47,11 +59,21 @@ func (p *Planner) fetchDecode(g *group) {
 	for el := g.private.Front(); el != nil; el = g.private.Front() {
 		r := el.Value.(*request)
 		n := r.decodeLen()
-		en, high := p.pickDecode(g, n, z)
-		if en == nil {
-			return
+		var en *engine
+		if p.opts.Network != nil && r.pe != nil {
+			var cost float64
+			if en, cost = p.cheapestEngine(r, g); en == nil {
+				return
+			}
+			r.why.note(p.now, "decode engine %d on node %d: transfer from node %d, wait and first step take %d us, the least in its group",
+				int(en.id), int(en.node.id), int(r.pe.node.id), int(cost*1e6))
+		} else {
+			var high bool
+			if en, high = p.pickDecode(g, n, z); en == nil {
+				return
+			}
+			p.explainDecode(r, en, n, z, high, fitting)
 		}
-		p.explainDecode(r, en, n, z, high, fitting)
 		p.unlist(&r.decodeAt, g.private)
 		r.home, r.de = nil, en
 		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Decode})

@@ -14,7 +14,8 @@
 //	        ── Progress ├───►│ Planner.Step(Event)   ├──┤
 //	        ── Finished ┤    └───────────────────────┘  ├── Read, Cut, Drop ───────────► re-planning, hedging
 //	timer   ── Tick ────┤                               │
-//	admin   ── Epoch ───┘                               └── Reject, Recompute, Abort ──► gateway, leaders
+//	admin   ── Epoch ───┤                               └── Reject, Recompute, Abort ──► gateway, leaders
+//	oracle  ── Network ─┘
 //
 // The life of a request:
 //
@@ -24,6 +25,11 @@
 //	                                                                                    [x,hit) by the DE's
 //	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
 //	Finished (prefill) ─► Finished (decode)
+//
+// With Options.Network (package netcost) the decode engine is the one with the first
+// token soonest, as the network is between it and the prefill engine; so it is chosen
+// when that is known. A read is shared out by both of its hops: storage to buffer,
+// buffer to device.
 //
 // # Accounts
 //

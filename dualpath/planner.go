@@ -119,6 +119,8 @@ type request struct {
 	rest      []Part
 	started   time.Duration
 	prefilled bool
+	// transfers are counted with Options.Network.
+	transfers []transfer
 	// attempt is the number of its Start.
 	attempt uint64
 	// failures are how often an engine could not do its part.
@@ -171,6 +173,10 @@ func (p *Planner) Step(ev Event) []Action {
 		}
 	case Epoch:
 		p.epoch(e)
+	case NetworkReport:
+		if p.opts.Network != nil {
+			p.opts.Network.Update(&e)
+		}
 	case Tick:
 		p.tick()
 	}
@@ -359,6 +365,7 @@ func (p *Planner) groupDown(g *group) {
 // assigned, a decode engine that has all of the prompt.
 func (p *Planner) replan(r *request, lost *group) {
 	p.stats.Replanned++
+	p.endTransfers(r)
 	if r.pe != nil && r.pe.group == lost && r.prefilled {
 		r.pe = nil // its work was done
 		return
@@ -477,6 +484,7 @@ func (p *Planner) forget(r *request) {
 	p.unlist(&r.prefillAt, p.waiting)
 	p.unqueueDecode(r)
 	p.stopLoading(r)
+	p.endTransfers(r)
 	delete(p.requests, r.ID)
 }
 
@@ -512,6 +520,7 @@ func (p *Planner) finished(e Finished) {
 		return
 	}
 	p.stopLoading(r)
+	p.endTransfers(r)
 	if e.Role == Prefill {
 		r.prefilled = true
 		r.why.note(p.now, "prefill done")
@@ -543,6 +552,7 @@ func (p *Planner) failed(e Failed) {
 	p.stats.Replanned++
 	p.due(r)
 	p.stopLoading(r)
+	p.endTransfers(r)
 	for _, role := range [...]Role{Prefill, Decode} {
 		en := r.engineOf(role)
 		if en == nil {

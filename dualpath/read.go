@@ -68,6 +68,7 @@ func (p *Planner) start(r *request) {
 	}
 	r.why.note(p.now, "started on engines %d and %d: prefill side reads %d of %d cached tokens", int(r.pe.id), int(r.de.id), x, r.Hit)
 	r.why.note(p.now, "read queues: %d tokens on the prefill side, %d on the decode side", r.pe.node.queue, r.de.node.queue)
+	p.beginTransfers(r, x < r.Hit)
 	seq := p.say(a)
 	r.attempt = seq
 	for _, part := range a.Parts[:a.NParts] {
@@ -100,6 +101,14 @@ func (p *Planner) divide(r *request) int {
 		}
 		return x
 	}
+	if p.opts.Network != nil && pn != dn {
+		if w := p.paths(pn, dn); w.prefill.at(hit) != w.decode.at(hit) {
+			if w.prefill.at(hit) < w.decode.at(hit) {
+				return hit
+			}
+			return 0
+		}
+	}
 	if shorter(pn, dn) {
 		return hit
 	}
@@ -116,10 +125,11 @@ func shorter(a, b *node) bool {
 }
 
 // balance returns the x at which both sides are done at the same time,
-// (q_p + x)/r_p = (q_d + hit - x)/r_d, at a multiple of the block, in [0, hit].
+// (q_p + x)/r_p = (q_d + hit - x)/r_d, at a multiple of the block, in [0, hit]. With
+// Options.Network both hops of each side count.
 func (p *Planner) balance(pn, dn *node, hit int) int {
-	rp, rd := pn.rate, dn.rate
-	x := (rp*(float64(dn.queue)+float64(hit)) - rd*float64(pn.queue)) / (rp + rd)
+	w := p.paths(pn, dn)
+	x := (w.decode.at(hit) - w.prefill.fixed) / (w.prefill.perToken + w.decode.perToken)
 	if !(x > 0) {
 		return 0
 	}

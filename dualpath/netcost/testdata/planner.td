@@ -1,0 +1,215 @@
+# Two pods. The prefill engine is in pod a, and so is decode node 2; node 3 is in pod b. 4,000 tokens are 4 GB:
+# 0.64 s within the pod (6.25 GB/s), 1.28 s across.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+up group=3 role=decode engines=(3@3)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y 3=b/1/z
+----
+nothing
+
+submit id=1 prompt=4000
+----
+nothing
+
+# Where the KV comes from is not known yet: no decode engine is chosen.
+
+fetch group=2
+----
+nothing
+
+fetch group=1
+----
+assign request 1: prefill engine 1
+
+fetch group=3
+----
+nothing
+
+fetch group=2
+----
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2
+
+explain request=1
+----
+   0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode group 2: its best engine has the first token 652468 us after prefill on node 1, sooner than others'
+   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 652468 us, the least in its group
+   0.000  started on engines 1 and 2: prefill side reads 0 of 0 cached tokens
+   0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
+
+flying node=1
+----
+1 on tier 2 (same pod)
+
+# The pod has one transfer of ours: half of it is left, as much as there is across. There the batch is empty and its first step
+# sooner, so the request goes across.
+
+submit id=2 prompt=4000
+----
+nothing
+
+fetch group=1
+----
+assign request 2: prefill engine 1
+
+fetch group=2
+----
+nothing
+
+fetch group=3
+----
+assign request 2: decode engine 3
+start request 2: prefill 1, decode 3
+
+flying node=1
+----
+1 on tier 2 (same pod)
+1 on tier 3 (cross pod)
+
+# Both are computed; the pod is congested by others.
+
+finished request=1 side=prefill
+----
+nothing
+
+finished request=2 side=prefill
+----
+nothing
+
+flying node=1
+----
+none
+
+places 1=a/1/x 2=a/2/y 3=b/1/z congestion=(0,0,0.8,0.1)
+----
+nothing
+
+submit id=3 prompt=4000
+----
+nothing
+
+fetch group=1
+----
+assign request 3: prefill engine 1
+
+fetch group=3
+----
+assign request 3: decode engine 3
+start request 3: prefill 1, decode 3
+
+fetch group=2
+----
+nothing
+
+explain request=3
+----
+   0.000  prefill engine 1: least tokens (8000) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode group 3: its best engine has the first token 1434857 us after prefill on node 1, sooner than others'
+   0.000  decode engine 3 on node 3: transfer from node 1, wait and first step take 1434857 us, the least in its group
+   0.000  started on engines 1 and 3: prefill side reads 0 of 0 cached tokens
+   0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
+
+# Two hops. A cached prefix of 4,000 tokens: both storage NICs do 10 GB/s. On the prefill side NVLink follows at 450 GB/s, on the
+# decode side the way back at 6.25 GB/s: 0.1 and 0.26 ms a token.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y
+----
+nothing
+
+submit id=1 prompt=4100 hit=4000
+----
+nothing
+
+fetch group=1
+----
+assign request 1: prefill engine 1
+
+fetch group=2
+----
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 2880); decode [2880, 4000)
+
+# When the hops overlap, the slower one counts: 0.1 and 0.16 ms.
+
+planner overlap
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y
+----
+nothing
+
+submit id=1 prompt=4100 hit=4000
+----
+nothing
+
+fetch group=1
+----
+assign request 1: prefill engine 1
+
+fetch group=2
+----
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 2432); decode [2432, 4000)
+
+# One side only: the decode side's queue is shorter by 1,000 tokens (0.1 s), its second hop longer by 0.63 s.
+
+planner policy=shorter
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y
+----
+nothing
+
+submit id=1 prompt=4100 hit=4000
+----
+nothing
+
+fetch group=1 queue=(1000)
+----
+assign request 1: prefill engine 1
+
+fetch group=2
+----
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 4000)
