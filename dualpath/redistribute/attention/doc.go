@@ -1,0 +1,22 @@
+// Package attention is the arithmetic that makes routed attention exact: the merge
+// of partial results over disjoint parts of a cache, by the statistics that online
+// softmax carries (Milakov and Gimelshein, arXiv 1805.02867; Move the Query,
+// sections 3.2 and 3.3).
+//
+//	holder i, its part S_i of the tokens           requester
+//	m_i = max over S_i of the logits x_j     ┐
+//	ℓ_i = Σ exp(x_j − m_i)                   ├──►  m = max m_i
+//	o_i = Σ exp(x_j − m_i) v_j / ℓ_i         ┘     w_i = ℓ_i exp(m_i − m),  ℓ = Σ w_i
+//	                                               o = Σ (w_i/ℓ) o_i
+//
+//	a row on the wire, little endian: o (bfloat16, width) │ m (float32) │ ℓ (float32)
+//
+// With m, ℓ and o of all parts the result is softmax over the whole cache: the same
+// numbers in another order, so the merge is commutative, associative within
+// rounding, and a part without tokens (ℓ = 0) changes nothing. No exponent exceeds
+// 0, so nothing overflows whatever the logits are.
+//
+// The engines' kernels compute the partials on accelerators. Absorbed is a reference
+// of absorbed multi-head latent attention, for tests and emulation: it is slow.
+// There is no goroutine, no state and, but in Reserve, no allocation here.
+package attention
