@@ -15,11 +15,14 @@ import (
 
 // Sizes of a connection's buffers and batches.
 const (
-	// readAhead is how much a reader takes at once when frames are small. A run
-	// of directBytes or more is read into place, a smaller one is copied from
-	// the read-ahead: below that a system call costs more than the copy.
+	// readAhead is how much a reader takes at once when frames are small. What is
+	// left of a frame is read into place while that is directBytes or more, and
+	// copied from the read-ahead below: there a system call costs more than the
+	// copy.
 	readAhead   = 32 << 10
 	directBytes = 16 << 10
+	// scatterRuns is into how many places of a frame one system call reads.
+	scatterRuns = 256
 	// A batch, one writev, ends at batchFrames frames or with the frame that
 	// brings it to batchBytes. The kernel takes at most 1024 vectors at once;
 	// net.Buffers goes on after that.
@@ -83,12 +86,16 @@ type readerState struct {
 	// after a large frame, as another is likely.
 	exact bool
 	spans []span
-	ended []ended
+	// into is where the payload of the frame goes that is landing; scatter, unless
+	// nil, reads into several places at once.
+	into    [][]byte
+	scatter *scatter
+	ended   []ended
 }
 
 // newConn returns a connection of s from one of our NICs, for the given lane.
 func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
-	return &conn{s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}), r: readerState{buf: make([]byte, readAhead)}}
+	return &conn{s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}), r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc)}}
 }
 
 // signal wakes the writer.
@@ -408,40 +415,60 @@ func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 	return b, nil
 }
 
-// place reads exactly len(dst) bytes into dst, in place if they are many. It
-// stops early, with the number of bytes read, when w is revoked.
-func (c *conn) place(w *window, dst []byte) (n int, revoked bool, err error) {
+// place reads some of the left bytes of payload that go to into, whose parts are
+// not empty, and returns how many are in place now.
+func (c *conn) place(into [][]byte, left uint64) (n uint64, err error) {
 	r := &c.r
-	for n < len(dst) {
-		if w.revoked.Load() {
-			return n, true, nil
-		}
-		if r.start < r.end {
-			k := copy(dst[n:], r.buf[r.start:r.end])
-			r.start += k
-			n += k
-			continue
-		}
-		if len(dst)-n < directBytes {
-			r.start, r.end = 0, 0
-			err = c.fill(len(r.buf))
-		} else {
-			var k int
-			k, err = c.nc.Read(dst[n:])
-			if k > 0 {
-				n += k
-				c.rx.Add(1)
-				err = nil
-			}
-		}
-		if err != nil {
-			if w.revoked.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
-				return n, true, nil
-			}
-			return n, false, err
-		}
+	if r.start < r.end {
+		k := copy(into[0], r.buf[r.start:r.end])
+		r.start += k
+		return uint64(k), nil
 	}
-	return n, false, nil
+	r.start, r.end = 0, 0
+	if left < directBytes || r.scatter == nil && len(into[0]) < directBytes {
+		return 0, c.fill(len(r.buf))
+	}
+	k := 0
+	if r.scatter == nil {
+		k, err = c.nc.Read(into[0])
+	} else {
+		k, err = r.scatter.read(c.withNext(into))
+	}
+	if k <= 0 {
+		return 0, err
+	}
+	c.rx.Add(1)
+	n = min(uint64(k), left)
+	r.end = int(uint64(k) - n)
+	return n, nil
+}
+
+// withNext returns what one system call may read into: as much of into as it
+// takes, and, if that is all, a place for the next header and its table, which are
+// likely to be as long as this one's.
+func (c *conn) withNext(into [][]byte) [][]byte {
+	r := &c.r
+	if len(into) > scatterRuns {
+		return into[:scatterRuns]
+	}
+	next := headerSize
+	if len(r.spans) > 1 {
+		next += len(r.spans) * runSize
+	}
+	// land left room for one more behind into.
+	return append(into, r.buf[:next])
+}
+
+// advance returns what is left of into behind the first n bytes.
+func advance(into [][]byte, n uint64) [][]byte {
+	for len(into) > 0 && n >= uint64(len(into[0])) {
+		n -= uint64(len(into[0]))
+		into = into[1:]
+	}
+	if n > 0 {
+		into[0] = into[0][n:]
+	}
+	return into
 }
 
 // drain reads n bytes and drops them.
@@ -466,7 +493,7 @@ func (c *conn) drain(n uint64) error {
 func (c *conn) readWrite(h *header) error {
 	c.r.spans = c.r.spans[:0]
 	if h.runs > 0 {
-		table, err := c.ahead(int(h.runs)*runSize, false)
+		table, err := c.ahead(int(h.runs)*runSize, c.r.exact)
 		if err != nil {
 			return err
 		}
@@ -532,11 +559,29 @@ func (c *conn) admit(h *header) (*window, rdma.Reason) {
 // land reads the payload of a frame, n bytes, into the window, and returns how
 // many are left: more than none if the window was revoked meanwhile.
 func (c *conn) land(w *window, n uint64) (left uint64, err error) {
-	left = n
-	for _, s := range c.r.spans {
-		placed, revoked, err := c.place(w, w.mem[s.offset:s.offset+s.length])
-		left -= uint64(placed)
-		if revoked || err != nil {
+	r := &c.r
+	for _, s := range r.spans {
+		if s.length > 0 {
+			r.into = append(r.into, w.mem[s.offset:s.offset+s.length])
+		}
+	}
+	r.into = append(r.into, nil)[:len(r.into)]
+	into := r.into
+	defer func() {
+		clear(r.into)
+		r.into = r.into[:0]
+	}()
+	for left = n; left > 0; {
+		if w.revoked.Load() {
+			return left, nil
+		}
+		k, err := c.place(into, left)
+		left -= k
+		into = advance(into, k)
+		if err != nil {
+			if w.revoked.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
+				err = nil
+			}
 			return left, err
 		}
 	}

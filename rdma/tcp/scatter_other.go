@@ -1,0 +1,16 @@
+//go:build !linux
+
+package tcp
+
+import (
+	"net"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// scatter: see scatter_unsafe.go. Elsewhere runs are read one by one.
+type scatter struct{}
+
+func newScatter(net.Conn) *scatter { return nil }
+
+func (*scatter) read([][]byte) (int, error) { return 0, rdma.ErrUnsupported }

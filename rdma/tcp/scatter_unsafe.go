@@ -1,0 +1,82 @@
+//go:build linux
+
+package tcp
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// scatter reads from one socket into many places with one system call: the pages
+// of a frame, and behind them the header of the next. It belongs to the reader.
+type scatter struct {
+	raw   syscall.RawConn
+	iov   []unix.Iovec
+	n     int
+	errno syscall.Errno
+	// step is the method of that name, made once: a closure for each read would be
+	// an allocation for each.
+	step func(fd uintptr) bool
+}
+
+// newScatter returns nil where the stream is not the socket's (TLS), and in builds
+// with the race detector, which does not see what the kernel writes through
+// vectors.
+func newScatter(nc net.Conn) *scatter {
+	t, ok := nc.(*net.TCPConn)
+	if !ok || raceEnabled {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil // closed already: the first plain read says so
+	}
+	s := &scatter{raw: raw}
+	s.step = s.readv
+	return s
+}
+
+// read is net.Conn's Read with many destinations, none of them empty, and returns
+// what came. It obeys the connection's read deadline.
+func (s *scatter) read(into [][]byte) (int, error) {
+	s.iov = s.iov[:0]
+	for _, b := range into {
+		v := unix.Iovec{Base: &b[0]}
+		v.SetLen(len(b))
+		s.iov = append(s.iov, v)
+	}
+	err := s.raw.Read(s.step)
+	clear(s.iov)
+	switch {
+	case err != nil:
+		return 0, err
+	case s.errno != 0:
+		return 0, os.NewSyscallError("readv", s.errno)
+	case s.n == 0:
+		return 0, io.EOF
+	}
+	return s.n, nil
+}
+
+// readv reports whether there was something to read, or an error; otherwise the
+// runtime calls it again when there is.
+func (s *scatter) readv(fd uintptr) bool {
+	for {
+		// Safety: iov is not empty, holds its bases as pointers, and each length is
+		// that of the slice that the base came from.
+		n, _, errno := syscall.Syscall(unix.SYS_READV, fd, uintptr(unsafe.Pointer(&s.iov[0])), uintptr(len(s.iov)))
+		switch errno {
+		case syscall.EINTR:
+			continue
+		case syscall.EAGAIN:
+			return false
+		}
+		s.n, s.errno = int(n), errno
+		return true
+	}
+}
