@@ -7,7 +7,9 @@ import (
 
 // Suites are all there are, in the order of the page.
 func Suites() []Suite {
-	return []Suite{}
+	return []Suite{
+		MoveTheQuery(),
+	}
 }
 
 // Find returns the suites of these names in the order of Suites; no name: all.
