@@ -314,6 +314,12 @@ func (p *Planner) hold(g *group, h *Held) {
 	case g.role == Decode && r.de == nil:
 		p.unqueueDecode(r)
 		r.de = en
+	default:
+		if r.engineOf(g.role) != en {
+			// The group was away for so long that another engine has it now.
+			p.say(Action{Kind: Abort, Request: r.ID, Group: g.id, Engine: en.id, Why: GroupLost})
+			return
+		}
 	}
 	if r.phase == queued && r.pe != nil && r.de != nil {
 		p.start(r)

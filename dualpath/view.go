@@ -35,6 +35,10 @@ type NodeView struct {
 	Assigned  uint64
 }
 
+// Has reports whether a group is known: it came up, and has not gone or been
+// silent for Options.GroupTimeout since.
+func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
+
 // View returns all groups, by ID.
 func (p *Planner) View() []GroupView {
 	views := make([]GroupView, 0, len(p.order))

@@ -37,7 +37,7 @@ type Spec struct {
 	Oracle bool
 	// Beta is the most unfinished tokens of a prefill engine. Default 32,768.
 	Beta int
-	// GroupTimeout is the planner's. Default 2 s.
+	// GroupTimeout is the planner's. Default 5 s.
 	GroupTimeout time.Duration
 	// Deadline of a turn. Default 2 min.
 	Deadline time.Duration
@@ -61,7 +61,7 @@ func (s *Spec) EnsureDefaults() {
 	def(&s.BufferBytes, 128<<20)
 	def(&s.Window, 2)
 	def(&s.Beta, 32<<10)
-	def(&s.GroupTimeout, 2*time.Second)
+	def(&s.GroupTimeout, 5*time.Second)
 	def(&s.Deadline, 2*time.Minute)
 	def(&s.CapacityBytes, 8<<30)
 	s.Model.Layers = s.Layers

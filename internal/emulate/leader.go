@@ -317,8 +317,12 @@ func (l *Leader) assign(a *pb.LeaderAction) error {
 		return fmt.Errorf("emulate: payload: %w", err)
 	}
 	l.mu.Lock()
+	old := l.held[a.Request]
 	l.held[a.Request] = h
 	l.mu.Unlock()
+	if old != nil && old.cancel != nil {
+		old.cancel() // an attempt that the planner gave up without our hearing of it
+	}
 	return nil
 }
 

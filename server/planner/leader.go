@@ -18,6 +18,7 @@ var (
 	errSlowLeader = status.Error(codes.ResourceExhausted, "this leader did not take its actions; register again, with what its engines hold")
 	errReplaced   = status.Error(codes.Aborted, "another session has registered this group; only the leader engine may")
 	errNoRegister = status.Error(codes.InvalidArgument, "the first message of a leader must register its group")
+	errSilent     = status.Error(codes.Aborted, "the group was silent for longer than the planner waits (schedule.group_timeout) and its requests are planned anew; register again, with what its engines hold")
 	errTwice      = status.Error(codes.InvalidArgument, "this session has registered a group already; a leader leads one group")
 )
 
@@ -194,6 +195,9 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	}
 	switch m := m.Message.(type) {
 	case *pb.LeaderMessage_Fetch:
+		if !s.planner.Has(l.group) {
+			return errSilent
+		}
 		s.stepLocked(s.fetchLocked(l, m.Fetch))
 	case *pb.LeaderMessage_Progress:
 		if j := s.byName[m.Progress.Request]; j != nil {

@@ -284,6 +284,20 @@ func TestGroupLost(t *testing.T) {
 	gw.want(pb.RequestUpdate_KIND_STARTED)
 }
 
+// TestSilent: a leader whose group has timed out behind its back is told to
+// register again; it would otherwise report to nobody for ever.
+func TestSilent(t *testing.T) {
+	h := newHost(t, Options{Planner: dualpath.Options{GroupTimeout: time.Millisecond}, TickEvery: time.Millisecond})
+	pe := h.lead("P", pb.Side_SIDE_PREFILL)
+	for known := true; known; {
+		top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+		h.must(err)
+		known = len(top.Groups) > 0
+	}
+	pe.fetch(0)
+	wantCode(t, func() error { _, err := pe.stream.Recv(); return err }, codes.Aborted, "register again")
+}
+
 // TestGatewayGone: both engines are told.
 func TestGatewayGone(t *testing.T) {
 	h := newHost(t, Options{})

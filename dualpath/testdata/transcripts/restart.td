@@ -114,3 +114,46 @@ decode group 2, 0 queued, total 300
   node 2: read queue 384 at 10000 tokens/s
     engine 2: tok 300, seq 1, hbm 700
 waiting for prefill 0, for a decode group 0, loading 2
+
+# A decode group was silent for so long that another has its request by now; when it comes back with the request, it is
+# told to leave it.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=1000
+----
+nothing
+
+submit id=1 prompt=300 hit=256
+----
+nothing
+
+fetch group=2
+----
+1 assign request 1: decode engine 2
+
+fetch at=8000 group=1
+----
+2 assign request 1: prefill engine 1
+3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+tick at=8100
+----
+4 abort request 1: engine 1; its group is gone
+
+up group=3 role=decode engines=(3@3) hbm=1000
+----
+nothing
+
+fetch group=3
+----
+5 assign request 1: decode engine 3
+
+up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
+----
+6 abort request 1: engine 2; its group is gone
