@@ -41,8 +41,8 @@
 // where a person or a program must act. A node that is down, draining or
 // unreachable is a Miss. A bound that was reached is a Busy, at once, and is not
 // tried again here. When ctx ends, its error is returned. What is left are
-// refusals that trying again cannot mend: ErrAuth, ErrNotFound, ErrRequest,
-// ErrMismatch, ErrClosed.
+// refusals that trying again cannot mend: ErrAuth, ErrProvider, ErrNotFound,
+// ErrRequest, ErrMismatch, ErrClosed.
 //
 // # What a caller may rely on
 //

@@ -15,6 +15,9 @@ var (
 	// ErrAuth: the node does not accept our token or certificate; fix the
 	// configuration.
 	ErrAuth = errors.New("not authorised")
+	// ErrProvider: the node's data plane is of another kind than Options.Engine;
+	// open an engine of the provider that the error names.
+	ErrProvider = errors.New("another transfer engine is needed")
 	// ErrNotFound: no such namespace, or the lease has ended.
 	ErrNotFound = errors.New("not found")
 	// ErrRequest: the request cannot be right; fix the caller.

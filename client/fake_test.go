@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/zeebo/xxh3"
@@ -275,6 +276,29 @@ func TestRetries(t *testing.T) {
 	}
 	if n := r.store.Nodes(); !n[0].Up {
 		t.Error("a node that takes no writes was given up for reads")
+	}
+}
+
+// TestAnotherProvider: a Store whose engine cannot speak with the node is told which
+// one can; a node that says nothing is of before the providers, and speaks tcp.
+func TestAnotherProvider(t *testing.T) {
+	for said, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
+		f := newFake(t)
+		f.describe = func(d *pb.DescribeResponse) { d.DataProvider = said }
+		engine, err := tcp.New(t.Context(), tcp.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := client.Open(t.Context(), client.Options{Servers: []string{f.addr}, Engine: engine})
+		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "open an engine of provider "+said) {
+			t.Errorf("a node that says %q: %v, want %v", said, err, want)
+		}
+		if err == nil {
+			err = s.Close()
+		}
+		if err := engine.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,8 +67,8 @@ func newNode(s *Store, target string) *node {
 }
 
 // use returns the node's session, opening one if the last was lost. It returns
-// errDown at once while the node is dead. Errors: errDown, ErrAuth, ErrClosed,
-// ctx's.
+// errDown at once while the node is dead. Errors: errDown, ErrAuth, ErrProvider,
+// ErrClosed, ctx's.
 func (n *node) use(ctx context.Context) (*session, error) {
 	for {
 		n.mu.Lock()
@@ -146,6 +147,9 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 		}
 		return fmt.Errorf("client: describe: %s: %w: %w", n.target, errDown, err)
 	}
+	if node, own := providerOf(d), n.store.opts.Engine.Info().Provider; node != own {
+		return fmt.Errorf("client: the data plane of %s is of provider %s, Options.Engine of %s: open an engine of provider %s: %w", n.target, node, own, node, ErrProvider)
+	}
 	sess.name, sess.version = d.GetNode(), d.GetVersion()
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
 	copy(sess.localID[:], d.GetLocalId())
@@ -162,6 +166,9 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	}
 	return nil
 }
+
+// providerOf is the transfer engine of a node.
+func providerOf(d *pb.DescribeResponse) string { return cmp.Or(d.GetDataProvider(), "tcp") }
 
 // connectData opens the data plane: at the address the node tells, and at the
 // host by which we reached its gRPC, where these differ.
@@ -186,19 +193,23 @@ func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token
 
 // dataAddresses are the addresses to try, best first. A node that listens on
 // every interface, or on loopback behind a tunnel, advertises what only it can
-// reach. Whatever stands before the host is kept: it says how to speak there.
+// reach. Whatever stands before the host, or behind a # after the port, is kept: it
+// says how to speak there.
 func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if host == "" || port == 0 {
 		return []rdma.Addr{addr}
 	}
-	var told, scheme string
+	var told, scheme, suffix string
 	if len(addr.NICs) > 0 {
 		told = string(addr.NICs[0])
 		if i := strings.Index(told, "://"); i >= 0 {
 			scheme, told = told[:i+3], told[i+3:]
 		}
+		if i := strings.LastIndexByte(told, '#'); i >= 0 {
+			told, suffix = told[:i], told[i:]
+		}
 	}
-	own := rdma.NetAddr(scheme + net.JoinHostPort(host, strconv.Itoa(int(port))))
+	own := rdma.NetAddr(scheme + net.JoinHostPort(host, strconv.Itoa(int(port))) + suffix)
 	fallback := rdma.Addr{Engine: addr.Engine, NICs: []rdma.NetAddr{own}}
 	if len(addr.NICs) == 0 {
 		return []rdma.Addr{fallback}

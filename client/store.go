@@ -38,8 +38,8 @@ type Store struct {
 
 // Open connects to the nodes, all at once, for at most DialTimeout. A node that
 // does not answer is tolerated: it is a miss until it does. Open fails if every
-// node refuses us in a way that trying again cannot mend (ErrAuth), or if ctx
-// ends.
+// node refuses us in a way that trying again cannot mend (ErrAuth, ErrProvider), or
+// if ctx ends.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -73,7 +73,7 @@ func (s *Store) connectAll(ctx context.Context) error {
 	}
 	refused := 0
 	for _, err := range errs {
-		if errors.Is(err, ErrAuth) {
+		if errors.Is(err, ErrAuth) || errors.Is(err, ErrProvider) {
 			refused++
 		}
 	}
@@ -115,7 +115,7 @@ func (s *Store) spawn(f func()) bool {
 // Namespace returns the definition of a namespace, asking the nodes the first
 // time, and again after a node said that it differs. Nodes must agree on it; one
 // that does not answer is not asked. Errors: ErrNotFound, ErrMismatch (the nodes
-// differ), ErrUnavailable, ErrAuth, ctx's.
+// differ), ErrUnavailable, ErrAuth, ErrProvider, ctx's.
 func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
 	s.mu.Lock()
 	ns, ok := s.namespaces[name]

@@ -36,6 +36,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		DataAddress:    addr,
 		DataToken:      s.opts.DataToken,
 		DataPort:       uint32(s.opts.DataPort),
+		DataProvider:   s.data.Info().Provider,
 		MaxReadBytes:   s.opts.Limits.ReadBytes,
 		MaxWriteBytes:  s.opts.Limits.WriteBytes,
 		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),

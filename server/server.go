@@ -57,7 +57,7 @@ type Options struct {
 	Arena         *arena.Arena
 	Data          rdma.Engine
 	// DataToken is what a peer proves to Data; Describe hands it out. DataPort is
-	// where Data listens.
+	// the TCP port where Data listens; 0: it does not listen on one.
 	DataToken rdma.Token
 	DataPort  int
 	// Local lends the arena to engines on this host; nil: nobody does.

@@ -681,8 +681,12 @@ type DescribeResponse struct {
 	// call_version and call_bytes say that calls may also come as messages over the
 	// data plane (api.Call): in this version, and of so many bytes at most. 0: only
 	// over gRPC, as with nodes that do not know these fields.
-	CallVersion   uint32 `protobuf:"varint,12,opt,name=call_version,json=callVersion,proto3" json:"call_version,omitempty"`
-	CallBytes     uint32 `protobuf:"varint,13,opt,name=call_bytes,json=callBytes,proto3" json:"call_bytes,omitempty"`
+	CallVersion uint32 `protobuf:"varint,12,opt,name=call_version,json=callVersion,proto3" json:"call_version,omitempty"`
+	CallBytes   uint32 `protobuf:"varint,13,opt,name=call_bytes,json=callBytes,proto3" json:"call_bytes,omitempty"`
+	// data_provider is the transfer engine behind data_address: tcp, shm, verbs,
+	// fabric. Both ends need the same one. Empty: tcp, of a node that does not know
+	// this field.
+	DataProvider  string `protobuf:"bytes,14,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -792,6 +796,13 @@ func (x *DescribeResponse) GetCallBytes() uint32 {
 		return x.CallBytes
 	}
 	return 0
+}
+
+func (x *DescribeResponse) GetDataProvider() string {
+	if x != nil {
+		return x.DataProvider
+	}
+	return ""
 }
 
 type MatchRequest struct {
@@ -3902,7 +3913,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\"\x11\n" +
-	"\x0fDescribeRequest\"\xf4\x02\n" +
+	"\x0fDescribeRequest\"\x99\x03\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -3916,7 +3927,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\blocal_id\x18\t \x01(\fR\alocalId\x12!\n" +
 	"\fcall_version\x18\f \x01(\rR\vcallVersion\x12\x1d\n" +
 	"\n" +
-	"call_bytes\x18\r \x01(\rR\tcallBytes\"\x93\x01\n" +
+	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
+	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\"\x93\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
