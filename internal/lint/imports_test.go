@@ -48,6 +48,7 @@ var edges = []struct {
 	{"sim/flow", []string{"sim"}, "a network knows the clock, not what its flows carry"},
 	{"sim/workload", []string{"kv", "internal/trace"}, "lengths and times, for simulated and real clusters alike"},
 	{"sim/agentic", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production planner, and nothing that does I/O"},
+	{"sim/netkv", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production scorer, and nothing that does I/O"},
 
 	{"rdma/topo", nil, "it says what is there, to providers and to people, and so knows no provider"},
 	{"rdma/topo/topotest", nil, "it writes files; a description that knew package topo would agree with its mistakes"},
@@ -76,6 +77,7 @@ var edges = []struct {
 	{"internal/chart", nil, "a figure is numbers and words: it knows nothing of what was measured"},
 	{"sim/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 
+	{"internal/roundtrip", []string{"rdma"}, "it drives any engine through the contract; what the times mean is for others to fit"},
 	{"internal/bench", nil, "medians and tables know nothing of what is measured"},
 	{"internal/bench/peer", []string{"internal/bench", "internal/sys"}, "those we are compared with must not be able to use a part of ours"},
 	{"internal/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace/...", "internal/bench/..."}, "it measures each part by itself and all of them together; devices and engines come from cmd"},

@@ -1,0 +1,80 @@
+package netkv
+
+import (
+	"time"
+
+	"github.com/penstock-kv/penstock/sim"
+)
+
+// instance is a decode instance.
+type instance struct {
+	c  *cluster
+	id int // endpoint of the fat-tree
+	// dispatched are on their way or wait for the end of a step; landed the latter.
+	dispatched int
+	landed     []*request
+	batch      []*request
+	stepping   bool
+	step       *sim.Timer
+	// reserved is the memory of dispatched and batched requests, bytes.
+	reserved int64
+	cache    prefixes
+}
+
+// free is the memory that a request could have: what the cache holds is dropped for
+// it.
+func (d *instance) free() int64 { return d.c.o.Memory - d.reserved }
+
+// reserve takes the memory of a request, from the cache where there is no other.
+func (d *instance) reserve(bytes int64) {
+	d.reserved += bytes
+	d.cache.shrink(int(d.free() / d.c.o.KVToken))
+}
+
+// land takes a request whose KV is there. It joins the batch at the end of the step
+// under way.
+func (d *instance) land(r *request) {
+	d.cache.add(r.group, r.shared)
+	d.cache.shrink(int(d.free() / d.c.o.KVToken))
+	d.landed = append(d.landed, r)
+	if !d.stepping {
+		d.beginStep()
+	}
+}
+
+// beginStep admits who has landed, and computes one token of each.
+func (d *instance) beginStep() {
+	n := min(len(d.landed), d.c.chooser.model.MaxBatch-len(d.batch))
+	joined := d.landed[:n]
+	d.batch = append(d.batch, joined...)
+	d.dispatched -= n
+	d.stepping = len(d.batch) > 0
+	if !d.stepping {
+		return
+	}
+	took := time.Duration(d.c.chooser.model.Iteration(len(d.batch)) * float64(time.Second))
+	for _, r := range joined {
+		r.tbt = took
+	}
+	d.landed = append(d.landed[:0], d.landed[n:]...)
+	d.step.SetAfter(took)
+}
+
+// endStep counts a token of each request; those that have all leave.
+func (d *instance) endStep() {
+	left := d.batch[:0]
+	for _, r := range d.batch {
+		if r.tokens++; r.tokens == 1 {
+			r.ttft = d.c.k.Now() - r.arrived
+		}
+		if r.tokens < r.output {
+			left = append(left, r)
+			continue
+		}
+		d.reserved -= r.memory
+		d.c.finished(r)
+	}
+	clear(d.batch[len(left):])
+	d.batch = left
+	d.beginStep()
+}

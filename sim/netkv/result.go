@@ -1,0 +1,71 @@
+package netkv
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath/netcost"
+)
+
+// Result is what was measured of one run.
+type Result struct {
+	// Requests are those that were measured.
+	Requests int
+	// TTFT, Transfer and TBT are means; the percentiles are the TTFT's.
+	TTFT, Transfer, TBT time.Duration
+	P50, P95, P99       time.Duration
+	// Times are the TTFTs, ascending.
+	Times []time.Duration
+	// SLO is the share of requests within the objective, Goodput those a second of
+	// arrivals, Rate the arrivals a second.
+	SLO, Goodput, Rate float64
+	// Tiers is the share of transfers by tier.
+	Tiers [netcost.Tiers]float64
+	// Hit is the share of the input that was not sent.
+	Hit float64
+	// Digest is the same for two runs that did the same.
+	Digest uint64
+	// Events is how many events the run had, Elapsed its virtual time.
+	Events  uint64
+	Elapsed time.Duration
+}
+
+// result sums up the run.
+func (c *cluster) result() (*Result, error) {
+	if c.unended > 0 || len(c.waiting) > 0 {
+		return nil, fmt.Errorf("netkv: %d requests were never decoded, %d wait for room", c.unended, len(c.waiting))
+	}
+	measured := c.requests[c.o.Warmup:]
+	res := &Result{Requests: len(measured), Digest: c.k.Digest(), Events: c.k.Fired(), Elapsed: c.k.Now()}
+	n := float64(len(measured))
+	var ttft, xfer, tbt, input, sent float64
+	for _, r := range measured {
+		ttft += r.ttft.Seconds()
+		xfer += (r.landed - r.sent).Seconds()
+		tbt += r.tbt.Seconds()
+		res.Times = append(res.Times, r.ttft)
+		res.Tiers[r.intent.Tier] += 1 / n
+		input += float64(r.input)
+		sent += r.intent.Bytes / float64(c.o.KVToken)
+		if r.ttft <= c.o.SLO {
+			res.SLO += 1 / n
+		}
+	}
+	mean := func(sum float64) time.Duration { return time.Duration(sum / n * float64(time.Second)) }
+	res.TTFT, res.Transfer, res.TBT = mean(ttft), mean(xfer), mean(tbt)
+	res.Hit = 1 - sent/input
+	slices.Sort(res.Times)
+	res.P50, res.P95, res.P99 = percentile(res.Times, 0.50), percentile(res.Times, 0.95), percentile(res.Times, 0.99)
+	if span := (measured[len(measured)-1].arrived - measured[0].arrived).Seconds(); span > 0 {
+		res.Rate = n / span
+		res.Goodput = res.Rate * res.SLO
+	}
+	return res, nil
+}
+
+// percentile is the nearest-rank percentile of sorted times.
+func percentile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
+}
