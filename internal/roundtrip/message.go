@@ -1,0 +1,64 @@
+package roundtrip
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// version of the messages.
+const version = 1
+
+// MaxShapes bounds the shapes of one measurement.
+const MaxShapes = 256
+
+// messageBytes is the longest message: MaxShapes shapes and a Desc of many NICs.
+const messageBytes = 32 << 10
+
+// Shape is the payload of a round trip, in bytes.
+type Shape struct {
+	There int `json:"there"`
+	Back  int `json:"back"`
+}
+
+// Bytes there and back.
+func (s Shape) Bytes() int { return s.There + s.Back }
+
+// hello opens a measurement, or, without shapes, ends it.
+type hello struct {
+	Version int     `json:"version"`
+	Desc    []byte  `json:"desc,omitempty"`
+	Shapes  []Shape `json:"shapes,omitempty"`
+}
+
+// reply answers a hello with shapes.
+type reply struct {
+	Desc  []byte `json:"desc,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// check returns an error unless every shape fits into half of memory bytes.
+func check(shapes []Shape, memory int) error {
+	if len(shapes) < 1 || len(shapes) > MaxShapes {
+		return fmt.Errorf("roundtrip: %d shapes; it takes between 1 and %d", len(shapes), MaxShapes)
+	}
+	for _, s := range shapes {
+		if s.There < 0 || s.Back < 0 || s.There > memory/2 || s.Back > memory/2 {
+			return fmt.Errorf("roundtrip: %d bytes there and %d back; each must fit into %d, half of the memory", s.There, s.Back, memory/2)
+		}
+	}
+	return nil
+}
+
+// encode is a message; what is in it always encodes.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic("roundtrip: a message of plain values does not encode: " + err.Error())
+	}
+	return b
+}
+
+// describe is a Desc in a message.
+func describe(d rdma.Desc) ([]byte, error) { return d.MarshalBinary() }

@@ -1,0 +1,241 @@
+package roundtrip
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+const memoryBytes = 1 << 20
+
+// engine is a tcp engine on loopback that ends with the test.
+func engine(t *testing.T, listen bool) rdma.Engine {
+	t.Helper()
+	o := tcp.Options{}
+	if listen {
+		o.Listen, o.Token = "127.0.0.1:0", token
+	}
+	e, err := tcp.New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+var token = rdma.Token(strings.Repeat("k", rdma.MinToken))
+
+// connect opens a session of e with the answerer's engine.
+func connect(t *testing.T, e, far rdma.Engine) rdma.EngineID {
+	t.Helper()
+	id, err := e.Connect(t.Context(), far.Addr(), token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// answering is an engine with an Answerer, and its memory.
+func answering(t *testing.T) (rdma.Engine, []byte) {
+	t.Helper()
+	e, memory := engine(t, true), make([]byte, memoryBytes)
+	a, err := NewAnswerer(e, memory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return e, memory
+}
+
+// TestMeasure: every shape is measured as often as asked, the bytes cross both ways,
+// and a second requester comes after the first.
+func TestMeasure(t *testing.T) {
+	far, there := answering(t)
+	for i := range there[memoryBytes/2:] {
+		there[memoryBytes/2+i] = byte(i*7 + 1)
+	}
+	shapes := []Shape{{0, 0}, {1, 1}, {1152, 1032}, {300_000, 200_000}, {0, 4096}, {memoryBytes / 2, memoryBytes / 2}}
+	for requester := range 2 {
+		near := engine(t, false)
+		memory := make([]byte, memoryBytes)
+		for i := range memory[:memoryBytes/2] {
+			memory[i] = byte(i*13 + requester)
+		}
+		turns := 0
+		samples, err := Measure(t.Context(), near, connect(t, near, far), memory, Options{
+			Shapes: shapes, Warmup: 2, Repeats: 5, Progress: func(done, total int) {
+				if turns++; done != turns || total != 7 {
+					t.Errorf("turn %d of %d after %d turns", done, total, turns-1)
+				}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		count := make([]int, len(shapes))
+		for _, s := range samples {
+			if count[s.Shape]++; s.Took <= 0 {
+				t.Errorf("shape %d took %v", s.Shape, s.Took)
+			}
+		}
+		for i, n := range count {
+			if n != 5 {
+				t.Errorf("shape %d was measured %d times", i, n)
+			}
+		}
+		if !bytes.Equal(there[:memoryBytes/2], memory[:memoryBytes/2]) || !bytes.Equal(memory[memoryBytes/2:], there[memoryBytes/2:]) {
+			t.Error("what crossed is not what was sent")
+		}
+		if s := near.Stats(); s.WritesOut != uint64(7*len(shapes)) {
+			t.Errorf("%d writes for %d trips", s.WritesOut, 7*len(shapes))
+		}
+	}
+}
+
+// TestOneAtATime: while a requester measures, another is told so, and the first is
+// not disturbed.
+func TestOneAtATime(t *testing.T) {
+	far, _ := answering(t)
+	first, second := engine(t, false), engine(t, false)
+	to := connect(t, second, far)
+	refused := false
+	_, err := Measure(t.Context(), first, connect(t, first, far), make([]byte, memoryBytes), Options{
+		Shapes: []Shape{{8, 8}}, Repeats: 3, Progress: func(done, _ int) {
+			if done != 1 {
+				return
+			}
+			_, err := Measure(t.Context(), second, to, make([]byte, memoryBytes), Options{Shapes: []Shape{{8, 8}}, Repeats: 1})
+			refused = err != nil && strings.Contains(err.Error(), "try again")
+		},
+	})
+	if err != nil || !refused {
+		t.Errorf("the first: %v; the second was refused: %v", err, refused)
+	}
+}
+
+// TestRequesterDies: its engine is closed in the middle; the next one is served.
+func TestRequesterDies(t *testing.T) {
+	far, _ := answering(t)
+	first, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Measure(t.Context(), first, connect(t, first, far), make([]byte, memoryBytes), Options{
+		Shapes: []Shape{{8, 8}, {16, 16}}, Repeats: 3, Progress: func(done, _ int) {
+			if done == 1 {
+				if err := first.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	})
+	if err == nil {
+		t.Fatal("a measurement on a closed engine succeeded")
+	}
+	// The answerer learns of it when the session ends there.
+	for len(far.Peers()) > 0 {
+		if t.Context().Err() != nil {
+			t.Fatal("the session stays")
+		}
+		runtime.Gosched()
+	}
+	second := engine(t, false)
+	if _, err := Measure(t.Context(), second, connect(t, second, far), make([]byte, memoryBytes), Options{Shapes: []Shape{{8, 8}}, Repeats: 1}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAnswererDies: the measurement ends with an error.
+func TestAnswererDies(t *testing.T) {
+	far, _ := answering(t)
+	near := engine(t, false)
+	_, err := Measure(t.Context(), near, connect(t, near, far), make([]byte, memoryBytes), Options{
+		Shapes: []Shape{{8, 8}}, Repeats: 3, Progress: func(done, _ int) {
+			if done == 1 {
+				if err := far.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		},
+	})
+	if err == nil {
+		t.Error("a measurement without an answerer succeeded")
+	}
+}
+
+// TestNobodyAnswers: an engine that takes no messages, and a deadline.
+func TestNobodyAnswers(t *testing.T) {
+	far, near := engine(t, true), engine(t, false)
+	o := Options{Shapes: []Shape{{8, 8}}, Repeats: 1}
+	if _, err := Measure(t.Context(), near, connect(t, near, far), make([]byte, memoryBytes), o); err == nil || !strings.Contains(err.Error(), "takes no messages") {
+		t.Errorf("without receive buffers there: %v", err)
+	}
+	mute, other := engine(t, true), engine(t, false)
+	if err := mute.Recv(1, messageBytes, func(rdma.EngineID, []byte) {}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := Measure(ctx, other, connect(t, other, mute), make([]byte, memoryBytes), o); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("an end that does not answer: %v", err)
+	}
+}
+
+func TestRefuses(t *testing.T) {
+	far, _ := answering(t)
+	near := engine(t, false)
+	to := connect(t, near, far)
+	for name, o := range map[string]Options{
+		"no shape": {Repeats: 1}, "no repeat": {Shapes: []Shape{{1, 1}}}, "negative": {Shapes: []Shape{{-1, 1}}, Repeats: 1},
+		"too long": {Shapes: []Shape{{memoryBytes, 1}}, Repeats: 1}, "too many": {Shapes: make([]Shape, MaxShapes+1), Repeats: 1},
+	} {
+		if _, err := Measure(t.Context(), near, to, make([]byte, memoryBytes), o); err == nil {
+			t.Errorf("%s: measured", name)
+		}
+	}
+	// What the other end cannot take it says itself.
+	if _, err := Measure(t.Context(), near, to, make([]byte, 4*memoryBytes), Options{Shapes: []Shape{{memoryBytes, 1}}, Repeats: 1}); err == nil || !strings.Contains(err.Error(), "half of the memory") {
+		t.Errorf("more than the other end has: %v", err)
+	}
+}
+
+// FuzzHello: any message is answered or refused.
+func FuzzHello(f *testing.F) {
+	f.Add([]byte(`{"version":1,"shapes":[{"there":1,"back":1}]}`))
+	f.Add([]byte(`{"version":1}`))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, msg []byte) {
+		a := &Answerer{engine: deaf{}, half: 1 << 10}
+		a.receive(rdma.EngineID{1}, msg)
+		a.mu.Lock()
+		s := a.session
+		a.mu.Unlock()
+		if s != nil && check(s.shapes, 2*a.half) != nil {
+			t.Errorf("shapes %v were taken", s.shapes)
+		}
+	})
+}
+
+// deaf is an engine without sessions.
+type deaf struct{ rdma.Engine }
+
+func (deaf) Send(context.Context, rdma.EngineID, []byte, func(error)) error { return nil }
+func (deaf) ExpectImm(rdma.Expect) (*rdma.Expectation, error)               { return nil, rdma.ErrClosed }
