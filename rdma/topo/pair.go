@@ -2,7 +2,9 @@ package topo
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 )
 
 // pair gives GPUs their NICs, so that no NIC idles and no GPU goes without:
@@ -57,7 +59,8 @@ func (h *Host) join(gpu, nic int) {
 
 // Want says which NICs a caller needs.
 type Want struct {
-	// NICs names them; all must be usable. Empty: by the rest.
+	// NICs names them, or gives an address of each; all must be usable, and of
+	// Kinds. Empty: by the rest.
 	NICs []string
 	// GPU asks for the NICs paired with that GPU.
 	GPU string
@@ -66,13 +69,15 @@ type Want struct {
 	Role Role
 	// RDMA leaves TCP out.
 	RDMA bool
+	// Kinds are those that will do. Empty: any.
+	Kinds []Kind
 }
 
 // Choose returns the NICs to use, in the order of the table. If there are none
 // the error is a *NoNICError, whose text ends with the table of what is there.
 func (h *Host) Choose(w Want) ([]NIC, error) {
 	if len(w.NICs) > 0 {
-		return h.named(w.NICs)
+		return h.named(w)
 	}
 	var out []NIC
 	for _, n := range h.NICs {
@@ -86,12 +91,12 @@ func (h *Host) Choose(w Want) ([]NIC, error) {
 	return out, nil
 }
 
-func (h *Host) named(names []string) ([]NIC, error) {
+func (h *Host) named(w Want) ([]NIC, error) {
 	var out []NIC
-	for _, name := range names {
-		i := slices.IndexFunc(h.NICs, func(n NIC) bool { return n.Name == name })
+	for _, name := range w.NICs {
+		i := slices.IndexFunc(h.NICs, func(n NIC) bool { return n.answersTo(name) && w.speaks(n) })
 		if i < 0 {
-			return nil, &NoNICError{What: "NIC named " + name, Host: *h}
+			return nil, &NoNICError{What: "NIC" + w.kinds() + " named " + name, Host: *h}
 		}
 		if !h.NICs[i].Usable {
 			return nil, &NoNICError{What: fmt.Sprintf("use of %s: %s", name, h.NICs[i].Problem), Host: *h}
@@ -101,9 +106,27 @@ func (h *Host) named(names []string) ([]NIC, error) {
 	return out, nil
 }
 
+// answersTo reports whether text is the NIC's name or one of its addresses.
+func (n *NIC) answersTo(text string) bool {
+	if n.Name == text {
+		return true
+	}
+	ip, err := netip.ParseAddr(text)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(n.Addrs, func(p netip.Prefix) bool { return p.Addr() == ip }) ||
+		slices.ContainsFunc(n.GIDs, func(g GID) bool { return g.Addr.Unmap() == ip })
+}
+
+// speaks reports whether the NIC is of a kind that will do.
+func (w Want) speaks(n NIC) bool {
+	return (!w.RDMA || n.IsRDMA()) && (len(w.Kinds) == 0 || slices.Contains(w.Kinds, n.Kind))
+}
+
 func (w Want) fits(n NIC) bool {
 	switch {
-	case w.RDMA && !n.IsRDMA(), n.Role == Unused:
+	case !w.speaks(n), n.Role == Unused:
 		return false
 	case w.GPU != "":
 		return slices.Contains(n.GPUs, w.GPU)
@@ -119,6 +142,7 @@ func (w Want) String() string {
 	if w.RDMA {
 		s = "usable RDMA NIC"
 	}
+	s += w.kinds()
 	if w.Role != "" {
 		s += " of role " + string(w.Role)
 	}
@@ -126,6 +150,18 @@ func (w Want) String() string {
 		s += " for " + w.GPU
 	}
 	return s
+}
+
+// kinds words Kinds: " of kind ib or roce".
+func (w Want) kinds() string {
+	if len(w.Kinds) == 0 {
+		return ""
+	}
+	words := make([]string, len(w.Kinds))
+	for i, k := range w.Kinds {
+		words[i] = string(k)
+	}
+	return " of kind " + strings.Join(words, " or ")
 }
 
 // NoNICError says that no NIC does what was asked for, and shows what there is.

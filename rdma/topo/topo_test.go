@@ -23,7 +23,7 @@ import (
 //	addrs           lines of: interface address…; before the first, they are not known
 //	roles           lines of: NIC role, as configuration has them
 //	list            the table
-//	choose [gpu=] [role=] [rdma] [nic=]
+//	choose [gpu=] [role=] [rdma] [nic=] [kind=]
 //	facts           lines of what a live host adds; see factsOf
 //	check
 func TestTranscripts(t *testing.T) {
@@ -94,6 +94,10 @@ func (w *world) choose(d *datadriven.TestData) string {
 			want.NICs = a.Vals
 		case "rdma":
 			want.RDMA = true
+		case "kind":
+			for _, k := range a.Vals {
+				want.Kinds = append(want.Kinds, Kind(k))
+			}
 		}
 	}
 	h := Read(w.options)

@@ -102,6 +102,10 @@ choose gpu=gpu7
 ----
 rdmap198s0 rdmap199s0 rdmap200s0 rdmap201s0
 
+choose gpu=gpu7 kind=(efa,roce)
+----
+rdmap198s0 rdmap199s0 rdmap200s0 rdmap201s0
+
 host plain.host
 ----
 
@@ -172,3 +176,34 @@ rxe3  roce  snic  active  10 Gb/s  -     -    p1b     1 10.88.1.2  -    no GPU o
 check
 ----
 nothing to complain of
+
+choose nic=(10.88.0.2,rxe2)
+----
+rxe1 rxe2
+
+choose nic=10.88.9.9
+----
+topo: no NIC named 10.88.9.9; `penstock nic check` says what to do. This host has:
+NIC   KIND  ROLE  STATE   RATE     NUMA  PCI  NETDEV  ADDRESS      GPU  REASON
+rxe0  roce  snic  active  10 Gb/s  -     -    p0a     1 10.88.0.1  -    no GPU on this host
+rxe1  roce  snic  active  10 Gb/s  -     -    p0b     1 10.88.0.2  -    no GPU on this host
+rxe2  roce  snic  active  10 Gb/s  -     -    p1a     1 10.88.1.1  -    no GPU on this host
+rxe3  roce  snic  active  10 Gb/s  -     -    p1b     1 10.88.1.2  -    no GPU on this host
+
+choose nic=rxe0 kind=(ib,efa)
+----
+topo: no NIC of kind ib or efa named rxe0; `penstock nic check` says what to do. This host has:
+NIC   KIND  ROLE  STATE   RATE     NUMA  PCI  NETDEV  ADDRESS      GPU  REASON
+rxe0  roce  snic  active  10 Gb/s  -     -    p0a     1 10.88.0.1  -    no GPU on this host
+rxe1  roce  snic  active  10 Gb/s  -     -    p0b     1 10.88.0.2  -    no GPU on this host
+rxe2  roce  snic  active  10 Gb/s  -     -    p1a     1 10.88.1.1  -    no GPU on this host
+rxe3  roce  snic  active  10 Gb/s  -     -    p1b     1 10.88.1.2  -    no GPU on this host
+
+choose kind=(ib,efa) role=snic
+----
+topo: no usable NIC of kind ib or efa of role snic; `penstock nic check` says what to do. This host has:
+NIC   KIND  ROLE  STATE   RATE     NUMA  PCI  NETDEV  ADDRESS      GPU  REASON
+rxe0  roce  snic  active  10 Gb/s  -     -    p0a     1 10.88.0.1  -    no GPU on this host
+rxe1  roce  snic  active  10 Gb/s  -     -    p0b     1 10.88.0.2  -    no GPU on this host
+rxe2  roce  snic  active  10 Gb/s  -     -    p1a     1 10.88.1.1  -    no GPU on this host
+rxe3  roce  snic  active  10 Gb/s  -     -    p1b     1 10.88.1.2  -    no GPU on this host
