@@ -43,6 +43,7 @@ var edges = []struct {
 
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
 	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
+	{"dualpath/prfaas", []string{"dualpath", "internal/yamlfile"}, "pure, as the planner; profiles of models are decoded from bytes"},
 
 	{"sim", nil, "the kernel is time, order and chance; it knows nothing of what happens in it"},
 	{"sim/flow", []string{"sim"}, "a network knows the clock, not what its flows carry"},
@@ -74,6 +75,7 @@ var edges = []struct {
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},
 
+	{"internal/yamlfile", nil, "it says what is wrong in a file and knows no file's meaning"},
 	{"internal/chart", nil, "a figure is numbers and words: it knows nothing of what was measured"},
 	{"sim/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 
@@ -97,6 +99,7 @@ var testEdges = []struct {
 	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
 	{"rdma/copier", []string{"rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
+	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
 	{"internal/emulate", []string{"internal/testnode", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
 	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},

@@ -1,0 +1,301 @@
+package prfaas
+
+import (
+	"fmt"
+	"math"
+)
+
+// Stage is what can bind the throughput of a system.
+type Stage uint8
+
+// The stages.
+const (
+	StageRemoteCompute Stage = iota // the PrfaaS clusters' prefill
+	StageEgress                     // their link
+	StageLocalPrefill               // the prefill instances of the PD cluster
+	StageDecode                     // its decode instances
+)
+
+// String returns prfaas-compute, prfaas-egress, pd-prefill or pd-decode.
+func (s Stage) String() string {
+	switch s {
+	case StageRemoteCompute:
+		return "prfaas-compute"
+	case StageEgress:
+		return "prfaas-egress"
+	case StageLocalPrefill:
+		return "pd-prefill"
+	case StageDecode:
+		return "pd-decode"
+	}
+	return fmt.Sprintf("Stage(%d)", uint8(s))
+}
+
+// Service says which service time stands for all requests of a stage.
+type Service uint8
+
+const (
+	// Representative is the time at the mean length, T(E[L]), as the paper's
+	// equations 3 and 4 have it.
+	Representative Service = iota
+	// Expected is the mean time, E[T(L)]: what a queue serves. It is longer where
+	// T is convex.
+	Expected
+)
+
+// System is the hardware and the traffic: PrfaaS, Table 4.
+type System struct {
+	// Lengths of the uncached prompts: L.
+	Lengths Lengths
+	// OutputTokens is the mean output: L_out.
+	OutputTokens float64
+	// KVBytes is S_kv(l).
+	KVBytes Curve
+	// RemoteInstances is N_prfaas; 0: there is no PrfaaS cluster. RemotePrefill
+	// is its T_prefill(l) in seconds.
+	RemoteInstances int
+	RemotePrefill   Curve
+	// EgressBytes is B_out, in bytes a second.
+	EgressBytes float64
+	// LocalInstances is N_p + N_d. LocalPrefill is T_prefill(l) of a PD-P
+	// instance in seconds; it may be missing where no plan prefills locally.
+	LocalInstances int
+	LocalPrefill   Curve
+	// DecodeBatch is BS_max, requests an instance decodes at once; StepSeconds is
+	// T_decode, the time of one step.
+	DecodeBatch float64
+	StepSeconds float64
+	// Service is the paper's by default.
+	Service Service
+}
+
+// Validate returns an error that names the first field out of its range.
+func (s System) Validate() error {
+	if s.Lengths == nil {
+		return fmt.Errorf("prfaas: no distribution of lengths")
+	}
+	for _, f := range []struct {
+		name  string
+		value float64
+	}{
+		{"output tokens", s.OutputTokens}, {"decode batch", s.DecodeBatch}, {"seconds of a decode step", s.StepSeconds},
+		{"instances of the PD cluster", float64(s.LocalInstances)},
+	} {
+		if !(f.value > 0) || math.IsInf(f.value, 0) {
+			return fmt.Errorf("prfaas: %s: %v; it must be above 0", f.name, f.value)
+		}
+	}
+	least, greatest := s.Lengths.Bounds()
+	if s.RemoteInstances < 0 {
+		return fmt.Errorf("prfaas: %d PrfaaS instances; 0 for none", s.RemoteInstances)
+	}
+	if s.RemoteInstances > 0 {
+		if !(s.EgressBytes > 0) || math.IsInf(s.EgressBytes, 0) {
+			return fmt.Errorf("prfaas: egress of %v bytes/s; it must be above 0", s.EgressBytes)
+		}
+		if s.KVBytes.IsZero() || !s.KVBytes.Rising(max(least, 0), greatest) {
+			return fmt.Errorf("prfaas: the KV size must be given, above 0 and not fall from %.0f to %.0f tokens", least, greatest)
+		}
+		if s.RemotePrefill.IsZero() || !s.RemotePrefill.Rising(max(least, 0), greatest) {
+			return fmt.Errorf("prfaas: the prefill time of the PrfaaS cluster must be given, above 0 and not fall from %.0f to %.0f tokens", least, greatest)
+		}
+	}
+	if s.LocalPrefill.IsZero() && s.RemoteInstances == 0 {
+		return fmt.Errorf("prfaas: neither the PrfaaS nor the PD cluster can prefill")
+	}
+	if !s.LocalPrefill.IsZero() && !s.LocalPrefill.Rising(max(least, 0), greatest) {
+		return fmt.Errorf("prfaas: the prefill time of the PD cluster must be above 0 and not fall from %.0f to %.0f tokens", least, greatest)
+	}
+	return nil
+}
+
+// Plan are the variables to be decided.
+type Plan struct {
+	// Threshold is t, in tokens: longer prompts are offloaded.
+	Threshold float64
+	// Prefill and Decode are N_p and N_d.
+	Prefill, Decode int
+}
+
+// Throughput is what a plan reaches in the steady state.
+type Throughput struct {
+	Plan
+	// Offloaded is p, the share of requests above the threshold; Long and Short
+	// are the mean lengths on both sides of it, in tokens.
+	Offloaded   float64
+	Long, Short float64
+	// RemoteCompute and RemoteEgress are the two terms of equation 3, and Remote
+	// the lesser; LocalPrefill is equation 4, DecodeRate equation 5; requests a
+	// second. A stage that no request needs is infinite.
+	RemoteCompute, RemoteEgress, Remote float64
+	LocalPrefill, DecodeRate            float64
+	// Max is Lambda_max, requests a second (equation 6), and Binds the stage that
+	// sets it.
+	Max   float64
+	Binds Stage
+	// EgressBytes is what crosses the link at Max, bytes a second.
+	EgressBytes float64
+}
+
+// Producers is the most that both prefill sides take together at this split,
+// requests a second: the first two terms of equation 6.
+func (t Throughput) Producers() float64 {
+	return min(over(t.Remote, t.Offloaded), over(t.LocalPrefill, 1-t.Offloaded))
+}
+
+// over is rate/share: the requests that arrive in all while this share of them
+// saturates the stage.
+func over(rate, share float64) float64 {
+	if share <= 0 {
+		return math.Inf(1)
+	}
+	return rate / share
+}
+
+// Evaluate computes equations 3 to 6 for one plan.
+func (s System) Evaluate(p Plan) Throughput {
+	return s.combine(s.split(p.Threshold), p)
+}
+
+// split is what follows from the threshold alone.
+type split struct {
+	offloaded, long, short float64
+	// remoteCompute and egress are N/T and B/S of the PrfaaS side; local is 1/T
+	// of one instance of the PD side.
+	remoteCompute, egress, local float64
+	kvBytes                      float64
+}
+
+func (s System) split(threshold float64) split {
+	least, greatest := s.Lengths.Bounds()
+	t := min(max(threshold, least), greatest)
+	x := split{
+		offloaded: Share(s.Lengths, t, greatest),
+		long:      Mean(s.Lengths, t, greatest), short: Mean(s.Lengths, least, t),
+		remoteCompute: math.Inf(1), egress: math.Inf(1), local: math.Inf(1),
+	}
+	if x.offloaded > 0 {
+		x.remoteCompute, x.egress = 0, 0
+		if s.RemoteInstances > 0 {
+			x.kvBytes = s.mean(s.KVBytes, x.long, t, greatest)
+			x.remoteCompute = float64(s.RemoteInstances) / s.mean(s.RemotePrefill, x.long, t, greatest)
+			x.egress = s.EgressBytes / x.kvBytes
+		}
+	}
+	if 1-x.offloaded > shareEpsilon {
+		x.local = 0
+		if !s.LocalPrefill.IsZero() {
+			x.local = 1 / s.mean(s.LocalPrefill, x.short, least, t)
+		}
+	} else {
+		x.offloaded = 1
+	}
+	return x
+}
+
+// shareEpsilon: a share of requests below it is rounding.
+const shareEpsilon = 1e-12
+
+// mean is the service time or size that stands for the requests of lo to hi.
+func (s System) mean(c Curve, length, lo, hi float64) float64 {
+	if s.Service == Expected {
+		return c.Mean(s.Lengths, lo, hi)
+	}
+	return c.At(length)
+}
+
+// combine adds the division of the PD cluster to a split.
+func (s System) combine(x split, p Plan) Throughput {
+	t := Throughput{
+		Plan: p, Offloaded: x.offloaded, Long: x.long, Short: x.short,
+		RemoteCompute: x.remoteCompute, RemoteEgress: x.egress, Remote: min(x.remoteCompute, x.egress),
+		LocalPrefill: times(p.Prefill, x.local),
+		DecodeRate:   float64(p.Decode) * s.DecodeBatch / (s.StepSeconds * s.OutputTokens),
+	}
+	t.Max, t.Binds = math.Inf(1), StageDecode
+	for _, b := range []struct {
+		stage Stage
+		rate  float64
+	}{
+		{StageRemoteCompute, over(t.RemoteCompute, t.Offloaded)}, {StageEgress, over(t.RemoteEgress, t.Offloaded)},
+		{StageLocalPrefill, over(t.LocalPrefill, 1-t.Offloaded)}, {StageDecode, t.DecodeRate},
+	} {
+		if b.rate < t.Max {
+			t.Max, t.Binds = b.rate, b.stage
+		}
+	}
+	t.EgressBytes = t.Max * t.Offloaded * x.kvBytes
+	return t
+}
+
+// times is n instances of a rate each; none of an infinite rate that nobody asks
+// for is still infinite.
+func times(n int, rate float64) float64 {
+	if math.IsInf(rate, 1) {
+		return rate
+	}
+	return float64(n) * rate
+}
+
+// TTFT is the time to the first token of a plan without queueing: prefill, and
+// for offloaded requests the KV's time on an idle link (PrfaaS, Table 6).
+type TTFT struct {
+	sys  System
+	plan Plan
+}
+
+// TTFT returns the times to first token under a plan.
+func (s System) TTFT(p Plan) TTFT { return TTFT{s, p} }
+
+// Mean over all requests, in seconds.
+func (t TTFT) Mean() float64 {
+	least, greatest := t.sys.Lengths.Bounds()
+	at := min(max(t.plan.Threshold, least), greatest)
+	var sum float64
+	if at < greatest {
+		sum += t.sys.RemotePrefill.Sum(t.sys.Lengths, at, greatest) + t.sys.KVBytes.Sum(t.sys.Lengths, at, greatest)/t.sys.EgressBytes
+	}
+	if at > least {
+		sum += t.sys.LocalPrefill.Sum(t.sys.Lengths, least, at)
+	}
+	return sum
+}
+
+// Of is the time of one request, in seconds.
+func (t TTFT) Of(tokens float64) float64 {
+	if tokens > t.plan.Threshold {
+		return t.sys.RemotePrefill.At(tokens) + t.sys.KVBytes.At(tokens)/t.sys.EgressBytes
+	}
+	return t.sys.LocalPrefill.At(tokens)
+}
+
+// Quantile is the time that a share q of the requests does not exceed, in
+// seconds. Within each side time rises with length, so the requests within x
+// seconds are those up to a length on either side.
+func (t TTFT) Quantile(q float64) float64 {
+	least, greatest := t.sys.Lengths.Bounds()
+	at := min(max(t.plan.Threshold, least), greatest)
+	high := 0.0
+	for _, l := range []float64{at, greatest} {
+		if l > at {
+			high = max(high, t.Of(l))
+		} else if l > least {
+			high = max(high, t.Of(min(l, t.plan.Threshold)))
+		}
+	}
+	// To 1e-6 tokens within, and to 1e-6 s without.
+	return bisect(0, high, func(x float64) bool {
+		within := 0.0
+		if at > least {
+			l := bisect(least, at, func(l float64) bool { return t.sys.LocalPrefill.At(l) <= x })
+			within += Share(t.sys.Lengths, least, l)
+		}
+		if at < greatest {
+			l := bisect(at, greatest, func(l float64) bool {
+				return t.sys.RemotePrefill.At(l)+t.sys.KVBytes.At(l)/t.sys.EgressBytes <= x
+			})
+			within += Share(t.sys.Lengths, at, l)
+		}
+		return within < q
+	})
+}

@@ -1,0 +1,191 @@
+package prfaas
+
+import (
+	"fmt"
+	"sort"
+)
+
+// StepsDefault is how many steps of the threshold are tried between the least
+// and the greatest length.
+const StepsDefault = 100
+
+// stepsMax bounds a search: a step of less than a token at 1M tokens.
+const stepsMax = 1 << 20
+
+// Optimize finds the threshold and the division of the PD cluster with the
+// highest throughput, over a grid of steps+1 thresholds and of all divisions with
+// at least one decode instance (PrfaaS, section 3.4.2). It returns what Exhaustive
+// returns. Where, as in the paper, throughput of the PrfaaS side rises and that
+// of the PD side falls with the threshold, it finds their crossing for each
+// division by bisection: O(steps + N log steps). Elsewhere it is exhaustive.
+func Optimize(s System, steps int) (Throughput, error) {
+	g, err := newGrid(s, steps)
+	if err != nil {
+		return Throughput{}, err
+	}
+	if !g.crossing() {
+		return g.exhaustive(), nil
+	}
+	var best candidate
+	for n := range s.LocalInstances {
+		// The first threshold at which the PD side is the slower one; the best is
+		// that or the one before.
+		i := sort.Search(len(g.splits), func(i int) bool { return g.remote[i] >= g.local(i, n) })
+		for _, j := range []int{i - 1, i} {
+			if j >= 0 && j < len(g.splits) {
+				best = g.better(best, j, n)
+			}
+		}
+	}
+	// Among thresholds that are equally good the last counts, as in Exhaustive.
+	for best.at+1 < len(g.splits) && g.equal(best, best.at+1) {
+		best.at++
+	}
+	return g.throughput(best), nil
+}
+
+// Exhaustive tries every threshold of the grid with every division.
+func Exhaustive(s System, steps int) (Throughput, error) {
+	g, err := newGrid(s, steps)
+	if err != nil {
+		return Throughput{}, err
+	}
+	return g.exhaustive(), nil
+}
+
+// grid holds what depends on the threshold alone.
+type grid struct {
+	sys        System
+	thresholds []float64
+	splits     []split
+	// remote is Theta_prfaas/p at each threshold.
+	remote []float64
+}
+
+func newGrid(s System, steps int) (*grid, error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	if steps < 1 || steps > stepsMax {
+		return nil, fmt.Errorf("prfaas: %d steps of the threshold; from 1 to %d", steps, stepsMax)
+	}
+	least, greatest := s.Lengths.Bounds()
+	g := &grid{sys: s}
+	for i := range steps + 1 {
+		t := least + (greatest-least)*float64(i)/float64(steps)
+		x := s.split(t)
+		g.thresholds = append(g.thresholds, t)
+		g.splits = append(g.splits, x)
+		g.remote = append(g.remote, over(min(x.remoteCompute, x.egress), x.offloaded))
+	}
+	return g, nil
+}
+
+// local is Theta_pd-p/(1-p) at a threshold with n prefill instances.
+func (g *grid) local(at, n int) float64 {
+	x := g.splits[at]
+	return over(times(n, x.local), 1-x.offloaded)
+}
+
+// crossing reports whether, over the grid, the PrfaaS side never gets slower and
+// the PD side never faster as the threshold rises.
+func (g *grid) crossing() bool {
+	for i := 1; i < len(g.splits); i++ {
+		if g.remote[i] < g.remote[i-1] || g.local(i, 1) > g.local(i-1, 1) {
+			return false
+		}
+	}
+	return true
+}
+
+// candidate is one point of the grid. Candidates are ordered by throughput, then
+// by what both prefill sides could take, then by fewer prefill instances, then by
+// the higher threshold, which loads the link less.
+type candidate struct {
+	set       bool
+	at, n     int
+	max, prod float64
+}
+
+func (g *grid) candidate(at, n int) candidate {
+	prod := min(g.remote[at], g.local(at, n))
+	decode := float64(g.sys.LocalInstances-n) * g.sys.DecodeBatch / (g.sys.StepSeconds * g.sys.OutputTokens)
+	return candidate{true, at, n, min(prod, decode), prod}
+}
+
+// better returns the better of best and the point (at, n).
+func (g *grid) better(best candidate, at, n int) candidate {
+	c := g.candidate(at, n)
+	switch {
+	case !best.set || c.max > best.max:
+		return c
+	case c.max < best.max || c.prod < best.prod:
+		return best
+	case c.prod > best.prod || c.n < best.n || c.n == best.n && c.at > best.at:
+		return c
+	}
+	return best
+}
+
+func (g *grid) equal(c candidate, at int) bool {
+	d := g.candidate(at, c.n)
+	return d.max == c.max && d.prod == c.prod
+}
+
+func (g *grid) exhaustive() Throughput {
+	var best candidate
+	for n := range g.sys.LocalInstances {
+		for at := range g.splits {
+			best = g.better(best, at, n)
+		}
+	}
+	return g.throughput(best)
+}
+
+func (g *grid) throughput(c candidate) Throughput {
+	return g.sys.combine(g.splits[c.at], Plan{Threshold: g.thresholds[c.at], Prefill: c.n, Decode: g.sys.LocalInstances - c.n})
+}
+
+// Homogeneous is the best division of a PD cluster of this many instances that
+// has no PrfaaS cluster: PrfaaS, Table 6, third column.
+func Homogeneous(s System, instances int) (Throughput, error) {
+	s.RemoteInstances, s.LocalInstances = 0, instances
+	if err := s.Validate(); err != nil {
+		return Throughput{}, err
+	}
+	_, greatest := s.Lengths.Bounds()
+	var best Throughput
+	for n := range instances {
+		if t := s.Evaluate(Plan{Threshold: greatest, Prefill: n, Decode: instances - n}); t.Max > best.Max {
+			best = t
+		}
+	}
+	if best.Max == 0 {
+		return best, fmt.Errorf("prfaas: %d instances cannot both prefill and decode; at least 2 are needed", instances)
+	}
+	return best, nil
+}
+
+// Naive offloads every prefill and decodes on the whole PD cluster: PrfaaS, Table
+// 6, fourth column.
+func Naive(s System) (Throughput, error) {
+	if err := s.Validate(); err != nil {
+		return Throughput{}, err
+	}
+	if s.RemoteInstances == 0 {
+		return Throughput{}, fmt.Errorf("prfaas: a PrfaaS cluster of 0 instances cannot take every prefill")
+	}
+	least, _ := s.Lengths.Bounds()
+	return s.Evaluate(Plan{Threshold: least, Prefill: 0, Decode: s.LocalInstances}), nil
+}
+
+// Balance is the threshold at which both prefill sides saturate together
+// (equation 7) for n prefill instances, in tokens, found between the lengths'
+// bounds; at a bound where one side is always the slower.
+func Balance(s System, n int) float64 {
+	least, greatest := s.Lengths.Bounds()
+	return bisect(least, greatest, func(t float64) bool {
+		x := s.split(t)
+		return over(min(x.remoteCompute, x.egress), x.offloaded) < over(times(n, x.local), 1-x.offloaded)
+	})
+}
