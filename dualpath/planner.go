@@ -90,6 +90,9 @@ type group struct {
 	// its engines and of that queue.
 	private *list.List
 	total   int
+	// least is the load of a prefill group's least loaded engine after its last
+	// fetch, or noEngine.
+	least int
 	// hbmMax is the largest HBM of an engine, in tokens; 0: not known.
 	hbmMax int
 	heapAt int
@@ -248,7 +251,7 @@ func (p *Planner) submit(q *Request) {
 // groupUp makes a group known, and what it holds. What a group that returns
 // still holds goes on where it was; the rest of what it had is planned anew.
 func (p *Planner) groupUp(e *GroupUp) {
-	g := &group{id: e.Group, role: e.Role, heard: p.now, heapAt: -1}
+	g := &group{id: e.Group, role: e.Role, heard: p.now, least: noEngine, heapAt: -1}
 	fresh := make(map[EngineID]*engine, len(e.Engines))
 	for _, s := range e.Engines {
 		n := p.nodes[s.Node]

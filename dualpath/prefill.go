@@ -1,5 +1,7 @@
 package dualpath
 
+import "math"
+
 // class is one of the three categories of DualPath section 6.1.
 type class uint8
 
@@ -28,10 +30,18 @@ func (p *Planner) classOf(en *engine) class {
 // fetchPrefill gives the engines of g requests from the queue, in its order,
 // until all are overloaded: DualPath section 6.1, "PE scheduling". Within a
 // category the engine with the least unfinished tokens takes the request.
+//
+// The paper has one queue for all groups and does not say what keeps the first one
+// that fetches from taking all of it, up to beta. Here a group leaves a request
+// whose tokens fit on an engine of another group before they would make that one
+// as loaded as its own; the other group fetches within Options.Patience, or it is
+// not waited for.
 func (p *Planner) fetchPrefill(g *group) {
+	defer g.noteLeast(p)
 	if p.waiting.Len() == 0 {
 		return
 	}
+	elsewhere := p.leastElsewhere(g)
 	pool := p.pools(g)
 	for p.waiting.Len() > 0 {
 		en := pool.least(p)
@@ -39,6 +49,9 @@ func (p *Planner) fetchPrefill(g *group) {
 			return
 		}
 		r := p.waiting.Front().Value.(*request)
+		if elsewhere != noEngine && elsewhere+r.Prompt <= en.tok {
+			return
+		}
 		p.unlist(&r.prefillAt, p.waiting)
 		cat := p.classOf(en)
 		p.explainPrefill(r, g, en, cat, pool)
@@ -54,6 +67,32 @@ func (p *Planner) fetchPrefill(g *group) {
 			pool.stale = short != (en.node.queue <= p.opts.Alpha)
 		}
 	}
+}
+
+// noEngine is the least load of a group that takes nothing.
+const noEngine = math.MaxInt
+
+// noteLeast keeps the load of the group's least loaded engine for other groups'
+// fetches.
+func (g *group) noteLeast(p *Planner) {
+	g.least = noEngine
+	for _, en := range g.engines {
+		if p.classOf(en) != overloaded {
+			g.least = min(g.least, en.tok)
+		}
+	}
+}
+
+// leastElsewhere is the load of the least loaded engine in the other prefill
+// groups that fetch, or noEngine.
+func (p *Planner) leastElsewhere(g *group) int {
+	least := noEngine
+	for _, o := range p.order {
+		if o != g && o.role == Prefill && p.now-o.heard <= p.opts.Patience {
+			least = min(least, o.least)
+		}
+	}
+	return least
 }
 
 // pools are the engines of one group that take work, by category, each a heap

@@ -67,9 +67,11 @@ type Class struct {
 }
 
 // Sizes of a link with a rate: what may go at once after a pause, and what waits
-// before it is dropped.
+// before it is dropped. The burst holds the largest packet that a socket hands
+// down (64 KiB and headers): a smaller one would have the kernel cut each into
+// segments, at several times the CPU.
 const (
-	burstBytes = 64 << 10
+	burstBytes = 128 << 10
 	queueBytes = 1 << 20
 )
 

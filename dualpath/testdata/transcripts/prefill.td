@@ -82,3 +82,70 @@ prefill group 1
     engine 3: tok 1001, seq 2
     engine 4: tok 1001, seq 2
 waiting for prefill 1, for a decode group 8, loading 0
+
+# Two groups, four requests: the first that fetches leaves what the other one can begin sooner; when the other has been
+# silent for longer than patience (50 ms), it is not waited for.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=prefill engines=(2@2)
+----
+nothing
+
+fetch group=1
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+submit id=1 prompt=300
+----
+nothing
+
+submit id=2 prompt=300
+----
+nothing
+
+submit id=3 prompt=300
+----
+nothing
+
+submit id=4 prompt=300
+----
+nothing
+
+fetch at=10 group=1
+----
+1 assign request 1: prefill engine 1
+
+fetch at=11 group=2
+----
+2 assign request 2: prefill engine 2
+3 assign request 3: prefill engine 2
+
+fetch at=12 group=1
+----
+4 assign request 4: prefill engine 1
+
+submit id=5 prompt=300
+----
+nothing
+
+submit id=6 prompt=300
+----
+nothing
+
+fetch at=13 group=1
+----
+5 assign request 5: prefill engine 1
+
+fetch at=100 group=1
+----
+6 assign request 6: prefill engine 1
