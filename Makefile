@@ -18,7 +18,7 @@ RDMA_TIMEOUT ?= 8m
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo test test-rdma race fuzz bench bench-compare lint ci proto install clean print-goflags-uring
+.PHONY: build demo test test-rdma race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -49,6 +49,9 @@ bench: build ## ratios against fio, iperf3, Redis, …; writes bench/ and docs/b
 
 bench-compare: ## Go benchmarks of REF and of the working tree, by benchstat
 	.ci/bench-compare $(REF) $(BENCHTIME)
+
+reproduce: build ## the papers' tables beside ours, in under 15 minutes; writes bin/reproduction/ and docs/reproduction.md
+	bin/penstock sim reproduce --out bin/reproduction --write docs/reproduction.md
 
 lint: ## import DAG, docs, gofmt, vet, staticcheck
 	go test ./internal/lint

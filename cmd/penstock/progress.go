@@ -17,6 +17,7 @@ const (
 	unitBytes unit = iota
 	unitBlocks
 	unitRequests
+	unitRuns
 )
 
 const (
@@ -122,6 +123,8 @@ func (p *progress) amounts(done, total int64) string {
 		noun = " blocks"
 	case unitRequests:
 		noun = " requests"
+	case unitRuns:
+		noun = " runs"
 	}
 	if total <= 0 {
 		return word(done) + noun

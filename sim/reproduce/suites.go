@@ -8,6 +8,8 @@ import (
 // Suites are all there are, in the order of the page.
 func Suites() []Suite {
 	return []Suite{
+		NetKV(),
+		PrfaaS(),
 		MoveTheQuery(),
 	}
 }

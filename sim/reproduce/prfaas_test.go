@@ -1,0 +1,25 @@
+package reproduce
+
+import "testing"
+
+// TestPrfaaS: every cell is in its range, and what deviates is explained.
+func TestPrfaaS(t *testing.T) {
+	results, err := Run(t.Context(), []Suite{PrfaaS()}, Options{Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := results[0]
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	for _, table := range r.Tables {
+		for _, c := range table.Cells {
+			if !c.OK() || c.NeedsNote() {
+				t.Errorf("%s: %s: ours %v, paper %v, accepted %v to %v, note %q", table.Title, c.Name, c.Ours, c.Paper, c.Low, c.High, c.Note)
+			}
+		}
+	}
+	if s := r.Summarize(); s.Cells < 40 || len(r.Figures) < 3 {
+		t.Errorf("%d cells, %d figures", s.Cells, len(r.Figures))
+	}
+}
