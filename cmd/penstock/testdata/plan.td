@@ -118,9 +118,10 @@ Usage:
   penstock plan [command]
 
 Available Commands:
-  analyze     The range of P/D in which nothing binds before the storage NICs, and what binds first
-  explain     The story of one request: who was chosen, why, and what was read where
-  top         Groups, engines and storage NICs as the planner sees them now
+  analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
+  explain      The story of one request: who was chosen, why, and what was read where
+  redistribute Move the query, move the cache, or compute again: what each would take
+  top          Groups, engines and storage NICs as the planner sees them now
 
 Flags:
   -h, --help   help for plan

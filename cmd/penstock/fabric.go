@@ -1,0 +1,415 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/dualpath/redistribute"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/roundtrip"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/fabric"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/shm"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/rdma/verbs"
+)
+
+func newFabricCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "fabric",
+		Short: "What a transfer engine takes for small and large round trips",
+	}
+	return noun(cmd, newFabricProbe(w))
+}
+
+// fabricProbe are the flags of `penstock fabric probe`.
+type fabricProbe struct {
+	provider, listen, peer, tokenFile, name, write string
+	rows                                           []int
+	warmup, repeats                                int
+	timeout                                        time.Duration
+}
+
+func newFabricProbe(w world) *cobra.Command {
+	var p fabricProbe
+	cmd := &cobra.Command{
+		Use:   "probe",
+		Short: "Measure the two constants of a fabric: its probe and its bandwidth",
+		Long: `Make round trips as a routed query does: rows of 1152 bytes there in one one-sided
+write, 1032 bytes a row back in another, for batches of many sizes by turns; and without
+payload, the signal alone. A straight line is fitted to them (robust least squares of the
+relative error): time = probe + turnaround + bytes/bandwidth. The error of the fit is
+said (MAPE), so that a fabric which is no straight line is seen to be none.
+
+Both ends are in this process, over loopback, unless one of them is elsewhere:
+
+  host A    penstock fabric probe --listen 10.0.0.1:7440 --token-file secret
+  host B    penstock fabric probe --peer 10.0.0.1:7440 --token-file secret --write ab.json
+
+--listen answers until interrupted. With --provider shm addresses are paths of sockets.
+What --write saves is what penstock plan redistribute --fabric takes.`,
+		Example: `  penstock fabric probe
+  penstock fabric probe --provider shm --write shm.json`,
+		Args: args(cobra.NoArgs),
+	}
+	f := cmd.Flags()
+	f.StringVar(&p.provider, "provider", "tcp", "transfer engine: tcp, shm, verbs or fabric")
+	f.StringVar(&p.listen, "listen", "", "answer here, host:port, until interrupted")
+	f.StringVar(&p.peer, "peer", "", "measure to the end that listens there, host:port")
+	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret that both ends know; needed beyond loopback")
+	f.StringVar(&p.name, "name", "", "name of the fabric in the result (default: the provider's, and the peer)")
+	f.StringVar(&p.write, "write", "", "also write the constants to this file, as JSON")
+	f.IntSliceVar(&p.rows, "rows", []int{1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096}, "batches, in query rows")
+	f.IntVar(&p.warmup, "warmup", 50, "round trips of each batch before it is measured")
+	f.IntVar(&p.repeats, "repeats", 200, "round trips of each batch")
+	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "give up after this long")
+	cmd.MarkFlagsMutuallyExclusive("listen", "peer")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := p.check(); err != nil {
+			return usageError{err}
+		}
+		if p.listen != "" {
+			return p.answer(cmd.Context(), w)
+		}
+		r, err := p.run(cmd.Context(), w)
+		if err != nil {
+			return err
+		}
+		if err := outputOf(cmd).emit(r, func(t *table) { r.print(t) }); err != nil || p.write == "" {
+			return err
+		}
+		return writeFabric(p.write, r.Fabric)
+	}
+	return cmd
+}
+
+// rowsMax bounds a batch: 64 MiB of queries.
+const rowsMax = 1 << 16
+
+// check returns an error about the command line.
+func (p fabricProbe) check() error {
+	if len(p.rows) < 2 || len(p.rows) >= roundtrip.MaxShapes {
+		return fmt.Errorf("--rows: %d batches; a line takes at least 2, and at most %d are measured", len(p.rows), roundtrip.MaxShapes-1)
+	}
+	for _, n := range p.rows {
+		if n < 1 || n > rowsMax {
+			return fmt.Errorf("--rows %d: it must be between 1 and %d", n, rowsMax)
+		}
+	}
+	switch {
+	case !slices.Contains([]string{"tcp", "shm", "verbs", "fabric"}, p.provider):
+		return fmt.Errorf("--provider %q: want tcp, shm, verbs or fabric", p.provider)
+	case p.repeats < 1 || p.warmup < 0 || p.repeats > 1e5 || p.warmup > 1e5:
+		return fmt.Errorf("--repeats %d --warmup %d: at least one repeat, and neither above 100000", p.repeats, p.warmup)
+	case len(p.rows)*p.repeats > 1<<20:
+		return fmt.Errorf("%d batches, %d repeats of each: at most %d round trips are fitted", len(p.rows), p.repeats, 1<<20)
+	case p.timeout <= 0:
+		return fmt.Errorf("--timeout %v: it must be positive", p.timeout)
+	}
+	for flag, addr := range map[string]string{"--listen": p.listen, "--peer": p.peer} {
+		if addr == "" || p.provider == "shm" {
+			continue
+		}
+		host, _, err := net.SplitHostPort(addr)
+		if err != nil {
+			return fmt.Errorf("%s %q is not host:port", flag, addr)
+		}
+		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) && p.tokenFile == "" {
+			return fmt.Errorf("%s %s reaches beyond this machine: give both ends --token-file with one secret (openssl rand -hex 32 > FILE)", flag, addr)
+		}
+	}
+	return nil
+}
+
+// loopbackToken is the secret of both ends where none is given: they are on one
+// machine then, and what is open is scratch memory.
+const loopbackToken = "penstock-fabric-probe-on-loopback"
+
+// token is the secret of both ends.
+func (p fabricProbe) token() (rdma.Token, error) {
+	switch {
+	case p.tokenFile != "":
+		text, err := readToken(p.tokenFile)
+		return rdma.Token(text), err
+	case p.listen != "" || p.peer != "":
+		return rdma.Token(loopbackToken), nil
+	}
+	t := make(rdma.Token, 2*rdma.MinToken)
+	_, err := rand.Read(t)
+	return t, err
+}
+
+// end is an engine with its scratch memory.
+type end struct {
+	rdma.Engine
+	memory *arena.Arena
+}
+
+func (e end) Close() error { return errors.Join(e.Engine.Close(), e.memory.Close()) }
+
+// open starts an engine; listen is "" for none.
+func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) (_ end, err error) {
+	half := int64(slices.Max(p.rows)) * int64(redistribute.DeepSeekV2Lite().Query)
+	half = (half + 1<<20 - 1) >> 20 << 20
+	if p.listen != "" {
+		half = rowsMax * int64(redistribute.DeepSeekV2Lite().Query)
+	}
+	memory, err := arena.New(arena.Options{SizeBytes: 2 * half, Shared: p.provider == "shm"})
+	if err != nil {
+		return end{}, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, memory.Close())
+		}
+	}()
+	if listen == "" {
+		token = nil
+	}
+	var e rdma.Engine
+	switch p.provider {
+	case "shm":
+		e, err = shm.New(ctx, shm.Options{Listen: listen, Arenas: []*arena.Arena{memory}, Group: group.Options{Token: token}})
+	case "verbs", "fabric":
+		g := group.Options{Token: token}
+		if g.Control, err = group.TCP(ctx, listen, "", nil); err != nil {
+			return end{}, err
+		}
+		if p.provider == "verbs" {
+			e, err = verbs.New(ctx, verbs.Options{Devices: verbsDevices(), Group: g})
+		} else {
+			e, err = fabric.New(ctx, fabric.Options{Domain: fabric.DomainOptions{Provider: fabricProvider}, Group: g})
+		}
+	default:
+		e, err = tcp.New(ctx, tcp.Options{Listen: listen, Token: token})
+	}
+	if err != nil {
+		return end{}, err
+	}
+	return end{e, memory}, nil
+}
+
+// answer is the far end, until ctx ends.
+func (p fabricProbe) answer(ctx context.Context, w world) (err error) {
+	token, err := p.token()
+	if err != nil {
+		return err
+	}
+	e, err := p.open(ctx, p.listen, token)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	a, err := roundtrip.NewAnswerer(e, e.memory.Bytes())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAnswerer(ctx, a)) }()
+	fmt.Fprintf(w.err, "answering over %s at %s until interrupted\n", p.provider, nicsOf(e))
+	<-ctx.Done()
+	return nil
+}
+
+// closeAnswerer has its own limit, after ctx.
+func closeAnswerer(ctx context.Context, a *roundtrip.Answerer) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	return a.Close(ctx)
+}
+
+// nicsOf is where an engine listens.
+func nicsOf(e rdma.Engine) string {
+	if nics := e.Addr().NICs; len(nics) > 0 {
+		return string(nics[0])
+	}
+	return "no address"
+}
+
+// run connects to the far end, which it starts where there is none.
+func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	token, err := p.token()
+	if err != nil {
+		return fabricResult{}, err
+	}
+	to := rdma.Addr{NICs: []rdma.NetAddr{rdma.NetAddr(p.peer)}}
+	if p.peer == "" {
+		listen := "127.0.0.1:0"
+		if p.provider == "shm" {
+			dir, err := os.MkdirTemp("", "penstock-probe-")
+			if err != nil {
+				return fabricResult{}, err
+			}
+			defer os.RemoveAll(dir)
+			listen = filepath.Join(dir, "shm.sock")
+		}
+		far, err := p.open(ctx, listen, token)
+		if err != nil {
+			return fabricResult{}, err
+		}
+		defer func() { err = errors.Join(err, far.Close()) }()
+		a, err := roundtrip.NewAnswerer(far, far.memory.Bytes())
+		if err != nil {
+			return fabricResult{}, err
+		}
+		defer func() { err = errors.Join(err, closeAnswerer(ctx, a)) }()
+		to = far.Addr()
+	}
+	e, err := p.open(ctx, "", token)
+	if err != nil {
+		return fabricResult{}, err
+	}
+	defer func() { err = errors.Join(err, e.Close()) }()
+	id, err := e.Connect(ctx, to, token)
+	if err != nil {
+		return fabricResult{}, fmt.Errorf("connect to %s: %w", p.where(), err)
+	}
+	return p.measure(ctx, w, e, id)
+}
+
+// where words the far end.
+func (p fabricProbe) where() string {
+	if p.peer == "" {
+		return "loopback"
+	}
+	return p.peer
+}
+
+// measure makes the round trips and fits them. Shape 0 is the signal.
+func (p fabricProbe) measure(ctx context.Context, w world, e end, to rdma.EngineID) (fabricResult, error) {
+	payload := redistribute.DeepSeekV2Lite()
+	shapes := []roundtrip.Shape{{}}
+	for _, n := range p.rows {
+		shapes = append(shapes, roundtrip.Shape{There: n * payload.Query, Back: n * payload.Partial})
+	}
+	progress := newProgress(w, "round trips of each batch", unitRequests)
+	samples, err := roundtrip.Measure(ctx, e, to, e.memory.Bytes(), roundtrip.Options{
+		Shapes: shapes, Warmup: p.warmup, Repeats: p.repeats,
+		Progress: func(done, total int) { progress.set(int64(done), int64(total)) },
+	})
+	progress.finish()
+	if err != nil {
+		return fabricResult{}, err
+	}
+	r := fabricResult{Provider: p.provider, Peer: p.where(), Detail: e.Info().Detail}
+	times := make([][]float64, len(shapes))
+	var trips []redistribute.Sample
+	for _, s := range samples {
+		t := s.Took.Seconds()
+		times[s.Shape] = append(times[s.Shape], t)
+		if s.Shape > 0 {
+			trips = append(trips, redistribute.Sample{Bytes: float64(shapes[s.Shape].Bytes()), Seconds: t})
+		}
+	}
+	fit, err := redistribute.Calibrate(trips)
+	if err != nil {
+		return fabricResult{}, err
+	}
+	for _, t := range times {
+		slices.Sort(t)
+	}
+	r.Signal = quantileOf(times[0], 0.5)
+	name := p.name
+	if name == "" {
+		name = p.provider + " " + p.where()
+	}
+	r.Fabric = fit.Fabric(name, r.Signal)
+	r.Samples, r.Outliers = fit.Samples, fit.Outliers
+	r.judge(p.rows, times[1:], shapes[1:], fit)
+	return r, nil
+}
+
+// quantileOf sorted values.
+func quantileOf(sorted []float64, q float64) float64 {
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+// fabricResult is what the command prints.
+type fabricResult struct {
+	Provider string              `json:"provider"`
+	Peer     string              `json:"peer"`
+	Detail   string              `json:"detail"`
+	Fabric   redistribute.Fabric `json:"fabric"`
+	// Signal is the median round trip without payload.
+	Signal float64 `json:"signal_seconds"`
+	// MAPE is over the medians of all batches, Amortised over those whose bytes
+	// take longer than the rest; null if there are none.
+	MAPE      float64     `json:"mape"`
+	Amortised *float64    `json:"mape_amortised"`
+	Samples   int         `json:"samples"`
+	Outliers  int         `json:"outliers"`
+	Batches   []fabricRow `json:"batches"`
+}
+
+// fabricRow is one batch.
+type fabricRow struct {
+	Rows  int `json:"rows"`
+	Bytes int `json:"bytes"`
+	// Median and P99 as measured, Fit as the line says, in seconds.
+	Median float64 `json:"median_seconds"`
+	P99    float64 `json:"p99_seconds"`
+	Fit    float64 `json:"fit_seconds"`
+	Error  float64 `json:"error"`
+}
+
+// judge compares the medians with the line, as the paper compares means of 200.
+func (r *fabricResult) judge(rows []int, times [][]float64, shapes []roundtrip.Shape, fit redistribute.Fit) {
+	var all, large, n float64
+	for i, t := range times {
+		bytes := float64(shapes[i].Bytes())
+		b := fabricRow{Rows: rows[i], Bytes: shapes[i].Bytes(), Median: quantileOf(t, 0.5), P99: quantileOf(t, 0.99), Fit: fit.Seconds(bytes)}
+		b.Error = b.Fit/b.Median - 1
+		r.Batches = append(r.Batches, b)
+		all += math.Abs(b.Error)
+		if bytes/fit.Bandwidth > fit.Intercept {
+			large, n = large+math.Abs(b.Error), n+1
+		}
+	}
+	r.MAPE = all / float64(len(times))
+	r.Fabric.MAPE = 0
+	if r.Amortised = some(large / n); r.Amortised != nil {
+		r.Fabric.MAPE = *r.Amortised
+	}
+}
+
+// print shows the result to a person.
+func (r fabricResult) print(t *table) {
+	t.row("rows", "bytes", "median", "p99", "fit", "error")
+	t.row(0, size(0), spell(r.Signal), "", spell(r.Fabric.Probe), "")
+	for _, b := range r.Batches {
+		t.row(count(b.Rows), size(int64(b.Bytes)), spell(b.Median), spell(b.P99), spell(b.Fit), fmt.Sprintf("%+.0f %%", 100*b.Error))
+	}
+	t.row()
+	t.row("fabric", fmt.Sprintf("%s (%s)", r.Fabric.Name, r.Detail))
+	t.row("probe", spell(r.Fabric.Probe))
+	t.row("turnaround", spell(r.Fabric.Turnaround))
+	t.row("bandwidth", fmt.Sprintf("%.3g GB/s", r.Fabric.Bandwidth/1e9))
+	mape := fmt.Sprintf("%.0f %% over all batches", 100*r.MAPE)
+	if r.Amortised != nil {
+		mape += fmt.Sprintf(", %.0f %% where bytes take longer than the rest", 100**r.Amortised)
+	}
+	t.row("MAPE of the fit", mape)
+	t.row("round trips", fmt.Sprintf("%s, %s of them too far off to count", count(r.Samples), count(r.Outliers)))
+}
+
+// writeFabric saves the constants.
+func writeFabric(path string, f redistribute.Fabric) error {
+	b, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/dualpath/redistribute"
+)
+
+// quickProbe are the flags of a probe that a test can wait for.
+func quickProbe(more ...string) []string {
+	return append([]string{"fabric", "probe", "--rows", "1,64,512,2048", "--warmup", "2", "--repeats", "20", "--format", "json"}, more...)
+}
+
+// checkProbe fails unless the result is of the batches asked for, and agrees with
+// itself.
+func checkProbe(t *testing.T, r fabricResult) {
+	t.Helper()
+	if r.Samples != 80 || len(r.Batches) != 4 || r.Fabric.Validate() != nil {
+		t.Fatalf("%+v", r)
+	}
+	for _, b := range r.Batches {
+		if b.Bytes != b.Rows*2184 || b.Median <= 0 || b.P99 < b.Median {
+			t.Errorf("%+v", b)
+		}
+	}
+	if r.Signal <= 0 || r.Fabric.Probe <= 0 || r.Fabric.Probe > r.Signal || !(r.MAPE >= 0) {
+		t.Errorf("signal %v, %+v, MAPE %v", r.Signal, r.Fabric, r.MAPE)
+	}
+}
+
+// TestFabricProbe: both ends in this process, and what is written is what the plan
+// takes.
+func TestFabricProbe(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm"} {
+		t.Run(provider, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "fabric.json")
+			r := decode[fabricResult](t, penstock(t, "", nil, quickProbe("--provider", provider, "--name", "mine", "--write", path)...))
+			checkProbe(t, r)
+			if r.Provider != provider || r.Fabric.Name != "mine" {
+				t.Errorf("%+v", r)
+			}
+			plan := decode[struct {
+				Fabric redistribute.Fabric `json:"fabric"`
+			}](t, penstock(t, "", nil, "plan", "redistribute", "--fabric", path, "--format", "json"))
+			if plan.Fabric != r.Fabric {
+				t.Errorf("the plan is of %+v, measured was %+v", plan.Fabric, r.Fabric)
+			}
+		})
+	}
+}
+
+// TestFabricProbePeer: two commands, one listens, twice measured; a wrong secret is
+// refused.
+func TestFabricProbePeer(t *testing.T) {
+	for _, provider := range []string{"tcp", "shm"} {
+		t.Run(provider, func(t *testing.T) {
+			dir := t.TempDir()
+			token := writeFile(t, dir, "token", []byte(strings.Repeat("s", 32)))
+			listen := "127.0.0.1:0"
+			if provider == "shm" {
+				listen = filepath.Join(dir, "probe.sock")
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			pr, pw := io.Pipe()
+			ended := make(chan int, 1)
+			go func() {
+				code := run(ctx, world{in: strings.NewReader(""), out: io.Discard, err: pw}, []string{"fabric", "probe", "--provider", provider, "--listen", listen, "--token-file", token})
+				pw.Close()
+				ended <- code
+			}()
+			line, err := bufio.NewReader(pr).ReadString('\n')
+			if err != nil {
+				t.Fatalf("%v after %q", err, line)
+			}
+			go io.Copy(io.Discard, pr)
+			_, at, _ := strings.Cut(strings.TrimSuffix(strings.TrimSpace(line), " until interrupted"), " at ")
+			for range 2 {
+				checkProbe(t, decode[fabricResult](t, penstock(t, "", nil, quickProbe("--provider", provider, "--peer", at, "--token-file", token)...)))
+			}
+			wrong := writeFile(t, dir, "wrong", []byte(strings.Repeat("w", 32)))
+			if r := penstock(t, "", nil, quickProbe("--provider", provider, "--peer", at, "--token-file", wrong)...); r.code != exitFailed || !strings.Contains(r.err, "token") {
+				t.Errorf("with another secret: exit %d, %s", r.code, r.err)
+			}
+			cancel()
+			if code := <-ended; code != exitOK {
+				t.Errorf("the end that listened: exit %d", code)
+			}
+		})
+	}
+}
+
+// TestFabricProbeFile: what cannot be written is said.
+func TestFabricProbeFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "no", "such", "directory.json")
+	if r := penstock(t, "", nil, quickProbe("--write", path)...); r.code != exitFailed || !strings.Contains(r.err, path) {
+		t.Errorf("exit %d, %s", r.code, r.err)
+	}
+	if _, err := os.Stat(path); err == nil {
+		t.Error("it was written")
+	}
+}

@@ -1,0 +1,416 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock-kv/penstock/dualpath/redistribute"
+	"github.com/penstock-kv/penstock/internal/yamlfile"
+)
+
+// redistribution is what an operator says: the keys of the file, and the flags
+// that stand for them. Times are in seconds.
+type redistribution struct {
+	Fabric string `yaml:"fabric"`
+	Ranks  int    `yaml:"ranks"`
+	Model  struct {
+		Key     int `yaml:"key_width"`
+		Value   int `yaml:"value_width"`
+		Element int `yaml:"element_bytes"`
+		Layers  int `yaml:"layers"`
+	} `yaml:"model"`
+	Splice  float64 `yaml:"splice_seconds"`
+	Prefill float64 `yaml:"prefill_seconds_per_token_layer"`
+	Merge   float64 `yaml:"merge_seconds"`
+	Holder  struct {
+		Base  float64 `yaml:"base_seconds"`
+		Step  float64 `yaml:"step_seconds"`
+		Elbow int     `yaml:"elbow_requesters"`
+	} `yaml:"holder"`
+	Gather struct {
+		Holder    float64 `yaml:"holder_seconds"`
+		Bandwidth float64 `yaml:"bandwidth_bytes_per_second"`
+	} `yaml:"gather"`
+	Host struct {
+		Fixed float64 `yaml:"fixed_seconds"`
+		Row   float64 `yaml:"row_seconds"`
+	} `yaml:"host"`
+	Request struct {
+		Rows       int      `yaml:"rows"`
+		Tokens     int      `yaml:"tokens"`
+		Reuse      string   `yaml:"reuse"`
+		Holders    int      `yaml:"holders"`
+		Steps      int      `yaml:"steps"`
+		Trips      int      `yaml:"trips"`
+		Requesters int      `yaml:"requesters"`
+		Flows      int      `yaml:"flows"`
+		Without    []string `yaml:"without"`
+	} `yaml:"request"`
+}
+
+// paperRedistribution is the paper's model on its cluster.
+func paperRedistribution() redistribution {
+	m := redistribute.H100(redistribute.Fabrics()[0])
+	r := redistribution{Fabric: m.Fabric.Name, Ranks: 1, Splice: m.Splice, Prefill: m.Prefill, Merge: m.Merge}
+	r.Model.Key, r.Model.Value, r.Model.Element, r.Model.Layers = 576, 512, 2, m.Payload.Layers
+	r.Holder.Base, r.Holder.Step, r.Holder.Elbow = m.Holder.Base, m.Holder.Step, m.Holder.Elbow
+	r.Request.Rows, r.Request.Tokens, r.Request.Reuse = 256, 2048, redistribute.Moved.String()
+	r.Request.Holders, r.Request.Steps, r.Request.Trips, r.Request.Requesters = 1, 1, 1, 1
+	return r
+}
+
+func newPlanRedistribute() *cobra.Command {
+	r := paperRedistribution()
+	var file string
+	var transport bool
+	cmd := &cobra.Command{
+		Use:   "redistribute --rows N --tokens N",
+		Short: "Move the query, move the cache, or compute again: what each would take",
+		Long: `A request attends to a chunk of KV that another instance holds. Its query rows can be
+routed there and the partial results merged, the chunk can be fetched, or its tokens can
+be computed again. What each takes is a sum of terms; the least wins (Move the Query,
+sections 4 and 5).
+
+Numbers come from flags, else from --config FILE (YAML; the keys are those of
+--print-config), else they are the paper's: DeepSeek-V2-Lite on H100 over IBGDA.
+--fabric is one of ` + strings.Join(fabricNames(), ", ") + `,
+or a file that penstock fabric probe wrote.
+
+The paper counts one round trip a decoding step. Where each layer's query waits for the
+layer before, ask with --trips set to the layers that attend.
+
+  --reuse moved      contiguous, at another position than it was cached at: fetch
+                     re-rotates and splices it, once
+  --reuse prefix     contiguous, where it was cached: no splice
+  --reuse selected   entries that an indexer picks anew in every step, on --holders
+                     instances: no splice, but a fetch serves one step`,
+		Example: `  penstock plan redistribute --rows 256 --tokens 2048
+  penstock plan redistribute --tokens 2048 --reuse selected --holders 7 --trips 27
+  penstock fabric probe --write tcp.json && penstock plan redistribute --fabric tcp.json`,
+		Args: args(cobra.NoArgs),
+	}
+	f := cmd.Flags()
+	f.StringVar(&file, "config", "", "file with the numbers (YAML)")
+	show := f.Bool("print-config", false, "print the file that would give these numbers, and decide nothing")
+	f.BoolVar(&transport, "transport", false, "leave out compute, merge and host: the wire alone, as the paper's figures do")
+	f.StringVar(&r.Fabric, "fabric", r.Fabric, "fabric between the instances: a name or a file")
+	f.IntVar(&r.Ranks, "ranks", r.Ranks, "tensor-parallel degree: costs are those of one pair of ranks")
+	f.IntVar(&r.Request.Rows, "rows", r.Request.Rows, "query rows of the batch")
+	f.IntVar(&r.Request.Tokens, "tokens", r.Request.Tokens, "tokens of the chunk, or entries of the selection")
+	f.StringVar(&r.Request.Reuse, "reuse", r.Request.Reuse, "moved, prefix or selected")
+	f.IntVar(&r.Request.Holders, "holders", r.Request.Holders, "instances that hold the selected entries")
+	f.IntVar(&r.Request.Steps, "steps", r.Request.Steps, "decoding steps that attend to the chunk")
+	f.IntVar(&r.Request.Trips, "trips", r.Request.Trips, "round trips of route in a step")
+	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves at once")
+	f.IntVar(&r.Request.Flows, "flows", r.Request.Flows, "flows of others on the same link")
+	f.StringSliceVar(&r.Request.Without, "without", nil, "what cannot be done: route, fetch, local")
+	splice := f.Duration("splice", secondsOf(r.Splice), "adapting a fetched chunk to its new position")
+	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "computing one token of one layer again")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		flags := r
+		flags.Splice, flags.Prefill = splice.Seconds(), prefill.Seconds()
+		cfg, err := readRedistribution(file)
+		if err != nil {
+			return err
+		}
+		cfg.override(cmd, flags)
+		if *show {
+			return printYAML(cmd.OutOrStdout(), cfg)
+		}
+		answer, err := cfg.decide(transport)
+		if err != nil && file != "" {
+			err = fmt.Errorf("with %s and the flags: %w", file, err)
+		}
+		var bad *yamlfile.Error
+		switch {
+		case errors.As(err, &bad):
+			return err
+		case err != nil:
+			return usageError{err}
+		}
+		return outputOf(cmd).emit(answer, func(t *table) { answer.print(t) })
+	}
+	return cmd
+}
+
+func fabricNames() []string {
+	var names []string
+	for _, f := range redistribute.Fabrics() {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// secondsOf is a duration of s seconds.
+func secondsOf(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
+
+// readRedistribution reads the file over the paper's numbers; "" is no file.
+func readRedistribution(path string) (redistribution, error) {
+	r := paperRedistribution()
+	if path == "" {
+		return r, nil
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
+	}
+	f, err := yamlfile.Parse(path, raw)
+	if err == nil {
+		err = f.Decode(&r)
+	}
+	return r, err
+}
+
+// printYAML prints v as its file.
+func printYAML(w io.Writer, v any) error {
+	enc := yaml.NewEncoder(w)
+	enc.SetIndent(2)
+	return errors.Join(enc.Encode(v), enc.Close())
+}
+
+// override takes from flags what the command line gives.
+func (r *redistribution) override(cmd *cobra.Command, flags redistribution) {
+	for name, set := range map[string]func(){
+		"fabric": func() { r.Fabric = flags.Fabric }, "ranks": func() { r.Ranks = flags.Ranks },
+		"rows": func() { r.Request.Rows = flags.Request.Rows }, "tokens": func() { r.Request.Tokens = flags.Request.Tokens },
+		"reuse": func() { r.Request.Reuse = flags.Request.Reuse }, "holders": func() { r.Request.Holders = flags.Request.Holders },
+		"steps": func() { r.Request.Steps = flags.Request.Steps }, "trips": func() { r.Request.Trips = flags.Request.Trips },
+		"requesters": func() { r.Request.Requesters = flags.Request.Requesters }, "flows": func() { r.Request.Flows = flags.Request.Flows },
+		"without": func() { r.Request.Without = flags.Request.Without }, "splice": func() { r.Splice = flags.Splice },
+		"prefill-token": func() { r.Prefill = flags.Prefill },
+	} {
+		if cmd.Flags().Changed(name) {
+			set()
+		}
+	}
+}
+
+// model puts the numbers together.
+func (r redistribution) model(transport bool) (redistribute.Model, error) {
+	m := redistribute.Model{
+		Payload: redistribute.MLA(r.Model.Key, r.Model.Value, r.Model.Element, r.Model.Layers),
+		Splice:  r.Splice, Prefill: r.Prefill, Merge: r.Merge,
+		Holder: redistribute.Holder{Base: r.Holder.Base, Step: r.Holder.Step, Elbow: r.Holder.Elbow},
+		Gather: redistribute.Gather{Holder: r.Gather.Holder, Bandwidth: r.Gather.Bandwidth},
+		Host:   redistribute.Host{Fixed: r.Host.Fixed, Row: r.Host.Row},
+	}
+	var err error
+	if m.Fabric, err = readFabric(r.Fabric); err != nil {
+		return m, err
+	}
+	if m.Payload, err = m.Payload.Rank(r.Ranks); err != nil {
+		return m, err
+	}
+	if transport {
+		m = m.Transport()
+	}
+	return m, m.Validate()
+}
+
+// request is what is to be decided.
+func (r redistribution) request() (redistribute.Request, error) {
+	q := r.Request
+	out := redistribute.Request{Rows: q.Rows, Tokens: q.Tokens, Holders: q.Holders, Steps: q.Steps, Trips: q.Trips, Requesters: q.Requesters, Flows: q.Flows}
+	var err error
+	if out.Reuse, err = redistribute.ParseReuse(q.Reuse); err != nil {
+		return out, err
+	}
+	for _, w := range q.Without {
+		switch w {
+		case redistribute.Route.String():
+			out.NoRoute = true
+		case redistribute.Fetch.String():
+			out.NoFetch = true
+		case redistribute.Local.String():
+			out.NoLocal = true
+		default:
+			return out, fmt.Errorf("without %q: it must be route, fetch or local", w)
+		}
+	}
+	return out, nil
+}
+
+// readFabric is a fabric of the paper, or of a file.
+func readFabric(name string) (redistribute.Fabric, error) {
+	f, err := redistribute.FabricNamed(name)
+	if err == nil {
+		return f, nil
+	}
+	raw, fileErr := os.ReadFile(name)
+	if fileErr != nil {
+		return f, fmt.Errorf("%w, or a file that penstock fabric probe wrote: %w", err, fileErr)
+	}
+	// JSON is YAML, and errors get their lines.
+	file, err := yamlfile.Parse(name, raw)
+	if err != nil {
+		return f, err
+	}
+	f = redistribute.Fabric{}
+	if err := file.Decode(&f); err != nil {
+		return f, err
+	}
+	if err := f.Validate(); err != nil {
+		return f, file.Errorf("", "%v", err)
+	}
+	return f, nil
+}
+
+// redistributePlan is what the command prints.
+type redistributePlan struct {
+	Winner redistribute.Primitive `json:"winner"`
+	Fabric redistribute.Fabric    `json:"fabric"`
+	Costs  []redistribute.Cost    `json:"costs"`
+	// Replicas of the chunk that its requesters warrant.
+	Replicas   int                    `json:"replicas"`
+	BreakEvens redistributeBreakEvens `json:"break_evens"`
+
+	ranks int
+	reuse redistribute.Reuse
+}
+
+// redistributeBreakEvens are null in JSON where there is none.
+type redistributeBreakEvens struct {
+	WireRows        *float64 `json:"rows_as_many_bytes_as_a_layer"`
+	RouteRows       *float64 `json:"rows_as_long_as_fetch"`
+	SpliceTokens    *float64 `json:"tokens_computed_within_a_splice"`
+	LocalTokens     *float64 `json:"tokens_computed_within_a_fetch"`
+	SpliceBandwidth *float64 `json:"bandwidth_where_route_takes_a_splice_bytes_per_second"`
+	AmortiseSteps   *float64 `json:"steps_that_repay_a_fetch"`
+}
+
+// some is nil for what is not finite.
+func some(v float64) *float64 {
+	if math.IsInf(v, 0) || math.IsNaN(v) {
+		return nil
+	}
+	return &v
+}
+
+// decide answers.
+func (r redistribution) decide(transport bool) (redistributePlan, error) {
+	m, err := r.model(transport)
+	if err != nil {
+		return redistributePlan{}, err
+	}
+	q, err := r.request()
+	if err != nil {
+		return redistributePlan{}, err
+	}
+	d, err := m.Decide(q)
+	if err != nil {
+		return redistributePlan{}, err
+	}
+	p := redistributePlan{
+		Winner: d.Winner, Fabric: m.Fabric, Costs: d.Costs[:], Replicas: d.Replicas, ranks: r.Ranks, reuse: q.Reuse,
+		BreakEvens: redistributeBreakEvens{WireRows: some(m.Payload.BreakEvenRows(q.Tokens)), RouteRows: some(m.RouteRows(q)), AmortiseSteps: some(m.AmortiseSteps(q))},
+	}
+	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // the others have no splice
+		b.SpliceTokens, b.LocalTokens, b.SpliceBandwidth = some(m.SpliceTokens()), some(m.LocalTokens()), some(m.SpliceBandwidth(q.Rows))
+	}
+	return p, nil
+}
+
+// print shows the plan to a person.
+func (p redistributePlan) print(t *table) {
+	head := []any{""}
+	for _, c := range p.Costs {
+		name := c.Primitive.String()
+		if c.Barred {
+			name += " (ruled out)"
+		}
+		head = append(head, name)
+	}
+	t.row(head...)
+	for _, term := range []struct {
+		name string
+		of   func(redistribute.Terms) float64
+	}{
+		{"probe", func(t redistribute.Terms) float64 { return t.Probe }}, {"turnaround", func(t redistribute.Terms) float64 { return t.Turnaround }},
+		{"queries there", func(t redistribute.Terms) float64 { return t.Transfer }}, {"holder's compute", func(t redistribute.Terms) float64 { return t.Compute }},
+		{"partials back", func(t redistribute.Terms) float64 { return t.Return }}, {"merge", func(t redistribute.Terms) float64 { return t.Merge }},
+		{"host", func(t redistribute.Terms) float64 { return t.Host }}, {"pull", func(t redistribute.Terms) float64 { return t.Pull }},
+		{"gather", func(t redistribute.Terms) float64 { return t.Gather }}, {"splice", func(t redistribute.Terms) float64 { return t.Splice }},
+		{"prefill", func(t redistribute.Terms) float64 { return t.Prefill }},
+	} {
+		row, any := []any{term.name}, false
+		for _, c := range p.Costs {
+			v := term.of(c.Terms)
+			any = any || v > 0
+			row = append(row, spell(v))
+		}
+		if any {
+			t.row(row...)
+		}
+	}
+	total, bytes := []any{"altogether"}, []any{"over the fabric"}
+	for _, c := range p.Costs {
+		total, bytes = append(total, spell(c.Seconds)), append(bytes, size(int64(c.Bytes)))
+	}
+	t.row(total...)
+	t.row(bytes...)
+	t.row()
+	t.row("winner", p.Winner)
+	fabric := fmt.Sprintf("%s: %s and bytes at %.3g GB/s", p.Fabric.Name, spell(p.Fabric.Probe+p.Fabric.Turnaround), p.Fabric.Bandwidth/1e9)
+	if p.ranks > 1 {
+		fabric += fmt.Sprintf(", each of %d pairs of ranks", p.ranks)
+	}
+	t.row("fabric", fabric)
+	if p.Replicas > 1 {
+		t.row("replicas", fmt.Sprintf("%d: a holder serves %d requesters almost for free, each more costs", p.Replicas, redistribute.FanIn))
+	}
+	b := p.BreakEvens
+	t.row()
+	t.row("break-evens")
+	t.row("bytes of one layer", rowsOf(b.WireRows))
+	t.row("time of fetch", rowsOf(b.RouteRows))
+	if p.reuse == redistribute.Moved {
+		t.row("computed within a splice", tokensOf(b.SpliceTokens))
+		t.row("computed within a fetch", tokensOf(b.LocalTokens))
+		if b.SpliceBandwidth != nil {
+			t.row("route takes a splice", fmt.Sprintf("at %.3g GB/s", *b.SpliceBandwidth/1e9))
+		}
+	}
+	switch {
+	case b.AmortiseSteps == nil:
+		t.row("fetch is repaid", "never: it serves one step")
+	case *b.AmortiseSteps == 1:
+		t.row("fetch is repaid", "at once")
+	default:
+		t.row("fetch is repaid", fmt.Sprintf("after %.0f steps", *b.AmortiseSteps))
+	}
+}
+
+func rowsOf(v *float64) string {
+	if v == nil {
+		return "any number of rows"
+	}
+	return fmt.Sprintf("%.0f rows", math.Floor(*v))
+}
+
+func tokensOf(v *float64) string {
+	if v == nil {
+		return "any number of tokens"
+	}
+	return fmt.Sprintf("%.0f tokens", math.Floor(*v))
+}
+
+// spell words a time, "" for none.
+func spell(s float64) string {
+	switch {
+	case s == 0:
+		return ""
+	case s < 1e-3:
+		return fmt.Sprintf("%.3g µs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.4g ms", s*1e3)
+	}
+	return fmt.Sprintf("%.4g s", s)
+}
