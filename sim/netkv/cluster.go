@@ -81,7 +81,7 @@ func newCluster(o Options, arrivals []workload.Arrival, seed uint64) (*cluster, 
 		return nil, fmt.Errorf("netkv: %d requests, of which %d are warm-up: none is measured; use more of the trace", len(arrivals), o.Warmup)
 	}
 	k := sim.New(seed)
-	c := &cluster{o: o, k: k, tree: o.tree(), uplinks: k.Rand("uplinks"), at: map[int]*instance{}}
+	c := &cluster{o: o, k: k, tree: o.Tree(), uplinks: k.Rand("uplinks"), at: map[int]*instance{}}
 	var err error
 	if c.net, err = c.tree.Build(flow.New(k)); err != nil {
 		return nil, err

@@ -100,8 +100,8 @@ func (o *Options) fabric() netcost.Fabric {
 // Racks of a pod, servers of a rack and instances of a server, §VI-A.
 const racks, servers, instances = 2, 2, 2
 
-// tree is the network.
-func (o *Options) tree() flow.FatTree {
+// Tree is the network.
+func (o *Options) Tree() flow.FatTree {
 	f := o.fabric()
 	own := f.Bandwidth[netcost.SameRack] * float64(o.NICs) / instances
 	return flow.FatTree{

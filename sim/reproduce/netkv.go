@@ -1,0 +1,172 @@
+package reproduce
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath/netcost"
+	"github.com/penstock-kv/penstock/sim/netkv"
+	"github.com/penstock-kv/penstock/sim/workload"
+)
+
+// NetKV is the paper that package netcost follows, on the cluster of package
+// sim/netkv.
+func NetKV() Suite {
+	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Run: netKV}
+}
+
+const (
+	netkvTrace   = "mooncake_conversation_trace.jsonl.gz"
+	netkvCommand = "penstock sim reproduce netkv"
+	netkvSeeds   = 5
+)
+
+// netkvLoads are the loads of Table II.
+var netkvLoads = []float64{1, 2, 2.5}
+
+// What recurs in the notes and texts.
+const (
+	otherTrace     = "another trace"
+	otherTraceText = "The paper's trace of 23 608 requests is not to be had: ours is Mooncake's conversation trace, for retrieval at 0.455 of its lengths, so that its longest input has 57K tokens."
+	ownCount       = "eq. 4 divides a tier among all transfers of one source, which have an uplink for each NIC and rarely share one"
+)
+
+// netkvStudies runs studies and answers for them by key.
+type netkvStudies struct {
+	trace   []workload.Arrival
+	keys    []string
+	studies []netkv.Study
+	results map[string]*netkv.Summary
+}
+
+// want adds a study, unless there is one of that key.
+func (n *netkvStudies) want(key string, s netkv.Study) {
+	if slices.Contains(n.keys, key) {
+		return
+	}
+	s.Seeds = netkvSeeds
+	if s.Windows == nil {
+		s.Windows = netkv.Windows()
+	}
+	n.keys, n.studies = append(n.keys, key), append(n.studies, s)
+}
+
+// run runs what is wanted.
+func (n *netkvStudies) run(ctx context.Context, r *Report) error {
+	out := make([]*netkv.Summary, len(n.studies))
+	err := r.Each(ctx, "NetKV clusters", len(n.studies), func(ctx context.Context, i int) error {
+		s, err := n.studies[i].Run(ctx, n.trace)
+		out[i] = s
+		return err
+	})
+	for i, k := range n.keys {
+		n.results[k] = out[i]
+	}
+	return err
+}
+
+// of returns what a study measured.
+func (n *netkvStudies) of(format string, args ...any) *netkv.Summary {
+	s := n.results[fmt.Sprintf(format, args...)]
+	if s == nil {
+		panic("reproduce: no study " + fmt.Sprintf(format, args...)) // a table asks for what was not wanted
+	}
+	return s
+}
+
+// gain is how much lower the TTFT of one is than that of another, in percent.
+func gain(a, than *netkv.Summary) float64 {
+	return 100 * (1 - a.TTFT.Seconds()/than.TTFT.Seconds())
+}
+
+// millis is a duration in ms.
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// netkvSweeps are the axes of the experiments.
+var (
+	netkvLengths = []int{1024, 4096, 8192, 16384, 32768, 65536}
+	netkvRatios  = []float64{1, 2, 4, 8}
+	netkvBacks   = []float64{0, 0.05, 0.1, 0.2, 0.4}
+	netkvFresh   = []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second, 60 * time.Second}
+	netkvShares  = []float64{0, 0.3, 0.5, 0.7, 0.9}
+	netkvPods    = []int{2, 4, 8, 16, 32}
+)
+
+func netKV(ctx context.Context, r *Report) error {
+	path, err := r.Trace(netkvTrace)
+	if err != nil {
+		return err
+	}
+	trace, err := workload.ReadArrivals(path)
+	if err != nil {
+		return err
+	}
+	n := &netkvStudies{trace: trace, results: map[string]*netkv.Summary{}}
+	if err := n.plan(); err != nil {
+		return err
+	}
+	if err := n.run(ctx, r); err != nil {
+		return err
+	}
+	if err := errors.Join(netkvClosed(r), netkvNetwork(r)); err != nil {
+		return err
+	}
+	for _, table := range []func(*netkvStudies, *Report){netkvLoad, netkvOrders, netkvContext, netkvTopology, netkvStale, netkvSharing, netkvAblation, netkvScale, netkvTiers} {
+		table(n, r)
+	}
+	return nil
+}
+
+// plan lists every cluster that a table asks for. Beyond the workload's own
+// parameters nothing differs between cells but what the row or column names.
+func (n *netkvStudies) plan() error {
+	rag, err := netkv.PaperWorkload("rag")
+	if err != nil {
+		return err
+	}
+	for _, w := range netkv.PaperWorkloads() {
+		for _, load := range netkvLoads {
+			for _, p := range []netcost.Policy{netcost.RoundRobin, netcost.LoadAware, netcost.CacheLoad, netcost.TopoOnly, netcost.Static, netcost.Full} {
+				n.want(fmt.Sprintf("%s %v %v", w.Name, load, p), netkv.Study{Workload: w, Policy: p, Load: load})
+			}
+		}
+	}
+	sweep := func(key string, policies []netcost.Policy, s netkv.Study) {
+		if s.Workload.Name == "" {
+			s.Workload = rag
+		}
+		for _, p := range policies {
+			s.Policy, s.Load = p, 1
+			n.want(fmt.Sprintf("%s %v", key, p), s)
+		}
+	}
+	for _, l := range netkvLengths {
+		sweep(fmt.Sprintf("length %d", l), []netcost.Policy{netcost.RoundRobin, netcost.CacheLoad, netcost.Full}, netkv.Study{Input: l})
+	}
+	for _, ratio := range netkvRatios {
+		for _, bg := range netkvBacks {
+			sweep(fmt.Sprintf("ratio %v %v", ratio, bg), []netcost.Policy{netcost.CacheLoad, netcost.Full}, netkv.Study{
+				Edit: func(o *netkv.Options) { o.Oversubscription, o.Background = ratio, bg }})
+		}
+	}
+	for _, every := range netkvFresh {
+		sweep(fmt.Sprintf("refresh %v", every), []netcost.Policy{netcost.CacheLoad, netcost.Static, netcost.Full}, netkv.Study{
+			Edit: func(o *netkv.Options) { o.Background, o.Swing, o.Refresh = 0.2, 2*time.Second, every }})
+	}
+	for _, share := range netkvShares {
+		w := rag
+		w.Share = share
+		sweep(fmt.Sprintf("share %v", share), []netcost.Policy{netcost.CacheAware, netcost.CacheLoad, netcost.Full}, netkv.Study{Workload: w})
+	}
+	for _, pods := range netkvPods {
+		w := rag
+		w.Capacity *= float64(pods) / 2
+		// The largest takes 2000 requests of a window: what is left behind 20 min.
+		sweep(fmt.Sprintf("pods %d", pods), []netcost.Policy{netcost.CacheLoad, netcost.Full}, netkv.Study{
+			Workload: w, Windows: netkv.Windows()[:3], Edit: func(o *netkv.Options) { o.Pods = pods }})
+	}
+	return nil
+}
