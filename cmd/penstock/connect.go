@@ -12,7 +12,6 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
@@ -172,7 +171,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 		return err
 	}
 	ctx := cmd.Context()
-	engine, err := tcp.New(ctx, tcp.Options{TLS: t})
+	engine, err := c.engine(ctx, t)
 	if err != nil {
 		return err
 	}

@@ -288,6 +288,9 @@ func (d *doctor) reachData(ctx context.Context, a admin) (detail, hint string, e
 	if err != nil {
 		host = d.target
 	}
+	if desc.GetDataPort() == 0 {
+		return "no TCP port: provider " + desc.GetDataProvider(), "", nil
+	}
 	addr := net.JoinHostPort(host, fmt.Sprint(desc.GetDataPort()))
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", addr)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -23,7 +24,6 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
-	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/handoff"
@@ -42,7 +42,8 @@ type node struct {
 	storage *storage.Node
 	control net.Listener
 	web     net.Listener // nil: no HTTP
-	data    *tcp.Engine
+	plane   plane
+	data    rdma.Engine
 	volumes []server.Volume
 	share   split
 	closers []func(context.Context) error
@@ -64,6 +65,9 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 			err = errors.Join(err, n.closeParts(context.Background()))
 		}
 	}()
+	if n.plane, err = choosePlane(&cfg, thisHost()); err != nil {
+		return nil, err
+	}
 	limitMemory(cfg)
 	stopTracing, err := startTracing(ctx, cfg.Trace, n.cfg.Node, log)
 	if err != nil {
@@ -75,7 +79,7 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	})
 	// A shared arena has no transparent huge pages where shmem_enabled is "never",
 	// which is the default: reserved ones are tried unasked.
-	shared := cfg.LocalSocket != ""
+	shared := sharesArena(cfg)
 	memory, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena), HugeTLB: cfg.HugeTLB || shared, Shared: shared})
 	if err != nil {
 		return nil, fmt.Errorf("arena of %v: %w", cfg.Arena, err)
@@ -110,10 +114,15 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	return n, n.openServer(ctx, memory, counters, registry)
 }
 
+// sharesArena reports whether other processes map the arena.
+func sharesArena(cfg config.Config) bool {
+	return cfg.LocalSocket != "" || cfg.DataPlane.Provider == config.ProviderSHM
+}
+
 // smallPagesRemedy says how the arena gets huge pages.
 func smallPagesRemedy(cfg config.Config) string {
-	if cfg.LocalSocket != "" {
-		return fmt.Sprintf("for local_socket reserve huge pages (vm.nr_hugepages=%d), or set transparent_hugepage/shmem_enabled to advise", (cfg.Arena+2<<20-1)/(2<<20))
+	if sharesArena(cfg) {
+		return fmt.Sprintf("for local_socket and provider shm reserve huge pages (vm.nr_hugepages=%d), or set transparent_hugepage/shmem_enabled to advise", (cfg.Arena+2<<20-1)/(2<<20))
 	}
 	return "set transparent_hugepage/enabled to madvise, or reserve huge pages and set hugetlb"
 }
@@ -317,16 +326,17 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 	if !n.cfg.Encrypted() {
 		dataTLS = nil
 	}
-	n.data, err = tcp.New(ctx, tcp.Options{
-		Listen:     n.cfg.DataListen,
-		Advertise:  advertise,
-		Token:      token,
-		TLS:        dataTLS,
-		Congestion: congestion(n.cfg.DataPlane.Congestion),
-		Logger:     n.log,
+	n.data, err = n.plane.open(ctx, planeOptions{
+		listen:     n.cfg.DataListen,
+		advertise:  advertise,
+		token:      token,
+		tls:        dataTLS,
+		congestion: congestion(n.cfg.DataPlane.Congestion),
+		memory:     memory,
+		log:        n.log,
 	})
 	if err != nil {
-		return fmt.Errorf("data plane (data_listen): %w", withNICs(err))
+		return fmt.Errorf("data plane (provider %s, data_listen): %w", n.plane.provider, withNICs(err))
 	}
 	n.onClose(func(context.Context) error { return n.data.Close() })
 	local, err := n.openLocal(memory)
@@ -376,11 +386,7 @@ func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 
 // dataAddr is where the data plane listens, port 0 resolved.
 func (n *node) dataAddr() string {
-	if nics := n.data.Addr().NICs; len(nics) > 0 {
-		hostPort, _ := tcp.HostPort(nics[0])
-		return hostPort
-	}
-	return n.cfg.DataListen
+	return cmp.Or(listensOn(n.data), n.cfg.DataListen)
 }
 
 // congestion: an empty setting keeps the system's, which the engine calls so.
@@ -459,7 +465,10 @@ func (n *node) readyAttrs() []any {
 		"node", n.cfg.Node,
 		"listen", n.control.Addr().String(),
 		"data_listen", n.dataAddr(),
-		"data_tls", n.cfg.Encrypted(),
+		"data_provider", n.plane.provider,
+		"data_reason", n.plane.reason,
+		"data_detail", n.data.Info().Detail,
+		"data_tls", n.cfg.Encrypted() && n.plane.provider == providerTCP,
 		"http", web,
 		"io", first.Device.Info().Backend,
 		"io_reason", first.Reason,

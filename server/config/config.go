@@ -2,7 +2,10 @@ package config
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -13,7 +16,7 @@ type Config struct {
 	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
-	DataListen  string `yaml:"data_listen" doc:"address of the data plane"`
+	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port counts; with provider shm it is the path of a unix socket"`
 	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof; empty turns it off"`
 	LocalSocket string `yaml:"local_socket" doc:"unix socket over which engines on this host map the arena and read without a copy, e.g. /run/penstock/local.sock; empty turns it off. Best with hugetlb"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
@@ -40,11 +43,15 @@ type Config struct {
 	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or TLS: anyone who reaches the port can read and overwrite the cache"`
 }
 
-// DataPlane tunes the transfer engine and how it is fed.
+// DataPlane chooses and tunes the transfer engine, and says how it is fed.
 type DataPlane struct {
-	Congestion string `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
-	TLS        string `yaml:"tls" doc:"encrypt the data plane with auth.tls_cert, and ask for clients' certificates where auth.client_ca does: auto (where gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text: off is for a network of its own"`
-	CutThrough Size   `yaml:"cut_through" doc:"a block of at least this size is on the wire while its end is still on the disk; 0 sends each block when it was read"`
+	Provider   string   `yaml:"provider" doc:"transfer engine: tcp, shm (clients on this host), verbs (InfiniBand, RoCE), fabric (libfabric: EFA), or auto: verbs or fabric where this program was built with it and a NIC for it reaches storage, otherwise tcp. Clients need the same one"`
+	NICs       []string `yaml:"nics" doc:"NICs of the data plane, each by its name or by an address of it; empty: tcp listens on data_listen, verbs and fabric take all that reach storage (penstock nic list). One that is named for tcp is bound to: clients on this host then don't reach it"`
+	QoS        string   `yaml:"qos" doc:"how the traffic classes are marked: off, default (what deploy/qos is written for), or marks, e.g. kv=sl:2,dscp:8,prio:1 collective=sl:0,dscp:26,prio:3"`
+	Libfabric  string   `yaml:"libfabric" doc:"libfabric's provider, for provider fabric: auto (efa where there is such a NIC, otherwise tcp), or its name"`
+	Congestion string   `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
+	TLS        string   `yaml:"tls" doc:"encrypt the data plane with auth.tls_cert, and ask for clients' certificates where auth.client_ca does: auto (where gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text: off is for a network of its own"`
+	CutThrough Size     `yaml:"cut_through" doc:"a block of at least this size is on the wire while its end is still on the disk; 0 sends each block when it was read"`
 }
 
 // Encrypted reports whether the data plane's connections are. Whoever gives the
@@ -103,7 +110,7 @@ func Default() Config {
 		Eviction:    "s3fifo",
 		ScrubRate:   16 << 20,
 		DrainWithin: Duration(15 * time.Second),
-		DataPlane:   DataPlane{Congestion: "cubic", TLS: "auto", CutThrough: 8 << 20},
+		DataPlane:   DataPlane{Provider: "tcp", QoS: "off", Libfabric: "auto", Congestion: "cubic", TLS: "auto", CutThrough: 8 << 20},
 		Limits: Limits{
 			Reads:        256,
 			Writes:       256,
@@ -144,10 +151,10 @@ func (c *Config) Validate() error {
 			bad("data", "directory %q is empty or named twice", d)
 		}
 	}
-	checkAddresses(bad, map[string]string{"listen": c.Listen, "data_listen": c.DataListen, "http": c.HTTP})
+	checkAddresses(bad, map[string]string{"listen": c.Listen, "http": c.HTTP})
+	c.checkDataPlane(bad)
 	oneOf("io", c.IO, "auto", "uring", "posix")
 	oneOf("durability", c.Durability, "async", "batch", "sync")
-	oneOf("data_plane.tls", c.DataPlane.TLS, "auto", "on", "off")
 	oneOf("eviction", c.Eviction, "s3fifo", "lru", "fifo")
 	c.Log.check(bad)
 	within := func(key string, v, lo, hi Size) {
@@ -165,9 +172,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	within("limits.loan_bytes", c.Limits.LoanBytes, 0, c.Arena)
-	if len(c.LocalSocket) > maxSocketPath {
-		bad("local_socket", "%q has %d characters; a unix socket's path has at most %d", c.LocalSocket, len(c.LocalSocket), maxSocketPath)
-	}
+	checkSocket(bad, "local_socket", c.LocalSocket)
 	if c.Capacity < 0 || c.FreeFloor < 0 || c.ScrubRate < 0 {
 		bad("capacity, free_floor, scrub_rate", "must not be negative")
 	}
@@ -189,13 +194,71 @@ func (c *Config) Validate() error {
 	positive("limits.event_history", int64(c.Limits.EventHistory))
 	positive("limits.queue_wait", int64(c.Limits.QueueWait))
 	c.Auth.check(bad)
-	if c.DataPlane.TLS == "on" && c.Auth.TLSCert == "" {
-		bad("data_plane.tls", "on needs auth.tls_cert and auth.tls_key")
-	}
 	if !c.Insecure {
-		c.Auth.checkExposure(bad, map[string]string{"listen": c.Listen, "data_listen": c.DataListen})
+		c.Auth.checkExposure(bad, c.exposed())
 	}
 	return errors.Join(errs...)
+}
+
+// ProviderSHM is the data plane between processes of one host; its data_listen is
+// a path.
+const ProviderSHM = "shm"
+
+// checkDataPlane complains of settings of the data plane that can't be, or not
+// together. What needs a look at the host is judged at the start.
+func (c *Config) checkDataPlane(bad complaint) {
+	p := &c.DataPlane
+	bad.oneOf("data_plane.provider", p.Provider, "auto", "tcp", ProviderSHM, "verbs", "fabric")
+	bad.oneOf("data_plane.tls", p.TLS, "auto", "on", "off")
+	if p.TLS == "on" && c.Auth.TLSCert == "" {
+		bad("data_plane.tls", "on needs auth.tls_cert and auth.tls_key")
+	}
+	for i, n := range p.NICs {
+		if n == "" || slices.Contains(p.NICs[:i], n) {
+			bad("data_plane.nics", "NIC %q is empty or named twice", n)
+		}
+	}
+	if len(p.NICs) > 0 && (p.Provider == "auto" || p.Provider == ProviderSHM) {
+		bad("data_plane.nics", "%v can't be given with provider %s: say which provider they are for (tcp, verbs or fabric)", p.NICs, p.Provider)
+	}
+	if len(p.NICs) > 0 && c.Advertise != "" {
+		bad("advertise", "%q can't be given with data_plane.nics, each of which clients reach by its own address", c.Advertise)
+	}
+	if p.Provider != ProviderSHM {
+		checkAddresses(bad, map[string]string{"data_listen": c.DataListen})
+		return
+	}
+	if !strings.HasPrefix(c.DataListen, "/") {
+		bad("data_listen", "%q: with data_plane.provider shm it is the absolute path of a unix socket, e.g. /run/penstock/data.sock", c.DataListen)
+	}
+	checkSocket(bad, "data_listen", c.DataListen)
+	if p.QoS != "off" {
+		bad("data_plane.qos", "%q with data_plane.provider shm, which has no wire: leave it off", p.QoS)
+	}
+}
+
+// exposed are the addresses that others may reach. A socket file is the system's
+// to guard; a NIC of TCP is named to be reached from elsewhere, one of RDMA is
+// written to by those only who came in over data_listen.
+func (c *Config) exposed() map[string]string {
+	all := map[string]string{"listen": c.Listen}
+	switch {
+	case c.DataPlane.Provider == ProviderSHM:
+	case c.DataPlane.Provider == "tcp" && len(c.DataPlane.NICs) > 0:
+		for i, n := range c.DataPlane.NICs {
+			all[fmt.Sprintf("data_plane.nics[%d]", i)] = net.JoinHostPort(n, "0")
+		}
+	default:
+		all["data_listen"] = c.DataListen
+	}
+	return all
+}
+
+// checkSocket complains of a path that is too long for a unix socket.
+func checkSocket(bad complaint, key, path string) {
+	if len(path) > maxSocketPath {
+		bad(key, "%q has %d characters; a unix socket's path has at most %d", path, len(path), maxSocketPath)
+	}
 }
 
 // maxSocketPath is the room in sockaddr_un, less the final zero.

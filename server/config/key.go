@@ -64,7 +64,11 @@ func (k Key) Set(text string) error {
 		}
 		k.value.SetFloat(v)
 	case reflect.Slice:
-		k.value.Set(reflect.ValueOf(strings.Split(text, ",")))
+		var list []string
+		if text != "" {
+			list = strings.Split(text, ",")
+		}
+		k.value.Set(reflect.ValueOf(list))
 	default:
 		panic("config: key " + k.Path + " has a type that Set does not know")
 	}

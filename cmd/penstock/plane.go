@@ -1,0 +1,412 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/fabric"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/qos"
+	"github.com/penstock-kv/penstock/rdma/shm"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/rdma/topo"
+	"github.com/penstock-kv/penstock/rdma/topo/probe"
+	"github.com/penstock-kv/penstock/rdma/verbs"
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// Names of the providers, as config has them and engines say of themselves.
+const (
+	providerAuto   = "auto"
+	providerTCP    = "tcp"
+	providerSHM    = shm.Provider
+	providerVerbs  = verbs.Provider
+	providerFabric = fabric.Provider
+)
+
+// plane is a data plane that is not open yet: which transfer engine, over which
+// NICs. It is chosen before anything slow is started, so that a wrong setting is
+// noticed first.
+type plane struct {
+	provider string
+	// reason is why that one, for people.
+	reason string
+	// tcpNICs, devices and fabricNICs are the NICs of the provider; none is what it
+	// does by itself.
+	tcpNICs    []tcp.NIC
+	devices    []string
+	fabricNICs []fabric.NIC
+	libfabric  string
+	// marks are those of the traffic classes; nil marks nothing.
+	marks *qos.Map
+}
+
+// planeWorld is what a choice depends on besides the configuration.
+type planeWorld struct {
+	host func() topo.Host
+	// verbs and fabric are whether this program was built with them.
+	verbs, fabric bool
+}
+
+// thisHost is where the program runs.
+func thisHost() planeWorld {
+	return planeWorld{
+		host:  func() topo.Host { return topo.Read(topo.Options{Addrs: probe.Addrs}) },
+		verbs: verbs.Built, fabric: fabric.Built,
+	}
+}
+
+// Kinds of NICs that the providers drive.
+var (
+	verbsKinds  = []topo.Kind{topo.InfiniBand, topo.RoCE, topo.IWARP}
+	fabricKinds = []topo.Kind{topo.EFA}
+)
+
+// choosePlane decides what data plane a node of this configuration has.
+func choosePlane(cfg *config.Config, w planeWorld) (plane, error) {
+	p := plane{provider: cfg.DataPlane.Provider, reason: "configured"}
+	var err error
+	if p.marks, err = marksOf(cfg.DataPlane.QoS); err != nil {
+		return p, err
+	}
+	if p.provider == providerAuto {
+		p.provider, p.reason = autoProvider(w, cfg.Encrypted())
+	}
+	switch p.provider {
+	case providerTCP:
+		err = p.chooseTCP(cfg)
+		return p, err
+	case providerSHM:
+		return p, nil
+	}
+	if cfg.Encrypted() {
+		return p, fmt.Errorf("config: data_plane.provider: %s: NICs write in plain text what data_plane.tls %s would encrypt; take provider tcp, or, on a network of its own, data_plane.tls off: %w",
+			p.provider, cfg.DataPlane.TLS, config.ErrConfig)
+	}
+	err = p.chooseRDMA(cfg.DataPlane.NICs, cfg.DataPlane.Libfabric, w)
+	return p, err
+}
+
+// autoProvider is the fastest provider that this program and this host have, and
+// why. NICs whose RDMA is software are no reason to leave TCP.
+func autoProvider(w planeWorld, encrypted bool) (provider, reason string) {
+	if encrypted {
+		return providerTCP, "the data plane is encrypted, and NICs would write in plain text"
+	}
+	if !w.verbs && !w.fabric {
+		return providerTCP, "this program was built with neither verbs nor fabric"
+	}
+	h := w.host()
+	for _, c := range []struct {
+		provider string
+		built    bool
+		kinds    []topo.Kind
+	}{{providerVerbs, w.verbs, verbsKinds}, {providerFabric, w.fabric, fabricKinds}} {
+		nics, err := h.Choose(topo.Want{RDMA: true, Role: topo.SNIC, Kinds: c.kinds})
+		hardware := slices.DeleteFunc(nics, func(n topo.NIC) bool { return n.Software })
+		if err == nil && c.built && len(hardware) > 0 {
+			return c.provider, fmt.Sprintf("%s reaches storage", hardware[0].Name)
+		}
+	}
+	return providerTCP, "no NIC that this program can drive by RDMA reaches storage"
+}
+
+// marksOf reads data_plane.qos.
+func marksOf(text string) (*qos.Map, error) {
+	switch text {
+	case "off", "":
+		return nil, nil
+	case "default":
+		text = ""
+	}
+	m, err := qos.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("config: data_plane.qos: %w: %w", err, config.ErrConfig)
+	}
+	return &m, nil
+}
+
+// chooseTCP finds the addresses of the NICs.
+func (p *plane) chooseTCP(cfg *config.Config) error {
+	if len(cfg.DataPlane.NICs) > tcp.MaxNICs {
+		return fmt.Errorf("config: data_plane.nics: %d NICs, at most %d: %w", len(cfg.DataPlane.NICs), tcp.MaxNICs, config.ErrConfig)
+	}
+	for _, name := range cfg.DataPlane.NICs {
+		_, port, err := net.SplitHostPort(cfg.DataListen)
+		if err != nil {
+			return fmt.Errorf("config: data_listen: %w: %w", err, config.ErrConfig)
+		}
+		n, err := tcpNIC(name, port)
+		if err != nil {
+			return err
+		}
+		p.tcpNICs = append(p.tcpNICs, n)
+	}
+	return nil
+}
+
+// tcpNIC is the NIC of an address, which goes as the routes say, or of an
+// interface's name, which it is bound to.
+func tcpNIC(name, port string) (tcp.NIC, error) {
+	if ip, err := netip.ParseAddr(name); err == nil {
+		return tcp.NIC{Name: name, Listen: net.JoinHostPort(name, port), Local: ip.WithZone("").String()}, nil
+	}
+	best := -1
+	var ip netip.Addr
+	for _, a := range probe.Addrs(name) {
+		rank := 0
+		switch {
+		case a.Addr().IsLinkLocalUnicast():
+			continue
+		case a.Addr().Is4():
+			rank = 1
+		}
+		if rank > best {
+			best, ip = rank, a.Addr()
+		}
+	}
+	if best < 0 {
+		h := thisHost().host()
+		return tcp.NIC{}, fmt.Errorf("config: data_plane.nics: this host has no interface %s with an IP address: %w. It has:\n%v", name, config.ErrConfig, h)
+	}
+	return tcp.NIC{Name: name, Device: name, Listen: net.JoinHostPort(ip.String(), port), Local: ip.String()}, nil
+}
+
+// chooseRDMA finds the devices of the provider: those that are named, or all that
+// reach storage. Without any the error shows what the host has.
+func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error {
+	kinds, built := verbsKinds, w.verbs
+	if p.provider == providerFabric {
+		kinds, built = fabricKinds, w.fabric
+	}
+	if !built {
+		return fmt.Errorf("data_plane.provider: %w", p.notBuilt())
+	}
+	h := w.host()
+	want := topo.Want{RDMA: true, Role: topo.SNIC, Kinds: kinds, NICs: names}
+	if p.provider == providerVerbs {
+		nics, err := h.Choose(want)
+		if err != nil {
+			return fmt.Errorf("data_plane.provider verbs: %w", err)
+		}
+		for _, n := range nics {
+			p.devices = append(p.devices, verbsDevice(n))
+		}
+		return nil
+	}
+	nics, err := h.Choose(want)
+	if p.libfabric = libfabric; libfabric == "auto" && err == nil {
+		p.libfabric = "efa"
+	} else if libfabric == "auto" {
+		p.libfabric = "tcp"
+	}
+	if p.libfabric != "efa" {
+		for _, name := range names {
+			p.fabricNICs = append(p.fabricNICs, fabricNIC(name))
+		}
+		return nil // without names, the provider's own choice
+	}
+	if err != nil {
+		return fmt.Errorf("data_plane.provider fabric: %w", err)
+	}
+	for _, n := range nics {
+		p.fabricNICs = append(p.fabricNICs, fabric.NIC{Domain: n.Name + "-rdm"}) // as libfabric names the reliable datagrams of an EFA device
+	}
+	return nil
+}
+
+// notBuilt is the provider's own error about that.
+func (p *plane) notBuilt() error {
+	var err error
+	if p.provider == providerVerbs {
+		_, err = verbs.List()
+	} else {
+		_, err = fabric.List(providerTCP)
+	}
+	if err == nil {
+		err = fmt.Errorf("%s: %w", p.provider, rdma.ErrUnsupported)
+	}
+	return err
+}
+
+// verbsDevice is a port as verbs.NICOptions.Device has it.
+func verbsDevice(n topo.NIC) string {
+	name, _, _ := strings.Cut(n.Name, ":")
+	if n.Port > 1 {
+		name = fmt.Sprintf("%s/%d", name, n.Port)
+	}
+	if n.Kind == topo.RoCE && n.GID != nil {
+		name = fmt.Sprintf("%s@%d", name, n.GID.Index)
+	}
+	return name
+}
+
+// fabricNIC is a domain of a provider over sockets, by its interface or address.
+func fabricNIC(name string) fabric.NIC {
+	if _, err := netip.ParseAddr(name); err == nil {
+		return fabric.NIC{Addr: name}
+	}
+	return fabric.NIC{Domain: name}
+}
+
+// planeOptions are what a data plane is opened with. Without listen it is a
+// client's.
+type planeOptions struct {
+	listen, advertise, congestion string
+	token                         rdma.Token
+	tls                           *tls.Config
+	memory                        *arena.Arena
+	log                           *slog.Logger
+}
+
+// open starts the transfer engine.
+func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
+	switch p.provider {
+	case providerTCP:
+		t := tcp.Options{
+			Listen: o.listen, Advertise: o.advertise, NICs: p.tcpNICs, QoS: p.marks,
+			Token: o.token, TLS: o.tls, Congestion: o.congestion, Logger: o.log,
+		}
+		if len(t.NICs) > 0 {
+			t.Listen, t.Advertise = "", ""
+		}
+		return started(tcp.New(ctx, t))
+	case providerSHM:
+		s := shm.Options{Listen: o.listen, Group: group.Options{Token: o.token, Logger: o.log}}
+		if o.memory != nil {
+			s.Arenas = []*arena.Arena{o.memory}
+		}
+		if err := removeStale(o.listen); err != nil {
+			return nil, err
+		}
+		return started(shm.New(ctx, s))
+	}
+	g := group.Options{Token: o.token, Logger: o.log}
+	var err error
+	if g.Control, err = group.TCP(ctx, o.listen, o.advertise, o.tls); err != nil {
+		return nil, err
+	}
+	var e *group.Engine
+	if p.provider == providerVerbs {
+		e, err = verbs.New(ctx, verbs.Options{Devices: p.devices, NIC: verbs.NICOptions{QoS: p.marks}, Group: g})
+	} else {
+		f := fabric.Options{Domain: fabric.DomainOptions{Provider: p.libfabric}, NICs: p.fabricNICs, Group: g}
+		if p.marks != nil {
+			for c := range f.Domain.TrafficClass {
+				f.Domain.TrafficClass[c] = fabricDSCP | uint32(p.marks.Lane(rdma.Class(c)).DSCP)
+			}
+			f.Group.SeparateClasses = true
+		}
+		e, err = fabric.New(ctx, f)
+	}
+	if err != nil {
+		h := thisHost().host()
+		return nil, fmt.Errorf("%w. This host has:\n%v", err, h)
+	}
+	return e, nil
+}
+
+// fabricDSCP makes a traffic class of libfabric of a DSCP (fi_tc_dscp_set).
+const fabricDSCP = 0x100
+
+// started is the engine as its interface, which is nil after an error.
+func started[E rdma.Engine](e E, err error) (rdma.Engine, error) {
+	if err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// removeStale removes the socket of a process that was killed: one at which nobody
+// answers. What else is there is left, for the listener to complain of.
+func removeStale(path string) error {
+	info, err := os.Lstat(path)
+	if path == "" || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil || info.Mode().Type() != os.ModeSocket {
+		return err
+	}
+	c, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		_ = c.Close() // it was opened to see whether that works
+		return fmt.Errorf("another process listens on %s: give each node a data_listen of its own", path)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return os.Remove(path)
+	}
+	return err
+}
+
+// listensOn is where an engine listens, host:port or a path; "" if it does not.
+func listensOn(e rdma.Engine) string {
+	nics := e.Addr().NICs
+	if len(nics) == 0 {
+		return ""
+	}
+	where, _ := tcp.HostPort(nics[0])
+	where, _, _ = strings.Cut(where, "#") // what an engine over NICs adds: which of them
+	return where
+}
+
+// clientPlane is the data plane with which a client speaks to a node.
+func clientPlane(provider string, w planeWorld) (plane, error) {
+	p := plane{provider: provider, reason: "the node speaks it"}
+	switch provider {
+	case providerTCP, providerSHM:
+		return p, nil
+	case providerVerbs, providerFabric:
+		err := p.chooseRDMA(nil, "auto", w)
+		return p, err
+	}
+	return p, fmt.Errorf("provider %q, which this program does not know: take one of the node's version", provider)
+}
+
+// speaks asks the nodes, one after the other until one answers, what transfer
+// engine they need. Where none does, TCP: what is wrong with them is then said by
+// whoever uses them.
+func (c *connection) speaks(ctx context.Context) string {
+	for _, target := range c.list() {
+		conn, err := c.dial(target)
+		if err != nil {
+			continue
+		}
+		ask, cancel := context.WithTimeout(ctx, completionWait)
+		d, err := pb.NewCacheClient(conn).Describe(ask, &pb.DescribeRequest{})
+		cancel()
+		_ = conn.Close() // nothing is under way on it
+		if err == nil && d.GetDataProvider() != "" {
+			return d.GetDataProvider()
+		}
+		if err == nil {
+			break
+		}
+	}
+	return providerTCP
+}
+
+// engine opens the transfer engine that the nodes need.
+func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engine, error) {
+	p, err := clientPlane(c.speaks(ctx), thisHost())
+	var e rdma.Engine
+	if err == nil {
+		e, err = p.open(ctx, planeOptions{tls: secure})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the data plane of %s is of provider %s: %w", c.servers, p.provider, err)
+	}
+	return e, nil
+}
