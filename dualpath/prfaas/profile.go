@@ -207,3 +207,11 @@ func CaseStudy() (System, error) {
 		LocalInstances: 64 / p.GPUsPerInstance, LocalPrefill: h20.PrefillSeconds, DecodeBatch: h20.DecodeBatch, StepSeconds: h20.StepSeconds,
 	}, nil
 }
+
+func (p Profile) accelerators() []string {
+	names := slices.Sorted(maps.Keys(p.Accelerators))
+	if len(names) == 0 {
+		return []string{"none: it has KV throughputs only"}
+	}
+	return names
+}

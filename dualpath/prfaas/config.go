@@ -1,0 +1,173 @@
+package prfaas
+
+import (
+	"strings"
+
+	"github.com/penstock-kv/penstock/internal/yamlfile"
+)
+
+// Config is a system as an operator writes it down, in YAML.
+type Config struct {
+	// Profile is a built-in profile, ProfileFile one of the operator's own; one of
+	// them is given.
+	Profile     string `yaml:"profile"`
+	ProfileFile string `yaml:"profile_file"`
+	// Lengths are those of the uncached prompts.
+	Lengths struct {
+		Mu    float64 `yaml:"mu"`
+		Sigma float64 `yaml:"sigma"`
+		Min   float64 `yaml:"min"`
+		Max   float64 `yaml:"max"`
+		// Trace is a file of requests whose prompts are taken instead.
+		Trace string `yaml:"trace"`
+	} `yaml:"lengths"`
+	OutputTokens float64 `yaml:"output_tokens"`
+	PrfaaS       struct {
+		Accelerator string `yaml:"accelerator"`
+		GPUs        int    `yaml:"gpus"`
+	} `yaml:"prfaas"`
+	PD struct {
+		Accelerator string  `yaml:"accelerator"`
+		GPUs        int     `yaml:"gpus"`
+		Batch       float64 `yaml:"batch"`
+		StepSeconds float64 `yaml:"step_seconds"`
+	} `yaml:"pd"`
+	EgressGbps float64 `yaml:"egress_gbps"`
+	// Present is the plan that runs today, to be compared; a threshold of 0: none.
+	Present struct {
+		Threshold float64 `yaml:"threshold"`
+		Prefill   int     `yaml:"prefill"`
+	} `yaml:"present"`
+	Steps int `yaml:"steps"`
+}
+
+// CaseStudyYAML is CaseStudy as an operator would write it.
+const CaseStudyYAML = `# The case study of PrfaaS, section 4. Lengths are of the uncached part of the prompts, in tokens.
+profile: prfaas-1t              # built in; or profile_file: FILE with measurements of your own
+lengths: {mu: 9.90, sigma: 1.00, min: 128, max: 128000}   # log-normal; or {trace: FILE}
+output_tokens: 1024
+prfaas: {accelerator: h200, gpus: 32}
+pd: {accelerator: h20, gpus: 64}   # batch and step_seconds: the profile's, or given here
+egress_gbps: 100
+present: {threshold: 30000, prefill: 2}   # optional: what runs today
+steps: 100                      # of the search for the threshold
+`
+
+// Files gives the contents of files that a configuration names, by their paths.
+type Files struct {
+	// Profile reads a profile.
+	Profile func(path string) ([]byte, error)
+	// Prompts reads the uncached prompt lengths of a trace, in tokens.
+	Prompts func(path string) ([]float64, error)
+}
+
+// System makes the system that a configuration describes. Complaints are about
+// keys of f below prefix, which ends in a dot or is empty.
+func (c *Config) System(f *yamlfile.File, prefix string, files Files) (System, error) {
+	p, err := c.profile(f, prefix, files)
+	if err != nil {
+		return System{}, err
+	}
+	s := System{OutputTokens: c.OutputTokens, KVBytes: p.KVBytes, EgressBytes: FromGbps(c.EgressGbps)}
+	if !(c.OutputTokens > 0) {
+		return System{}, f.Errorf(prefix+"output_tokens", "is %v; give the mean output, above 0", c.OutputTokens)
+	}
+	if s.Lengths, err = c.lengths(f, prefix, files); err != nil {
+		return System{}, err
+	}
+	if c.PrfaaS.GPUs != 0 || c.PrfaaS.Accelerator != "" {
+		a, n, err := c.cluster(f, prefix+"prfaas", p, c.PrfaaS.Accelerator, c.PrfaaS.GPUs)
+		if err != nil {
+			return System{}, err
+		}
+		if a.PrefillSeconds.IsZero() {
+			return System{}, f.Errorf(prefix+"prfaas.accelerator", "profile %s has no prefill times on %s", p.Name, c.PrfaaS.Accelerator)
+		}
+		if !(c.EgressGbps > 0) {
+			return System{}, f.Errorf(prefix+"egress_gbps", "is %v; give the bandwidth between the clusters, above 0", c.EgressGbps)
+		}
+		s.RemoteInstances, s.RemotePrefill = n, a.PrefillSeconds
+	}
+	a, n, err := c.cluster(f, prefix+"pd", p, c.PD.Accelerator, c.PD.GPUs)
+	if err != nil {
+		return System{}, err
+	}
+	s.LocalInstances, s.LocalPrefill, s.DecodeBatch, s.StepSeconds = n, a.PrefillSeconds, a.DecodeBatch, a.StepSeconds
+	if f.Has(prefix + "pd.batch") {
+		s.DecodeBatch = c.PD.Batch
+	}
+	if f.Has(prefix + "pd.step_seconds") {
+		s.StepSeconds = c.PD.StepSeconds
+	}
+	if !(s.DecodeBatch > 0) || !(s.StepSeconds > 0) {
+		return System{}, f.Errorf(prefix+"pd", "decodes %v requests at once in steps of %v s; give batch and step_seconds, both above 0 (profile %s has none for %s)", s.DecodeBatch, s.StepSeconds, p.Name, c.PD.Accelerator)
+	}
+	if c.Steps == 0 {
+		c.Steps = StepsDefault
+	}
+	if c.Steps < 1 || c.Steps > stepsMax {
+		return System{}, f.Errorf(prefix+"steps", "is %d; from 1 to %d", c.Steps, stepsMax)
+	}
+	if c.Present.Threshold < 0 || c.Present.Prefill < 0 || c.Present.Prefill >= s.LocalInstances {
+		return System{}, f.Errorf(prefix+"present", "threshold %v with %d prefill instances of %d; the threshold is 0 or above, and at least one instance decodes", c.Present.Threshold, c.Present.Prefill, s.LocalInstances)
+	}
+	if err := s.Validate(); err != nil {
+		return System{}, f.Errorf(strings.TrimSuffix(prefix, "."), "%s", strings.TrimPrefix(err.Error(), "prfaas: "))
+	}
+	return s, nil
+}
+
+func (c *Config) profile(f *yamlfile.File, prefix string, files Files) (Profile, error) {
+	switch {
+	case c.Profile != "" && c.ProfileFile != "":
+		return Profile{}, f.Errorf(prefix+"profile_file", "profile %q is given too; keep one of them", c.Profile)
+	case c.ProfileFile != "":
+		raw, err := files.Profile(c.ProfileFile)
+		if err != nil {
+			return Profile{}, f.Errorf(prefix+"profile_file", "%v", err)
+		}
+		return ParseProfile(c.ProfileFile, raw)
+	case c.Profile == "":
+		return Profile{}, f.Errorf(prefix+"profile", "is missing; name one of %s, or a file of your own with profile_file", strings.Join(ProfileNames(), ", "))
+	}
+	p, err := BuiltIn(c.Profile)
+	if err != nil {
+		return Profile{}, f.Errorf(prefix+"profile", "%s", strings.TrimPrefix(err.Error(), "prfaas: "))
+	}
+	return p, nil
+}
+
+func (c *Config) lengths(f *yamlfile.File, prefix string, files Files) (Lengths, error) {
+	l := c.Lengths
+	if l.Trace != "" {
+		if f.Has(prefix+"lengths.mu") || f.Has(prefix+"lengths.sigma") {
+			return nil, f.Errorf(prefix+"lengths.trace", "mu and sigma are given too; keep the trace or the distribution")
+		}
+		prompts, err := files.Prompts(l.Trace)
+		if err != nil {
+			return nil, f.Errorf(prefix+"lengths.trace", "%v", err)
+		}
+		s, err := NewSample(prompts)
+		if err != nil {
+			return nil, f.Errorf(prefix+"lengths.trace", "%s", strings.TrimPrefix(err.Error(), "prfaas: "))
+		}
+		return s, nil
+	}
+	d := LogNormal{Mu: l.Mu, Sigma: l.Sigma, Min: l.Min, Max: l.Max}
+	if err := d.Validate(); err != nil {
+		return nil, f.Errorf(prefix+"lengths", "%s", strings.TrimPrefix(err.Error(), "prfaas: "))
+	}
+	return d, nil
+}
+
+// cluster is one cluster's accelerator and its number of instances.
+func (c *Config) cluster(f *yamlfile.File, path string, p Profile, accelerator string, gpus int) (Accelerator, int, error) {
+	a, ok := p.Accelerators[strings.ToLower(accelerator)]
+	if !ok {
+		return a, 0, f.Errorf(path+".accelerator", "is %q; profile %s knows %s", accelerator, p.Name, strings.Join(p.accelerators(), ", "))
+	}
+	if gpus < p.GPUsPerInstance || gpus%p.GPUsPerInstance != 0 {
+		return a, 0, f.Errorf(path+".gpus", "is %d; an instance of %s takes %d, so give a multiple of that", gpus, p.Name, p.GPUsPerInstance)
+	}
+	return a, gpus / p.GPUsPerInstance, nil
+}
