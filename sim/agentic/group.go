@@ -1,0 +1,49 @@
+package agentic
+
+import (
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/sim"
+)
+
+// fetcher is what both kinds of groups have in common: they ask the planner for
+// work every so often. Each has its own phase: were it the same for all, the first
+// group would take all work that the planner has, time after time.
+type fetcher struct {
+	id      dualpath.GroupID
+	fetches *sim.Timer
+	phase   time.Duration
+	// fill writes the engines' state into the report.
+	fill  func(engines []dualpath.EngineReport)
+	event dualpath.Fetch
+	nodes []node
+}
+
+// init makes room for the reports of engines on nodes.
+func (f *fetcher) init(c *Cluster, id dualpath.GroupID, engines int, nodes []node, fill func([]dualpath.EngineReport)) {
+	f.id, f.nodes, f.fill = id, nodes, fill
+	f.phase = time.Duration(c.phases.Int64N(int64(c.opts.FetchEvery)))
+	f.event = dualpath.Fetch{Group: id, Engines: make([]dualpath.EngineReport, engines), Nodes: make([]dualpath.NodeReport, len(nodes))}
+}
+
+// wake lets the group fetch when its turn comes. A fetch that would find nothing
+// new is left out: it would change nothing.
+func (f *fetcher) wake(c *Cluster) {
+	if f.fetches.Due() != sim.Never {
+		return
+	}
+	every := c.opts.FetchEvery
+	turns := (c.k.Now() - f.phase + every - 1) / every
+	f.fetches.Set(f.phase + turns*every)
+}
+
+// fetch asks for work, with the state of all engines and nodes of the group.
+func (c *Cluster) fetch(f *fetcher) {
+	f.event.At, f.event.Seen = c.k.Now(), c.seq
+	f.fill(f.event.Engines)
+	for i := range f.nodes {
+		f.event.Nodes[i] = dualpath.NodeReport{Node: f.nodes[i].id, ReadQueue: int(f.nodes[i].snic.Queued())}
+	}
+	c.step(f.event)
+}

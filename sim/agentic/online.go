@@ -1,0 +1,114 @@
+package agentic
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock-kv/penstock/sim/workload"
+)
+
+// SLO is what an online service promises: means over a window.
+type SLO struct{ TTFT, TPOT time.Duration }
+
+// PaperSLO is that of DualPath section 7.4.
+func PaperSLO() SLO { return SLO{TTFT: 4 * time.Second, TPOT: 50 * time.Millisecond} }
+
+// sloWindow is the window over which latencies are held against the SLO: the
+// paper's sliding window.
+const sloWindow = 150 * time.Second
+
+// exceeds reports whether the last window before now is beyond the SLO.
+func (s SLO) exceeds(r *Result, now time.Duration) bool {
+	w := r.Between(now-sloWindow, now)
+	if w.Rounds == 0 {
+		return false
+	}
+	return w.MeanTTFT() > s.TTFT.Seconds() || (w.Second > 0 && w.MeanTPOT() > s.TPOT.Seconds())
+}
+
+// Online says how an open loop is run.
+type Online struct {
+	// Set are the trajectories that arrive, MaxLen their bound.
+	Set    []workload.Trajectory
+	MaxLen int
+	// APS is how many agents arrive a second, by a Poisson process.
+	APS float64
+	// Horizon is how long the run takes; the steady part is the last third of it.
+	// The longest trajectories take more than an hour: default 90 minutes.
+	Horizon time.Duration
+	// SLO ends the run when a window exceeds it; zero: never.
+	SLO SLO
+}
+
+// DefaultHorizon is Online.Horizon's default.
+const DefaultHorizon = 90 * time.Minute
+
+// RunOnline runs an open loop on the cluster of opts, whose agents and arrivals it
+// sets. Result.Exceeded tells whether the SLO was.
+func RunOnline(ctx context.Context, opts Options, on Online) (*Result, error) {
+	setDefault(&on.Horizon, DefaultHorizon)
+	if !(on.APS > 0) || math.IsInf(on.APS, 0) || len(on.Set) == 0 {
+		return nil, fmt.Errorf("agentic: %v agents a second of a set of %d; both must be positive", on.APS, len(on.Set))
+	}
+	rng := rand.New(rand.NewPCG(opts.Seed, 0xA95))
+	n := int(on.APS*on.Horizon.Seconds()*1.2) + 20
+	opts.Agents = workload.Agents(on.Set, n, on.MaxLen, opts.Seed)
+	// The order of the set says nothing; neither should that of arrival.
+	rng.Shuffle(n, func(i, j int) { opts.Agents[i], opts.Agents[j] = opts.Agents[j], opts.Agents[i] })
+	opts.Arrivals = workload.Poisson(n, on.APS, rng)
+	opts.Until = on.Horizon
+	c, err := New(opts)
+	if err != nil {
+		return nil, err
+	}
+	if on.SLO != (SLO{}) {
+		c.watch(on.SLO)
+	}
+	return c.Run(ctx)
+}
+
+// watch ends the run when a window has exceeded the SLO.
+func (c *Cluster) watch(s SLO) {
+	var look func()
+	look = func() {
+		if s.exceeds(&c.result, c.k.Now()) {
+			c.result.Exceeded = true
+			c.k.Stop()
+			return
+		}
+		c.k.After(SeriesWindow, look)
+	}
+	c.k.At(sloWindow, look)
+}
+
+// Steady is the last third of a run of that horizon.
+func (r *Result) Steady(horizon time.Duration) Window {
+	return r.Between(horizon-horizon/3, horizon)
+}
+
+// Capacity is the largest multiple of step, up to most, at which no window of a run
+// exceeds the SLO, found by bisection; 0: none. Progress, if set, is told each rate
+// tried and whether it was sustained.
+func Capacity(ctx context.Context, opts Options, on Online, step, most float64, progress func(aps float64, ok bool)) (float64, error) {
+	lo, hi := 0, int(most/step+1e-9)+1 // lo is sustained, hi is not
+	for hi-lo > 1 {
+		mid := (lo + hi) / 2
+		on.APS = float64(mid) * step
+		r, err := RunOnline(ctx, opts, on)
+		if err != nil {
+			return 0, err
+		}
+		if progress != nil {
+			progress(on.APS, !r.Exceeded)
+		}
+		if r.Exceeded {
+			hi = mid
+		} else {
+			lo = mid
+		}
+	}
+	return float64(lo) * step, nil
+}

@@ -1,0 +1,195 @@
+package agentic
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/sim/workload"
+)
+
+// System is what is compared: each row of the paper's ablation (section 7.5) adds
+// one thing to the one before it.
+type System uint8
+
+const (
+	// Basic reads on the prefill side, holds a request's HBM while it does, and packs
+	// whatever is ready.
+	Basic System = iota
+	// Layerwise is Basic without the need for HBM, and with the compute quota, which
+	// the paper has in all systems but Basic (section A.4).
+	Layerwise
+	// RoundRobin is Layerwise that reads on either side in turn.
+	RoundRobin
+	// DualPath is the paper's: it reads on the side with the shorter queue.
+	DualPath
+	// DualPathSplit is the production planner as it is by default: one request is
+	// read by both sides.
+	DualPathSplit
+	// Oracle is DualPath without reads and transfers.
+	Oracle
+)
+
+var systemNames = [...]string{"basic", "layerwise", "round-robin", "dualpath", "dualpath-split", "oracle"}
+
+// String returns the system's name, as in scenarios.
+func (s System) String() string {
+	if int(s) < len(systemNames) {
+		return systemNames[s]
+	}
+	return fmt.Sprintf("system %d", uint8(s))
+}
+
+// ParseSystem is the inverse of String.
+func ParseSystem(name string) (System, error) {
+	for i, n := range systemNames {
+		if n == name {
+			return System(i), nil
+		}
+	}
+	return 0, fmt.Errorf("agentic: system %q; it must be one of %q", name, systemNames)
+}
+
+// Options of a run.
+type Options struct {
+	System System
+	Model  Model
+	// PrefillNodes and DecodeNodes have GPUs engines each (default 8), a storage NIC
+	// of SNIC bytes/s (default 50e9), and a compute NIC of CNIC bytes/s an engine
+	// (default 50e9).
+	PrefillNodes, DecodeNodes, GPUs int
+	SNIC, CNIC                      float64
+	// PrefillGroup and DecodeGroup are nodes a group; default: all of them.
+	PrefillGroup, DecodeGroup int
+
+	// Agents to run; with Arrivals, agent i begins at Arrivals[i], else all begin at
+	// 0. An agent's rounds follow each other at once.
+	Agents   []workload.Trajectory
+	Arrivals []time.Duration
+	// Until ends the run early; 0: when all agents are done.
+	Until time.Duration
+
+	// BlockTokens default 64.
+	BlockTokens int
+	// RecomputeTail computes the context's last tokens, which fill no block, too.
+	RecomputeTail bool
+	// Quota bounds an engine's attention in a step, over all layers; default 300 ms
+	// (section A.4). NoQuota packs whatever is ready, as Basic does.
+	Quota   time.Duration
+	NoQuota bool
+	// StepOverhead is what a prefill step takes besides; default 30 ms.
+	StepOverhead time.Duration
+	// FetchEvery is the time between two fetches of a group; default 20 ms.
+	FetchEvery time.Duration
+	// Planner are further options of the planner; rates, alpha and beta are set from
+	// the model where they are 0.
+	Planner dualpath.Options
+	// Record, if set, is given every event of the planner and its actions, which are
+	// valid during the call.
+	Record func(dualpath.Event, []dualpath.Action)
+	// Progress, if set, is called now and then with the rounds done and the time.
+	Progress func(rounds int, now time.Duration)
+	Seed     uint64
+}
+
+// ensureDefaults fills what is zero.
+func (o *Options) ensureDefaults() {
+	setDefault(&o.GPUs, 8)
+	setDefault(&o.SNIC, 50e9)
+	setDefault(&o.CNIC, 50e9)
+	setDefault(&o.PrefillGroup, o.PrefillNodes)
+	setDefault(&o.DecodeGroup, o.DecodeNodes)
+	setDefault(&o.BlockTokens, 64)
+	setDefault(&o.Quota, batch.DefaultQuota)
+	setDefault(&o.StepOverhead, 30*time.Millisecond)
+	setDefault(&o.FetchEvery, 20*time.Millisecond)
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// Validate returns an error that names what no cluster could be.
+func (o *Options) Validate() error {
+	if err := o.Model.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case int(o.System) >= len(systemNames):
+		return fmt.Errorf("agentic: %v; it must be one of %q", o.System, systemNames)
+	case o.PrefillNodes < 1 || o.DecodeNodes < 1 || o.GPUs < 1:
+		return fmt.Errorf("agentic: %d prefill and %d decode nodes of %d GPUs; at least 1 of each is needed", o.PrefillNodes, o.DecodeNodes, o.GPUs)
+	case !(o.SNIC > 0) || !(o.CNIC > 0) || math.IsInf(o.SNIC, 0) || math.IsInf(o.CNIC, 0):
+		return fmt.Errorf("agentic: storage NIC of %v and compute NIC of %v bytes/s; both must be positive", o.SNIC, o.CNIC)
+	case o.PrefillGroup < 1 || o.PrefillNodes%o.PrefillGroup != 0:
+		return fmt.Errorf("agentic: %d prefill nodes in groups of %d; the groups must come out even", o.PrefillNodes, o.PrefillGroup)
+	case o.DecodeGroup < 1 || o.DecodeNodes%o.DecodeGroup != 0:
+		return fmt.Errorf("agentic: %d decode nodes in groups of %d; the groups must come out even", o.DecodeNodes, o.DecodeGroup)
+	case len(o.Agents) == 0:
+		return fmt.Errorf("agentic: no agents")
+	case o.Arrivals != nil && len(o.Arrivals) != len(o.Agents):
+		return fmt.Errorf("agentic: %d arrivals of %d agents; each needs one", len(o.Arrivals), len(o.Agents))
+	case o.BlockTokens < 1 || o.Quota <= 0 || o.StepOverhead < 0 || o.FetchEvery <= 0:
+		return fmt.Errorf("agentic: blocks of %d tokens, a quota of %v, %v a step, a fetch every %v; all must be positive", o.BlockTokens, o.Quota, o.StepOverhead, o.FetchEvery)
+	}
+	for i := range o.Agents {
+		a := &o.Agents[i]
+		if len(a.Rounds) == 0 {
+			return fmt.Errorf("agentic: agent %d has no rounds", a.ID)
+		}
+		if len(a.Rounds) >= 1<<roundBits {
+			return fmt.Errorf("agentic: agent %d has %d rounds; at most %d", a.ID, len(a.Rounds), 1<<roundBits-1)
+		}
+		if n := a.Total(); n > o.Model.DecodeHBM || (o.System == Basic && n > o.Model.PrefillHBM) {
+			return fmt.Errorf("agentic: agent %d grows to %d tokens; an engine of %s holds %d (prefill %d)", a.ID, n, o.Model.Name, o.Model.DecodeHBM, o.Model.PrefillHBM)
+		}
+		for j, r := range a.Rounds {
+			if r.Append < 1 || r.Gen < 1 {
+				return fmt.Errorf("agentic: agent %d, round %d appends %d and generates %d tokens; both must be at least 1", a.ID, j, r.Append, r.Gen)
+			}
+		}
+	}
+	return nil
+}
+
+// plannerOptions are the options of the planner for this cluster: what a profile
+// of it would measure.
+func (o *Options) plannerOptions() dualpath.Options {
+	p := o.Planner
+	setDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
+	setDefault(&p.PrefillRate, o.profilePrefill())
+	setDefault(&p.BlockTokens, o.BlockTokens)
+	switch o.System {
+	case Basic, Layerwise:
+		p.Policy = dualpath.PrefillOnly
+	case RoundRobin:
+		p.Policy = dualpath.RoundRobin
+	case DualPathSplit:
+		p.Policy = dualpath.Split
+	default:
+		p.Policy = dualpath.Shorter
+	}
+	// Groups fetch when there is something to fetch; silence is not death here.
+	setDefault(&p.GroupTimeout, math.MaxInt64)
+	setDefault(&p.MaxExplain, 1)
+	return p
+}
+
+// profilePrefill is how many tokens of prompts, cached ones included, an engine
+// takes a second: the planner counts unfinished work in whole prompts.
+func (o *Options) profilePrefill() float64 {
+	var prompts, seconds float64
+	for i := range o.Agents[:min(len(o.Agents), 500)] {
+		o.Agents[i].Turns(func(_ int, t workload.Turn) bool {
+			prompts += float64(t.Prompt())
+			seconds += o.Model.Work(t.Context, t.Append) / o.Model.FLOPS
+			return true
+		})
+	}
+	return max(1, prompts/seconds)
+}

@@ -1,0 +1,177 @@
+package agentic
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/dualpath/batch"
+	"github.com/penstock-kv/penstock/sim"
+	"github.com/penstock-kv/penstock/sim/flow"
+)
+
+// prefiller is a prefill engine.
+type prefiller struct {
+	id    dualpath.EngineID
+	group *prefillGroup
+	node  *node
+	cnic  *flow.FIFO // in tokens
+	// tokens and requests are unfinished: tok_e and seq_e.
+	tokens, requests int
+	// ready have their prefix and wait for steps, in the order in which they came.
+	ready []*request
+	// chunks of the step under way.
+	chunks []batch.Chunk
+
+	// Basic: free HBM in tokens, and who waits for it.
+	free    int
+	waiting []*request
+}
+
+// prefillGroup are the engines that step together.
+type prefillGroup struct {
+	fetcher
+	c       *Cluster
+	id      dualpath.GroupID
+	engines []*prefiller
+	steps   *sim.Timer // a step begins when the instant has settled
+	ends    *sim.Timer
+	items   []batch.Item
+}
+
+// newPrefiller returns an idle engine.
+func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) (*prefiller, error) {
+	cnic, err := flow.NewFIFO(c.k, fmt.Sprintf("engine %d compute NIC", id), c.opts.CNIC/float64(c.opts.Model.KVBytes))
+	return &prefiller{id: id, group: g, node: n, cnic: cnic, free: c.opts.Model.PrefillHBM}, err
+}
+
+// report prepares the group's fetches.
+func (g *prefillGroup) report(nodes int, at []node) {
+	g.init(g.c, g.id, len(g.engines), at[:nodes], func(out []dualpath.EngineReport) {
+		for i, e := range g.engines {
+			out[i] = dualpath.EngineReport{Engine: e.id, Tokens: e.tokens, Requests: e.requests}
+		}
+	})
+}
+
+// up is the group's registration.
+func (g *prefillGroup) up() dualpath.GroupUp {
+	ev := dualpath.GroupUp{Group: g.id, Role: dualpath.Prefill}
+	for _, e := range g.engines {
+		ev.Engines = append(ev.Engines, dualpath.EngineSpec{Engine: e.id, Node: e.node.id})
+	}
+	return ev
+}
+
+// admit lets a request be read as soon as the engine's HBM has room for it, in
+// turn.
+func (e *prefiller) admit(r *request) {
+	e.waiting = append(e.waiting, r)
+	e.admitWaiting()
+}
+
+// admitWaiting admits from the head.
+func (e *prefiller) admitWaiting() {
+	n := 0
+	for n < len(e.waiting) && e.waiting[n].prompt() <= e.free {
+		r := e.waiting[n]
+		n++
+		e.free -= r.prompt()
+		e.group.c.load(r)
+	}
+	e.waiting = shift(e.waiting, n)
+}
+
+// release gives a request's HBM back.
+func (e *prefiller) release(r *request) {
+	e.free += r.prompt()
+	e.admitWaiting()
+}
+
+// shift drops the first n, keeping the memory.
+func shift(q []*request, n int) []*request {
+	if n == 0 {
+		return q
+	}
+	k := copy(q, q[n:])
+	clear(q[k:])
+	return q[:k]
+}
+
+// wakeStep begins a step at the end of the instant, unless one is under way.
+func (g *prefillGroup) wakeStep() {
+	if g.ends.Due() == sim.Never && g.steps.Due() == sim.Never {
+		g.steps.Set(g.c.k.Now())
+	}
+}
+
+// begin starts a step of whatever is ready.
+func (g *prefillGroup) begin() {
+	c := g.c
+	m := &c.opts.Model
+	var longest, sum float64
+	tokens := 0
+	for _, e := range g.engines {
+		took := e.pack(c, &g.items)
+		longest, sum = max(longest, took), sum+took
+		for _, ch := range e.chunks {
+			tokens += ch.Compute
+		}
+	}
+	if tokens == 0 {
+		return
+	}
+	rest := float64(tokens) * m.Linear / m.FLOPS / float64(len(g.engines))
+	c.result.step(c, longest, sum/float64(len(g.engines)))
+	took := time.Duration(math.Ceil((longest + rest) * 1e9))
+	c.k.Note(uint64(tokens), uint64(took))
+	g.ends.SetAfter(c.opts.StepOverhead + took)
+}
+
+// pack chooses the engine's part of a step and returns its attention time in
+// seconds.
+func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
+	*items = (*items)[:0]
+	for _, r := range e.ready {
+		*items = append(*items, batch.Item{Cached: r.prompt() - r.compute + r.computed, Compute: r.compute - r.computed})
+	}
+	if c.quota {
+		e.chunks = batch.Pack(*items, c.opts.Quota, c.attention, e.chunks)
+		if len(e.chunks) == 0 && len(*items) > 0 {
+			// Not even one token fits the quota; it is computed all the same.
+			e.chunks = append(e.chunks, batch.Chunk{Index: 0, Compute: min(1, (*items)[0].Compute)})
+		}
+	} else {
+		e.chunks = e.chunks[:0]
+		for i, it := range *items {
+			e.chunks = append(e.chunks, batch.Chunk{Index: i, Compute: it.Compute})
+		}
+	}
+	seconds := 0.0
+	for _, ch := range e.chunks {
+		seconds += c.attention.Seconds((*items)[ch.Index].Cached, ch.Compute)
+	}
+	return seconds
+}
+
+// end ends a step, and begins the next.
+func (g *prefillGroup) end() {
+	for _, e := range g.engines {
+		done := 0
+		for _, ch := range e.chunks {
+			r := e.ready[ch.Index]
+			r.computed += ch.Compute
+			if r.computed == r.compute {
+				done++ // only the last of a batch can be cut
+			}
+		}
+		finished := e.ready[:done:done]
+		e.chunks = e.chunks[:0]
+		for _, r := range finished {
+			g.c.prefilled(r)
+		}
+		e.ready = shift(e.ready, done)
+	}
+	g.wakeStep()
+}

@@ -1,0 +1,236 @@
+package agentic
+
+import (
+	"math"
+	"slices"
+	"time"
+)
+
+// Result is what a run measured.
+type Result struct {
+	System System
+	// JCT is when the last agent was done, or when the run was ended.
+	JCT time.Duration
+	// Agents and Rounds that were done.
+	Agents, Rounds int
+	// Read are the tokens that each storage NIC read, prefill nodes first; Cached
+	// the cached tokens of the rounds that were done: where all were, they are equal
+	// in sum.
+	Read   []int64
+	Cached int64
+	// Series has the latencies of the rounds that ended in each window of
+	// SeriesWindow.
+	Series []Window
+	// Latency is over all rounds.
+	Latency Window
+
+	// Exceeded: the run ended because a window was beyond the SLO.
+	Exceeded bool
+
+	// Events of the simulation, and a hash over them.
+	Events, Digest uint64
+
+	nodes    int
+	capacity float64     // tokens a second of one storage NIC
+	traffic  [][]float64 // tokens, by second and NIC
+	steps    []stepBalance
+}
+
+// SeriesWindow is the length of a window of Result.Series.
+const SeriesWindow = 10 * time.Second
+
+// balanceWindow is the length of a window of storage traffic.
+const balanceWindow = time.Second
+
+// Window sums up rounds.
+type Window struct {
+	// Rounds that ended; Tokens that they generated.
+	Rounds, Tokens int
+	// Sums over the rounds, in seconds: from Submit to the first token and to the
+	// second, and what the first is made of: waiting for engines, for storage, for
+	// prefill. TPOT is over the rounds with a second token: time from the first to
+	// the last over their number, summed.
+	TTFT, TTST, Queued, Reading, Prefill, TPOT float64
+	// Second is how many rounds have a second token.
+	Second int
+}
+
+// Mean latencies of a window in seconds; NaN without rounds.
+func (w Window) MeanTTFT() float64 { return w.TTFT / float64(w.Rounds) }
+
+// MeanTTST is the mean time to the second token.
+func (w Window) MeanTTST() float64 { return w.TTST / float64(w.Second) }
+
+// MeanTPOT is the mean time of a token after the first.
+func (w Window) MeanTPOT() float64 { return w.TPOT / float64(w.Second) }
+
+// add sums windows.
+func (w *Window) add(o Window) {
+	w.Rounds, w.Tokens, w.Second = w.Rounds+o.Rounds, w.Tokens+o.Tokens, w.Second+o.Second
+	w.TTFT, w.TTST, w.TPOT = w.TTFT+o.TTFT, w.TTST+o.TTST, w.TPOT+o.TPOT
+	w.Queued, w.Reading, w.Prefill = w.Queued+o.Queued, w.Reading+o.Reading, w.Prefill+o.Prefill
+}
+
+// Between sums the windows that lie in [from, to).
+func (r *Result) Between(from, to time.Duration) Window {
+	var w Window
+	for i, s := range r.Series {
+		if at := time.Duration(i) * SeriesWindow; at >= from && at < to {
+			w.add(s)
+		}
+	}
+	return w
+}
+
+// stepBalance is one step of a prefill group.
+type stepBalance struct {
+	at    time.Duration
+	ratio float64
+}
+
+// begin prepares the result of a run.
+func (r *Result) begin(c *Cluster) {
+	r.System = c.opts.System
+	r.nodes = len(c.nodes)
+	r.Read = make([]int64, r.nodes)
+	r.capacity = c.opts.SNIC / float64(c.opts.Model.KVBytes)
+}
+
+// end completes it.
+func (r *Result) end(c *Cluster) {
+	for i := range c.nodes {
+		r.Read[i] = c.nodes[i].snic.Carried()
+	}
+	if c.opts.Until != 0 && c.left > 0 {
+		r.JCT = c.k.Now()
+	}
+	r.Events, r.Digest = c.k.Fired(), c.k.Digest()
+}
+
+// read takes what a storage NIC read from one time to another, at an even rate.
+func (r *Result) read(nic int, from, to time.Duration, tokens int64) {
+	for int(to/balanceWindow) >= len(r.traffic) {
+		r.traffic = append(r.traffic, make([]float64, r.nodes))
+	}
+	if to == from {
+		r.traffic[from/balanceWindow][nic] += float64(tokens)
+		return
+	}
+	rate := float64(tokens) / float64(to-from)
+	for at := from; at < to; {
+		w := at / balanceWindow
+		end := min(to, (w+1)*balanceWindow)
+		r.traffic[w][nic] += rate * float64(end-at)
+		at = end
+	}
+}
+
+// step takes the attention times of a prefill step: the longest, and the mean.
+func (r *Result) step(c *Cluster, longest, mean float64) {
+	r.steps = append(r.steps, stepBalance{c.k.Now(), longest / mean})
+}
+
+// round takes a round that is done.
+func (r *Result) round(c *Cluster, q *request) {
+	now := c.k.Now()
+	r.Rounds++
+	r.Cached += int64(q.hit)
+	c.k.Note(uint64(q.id), uint64(q.first))
+	w := Window{
+		Rounds: 1, Tokens: q.gen,
+		TTFT: (q.first - q.submitted).Seconds(), Queued: (q.started - q.submitted).Seconds(),
+		Reading: (q.loaded - q.started).Seconds(), Prefill: (q.first - q.loaded).Seconds(),
+	}
+	if q.gen > 1 {
+		w.Second, w.TTST = 1, (q.second - q.submitted).Seconds()
+		w.TPOT = (now - q.first).Seconds() / float64(q.gen-1)
+	}
+	i := int(now / SeriesWindow)
+	for i >= len(r.Series) {
+		r.Series = append(r.Series, Window{})
+	}
+	r.Series[i].add(w)
+	r.Latency.add(w)
+	if c.opts.Progress != nil && r.Rounds%4096 == 0 {
+		c.opts.Progress(r.Rounds, now)
+	}
+}
+
+// agentDone takes the end of an agent.
+func (r *Result) agentDone(now time.Duration) {
+	r.Agents++
+	r.JCT = now
+}
+
+// NICBalance is the mean of max/avg over the storage NICs, in windows of the given
+// length (whole seconds) of the part of the job before until, in which the NICs that
+// count read at more than floor of what they could: the paper's Figure 13. Nics is
+// how many count, from the first: all, or the prefill nodes'.
+func (r *Result) NICBalance(window, until time.Duration, floor float64, nics int) float64 {
+	width := max(1, int(window/balanceWindow))
+	sum, n := 0.0, 0
+	for i := 0; i+width <= len(r.traffic) && time.Duration(i+width)*balanceWindow <= until; i += width {
+		total, most := 0.0, 0.0
+		for nic := range nics {
+			t := 0.0
+			for _, second := range r.traffic[i : i+width] {
+				t += second[nic]
+			}
+			total, most = total+t, max(most, t)
+		}
+		mean := total / float64(nics)
+		if mean > floor*r.capacity*float64(width) {
+			sum, n = sum+most/mean, n+1
+		}
+	}
+	if n == 0 {
+		return math.NaN()
+	}
+	return sum / float64(n)
+}
+
+// BalanceSeries is max/avg over all storage NICs in each window before until, with
+// the windows' middles in seconds.
+func (r *Result) BalanceSeries(window, until time.Duration) (at, ratio []float64) {
+	width := max(1, int(window/balanceWindow))
+	for i := 0; i+width <= len(r.traffic) && time.Duration(i+width)*balanceWindow <= until; i += width {
+		sums := make([]float64, r.nodes)
+		total := 0.0
+		for _, second := range r.traffic[i : i+width] {
+			for nic, t := range second {
+				sums[nic] += t
+				total += t
+			}
+		}
+		if total > 0 {
+			at = append(at, (float64(i)+float64(width)/2)*balanceWindow.Seconds())
+			ratio = append(ratio, slices.Max(sums)/(total/float64(r.nodes)))
+		}
+	}
+	return at, ratio
+}
+
+// AttentionBalance is the mean of max/avg of the engines' attention times over the
+// steps before until: the paper's Figure 14.
+func (r *Result) AttentionBalance(until time.Duration) float64 {
+	sum, n := 0.0, 0
+	for _, s := range r.steps {
+		if s.at < until {
+			sum, n = sum+s.ratio, n+1
+		}
+	}
+	if n == 0 {
+		return math.NaN()
+	}
+	return sum / float64(n)
+}
+
+// StorageShare is what the storage NICs read over what they could have, until the
+// job's end.
+func (r *Result) StorageShare() float64 {
+	sum := int64(0)
+	for _, t := range r.Read {
+		sum += t
+	}
+	return float64(sum) / (r.capacity * float64(r.nodes) * r.JCT.Seconds())
+}
