@@ -43,20 +43,16 @@
 // dropped, and an immediate is counted once. A target sends the acks again that
 // may have been lost with the rail, before it says that the rail is down.
 //
-// Opening a connection, all integers little-endian, HMAC-SHA256 keyed with the
-// token of the accepting engine:
+// Opening a connection is rdma/internal/handshake, by the magics "PRD2" and "PRC2".
+// What its hello has of this protocol's, little-endian:
 //
-//	dialer   → hello      magic 4 "PRD2" | conn 2 | conns 2 | dialer's engine ID 16 | session ID 16 |
-//	                      lane 1 | lanes 1 | rail 1 | rails 1 | generation 4 | zero 8 | nonce 32                       (88 bytes)
-//	acceptor → challenge  magic 4 "PRC2" | zero 4 | acceptor's engine ID 16 | nonce 32                                  (56 bytes)
-//	dialer   → proof      HMAC( "penstock rdma dialer"   | hello | challenge )                                          (32 bytes)
-//	acceptor → verdict    status 1 | zero 7 | HMAC( "penstock rdma acceptor" | hello | challenge | status )             (40 bytes)
+//	param     conn 2 | conns 2
+//	more      lane 1 | lanes 1 | rail 1 | rails 1 | generation 4 | zero 8        (16 bytes)
 //
 // The verdict is sent when all connections of the rail have proved the token, so
 // that a Connect that returned can be answered at once. A hello of generation g
 // says that nothing of the rail's earlier generations is left on the dialer's
-// side. A peer that does not know the token learns nothing: the acceptor's proof
-// is sent only after the dialer's.
+// side.
 //
 // # Frames
 //

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // FuzzHeader: what decodes encodes to the same bytes, and passes the limits that
@@ -134,9 +135,10 @@ func FuzzLayout(f *testing.F) {
 // FuzzHandshake: no bytes from a stranger open a session or stop the engine.
 func FuzzHandshake(f *testing.F) {
 	e := newServer(f, Options{HandshakeTimeout: 5 * time.Second})
-	h := hello{conns: 1, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}}
-	f.Add(h.encode())
-	f.Add(append(h.encode(), make([]byte, proofSize)...))
+	hello := append(protocol.Hello[:], make([]byte, handshake.HelloSize+protocol.MoreBytes-4)...)
+	hello[8] = 1 // its engine
+	f.Add(bytes.Clone(hello))
+	f.Add(append(hello, make([]byte, handshake.ProofSize)...))
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		pour(t, e, nil, b)

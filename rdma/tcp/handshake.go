@@ -1,19 +1,17 @@
 package tcp
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // acceptedKey names a session that a peer dialed.
@@ -65,6 +63,9 @@ func (e *Engine) accept(n *nic) {
 // that fails. It calls proved once the peer has proved the token: what waits
 // after that is bounded by MaxPeers.
 func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
+	if e.opts.Wrap != nil {
+		nc = e.opts.Wrap(nc)
+	}
 	if e.opts.TLS != nil {
 		nc = tls.Server(nc, e.opts.TLS)
 	}
@@ -76,59 +77,32 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if err != errNoHello && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
+	if !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
 		e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
-// errNoHello: the connection was closed before it said anything, which is how
-// health checks and `penstock doctor` ask whether somebody listens.
-var errNoHello = errors.New("closed without a word")
-
-// admitConn reads the hello, checks the proof, and joins the connection to its
-// rail; with the last one the rail is up.
+// admitConn proves the token both ways, and joins the connection to its rail; with
+// the last one the rail is up.
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
-	rawHello := make([]byte, helloSize)
-	var h hello
-	if _, err := io.ReadFull(nc, rawHello); err == io.EOF {
-		return errNoHello
-	} else if err != nil {
-		e.stats.authFailures.Add(1)
-		return fmt.Errorf("hello: %w", err)
-	}
-	if err := h.decode(rawHello); err != nil {
-		e.stats.authFailures.Add(1)
+	said, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
+	if err != nil {
+		if !errors.Is(err, handshake.ErrSilent) {
+			e.stats.authFailures.Add(1)
+		}
 		return err
-	}
-	ch := challenge{engine: e.id}
-	_, _ = rand.Read(ch.nonce[:])
-	rawChallenge := ch.encode()
-	proof := make([]byte, proofSize)
-	if _, err := nc.Write(rawChallenge); err != nil {
-		return fmt.Errorf("challenge: %w", err)
-	}
-	if _, err := io.ReadFull(nc, proof); err != nil {
-		e.stats.authFailures.Add(1)
-		return fmt.Errorf("proof: %w", err)
-	}
-	verdict := func(v verdictStatus) error {
-		b := make([]byte, 8, verdictSize)
-		b[0] = byte(v)
-		b = append(b, prove(e.opts.Token, roleAcceptor, rawHello, rawChallenge, b[:1])...)
-		_, err := nc.Write(b)
-		return err
-	}
-	if !hmac.Equal(proof, prove(e.opts.Token, roleDialer, rawHello, rawChallenge)) {
-		e.stats.authFailures.Add(1)
-		return errors.Join(rdma.ErrAuth, verdict(verdictToken))
 	}
 	proved()
+	var h hello
+	if err := h.decode(&said); err != nil {
+		return errors.Join(err, verdict(handshake.Request))
+	}
 	s, status, err := e.sessionOf(&h)
 	if err != nil {
 		return errors.Join(err, verdict(status))
 	}
 	if err := e.mark(nc, rdma.Class(h.lane)); err != nil {
-		return errors.Join(err, verdict(verdictRequest))
+		return errors.Join(err, verdict(handshake.Request))
 	}
 	c := newConn(s, nc, n, h.lane)
 	a, status, err := s.join(&h, c)
@@ -140,39 +114,39 @@ func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 
 // sessionOf returns the session that a hello belongs to, and begins it if it is
 // the first.
-func (e *Engine) sessionOf(h *hello) (*session, verdictStatus, error) {
+func (e *Engine) sessionOf(h *hello) (*session, handshake.Verdict, error) {
 	k := acceptedKey{h.engine, h.session}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closing {
-		return nil, verdictRequest, rdma.ErrClosed
+		return nil, handshake.Request, rdma.ErrClosed
 	}
 	if s := e.accepted[k]; s != nil {
-		return s, verdictOK, nil
+		return s, handshake.OK, nil
 	}
 	if h.generation > 1 {
-		return nil, verdictGone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, errHungUp)
+		return nil, handshake.Gone, fmt.Errorf("%v comes back to a session that has ended: %w", h.engine, errHungUp)
 	}
 	if len(e.all) >= e.opts.MaxPeers {
-		return nil, verdictFull, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
+		return nil, handshake.Full, fmt.Errorf("%d sessions, MaxPeers is %d", len(e.all), e.opts.MaxPeers)
 	}
 	s := newSession(e, h.engine, h.session, h.rails, h.lanes, h.conns, false)
 	e.accepted[k] = s
 	e.all[s] = struct{}{}
-	return s, verdictOK, nil
+	return s, handshake.OK, nil
 }
 
 // join adds a connection that proved the token to its rail's next generation;
 // with the last one the rail is up.
-func (s *session) join(h *hello, c *conn) (*assembly, verdictStatus, error) {
+func (s *session) join(h *hello, c *conn) (*assembly, handshake.Verdict, error) {
 	if h.rails != len(s.rails) || h.lanes != len(s.lanes) || h.conns != s.rails[0].connsEach {
-		return nil, verdictRequest, fmt.Errorf("hello for %d rails, %d lanes of %d connections; the session has %d, %d of %d: %w",
+		return nil, handshake.Request, fmt.Errorf("hello for %d rails, %d lanes of %d connections; the session has %d, %d of %d: %w",
 			h.rails, h.lanes, h.conns, len(s.rails), len(s.lanes), s.rails[0].connsEach, errFrame)
 	}
 	r := s.rails[h.rail]
 	// A dialer begins a generation when nothing is left of the one before.
 	if err := s.peerTookDown(uint32(h.rail), h.generation-1); err != nil {
-		return nil, verdictRequest, err
+		return nil, handshake.Request, err
 	}
 	a, complete, status, err := r.collect(h, c)
 	if err != nil {
@@ -188,25 +162,25 @@ func (s *session) join(h *hello, c *conn) (*assembly, verdictStatus, error) {
 		a.err = err
 		close(a.done)
 	}
-	return a, verdictOK, nil
+	return a, handshake.OK, nil
 }
 
 // collect notes a connection of the rail's next generation, and reports whether
 // it was the last one that was missing.
-func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ verdictStatus, _ error) {
+func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ handshake.Verdict, _ error) {
 	s := r.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.why != nil {
-		return nil, false, verdictGone, s.goneLocked()
+		return nil, false, handshake.Gone, s.goneLocked()
 	}
 	if r.state != railDown || !r.fenced || h.generation <= r.generation || r.assembly != nil && r.assembly.generation > h.generation {
-		return nil, false, verdictLater, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
+		return nil, false, handshake.Later, fmt.Errorf("generation %d of rail %d, which is %v at generation %d: %w", h.generation, h.rail, r.state, r.generation, errRailLater)
 	}
 	if a = r.assembly; a != nil && (a.generation < h.generation || a.conns[h.slot()] != nil) {
 		err := fmt.Errorf("connection %d of rail %d joins generation %d after %d: %w", h.slot(), h.rail, h.generation, a.generation, errFrame)
 		r.abortLocked(a, err)
-		return nil, false, verdictRequest, err
+		return nil, false, handshake.Request, err
 	}
 	if a == nil {
 		a = &assembly{generation: h.generation, conns: make([]*conn, h.lanes*h.conns), done: make(chan struct{})}
@@ -215,10 +189,10 @@ func (r *rail) collect(h *hello, c *conn) (a *assembly, complete bool, _ verdict
 	r.nic = c.nic
 	a.conns[h.slot()] = c
 	if a.joined++; a.joined < len(a.conns) {
-		return a, false, verdictOK, nil
+		return a, false, handshake.OK, nil
 	}
 	r.assembly = nil
-	return a, true, verdictOK, nil
+	return a, true, handshake.OK, nil
 }
 
 // abortLocked ends an assembly that is not complete.
@@ -232,7 +206,7 @@ func (r *rail) abortLocked(a *assembly, err error) {
 
 // enroll waits until the rail of c is up, sends the verdict, and starts the
 // connection.
-func (s *session) enroll(c *conn, a *assembly, verdict func(verdictStatus) error) error {
+func (s *session) enroll(c *conn, a *assembly, verdict func(handshake.Verdict) error) error {
 	timeout := time.NewTimer(s.e.opts.HandshakeTimeout)
 	defer timeout.Stop()
 	why := errors.New("the session ended")
@@ -250,9 +224,9 @@ func (s *session) enroll(c *conn, a *assembly, verdict func(verdictStatus) error
 	<-a.done
 	if a.err != nil {
 		s.giveUp(a.err)
-		return errors.Join(a.err, verdict(verdictRequest))
+		return errors.Join(a.err, verdict(handshake.Request))
 	}
-	err := verdict(verdictOK)
+	err := verdict(handshake.OK)
 	if err == nil {
 		err = c.nc.SetDeadline(time.Time{})
 	}
@@ -279,9 +253,6 @@ func (s *session) giveUp(err error) {
 		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w: %w", s.peer, rdma.ErrPeerDied, err))
 	}
 }
-
-// errSessionGone: the acceptor knows nothing of the session any more.
-var errSessionGone = errors.New("the session has ended there")
 
 // Connect implements rdma.Engine.
 func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) (rdma.EngineID, error) {
@@ -516,6 +487,9 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 	if err := e.mark(nc, class); err != nil {
 		return nil, errors.Join(err, nc.Close())
 	}
+	if e.opts.Wrap != nil {
+		nc = e.opts.Wrap(nc)
+	}
 	if !secure {
 		return nc, nil
 	}
@@ -525,52 +499,6 @@ func (e *Engine) dialNIC(ctx context.Context, n *nic, a rdma.NetAddr, class rdma
 // introduce proves the token on nc and checks that the other side knows it. want,
 // unless zero, is the engine that has to be there.
 func (e *Engine) introduce(nc net.Conn, want rdma.EngineID, token rdma.Token, h hello) (rdma.EngineID, error) {
-	_, _ = rand.Read(h.nonce[:])
-	rawHello := h.encode()
-	if _, err := nc.Write(rawHello); err != nil {
-		return rdma.EngineID{}, fmt.Errorf("hello: %w", err)
-	}
-	rawChallenge := make([]byte, challengeSize)
-	if _, err := io.ReadFull(nc, rawChallenge); err != nil {
-		return rdma.EngineID{}, fmt.Errorf("challenge: %w", err)
-	}
-	var ch challenge
-	if err := ch.decode(rawChallenge); err != nil {
-		return rdma.EngineID{}, err
-	}
-	if ch.engine == e.id {
-		return ch.engine, fmt.Errorf("that is this engine itself: %w", rdma.ErrNoPeer)
-	}
-	if !want.IsZero() && ch.engine != want {
-		return ch.engine, fmt.Errorf("engine %v answers, not %v: %w", ch.engine, want, rdma.ErrNoPeer)
-	}
-	if _, err := nc.Write(prove(token, roleDialer, rawHello, rawChallenge)); err != nil {
-		return ch.engine, fmt.Errorf("proof: %w", err)
-	}
-	return ch.engine, readVerdict(nc, token, rawHello, rawChallenge)
-}
-
-// readVerdict reads the acceptor's last word and checks its proof.
-func readVerdict(nc net.Conn, token rdma.Token, rawHello, rawChallenge []byte) error {
-	b := make([]byte, verdictSize)
-	if _, err := io.ReadFull(nc, b); err != nil {
-		return fmt.Errorf("verdict: %w", err)
-	}
-	switch v := verdictStatus(b[0]); v {
-	case verdictOK:
-	case verdictToken:
-		return rdma.ErrAuth
-	case verdictFull:
-		return fmt.Errorf("%v: %w", v, rdma.ErrBusy)
-	case verdictGone:
-		return errSessionGone
-	case verdictLater:
-		return errRailLater
-	default:
-		return fmt.Errorf("%v: %w", v, rdma.ErrPeerDied)
-	}
-	if !bytes.Equal(b[1:8], make([]byte, 7)) || !hmac.Equal(b[8:], prove(token, roleAcceptor, rawHello, rawChallenge, b[:1])) {
-		return fmt.Errorf("the other side did not prove the token: %w", rdma.ErrAuth)
-	}
-	return nil
+	h.engine = e.id
+	return protocol.Dial(nc, h.encode(), want, token)
 }

@@ -35,6 +35,12 @@ type Options struct {
 	// Payload is then copied once more on each side.
 	TLS *tls.Config
 
+	// Wrap, if set, stands between the engine and each of its sockets, below TLS:
+	// to limit or count what goes over them. The result must do deadlines as the
+	// socket does, and return that one from NetConn. Payload then goes by plain
+	// Read and Write.
+	Wrap func(net.Conn) net.Conn
+
 	// Conns is the number of connections that this side opens for each session,
 	// on each pair of NICs, and for each class where QoS is set. Default 4, at
 	// most MaxConns.

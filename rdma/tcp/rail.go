@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // railState is where a rail is in its life.
@@ -317,7 +318,7 @@ func (s *session) mend(r *rail, pause time.Duration, told chan<- error) {
 		if err == nil || s.hasEnded() {
 			return
 		}
-		if errors.Is(err, errSessionGone) {
+		if errors.Is(err, handshake.ErrGone) {
 			s.fail(fmt.Errorf("rdma: %v has ended the session: %w", s.peer, rdma.ErrPeerDied))
 			return
 		}

@@ -1,7 +1,6 @@
 package tcp
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -90,7 +89,11 @@ func (e *Engine) mark(nc net.Conn, class rdma.Class) error {
 		return nil
 	}
 	lane := e.opts.QoS.Lane(class)
-	if t, ok := nc.(*tls.Conn); ok {
+	for {
+		t, ok := nc.(interface{ NetConn() net.Conn }) // TLS, Options.Wrap
+		if !ok {
+			break
+		}
 		nc = t.NetConn()
 	}
 	c, ok := nc.(syscall.Conn)

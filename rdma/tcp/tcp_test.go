@@ -24,6 +24,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 	"github.com/penstock-kv/penstock/rdma/qos"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
@@ -660,12 +661,13 @@ func TestImpostor(t *testing.T) {
 			if err != nil {
 				return
 			}
-			b := make([]byte, helloSize)
+			b := make([]byte, handshake.HelloSize+protocol.MoreBytes)
 			_, _ = io.ReadFull(nc, b)
-			ch := challenge{engine: rdma.EngineID{7}}
-			_, _ = nc.Write(ch.encode())
-			_, _ = io.ReadFull(nc, b[:proofSize])
-			_, _ = nc.Write(make([]byte, verdictSize)) // "accepted", without proof
+			challenge := append(protocol.Challenge[:], make([]byte, handshake.ChallengeSize-4)...)
+			challenge[8] = 7 // its engine
+			_, _ = nc.Write(challenge)
+			_, _ = io.ReadFull(nc, b[:handshake.ProofSize])
+			_, _ = nc.Write(make([]byte, handshake.VerdictSize)) // "accepted", without proof
 			_, _ = io.Copy(io.Discard, nc)
 			_ = nc.Close()
 		}

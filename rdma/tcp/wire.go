@@ -1,14 +1,13 @@
 package tcp
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/handshake"
 )
 
 // Sizes on the wire, in bytes; doc.go draws the layouts.
@@ -25,11 +24,6 @@ const (
 	// maxFrames bounds the frames of one operation: MaxPages pages of which
 	// each is a frame of its own, and large single writes (1<<20 x 64 KiB).
 	maxFrames = 1 << 20
-
-	helloSize     = 88
-	challengeSize = 56
-	proofSize     = sha256.Size
-	verdictSize   = 8 + sha256.Size
 )
 
 // frameMagic is "PNS" and the version of the framing, as a little-endian number.
@@ -181,14 +175,9 @@ func decodeAck(b []byte) (ack, error) {
 	return ack{binary.LittleEndian.Uint64(b), rdma.Reason(status)}, nil
 }
 
-// Magic numbers of the handshake.
-const (
-	helloMagic     = "PRD2"
-	challengeMagic = "PRC2"
-)
-
-// nonceSize is the length of each side's nonce, in bytes.
-const nonceSize = 32
+// protocol is what every connection begins with: "PRD", "PRC" and the version of
+// the frames.
+var protocol = handshake.Protocol{Hello: [4]byte{'P', 'R', 'D', '2'}, Challenge: [4]byte{'P', 'R', 'C', '2'}, MoreBytes: 16}
 
 // hello opens a connection: number index of conns in a lane of a rail.
 type hello struct {
@@ -198,37 +187,28 @@ type hello struct {
 	lane, lanes  int
 	rail, rails  int
 	generation   uint32
-	nonce        [nonceSize]byte
 }
 
-// encode returns the bytes of h.
-func (h *hello) encode() []byte {
-	b := make([]byte, 0, helloSize)
-	b = append(b, helloMagic...)
-	b = binary.LittleEndian.AppendUint16(b, uint16(h.index))
-	b = binary.LittleEndian.AppendUint16(b, uint16(h.conns))
-	b = append(b, h.engine[:]...)
-	b = append(b, h.session[:]...)
-	b = append(b, byte(h.lane), byte(h.lanes), byte(h.rail), byte(h.rails))
-	b = binary.LittleEndian.AppendUint32(b, h.generation)
-	b = append(b, make([]byte, 8)...)
-	return append(b, h.nonce[:]...)
-}
-
-// decode reads h from b, which holds helloSize bytes.
-func (h *hello) decode(b []byte) error {
-	if string(b[:4]) != helloMagic {
-		return fmt.Errorf("hello begins with %q, want %q: %w", b[:4], helloMagic, errFrame)
+// encode returns h as the handshake carries it.
+func (h *hello) encode() handshake.Hello {
+	more := append(make([]byte, 0, protocol.MoreBytes), byte(h.lane), byte(h.lanes), byte(h.rail), byte(h.rails))
+	more = binary.LittleEndian.AppendUint32(more, h.generation)
+	return handshake.Hello{
+		Param:  uint32(uint16(h.index)) | uint32(uint16(h.conns))<<16,
+		Engine: h.engine, Session: h.session, More: append(more, make([]byte, 8)...),
 	}
-	h.index, h.conns = int(binary.LittleEndian.Uint16(b[4:])), int(binary.LittleEndian.Uint16(b[6:]))
-	copy(h.engine[:], b[8:24])
-	copy(h.session[:], b[24:40])
-	h.lane, h.lanes, h.rail, h.rails = int(b[40]), int(b[41]), int(b[42]), int(b[43])
-	h.generation = binary.LittleEndian.Uint32(b[44:])
-	copy(h.nonce[:], b[56:88])
-	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns || h.engine.IsZero() ||
+}
+
+// decode reads h from what the handshake brought.
+func (h *hello) decode(from *handshake.Hello) error {
+	*h = hello{
+		index: int(uint16(from.Param)), conns: int(from.Param >> 16), engine: from.Engine, session: from.Session,
+		lane: int(from.More[0]), lanes: int(from.More[1]), rail: int(from.More[2]), rails: int(from.More[3]),
+		generation: binary.LittleEndian.Uint32(from.More[4:]),
+	}
+	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns ||
 		h.lanes < 1 || h.lanes > rdma.Classes || h.lane >= h.lanes ||
-		h.rails < 1 || h.rails > MaxNICs || h.rail >= h.rails || h.generation == 0 || binary.LittleEndian.Uint64(b[48:]) != 0 {
+		h.rails < 1 || h.rails > MaxNICs || h.rail >= h.rails || h.generation == 0 || binary.LittleEndian.Uint64(from.More[8:]) != 0 {
 		return fmt.Errorf("hello for connection %d of %d in lane %d of %d on rail %d of %d, generation %d, engine %v: %w",
 			h.index, h.conns, h.lane, h.lanes, h.rail, h.rails, h.generation, h.engine, errFrame)
 	}
@@ -237,76 +217,3 @@ func (h *hello) decode(b []byte) error {
 
 // slot is the connection's place among all those of its rail.
 func (h *hello) slot() int { return h.lane*h.conns + h.index }
-
-// challenge answers a hello.
-type challenge struct {
-	engine rdma.EngineID
-	nonce  [nonceSize]byte
-}
-
-// encode returns the bytes of c.
-func (c *challenge) encode() []byte {
-	b := make([]byte, 0, challengeSize)
-	b = append(b, challengeMagic...)
-	b = append(b, 0, 0, 0, 0)
-	b = append(b, c.engine[:]...)
-	return append(b, c.nonce[:]...)
-}
-
-// decode reads c from b, which holds challengeSize bytes.
-func (c *challenge) decode(b []byte) error {
-	if string(b[:4]) != challengeMagic {
-		return fmt.Errorf("challenge begins with %q, want %q: %w", b[:4], challengeMagic, errFrame)
-	}
-	copy(c.engine[:], b[8:24])
-	copy(c.nonce[:], b[24:56])
-	return nil
-}
-
-// verdictStatus is the acceptor's last word of a handshake.
-type verdictStatus uint8
-
-// Verdicts.
-const (
-	verdictOK      verdictStatus = 0
-	verdictToken   verdictStatus = 1
-	verdictFull    verdictStatus = 2
-	verdictRequest verdictStatus = 3
-	verdictGone    verdictStatus = 4
-	verdictLater   verdictStatus = 5
-)
-
-// String returns a phrase for people.
-func (v verdictStatus) String() string {
-	switch v {
-	case verdictOK:
-		return "accepted"
-	case verdictToken:
-		return "token not accepted"
-	case verdictFull:
-		return "too many peers"
-	case verdictRequest:
-		return "session could not be assembled"
-	case verdictGone:
-		return "session has ended there"
-	case verdictLater:
-		return "the NIC pair is still in use there"
-	}
-	return fmt.Sprintf("verdict %d", uint8(v))
-}
-
-// Roles of the two proofs, so that neither can be replayed as the other.
-const (
-	roleDialer   = "penstock rdma dialer"
-	roleAcceptor = "penstock rdma acceptor"
-)
-
-// prove returns the HMAC over the transcript that shows knowledge of the token.
-func prove(token rdma.Token, role string, parts ...[]byte) []byte {
-	m := hmac.New(sha256.New, token)
-	m.Write([]byte(role))
-	for _, p := range parts {
-		m.Write(p)
-	}
-	return m.Sum(nil)
-}

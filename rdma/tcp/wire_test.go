@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
@@ -10,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// TestWire prints the bytes of frames and handshakes field by field, as doc.go
+// TestWire prints the bytes of frames and hellos field by field, as doc.go
 // draws them: another implementation can be written from the transcript.
 func TestWire(t *testing.T) {
 	datadriven.RunTest(t, "testdata/wire.td", func(t *testing.T, d *datadriven.TestData) string {
@@ -28,8 +29,8 @@ func TestWire(t *testing.T) {
 			b := make([]byte, ackSize)
 			a.put(b)
 			return fields(b, "op 8", "status 1", "zero 7")
-		case "handshake":
-			return printHandshake()
+		case "hello":
+			return printHello()
 		}
 		t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
 		return ""
@@ -84,18 +85,13 @@ func printTable(t *testing.T, d *datadriven.TestData) string {
 	return fmt.Sprintf("tableSum %#x\n%+v", h.tableSum, spans)
 }
 
-// printHandshake prints a handshake with fixed nonces.
-func printHandshake() string {
-	token := rdma.Token(testToken)
+// printHello prints what a hello has of this protocol's.
+func printHello() string {
 	h := hello{index: 1, conns: 4, lane: 1, lanes: 2, rail: 2, rails: 3, generation: 7, engine: rdma.EngineID{0xaa, 15: 0xaa}, session: [16]byte{0xbb, 15: 0xbb}}
-	c := challenge{engine: rdma.EngineID{0xcc, 15: 0xcc}}
-	h.nonce[0], c.nonce[0] = 0xdd, 0xee
-	rawHello, rawChallenge := h.encode(), c.encode()
-	return "token " + testToken + "\n" +
-		"hello\n" + fields(rawHello, "magic 4", "index 2", "conns 2", "engine 16", "session 16", "lane 1", "lanes 1", "rail 1", "rails 1", "generation 4", "zero 8", "nonce 32") +
-		"challenge\n" + fields(rawChallenge, "magic 4", "zero 4", "engine 16", "nonce 32") +
-		"proof\n" + fields(prove(token, roleDialer, rawHello, rawChallenge), "hmac 32") +
-		"verdict\n" + fields(append(make([]byte, 8), prove(token, roleAcceptor, rawHello, rawChallenge, []byte{0})...), "status 1", "zero 7", "hmac 32")
+	said := h.encode()
+	param := binary.LittleEndian.AppendUint32(nil, said.Param)
+	return "param\n" + fields(param, "index 2", "conns 2") +
+		"more\n" + fields(said.More, "lane 1", "lanes 1", "rail 1", "rails 1", "generation 4", "zero 8")
 }
 
 // fields prints b, cut as the names and sizes say.

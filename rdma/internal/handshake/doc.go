@@ -4,7 +4,7 @@
 //
 // All integers little-endian, HMAC-SHA256 keyed with the token:
 //
-//	dialer   → hello      magic 4 | param 4 | dialer's engine ID 16 | session ID 16 | nonce 32     (72 bytes)
+//	dialer   → hello      magic 4 | param 4 | dialer's engine ID 16 | session ID 16 | more | nonce 32     (72 bytes, and the protocol's more)
 //	acceptor → challenge  magic 4 | zero 4 | acceptor's engine ID 16 | nonce 32                     (56 bytes)
 //	dialer   → proof      HMAC( "penstock rdma dialer"   | hello | challenge )                      (32 bytes)
 //	acceptor → verdict    status 1 | zero 7 | HMAC( "penstock rdma acceptor" | hello | challenge | status )  (40 bytes)

@@ -16,21 +16,29 @@ import (
 // Sizes of the messages, in bytes.
 const (
 	nonceSize     = 32
-	HelloSize     = 72
+	HelloSize     = 72 // without what a protocol has more
 	ChallengeSize = 56
 	ProofSize     = sha256.Size
 	VerdictSize   = 8 + sha256.Size
 )
 
-// Protocol is what the handshake opens: the magics of its hello and challenge.
-type Protocol struct{ Hello, Challenge [4]byte }
+// Protocol is what the handshake opens: the magics of its hello and challenge, and
+// how many bytes its hello has More.
+type Protocol struct {
+	Hello, Challenge [4]byte
+	MoreBytes        int
+}
+
+// helloSize is the size of the protocol's hello.
+func (p Protocol) helloSize() int { return HelloSize + p.MoreBytes }
 
 // Hello is what the dialer says of itself.
 type Hello struct {
-	// Param is the protocol's own.
+	// Param and More, which has the protocol's MoreBytes, are the protocol's own.
 	Param   uint32
 	Engine  rdma.EngineID
 	Session [16]byte
+	More    []byte
 
 	nonce [nonceSize]byte
 }
@@ -47,6 +55,10 @@ const (
 	Full Verdict = 2
 	// Request: the session could not begin.
 	Request Verdict = 3
+	// Gone: the session has ended.
+	Gone Verdict = 4
+	// Later: what the session is to have is still in use by it.
+	Later Verdict = 5
 )
 
 // String returns a phrase for people.
@@ -60,6 +72,10 @@ func (v Verdict) String() string {
 		return "too many peers"
 	case Request:
 		return "session could not be assembled"
+	case Gone:
+		return "session has ended there"
+	case Later:
+		return "the NIC pair is still in use there"
 	}
 	return fmt.Sprintf("verdict %d", uint8(v))
 }
@@ -71,6 +87,9 @@ var (
 	// ErrSilent: the connection was closed before it said anything, which is how
 	// health checks ask whether somebody listens.
 	ErrSilent = errors.New("closed without a word")
+	// ErrGone and ErrLater are the verdicts Gone and Later.
+	ErrGone  = errors.New("the session has ended there")
+	ErrLater = errors.New("not yet free there")
 )
 
 // Roles of the two proofs, so that neither can be replayed as the other.
@@ -91,14 +110,15 @@ func prove(token rdma.Token, role string, parts ...[]byte) []byte {
 
 // encode returns the bytes of h.
 func (p Protocol) encode(h *Hello) []byte {
-	b := append(make([]byte, 0, HelloSize), p.Hello[:]...)
+	b := append(make([]byte, 0, p.helloSize()), p.Hello[:]...)
 	b = binary.LittleEndian.AppendUint32(b, h.Param)
 	b = append(b, h.Engine[:]...)
 	b = append(b, h.Session[:]...)
+	b = append(b, h.More...)
 	return append(b, h.nonce[:]...)
 }
 
-// decode reads a hello from b, which holds HelloSize bytes.
+// decode reads a hello from b, which holds helloSize bytes, and keeps More.
 func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	if !bytes.Equal(b[:4], p.Hello[:]) {
 		return h, fmt.Errorf("hello begins with %q, want %q: %w", b[:4], p.Hello[:], ErrMalformed)
@@ -106,7 +126,8 @@ func (p Protocol) decode(b []byte) (h Hello, _ error) {
 	h.Param = binary.LittleEndian.Uint32(b[4:])
 	copy(h.Engine[:], b[8:24])
 	copy(h.Session[:], b[24:40])
-	copy(h.nonce[:], b[40:72])
+	h.More = b[40 : 40+p.MoreBytes]
+	copy(h.nonce[:], b[40+p.MoreBytes:])
 	if h.Engine.IsZero() {
 		return h, fmt.Errorf("hello of engine zero: %w", ErrMalformed)
 	}
@@ -119,6 +140,9 @@ func (p Protocol) decode(b []byte) (h Hello, _ error) {
 func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.Token) (rdma.EngineID, error) {
 	var peer rdma.EngineID
 	_, _ = rand.Read(h.nonce[:])
+	if len(h.More) != p.MoreBytes {
+		return peer, fmt.Errorf("hello with %d bytes more, the protocol has %d: %w", len(h.More), p.MoreBytes, ErrMalformed)
+	}
 	hello := p.encode(&h)
 	if _, err := c.Write(hello); err != nil {
 		return peer, fmt.Errorf("hello: %w", err)
@@ -150,6 +174,10 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 		return peer, rdma.ErrAuth
 	case Full:
 		return peer, fmt.Errorf("%v: %w", v, rdma.ErrBusy)
+	case Gone:
+		return peer, ErrGone
+	case Later:
+		return peer, ErrLater
 	default:
 		return peer, fmt.Errorf("%v: %w", v, rdma.ErrPeerDied)
 	}
@@ -164,7 +192,7 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 // ErrMalformed, or a stream that ended early, is a peer that did not prove the
 // token; ErrSilent is none.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
-	hello := make([]byte, HelloSize)
+	hello := make([]byte, p.helloSize())
 	if _, err := io.ReadFull(c, hello); err == io.EOF {
 		return h, nil, ErrSilent
 	} else if err != nil {

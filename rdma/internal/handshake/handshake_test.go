@@ -2,6 +2,7 @@ package handshake
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"io"
 	"net"
@@ -11,7 +12,7 @@ import (
 )
 
 var (
-	proto = Protocol{Hello: [4]byte{'T', 'E', 'S', '1'}, Challenge: [4]byte{'T', 'E', 'C', '1'}}
+	proto = Protocol{Hello: [4]byte{'T', 'E', 'S', '1'}, Challenge: [4]byte{'T', 'E', 'C', '1'}, MoreBytes: 3}
 	good  = rdma.Token("a token that both sides know")
 	alice = rdma.EngineID{1}
 	bob   = rdma.EngineID{2}
@@ -30,7 +31,7 @@ func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token
 			acceptErr = verdict(v)
 		}
 	}()
-	peer, dialErr = dialer.Dial(a, Hello{Param: 77, Engine: alice, Session: [16]byte{9}}, want, mine)
+	peer, dialErr = dialer.Dial(a, Hello{Param: 77, Engine: alice, Session: [16]byte{9}, More: []byte("abc")[:dialer.MoreBytes]}, want, mine)
 	a.Close()
 	<-end
 	return peer, hello, dialErr, acceptErr
@@ -39,7 +40,7 @@ func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token
 // TestHandshake: who knows the token gets in and learns who is there; nobody
 // else does, and each error says which of the reasons it was.
 func TestHandshake(t *testing.T) {
-	other := Protocol{Hello: [4]byte{'O', 'T', 'H', '1'}, Challenge: [4]byte{'O', 'T', 'C', '1'}}
+	other := Protocol{Hello: [4]byte{'O', 'T', 'H', '1'}, Challenge: [4]byte{'O', 'T', 'C', '1'}, MoreBytes: 3}
 	stranger := rdma.Token("a token of somebody else")
 	for _, c := range []struct {
 		name         string
@@ -56,6 +57,8 @@ func TestHandshake(t *testing.T) {
 		{"itself", proto, rdma.EngineID{}, good, OK, rdma.ErrNoPeer, io.EOF},
 		{"full", proto, bob, good, Full, rdma.ErrBusy, nil},
 		{"not assembled", proto, bob, good, Request, rdma.ErrPeerDied, nil},
+		{"of a session that is over", proto, bob, good, Gone, ErrGone, nil},
+		{"too early", proto, bob, good, Later, ErrLater, nil},
 		{"another protocol", other, bob, good, OK, io.EOF, ErrMalformed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -68,7 +71,7 @@ func TestHandshake(t *testing.T) {
 			if !errors.Is(dialErr, c.dial) || !errors.Is(acceptErr, c.accept) {
 				t.Fatalf("dialer %v, acceptor %v; want %v and %v", dialErr, acceptErr, c.dial, c.accept)
 			}
-			if c.dial == nil && (peer != bob || hello.Engine != alice || hello.Param != 77 || hello.Session != [16]byte{9}) {
+			if c.dial == nil && (peer != bob || hello.Engine != alice || hello.Param != 77 || hello.Session != [16]byte{9} || string(hello.More) != "abc") {
 				t.Errorf("peer %v, hello %+v", peer, hello)
 			}
 		})
@@ -85,7 +88,7 @@ func TestImpostor(t *testing.T) {
 	a, b := net.Pipe()
 	go func() {
 		defer b.Close()
-		_, _ = io.ReadFull(b, make([]byte, HelloSize))
+		_, _ = io.ReadFull(b, make([]byte, proto.helloSize()))
 		challenge := append(proto.Challenge[:], make([]byte, ChallengeSize-4)...)
 		challenge[8] = bob[0]
 		_, _ = b.Write(challenge)
@@ -93,8 +96,40 @@ func TestImpostor(t *testing.T) {
 		_, _ = b.Write(make([]byte, VerdictSize))
 	}()
 	defer a.Close()
-	if _, err := proto.Dial(a, Hello{Engine: alice}, bob, good); !errors.Is(err, rdma.ErrAuth) {
+	if _, err := proto.Dial(a, Hello{Engine: alice, More: make([]byte, 3)}, bob, good); !errors.Is(err, rdma.ErrAuth) {
 		t.Fatalf("error %v, want ErrAuth", err)
+	}
+}
+
+// TestVector: the proofs of one transcript, for whoever speaks the protocol in
+// another language.
+func TestVector(t *testing.T) {
+	p := Protocol{Hello: [4]byte{'P', 'R', 'D', '2'}, Challenge: [4]byte{'P', 'R', 'C', '2'}, MoreBytes: 16}
+	h := Hello{
+		Param: 1 | 4<<16, Engine: rdma.EngineID{0xaa, 15: 0xaa}, Session: [16]byte{0xbb, 15: 0xbb},
+		More: []byte{1, 2, 2, 3, 7, 15: 0}, nonce: [nonceSize]byte{0xdd},
+	}
+	hello := p.encode(&h)
+	challenge := append(p.Challenge[:], 0, 0, 0, 0)
+	challenge = append(challenge, append([]byte{0xcc, 15: 0xcc}, append([]byte{0xee}, make([]byte, nonceSize-1)...)...)...)
+	if len(hello) != p.helloSize() || len(challenge) != ChallengeSize {
+		t.Fatalf("hello of %d bytes, challenge of %d", len(hello), len(challenge))
+	}
+	token := rdma.Token("0123456789abcdef")
+	for role, want := range map[string]string{
+		roleDialer:   "cc638dc87e269f2b6e490388bc48fe411bd4d2ca86a1aa6f62f6a5378d1d39a8",
+		roleAcceptor: "a0a40d4e37c5f2dc9b29befdc5944ffe189ca0b26c2a8cfdce3f62a3df0805df",
+	} {
+		parts := [][]byte{hello, challenge}
+		if role == roleAcceptor {
+			parts = append(parts, []byte{byte(OK)})
+		}
+		if got := hex.EncodeToString(prove(token, role, parts...)); got != want {
+			t.Errorf("%s: %s, want %s", role, got, want)
+		}
+	}
+	if _, err := p.Dial(readWriter{bytes.NewReader(nil)}, Hello{Engine: alice}, bob, good); !errors.Is(err, ErrMalformed) {
+		t.Errorf("a hello without the protocol's bytes: %v", err)
 	}
 }
 
@@ -114,7 +149,7 @@ func (readWriter) Write(b []byte) (int, error) { return len(b), nil }
 func FuzzAccept(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append([]byte("TES1"), make([]byte, 200)...))
-	h := Hello{Engine: alice}
+	h := Hello{Engine: alice, More: make([]byte, 3)}
 	f.Add(append(proto.encode(&h), make([]byte, ProofSize)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, _, err := proto.Accept(readWriter{bytes.NewReader(b)}, bob, good); err == nil {
@@ -128,7 +163,7 @@ func FuzzDial(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(append([]byte("TEC1"), make([]byte, 200)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, err := proto.Dial(readWriter{bytes.NewReader(b)}, Hello{Engine: alice}, rdma.EngineID{}, good); err == nil {
+		if _, err := proto.Dial(readWriter{bytes.NewReader(b)}, Hello{Engine: alice, More: make([]byte, 3)}, rdma.EngineID{}, good); err == nil {
 			t.Fatal("an impostor got through")
 		}
 	})

@@ -155,30 +155,15 @@ does not decode: frame of type 1 with flags 0x0, 1 runs, piece 0 of 1, length 1,
 
 # Opening the second of four connections of the second lane of the third rail, for the seventh time.
 
-handshake
-----
-token 0123456789abcdef
 hello
-  magic      50524432
+----
+param
   index      0100
   conns      0400
-  engine     aa0000000000000000000000000000aa
-  session    bb0000000000000000000000000000bb
+more
   lane       01
   lanes      02
   rail       02
   rails      03
   generation 07000000
   zero       0000000000000000
-  nonce      dd00000000000000000000000000000000000000000000000000000000000000
-challenge
-  magic      50524332
-  zero       00000000
-  engine     cc0000000000000000000000000000cc
-  nonce      ee00000000000000000000000000000000000000000000000000000000000000
-proof
-  hmac       cc638dc87e269f2b6e490388bc48fe411bd4d2ca86a1aa6f62f6a5378d1d39a8
-verdict
-  status     00
-  zero       00000000000000
-  hmac       a0a40d4e37c5f2dc9b29befdc5944ffe189ca0b26c2a8cfdce3f62a3df0805df
