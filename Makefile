@@ -18,13 +18,16 @@ RDMA_TIMEOUT ?= 8m
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo test test-rdma race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
+.PHONY: build demo demo-node test test-rdma race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
 
-demo: build ## a node on a temporary directory, a real trace, real bytes
-	bin/penstock demo
+demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
+	bin/penstock demo --picture bin/demo.png
+
+demo-node: build ## a node on a temporary directory, a real trace, real bytes
+	bin/penstock demo node
 
 test: ## the plain build, then io_uring and the invariants
 	go test ./...

@@ -1,49 +1,71 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/internal/chart"
 	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
 func newDemoCommand(w world) *cobra.Command {
-	d := demoFlags{shape: "1P2D", set: "64K", agents: 24, rounds: 12, tokens: 8, modes: []string{modeBasic, modeDual, modeOracle}, rate: 200}
+	d := demoFlags{shape: "1P2D", agents: agentFlags{set: "64K", agents: 32, rounds: 18, divide: 8, seed: 1}, modes: demoModes, rate: 200, picture: "penstock-demo.png"}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a cluster on this machine and show what dual path gains",
-		Long: `Run a whole inference cluster on this machine, each node a process in a network
-namespace of its own with a storage NIC and a compute NIC of set rates, and replay
-agents with the statistics of DualPath's Table 2 on it, with real KV bytes: first with
-prefill's storage NICs alone, then with those of both sides, then without loads.
+		Long: `Run a whole inference cluster on this machine and replay agents on it, with real KV
+bytes over real TCP: a storage node, a planner, prefill and decode engines and a
+gateway, each a process in a network namespace of its own, with a storage NIC and a
+compute NIC whose rates are set. The agents have the statistics of DualPath's Table 2,
+divided in length; compute takes no time, so that storage is what limits.
+
+  basic     prefill's storage NICs read all cached KV
+  dualpath  the storage NICs of both sides do
+  oracle    next to no loads and transfers: blocks of one byte a token and layer, NICs
+            without a limit
+
 Every byte that reaches an engine's device memory is compared with what it must be.
-It needs root for the namespaces.
+Network namespaces need root; without, NICs are shaped connections on loopback, and
+the result says so. Everything is removed at the end but the picture.
 
 The exit code is 1 if a byte is wrong or a turn fails.`,
 		Example: `  penstock demo
-  penstock demo --shape 2P4D --modes basic,dualpath --picture nics.png
+  penstock demo --shape 2P4D --modes basic,dualpath --picture ""
+  penstock demo --format json
   penstock demo node`,
 		Args: args(cobra.NoArgs),
 	}
 	f := cmd.Flags()
-	f.StringVar(&d.shape, "shape", d.shape, "prefill and decode nodes")
-	f.StringVar(&d.set, "set", d.set, "agents: 32K, 48K or 64K of DualPath's Table 2")
-	f.IntVar(&d.agents, "agents", d.agents, "how many agents work at a time")
-	f.IntVar(&d.rounds, "rounds", d.rounds, "turns of each agent that are replayed")
-	f.IntVar(&d.tokens, "tokens", d.tokens, "lengths in tokens are divided by this")
-	f.IntVar(&d.rate, "rate", d.rate, "rate of a storage NIC in Mbit/s; a compute NIC has 8 times that")
+	f.StringVar(&d.shape, "shape", d.shape, "prefill and decode nodes, as 2P4D")
+	d.agents.add(f)
+	f.IntVar(&d.rate, "rate", d.rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	f.StringSliceVar(&d.modes, "modes", d.modes, "what is run, in this order")
-	f.StringVar(&d.dir, "dir", "", "make the temporary directory of the storage node in this one (default: the system's)")
+	f.StringVar(&d.dir, "dir", "", "make the storage node's temporary directory in this one (default: the system's)")
+	f.StringVar(&d.picture, "picture", d.picture, "draw what the storage NICs did into this PNG file; empty: no picture")
+	f.BoolVar(&d.loopback, "loopback", false, "shape connections on loopback even where namespaces could be made")
 	cmd.AddCommand(newDemoNodeCommand(w), newClusterNodeCommand(w))
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return d.run(cmd, w) }
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		r, err := d.run(cmd, w)
+		if r != nil && len(r.Runs) > 0 {
+			err = errors.Join(err, outputOf(cmd).emit(r, r.print))
+		}
+		if err == nil && r.failed() {
+			err = errReported
+		}
+		return err
+	}
 	return cmd
 }
 
@@ -54,50 +76,289 @@ const (
 	modeOracle = "oracle"
 )
 
+var demoModes = []string{modeBasic, modeDual, modeOracle}
+
 // demoFlags are what a demo can be told.
 type demoFlags struct {
-	shape, set             string
-	agents, rounds, tokens int
-	rate                   int
-	modes                  []string
-	dir                    string
+	shape        string
+	agents       agentFlags
+	rate         int
+	modes        []string
+	dir, picture string
+	loopback     bool
 }
 
-func (d *demoFlags) run(cmd *cobra.Command, w world) error {
-	set, err := workload.Table2Set(d.set)
+// clusterReport is what a demo prints.
+type clusterReport struct {
+	Shape   string `json:"shape"`
+	Agents  string `json:"agents"`
+	Network string `json:"network"`
+	// Bound is (P+D)/P: what dualpath gains at most where storage is the limit.
+	Bound   float64      `json:"bound"`
+	Runs    []clusterRun `json:"runs"`
+	Picture string       `json:"picture,omitempty"`
+}
+
+// clusterRun is one mode of it.
+type clusterRun struct {
+	Mode string `json:"mode"`
+	// Speedup over basic; 0 where basic was not run.
+	Speedup float64 `json:"speedup,omitempty"`
+	*cluster.Result
+}
+
+// failed reports whether a promise was broken.
+func (r *clusterReport) failed() bool {
+	return slices.ContainsFunc(r.Runs, func(c clusterRun) bool { return c.WrongBlocks > 0 || c.Failed > 0 })
+}
+
+func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
+	spec, err := parseShape(d.shape)
 	if err != nil {
-		return usageError{err}
+		return nil, err
 	}
-	agents := workload.Scale{Rounds: d.rounds, Tokens: 1 / float64(d.tokens)}.Apply(set.Generate(d.agents, 1))
-	spec := cluster.Spec{SNICBits: uint64(d.rate) * 1e6, Env: withoutSettings(w.environ)}
-	if _, err := fmt.Sscanf(d.shape, "%dP%dD", &spec.Prefill, &spec.Decode); err != nil {
-		return usageError{fmt.Errorf("--shape %q: it must be like 1P2D: %w", d.shape, err)}
+	for _, m := range d.modes {
+		if !slices.Contains(demoModes, m) {
+			return nil, usageError{fmt.Errorf("--modes %q: a mode is one of %s", m, strings.Join(demoModes, ", "))}
+		}
+	}
+	if d.rate < 1 {
+		return nil, usageError{fmt.Errorf("--rate %d: it must be at least 1 Mbit/s", d.rate)}
+	}
+	set, err := d.agents.trajectories()
+	if err != nil {
+		return nil, err
+	}
+	spec.SNICBits, spec.Env, spec.Loopback = uint64(d.rate)*1e6, withoutSettings(w.environ), d.loopback
+	r := &clusterReport{Shape: spec.Shape(), Agents: d.agents.String(), Bound: float64(spec.Prefill+spec.Decode) / float64(spec.Prefill)}
+	if r.Network, err = spec.Network(); err != nil {
+		return nil, err
 	}
 	for _, mode := range d.modes {
-		s := spec
-		switch mode {
-		case modeBasic:
-			s.Policy = dualpath.PrefillOnly
-		case modeOracle:
-			s.Oracle = true
-		}
-		if s.Dir, err = os.MkdirTemp(d.dir, "penstock-demo-"); err != nil {
-			return err
-		}
-		r, err := cluster.Run(cmd.Context(), s, cluster.Workload{Agents: cluster.Sessions(mode, agents), Parallel: d.agents})
-		if err2 := os.RemoveAll(s.Dir); err == nil {
-			err = err2
-		}
+		run, err := runMode(cmd, w, spec, mode, d.dir, cluster.Workload{Agents: cluster.Sessions(mode, set), Parallel: d.agents.agents})
 		if err != nil {
-			return err
+			return r, fmt.Errorf("%s: %w", mode, err)
 		}
-		fmt.Fprintf(w.out, "%s %s: %v, %d turns, %d failed %v, hit %d of %d tokens, P %d D %d, replans %d, balance %.3f, TTFT %v %v, checked %s wrong %d caught %d, cpu %v\n", r.Shape, mode, r.Completion.Round(time.Millisecond), r.Turns, r.Failed, r.Failures,
-			r.HitTokens, r.PromptTokens, r.PrefillTokens, r.DecodeTokens, r.Replans, r.SNICBalance, r.FirstTokenP50, r.FirstTokenP99, size(int64(r.CheckedBytes)), r.WrongBlocks, r.CaughtBlocks, r.CPU)
-		for i, n := range r.NICs {
-			fmt.Fprintf(w.out, "  %v rx %s tx %s\n", n, size(int64(r.ReceivedBytes[i])), size(int64(r.SentBytes[i])))
+		r.Runs = append(r.Runs, *run)
+	}
+	for i := range r.Runs {
+		if base := r.of(modeBasic); base != nil {
+			r.Runs[i].Speedup = base.Completion.Seconds() / r.Runs[i].Completion.Seconds()
+		}
+	}
+	if d.picture != "" {
+		if err := r.draw(d.picture); err != nil {
+			return r, err
+		}
+		r.Picture = d.picture
+	}
+	return r, nil
+}
+
+// runMode runs one mode on a directory of its own, with a live view.
+func runMode(cmd *cobra.Command, w world, spec cluster.Spec, mode, dir string, load cluster.Workload) (_ *clusterRun, err error) {
+	switch mode {
+	case modeBasic:
+		spec.Policy = dualpath.PrefillOnly
+	case modeOracle:
+		spec.Oracle = true
+	}
+	if spec.Dir, err = os.MkdirTemp(dir, "penstock-demo-"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(spec.Dir)) }()
+	turns := 0
+	for _, a := range load.Agents {
+		turns += len(a.Turns)
+	}
+	view := newNICView(w, spec.Shape()+" "+mode, turns, float64(spec.SNICBits)/8)
+	load.Watch = view.show
+	res, err := cluster.Run(cmd.Context(), spec, load)
+	view.finish()
+	if err != nil {
+		return nil, err
+	}
+	return &clusterRun{Mode: mode, Result: res}, nil
+}
+
+// shapes are like 2P4D.
+var shapes = regexp.MustCompile(`^([0-9]{1,3})[pP]([0-9]{1,3})[dD]$`)
+
+// parseShape is a cluster of that shape.
+func parseShape(s string) (spec cluster.Spec, err error) {
+	m := shapes.FindStringSubmatch(s)
+	if m == nil {
+		return spec, usageError{fmt.Errorf("--shape %q: it must be like 2P4D: two prefill and four decode nodes", s)}
+	}
+	spec.Prefill, _ = strconv.Atoi(m[1]) // the expression lets digits through alone
+	spec.Decode, _ = strconv.Atoi(m[2])
+	spec.EnsureDefaults()
+	if m[1] == "0" || m[2] == "0" {
+		return spec, usageError{fmt.Errorf("--shape %q: at least one node of each kind is needed", s)}
+	}
+	if err := spec.Validate(); err != nil {
+		return spec, usageError{err}
+	}
+	return spec, nil
+}
+
+// agentFlags say which agents are replayed.
+type agentFlags struct {
+	set                    string
+	agents, rounds, divide int
+	seed                   uint64
+}
+
+// add gives a command the flags.
+func (a *agentFlags) add(f flagSet) {
+	f.StringVar(&a.set, "set", a.set, "agents: 32K, 48K or 64K of DualPath's Table 2")
+	f.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
+	f.IntVar(&a.rounds, "rounds", a.rounds, "turns of each agent that are replayed, from its first")
+	f.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
+	f.Uint64Var(&a.seed, "seed", a.seed, "seed of the agents")
+}
+
+// flagSet is what add needs of a pflag.FlagSet.
+type flagSet interface {
+	StringVar(p *string, name, value, usage string)
+	IntVar(p *int, name string, value int, usage string)
+	Uint64Var(p *uint64, name string, value uint64, usage string)
+}
+
+// String words them.
+func (a *agentFlags) String() string {
+	return fmt.Sprintf("%d agents of DualPath's %s set, the first %d turns, lengths divided by %d (seed %d)", a.agents, a.set, a.rounds, a.divide, a.seed)
+}
+
+// agentsMost bounds what one gateway replays.
+const agentsMost = 4096
+
+// trajectories generates them.
+func (a *agentFlags) trajectories() ([]workload.Trajectory, error) {
+	set, err := workload.Table2Set(a.set)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--set: %w", err)}
+	}
+	if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 {
+		return nil, usageError{fmt.Errorf("--agents %d --rounds %d --divide %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, agentsMost)}
+	}
+	return workload.Scale{Rounds: a.rounds, Tokens: 1 / float64(a.divide)}.Apply(set.Generate(a.agents, a.seed)), nil
+}
+
+// of is the run of a mode, or nil.
+func (r *clusterReport) of(mode string) *clusterRun {
+	for i := range r.Runs {
+		if r.Runs[i].Mode == mode {
+			return &r.Runs[i]
 		}
 	}
 	return nil
+}
+
+func (r *clusterReport) print(t *table) {
+	t.pair("cluster", fmt.Sprintf("%s, %s", r.Shape, r.Network))
+	t.pair("agents", r.Agents)
+	t.row()
+	t.row("mode", "completion", "", "x basic", "turns", "failed", "hit", "prefill side", "decode side", "SNIC max/avg", "first token p50", "p99", "checked", "wrong")
+	longest := time.Duration(0)
+	for _, c := range r.Runs {
+		longest = max(longest, c.Completion)
+	}
+	for _, c := range r.Runs {
+		speedup, balance := "-", "-"
+		if c.Speedup > 0 {
+			speedup = fmt.Sprintf("%.2f", c.Speedup)
+		}
+		if c.SNICBalance > 0 && c.Mode != modeOracle {
+			balance = fmt.Sprintf("%.2f", c.SNICBalance)
+		}
+		read := max(c.PrefillTokens+c.DecodeTokens, 1)
+		t.row(c.Mode, c.Completion.Round(10*time.Millisecond), bar(c.Completion.Seconds()/longest.Seconds(), 24), speedup, count(c.Turns), count(c.Failed), percent(c.HitTokens, c.PromptTokens),
+			percent(c.PrefillTokens, read), percent(c.DecodeTokens, read), balance, c.FirstTokenP50.Round(time.Millisecond), c.FirstTokenP99.Round(time.Millisecond), size(int64(c.CheckedBytes)), count(c.WrongBlocks))
+	}
+	t.row("", "bound (P+D)/P", "", fmt.Sprintf("%.2f", r.Bound))
+	t.row()
+	head := []any{"received by"}
+	for _, c := range r.Runs {
+		head = append(head, c.Mode)
+	}
+	t.row(head...)
+	for i, n := range r.Runs[0].NICs {
+		line := []any{n.String()}
+		for _, c := range r.Runs {
+			line = append(line, size(int64(c.ReceivedBytes[i])))
+		}
+		t.row(line...)
+	}
+	for _, c := range r.Runs {
+		for _, f := range c.Failures {
+			t.pair("failed in "+c.Mode, f)
+		}
+	}
+	if r.Picture != "" {
+		t.row()
+		t.pair("picture", r.Picture)
+	}
+}
+
+// percent words a share.
+func percent(part, whole int64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
+}
+
+// bar is a share in [0, 1] as a bar of so many characters.
+func bar(share float64, width int) string {
+	eighths := int(min(max(share, 0), 1)*float64(8*width) + 0.5)
+	s := strings.Repeat("█", eighths/8)
+	if rest := eighths % 8; rest > 0 {
+		s += string([]rune("▏▎▍▌▋▊▉")[rest-1])
+	}
+	return s
+}
+
+// draw makes the picture: what the storage NICs of each side read, over time.
+func (r *clusterReport) draw(file string) error {
+	c := chart.Chart{Title: r.Shape + ": what storage NICs read", XLabel: "seconds", YLabel: "MB/s", Kind: chart.Lines}
+	for _, run := range r.Runs {
+		if run.Mode == modeOracle {
+			continue
+		}
+		for _, side := range []struct{ name, prefix string }{{"prefill", "P"}, {"decode", "D"}} {
+			s := chart.Series{Name: run.Mode + ", " + side.name + " side"}
+			var last cluster.Sample
+			for _, sample := range run.Samples {
+				sum := 0.0
+				for i, n := range run.NICs {
+					if n.Storage && strings.HasPrefix(n.Node, side.prefix) {
+						sum += float64(sample.Received[i])
+						if len(last.Received) > 0 {
+							sum -= float64(last.Received[i])
+						}
+					}
+				}
+				s.X = append(s.X, sample.At.Seconds())
+				s.Y = append(s.Y, sum/1e6/(sample.At-last.At).Seconds())
+				last = sample
+			}
+			if len(s.X) > 1 {
+				c.Series = append(c.Series, s)
+			}
+		}
+	}
+	if len(c.Series) == 0 {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Write(f, chart.PNG), f.Close())
 }
 
 // newClusterNodeCommand is what a demo's engines and gateway run.
@@ -109,6 +370,3 @@ func newClusterNodeCommand(w world) *cobra.Command {
 		},
 	}
 }
-
-var _ = slices.Contains[[]string]
-var _ = strings.Join

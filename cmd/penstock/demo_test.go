@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"image/png"
 	"os"
 	"strings"
 	"testing"
@@ -19,7 +20,51 @@ func cfgWith(capacity int64) config.Config {
 	return c
 }
 
-// demoArgs are a demo of some seconds.
+// TestDemoCluster: a whole cluster in processes of its own, with shaped
+// connections: every turn of every agent goes well, both sides read, the bytes are
+// right, the picture is drawn, and nothing else is left behind.
+func TestDemoCluster(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	picture := t.TempDir() + "/nics.png"
+	r := penstock(t, "", append(os.Environ(), childEnv), "demo", "--loopback", "--dir", dir, "--picture", picture,
+		"--agents", "4", "--rounds", "6", "--divide", "16", "--format", "json")
+	d := decode[clusterReport](t, r)
+	if len(d.Runs) != 3 || !strings.Contains(d.Network, "loopback") || d.Bound != 3 || d.Picture != picture {
+		t.Fatalf("%+v", d)
+	}
+	for _, run := range d.Runs {
+		if run.Turns != 24 || run.Failed != 0 || run.WrongBlocks != 0 || run.CaughtBlocks != 0 || run.CheckedBytes == 0 || run.HitTokens == 0 {
+			t.Errorf("%s: %+v", run.Mode, run.Result)
+		}
+		if both := run.DecodeTokens > 0; both != (run.Mode != modeBasic) {
+			t.Errorf("%s: the decode side read %d tokens", run.Mode, run.DecodeTokens)
+		}
+	}
+	if d.of(modeDual).HitTokens != d.of(modeBasic).HitTokens {
+		t.Error("the modes did not do the same work")
+	}
+	if f, err := os.Open(picture); err != nil {
+		t.Error(err)
+	} else if _, err := png.Decode(f); err != nil {
+		t.Error(err)
+	}
+	isEmpty(t, dir)
+}
+
+// TestDemoRefuses: what cannot be run is refused before anything is started.
+func TestDemoRefuses(t *testing.T) {
+	for text, bad := range map[string][]string{
+		"like 2P4D": {"--shape", "2P"}, "at least one node": {"--shape", "0P4D"}, "1 to 32": {"--shape", "33P1D"}, "is one of basic, dualpath, oracle": {"--modes", "fast"},
+		"at least 1 Mbit/s": {"--rate", "0"}, "128K": {"--set", "128K"}, "1 to 4096 agents": {"--agents", "0"},
+	} {
+		if r := penstock(t, "", nil, append([]string{"demo"}, bad...)...); r.code != exitUsage || !strings.Contains(r.err, text) {
+			t.Errorf("%v: exit %d, %q without %q", bad, r.code, r.err, text)
+		}
+	}
+}
+
+// demoArgs are a demo of one node, of some seconds.
 func demoArgs(dir string) []string {
 	return []string{
 		"demo", "node", "--dir", dir, "--io", "posix", "--capacity", "48MiB", "--format", "json",

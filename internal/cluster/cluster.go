@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/emulate"
-	"github.com/penstock-kv/penstock/internal/netlab"
 )
 
 // Ports of the processes, each in its own network.
@@ -30,7 +29,7 @@ const namespace = "cluster"
 // Cluster is a running one.
 type Cluster struct {
 	spec    Spec
-	net     *network
+	net     network
 	token   string
 	storage *member
 	planner *member
@@ -66,7 +65,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // never fails
 	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan struct{}, 1)}
-	if c.net, err = newNetwork(); err != nil {
+	if c.net, err = openNetwork(spec.Loopback); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -95,57 +94,50 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 // plan makes places and says what runs there.
 func (c *Cluster) plan() (err error) {
 	s := &c.spec
-	nic := func(bits uint64) netlab.LinkOptions {
-		if s.Oracle {
-			return netlab.LinkOptions{}
-		}
-		return netlab.LinkOptions{RateBits: bits}
+	snic, cnic := s.SNICBits, s.CNICBits
+	if s.Oracle {
+		snic, cnic = 0, 0
 	}
-	member := func(kind Kind, name string) (*member, error) {
-		p, err := c.net.place(name)
+	member := func(kind Kind, name string, role placeRole) (*member, error) {
+		p, err := c.net.place(name, role, snic, cnic)
 		return &member{kind: kind, place: p}, err
 	}
-	if c.storage, err = member("", "storage"); err != nil {
-		return err
-	}
-	if c.storage.snic, err = c.net.storage.Attach(c.storage.ns, netlab.LinkOptions{}); err != nil {
+	if c.storage, err = member("", "storage", storageNode); err != nil {
 		return err
 	}
 	c.storage.args = []string{
 		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--free-floor", "64MiB", "--prewrite=false",
-		"--listen", fmt.Sprintf("0.0.0.0:%d", grpcPort), "--data-listen", fmt.Sprintf("0.0.0.0:%d", dataPort), "--http", "", "--insecure",
+		"--listen", at(c.storage.listen, grpcPort), "--data-listen", at(c.storage.listen, dataPort), "--http", "", "--insecure",
 		"--node", "storage", "--log-format", "json",
 	}
-	if c.planner, err = member("", "planner"); err != nil {
+	if c.planner, err = member("", "planner", service); err != nil {
 		return err
 	}
 	c.planner.args = []string{
-		"planner", "--listen", at(c.planner.ctl, plannerPort), "--http", "", "--insecure", "--log-format", "json",
+		"planner", "--listen", at(c.planner.listen, plannerPort), "--http", "", "--insecure", "--log-format", "json",
 		"--schedule-read-policy", policyOf(s).String(), "--schedule-block-tokens", fmt.Sprint(s.BlockTokens), "--schedule-min-part", fmt.Sprint(4 * s.BlockTokens),
 		"--schedule-read-rate", fmt.Sprint(s.ReadTokens()), "--schedule-beta", fmt.Sprint(s.Beta), "--schedule-group-timeout", s.GroupTimeout.String(),
 	}
-	if c.gateway, err = member(KindGateway, "gateway"); err != nil {
+	if c.gateway, err = member(KindGateway, "gateway", service); err != nil {
 		return err
 	}
-	c.gateway.config = c.config(c.gateway, at(c.storage.ctl, grpcPort))
+	c.gateway.config = c.config(c.gateway, at(c.storage.control, grpcPort))
 	for i := range s.Prefill + s.Decode {
 		kind, name, window := KindPrefill, fmt.Sprintf("P%d", i), s.Window
 		if i >= s.Prefill {
 			kind, name, window = KindDecode, fmt.Sprintf("D%d", i-s.Prefill), s.Layers
 		}
-		m, err := member(kind, name)
+		m, err := member(kind, name, engineNode)
 		if err != nil {
 			return err
 		}
-		if m.snic, err = c.net.storage.Attach(m.ns, nic(s.SNICBits)); err != nil {
-			return err
-		}
-		if m.cnic, err = c.net.compute.Attach(m.ns, nic(s.CNICBits)); err != nil {
-			return err
-		}
-		m.config = c.config(m, at(c.storage.snic, grpcPort))
-		m.config.Compute, m.config.Token = at(m.cnic, computePort), c.token
+		m.config = c.config(m, at(c.storage.storage, grpcPort))
+		m.config.Compute, m.config.Token = at(m.compute, computePort), c.token
 		m.config.BufferBytes, m.config.DeviceBlocks, m.config.Window = s.BufferBytes, s.blocks(window), window
+		if m.shapes != nil {
+			m.config.Shaped, m.config.SNICBits, m.config.CNICBits = true, snic, cnic
+			m.shapes.say = func(o Order) error { return m.proc.Say(o) }
+		}
 		c.engines = append(c.engines, m)
 	}
 	return nil
@@ -163,7 +155,7 @@ func policyOf(s *Spec) dualpath.ReadPolicy {
 func (c *Cluster) config(m *member, storage string) *NodeConfig {
 	s := &c.spec
 	return &NodeConfig{
-		Kind: m.kind, Name: m.name, Planner: at(c.planner.ctl, plannerPort), Storage: storage,
+		Kind: m.kind, Name: m.name, Planner: at(c.planner.control, plannerPort), Storage: storage,
 		Namespace: namespace, Layers: s.Layers, TokenBytes: s.tokenBytes(), Tokens: s.BlockTokens, Model: s.Model, Deadline: s.Deadline,
 	}
 }
@@ -201,6 +193,9 @@ func (c *Cluster) hear(m *member, line []byte) {
 		told = c.onTurn
 	case e.Counts != nil:
 		c.counts[m.name] = *e.Counts
+		if e.NICs != nil && m.shapes != nil {
+			m.shapes.heard(e.NICs)
+		}
 	case e.Loaded != nil:
 		c.loaded = append(c.loaded, *e.Loaded)
 	case e.Flipped > 0:
@@ -270,7 +265,7 @@ func (c *Cluster) Close() error {
 	}
 	stop(c.planner)
 	stop(c.storage)
-	return errors.Join(append(errs, c.net.lab.Close())...)
+	return errors.Join(append(errs, c.net.close())...)
 }
 
 // CPU is the processor time of the processes, after Close.

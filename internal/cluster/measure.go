@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/emulate"
-	"github.com/penstock-kv/penstock/internal/netlab"
 )
 
 // NIC is one of a node's.
@@ -43,9 +42,9 @@ func (c *Cluster) NICs() []NIC {
 	return out
 }
 
-// links are those of NICs, in its order.
-func (c *Cluster) links() []*netlab.Link {
-	var out []*netlab.Link
+// ports are those of NICs, in its order.
+func (c *Cluster) ports() []nicPort {
+	var out []nicPort
 	for _, m := range c.engines {
 		out = append(out, m.snic, m.cnic)
 	}
@@ -54,7 +53,7 @@ func (c *Cluster) links() []*netlab.Link {
 
 // read takes the counters of all NICs.
 func (c *Cluster) read(s *Sample) error {
-	for _, k := range c.links() {
+	for _, k := range c.ports() {
 		n, err := k.Counters()
 		if err != nil {
 			return err

@@ -3,28 +3,75 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"sync"
 
 	"github.com/penstock-kv/penstock/internal/netlab"
 )
 
-// network is the three networks and the places on them.
-type network struct {
-	lab                       *netlab.Lab
-	control, storage, compute *netlab.Switch
+// network is where the processes run.
+type network interface {
+	// String says what it is, for people.
+	String() string
+	// place adds one. Rates are of an engine's NICs, in bits a second; 0: no limit.
+	place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error)
+	close() error
 }
+
+// placeRole is which networks a place is on, besides control.
+type placeRole uint8
+
+const (
+	service     placeRole = iota // planner, gateway
+	storageNode                  // on the storage network
+	engineNode                   // on storage and compute, with NICs of set rates
+)
 
 // place is where one process runs.
 type place struct {
 	name string
-	ns   *netlab.Namespace
-	// ctl, snic and cnic are its NICs; nil where it has none.
-	ctl, snic, cnic *netlab.Link
+	// start starts a command there; nil: as any other.
+	start func(*exec.Cmd) error
+	// listen is the host that its servers listen on; control, storage and compute
+	// are where they are reached on these networks.
+	listen, control, storage, compute string
+	// snic and cnic are an engine's NICs.
+	snic, cnic nicPort
+	// shapes: the process limits its NICs itself.
+	shapes *shapes
 }
 
-// newNetwork makes the switches.
-func newNetwork() (_ *network, err error) {
-	n := &network{}
+// nicPort is one NIC.
+type nicPort interface {
+	// Counters are what it carried so far.
+	Counters() (netlab.Counters, error)
+	// SetRate changes the limit of each direction, in bits a second.
+	SetRate(bits uint64) error
+	// SetUp pulls the cable, or plugs it in.
+	SetUp(up bool) error
+}
+
+// openNetwork makes namespaces, or says why there are none and shapes connections.
+func openNetwork(loopback bool) (network, error) {
+	if loopback {
+		return newLoopback("as asked"), nil
+	}
+	n, err := newNamespaces()
+	if err != nil && os.Geteuid() != 0 {
+		return newLoopback(err.Error()), nil
+	}
+	return n, err
+}
+
+// namespaces are network namespaces on three switches.
+type namespaces struct {
+	lab                       *netlab.Lab
+	control, storage, compute *netlab.Switch
+}
+
+func newNamespaces() (_ *namespaces, err error) {
+	n := &namespaces{}
 	if n.lab, err = netlab.Open(); err != nil {
 		return nil, err
 	}
@@ -39,12 +86,35 @@ func newNetwork() (_ *network, err error) {
 	return n, nil
 }
 
-// place adds one, with a NIC on the control network.
-func (n *network) place(name string) (*place, error) {
-	p := &place{name: name}
-	var err error
-	if p.ns, err = n.lab.Namespace(name); err == nil {
-		p.ctl, err = n.control.Attach(p.ns, netlab.LinkOptions{})
+// String implements network.
+func (*namespaces) String() string { return "network namespaces, rates by tc" }
+
+func (n *namespaces) close() error { return n.lab.Close() }
+
+// place implements network.
+func (n *namespaces) place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error) {
+	ns, err := n.lab.Namespace(name)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %s: %w", name, err)
+	}
+	p := &place{name: name, start: ns.Start}
+	attach := func(s *netlab.Switch, bits uint64) (k *netlab.Link, host string) {
+		if err == nil {
+			if k, err = s.Attach(ns, netlab.LinkOptions{RateBits: bits}); err == nil {
+				host = k.A.IP().String()
+			}
+		}
+		return k, host
+	}
+	_, p.control = attach(n.control, 0)
+	p.listen = p.control
+	switch role {
+	case storageNode:
+		_, p.storage = attach(n.storage, 0)
+		p.listen = "0.0.0.0" // of the namespace
+	case engineNode:
+		p.snic, _ = attach(n.storage, snicBits)
+		p.cnic, p.compute = attach(n.compute, cnicBits)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %s: %w", name, err)
@@ -52,8 +122,77 @@ func (n *network) place(name string) (*place, error) {
 	return p, nil
 }
 
-// start starts a command there.
-func (p *place) start(cmd *exec.Cmd) error { return p.ns.Start(cmd) }
+// loopback is this machine's, with an address for each place: all of 127.0.0.0/8
+// is local. Engines limit their own connections (shaper), the data plane's alone.
+type loopback struct {
+	why   string
+	net   int // the second byte, so that two clusters do not meet
+	hosts int
+}
 
-// at is an address on one of the place's NICs.
-func at(k *netlab.Link, port int) string { return fmt.Sprintf("%v:%d", k.A.IP(), port) }
+func newLoopback(why string) *loopback { return &loopback{why: why, net: 64 + os.Getpid()%128} }
+
+// String implements network.
+func (l *loopback) String() string { return "shaped connections on loopback: " + l.why }
+
+func (*loopback) close() error { return nil }
+
+// place implements network.
+func (l *loopback) place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error) {
+	l.hosts++
+	host := fmt.Sprintf("127.%d.0.%d", l.net, l.hosts)
+	p := &place{name: name, listen: host, control: host, storage: host, compute: host}
+	if role == engineNode {
+		p.shapes = &shapes{snicBits: snicBits, cnicBits: cnicBits}
+		p.snic, p.cnic = &remoteNIC{s: p.shapes, storage: true}, &remoteNIC{s: p.shapes}
+	}
+	return p, nil
+}
+
+// shapes are the NICs that an engine's process limits itself.
+type shapes struct {
+	snicBits, cnicBits uint64
+
+	mu         sync.Mutex
+	snic, cnic netlab.Counters
+	say        func(Order) error
+}
+
+// heard takes what the process tells of them.
+func (s *shapes) heard(n *NICCounters) {
+	s.mu.Lock()
+	s.snic, s.cnic = n.SNIC, n.CNIC
+	s.mu.Unlock()
+}
+
+// remoteNIC is one of them.
+type remoteNIC struct {
+	s       *shapes
+	storage bool
+}
+
+// Counters implements nicPort: the process told them last.
+func (r *remoteNIC) Counters() (netlab.Counters, error) {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if r.storage {
+		return r.s.snic, nil
+	}
+	return r.s.cnic, nil
+}
+
+// SetRate implements nicPort.
+func (r *remoteNIC) SetRate(bits uint64) error {
+	if r.storage {
+		return r.s.say(Order{SNICBits: bits})
+	}
+	return r.s.say(Order{CNICBits: bits})
+}
+
+// SetUp implements nicPort.
+func (r *remoteNIC) SetUp(bool) error {
+	return errors.New("cluster: a shaped connection has no cable to pull; network namespaces (root) have")
+}
+
+// at is an address of a place.
+func at(host string, port int) string { return fmt.Sprintf("%s:%d", host, port) }

@@ -22,6 +22,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/emulate"
+	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
@@ -60,6 +61,11 @@ type NodeConfig struct {
 	// ReadRate is what the storage NIC is known to deliver, in tokens a second;
 	// 0: it is measured.
 	ReadRate float64 `json:"read_rate,omitempty"`
+	// Shaped: this process limits its NICs itself, to so many bits a second; 0: it
+	// only counts.
+	Shaped   bool   `json:"shaped,omitempty"`
+	SNICBits uint64 `json:"snic_bits,omitempty"`
+	CNICBits uint64 `json:"cnic_bits,omitempty"`
 	// Deadline of a turn (gateway).
 	Deadline time.Duration `json:"deadline,omitempty"`
 }
@@ -73,6 +79,15 @@ type Order struct {
 	// Flips times.
 	Flip  time.Duration `json:"flip,omitempty"`
 	Flips int           `json:"flips,omitempty"`
+	// SNICBits and CNICBits, unless 0, change the limits of a shaped NIC.
+	SNICBits uint64 `json:"snic_bits,omitempty"`
+	CNICBits uint64 `json:"cnic_bits,omitempty"`
+}
+
+// NICCounters are those of an engine that shapes its own NICs.
+type NICCounters struct {
+	SNIC netlab.Counters `json:"snic"`
+	CNIC netlab.Counters `json:"cnic"`
 }
 
 // Event is what a node tells.
@@ -82,6 +97,8 @@ type Event struct {
 	Replayed bool `json:"replayed,omitempty"`
 	// Counts of an engine since it was started.
 	Counts *emulate.Counts `json:"counts,omitempty"`
+	// NICs go with Counts, from an engine that shapes its own.
+	NICs *NICCounters `json:"nics,omitempty"`
 	// Loaded: a prefill engine has had the hit KV of a request.
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
 	// Flipped is how many bits were flipped so far.
@@ -102,6 +119,8 @@ type node struct {
 	planner *grpc.ClientConn
 	engine  *tcp.Engine
 	store   *client.Store
+	// snic and cnic are set where this process shapes.
+	snic, cnic *shaper
 
 	mu  sync.Mutex
 	out io.Writer
@@ -174,6 +193,11 @@ const (
 	idle      = 2 * time.Second
 )
 
+// options are those of every transfer engine.
+func (n *node) options() tcp.Options {
+	return tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log}
+}
+
 // connect dials planner and storage. Neither need be there yet.
 func (n *node) connect(ctx context.Context) (err error) {
 	quick := grpc.WithConnectParams(grpc.ConnectParams{
@@ -182,7 +206,14 @@ func (n *node) connect(ctx context.Context) (err error) {
 	if n.planner, err = grpc.NewClient(n.cfg.Planner, grpc.WithTransportCredentials(insecure.NewCredentials()), quick); err != nil {
 		return fmt.Errorf("cluster: planner: %w", err)
 	}
-	if n.engine, err = tcp.New(ctx, tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log}); err != nil {
+	if n.cfg.Shaped {
+		n.snic, n.cnic = newShaper(n.cfg.SNICBits), newShaper(n.cfg.CNICBits)
+	}
+	o := n.options()
+	if n.snic != nil {
+		o.Wrap = n.snic.wrap
+	}
+	if n.engine, err = tcp.New(ctx, o); err != nil {
 		return errors.Join(err, n.planner.Close())
 	}
 	n.store, err = client.Open(ctx, client.Options{Engine: n.engine, Servers: []string{n.cfg.Storage}, DeadFor: time.Second, Logger: n.log})
@@ -238,7 +269,12 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	if err != nil {
 		return fmt.Errorf("cluster: token: %w", err)
 	}
-	compute, err := tcp.New(ctx, tcp.Options{Listen: n.cfg.Compute, Token: token, HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log})
+	o := n.options()
+	o.Listen, o.Token = n.cfg.Compute, token
+	if n.cnic != nil {
+		o.Wrap = n.cnic.wrap
+	}
+	compute, err := tcp.New(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -271,8 +307,7 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 		for {
 			select {
 			case <-t.C:
-				c := e.Counts()
-				n.tell(Event{Counts: &c})
+				n.tellCounts(e)
 			case <-ctx.Done():
 				return
 			}
@@ -283,12 +318,27 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 		if o.Flip > 0 {
 			wg.Go(func() { n.flip(ctx, e, o) })
 		}
+		if n.snic != nil && o.SNICBits > 0 {
+			n.snic.setRate(o.SNICBits)
+		}
+		if n.cnic != nil && o.CNICBits > 0 {
+			n.cnic.setRate(o.CNICBits)
+		}
 	}
 	wg.Wait()
 	err = e.Close()
-	c := e.Counts()
-	n.tell(Event{Counts: &c})
+	n.tellCounts(e)
 	return err
+}
+
+// tellCounts tells what an engine and its NICs have done.
+func (n *node) tellCounts(e *emulate.Engine) {
+	c := e.Counts()
+	ev := Event{Counts: &c}
+	if n.snic != nil {
+		ev.NICs = &NICCounters{n.snic.counters(), n.cnic.counters()}
+	}
+	n.tell(ev)
 }
 
 // flip flips bits of blocks that lie in the engine's buffer, as ordered.

@@ -41,6 +41,8 @@ type Spec struct {
 	GroupTimeout time.Duration
 	// Deadline of a turn. Default 2 min.
 	Deadline time.Duration
+	// Loopback shapes connections on loopback instead of making namespaces.
+	Loopback bool
 	// Dir is where storage lies; CapacityBytes of it. Default 8 GiB.
 	Dir           string
 	CapacityBytes int64
@@ -99,6 +101,15 @@ func (s *Spec) Validate() error {
 
 // Shape is the cluster's as the paper writes it: 2P4D.
 func (s *Spec) Shape() string { return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode) }
+
+// Network says what the processes would run on: namespaces, or loopback and why.
+func (s *Spec) Network() (string, error) {
+	n, err := openNetwork(s.Loopback)
+	if err != nil {
+		return "", err
+	}
+	return n.String(), n.close()
+}
 
 // tokenBytes is what a token takes in one layer.
 func (s *Spec) tokenBytes() int {

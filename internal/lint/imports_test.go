@@ -57,6 +57,7 @@ var edges = []struct {
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/planner", []string{"dualpath", "api/..."}, "the planner node is the pure planner and gRPC; it must not know what a storage node is made of"},
+	{"server/netoracle", []string{"dualpath/..."}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
 
@@ -71,6 +72,7 @@ var edges = []struct {
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/content", []string{"kv"}, "bytes follow from names"},
 	{"internal/emulate", []string{"kv", "api/...", "client/...", "dualpath/...", "rdma", "internal/arena", "internal/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
+	{"internal/cluster", []string{"kv", "api/...", "client", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "sim/workload", "internal/emulate", "internal/netlab"}, "it runs nodes as their users do: the storage node and the planner through the binary alone; its own engines are put together as an engine does it, with a provider"},
 	{"internal/testnode", []string{"..."}, "a whole storage node, for tests: it is put together as cmd does it"},
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
 	{"internal/trace/hitsim", []string{"internal/trace", "trie/evict"}, "it judges eviction policies by traces and needs no index to do so"},

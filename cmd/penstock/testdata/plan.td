@@ -120,6 +120,7 @@ Usage:
 Available Commands:
   analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
   explain      The story of one request: who was chosen, why, and what was read where
+  prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
   redistribute Move the query, move the cache, or compute again: what each would take
   top          Groups, engines and storage NICs as the planner sees them now
 

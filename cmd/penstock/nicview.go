@@ -1,0 +1,92 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/cluster"
+)
+
+// nicView shows what every NIC does while a cluster works: on a terminal a line for
+// each, drawn over the last ones; elsewhere one line every few seconds.
+type nicView struct {
+	w        world
+	what     string
+	turns    int
+	snic     float64 // rate of a storage NIC, bytes a second
+	tty      bool
+	last     cluster.Sample
+	lines    int
+	nextDraw time.Duration
+}
+
+const (
+	// nicViewEvery is the time between two drawings on a terminal.
+	nicViewEvery = 500 * time.Millisecond
+	// nicRates is how much faster a compute NIC is (cluster.Spec).
+	nicRates = 8
+)
+
+func newNICView(w world, what string, turns int, snic float64) *nicView {
+	return &nicView{w: w, what: what, turns: turns, snic: snic, tty: isTerminal(w.err)}
+}
+
+// show takes a sample.
+func (v *nicView) show(nics []cluster.NIC, s cluster.Sample) {
+	if s.At < v.nextDraw {
+		return
+	}
+	seconds := (s.At - v.last.At).Seconds()
+	rate := func(now, before []uint64, i int) float64 {
+		n := float64(now[i])
+		if len(before) > 0 {
+			n -= float64(before[i])
+		}
+		return n / seconds
+	}
+	if !v.tty {
+		v.nextDraw = s.At + progressLineEvery
+		var busy []string
+		for i, n := range nics {
+			if n.Storage {
+				busy = append(busy, fmt.Sprintf("%s %.0f%%", n.Node, 100*rate(s.Received, v.last.Received, i)/v.snic))
+			}
+		}
+		fmt.Fprintf(v.w.err, "%s: %.0f s, %d of %d turns; storage NICs: %s\n", v.what, s.At.Seconds(), s.Turns, v.turns, strings.Join(busy, ", "))
+		v.last = s
+		return
+	}
+	v.nextDraw = s.At + nicViewEvery
+	var b strings.Builder
+	v.clear(&b)
+	fmt.Fprintf(&b, "%s: %.0f s, %d of %d turns\n", v.what, s.At.Seconds(), s.Turns, v.turns)
+	for i, n := range nics {
+		full := v.snic
+		if !n.Storage {
+			full *= nicRates
+		}
+		in, out := rate(s.Received, v.last.Received, i), rate(s.Sent, v.last.Sent, i)
+		fmt.Fprintf(&b, "  %-9s in %6.1f MB/s %-20s  out %6.1f MB/s %-20s\n", n, in/1e6, bar(in/full, 20), out/1e6, bar(out/full, 20))
+	}
+	v.lines = 1 + len(nics)
+	v.last = s
+	fmt.Fprint(v.w.err, b.String())
+}
+
+// clear goes back over what was drawn.
+func (v *nicView) clear(b *strings.Builder) {
+	if v.lines > 0 {
+		fmt.Fprintf(b, "\x1b[%dA\x1b[J", v.lines)
+	}
+}
+
+// finish takes the view away.
+func (v *nicView) finish() {
+	if v.lines > 0 {
+		var b strings.Builder
+		v.clear(&b)
+		fmt.Fprint(v.w.err, b.String())
+		v.lines = 0
+	}
+}
