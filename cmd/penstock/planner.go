@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/netoracle"
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
@@ -105,9 +106,20 @@ func runPlanner(ctx context.Context, cfg config.Planner, log *slog.Logger) (err 
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	network, oracle, err := networkOf(cfg.Network, log, registry)
+	if err != nil {
+		return errors.Join(err, control.Close(), closeIf(web))
+	}
+	if oracle != nil {
+		schedule.Network = network
+		defer oracle.Close()
+	}
 	service, err := planner.New(planner.Options{Planner: schedule, Logger: log, Registry: registry})
 	if err != nil {
 		return errors.Join(err, control.Close(), closeIf(web))
+	}
+	if oracle != nil {
+		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
 	node := server.NewPlannerNode(server.PlannerOptions{Service: service, BearerToken: token, TLS: secure, Registry: registry})
 	attrs := []any{"grpc", control.Addr().String()}

@@ -12,6 +12,7 @@ type Planner struct {
 	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for calls to end"`
 
 	Schedule Schedule `yaml:"schedule"`
+	Network  Network  `yaml:"network"`
 	Auth     Auth     `yaml:"auth"`
 	Log      Log      `yaml:"log"`
 	Trace    Trace    `yaml:"trace"`
@@ -38,6 +39,48 @@ type Schedule struct {
 	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`
 }
 
+// Network says where the planner learns what the network between machines costs.
+// Without a source all machines are alike.
+type Network struct {
+	File            string   `yaml:"file" doc:"YAML file with tiers, places and congestion of the network (docs/network.md); with a source the decode engine is chosen by transfer, wait and first step"`
+	Kubernetes      bool     `yaml:"kubernetes" doc:"read machines' places from the labels of Kubernetes nodes, with the pod's service account"`
+	PodLabel        string   `yaml:"pod_label" doc:"node label that names the pod of the network"`
+	RackLabel       string   `yaml:"rack_label" doc:"node label that names the rack"`
+	Prometheus      string   `yaml:"prometheus" doc:"URL of the Prometheus server that measures congestion, as http://prometheus:9090"`
+	PrometheusToken string   `yaml:"prometheus_token_file" doc:"file with its bearer token"`
+	RackQuery       string   `yaml:"rack_query" doc:"PromQL expression of the share of the links within racks that others use, one number from 0 to 1"`
+	PodQuery        string   `yaml:"pod_query" doc:"the same of the racks' uplinks"`
+	CoreQuery       string   `yaml:"core_query" doc:"the same of the pods' uplinks"`
+	Refresh         Duration `yaml:"refresh" doc:"how often congestion is measured"`
+	BytesPerToken   int      `yaml:"bytes_per_token" doc:"KV of one token, bytes, all layers; needed with a source"`
+	MaxBatch        int      `yaml:"max_batch" doc:"requests that a decode engine serves together"`
+	Step            Duration `yaml:"step" doc:"time of a decode step"`
+	StepPerRequest  Duration `yaml:"step_per_request" doc:"what each request adds to it"`
+	CountsOwn       bool     `yaml:"counts_own" doc:"the measured congestion has the planner's own transfers in it"`
+	Overlap         bool     `yaml:"overlap" doc:"the two hops of a read overlap, so the slower one counts; otherwise their sum"`
+}
+
+// On reports whether there is a source.
+func (n *Network) On() bool { return n.File != "" || n.Kubernetes || n.Prometheus != "" }
+
+// check reports what is wrong with n.
+func (n *Network) check(bad func(string, string, ...any)) {
+	queries := n.RackQuery != "" || n.PodQuery != "" || n.CoreQuery != ""
+	switch {
+	case n.On() && n.BytesPerToken <= 0:
+		bad("network.bytes_per_token", "must be the bytes of KV of one token, is %d", n.BytesPerToken)
+	case n.Prometheus != "" && !queries:
+		bad("network.prometheus", "is given without a query: set rack_query, pod_query or core_query")
+	case n.Prometheus == "" && queries:
+		bad("network.prometheus", "is empty, but there are queries for it")
+	case n.On() && n.File == "":
+		bad("network.file", "is empty: the bandwidth and latency of the tiers are in it")
+	}
+	if n.Refresh < 0 || (n.On() && n.Refresh == 0) {
+		bad("network.refresh", "must be more than 0, is %v", n.Refresh)
+	}
+}
+
 // DefaultPlanner returns the configuration of a planner that was told nothing.
 // The zeros of Schedule are dualpath's defaults.
 func DefaultPlanner() Planner {
@@ -46,7 +89,11 @@ func DefaultPlanner() Planner {
 		HTTP:        "127.0.0.1:7432",
 		DrainWithin: Duration(5 * time.Second),
 		Schedule:    Schedule{ReadPolicy: "split"},
-		Log:         Log{Level: "info", Format: "text"},
+		Network: Network{
+			PodLabel: "topology.kubernetes.io/zone", RackLabel: "topology.kubernetes.io/rack", Refresh: Duration(time.Second),
+			MaxBatch: 64, Step: Duration(12300 * time.Microsecond), StepPerRequest: Duration(160 * time.Microsecond),
+		},
+		Log: Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -63,6 +110,7 @@ func (p *Planner) Validate() error {
 	if p.DrainWithin < 0 {
 		bad("drain_timeout", "must not be negative, is %v", p.DrainWithin)
 	}
+	p.Network.check(bad)
 	p.Auth.check(bad)
 	p.Log.check(bad)
 	if !p.Insecure {

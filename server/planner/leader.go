@@ -141,6 +141,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		s.at[id] = p
 	}
 	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED}
+	s.reportNetworkLocked() // the group's machines may be new, and have places
 	s.stepLocked(up)
 	s.log.Info("group registered", "group", r.Group, "role", up.Role.String(), "engines", len(r.Engines), "holding", len(r.Holding))
 	return l, nil

@@ -61,6 +61,8 @@ type Service struct {
 	jobs    map[dualpath.RequestID]*job
 	byName  map[string]*job
 	lastID  dualpath.RequestID
+	// network is what the operator said last; nil: nothing.
+	network *Network
 	// payload is the sum of all jobs', in bytes.
 	payload int
 	recent  recent

@@ -1,0 +1,150 @@
+package netoracle
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock-kv/penstock/dualpath/netcost"
+)
+
+// File reads a YAML file, and again when it has changed.
+type File struct {
+	path  string
+	every time.Duration
+	// stamp is the file's as it was read; last what it said.
+	stamp stamp
+	last  Reading
+}
+
+// stamp tells two versions of a file apart.
+type stamp struct {
+	modified time.Time
+	size     int64
+}
+
+var _ Source = (*File)(nil)
+
+// NewFile returns a source that looks at a file every so often; 0: every 5 s.
+func NewFile(path string, every time.Duration) *File {
+	if every == 0 {
+		every = 5 * time.Second
+	}
+	return &File{path: path, every: every}
+}
+
+// Name implements Source.
+func (f *File) Name() string { return "file" }
+
+// Every implements Source.
+func (f *File) Every() time.Duration { return f.every }
+
+// Read implements Source.
+func (f *File) Read(context.Context) (Reading, error) {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return Reading{}, fmt.Errorf("netoracle: %w", err)
+	}
+	now := stamp{info.ModTime(), info.Size()}
+	if now == f.stamp {
+		return f.last, nil
+	}
+	file, err := os.Open(f.path)
+	if err != nil {
+		return Reading{}, fmt.Errorf("netoracle: %w", err)
+	}
+	defer file.Close()
+	raw, err := io.ReadAll(io.LimitReader(file, maxAnswerBytes+1))
+	if err != nil {
+		return Reading{}, fmt.Errorf("netoracle: %w", err)
+	}
+	r, err := ParseFile(raw)
+	if err != nil {
+		return Reading{}, fmt.Errorf("netoracle: %s: %w", f.path, err)
+	}
+	r.Measured = info.ModTime()
+	f.stamp, f.last = now, r
+	return r, nil
+}
+
+// network is the file.
+type network struct {
+	Tiers      []tier           `yaml:"tiers"`
+	Congestion []float64        `yaml:"congestion"`
+	Places     map[string]place `yaml:"places"`
+}
+
+type tier struct {
+	Gbps    float64       `yaml:"bandwidth_gbps"`
+	Latency time.Duration `yaml:"latency"`
+}
+
+type place struct {
+	Pod  string `yaml:"pod"`
+	Rack string `yaml:"rack"`
+	Host string `yaml:"host"`
+}
+
+// ParseFile is the file's content as a reading. Errors name the line.
+func ParseFile(raw []byte) (Reading, error) {
+	if len(raw) > maxAnswerBytes {
+		return Reading{}, fmt.Errorf("larger than %d bytes", maxAnswerBytes)
+	}
+	var n network
+	d := yaml.NewDecoder(bytes.NewReader(raw))
+	d.KnownFields(true)
+	if err := d.Decode(&n); err != nil {
+		if errors.Is(err, io.EOF) {
+			return Reading{}, errors.New("empty; it needs tiers, places or congestion")
+		}
+		return Reading{}, err
+	}
+	var r Reading
+	switch len(n.Tiers) {
+	case 0:
+	case netcost.Tiers:
+		r.Fabric = new(netcost.Fabric)
+		for i, t := range n.Tiers {
+			r.Fabric.Bandwidth[i], r.Fabric.Latency[i] = t.Gbps*netcost.Gbit, t.Latency
+		}
+		if err := r.Fabric.Validate(); err != nil {
+			return Reading{}, err
+		}
+	default:
+		return Reading{}, fmt.Errorf("tiers has %d entries; it must have %d, near to far: %v, %v, %v, %v",
+			len(n.Tiers), netcost.Tiers, netcost.SameNode, netcost.SameRack, netcost.SamePod, netcost.CrossPod)
+	}
+	switch len(n.Congestion) {
+	case 0:
+	case netcost.Tiers:
+		c := netcost.Congestion(n.Congestion)
+		if err := c.Validate(); err != nil {
+			return Reading{}, err
+		}
+		r.Congestion = map[netcost.Tier]float64{}
+		for i, v := range c {
+			r.Congestion[netcost.Tier(i)] = v
+		}
+	default:
+		return Reading{}, fmt.Errorf("congestion has %d entries; it must have %d, near to far", len(n.Congestion), netcost.Tiers)
+	}
+	if len(n.Places) > 0 {
+		r.Places = make(map[string]netcost.Place, len(n.Places))
+		for name, p := range n.Places {
+			if p.Pod == "" {
+				return Reading{}, fmt.Errorf("place of %q has no pod: without one it is far from all; leave it out, or say it", name)
+			}
+			if p.Host == "" {
+				p.Host = name
+			}
+			r.Places[name] = netcost.Place{Pod: p.Pod, Rack: p.Rack, Node: p.Host}
+		}
+	}
+	return r, nil
+}

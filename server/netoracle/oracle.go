@@ -1,0 +1,280 @@
+package netoracle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-kv/penstock/dualpath/netcost"
+)
+
+// CongestionMax is the most congestion that is passed on.
+const CongestionMax = 0.99
+
+// maxAnswerBytes bounds what a source may answer.
+const maxAnswerBytes = 64 << 20
+
+// Reading is what a source says; what it knows nothing of is nil.
+type Reading struct {
+	Fabric     *netcost.Fabric
+	Places     map[string]netcost.Place
+	Congestion map[netcost.Tier]float64
+	// Measured is when the congestion was; zero: when the source answered.
+	Measured time.Time
+}
+
+// Source is one way to know the network.
+type Source interface {
+	// Name is a word for logs and metrics.
+	Name() string
+	// Every is how often it is worth asking.
+	Every() time.Duration
+	// Read asks, within ctx. It is not called concurrently.
+	Read(ctx context.Context) (Reading, error)
+}
+
+// State is what is known of the network.
+type State struct {
+	Fabric netcost.Fabric
+	// Known: some source has said what the fabric is.
+	Known      bool
+	Places     map[string]netcost.Place
+	Congestion netcost.Congestion
+	// Measured is when the oldest of the congestion was; zero: never.
+	Measured time.Time
+	Sources  []SourceState
+}
+
+// SourceState is how a source is doing.
+type SourceState struct {
+	Name string
+	// Answered is when it last did; zero: never.
+	Answered time.Time
+	// Err is what was wrong the last time, nil if nothing; Failures counts since it
+	// last answered.
+	Err      error
+	Failures int
+}
+
+// Age is how long ago the source answered.
+func (s *SourceState) Age(now time.Time) time.Duration { return now.Sub(s.Answered) }
+
+// Options of an Oracle.
+type Options struct {
+	// Sources, of which the later goes before where two say the same thing.
+	Sources []Source
+	// Timeout of one request. Default 5 s.
+	Timeout time.Duration
+	Logger  *slog.Logger
+	// Registry takes the metrics; nil: none.
+	Registry prometheus.Registerer
+}
+
+// Oracle asks its sources.
+type Oracle struct {
+	opts   Options
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	mu       sync.Mutex
+	readings []Reading
+	states   []SourceState
+	watch    func(State)
+}
+
+// New returns an oracle that has asked each source once; it goes on asking until
+// Close. A source that fails is asked again, and is no error.
+func New(opts Options) (*Oracle, error) {
+	if len(opts.Sources) == 0 {
+		return nil, errors.New("netoracle: no source; name a file, Kubernetes or Prometheus")
+	}
+	if opts.Timeout == 0 {
+		opts.Timeout = 5 * time.Second
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	o := &Oracle{opts: opts, cancel: cancel, readings: make([]Reading, len(opts.Sources)), states: make([]SourceState, len(opts.Sources))}
+	for i, s := range opts.Sources {
+		if s.Every() <= 0 {
+			cancel()
+			return nil, fmt.Errorf("netoracle: source %s is to be asked every %v; it must be more than 0", s.Name(), s.Every())
+		}
+		o.states[i].Name = s.Name()
+	}
+	if opts.Registry != nil {
+		if err := opts.Registry.Register(&collector{o}); err != nil {
+			cancel()
+			return nil, fmt.Errorf("netoracle: register metrics: %w", err)
+		}
+	}
+	for i := range opts.Sources {
+		o.ask(ctx, i)
+	}
+	for i := range opts.Sources {
+		o.done.Go(func() { o.keepAsking(ctx, i) })
+	}
+	return o, nil
+}
+
+// Close stops asking and returns when no source is being asked. It may be called
+// twice.
+func (o *Oracle) Close() {
+	o.cancel()
+	o.done.Wait()
+}
+
+// Watch calls f with the state, now and whenever a source has answered, one call
+// after the other. f must not block, nor call the oracle. There is one watcher: the
+// last.
+func (o *Oracle) Watch(f func(State)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.watch = f
+	f(o.stateLocked())
+}
+
+// State returns what is known.
+func (o *Oracle) State() State {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stateLocked()
+}
+
+// keepAsking asks one source until ctx ends.
+func (o *Oracle) keepAsking(ctx context.Context, i int) {
+	t := time.NewTicker(o.opts.Sources[i].Every())
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			o.ask(ctx, i)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ask asks one source, once.
+func (o *Oracle) ask(ctx context.Context, i int) {
+	src := o.opts.Sources[i]
+	within, cancel := context.WithTimeout(ctx, o.opts.Timeout)
+	r, err := src.Read(within)
+	cancel()
+	if err == nil {
+		err = r.clean()
+	}
+	if ctx.Err() != nil {
+		return // it failed because we are closing
+	}
+	now := time.Now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	st := &o.states[i]
+	if err != nil {
+		if st.Err == nil {
+			o.opts.Logger.Warn("the network oracle's source failed; its last values stay", "source", st.Name, "err", err, "answered", st.Answered)
+		}
+		st.Err = err
+		st.Failures++
+		return
+	}
+	if st.Err != nil {
+		o.opts.Logger.Info("the network oracle's source answers again", "source", st.Name, "failures", st.Failures)
+	}
+	if r.Measured.IsZero() {
+		r.Measured = now
+	}
+	st.Answered, st.Err, st.Failures = now, nil, 0
+	o.readings[i] = r
+	if o.watch != nil {
+		o.watch(o.stateLocked())
+	}
+}
+
+// clean refuses a reading that is out of range, and limits its congestion.
+func (r *Reading) clean() error {
+	if r.Fabric != nil {
+		if err := r.Fabric.Validate(); err != nil {
+			return err
+		}
+	}
+	for t, c := range r.Congestion {
+		if !(c >= 0) || t >= netcost.Tiers {
+			return fmt.Errorf("congestion of tier %d is %v; it must be a share of the tier, 0 to 1", t, c)
+		}
+		r.Congestion[t] = min(c, CongestionMax)
+	}
+	return nil
+}
+
+// stateLocked joins the readings.
+func (o *Oracle) stateLocked() State {
+	s := State{Places: map[string]netcost.Place{}, Sources: slices.Clone(o.states)}
+	var measured [netcost.Tiers]time.Time
+	for _, r := range o.readings {
+		if r.Fabric != nil {
+			s.Fabric, s.Known = *r.Fabric, true
+		}
+		maps.Copy(s.Places, r.Places)
+		for t, c := range r.Congestion {
+			s.Congestion[t], measured[t] = c, r.Measured
+		}
+	}
+	for _, at := range measured {
+		if !at.IsZero() && (s.Measured.IsZero() || at.Before(s.Measured)) {
+			s.Measured = at
+		}
+	}
+	return s
+}
+
+// collector shows the sources.
+type collector struct{ o *Oracle }
+
+var (
+	upDesc         = prometheus.NewDesc("penstock_network_source_up", "1 if the oracle's source answered the last time it was asked.", []string{"source"}, nil)
+	ageDesc        = prometheus.NewDesc("penstock_network_source_age_seconds", "Time since the oracle's source last answered.", []string{"source"}, nil)
+	congestionDesc = prometheus.NewDesc("penstock_network_congestion_ratio", "Share of a tier of the network that others use, as the planner is told.", []string{"tier"}, nil)
+	bandwidthDesc  = prometheus.NewDesc("penstock_network_bandwidth_bytes_per_second", "Bandwidth of one path of a tier, as the planner is told.", []string{"tier"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{upDesc, ageDesc, congestionDesc, bandwidthDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	s, now := c.o.State(), time.Now()
+	gauge := func(d *prometheus.Desc, v float64, label string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, label)
+	}
+	for i := range s.Sources {
+		src := &s.Sources[i]
+		up := 0.0
+		if src.Err == nil {
+			up = 1
+		}
+		gauge(upDesc, up, src.Name)
+		if !src.Answered.IsZero() {
+			gauge(ageDesc, src.Age(now).Seconds(), src.Name)
+		}
+	}
+	for t := range netcost.Tier(netcost.Tiers) {
+		gauge(congestionDesc, s.Congestion[t], t.String())
+		if s.Known {
+			gauge(bandwidthDesc, s.Fabric.Bandwidth[t], t.String())
+		}
+	}
+}
