@@ -187,7 +187,7 @@ is not there, or not all of it; 4 the node is busy, try again.`,
 	add(groupNode, newServeCommand(w), newStatusCommand(w), newDoctorCommand(w), newStoreCommand(w), newNICCommand(), newVersionCommand(w))
 	add(groupCache, newNamespaceCommand(w), newBlockCommand(w), newPrefixCommand(w), newPinCommand(w), newUnpinCommand(w), newEvictCommand(w), newScrubCommand(w), newEventsCommand(w))
 	add(groupCluster, newPlannerCommand(w), newPlanCommand(w), newSimCommand(w))
-	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w))
+	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))
 	noun(root)
 	return root
 }

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// TestProfile: the blocks of a namespace are read from a node, the log of an engine
+// is fitted, and what follows goes into a planner's configuration that it can start
+// with.
+func TestProfile(t *testing.T) {
+	node := startServed(t, t.TempDir())
+	node.run("trace", "replay", "sample", "--requests", "4", "--layers", "2", "--token-bytes", "64", "--keep").must(t)
+	spaces := decode[struct {
+		Namespaces []struct {
+			Name   string `json:"name"`
+			Blocks int64  `json:"blocks"`
+		} `json:"namespaces"`
+	}](t, node.run("ns", "list", "--format", "json"))
+	if len(spaces.Namespaces) != 1 || spaces.Namespaces[0].Blocks == 0 {
+		t.Fatalf("%+v", spaces)
+	}
+	dir := t.TempDir()
+	log := writeFile(t, dir, "forwards.csv", []byte("tokens,context,seconds,attention_seconds\n512,0,0.060,0.010\n512,32768,0.100,0.050\n2048,0,0.250,0.050\n64,16384,0.009,0.003\n"))
+	path := writeFile(t, dir, "planner.yaml", []byte("# of rack 4\nschedule:\n  patience: 20ms # mine\n  read_rate: 5\n"))
+	r := decode[profileResult](t, node.run("profile", "--namespace", spaces.Namespaces[0].Name, "--samples", log, "--duration", "200ms", "--window", "1MiB", "--write", path, "--format", "json"))
+	if r.Read == nil || r.Read.Bytes == 0 || r.Read.Lost != 0 || r.Read.BytesPerToken != 128 || r.Read.TokensPerSecond*128 != r.Read.BytesPerSecond || r.Read.Passes <= 0 {
+		t.Errorf("read %+v", r.Read)
+	}
+	if r.Compute == nil || r.Compute.Tokens != 3136 || r.Compute.Whole || r.Compute.NoModel != "" {
+		t.Errorf("compute %+v", r.Compute)
+	}
+	cfg := config.DefaultPlanner()
+	if err := config.LoadInto(&cfg, path, nil); err != nil {
+		t.Fatal(err)
+	}
+	o, err := scheduleOf(cfg.Schedule)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.Alpha != 3*int(o.ReadRate) || o.Beta != 5*int(o.PrefillRate) || int(o.PrefillRate) != 7484 || o.ReadRate < 1 || o.ZFactor != 1.05 || o.Patience.Milliseconds() != 20 {
+		t.Errorf("%+v", o)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(text), "# of rack 4") || !strings.Contains(string(text), "# mine") {
+		t.Errorf("comments are lost:\n%s", text)
+	}
+	if left, err := filepath.Glob(path + ".*"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+
+	// A namespace without blocks is a miss; one that is not there is too.
+	node.run("ns", "create", "empty", "--layers", "2", "--token-bytes", "64", "--block-tokens", "64").must(t)
+	for _, name := range []string{"empty", "nowhere"} {
+		if r := node.run("profile", "--namespace", name, "--duration", "100ms"); r.code != exitMiss {
+			t.Errorf("%s: exit %d, %s", name, r.code, r.err)
+		}
+	}
+}
+
+// TestProfileRefuses: a file that a planner would not take stays as it is.
+func TestProfileRefuses(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"unknown.yaml": "schedul: {}\n", "list.yaml": "- a\n", "factor.yaml": "schedule:\n  slow_factor: 0.5\n"} {
+		path := writeFile(t, dir, name, []byte(text))
+		if r := penstock(t, "", nil, "profile", "--emulated", "1e-5,2e-9,1e-4", "--write", path); r.code != exitFailed || !strings.Contains(r.err, path) {
+			t.Errorf("%s: exit %d, %s%s", name, r.code, r.out, r.err)
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != text {
+			t.Errorf("%s: now it is %q, %v", name, got, err)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 3 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}

@@ -1,0 +1,107 @@
+package profile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// The constants of DualPath, section A.4 and section 6.1.
+const (
+	alphaSeconds = 3
+	betaSeconds  = 5
+	zFactor      = 1.05
+)
+
+// Setting is one key of the planner's section schedule, with its value and why.
+type Setting struct {
+	Key     string  `json:"key"`
+	Value   float64 `json:"value"`
+	Comment string  `json:"comment"`
+}
+
+// text is the value as YAML has it: whole numbers, but for a factor.
+func (s Setting) text() string { return strconv.FormatFloat(s.Value, 'f', -1, 64) }
+
+// Settings are the planner's keys that follow from what was measured; a rate of 0
+// was not.
+func Settings(readRate, prefillRate float64) []Setting {
+	var out []Setting
+	add := func(key string, value float64, comment string) { out = append(out, Setting{key, value, comment}) }
+	if readRate > 0 {
+		r := math.Max(1, math.Round(readRate))
+		add("read_rate", r, "tokens a second that one storage NIC reads, measured")
+		add("alpha", alphaSeconds*r, "tokens: 3 s of read_rate")
+	}
+	if prefillRate > 0 {
+		r := math.Max(1, math.Round(prefillRate))
+		add("prefill_rate", r, "tokens a second that one prefill engine computes, measured")
+		add("beta", betaSeconds*r, "tokens: 5 s of prefill_rate")
+	}
+	if len(out) > 0 {
+		add("z_factor", zFactor, "not measured: DualPath, section 6.1")
+	}
+	return out
+}
+
+// section is where the settings go.
+const section = "schedule"
+
+// Update sets the settings in the section schedule of a planner's configuration,
+// which may be empty; everything else stays, comments too.
+func Update(name string, raw []byte, settings []Setting) ([]byte, error) {
+	var doc yaml.Node
+	var before []byte
+	dec := yaml.NewDecoder(bytes.NewReader(raw))
+	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: more than one YAML document; remove what follows the second ---", name)
+	}
+	if doc.Kind == 0 { // empty, or comments alone, which are no document
+		before = raw
+		doc = yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{{Kind: yaml.MappingNode}}}
+	}
+	top := doc.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: a planner's configuration is a mapping of keys", name, top.Line)
+	}
+	part := valueOf(top, section)
+	if part.Kind == yaml.ScalarNode && (part.Tag == "!!null" || part.Value == "" && part.Tag == "") {
+		part.Kind, part.Tag, part.Value = yaml.MappingNode, "", ""
+	}
+	if part.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: %s: it must be a mapping of keys", name, part.Line, section)
+	}
+	for _, s := range settings {
+		v := valueOf(part, s.Key)
+		head, foot := v.HeadComment, v.FootComment
+		*v = yaml.Node{Kind: yaml.ScalarNode, Value: s.text(), LineComment: "# " + s.Comment, HeadComment: head, FootComment: foot}
+	}
+	var b strings.Builder
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(&doc), enc.Close()); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return append(before[:len(before):len(before)], b.String()...), nil
+}
+
+// valueOf is the node of a key, which is added if it is not there.
+func valueOf(m *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(m.Content); i += 2 {
+		if m.Content[i].Value == key {
+			return m.Content[i+1]
+		}
+	}
+	v := &yaml.Node{Kind: yaml.ScalarNode}
+	m.Content = append(m.Content, &yaml.Node{Kind: yaml.ScalarNode, Value: key}, v)
+	return v
+}
