@@ -14,8 +14,8 @@ type ShortOptions struct {
 	// QueueHigh is how many requests may wait for the PrfaaS clusters' prefill or
 	// link before that counts as a surge; 0: 4 an instance.
 	QueueHigh int
-	// Backoff is the share of its requests that the PrfaaS side keeps when it is
-	// congested although the model says it should not be; 0: 0.9.
+	// Backoff is the share of its requests that the PrfaaS side keeps when its queue
+	// surges although the model says it should not; 0: 0.9.
 	Backoff float64
 	// Hold is the shortest time between two changes of the threshold, and how
 	// long the link must be calm before more is offloaded again; 0: 5 s.
@@ -66,8 +66,9 @@ type EgressSample struct {
 	Utilization float64
 	// CapacityBytes is what the link carries now, bytes a second; 0: not known.
 	CapacityBytes float64
-	// Queue is how many offloaded requests wait, for prefill or for the link.
-	Queue int
+	// Queue is how many offloaded requests wait, for prefill or for the link;
+	// LocalQueue is how many wait for prefill in the PD cluster.
+	Queue, LocalQueue int
 }
 
 // Short is the short-term controller: it moves the threshold and says whether
@@ -83,6 +84,10 @@ type Short struct {
 	// bandwidth to spare, -1: it has not.
 	changed, calm time.Duration
 	began         bool
+	// looked is when the queues were last compared, queue and local how long they
+	// were: one that shrinks already is left to.
+	looked       time.Duration
+	queue, local int
 }
 
 // NewShort starts from a plan for the system, with the best threshold for it.
@@ -142,6 +147,9 @@ func (c *Short) Observe(s EgressSample) Adjustment {
 			why = reason
 		}
 	}
+	if s.At-c.looked >= c.opts.Hold {
+		c.looked, c.queue, c.local = s.At, s.Queue, s.LocalQueue
+	}
 	after := c.Router()
 	if after == before {
 		return Adjustment{Router: after}
@@ -149,24 +157,26 @@ func (c *Short) Observe(s EgressSample) Adjustment {
 	return Adjustment{Router: after, Changed: true, Why: why}
 }
 
-// threshold is the one to have now, and why.
+// threshold is the one to have now, and why. The model says which one is best for
+// what the link carries; where queues grow against it, they are believed, as long as
+// they are longer than those that would get the work.
 func (c *Short) threshold(s EgressSample, congested bool) (float64, string) {
 	now := c.sys
-	now.EgressBytes = c.capacity * c.opts.High // below the ceiling, where queues stay short
+	now.EgressBytes = c.capacity
 	best := Balance(now, c.plan.Prefill)
+	_, greatest := now.Lengths.Bounds()
+	share := Share(now.Lengths, c.plan.Threshold, greatest)
+	calm := c.calm >= 0 && s.At-c.calm >= c.opts.Hold
 	switch {
-	case congested && best > c.plan.Threshold:
+	case congested && best > c.plan.Threshold*(1+thresholdSlack):
 		return best, fmt.Sprintf("congested (link %.0f %% used, %d waiting): the best threshold for %.1f Gbps", 100*s.Utilization, s.Queue, Gbps(c.capacity))
-	case congested:
-		// The model has room where the system has none: believe the system.
-		_, greatest := now.Lengths.Bounds()
-		keep := Share(now.Lengths, c.plan.Threshold, greatest) * c.opts.Backoff
-		return now.Lengths.Quantile(1 - keep), fmt.Sprintf("congested (link %.0f %% used, %d waiting) against the model: %.0f %% of the requests stay offloaded", 100*s.Utilization, s.Queue, 100*keep)
-	case c.calm >= 0 && s.At-c.calm >= c.opts.Hold && best < c.plan.Threshold*(1-thresholdSlack):
+	case s.Queue >= c.opts.QueueHigh && s.Queue > s.LocalQueue && s.Queue >= c.queue:
+		keep := share * c.opts.Backoff
+		return now.Lengths.Quantile(1 - keep), fmt.Sprintf("%d wait for PrfaaS, %d for the PD cluster: %.0f %% of the requests stay offloaded", s.Queue, s.LocalQueue, 100*keep)
+	case best < c.plan.Threshold*(1-thresholdSlack) && (calm || s.LocalQueue >= c.opts.QueueHigh && s.LocalQueue > s.Queue && s.LocalQueue >= c.local):
 		// Back in the steps in which it went: a share of 1/Backoff more.
-		_, greatest := now.Lengths.Bounds()
-		more := min(Share(now.Lengths, c.plan.Threshold, greatest)/c.opts.Backoff+shareStep, 1)
-		return max(best, now.Lengths.Quantile(1-more)), fmt.Sprintf("calm for %v: back towards the best threshold", c.opts.Hold)
+		more := min(share/c.opts.Backoff+shareStep, 1)
+		return max(best, now.Lengths.Quantile(1-more)), fmt.Sprintf("the link has room (%.0f %% used), %d wait for PrfaaS and %d for the PD cluster: back towards the best threshold", 100*s.Utilization, s.Queue, s.LocalQueue)
 	}
 	return c.plan.Threshold, ""
 }

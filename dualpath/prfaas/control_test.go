@@ -45,7 +45,7 @@ func TestShortCongested(t *testing.T) {
 		t.Fatalf("%+v", a)
 	}
 	narrow := s
-	narrow.EgressBytes = FromGbps(6 * 0.9)
+	narrow.EgressBytes = FromGbps(6)
 	near(t, "threshold", a.Router.Threshold, Balance(narrow, 3), 1e-9)
 	if x := narrow.Evaluate(Plan{a.Router.Threshold, 3, 5}); x.Max <= narrow.Evaluate(plan).Max {
 		t.Errorf("the new threshold makes %v req/s, the old one %v", x.Max, narrow.Evaluate(plan).Max)
@@ -83,6 +83,11 @@ func TestShortAgainstTheModel(t *testing.T) {
 		last = c.Observe(EgressSample{At: time.Duration(2000+i*6) * time.Second, Utilization: 0.1, CapacityBytes: FromGbps(100)}).Router.Threshold
 	}
 	near(t, "threshold in the end", last, plan.Threshold, 0.05)
+	// A surge that is shorter than the other side's queue moves nothing over there.
+	a := c.Observe(EgressSample{At: time.Hour * 2, Utilization: 0.1, CapacityBytes: FromGbps(100), Queue: 50, LocalQueue: 60})
+	if a.Router.Threshold > last {
+		t.Errorf("the threshold rises to %v although the PD cluster is busier", a.Router.Threshold)
+	}
 }
 
 func TestLong(t *testing.T) {

@@ -49,6 +49,7 @@ var edges = []struct {
 	{"sim/flow", []string{"sim"}, "a network knows the clock, not what its flows carry"},
 	{"sim/workload", []string{"kv", "internal/trace"}, "lengths and times, for simulated and real clusters alike"},
 	{"sim/agentic", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production planner, and nothing that does I/O"},
+	{"sim/datacenters", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated system asks the production router and controllers, and nothing that does I/O"},
 	{"sim/netkv", []string{"sim", "sim/flow", "sim/workload", "dualpath/..."}, "a simulated cluster asks the production scorer, and nothing that does I/O"},
 
 	{"rdma/topo", nil, "it says what is there, to providers and to people, and so knows no provider"},
