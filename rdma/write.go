@@ -203,13 +203,18 @@ func ScatterOver(ctx context.Context, e Engine, s Scatter) error {
 	return nil
 }
 
-// BarrierOver performs b as an empty Write for each destination.
-func BarrierOver(ctx context.Context, e Engine, b Barrier) error {
-	s := Scatter{Imm: ImmOf(b.Imm), Class: b.Class, Done: b.Done, Dsts: make([]ScatterDst, len(b.Dsts))}
+// Scatter returns b as an empty write for each destination.
+func (b Barrier) Scatter() Scatter {
+	s := Scatter{Group: b.Group, Imm: ImmOf(b.Imm), Class: b.Class, Done: b.Done, Dsts: make([]ScatterDst, len(b.Dsts))}
 	for i, d := range b.Dsts {
 		s.Dsts[i].Dst = d
 	}
-	return ScatterOver(ctx, e, s)
+	return s
+}
+
+// BarrierOver performs b as an empty Write for each destination.
+func BarrierOver(ctx context.Context, e Engine, b Barrier) error {
+	return ScatterOver(ctx, e, b.Scatter())
 }
 
 // group joins the ends of several operations into one.

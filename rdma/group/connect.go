@@ -7,20 +7,16 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
 )
 
 // protocol is what a control connection begins with: "PGD", "PGC" and the
 // version of the frames.
 var protocol = handshake.Protocol{Hello: [4]byte{'P', 'G', 'D', '1'}, Challenge: [4]byte{'P', 'G', 'C', '1'}}
-
-// handshakesMax bounds the connections that have not proved the token yet; more
-// wait in the listener's backlog.
-const handshakesMax = 256
 
 // maxControlAddr leaves room for the serial number behind the address.
 const maxControlAddr = 200
@@ -42,36 +38,10 @@ func (c *Control) ensureAddr() error {
 
 // accept is the goroutine that takes connections.
 func (e *Engine) accept() {
-	slots := make(chan struct{}, handshakesMax)
-	var pause time.Duration
-	for {
-		nc, err := e.opts.Control.Listener.Accept()
-		if err != nil {
-			if e.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			// Out of file descriptors, most likely: let some go first.
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			e.log.warn(logAccept, "data plane cannot accept", "listen", e.opts.Control.Addr, "err", err)
-			select {
-			case <-time.After(pause):
-			case <-e.ctx.Done():
-				return
-			}
-			continue
-		}
-		pause = 0
-		select {
-		case slots <- struct{}{}:
-		case <-e.ctx.Done():
-			_ = nc.Close()
-			return
-		}
-		e.running.Go(func() {
-			defer func() { <-slots }()
-			e.admit(nc)
-		})
+	failed := func(err error) {
+		e.log.Warn(logAccept, "data plane cannot accept", "listen", e.opts.Control.Addr, "err", err)
 	}
+	peers.Accept(e.ctx, e.opts.Control.Listener, &e.running, failed, func(nc net.Conn, _ func()) { e.admit(nc) })
 }
 
 // admit performs the accepting side of a handshake on nc, which it closes if
@@ -86,7 +56,7 @@ func (e *Engine) admit(nc net.Conn) {
 	}
 	_ = nc.Close()
 	if !errors.Is(err, handshake.ErrSilent) && e.ctx.Err() == nil {
-		e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -178,15 +148,15 @@ func (e *Engine) setUp(nc net.Conn, peer rdma.EngineID, dialed bool) (*session, 
 // activate makes a session known and starts it. An older session of the same
 // peer ends first: its engine has given it up.
 func (e *Engine) activate(s *session) error {
-	k := peerKey{s.peer, s.dialed}
+	k := s.key()
 	for {
 		e.mu.Lock()
 		if e.closing {
 			e.mu.Unlock()
 			return fmt.Errorf("rdma: %w", rdma.ErrClosed)
 		}
-		old := (*e.peers.Load())[k]
-		if old == nil {
+		old, ok := e.peers.At(k)
+		if !ok {
 			break
 		}
 		e.mu.Unlock()
@@ -194,7 +164,7 @@ func (e *Engine) activate(s *session) error {
 		<-old.buried
 	}
 	e.all[s] = struct{}{}
-	e.setPeerLocked(k, s)
+	e.peers.Put(k, s)
 	// Counted before anybody can find the session and end it.
 	s.running.Add(2)
 	e.mu.Unlock()
@@ -235,11 +205,14 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		}
 		return rdma.EngineID{}, fmt.Errorf("group: engine %v does not listen; it has to connect to us: %w", addr.Engine, rdma.ErrNoPeer)
 	}
-	unlock, err := e.lockConnect(ctx, where)
+	giveUp, err := e.connecting.Take(ctx, where)
 	if err != nil {
-		return rdma.EngineID{}, err
+		return rdma.EngineID{}, fmt.Errorf("group: connect to %s: %w", where, err)
 	}
-	defer unlock()
+	defer giveUp()
+	if err := e.open(); err != nil {
+		return rdma.EngineID{}, fmt.Errorf("group: connect: %w", err)
+	}
 	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
 		return addr.Engine, nil
 	}
@@ -254,36 +227,6 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		return rdma.EngineID{}, fmt.Errorf("group: connect to %s: %w", where, err)
 	}
 	return peer, nil
-}
-
-// lockConnect admits one Connect to an address at a time, so that two callers
-// share one session.
-func (e *Engine) lockConnect(ctx context.Context, a string) (unlock func(), _ error) {
-	for {
-		e.mu.Lock()
-		if e.closing {
-			e.mu.Unlock()
-			return nil, fmt.Errorf("group: connect: %w", rdma.ErrClosed)
-		}
-		busy := e.connecting[a]
-		if busy == nil {
-			mine := make(chan struct{})
-			e.connecting[a] = mine
-			e.mu.Unlock()
-			return sync.OnceFunc(func() {
-				e.mu.Lock()
-				delete(e.connecting, a)
-				e.mu.Unlock()
-				close(mine)
-			}), nil
-		}
-		e.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("group: connect to %s: %w", a, ctx.Err())
-		}
-	}
 }
 
 // dial opens a session and returns when its lanes have come up, at least one, or

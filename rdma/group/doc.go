@@ -120,7 +120,7 @@
 //
 // Lock order: Engine.mu → session.mu → lane.mu; Engine.regMu → region.mu,
 // Engine.regionsMu, window.mu. The locks of nic, stream, withdrawals, asked,
-// inbound, keysMu and limitedLog are leaves (window.mu → keysMu). Post runs under
+// inbound, keysMu and rdma/internal are leaves (window.mu → keysMu). Post runs under
 // lane.mu, which is what makes it one at a time, and memory is registered and
 // closed under regMu, held for reading. No I/O and no callback runs under a lock.
 package group

@@ -262,7 +262,7 @@ func (l *lane) giveUp(en *end, cause error) bool {
 	quietly := l.killed
 	l.mu.Unlock()
 	if !quietly {
-		l.s.e.log.info(logLane, "endpoint ended", "peer", l.s.peer.String(), "nic", en.nic.name, "why", cause)
+		l.s.e.log.Info(logLane, "endpoint ended", "peer", l.s.peer.String(), "nic", en.nic.name, "why", cause)
 	}
 	l.settle()
 	l.s.replace(jobs)

@@ -10,6 +10,9 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/inbox"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
+	"github.com/penstock-kv/penstock/rdma/internal/quiet"
 )
 
 // Engine is the transfer engine over a group of NICs.
@@ -25,10 +28,10 @@ type Engine struct {
 	maxWrite                      uint64
 
 	imms   *rdma.ImmCounters
-	inbox  atomic.Pointer[inbox]
+	inbox  atomic.Pointer[inbox.Inbox]
 	outbox *outbox
 	stats  counters
-	log    limitedLog
+	log    *quiet.Log[logKind]
 	// ticks is the engine's coarse clock: it counts the watch's rounds.
 	ticks       atomic.Uint64
 	serials     atomic.Uint32
@@ -44,8 +47,10 @@ type Engine struct {
 
 	// nics are the NICs in use, or the last that was in that place.
 	nics []atomic.Pointer[nic]
-	// peers are the live sessions; replaced as a whole, under mu.
-	peers atomic.Pointer[map[peerKey]*session]
+	// peers are the live sessions; connecting is whose turn it is to dial an
+	// address.
+	peers      peers.Table[*session]
+	connecting peers.Turns[string]
 
 	mu      sync.Mutex
 	closing bool
@@ -53,8 +58,6 @@ type Engine struct {
 	// to be in it.
 	all      map[*session]struct{}
 	admitted int
-	// connecting holds what Connect is doing, by the address dialed.
-	connecting map[string]chan struct{}
 
 	// regMu is held for reading while memory is registered, opened or closed,
 	// and for writing while a NIC comes or goes: each region is on each NIC.
@@ -68,13 +71,6 @@ type Engine struct {
 }
 
 var _ rdma.Engine = (*Engine)(nil)
-
-// peerKey names a session. Two engines that dial each other at the same moment
-// end up with one session in each direction, rather than killing both.
-type peerKey struct {
-	id     rdma.EngineID
-	dialed bool
-}
 
 // New starts an engine over opts.Domains. If it is to accept sessions, it does
 // so before New returns. ctx bounds the start only.
@@ -116,16 +112,14 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 // domains have been closed.
 func newEngine(opts Options) (_ *Engine, err error) {
 	e := &Engine{
-		opts: opts, log: limitedLog{logger: opts.Logger},
+		opts: opts, log: quiet.New[logKind](opts.Logger),
 		imms:    rdma.NewImmCounters(opts.EarlyImmediates),
 		closed:  make(chan struct{}),
 		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
 		all:     make(map[*session]struct{}),
 		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
-		connecting: make(map[string]chan struct{}),
-		counted:    true, final: true, maxWrite: ^uint64(0),
+		counted: true, final: true, maxWrite: ^uint64(0),
 	}
-	e.peers.Store(new(map[peerKey]*session))
 	_, _ = rand.Read(e.id[:])
 	e.addr.Engine = e.id
 	e.ctx, e.cancel = context.WithCancel(context.Background())
@@ -222,17 +216,21 @@ func (e *Engine) Info() rdma.Info {
 	}
 }
 
+// open returns ErrClosed once Close has begun.
+func (e *Engine) open() error {
+	if e.ctx.Err() != nil {
+		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	}
+	return nil
+}
+
 // session returns the live session with peer.
 func (e *Engine) session(peer rdma.EngineID) (*session, error) {
-	peers := *e.peers.Load()
-	if s := peers[peerKey{peer, true}]; s != nil {
+	if s, ok := e.peers.Find(peer); ok {
 		return s, nil
 	}
-	if s := peers[peerKey{peer, false}]; s != nil {
-		return s, nil
-	}
-	if e.ctx.Err() != nil {
-		return nil, fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	if err := e.open(); err != nil {
+		return nil, err
 	}
 	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
@@ -244,14 +242,7 @@ func (e *Engine) alive(peer rdma.EngineID) bool {
 }
 
 // sessions returns the live sessions.
-func (e *Engine) sessions() []*session {
-	peers := *e.peers.Load()
-	out := make([]*session, 0, len(peers))
-	for _, s := range peers {
-		out = append(out, s)
-	}
-	return out
-}
+func (e *Engine) sessions() []*session { return e.peers.All() }
 
 // Peers implements rdma.Engine.
 func (e *Engine) Peers() []rdma.Peer {
@@ -276,29 +267,15 @@ func (e *Engine) Disconnect(peer rdma.EngineID) {
 	}
 }
 
-// setPeerLocked replaces the session of a key; nil removes it.
-func (e *Engine) setPeerLocked(k peerKey, s *session) {
-	old := *e.peers.Load()
-	peers := make(map[peerKey]*session, len(old)+1)
-	for k, s := range old {
-		peers[k] = s
-	}
-	if s == nil {
-		delete(peers, k)
-	} else {
-		peers[k] = s
-	}
-	e.peers.Store(&peers)
-}
-
 // forget makes a session that begins to end unknown.
 func (e *Engine) forget(s *session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if k := (peerKey{s.peer, s.dialed}); (*e.peers.Load())[k] == s {
-		e.setPeerLocked(k, nil)
-	}
+	e.peers.Drop(s.key(), s)
 }
+
+// key is the session's in the table of peers.
+func (s *session) key() peers.Key { return peers.Key{ID: s.peer, Dialed: s.dialed} }
 
 // buried is told by a session that nothing of it is left.
 func (e *Engine) buried(s *session) {
@@ -318,10 +295,10 @@ func (e *Engine) buried(s *session) {
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote, "why", s.why}
 	if s.hungUp() {
-		e.log.logger.Debug("data-plane session ended", args...)
+		e.log.Debug("data-plane session ended", args...)
 		return
 	}
-	e.log.warn(logSession, "data-plane session ended", args...)
+	e.log.Warn(logSession, "data-plane session ended", args...)
 }
 
 // source returns the region of a write of n bytes.
@@ -366,7 +343,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	}
 	err = o.aim(dst)
 	if err == nil && own != nil {
-		if err = own.acquire(); err == nil {
+		if err = own.readers.Acquire(); err == nil {
 			o.src = own
 		}
 	}

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/inbox"
 )
 
 // A message on a NIC, little-endian:
@@ -360,50 +360,26 @@ func (s *session) deliver(payload []byte) rdma.Reason {
 	if pool == nil {
 		return rdma.ReasonNoBuffer
 	}
-	if len(payload) > pool.size {
+	if len(payload) > pool.Size() {
 		return rdma.ReasonTooLarge
 	}
-	buf := pool.take()
+	buf := pool.Take()
 	if buf == nil {
 		return rdma.ReasonNoBuffer
 	}
 	s.e.stats.sendsIn.Add(1)
-	pool.full <- delivery{s.peer, buf[:copy(buf, payload)]}
+	pool.Deliver(s.peer, buf[:copy(buf, payload)])
 	return rdma.ReasonNone
 }
 
-// delivery is a message that waits for its handler, in a receive buffer.
-type delivery struct {
-	from rdma.EngineID
-	msg  []byte
-}
-
-// inbox is the rotating pool of receive buffers.
-type inbox struct {
-	size int
-	// Invariant: each buffer is in free, in full, being filled by a poller, or
-	// with the handler; both channels hold all of them, so no send blocks.
-	free chan []byte
-	full chan delivery
-}
-
-// Limits of Recv: their product is allocated at once.
-const (
-	maxRecvCount = 1 << 16
-	maxRecvSize  = 1 << 20
-	maxRecvBytes = 1 << 30
-)
-
 // Recv implements rdma.Engine.
 func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
-	if count < 1 || count > maxRecvCount || sizeBytes < 1 || sizeBytes > maxRecvSize || count*sizeBytes > maxRecvBytes || handler == nil {
-		return fmt.Errorf("group: %d receive buffers of %d bytes; 1 to %d of 1 to %d bytes, %d in all, and a handler: %w",
-			count, sizeBytes, maxRecvCount, maxRecvSize, maxRecvBytes, rdma.ErrRange)
+	if handler == nil {
+		return fmt.Errorf("group: receive buffers without a handler: %w", rdma.ErrRange)
 	}
-	p := &inbox{size: sizeBytes, free: make(chan []byte, count), full: make(chan delivery, count)}
-	arena := make([]byte, count*sizeBytes)
-	for i := range count {
-		p.free <- arena[i*sizeBytes : (i+1)*sizeBytes : (i+1)*sizeBytes]
+	p, err := inbox.New(count, sizeBytes)
+	if err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -413,37 +389,6 @@ func (e *Engine) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg
 	if !e.inbox.CompareAndSwap(nil, p) {
 		return fmt.Errorf("group: receive buffers: %w", rdma.ErrExists)
 	}
-	e.running.Go(func() { e.handle(p, handler) })
+	e.running.Go(func() { p.Run(e.ctx, handler) })
 	return nil
-}
-
-// handle runs the handler on one message after the other.
-func (e *Engine) handle(p *inbox, handler func(rdma.EngineID, []byte)) {
-	for {
-		select {
-		case m := <-p.full:
-			handler(m.from, m.msg)
-			p.give(m.msg)
-		case <-e.ctx.Done():
-			return
-		}
-	}
-}
-
-// take returns a free buffer, or nil.
-func (p *inbox) take() []byte {
-	select {
-	case b := <-p.free:
-		return b
-	default:
-		return nil
-	}
-}
-
-// give posts a buffer again. Under test its bytes are overwritten first, so that
-// a handler that kept the message reads nonsense.
-func (p *inbox) give(b []byte) {
-	b = b[:p.size]
-	invariants.Mangle(b)
-	p.free <- b
 }

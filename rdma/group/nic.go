@@ -337,7 +337,7 @@ func (n *nic) complete(c *Completion) {
 // message takes a message out of its buffer and lends the buffer again.
 func (n *nic) message(en *end, c *Completion) {
 	if int(c.Slot) >= n.e.opts.MessageBuffers || c.Len > uint64(n.e.slotBytes()) {
-		n.e.log.warn(logNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
+		n.e.log.Warn(logNIC, "NIC reports a message that can't be", "nic", n.name, "slot", c.Slot, "bytes", c.Len)
 		return
 	}
 	n.bytesIn.Add(c.Len)
@@ -349,7 +349,7 @@ func (n *nic) message(en *end, c *Completion) {
 func (n *nic) repost(slot uint32) {
 	invariants.Mangle(n.buffer(slot))
 	if err := n.postBuffer(slot); err != nil && !n.dead.Load() {
-		n.e.log.warn(logNIC, "receive buffer lost", "nic", n.name, "err", err)
+		n.e.log.Warn(logNIC, "receive buffer lost", "nic", n.name, "err", err)
 	}
 }
 
@@ -363,7 +363,7 @@ func (n *nic) die(why error) {
 	n.drains = nil
 	n.mu.Unlock()
 	n.dead.Store(true)
-	n.e.log.warn(logNIC, "NIC is dead", "nic", n.name, "err", why)
+	n.e.log.Warn(logNIC, "NIC is dead", "nic", n.name, "err", why)
 	n.runDrains()
 	for _, en := range *n.ends.Load() {
 		if en != nil && en.lane.holds(en) {
@@ -394,7 +394,7 @@ func (e *Engine) revive(n *nic) {
 	<-n.stopped
 	n.awaitEmpty()
 	if err := n.retire(); err != nil {
-		e.log.info(logNIC, "closing a dead NIC", "nic", n.name, "err", err)
+		e.log.Info(logNIC, "closing a dead NIC", "nic", n.name, "err", err)
 	}
 	if e.opts.Reopen == nil {
 		return
@@ -403,10 +403,10 @@ func (e *Engine) revive(n *nic) {
 	for e.ctx.Err() == nil {
 		err := e.reopen(e.ctx, n.index)
 		if err == nil {
-			e.log.info(logNIC, "NIC is back", "nic", n.name)
+			e.log.Info(logNIC, "NIC is back", "nic", n.name)
 			return
 		}
-		e.log.info(logNIC, "NIC does not come back", "nic", n.name, "err", err)
+		e.log.Info(logNIC, "NIC does not come back", "nic", n.name, "err", err)
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:

@@ -218,7 +218,7 @@ func (x ended) call() {
 		x.done(x.err)
 	}
 	if x.src != nil {
-		x.src.unread()
+		x.src.readers.Release()
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
 // nicMemory is memory as one NIC knows it.
@@ -29,10 +30,8 @@ type region struct {
 	mu      sync.Mutex
 	closed  bool
 	windows map[*window]struct{}
-	// reading counts operations that have this region as their source; idle,
-	// if set, is closed when it reaches zero.
-	reading int
-	idle    chan struct{}
+	// readers are the operations that have this region as their source.
+	readers sources.Readers
 }
 
 var _ rdma.Region = (*region)(nil)
@@ -176,6 +175,7 @@ func (r *region) open(off, n uint64) (*window, error) {
 func (r *region) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
+	r.readers.Close()
 	windows := make([]*window, 0, len(r.windows))
 	for w := range r.windows {
 		windows = append(windows, w)
@@ -189,7 +189,7 @@ func (r *region) Close(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := r.awaitReaders(ctx); err != nil {
+	if err := r.readers.Wait(ctx); err != nil {
 		return err
 	}
 	r.e.regMu.RLock()
@@ -215,48 +215,6 @@ func closeMemory(p *atomic.Pointer[nicMemory]) error {
 		return m.mem.Close()
 	}
 	return nil
-}
-
-// awaitReaders returns once no operation reads from the region.
-func (r *region) awaitReaders(ctx context.Context) error {
-	r.mu.Lock()
-	if r.reading == 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	idle := r.idle
-	r.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("group: close region: writes from it are in flight: %w", ctx.Err())
-	}
-}
-
-// acquire notes an operation that reads from the region.
-func (r *region) acquire() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("group: write from a region: %w", rdma.ErrClosed)
-	}
-	r.reading++
-	return nil
-}
-
-// unread is the end of an operation that acquire noted.
-func (r *region) unread() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.reading--
-	if r.reading == 0 && r.idle != nil {
-		close(r.idle)
-		r.idle = nil
-	}
 }
 
 // window is memory that a key for each NIC opens.

@@ -195,7 +195,7 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	e.regMu.RLock()
 	for i := range w.mems {
 		if err := closeMemory(&w.mems[i]); err != nil {
-			e.log.warn(logNIC, "a revoked window did not close", "err", err)
+			e.log.Warn(logNIC, "a revoked window did not close", "err", err)
 		}
 	}
 	e.regMu.RUnlock()
@@ -258,7 +258,7 @@ func (e *Engine) withdraw(x *withdraw, sessions map[*session]bool) {
 // cutOff ends the endpoints of a session and returns when nothing can arrive on
 // them any more. The session goes on with new ones.
 func (s *session) cutOff(why error) {
-	s.e.log.warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
+	s.e.log.Warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
 	for _, l := range s.lanes {
 		l.mu.Lock()
 		en := l.cur
@@ -301,5 +301,5 @@ func (s *session) answer(w why) {
 // refused counts and logs an operation of the peer that was not performed.
 func (s *session) refused(reason rdma.Reason, addr, n uint64) {
 	s.e.stats.refusedIn[reason].Add(1)
-	s.e.log.warn(logRefused, "data-plane operation refused", "peer", s.peer.String(), "remote", s.remote, "reason", reason.String(), "address", addr, "length", n)
+	s.e.log.Warn(logRefused, "data-plane operation refused", "peer", s.peer.String(), "remote", s.remote, "reason", reason.String(), "address", addr, "length", n)
 }

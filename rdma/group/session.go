@@ -231,7 +231,7 @@ func (s *session) unreserve(o *op) {
 	s.giveLocked(o)
 	s.mu.Unlock()
 	if src != nil {
-		src.unread()
+		src.readers.Release()
 	}
 }
 

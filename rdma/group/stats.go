@@ -1,11 +1,7 @@
 package group
 
 import (
-	"context"
-	"log/slog"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -57,45 +53,3 @@ const (
 	logNIC
 	logKinds
 )
-
-// logInterval is how often an event of one kind is logged: a peer must not fill
-// our disk.
-const logInterval = time.Second
-
-// limitedLog logs at most one event of each kind in logInterval, and says how
-// many it left out.
-type limitedLog struct {
-	logger *slog.Logger
-
-	mu      sync.Mutex
-	last    [logKinds]time.Time
-	leftOut [logKinds]int
-}
-
-// warn logs or counts one event.
-func (l *limitedLog) warn(kind logKind, msg string, args ...any) {
-	l.log(slog.LevelWarn, kind, msg, args...)
-}
-
-// info is warn for what mends itself.
-func (l *limitedLog) info(kind logKind, msg string, args ...any) {
-	l.log(slog.LevelInfo, kind, msg, args...)
-}
-
-func (l *limitedLog) log(level slog.Level, kind logKind, msg string, args ...any) {
-	now := time.Now()
-	l.mu.Lock()
-	if now.Sub(l.last[kind]) < logInterval {
-		l.leftOut[kind]++
-		l.mu.Unlock()
-		return
-	}
-	l.last[kind] = now
-	n := l.leftOut[kind]
-	l.leftOut[kind] = 0
-	l.mu.Unlock()
-	if n > 0 {
-		args = append(args, "left_out", n)
-	}
-	l.logger.Log(context.Background(), level, msg, args...)
-}

@@ -339,7 +339,7 @@ var errHungUp = errors.New("hung up, and nothing was in flight")
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {
 		c.s.e.stats.malformedFrames.Add(1)
-		c.s.e.log.warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
+		c.s.e.log.Warn(logMalformed, "data-plane peer sent a malformed frame; session closed", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "err", err)
 	}
 	if err == errHungUp {
 		return fmt.Errorf("rdma: %v %w: %w", c.s.peer, err, rdma.ErrPeerDied)
@@ -630,7 +630,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 func (c *conn) refuse(h *header, reason rdma.Reason, left uint64) error {
 	e := c.s.e
 	e.stats.refusedIn[reason].Add(1)
-	e.log.warn(logRefused, "data-plane operation refused", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
+	e.log.Warn(logRefused, "data-plane operation refused", "peer", c.s.peer.String(), "remote", c.nc.RemoteAddr(), "reason", reason.String(), "offset", h.offset, "length", h.length)
 	return c.drain(left)
 }
 
@@ -670,10 +670,10 @@ func (c *conn) receive(h *header) (rdma.Reason, error) {
 	if pool == nil {
 		return rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
 	}
-	if h.length > uint64(pool.size) {
+	if h.length > uint64(pool.Size()) {
 		return rdma.ReasonTooLarge, c.refuse(h, rdma.ReasonTooLarge, h.length)
 	}
-	buf := pool.take()
+	buf := pool.Take()
 	if buf == nil {
 		return rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
 	}
@@ -681,12 +681,12 @@ func (c *conn) receive(h *header) (rdma.Reason, error) {
 	for n := 0; n < len(msg); {
 		b, err := c.ahead(min(len(msg)-n, directBytes), false)
 		if err != nil {
-			pool.give(buf)
+			pool.Give(buf)
 			return 0, err
 		}
 		n += copy(msg[n:], b)
 	}
 	c.s.e.stats.sendsIn.Add(1)
-	pool.deliver(c.s.peer, msg)
+	pool.Deliver(c.s.peer, msg)
 	return rdma.ReasonNone, nil
 }

@@ -9,6 +9,9 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/inbox"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
+	"github.com/penstock-kv/penstock/rdma/internal/quiet"
 )
 
 // Engine is the transfer engine over TCP.
@@ -19,9 +22,9 @@ type Engine struct {
 	congestion string // what connections run with
 
 	imms  *rdma.ImmCounters
-	inbox atomic.Pointer[inbox]
+	inbox atomic.Pointer[inbox.Inbox]
 	stats counters
-	log   limitedLog
+	log   *quiet.Log[logKind]
 	// ticks is the engine's coarse clock: it counts the watch's rounds.
 	ticks atomic.Uint64
 
@@ -31,15 +34,17 @@ type Engine struct {
 	running sync.WaitGroup
 	closed  chan struct{}
 
+	// peers are the live sessions, which have or had a rail; connecting is whose
+	// turn it is to dial an address.
+	peers      peers.Table[*session]
+	connecting peers.Turns[rdma.NetAddr]
+
 	mu      sync.Mutex
 	closing bool
-	// all are the sessions not yet buried; peers those alive that have or had a
-	// rail; accepted those that a peer dialed, by the name it gave them.
+	// all are the sessions not yet buried; accepted those that a peer dialed, by
+	// the name it gave them.
 	all      map[*session]struct{}
-	peers    map[peerKey]*session
 	accepted map[acceptedKey]*session
-	// connecting holds what Connect is doing, by the address dialed.
-	connecting map[rdma.NetAddr]chan struct{}
 
 	winMu sync.RWMutex
 	// windows by key; nil once the engine is closed.
@@ -47,13 +52,6 @@ type Engine struct {
 }
 
 var _ rdma.Engine = (*Engine)(nil)
-
-// peerKey names a session. Two engines that dial each other at the same moment
-// end up with one session in each direction, rather than killing both.
-type peerKey struct {
-	id     rdma.EngineID
-	dialed bool
-}
 
 // New starts an engine. If it is to listen, it does so before New returns. ctx
 // bounds the start only.
@@ -63,15 +61,13 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		return nil, err
 	}
 	e := &Engine{
-		opts:       opts,
-		imms:       rdma.NewImmCounters(opts.EarlyImmediates),
-		log:        limitedLog{logger: opts.Logger},
-		closed:     make(chan struct{}),
-		all:        make(map[*session]struct{}),
-		peers:      make(map[peerKey]*session),
-		accepted:   make(map[acceptedKey]*session),
-		connecting: make(map[rdma.NetAddr]chan struct{}),
-		windows:    make(map[uint64]*window),
+		opts:     opts,
+		imms:     rdma.NewImmCounters(opts.EarlyImmediates),
+		log:      quiet.New[logKind](opts.Logger),
+		closed:   make(chan struct{}),
+		all:      make(map[*session]struct{}),
+		accepted: make(map[acceptedKey]*session),
+		windows:  make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
 	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
@@ -117,18 +113,21 @@ func (e *Engine) Info() rdma.Info {
 	}
 }
 
+// open returns ErrClosed once Close has begun.
+func (e *Engine) open() error {
+	if e.ctx.Err() != nil {
+		return fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	}
+	return nil
+}
+
 // session returns the live session with peer.
 func (e *Engine) session(peer rdma.EngineID) (*session, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if s := e.peers[peerKey{peer, true}]; s != nil {
+	if s, ok := e.peers.Find(peer); ok {
 		return s, nil
 	}
-	if s := e.peers[peerKey{peer, false}]; s != nil {
-		return s, nil
-	}
-	if e.closing {
-		return nil, fmt.Errorf("rdma: %w", rdma.ErrClosed)
+	if err := e.open(); err != nil {
+		return nil, err
 	}
 	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
@@ -140,15 +139,7 @@ func (e *Engine) alive(peer rdma.EngineID) bool {
 }
 
 // sessions returns the live sessions.
-func (e *Engine) sessions() []*session {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	out := make([]*session, 0, len(e.peers))
-	for _, s := range e.peers {
-		out = append(out, s)
-	}
-	return out
-}
+func (e *Engine) sessions() []*session { return e.peers.All() }
 
 // Peers implements rdma.Engine.
 func (e *Engine) Peers() []rdma.Peer {
@@ -175,16 +166,17 @@ func (e *Engine) Disconnect(peer rdma.EngineID) {
 
 // forget makes a session that begins to end unknown.
 func (e *Engine) forget(s *session) {
-	peer := s.peerID()
+	k := s.key()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if k := (peerKey{peer, s.dialed}); e.peers[k] == s {
-		delete(e.peers, k)
-	}
-	if k := (acceptedKey{peer, s.id}); e.accepted[k] == s {
+	e.peers.Drop(k, s)
+	if k := (acceptedKey{k.ID, s.id}); e.accepted[k] == s {
 		delete(e.accepted, k)
 	}
 }
+
+// key is the session's in the table of peers.
+func (s *session) key() peers.Key { return peers.Key{ID: s.peerID(), Dialed: s.dialed} }
 
 // buried is told by a session that nothing of it is left.
 func (e *Engine) buried(s *session) {
@@ -208,41 +200,41 @@ func (e *Engine) buried(s *session) {
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote, "why", s.why}
 	if s.hungUp() {
-		e.log.logger.Debug("data-plane session ended", args...)
+		e.log.Debug("data-plane session ended", args...)
 		return
 	}
-	e.log.warn(logSession, "data-plane session ended", args...)
+	e.log.Warn(logSession, "data-plane session ended", args...)
 }
 
 // logRail logs that a rail of a session that goes on is down.
 func (e *Engine) logRail(r *rail, n *nic, why error, quiet bool) {
 	args := []any{"peer", r.s.peer.String(), "nic", n.name, "rail", r.index, "why", why}
 	if quiet {
-		e.log.logger.Debug("data-plane rail is down", args...)
+		e.log.Debug("data-plane rail is down", args...)
 		return
 	}
-	e.log.warn(logRailDown, "data-plane rail is down; its work goes over the others", args...)
+	e.log.Warn(logRailDown, "data-plane rail is down; its work goes over the others", args...)
 }
 
 // logRailUp logs that a rail is up again.
 func (e *Engine) logRailUp(c *conn) {
 	if c.rail.index > 0 || c.generation > 1 {
-		e.log.logger.Debug("data-plane rail is up", "peer", c.s.peer.String(), "nic", c.nic.name, "rail", c.rail.index)
+		e.log.Debug("data-plane rail is up", "peer", c.s.peer.String(), "nic", c.nic.name, "rail", c.rail.index)
 	}
 }
 
 // activate makes a session with its first rail known to the engine. An older
 // session of the same peer ends first: its engine has given it up.
 func (e *Engine) activate(s *session) error {
-	k := peerKey{s.peerID(), s.dialed}
+	k := s.key()
 	for {
 		e.mu.Lock()
 		if e.closing {
 			e.mu.Unlock()
 			return fmt.Errorf("rdma: %w", rdma.ErrClosed)
 		}
-		old := e.peers[k]
-		if old == nil {
+		old, ok := e.peers.At(k)
+		if !ok {
 			break
 		}
 		e.mu.Unlock()
@@ -253,7 +245,7 @@ func (e *Engine) activate(s *session) error {
 	ok := s.why == nil
 	s.mu.Unlock()
 	if ok {
-		e.peers[k] = s // should it end from here on, forget takes it out again
+		e.peers.Put(k, s) // should it end from here on, forget takes it out again
 	}
 	e.mu.Unlock()
 	if !ok {
@@ -308,7 +300,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	}
 	o.kind, o.key = frameWrite, dst.NICs[0].Key
 	if own != nil {
-		if err := own.acquire(); err != nil {
+		if err := own.readers.Acquire(); err != nil {
 			s.unreserve(o)
 			return nil, nil, err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/handshake"
+	"github.com/penstock-kv/penstock/rdma/internal/peers"
 )
 
 // acceptedKey names a session that a peer dialed.
@@ -20,43 +21,12 @@ type acceptedKey struct {
 	session [16]byte
 }
 
-// handshakesMax bounds the connections that have not proved the token yet; more
-// wait in the listener's backlog.
-const handshakesMax = 256
-
 // accept is the goroutine that takes connections of one NIC.
 func (e *Engine) accept(n *nic) {
-	slots := make(chan struct{}, handshakesMax)
-	var pause time.Duration
-	for {
-		nc, err := n.listener.Accept()
-		if err != nil {
-			if e.ctx.Err() != nil {
-				return
-			}
-			// Out of file descriptors, most likely: let some go first.
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			e.log.warn(logAccept, "data plane cannot accept", "listen", n.addr, "err", err)
-			select {
-			case <-time.After(pause):
-			case <-e.ctx.Done():
-				return
-			}
-			continue
-		}
-		pause = 0
-		select {
-		case slots <- struct{}{}:
-		case <-e.ctx.Done():
-			_ = nc.Close()
-			return
-		}
-		e.running.Go(func() {
-			release := sync.OnceFunc(func() { <-slots })
-			defer release()
-			e.admit(nc, n, release)
-		})
+	failed := func(err error) {
+		e.log.Warn(logAccept, "data plane cannot accept", "listen", n.addr, "err", err)
 	}
+	peers.Accept(e.ctx, n.listener, &e.running, failed, func(nc net.Conn, proved func()) { e.admit(nc, n, proved) })
 }
 
 // admit performs the accepting side of a handshake on nc, which it closes if
@@ -78,7 +48,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 	}
 	_ = nc.Close()
 	if !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
-		e.log.warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
+		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
 
@@ -265,11 +235,14 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		}
 		return rdma.EngineID{}, fmt.Errorf("tcp: engine %v does not listen; it has to connect to us: %w", addr.Engine, rdma.ErrNoPeer)
 	}
-	unlock, err := e.lockConnect(ctx, addr.NICs[0])
+	giveUp, err := e.connecting.Take(ctx, addr.NICs[0])
 	if err != nil {
-		return rdma.EngineID{}, err
+		return rdma.EngineID{}, fmt.Errorf("tcp: connect to %s: %w", addr.NICs[0], err)
 	}
-	defer unlock()
+	defer giveUp()
+	if err := e.open(); err != nil {
+		return rdma.EngineID{}, fmt.Errorf("tcp: connect: %w", err)
+	}
 	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
 		return addr.Engine, nil
 	}
@@ -284,36 +257,6 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		return rdma.EngineID{}, fmt.Errorf("tcp: connect to %s: %w", addr.NICs[0], err)
 	}
 	return s.peer, nil
-}
-
-// lockConnect admits one Connect to an address at a time, so that two callers
-// share one session.
-func (e *Engine) lockConnect(ctx context.Context, a rdma.NetAddr) (unlock func(), _ error) {
-	for {
-		e.mu.Lock()
-		if e.closing {
-			e.mu.Unlock()
-			return nil, fmt.Errorf("tcp: connect: %w", rdma.ErrClosed)
-		}
-		busy := e.connecting[a]
-		if busy == nil {
-			mine := make(chan struct{})
-			e.connecting[a] = mine
-			e.mu.Unlock()
-			return func() {
-				e.mu.Lock()
-				delete(e.connecting, a)
-				e.mu.Unlock()
-				close(mine)
-			}, nil
-		}
-		e.mu.Unlock()
-		select {
-		case <-busy:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("tcp: connect to %s: %w", a, ctx.Err())
-		}
-	}
 }
 
 // railGrace is how long Connect waits for the other rails once one is up.

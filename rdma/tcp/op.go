@@ -144,7 +144,7 @@ func (x ended) call() {
 		x.done(x.err)
 	}
 	if x.src != nil {
-		x.src.release()
+		x.src.readers.Release()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/internal/sources"
 )
 
 // region is registered memory: a source of writes, and the root of windows.
@@ -21,10 +22,8 @@ type region struct {
 	mu      sync.Mutex
 	closed  bool
 	windows map[*window]struct{}
-	// reading counts operations that have this region as their source; idle,
-	// if set, is closed when it reaches zero.
-	reading int
-	idle    chan struct{}
+	// readers are the operations that have this region as their source.
+	readers sources.Readers
 }
 
 var _ rdma.Region = (*region)(nil)
@@ -91,6 +90,7 @@ func (r *region) open(mem []byte) (*window, error) {
 func (r *region) Close(ctx context.Context) error {
 	r.mu.Lock()
 	r.closed = true
+	r.readers.Close()
 	windows := make([]*window, 0, len(r.windows))
 	for w := range r.windows {
 		windows = append(windows, w)
@@ -101,49 +101,7 @@ func (r *region) Close(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.awaitReaders(ctx)
-}
-
-// awaitReaders returns once no operation reads from the region.
-func (r *region) awaitReaders(ctx context.Context) error {
-	r.mu.Lock()
-	if r.reading == 0 {
-		r.mu.Unlock()
-		return nil
-	}
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	idle := r.idle
-	r.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("tcp: close region: writes from it are in flight: %w", ctx.Err())
-	}
-}
-
-// acquire notes an operation that reads from the region.
-func (r *region) acquire() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return fmt.Errorf("tcp: write from a region: %w", rdma.ErrClosed)
-	}
-	r.reading++
-	return nil
-}
-
-// release is the end of an operation that acquire noted.
-func (r *region) release() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.reading--
-	if r.reading == 0 && r.idle != nil {
-		close(r.idle)
-		r.idle = nil
-	}
+	return r.readers.Wait(ctx)
 }
 
 // window is memory that a key opens.

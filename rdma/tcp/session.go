@@ -209,7 +209,7 @@ func (s *session) unreserve(o *op) {
 	s.giveLocked(o)
 	s.mu.Unlock()
 	if src != nil {
-		src.release()
+		src.readers.Release()
 	}
 }
 

@@ -1,0 +1,91 @@
+// Package inbox is the rotating receive buffers of an engine, and the goroutine
+// that runs its handler. It is no queue for what finds no buffer: that is refused.
+//
+//	reader ─ Take ─► buffer ─ filled ─ Deliver ─► full ─► Run: handler ─► free ─┐
+//	  ▲ nil: refuse                                                             │
+//	  └──────────────────────────────────────────────────────────────────────◄─┘
+//
+// Lock order: there is no lock; two channels hold all buffers.
+package inbox
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Limits of New; the product of count and size is allocated at once.
+const (
+	MaxCount = 1 << 16
+	MaxSize  = 1 << 20
+	maxBytes = 1 << 30
+)
+
+// Inbox is the pool.
+type Inbox struct {
+	size int
+	// Invariant: each buffer is in free, in full, being filled by a reader, or
+	// with the handler; both channels hold all of them, so no send blocks.
+	free chan []byte
+	full chan message
+}
+
+// message is one that waits for its handler, in a receive buffer.
+type message struct {
+	from rdma.EngineID
+	msg  []byte
+}
+
+// New returns count buffers of sizeBytes each.
+func New(count, sizeBytes int) (*Inbox, error) {
+	if count < 1 || count > MaxCount || sizeBytes < 1 || sizeBytes > MaxSize || count*sizeBytes > maxBytes {
+		return nil, fmt.Errorf("rdma: %d receive buffers of %d bytes; 1 to %d of 1 to %d bytes, %d in all: %w", count, sizeBytes, MaxCount, MaxSize, maxBytes, rdma.ErrRange)
+	}
+	p := &Inbox{size: sizeBytes, free: make(chan []byte, count), full: make(chan message, count)}
+	arena := make([]byte, count*sizeBytes)
+	for i := range count {
+		p.free <- arena[i*sizeBytes : (i+1)*sizeBytes : (i+1)*sizeBytes]
+	}
+	return p, nil
+}
+
+// Size is that of a buffer, in bytes.
+func (p *Inbox) Size() int { return p.size }
+
+// Run runs handler on one message after the other, until ctx ends. A message is
+// not valid once its handler has returned.
+func (p *Inbox) Run(ctx context.Context, handler func(from rdma.EngineID, msg []byte)) {
+	for {
+		select {
+		case m := <-p.full:
+			handler(m.from, m.msg)
+			p.Give(m.msg)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// Take returns a free buffer, or nil. It comes back by Deliver or Give.
+func (p *Inbox) Take() []byte {
+	select {
+	case b := <-p.free:
+		return b
+	default:
+		return nil
+	}
+}
+
+// Give posts a buffer again. Under test its bytes are overwritten first, so that
+// a handler that kept the message reads nonsense.
+func (p *Inbox) Give(b []byte) {
+	b = b[:p.size]
+	invariants.Mangle(b)
+	p.free <- b
+}
+
+// Deliver hands a message, the front of a buffer that Take returned, to the
+// handler.
+func (p *Inbox) Deliver(from rdma.EngineID, msg []byte) { p.full <- message{from, msg} }

@@ -1,0 +1,56 @@
+package peers
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// HandshakesMax bounds the connections that have not proved the token yet; more
+// wait in the listener's backlog.
+const HandshakesMax = 256
+
+// Pauses before a listener that fails is asked again.
+const (
+	pauseFirst = 5 * time.Millisecond
+	pauseMax   = time.Second
+)
+
+// Accept hands each connection of l to admit, in a goroutine of running, until ctx
+// ends or l is closed. At most HandshakesMax are with admit, which may call proved
+// once, as soon as another may take its place. failed is told of every error.
+func Accept(ctx context.Context, l net.Listener, running *sync.WaitGroup, failed func(error), admit func(nc net.Conn, proved func())) {
+	slots := make(chan struct{}, HandshakesMax)
+	var pause time.Duration
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of file descriptors, most likely: let some go first.
+			pause = min(max(2*pause, pauseFirst), pauseMax)
+			failed(err)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			continue
+		}
+		pause = 0
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			_ = nc.Close()
+			return
+		}
+		running.Go(func() {
+			proved := sync.OnceFunc(func() { <-slots })
+			defer proved()
+			admit(nc, proved)
+		})
+	}
+}

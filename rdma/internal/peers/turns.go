@@ -1,0 +1,41 @@
+package peers
+
+import (
+	"context"
+	"sync"
+)
+
+// Turns admit one at a time for each key: callers who connect to one address
+// share a session. The zero value is ready.
+type Turns[K comparable] struct {
+	mu   sync.Mutex
+	busy map[K]chan struct{}
+}
+
+// Take waits for the key's turn, and returns how to give it up, or ctx's error.
+func (t *Turns[K]) Take(ctx context.Context, k K) (giveUp func(), _ error) {
+	for {
+		t.mu.Lock()
+		before := t.busy[k]
+		if before == nil {
+			if t.busy == nil {
+				t.busy = make(map[K]chan struct{})
+			}
+			mine := make(chan struct{})
+			t.busy[k] = mine
+			t.mu.Unlock()
+			return sync.OnceFunc(func() {
+				t.mu.Lock()
+				delete(t.busy, k)
+				t.mu.Unlock()
+				close(mine)
+			}), nil
+		}
+		t.mu.Unlock()
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,74 @@
+// Package sources counts who reads from a region, so that its Close can wait for
+// them. It knows nothing of those who write to it: that is the windows' matter.
+//
+//	Acquire ─► reads from the region ─► Release
+//	Close: no Acquire succeeds from here on ─► Wait: returns with the last Release
+//
+// Lock order: the mutex is a leaf.
+package sources
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Readers are the operations that read from one region. The zero value has none.
+type Readers struct {
+	mu     sync.Mutex
+	closed bool
+	count  int
+	// idle, if set, is closed when count reaches zero.
+	idle chan struct{}
+}
+
+// Acquire notes an operation; ErrClosed after Close.
+func (r *Readers) Acquire() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return fmt.Errorf("rdma: write from a region: %w", rdma.ErrClosed)
+	}
+	r.count++
+	return nil
+}
+
+// Release is the end of an operation that Acquire noted.
+func (r *Readers) Release() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count--
+	if r.count == 0 && r.idle != nil {
+		close(r.idle)
+		r.idle = nil
+	}
+}
+
+// Close lets no more in. It may be called again.
+func (r *Readers) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// Wait returns once none is left, or with ctx's error.
+func (r *Readers) Wait(ctx context.Context) error {
+	r.mu.Lock()
+	if r.count == 0 {
+		r.mu.Unlock()
+		return nil
+	}
+	if r.idle == nil {
+		r.idle = make(chan struct{})
+	}
+	idle := r.idle
+	r.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("rdma: close region: writes from it are in flight: %w", ctx.Err())
+	}
+}
