@@ -92,9 +92,17 @@ func upper(x float64) float64 { return math.Erfc(x/math.Sqrt2) / 2 }
 // Bounds are Min and Max.
 func (d LogNormal) Bounds() (least, greatest float64) { return d.Min, d.Max }
 
-// Quantile inverts the distribution by bisection, to a millionth of a token.
+// Quantile inverts the distribution: by the inverse of erfc, and where that has
+// too few digits, far out in a tail, by bisection to a millionth of a token.
 func (d LogNormal) Quantile(q float64) float64 {
-	return bisect(d.Min, d.Max, func(l float64) bool { return d.Moment(0, d.Min, l) < q })
+	q = min(max(q, 0), 1)
+	alpha, beta := d.standard(d.Min), d.standard(d.Max)
+	below := upper(-alpha) + q*d.mass(0, d.Min, d.Max) // Phi at the quantile
+	if tail := min(below, 1-below); tail < 1e-6 || min(upper(alpha), upper(-beta)) < 1e-6 {
+		return bisect(d.Min, d.Max, func(l float64) bool { return d.Moment(0, d.Min, l) < q })
+	}
+	z := -math.Sqrt2 * math.Erfcinv(2*below)
+	return min(max(math.Exp(d.Mu+d.Sigma*z), d.Min), d.Max)
 }
 
 // bisect returns the point of lo..hi at which below turns from true to false.

@@ -4,15 +4,21 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
+	"time"
 
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
 	"github.com/penstock-kv/penstock/internal/chart"
+	"github.com/penstock-kv/penstock/sim/datacenters"
 )
 
 // PrfaaS is the paper that package prfaas follows.
 func PrfaaS() Suite {
 	return Suite{Name: "prfaas", Paper: "Prefill-as-a-Service: KVCache of Next-Generation Models Could Go Cross-Datacenter", Run: prfaaS}
 }
+
+// egressNote explains why the printed 13 Gbps are ours too.
+const egressNote = `"approximately 13 Gbps" in the paper; 1.61 req/s times the 916 MiB of the mean long prompt are 12.3`
 
 const prfaasCommand = "penstock sim reproduce prfaas"
 
@@ -37,7 +43,10 @@ func prfaaS(ctx context.Context, r *Report) error {
 	c.lengths(r)
 	c.configurations(r)
 	c.search(r)
-	return nil
+	if err := c.simulated(ctx, r); err != nil {
+		return err
+	}
+	return c.steered(ctx, r)
 }
 
 // prfaasCase is the case study of section 4, with its three deployments.
@@ -150,8 +159,7 @@ func (c prfaasCase) configurations(r *Report) {
 			Near("PF-5", "PrfaaS: throughput", "req/s", 3.24, x.Max, 0.015),
 			Near("PF-4", "PrfaaS: mean TTFT", "s", 2.22, ttft(c.printed).Mean(), 0.015),
 			Near("PF-4", "PrfaaS: P90 TTFT", "s", 3.51, ttft(c.printed).Quantile(0.9), 0.015),
-			Near("PF-6", "PrfaaS: egress", "Gbps", 13, prfaas.Gbps(x.EgressBytes), 0.10).
-				Noted(`"approximately 13 Gbps"; 1.61 req/s times the 916 MiB of the mean long prompt`),
+			Near("PF-6", "PrfaaS: egress", "Gbps", 13, prfaas.Gbps(x.EgressBytes), 0.10).Noted(egressNote),
 			Near("PF-7", "homogeneous: prefill instances", "", 9, float64(h.Prefill), 0),
 			Near("PF-7", "homogeneous: decode instances", "", 3, float64(h.Decode), 0),
 			Near("PF-3", "homogeneous: throughput of PD-P", "req/s", 2.11, h.LocalPrefill, 0.015).Noted(source),
@@ -205,4 +213,186 @@ func (c prfaasCase) search(r *Report) {
 	r.Figure(Figure{Name: "prfaas-fig5b", Title: "Figure 5(b): throughput over the threshold, 3 prefill and 5 decode instances", Chart: chart.Chart{
 		Title: "3 prefill, 5 decode instances", XLabel: "threshold, tokens", YLabel: "req/s", Series: lines,
 	}})
+}
+
+// prfaasSeeds is how many runs stand behind each simulated number.
+const prfaasSeeds = 5
+
+// prfaasRun is one system simulated with every seed.
+type prfaasRun struct {
+	name    string
+	opts    datacenters.Options
+	results [prfaasSeeds]*datacenters.Result
+}
+
+// simulate runs every system with every seed over the pool.
+func simulate(ctx context.Context, r *Report, what string, runs []*prfaasRun) error {
+	return r.Each(ctx, what, len(runs)*prfaasSeeds, func(ctx context.Context, i int) error {
+		x, seed := runs[i/prfaasSeeds], i%prfaasSeeds
+		result, err := datacenters.Run(ctx, x.opts, uint64(seed)+1)
+		x.results[seed] = result
+		return err
+	})
+}
+
+// over is the mean and the standard deviation over the seeds.
+func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std float64) {
+	for _, r := range x.results {
+		mean += value(r) / prfaasSeeds
+	}
+	for _, r := range x.results {
+		std += (value(r) - mean) * (value(r) - mean) / (prfaasSeeds - 1)
+	}
+	return mean, math.Sqrt(std)
+}
+
+// cell is one simulated number beside one from elsewhere.
+func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
+	mean, std := x.over(value)
+	c := Near("", name, unit, against, mean, tolerance)
+	c.Std = std
+	return c
+}
+
+func throughput(r *datacenters.Result) float64 { return r.Throughput }
+
+// simulated compares the model with the system in virtual time: the highest
+// throughput of the three deployments and of a narrow link, and times to first token
+// by load.
+func (c prfaasCase) simulated(ctx context.Context, r *Report) error {
+	saturated := func(name string, p prfaas.Plan, change func(*datacenters.Options)) *prfaasRun {
+		o := datacenters.Options{System: c.System, Plan: p, Concurrency: 150, Duration: 3 * time.Hour, Warmup: 30 * time.Minute, Layers: 61}
+		if change != nil {
+			change(&o)
+		}
+		return &prfaasRun{name: name, opts: o}
+	}
+	runs := []*prfaasRun{
+		saturated("PrfaaS", c.printed, nil),
+		saturated("homogeneous", c.homogeneous.Plan, func(o *datacenters.Options) { o.System.RemoteInstances, o.System.LocalInstances = 0, 12 }),
+		saturated("naive", c.naive.Plan, nil),
+		saturated("PrfaaS over 5 Gbps", c.printed, func(o *datacenters.Options) { o.System.EgressBytes = prfaas.FromGbps(5) }),
+	}
+	loads := []float64{0.05, 0.5, 0.8, 0.9}
+	for _, load := range loads {
+		x := saturated(fmt.Sprintf("%.0f %% load", 100*load), c.printed, nil)
+		x.opts.Concurrency, x.opts.Rate, x.opts.Layers = 0, load*c.Evaluate(c.printed).Max, 1
+		x.opts.Duration = time.Duration(float64(6*time.Hour) / math.Sqrt(load))
+		runs = append(runs, x)
+	}
+	if err := simulate(ctx, r, "PrfaaS systems", runs); err != nil {
+		return err
+	}
+	table := Table{
+		Title: "The model against the simulation", Source: "PrfaaS, equations 3 to 6; sim/datacenters", Command: prfaasCommand,
+		Text: "150 requests always in the system for three hours of virtual time, five seeds. The column \"paper\" is what its equations predict, with the service time at the mean length; a queue serves the mean time, E[T(L)], which is longer, and the simulation must come to that within 1 %.",
+	}
+	for _, x := range runs[:4] {
+		predicted := x.opts.System.Evaluate(x.opts.Plan)
+		x.opts.System.Service = prfaas.Expected
+		expected := x.opts.System.Evaluate(x.opts.Plan)
+		mean, std := x.over(throughput)
+		table.Cells = append(table.Cells,
+			Cell{Name: x.name + ": throughput", Unit: "req/s", Paper: predicted.Max, Ours: mean, Std: std, Low: expected.Max * 0.99, High: expected.Max * 1.01}.
+				Noted("%v binds; by mean service times %.3f", expected.Binds, expected.Max))
+	}
+	prfaaS, _ := runs[0].over(throughput)
+	homogeneous, _ := runs[1].over(throughput)
+	naive, _ := runs[2].over(throughput)
+	table.Cells = append(table.Cells,
+		Near("PF-5", "PrfaaS over homogeneous, simulated", "", 1.54, prfaaS/homogeneous, 0.03),
+		Near("PF-5", "PrfaaS over naive, simulated", "", 1.32, prfaaS/naive, 0.03),
+		runs[0].cell("PrfaaS: egress, simulated", "Gbps", 13, 0.10, func(r *datacenters.Result) float64 { return prfaas.Gbps(r.EgressBytes) }).Noted(egressNote))
+	r.Table(table)
+
+	table = Table{
+		Title: "Time to first token by load", Source: "PrfaaS, Table 6; sim/datacenters", Command: prfaasCommand,
+		Text: "Poisson arrivals at a share of the predicted throughput; KV crosses the link when its prefill has ended. Table 6 has no queue in it: the simulation meets it at a low load and says what waiting adds above.",
+	}
+	means, tails := chart.Series{Name: "mean", Points: true}, chart.Series{Name: "P90", Points: true}
+	for i, load := range loads {
+		x := runs[4+i]
+		mean := x.cell(x.name+": mean", "s", 2.22, 0.03, func(r *datacenters.Result) float64 { return r.TTFTMean.Seconds() })
+		p90 := x.cell(x.name+": P90", "s", 3.51, 0.03, func(r *datacenters.Result) float64 { return r.TTFTP90.Seconds() })
+		if load > 0.1 {
+			mean.Low, mean.High = mean.Paper, 10*mean.Paper
+			p90.Low, p90.High = p90.Paper, 12*p90.Paper
+			mean, p90 = mean.Noted("Table 6 has no queue"), p90.Noted("Table 6 has no queue")
+		}
+		table.Cells = append(table.Cells, mean, p90)
+		means.X, means.Y = append(means.X, 100*load), append(means.Y, mean.Ours)
+		tails.X, tails.Y = append(tails.X, 100*load), append(tails.Y, p90.Ours)
+	}
+	table.Cells = append(table.Cells, Holds("", "waiting grows with load", slices.IsSorted(means.Y) && slices.IsSorted(tails.Y)))
+	r.Table(table)
+	r.Figure(Figure{Name: "prfaas-ttft", Title: "Time to first token by load, simulated", Chart: chart.Chart{
+		Title: "PrfaaS 4/3/5, threshold 19.4K", XLabel: "load, % of the predicted throughput", YLabel: "s", Series: []chart.Series{means, tails},
+	}})
+	return nil
+}
+
+// steered is section 3.4.3: what both controllers do about a link that narrows and
+// traffic that shifts.
+func (c prfaasCase) steered(ctx context.Context, r *Report) error {
+	half := datacenters.Options{
+		System: c.System, Plan: c.printed, Rate: 2.1, Duration: 40 * time.Minute, Warmup: 5 * time.Minute, Layers: 61,
+		Changes: []datacenters.Change{{At: 10 * time.Minute, EgressFactor: 0.5}},
+	}
+	half.System.EgressBytes = prfaas.FromGbps(16)
+	halfSteered := half
+	halfSteered.Short = &prfaas.ShortOptions{}
+
+	short := c.System
+	short.Lengths = prfaas.LogNormal{Mu: 8, Sigma: 1, Min: 128, Max: 128000}
+	first, err := prfaas.Optimize(short, prfaas.StepsDefault)
+	if err != nil {
+		return err
+	}
+	shift := datacenters.Options{
+		System: short, Plan: first.Plan, Concurrency: 150, Duration: 2 * time.Hour, Warmup: 80 * time.Minute, Layers: 61,
+		Changes: []datacenters.Change{{At: 20 * time.Minute, Lengths: c.Lengths}},
+	}
+	shiftSteered := shift
+	shiftSteered.Long, shiftSteered.SwitchTime = &prfaas.LongOptions{}, 30*time.Second
+	runs := []*prfaasRun{{opts: half}, {opts: halfSteered}, {opts: shift}, {opts: shiftSteered}}
+	if err := simulate(ctx, r, "PrfaaS controllers", runs); err != nil {
+		return err
+	}
+	p90 := func(r *datacenters.Result) float64 { return r.TTFTP90.Seconds() }
+	fixed, _ := runs[0].over(p90)
+	kept, _ := runs[1].over(p90)
+	before, _ := runs[2].over(throughput)
+	after, _ := runs[3].over(throughput)
+	prefill, _ := runs[3].over(func(r *datacenters.Result) float64 { return float64(r.Series[len(r.Series)-1].Prefill) })
+	r.Table(Table{
+		Title: "The controllers", Source: "PrfaaS, section 3.4.3; sim/datacenters", Command: prfaasCommand,
+		Text: fmt.Sprintf("The paper describes both controllers and reports no numbers. Above: a link of 16 Gbps falls to 8 after ten minutes at 2.1 req/s. Below: prompts grow after twenty minutes (mu from 8 to 9.9), on a cluster divided %d/%d for the short ones.", first.Prefill, first.Plan.Decode),
+		Cells: []Cell{
+			Within("", "link at half: P90 TTFT with a fixed threshold", "s", math.NaN(), fixed, 20, math.Inf(1)),
+			Within("", "link at half: P90 TTFT with the short-term controller", "s", math.NaN(), kept, 0, fixed/2),
+			Within("", "longer prompts: throughput with the old division", "req/s", math.NaN(), before, 0, 0.85*after),
+			Near("PF-7", "longer prompts: throughput with the long-term controller", "req/s", 3.24, after, 0.03),
+			Near("PF-7", "longer prompts: prefill instances in the end", "", 3, prefill, 0),
+		},
+	})
+	series := func(name string, r *datacenters.Result, value func(datacenters.Window) float64, dashed bool) chart.Series {
+		s := chart.Series{Name: name, Dashed: dashed}
+		for _, w := range r.Series {
+			s.X, s.Y = append(s.X, w.At.Minutes()), append(s.Y, value(w))
+		}
+		return s
+	}
+	waiting := func(w datacenters.Window) float64 { return float64(w.RemoteQueue + w.LocalQueue) }
+	r.Figure(Figure{Name: "prfaas-link-at-half", Title: "A link at half: requests waiting, with and without the short-term controller", Chart: chart.Chart{
+		Title: "The link falls from 16 to 8 Gbps at 10 minutes", XLabel: "time, minutes", YLabel: "requests waiting for prefill or the link", Kind: chart.Steps,
+		Series: []chart.Series{series("fixed threshold", runs[0].results[0], waiting, true), series("short-term controller", runs[1].results[0], waiting, false)},
+	}})
+	r.Figure(Figure{Name: "prfaas-traffic-shifts", Title: "Longer prompts: answers a second, with and without the long-term controller", Chart: chart.Chart{
+		Title: "Prompts grow at 20 minutes", XLabel: "time, minutes", YLabel: "answers/s over 10 s", Kind: chart.Steps,
+		Series: []chart.Series{
+			series("fixed division", runs[2].results[0], func(w datacenters.Window) float64 { return w.Throughput }, true),
+			series("long-term controller", runs[3].results[0], func(w datacenters.Window) float64 { return w.Throughput }, false),
+		},
+	}})
+	return nil
 }

@@ -43,7 +43,7 @@ func TestCells(t *testing.T) {
 		{Within("", "a", "", 0, 0, 0, 0), true, false, "0|0|exact"},
 		{Holds("", "order", true), true, false, "|holds|"},
 		{Holds("", "order", false), false, false, "|does not hold|"},
-		{Cell{Name: "a", Paper: 10, Ours: 10.25, Std: 0.125, Low: 9, High: 11}, true, false, "10|10.25 ± 0.125|9 to 11"},
+		{Cell{Name: "a", Paper: 10, Ours: 10.25, Std: 0.125, Low: 9, High: 11}, true, false, "10|10.25 ± 0.12|9 to 11"},
 	} {
 		words := published(c.cell) + "|" + ours(c.cell) + "|" + accepted(c.cell)
 		if c.cell.OK() != c.ok || c.cell.NeedsNote() != c.note || words != c.words {

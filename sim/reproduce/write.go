@@ -95,8 +95,7 @@ func textTable(b *strings.Builder, t Table) {
 	for _, c := range t.Cells {
 		mark := verdict(c)
 		if c.Note != "" {
-			notes = append(notes, c.Note)
-			mark = strings.TrimSpace(fmt.Sprintf("%s [%d]", mark, len(notes)))
+			mark = strings.TrimSpace(fmt.Sprintf("%s [%d]", mark, note(&notes, c.Note)))
 		}
 		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", named(c), c.ID, published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
 	}
@@ -156,8 +155,7 @@ func markdownTable(b *strings.Builder, t Table) {
 	for _, c := range t.Cells {
 		mark := verdict(c)
 		if c.Note != "" {
-			notes = append(notes, c.Note)
-			mark = strings.TrimSpace(fmt.Sprintf("%s (%d)", mark, len(notes)))
+			mark = strings.TrimSpace(fmt.Sprintf("%s (%d)", mark, note(&notes, c.Note)))
 		}
 		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", cell(named(c)), c.ID, published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
 	}
@@ -172,6 +170,16 @@ func markdownTable(b *strings.Builder, t Table) {
 // cell keeps text within one cell of a table.
 func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
+}
+
+// note returns the number of a note, from 1; one that is there already is not
+// repeated.
+func note(notes *[]string, text string) int {
+	if i := slices.Index(*notes, text); i >= 0 {
+		return i + 1
+	}
+	*notes = append(*notes, text)
+	return len(*notes)
 }
 
 func named(c Cell) string {
@@ -196,7 +204,7 @@ func ours(c Cell) string {
 		return "does not hold"
 	}
 	if c.Std != 0 {
-		return Number(c.Ours) + " ± " + Number(c.Std)
+		return Number(c.Ours) + " ± " + digits(c.Std, 2)
 	}
 	return Number(c.Ours)
 }
@@ -229,7 +237,9 @@ func verdict(c Cell) string {
 
 // Number words a value with four significant digits, and all those before the
 // point.
-func Number(v float64) string {
+func Number(v float64) string { return digits(v, 4) }
+
+func digits(v float64, significant int) string {
 	switch a := math.Abs(v); {
 	case math.IsNaN(v):
 		return "none"
@@ -238,8 +248,11 @@ func Number(v float64) string {
 	case a < 1e-4:
 		return strconv.FormatFloat(v, 'g', 3, 64)
 	default:
-		digits := 3 - int(math.Floor(math.Log10(a)))
-		text := strconv.FormatFloat(v, 'f', digits, 64)
+		behind := max(significant-1-int(math.Floor(math.Log10(a))), 0)
+		text := strconv.FormatFloat(v, 'f', behind, 64)
+		if behind == 0 {
+			return text
+		}
 		return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 	}
 }
