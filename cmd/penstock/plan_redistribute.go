@@ -266,6 +266,7 @@ func readFabric(name string) (redistribute.Fabric, error) {
 // redistributePlan is what the command prints.
 type redistributePlan struct {
 	Winner redistribute.Primitive `json:"winner"`
+	Rule   redistribute.Rule      `json:"rule_of_thumb"`
 	Fabric redistribute.Fabric    `json:"fabric"`
 	Costs  []redistribute.Cost    `json:"costs"`
 	// Replicas of the chunk that its requesters warrant.
@@ -309,7 +310,7 @@ func (r redistribution) decide(transport bool) (redistributePlan, error) {
 		return redistributePlan{}, err
 	}
 	p := redistributePlan{
-		Winner: d.Winner, Fabric: m.Fabric, Costs: d.Costs[:], Replicas: d.Replicas, ranks: r.Ranks, reuse: q.Reuse,
+		Winner: d.Winner, Rule: q.RuleOfThumb(), Fabric: m.Fabric, Costs: d.Costs[:], Replicas: d.Replicas, ranks: r.Ranks, reuse: q.Reuse,
 		BreakEvens: redistributeBreakEvens{WireRows: some(m.Payload.BreakEvenRows(q.Tokens)), RouteRows: some(m.RouteRows(q)), AmortiseSteps: some(m.AmortiseSteps(q))},
 	}
 	if b := &p.BreakEvens; q.Reuse == redistribute.Moved { // the others have no splice
@@ -358,6 +359,7 @@ func (p redistributePlan) print(t *table) {
 	t.row(bytes...)
 	t.row()
 	t.row("winner", p.Winner)
+	t.row("rule of thumb", fmt.Sprintf("%v: %s", p.Rule.Primitive, p.Rule.Why))
 	fabric := fmt.Sprintf("%s: %s and bytes at %.3g GB/s", p.Fabric.Name, spell(p.Fabric.Probe+p.Fabric.Turnaround), p.Fabric.Bandwidth/1e9)
 	if p.ranks > 1 {
 		fabric += fmt.Sprintf(", each of %d pairs of ranks", p.ranks)

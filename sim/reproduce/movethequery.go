@@ -247,10 +247,11 @@ func mtqRules(m redistribute.Model, r *Report) error {
 		return err
 	}
 	r.Table(Table{Title: "Rules of thumb", Source: "Move the Query, sections 5.3 and 5.5", Command: mtqCommand,
-		Text: "A batch with more rows than a short chunk has tokens moves more bytes than the chunk; it is still the quickest up to the break-even in time, some ten thousand rows, and beyond it the chunk is computed again.",
+		Text: "A batch with more rows than a short chunk has tokens moves more bytes than the chunk; it is still the quickest up to the break-even in time, some ten thousand rows, and beyond it the chunk is computed again. " +
+			"A gather at the peak of an NVLink, without the prototype's handshakes and host copies, would take as long as the holder's compute and the merge of a routed batch: there the rule for selections is a close call.",
 		Cells: []Cell{
 			Holds("", "route at decode: up to 1000 rows, 220 tokens and more, every fabric, also twice as fast", decode),
-			Holds("", "route the selection: 256 rows, 512 to 2048 entries, up to 8 holders, every fabric", selected),
+			Holds("", "route the selection: 256 rows, 512 to 2048 entries, up to 8 holders, every fabric, the prototype's gather", selected),
 			Holds("", "with the prototype's host overhead a fetch without a splice wins at small batches", d.Winner == redistribute.Fetch),
 		}})
 	return nil

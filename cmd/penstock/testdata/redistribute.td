@@ -17,8 +17,9 @@ prefill                              55.3 ms
 altogether        87.6 µs  5.548 ms  55.3 ms
 over the fabric   546 KiB  61 MiB    0 B
 
-winner  route
-fabric  h100-ibgda: 25 µs and bytes at 24.7 GB/s
+winner         route
+rule of thumb  route: a decoding step: its rows are less than the chunk
+fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens
 bytes of one layer        1080 rows
@@ -49,8 +50,9 @@ prefill                              55.3 ms
 altogether        105 µs   2.548 ms  55.3 ms
 over the fabric   956 KiB  61 MiB    0 B
 
-winner  route
-fabric  h100-ibgda: 25 µs and bytes at 24.7 GB/s
+winner         route
+rule of thumb  route: the indexer's choice is attended where it lies
+fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens
 bytes of one layer  1080 rows
@@ -68,8 +70,9 @@ prefill                               55.3 ms
 altogether        2.825 ms  2.548 ms  55.3 ms
 over the fabric   25 MiB    61 MiB    0 B
 
-winner  fetch
-fabric  h100-ibgda: 25 µs and bytes at 24.7 GB/s
+winner         fetch
+rule of thumb  route: the indexer's choice is attended where it lies
+fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens
 bytes of one layer  1080 rows
@@ -95,8 +98,9 @@ prefill                              1.35 ms
 altogether       8.867 ms  3.062 ms  1.35 ms
 over the fabric  208 MiB   1.5 MiB   0 B
 
-winner  local
-fabric  h100-ibgda: 25 µs and bytes at 24.7 GB/s
+winner         local
+rule of thumb  local: the query is more than the chunk
+fabric         h100-ibgda: 25 µs and bytes at 24.7 GB/s
 
 break-evens
 bytes of one layer        26 rows
@@ -115,6 +119,11 @@ plan redistribute --reuse prefix --requesters 20 --steps 4 --ranks 2 --format js
 ----
 {
   "winner": "route",
+  "rule_of_thumb": {
+    "primitive": "route",
+    "why": "a decoding step: its rows are less than the chunk",
+    "sure": false
+  },
   "fabric": {
     "name": "h100-ibgda",
     "probe_seconds": 0.000016,
@@ -204,8 +213,9 @@ prefill                             27.65 ms
 altogether        4.348 ms  510 µs  27.65 ms
 over the fabric   137 KiB   61 MiB  0 B
 
-winner  fetch
-fabric  h100-nvlink4: 1.2 µs and bytes at 21 GB/s
+winner         fetch
+rule of thumb  route: a decoding step: its rows are less than the chunk
+fabric         h100-nvlink4: 1.2 µs and bytes at 21 GB/s
 
 break-evens
 bytes of one layer  1080 rows
@@ -223,8 +233,9 @@ prefill                                        27.65 ms
 altogether        4.407 ms  21.23 ms           27.65 ms
 over the fabric   137 KiB   61 MiB             0 B
 
-winner  route
-fabric  rack 4: 20 µs and bytes at 3 GB/s
+winner         route
+rule of thumb  route: a decoding step: its rows are less than the chunk
+fabric         rack 4: 20 µs and bytes at 3 GB/s
 
 break-evens
 bytes of one layer  1080 rows
