@@ -79,14 +79,23 @@ func (r Reason) String() string {
 // RefusedError is how an operation ends that its target did not take. It is an
 // ErrRefused.
 type RefusedError struct {
-	Peer   EngineID
+	Peer EngineID
+	// Reason is the target's; ReasonNone where the target would take the operation
+	// and a NIC refused it all the same: Err is then what the NIC said.
 	Reason Reason
+	Err    error
 }
 
 // Error says who refused and why.
 func (e *RefusedError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("rdma: refused on the way to %v: %v", e.Peer, e.Err)
+	}
 	return fmt.Sprintf("rdma: refused by %v: %v", e.Peer, e.Reason)
 }
+
+// Unwrap returns what the NIC said.
+func (e *RefusedError) Unwrap() error { return e.Err }
 
 // Is makes errors.Is(err, ErrRefused) true.
 func (e *RefusedError) Is(target error) bool { return target == ErrRefused }

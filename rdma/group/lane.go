@@ -407,7 +407,7 @@ func (l *lane) done(en *end, c *Completion, out []ended) []ended {
 	serial := l.remoteSerial.Load()
 	l.mu.Unlock()
 	if c.Status != StatusBroken {
-		out = l.s.finished(r, c.Status, serial, out)
+		out = l.s.finished(r, c, serial, out)
 	}
 	if closing {
 		l.mu.Lock()

@@ -209,9 +209,9 @@ func (s *session) takeAcks(b []byte) error {
 }
 
 // finished takes the end of a Work that did not break.
-func (s *session) finished(r record, status Status, serial uint32, out []ended) []ended {
+func (s *session) finished(r record, c *Completion, serial uint32, out []ended) []ended {
 	var touched laneSet
-	o := r.op
+	o, status := r.op, c.Status
 	s.mu.Lock()
 	switch {
 	case o.kind == opMessage && status != StatusOK && !o.acked:
@@ -229,7 +229,7 @@ func (s *session) finished(r record, status Status, serial uint32, out []ended) 
 		if status != StatusOK {
 			x := o.runs[r.run]
 			key, _ := o.key(serial)
-			s.refuseLocked(o, why{op: o.id(), serial: serial, key: key, addr: o.base + x.dst, n: x.n})
+			s.refuseLocked(o, why{op: o.id(), serial: serial, key: key, addr: o.base + x.dst, n: x.n}, c.Err)
 			o.final = noRun
 		}
 	}
@@ -269,7 +269,7 @@ func (s *session) skip(k skipped) {
 	s.mu.Lock()
 	k.op.left -= k.runs
 	k.op.final = noRun
-	s.refuseLocked(k.op, k.refusal)
+	s.refuseLocked(k.op, k.refusal, nil)
 	out := s.advanceLocked(k.op, &touched, nil)
 	s.mu.Unlock()
 	touched.pump(s)

@@ -64,8 +64,10 @@ type op struct {
 	// landed: the immediate has been delivered, and so everything is in place;
 	// nothing of it may be written again.
 	landed bool
-	// refusal is what the target is asked about; asked says that it was.
+	// refusal is what the target is asked about, said what our NIC told of it;
+	// asked says that the target was asked.
 	refusal why
+	said    error
 	asked   bool
 	// attempts counts how often it was begun again after a refusal that the
 	// target does not know the reason of.
@@ -89,7 +91,7 @@ const keptRuns = 2 << 10
 // reset makes o ready for its next use.
 func (o *op) reset() {
 	o.generation++
-	o.done, o.src, o.tie = nil, nil, nil
+	o.done, o.src, o.tie, o.said = nil, nil, nil, nil
 	o.imm = rdma.Imm{}
 	o.keys, o.runs = o.keys[:0], o.runs[:0]
 	if cap(o.runs) > keptRuns {

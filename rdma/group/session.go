@@ -341,7 +341,7 @@ func (s *session) placeLocked(j job, touched *laneSet, out []ended) []ended {
 		if stale {
 			// Every NIC that the Desc names is gone, and others are there.
 			o.left -= int(j.hi - j.lo)
-			s.refuseLocked(o, why{op: o.id(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0})
+			s.refuseLocked(o, why{op: o.id(), serial: o.keys[0].serial, key: o.keys[0].key, addr: o.base, n: 0}, nil)
 			return s.advanceLocked(o, touched, out)
 		}
 		if best == nil {
@@ -392,12 +392,12 @@ func (s *session) chooseLocked(o *op, lanes []*lane) (best *lane, stale bool) {
 }
 
 // refuseLocked notes that the target does not take o; what it is asked about is
-// the first refused piece.
-func (s *session) refuseLocked(o *op, w why) {
+// the first refused piece. said is what the NIC said of it, if anything.
+func (s *session) refuseLocked(o *op, w why, said error) {
 	if o.dead.Swap(true) {
 		return
 	}
-	o.refusal = w
+	o.refusal, o.said = w, said
 }
 
 // advanceLocked does what is next for o, if all its runs are done: ask why it
@@ -559,10 +559,13 @@ func (s *session) explainLocked(o *op, reason rdma.Reason, touched *laneSet, out
 		o.dead.Store(false)
 		return s.layLocked(o, touched, out)
 	}
+	err := &rdma.RefusedError{Peer: s.peer, Reason: reason}
 	if reason == rdma.ReasonNone {
-		reason = rdma.ReasonKey
+		if err.Err = o.said; o.said == nil {
+			err.Reason = rdma.ReasonKey
+		}
 	}
-	return append(out, s.endLocked(o, &rdma.RefusedError{Peer: s.peer, Reason: reason}))
+	return append(out, s.endLocked(o, err))
 }
 
 // hurry opens lanes at once that would wait for a while.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -140,5 +141,55 @@ func TestNICComesBack(t *testing.T) {
 		if !bytes.Equal(mem[:2<<20], mem[2<<20:]) {
 			t.Errorf("round %d: other bytes", round)
 		}
+	}
+}
+
+// TestUnreadableSourceIsTold: a write whose source the peer can't read, while it
+// would take the write, ends with what the NIC said; the next one lands.
+func TestUnreadableSourceIsTold(t *testing.T) {
+	testkit.VerifyNone(t)
+	space := openArena(t, 2<<20)
+	var engines [2]*group.Engine
+	var hosts [2]*host
+	for i := range engines {
+		o := Options{Arenas: []*arena.Arena{space}, Group: group.Options{Token: rdma.Token(testToken)}}
+		if i == 0 {
+			o.Listen = filepath.Join(t.TempDir(), "s")
+		}
+		var err error
+		if engines[i], hosts[i], err = start(t.Context(), o, func(int) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		defer engines[i].Close()
+	}
+	if _, err := engines[1].Connect(t.Context(), engines[0].Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range *hosts[0].domains[0].live.Load() {
+		e.forbid()
+	}
+	dst, err := engines[0].Register(make([]byte, 1<<20), rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(mem []byte) error {
+		t.Helper()
+		src, err := engines[1].Register(mem, rdma.RegisterOptions{Local: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		landed := rdma.NewFlag()
+		if err := engines[1].Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), Len: uint64(len(mem)), Done: landed.Set}); err != nil {
+			t.Fatal(err)
+		}
+		return landed.Wait(t.Context())
+	}
+	err = write(make([]byte, 1<<20))
+	var refused *rdma.RefusedError
+	if !errors.As(err, &refused) || refused.Reason != rdma.ReasonNone || !errors.Is(err, rdma.ErrRefused) || !strings.Contains(err.Error(), "Options.Shared") {
+		t.Errorf("a source that the peer can't read: %v", err)
+	}
+	if err := write(space.Bytes()[:1<<20]); err != nil {
+		t.Errorf("the next write: %v", err)
 	}
 }
