@@ -184,7 +184,7 @@ func mtqSelection(m redistribute.Model, r *Report) error {
 		if err != nil {
 			return err
 		}
-		cells = append(cells, Near("", fmt.Sprintf("gather of 2048 entries, %d of the holders, a layer", x.holders), "ms", x.paper, d.Costs[redistribute.Fetch].Seconds/ms/27, 1e-6))
+		cells = append(cells, Near("", fmt.Sprintf("2048 entries gathered, M = %d, a layer", x.holders), "ms", x.paper, d.Costs[redistribute.Fetch].Seconds/ms/27, 1e-6))
 	}
 	h := redistribute.H100(m.Fabric).Holder
 	cells = append(cells,
