@@ -1,0 +1,373 @@
+package advise
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/penstock-kv/penstock/dualpath"
+)
+
+// Cluster is what there is.
+type Cluster struct {
+	// PrefillNodes and DecodeNodes have GPUs engines each.
+	PrefillNodes, DecodeNodes, GPUs int
+	// Storage is a node's storage NIC, Compute a GPU's compute NIC, DRAM a node's
+	// memory, bytes a second.
+	Storage, Compute, DRAM float64
+	// PrefillOnly: only prefill nodes read from storage.
+	PrefillOnly bool
+}
+
+// Model is a language model on one kind of GPU.
+type Model struct {
+	// KVBytes is a token's KV over all layers.
+	KVBytes float64
+	// FLOPS is what a GPU achieves in prefill.
+	FLOPS float64
+	// Step and StepPerRequest: a decode step of a batch b takes Step + StepPerRequest b,
+	// seconds.
+	Step, StepPerRequest float64
+	// DecodeHBM is the KV that a decode engine holds, tokens.
+	DecodeHBM float64
+	// Quota is the most attention of an engine in one prefill step, Overhead what a
+	// step takes besides, seconds.
+	Quota, Overhead float64
+}
+
+// Round is one request of an agent.
+type Round struct {
+	// Hit tokens are read, Append computed, Gen generated.
+	Hit, Append, Gen float64
+	// Linear and Attention are the FLOP of the prefill.
+	Linear, Attention float64
+}
+
+// Use is how much of a resource the job takes: 1 is all the time.
+type Use struct {
+	Name string
+	Used float64
+}
+
+// Names of the resources.
+const (
+	StorageNICs = "storage NICs"
+	Prefill     = "prefill compute"
+	Decode      = "decode steps"
+)
+
+// Prediction is what is expected of the job.
+type Prediction struct {
+	// Seconds is how long it takes, Rounds how many there are, Throughput rounds a
+	// second.
+	Seconds, Throughput float64
+	Rounds              int
+	// Uses of the resources over the job; the first is used most: it binds.
+	Uses []Use
+	// PrefillReads is the share of the cached tokens that prefill nodes read.
+	PrefillReads float64
+	// TTFT and TPOT are means over the rounds, seconds.
+	TTFT, TPOT float64
+	// Analysis is the bottleneck-free analysis: its Safe is the range of P/D in which
+	// storage binds before the network, its First what would bind next.
+	Analysis dualpath.Analysis
+}
+
+// Validate returns an error that names the first value out of its range.
+func (m Model) Validate() error {
+	for _, v := range []struct {
+		name  string
+		value float64
+	}{{"KV bytes of a token", m.KVBytes}, {"FLOP/s of a GPU", m.FLOPS}, {"decode step", m.Step}, {"decode HBM", m.DecodeHBM}, {"attention quota", m.Quota}} {
+		if !(v.value > 0) || math.IsInf(v.value, 0) {
+			return fmt.Errorf("advise: %s is %v; it must be positive", v.name, v.value)
+		}
+	}
+	if !(m.StepPerRequest >= 0 && m.Overhead >= 0) || math.IsInf(m.StepPerRequest+m.Overhead, 0) {
+		return fmt.Errorf("advise: a request adds %v s to a decode step, a prefill step takes %v s besides; both must be 0 or more", m.StepPerRequest, m.Overhead)
+	}
+	return nil
+}
+
+// analyze is the bottleneck-free analysis of the cluster, which also validates it.
+func (c Cluster) analyze() (dualpath.Analysis, error) {
+	const gb = 1e9
+	return dualpath.Analyze(dualpath.Cluster{
+		PrefillNodes: c.PrefillNodes, DecodeNodes: c.DecodeNodes, GPUs: c.GPUs,
+		CNIC: c.Compute / gb, SNICs: c.Storage / c.Compute, DRAM: c.DRAM / gb,
+	})
+}
+
+// Predict says what the cluster will do with the agents, given by their rounds, which
+// all begin at once. It may take as long as some thousand steps over all agents.
+func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
+	a, err := c.analyze()
+	if err != nil {
+		return Prediction{}, err
+	}
+	if err := m.Validate(); err != nil {
+		return Prediction{}, err
+	}
+	p := Prediction{Analysis: a, PrefillReads: float64(c.PrefillNodes) / float64(c.PrefillNodes+c.DecodeNodes)}
+	if c.PrefillOnly {
+		p.PrefillReads = 1
+	}
+	f := newFluid(c, m, a.Saturation)
+	for i, rounds := range agents {
+		for j, r := range rounds {
+			if !(r.Hit >= 0 && r.Append > 0 && r.Gen > 0 && r.Linear >= 0 && r.Attention >= 0) || math.IsInf(r.Hit+r.Append+r.Gen+r.Linear+r.Attention, 0) {
+				return Prediction{}, fmt.Errorf("advise: round %d of agent %d is %+v; it must append and generate, and nothing is negative", j, i, r)
+			}
+		}
+		if len(rounds) > 0 {
+			p.Rounds += len(rounds)
+			f.active = append(f.active, agent{rounds: rounds, demand: f.demand(&rounds[0])})
+		}
+	}
+	if p.Rounds == 0 {
+		return Prediction{}, errors.New("advise: no rounds: there is no agent that does anything")
+	}
+	for len(f.active) > 0 {
+		f.settle()
+		f.advance()
+	}
+	p.Seconds = f.now
+	p.Throughput = float64(p.Rounds) / p.Seconds
+	p.TTFT, p.TPOT = f.ttft/float64(p.Rounds), f.tpot/float64(p.Rounds)
+	for k, name := range [...]string{StorageNICs, Prefill, Decode} {
+		p.Uses = append(p.Uses, Use{name, f.used[k] / p.Seconds})
+	}
+	slices.SortStableFunc(p.Uses, func(a, b Use) int { return cmp.Compare(b.Used, a.Used) })
+	return p, nil
+}
+
+// fluid is the job under way.
+type fluid struct {
+	m Model
+	// readers are the storage NICs' worth of bandwidth, gpus and decoders the engines.
+	readers, storage, compute, gpus, decoders float64
+
+	active []agent
+	now    float64
+	// stretch is how many times its service a request spends at storage, prefill how
+	// long it is there; step is what a token takes in decode.
+	stretch, prefill, step float64
+	// prefillMax are the requests a second that prefill can do, decodeMax the tokens
+	// that decode can.
+	prefillMax, decodeMax float64
+	// largest are the attention times of some of the rounds under way, ascending.
+	largest []float64
+
+	ttft, tpot float64
+	used       [3]float64
+}
+
+// agent is one of the job, in some round.
+type agent struct {
+	rounds []Round
+	// done is how much of the first of rounds is.
+	done   float64
+	demand demand
+}
+
+// demand is what a round asks of the stations, in seconds, and in tokens.
+type demand struct {
+	// storage is service as if all NICs were one; before is what a single one takes
+	// longer, delay that and the rest that nobody queues for.
+	storage, before, delay float64
+	// attention is one engine's, linear the whole group's.
+	attention, linear float64
+	gen               float64
+}
+
+func newFluid(c Cluster, m Model, saturation float64) *fluid {
+	readers := float64(c.PrefillNodes)
+	if !c.PrefillOnly {
+		readers = float64(c.PrefillNodes+c.DecodeNodes) * saturation
+	}
+	return &fluid{
+		m: m, readers: readers, storage: c.Storage, compute: c.Compute,
+		gpus: float64(c.PrefillNodes * c.GPUs), decoders: float64(c.DecodeNodes * c.GPUs),
+		stretch: 1, prefill: m.Overhead, step: m.Step + m.StepPerRequest,
+	}
+}
+
+// demand is what a round asks for.
+func (f *fluid) demand(r *Round) demand {
+	m := &f.m
+	read := r.Hit * m.KVBytes / f.storage
+	d := demand{storage: read / f.readers, attention: r.Attention / m.FLOPS, linear: r.Linear / m.FLOPS / f.gpus, gen: r.Gen}
+	d.before = max(read-d.storage, 0)
+	d.delay = d.before + (r.Hit+r.Append)*m.KVBytes/f.compute + m.Step/2
+	return d
+}
+
+// cycle is how long a round takes as things stand.
+func (f *fluid) cycle(d *demand) float64 {
+	return d.storage*f.stretch + f.prefill + d.delay + d.gen*f.step
+}
+
+// settle finds how long requests are at each station for the rounds that the agents
+// are in: a fixed point, from where it was.
+func (f *fluid) settle() {
+	n := float64(len(f.active))
+	f.sample()
+	batchMax := f.batchMax()
+	f.decodeMax = f.decoders * batchMax / (f.m.Step + f.m.StepPerRequest*batchMax)
+	for range 100 {
+		var x, queue, attention, linear, decoding float64
+		for i := range f.active {
+			d := &f.active[i].demand
+			pace := 1 / f.cycle(d)
+			x += pace
+			queue += d.storage * f.stretch * pace
+			attention += d.attention * pace
+			linear += d.linear * pace
+			decoding += d.gen * f.step * pace
+		}
+		batch := max(decoding/f.decoders, 1)
+		fits := min(batch, batchMax)
+		change := approach(&f.step, (f.m.Step+f.m.StepPerRequest*fits)*batch/fits)
+		change = max(change, approach(&f.stretch, 1+queue*(n-1)/n))
+		change = max(change, approach(&f.prefill, f.steps(x, attention/x, linear/x)))
+		if change < 1e-3 {
+			return
+		}
+	}
+}
+
+// approach moves a value half the way to the next, and says how far that is.
+func approach(v *float64, next float64) float64 {
+	change := math.Abs(next-*v) / max(next, 1e-12)
+	*v = (*v + next) / 2
+	return change
+}
+
+// batchMax is how many requests an engine's HBM holds.
+func (f *fluid) batchMax() float64 {
+	tokens := 0.0
+	for i := range f.active {
+		r := &f.active[i].rounds[0]
+		tokens += r.Hit + r.Append + r.Gen
+	}
+	return max(f.m.DecodeHBM*float64(len(f.active))/tokens, 1)
+}
+
+// steps is how long a request is with the prefill group, at x requests a second of so
+// much attention and linear work. A step takes what has come during the one before, and
+// ends when its busiest engine has: it has the mean of all, or the largest request, at
+// most the quota. A request waits for half a step, if one is under way, and takes one.
+// When more comes than fits, it waits until the agents come more slowly.
+func (f *fluid) steps(x, attention, linear float64) float64 {
+	fits := f.gpus * f.m.Quota / max(attention, 1e-12)
+	f.prefillMax = fits / (f.m.Overhead + f.m.Quota + fits*linear)
+	if x >= f.prefillMax {
+		return f.prefill * x / f.prefillMax
+	}
+	step, k := f.m.Overhead, 1.0
+	for range 50 {
+		k = max(min(x*step, fits), 1)
+		busiest := min(max(k*attention/f.gpus, f.largestOf(k)), f.m.Quota)
+		if approach(&step, f.m.Overhead+busiest+k*linear) < 1e-4 {
+			break
+		}
+	}
+	return step * (1 + min(x*step/k, 1)/2)
+}
+
+// sampleMax bounds how many rounds are sorted.
+const sampleMax = 1024
+
+// sample notes the attention of some of the rounds under way.
+func (f *fluid) sample() {
+	f.largest = f.largest[:0]
+	for i := 0; i < len(f.active); i += 1 + len(f.active)/sampleMax {
+		f.largest = append(f.largest, f.active[i].demand.attention)
+	}
+	slices.Sort(f.largest)
+}
+
+// largestOf is about the largest attention among k rounds.
+func (f *fluid) largestOf(k float64) float64 {
+	at := int(k / (k + 1) * float64(len(f.largest)))
+	return f.largest[min(at, len(f.largest)-1)]
+}
+
+// advance moves all agents on for as long as their mean round takes.
+func (f *fluid) advance() {
+	mean, longest := 0.0, 0.0
+	for i := range f.active {
+		mean += f.cycle(&f.active[i].demand) / float64(len(f.active))
+	}
+	left := f.active[:0]
+	for _, a := range f.active {
+		took, ended := f.move(&a, mean)
+		longest = max(longest, took)
+		if !ended {
+			left = append(left, a)
+		}
+	}
+	clear(f.active[len(left):])
+	f.active = left
+	f.now += longest
+}
+
+// move moves one agent on by some time, or to its end, and says how long it took.
+func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
+	for took < within {
+		d := &a.demand
+		whole := f.cycle(d)
+		part := min((within-took)/whole, 1-a.done)
+		f.used[0] += d.storage * part
+		f.used[1] += part / f.prefillMax
+		f.used[2] += d.gen * part / f.decodeMax
+		took += part * whole
+		if a.done += part; a.done < 1-1e-12 {
+			return took, false
+		}
+		f.ttft += d.storage*f.stretch + d.before + f.prefill
+		f.tpot += f.step
+		if a.rounds, a.done = a.rounds[1:], 0; len(a.rounds) == 0 {
+			return took, true
+		}
+		a.demand = f.demand(&a.rounds[0])
+	}
+	return took, false
+}
+
+// Division is a way to divide the nodes, and what would come of it.
+type Division struct {
+	PrefillNodes, DecodeNodes int
+	Prediction                Prediction
+	// Safe: neither compute NICs nor memory bind before storage does.
+	Safe bool
+}
+
+// Divide predicts every division of the cluster's nodes, in the order of prefill
+// nodes.
+func Divide(c Cluster, m Model, agents [][]Round) ([]Division, error) {
+	nodes := c.PrefillNodes + c.DecodeNodes
+	var out []Division
+	for p := 1; p < nodes; p++ {
+		c.PrefillNodes, c.DecodeNodes = p, nodes-p
+		pred, err := Predict(c, m, agents)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Division{p, nodes - p, pred, pred.Analysis.Safe.Holds(float64(p) / float64(nodes-p))})
+	}
+	return out, nil
+}
+
+// Best returns the index of the division with the shortest job; of equals, the first.
+func Best(d []Division) int {
+	best := 0
+	for i := range d {
+		if d[i].Prediction.Seconds < d[best].Prediction.Seconds {
+			best = i
+		}
+	}
+	return best
+}
