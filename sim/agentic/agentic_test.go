@@ -94,6 +94,7 @@ func (o Options) with(s System) Options {
 // TestConservation is DP-A12: what the NICs read is what the rounds had cached, in
 // whole blocks, exactly.
 func TestConservation(t *testing.T) {
+	t.Parallel()
 	agents := agents64K(100)
 	want, rounds := int64(0), 0
 	for i := range agents {
@@ -133,6 +134,7 @@ func TestConservation(t *testing.T) {
 
 // TestOneSeed: two runs with one seed are the same in every event.
 func TestOneSeed(t *testing.T) {
+	t.Parallel()
 	set := workload.Table2()[0].Generate(100, 1)
 	for s := Basic; s <= Oracle; s++ {
 		digest := func(seed uint64) uint64 {
@@ -153,6 +155,7 @@ func TestOneSeed(t *testing.T) {
 
 // TestAblation is DP-A1, A2, A3, A6 and A7 at 1024 agents.
 func TestAblation(t *testing.T) {
+	t.Parallel()
 	var jct [Oracle + 1]float64
 	o := Options{Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 4, Agents: agents64K(1024)}
 	for s := Basic; s <= Oracle; s++ {
@@ -187,14 +190,15 @@ func TestAblation(t *testing.T) {
 
 // TestStorageBound is DP-A4: with compute out of the way the gain is (P+D)/P.
 func TestStorageBound(t *testing.T) {
+	t.Parallel()
 	real := DeepSeek660B()
 	fast := real
 	fast.FLOPS, fast.StepBase, fast.StepPer = 1e18, time.Millisecond, 0
-	agents := agents64K(512)
+	agents := agents64K(384)
 	for _, pd := range [][2]int{{1, 1}, {2, 1}, {1, 2}} {
 		o := Options{Model: real, PrefillNodes: pd[0], DecodeNodes: pd[1], Agents: agents, StepOverhead: time.Millisecond, FetchEvery: 5 * time.Millisecond}
 		// Beta is what a GPU does in 5 s, not what this one would.
-		o.Planner.PrefillRate = o.profilePrefill()
+		o.Planner.PrefillRate = o.ProfilePrefill()
 		o.Model = fast
 		bound := float64(pd[0]+pd[1]) / float64(pd[0])
 		layer := run(t, o.with(Layerwise)).JCT.Seconds()
@@ -208,6 +212,7 @@ func TestStorageBound(t *testing.T) {
 
 // TestScale is DP-A8 with four times the cluster and the agents.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	jct := func(k int) float64 {
 		return run(t, Options{
 			System: DualPath, Model: DeepSeek660B(), PrefillNodes: 2 * k, DecodeNodes: 4 * k, PrefillGroup: 2, DecodeGroup: 4, Agents: agents64K(500 * k),

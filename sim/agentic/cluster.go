@@ -156,11 +156,7 @@ func (c *Cluster) Run(ctx context.Context) (*Result, error) {
 		c.step(g.up())
 	}
 	for i := range c.agents {
-		at := time.Duration(0)
-		if c.opts.Arrivals != nil {
-			at = c.opts.Arrivals[i]
-		}
-		c.k.At(at, func() { c.submit(i) })
+		c.k.At(c.arrival(i), func() { c.submit(i) })
 	}
 	until := c.opts.Until
 	if until == 0 {
@@ -178,6 +174,14 @@ func (c *Cluster) Run(ctx context.Context) (*Result, error) {
 	}
 	c.result.end(c)
 	return &c.result, nil
+}
+
+// arrival is when an agent begins.
+func (c *Cluster) arrival(i int) time.Duration {
+	if c.opts.Arrivals == nil {
+		return 0
+	}
+	return c.opts.Arrivals[i]
 }
 
 // step gives the planner an event and does what it says.
@@ -368,7 +372,7 @@ func (c *Cluster) decoded(r *request) {
 		return
 	}
 	c.left--
-	c.result.agentDone(c.k.Now())
+	c.result.agentDone(c.k.Now(), c.arrival(i))
 	if c.left == 0 {
 		c.k.Stop()
 	}

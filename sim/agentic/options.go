@@ -162,7 +162,7 @@ func (o *Options) Validate() error {
 func (o *Options) plannerOptions() dualpath.Options {
 	p := o.Planner
 	setDefault(&p.ReadRate, o.SNIC/float64(o.Model.KVBytes))
-	setDefault(&p.PrefillRate, o.profilePrefill())
+	setDefault(&p.PrefillRate, o.ProfilePrefill())
 	setDefault(&p.BlockTokens, o.BlockTokens)
 	switch o.System {
 	case Basic, Layerwise:
@@ -180,9 +180,9 @@ func (o *Options) plannerOptions() dualpath.Options {
 	return p
 }
 
-// profilePrefill is how many tokens of prompts, cached ones included, an engine
+// ProfilePrefill is how many tokens of prompts, cached ones included, an engine
 // takes a second: the planner counts unfinished work in whole prompts.
-func (o *Options) profilePrefill() float64 {
+func (o *Options) ProfilePrefill() float64 {
 	var prompts, seconds float64
 	for i := range o.Agents[:min(len(o.Agents), 500)] {
 		o.Agents[i].Turns(func(_ int, t workload.Turn) bool {

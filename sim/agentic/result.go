@@ -11,8 +11,10 @@ type Result struct {
 	System System
 	// JCT is when the last agent was done, or when the run was ended.
 	JCT time.Duration
-	// Agents and Rounds that were done.
+	// Agents and Rounds that were done; AgentTime is how long the agents took, from
+	// arrival to the last token, in sum.
 	Agents, Rounds int
+	AgentTime      time.Duration
 	// Read are the tokens that each storage NIC read, prefill nodes first; Cached
 	// the cached tokens of the rounds that were done: where all were, they are equal
 	// in sum.
@@ -46,10 +48,10 @@ const balanceWindow = time.Second
 type Window struct {
 	// Rounds that ended; Tokens that they generated.
 	Rounds, Tokens int
-	// Sums over the rounds, in seconds: from Submit to the first token and to the
-	// second, and what the first is made of: waiting for engines, for storage, for
-	// prefill. TPOT is over the rounds with a second token: time from the first to
-	// the last over their number, summed.
+	// Sums over the rounds, in seconds: TTFT from Submit to the first token, and what
+	// it is made of: waiting for engines, for storage, for prefill. Of the rounds with
+	// a second token, TTST from the first to the second, as the paper's Table 3 has
+	// it, and TPOT from the first to the last over their number.
 	TTFT, TTST, Queued, Reading, Prefill, TPOT float64
 	// Second is how many rounds have a second token.
 	Second int
@@ -58,7 +60,7 @@ type Window struct {
 // Mean latencies of a window in seconds; NaN without rounds.
 func (w Window) MeanTTFT() float64 { return w.TTFT / float64(w.Rounds) }
 
-// MeanTTST is the mean time to the second token.
+// MeanTTST is the mean time from the first token to the second.
 func (w Window) MeanTTST() float64 { return w.TTST / float64(w.Second) }
 
 // MeanTPOT is the mean time of a token after the first.
@@ -142,7 +144,7 @@ func (r *Result) round(c *Cluster, q *request) {
 		Reading: (q.loaded - q.started).Seconds(), Prefill: (q.first - q.loaded).Seconds(),
 	}
 	if q.gen > 1 {
-		w.Second, w.TTST = 1, (q.second - q.submitted).Seconds()
+		w.Second, w.TTST = 1, (q.second - q.first).Seconds()
 		w.TPOT = (now - q.first).Seconds() / float64(q.gen-1)
 	}
 	i := int(now / SeriesWindow)
@@ -157,8 +159,9 @@ func (r *Result) round(c *Cluster, q *request) {
 }
 
 // agentDone takes the end of an agent.
-func (r *Result) agentDone(now time.Duration) {
+func (r *Result) agentDone(now, arrived time.Duration) {
 	r.Agents++
+	r.AgentTime += now - arrived
 	r.JCT = now
 }
 

@@ -8,6 +8,7 @@ import (
 // Suites are all there are, in the order of the page.
 func Suites() []Suite {
 	return []Suite{
+		DualPath(),
 		NetKV(),
 		PrfaaS(),
 		MoveTheQuery(),

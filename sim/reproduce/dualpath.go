@@ -1,0 +1,379 @@
+package reproduce
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/sim/agentic"
+	"github.com/penstock-kv/penstock/sim/workload"
+)
+
+// DualPath is the paper that the planner follows.
+func DualPath() Suite {
+	return Suite{Name: "dualpath", Paper: "DualPath: Breaking the Storage Bandwidth Bottleneck in Agentic LLM Inference", Run: dualPath}
+}
+
+const dualPathCommand = "penstock sim reproduce dualpath"
+
+// dpSeeds is how many seeds the ablation and the online runs are repeated with.
+const dpSeeds = 5
+
+// dpFigureNote explains numbers that were read off a figure.
+const dpFigureNote = "read off the figure's bars by others, to 5 %; which trajectories, GPU and free memory the paper had is not known"
+
+func dualPath(ctx context.Context, r *Report) error {
+	dpIntensity(r)
+	if err := dpBottleneckFree(ctx, r); err != nil {
+		return err
+	}
+	d := newDPRuns()
+	dpTrajectories(r, d)
+	d.plan()
+	if err := d.run(ctx, r); err != nil {
+		return err
+	}
+	d.offline(r)
+	d.ratios(r)
+	d.ablation(r)
+	d.balance(r)
+	d.scaling(r)
+	d.online(r)
+	d.large(r)
+	d.assumptions(r)
+	return nil
+}
+
+// dpRuns are the simulations behind the tables: planned by key, run once, looked up
+// by key.
+type dpRuns struct {
+	specs []workload.Spec
+	// sets by seed and name; made when first asked for.
+	mu   sync.Mutex
+	sets map[string][]workload.Trajectory
+
+	jobs       []dpJob
+	results    map[string]*agentic.Result
+	capacities map[string]float64
+}
+
+// dpJob is one simulation; weight orders them, the longest first.
+type dpJob struct {
+	key    string
+	weight float64
+	run    func(ctx context.Context) error
+}
+
+func newDPRuns() *dpRuns {
+	return &dpRuns{
+		specs: workload.Table2(), sets: make(map[string][]workload.Trajectory),
+		results: make(map[string]*agentic.Result), capacities: make(map[string]float64),
+	}
+}
+
+// set returns the 500 trajectories of a seed.
+func (d *dpRuns) set(name string, seed uint64) ([]workload.Trajectory, workload.Spec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	i := slices.IndexFunc(d.specs, func(s workload.Spec) bool { return s.Name == name })
+	key := fmt.Sprint(name, seed)
+	if d.sets[key] == nil {
+		d.sets[key] = d.specs[i].Generate(500, seed)
+	}
+	return d.sets[key], d.specs[i]
+}
+
+// dpCase is one offline job: a cluster, a set, agents.
+type dpCase struct {
+	model   agentic.Model
+	p, d, k int
+	set     string
+	agents  int
+	system  agentic.System
+	seed    uint64
+	// variant names what change does, if it is not nil.
+	variant string
+	change  func(o *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory
+}
+
+// key names a case.
+func (c dpCase) key() string {
+	return fmt.Sprintf("%s %dP%dD x%d %s %d agents %v seed %d %s", c.model.Name, c.p, c.d, c.k, c.set, c.agents, c.system, c.seed, c.variant)
+}
+
+// options are those of the case without its agents.
+func (c dpCase) options() agentic.Options {
+	return agentic.Options{
+		System: c.system, Model: c.model, PrefillNodes: c.p * c.k, DecodeNodes: c.d * c.k, PrefillGroup: c.p, DecodeGroup: c.d, Seed: c.seed,
+	}
+}
+
+// add plans a case, once.
+func (d *dpRuns) add(c dpCase) {
+	key := c.key()
+	if slices.ContainsFunc(d.jobs, func(j dpJob) bool { return j.key == key }) {
+		return
+	}
+	d.jobs = append(d.jobs, dpJob{key, float64(c.agents) * float64(c.k), func(ctx context.Context) error {
+		set, spec := d.set(c.set, c.seed)
+		o := c.options()
+		if c.change != nil {
+			set = c.change(&o, set, spec.MaxLen)
+		}
+		o.Agents = workload.Agents(set, c.agents*c.k, spec.MaxLen, c.seed)
+		cluster, err := agentic.New(o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		res, err := cluster.Run(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		d.keep(key, res)
+		return nil
+	}})
+}
+
+// dpOnline is one open loop.
+type dpOnline struct {
+	dpCase
+	aps     float64
+	horizon time.Duration
+}
+
+// key names a run.
+func (o dpOnline) key() string { return fmt.Sprintf("%s at %v/s", o.dpCase.key(), o.aps) }
+
+// online is the run's description for the simulator.
+func (d *dpRuns) onlineOf(o dpOnline, slo agentic.SLO) agentic.Online {
+	set, spec := d.set(o.set, o.seed)
+	return agentic.Online{Set: set, MaxLen: spec.MaxLen, APS: o.aps * float64(o.k), Horizon: o.horizon, SLO: slo}
+}
+
+// addOnline plans an open loop, which is not ended at the SLO.
+func (d *dpRuns) addOnline(o dpOnline) {
+	key := o.key()
+	d.jobs = append(d.jobs, dpJob{key, o.aps * float64(o.k) * o.horizon.Seconds(), func(ctx context.Context) error {
+		res, err := agentic.RunOnline(ctx, o.options(), d.onlineOf(o, agentic.SLO{}))
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		d.keep(key, res)
+		return nil
+	}})
+}
+
+// dpCapacityStep is the grain of a capacity, agents a second.
+const dpCapacityStep = 0.025
+
+// addCapacity plans the search for the highest rate within the SLO.
+func (d *dpRuns) addCapacity(c dpCase, most float64) {
+	key := c.key()
+	d.jobs = append(d.jobs, dpJob{key + " capacity", 5 * most * agentic.DefaultHorizon.Seconds(), func(ctx context.Context) error {
+		got, err := agentic.Capacity(ctx, c.options(), d.onlineOf(dpOnline{dpCase: c}, agentic.PaperSLO()), dpCapacityStep, most, nil)
+		if err != nil {
+			return fmt.Errorf("%s capacity: %w", key, err)
+		}
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.capacities[key] = got
+		return nil
+	}})
+}
+
+// keep stores a result.
+func (d *dpRuns) keep(key string, r *agentic.Result) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.results[key] = r
+}
+
+// run runs what was planned, the longest first.
+func (d *dpRuns) run(ctx context.Context, r *Report) error {
+	slices.SortStableFunc(d.jobs, func(a, b dpJob) int { return int(math.Copysign(1, b.weight-a.weight)) })
+	return r.Each(ctx, "DualPath's clusters", len(d.jobs), func(ctx context.Context, i int) error { return d.jobs[i].run(ctx) })
+}
+
+// of returns the result of a case, which was planned.
+func (d *dpRuns) of(c dpCase) *agentic.Result { return d.results[c.key()] }
+
+// jct is the job's time in seconds.
+func (d *dpRuns) jct(c dpCase) float64 { return d.of(c).JCT.Seconds() }
+
+// The cases. Every one starts from the paper's default clusters (section 7.2).
+
+func dp660(system agentic.System, set string, agents int) dpCase {
+	return dpCase{model: agentic.DeepSeek660B(), p: 2, d: 4, k: 1, set: set, agents: agents, system: system, seed: 1}
+}
+
+func dp27(system agentic.System, p, d int) dpCase {
+	return dpCase{model: agentic.DeepSeek27B(), p: p, d: d, k: 1, set: "64K", agents: 2048, system: system, seed: 1}
+}
+
+// with returns the case with another seed.
+func (c dpCase) with(seed uint64) dpCase {
+	c.seed = seed
+	return c
+}
+
+// scaled returns the case with k times the nodes and agents.
+func (c dpCase) scaled(k int) dpCase {
+	c.k = k
+	return c
+}
+
+// appends returns the case with each append multiplied, generates with each
+// generation.
+func (c dpCase) appends(factor float64) dpCase {
+	c.variant = fmt.Sprintf("append x%v", factor)
+	c.change = func(_ *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory {
+		return workload.ScaleAppend(set, factor, maxLen)
+	}
+	return c
+}
+
+func (c dpCase) generates(factor float64) dpCase {
+	c.variant = fmt.Sprintf("gen x%v", factor)
+	c.change = func(_ *agentic.Options, set []workload.Trajectory, maxLen int) []workload.Trajectory {
+		return workload.ScaleGen(set, factor, maxLen)
+	}
+	return c
+}
+
+// assuming returns the case with another assumption.
+func (c dpCase) assuming(what string, f func(*agentic.Options)) dpCase {
+	c.variant = what
+	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
+		f(o)
+		return set
+	}
+	return c
+}
+
+// noQuota is the case without the compute quota.
+func (c dpCase) noQuota() dpCase {
+	return c.assuming("without quota", func(o *agentic.Options) { o.NoQuota = true })
+}
+
+// storageOnly is the case with compute out of the way. The planner's beta stays that
+// of the real GPU.
+func (c dpCase) storageOnly() dpCase {
+	c.variant = "compute out of the way"
+	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
+		o.Agents = set
+		o.Planner.PrefillRate = o.ProfilePrefill()
+		o.Model.FLOPS, o.Model.StepBase, o.Model.StepPer = 1e18, time.Millisecond, 0
+		o.StepOverhead, o.FetchEvery = time.Millisecond, 5*time.Millisecond
+		return set
+	}
+	return c
+}
+
+// dpSizes are the numbers of agents of Figure 7 by set.
+func dpSizes() map[string][]int {
+	return map[string][]int{"32K": {512, 1024, 2048}, "48K": {512, 1024, 2048}, "64K": {256, 512, 1024, 2048, 4096}}
+}
+
+// Rates of the online runs, agents a second.
+func dpRates() []float64 { return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45} }
+
+// The large clusters of Table 3, in multiples of 2P4D.
+const (
+	dpLargeOffline = 24
+	dpLargeOnline  = 22
+)
+
+// dpLargeHorizon is the length of the large online run, and of the small one that it
+// is compared with.
+const dpLargeHorizon = time.Hour
+
+// plan lists every simulation.
+func (d *dpRuns) plan() {
+	for _, s := range d.specs {
+		for _, n := range dpSizes()[s.Name] {
+			for _, system := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
+				d.add(dp660(system, s.Name, n))
+			}
+		}
+	}
+	for _, n := range []int{1024, 2048} {
+		for system := agentic.Basic; system <= agentic.Oracle; system++ {
+			for seed := range uint64(dpSeeds) {
+				d.add(dp660(system, "64K", n).with(seed + 1))
+			}
+		}
+	}
+	for _, pd := range [][2]int{{1, 1}, {2, 1}, {1, 2}} {
+		for _, system := range []agentic.System{agentic.Basic, agentic.Layerwise, agentic.DualPath, agentic.DualPathSplit, agentic.Oracle} {
+			d.add(dp27(system, pd[0], pd[1]))
+		}
+	}
+	d.add(dp27(agentic.RoundRobin, 1, 2))
+	for _, pd := range dpBounds() {
+		for _, system := range []agentic.System{agentic.Layerwise, agentic.DualPath, agentic.DualPathSplit} {
+			d.add(dpBoundCase(system, pd))
+		}
+	}
+	for _, f := range dpFactors() {
+		for _, system := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
+			d.add(dp660(system, "64K", 1024).appends(f))
+			d.add(dp660(system, "64K", 1024).generates(f))
+		}
+	}
+	d.add(dp660(agentic.DualPath, "64K", 1024).noQuota())
+	for _, c := range dpAssumptions() {
+		d.add(c)
+	}
+	for _, k := range []int{1, 4, dpLargeOffline} {
+		d.add(dp660(agentic.DualPath, "48K", 2048).scaled(k))
+	}
+	for _, system := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
+		d.addCapacity(dp660(system, "64K", 0), 0.8)
+		d.addCapacity(dp27(system, 1, 1), 1.2)
+		for _, aps := range dpRates() {
+			if system == agentic.Basic && aps > 0.2 {
+				continue // far beyond its capacity: nothing is steady there
+			}
+			d.addOnline(dpOnline{dp660(system, "64K", 0), aps, agentic.DefaultHorizon})
+			d.addOnline(dpOnline{dp27(system, 1, 1), aps, agentic.DefaultHorizon})
+		}
+	}
+	for seed := range uint64(dpSeeds - 1) {
+		d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0).with(seed + 2), 0.4, agentic.DefaultHorizon})
+	}
+	d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0), 0.4, dpLargeHorizon}.named("an hour"))
+	d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0).scaled(dpLargeOnline), 0.4, dpLargeHorizon}.named("an hour"))
+}
+
+// named returns the run under a name of its own.
+func (o dpOnline) named(variant string) dpOnline {
+	o.variant = variant
+	return o
+}
+
+// dpBounds are the clusters of DP-4.
+func dpBounds() [][2]int { return [][2]int{{1, 1}, {2, 1}, {1, 2}, {2, 4}} }
+
+// dpBoundCase is one of them.
+func dpBoundCase(system agentic.System, pd [2]int) dpCase {
+	c := dp660(system, "64K", 1024)
+	c.p, c.d = pd[0], pd[1]
+	return c.storageOnly()
+}
+
+// dpFactors are the scales of Figure 9.
+func dpFactors() []float64 { return []float64{1, 2, 4} }
+
+// dpAssumptions are what the paper leaves open, taken the other way.
+func dpAssumptions() []dpCase {
+	base := dp660(agentic.DualPath, "64K", 1024)
+	return []dpCase{
+		base.assuming("the rest of the context's last block is computed again", func(o *agentic.Options) { o.RecomputeTail = true }),
+		base.assuming("the quota of 300 ms is one layer's", func(o *agentic.Options) { o.Quota = 61 * 300 * time.Millisecond }),
+		base.assuming("groups fetch every 100 ms", func(o *agentic.Options) { o.FetchEvery = 100 * time.Millisecond }),
+		base.assuming("all KV in 8 bits, 43 KB a token", func(o *agentic.Options) { o.Model.KVBytes = 61 * 704 }),
+	}
+}
