@@ -9,7 +9,7 @@ func (p *Planner) routeDecode() {
 		if p.opts.Network != nil && r.pe == nil {
 			return // the order is the prefill queue's, so the next has none either
 		}
-		g, cost := p.decodeGroup(r.decodeLen()), 0.0
+		g, cost := p.decodeGroup(r), 0.0
 		if g != nil && p.opts.Network != nil {
 			g, cost = p.cheapestGroup(r)
 		}
@@ -32,15 +32,22 @@ func (p *Planner) routeDecode() {
 }
 
 // decodeGroup returns the group with the least total among those with an engine
-// that could hold n tokens were it empty; nil if there is none.
-func (p *Planner) decodeGroup(n int) *group {
-	if g := p.decodeFirst.first(); g.holds(n) {
+// that could hold the request were it empty; nil if there is none. Groups that it
+// should avoid come last.
+func (p *Planner) decodeGroup(r *request) *group {
+	n, careful := r.decodeLen(), p.careful(r)
+	if g := p.decodeFirst.first(); g.holds(n) && (!careful || !p.avoidsAll(r, g)) {
 		return g
 	}
 	var best *group
+	last := false // best is to be avoided
 	for _, g := range p.order {
-		if g.role == Decode && g.holds(n) && (best == nil || g.total < best.total) {
-			best = g
+		if g.role != Decode || !g.holds(n) {
+			continue
+		}
+		avoid := careful && p.avoidsAll(r, g)
+		if best == nil || (last && !avoid) || (last == avoid && g.total < best.total) {
+			best, last = g, avoid
 		}
 	}
 	return best
@@ -69,7 +76,7 @@ func (p *Planner) fetchDecode(g *group) {
 				int(en.id), int(en.node.id), int(r.pe.node.id), int(cost*1e6))
 		} else {
 			var high bool
-			if en, high = p.pickDecode(g, n, z); en == nil {
+			if en, high = p.pickDecode(r, g, n, z); en == nil {
 				return
 			}
 			p.explainDecode(r, en, n, z, high, fitting)
@@ -107,12 +114,14 @@ func (p *Planner) threshold(g *group) (z float64, fitting int) {
 // pickDecode returns the engine for a request of n tokens: among those with
 // enough HBM, of the ones that stay at or below z the one with the fewest
 // requests, else the one with the fewest tokens, which high then tells. Nil if
-// none has the HBM. Ties go to the first.
-func (p *Planner) pickDecode(g *group, n int, z float64) (best *engine, high bool) {
+// none has the HBM. Ties go to the first. One that the request should avoid is
+// taken only if no other of the group ever could.
+func (p *Planner) pickDecode(r *request, g *group, n int, z float64) (best *engine, high bool) {
 	var fewest, least *engine
+	careful := p.careful(r) && !p.avoidsAll(r, g)
 	for _, en := range g.engines {
 		switch {
-		case en.hbm < n:
+		case en.hbm < n || (careful && p.avoids(r, en)):
 		case float64(en.tok+n) <= z:
 			if fewest == nil || en.seq < fewest.seq {
 				fewest = en

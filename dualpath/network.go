@@ -83,14 +83,16 @@ func (p *Planner) endTransfers(r *request) {
 // engines that cost the same, the group with the least total goes first. Nil if no
 // engine could hold the request were it empty.
 func (p *Planner) cheapestGroup(r *request) (best *group, cost float64) {
+	careful, last := p.careful(r), false // last: best is to be avoided
 	for _, g := range p.order {
 		if g.role != Decode || !g.holds(r.decodeLen()) {
 			continue
 		}
 		for _, en := range g.engines {
+			avoid := careful && p.avoids(r, en)
 			c := p.decodeCost(r, en)
-			if best == nil || c < cost || (c == cost && g.total < best.total) {
-				best, cost = g, c
+			if best == nil || (last && !avoid) || (last == avoid && (c < cost || (c == cost && g.total < best.total))) {
+				best, cost, last = g, c, avoid
 			}
 		}
 	}
@@ -101,8 +103,9 @@ func (p *Planner) cheapestGroup(r *request) (best *group, cost float64) {
 // have its first token soonest; of equals the one with the fewest tokens. Nil if
 // none has the HBM.
 func (p *Planner) cheapestEngine(r *request, g *group) (best *engine, cost float64) {
+	careful := p.careful(r) && !p.avoidsAll(r, g)
 	for _, en := range g.engines {
-		if en.hbm < r.decodeLen() {
+		if en.hbm < r.decodeLen() || (careful && p.avoids(r, en)) {
 			continue
 		}
 		c := p.decodeCost(r, en)

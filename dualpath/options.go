@@ -88,6 +88,9 @@ type Options struct {
 	// MaxAttempts is how often a request is started before its engines' failures
 	// end it. Default 4.
 	MaxAttempts int
+	// Cooldown is how long an engine whose attempts fail is given work only where
+	// nobody else can take it. Default 2 s.
+	Cooldown time.Duration
 	// MaxQueue bounds the requests that wait or are served. Default 1 << 20.
 	MaxQueue int
 	// MaxExplain is how many requests Explain remembers. Default 4096.
@@ -109,6 +112,7 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.Patience, 50*time.Millisecond)
 	setDefault(&o.GroupTimeout, 5*time.Second)
 	setDefault(&o.MaxAttempts, 4)
+	setDefault(&o.Cooldown, 2*time.Second)
 	setDefault(&o.MaxQueue, 1<<20)
 	setDefault(&o.MaxExplain, 4096)
 }
@@ -130,7 +134,7 @@ func (o *Options) Validate() error {
 		{"ReadRate", o.ReadRate, 1}, {"PrefillRate", o.PrefillRate, 1}, {"Alpha", float64(o.Alpha), 0}, {"Beta", float64(o.Beta), 1},
 		{"ZFactor", o.ZFactor, 1}, {"BlockTokens", float64(o.BlockTokens), 1}, {"MinPart", float64(o.MinPart), 1},
 		{"SlowFactor", o.SlowFactor, 1}, {"HedgeFactor", o.HedgeFactor, 1}, {"MaxHedge", float64(o.MaxHedge), 0},
-		{"Patience", float64(o.Patience), 0}, {"GroupTimeout", float64(o.GroupTimeout), 1}, {"MaxAttempts", float64(o.MaxAttempts), 1}, {"MaxQueue", float64(o.MaxQueue), 1},
+		{"Patience", float64(o.Patience), 0}, {"GroupTimeout", float64(o.GroupTimeout), 1}, {"MaxAttempts", float64(o.MaxAttempts), 1}, {"Cooldown", float64(o.Cooldown), 0}, {"MaxQueue", float64(o.MaxQueue), 1},
 		{"MaxExplain", float64(o.MaxExplain), 0},
 	} {
 		if !(r.value >= r.min) {

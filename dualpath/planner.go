@@ -34,6 +34,8 @@ type Planner struct {
 	// decodeFirst is the heap of decode groups by total tokens.
 	decodeFirst groupHeap
 	turn        Role // RoundRobin
+	// avoidUntil is the latest of the engines'.
+	avoidUntil time.Duration
 
 	explained explainRing
 	stats     Stats
@@ -58,6 +60,10 @@ type engine struct {
 	node  *node
 
 	tok, seq, hbm int
+	// strikes are failures since it last served a request; avoidUntil is when they
+	// are forgiven.
+	strikes    int
+	avoidUntil time.Duration
 	// since is what was assigned after the group's last report.
 	since []assigned
 }
@@ -128,7 +134,9 @@ type request struct {
 	attempt uint64
 	// failures are how often an engine could not do its part.
 	failures int
-	why      *Explanation
+	// avoid are the engines of the attempt that failed last.
+	avoid [2]EngineID
+	why   *Explanation
 }
 
 // New returns a planner that knows no engine yet.
@@ -532,8 +540,12 @@ func (p *Planner) finished(e Finished) {
 	p.endTransfers(r)
 	if e.Role == Prefill {
 		r.prefilled = true
+		r.pe.served()
 		r.why.note(p.now, "prefill done")
 		return
+	}
+	if r.de != nil {
+		r.de.served()
 	}
 	p.stats.Finished++
 	r.why.note(p.now, "decode done")
@@ -549,6 +561,12 @@ func (p *Planner) failed(e Failed) {
 	r := p.about(e.Request, e.Attempt)
 	if r == nil || r.phase != serving || (e.Role != Prefill && e.Role != Decode) {
 		return
+	}
+	for i, en := range [...]*engine{r.pe, r.de} {
+		if en != nil {
+			r.avoid[i] = en.id
+			p.strike(en)
+		}
 	}
 	if r.failures++; r.failures >= p.opts.MaxAttempts {
 		p.end(r, EngineFailed)

@@ -1,6 +1,9 @@
 package dualpath
 
-import "math"
+import (
+	"container/list"
+	"math"
+)
 
 // class is one of the three categories of DualPath section 6.1.
 type class uint8
@@ -43,12 +46,16 @@ func (p *Planner) fetchPrefill(g *group) {
 	}
 	elsewhere := p.leastElsewhere(g)
 	pool := p.pools(g)
-	for p.waiting.Len() > 0 {
-		en := pool.least(p)
+	for el, next := p.waiting.Front(), (*list.Element)(nil); el != nil; el = next {
+		next = el.Next()
+		r := el.Value.(*request)
+		en := pool.leastFor(p, r)
 		if en == nil {
 			return
 		}
-		r := p.waiting.Front().Value.(*request)
+		if p.careful(r) && p.avoids(r, en) && p.elsewhere(r, g, 0, p.opts.Patience) {
+			continue // for another group, which fetches soon
+		}
 		if elsewhere != noEngine && elsewhere+r.Prompt <= en.tok {
 			return
 		}
@@ -59,12 +66,16 @@ func (p *Planner) fetchPrefill(g *group) {
 		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Prefill})
 		p.give(en, seq, r.Prompt, 0)
 		g.total += r.Prompt
-		pool.moved(p, en)
+		if pool.root(en) {
+			pool.moved(p, en)
+		} else {
+			pool.stale = true
+		}
 		if r.de != nil {
 			// A read on its node may take all engines there to another category.
 			short := en.node.queue <= p.opts.Alpha
 			p.start(r)
-			pool.stale = short != (en.node.queue <= p.opts.Alpha)
+			pool.stale = pool.stale || short != (en.node.queue <= p.opts.Alpha)
 		}
 	}
 }
@@ -139,6 +150,37 @@ func (ps *pools) least(p *Planner) *engine {
 		}
 	}
 	return nil
+}
+
+// leastFor is least, but not an engine that the request should avoid if another one
+// takes work.
+func (ps *pools) leastFor(p *Planner, r *request) *engine {
+	en := ps.least(p)
+	if en == nil || !p.careful(r) || !p.avoids(r, en) {
+		return en
+	}
+	for _, h := range ps.heaps {
+		var best *engine
+		for _, o := range h {
+			if !p.avoids(r, o) && (best == nil || lessLoaded(o, best)) {
+				best = o
+			}
+		}
+		if best != nil {
+			return best
+		}
+	}
+	return en
+}
+
+// root reports whether en is the root of a heap.
+func (ps *pools) root(en *engine) bool {
+	for _, h := range ps.heaps {
+		if len(h) > 0 && h[0] == en {
+			return true
+		}
+	}
+	return false
 }
 
 // moved puts en, the root of its heap, where its tokens belong now, or out.

@@ -62,8 +62,9 @@ func (g Latent) Absorbed(dst *Partial, query, cache []float32, selected []int) e
 			}
 		}
 		dst.M[r], dst.L[r] = m, float32(l)
+		out := dst.row(r)
 		for c, o := range sum {
-			dst.row(r)[c] = narrow(o / l)
+			out[c] = narrow(o / l)
 		}
 	}
 	return nil

@@ -131,7 +131,7 @@ func TestExact(t *testing.T) {
 		for _, tokens := range split(rng, 2048, m) {
 			p := absorbed(t, g, query, cache, tokens)
 			var w Wire
-			if err := w.Round(p); err != nil {
+			if err := Round(&w, p); err != nil {
 				t.Fatal(err)
 			}
 			parts, wires = append(parts, p), append(wires, w)
@@ -139,7 +139,7 @@ func TestExact(t *testing.T) {
 		same(t, "partition", merged(t, parts...), whole, exactly)
 		var over Partial
 		over.Reserve(4, g.Value)
-		if err := MergeWire(&over, wires); err != nil {
+		if err := Merge(&over, wires); err != nil {
 			t.Fatal(err)
 		}
 		wide = max(wide, apart(over, whole))
@@ -240,16 +240,16 @@ func FuzzMerge(f *testing.F) {
 		n := min(len(a), len(b)) / RowBytes(width) * RowBytes(width)
 		parts := make([]Wire, 2)
 		for i, raw := range [][]byte{a[:n], b[:n]} {
-			if err := parts[i].Parse(raw, width); err != nil {
+			if err := ParseWire(&parts[i], raw, width); err != nil {
 				t.Fatal(err)
 			}
-			if back := parts[i].AppendTo(nil); string(back) != string(raw) {
+			if back := AppendWire(nil, parts[i]); string(back) != string(raw) {
 				t.Fatalf("%x was read as %x", raw, back)
 			}
 		}
 		var dst Partial
 		dst.Reserve(n/RowBytes(width), width)
-		if err := MergeWire(&dst, parts); err != nil {
+		if err := Merge(&dst, parts); err != nil {
 			if !errors.Is(err, ErrInvalid) {
 				t.Fatal(err)
 			}
@@ -299,13 +299,13 @@ func TestRefuses(t *testing.T) {
 	if err := Merge(&dst, make([]Partial, MaxParts+1)); err == nil {
 		t.Error("too many parts were merged")
 	}
-	if err := MergeWire(&dst, []Wire{{Width: 3}}); !errors.Is(err, ErrInvalid) {
+	if err := Merge(&dst, []Wire{{Width: 3}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a wire of another width: %v", err)
 	}
-	if err := new(Wire).Parse(make([]byte, 11), 2); !errors.Is(err, ErrInvalid) {
+	if err := ParseWire(new(Wire), make([]byte, 11), 2); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a part of a row: %v", err)
 	}
-	if err := Merge(&dst, nil); err != nil || dst.L[0] != 0 {
+	if err := Merge[float32](&dst, nil); err != nil || dst.L[0] != 0 {
 		t.Errorf("of no parts: %v, %v", dst, err)
 	}
 	huge := slices.Repeat([]float32{math.MaxFloat32}, small.Key)
@@ -364,15 +364,15 @@ func TestMergeAllocatesNothing(t *testing.T) {
 	wires := make([]Wire, 8)
 	for i, s := range split(rng, 64, 8) {
 		parts = append(parts, absorbed(t, small, query, cache, s))
-		if err := wires[i].Round(parts[i]); err != nil {
+		if err := Round(&wires[i], parts[i]); err != nil {
 			t.Fatal(err)
 		}
 	}
 	dst := merged(t, parts...)
-	raw := wires[0].AppendTo(nil)
+	raw := AppendWire(nil, wires[0])
 	for name, f := range map[string]func() error{
-		"merge": func() error { return Merge(&dst, parts) }, "wire": func() error { return MergeWire(&dst, wires) },
-		"round": func() error { return wires[0].Round(parts[0]) }, "parse": func() error { return wires[0].Parse(raw, small.Value) },
+		"merge": func() error { return Merge(&dst, parts) }, "wire": func() error { return Merge(&dst, wires) },
+		"round": func() error { return Round(&wires[0], parts[0]) }, "parse": func() error { return ParseWire(&wires[0], raw, small.Value) },
 	} {
 		if n := testing.AllocsPerRun(100, func() {
 			if err := f(); err != nil {
@@ -391,13 +391,13 @@ func BenchmarkMerge(b *testing.B) {
 	parts, wires := make([]Partial, holders), make([]Wire, holders)
 	for i := range parts {
 		parts[i] = Partial{Width: width, O: normals(rng, rows*width, 1), M: normals(rng, rows, 1), L: slices.Repeat([]float32{10}, rows)}
-		if err := wires[i].Round(parts[i]); err != nil {
+		if err := Round(&wires[i], parts[i]); err != nil {
 			b.Fatal(err)
 		}
 	}
 	var dst Partial
 	dst.Reserve(rows, width)
-	for name, f := range map[string]func() error{"float32": func() error { return Merge(&dst, parts) }, "bfloat16": func() error { return MergeWire(&dst, wires) }} {
+	for name, f := range map[string]func() error{"float32": func() error { return Merge(&dst, parts) }, "bfloat16": func() error { return Merge(&dst, wires) }} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

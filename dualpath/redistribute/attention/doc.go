@@ -18,5 +18,5 @@
 //
 // The engines' kernels compute the partials on accelerators. Absorbed is a reference
 // of absorbed multi-head latent attention, for tests and emulation: it is slow.
-// There is no goroutine, no state and, but in Reserve, no allocation here.
+// There is no goroutine and no state here, and a merge allocates nothing.
 package attention

@@ -6,20 +6,21 @@ import (
 )
 
 // Merge makes dst the attention over all parts, which must be of disjoint tokens
-// and of one shape, dst's too. dst may be one of parts; it must not overlap them
-// otherwise. On an error, which wraps ErrInvalid and names the part, dst is not
-// usable. It allocates nothing unless it fails.
-func Merge(dst *Partial, parts []Partial) error {
-	if err := countParts(len(parts)); err != nil {
-		return err
+// and of one shape, dst's too; those that came over a fabric are merged as they are.
+// dst may be one of parts; it must not overlap them otherwise. On an error, which
+// wraps ErrInvalid and names the part, dst is not usable. It allocates nothing unless
+// it fails.
+func Merge[E Element](dst *Partial, parts []Rows[E]) error {
+	if len(parts) > MaxParts {
+		return fmt.Errorf("attention: %d parts; a merge takes at most %d: merge some of them first", len(parts), MaxParts)
 	}
 	rows, width := dst.Rows(), dst.Width
-	if err := dst.check("the destination", rows, width); err != nil {
-		return err
+	if !dst.fits(rows, width) {
+		return dst.misfit("the destination", rows, width)
 	}
 	for i := range parts {
-		if p := &parts[i]; shape("", rows, width, p.Width, len(p.O), len(p.M), len(p.L)) != nil {
-			return p.check(fmt.Sprintf("part %d", i), rows, width)
+		if !parts[i].fits(rows, width) {
+			return parts[i].misfit(fmt.Sprintf("part %d", i), rows, width)
 		}
 	}
 	var b blend
@@ -35,72 +36,52 @@ func Merge(dst *Partial, parts []Partial) error {
 			dst.clear(r)
 			continue
 		}
-		from, out := r*width, dst.row(r)
-		for c := range out {
-			o := 0.0
-			for k, i := range b.which[:b.n] {
-				o += b.share[k] * float64(parts[i].O[from+c])
-			}
-			out[c] = narrow(o)
-		}
-		if c := firstBad(out); c >= 0 {
-			return badOutput(r, c)
+		if c := mix(dst.row(r), parts, r, &b); c >= 0 {
+			return fmt.Errorf("attention: row %d, column %d: a part's output is not finite: %w", r, c, ErrInvalid)
 		}
 		dst.M[r], dst.L[r] = m, l
 	}
 	return nil
 }
 
-// MergeWire is Merge of partials that came over a fabric, into dst in float32.
-func MergeWire(dst *Partial, parts []Wire) error {
-	if err := countParts(len(parts)); err != nil {
-		return err
-	}
-	rows, width := dst.Rows(), dst.Width
-	if err := dst.check("the destination", rows, width); err != nil {
-		return err
-	}
-	for i := range parts {
-		p := &parts[i]
-		if shape("", rows, width, p.Width, len(p.O), len(p.M), len(p.L)) != nil {
-			return shape(fmt.Sprintf("part %d", i), rows, width, p.Width, len(p.O), len(p.M), len(p.L))
+// tile is how many columns are summed at a time: 2 KiB of sums stay in the first
+// cache, and a destination that is a part is read before it is written.
+const tile = 256
+
+// mix makes out the sum of the parts' rows r by their shares. It returns the first
+// column that is not finite, or -1.
+func mix[E Element](out []float32, parts []Rows[E], r int, b *blend) int {
+	var sums [tile]float64
+	for at := 0; at < len(out); at += tile {
+		end := min(at+tile, len(out))
+		sum := sums[:end-at]
+		clear(sum)
+		for k, i := range b.which[:b.n] {
+			addShare(sum, parts[i].row(r)[at:end], b.share[k])
 		}
-	}
-	var b blend
-	for r := range rows {
-		for i := range parts {
-			b.m[i], b.l[i] = parts[i].M[r], parts[i].L[r]
-		}
-		m, l, err := b.weigh(len(parts), r)
-		if err != nil {
-			return err
-		}
-		if l == 0 {
-			dst.clear(r)
-			continue
-		}
-		from, out := r*width, dst.row(r)
-		for c := range out {
-			o := 0.0
-			for k, i := range b.which[:b.n] {
-				o += b.share[k] * float64(parts[i].O[from+c].Float32())
+		for c, x := range sum {
+			y := narrow(x)
+			if !finite(y) {
+				return at + c
 			}
-			out[c] = narrow(o)
+			out[at+c] = y
 		}
-		if c := firstBad(out); c >= 0 {
-			return badOutput(r, c)
-		}
-		dst.M[r], dst.L[r] = m, l
 	}
-	return nil
+	return -1
 }
 
-// countParts returns an error unless a merge takes n parts.
-func countParts(n int) error {
-	if n > MaxParts {
-		return fmt.Errorf("attention: %d parts; a merge takes at most %d: merge some of them first", n, MaxParts)
+// addShare adds share times o to sum, which is as long.
+func addShare[E Element](sum []float64, o []E, share float64) {
+	switch o := any(o).(type) {
+	case []float32:
+		for c, x := range o[:len(sum)] {
+			sum[c] += share * float64(x)
+		}
+	case []BFloat16:
+		for c, x := range o[:len(sum)] {
+			sum[c] += share * float64(x.Float32())
+		}
 	}
-	return nil
 }
 
 // blend is the scratch of one row: the parts' statistics, and of those that count
@@ -159,17 +140,3 @@ func narrow(x float64) float32 {
 
 // finite is neither NaN nor infinite.
 func finite(x float32) bool { return x-x == 0 }
-
-// firstBad returns the first column that is not finite, or -1.
-func firstBad(row []float32) int {
-	for c, x := range row {
-		if !finite(x) {
-			return c
-		}
-	}
-	return -1
-}
-
-func badOutput(row, column int) error {
-	return fmt.Errorf("attention: row %d, column %d: a part's output is not finite: %w", row, column, ErrInvalid)
-}

@@ -250,3 +250,121 @@ nothing
 stats
 ----
 {Submitted:6 Started:9 Rejected:1 Replanned:9 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:5 Queued:5 Loading:0 Serving:5}
+
+# Engine 2 has lost its compute network: all that it begins fails at once, so it always looks idle. A request that failed
+# there goes elsewhere; after the second failure in a row nobody goes there until the cooldown (2 s) is over.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000
+----
+nothing
+
+up group=3 role=decode engines=(3@3) hbm=10000
+----
+nothing
+
+submit id=1 prompt=300 hit=256
+----
+nothing
+
+fetch group=2
+----
+1 assign request 1: decode engine 2
+
+fetch group=1
+----
+2 assign request 1: prefill engine 1
+3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+failed request=1 side=decode
+----
+4 abort request 1: engine 1; an engine could not do its part
+
+fetch group=2
+----
+nothing
+
+fetch group=3
+----
+5 assign request 1: decode engine 3
+
+fetch group=1
+----
+6 assign request 1: prefill engine 1
+7 start request 1: prefill 1, decode 3; decode [0, 256)
+
+finished request=1 side=prefill
+----
+nothing
+
+finished request=1 side=decode
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+fetch group=3
+----
+nothing
+
+fetch group=1
+----
+nothing
+
+submit id=2 prompt=300
+----
+nothing
+
+fetch group=2
+----
+8 assign request 2: decode engine 2
+
+fetch group=1
+----
+9 assign request 2: prefill engine 1
+10 start request 2: prefill 1, decode 2
+
+failed request=2 side=decode
+----
+11 abort request 2: engine 1; an engine could not do its part
+
+fetch group=3
+----
+12 assign request 2: decode engine 3
+
+fetch group=1
+----
+13 assign request 2: prefill engine 1
+14 start request 2: prefill 1, decode 3
+
+submit id=3 prompt=300
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+fetch group=3
+----
+15 assign request 3: decode engine 3
+
+fetch at=10600 group=2
+----
+nothing
+
+submit id=4 prompt=300
+----
+nothing
+
+fetch group=2
+----
+16 assign request 4: decode engine 2
