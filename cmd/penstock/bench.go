@@ -36,7 +36,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchReport(w), newBenchChild(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchCluster(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.

@@ -38,12 +38,13 @@ type Cluster struct {
 	ended   time.Duration // CPU of processes that have ended
 
 	mu       sync.Mutex
-	onTurn   func(Turn)
 	turns    []Turn
 	loaded   []emulate.Loaded
 	flipped  map[string]int
 	counts   map[string]emulate.Counts
-	replayed chan struct{}
+	replayed chan PlannerStats
+	// changed is closed and replaced when a turn has ended.
+	changed chan struct{}
 }
 
 // member is one process and its place.
@@ -64,7 +65,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	}
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // never fails
-	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan struct{}, 1)}
+	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan PlannerStats, 1), changed: make(chan struct{})}
 	if c.net, err = openNetwork(spec.Loopback); err != nil {
 		return nil, err
 	}
@@ -106,7 +107,7 @@ func (c *Cluster) plan() (err error) {
 		return err
 	}
 	c.storage.args = []string{
-		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--free-floor", "64MiB", "--prewrite=false",
+		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--free-floor", "64MiB", "--prewrite=false", "--segment", "64MiB",
 		"--listen", at(c.storage.listen, grpcPort), "--data-listen", at(c.storage.listen, dataPort), "--http", "", "--insecure",
 		"--node", "storage", "--log-format", "json",
 	}
@@ -186,11 +187,11 @@ func (c *Cluster) hear(m *member, line []byte) {
 		return // what else a process prints is not for us
 	}
 	c.mu.Lock()
-	var told func(Turn)
 	switch {
 	case e.Turn != nil:
 		c.turns = append(c.turns, *e.Turn)
-		told = c.onTurn
+		close(c.changed)
+		c.changed = make(chan struct{})
 	case e.Counts != nil:
 		c.counts[m.name] = *e.Counts
 		if e.NICs != nil && m.shapes != nil {
@@ -202,33 +203,30 @@ func (c *Cluster) hear(m *member, line []byte) {
 		c.flipped[m.name] = e.Flipped
 	}
 	c.mu.Unlock()
-	if told != nil {
-		told(*e.Turn)
-	}
-	if e.Replayed {
-		c.replayed <- struct{}{}
+	if e.Replayed != nil {
+		c.replayed <- *e.Replayed
 	}
 }
 
-// Replay replays agents, parallel at a time, and returns their turns. onTurn, if
-// not nil, is called with each; it must not block.
-func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int, onTurn func(Turn)) ([]Turn, error) {
+// Replay replays agents, parallel at a time, and returns their turns and what the
+// planner did.
+func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int) ([]Turn, PlannerStats, error) {
 	c.mu.Lock()
-	c.turns, c.onTurn, c.loaded = nil, onTurn, nil
+	c.turns, c.loaded = nil, nil
 	c.mu.Unlock()
 	if err := c.gateway.proc.Say(Order{Replay: agents, Parallel: parallel}); err != nil {
-		return nil, err
+		return nil, PlannerStats{}, err
 	}
 	select {
-	case <-c.replayed:
+	case stats := <-c.replayed:
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.turns, stats, nil
 	case <-c.gateway.proc.Over():
-		return nil, fmt.Errorf("cluster: the gateway ended in the middle of the replay:\n%s", c.gateway.proc.Log())
+		return nil, PlannerStats{}, fmt.Errorf("cluster: the gateway ended in the middle of the replay:\n%s", c.gateway.proc.Log())
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return nil, PlannerStats{}, context.Cause(ctx)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.turns, nil
 }
 
 // Counts returns what the engines told last, by name.

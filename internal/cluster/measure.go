@@ -77,8 +77,12 @@ type Result struct {
 	HitTokens     int64 `json:"hit_tokens"`
 	PrefillTokens int64 `json:"prefill_side_tokens"`
 	DecodeTokens  int64 `json:"decode_side_tokens"`
-	Replans       int   `json:"replans"`
+	// Replans of all turns; Planner counts since its last start.
+	Replans int          `json:"replans"`
+	Planner PlannerStats `json:"planner"`
 	// FirstToken is the time from Submit to the end of prefill.
+	// Longest is that of a turn, ended or failed.
+	Longest       time.Duration `json:"longest_turn_ns"`
 	FirstTokenP50 time.Duration `json:"first_token_p50_ns"`
 	FirstTokenP99 time.Duration `json:"first_token_p99_ns"`
 	// ReceivedBytes and SentBytes of each NIC, with headers.
@@ -88,6 +92,9 @@ type Result struct {
 	// SNICBalance is max/avg of what storage NICs received in a second, mean over
 	// windows; 0: there was none.
 	SNICBalance float64 `json:"snic_max_over_avg"`
+	// BusyBalance is max/avg over prefill engines of the time that compute took; 0
+	// with fewer than two.
+	BusyBalance float64 `json:"prefill_busy_max_over_avg,omitempty"`
 	// CheckedBytes were compared on devices; WrongBlocks of them were wrong,
 	// CaughtBlocks were found on the way.
 	CheckedBytes uint64 `json:"checked_bytes"`
@@ -144,7 +151,23 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 		r.Flipped += c.flipped[name]
 	}
 	r.CPU = c.CPU()
+	r.BusyBalance = c.busyBalance()
 	return r, nil
+}
+
+// busyBalance is Result.BusyBalance.
+func (c *Cluster) busyBalance() float64 {
+	sum, most, n := 0.0, 0.0, 0
+	for _, m := range c.engines {
+		if m.kind == KindPrefill {
+			busy := c.counts[m.name].Busy.Seconds()
+			sum, most, n = sum+busy, max(most, busy), n+1
+		}
+	}
+	if n < 2 || sum == 0 {
+		return 0
+	}
+	return most / (sum / float64(n))
 }
 
 // measure replays and samples.
@@ -170,7 +193,7 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 		}
 		during <- w.During(beside, c)
 	}()
-	turns, err := c.Replay(ctx, w.Agents, w.Parallel, nil)
+	turns, stats, err := c.Replay(ctx, w.Agents, w.Parallel)
 	took := time.Since(begin)
 	endBeside()
 	if failed := <-during; failed != nil && !errors.Is(failed, context.Canceled) {
@@ -181,7 +204,7 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Result{Shape: c.spec.Shape(), Completion: took, NICs: c.NICs(), Samples: samples, Loads: c.Loads(), All: turns}
+	r := &Result{Shape: c.spec.Shape(), Completion: took, NICs: c.NICs(), Samples: samples, Loads: c.Loads(), All: turns, Planner: stats}
 	r.count(turns)
 	last := Sample{At: took}
 	if err := c.read(&last); err != nil {
@@ -240,6 +263,7 @@ func (r *Result) count(turns []Turn) {
 		r.PrefillTokens += int64(t.PrefillSide)
 		r.DecodeTokens += int64(t.DecodeSide)
 		r.Replans += t.Replans
+		r.Longest = max(r.Longest, t.Took)
 		if t.Failed {
 			r.Failed++
 			if len(r.Failures) < failuresKept {

@@ -93,8 +93,8 @@ type NICCounters struct {
 // Event is what a node tells.
 type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
-	// Replayed: the agents of the last Replay have ended.
-	Replayed bool `json:"replayed,omitempty"`
+	// Replayed: the agents of the last Replay have ended, and what the planner did.
+	Replayed *PlannerStats `json:"replayed,omitempty"`
 	// Counts of an engine since it was started.
 	Counts *emulate.Counts `json:"counts,omitempty"`
 	// NICs go with Counts, from an engine that shapes its own.
@@ -103,6 +103,15 @@ type Event struct {
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
 	// Flipped is how many bits were flipped so far.
 	Flipped int `json:"flipped,omitempty"`
+}
+
+// PlannerStats are what the planner counted since it was started.
+type PlannerStats struct {
+	Replanned  uint64 `json:"planned_anew"`
+	Splits     uint64 `json:"splits"`
+	Cuts       uint64 `json:"cuts"`
+	Hedges     uint64 `json:"hedges"`
+	Recomputes uint64 `json:"recomputes"`
 }
 
 // Turn is emulate.TurnResult with its error as text.
@@ -250,7 +259,13 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) error {
 	n.log.Info("ready")
 	for o := range orders {
 		g.Run(ctx, o.Replay, o.Parallel)
-		n.tell(Event{Replayed: true})
+		stats := PlannerStats{}
+		if top, err := pb.NewPlannerClient(n.planner).Top(ctx, &pb.TopRequest{}); err == nil {
+			stats = PlannerStats{top.Replanned, top.Splits, top.Cuts, top.Hedges, top.Recomputes}
+		} else {
+			n.log.Warn("the planner does not say what it did", "err", err)
+		}
+		n.tell(Event{Replayed: &stats})
 	}
 	return nil
 }

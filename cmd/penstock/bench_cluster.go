@@ -1,0 +1,41 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/bench/suite"
+)
+
+func newBenchCluster(w world, f *benchFlags) *cobra.Command {
+	a := agentFlags{agents: 32, rounds: 24, divide: 8}
+	rate := 200
+	cmd := &cobra.Command{
+		Use:   "cluster",
+		Short: "Clusters on this machine: what dual path gains, and what faults cost",
+		Long: `Replay agents on clusters of processes in network namespaces (root), with real KV
+bytes: prefill's storage NICs alone against both sides' for 1P1D, 2P1D, 1P2D and 2P4D,
+against no loads at all where compute is the limit, the balance of the storage NICs,
+one long request, one part of the design after the other, and faults in the middle of
+a replay: kill -9 of each kind of node, slow NICs, cables pulled, bits flipped. All
+of it takes about 20 minutes; --only chooses.`,
+		Example: `  penstock bench cluster --only "storage is the limit"
+  penstock bench cluster --only faults --contenders "none|flipped" --rate 100`,
+		Args: args(cobra.NoArgs),
+	}
+	fl := cmd.Flags()
+	fl.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
+	fl.IntVar(&a.rounds, "turns", a.rounds, "turns of each agent that are replayed, from its first")
+	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
+	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 || rate < 1 {
+			return usagef("--agents %d --turns %d --divide %d --rate %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, rate, agentsMost)
+		}
+		o := suite.ClusterOptions{Agents: a.agents, Rounds: a.rounds, Divide: a.divide, RateBits: uint64(rate) * 1e6, Env: withoutSettings(w.environ)}
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Cluster(ctx, sw, o) })
+	}
+	return cmd
+}

@@ -1,0 +1,185 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// AfterTurns waits until n turns of the replay have ended.
+func (c *Cluster) AfterTurns(ctx context.Context, n int) error {
+	for {
+		c.mu.Lock()
+		have, changed := len(c.turns), c.changed
+		c.mu.Unlock()
+		if have >= n {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// member finds a process by its name: storage, planner, P0, D3.
+func (c *Cluster) member(name string) (*member, error) {
+	for _, m := range append([]*member{c.storage, c.planner, c.gateway}, c.engines...) {
+		if m.name == name {
+			return m, nil
+		}
+	}
+	return nil, fmt.Errorf("cluster: there is no %q", name)
+}
+
+// Kill ends a process at once (SIGKILL).
+func (c *Cluster) Kill(name string) error {
+	m, err := c.member(name)
+	if err != nil {
+		return err
+	}
+	if m.proc == nil {
+		return fmt.Errorf("cluster: %s does not run", name)
+	}
+	if err := m.proc.Kill(); err != nil {
+		return err
+	}
+	c.ended += m.proc.CPU()
+	m.proc = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// What it had counted stays, beside what its successor will.
+	if n, ok := c.counts[name]; ok {
+		delete(c.counts, name)
+		c.counts[fmt.Sprintf("%s until %v", name, time.Now())] = n
+	}
+	return nil
+}
+
+// Restart starts a process that was killed, as it was.
+func (c *Cluster) Restart(ctx context.Context, name string) error {
+	m, err := c.member(name)
+	if err != nil {
+		return err
+	}
+	if m.proc != nil {
+		return fmt.Errorf("cluster: %s runs", name)
+	}
+	return c.launch(ctx, m)
+}
+
+// Pause stops a process, and Resume lets it go on.
+func (c *Cluster) Pause(name string) error { return c.signal(name, syscall.SIGSTOP) }
+
+// Resume ends a Pause.
+func (c *Cluster) Resume(name string) error { return c.signal(name, syscall.SIGCONT) }
+
+func (c *Cluster) signal(name string, sig syscall.Signal) error {
+	m, err := c.member(name)
+	if err != nil {
+		return err
+	}
+	if m.proc == nil {
+		return fmt.Errorf("cluster: %s does not run", name)
+	}
+	return m.proc.Signal(sig)
+}
+
+// port is a NIC of an engine.
+func (c *Cluster) port(n NIC) (nicPort, error) {
+	m, err := c.member(n.Node)
+	if err != nil {
+		return nil, err
+	}
+	p := m.cnic
+	if n.Storage {
+		p = m.snic
+	}
+	if p == nil {
+		return nil, fmt.Errorf("cluster: %s has no such NIC", n.Node)
+	}
+	return p, nil
+}
+
+// SetRate changes the rate of a NIC, in bits a second.
+func (c *Cluster) SetRate(n NIC, bits uint64) error {
+	p, err := c.port(n)
+	if err != nil {
+		return err
+	}
+	return p.SetRate(bits)
+}
+
+// Plug pulls the cable of a NIC, or plugs it in again.
+func (c *Cluster) Plug(n NIC, in bool) error {
+	p, err := c.port(n)
+	if err != nil {
+		return err
+	}
+	return p.SetUp(in)
+}
+
+// FlipBuffer has an engine flip n bits at random places of its buffer, one after
+// the other.
+func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
+	m, err := c.member(name)
+	if err != nil {
+		return err
+	}
+	if m.proc == nil {
+		return fmt.Errorf("cluster: %s does not run", name)
+	}
+	return m.proc.Say(Order{Flip: every, Flips: n})
+}
+
+// FlipStored flips n bits of what storage has written, at random places of its
+// segment files, and returns how many it did.
+func (c *Cluster) FlipStored(n int, rng *rand.Rand) (int, error) {
+	files, err := filepath.Glob(filepath.Join(c.spec.Dir, "volume", "segment-*"))
+	if err != nil {
+		return 0, err
+	}
+	slices.Sort(files)
+	done := 0
+	for range n {
+		if len(files) == 0 {
+			return done, errors.New("cluster: storage has no segment file")
+		}
+		ok, err := flipIn(files[rng.IntN(len(files))], rng)
+		if err != nil {
+			return done, err
+		}
+		if ok {
+			done++
+		}
+	}
+	return done, nil
+}
+
+// flipIn flips a bit of one file, unless there is nothing at the place.
+func flipIn(file string, rng *rand.Rand) (_ bool, err error) {
+	f, err := os.OpenFile(file, os.O_RDWR|os.O_SYNC, 0)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return false, err
+	}
+	at := rng.Int64N(info.Size())
+	b := make([]byte, 1)
+	if _, err := f.ReadAt(b, at); err != nil {
+		return false, err
+	}
+	b[0] ^= 1 << rng.IntN(8)
+	_, err = f.WriteAt(b, at)
+	return err == nil, err
+}
