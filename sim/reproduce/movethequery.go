@@ -286,7 +286,7 @@ func mtqExact(ctx context.Context, r *Report) error {
 				return err
 			}
 			var w attention.Wire
-			if err := w.Round(p); err != nil {
+			if err := attention.Round(&w, p); err != nil {
 				return err
 			}
 			parts, wires = append(parts, p), append(wires, w)
@@ -297,7 +297,7 @@ func mtqExact(ctx context.Context, r *Report) error {
 		if err := attention.Merge(&exact, parts); err != nil {
 			return err
 		}
-		if err := attention.MergeWire(&rounded, wires); err != nil {
+		if err := attention.Merge(&rounded, wires); err != nil {
 			return err
 		}
 		for j, o := range whole.O {
