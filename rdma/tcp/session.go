@@ -259,9 +259,11 @@ func (s *session) endLocked(o *op, err error) ended {
 		st.sendFailuresOut.Add(1)
 	case err == nil:
 		st.writesOut.Add(1)
+		sum := uint64(0) // of up to a million pages: one count for all
 		for _, r := range o.runs {
-			st.writeBytesOut.Add(r.n)
+			sum += r.n
 		}
+		st.writeBytesOut.Add(sum)
 	default:
 		st.writeFailuresOut.Add(1)
 	}
