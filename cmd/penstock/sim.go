@@ -20,7 +20,7 @@ func newSimCommand(w world) *cobra.Command {
 		Use:   "sim",
 		Short: "Run the planner in virtual time, and reproduce the papers",
 	}
-	return noun(cmd, newSimReproduce(w))
+	return noun(cmd, newSimRun(w), newSimList(), newSimCompare(w), newSimReproduce(w))
 }
 
 // reproduction are the flags of `penstock sim reproduce`.

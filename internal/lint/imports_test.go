@@ -43,6 +43,7 @@ var edges = []struct {
 
 	{"dualpath", nil, "the planner is pure: what it decides depends on events alone, so that production, tests and simulation run one code"},
 	{"dualpath/...", []string{"dualpath"}, "pure, as the planner"},
+	{"dualpath/record", []string{"dualpath", "dualpath/netcost"}, "a record holds how its planner was made, the network's cost included"},
 	{"dualpath/prfaas", []string{"dualpath", "internal/yamlfile"}, "pure, as the planner; profiles of models are decoded from bytes"},
 
 	{"sim", nil, "the kernel is time, order and chance; it knows nothing of what happens in it"},
@@ -57,7 +58,7 @@ var edges = []struct {
 	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
 
 	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
-	{"server/planner", []string{"dualpath", "api/..."}, "the planner node is the pure planner and gRPC; it must not know what a storage node is made of"},
+	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not know what a storage node is made of"},
 	{"server/netoracle", []string{"dualpath/..."}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
@@ -81,6 +82,7 @@ var edges = []struct {
 
 	{"internal/yamlfile", nil, "it says what is wrong in a file and knows no file's meaning"},
 	{"internal/chart", nil, "a figure is numbers and words: it knows nothing of what was measured"},
+	{"sim/scenario", []string{"sim", "sim/agentic", "sim/netkv", "sim/datacenters", "sim/workload", "dualpath/...", "internal/yamlfile"}, "it reads files for the simulators, and runs them"},
 	{"sim/reproduce", []string{"sim", "sim/...", "dualpath/...", "internal/chart", "internal/trace"}, "tables and figures of the papers, over the simulators and the pure planner"},
 
 	{"internal/roundtrip", []string{"rdma"}, "it drives any engine through the contract; what the times mean is for others to fit"},

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -185,6 +186,9 @@ func (f *File) check(n *yaml.Node, t reflect.Type, path string, depth int) error
 func (f *File) checkScalar(n *yaml.Node, t reflect.Type, path string) error {
 	if n.Tag == "!!null" {
 		return &Error{File: f.name, Line: n.Line, Path: path, Text: "has no value; give one, or leave the key out"}
+	}
+	if t == reflect.TypeFor[time.Duration]() && n.Tag != "!!str" && n.Value != "0" {
+		return &Error{File: f.name, Line: n.Line, Path: path, Text: fmt.Sprintf("is %q, without a unit; write %s", n.Value, typeWord(t))}
 	}
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map, reflect.Slice, reflect.Array:

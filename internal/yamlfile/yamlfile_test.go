@@ -79,6 +79,7 @@ func TestComplaints(t *testing.T) {
 		"steps: 1.5\n":                 `steps: is "1.5"; write a whole number`,
 		"on: maybe\n":                  `on: is "maybe"; write true or false`,
 		"wait: soon\n":                 `wait: is "soon"; write a duration such as`,
+		"wait: 30\n":                   `wait: is "30", without a unit; write a duration such as`,
 		"wan:\n":                       `wan: has no value`,
 		"steps: 1\nsteps: 2\n":         `s.yaml:2: key "steps" stands in line 1 already`,
 		"a: 1\n---\nb: 2\n":            `more than one YAML document`,
