@@ -2,14 +2,20 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/penstock-kv/penstock/dualpath/redistribute"
+	"github.com/penstock-kv/penstock/internal/netlab"
 )
 
 // quickProbe are the flags of a probe that a test can wait for.
@@ -103,5 +109,56 @@ func TestFabricProbeFile(t *testing.T) {
 	}
 	if _, err := os.Stat(path); err == nil {
 		t.Error("it was written")
+	}
+}
+
+// TestFabricProbeBetweenHosts: two processes on two hosts of a lab, joined by a link
+// whose rate is known: the probe finds it.
+func TestFabricProbeBetweenHosts(t *testing.T) {
+	lab := netlab.ForTest(t)
+	a, err := lab.Namespace("a")
+	b, err2 := lab.Namespace("b")
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	token := writeFile(t, t.TempDir(), "token", []byte(strings.Repeat("s", 32)))
+	for _, rate := range []uint64{200e6, 400e6} {
+		k, err := lab.Link(a, b, netlab.LinkOptions{RateBits: rate})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := net.JoinHostPort(k.A.IP().String(), "7440")
+		far := exec.Command("/proc/self/exe", "fabric", "probe", "--listen", at, "--token-file", token)
+		far.Env = append(os.Environ(), childEnv)
+		lines, err := far.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Start(far); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(lines).ReadString('\n'); err != nil || !strings.Contains(line, at) {
+			t.Fatalf("the far end says %q, %v", line, err)
+		}
+		var out, errs bytes.Buffer
+		// Batches beside which the link's burst of 128 KiB is small.
+		near := exec.Command("/proc/self/exe", "fabric", "probe", "--peer", at, "--token-file", token, "--rows", "1024,2048,4096", "--warmup", "1", "--repeats", "2", "--format", "json")
+		near.Env, near.Stdout, near.Stderr = append(os.Environ(), childEnv), &out, &errs
+		if err := b.Start(near); err != nil {
+			t.Fatal(err)
+		}
+		if err := near.Wait(); err != nil {
+			t.Fatalf("%v: %s%s", err, out.String(), errs.String())
+		}
+		var r fabricResult
+		if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+			t.Fatal(err)
+		}
+		if ratio := r.Fabric.Bandwidth / (float64(rate) / 8); ratio < 0.8 || ratio > 1.2 {
+			t.Errorf("a link of %d Mbit/s is %.2f of that: %+v", rate/1e6, ratio, r)
+		}
+		if err := errors.Join(far.Process.Signal(os.Interrupt), far.Wait()); err != nil {
+			t.Errorf("the far end: %v", err)
+		}
 	}
 }
