@@ -110,10 +110,7 @@ func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	if err := m.Validate(); err != nil {
 		return Prediction{}, err
 	}
-	p := Prediction{Analysis: a, PrefillReads: float64(c.PrefillNodes) / float64(c.PrefillNodes+c.DecodeNodes)}
-	if c.PrefillOnly {
-		p.PrefillReads = 1
-	}
+	p := Prediction{Analysis: a}
 	f := newFluid(c, m, a.Saturation)
 	for i, rounds := range agents {
 		for j, r := range rounds {
@@ -131,11 +128,15 @@ func Predict(c Cluster, m Model, agents [][]Round) (Prediction, error) {
 	}
 	for len(f.active) > 0 {
 		f.settle()
+		f.divide()
 		f.advance()
 	}
 	p.Seconds = f.now
 	p.Throughput = float64(p.Rounds) / p.Seconds
 	p.TTFT, p.TPOT = f.ttft/float64(p.Rounds), f.tpot/float64(p.Rounds)
+	if f.read > 0 {
+		p.PrefillReads = f.readPrefill / f.read
+	}
 	for k, name := range [...]string{StorageNICs, Prefill, Decode} {
 		p.Uses = append(p.Uses, Use{name, f.used[k] / p.Seconds})
 	}
@@ -160,6 +161,12 @@ type fluid struct {
 	// largest are the attention times of some of the rounds under way, ascending.
 	largest []float64
 
+	// nodes are those that read: prefill, decode; share is what prefill reads of a
+	// request now. read are the tokens read so far, readPrefill those of prefill.
+	nodes             [2]float64
+	share             float64
+	read, readPrefill float64
+
 	ttft, tpot float64
 	used       [3]float64
 }
@@ -183,12 +190,12 @@ type demand struct {
 }
 
 func newFluid(c Cluster, m Model, saturation float64) *fluid {
-	readers := float64(c.PrefillNodes)
+	readers, nodes := float64(c.PrefillNodes), [2]float64{float64(c.PrefillNodes), 0}
 	if !c.PrefillOnly {
-		readers = float64(c.PrefillNodes+c.DecodeNodes) * saturation
+		readers, nodes[1] = float64(c.PrefillNodes+c.DecodeNodes)*saturation, float64(c.DecodeNodes)
 	}
 	return &fluid{
-		m: m, readers: readers, storage: c.Storage, compute: c.Compute,
+		m: m, readers: readers, nodes: nodes, storage: c.Storage, compute: c.Compute,
 		gpus: float64(c.PrefillNodes * c.GPUs), decoders: float64(c.DecodeNodes * c.GPUs),
 		stretch: 1, prefill: m.Overhead, step: m.Step + m.StepPerRequest,
 	}
@@ -236,6 +243,39 @@ func (f *fluid) settle() {
 			return
 		}
 	}
+}
+
+// divide is the share of a request that the prefill side reads: both sides are done at
+// the same time, so it is a half, less what the prefill side's NIC has to do already and
+// the decode side's has not (queues of M/G/1 with processor sharing). An idle cluster
+// halves its reads; a busy one fills all NICs alike.
+func (f *fluid) divide() {
+	if f.nodes[1] == 0 {
+		f.share = 1
+		return
+	}
+	busy := 0.0
+	for i := range f.active {
+		d := &f.active[i].demand
+		busy += d.storage / f.cycle(d)
+	}
+	busy *= f.nodes[0] + f.nodes[1]
+	ahead := func(share, nodes float64) float64 {
+		u := min(busy*share/nodes, 0.999)
+		return share * u / (1 - u)
+	}
+	// The more the prefill side reads, the less it should: there is one share at which
+	// both agree.
+	low, high := 0.0, 1.0
+	for range 40 {
+		mid := (low + high) / 2
+		if 0.5+(ahead(1-mid, f.nodes[1])-ahead(mid, f.nodes[0]))/2 > mid {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	f.share = low
 }
 
 // approach moves a value half the way to the next, and says how far that is.
@@ -320,6 +360,8 @@ func (f *fluid) move(a *agent, within float64) (took float64, ended bool) {
 		d := &a.demand
 		whole := f.cycle(d)
 		part := min((within-took)/whole, 1-a.done)
+		hit := a.rounds[0].Hit * part
+		f.read, f.readPrefill = f.read+hit, f.readPrefill+hit*f.share
 		f.used[0] += d.storage * part
 		f.used[1] += part / f.prefillMax
 		f.used[2] += d.gen * part / f.decodeMax

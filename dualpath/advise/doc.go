@@ -31,6 +31,9 @@
 //   - The decode batch is as large as the paces make it. What does not fit into HBM
 //     waits.
 //
+// Which side reads how much follows from the queues at both NICs, as the planner's split
+// does.
+//
 // The pace of an agent is the time of its round. The paces move all agents on for about a
 // round, then they are computed anew.
 //

@@ -118,6 +118,7 @@ Usage:
   penstock plan [command]
 
 Available Commands:
+  advise       How long a cluster takes for a trace's agents, what binds, and how to divide its nodes
   analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
   explain      The story of one request: who was chosen, why, and what was read where
   prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
