@@ -17,6 +17,8 @@ import (
 	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/zeebo/xxh3"
+
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/kv"
@@ -55,6 +57,40 @@ func TestWriteMatchRead(t *testing.T) {
 	}
 	if n := r.store.Nodes(); len(n) != 1 || !n[0].Up || n[0].Node != "test" || n[0].Err != nil {
 		t.Errorf("nodes: %+v", n)
+	}
+}
+
+// TestWriteSums: with the caller's sums, a block whose memory is not what they say
+// is refused by the node, and those before it are stored.
+func TestWriteSums(t *testing.T) {
+	r := newRig(t, nil, newHost(t, nil))
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 3, 1)
+	mem := r.memory(3 * 8192)
+	layers, lb := ns.Geometry.Groups[0].Layers, ns.Geometry.LayerBytes(0)
+	req := client.WriteRequest{Namespace: ns, IDs: ids, From: mem}
+	for _, b := range []int{2, 0, 1} { // any order
+		at := int64(2-b) * 8192
+		fill(mem.Bytes()[at:][:8192], ids[b], 0, 0)
+		sums := make([]uint64, layers)
+		for l := range sums {
+			sums[l] = xxh3.Hash(mem.Bytes()[at+int64(l)*lb:][:lb])
+		}
+		req.Pieces, req.Sums = append(req.Pieces, client.Piece{Block: b, Offset: at}), append(req.Sums, sums)
+	}
+	mem.Bytes()[8192-100] ^= 1 // in block 2
+	w, err := r.store.Write(t.Context(), req)
+	if err != nil || w.Stored != 2 || w.Blocks != 2 || len(w.Refused) != 1 || w.Refused[0].Block != 2 || w.Refused[0].Reason != client.LostCorrupt {
+		t.Fatalf("write: %+v, %v", w, err)
+	}
+	if got := r.get(ns, ids); got.Blocks != 2 {
+		t.Fatalf("read: %+v", got)
+	}
+	for _, bad := range [][][]uint64{req.Sums[:2], {req.Sums[0], req.Sums[1], req.Sums[2][:1]}} {
+		req.Sums = bad
+		if _, err := r.store.Write(t.Context(), req); !errors.Is(err, client.ErrRequest) {
+			t.Errorf("%d sums: %v", len(bad), err)
+		}
 	}
 }
 

@@ -127,7 +127,12 @@ type WriteRequest struct {
 	// one behind the other from Base.
 	Pieces []Piece
 	Base   int64
-	Class  Class
+	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its
+	// layers, made when the bytes were. The node refuses a piece that is not what
+	// its sums say, so memory that changed since then is never stored as if it were
+	// right. Nil: they are made of what is in memory now.
+	Sums  [][]uint64
+	Class Class
 }
 
 // WriteResult is what was stored.

@@ -34,11 +34,16 @@ type writing struct {
 	ids    []kv.BlockID
 	digest kv.GeometryDigest
 	pieces []Piece // in order of blocks, then groups
+	// given are the caller's sums, by piece; nil if there are none.
+	given map[pieceName][]uint64
 
 	mu     sync.Mutex
 	states []writeState // of pieces
 	busy   string
 }
+
+// pieceName is a piece within a chain.
+type pieceName struct{ block, group int }
 
 // writeState says what became of a piece; the zero value: it was not offered,
 // because one before it was refused.
@@ -129,6 +134,9 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 			return nil, fmt.Errorf("client: write: %w", err)
 		}
 	}
+	if err := w.takeSums(); err != nil {
+		return nil, err
+	}
 	slices.SortStableFunc(w.pieces, func(a, b Piece) int {
 		return cmp.Or(a.Block-b.Block, a.Group-b.Group)
 	})
@@ -139,6 +147,24 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	}
 	w.states = make([]writeState, len(w.pieces))
 	return w, nil
+}
+
+// takeSums keeps the caller's sums, whose order is that of the caller's pieces.
+func (w *writing) takeSums() error {
+	if w.req.Sums == nil {
+		return nil
+	}
+	if len(w.req.Sums) != len(w.pieces) {
+		return fmt.Errorf("client: write: %w: sums for %d pieces of %d", ErrRequest, len(w.req.Sums), len(w.pieces))
+	}
+	w.given = make(map[pieceName][]uint64, len(w.pieces))
+	for i, p := range w.pieces {
+		if got, want := len(w.req.Sums[i]), w.req.Namespace.Geometry.Groups[p.Group].Layers; got != want {
+			return fmt.Errorf("client: write: %w: %d sums for block %d, group %d, which has %d layers", ErrRequest, got, p.Block, p.Group, want)
+		}
+		w.given[pieceName{p.Block, p.Group}] = w.req.Sums[i]
+	}
+	return nil
 }
 
 // line is what one node gets of a Write, in order.
@@ -411,8 +437,12 @@ func (l *landing) outcome() error {
 	return l.err
 }
 
-// sums are the XXH3-64 of the piece's layers in the caller's memory.
+// sums are the XXH3-64 of the piece's layers: the caller's, or of what is in the
+// caller's memory.
 func (w *writing) sums(p Piece) []uint64 {
+	if w.given != nil {
+		return w.given[pieceName{p.Block, p.Group}]
+	}
 	g := w.req.Namespace.Geometry
 	layerBytes := g.LayerBytes(p.Group)
 	sums := make([]uint64, g.Groups[p.Group].Layers)

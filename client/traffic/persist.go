@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/zeebo/xxh3"
+
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
@@ -70,13 +72,17 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 // lost to the cache and to nobody else.
 func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
 	done := make(chan struct{})
+	// What was verified is what is stored: the sums go with the blocks, so that
+	// storage refuses one whose memory has changed since.
 	var pieces []client.Piece
+	var sums [][]uint64
 	var ids []kv.BlockID
 	first := d.job.Hit
 	for _, b := range sends.Blocks {
 		again := slices.Contains(sends.Recomputed, b)
 		if int(b) < len(d.job.IDs) && (again || int(b) >= d.job.Hit) {
 			pieces = append(pieces, client.Piece{Block: int(b), Offset: d.buf.Offset() + int64(b)*int64(d.m.geo.fullBytes)})
+			sums = append(sums, d.sums.block(int(b), d.m.geo.layers))
 			ids = append(ids, d.job.IDs[b])
 			first = min(first, int(b))
 		}
@@ -94,15 +100,15 @@ func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
 	go func() {
 		defer close(done)
 		defer end()
-		d.m.store(d.persistCtx, d.request, chain{d.job.IDs, d.job.Epoch}, first, pieces)
+		d.m.store(d.persistCtx, d.request, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
 	}()
 	return done
 }
 
 // store writes blocks of the buffer to storage.
-func (m *Manager) store(ctx context.Context, request string, c chain, first int, pieces []client.Piece) {
+func (m *Manager) store(ctx context.Context, request string, c chain, first int, pieces []client.Piece, sums [][]uint64) {
 	res, err := m.opts.Storage.Write(ctx, client.WriteRequest{
-		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: m.opts.Memory, Pieces: pieces,
+		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: m.opts.Memory, Pieces: pieces, Sums: sums,
 	})
 	if err != nil || len(res.Refused) > 0 || res.Outcome != client.Hit {
 		m.log.Warn("new blocks are not stored", "request", request, "blocks", len(pieces), "refused", len(res.Refused), "outcome", res.Outcome.String(), "detail", res.Detail, "err", err)
@@ -132,7 +138,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		m.log.Warn("a decoded block is not stored: too many wait for storage", "request", request)
 		return nil
 	}
-	buf, err := m.fromDevice(ctx, page)
+	buf, sums, err := m.fromDevice(ctx, page)
 	if err != nil {
 		end()
 		m.work.Done()
@@ -147,31 +153,43 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		if len(ids) > 1 && m.Settle(within, ids[len(ids)-2]) != nil {
 			return // storage would refuse a block without its parent
 		}
-		m.store(within, request, chain{ids, epoch}, len(ids)-1, []client.Piece{{Block: len(ids) - 1, Offset: buf.Offset()}})
+		m.store(within, request, chain{ids, epoch}, len(ids)-1, []client.Piece{{Block: len(ids) - 1, Offset: buf.Offset()}}, [][]uint64{sums})
 	}()
 	return nil
 }
 
-// fromDevice copies one block, all its layers, to the buffer.
-func (m *Manager) fromDevice(ctx context.Context, page uint32) (arena.Buffer, error) {
+// fromDevice copies one block, all its layers, to the buffer, and returns the sums
+// of what the device holds; of what came, where the CPU cannot address the device.
+func (m *Manager) fromDevice(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.opts.Buffer.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
-		return buf, err
+		return buf, nil, err
 	}
-	spans := make([]Span, g.layers)
+	spans, sums := make([]Span, g.layers), make([]uint64, g.layers)
+	sum := func(l int, mem []byte, off uint64) { sums[l] = xxh3.Hash(mem[off : off+g.layerBytes]) }
+	device := dev.Region.Bytes()
 	for l := range spans {
-		spans[l] = Span{dev.offset(l, page, g.layerBytes), uint64(buf.Offset()) + uint64(l)*g.layerBytes, g.layerBytes}
+		off := dev.offset(l, page, g.layerBytes)
+		spans[l] = Span{off, uint64(buf.Offset()) + uint64(l)*g.layerBytes, g.layerBytes}
+		if device != nil {
+			sum(l, device, off)
+		}
 	}
 	copied := rdma.NewFlag()
 	if err := m.opts.Copy.Copy(m.opts.Region, dev.Region, spans, copied.Set); err != nil {
 		buf.Release()
-		return buf, err
+		return buf, nil, err
 	}
 	// The copy writes to the buffer until it ends, so it is waited for.
 	if err := copied.Wait(context.WithoutCancel(ctx)); err != nil {
 		buf.Release()
-		return buf, err
+		return buf, nil, err
 	}
-	return buf, nil
+	if device == nil {
+		for l := range sums {
+			sum(l, buf.Bytes(), uint64(l)*g.layerBytes)
+		}
+	}
+	return buf, sums, nil
 }

@@ -36,6 +36,15 @@ func (s sumTable) get(layer, block int) uint64 {
 	return binary.LittleEndian.Uint64(s.mem[s.at(layer)+uint64(block)*sumBytes:])
 }
 
+// block returns the sums of one block, from layer 0 on.
+func (s sumTable) block(block, layers int) []uint64 {
+	sums := make([]uint64, layers)
+	for l := range sums {
+		sums[l] = s.get(l, block)
+	}
+	return sums
+}
+
 // setBlock enters the sums of one block, from layer 0 on.
 func (s sumTable) setBlock(block int, sums []uint64) {
 	for l, sum := range sums {

@@ -51,8 +51,9 @@ type shelf struct {
 	// flip spoils the bytes of a block after they were verified: what a broken
 	// buffer would do.
 	flip map[kv.BlockID]bool
-	// gate, if set, holds up writes.
-	gate chan struct{}
+	// gate, if set, holds up writes; spoil, if set, then changes what is written.
+	gate  chan struct{}
+	spoil func(mem []byte)
 	// stall: the first read of this block closes stalled and goes no further.
 	stall   kv.BlockID
 	stalled chan struct{}
@@ -140,7 +141,16 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range w.Pieces {
+	if s.spoil != nil {
+		s.spoil(s.mem[w.Pieces[0].Offset:][:geo.PieceBytes(0)])
+	}
+	lb := int(geo.LayerBytes(0))
+	for i, p := range w.Pieces {
+		for l, sum := range w.Sums[i] {
+			if xxh3.Hash(s.mem[p.Offset:][l*lb:(l+1)*lb]) != sum {
+				return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block, Reason: client.LostCorrupt}}}, nil
+			}
+		}
 		if p.Block > 0 && s.blocks[w.IDs[p.Block-1]] == nil {
 			return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block}}}, nil
 		}
@@ -516,6 +526,34 @@ func TestRelayFlip(t *testing.T) {
 	}
 	if len(s.blocks) != 0 {
 		t.Errorf("%d blocks were persisted", len(s.blocks))
+	}
+}
+
+// TestFlipBeforeStorage: memory that changes between the last check and storage
+// is refused there, by the sums that were checked: the request is served, and the
+// cache does not keep what is wrong.
+func TestFlipBeforeStorage(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.spoil = func(mem []byte) { mem[7] ^= 2 }
+	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 4, 0)
+	if err := r.run(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	for l := range 5 {
+		fill(de.page(l, 9), blockName(2, 0), l)
+	}
+	if err := de.Append(ctx, "r2", []kv.BlockID{blockName(2, 0)}, 0, 9); err != nil {
+		t.Fatal(err)
+	}
+	if err := de.Settle(ctx, blockName(2, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.blocks) != 0 {
+		t.Errorf("%d blocks with a flipped bit are in storage", len(s.blocks))
 	}
 }
 

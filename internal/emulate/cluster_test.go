@@ -41,6 +41,10 @@ type cluster struct {
 	gateway *Gateway
 	// restart replaces the planner by one that knows nothing.
 	restart func()
+	// record, if set, takes the events of the first planner.
+	record *planner.Record
+	// close ends the planner, its record written.
+	close func()
 	// stops end the nodes, in the order of engines; each may be called twice.
 	stops []func()
 }
@@ -50,7 +54,13 @@ var token = rdma.Token("the compute network of a test")
 // newCluster starts p prefill and d decode nodes.
 func newCluster(t *testing.T, p, d int) *cluster {
 	t.Helper()
-	c := &cluster{t: t, storage: testnode.Start(t, testnode.Options{})}
+	return newRecordedCluster(t, p, d, nil)
+}
+
+// newRecordedCluster is newCluster with a planner that records what happens.
+func newRecordedCluster(t *testing.T, p, d int, record *planner.Record) *cluster {
+	t.Helper()
+	c := &cluster{t: t, storage: testnode.Start(t, testnode.Options{}), record: record}
 	c.storage.Namespace(t, "m", geo)
 	c.startPlanner()
 	for i := range p + d {
@@ -83,7 +93,7 @@ func (c *cluster) startPlanner() {
 	)
 	start := func() {
 		var err error
-		service, err = planner.New(planner.Options{Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second}})
+		service, err = planner.New(planner.Options{Record: c.record, Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second}})
 		c.must(err)
 		server = grpc.NewServer()
 		pb.RegisterPlannerServer(server, service)
@@ -112,10 +122,11 @@ func (c *cluster) startPlanner() {
 		<-listeners
 		listeners <- current
 	}
-	c.t.Cleanup(func() {
+	c.close = sync.OnceFunc(func() {
 		_ = conn.Close()
 		stop()
 	})
+	c.t.Cleanup(c.close)
 }
 
 // store opens a client of the storage node.
