@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -166,7 +167,43 @@ func readRedistribution(path string) (redistribution, error) {
 	if err == nil {
 		err = f.Decode(&r)
 	}
+	if err == nil {
+		err = r.check(f)
+	}
 	return r, err
+}
+
+// check says of each value by itself where it stands in the file and what it may be.
+func (r redistribution) check(f *yamlfile.File) error {
+	q := r.Request
+	for _, x := range []struct {
+		path       string
+		value, min float64
+	}{
+		{"ranks", float64(r.Ranks), 1},
+		{"model.key_width", float64(r.Model.Key), 1}, {"model.value_width", float64(r.Model.Value), 1},
+		{"model.element_bytes", float64(r.Model.Element), 1}, {"model.layers", float64(r.Model.Layers), 1},
+		{"splice_seconds", r.Splice, 0}, {"prefill_seconds_per_token_layer", r.Prefill, 0}, {"merge_seconds", r.Merge, 0},
+		{"holder.base_seconds", r.Holder.Base, 0}, {"holder.step_seconds", r.Holder.Step, 0}, {"holder.elbow_requesters", float64(r.Holder.Elbow), 0},
+		{"gather.holder_seconds", r.Gather.Holder, 0}, {"gather.bandwidth_bytes_per_second", r.Gather.Bandwidth, 0},
+		{"host.fixed_seconds", r.Host.Fixed, 0}, {"host.row_seconds", r.Host.Row, 0},
+		{"request.rows", float64(q.Rows), 1}, {"request.tokens", float64(q.Tokens), 1}, {"request.holders", float64(q.Holders), 1},
+		{"request.steps", float64(q.Steps), 1}, {"request.trips", float64(q.Trips), 1}, {"request.requesters", float64(q.Requesters), 1},
+		{"request.flows", float64(q.Flows), 0},
+	} {
+		if !(x.value >= x.min) {
+			return f.Errorf(x.path, "is %v; it must be at least %v", x.value, x.min)
+		}
+	}
+	if _, err := redistribute.ParseReuse(q.Reuse); err != nil {
+		return f.Errorf("request.reuse", "%v", err)
+	}
+	for i, w := range q.Without {
+		if !slices.Contains([]string{redistribute.Route.String(), redistribute.Fetch.String(), redistribute.Local.String()}, w) {
+			return f.Errorf(fmt.Sprintf("request.without.%d", i), "is %q; it must be route, fetch or local", w)
+		}
+	}
+	return nil
 }
 
 // printYAML prints v as its file.

@@ -250,6 +250,21 @@ request:
   row: 64
 ----
 
+text negative.yaml
+fabric: h100-ibgda
+host:
+  fixed_seconds: 0.1
+  row_seconds: -1e-6
+----
+
+text words.yaml
+request:
+  rows: 64
+  without:
+    - fetch
+    - everything
+----
+
 text slow.json
 {
   "name": "rack 4",
@@ -259,6 +274,8 @@ text slow.json
 
 run
 plan redistribute --config @wrong.yaml
+plan redistribute --config @negative.yaml
+plan redistribute --config @words.yaml
 plan redistribute --fabric @slow.json
 plan redistribute --fabric token-ring
 plan redistribute --rows 0
@@ -274,6 +291,10 @@ fabric probe --peer 127.0.0.1:1
 fabric probe --peer nowhere
 ----
 penstock: DIR/wrong.yaml:3: request: unknown key "row"; did you mean "rows"? known are rows, tokens, reuse, holders, steps, trips, requesters, flows, without
+exit 1
+penstock: DIR/negative.yaml:4: host.row_seconds: is -1e-06; it must be at least 0
+exit 1
+penstock: DIR/words.yaml:5: request.without.1: is "everything"; it must be route, fetch or local
 exit 1
 penstock: DIR/slow.json:1: redistribute: fabric "rack 4": bandwidth of 0 bytes/s; it must be positive
 exit 1
