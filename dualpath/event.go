@@ -58,6 +58,9 @@ func (r *Request) decodeLen() int { return r.Prompt + r.Output }
 // Event is what happened. Each type below is one; At is when.
 type Event interface{ at() time.Duration }
 
+// TimeOf returns when an event happened.
+func TimeOf(ev Event) time.Duration { return ev.at() }
+
 // Submit is a new request.
 type Submit struct {
 	At      time.Duration

@@ -603,7 +603,10 @@ func (p *Planner) epoch(e Epoch) {
 	p.epochs[e.Namespace] = e.Epoch
 	var old []*request
 	for _, r := range p.requests {
-		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && r.Hit > 0 && !r.prefilled {
+		// A request that was found with a decode group alone has nobody who would
+		// compute: its prefill is over, or that group will speak for it.
+		orphan := r.phase == serving && r.pe == nil
+		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && r.Hit > 0 && !r.prefilled && !orphan {
 			old = append(old, r)
 		}
 	}

@@ -592,3 +592,23 @@ func queuedDecode(p *Planner) int {
 	}
 	return n
 }
+
+// TestEpochOfFoundRequest: the weights change while a request is known from its decode
+// group alone, after a restart of the planner. It goes on.
+func TestEpochOfFoundRequest(t *testing.T) {
+	p, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Step(GroupUp{
+		Group: 1, Role: Decode, Engines: []EngineSpec{{Engine: 1, Node: 1, HBMTokens: 1 << 20}},
+		Holding: []Held{{Request: Request{ID: 7, Prompt: 100, Hit: 64, Output: 5}, Engine: 1}},
+	})
+	if got := p.Step(Epoch{At: 1, Epoch: 1}); len(got) != 0 {
+		t.Errorf("said %v; its prefill is over", got)
+	}
+	p.Step(Finished{At: 2, Request: 7, Role: Decode})
+	if st := p.Stats(); st.Finished != 1 || st.Serving != 0 {
+		t.Errorf("%+v; the request has ended", st)
+	}
+}

@@ -4,6 +4,8 @@
 //
 // It decides nothing itself, keeps nothing on disk, and moves no KV. After a
 // restart it knows what the leaders of the groups tell it when they come back.
+// Options.Record has its events written down, for replaying them elsewhere: a line
+// is made under the lock and written outside of it.
 //
 //	gateway ── Submit ─► job ──────────┐  mu   ┌─────────────────┐
 //	           ◄── updates ◄─ channel ─┤ ┌───► │ dualpath.Planner│
@@ -22,7 +24,7 @@
 // Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), names
 // of engines, nodes, groups and namespaces (maxNames each), engines of a group,
 // bytes of a payload, of all payloads and of an address, unsent actions of a leader, unsent
-// updates of a gateway.
+// updates of a gateway, lines and bytes of a record (it ends).
 //
 // Lock order: Service.mu alone. It is never held across a send on a stream.
 package planner

@@ -35,7 +35,9 @@ type Options struct {
 	// PayloadBytes bounds the payloads of all requests that are being served;
 	// more are refused. Default 256 MiB.
 	PayloadBytes int
-	Logger       *slog.Logger
+	// Record, if set, has every event written with its actions.
+	Record *Record
+	Logger *slog.Logger
 	// Registry takes the metrics; nil: none.
 	Registry prometheus.Registerer
 }
@@ -51,6 +53,7 @@ type Service struct {
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
+	record  *recorder // nil: none
 	closed  bool
 
 	groups, nodes, namespaces names
@@ -125,20 +128,31 @@ func New(opts Options) (*Service, error) {
 			}
 		}
 	}
+	if opts.Record != nil {
+		if s.record, err = newRecorder(opts.Record, opts.Planner, opts.Logger); err != nil {
+			return nil, fmt.Errorf("planner: %w", err)
+		}
+	}
 	go s.tick(opts.TickEvery)
 	return s, nil
 }
 
-// Close ends every stream and returns when the service's goroutine has ended.
-// It may be called twice.
+// Close ends every stream and returns when the service's goroutines have ended, the
+// record written. It may be called twice.
 func (s *Service) Close() {
 	s.mu.Lock()
 	if !s.closed {
 		s.closed = true
 		close(s.stop)
+		if s.record != nil {
+			s.record.end(nil)
+		}
 	}
 	s.mu.Unlock()
 	<-s.done
+	if s.record != nil {
+		<-s.record.done
+	}
 }
 
 // tick tells the planner the time.
@@ -164,7 +178,11 @@ func (s *Service) now() time.Duration { return time.Since(s.start) }
 // stepLocked takes one event and hands its actions out.
 func (s *Service) stepLocked(ev dualpath.Event) {
 	begin := time.Now()
-	for _, a := range s.planner.Step(ev) {
+	actions := s.planner.Step(ev)
+	if s.record != nil {
+		s.record.step(ev, actions)
+	}
+	for _, a := range actions {
 		s.deliverLocked(&a)
 	}
 	s.steps.Observe(time.Since(begin).Seconds())

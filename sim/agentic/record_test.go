@@ -1,0 +1,42 @@
+package agentic
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/dualpath/record"
+)
+
+// TestRecordedJob: a planner that is given the events of a simulated job, as a record
+// of a planner node holds them, takes the same decisions.
+func TestRecordedJob(t *testing.T) {
+	t.Parallel()
+	for s := Basic; s <= Oracle; s++ {
+		o := Options{System: s, Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 2, PrefillGroup: 1, DecodeGroup: 1, Agents: agents64K(10)}
+		o.ensureDefaults()
+		file, err := record.AppendHeader(nil, record.Header{Options: o.plannerOptions()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events := 0
+		o.Record = func(ev dualpath.Event, actions []dualpath.Action) {
+			events++
+			if file, err = record.AppendStep(file, ev, actions); err != nil {
+				t.Error(err)
+			}
+		}
+		res := run(t, o)
+		r, err := record.NewReader(bytes.NewReader(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum, err := record.Replay(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum.Events != events || sum.Kinds["Submit"] != res.Rounds || sum.Stats.Finished != uint64(res.Rounds) {
+			t.Errorf("%v: replayed %d events of %d, %+v; %d rounds", s, sum.Events, events, sum.Stats, res.Rounds)
+		}
+	}
+}
