@@ -207,6 +207,9 @@ func (c *Cluster) perform(a *dualpath.Action) {
 	case dualpath.Assign:
 		if a.Side == dualpath.Prefill {
 			c.givePrefill(r, c.prefill[a.Engine])
+			if c.opts.Planner.Network != nil {
+				c.wakeDecode() // which engine decodes follows from the one that prefills
+			}
 		} else {
 			c.giveDecode(r, c.decode[int(a.Engine)-len(c.prefill)])
 		}
@@ -269,6 +272,11 @@ func (c *Cluster) wake() {
 	for _, g := range c.pgroups {
 		g.wake(c)
 	}
+	c.wakeDecode()
+}
+
+// wakeDecode lets every decode group fetch.
+func (c *Cluster) wakeDecode() {
 	for _, g := range c.dgroups {
 		g.wake(c)
 	}
