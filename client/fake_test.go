@@ -294,7 +294,9 @@ func TestAnotherProvider(t *testing.T) {
 			t.Errorf("a node that says %q: %v, want %v", said, err, want)
 		}
 		if err == nil {
-			err = s.Close()
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 		if err := engine.Close(); err != nil {
 			t.Error(err)

@@ -41,7 +41,7 @@ func ServeSockets(ctx context.Context, memory []byte, ready func(addr string)) e
 		c, err := l.Accept()
 		if ctx.Err() != nil {
 			if err == nil {
-				err = c.Close()
+				_ = c.Close() // nobody waits for it any more
 			}
 			return nil
 		}
