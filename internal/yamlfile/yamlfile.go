@@ -30,6 +30,7 @@ type Error struct {
 	Text string
 }
 
+// Error is file:line: path: text.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.File)
