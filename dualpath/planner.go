@@ -540,7 +540,9 @@ func (p *Planner) finished(e Finished) {
 	p.endTransfers(r)
 	if e.Role == Prefill {
 		r.prefilled = true
-		r.pe.served()
+		if r.pe != nil { // it may have said so before its group was lost
+			r.pe.served()
+		}
 		r.why.note(p.now, "prefill done")
 		return
 	}

@@ -129,3 +129,49 @@ nothing
 failed request=2 side=decode attempt=25
 ----
 26 abort request 2: engine 1; an engine could not do its part
+
+# A prefill group that has done its part goes; that it said so twice is no news.
+
+planner policy=split
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=9000
+----
+nothing
+
+submit id=1 prompt=1200 hit=1024
+----
+nothing
+
+fetch group=1
+----
+1 assign request 1: prefill engine 1
+
+fetch group=2
+----
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+
+finished request=1 side=prefill
+----
+nothing
+
+down group=1
+----
+nothing
+
+finished request=1 side=prefill
+----
+nothing
+
+finished request=1 side=decode
+----
+nothing
+
+stats
+----
+{Submitted:1 Started:1 Rejected:0 Replanned:1 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:0}
