@@ -84,13 +84,14 @@ func (p *Planner) endTransfers(r *request) {
 // engine could hold the request were it empty.
 func (p *Planner) cheapestGroup(r *request) (best *group, cost float64) {
 	careful, last := p.careful(r), false // last: best is to be avoided
+	var like costLike
 	for _, g := range p.order {
 		if g.role != Decode || !g.holds(r.decodeLen()) {
 			continue
 		}
 		for _, en := range g.engines {
 			avoid := careful && p.avoids(r, en)
-			c := p.decodeCost(r, en)
+			c := like.decodeCost(p, r, en)
 			if best == nil || (last && !avoid) || (last == avoid && (c < cost || (c == cost && g.total < best.total))) {
 				best, cost, last = g, c, avoid
 			}
@@ -104,11 +105,12 @@ func (p *Planner) cheapestGroup(r *request) (best *group, cost float64) {
 // none has the HBM.
 func (p *Planner) cheapestEngine(r *request, g *group) (best *engine, cost float64) {
 	careful := p.careful(r) && !p.avoidsAll(r, g)
+	var like costLike
 	for _, en := range g.engines {
 		if en.hbm < r.decodeLen() || (careful && p.avoids(r, en)) {
 			continue
 		}
-		c := p.decodeCost(r, en)
+		c := like.decodeCost(p, r, en)
 		if best == nil || c < cost || (c == cost && en.tok < best.tok) {
 			best, cost = en, c
 		}
@@ -116,9 +118,20 @@ func (p *Planner) cheapestEngine(r *request, g *group) (best *engine, cost float
 	return best, cost
 }
 
+// costLike is the cost of the engine that was asked about last: its neighbours on the
+// machine often have as many requests, and then cost the same.
+type costLike struct {
+	node *node
+	seq  int
+	cost float64
+}
+
 // decodeCost is what it costs to decode the request on an engine, in seconds.
-func (p *Planner) decodeCost(r *request, en *engine) float64 {
-	return p.opts.Network.Decode(r.pe.node.id, en.node.id, r.Prompt, en.seq)
+func (l *costLike) decodeCost(p *Planner, r *request, en *engine) float64 {
+	if l.node != en.node || l.seq != en.seq {
+		*l = costLike{en.node, en.seq, p.opts.Network.Decode(r.pe.node.id, en.node.id, r.Prompt, en.seq)}
+	}
+	return l.cost
 }
 
 // paths are the two ways of a cached prefix, as lines over its tokens.
