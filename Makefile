@@ -33,13 +33,14 @@ test: ## the plain build, then io_uring and the invariants
 	go test ./...
 	go test $(GOFLAGS_CHECKED) ./...
 
-test-rdma: ## the verbs provider on soft-RoCE devices and ib_write_bw beside it, in a QEMU guest of its own
+test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
 	go build -o bin/rdmalab ./internal/rdmalab
 	bin/rdmalab -packages
 	go vet -tags verbs ./rdma/verbs
 	go test -c -tags verbs -o bin/verbs.test ./rdma/verbs
-	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -- \
-		verbs.test "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
+	go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
+	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -bin bin/penstock.test -- \
+		verbs.test "penstock.test -test.run TestServeVerbs" "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
 
 race:
 	go test -race $(GOFLAGS_CHECKED) $(RACE)

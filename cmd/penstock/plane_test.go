@@ -181,6 +181,25 @@ func TestServeFabric(t *testing.T) {
 	}
 }
 
+// TestServeVerbs: the same over RDMA devices: those of the host, which reach
+// storage, on both sides. `make test-rdma` runs it over soft-RoCE.
+func TestServeVerbs(t *testing.T) {
+	if len(verbsDevices()) == 0 {
+		if os.Getenv("PENSTOCK_RDMA_LAB") != "" {
+			t.Fatalf("no RDMA device in the lab: %s", verbsMissing())
+		}
+		t.Skipf("needs an RDMA device, and a program built with -tags verbs: %s", verbsMissing())
+	}
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume", "--data-plane-provider", "verbs", "--data-plane-qos", "default")
+	tokensFile, dataFile := prompt(t, s, dir, 12)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	fetchSame(t, s, dir, tokensFile, dataFile)
+	if r := s.stop(); r.code != exitOK {
+		t.Errorf("exit %d\n%s", r.code, r.err)
+	}
+}
+
 // TestServeProviders: a provider that is unknown, or not in this build, ends the
 // start with what to do about it.
 func TestServeProviders(t *testing.T) {
