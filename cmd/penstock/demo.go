@@ -131,7 +131,7 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 	}
 	spec.SNICBits, spec.Env, spec.Loopback = uint64(d.rate)*1e6, withoutSettings(w.environ), d.loopback
 	r := &clusterReport{Shape: spec.Shape(), Agents: d.agents.String(), Bound: float64(spec.Prefill+spec.Decode) / float64(spec.Prefill)}
-	if r.Network, err = spec.Network(); err != nil {
+	if r.Network, _, err = spec.Network(); err != nil {
 		return nil, err
 	}
 	for _, mode := range d.modes {

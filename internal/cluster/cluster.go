@@ -43,6 +43,8 @@ type Cluster struct {
 	flipped  map[string]int
 	counts   map[string]emulate.Counts
 	replayed chan PlannerStats
+	sinks    chan *BurstTarget
+	bursts   chan *BurstResult
 	// changed is closed and replaced when a turn has ended.
 	changed chan struct{}
 }
@@ -65,7 +67,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	}
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // never fails
-	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan PlannerStats, 1), changed: make(chan struct{})}
+	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan PlannerStats, 1), sinks: make(chan *BurstTarget, 1), bursts: make(chan *BurstResult, 1), changed: make(chan struct{})}
 	if c.net, err = openNetwork(spec.Loopback); err != nil {
 		return nil, err
 	}
@@ -100,7 +102,7 @@ func (c *Cluster) plan() (err error) {
 		snic, cnic = 0, 0
 	}
 	member := func(kind Kind, name string, role placeRole) (*member, error) {
-		p, err := c.net.place(name, role, snic, cnic)
+		p, err := c.net.place(name, role, nicRates{snic, cnic, s.Classes})
 		return &member{kind: kind, place: p}, err
 	}
 	if c.storage, err = member("", "storage", storageNode); err != nil {
@@ -135,6 +137,7 @@ func (c *Cluster) plan() (err error) {
 		m.config = c.config(m, at(c.storage.storage, grpcPort))
 		m.config.Compute, m.config.Token = at(m.compute, computePort), c.token
 		m.config.BufferBytes, m.config.DeviceBlocks, m.config.Window = s.BufferBytes, s.blocks(window), window
+		m.config.Classes = s.Classes
 		if m.shapes != nil {
 			m.config.Shaped, m.config.SNICBits, m.config.CNICBits = true, snic, cnic
 			m.shapes.say = func(o Order) error { return m.proc.Say(o) }
@@ -203,8 +206,13 @@ func (c *Cluster) hear(m *member, line []byte) {
 		c.flipped[m.name] = e.Flipped
 	}
 	c.mu.Unlock()
-	if e.Replayed != nil {
+	switch {
+	case e.Replayed != nil:
 		c.replayed <- *e.Replayed
+	case e.Sink != nil:
+		c.sinks <- e.Sink
+	case e.Bursts != nil:
+		c.bursts <- e.Bursts
 	}
 }
 

@@ -8,16 +8,30 @@ import (
 	"sync"
 
 	"github.com/penstock-kv/penstock/internal/netlab"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
 )
 
 // network is where the processes run.
 type network interface {
 	// String says what it is, for people.
 	String() string
-	// place adds one. Rates are of an engine's NICs, in bits a second; 0: no limit.
-	place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error)
+	// place adds one; rates are those of an engine's NICs.
+	place(name string, role placeRole, rates nicRates) (*place, error)
 	close() error
 }
+
+// nicRates are in bits a second; 0: no limit.
+type nicRates struct {
+	snicBits, cnicBits uint64
+	// classes gives collectives a share of the compute NIC.
+	classes bool
+}
+
+// collectiveShare of a compute NIC is the collectives' own; InfiniBand's arbiter
+// with DualPath's tables gives them 99.6 % (appendix A.1), and the rest of a
+// class in Linux must hold a packet.
+const collectiveShare = 0.95
 
 // placeRole is which networks a place is on, besides control.
 type placeRole uint8
@@ -92,29 +106,34 @@ func (*namespaces) String() string { return "network namespaces, rates by tc" }
 func (n *namespaces) close() error { return n.lab.Close() }
 
 // place implements network.
-func (n *namespaces) place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error) {
+func (n *namespaces) place(name string, role placeRole, rates nicRates) (*place, error) {
 	ns, err := n.lab.Namespace(name)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %s: %w", name, err)
 	}
 	p := &place{name: name, start: ns.Start}
-	attach := func(s *netlab.Switch, bits uint64) (k *netlab.Link, host string) {
+	attach := func(s *netlab.Switch, o netlab.LinkOptions) (k *netlab.Link, host string) {
 		if err == nil {
-			if k, err = s.Attach(ns, netlab.LinkOptions{RateBits: bits}); err == nil {
+			if k, err = s.Attach(ns, o); err == nil {
 				host = k.A.IP().String()
 			}
 		}
 		return k, host
 	}
-	_, p.control = attach(n.control, 0)
+	_, p.control = attach(n.control, netlab.LinkOptions{})
 	p.listen = p.control
 	switch role {
 	case storageNode:
-		_, p.storage = attach(n.storage, 0)
+		_, p.storage = attach(n.storage, netlab.LinkOptions{})
 		p.listen = "0.0.0.0" // of the namespace
 	case engineNode:
-		p.snic, _ = attach(n.storage, snicBits)
-		p.cnic, p.compute = attach(n.compute, cnicBits)
+		p.snic, _ = attach(n.storage, netlab.LinkOptions{RateBits: rates.snicBits})
+		cnic := netlab.LinkOptions{RateBits: rates.cnicBits}
+		if rates.classes && rates.cnicBits > 0 {
+			marks := qos.Default()
+			cnic.Classes = []netlab.Class{{DSCP: marks[rdma.ClassCollective].DSCP, Share: collectiveShare}, {DSCP: marks[rdma.ClassKV].DSCP, Share: (1 - collectiveShare) / 2}}
+		}
+		p.cnic, p.compute = attach(n.compute, cnic)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %s: %w", name, err)
@@ -138,12 +157,12 @@ func (l *loopback) String() string { return "shaped connections on loopback: " +
 func (*loopback) close() error { return nil }
 
 // place implements network.
-func (l *loopback) place(name string, role placeRole, snicBits, cnicBits uint64) (*place, error) {
+func (l *loopback) place(name string, role placeRole, rates nicRates) (*place, error) {
 	l.hosts++
 	host := fmt.Sprintf("127.%d.0.%d", l.net, l.hosts)
 	p := &place{name: name, listen: host, control: host, storage: host, compute: host}
 	if role == engineNode {
-		p.shapes = &shapes{snicBits: snicBits, cnicBits: cnicBits}
+		p.shapes = &shapes{}
 		p.snic, p.cnic = &remoteNIC{s: p.shapes, storage: true}, &remoteNIC{s: p.shapes}
 	}
 	return p, nil
@@ -151,8 +170,6 @@ func (l *loopback) place(name string, role placeRole, snicBits, cnicBits uint64)
 
 // shapes are the NICs that an engine's process limits itself.
 type shapes struct {
-	snicBits, cnicBits uint64
-
 	mu         sync.Mutex
 	snic, cnic netlab.Counters
 	say        func(Order) error

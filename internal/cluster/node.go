@@ -25,6 +25,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/qos"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -61,6 +62,9 @@ type NodeConfig struct {
 	// ReadRate is what the storage NIC is known to deliver, in tokens a second;
 	// 0: it is measured.
 	ReadRate float64 `json:"read_rate,omitempty"`
+	// Classes: the compute network has a class for collectives; KV is marked as
+	// such.
+	Classes bool `json:"classes,omitempty"`
 	// Shaped: this process limits its NICs itself, to so many bits a second; 0: it
 	// only counts.
 	Shaped   bool   `json:"shaped,omitempty"`
@@ -79,6 +83,10 @@ type Order struct {
 	// Flips times.
 	Flip  time.Duration `json:"flip,omitempty"`
 	Flips int           `json:"flips,omitempty"`
+	// BurstSink has an engine's node take bursts on an address; Bursts has it send
+	// some.
+	BurstSink string  `json:"burst_sink,omitempty"`
+	Bursts    *Bursts `json:"bursts,omitempty"`
 	// SNICBits and CNICBits, unless 0, change the limits of a shaped NIC.
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
@@ -101,6 +109,9 @@ type Event struct {
 	NICs *NICCounters `json:"nics,omitempty"`
 	// Loaded: a prefill engine has had the hit KV of a request.
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
+	// Sink is memory for bursts; Bursts is what became of those ordered.
+	Sink   *BurstTarget `json:"sink,omitempty"`
+	Bursts *BurstResult `json:"bursts,omitempty"`
 	// Flipped is how many bits were flipped so far.
 	Flipped int `json:"flipped,omitempty"`
 }
@@ -286,6 +297,10 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	}
 	o := n.options()
 	o.Listen, o.Token = n.cfg.Compute, token
+	if n.cfg.Classes {
+		marks := qos.Default()
+		o.QoS = &marks
+	}
 	if n.cnic != nil {
 		o.Wrap = n.cnic.wrap
 	}
@@ -332,6 +347,12 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	for o := range orders {
 		if o.Flip > 0 {
 			wg.Go(func() { n.flip(ctx, e, o) })
+		}
+		if o.BurstSink != "" {
+			wg.Go(func() { n.sink(ctx, o.BurstSink) })
+		}
+		if o.Bursts != nil && o.Bursts.Target != nil {
+			wg.Go(func() { n.burst(ctx, o.Bursts) })
 		}
 		if n.snic != nil && o.SNICBits > 0 {
 			n.snic.setRate(o.SNICBits)

@@ -41,6 +41,9 @@ type Spec struct {
 	GroupTimeout time.Duration
 	// Deadline of a turn. Default 2 min.
 	Deadline time.Duration
+	// Classes gives collectives a class of their own on the compute network, above
+	// the KV's, as deploy/qos does.
+	Classes bool
 	// Loopback shapes connections on loopback instead of making namespaces.
 	Loopback bool
 	// Dir is where storage lies; CapacityBytes of it. Default 8 GiB.
@@ -103,12 +106,13 @@ func (s *Spec) Validate() error {
 func (s *Spec) Shape() string { return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode) }
 
 // Network says what the processes would run on: namespaces, or loopback and why.
-func (s *Spec) Network() (string, error) {
+func (s *Spec) Network() (text string, isLoopback bool, err error) {
 	n, err := openNetwork(s.Loopback)
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
-	return n.String(), n.close()
+	_, isLoopback = n.(*loopback)
+	return n.String(), isLoopback, n.close()
 }
 
 // tokenBytes is what a token takes in one layer.

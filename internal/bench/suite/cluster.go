@@ -41,6 +41,8 @@ const (
 	againMetric      = "recomputed parts"
 	longestMetric    = "longest turn s"
 	flippedMetric    = "bits flipped"
+	burstP50Metric   = "burst p50 ms"
+	burstP99Metric   = "burst p99 ms"
 )
 
 // clusterSuite is one run.
@@ -48,6 +50,8 @@ type clusterSuite struct {
 	*suiteRun
 	opts ClusterOptions
 	set  []workload.Trajectory
+	// loopback: there are no namespaces.
+	loopback bool
 }
 
 // Cluster measures clusters on this machine: what dual path gains where storage is
@@ -59,10 +63,11 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 		return s.report, err
 	}
 	s.set = workload.Scale{Rounds: o.Rounds, Tokens: 1 / float64(o.Divide)}.Apply(table.Generate(o.Agents, 1))
-	network, err := (&cluster.Spec{}).Network()
+	network, loopback, err := (&cluster.Spec{}).Network()
 	if err != nil {
 		return s.report, err
 	}
+	s.loopback = loopback
 	s.setup("%s; storage NICs of %d Mbit/s, compute NICs of 8 times that, 2 KiB a token in 8 layers", network, o.RateBits/1e6)
 	s.setup("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d; a replay is a mean over all their turns", o.Agents, o.Rounds, o.Divide)
 	s.setup("SNIC max/avg: windows of a second with at least 30 %% of the busiest one's load, first half of the replay")
@@ -72,6 +77,7 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 		step{"balance of the storage NICs", s.balance},
 		step{"one long request", s.long},
 		step{"ablation", s.ablation},
+		step{"traffic isolation", s.isolation},
 		step{"faults", s.faults},
 	)
 	return s.report, err
@@ -123,7 +129,7 @@ func (s *clusterSuite) run(ctx context.Context, spec cluster.Spec, load cluster.
 		return nil, nil, err
 	}
 	sample := bench.Sample{
-		completionMetric: r.Completion.Seconds(), tokenMetric: float64(r.FirstTokenP50.Microseconds()) / 1e3,
+		completionMetric: r.Completion.Seconds(), tokenMetric: ms(r.FirstTokenP50),
 		failedMetric: float64(r.Failed), wrongMetric: float64(r.WrongBlocks),
 	}
 	if read := r.PrefillTokens + r.DecodeTokens; read > 0 {
@@ -241,8 +247,8 @@ func (s *clusterSuite) long(ctx context.Context) error {
 			if len(first) == 0 {
 				return nil, errors.New("no turn had cached tokens")
 			}
-			sample[firstLayerMetric] = float64(bench.Quantile(first, 0.5).Microseconds()) / 1e3
-			sample[lastLayerMetric] = float64(bench.Quantile(last, 0.5).Microseconds()) / 1e3
+			sample[firstLayerMetric] = ms(bench.Quantile(first, 0.5))
+			sample[lastLayerMetric] = ms(bench.Quantile(last, 0.5))
 			return sample, nil
 		}})
 	}
@@ -287,6 +293,75 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 	}
 	return s.turns(ctx, c)
 }
+
+// Bursts of the isolation: of 4 MiB, so that the packet of KV that is on the wire
+// when one begins is small beside it, on NICs that are slow enough for this
+// machine's CPUs to keep up.
+const (
+	burstBytes    = 4 << 20
+	burstPause    = 30 * time.Millisecond
+	burstCount    = 150
+	burstSNICBits = 25e6
+)
+
+// isolation: how long bursts over the compute network take without KV beside them,
+// with it in a class below, and with it in the same class.
+func (s *clusterSuite) isolation(ctx context.Context) error {
+	if s.loopback {
+		return errors.New("needs network namespaces (root): shaped connections have no classes")
+	}
+	c := bench.Comparison{Name: "traffic isolation on the compute network, 1P1D", Notes: []string{
+		fmt.Sprintf("%d bursts of %d MiB from the prefill to the decode node, as a collective's, over compute NICs of %d Mbit/s; priority by qdisc class (htb) and DSCP", burstCount, burstBytes>>20, int(8*burstSNICBits/1e6)),
+	}}
+	for _, k := range []struct {
+		name             string
+		loaded, unmarked bool
+	}{{"no KV", false, false}, {"KV in the class below", true, false}, {"KV in the same class", true, true}} {
+		c.Contenders = append(c.Contenders, bench.Contender{Name: k.name, Turn: func(ctx context.Context) (bench.Sample, error) { return s.burst(ctx, k.loaded, k.unmarked) }})
+	}
+	c.Measures = []bench.Measure{
+		bench.Ratio("p99 of bursts, KV in the class below / no KV", burstP99Metric, "KV in the class below", "no KV", bench.AtMost(1.03)),
+		bench.Ratio("p99 of bursts, KV in the same class / no KV", burstP99Metric, "KV in the same class", "no KV", bench.Target{}),
+	}
+	return s.turns(ctx, c)
+}
+
+// burst sends bursts on a cluster that replays agents meanwhile, or one.
+func (s *clusterSuite) burst(ctx context.Context, loaded, unmarked bool) (bench.Sample, error) {
+	var took []time.Duration
+	enough := errors.New("the bursts are over")
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	load := cluster.Workload{During: func(ctx context.Context, c *cluster.Cluster) (err error) {
+		if loaded {
+			if err := c.AfterTurns(ctx, s.opts.Agents); err != nil {
+				return err
+			}
+		}
+		took, err = c.Burst(ctx, cluster.Bursts{From: "P0", To: "D0", Bytes: burstBytes, Pause: burstPause, N: burstCount, Unmarked: unmarked})
+		cancel(enough)
+		return err
+	}}
+	if !loaded {
+		// An agent that is silent: the cluster is up for as long as its turn takes.
+		load.Agents, load.Parallel = cluster.Sessions("quiet", []workload.Trajectory{{Rounds: []workload.Round{{Append: 64, Gen: 100_000}}}}), 1
+	}
+	spec := cluster.Spec{Classes: true}
+	spec.Model.Base = time.Millisecond
+	rate := s.opts.RateBits
+	s.opts.RateBits = burstSNICBits
+	defer func() { s.opts.RateBits = rate }()
+	if _, _, err := s.run(ctx, spec, load); !errors.Is(err, enough) && err != nil {
+		return nil, err
+	}
+	if len(took) == 0 {
+		return nil, errors.New("the replay ended before the bursts did")
+	}
+	return bench.Sample{burstP50Metric: ms(bench.Quantile(took, 0.5)), burstP99Metric: ms(bench.Quantile(took, 0.99))}, nil
+}
+
+// ms is a duration in milliseconds.
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 
 // fault is one thing that goes wrong in the middle of a replay.
 type fault struct {
