@@ -32,11 +32,15 @@ A setting comes from a flag, else from the environment (PENSTOCK_ and the path o
 the key: PENSTOCK_SCHEDULE_READ_RATE), else from --config FILE (YAML), else it has the
 default shown here.`,
 		Example: `  penstock planner --schedule-read-rate 640000 --schedule-prefill-rate 8000
+  penstock planner --record events.jsonl
+  penstock planner replay events.jsonl
   penstock plan top --every 1s`,
 		Args: args(cobra.NoArgs),
 	}
-	var file string
+	var file, record string
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	cmd.Flags().StringVar(&record, "record", "", "file to write every event and decision to, for penstock planner replay; at most 1 GiB; a file of that name is kept as FILE.old")
+	cmd.AddCommand(newPlannerReplay())
 	scratch := config.DefaultPlanner()
 	addConfigFlags(cmd.Flags(), scratch.Keys())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -50,7 +54,7 @@ default shown here.`,
 		if err := cfg.Validate(); err != nil {
 			return err
 		}
-		return runPlanner(cmd.Context(), cfg, newLogger(w.err, cfg.Log))
+		return runPlanner(cmd.Context(), cfg, record, newLogger(w.err, cfg.Log))
 	}
 	return cmd
 }
@@ -73,8 +77,9 @@ func scheduleOf(c config.Schedule) (dualpath.Options, error) {
 	return o, nil
 }
 
-// runPlanner serves until ctx ends.
-func runPlanner(ctx context.Context, cfg config.Planner, log *slog.Logger) (err error) {
+// runPlanner serves until ctx ends. Events are written to the file record, unless it
+// is "".
+func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slog.Logger) (err error) {
 	schedule, err := scheduleOf(cfg.Schedule)
 	if err != nil {
 		return err
@@ -114,7 +119,20 @@ func runPlanner(ctx context.Context, cfg config.Planner, log *slog.Logger) (err 
 		schedule.Network = network
 		defer oracle.Close()
 	}
-	service, err := planner.New(planner.Options{Planner: schedule, Logger: log, Registry: registry})
+	opts := planner.Options{Planner: schedule, Logger: log, Registry: registry}
+	if record != "" {
+		file, openErr := openRecord(record)
+		if openErr != nil {
+			return errors.Join(openErr, control.Close(), closeIf(web))
+		}
+		defer func() { err = errors.Join(err, file.Close()) }() // after Shutdown, which ends the record
+		opts.Record = &planner.Record{To: file}
+		if network != nil {
+			made := network.Options()
+			opts.Record.Network = &made
+		}
+	}
+	service, err := planner.New(opts)
 	if err != nil {
 		return errors.Join(err, control.Close(), closeIf(web))
 	}

@@ -14,6 +14,7 @@ type Planner struct {
 	// bytes are the KV's of one token.
 	bytes   float64
 	overlap bool
+	made    PlannerOptions
 }
 
 // PlannerOptions of a Planner.
@@ -40,8 +41,12 @@ func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Planner{oracle, float64(o.BytesPerToken), o.Overlap}, nil
+	return &Planner{oracle, float64(o.BytesPerToken), o.Overlap, o}, nil
 }
+
+// Options returns what the cost model was made of: another one, given the same
+// reports, costs the same.
+func (p *Planner) Options() PlannerOptions { return p.made }
 
 // SnapshotOf is a report as a snapshot.
 func SnapshotOf(r *dualpath.NetworkReport) Snapshot[dualpath.NodeID] {

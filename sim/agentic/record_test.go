@@ -13,7 +13,7 @@ import (
 func TestRecordedJob(t *testing.T) {
 	t.Parallel()
 	for s := Basic; s <= Oracle; s++ {
-		o := Options{System: s, Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 2, PrefillGroup: 1, DecodeGroup: 1, Agents: agents64K(10)}
+		o := Options{System: s, Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 2, PrefillGroup: 1, DecodeGroup: 1, Agents: agents64K(3)}
 		o.ensureDefaults()
 		file, err := record.AppendHeader(nil, record.Header{Options: o.plannerOptions()})
 		if err != nil {
