@@ -68,6 +68,10 @@ func (p *Planner) start(r *request) {
 	}
 	r.why.note(p.now, "started on engines %d and %d: prefill side reads %d of %d cached tokens", int(r.pe.id), int(r.de.id), x, r.Hit)
 	r.why.note(p.now, "read queues: %d tokens on the prefill side, %d on the decode side", r.pe.node.queue, r.de.node.queue)
+	if p.opts.Network != nil && r.Hit > 0 {
+		w := p.paths(r.pe.node, r.de.node)
+		r.why.note(p.now, "both hops, for all cached tokens: %d us on the prefill side, %d us on the decode side", int(w.prefill.at(r.Hit)*1e6), int(w.decode.at(r.Hit)*1e6))
+	}
 	p.beginTransfers(r, x < r.Hit)
 	seq := p.say(a)
 	r.attempt = seq

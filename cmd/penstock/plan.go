@@ -19,7 +19,7 @@ func newPlanCommand(w world) *cobra.Command {
 		Use:   "plan",
 		Short: "Ask the planner why and what, and what a cluster could do",
 	}
-	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w))
+	return noun(cmd, newPlanExplain(w), newPlanTop(w), newPlanAnalyze(), newPlanPrfaaS(), newPlanRedistribute(), newPlanAdvise(w), newPlanNetwork(w))
 }
 
 // addPlannerFlags gives cmd the flags of a client of a planner.

@@ -121,6 +121,7 @@ Available Commands:
   advise       How long a cluster takes for a trace's agents, what binds, and how to divide its nodes
   analyze      The range of P/D in which nothing binds before the storage NICs, and what binds first
   explain      The story of one request: who was chosen, why, and what was read where
+  network      Ask the sources of the network's cost, and show what the planner would be told
   prfaas       Which prompts to prefill in another datacenter, and how to divide the rest
   redistribute Move the query, move the cache, or compute again: what each would take
   top          Groups, engines and storage NICs as the planner sees them now

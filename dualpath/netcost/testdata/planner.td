@@ -154,6 +154,15 @@ fetch group=2
 assign request 1: decode engine 2
 start request 1: prefill 1, decode 2; prefill [0, 2880); decode [2880, 4000)
 
+explain request=1
+----
+   0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode group 2: its best engine has the first token 668468 us after prefill on node 1, sooner than others'
+   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 668468 us, the least in its group
+   0.000  started on engines 1 and 2: prefill side reads 2880 of 4000 cached tokens
+   0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
+   0.000  both hops, for all cached tokens: 408889 us on the prefill side, 1040007 us on the decode side
+
 # When the hops overlap, the slower one counts: 0.1 and 0.16 ms.
 
 planner overlap
