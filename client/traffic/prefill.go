@@ -214,6 +214,15 @@ func (p *Prefill) missLocked() []int {
 	return miss
 }
 
+// Loaded waits until every hit block is in a buffer or is to be recomputed, and the
+// decode side is there: from then on the job waits for nothing but its own
+// transfers. An engine that takes only such jobs into a batch never has the others
+// of the batch wait for storage, or for a decode engine whose buffer is full of
+// jobs that wait for this engine.
+func (p *Prefill) Loaded(ctx context.Context) error {
+	return p.await(ctx, func() bool { return p.resolved })
+}
+
 // Layer waits until the hit KV of a layer is in device memory and verified.
 func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })

@@ -13,11 +13,11 @@
 //	                   └────── fetch, progress ─────┘                   │ memory is compared with what its
 //	                                                                    │ block must hold (internal/content)
 //
-// A prefill engine computes one batch at a time: requests from the head of its
-// queue up to the compute quota (dualpath/batch), layer by layer, each layer once
-// the hit KV of every request of the batch is there. It does not cut a request in
-// chunks: one that exceeds the quota is a batch of its own. A decode engine decodes
-// all its requests in every step.
+// A prefill engine computes one batch at a time: requests whose hit KV has come to
+// a buffer, in that order, up to the compute quota (dualpath/batch), layer by layer,
+// each layer once it is on the device for every request of the batch. It does not
+// cut a request in chunks: one that exceeds the quota is a batch of its own. A decode
+// engine decodes all its requests in every step.
 //
 // Lock order: Leader.mu, then engine.mu; neither is held across a call.
 package emulate

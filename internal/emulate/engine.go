@@ -91,7 +91,7 @@ type Engine struct {
 	mu    sync.Mutex
 	free  []uint32 // device pages
 	jobs  map[string]*running
-	queue []*running // prefill: started, in order
+	queue []*running // prefill: loaded, in order
 	// started and ready wake the prefill and the decode loop.
 	started, ready chan struct{}
 	// decoding are the requests of the decode loop.
@@ -346,6 +346,13 @@ func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
 		}
 		e.mu.Lock()
 		r.prefill = p
+		e.mu.Unlock()
+		if err := p.Loaded(r.ctx); err != nil {
+			p.Cancel()
+			e.leave(r, err)
+			return
+		}
+		e.mu.Lock()
 		e.queue = append(e.queue, r)
 		e.mu.Unlock()
 		select {
@@ -385,38 +392,49 @@ func (e *Engine) prefillLoop() {
 }
 
 // forward is one pass over all layers. A request that fails leaves the batch; the
-// others go on.
+// others go on. What a request's last transfers take is not the next batch's to
+// wait for.
 func (e *Engine) forward(members []*running, items []batch.Item) {
-	fail := make([]error, len(members))
 	for l := range e.opts.Model.Layers {
 		for i, r := range members {
-			if fail[i] == nil {
-				if fail[i] = r.prefill.Layer(r.ctx, l); fail[i] == nil {
-					r.layer(l)
-					fail[i] = e.compute(r, l)
-				}
+			if r == nil {
+				continue
+			}
+			err := r.prefill.Layer(r.ctx, l)
+			if err == nil {
+				r.layer(l)
+				err = e.compute(r, l)
+			}
+			if err != nil {
+				members[i] = nil
+				e.wg.Go(func() {
+					r.prefill.Cancel()
+					e.leave(r, err)
+				})
 			}
 		}
 		e.spend(e.opts.Model.Layer(items))
-		for i, r := range members {
-			if fail[i] == nil {
+		for _, r := range members {
+			if r != nil {
 				r.prefill.Computed(l)
 			}
 		}
 	}
-	for i, r := range members {
-		err := fail[i]
-		if err != nil {
-			r.prefill.Cancel()
-		} else {
-			err = r.prefill.Finish(r.ctx)
+	for _, r := range members {
+		if r != nil {
+			e.wg.Go(func() { e.finish(r) })
 		}
-		if err == nil && e.opts.Loaded != nil {
-			r.loaded.Request, r.loaded.Hit = r.work.Request, r.work.Hit*e.opts.Namespace.Geometry.BlockTokens
-			e.opts.Loaded(r.loaded)
-		}
-		e.leave(r, err)
 	}
+}
+
+// finish waits until all of a request's KV has landed.
+func (e *Engine) finish(r *running) {
+	err := r.prefill.Finish(r.ctx)
+	if err == nil && e.opts.Loaded != nil {
+		r.loaded.Request, r.loaded.Hit = r.work.Request, r.work.Hit*e.opts.Namespace.Geometry.BlockTokens
+		e.opts.Loaded(r.loaded)
+	}
+	e.leave(r, err)
 }
 
 // layer notes that a layer's hit KV is in device memory.
