@@ -15,7 +15,9 @@ import (
 // NetKV is the paper that package netcost follows, on the cluster of package
 // sim/netkv.
 func NetKV() Suite {
-	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Run: netKV}
+	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Run: func(ctx context.Context, r *Report) error {
+		return netKV(ctx, r, netkv.Windows(), netkvSeeds)
+	}}
 }
 
 const (
@@ -37,6 +39,8 @@ const (
 // netkvStudies runs studies and answers for them by key.
 type netkvStudies struct {
 	trace   []workload.Arrival
+	windows []time.Duration
+	seeds   int
 	keys    []string
 	studies []netkv.Study
 	results map[string]*netkv.Summary
@@ -47,9 +51,9 @@ func (n *netkvStudies) want(key string, s netkv.Study) {
 	if slices.Contains(n.keys, key) {
 		return
 	}
-	s.Seeds = netkvSeeds
+	s.Seeds = n.seeds
 	if s.Windows == nil {
-		s.Windows = netkv.Windows()
+		s.Windows = n.windows
 	}
 	n.keys, n.studies = append(n.keys, key), append(n.studies, s)
 }
@@ -95,7 +99,8 @@ var (
 	netkvPods    = []int{2, 4, 8, 16, 32}
 )
 
-func netKV(ctx context.Context, r *Report) error {
+// netKV reports every table, over some windows of the trace and seeds.
+func netKV(ctx context.Context, r *Report, windows []time.Duration, seeds int) error {
 	path, err := r.Trace(netkvTrace)
 	if err != nil {
 		return err
@@ -104,7 +109,7 @@ func netKV(ctx context.Context, r *Report) error {
 	if err != nil {
 		return err
 	}
-	n := &netkvStudies{trace: trace, results: map[string]*netkv.Summary{}}
+	n := &netkvStudies{trace: trace, windows: windows, seeds: seeds, results: map[string]*netkv.Summary{}}
 	if err := n.plan(); err != nil {
 		return err
 	}
@@ -166,7 +171,7 @@ func (n *netkvStudies) plan() error {
 		w.Capacity *= float64(pods) / 2
 		// The largest takes 2000 requests of a window: what is left behind 20 min.
 		sweep(fmt.Sprintf("pods %d", pods), []netcost.Policy{netcost.CacheLoad, netcost.Full}, netkv.Study{
-			Workload: w, Windows: netkv.Windows()[:3], Edit: func(o *netkv.Options) { o.Pods = pods }})
+			Workload: w, Windows: n.windows[:min(3, len(n.windows))], Edit: func(o *netkv.Options) { o.Pods = pods }})
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func netkvLoad(n *netkvStudies, r *Report) {
 	r.Table(Table{
 		Title: "Load sweep, retrieval", Source: "NetKV, Table II and section VI-C", Command: netkvCommand,
 		Text: otherTraceText + fmt.Sprintf(" Means over %d seeds and %d windows of the trace, about 90 measured requests each, the same at every load; the deviation is over the seeds. 100 %% is 6.1 requests a second.",
-			netkvSeeds, len(netkv.Windows())),
+			n.seeds, len(n.windows)),
 		Cells: cells,
 	})
 }

@@ -6,15 +6,18 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/sim/netkv"
 )
 
-// TestNetKV: every cell is in its range and explains itself.
+// TestNetKV: every table is made, of two windows and one seed, which is a fifteenth of
+// what `make reproduce` runs. What follows from a formula is in its range, and of what is
+// simulated nearly all is; every deviation is explained.
 func TestNetKV(t *testing.T) {
-	if testing.Short() {
-		t.Skip("170 clusters of 18 to 30 runs each: not with -short; make reproduce runs them")
-	}
 	dir := filepath.Dir(testkit.TraceFile(t, netkvTrace))
-	results, err := Run(context.Background(), []Suite{NetKV()}, Options{Workers: 2, Traces: []string{dir}})
+	short := Suite{Name: "netkv", Paper: "NetKV", Run: func(ctx context.Context, r *Report) error {
+		return netKV(ctx, r, netkv.Windows()[:2], 1)
+	}}
+	results, err := Run(context.Background(), []Suite{short}, Options{Workers: 2, Traces: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,17 +25,27 @@ func TestNetKV(t *testing.T) {
 	if r.Err != nil {
 		t.Fatal(r.Err)
 	}
-	cells := 0
-	for _, table := range r.Tables {
+	cells, out := 0, 0
+	for i, table := range r.Tables {
 		for _, c := range table.Cells {
 			cells++
-			if !c.OK() || c.NeedsNote() {
-				t.Errorf("%s: %s: ours %v, paper %v, accepted %v to %v, note %q", table.Title, c.Name, c.Ours, c.Paper, c.Low, c.High, c.Note)
+			if c.NeedsNote() {
+				t.Errorf("%s: %s: ours %v, paper %v, and no note", table.Title, c.Name, c.Ours, c.Paper)
+			}
+			if c.OK() {
+				continue
+			}
+			out++
+			if t.Logf("%s: %s: ours %v, accepted %v to %v", table.Title, c.Name, c.Ours, c.Low, c.High); i < 2 {
+				t.Errorf("%s: %s is out of its range", table.Title, c.Name)
 			}
 		}
 	}
-	if len(r.Tables) != 11 || cells < 120 || len(r.Figures) < 6 {
+	if len(r.Tables) != 11 || cells < 150 || len(r.Figures) < 6 {
 		t.Errorf("%d tables, %d cells, %d figures", len(r.Tables), cells, len(r.Figures))
+	}
+	if out > cells/20 {
+		t.Errorf("%d of %d cells are out of their range", out, cells)
 	}
 }
 
