@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,20 +23,36 @@ type Answerer struct {
 	half   int
 	desc   []byte
 
-	mu      sync.Mutex
-	session *session
+	mu     sync.Mutex
+	closed bool
+	// slots are the sessions that have not ended altogether.
+	slots [MaxRequesters]*session
 }
 
 // session is one requester's measurement.
 type session struct {
 	a      *Answerer
+	slot   int
 	peer   rdma.EngineID
 	dst    rdma.Desc
 	shapes []Shape
 	// The rest is guarded by Answerer.mu. ended: nothing is expected again.
-	// pending are the expectations that have not ended, by shape.
-	ended   bool
-	pending map[uint32]*arm
+	// pending are the expectations that have not ended, by shape; answering counts
+	// the trips that are being answered. Invariant: the slot is the session's until
+	// it has ended, nothing is pending and nothing is being answered.
+	ended     bool
+	pending   map[uint32]*arm
+	answering int
+}
+
+// imm is the immediate of shape i.
+func (s *session) imm(i uint32) uint32 { return uint32(s.slot)*MaxShapes + 1 + i }
+
+// leaveLocked gives the slot up once nothing of the session is left.
+func (s *session) leaveLocked() {
+	if s.ended && len(s.pending) == 0 && s.answering == 0 && s.a.slots[s.slot] == s {
+		s.a.slots[s.slot] = nil
+	}
 }
 
 // NewAnswerer answers requesters that open sessions with e, until Close. memory is
@@ -58,19 +75,22 @@ func NewAnswerer(e rdma.Engine, memory []byte) (*Answerer, error) {
 	if a.desc, err = describe(a.window.Desc()); err != nil {
 		return undo(err)
 	}
-	if err = e.Recv(4, messageBytes, a.receive); err != nil {
+	if err = e.Recv(2*MaxRequesters, messageBytes, a.receive); err != nil {
 		return undo(err)
 	}
 	return a, nil
 }
 
-// Close ends the measurement that is under way, and returns when nothing touches
+// Close ends the measurements that are under way, and returns when nothing touches
 // the memory. Messages that still come are answered with an error.
 func (a *Answerer) Close(ctx context.Context) error {
 	a.mu.Lock()
-	s := a.session
+	a.closed = true
+	all := a.slots
 	a.mu.Unlock()
-	s.end()
+	for _, s := range all {
+		s.end()
+	}
 	return a.region.Close(ctx)
 }
 
@@ -81,20 +101,28 @@ func (a *Answerer) receive(from rdma.EngineID, msg []byte) {
 		a.reply(from, reply{Error: fmt.Sprintf("the message is not of version %d of a round trip's (both ends must run the same penstock)", version)})
 		return
 	}
+	a.of(from).end()
 	if len(h.Shapes) == 0 {
-		a.mu.Lock()
-		s := a.session
-		a.mu.Unlock()
-		if s != nil && s.peer == from {
-			s.end()
-		}
 		return
 	}
-	if err := a.begin(from, h); err != nil {
+	s, err := a.begin(from, h)
+	if err != nil {
 		a.reply(from, reply{Error: err.Error()})
 		return
 	}
-	a.reply(from, reply{Desc: a.desc})
+	a.reply(from, reply{Desc: a.desc, Base: s.imm(0)})
+}
+
+// of is the session of a peer that has not ended, or nil.
+func (a *Answerer) of(peer rdma.EngineID) *session {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.slots {
+		if s != nil && s.peer == peer && !s.ended {
+			return s
+		}
+	}
+	return nil
 }
 
 // reply sends r; a requester that cannot be told finds out by its deadline.
@@ -106,33 +134,35 @@ func (a *Answerer) reply(to rdma.EngineID, r reply) {
 	}
 }
 
-// begin makes the session of from, unless another's is under way.
-func (a *Answerer) begin(from rdma.EngineID, h hello) error {
+// begin makes the session of from.
+func (a *Answerer) begin(from rdma.EngineID, h hello) (*session, error) {
 	if err := check(h.Shapes, 2*a.half); err != nil {
-		return err
+		return nil, err
 	}
 	s := &session{a: a, peer: from, shapes: h.Shapes, pending: make(map[uint32]*arm)}
 	if err := s.dst.UnmarshalBinary(h.Desc); err != nil {
-		return err
+		return nil, err
 	}
 	a.mu.Lock()
-	old := a.session
-	if old != nil && !old.ended && len(old.pending) > 0 && old.peer != from {
-		a.mu.Unlock()
-		return fmt.Errorf("it answers %v; try again when that has ended", old.peer)
+	s.slot = slices.Index(a.slots[:], nil)
+	if s.slot >= 0 && !a.closed {
+		a.slots[s.slot] = s
 	}
+	closed := a.closed
 	a.mu.Unlock()
-	old.end()
-	a.mu.Lock()
-	a.session = s
-	a.mu.Unlock()
+	switch {
+	case closed:
+		return nil, errors.New("it answers no more")
+	case s.slot < 0:
+		return nil, fmt.Errorf("it answers %d requesters; try again when one of them is done", MaxRequesters)
+	}
 	for i := range s.shapes {
 		if err := s.expect(uint32(i)); err != nil {
 			s.end()
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return s, nil
 }
 
 // arm is one expectation of a session. Its done is guarded by Answerer.mu: it may
@@ -145,7 +175,7 @@ type arm struct {
 // expect waits for the next trip of shape i.
 func (s *session) expect(i uint32) error {
 	m := new(arm)
-	e, err := s.a.engine.ExpectImm(rdma.Expect{Imm: i + 1, Count: 1, From: []rdma.EngineID{s.peer}, Done: func(err error) { s.landed(i, m, err) }})
+	e, err := s.a.engine.ExpectImm(rdma.Expect{Imm: s.imm(i), Count: 1, From: []rdma.EngineID{s.peer}, Done: func(err error) { s.landed(i, m, err) }})
 	if err != nil {
 		return err
 	}
@@ -161,24 +191,39 @@ func (s *session) expect(i uint32) error {
 	return nil
 }
 
-// landed answers one trip. It runs on the engine's goroutine.
+// landed answers one trip, or notes that there will be none. It runs on the engine's
+// goroutine.
 func (s *session) landed(i uint32, m *arm, err error) {
 	s.a.mu.Lock()
 	if m.done = true; s.pending[i] == m {
 		delete(s.pending, i)
 	}
-	ended := s.ended
+	if err != nil {
+		s.ended = true // the peer has died, or somebody has ended the session
+	}
+	if s.ended {
+		s.leaveLocked()
+		s.a.mu.Unlock()
+		return
+	}
+	s.answering++
 	s.a.mu.Unlock()
-	if err != nil || ended {
-		return
-	}
+	s.answer(i)
+	s.a.mu.Lock()
+	s.answering--
+	s.leaveLocked()
+	s.a.mu.Unlock()
+}
+
+// answer writes the bytes of shape i back.
+func (s *session) answer(i uint32) {
 	// Expect the next before this one is answered: it may come at once.
-	if err := s.expect(i); err != nil {
-		return
+	err := s.expect(i)
+	if err == nil {
+		err = s.a.engine.Write(context.Background(), rdma.Write{
+			Src: s.a.region, SrcOffset: uint64(s.a.half), Dst: s.dst, Len: uint64(s.shapes[i].Back), Imm: rdma.ImmOf(i + 1), NoWait: true,
+		})
 	}
-	err = s.a.engine.Write(context.Background(), rdma.Write{
-		Src: s.a.region, SrcOffset: uint64(s.a.half), Dst: s.dst, Len: uint64(s.shapes[i].Back), Imm: rdma.ImmOf(i + 1), NoWait: true,
-	})
 	if err != nil {
 		s.a.engine.Disconnect(s.peer) // so that it does not wait
 	}
@@ -195,6 +240,7 @@ func (s *session) end() {
 	for _, m := range s.pending {
 		all = append(all, m.e)
 	}
+	s.leaveLocked()
 	s.a.mu.Unlock()
 	for _, e := range all {
 		e.Cancel()

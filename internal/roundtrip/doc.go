@@ -4,9 +4,9 @@
 // the signal round trip, the paper's probe (sig_rt).
 //
 //	requester (Measure)                               holder (Answerer)
-//	hello: its window, the shapes ──── message ────►  expects immediate i+1 of each shape i
-//	                               ◄── message ─────  its window
-//	start ─ write There bytes, immediate i+1 ══════►  landed, then counted: expect it again,
+//	hello: its window, the shapes ──── message ────►  expects immediate base+i of each shape i
+//	                               ◄── message ─────  its window, base
+//	start ─ write There bytes, immediate base+i ═══►  landed, then counted: expect it again,
 //	stop ◄═════════════════ write Back bytes, immediate i+1
 //	  … shapes by turns, so that a drift of the machine is not one shape's …
 //	bye ───────────────────────── message ─────────►  expects nothing
@@ -15,9 +15,10 @@
 // benchmark (one trip is under way at a time; internal/bench measures the rest) and
 // fits nothing (redistribute.Calibrate does).
 //
-// An Answerer serves one requester at a time; another is told so. Whoever proved the
-// engine's token may write into its scratch memory, and nowhere else.
+// An Answerer serves MaxRequesters at a time, each with immediates of its own; one
+// more is told so. Whoever proved the engine's token may write into its scratch
+// memory, which all share, and nowhere else.
 //
-// Answerer has one lock, around its session and what that expects; no call is made
+// Answerer has one lock, around its sessions and what they expect; no call is made
 // under it.
 package roundtrip

@@ -35,6 +35,7 @@ type requester struct {
 	window  rdma.Window
 	replies chan reply
 	dst     rdma.Desc
+	base    uint32
 	landed  chan error // of the immediate
 	written chan error // of the write there
 }
@@ -115,6 +116,7 @@ func (r *requester) open(ctx context.Context, shapes []Shape) error {
 		if a.Error != "" {
 			return fmt.Errorf("roundtrip: the other end: %s", a.Error)
 		}
+		r.base = a.Base
 		return r.dst.UnmarshalBinary(a.Desc)
 	case err := <-refused:
 		return fmt.Errorf("roundtrip: the other end takes no messages (is a fabric probe listening there?): %w", err)
@@ -125,13 +127,13 @@ func (r *requester) open(ctx context.Context, shapes []Shape) error {
 
 // trip is one round trip of shape i.
 func (r *requester) trip(ctx context.Context, i int, s Shape) (time.Duration, error) {
-	imm := uint32(i) + 1
-	e, err := r.engine.ExpectImm(rdma.Expect{Imm: imm, Count: 1, From: []rdma.EngineID{r.to}, Done: func(err error) { r.landed <- err }})
+	back := uint32(i) + 1
+	e, err := r.engine.ExpectImm(rdma.Expect{Imm: back, Count: 1, From: []rdma.EngineID{r.to}, Done: func(err error) { r.landed <- err }})
 	if err != nil {
 		return 0, err
 	}
 	start := time.Now()
-	err = r.engine.Write(ctx, rdma.Write{Src: r.region, Dst: r.dst, Len: uint64(s.There), Imm: rdma.ImmOf(imm), Done: func(err error) { r.written <- err }})
+	err = r.engine.Write(ctx, rdma.Write{Src: r.region, Dst: r.dst, Len: uint64(s.There), Imm: rdma.ImmOf(r.base + uint32(i)), Done: func(err error) { r.written <- err }})
 	if err != nil {
 		e.Cancel()
 		<-r.landed

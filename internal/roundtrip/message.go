@@ -10,8 +10,13 @@ import (
 // version of the messages.
 const version = 1
 
-// MaxShapes bounds the shapes of one measurement.
-const MaxShapes = 256
+// Bounds of an Answerer.
+const (
+	// MaxShapes of one measurement.
+	MaxShapes = 256
+	// MaxRequesters at once.
+	MaxRequesters = 16
+)
 
 // messageBytes is the longest message: MaxShapes shapes and a Desc of many NICs.
 const messageBytes = 32 << 10
@@ -35,6 +40,7 @@ type hello struct {
 // reply answers a hello with shapes.
 type reply struct {
 	Desc  []byte `json:"desc,omitempty"`
+	Base  uint32 `json:"base,omitempty"`
 	Error string `json:"error,omitempty"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -110,25 +111,41 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestOneAtATime: while a requester measures, another is told so, and the first is
-// not disturbed.
-func TestOneAtATime(t *testing.T) {
+// TestAtOnce: as many requesters as there is room for measure at once and do not
+// disturb each other; one more is told so.
+func TestAtOnce(t *testing.T) {
 	far, _ := answering(t)
-	first, second := engine(t, false), engine(t, false)
-	to := connect(t, second, far)
-	refused := false
-	_, err := Measure(t.Context(), first, connect(t, first, far), make([]byte, memoryBytes), Options{
-		Shapes: []Shape{{8, 8}}, Repeats: 3, Progress: func(done, _ int) {
-			if done != 1 {
-				return
+	// Nothing there: the race detector sees that requesters share the scratch.
+	shapes := []Shape{{0, 8}, {0, 2048}}
+	var inside, done sync.WaitGroup
+	inside.Add(MaxRequesters)
+	leave := make(chan struct{})
+	for range MaxRequesters {
+		near := engine(t, false)
+		to := connect(t, near, far)
+		done.Go(func() {
+			arrived := sync.OnceFunc(inside.Done)
+			defer arrived() // also if it fails before
+			samples, err := Measure(t.Context(), near, to, make([]byte, memoryBytes), Options{
+				Shapes: shapes, Repeats: 4, Progress: func(turn, _ int) {
+					if turn == 2 {
+						arrived()
+						<-leave
+					}
+				},
+			})
+			if err != nil || len(samples) != 4*len(shapes) {
+				t.Errorf("%d samples, %v", len(samples), err)
 			}
-			_, err := Measure(t.Context(), second, to, make([]byte, memoryBytes), Options{Shapes: []Shape{{8, 8}}, Repeats: 1})
-			refused = err != nil && strings.Contains(err.Error(), "try again")
-		},
-	})
-	if err != nil || !refused {
-		t.Errorf("the first: %v; the second was refused: %v", err, refused)
+		})
 	}
+	inside.Wait()
+	late := engine(t, false)
+	if _, err := Measure(t.Context(), late, connect(t, late, far), make([]byte, memoryBytes), Options{Shapes: shapes, Repeats: 1}); err == nil || !strings.Contains(err.Error(), "try again") {
+		t.Errorf("one more: %v", err)
+	}
+	close(leave)
+	done.Wait()
 }
 
 // TestRequesterDies: its engine is closed in the middle; the next one is served.
@@ -149,13 +166,6 @@ func TestRequesterDies(t *testing.T) {
 	})
 	if err == nil {
 		t.Fatal("a measurement on a closed engine succeeded")
-	}
-	// The answerer learns of it when the session ends there.
-	for len(far.Peers()) > 0 {
-		if t.Context().Err() != nil {
-			t.Fatal("the session stays")
-		}
-		runtime.Gosched()
 	}
 	second := engine(t, false)
 	if _, err := Measure(t.Context(), second, connect(t, second, far), make([]byte, memoryBytes), Options{Shapes: []Shape{{8, 8}}, Repeats: 1}); err != nil {
@@ -217,6 +227,62 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
+// TestSlots: a requester that begins anew, leaves, or dies leaves no slot taken.
+func TestSlots(t *testing.T) {
+	far := engine(t, true)
+	a, err := NewAnswerer(far, make([]byte, memoryBytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := func() (n int) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		for _, s := range a.slots {
+			if s != nil {
+				n++
+			}
+		}
+		return n
+	}
+	for range 3 * MaxRequesters {
+		near, err := tcp.New(t.Context(), tcp.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		connect(t, near, far)
+		desc, err := describe(rdma.Desc{Engine: near.Addr().Engine, NICs: []rdma.NICKey{{Addr: "x:1"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer := far.Peers()[len(far.Peers())-1].ID
+		for range 2 {
+			a.of(peer).end() // as the handler does where one begins anew
+			if _, err := a.begin(peer, hello{Version: version, Desc: desc, Shapes: []Shape{{8, 8}, {16, 16}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := taken(); n != 1 {
+			t.Fatalf("%d slots are taken", n)
+		}
+		if err := near.Close(); err != nil {
+			t.Fatal(err)
+		}
+		// Its death ends the session, one expectation after the other.
+		for taken() != 0 {
+			if t.Context().Err() != nil {
+				t.Fatalf("%d slots are taken after the end", taken())
+			}
+			runtime.Gosched()
+		}
+	}
+	if err := a.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.begin(rdma.EngineID{1}, hello{}); err == nil {
+		t.Error("a closed answerer begins")
+	}
+}
+
 // FuzzHello: any message is answered or refused.
 func FuzzHello(f *testing.F) {
 	f.Add([]byte(`{"version":1,"shapes":[{"there":1,"back":1}]}`))
@@ -225,11 +291,8 @@ func FuzzHello(f *testing.F) {
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		a := &Answerer{engine: deaf{}, half: 1 << 10}
 		a.receive(rdma.EngineID{1}, msg)
-		a.mu.Lock()
-		s := a.session
-		a.mu.Unlock()
-		if s != nil && check(s.shapes, 2*a.half) != nil {
-			t.Errorf("shapes %v were taken", s.shapes)
+		if a.slots != ([MaxRequesters]*session{}) {
+			t.Errorf("without an engine there are sessions: %v", a.slots)
 		}
 	})
 }
