@@ -93,6 +93,9 @@ type EngineSpec struct {
 type Held struct {
 	Request Request
 	Engine  EngineID
+	// Attempt is the number of the Start that it works on; 0: it was assigned and
+	// not started.
+	Attempt uint64
 }
 
 // GroupDown is a group that is gone. Fetches that stop have the same effect

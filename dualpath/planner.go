@@ -27,6 +27,8 @@ type Planner struct {
 	waiting, unrouted *list.List
 	// loading are the requests with a read under way.
 	loading *list.List
+	// partial were found with a prefill engine alone after a restart.
+	partial []*request
 	epochs  map[NamespaceID]uint64
 	// expiry is the earliest deadline that may be that of a request in a queue; 0:
 	// none. Until then no queue is looked through.
@@ -306,35 +308,96 @@ func (p *Planner) groupUp(e *GroupUp) {
 	}
 }
 
-// hold takes over a request that an engine works on already.
+// hold takes over a request that an engine has already. After a restart of the
+// planner the two sides of a request come one after the other, in any order, and
+// its gateway submits it again before, between or after them; they may disagree,
+// when the planner ended while it was telling them.
 func (p *Planner) hold(g *group, h *Held) {
 	en := p.engines[h.Engine]
 	if en == nil || en.group != g {
 		return
 	}
+	p.seq = max(p.seq, h.Attempt) // numbers of attempts are never used twice
 	r := p.requests[h.Request.ID]
 	if r == nil {
-		r = &request{Request: h.Request, phase: serving, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
+		r = &request{Request: h.Request, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
 		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
 		p.requests[r.ID] = r
+		r.prefillAt, r.decodeAt = p.waiting.PushBack(r), p.unrouted.PushBack(r)
+		p.due(r)
 	}
+	has, other := r.engineOf(g.role), r.engineOf(g.role.Other())
 	switch {
-	case g.role == Prefill && r.pe == nil:
-		p.unlist(&r.prefillAt, p.waiting)
-		r.pe = en
-	case g.role == Decode && r.de == nil:
-		p.unqueueDecode(r)
-		r.de = en
-	default:
-		if r.engineOf(g.role) != en {
-			// The group was away for so long that another engine has it now.
-			p.say(Action{Kind: Abort, Request: r.ID, Group: g.id, Engine: en.id, Why: GroupLost})
-			return
+	case has == en:
+		// The group was away for a moment, and nothing has changed.
+	case has != nil, h.Attempt != 0 && r.phase == queued && other != nil:
+		// Another engine has it by now, or it is being started anew.
+		p.say(Action{Kind: Abort, Request: r.ID, Group: g.id, Engine: en.id, Why: GroupLost})
+	case h.Attempt == 0 && r.phase == queued:
+		p.unqueue(r, g.role)
+		r.setEngine(g.role, en)
+		if other != nil {
+			p.start(r)
 		}
+	case h.Attempt != 0 && r.phase == queued:
+		p.unqueue(r, Prefill)
+		p.unqueue(r, Decode)
+		r.setEngine(g.role, en)
+		r.phase, r.attempt, r.started = serving, h.Attempt, p.now
+		if g.role == Prefill {
+			p.partial = append(p.partial, r)
+		}
+	case h.Attempt == r.attempt:
+		r.setEngine(g.role, en)
+	default:
+		r.setEngine(g.role, en)
+		r.why.note(p.now, "the two sides work on different attempts")
+		p.requeue(r, GroupLost)
 	}
-	if r.phase == queued && r.pe != nil && r.de != nil {
-		p.start(r)
+}
+
+// unqueue takes a request out of the queue of one role.
+func (p *Planner) unqueue(r *request, role Role) {
+	if role == Prefill {
+		p.unlist(&r.prefillAt, p.waiting)
+		return
 	}
+	p.unqueueDecode(r)
+}
+
+// requeue plans a request anew from the start; its engines are told to leave it,
+// unless they have done their part.
+func (p *Planner) requeue(r *request, why Reason) {
+	p.stats.Replanned++
+	p.due(r)
+	p.stopLoading(r)
+	p.endTransfers(r)
+	for _, role := range [...]Role{Prefill, Decode} {
+		if en := r.engineOf(role); en != nil && !(role == Prefill && r.prefilled) {
+			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: why})
+		}
+		r.setEngine(role, nil)
+	}
+	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
+	r.prefillAt = p.waiting.PushFront(r)
+	r.decodeAt = p.unrouted.PushFront(r)
+}
+
+// complete looks at requests that were found with a prefill engine after a restart:
+// one that no decode engine has claimed within the time in which a group must come
+// back has none, and would wait for ever.
+func (p *Planner) complete() {
+	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
+		if p.requests[r.ID] != r || r.phase != serving || r.de != nil {
+			return true
+		}
+		if p.now-r.started <= p.opts.GroupTimeout {
+			return false
+		}
+		r.why.note(p.now, "no decode engine has it; planned anew")
+		p.requeue(r, GroupLost)
+		return true
+	})
 }
 
 // groupDown plans anew what the group had, and forgets it.
@@ -578,23 +641,11 @@ func (p *Planner) failed(e Failed) {
 		r.Hit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens)
 	}
 	r.why.note(p.now, "the %s engine failed, for the time %d; planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
-	p.stats.Replanned++
-	p.due(r)
-	p.stopLoading(r)
-	p.endTransfers(r)
-	for _, role := range [...]Role{Prefill, Decode} {
-		en := r.engineOf(role)
-		if en == nil {
-			continue
-		}
-		if role != e.Role && !(role == Prefill && r.prefilled) {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: en.group.id, Engine: en.id, Why: EngineFailed})
-		}
-		r.setEngine(role, nil)
+	// The side that failed has left it.
+	if en := r.engineOf(e.Role); en != nil {
+		r.setEngine(e.Role, nil)
 	}
-	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
-	r.prefillAt = p.waiting.PushFront(r)
-	r.decodeAt = p.unrouted.PushFront(r)
+	p.requeue(r, EngineFailed)
 }
 
 // epoch ends the loads of older epochs: what they bring is of no use.
@@ -633,6 +684,7 @@ func (p *Planner) tick() {
 	if p.expiry != 0 && p.expiry <= p.now {
 		p.expireAll()
 	}
+	p.complete()
 	p.rescue()
 }
 

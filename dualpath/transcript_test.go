@@ -105,11 +105,13 @@ func (s *story) up(c *args) string {
 		g.Engines = append(g.Engines, EngineSpec{EngineID(e), NodeID(n), c.num("hbm", 0)})
 	}
 	for _, pair := range c.list("holding") {
-		var r, e int
-		if _, err := fmt.Sscanf(pair, "%d@%d", &r, &e); err != nil {
-			c.t.Fatalf("held %q: %v", pair, err)
+		var r, e, attempt int
+		if _, err := fmt.Sscanf(pair, "%d@%d#%d", &r, &e, &attempt); err != nil {
+			if _, err := fmt.Sscanf(pair, "%d@%d", &r, &e); err != nil {
+				c.t.Fatalf("held %q: %v", pair, err)
+			}
 		}
-		g.Holding = append(g.Holding, Held{Request{ID: RequestID(r), Prompt: 100}, EngineID(e)})
+		g.Holding = append(g.Holding, Held{Request{ID: RequestID(r), Prompt: 100}, EngineID(e), uint64(attempt)})
 	}
 	s.spec[g.Group] = g.Engines
 	return s.step(g)

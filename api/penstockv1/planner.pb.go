@@ -740,9 +740,11 @@ func (x *EngineSpec) GetAddress() []byte {
 }
 
 type HeldRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       *SubmitRequest         `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	Engine        string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request *SubmitRequest         `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Engine  string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
+	// The seq of the START that the engine works on; 0: assigned, not started.
+	Attempt       uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -789,6 +791,13 @@ func (x *HeldRequest) GetEngine() string {
 		return x.Engine
 	}
 	return ""
+}
+
+func (x *HeldRequest) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
 }
 
 type FetchWork struct {
@@ -2106,10 +2115,11 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
 	"hbm_tokens\x18\x03 \x01(\x04R\thbmTokens\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\fR\aaddress\"[\n" +
+	"\aaddress\x18\x04 \x01(\fR\aaddress\"u\n" +
 	"\vHeldRequest\x124\n" +
 	"\arequest\x18\x01 \x01(\v2\x1a.penstock.v1.SubmitRequestR\arequest\x12\x16\n" +
-	"\x06engine\x18\x02 \x01(\tR\x06engine\"\x81\x01\n" +
+	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x18\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\"\x81\x01\n" +
 	"\tFetchWork\x12\x12\n" +
 	"\x04seen\x18\x01 \x01(\x04R\x04seen\x122\n" +
 	"\aengines\x18\x02 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12,\n" +

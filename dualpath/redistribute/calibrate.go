@@ -216,3 +216,29 @@ func (f *Fit) judge(samples []Sample, weights []float64) {
 	}
 	f.MAPE, f.Amortised = all/kept, large/keptLarge
 }
+
+// flat is how much longer than alone a decoding step may take beside other flows on
+// a link that is not full.
+const flat = 0.15
+
+// FitContention is the shape of a fabric that was measured alone (loaded[0]) and
+// beside 1, 2, … other flows: flat, for rows of p, up to Free flows, and with one
+// more by how much the probe and a byte are longer. Zero if it is flat throughout,
+// or was measured alone only.
+func FitContention(p Payload, rows int, loaded []Fabric) Contention {
+	bytes := p.RouteBytes(rows, 1)
+	for k, f := range loaded {
+		if k == 0 || f.RoundTrip(bytes) <= (1+flat)*loaded[0].RoundTrip(bytes) {
+			continue
+		}
+		alone := loaded[0]
+		factor := func(of, than float64) float64 {
+			if than <= 0 {
+				return 1
+			}
+			return max(1, of/than)
+		}
+		return Contention{Free: k - 1, Probe: factor(f.Probe, alone.Probe), Transfer: factor(alone.Bandwidth, f.Bandwidth)}
+	}
+	return Contention{}
+}

@@ -85,6 +85,36 @@ func TestCalibrateFallsBack(t *testing.T) {
 	}
 }
 
+// TestFitContention: the paper's shape comes back from the fabric beside 0 to 4
+// flows; what stays flat, and what was measured alone, has none.
+func TestFitContention(t *testing.T) {
+	p, f := DeepSeekV2Lite(), ibgda(t)
+	var loaded []Fabric
+	for k := range 5 {
+		loaded = append(loaded, f.Under(k))
+	}
+	got := FitContention(p, 256, loaded)
+	if got.Free != f.Contention.Free {
+		t.Errorf("free %d, want %d", got.Free, f.Contention.Free)
+	}
+	near(t, "probe", got.Probe, f.Contention.Probe, 1e-9)
+	near(t, "transfer", got.Transfer, f.Contention.Transfer, 1e-9)
+	for name, flat := range map[string][]Fabric{"flat": loaded[:3], "alone": loaded[:1], "nothing": nil} {
+		if got := FitContention(p, 256, flat); got != (Contention{}) {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+	// One that only its probe makes slow, and one without a probe, are valid too.
+	slow := f
+	slow.Probe *= 10
+	for _, pair := range [][]Fabric{{f, slow}, {{Bandwidth: 2}, {Bandwidth: 1, Probe: 1}}} {
+		c := pair[0]
+		if c.Contention = FitContention(p, 256, pair); c.Contention.Free != 0 || c.Validate() != nil {
+			t.Errorf("%+v: %v", c.Contention, c.Validate())
+		}
+	}
+}
+
 func TestCalibrateRefuses(t *testing.T) {
 	for name, samples := range map[string][]Sample{
 		"none": nil, "two": {{1, 1}, {2, 2}}, "alike": {{5, 1}, {5, 1}, {5, 2}}, "faster when larger": {{1, 3}, {2, 2}, {3, 1}},

@@ -206,7 +206,7 @@ func (l *Leader) registration() (*pb.LeaderMessage, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, h := range l.held {
-		r.Holding = append(r.Holding, &pb.HeldRequest{Request: h.submit, Engine: h.member.Engine.opts.Name})
+		r.Holding = append(r.Holding, &pb.HeldRequest{Request: h.submit, Engine: h.member.Engine.opts.Name, Attempt: h.attempt})
 	}
 	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: r}}, nil
 }
@@ -363,8 +363,12 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	w.Stopped = func(s traffic.Stop) { l.stopped(a.Request, h, s) }
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock()
+	before := h.cancel
 	h.cancel, h.attempt, h.name = cancel, a.Seq, name
 	l.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	done := func(err error) {
 		cancel()
 		l.done(a.Request, h, err)

@@ -129,7 +129,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		if j == nil {
 			j = s.jobLocked(h.Request)
 		}
-		up.Holding = append(up.Holding, dualpath.Held{Request: s.request(j, ns), Engine: dualpath.EngineID(id)})
+		up.Holding = append(up.Holding, dualpath.Held{Request: s.request(j, ns), Engine: dualpath.EngineID(id), Attempt: h.Attempt})
 	}
 	l := &leader{group: up.Group, out: make(chan *pb.LeaderAction, leaderActions)}
 	l.gone, l.end = context.WithCancelCause(ctx)

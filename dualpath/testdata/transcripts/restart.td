@@ -7,11 +7,11 @@ submit id=7 prompt=100
 ----
 nothing
 
-up group=1 role=prefill engines=(1@1,2@1) holding=(5@1,6@2)
+up group=1 role=prefill engines=(1@1,2@1) holding=(5@1#41,6@2#42)
 ----
 nothing
 
-up group=2 role=decode engines=(3@2) hbm=1000 holding=(5@3)
+up group=2 role=decode engines=(3@2) hbm=1000 holding=(5@3#41)
 ----
 nothing
 
@@ -23,12 +23,12 @@ nothing
 
 fetch group=1
 ----
-1 assign request 7: prefill engine 1
-2 start request 7: prefill 1, decode 4
+43 assign request 7: prefill engine 1
+44 start request 7: prefill 1, decode 4
 
 finished request=5 side=decode
 ----
-3 abort request 5: engine 1
+45 abort request 5: engine 1
 
 # Group 2 comes up once more, without request 6, of which only the prefill group knows.
 
@@ -157,3 +157,124 @@ fetch group=3
 up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
 ----
 6 abort request 1: engine 2; its group is gone
+
+# The planner ended while it was telling request 1's start, and while request 2 had a prefill engine alone: each side says
+# what it knows, the prefill side first. Request 1 is planned anew, as its decode engine has not heard of the start; request 2
+# gets a decode engine; request 3, of which the decode side is silent, is given up after the time a group has to come back.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1) holding=(1@1#7,2@1,3@1#6)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000 holding=(1@2)
+----
+8 abort request 1: engine 1; its group is gone
+9 abort request 1: engine 2; its group is gone
+
+fetch group=2
+----
+10 assign request 1: decode engine 2
+11 assign request 2: decode engine 2
+12 start request 2: prefill 1, decode 2
+
+fetch group=1
+----
+13 assign request 1: prefill engine 1
+14 start request 1: prefill 1, decode 2
+
+fetch at=12000 group=1
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+tick at=13200
+----
+15 abort request 3: engine 1; its group is gone
+
+explain request=3
+----
+   8.100  found with engine 1, as its group reports
+  13.200  no decode engine has it; planned anew
+
+# The same, the decode side first: it is decoding request 4, whose prefill is done, and that is nobody else's matter.
+
+planner
+----
+
+up group=2 role=decode engines=(2@2) hbm=10000 holding=(4@2#9,5@2#8)
+----
+nothing
+
+submit id=4 prompt=100
+----
+10 reject request 4; a request of that ID is being served
+
+up group=1 role=prefill engines=(1@1) holding=(5@1#8)
+----
+nothing
+
+fetch group=1
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+finished request=5 attempt=8 side=prefill
+----
+nothing
+
+finished request=5 attempt=8 side=decode
+----
+nothing
+
+finished request=4 attempt=9 side=decode
+----
+nothing
+
+state
+----
+prefill group 1
+  node 1: read queue 0 at 10000 tokens/s
+    engine 1: tok 0, seq 0
+decode group 2, 0 queued, total 0
+  node 2: read queue 0 at 10000 tokens/s
+    engine 2: tok 0, seq 0, hbm 10000
+waiting for prefill 0, for a decode group 0, loading 0
+
+# Held by an engine that was told in vain: the gateway has submitted again, and another engine has begun.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000
+----
+nothing
+
+submit id=1 prompt=100
+----
+nothing
+
+fetch group=1
+----
+1 assign request 1: prefill engine 1
+
+up group=3 role=decode engines=(3@3) hbm=10000 holding=(1@3#5)
+----
+6 abort request 1: engine 3; its group is gone
+
+fetch group=2
+----
+7 assign request 1: decode engine 2
+8 start request 1: prefill 1, decode 2
