@@ -52,7 +52,7 @@ numbers, on any machine.`,
 		},
 	}
 	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it is not there")
-	cmd.Flags().StringVar(&f.page, "write", "", "page to write the tables to, as markdown; figures go to a directory beside it")
+	cmd.Flags().StringVar(&f.page, "write", "", "page to write, as markdown: the tables of the suites that were run; figures go to a directory beside it")
 	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "simulations that run at once")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {

@@ -69,6 +69,9 @@ type System struct {
 	Service Service
 }
 
+// InstancesMax bounds each cluster: half a million GPUs in instances of 8.
+const InstancesMax = 1 << 16
+
 // Validate returns an error that names the first field out of its range.
 func (s System) Validate() error {
 	if s.Lengths == nil {
@@ -86,8 +89,11 @@ func (s System) Validate() error {
 		}
 	}
 	least, greatest := s.Lengths.Bounds()
-	if s.RemoteInstances < 0 {
-		return fmt.Errorf("prfaas: %d PrfaaS instances; 0 for none", s.RemoteInstances)
+	if s.RemoteInstances < 0 || s.RemoteInstances > InstancesMax {
+		return fmt.Errorf("prfaas: %d PrfaaS instances; 0 for none, at most %d", s.RemoteInstances, InstancesMax)
+	}
+	if s.LocalInstances > InstancesMax {
+		return fmt.Errorf("prfaas: %d instances of the PD cluster; at most %d", s.LocalInstances, InstancesMax)
 	}
 	if s.RemoteInstances > 0 {
 		if !(s.EgressBytes > 0) || math.IsInf(s.EgressBytes, 0) {

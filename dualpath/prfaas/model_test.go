@@ -268,6 +268,15 @@ func TestBadSystems(t *testing.T) {
 			t.Errorf("%v; want %q", err, word)
 		}
 	}
+	large := caseStudy(t)
+	large.LocalInstances = InstancesMax
+	if _, err := Optimize(large, stepsMax); err == nil || !strings.Contains(err.Error(), "take fewer steps") {
+		t.Error(err)
+	}
+	large.LocalInstances++
+	if _, err := Optimize(large, 1); err == nil || !strings.Contains(err.Error(), "at most 65536") {
+		t.Error(err)
+	}
 	if _, err := Optimize(caseStudy(t), 0); err == nil {
 		t.Error("0 steps were taken")
 	}

@@ -12,6 +12,9 @@ const StepsDefault = 100
 // stepsMax bounds a search: a step of less than a token at 1M tokens.
 const stepsMax = 1 << 20
 
+// plansMax bounds what an exhaustive search tries: half a minute of one core.
+const plansMax = 1 << 30
+
 // Optimize finds the threshold and the division of the PD cluster with the
 // highest throughput, over a grid of steps+1 thresholds and of all divisions with
 // at least one decode instance (PrfaaS, section 3.4.2). It returns what Exhaustive
@@ -68,6 +71,9 @@ func newGrid(s System, steps int) (*grid, error) {
 	}
 	if steps < 1 || steps > stepsMax {
 		return nil, fmt.Errorf("prfaas: %d steps of the threshold; from 1 to %d", steps, stepsMax)
+	}
+	if n := s.LocalInstances * steps; n > plansMax {
+		return nil, fmt.Errorf("prfaas: %d instances with %d steps of the threshold are %d plans; take fewer steps, so that they are at most %d", s.LocalInstances, steps, n, plansMax)
 	}
 	least, greatest := s.Lengths.Bounds()
 	g := &grid{sys: s}

@@ -37,6 +37,9 @@ type agenticFile struct {
 	Quota           time.Duration `yaml:"quota"`
 }
 
+// enginesMax bounds a cluster: it is made when the scenario is loaded.
+const enginesMax = 1 << 16
+
 // setSize is how many trajectories a set of the paper has.
 const setSize = 500
 
@@ -64,6 +67,9 @@ func (a *agenticFile) runner(at source) (func(context.Context, uint64) (run, err
 		bound{section + ".horizon", a.Horizon.Seconds(), 0, 1e7},
 	); err != nil {
 		return nil, err
+	}
+	if n := (a.PrefillNodes + a.DecodeNodes) * max(a.GPUs, 8); n > enginesMax {
+		return nil, at.f.Errorf(section+".prefill_nodes", "with the decode nodes are %d engines; at most %d are simulated", n, enginesMax)
 	}
 	if a.PrefillGroup < 0 || a.PrefillGroup > 0 && a.PrefillNodes%a.PrefillGroup != 0 {
 		return nil, at.f.Errorf(section+".prefill_group", "is %d; groups of %d nodes must come out even", a.PrefillGroup, a.PrefillNodes)

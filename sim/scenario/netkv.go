@@ -35,6 +35,9 @@ type netkvFile struct {
 	SLO              time.Duration `yaml:"slo"`
 }
 
+// podsMax bounds a network: 65,536 instances.
+const podsMax = 1 << 13
+
 func (n *netkvFile) runner(at source) (func(context.Context, uint64) (run, error), error) {
 	const section = "netkv"
 	w, err := netkv.PaperWorkload(n.Workload)
@@ -58,8 +61,8 @@ func (n *netkvFile) runner(at source) (func(context.Context, uint64) (run, error
 	}
 	o := n.options(at, w)
 	o.Policy = policy
-	if o.Pods%2 != 0 || o.Pods < 2 {
-		return nil, at.f.Errorf(section+".pods", "is %d; every second pod has prefill instances, so give an even number, 2 or above", o.Pods)
+	if o.Pods%2 != 0 || o.Pods < 2 || o.Pods > podsMax {
+		return nil, at.f.Errorf(section+".pods", "is %d; every second pod has prefill instances, so give an even number from 2 to %d", o.Pods, podsMax)
 	}
 	if err := at.check(
 		bound{section + ".oversubscription", o.Oversubscription, 1, 1e3}, bound{section + ".nics", float64(o.NICs), 2, 1024},

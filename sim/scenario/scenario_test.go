@@ -158,6 +158,8 @@ func TestComplaints(t *testing.T) {
 		{"agentic", "27b", "28b", `s.yaml:6: agentic.model: is "28b"; it is 660b or 27b`},
 		{"agentic", "prefill_nodes: 1", "prefill_nodes: 0", `s.yaml:7: agentic.prefill_nodes: is 0; from 1 to`},
 		{"agentic", "decode_nodes: 1", "decode_nodes: 3\n  decode_group: 2", `s.yaml:9: agentic.decode_group: is 2; groups of 3 nodes must come out even`},
+		{"agentic", "decode_nodes: 1", "decode_nodes: 16000\n  gpus: 1000", `are 16001000 engines; at most 65536`},
+		{"datacenters", "gpus: 64", "gpus: 64000000000", `8000000000 instances of the PD cluster; at most 65536`},
 		{"agentic", "decode_nodes: 1", "decode_nodes: 1\n  snic_gbytes: .nan", `s.yaml:9: agentic.snic_gbytes: is .nan; write a finite number`},
 		{"agentic", "decode_nodes: 1", "decode_nodes: 1\n  snic_gbytes: -50", `s.yaml:9: agentic.snic_gbytes: is -50; from 0 to`},
 		{"agentic", "agents: 4", "agents: 4\n  agents_per_second: 1", `give one of them`},
