@@ -111,7 +111,8 @@ func TestStreams(t *testing.T) {
 		}
 		return k.Digest()
 	}
-	if run(1, 1) != run(1, 1) || run(1, 1) == run(2, 1) || run(1, 1) == run(1, 2) {
+	first, again := run(1, 1), run(1, 1)
+	if first != again || first == run(2, 1) || first == run(1, 2) {
 		t.Error("the digest does not tell runs apart, or tells equal ones apart")
 	}
 }
