@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-kv/penstock/dualpath/redistribute"
 	"github.com/penstock-kv/penstock/internal/arena"
@@ -38,7 +39,7 @@ func newFabricCommand(w world) *cobra.Command {
 type fabricProbe struct {
 	provider, listen, peer, tokenFile, name, write string
 	rows                                           []int
-	warmup, repeats                                int
+	warmup, repeats, flows                         int
 	timeout                                        time.Duration
 }
 
@@ -58,6 +59,9 @@ Both ends are in this process, over loopback, unless one of them is elsewhere:
   host A    penstock fabric probe --listen 10.0.0.1:7440 --token-file secret
   host B    penstock fabric probe --peer 10.0.0.1:7440 --token-file secret --write ab.json
 
+With --flows K it measures again beside 1 to K other flows, which make round trips of the
+largest batch all the time, and says from which on the link is full.
+
 --listen answers until interrupted. With --provider shm addresses are paths of sockets.
 What --write saves is what penstock plan redistribute --fabric takes.`,
 		Example: `  penstock fabric probe
@@ -74,6 +78,7 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	f.IntSliceVar(&p.rows, "rows", []int{1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096}, "batches, in query rows")
 	f.IntVar(&p.warmup, "warmup", 50, "round trips of each batch before it is measured")
 	f.IntVar(&p.repeats, "repeats", 200, "round trips of each batch")
+	f.IntVar(&p.flows, "flows", 0, "measure beside up to this many other flows as well")
 	f.DurationVar(&p.timeout, "timeout", 2*time.Minute, "give up after this long")
 	cmd.MarkFlagsMutuallyExclusive("listen", "peer")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -115,6 +120,8 @@ func (p fabricProbe) check() error {
 		return fmt.Errorf("--repeats %d --warmup %d: at least one repeat, and neither above 100000", p.repeats, p.warmup)
 	case len(p.rows)*p.repeats > 1<<20:
 		return fmt.Errorf("%d batches, %d repeats of each: at most %d round trips are fitted", len(p.rows), p.repeats, 1<<20)
+	case p.flows < 0 || p.flows >= roundtrip.MaxRequesters-1:
+		return fmt.Errorf("--flows %d: it must be between 0 and %d", p.flows, roundtrip.MaxRequesters-2)
 	case p.timeout <= 0:
 		return fmt.Errorf("--timeout %v: it must be positive", p.timeout)
 	}
@@ -268,17 +275,90 @@ func (p fabricProbe) run(ctx context.Context, w world) (_ fabricResult, err erro
 		defer func() { err = errors.Join(err, closeAnswerer(ctx, a)) }()
 		to = far.Addr()
 	}
-	e, err := p.open(ctx, "", token)
+	near := nearEnds{p, w, to, token}
+	r, err := near.measure(ctx)
+	if err != nil || p.flows == 0 {
+		return r, err
+	}
+	return r, near.load(ctx, &r)
+}
+
+// nearEnds makes requesters of one far end: an engine measures once.
+type nearEnds struct {
+	fabricProbe
+	w     world
+	to    rdma.Addr
+	token rdma.Token
+}
+
+// connect opens an engine for the length of f.
+func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) error) (err error) {
+	e, err := n.open(ctx, "", n.token)
 	if err != nil {
-		return fabricResult{}, err
+		return err
 	}
 	defer func() { err = errors.Join(err, e.Close()) }()
-	id, err := e.Connect(ctx, to, token)
+	id, err := e.Connect(ctx, n.to, n.token)
 	if err != nil {
-		return fabricResult{}, fmt.Errorf("connect to %s: %w", p.where(), err)
+		return fmt.Errorf("connect to %s: %w", n.where(), err)
 	}
-	return p.measure(ctx, w, e, id)
+	return f(e, id)
 }
+
+// measure makes and fits the round trips of all batches.
+func (n nearEnds) measure(ctx context.Context) (r fabricResult, err error) {
+	err = n.connect(ctx, func(e end, to rdma.EngineID) error {
+		r, err = n.fabricProbe.measure(ctx, n.w, e, to)
+		return err
+	})
+	return r, err
+}
+
+// load measures again beside one flow more each time.
+func (n nearEnds) load(ctx context.Context, r *fabricResult) error {
+	others, stop := context.WithCancel(ctx)
+	g, others := errgroup.WithContext(others)
+	defer stop()
+	payload := redistribute.DeepSeekV2Lite()
+	most := slices.Max(n.rows)
+	flow := roundtrip.Options{Shapes: []roundtrip.Shape{{There: most * payload.Query, Back: most * payload.Partial}}, Repeats: math.MaxInt32}
+	loaded := []redistribute.Fabric{r.Fabric}
+	for k := range n.flows {
+		started := make(chan struct{})
+		flow := flow
+		flow.Progress = func(done, _ int) {
+			if done == 1 {
+				close(started)
+			}
+		}
+		g.Go(func() error {
+			return n.connect(others, func(e end, to rdma.EngineID) error {
+				_, err := roundtrip.Measure(others, e, to, e.memory.Bytes(), flow)
+				return err
+			})
+		})
+		select {
+		case <-started:
+		case <-others.Done():
+			return g.Wait()
+		}
+		beside, err := n.measure(ctx)
+		if err != nil {
+			return err
+		}
+		loaded = append(loaded, beside.Fabric)
+		r.Beside = append(r.Beside, fabricLoad{Flows: k + 1, Signal: beside.Signal, Fabric: beside.Fabric, RoundTrip: beside.Fabric.RoundTrip(payload.RouteBytes(decodeRows, 1))})
+	}
+	stop()
+	if err := g.Wait(); err != nil && ctx.Err() == nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	r.Fabric.Contention = redistribute.FitContention(payload, decodeRows, loaded)
+	return ctx.Err()
+}
+
+// decodeRows is the batch by which a link is judged to be full.
+const decodeRows = 256
 
 // where words the far end.
 func (p fabricProbe) where() string {
@@ -352,6 +432,17 @@ type fabricResult struct {
 	Samples   int         `json:"samples"`
 	Outliers  int         `json:"outliers"`
 	Batches   []fabricRow `json:"batches"`
+	// Beside other flows, where that was asked for.
+	Beside []fabricLoad `json:"beside,omitempty"`
+}
+
+// fabricLoad is the fabric beside other flows.
+type fabricLoad struct {
+	Flows  int                 `json:"flows"`
+	Signal float64             `json:"signal_seconds"`
+	Fabric redistribute.Fabric `json:"fabric"`
+	// RoundTrip of a decoding step by the fit, in seconds.
+	RoundTrip float64 `json:"decode_seconds"`
 }
 
 // fabricRow is one batch.
@@ -403,6 +494,20 @@ func (r fabricResult) print(t *table) {
 	}
 	t.row("MAPE of the fit", mape)
 	t.row("round trips", fmt.Sprintf("%s, %s of them too far off to count", count(r.Samples), count(r.Outliers)))
+	if len(r.Beside) == 0 {
+		return
+	}
+	t.row()
+	t.row("other flows", "signal", "256 rows", "bandwidth")
+	t.row(0, spell(r.Signal), spell(r.Fabric.RoundTrip(redistribute.DeepSeekV2Lite().RouteBytes(decodeRows, 1))), fmt.Sprintf("%.3g GB/s", r.Fabric.Bandwidth/1e9))
+	for _, b := range r.Beside {
+		t.row(b.Flows, spell(b.Signal), spell(b.RoundTrip), fmt.Sprintf("%.3g GB/s", b.Fabric.Bandwidth/1e9))
+	}
+	if c := r.Fabric.Contention; c == (redistribute.Contention{}) {
+		t.row("full", "not with so many")
+	} else {
+		t.row("full", fmt.Sprintf("beside %d: the probe takes %.2f times as long, a byte %.2f times", c.Free+1, c.Probe, c.Transfer))
+	}
 }
 
 // writeFabric saves the constants.

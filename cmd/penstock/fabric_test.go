@@ -61,6 +61,21 @@ func TestFabricProbe(t *testing.T) {
 	}
 }
 
+// TestFabricProbeFlows: beside other flows it is measured once for each, and what
+// follows is a fabric that the plan takes.
+func TestFabricProbeFlows(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fabric.json")
+	r := decode[fabricResult](t, penstock(t, "", nil, quickProbe("--flows", "2", "--write", path)...))
+	checkProbe(t, r)
+	if len(r.Beside) != 2 || r.Beside[1].Flows != 2 || r.Beside[0].Fabric.Validate() != nil || r.Beside[1].RoundTrip <= 0 {
+		t.Errorf("%+v", r.Beside)
+	}
+	if c := r.Fabric.Contention; c != (redistribute.Contention{}) && c.Free > 1 {
+		t.Errorf("%+v beside at most 2 flows", c)
+	}
+	penstock(t, "", nil, "plan", "redistribute", "--fabric", path, "--flows", "2").must(t)
+}
+
 // TestFabricProbePeer: two commands, one listens, twice measured; a wrong secret is
 // refused.
 func TestFabricProbePeer(t *testing.T) {
