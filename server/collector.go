@@ -28,6 +28,13 @@ type volumeFigure struct {
 	value func(Volume) float64
 }
 
+// nicFigure is one metric with the label nic.
+type nicFigure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(rdma.NIC) float64
+}
+
 func counter(name, help string, value func(*scrape) float64) figure {
 	return figure{prometheus.NewDesc("penstock_"+name, help, nil, nil), prometheus.CounterValue, value}
 }
@@ -38,6 +45,10 @@ func gauge(name, help string, value func(*scrape) float64) figure {
 
 func perVolume(kind prometheus.ValueType, name, help string, value func(Volume) float64) volumeFigure {
 	return volumeFigure{prometheus.NewDesc("penstock_"+name, help, []string{"volume"}, nil), kind, value}
+}
+
+func perNIC(kind prometheus.ValueType, name, help string, value func(rdma.NIC) float64) nicFigure {
+	return nicFigure{prometheus.NewDesc("penstock_"+name, help, []string{"nic"}, nil), kind, value}
 }
 
 // figures is the list; docs/metrics.md documents each.
@@ -123,12 +134,28 @@ func volumeFigures() []volumeFigure {
 	}
 }
 
+func nicFigures() []nicFigure {
+	return []nicFigure{
+		perNIC(prometheus.GaugeValue, "data_nic_up", "1 while the data plane uses the NIC, 0 while it goes over the others.", func(n rdma.NIC) float64 {
+			if n.Up {
+				return 1
+			}
+			return 0
+		}),
+		perNIC(prometheus.CounterValue, "data_nic_sent_bytes_total", "Payload that the NIC sent, with what was sent twice.", func(n rdma.NIC) float64 { return float64(n.BytesOut) }),
+		perNIC(prometheus.CounterValue, "data_nic_received_bytes_total", "Payload that the NIC received.", func(n rdma.NIC) float64 { return float64(n.BytesIn) }),
+	}
+}
+
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range figures() {
 		ch <- f.desc
 	}
 	for _, f := range volumeFigures() {
+		ch <- f.desc
+	}
+	for _, f := range nicFigures() {
 		ch <- f.desc
 	}
 }
@@ -158,6 +185,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range c.server.opts.Volumes {
 		for _, f := range volumeFigures() {
 			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(v), v.Device.Info().Path)
+		}
+	}
+	for _, n := range c.server.data.NICs() {
+		for _, f := range nicFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(n), n.Name)
 		}
 	}
 }

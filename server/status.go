@@ -58,6 +58,11 @@ func (s *Server) status() *pb.StatusResponse {
 		m.Volumes = append(m.Volumes, volume)
 	}
 	m.Io, m.IoReason = common(m.Volumes)
+	info := s.data.Info()
+	m.DataProvider, m.DataDetail = info.Provider, info.Detail
+	for _, n := range s.data.NICs() {
+		m.Nics = append(m.Nics, &pb.NICStatus{Name: n.Name, Address: string(n.Addr), Up: n.Up, Reason: n.Reason, SentBytes: n.BytesOut, ReceivedBytes: n.BytesIn})
+	}
 	return m
 }
 

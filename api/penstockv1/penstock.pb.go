@@ -3185,8 +3185,12 @@ type StatusResponse struct {
 	RecoveredBlocks   int64                  `protobuf:"varint,23,opt,name=recovered_blocks,json=recoveredBlocks,proto3" json:"recovered_blocks,omitempty"`
 	CorruptBlocks     uint64                 `protobuf:"varint,24,opt,name=corrupt_blocks,json=corruptBlocks,proto3" json:"corrupt_blocks,omitempty"`
 	LastEvent         uint64                 `protobuf:"varint,25,opt,name=last_event,json=lastEvent,proto3" json:"last_event,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The data plane: its transfer engine, what that says of itself, and its NICs.
+	DataProvider  string       `protobuf:"bytes,26,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
+	DataDetail    string       `protobuf:"bytes,27,opt,name=data_detail,json=dataDetail,proto3" json:"data_detail,omitempty"`
+	Nics          []*NICStatus `protobuf:"bytes,28,rep,name=nics,proto3" json:"nics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -3394,6 +3398,111 @@ func (x *StatusResponse) GetLastEvent() uint64 {
 	return 0
 }
 
+func (x *StatusResponse) GetDataProvider() string {
+	if x != nil {
+		return x.DataProvider
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetDataDetail() string {
+	if x != nil {
+		return x.DataDetail
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetNics() []*NICStatus {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+type NICStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Up            bool                   `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"` // why it is not up
+	SentBytes     uint64                 `protobuf:"varint,5,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes uint64                 `protobuf:"varint,6,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NICStatus) Reset() {
+	*x = NICStatus{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NICStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NICStatus) ProtoMessage() {}
+
+func (x *NICStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
+func (*NICStatus) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *NICStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NICStatus) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *NICStatus) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *NICStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *NICStatus) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *NICStatus) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
 type StatBlockRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -3404,7 +3513,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3416,7 +3525,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3429,7 +3538,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -3464,7 +3573,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3476,7 +3585,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3489,7 +3598,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Block) GetId() []byte {
@@ -3573,7 +3682,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3694,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3707,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -3632,7 +3741,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3753,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3766,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3684,7 +3793,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3696,7 +3805,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3709,7 +3818,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -3735,7 +3844,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3747,7 +3856,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3760,7 +3869,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -3779,7 +3888,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3791,7 +3900,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3804,7 +3913,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -3826,7 +3935,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3947,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3960,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -4122,7 +4231,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	" \x01(\x04R\freadFailures\x12%\n" +
 	"\x0ewrite_failures\x18\v \x01(\x04R\rwriteFailures\x12&\n" +
 	"\x0fin_flight_bytes\x18\f \x01(\x03R\rinFlightBytes\x121\n" +
-	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\"\xdb\x06\n" +
+	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\"\xcd\a\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
@@ -4157,7 +4266,19 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x10recovered_blocks\x18\x17 \x01(\x03R\x0frecoveredBlocks\x12%\n" +
 	"\x0ecorrupt_blocks\x18\x18 \x01(\x04R\rcorruptBlocks\x12\x1d\n" +
 	"\n" +
-	"last_event\x18\x19 \x01(\x04R\tlastEvent\"K\n" +
+	"last_event\x18\x19 \x01(\x04R\tlastEvent\x12#\n" +
+	"\rdata_provider\x18\x1a \x01(\tR\fdataProvider\x12\x1f\n" +
+	"\vdata_detail\x18\x1b \x01(\tR\n" +
+	"dataDetail\x12*\n" +
+	"\x04nics\x18\x1c \x03(\v2\x16.penstock.v1.NICStatusR\x04nics\"\xa7\x01\n" +
+	"\tNICStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
+	"\x02up\x18\x03 \x01(\bR\x02up\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x05 \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x06 \x01(\x04R\rreceivedBytes\"K\n" +
 	"\x10StatBlockRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x19\n" +
 	"\bblock_id\x18\x02 \x01(\fR\ablockId\"\x97\x02\n" +
@@ -4256,7 +4377,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -4308,14 +4429,15 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 47: penstock.v1.StatusRequest
 	(*VolumeStatus)(nil),            // 48: penstock.v1.VolumeStatus
 	(*StatusResponse)(nil),          // 49: penstock.v1.StatusResponse
-	(*StatBlockRequest)(nil),        // 50: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 51: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 52: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 53: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 54: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 55: penstock.v1.VerifyBlocksResponse
-	(*ScrubRequest)(nil),            // 56: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 57: penstock.v1.ScrubProgress
+	(*NICStatus)(nil),               // 50: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 51: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 52: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 53: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 54: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 55: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 56: penstock.v1.VerifyBlocksResponse
+	(*ScrubRequest)(nil),            // 57: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 58: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -4338,62 +4460,63 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	8,  // 17: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
 	8,  // 18: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
 	48, // 19: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	3,  // 20: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	51, // 21: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	19, // 22: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	9,  // 23: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 24: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 25: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 26: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	18, // 27: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 28: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	23, // 29: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	26, // 30: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	28, // 31: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	30, // 32: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	32, // 33: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	34, // 34: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	35, // 35: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	36, // 36: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	38, // 37: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	40, // 38: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	42, // 39: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	43, // 40: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	45, // 41: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	47, // 42: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	50, // 43: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	52, // 44: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	54, // 45: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	56, // 46: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	10, // 47: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 48: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 49: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 50: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 51: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 52: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	24, // 53: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	27, // 54: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	29, // 55: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	31, // 56: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	33, // 57: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 58: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 59: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	37, // 60: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	39, // 61: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	41, // 62: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 63: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	44, // 64: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	46, // 65: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	49, // 66: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	51, // 67: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	53, // 68: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	55, // 69: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	57, // 70: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	47, // [47:71] is the sub-list for method output_type
-	23, // [23:47] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	50, // 20: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	3,  // 21: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	52, // 22: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	19, // 23: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	9,  // 24: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	11, // 25: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	13, // 26: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	15, // 27: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	18, // 28: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	21, // 29: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	23, // 30: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	26, // 31: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	28, // 32: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	30, // 33: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	32, // 34: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	34, // 35: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	35, // 36: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	36, // 37: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	38, // 38: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	40, // 39: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	42, // 40: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	43, // 41: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	45, // 42: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	47, // 43: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	51, // 44: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	53, // 45: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	55, // 46: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	57, // 47: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	10, // 48: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 49: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 50: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 51: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	20, // 52: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	22, // 53: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	24, // 54: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	27, // 55: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	29, // 56: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	31, // 57: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	33, // 58: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 59: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 60: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	37, // 61: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	39, // 62: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	41, // 63: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 64: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	44, // 65: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	46, // 66: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	49, // 67: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	52, // 68: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	54, // 69: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	56, // 70: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	58, // 71: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	48, // [48:72] is the sub-list for method output_type
+	24, // [24:48] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -4407,7 +4530,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -263,7 +263,7 @@ func TestServeTwoNICs(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	run := func(args ...string) {
+	run := func(args ...string) string {
 		t.Helper()
 		cmd := exec.Command(os.Args[0], args...)
 		var out bytes.Buffer
@@ -275,6 +275,7 @@ func TestServeTwoNICs(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%v: %v\n%s\n%s", args, err, out.String(), node.Log())
 		}
+		return out.String()
 	}
 	const blocks = 512
 	payload := bytesOf(1, blocks*8192)
@@ -302,6 +303,13 @@ func TestServeTwoNICs(t *testing.T) {
 		t.Fatal(err)
 	}
 	fetch()
+	// The node looks at its interfaces now and then.
+	const asked = 200
+	for i := 0; !strings.Contains(run("status"), "has no carrier"); i++ {
+		if i == asked {
+			t.Fatalf("asked %d times, the node does not say that its second NIC is down:\n%s", asked, run("status"))
+		}
+	}
 	if log := node.Log(); !strings.Contains(log, fmt.Sprintf("%q:%q", "data_provider", "tcp")) {
 		t.Errorf("the log does not name the provider:\n%s", log)
 	}

@@ -13,7 +13,7 @@ import (
 func newStatusCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what a node is, how full it is, and how it drives its disks",
+		Short: "Show what a node is, how full it is, and how it drives its disks and NICs",
 		Args:  args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -38,6 +38,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	t.pair("state", state)
 	t.pair("up", time.Since(time.UnixMilli(s.GetStartUnixMs())).Round(time.Second))
 	t.pair("io", because(s.GetIo(), s.GetIoReason()))
+	t.pair("data plane", because(s.GetDataProvider(), s.GetDataDetail()))
 	t.pair("capacity", fmt.Sprintf("%s, %s used, index %s of it", size(s.GetCapacityBytes()), size(s.GetUsedBytes()), size(s.GetIndexDiskBytes())))
 	t.pair("blocks", count(s.GetBlocks()))
 	t.pair("namespaces", count(s.GetNamespaces()))
@@ -57,6 +58,15 @@ func printStatus(t *table, s *pb.StatusResponse) {
 		if d := v.GetIoDetail(); d != "" {
 			t.row("  " + d)
 		}
+	}
+	t.row()
+	t.row("NIC", "ADDRESS", "STATE", "SENT", "RECEIVED")
+	for _, n := range s.GetNics() {
+		state := "up"
+		if !n.GetUp() {
+			state = "down: " + n.GetReason()
+		}
+		t.row(n.GetName(), n.GetAddress(), state, size(int64(n.GetSentBytes())), size(int64(n.GetReceivedBytes())))
 	}
 }
 
