@@ -240,8 +240,11 @@ func (c Chart) plot() (*plot.Plot, error) {
 	if !c.LogY && p.Y.Min > 0 {
 		p.Y.Min = 0 // heights are compared from the ground
 	}
-	if !c.LogY {
-		p.Y.Max += (p.Y.Max - p.Y.Min) * 0.04 * float64(len(c.Series)+1) // room for the legend
+	room := 0.04 * float64(len(c.Series)+1) // for the legend, as a share of the height
+	if c.LogY {
+		p.Y.Max *= math.Pow(p.Y.Max/p.Y.Min, room)
+	} else {
+		p.Y.Max += (p.Y.Max - p.Y.Min) * room
 	}
 	return p, nil
 }
