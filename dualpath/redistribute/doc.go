@@ -29,5 +29,9 @@
 // are in Fabrics. The attention itself, and the merge that makes route exact, are
 // in package attention.
 //
+// Decide answers for one chunk or one selection, Spread for a selection whose holders
+// differ in fabric, tokens and load, holder by holder; Request.RuleOfThumb is what can
+// be said without any constant.
+//
 // It does not know who holds what, and does not move anything.
 package redistribute

@@ -1,0 +1,123 @@
+package redistribute
+
+import (
+	"fmt"
+	"math"
+)
+
+// MaxHoldings bounds the holders of one selection: as many as attention merges.
+const MaxHoldings = 64
+
+// Holding is what one holder has of a selection.
+type Holding struct {
+	// Fabric between the requester and this holder.
+	Fabric Fabric
+	// Tokens of the selection that it holds.
+	Tokens int
+	// Requesters that it serves at once, this one included; default 1. Flows of
+	// others on the same link.
+	Requesters, Flows int
+	// NoRoute and NoFetch rule one out.
+	NoRoute, NoFetch bool
+}
+
+// Spread is the answer for a selection whose holders differ.
+type Spread struct {
+	// Choice is Route or Fetch for each holding.
+	Choice []Primitive
+	// Seconds of one step, and of its parts: Wait is the longest that a routed query
+	// is under way besides its bytes, Bytes are those of all routed ones, Merge and
+	// Host those of the whole, Fetch the gathers one after the other.
+	Seconds                         float64
+	Wait, Bytes, Merge, Host, Fetch float64
+}
+
+// holdingCost is what one holder takes, either way.
+type holdingCost struct{ wait, bytes, fetch float64 }
+
+// Spread decides for each holder of one selection whether its part is routed or
+// fetched, in one step and one round trip. Routed queries are under way at the same
+// time, so that only the slowest holder's probe, turnaround and compute count; their
+// bytes leave over the requester's own link, one after the other, as do fetches,
+// which the paper's prototype makes one holder at a time (section 5.4). The model's
+// own fabric is not used.
+//
+// The least is found exactly: for each holder as the slowest that is routed, every
+// other that is not slower takes the cheaper of its bytes and its gather.
+func (m Model) Spread(rows int, holdings []Holding) (Spread, error) {
+	costs, err := m.holdingCosts(rows, holdings)
+	if err != nil {
+		return Spread{}, err
+	}
+	best := Spread{Seconds: math.Inf(1)}
+	try := func(slowest float64) {
+		s, ok := m.spreadUnder(slowest, rows, holdings, costs)
+		if ok && s.Seconds < best.Seconds {
+			best = s
+		}
+	}
+	try(math.Inf(-1)) // nothing is routed
+	for i, c := range costs {
+		if !holdings[i].NoRoute {
+			try(c.wait)
+		}
+	}
+	return best, nil
+}
+
+// holdingCosts checks the request and works out each holder's part.
+func (m Model) holdingCosts(rows int, holdings []Holding) ([]holdingCost, error) {
+	if len(holdings) < 1 || len(holdings) > MaxHoldings {
+		return nil, fmt.Errorf("redistribute: %d holdings; it takes between 1 and %d", len(holdings), MaxHoldings)
+	}
+	costs := make([]holdingCost, len(holdings))
+	for i, h := range holdings {
+		one := m
+		one.Fabric = h.Fabric
+		r := Request{Rows: rows, Tokens: h.Tokens, Reuse: Selected, Requesters: h.Requesters, Flows: h.Flows}
+		r.EnsureDefaults()
+		err := one.Validate()
+		if err == nil {
+			err = r.Validate()
+		}
+		if err == nil && h.NoRoute && h.NoFetch {
+			err = fmt.Errorf("redistribute: route and fetch are both ruled out: leave it out of the selection")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("holding %d: %w", i, err)
+		}
+		one.Fabric = h.Fabric.Under(h.Flows)
+		route := one.route(r).Terms
+		costs[i] = holdingCost{
+			wait: route.Probe + route.Turnaround + route.Compute, bytes: route.Transfer + route.Return, fetch: one.fetch(r).Terms.Sum(),
+		}
+	}
+	return costs, nil
+}
+
+// spreadUnder is the best where no routed holder waits longer than slowest; false if
+// one that cannot be fetched from would.
+func (m Model) spreadUnder(slowest float64, rows int, holdings []Holding, costs []holdingCost) (Spread, bool) {
+	s := Spread{Choice: make([]Primitive, len(costs))}
+	routed := false
+	for i, c := range costs {
+		h := holdings[i]
+		switch may := !h.NoRoute && c.wait <= slowest; {
+		case may && (h.NoFetch || c.bytes <= c.fetch):
+			routed = true
+			s.Choice[i] = Route
+			s.Wait = max(s.Wait, c.wait)
+			s.Bytes += c.bytes
+		case h.NoFetch:
+			return s, false
+		default:
+			s.Choice[i] = Fetch
+			s.Fetch += c.fetch
+		}
+	}
+	if routed {
+		s.Merge, s.Host = m.Merge, m.Host.Fixed+m.Host.Row*float64(rows)
+	}
+	s.Seconds = s.Wait + s.Bytes + s.Merge + s.Host + s.Fetch
+	return s, true
+}
