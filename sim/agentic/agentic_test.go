@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,8 +185,8 @@ func TestAblation(t *testing.T) {
 	between(t, "DualPath: reduction", 1-jct[DualPath]/jct[Basic], 0.40, 0.55)
 	between(t, "DualPath/Oracle", jct[DualPath]/jct[Oracle], 1, 1.15)
 	between(t, "split/DualPath", jct[DualPathSplit]/jct[DualPath], 0, 1.01)
-	noQuota := run(t, Options{System: DualPath, NoQuota: true, Model: o.Model, PrefillNodes: 2, DecodeNodes: 4, Agents: agents64K(1024)})
-	between(t, "without quota: attention max/avg", noQuota.AttentionBalance(noQuota.JCT/20), 1.3, 4)
+	o.NoQuota, o.Until = true, 150*time.Second // a twentieth of the job
+	between(t, "without quota: attention max/avg", run(t, o.with(DualPath)).AttentionBalance(o.Until), 1.3, 4)
 }
 
 // TestStorageBound is DP-A4: with compute out of the way the gain is (P+D)/P.
@@ -195,7 +196,7 @@ func TestStorageBound(t *testing.T) {
 	fast := real
 	fast.FLOPS, fast.StepBase, fast.StepPer = 1e18, time.Millisecond, 0
 	agents := agents64K(384)
-	for _, pd := range [][2]int{{1, 1}, {2, 1}, {1, 2}} {
+	for _, pd := range [][2]int{{2, 1}, {1, 2}} {
 		o := Options{Model: real, PrefillNodes: pd[0], DecodeNodes: pd[1], Agents: agents, StepOverhead: time.Millisecond, FetchEvery: 5 * time.Millisecond}
 		// Beta is what a GPU does in 5 s, not what this one would.
 		o.Planner.PrefillRate = o.ProfilePrefill()
@@ -236,11 +237,47 @@ func TestOnline(t *testing.T) {
 		if r.Exceeded != (s == Basic) {
 			t.Errorf("%v at 0.2 agents/s: SLO exceeded: %v", s, r.Exceeded)
 		}
-		ttft[s] = r.Steady(on.Horizon).MeanTTFT()
+		w := r.Steady(on.Horizon)
+		ttft[s] = w.MeanTTFT()
+		if s == Basic {
+			continue
+		}
+		between(t, s.String()+": SLO attainment", w.Attainment(), 0.99, 1)
+		between(t, s.String()+": goodput over the rate of rounds", w.Goodput(on.Horizon/3)/(float64(w.Rounds)/(on.Horizon/3).Seconds()), 0.99, 1)
+		p50, p99 := w.TTFTs.Quantile(0.5), w.TTFTs.Quantile(0.99)
+		if !(p50 > 0.2 && p50 < 2*w.MeanTTFT() && p99 > w.MeanTTFT() && p99 < 4) {
+			t.Errorf("%v: TTFT p50 %v, mean %v, p99 %v s", s, p50, w.MeanTTFT(), p99)
+		}
 	}
 	between(t, "TTFT of DualPath over Oracle's", ttft[DualPath]/ttft[Oracle], 1, 1.15)
 	if _, err := RunOnline(t.Context(), o, Online{Set: set, APS: math.NaN()}); err == nil {
 		t.Error("NaN agents a second were accepted")
+	}
+}
+
+// TestDistribution: a quantile is within 6 % of the sorted times'.
+func TestDistribution(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	var d Distribution
+	if q := d.Quantile(0.5); !math.IsNaN(q) {
+		t.Errorf("a quantile of nothing is %v", q)
+	}
+	var all []float64
+	for range 10_000 {
+		x := math.Exp(2 * rng.NormFloat64())
+		d.add(x)
+		all = append(all, x)
+	}
+	slices.Sort(all)
+	for _, q := range []float64{0.01, 0.5, 0.9, 0.99} {
+		want := all[int(q*float64(len(all)))]
+		between(t, fmt.Sprintf("quantile %v", q), d.Quantile(q), want*0.92, want*1.08)
+	}
+	first, last := d[0], d[len(d)-1]
+	d.add(0)
+	d.add(1e9)
+	if d[0] != first+1 || d[len(d)-1] != last+1 {
+		t.Error("times beyond the ends are not counted at the ends")
 	}
 }
 

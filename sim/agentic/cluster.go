@@ -173,7 +173,8 @@ func (c *Cluster) Run(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	c.result.end(c)
-	return &c.result, nil
+	res := c.result // by itself, so that it does not hold the cluster in memory
+	return &res, nil
 }
 
 // arrival is when an agent begins.

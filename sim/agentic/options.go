@@ -83,6 +83,8 @@ type Options struct {
 	StepOverhead time.Duration
 	// FetchEvery is the time between two fetches of a group; default 20 ms.
 	FetchEvery time.Duration
+	// SLO is what rounds are held against; default PaperSLO. It decides nothing.
+	SLO SLO
 	// Planner are further options of the planner; rates, alpha and beta are set from
 	// the model where they are 0.
 	Planner dualpath.Options
@@ -105,6 +107,7 @@ func (o *Options) ensureDefaults() {
 	setDefault(&o.Quota, batch.DefaultQuota)
 	setDefault(&o.StepOverhead, 30*time.Millisecond)
 	setDefault(&o.FetchEvery, 20*time.Millisecond)
+	setDefault(&o.SLO, PaperSLO())
 }
 
 func setDefault[T comparable](p *T, v T) {

@@ -53,9 +53,47 @@ type Window struct {
 	// a second token, TTST from the first to the second, as the paper's Table 3 has
 	// it, and TPOT from the first to the last over their number.
 	TTFT, TTST, Queued, Reading, Prefill, TPOT float64
-	// Second is how many rounds have a second token.
-	Second int
+	// Second is how many rounds have a second token; Met how many were within
+	// Options.SLO in TTFT and TPOT.
+	Second, Met int
+	// TTFTs is how the TTFT is distributed.
+	TTFTs Distribution
 }
+
+// Distribution counts times by their logarithm: twenty steps a decade from a
+// millisecond, so that a quantile is within 6 %.
+type Distribution [140]uint32
+
+// distributionStart is where the first step begins, in seconds.
+const distributionStart = 1e-3
+
+// add counts a time in seconds.
+func (d *Distribution) add(seconds float64) {
+	step := int(20 * math.Log10(max(seconds, distributionStart)/distributionStart))
+	d[min(step, len(d)-1)]++
+}
+
+// Quantile is the time, in seconds, that a share q of the rounds did not exceed: the
+// middle of its step; NaN without rounds.
+func (d *Distribution) Quantile(q float64) float64 {
+	total := 0
+	for _, n := range d {
+		total += int(n)
+	}
+	below := 0
+	for i, n := range d {
+		if below += int(n); total > 0 && float64(below) >= q*float64(total) {
+			return distributionStart * math.Pow(10, (float64(i)+0.5)/20)
+		}
+	}
+	return math.NaN()
+}
+
+// Attainment is the share of the rounds that met the SLO.
+func (w Window) Attainment() float64 { return float64(w.Met) / float64(w.Rounds) }
+
+// Goodput is the rate of the rounds that met the SLO.
+func (w Window) Goodput(length time.Duration) float64 { return float64(w.Met) / length.Seconds() }
 
 // Mean latencies of a window in seconds; NaN without rounds.
 func (w Window) MeanTTFT() float64 { return w.TTFT / float64(w.Rounds) }
@@ -66,19 +104,34 @@ func (w Window) MeanTTST() float64 { return w.TTST / float64(w.Second) }
 // MeanTPOT is the mean time of a token after the first.
 func (w Window) MeanTPOT() float64 { return w.TPOT / float64(w.Second) }
 
-// add sums windows.
-func (w *Window) add(o Window) {
+// addRound adds a window of one round.
+func (w *Window) addRound(o *Window) {
+	w.sum(o)
+	w.TTFTs.add(o.TTFT)
+}
+
+// add adds a window.
+func (w *Window) add(o *Window) {
+	w.sum(o)
+	for i, n := range o.TTFTs {
+		w.TTFTs[i] += n
+	}
+}
+
+// sum adds all of a window but its distribution.
+func (w *Window) sum(o *Window) {
 	w.Rounds, w.Tokens, w.Second = w.Rounds+o.Rounds, w.Tokens+o.Tokens, w.Second+o.Second
 	w.TTFT, w.TTST, w.TPOT = w.TTFT+o.TTFT, w.TTST+o.TTST, w.TPOT+o.TPOT
 	w.Queued, w.Reading, w.Prefill = w.Queued+o.Queued, w.Reading+o.Reading, w.Prefill+o.Prefill
+	w.Met += o.Met
 }
 
 // Between sums the windows that lie in [from, to).
 func (r *Result) Between(from, to time.Duration) Window {
 	var w Window
-	for i, s := range r.Series {
+	for i := range r.Series {
 		if at := time.Duration(i) * SeriesWindow; at >= from && at < to {
-			w.add(s)
+			w.add(&r.Series[i])
 		}
 	}
 	return w
@@ -147,12 +200,16 @@ func (r *Result) round(c *Cluster, q *request) {
 		w.Second, w.TTST = 1, (q.second - q.first).Seconds()
 		w.TPOT = (now - q.first).Seconds() / float64(q.gen-1)
 	}
+	if slo := c.opts.SLO; w.TTFT <= slo.TTFT.Seconds() && w.TPOT <= slo.TPOT.Seconds() {
+		w.Met = 1
+	}
 	i := int(now / SeriesWindow)
 	for i >= len(r.Series) {
 		r.Series = append(r.Series, Window{})
 	}
-	r.Series[i].add(w)
-	r.Latency.add(w)
+	for _, sum := range [...]*Window{&r.Series[i], &r.Latency} {
+		sum.addRound(&w)
+	}
 	if c.opts.Progress != nil && r.Rounds%4096 == 0 {
 		c.opts.Progress(r.Rounds, now)
 	}

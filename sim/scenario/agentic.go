@@ -171,7 +171,8 @@ const (
 func agenticMetrics(r *agentic.Result, w agentic.Window) []Metric {
 	return []Metric{
 		value("job completion time", "s", r.JCT.Seconds()), value("agents done", "", float64(r.Agents)), value("rounds done", "", float64(r.Rounds)),
-		value("TTFT, mean", "s", w.MeanTTFT()), value("TTST, mean", "s", w.MeanTTST()), value("TPOT, mean", "s", w.MeanTPOT()),
+		value("TTFT, mean", "s", w.MeanTTFT()), value("TTFT, P50", "s", w.TTFTs.Quantile(0.5)), value("TTFT, P99", "s", w.TTFTs.Quantile(0.99)),
+		value("TTFT of 4 s and TPOT of 50 ms kept", "share", w.Attainment()), value("TTST, mean", "s", w.MeanTTST()), value("TPOT, mean", "s", w.MeanTPOT()),
 		value("waited for engines, mean", "s", w.Queued/float64(w.Rounds)), value("waited for storage, mean", "s", w.Reading/float64(w.Rounds)), value("prefill, mean", "s", w.Prefill/float64(w.Rounds)),
 		value("storage NICs used", "share", r.StorageShare()),
 		value("storage NICs, max/avg", "", r.NICBalance(balanceWindow, r.JCT/2, balanceFloor, len(r.Read))),
