@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/internal/arena"
@@ -384,7 +385,7 @@ func (c *connection) speaks(ctx context.Context) string {
 		if err != nil {
 			continue
 		}
-		ask, cancel := context.WithTimeout(ctx, completionWait)
+		ask, cancel := context.WithTimeout(ctx, speaksWithin)
 		d, err := pb.NewCacheClient(conn).Describe(ask, &pb.DescribeRequest{})
 		cancel()
 		_ = conn.Close() // nothing is under way on it
@@ -397,6 +398,10 @@ func (c *connection) speaks(ctx context.Context) string {
 	}
 	return providerTCP
 }
+
+// speaksWithin bounds the question to one node; the client's own attempts to reach
+// it come after.
+const speaksWithin = 2 * time.Second
 
 // engine opens the transfer engine that the nodes need.
 func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engine, error) {
