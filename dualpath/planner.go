@@ -117,9 +117,13 @@ const (
 // request is one that has not ended.
 type request struct {
 	Request
-	phase phase
-	pe    *engine
-	de    *engine
+	// cached is Hit as it was submitted; its engines know it by that. Hit is less
+	// where the rest is of no use any more, for the reason unfit.
+	cached int
+	unfit  Reason
+	phase  phase
+	pe     *engine
+	de     *engine
 	// home is the decode group in whose private queue it waits.
 	home *group
 	// place is its element in waiting, unrouted or home.private, by role.
@@ -247,9 +251,9 @@ func (p *Planner) submit(q *Request) {
 		p.say(Action{Kind: Reject, Request: q.ID, Why: reason})
 		return
 	}
-	r := &request{Request: *q, why: p.explained.next(q.ID, p.now)}
+	r := &request{Request: *q, cached: q.Hit, why: p.explained.next(q.ID, p.now)}
 	if r.Epoch < p.epochs[r.Namespace] {
-		r.Hit = 0
+		r.Hit, r.unfit = 0, EpochOver
 		r.why.note(p.now, "the cached prefix is of epoch %d, the weights of %d: recomputed", int(r.Epoch), int(p.epochs[r.Namespace]))
 	}
 	p.requests[q.ID] = r
@@ -320,7 +324,7 @@ func (p *Planner) hold(g *group, h *Held) {
 	p.seq = max(p.seq, h.Attempt) // numbers of attempts are never used twice
 	r := p.requests[h.Request.ID]
 	if r == nil {
-		r = &request{Request: h.Request, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
+		r = &request{Request: h.Request, cached: h.Request.Hit, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
 		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
 		p.requests[r.ID] = r
 		r.prefillAt, r.decodeAt = p.waiting.PushBack(r), p.unrouted.PushBack(r)
@@ -638,7 +642,7 @@ func (p *Planner) failed(e Failed) {
 		return
 	}
 	if r.failures > 1 {
-		r.Hit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens)
+		r.Hit, r.unfit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens), EngineFailed
 	}
 	r.why.note(p.now, "the %s engine failed, for the time %d; planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
 	// The side that failed has left it.
@@ -670,7 +674,7 @@ func (p *Planner) epoch(e Epoch) {
 			p.dropParts(r, EpochOver)
 			p.recompute(r, 0, r.Hit, EpochOver)
 		}
-		r.Hit = 0
+		r.Hit, r.unfit = 0, EpochOver
 	}
 }
 

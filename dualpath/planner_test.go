@@ -143,8 +143,12 @@ func (l *ledger) book(a Action) {
 		l.t.Fatalf("%v for request %d, which is not alive", a.Kind, a.Request)
 	}
 	for _, part := range a.Parts[:a.NParts] {
-		if part.From < 0 || part.To > t.req.Hit || part.Len() <= 0 {
-			l.t.Fatalf("%v of request %d: part %+v of %d cached tokens", a.Kind, a.Request, part, t.req.Hit)
+		most := t.req.Hit
+		if a.Kind == Recompute {
+			most = len(t.have) // what is of no use any more, too
+		}
+		if part.From < 0 || part.To > most || part.Len() <= 0 {
+			l.t.Fatalf("%v of request %d: part %+v of %d cached tokens", a.Kind, a.Request, part, most)
 		}
 	}
 	switch a.Kind {
@@ -300,11 +304,11 @@ func (l *ledger) finish(id RequestID) {
 	if !t.started || t.reads[0].Len() > 0 || t.reads[1].Len() > 0 || len(l.p.requests[id].rest) > 0 {
 		return
 	}
-	// Every cached token that is still of use was read or is recomputed: this
-	// is what the planner promises.
-	for i, ok := range t.have[:t.req.Hit] {
+	// Every cached token was read or is recomputed, those that are of no use any more
+	// too: this is what the planner promises, and what engines wait for.
+	for i, ok := range t.have {
 		if !ok {
-			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, t.req.Hit)
+			l.t.Fatalf("request %d: nobody brings cached token %d of %d", id, i, len(t.have))
 		}
 	}
 	l.step(Finished{l.now, id, 0, Prefill})

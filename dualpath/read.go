@@ -78,6 +78,9 @@ func (p *Planner) start(r *request) {
 	for _, part := range a.Parts[:a.NParts] {
 		p.begin(r, part, false, seq)
 	}
+	if r.Hit < r.cached {
+		p.recompute(r, r.Hit, r.cached, r.unfit)
+	}
 }
 
 // divide returns x: the prefill side reads the cached tokens [0, x), the decode

@@ -111,11 +111,13 @@ type running struct {
 	pages   []uint32
 	prefill *traffic.Prefill
 	decode  *traffic.Decode
-	begun   time.Time
-	loaded  Loaded
-	done    func(error)
-	ended   bool
-	wake    chan struct{} // decode: the output is complete
+	// orders came before the job of the traffic manager had begun.
+	orders []func(p *traffic.Prefill, d *traffic.Decode)
+	begun  time.Time
+	loaded Loaded
+	done   func(error)
+	ended  bool
+	wake   chan struct{} // decode: the output is complete
 }
 
 // NewEngine makes an engine; Prefill and Decode give it work. Close ends it.
@@ -207,25 +209,29 @@ func (e *Engine) blocksOf(tokens int) int {
 	return (tokens + bt - 1) / bt
 }
 
-// enter makes a request known and takes its device pages, waiting for them.
-func (e *Engine) enter(ctx context.Context, w Work, pages int, done func(error)) (*running, error) {
+// enter makes a request known: orders about it are taken from now on.
+func (e *Engine) enter(ctx context.Context, w Work, done func(error)) (*running, error) {
 	r := &running{work: w, done: done, wake: make(chan struct{})}
-	r.ctx, r.cancel = context.WithCancel(ctx)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		r.cancel()
 		return nil, traffic.ErrClosed
 	}
-	if pages > e.blocks {
-		r.cancel()
-		return nil, fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, w.Request, pages, e.blocks)
-	}
 	if e.jobs[w.Request] != nil {
-		r.cancel()
 		return nil, fmt.Errorf("emulate: %s: request %q: %w", e.opts.Name, w.Request, traffic.ErrExists)
 	}
+	r.ctx, r.cancel = context.WithCancel(ctx)
 	e.jobs[w.Request] = r
+	return r, nil
+}
+
+// take gives a request its device pages, waiting for them.
+func (e *Engine) take(r *running, pages int) error {
+	if pages > e.blocks {
+		return fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, r.work.Request, pages, e.blocks)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for len(e.free) < pages {
 		freed := e.freed
 		e.mu.Unlock()
@@ -236,14 +242,24 @@ func (e *Engine) enter(ctx context.Context, w Work, pages int, done func(error))
 		}
 		e.mu.Lock()
 		if r.ctx.Err() != nil || e.closed {
-			delete(e.jobs, w.Request)
-			r.cancel()
-			return nil, context.Canceled
+			return context.Canceled
 		}
 	}
 	r.pages = append(r.pages, e.free[len(e.free)-pages:]...)
 	e.free = e.free[:len(e.free)-pages]
-	return r, nil
+	return nil
+}
+
+// begin enters a request's job; the orders that waited for it are taken.
+func (e *Engine) begin(r *running, p *traffic.Prefill, d *traffic.Decode) {
+	e.mu.Lock()
+	r.prefill, r.decode = p, d
+	orders := r.orders
+	r.orders = nil
+	e.mu.Unlock()
+	for _, order := range orders {
+		order(p, d)
+	}
 }
 
 // leave ends a request: its pages are free, whoever gave it is told.
@@ -283,12 +299,16 @@ func (e *Engine) Abort(request string) {
 	}
 }
 
-// with calls f with a request's traffic, if it is under way.
+// with calls f with a request's traffic, now or when it has begun.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()
 	r := e.jobs[request]
+	begun := r != nil && (r.prefill != nil || r.decode != nil)
+	if r != nil && !begun {
+		r.orders = append(r.orders, f)
+	}
 	e.mu.Unlock()
-	if r != nil && (r.prefill != nil || r.decode != nil) {
+	if begun {
 		f(r.prefill, r.decode)
 	}
 }
@@ -327,12 +347,16 @@ func (e *Engine) Recompute(request string, part traffic.Part) {
 // Prefill takes a request; done is called when its KV is at the decode engine,
 // or when it failed.
 func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
+	r, err := e.enter(ctx, w, done)
 	e.wg.Add(1)
 	go func() {
 		defer e.wg.Done()
-		r, err := e.enter(ctx, w, e.blocksOf(w.Prompt), done)
 		if err != nil {
 			done(err)
+			return
+		}
+		if err := e.take(r, e.blocksOf(w.Prompt)); err != nil {
+			e.leave(r, err)
 			return
 		}
 		r.begun = time.Now()
@@ -344,9 +368,7 @@ func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
 			e.leave(r, err)
 			return
 		}
-		e.mu.Lock()
-		r.prefill = p
-		e.mu.Unlock()
+		e.begin(r, p, nil)
 		if err := p.Loaded(r.ctx); err != nil {
 			p.Cancel()
 			e.leave(r, err)
@@ -523,13 +545,17 @@ func (e *Engine) content(w Work, block, layer int) content.Content {
 // Decode takes a request; done is called when its output is complete, or when it
 // failed.
 func (e *Engine) Decode(ctx context.Context, w Work, prefilled func(), done func(error)) {
+	r, err := e.enter(ctx, w, done)
 	e.wg.Add(1)
 	go func() {
 		defer e.wg.Done()
-		prompt, whole := e.blocksOf(w.Prompt), e.blocksOf(w.Prompt+w.Output)
-		r, err := e.enter(ctx, w, whole, done)
 		if err != nil {
 			done(err)
+			return
+		}
+		prompt, whole := e.blocksOf(w.Prompt), e.blocksOf(w.Prompt+w.Output)
+		if err := e.take(r, whole); err != nil {
+			e.leave(r, err)
 			return
 		}
 		full := min(w.Prompt/e.opts.Namespace.Geometry.BlockTokens, len(w.IDs))
@@ -541,9 +567,7 @@ func (e *Engine) Decode(ctx context.Context, w Work, prefilled func(), done func
 			e.leave(r, err)
 			return
 		}
-		e.mu.Lock()
-		r.decode = d
-		e.mu.Unlock()
+		e.begin(r, nil, d)
 		e.leave(r, e.decodeOne(r, prompt, full, prefilled))
 	}()
 }

@@ -50,25 +50,27 @@ fetch group=1
 ----
 10 assign request 1: prefill engine 1
 11 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+12 recompute request 1: engine 1; prefill [256, 1024); an engine could not do its part
 
 failed request=1 side=prefill
 ----
-12 abort request 1: engine 2; an engine could not do its part
+13 abort request 1: engine 2; an engine could not do its part
 
 fetch group=2
 ----
-13 assign request 1: decode engine 2
+14 assign request 1: decode engine 2
 
 fetch group=1
 ----
-14 assign request 1: prefill engine 1
-15 start request 1: prefill 1, decode 2
+15 assign request 1: prefill engine 1
+16 start request 1: prefill 1, decode 2
+17 recompute request 1: engine 1; prefill [0, 1024); an engine could not do its part
 
 failed request=1 side=prefill
 ----
-16 abort request 1: engine 1; an engine could not do its part
-17 abort request 1: engine 2; an engine could not do its part
-18 reject request 1; an engine could not do its part
+18 abort request 1: engine 1; an engine could not do its part
+19 abort request 1: engine 2; an engine could not do its part
+20 reject request 1; an engine could not do its part
 
 explain request=1
 ----
@@ -88,7 +90,7 @@ explain request=1
    0.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
    0.000  prefill engine 1: least tokens (2248) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
    0.000  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
-          and 8 more
+          and 10 more
 
 # What an engine says of an earlier start is ignored.
 
@@ -98,37 +100,37 @@ nothing
 
 fetch group=2
 ----
-19 assign request 2: decode engine 2
+21 assign request 2: decode engine 2
 
 fetch group=1
 ----
-20 assign request 2: prefill engine 1
-21 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+22 assign request 2: prefill engine 1
+23 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
-failed request=2 side=prefill attempt=21
+failed request=2 side=prefill attempt=23
 ----
-22 abort request 2: engine 2; an engine could not do its part
+24 abort request 2: engine 2; an engine could not do its part
 
 fetch group=1
 ----
-23 assign request 2: prefill engine 1
+25 assign request 2: prefill engine 1
 
 fetch group=2
 ----
-24 assign request 2: decode engine 2
-25 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+26 assign request 2: decode engine 2
+27 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
-failed request=2 side=decode attempt=21
+failed request=2 side=decode attempt=23
 ----
 nothing
 
-finished request=2 side=prefill attempt=21
+finished request=2 side=prefill attempt=23
 ----
 nothing
 
-failed request=2 side=decode attempt=25
+failed request=2 side=decode attempt=27
 ----
-26 abort request 2: engine 1; an engine could not do its part
+28 abort request 2: engine 1; an engine could not do its part
 
 # A prefill group that has done its part goes; that it said so twice is no news.
 

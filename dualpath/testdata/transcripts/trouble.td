@@ -222,6 +222,7 @@ fetch group=3
 ----
 48 assign request 5: decode engine 5
 49 start request 5: prefill 1, decode 5
+50 recompute request 5: engine 1; prefill [0, 448); the weights' epoch is over
 
 # A group that does not fetch for five seconds is gone. Deadlines end what waits.
 
@@ -231,17 +232,17 @@ nothing
 
 fetch group=3
 ----
-50 assign request 6: decode engine 5
+51 assign request 6: decode engine 5
 
 tick at=8100
 ----
-51 abort request 5: engine 5; its group is gone
-52 abort request 4: engine 5; its group is gone
-53 abort request 3: engine 5; its group is gone
-54 abort request 2: engine 5; its group is gone
-55 abort request 1: engine 5; its group is gone
-56 abort request 6: engine 5; past its deadline
-57 reject request 6; past its deadline
+52 abort request 5: engine 5; its group is gone
+53 abort request 4: engine 5; its group is gone
+54 abort request 3: engine 5; its group is gone
+55 abort request 2: engine 5; its group is gone
+56 abort request 1: engine 5; its group is gone
+57 abort request 6: engine 5; past its deadline
+58 reject request 6; past its deadline
 
 tick at=8500
 ----
@@ -249,7 +250,7 @@ nothing
 
 stats
 ----
-{Submitted:6 Started:9 Rejected:1 Replanned:9 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:5 Queued:5 Loading:0 Serving:5}
+{Submitted:6 Started:9 Rejected:1 Replanned:9 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:6 Queued:5 Loading:0 Serving:5}
 
 # Engine 2 has lost its compute network: all that it begins fails at once, so it always looks idle. A request that failed
 # there goes elsewhere; after the second failure in a row nobody goes there until the cooldown (2 s) is over.
