@@ -216,7 +216,7 @@ func TestScale(t *testing.T) {
 	t.Parallel()
 	jct := func(k int) float64 {
 		return run(t, Options{
-			System: DualPath, Model: DeepSeek660B(), PrefillNodes: 2 * k, DecodeNodes: 4 * k, PrefillGroup: 2, DecodeGroup: 4, Agents: agents64K(500 * k),
+			System: DualPath, Model: DeepSeek660B(), PrefillNodes: 2 * k, DecodeNodes: 4 * k, PrefillGroup: 2, DecodeGroup: 4, Agents: agents64K(300 * k),
 		}).JCT.Seconds()
 	}
 	between(t, "JCT at 4 times the size over JCT", jct(4)/jct(1), 0.9, 1.05)

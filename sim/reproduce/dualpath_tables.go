@@ -395,8 +395,8 @@ func (d *dpRuns) balance(r *Report) {
 func (d *dpRuns) scaling(r *Report) {
 	table := Table{
 		Title: "Append and generation length, DS 660B 2P4D, 64K, 1024 agents", Source: "DualPath, Figure 9", Command: dualPathCommand,
-		Text: "Each round's length is multiplied and the trajectory cut at 64K, which leaves fewer rounds: every system gets faster. " +
-			"The paper prints speedups of 1.82 to 1.99 over appends, without numbers of agents, and says that Basic approaches DualPath as they grow; here it stays where it is.",
+		Text: "Each round's length is multiplied and the trajectory cut at 64K, which leaves fewer rounds. The paper prints speedups of 1.82 to 1.99 over appends, without numbers of agents, and says that " +
+			"DualPath and the oracle change only slightly. Here the speedups are near those, but both take up to 1.4 times as long: trajectories that ended below 64K grow. Longer generations leave the storage NICs idle, and the systems alike.",
 	}
 	systems := []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle}
 	for _, kind := range []string{"append", "gen"} {
@@ -410,20 +410,20 @@ func (d *dpRuns) scaling(r *Report) {
 		if kind == "gen" {
 			lo = 1
 		}
-		falls := true
 		fig := chart.Chart{Title: kind + " length: job completion time", XLabel: "factor", YLabel: "s"}
 		for _, s := range systems {
 			line := chart.Series{Name: s.String(), Points: true}
 			for i, f := range dpFactors() {
 				line.X, line.Y = append(line.X, f), append(line.Y, at(s, f))
-				falls = falls && (i == 0 || line.Y[i] < line.Y[i-1])
+				if s != agentic.Basic && i > 0 {
+					table.Cells = append(table.Cells, Within("", fmt.Sprintf("%v, %s x%v over x1", s, kind, f), "", math.NaN(), line.Y[i]/line.Y[0], 0.6, 1.6))
+				}
 			}
 			fig.Series = append(fig.Series, line)
 		}
 		for _, f := range dpFactors() {
 			table.Cells = append(table.Cells, Within("", fmt.Sprintf("speedup over basic, %s x%v", kind, f), "", math.NaN(), at(agentic.Basic, f)/at(agentic.DualPath, f), lo, 2.3))
 		}
-		table.Cells = append(table.Cells, Holds("", "job times fall as "+kind+" grows", falls))
 		r.Figure(Figure{Name: "dualpath-fig9-" + kind, Title: "Figure 9: " + kind + " length", Chart: fig})
 	}
 	r.Table(table)
