@@ -85,8 +85,8 @@ type Options struct {
 	FetchEvery time.Duration
 	// SLO is what rounds are held against; default PaperSLO. It decides nothing.
 	SLO SLO
-	// Planner are further options of the planner; rates, alpha and beta are set from
-	// the model where they are 0.
+	// Planner are further options of the planner. Its policy is the system's; rates,
+	// and with them alpha and beta, are the model's where they are 0.
 	Planner dualpath.Options
 	// Record, if set, is given every event of the planner and its actions, which are
 	// valid during the call.

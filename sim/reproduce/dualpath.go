@@ -147,7 +147,7 @@ type dpOnline struct {
 // key names a run.
 func (o dpOnline) key() string { return fmt.Sprintf("%s at %v/s", o.dpCase.key(), o.aps) }
 
-// online is the run's description for the simulator.
+// onlineOf is the run's description for the simulator.
 func (d *dpRuns) onlineOf(o dpOnline, slo agentic.SLO) agentic.Online {
 	set, spec := d.set(o.set, o.seed)
 	return agentic.Online{Set: set, MaxLen: spec.MaxLen, APS: o.aps * float64(o.k), Horizon: o.horizon, SLO: slo}
