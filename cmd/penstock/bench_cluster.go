@@ -10,8 +10,8 @@ import (
 )
 
 func newBenchCluster(w world, f *benchFlags) *cobra.Command {
-	a := agentFlags{agents: 32, rounds: 24, divide: 8}
-	rate := 200
+	a := agentFlags{agents: 32, rounds: 20, divide: 8}
+	rate := 100
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Clusters on this machine: what dual path gains, and what faults cost",
@@ -20,7 +20,7 @@ bytes: prefill's storage NICs alone against both sides' for 1P1D, 2P1D, 1P2D and
 against no loads at all where compute is the limit, the balance of the storage NICs,
 one long request, one part of the design after the other, and faults in the middle of
 a replay: kill -9 of each kind of node, slow NICs, cables pulled, bits flipped. All
-of it takes about 20 minutes; --only chooses.`,
+of it takes about half an hour; --only chooses.`,
 		Example: `  penstock bench cluster --only "storage is the limit"
   penstock bench cluster --only faults --contenders "none|flipped" --rate 100`,
 		Args: args(cobra.NoArgs),
