@@ -1,10 +1,16 @@
 package reproduce
 
-import "testing"
+import (
+	"context"
+	"testing"
+)
 
-// TestPrfaaS: every cell is in its range, and what deviates is explained.
+// TestPrfaaS: every cell is in its range, and what deviates is explained; one seed
+// of the five that make reproduce takes.
 func TestPrfaaS(t *testing.T) {
-	results, err := Run(t.Context(), []Suite{PrfaaS()}, Options{Workers: 2})
+	one := PrfaaS()
+	one.Run = func(ctx context.Context, r *Report) error { return prfaaS(ctx, r, 1) }
+	results, err := Run(t.Context(), []Suite{one}, Options{Workers: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
