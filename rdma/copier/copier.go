@@ -55,6 +55,22 @@ type Batch struct {
 // MaxSpans is the largest number of spans in one batch.
 const MaxSpans = rdma.MaxPages
 
+// Copy copies a batch and returns when it has ended; b.Done is not used. ctx
+// bounds the wait for room alone: what is under way uses both memories, and is
+// waited for. A Plain copies on the goroutine of the caller, who would wait for
+// another one otherwise.
+func Copy(ctx context.Context, c Copier, b Batch) error {
+	if p, ok := c.(*Plain); ok {
+		return p.copyHere(b)
+	}
+	f := rdma.NewFlag()
+	b.Done = f.Set
+	if err := c.Submit(ctx, b); err != nil {
+		return err
+	}
+	return f.Wait(context.WithoutCancel(ctx))
+}
+
 // Info describes a copier.
 type Info struct {
 	// Kind is nic, cuda or plain.

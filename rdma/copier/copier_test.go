@@ -121,6 +121,7 @@ func suite(t *testing.T, open func(testing.TB) Copier) {
 	for name, f := range map[string]func(*testing.T, Copier){
 		"bytes": testBytes, "refusals": testRefusals, "close memory": testCloseMemory,
 		"close": testClose, "many at once": testManyAtOnce, "empty": testEmpty, "resubmit in done": testResubmit,
+		"copy": testCopy, "copy and close": testCopyAndClose,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, open(t)) })
 	}
@@ -203,6 +204,117 @@ func testBytes(t *testing.T, c Copier) {
 			}
 		}
 	}
+}
+
+// Copy returns with every byte in place and no other changed, also when its
+// context has ended, if it could begin; what it can't copy it refuses.
+func testCopy(t *testing.T, c Copier) {
+	const n = 1 << 14
+	r := rand.New(rand.NewPCG(3, 4))
+	src, dst := make([]byte, n), make([]byte, n)
+	from, to := register(t, c, src), register(t, c, dst)
+	for i := range src {
+		src[i] = byte(r.Uint32())
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	unused := func(error) { t.Error("Done of a batch of Copy") }
+	for round := range 20 {
+		spans := deal(r, n)
+		want, before := bytes.Clone(dst), bytes.Clone(dst)
+		for _, s := range spans {
+			copy(want[s.Dst:s.Dst+s.Len], src[s.Src:])
+		}
+		ctx := t.Context()
+		if round%2 == 1 {
+			ctx = ended
+		}
+		err := Copy(ctx, c, Batch{Src: from, Dst: to, Spans: spans, Done: unused})
+		if errors.Is(err, context.Canceled) && round%2 == 1 {
+			// It was refused, or ended between two writes of the batch: nothing moves
+			// any more, so that the bytes are one's or the other's for good.
+			for i := range dst {
+				if dst[i] != want[i] && dst[i] != before[i] {
+					t.Fatalf("round %d: byte %d is nobody's", round, i)
+				}
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(dst, want) {
+			t.Fatalf("round %d: %d spans: wrong bytes", round, len(spans))
+		}
+	}
+	if err := Copy(t.Context(), c, Batch{Src: from, Dst: to, Spans: []Span{{Src: 1, Len: n}}}); !errors.Is(err, rdma.ErrRange) {
+		t.Errorf("%v, want %v", err, rdma.ErrRange)
+	}
+	if err := Copy(t.Context(), c, Batch{Src: from}); !errors.Is(err, rdma.ErrForeign) {
+		t.Errorf("%v, want %v", err, rdma.ErrForeign)
+	}
+	closeMemory(t, from)
+	if err := Copy(t.Context(), c, Batch{Src: from, Dst: to, Spans: []Span{{Len: 1}}}); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("a closed memory: %v, want %v", err, rdma.ErrClosed)
+	}
+	closeMemory(t, to)
+}
+
+// slow takes every batch, whatever its context, and ends it later.
+type slow struct{ Copier }
+
+func (slow) Submit(_ context.Context, b Batch) error {
+	go b.Done(nil)
+	return nil
+}
+
+// A batch that was taken is waited for, though its context has ended: it uses the
+// memory.
+func TestCopyOutlivesContext(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		if err := Copy(ended, slow{}, Batch{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Close waits for the copies of Copy: the memory is the caller's after it.
+func testCopyAndClose(t *testing.T, c Copier) {
+	const part, parts = 64 << 10, 4
+	src, dst := make([]byte, part*parts), make([]byte, part*parts)
+	from, to := register(t, c, src), register(t, c, dst)
+	copied := make(chan struct{}, parts)
+	var wg sync.WaitGroup
+	for p := range uint64(parts) {
+		wg.Go(func() {
+			for first := true; ; first = false {
+				err := Copy(t.Context(), c, Batch{Src: from, Dst: to, Spans: []Span{{p * part, p * part, part}}})
+				if err != nil {
+					if !errors.Is(err, rdma.ErrClosed) {
+						t.Error(err)
+					}
+					return
+				}
+				if first {
+					copied <- struct{}{}
+				}
+			}
+		})
+	}
+	for range parts {
+		<-copied
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	for i := range dst {
+		dst[i] = 1 // the race detector sees who else writes
+	}
+	wg.Wait()
+	closeMemory(t, from)
+	closeMemory(t, to)
 }
 
 // What cannot be copied is refused at once, with Done not called.

@@ -34,6 +34,7 @@
 //   - The source must not change, and the destination not be used, until Done.
 //   - Spans of a batch may be done in any order, and batches too. Spans that
 //     overlap at their destinations leave the bytes of either.
+//   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
 //
 // Lock order: a memory's lock and a copier's are never held together, and none

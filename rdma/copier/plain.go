@@ -14,7 +14,7 @@ type Plain struct {
 	free    chan *job
 	workers sync.WaitGroup
 
-	mu     sync.RWMutex // held shared while a job is put into the queue
+	mu     sync.RWMutex // held shared while a job is put into the queue, or copied by Copy
 	closed bool
 	once   sync.Once
 }
@@ -102,17 +102,53 @@ type job struct {
 	done     func(error)
 }
 
-// Submit implements Copier.
-func (p *Plain) Submit(ctx context.Context, b Batch) error {
+// memories returns the two of a batch that can be copied.
+func (p *Plain) memories(b *Batch) (src, dst *plainMemory, err error) {
 	src, ok := b.Src.(*plainMemory)
 	if !ok || src.plain != p {
-		return foreign("source")
+		return nil, nil, foreign("source")
 	}
-	dst, ok := b.Dst.(*plainMemory)
+	dst, ok = b.Dst.(*plainMemory)
 	if !ok || dst.plain != p {
-		return foreign("destination")
+		return nil, nil, foreign("destination")
 	}
-	if err := b.check(); err != nil {
+	return src, dst, b.check()
+}
+
+// copyHere is Copy. Close waits for the lock that it holds.
+func (p *Plain) copyHere(b Batch) error {
+	src, dst, err := p.memories(&b)
+	if err != nil {
+		return err
+	}
+	if err := both(&src.users, &dst.users); err != nil {
+		return err
+	}
+	p.mu.RLock()
+	closed := p.closed
+	if !closed {
+		move(dst, src, b.Spans)
+	}
+	p.mu.RUnlock()
+	src.users.done()
+	dst.users.done()
+	if closed {
+		return fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
+	return nil
+}
+
+// move copies spans that were checked.
+func move(dst, src *plainMemory, spans []Span) {
+	for _, s := range spans {
+		copy(dst.mem[s.Dst:s.Dst+s.Len], src.mem[s.Src:s.Src+s.Len])
+	}
+}
+
+// Submit implements Copier.
+func (p *Plain) Submit(ctx context.Context, b Batch) error {
+	src, dst, err := p.memories(&b)
+	if err != nil {
 		return err
 	}
 	j, err := p.take(ctx, b.NoWait)
@@ -157,9 +193,7 @@ func (p *Plain) take(ctx context.Context, noWait bool) (*job, error) {
 
 func (p *Plain) work() {
 	for j := range p.queue {
-		for _, s := range j.spans {
-			copy(j.dst.mem[s.Dst:s.Dst+s.Len], j.src.mem[s.Src:s.Src+s.Len])
-		}
+		move(j.dst, j.src, j.spans)
 		// The place is free before Done runs, which may submit; the memories are
 		// used until Done has returned.
 		src, dst, done := j.src, j.dst, j.done
