@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // DecodeJob is a request on its decode engine.
@@ -326,16 +327,14 @@ func (d *Decode) assemble() error {
 // there.
 func (d *Decode) toDevice(base uint64, all []uint32) error {
 	g, dev := d.m.geo, &d.m.opts.Device
-	spans := make([]Span, len(all))
+	spans := make([]copier.Span, len(all))
 	for l := range g.layers {
 		for i, b := range all {
-			spans[i] = Span{base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, dev.offset(l, d.job.Pages[b], g.layerBytes), g.layerBytes}
+			spans[i] = copier.Span{
+				Src: base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, Dst: dev.offset(l, d.job.Pages[b], g.layerBytes), Len: g.layerBytes,
+			}
 		}
-		copied := rdma.NewFlag()
-		if err := d.m.opts.Copy.Copy(dev.Region, d.m.opts.Region, slices.Clone(spans), copied.Set); err != nil {
-			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
-		}
-		if err := copied.Wait(d.ctx); err != nil {
+		if err := d.m.toDevice(d.ctx, spans); err != nil {
 			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
 		}
 		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b], g.layerBytes) }

@@ -38,6 +38,14 @@
 //	… decode; d.Append(ctx, ids, page) when a block is full …
 //	err = d.Finish(ctx)
 //
+// # Copies between buffer and device
+//
+// Steps 3 and 9, and what Append takes from the device, are batches of
+// rdma/copier, one span a Layer Block: over the NIC of the GPU where the engine
+// gives a copier.NIC (CNIC-assisted copy, section 5.2 of the paper), by the GPU's
+// copy engine with a CUDA one, by the CPU without any. A job waits for its copies
+// before it ends, so that its pages and its buffer are nobody else's meanwhile.
+//
 // # Layers in flight
 //
 // Device memory holds Device.Bases many layers of a request on the PE. Layer l

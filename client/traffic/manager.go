@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 var (
@@ -82,33 +83,17 @@ type Options struct {
 	Buffer *arena.Arena
 	Region rdma.Region
 	Device Device
-	// Copy moves bytes between Region and Device.Region; nil: by the CPU, which
-	// needs device memory that it can address.
-	Copy Copier
+	// Copier moves bytes between the buffer and device memory: BufferCopies is all
+	// of Buffer, DeviceCopies is Device.Region's memory, both registered with it.
+	// All three stay the caller's, who closes them after the manager. Without a
+	// Copier the manager has a copier.Plain of its own, which needs device memory
+	// that the CPU can address; the memories are then not set.
+	Copier                     copier.Copier
+	BufferCopies, DeviceCopies copier.Memory
 	// PersistMax bounds the blocks that wait for storage; more are dropped (the
 	// cache loses them, nothing else does). Default 4096.
 	PersistMax int
 	Logger     *slog.Logger
-}
-
-// Span is one piece of a copy, in bytes.
-type Span struct{ Src, Dst, Len uint64 }
-
-// Copier moves bytes between registered memory of one host: CNIC-assisted copy
-// (DualPath, section 5.2), a copy engine, or the CPU. done is called once.
-type Copier interface {
-	Copy(dst, src rdma.Region, spans []Span, done func(error)) error
-}
-
-// memmove is the Copier for memory that the CPU can address.
-type memmove struct{}
-
-func (memmove) Copy(dst, src rdma.Region, spans []Span, done func(error)) error {
-	for _, s := range spans {
-		copy(dst.Bytes()[s.Dst:s.Dst+s.Len], src.Bytes()[s.Src:s.Src+s.Len])
-	}
-	done(nil)
-	return nil
 }
 
 // Peer is how to reach the other side's manager.
@@ -135,6 +120,8 @@ type Manager struct {
 	geo  geometry
 	log  *slog.Logger
 	imms atomic.Uint32
+	// plain is opts.Copier where the caller gave none.
+	plain *copier.Plain
 
 	mu     sync.Mutex
 	closed bool
@@ -175,27 +162,87 @@ func New(opts Options) (*Manager, error) {
 	if len(opts.Device.Bases) == 0 {
 		return nil, fmt.Errorf("traffic: device memory without a layer: %w", ErrJob)
 	}
-	if opts.Copy == nil {
-		if opts.Device.Region.Bytes() == nil {
-			return nil, fmt.Errorf("traffic: the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
-		}
-		opts.Copy = memmove{}
-	}
 	if opts.PersistMax == 0 {
 		opts.PersistMax = 4096
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
+	plain, err := opts.openCopier()
+	if err != nil {
+		return nil, fmt.Errorf("traffic: %w", err)
+	}
 	m := &Manager{
 		opts: opts, log: opts.Logger, jobs: make(map[string]job),
 		geo:     geometry{g.Groups[0].Layers, uint64(g.LayerBytes(0)), uint64(g.PieceBytes(0)), g.Digest()},
-		pending: newPending(opts.PersistMax),
+		pending: newPending(opts.PersistMax), plain: plain,
 	}
 	if err := opts.Compute.Recv(recvBuffers, recvBytes, m.receive); err != nil {
-		return nil, fmt.Errorf("traffic: %w", err)
+		return nil, errors.Join(fmt.Errorf("traffic: %w", err), m.closeCopier())
 	}
 	return m, nil
+}
+
+// openCopier checks what was given to copy with. Where nothing was, it makes a
+// Plain, which it returns.
+func (o *Options) openCopier() (*copier.Plain, error) {
+	if o.Copier != nil {
+		return nil, o.checkCopies()
+	}
+	switch {
+	case o.BufferCopies != nil || o.DeviceCopies != nil:
+		return nil, fmt.Errorf("memory to copy with, and no Copier: %w", ErrJob)
+	case o.Device.Region.Bytes() == nil:
+		return nil, fmt.Errorf("the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
+	}
+	plain, err := copier.NewPlain(copier.PlainOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if o.BufferCopies, err = plain.Register(o.Region.Bytes(), rdma.RegisterOptions{}); err == nil {
+		o.DeviceCopies, err = plain.Register(o.Device.Region.Bytes(), rdma.RegisterOptions{})
+	}
+	if err != nil {
+		return nil, errors.Join(err, plain.Close())
+	}
+	o.Copier = plain
+	return plain, nil
+}
+
+// checkCopies refuses memory that is not what the Copier is to reach.
+func (o *Options) checkCopies() error {
+	for _, m := range []struct {
+		what   string
+		copies copier.Memory
+		region rdma.Region
+	}{{"BufferCopies", o.BufferCopies, o.Region}, {"DeviceCopies", o.DeviceCopies, o.Device.Region}} {
+		switch {
+		case m.copies == nil:
+			return fmt.Errorf("a Copier without %s: %w", m.what, ErrJob)
+		case m.copies.Len() != m.region.Len():
+			return fmt.Errorf("%s has %d bytes, the region of the same memory %d: %w", m.what, m.copies.Len(), m.region.Len(), ErrJob)
+		}
+	}
+	return nil
+}
+
+// toDevice copies from the buffer to device memory. It returns when nothing of it
+// is under way, so that what waits for the caller waits for the copy.
+func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
+	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.BufferCopies, Dst: m.opts.DeviceCopies, Spans: spans})
+}
+
+// fromDevice copies the other way.
+func (m *Manager) fromDevice(ctx context.Context, spans []copier.Span) error {
+	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.DeviceCopies, Dst: m.opts.BufferCopies, Spans: spans})
+}
+
+// closeCopier ends the copier that New made.
+func (m *Manager) closeCopier() error {
+	if m.plain == nil {
+		return nil
+	}
+	return m.plain.Close()
 }
 
 // Close cancels what is under way and waits for it, and for what is being
@@ -212,6 +259,7 @@ func (m *Manager) Close() {
 		_ = j.close(ErrClosed) // the job's owner learns it by Finish
 	}
 	m.work.Wait()
+	_ = m.closeCopier() // a Plain has no error to give, and nothing is under way
 }
 
 // begin enters a job and hands it what came early.

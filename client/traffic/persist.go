@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
-	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // pending are the blocks that are on their way to storage: what a later turn of
@@ -138,7 +138,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		m.log.Warn("a decoded block is not stored: too many wait for storage", "request", request)
 		return nil
 	}
-	buf, sums, err := m.fromDevice(ctx, page)
+	buf, sums, err := m.take(ctx, page)
 	if err != nil {
 		end()
 		m.work.Done()
@@ -158,31 +158,26 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 	return nil
 }
 
-// fromDevice copies one block, all its layers, to the buffer, and returns the sums
-// of what the device holds; of what came, where the CPU cannot address the device.
-func (m *Manager) fromDevice(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
+// take copies one block, all its layers, from the device to the buffer, and
+// returns the sums of what the device holds; of what came, where the CPU cannot
+// address the device.
+func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.opts.Buffer.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
 		return buf, nil, err
 	}
-	spans, sums := make([]Span, g.layers), make([]uint64, g.layers)
+	spans, sums := make([]copier.Span, g.layers), make([]uint64, g.layers)
 	sum := func(l int, mem []byte, off uint64) { sums[l] = xxh3.Hash(mem[off : off+g.layerBytes]) }
 	device := dev.Region.Bytes()
 	for l := range spans {
 		off := dev.offset(l, page, g.layerBytes)
-		spans[l] = Span{off, uint64(buf.Offset()) + uint64(l)*g.layerBytes, g.layerBytes}
+		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + uint64(l)*g.layerBytes, Len: g.layerBytes}
 		if device != nil {
 			sum(l, device, off)
 		}
 	}
-	copied := rdma.NewFlag()
-	if err := m.opts.Copy.Copy(m.opts.Region, dev.Region, spans, copied.Set); err != nil {
-		buf.Release()
-		return buf, nil, err
-	}
-	// The copy writes to the buffer until it ends, so it is waited for.
-	if err := copied.Wait(context.WithoutCancel(ctx)); err != nil {
+	if err := m.fromDevice(ctx, spans); err != nil {
 		buf.Release()
 		return buf, nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // PrefillJob is a request on its prefill engine.
@@ -363,32 +364,27 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 // land waits for one layer of the hit, from both sides, and verifies it.
 func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 	g, d := p.m.geo, &p.m.opts.Device
-	n := 0
+	landed := rdma.NewFlag()
+	if len(theirs) > 0 {
+		x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: landed.Set})
+		if err != nil {
+			return fmt.Errorf("traffic: request %q: %w", p.request, err)
+		}
+		defer x.Cancel()
+	}
 	if len(mine) > 0 {
-		n++
+		spans := make([]copier.Span, len(mine))
+		for i, block := range mine {
+			spans[i] = copier.Span{
+				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, p.job.Pages[block], g.layerBytes), Len: g.layerBytes,
+			}
+		}
+		if err := p.m.toDevice(p.ctx, spans); err != nil {
+			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
+		}
 	}
 	if len(theirs) > 0 {
-		n++
-	}
-	if n > 0 {
-		b := newBatch(n)
-		if len(theirs) > 0 {
-			x, err := p.m.opts.Compute.ExpectImm(rdma.Expect{Imm: p.imm + uint32(layer), Count: 2, From: []rdma.EngineID{p.peer}, Done: b.done})
-			if err != nil {
-				return fmt.Errorf("traffic: request %q: %w", p.request, err)
-			}
-			defer x.Cancel()
-		}
-		if len(mine) > 0 {
-			spans := make([]Span, len(mine))
-			for i, block := range mine {
-				spans[i] = Span{p.at[block] + uint64(layer)*g.layerBytes, d.offset(layer, p.job.Pages[block], g.layerBytes), g.layerBytes}
-			}
-			if err := p.m.opts.Copy.Copy(d.Region, p.m.opts.Region, spans, b.done); err != nil {
-				return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", p.request, layer, err)
-			}
-		}
-		if err := b.wait(p.ctx); err != nil {
+		if err := landed.Wait(p.ctx); err != nil {
 			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
 		}
 	}

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +21,9 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
+	"github.com/penstock-kv/penstock/rdma/group"
+	"github.com/penstock-kv/penstock/rdma/shm"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -173,6 +179,12 @@ var token = rdma.Token("a token for the traffic managers")
 // newEngine starts one whose device holds so many layers, of so many pages each.
 func newEngine(t testing.TB, s *shelf, layers, pages int, bufferBytes int64) *engine {
 	t.Helper()
+	return newEngineCopying(t, s, layers, pages, bufferBytes, nil)
+}
+
+// newEngineCopying is newEngine with a copier; nil: the manager's own.
+func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int64, c copier.Copier) *engine {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -193,13 +205,25 @@ func newEngine(t testing.TB, s *shelf, layers, pages int, bufferBytes int64) *en
 	for l := range bases {
 		bases[l] = uint64(l * pages * lb)
 	}
-	m, err := New(Options{
+	o := Options{
 		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: at{s, buffer.Bytes()}, Compute: r, Buffer: buffer, Region: region,
-		Device: Device{dev, bases},
-	})
+		Device: Device{dev, bases}, Copier: c,
+	}
+	if c != nil {
+		o.BufferCopies, err = c.Register(buffer.Bytes(), rdma.RegisterOptions{})
+		must(err)
+		o.DeviceCopies, err = c.Register(device, rdma.RegisterOptions{})
+		must(err)
+	}
+	m, err := New(o)
 	must(err)
 	t.Cleanup(func() {
 		m.Close()
+		if c != nil {
+			if err := errors.Join(o.BufferCopies.Close(context.Background()), o.DeviceCopies.Close(context.Background())); err != nil {
+				t.Error(err)
+			}
+		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
@@ -316,11 +340,68 @@ func (r *request) run(ctx context.Context, x int) error {
 	return errors.Join(err, d.Finish(ctx), r.check())
 }
 
+// newNIC is a CNIC-assisted copier over the loopback of a NIC, which here is a
+// goroutine of the far engine.
+func newNIC(t testing.TB) copier.Copier {
+	t.Helper()
+	open := func(at string) rdma.Engine {
+		e, err := shm.New(t.Context(), shm.Options{Listen: at, Group: group.Options{Token: token}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return e
+	}
+	nic, err := copier.NewNIC(t.Context(), copier.NICOptions{Near: open(""), Far: open(filepath.Join(t.TempDir(), "far")), Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := nic.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return nic
+}
+
+// counting counts the batches that ended well and their bytes.
+type counting struct {
+	copier.Copier
+	batches, bytes atomic.Int64
+}
+
+func (c *counting) Submit(ctx context.Context, b copier.Batch) error {
+	n, done := int64(0), b.Done
+	for _, s := range b.Spans {
+		n += int64(s.Len)
+	}
+	b.Done = func(err error) {
+		if err == nil {
+			c.batches.Add(1)
+			c.bytes.Add(n)
+		}
+		done(err)
+	}
+	return c.Copier.Submit(ctx, b)
+}
+
 // TestPaths: by the prefill side, by the decode side, by both, without a hit and
 // with nothing but a hit; with device memory for all layers, for two, for one.
 // Every byte at either device is the writer's, and storage has the new blocks.
 func TestPaths(t *testing.T) {
-	for _, window := range []int{5, 2, 1} {
+	testPaths(t, []int{5, 2, 1}, func(testing.TB) copier.Copier { return nil })
+}
+
+// TestPathsNIC: the same with NICs that copy between buffer and device. Every byte
+// that is not written by the other side or the model has come by them.
+func TestPathsNIC(t *testing.T) { testPaths(t, []int{5, 1}, newNIC) }
+
+func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier) {
+	for _, window := range windows {
 		for _, tc := range []struct{ blocks, hit, x int }{
 			{9, 6, 6}, {9, 6, 0}, {9, 6, 3}, {9, 6, 1}, {4, 0, 0}, {6, 5, 2}, {1, 0, 0}, {2, 1, 0},
 		} {
@@ -328,7 +409,16 @@ func TestPaths(t *testing.T) {
 				testkit.VerifyNone(t)
 				s := newShelf()
 				s.put(1, tc.hit)
-				pe, de := newEngine(t, s, window, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+				var copies [2]*counting
+				engine := func(side, layers int) *engine {
+					c := open(t)
+					if c == nil {
+						return newEngine(t, s, layers, 64, 1<<20)
+					}
+					copies[side] = &counting{Copier: c}
+					return newEngineCopying(t, s, layers, 64, 1<<20, copies[side])
+				}
+				pe, de := engine(0, window), engine(1, 5)
 				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 				defer cancel()
 				r := newRequest(t, pe, de, 1, tc.blocks, tc.hit)
@@ -338,7 +428,156 @@ func TestPaths(t *testing.T) {
 				if got := len(s.blocks); got != len(r.ids) {
 					t.Errorf("%d blocks in storage, want %d", got, len(r.ids))
 				}
+				for side, blocks := range [2]int{tc.x, tc.blocks} {
+					if c := copies[side]; c != nil && c.bytes.Load() != int64(blocks)*geo.PieceBytes(0) {
+						t.Errorf("%s copied %d bytes to the device, want %d blocks of %d", c.Info().Kind, c.bytes.Load(), blocks, geo.PieceBytes(0))
+					}
+				}
+				// What decoding fills goes the other way.
+				last := blockName(1, tc.blocks-1)
+				if err := de.Append(ctx, r.name, append(r.ids, last), 0, r.pages[tc.blocks-1]); err != nil {
+					t.Fatal(err)
+				}
+				if err := de.Settle(ctx, last); err != nil {
+					t.Fatal(err)
+				}
+				want := newShelf()
+				want.put(1, tc.blocks)
+				for id, full := range want.blocks {
+					if !bytes.Equal(s.blocks[id], full) {
+						t.Errorf("other bytes of block %x in storage", id[:])
+					}
+				}
 			})
+		}
+	}
+}
+
+// late ends its batches only once the job that submitted them has been told to
+// end, and notes when the last of their bytes were written.
+type late struct {
+	copier.Copier
+	submitted chan struct{} // a batch is under way
+	ended     atomic.Bool
+}
+
+func (c *late) Submit(ctx context.Context, b copier.Batch) error {
+	go func() {
+		close(c.submitted)
+		<-ctx.Done()
+		done := b.Done
+		b.Done = func(err error) {
+			c.ended.Store(true)
+			done(err)
+		}
+		if err := c.Copier.Submit(context.WithoutCancel(ctx), b); err != nil {
+			b.Done(err)
+		}
+	}()
+	return nil
+}
+
+// TestCancelWaitsForCopies: a copy that is under way when a job is cancelled still
+// writes to the device; the job's pages and buffer are given back after it.
+func TestCancelWaitsForCopies(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	s.put(1, 3)
+	c := &late{Copier: newNIC(t), submitted: make(chan struct{})}
+	pe, de := newEngineCopying(t, s, 1, 64, 1<<20, c), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	p, d, _, _ := newRequest(t, pe, de, 1, 4, 3).both(ctx, 3)
+	<-c.submitted
+	p.Cancel()
+	if !c.ended.Load() {
+		t.Error("cancelled while a copy writes to the device")
+	}
+	if used := pe.opts.Buffer.Stats().UsedBytes; used != 0 {
+		t.Errorf("%d bytes of the buffer are still taken", used)
+	}
+	d.Cancel()
+}
+
+// broken refuses, or fails, every batch.
+type broken struct {
+	copier.Copier
+	refuse bool
+}
+
+var errCopy = errors.New("the copy engine is down")
+
+func (c broken) Submit(_ context.Context, b copier.Batch) error {
+	if c.refuse {
+		return errCopy
+	}
+	go b.Done(errCopy)
+	return nil
+}
+
+// TestCopyFails: a copy that fails ends the job with its reason, on either side
+// and in Append, and nothing stays taken.
+func TestCopyFails(t *testing.T) {
+	for _, refuse := range []bool{true, false} {
+		for _, side := range []string{"prefill", "decode"} {
+			t.Run(fmt.Sprintf("%s/refuse=%t", side, refuse), func(t *testing.T) {
+				testkit.VerifyNone(t)
+				s := newShelf()
+				s.put(1, 3)
+				copiers := map[string]copier.Copier{side: broken{newNIC(t), refuse}}
+				pe, de := newEngineCopying(t, s, 5, 64, 1<<20, copiers["prefill"]), newEngineCopying(t, s, 5, 64, 1<<20, copiers["decode"])
+				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				defer cancel()
+				r := newRequest(t, pe, de, 1, 4, 3)
+				p, d, _, _ := r.both(ctx, 3)
+				pErr, dErr := r.prefill(ctx, p), d.Finish(ctx)
+				switch side {
+				case "prefill":
+					if !errors.Is(pErr, errCopy) || dErr == nil {
+						t.Errorf("prefill ended with %v, decode with %v", pErr, dErr)
+					}
+				case "decode":
+					if !errors.Is(dErr, errCopy) {
+						t.Errorf("decode ended with %v", dErr)
+					}
+					if err := de.Append(ctx, "r", r.ids, 0, 9); !errors.Is(err, errCopy) {
+						t.Errorf("append: %v", err)
+					}
+				}
+				for _, e := range []*engine{pe, de} {
+					if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+						t.Errorf("%d bytes of the buffer are still taken", used)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestBadCopies: a copier whose memory is not the regions' is refused.
+func TestBadCopies(t *testing.T) {
+	testkit.VerifyNone(t)
+	e := newEngineCopying(t, newShelf(), 5, 8, 1<<20, newNIC(t))
+	small, err := e.opts.Copier.Register(make([]byte, 10), rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := small.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	for want, change := range map[string]func(*Options){
+		"a Copier without BufferCopies":         func(o *Options) { o.BufferCopies = nil },
+		"a Copier without DeviceCopies":         func(o *Options) { o.DeviceCopies = nil },
+		"DeviceCopies has 10 bytes, the region": func(o *Options) { o.DeviceCopies = small },
+		"BufferCopies has 10 bytes, the region": func(o *Options) { o.BufferCopies = small },
+		"memory to copy with, and no Copier":    func(o *Options) { o.Copier = nil },
+	} {
+		o := e.opts
+		change(&o)
+		if _, err := New(o); !errors.Is(err, ErrJob) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want it to say %q", err, want)
 		}
 	}
 }
@@ -536,11 +775,17 @@ func TestFlipBeforeStorage(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
 	s.spoil = func(mem []byte) { mem[7] ^= 2 }
+	s.gate = make(chan struct{})
 	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	r := newRequest(t, pe, de, 1, 4, 0)
-	if err := r.run(ctx, 0); err != nil {
+	p, d, _, _ := r.both(ctx, 0)
+	if err := errors.Join(r.prefill(ctx, p), d.Ready(ctx)); err != nil {
+		t.Fatal(err)
+	}
+	close(s.gate) // the device has its copy of the buffer: what changes now is storage's alone
+	if err := errors.Join(d.Finish(ctx), r.check()); err != nil {
 		t.Fatal(err)
 	}
 	for l := range 5 {
