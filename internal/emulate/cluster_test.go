@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testnode"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server/planner"
 )
@@ -43,6 +44,8 @@ type cluster struct {
 	restart func()
 	// record, if set, takes the events of the first planner.
 	record *planner.Record
+	// copier, if set, makes the copier of each engine.
+	copier func() copier.Copier
 	// close ends the planner, its record written.
 	close func()
 	// stops end the nodes, in the order of engines; each may be called twice.
@@ -54,19 +57,25 @@ var token = rdma.Token("the compute network of a test")
 // newCluster starts p prefill and d decode nodes.
 func newCluster(t *testing.T, p, d int) *cluster {
 	t.Helper()
-	return newRecordedCluster(t, p, d, nil)
+	return (&cluster{t: t}).start(p, d)
 }
 
 // newRecordedCluster is newCluster with a planner that records what happens.
 func newRecordedCluster(t *testing.T, p, d int, record *planner.Record) *cluster {
 	t.Helper()
-	c := &cluster{t: t, storage: testnode.Start(t, testnode.Options{}), record: record}
-	c.storage.Namespace(t, "m", geo)
+	return (&cluster{t: t, record: record}).start(p, d)
+}
+
+// start starts all of a cluster.
+func (c *cluster) start(p, d int) *cluster {
+	c.t.Helper()
+	c.storage = testnode.Start(c.t, testnode.Options{})
+	c.storage.Namespace(c.t, "m", geo)
 	c.startPlanner()
 	for i := range p + d {
 		c.stops = append(c.stops, sync.OnceFunc(c.node(i, i < p)))
 	}
-	t.Cleanup(func() {
+	c.t.Cleanup(func() {
 		for _, stop := range c.stops {
 			stop()
 		}
@@ -156,7 +165,11 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	compute, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	c.must(err)
 	store, ns := c.store()
-	e, err := NewEngine(EngineOptions{Name: name, Model: model, Namespace: ns, Store: store, Compute: compute, BufferBytes: 8 << 20, DeviceBlocks: 1024, Window: window})
+	opts := EngineOptions{Name: name, Model: model, Namespace: ns, Store: store, Compute: compute, BufferBytes: 8 << 20, DeviceBlocks: 1024, Window: window}
+	if c.copier != nil {
+		opts.Copier = c.copier()
+	}
+	e, err := NewEngine(opts)
 	c.must(err)
 	c.engines = append(c.engines, e)
 	l := NewLeader(LeaderOptions{
@@ -224,6 +237,32 @@ func TestCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 2)
 	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
+}
+
+// nicCopier copies over the loopback of a NIC, here of sockets.
+func (c *cluster) nicCopier() copier.Copier {
+	c.t.Helper()
+	near, err := tcp.New(c.t.Context(), tcp.Options{Token: token})
+	c.must(err)
+	far, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	c.must(err)
+	nic, err := copier.NewNIC(c.t.Context(), copier.NICOptions{Near: near, Far: far, Token: token})
+	c.must(err)
+	c.t.Cleanup(func() {
+		if err := errors.Join(nic.Close(), near.Close(), far.Close()); err != nil {
+			c.t.Error(err)
+		}
+	})
+	return nic
+}
+
+// TestNICCopies: the same cluster whose engines copy by a NIC.
+func TestNICCopies(t *testing.T) {
+	testkit.VerifyNone(t)
+	c := &cluster{t: t}
+	c.copier = c.nicCopier
+	c.start(1, 1)
+	c.check(c.gateway.Run(t.Context(), sessions(4, 3), 4), 12)
 }
 
 // TestPlannerRestart: the planner loses all it knew in the middle of the replay;

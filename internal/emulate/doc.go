@@ -13,6 +13,9 @@
 //	                   └────── fetch, progress ─────┘                   │ memory is compared with what its
 //	                                                                    │ block must hold (internal/content)
 //
+// "HBM" is host memory; EngineOptions.Copier says how KV gets there, by the CPU or
+// over the loopback of a NIC (rdma/copier).
+//
 // A prefill engine computes one batch at a time: requests whose hit KV has come to
 // a buffer, in that order, up to the compute quota (dualpath/batch), layer by layer,
 // each layer once it is on the device for every request of the batch. It does not

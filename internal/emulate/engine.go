@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/content"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
 // Work is one request as an engine gets it.
@@ -43,6 +44,9 @@ type EngineOptions struct {
 	Namespace kv.Namespace
 	Store     *client.Store
 	Compute   rdma.Engine
+	// Copier moves KV between the buffer and "HBM"; it stays the caller's, who
+	// closes it after the engine. nil: the traffic manager's own.
+	Copier copier.Copier
 	// BufferBytes is the PE or DE buffer. DeviceBlocks is how many blocks "HBM"
 	// holds, of Window layers each (0: all layers).
 	BufferBytes          int64
@@ -80,10 +84,12 @@ type Engine struct {
 	manager *traffic.Manager
 	buffer  *arena.Arena
 	memory  *client.Memory
-	device  []byte
-	bases   []uint64
-	blocks  int
-	log     *slog.Logger
+	// copies are the buffer and the device, registered with opts.Copier.
+	copies []copier.Memory
+	device []byte
+	bases  []uint64
+	blocks int
+	log    *slog.Logger
 
 	requests, failed, checked, wrong, caught atomic.Uint64
 	busy                                     atomic.Int64
@@ -149,7 +155,7 @@ func NewEngine(opts EngineOptions) (*Engine, error) {
 		return nil, fmt.Errorf("emulate: %s: buffer: %w", opts.Name, err)
 	}
 	if err := e.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("emulate: %s: %w", opts.Name, err), e.buffer.Close())
+		return nil, errors.Join(fmt.Errorf("emulate: %s: %w", opts.Name, err), e.closeCopies(context.Background()), e.buffer.Close())
 	}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.wg.Add(2)
@@ -171,10 +177,30 @@ func (e *Engine) open() error {
 	if e.memory, err = e.opts.Store.Register(e.buffer.Bytes()); err != nil {
 		return err
 	}
-	e.manager, err = traffic.New(traffic.Options{
+	o := traffic.Options{
 		Namespace: e.opts.Namespace, Storage: e.opts.Store, Memory: e.memory, Compute: e.opts.Compute, Buffer: e.buffer, Region: region,
 		Device: traffic.Device{Region: device, Bases: e.bases}, Logger: e.log,
-	})
+	}
+	if e.opts.Copier != nil {
+		for _, mem := range [][]byte{e.buffer.Bytes(), e.device} {
+			m, err := e.opts.Copier.Register(mem, rdma.RegisterOptions{})
+			if err != nil {
+				return err
+			}
+			e.copies = append(e.copies, m)
+		}
+		o.Copier, o.BufferCopies, o.DeviceCopies = e.opts.Copier, e.copies[0], e.copies[1]
+	}
+	e.manager, err = traffic.New(o)
+	return err
+}
+
+// closeCopies takes the memory back from the copier.
+func (e *Engine) closeCopies(ctx context.Context) error {
+	var err error
+	for _, m := range e.copies {
+		err = errors.Join(err, m.Close(ctx))
+	}
 	return err
 }
 
@@ -195,7 +221,7 @@ func (e *Engine) Close() error {
 	e.wg.Wait()
 	within, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(e.memory.Close(within), e.buffer.Close())
+	return errors.Join(e.memory.Close(within), e.closeCopies(within), e.buffer.Close())
 }
 
 // Counts returns what the engine did.
