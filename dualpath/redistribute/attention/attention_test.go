@@ -168,22 +168,27 @@ func TestAlgebra(t *testing.T) {
 		for _, s := range split(rng, tokens, m) {
 			parts = append(parts, absorbed(t, small, query, cache, s))
 		}
-		same(t, "any partition", merged(t, parts...), whole, exactly)
+		// A few tokens leave outputs above 1, and float32 rounds in proportion.
+		within := exactly
+		for _, o := range whole.O {
+			within = max(within, exactly*math.Abs(float64(o)))
+		}
+		same(t, "any partition", merged(t, parts...), whole, within)
 		shuffled := slices.Clone(parts)
 		rng.Shuffle(m, func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
-		same(t, "any order", merged(t, shuffled...), merged(t, parts...), exactly)
+		same(t, "any order", merged(t, shuffled...), merged(t, parts...), within)
 		// Two merge to the same bits either way round.
 		if a, b := merged(t, parts[0], parts[m-1]), merged(t, parts[m-1], parts[0]); !slices.Equal(a.O, b.O) || !slices.Equal(a.M, b.M) || !slices.Equal(a.L, b.L) {
 			t.Fatalf("of two: %v and %v", a, b)
 		}
-		// One after the other, into the first, as answers come in.
+		// One after the other, into the first, as answers come in: it rounds as often.
 		one := merged(t, parts[0])
 		for _, p := range parts[1:] {
 			if err := Merge(&one, []Partial{one, p}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		same(t, "pairwise", one, merged(t, parts...), exactly)
+		same(t, "pairwise", one, merged(t, parts...), within*max(1, float64(m)/2))
 		// The identity, whatever stands where nothing is read.
 		empty := absorbed(t, small, query, cache, []int{})
 		for i := range empty.O {
