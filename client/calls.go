@@ -260,6 +260,13 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 	}
 	x := &call{road: r, imm: imm, done: make(chan struct{}, 1)}
 	c.mu.Lock()
+	if r.gone.Load() {
+		// end has looked through the calls under way, or will wait for the lock: one
+		// that is entered now might be nobody's to end.
+		c.mu.Unlock()
+		<-c.slots
+		return nil, errNoRoad
+	}
 	c.pending[head.ID] = x
 	c.mu.Unlock()
 	err = c.store.opts.Engine.Send(ctx, r.peer, msg, func(err error) { c.sent(head.ID, r, err) })
