@@ -485,6 +485,9 @@ func BenchmarkCluster(b *testing.B) {
 	set := s.Generate(500, 1)
 	for _, k := range []int{1, 4, 24} {
 		b.Run(fmt.Sprintf("engines=%d", 48*k), func(b *testing.B) {
+			if testing.Short() && k > 1 {
+				b.Skip("takes minutes; not with -short")
+			}
 			rounds := 0
 			for b.Loop() {
 				r := run(b, Options{
