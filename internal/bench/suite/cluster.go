@@ -69,7 +69,6 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 	}
 	s.loopback = loopback
 	s.setup("%s; storage NICs of %d Mbit/s, compute NICs of 8 times that, 2 KiB a token in 8 layers", network, o.RateBits/1e6)
-	s.setup("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d; a replay is a mean over all their turns", o.Agents, o.Rounds, o.Divide)
 	s.setup("SNIC max/avg: windows of a second with at least 30 %% of the busiest one's load, first half of the replay")
 	err = s.all(ctx,
 		step{"dual path where storage is the limit", s.shapes},
@@ -92,6 +91,8 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	if s.Contenders != nil {
 		c.Contenders = keep(c.Contenders, func(k bench.Contender) bool { return s.Contenders.MatchString(k.Name) })
 	}
+	// With the comparison, as parts of a report may be of runs with others.
+	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Divide))
 	const usual = 5
 	res, err := bench.Run(ctx, c, bench.RunOptions{Rounds: max(1, s.Rounds/usual), Rand: s.rng, Progress: s.Progress})
 	if err != nil {
