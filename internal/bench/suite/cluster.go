@@ -91,8 +91,6 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	if s.Contenders != nil {
 		c.Contenders = keep(c.Contenders, func(k bench.Contender) bool { return s.Contenders.MatchString(k.Name) })
 	}
-	// With the comparison, as parts of a report may be of runs with others.
-	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Divide))
 	const usual = 5
 	res, err := bench.Run(ctx, c, bench.RunOptions{Rounds: max(1, s.Rounds/usual), Rand: s.rng, Progress: s.Progress})
 	if err != nil {
@@ -100,6 +98,13 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	}
 	s.report.Results = append(s.report.Results, res)
 	return nil
+}
+
+// replay is turns of the suite's agents, which are named with the comparison: parts
+// of a report may be of runs with others.
+func (s *clusterSuite) replay(ctx context.Context, c bench.Comparison) error {
+	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Divide))
+	return s.turns(ctx, c)
 }
 
 func keep(in []bench.Contender, ok func(bench.Contender) bool) (out []bench.Contender) {
@@ -180,7 +185,7 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 		}}
 	}
 	c.Measures = append(c.Measures, apart("1P1D basic", "1P2D basic", 0.03), apart("1P1D dualpath", "2P1D basic", 0.12))
-	return s.turns(ctx, c)
+	return s.replay(ctx, c)
 }
 
 // quotient is the completion of a over that of b.
@@ -202,7 +207,7 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 	oracle := spec
 	oracle.Oracle = true
 	const name = "dual path where compute is the limit, 2P2D"
-	return s.turns(ctx, bench.Comparison{
+	return s.replay(ctx, bench.Comparison{
 		Name: name, Contenders: []bench.Contender{s.contender("dualpath", spec), s.contender("oracle", oracle)},
 		Measures: []bench.Measure{
 			bench.Ratio("completion, dualpath / oracle", completionMetric, "dualpath", "oracle", bench.AtMost(1.12)),
@@ -222,7 +227,7 @@ func (s *clusterSuite) balance(ctx context.Context) error {
 		}
 		c.Measures = append(c.Measures, bench.Figure(p.String()+": SNIC max/avg", "", balanceMetric, p.String(), target))
 	}
-	return s.turns(ctx, c)
+	return s.replay(ctx, c)
 }
 
 // long is one agent with nobody beside it: the split of a request against the
@@ -292,7 +297,7 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 			}})
 		}
 	}
-	return s.turns(ctx, c)
+	return s.replay(ctx, c)
 }
 
 // Bursts of the isolation: of 4 MiB, so that the packet of KV that is on the wire
@@ -324,7 +329,7 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 		bench.Ratio("p99 of bursts, KV in the class below / no KV", burstP99Metric, "KV in the class below", "no KV", bench.AtMost(1.03)),
 		bench.Ratio("p99 of bursts, KV in the same class / no KV", burstP99Metric, "KV in the same class", "no KV", bench.Target{}),
 	}
-	return s.turns(ctx, c)
+	return s.replay(ctx, c)
 }
 
 // burst sends bursts on a cluster that replays agents meanwhile, or one.
@@ -487,5 +492,5 @@ func (s *clusterSuite) faults(ctx context.Context) error {
 		c.Measures = append(c.Measures, bench.Figure(f.name+": wrong blocks", "", wrongMetric, f.name, bench.AtMost(0)),
 			bench.Figure(f.name+": longest turn", "s", longestMetric, f.name, bench.AtMost(deadline.Seconds()+1)))
 	}
-	return s.turns(ctx, c)
+	return s.replay(ctx, c)
 }
