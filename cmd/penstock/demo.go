@@ -130,6 +130,11 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 		return nil, err
 	}
 	spec.SNICBits, spec.Env, spec.Loopback = uint64(d.rate)*1e6, withoutSettings(w.environ), d.loopback
+	// What follows from the rate is filled in once it is known.
+	spec.EnsureDefaults()
+	if err := spec.Validate(); err != nil {
+		return nil, usageError{err}
+	}
 	r := &clusterReport{Shape: spec.Shape(), Agents: d.agents.String(), Bound: float64(spec.Prefill+spec.Decode) / float64(spec.Prefill)}
 	if r.Network, _, err = spec.Network(); err != nil {
 		return nil, err
@@ -171,7 +176,7 @@ func runMode(cmd *cobra.Command, w world, spec cluster.Spec, mode, dir string, l
 	for _, a := range load.Agents {
 		turns += len(a.Turns)
 	}
-	view := newNICView(w, spec.Shape()+" "+mode, turns, float64(spec.SNICBits)/8)
+	view := newNICView(w, spec, mode, turns)
 	load.Watch = view.show
 	res, err := cluster.Run(cmd.Context(), spec, load)
 	view.finish()
@@ -192,12 +197,8 @@ func parseShape(s string) (spec cluster.Spec, err error) {
 	}
 	spec.Prefill, _ = strconv.Atoi(m[1]) // the expression lets digits through alone
 	spec.Decode, _ = strconv.Atoi(m[2])
-	spec.EnsureDefaults()
-	if m[1] == "0" || m[2] == "0" {
+	if spec.Prefill == 0 || spec.Decode == 0 {
 		return spec, usageError{fmt.Errorf("--shape %q: at least one node of each kind is needed", s)}
-	}
-	if err := spec.Validate(); err != nil {
-		return spec, usageError{err}
 	}
 	return spec, nil
 }

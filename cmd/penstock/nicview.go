@@ -15,21 +15,18 @@ type nicView struct {
 	what     string
 	turns    int
 	snic     float64 // rate of a storage NIC, bytes a second
+	cnic     float64 // of a compute NIC
 	tty      bool
 	last     cluster.Sample
 	lines    int
 	nextDraw time.Duration
 }
 
-const (
-	// nicViewEvery is the time between two drawings on a terminal.
-	nicViewEvery = 500 * time.Millisecond
-	// nicRates is how much faster a compute NIC is (cluster.Spec).
-	nicRates = 8
-)
+// nicViewEvery is the time between two drawings on a terminal.
+const nicViewEvery = 500 * time.Millisecond
 
-func newNICView(w world, what string, turns int, snic float64) *nicView {
-	return &nicView{w: w, what: what, turns: turns, snic: snic, tty: isTerminal(w.err)}
+func newNICView(w world, spec cluster.Spec, mode string, turns int) *nicView {
+	return &nicView{w: w, what: spec.Shape() + " " + mode, turns: turns, snic: float64(spec.SNICBits) / 8, cnic: float64(spec.CNICBits) / 8, tty: isTerminal(w.err)}
 }
 
 // show takes a sample.
@@ -64,7 +61,7 @@ func (v *nicView) show(nics []cluster.NIC, s cluster.Sample) {
 	for i, n := range nics {
 		full := v.snic
 		if !n.Storage {
-			full *= nicRates
+			full = v.cnic
 		}
 		in, out := rate(s.Received, v.last.Received, i), rate(s.Sent, v.last.Sent, i)
 		fmt.Fprintf(&b, "  %-9s in %6.1f MB/s %-20s  out %6.1f MB/s %-20s\n", n, in/1e6, bar(in/full, 20), out/1e6, bar(out/full, 20))

@@ -269,9 +269,8 @@ func (s *clusterSuite) long(ctx context.Context) error {
 // split beyond it. Compute takes about as long as loading does, and device memory
 // is small, so that each part has something to do.
 func (s *clusterSuite) ablation(ctx context.Context) error {
-	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20}
+	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20, Layers: 8}
 	spec.Model.Linear = 4e-4
-	spec.EnsureDefaults()
 	with := func(change func(*cluster.Spec)) cluster.Spec {
 		out := spec
 		change(&out)
