@@ -21,8 +21,8 @@ type Bursts struct {
 	Bytes    int64
 	Pause    time.Duration
 	N        int
-	// Unmarked has them in no class of their own, as if there were none.
-	Unmarked bool
+	// AsKV has them in the KV's class, as if there were none for collectives.
+	AsKV bool
 
 	// Target is where they go.
 	Target *BurstTarget `json:"target,omitempty"`
@@ -57,13 +57,13 @@ func (c *Cluster) Burst(ctx context.Context, b Bursts) ([]time.Duration, error) 
 	if b.Bytes < 1 || b.Bytes > burstMemory {
 		return nil, fmt.Errorf("cluster: bursts of %d bytes; 1 to %d", b.Bytes, burstMemory)
 	}
-	if err := to.proc.Say(Order{BurstSink: at(to.compute, burstPort)}); err != nil {
+	if err := to.say(Order{BurstSink: at(to.compute, burstPort)}); err != nil {
 		return nil, err
 	}
 	if b.Target, err = await(ctx, to, c.sinks); err != nil {
 		return nil, err
 	}
-	if err := from.proc.Say(Order{Bursts: &b}); err != nil {
+	if err := from.say(Order{Bursts: &b}); err != nil {
 		return nil, err
 	}
 	took, err := await(ctx, from, c.bursts)
@@ -177,7 +177,7 @@ func (n *node) send(ctx context.Context, b *Bursts, r *BurstResult) (err error) 
 		return err
 	}
 	class := rdma.ClassCollective
-	if b.Unmarked {
+	if b.AsKV {
 		class = rdma.ClassKV
 	}
 	for range b.N {

@@ -59,6 +59,14 @@ type member struct {
 	config *NodeConfig
 }
 
+// say gives a node an order.
+func (m *member) say(o Order) error {
+	if m.proc == nil {
+		return fmt.Errorf("cluster: %s does not run", m.name)
+	}
+	return m.proc.Say(o)
+}
+
 // Start starts the cluster; Close ends it.
 func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	spec.EnsureDefaults()
@@ -140,7 +148,7 @@ func (c *Cluster) plan() (err error) {
 		m.config.Classes = s.Classes
 		if m.shapes != nil {
 			m.config.Shaped, m.config.SNICBits, m.config.CNICBits = true, snic, cnic
-			m.shapes.say = func(o Order) error { return m.proc.Say(o) }
+			m.shapes.say = m.say
 		}
 		c.engines = append(c.engines, m)
 	}
@@ -189,6 +197,9 @@ func (c *Cluster) hear(m *member, line []byte) {
 	if json.Unmarshal(line, &e) != nil {
 		return // what else a process prints is not for us
 	}
+	if e.NICs != nil && m.shapes != nil {
+		m.shapes.heard(e.NICs)
+	}
 	c.mu.Lock()
 	switch {
 	case e.Turn != nil:
@@ -197,9 +208,6 @@ func (c *Cluster) hear(m *member, line []byte) {
 		c.changed = make(chan struct{})
 	case e.Counts != nil:
 		c.counts[m.name] = *e.Counts
-		if e.NICs != nil && m.shapes != nil {
-			m.shapes.heard(e.NICs)
-		}
 	case e.Loaded != nil:
 		c.loaded = append(c.loaded, *e.Loaded)
 	case e.Flipped > 0:
@@ -222,7 +230,7 @@ func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel
 	c.mu.Lock()
 	c.turns, c.loaded = nil, nil
 	c.mu.Unlock()
-	if err := c.gateway.proc.Say(Order{Replay: agents, Parallel: parallel}); err != nil {
+	if err := c.gateway.say(Order{Replay: agents, Parallel: parallel}); err != nil {
 		return nil, PlannerStats{}, err
 	}
 	select {

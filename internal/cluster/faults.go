@@ -133,10 +133,7 @@ func (c *Cluster) FlipBuffer(name string, every time.Duration, n int) error {
 	if err != nil {
 		return err
 	}
-	if m.proc == nil {
-		return fmt.Errorf("cluster: %s does not run", name)
-	}
-	return m.proc.Say(Order{Flip: every, Flips: n})
+	return m.say(Order{Flip: every, Flips: n})
 }
 
 // FlipStored flips n bits of what storage has written, at random places of its

@@ -319,10 +319,10 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 		fmt.Sprintf("%d bursts of %d MiB from the prefill to the decode node, as a collective's, over compute NICs of %d Mbit/s; priority by qdisc class (htb) and DSCP", burstCount, burstBytes>>20, int(8*burstSNICBits/1e6)),
 	}}
 	for _, k := range []struct {
-		name             string
-		loaded, unmarked bool
+		name         string
+		loaded, asKV bool
 	}{{"no KV", false, false}, {"KV in the class below", true, false}, {"KV in the same class", true, true}} {
-		c.Contenders = append(c.Contenders, bench.Contender{Name: k.name, Turn: func(ctx context.Context) (bench.Sample, error) { return s.burst(ctx, k.loaded, k.unmarked) }})
+		c.Contenders = append(c.Contenders, bench.Contender{Name: k.name, Turn: func(ctx context.Context) (bench.Sample, error) { return s.burst(ctx, k.loaded, k.asKV) }})
 	}
 	c.Measures = []bench.Measure{
 		bench.Ratio("p99 of bursts, KV in the class below / no KV", burstP99Metric, "KV in the class below", "no KV", bench.AtMost(1.03)),
@@ -332,7 +332,7 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 }
 
 // burst sends bursts on a cluster that replays agents meanwhile, or one.
-func (s *clusterSuite) burst(ctx context.Context, loaded, unmarked bool) (bench.Sample, error) {
+func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Sample, error) {
 	var took []time.Duration
 	enough := errors.New("the bursts are over")
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -343,7 +343,7 @@ func (s *clusterSuite) burst(ctx context.Context, loaded, unmarked bool) (bench.
 				return err
 			}
 		}
-		took, err = c.Burst(ctx, cluster.Bursts{From: "P0", To: "D0", Bytes: burstBytes, Pause: burstPause, N: burstCount, Unmarked: unmarked})
+		took, err = c.Burst(ctx, cluster.Bursts{From: "P0", To: "D0", Bytes: burstBytes, Pause: burstPause, N: burstCount, AsKV: asKV})
 		cancel(enough)
 		return err
 	}}
