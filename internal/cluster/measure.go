@@ -3,9 +3,9 @@ package cluster
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/emulate"
 )
 
@@ -106,7 +106,6 @@ type Result struct {
 	// Samples and Loads are for pictures and further questions.
 	Samples []Sample         `json:"-"`
 	Loads   []emulate.Loaded `json:"-"`
-	All     []Turn           `json:"-"`
 }
 
 // sampleEvery is the time between two looks at the NICs.
@@ -204,7 +203,7 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Result{Shape: c.spec.Shape(), Completion: took, NICs: c.NICs(), Samples: samples, Loads: c.Loads(), All: turns, Planner: stats}
+	r := &Result{Shape: c.spec.Shape(), Completion: took, NICs: c.NICs(), Samples: samples, Loads: c.Loads(), Planner: stats}
 	r.count(turns)
 	last := Sample{At: took}
 	if err := c.read(&last); err != nil {
@@ -273,16 +272,7 @@ func (r *Result) count(turns []Turn) {
 		}
 		first = append(first, t.FirstToken)
 	}
-	slices.Sort(first)
-	r.FirstTokenP50, r.FirstTokenP99 = quantile(first, 0.50), quantile(first, 0.99)
-}
-
-// quantile is the smallest value that p of all are at or below; 0 of none.
-func quantile(sorted []time.Duration, p float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
-	}
-	return sorted[min(int(p*float64(len(sorted))), len(sorted)-1)]
+	r.FirstTokenP50, r.FirstTokenP99 = bench.Quantile(first, 0.50), bench.Quantile(first, 0.99)
 }
 
 // Balance is max/avg over storage NICs of what each received in a second, mean

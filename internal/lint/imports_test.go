@@ -74,7 +74,7 @@ var edges = []struct {
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/content", []string{"kv"}, "bytes follow from names"},
 	{"internal/emulate", []string{"kv", "api/...", "client/...", "dualpath/...", "rdma", "rdma/copier", "internal/arena", "internal/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
-	{"internal/cluster", []string{"kv", "api/...", "client", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "rdma/qos", "sim/workload", "internal/emulate", "internal/netlab"}, "it runs nodes as their users do: the storage node and the planner through the binary alone; its own engines are put together as an engine does it, with a provider"},
+	{"internal/cluster", []string{"kv", "api/...", "client", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "rdma/qos", "sim/workload", "internal/emulate", "internal/netlab", "internal/bench"}, "it runs nodes as their users do: the storage node and the planner through the binary alone; its own engines are put together as an engine does it, with a provider"},
 	{"internal/testnode", []string{"..."}, "a whole storage node, for tests: it is put together as cmd does it"},
 	{"internal/profile", []string{"kv", "client", "dualpath/...", "internal/arena"}, "it reads as an engine does, and must not see how the node does it"},
 	{"internal/replay", []string{"kv", "client", "internal/trace", "internal/arena", "internal/content"}, "a replay is an engine: it embeds the client, and must not see how the node does it"},
@@ -190,6 +190,29 @@ func TestForbiddenEdges(t *testing.T) {
 				if to, ok := ours(dep); ok && to != p.path && matches(to, f.to) {
 					t.Errorf("%s depends on %s, itself or through what it imports (go list -deps shows)\n\twhy not: %s", p.path, to, f.why)
 				}
+			}
+		}
+	}
+}
+
+// decides says which package decides in production and, with the same code, in a
+// simulator.
+var decides = []struct{ decides, production, simulator string }{
+	{"dualpath", "server/planner", "sim/agentic"},
+	{"dualpath/netcost", "cmd/penstock", "sim/netkv"},
+	{"dualpath/prfaas", "cmd/penstock", "sim/datacenters"},
+}
+
+// TestOneDecider: what is simulated is the code that runs.
+func TestOneDecider(t *testing.T) {
+	imports := make(map[string][]string)
+	for _, p := range load(t) {
+		imports[p.path] = p.imports
+	}
+	for _, d := range decides {
+		for _, who := range []string{d.production, d.simulator} {
+			if !slices.ContainsFunc(imports[who], func(imp string) bool { to, ok := ours(imp); return ok && to == d.decides }) {
+				t.Errorf("%s does not import %s: it must decide by the code that %s and %s share", who, d.decides, d.production, d.simulator)
 			}
 		}
 	}
