@@ -1,7 +1,5 @@
 package dualpath
 
-import "time"
-
 // An engine whose attempts end at once looks idle, and an idle engine is what gets
 // the next request: without memory of failures a node with a pulled cable takes
 // everything that comes, and every retry.
@@ -49,12 +47,11 @@ func (p *Planner) avoidsAll(r *request, g *group) bool {
 	return true
 }
 
-// elsewhere reports whether there is a group of that role, other than g and heard
-// within the time, with an engine that the request need not avoid and that could
-// hold n tokens.
-func (p *Planner) elsewhere(r *request, g *group, n int, within time.Duration) bool {
+// othersTake reports whether there is another group of g's role, heard within
+// Options.Patience, with an engine that the request need not avoid.
+func (p *Planner) othersTake(r *request, g *group) bool {
 	for _, o := range p.order {
-		if o != g && o.role == g.role && p.now-o.heard <= within && o.holds(n) && !p.avoidsAll(r, o) {
+		if o != g && o.role == g.role && p.now-o.heard <= p.opts.Patience && !p.avoidsAll(r, o) {
 			return true
 		}
 	}

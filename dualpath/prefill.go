@@ -53,7 +53,7 @@ func (p *Planner) fetchPrefill(g *group) {
 		if en == nil {
 			return
 		}
-		if p.careful(r) && p.avoids(r, en) && p.elsewhere(r, g, 0, p.opts.Patience) {
+		if p.careful(r) && p.avoids(r, en) && p.othersTake(r, g) {
 			continue // for another group, which fetches soon
 		}
 		if elsewhere != noEngine && elsewhere+r.Prompt <= en.tok {

@@ -1,6 +1,7 @@
 package prfaas
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -75,15 +76,7 @@ func checked(points []Point, least int) ([]Point, error) {
 		return nil, fmt.Errorf("prfaas: a curve over %d points; it needs at least %d", len(points), least)
 	}
 	p := slices.Clone(points)
-	slices.SortFunc(p, func(a, b Point) int {
-		switch {
-		case a.Tokens < b.Tokens:
-			return -1
-		case a.Tokens > b.Tokens:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(p, func(a, b Point) int { return cmp.Compare(a.Tokens, b.Tokens) })
 	for i, q := range p {
 		if !(q.Tokens >= 0) || math.IsInf(q.Tokens, 0) || !(q.Value >= 0) || math.IsInf(q.Value, 0) {
 			return nil, fmt.Errorf("prfaas: a curve through %v at %v tokens; both must be numbers from 0 up", q.Value, q.Tokens)

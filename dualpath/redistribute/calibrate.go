@@ -1,6 +1,7 @@
 package redistribute
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -123,15 +124,7 @@ func start(samples []Sample) (at, slope float64, err error) {
 // medians are the median times of each size, by size.
 func medians(samples []Sample) []Sample {
 	sorted := slices.Clone(samples)
-	slices.SortFunc(sorted, func(a, b Sample) int {
-		switch {
-		case a.Bytes < b.Bytes:
-			return -1
-		case a.Bytes > b.Bytes:
-			return 1
-		}
-		return 0
-	})
+	slices.SortFunc(sorted, func(a, b Sample) int { return cmp.Compare(a.Bytes, b.Bytes) })
 	var out []Sample
 	for len(sorted) > 0 {
 		n := 1
