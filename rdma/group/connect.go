@@ -55,7 +55,7 @@ func (e *Engine) admit(nc net.Conn) {
 		return
 	}
 	_ = nc.Close()
-	if !errors.Is(err, handshake.ErrSilent) && e.ctx.Err() == nil {
+	if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -64,7 +64,8 @@ func (e *Engine) admit(nc net.Conn) {
 func (e *Engine) admitConn(nc net.Conn) error {
 	h, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		if !errors.Is(err, handshake.ErrSilent) {
+		// A connection that Close of this engine ended proved nothing and failed nothing.
+		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.stats.authFailures.Add(1)
 		}
 		return err

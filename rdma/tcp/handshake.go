@@ -47,7 +47,7 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 		return
 	}
 	_ = nc.Close()
-	if !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
+	if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) && !errors.Is(err, errHungUp) && !errors.Is(err, errRailLater) {
 		e.log.Warn(logAuth, "data-plane connection turned away", "remote", nc.RemoteAddr(), "err", err)
 	}
 }
@@ -57,7 +57,8 @@ func (e *Engine) admit(nc net.Conn, n *nic, proved func()) {
 func (e *Engine) admitConn(nc net.Conn, n *nic, proved func()) error {
 	said, verdict, err := protocol.Accept(nc, e.id, e.opts.Token)
 	if err != nil {
-		if !errors.Is(err, handshake.ErrSilent) {
+		// A connection that Close of this engine ended proved nothing and failed nothing.
+		if e.ctx.Err() == nil && !errors.Is(err, handshake.ErrSilent) {
 			e.stats.authFailures.Add(1)
 		}
 		return err

@@ -776,8 +776,9 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// TestQuietEnds: a peer that is through and a health check are nothing to warn
-// of, and no failure of authentication.
+// TestQuietEnds: a peer that is through, a health check, and a connection that
+// said nothing when the engine closed are nothing to warn of, and no failure of
+// authentication.
 func TestQuietEnds(t *testing.T) {
 	testkit.VerifyNone(t)
 	var logged bytes.Buffer
@@ -793,8 +794,13 @@ func TestQuietEnds(t *testing.T) {
 	if err := nc.Close(); err != nil {
 		t.Fatal(err)
 	}
+	waits, err := net.Dial("tcp", string(e.Addr().NICs[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waits.Close()
 	c := newEngine(t, Options{})
-	if _, err := c.Connect(t.Context(), e.Addr(), rdma.Token(testToken)); err != nil {
+	if _, err := c.Connect(t.Context(), e.Addr(), rdma.Token(testToken)); err != nil { // accepted in turn: after waits
 		t.Fatal(err)
 	}
 	if err := c.Close(); err != nil {
