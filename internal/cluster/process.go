@@ -207,6 +207,11 @@ const logLines = 20
 // Follow reads the log to its end and sends the line that says ready.
 func (t *Log) Follow(r io.Reader, ready chan<- Ready) {
 	eachLine(r, func(line []byte) {
+		t.mu.Lock()
+		t.lines = append(t.lines, string(line))
+		t.lines = t.lines[max(0, len(t.lines)-logLines):]
+		t.mu.Unlock()
+		// Who has been told finds the line in the log.
 		var entry Ready
 		if json.Unmarshal(line, &entry) == nil && entry.Message == "ready" {
 			select {
@@ -214,10 +219,6 @@ func (t *Log) Follow(r io.Reader, ready chan<- Ready) {
 			default: // it says so once
 			}
 		}
-		t.mu.Lock()
-		t.lines = append(t.lines, string(line))
-		t.lines = t.lines[max(0, len(t.lines)-logLines):]
-		t.mu.Unlock()
 	})
 }
 
