@@ -37,7 +37,7 @@ type result struct {
 // penstock runs one command line in this process.
 func penstock(t testing.TB, stdin string, environ []string, args ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only what hangs needs it
 	defer cancel()
 	return penstockIn(ctx, stdin, environ, args...)
 }

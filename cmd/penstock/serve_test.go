@@ -121,6 +121,9 @@ func TestSecondSignalEndsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer hold.Close()
+	// Connections are taken in turn: once a later one is answered, the drain has
+	// this one to wait for.
+	node.client(t).run("status").must(t)
 	// Signals that are pending at the same time are one, so it is told until it
 	// has gone.
 	again := time.NewTicker(10 * time.Millisecond)
@@ -369,7 +372,7 @@ func certificatesUntil(t testing.TB, dir string, end time.Time) (ca, cert, key s
 
 func TestHealthAndMetrics(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
-	client := &http.Client{Timeout: 10 * time.Second}
+	client := &http.Client{Timeout: time.Minute}
 	defer client.CloseIdleConnections()
 	for path, want := range map[string]string{"/healthz": "ok", "/readyz": "serving", "/metrics": "penstock_", "/metrics/summary": "io=posix"} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.ready.HTTP+path, nil)
