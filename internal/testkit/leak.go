@@ -16,8 +16,9 @@ import (
 
 // settleMax bounds how long a check waits for goroutines that were told to end.
 // The runtime tells nobody when a goroutine ends, so the check has to look again;
-// one that ends on its own does so in microseconds, and the rest is a leak.
-const settleMax = 5 * time.Second
+// one that ends on its own does so in microseconds once it has a processor, and
+// the rest is a leak.
+const settleMax = 30 * time.Second
 
 // VerifyNone fails t, when t and its subtests have ended, if goroutines or file
 // descriptors exist that did not when VerifyNone was called. Call it first, so
