@@ -288,7 +288,7 @@ func TestRailsDieUnderFire(t *testing.T) {
 func TestLastRail(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx := testContext(t)
-	server, dialer := railPair(t, Options{HeartbeatInterval: 50 * time.Millisecond}, twoNICs(false))
+	server, dialer := railPair(t, Options{HeartbeatInterval: 50 * time.Millisecond, NICTimeout: time.Minute}, twoNICs(false))
 	until(t, ctx, "both rails", func() bool { return upRails(server) == 2 && upRails(dialer) == 2 })
 	for _, n := range server.nics { // nobody comes back
 		n.close()

@@ -335,7 +335,8 @@ func TestSilentPeer(t *testing.T) {
 	ctx := testContext(t)
 	down := make(chan error, 1)
 	e := newServer(t, Options{
-		HeartbeatInterval: 20 * time.Millisecond, IdleTimeout: 200 * time.Millisecond,
+		// Long enough to submit two things before it is over.
+		HeartbeatInterval: 100 * time.Millisecond, IdleTimeout: time.Second,
 		OnPeerDown: func(_ rdma.EngineID, err error) { down <- err },
 	})
 	p := newRawPeer(t, e, 2)
@@ -389,11 +390,11 @@ func TestHeartbeatsWithoutAcks(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsKeepIdleSessions: two engines with nothing to say stay together
-// for many times the IdleTimeout.
+// TestHeartbeatsKeepIdleSessions: two engines with nothing to say stay together:
+// heartbeats go on arriving on every connection.
 func TestHeartbeatsKeepIdleSessions(t *testing.T) {
 	ctx := testContext(t)
-	o := Options{HeartbeatInterval: 10 * time.Millisecond, IdleTimeout: 2 * time.Second}
+	o := Options{HeartbeatInterval: 10 * time.Millisecond, IdleTimeout: 30 * time.Second}
 	e := newServer(t, o)
 	c := closing(t, newEngine(t, o))
 	if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
@@ -568,9 +569,11 @@ func TestEarlyAck(t *testing.T) {
 // nothing behind.
 func TestHandshake(t *testing.T) {
 	testkit.VerifyNone(t)
-	e := newServer(t, Options{MaxPeers: 2, HandshakeTimeout: 300 * time.Millisecond})
+	// Whoever does not come to an end meets an engine without patience; the others
+	// one that lets them take their time.
+	e, hasty := newServer(t, Options{MaxPeers: 2}), newServer(t, Options{HandshakeTimeout: 300 * time.Millisecond})
 	good := hello{conns: 2, lanes: 1, rails: 1, generation: 1, engine: rdma.EngineID{1}, session: [16]byte{1}}
-	dial := func() net.Conn {
+	dial := func(e *Engine) net.Conn {
 		nc, err := net.Dial("tcp", string(e.nics[0].addr))
 		if err != nil {
 			t.Fatal(err)
@@ -578,12 +581,12 @@ func TestHandshake(t *testing.T) {
 		t.Cleanup(func() { _ = nc.Close() })
 		return nc
 	}
-	introduce := func(h hello, token string) error {
-		_, err := (&Engine{id: h.engine}).introduce(dial(), e.id, rdma.Token(token), h)
+	introduce := func(e *Engine, h hello, token string) error {
+		_, err := (&Engine{id: h.engine}).introduce(dial(e), e.id, rdma.Token(token), h)
 		return err
 	}
 	// One of two connections: times out.
-	if err := introduce(good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
+	if err := introduce(hasty, good, testToken); !errors.Is(err, rdma.ErrPeerDied) && !errors.Is(err, io.EOF) {
 		t.Errorf("half a session: %v", err)
 	}
 	// The same connection twice.
@@ -591,7 +594,7 @@ func TestHandshake(t *testing.T) {
 	var failed atomic.Int64
 	for range 2 {
 		wg.Go(func() {
-			if introduce(good, testToken) != nil {
+			if introduce(hasty, good, testToken) != nil {
 				failed.Add(1)
 			}
 		})
@@ -600,7 +603,7 @@ func TestHandshake(t *testing.T) {
 	if failed.Load() != 2 {
 		t.Errorf("%d of 2 equal connections failed", failed.Load())
 	}
-	if err := introduce(good, strings.ToUpper(testToken)); !errors.Is(err, rdma.ErrAuth) {
+	if err := introduce(e, good, strings.ToUpper(testToken)); !errors.Is(err, rdma.ErrAuth) {
 		t.Errorf("wrong token: %v", err)
 	}
 	for name, change := range map[string]func(*hello){
@@ -618,19 +621,19 @@ func TestHandshake(t *testing.T) {
 	} {
 		h := good
 		change(&h)
-		if err := introduce(h, testToken); err == nil {
+		if err := introduce(e, h, testToken); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
 	}
 	// Something else altogether, something cut short, and nothing at all.
 	for _, b := range []string{strings.Repeat("GET / HTTP/1.1\r\n", 10), "PRD1", ""} {
-		nc := dial()
+		nc := dial(hasty)
 		_, _ = nc.Write([]byte(b))
 		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
 			t.Errorf("%q: %v", b, err)
 		}
 	}
-	if len(e.Peers()) != 0 {
+	if len(e.Peers())+len(hasty.Peers()) != 0 {
 		t.Error("there is a session")
 	}
 	// MaxPeers.
