@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,27 +118,15 @@ type node struct {
 	log    *bytes.Buffer
 }
 
-// freePorts returns addresses that were free a moment ago.
-func freePorts(t *testing.T, n int) (addrs []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		addrs = append(addrs, l.Addr().String())
-	}
-	return addrs
-}
+// readyLine says where the node listens.
+var readyLine = regexp.MustCompile(`msg=ready .*\blisten=(\S+)`)
 
 // start runs the node and returns when it says that it is ready.
 func (v *volume) start(t *testing.T, binary string) *node {
 	t.Helper()
-	ports := freePorts(t, 2)
-	n := &node{listen: ports[0], gone: make(chan struct{}), log: &bytes.Buffer{}}
+	n := &node{gone: make(chan struct{}), log: &bytes.Buffer{}}
 	n.cmd = exec.Command(binary, "serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
-		"--listen", ports[0], "--data-listen", ports[1], "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
+		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
 		"--free-floor", "0", "--sync-interval", "50ms")
 	// The node refuses variables that name none of its keys, such as ours.
 	n.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
@@ -149,20 +137,20 @@ func (v *volume) start(t *testing.T, binary string) *node {
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ready := make(chan bool, 1)
+	ready := make(chan string, 1)
 	go func() {
 		defer close(n.gone)
 		lines := bufio.NewScanner(stderr)
 		for lines.Scan() {
 			n.log.WriteString(lines.Text() + "\n")
-			if strings.Contains(lines.Text(), "msg=ready") {
-				ready <- true
+			if m := readyLine.FindStringSubmatch(lines.Text()); m != nil {
+				ready <- m[1]
 			}
 		}
 		_ = n.cmd.Wait() // killed, as it should be
-		ready <- false
+		ready <- ""
 	}()
-	if !<-ready {
+	if n.listen = <-ready; n.listen == "" {
 		<-n.gone
 		t.Fatalf("volume %s does not start in its life %d:\n%s", v.name, v.lives, n.log)
 	}

@@ -22,7 +22,7 @@ func TestFullDisk(t *testing.T) {
 	// More capacity than the disk has, so that it is the disk that says no.
 	v := &volume{name: "full", dir: filepath.Join(mount, "data"), durability: "sync", capacity: "1GiB", acked: map[int]int{}}
 	totals := &counts{}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 
 	n := v.start(t, binary)
