@@ -79,14 +79,14 @@ func TestLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close()
-	dial := func() (nc net.Conn, err error) {
+	dial := func(within time.Duration) (nc net.Conn, err error) {
 		err = a.Do(func() (err error) {
-			nc, err = (&net.Dialer{Timeout: time.Second}).Dial("tcp", listener.Addr().String())
+			nc, err = (&net.Dialer{Timeout: within}).Dial("tcp", listener.Addr().String())
 			return err
 		})
 		return nc, err
 	}
-	out, err := dial()
+	out, err := dial(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,14 +115,14 @@ func TestLink(t *testing.T) {
 	if err := k.SetUp(false); err != nil {
 		t.Fatal(err)
 	}
-	if nc, err := dial(); err == nil {
+	if nc, err := dial(time.Second); err == nil {
 		nc.Close()
 		t.Error("a link that is down carries a connection")
 	}
 	if err := k.SetUp(true); err != nil {
 		t.Fatal(err)
 	}
-	again, err := dial()
+	again, err := dial(time.Minute)
 	if err != nil {
 		t.Fatalf("a link that is up again: %v", err)
 	}
