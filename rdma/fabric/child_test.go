@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -49,13 +51,13 @@ func child(role string) error {
 	case "sink":
 		return sink(ctx, in, provider, nic)
 	case "source":
-		return source(ctx, provider, nic, text)
+		return source(ctx, in, provider, nic, text)
 	}
 	return fmt.Errorf("no such child: %s", role)
 }
 
 // sink opens memory to whoever has its Desc, until stdin ends.
-func sink(ctx context.Context, in io.Reader, provider string, nic NIC) error {
+func sink(ctx context.Context, in *bufio.Reader, provider string, nic NIC) error {
 	e, err := childEngine(ctx, provider, nic, "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -69,12 +71,36 @@ func sink(ctx context.Context, in io.Reader, provider string, nic NIC) error {
 		return errors.Join(err, e.Close())
 	}
 	fmt.Println(base64.StdEncoding.EncodeToString(b))
-	_, err = io.Copy(io.Discard, in)
-	return errors.Join(err, e.Close())
+	freezeWhenTold(e, in)
+	return e.Close()
 }
 
+// freezeWhenTold returns when stdin ends. Upon a line it stops every goroutine at
+// the door of libfabric, so that this process is in none of its calls from then
+// on, says so, and stays like that.
+func freezeWhenTold(e *testEngine, in *bufio.Reader) {
+	if _, err := in.ReadString('\n'); err != nil {
+		return
+	}
+	e.mu.Lock() // no NIC is opened any more
+	for _, d := range e.domains {
+		d.poll.Lock() // nor is an endpoint
+		d.mu.RLock()
+		all := slices.Collect(maps.Values(d.byTag))
+		d.mu.RUnlock()
+		for _, x := range all {
+			x.mu.Lock()
+		}
+	}
+	fmt.Println(frozen)
+	select {}
+}
+
+// frozen is what a child says once it is.
+const frozen = "frozen"
+
 // source writes to the memory that text describes until it is killed.
-func source(ctx context.Context, provider string, nic NIC, text string) error {
+func source(ctx context.Context, in *bufio.Reader, provider string, nic NIC, text string) error {
 	b, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(text, "."))
 	if err != nil {
 		return err
@@ -94,6 +120,7 @@ func source(ctx context.Context, provider string, nic NIC, text string) error {
 	if err != nil {
 		return err
 	}
+	go freezeWhenTold(e, in)
 	for {
 		if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: d.Len, Imm: rdma.ImmOf(1)}); err != nil {
 			return err
@@ -101,14 +128,16 @@ func source(ctx context.Context, provider string, nic NIC, text string) error {
 	}
 }
 
-func childEngine(ctx context.Context, provider string, nic NIC, listen string) (*group.Engine, error) {
+func childEngine(ctx context.Context, provider string, nic NIC, listen string) (*testEngine, error) {
 	c, err := group.TCP(ctx, listen, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	return New(ctx, Options{
+	e := &testEngine{}
+	e.Engine, err = newEngine(ctx, Options{
 		Domain: DomainOptions{Provider: provider}, NICs: []NIC{nic}, Group: group.Options{Token: rdma.Token(childToken), Control: c},
-	})
+	}, e.open)
+	return e, err
 }
 
 // process is a child that runs.
@@ -143,6 +172,26 @@ func start(t testing.TB, cmd *exec.Cmd) *process {
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
+}
+
+// killOutside is kill -9 of a child: of one over shm while it is in no call of
+// the library, for the reason that TestKilledTarget has.
+func (p *process) killOutside(t testing.TB, provider string) {
+	t.Helper()
+	if provider == "shm" {
+		if _, err := fmt.Fprintln(p.in); err != nil {
+			t.Fatal(err)
+		}
+		if s := p.line(t); s != frozen {
+			t.Fatalf("a child that was to stop says %q", s)
+		}
+	}
+	p.kill()
+	// What a process shared, and did not live to take away.
+	left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", p.cmd.Process.Pid))
+	for _, f := range left {
+		_ = os.Remove(f)
+	}
 }
 
 // line reads what the program says next.

@@ -19,15 +19,13 @@ import (
 // killTimeout bounds each of these tests: what takes longer hangs.
 const killTimeout = 60 * time.Second
 
-// killable are the providers that can take the death of a process: shm can't. Its
-// peers copy with a lock held that lies in shared memory, so that one which is
-// killed then leaves the other waiting for ever, inside of the library.
-var killable = providers[:1]
-
 // TestKilledTarget: kill -9 of a process that is being written to ends what is in
-// flight to it with ErrPeerDied, each operation once, and its expectations.
+// flight to it with ErrPeerDied, each operation once, and its expectations. Over
+// shm the process dies between two calls of the library: its peers copy with a
+// lock held that lies in shared memory, so that one which is killed then leaves
+// the other waiting for ever, inside of the library.
 func TestKilledTarget(t *testing.T) {
-	for _, p := range killable {
+	for _, p := range providers {
 		t.Run(p.name, func(t *testing.T) {
 			testkit.VerifyNone(t)
 			ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
@@ -54,7 +52,7 @@ func TestKilledTarget(t *testing.T) {
 			case <-ctx.Done():
 				t.Fatal("nothing lands")
 			}
-			sink.kill()
+			sink.killOutside(t, p.name)
 			w.running.Wait()
 			if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 				t.Errorf("expectation: %v", err)
@@ -126,7 +124,7 @@ func closeEngine(t *testing.T, e rdma.Engine) {
 // TestKilledSource: once OnPeerDown was called for a writer that was killed in
 // the middle of its writes, nothing of them touches memory any more.
 func TestKilledSource(t *testing.T) {
-	for _, p := range killable {
+	for _, p := range providers {
 		t.Run(p.name, func(t *testing.T) {
 			testkit.VerifyNone(t)
 			ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
@@ -155,7 +153,7 @@ func TestKilledSource(t *testing.T) {
 			if err := counted.Wait(ctx); err != nil {
 				t.Fatal(err)
 			}
-			source.kill()
+			source.killOutside(t, p.name)
 			<-down.C()
 			poison := bytes.Repeat([]byte{0xA5}, n)
 			copy(mem, poison)
@@ -171,7 +169,7 @@ func TestKilledSource(t *testing.T) {
 			if !bytes.Equal(mem, poison) {
 				t.Error("memory changed after the peer was down")
 			}
-			other.kill()
+			other.killOutside(t, p.name)
 		})
 	}
 }
