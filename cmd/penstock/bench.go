@@ -341,10 +341,7 @@ func newBenchReport(w world) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
-			if text, err = bench.Splice(text, report.Suite, report.Markdown()); err != nil {
-				return fmt.Errorf("%s: %w", into, err)
-			}
-			if text, err = bench.Splice(text, "machine", report.Machine); err != nil {
+			if text, err = report.Into(text); err != nil {
 				return fmt.Errorf("%s: %w", into, err)
 			}
 		}

@@ -71,10 +71,19 @@ fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 			return err
 		}
 		o.Quick = quick
-		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.RDMA(ctx, sw, o) })
+		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) {
+			report, err := suite.RDMA(ctx, sw, o)
+			if w.env(envRDMALab) != "" {
+				report.Within = "the soft-RoCE guest of internal/rdmalab (rdma_rxe, a NIC in software)"
+			}
+			return report, err
+		})
 	}
 	return cmd
 }
+
+// envRDMALab is set in the lab's guest.
+const envRDMALab = "PENSTOCK_RDMA_LAB"
 
 // newBenchRDMASink offers memory to the parent's transfer engine, through the
 // same provider.

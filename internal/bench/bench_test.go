@@ -233,3 +233,28 @@ func TestSplice(t *testing.T) {
 		t.Error("a page without the markers was accepted")
 	}
 }
+
+// TestInto: a report goes to its suite's place, and names the page's machine
+// unless it was measured elsewhere: then it names that in its own place.
+func TestInto(t *testing.T) {
+	const page = "<!-- machine -->\nold machine\n<!-- /machine -->\n<!-- rdma -->\nold\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
+	here, err := Report{Suite: "rdma", Machine: "two CPUs", Command: "bench rdma", Commit: "1"}.Into(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "<!-- machine -->\n\ntwo CPUs\n\n<!-- /machine -->\n<!-- rdma -->\n\nCommand: `bench rdma`, commit 1.\n\n<!-- /rdma -->\n<!-- rdma-verbs -->\nold\n<!-- /rdma-verbs -->\n"
+	if here != want {
+		t.Errorf("page %q, want %q", here, want)
+	}
+	both, err := Report{Suite: "rdma-verbs", Machine: "emulated CPUs", Within: "a guest", Command: "bench rdma", Commit: "2"}.Into(here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = strings.Replace(want, "-->\nold\n", "-->\n\n- measured in a guest: emulated CPUs\n\nCommand: `bench rdma`, commit 2.\n\n", 1)
+	if both != want {
+		t.Errorf("page %q, want %q", both, want)
+	}
+	if _, err := (Report{Suite: "rdma-shm"}).Into(page); err == nil {
+		t.Error("a page without a place for the suite was accepted")
+	}
+}

@@ -14,10 +14,13 @@ import (
 type Report struct {
 	Suite string `json:"suite"`
 	// Machine, Commit and Command say where, of what and how.
-	Machine string   `json:"machine"`
-	Commit  string   `json:"commit"`
-	Command string   `json:"command"`
-	Setup   []string `json:"setup,omitempty"`
+	Machine string `json:"machine"`
+	Commit  string `json:"commit"`
+	Command string `json:"command"`
+	// Within, if set, is the laboratory that the suite ran in: Machine is not the
+	// one that the rest of a page is about.
+	Within string   `json:"within,omitempty"`
+	Setup  []string `json:"setup,omitempty"`
 	// Results are in the order in which the suite ran them.
 	Results []Result `json:"results"`
 	// Text is preformatted output that is no comparison.
@@ -36,7 +39,7 @@ func (r Report) Merge(newer Report) Report {
 		}
 		r.Results[i] = res
 	}
-	r.Commit, r.Command, r.Machine = newer.Commit, newer.Command, newer.Machine
+	r.Commit, r.Command, r.Machine, r.Within = newer.Commit, newer.Command, newer.Machine, newer.Within
 	if len(newer.Setup) > 0 {
 		r.Setup = newer.Setup
 	}
@@ -84,10 +87,13 @@ func (r Report) Markdown() string {
 			notes = append(notes, res.Name+": "+n)
 		}
 	}
+	if r.Within != "" {
+		fmt.Fprintf(&b, "- measured in %s: %s\n", r.Within, r.Machine)
+	}
 	for _, s := range r.Setup {
 		fmt.Fprintf(&b, "- %s\n", s)
 	}
-	if len(r.Setup) > 0 {
+	if r.Within != "" || len(r.Setup) > 0 {
 		b.WriteString("\n")
 	}
 	table(&b, ratios)
@@ -208,6 +214,16 @@ func table(b *strings.Builder, rows [][]string) {
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+
+// Into puts the report between the markers of its suite, and the machine between
+// those of "machine", unless the page's other results are of another one.
+func (r Report) Into(page string) (string, error) {
+	page, err := Splice(page, r.Suite, r.Markdown())
+	if err != nil || r.Within != "" {
+		return page, err
+	}
+	return Splice(page, "machine", r.Machine)
+}
 
 // Splice replaces what stands between the marker lines "<!-- name -->" and
 // "<!-- /name -->" of a page by body.

@@ -144,10 +144,20 @@ type rdmaSuite struct {
 	yard Yardstick
 }
 
+// RDMASection is the suite's name for a provider, by which results are saved and
+// a page has its place for them: each provider has a peer of its own, so that
+// their tables are not one.
+func RDMASection(provider string) string {
+	if provider == "tcp" {
+		return "rdma"
+	}
+	return "rdma-" + provider
+}
+
 // RDMA measures a transfer engine against the hardware's own benchmark: how much
 // of its rate writes of each size reach, what a call costs, and what it allocates.
 func RDMA(ctx context.Context, w World, o RDMAOptions) (_ bench.Report, err error) {
-	s := &rdmaSuite{suiteRun: newRun(w, "rdma"), opts: o}
+	s := &rdmaSuite{suiteRun: newRun(w, RDMASection(o.Provider)), opts: o}
 	s.setup("provider %s", o.Provider)
 	if o.NotRun != "" {
 		s.report.NotRun = append(s.report.NotRun, bench.Missing{What: o.Provider, Why: o.NotRun})

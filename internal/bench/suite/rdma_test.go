@@ -50,6 +50,9 @@ func TestRDMANotRun(t *testing.T) {
 	if err != nil || len(r.NotRun) != 1 || r.NotRun[0] != (bench.Missing{What: "verbs", Why: "no card"}) {
 		t.Errorf("report %+v, %v", r, err)
 	}
+	if r.Suite != RDMASection("verbs") || r.Suite == RDMASection("tcp") {
+		t.Errorf("suite %q: the table of a provider would replace another's", r.Suite)
+	}
 }
 
 // TestRDMARows: each row writes what it says, to where it says.
