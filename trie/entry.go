@@ -117,7 +117,7 @@ func (e *Entry) validate(ns *namespace) error {
 type putScratch struct {
 	added []addedNode
 	gone  []Evicted
-	// raised are pieces whose class goes from Transfer to Prefix.
+	// raised are pieces whose class goes from Transfer to Prefix; they are guarded.
 	raised []addedNode
 	buf    []byte
 	// exists: some entries are there already, perhaps not durably; pending: some
@@ -157,13 +157,13 @@ func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries [
 		t.unstage(s)
 		return dst[:base], err
 	}
+	wrote := len(s.added)+len(s.raised) > 0
 	t.settle(s, dst[base:])
 	if len(s.gone) > 0 {
 		if err := t.forget(s.gone); err != nil {
 			return dst, err
 		}
 	}
-	wrote := len(s.added)+len(s.raised) > 0
 	if durable && (s.pending || s.exists && !wrote) {
 		return dst, t.awaitExisting(id, epoch, entries, dst[base:])
 	}
@@ -233,7 +233,7 @@ func (t *Trie) stageEntry(s *putScratch, a *admission, i int, e *Entry, p placem
 // raiseClass turns an existing transfer piece into one to be kept.
 func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
 	nd := t.nodes.at(n)
-	if e.Class != Prefix || !nd.has(flagTransfer) || nd.has(flagPending) {
+	if e.Class != Prefix || !nd.has(flagTransfer) || nd.has(flagPending) || !guard(nd) {
 		return
 	}
 	nd.state.And(^uint32(flagTransfer))
@@ -302,7 +302,16 @@ func (t *Trie) settle(s *putScratch, status []PutStatus) {
 			s.gone = t.removeNodeLocked(s.gone, a.node)
 		}
 	}
+	t.unguardRaised(s)
 	t.settled.Broadcast()
+}
+
+// unguardRaised ends what raiseClass began. Trie.mu is held.
+func (t *Trie) unguardRaised(s *putScratch) {
+	for _, r := range s.raised {
+		t.leases.unguard(t, r.node)
+	}
+	s.raised = s.raised[:0]
 }
 
 // clearPendingLocked lets a node be matched and evicted.
@@ -339,6 +348,7 @@ func (t *Trie) unstageLocked(s *putScratch) {
 		t.doomLocked(n)
 	}
 	s.added, s.gone = s.added[:0], s.gone[:0]
+	t.unguardRaised(s)
 }
 
 // awaitExisting waits until the entries that exist are committed, and syncs.

@@ -132,6 +132,19 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 	}
 }
 
+// A guarded node has a pin for as long as its record is written: it stays in the
+// index, so its slot stays its own, and the write cannot hit the record of a piece
+// that came after it. Trie.mu is held for writing. Where there is no room for
+// another pin, as many leases hold the node.
+func guard(nd *node) bool { return nd.pin() }
+
+// unguard takes those pins away. Trie.mu is held.
+func (l *leases) unguard(t *Trie, nodes ...uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unpinLocked(t, nodes)
+}
+
 // applyUnparks tells the policy about nodes that lost their last pin. Trie.mu is
 // held for writing. A node may have been removed since; then its number is free,
 // or another's, whose flag is its own.

@@ -9,39 +9,53 @@ import (
 // Delete makes a block and everything below it unmatchable, durably, and returns
 // ErrAbsent if it is not there. ReclaimStep returns the pieces.
 func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID) error {
-	refs, err := t.doomBlock(id, block)
+	doomed, err := t.doomBlock(id, block)
 	if err != nil {
 		return err
 	}
-	return t.unrecord(refs, true)
+	return t.unrecord(doomed, true)
+}
+
+// doomed are nodes that were doomed and whose records are to be deleted; until
+// then they are guarded.
+type doomed struct {
+	extents []kv.Extent
+	guarded []uint32
+}
+
+func (d *doomed) add(t *Trie, n uint32) {
+	nd := t.nodes.at(n)
+	d.extents = append(d.extents, nd.extent)
+	if guard(nd) {
+		d.guarded = append(d.guarded, n)
+	}
+	t.doomLocked(n)
 }
 
 // doomBlock dooms the full piece of a block or, where there is none, all of its
 // pieces.
-func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) ([]kv.Ref, error) {
+func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ns, err := t.lookupLocked(id)
 	if err != nil {
-		return nil, err
+		return d, err
 	}
 	groups := len(ns.def.Geometry.Groups)
 	if ns.tree {
 		groups = 1
 	}
-	var refs []kv.Ref
 	for g := range groups {
 		n := t.table.find(ns.space.number, uint8(g), &block)
 		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 			continue
 		}
-		refs = append(refs, t.nodes.at(n).ref())
-		t.doomLocked(n)
+		d.add(t, n)
 	}
-	if refs == nil {
-		return nil, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
+	if d.extents == nil {
+		return d, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
 	}
-	return refs, nil
+	return d, nil
 }
 
 // Remove makes the piece in that slot, and everything below its block,
@@ -64,30 +78,37 @@ func (t *Trie) Remove(ref kv.Ref) error {
 	if err != nil {
 		return fmt.Errorf("trie: slot %v: %w", ref, err)
 	}
-	if !t.doomRecord(ref, &rec) {
+	doomed := t.doomRecord(ref, &rec)
+	if doomed.extents == nil {
 		return absent
 	}
-	return t.unrecord([]kv.Ref{ref}, false)
+	return t.unrecord(doomed, false)
 }
 
-func (t *Trie) doomRecord(ref kv.Ref, rec *record) bool {
+// doomRecord dooms the node of a record, if it is still in that slot.
+func (t *Trie) doomRecord(ref kv.Ref, rec *record) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.table.find(t.bySerial[rec.serial], rec.group, &rec.id)
 	if n == 0 || t.nodes.at(n).ref() != ref {
-		return false
+		return d
 	}
-	t.doomLocked(n)
-	return true
+	d.add(t, n)
+	return d
 }
 
 // unrecord deletes the records of doomed nodes. What hangs on them loses its
 // ancestor with that, so a crash cannot bring it back.
-func (t *Trie) unrecord(refs []kv.Ref, sync bool) error {
+func (t *Trie) unrecord(d doomed, sync bool) error {
+	defer func() {
+		t.mu.RLock()
+		defer t.mu.RUnlock()
+		t.leases.unguard(t, d.guarded...)
+	}()
 	b := t.disk.db.NewBatch()
 	defer b.Close()
-	for _, r := range refs {
-		if err := b.Delete(appendBlockKey(nil, r.Extent), nil); err != nil {
+	for _, e := range d.extents {
+		if err := b.Delete(appendBlockKey(nil, e), nil); err != nil {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
