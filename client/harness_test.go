@@ -98,7 +98,7 @@ type host struct {
 	faults  *faultio.Device
 	gate    *gate
 	index   vfs.FS
-	control string // address; "127.0.0.1:0" before the first start
+	control string // addresses, the same at each start
 	data    string
 
 	server *server.Server
@@ -116,7 +116,7 @@ func newHost(t testing.TB, edit func(*storage.Options, *server.Options)) *host {
 // newLargeHost is newHost with segments of another size.
 func newLargeHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) *host {
 	t.Helper()
-	h := &host{t: t, edit: edit, segmentBytes: segmentBytes, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: "127.0.0.1:0", data: "127.0.0.1:0"}
+	h := &host{t: t, edit: edit, segmentBytes: segmentBytes, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: testkit.Port(t), data: testkit.Port(t)}
 	h.start()
 	t.Cleanup(h.kill)
 	return h
@@ -151,10 +151,9 @@ func (h *host) start() {
 	}
 	data, err := tcp.New(ctx, tcp.Options{Listen: h.data, Token: token})
 	h.must(err)
-	h.data = string(data.Addr().NICs[0])
 	opts := server.Options{
 		Node: "test", Version: "v0", Arena: h.arena, Data: data, DataToken: token,
-		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: 5 * time.Second},
+		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: time.Minute},
 		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 * h.segmentBytes, MemoryBudgetBytes: 1 << 30,
 		Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	}
@@ -168,7 +167,6 @@ func (h *host) start() {
 	h.must(err)
 	control, err := net.Listen("tcp", h.control)
 	h.must(err)
-	h.control = control.Addr().String()
 	h.served = make(chan error, 1)
 	served, s := h.served, h.server
 	go func() { served <- s.Serve(control, nil) }()

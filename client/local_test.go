@@ -23,6 +23,7 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma/tcp"
@@ -35,7 +36,7 @@ import (
 func newLocalHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) (*host, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
-	h := &host{t: t, segmentBytes: segmentBytes, shared: true, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: "127.0.0.1:0", data: "127.0.0.1:0"}
+	h := &host{t: t, segmentBytes: segmentBytes, shared: true, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: testkit.Port(t), data: testkit.Port(t)}
 	h.edit = func(so *storage.Options, o *server.Options) {
 		var err error
 		o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: h.arena})

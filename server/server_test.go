@@ -93,7 +93,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	must(err)
 	opts := server.Options{
 		Node: "test", Version: "v0", Storage: node, Arena: mem, Data: data, DataToken: token,
-		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 64, LandWithin: 5 * time.Second},
+		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 64, LandWithin: time.Minute},
 		Volumes: []server.Volume{{Device: device, Reason: "a test"}}, Durability: "batch", CapacityBytes: 16 << 20, MemoryBudgetBytes: 1 << 30,
 		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	}
@@ -123,7 +123,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 		if h.engine.Close() != nil || h.conn.Close() != nil {
 			t.Error("client does not close")
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		for what, err := range map[string]error{"shutdown": h.server.Shutdown(ctx), "serve": <-h.served, "node": node.Close(ctx), "arena": mem.Close()} {
 			if err != nil {
@@ -622,7 +622,7 @@ func TestEventsStreamEndsOnShutdown(t *testing.T) {
 	if err != nil || e.GetKind() != pb.Event_KIND_BLOCK_STORED || len(e.GetBlockIds()) != 32 || e.GetMedium() != "ssd" {
 		t.Fatalf("stored: %v, %v", e, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := h.server.Shutdown(ctx); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
 // Package testkit holds what the tests of many packages need and the standard
 // library lacks: leak checks for goroutines and file descriptors, page-aligned
-// memory, and the way to the shared traces. It is not a framework: no
+// memory, ports, and the way to the shared traces. It is not a framework: no
 // assertions, no mocks, no clock (testing/synctest has one).
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }  the package's tests together leave nothing behind
@@ -8,6 +8,7 @@
 //	func TestClose(t *testing.T) {
 //		testkit.VerifyNone(t)                    this test leaves nothing behind
 //		buf := testkit.AlignedBuffer(t, 1<<20)   gone when the test ends; later use faults
+//		addr := testkit.Port(t)                  the test's own, also while nobody listens on it
 //		…
 //	}
 //

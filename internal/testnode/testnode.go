@@ -80,7 +80,7 @@ func Start(t testing.TB, o Options) *Node {
 	must(err)
 	s, err := server.New(server.Options{
 		Node: "test", Version: "v0", Storage: node, Arena: memory, Data: data, DataToken: token,
-		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: 5 * time.Second},
+		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: time.Minute},
 		Volumes: []server.Volume{{Device: o.Device, Reason: "a test"}}, Durability: "batch", CapacityBytes: o.CapacityBytes, MemoryBudgetBytes: 1 << 30,
 		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	})
@@ -90,7 +90,7 @@ func Start(t testing.TB, o Options) *Node {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(control, nil) }()
 	t.Cleanup(func() {
-		within, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		within, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := errors.Join(s.Shutdown(within), <-served, node.Close(within), memory.Close()); err != nil {
 			t.Errorf("storage node: %v", err)

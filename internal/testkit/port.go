@@ -1,0 +1,38 @@
+package testkit
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"syscall"
+	"testing"
+)
+
+// Port returns an address "127.0.0.1:PORT" on which the test may listen, stop,
+// and listen again: the port stays its own until it ends. A port that was merely
+// free is anybody's while nobody listens on it, and the kernel gives it to any
+// connection that another test dials.
+//
+// A socket that is bound and does not listen keeps it: SO_REUSEADDR, which Go's
+// listeners set too, lets one of them bind the port beside it.
+func Port(t testing.TB) string {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatalf("testkit: socket: %v", err)
+	}
+	syscall.CloseOnExec(fd)
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if err := syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err != nil {
+		t.Fatalf("testkit: SO_REUSEADDR: %v", err)
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: loopback.As4()}); err != nil {
+		t.Fatalf("testkit: bind: %v", err)
+	}
+	bound, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatalf("testkit: getsockname: %v", err)
+	}
+	return net.JoinHostPort(loopback.String(), strconv.Itoa(bound.(*syscall.SockaddrInet4).Port))
+}

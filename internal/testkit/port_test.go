@@ -1,0 +1,44 @@
+package testkit
+
+import (
+	"context"
+	"errors"
+	"net"
+	"syscall"
+	"testing"
+)
+
+// TestPort: the port can be listened on twice, and in between no connection gets
+// it that asks for it as others get theirs.
+func TestPort(t *testing.T) {
+	addr := Port(t)
+	for range 2 {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := make(chan error, 1)
+		go func() {
+			nc, err := l.Accept()
+			in <- errors.Join(err, nc.Close())
+		}()
+		nc, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(<-in, nc.Close(), l.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if nc, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("nobody listens: %v, %v", nc, err)
+		}
+		local, err := net.ResolveTCPAddr("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := net.Dialer{LocalAddr: local}
+		if nc, err := d.DialContext(context.Background(), "tcp", addr); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("another's connection has the port: %v, %v", nc, err)
+		}
+	}
+}
