@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"image/png"
@@ -44,9 +45,9 @@ func TestDemoCluster(t *testing.T) {
 	if d.of(modeDual).HitTokens != d.of(modeBasic).HitTokens {
 		t.Error("the modes did not do the same work")
 	}
-	if f, err := os.Open(picture); err != nil {
+	if drawn, err := os.ReadFile(picture); err != nil {
 		t.Error(err)
-	} else if _, err := png.Decode(f); err != nil {
+	} else if _, err := png.Decode(bytes.NewReader(drawn)); err != nil {
 		t.Error(err)
 	}
 	isEmpty(t, dir)
