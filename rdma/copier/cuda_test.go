@@ -216,3 +216,42 @@ func TestCUDAClosesMemory(t *testing.T) {
 	closeMemory(t, h)
 	closeMemory(t, d)
 }
+
+// TestCUDAAfterClose: memory that is asked for, or given back, while the copier
+// closes or later finds no driver any more, and no memory of one that was
+// unloaded is touched.
+func TestCUDAAfterClose(t *testing.T) {
+	c := newCUDA(t)
+	const n = 64
+	var kept [n]Memory
+	for i := range kept {
+		kept[i] = register(t, c, make([]byte, 100))
+	}
+	var wg sync.WaitGroup
+	for i := range kept {
+		wg.Go(func() { closeMemory(t, kept[i]) })
+		wg.Go(func() {
+			m, err := c.Alloc(100)
+			if err == nil {
+				err = m.Close(context.Background())
+			}
+			if err != nil && !errors.Is(err, rdma.ErrClosed) {
+				t.Error(err)
+			}
+		})
+		if i == n/2 {
+			wg.Go(func() {
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if _, err := c.Alloc(100); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("device memory of a closed copier: %v", err)
+	}
+	if _, err := c.Register(make([]byte, 100), rdma.RegisterOptions{}); !errors.Is(err, rdma.ErrClosed) {
+		t.Errorf("host memory with a closed copier: %v", err)
+	}
+}

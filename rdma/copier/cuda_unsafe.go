@@ -25,17 +25,21 @@ var _ [unsafe.Sizeof(C.copier_span{})]byte = [unsafe.Sizeof(Span{})]byte{}
 // batch, one event behind it, one goroutine that waits for the events in their
 // order.
 type cuda struct {
-	api      *C.copier_cuda // C memory: C keeps pointers to it in no place
-	device   C.int
-	context  unsafe.Pointer // of CUDA
-	stream   unsafe.Pointer
-	name     string
-	events   []unsafe.Pointer // of all batches
-	free     chan *cudaBatch
-	started  chan *cudaBatch // in the stream's order
-	waiter   sync.WaitGroup
-	submit   sync.Mutex // orders the stream as started is ordered
-	closed   bool
+	api     *C.copier_cuda // C memory: C keeps pointers to it in no place
+	device  C.int
+	context unsafe.Pointer // of CUDA
+	stream  unsafe.Pointer
+	name    string
+	events  []unsafe.Pointer // of all batches
+	free    chan *cudaBatch
+	started chan *cudaBatch // in the stream's order
+	waiter  sync.WaitGroup
+	submit  sync.Mutex // orders the stream as started is ordered
+	closed  bool
+	// driver is held shared while memory is taken from the driver or given back
+	// to it, which ends with shut; gone is set there.
+	driver   sync.RWMutex
+	gone     bool
 	mu       sync.Mutex
 	memories map[*cudaMemory]struct{} // not given back yet
 	once     sync.Once
@@ -123,6 +127,11 @@ func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 	if len(mem) == 0 {
 		return nil, fmt.Errorf("copier: register no memory: %w", rdma.ErrRange)
 	}
+	c.driver.RLock()
+	defer c.driver.RUnlock()
+	if c.gone {
+		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
 	m := &cudaMemory{cuda: c, len: uint64(len(mem))}
 	// Safety: the memory is pinned as long as the driver knows its address; for
 	// memory outside of the Go heap Pin does nothing, and it must stay mapped.
@@ -138,6 +147,11 @@ func (c *cuda) Register(mem []byte, opts rdma.RegisterOptions) (Memory, error) {
 
 // Alloc implements DeviceCopier.
 func (c *cuda) Alloc(sizeBytes uint64) (Memory, error) {
+	c.driver.RLock()
+	defer c.driver.RUnlock()
+	if c.gone {
+		return nil, fmt.Errorf("copier: %w", rdma.ErrClosed)
+	}
 	m := &cudaMemory{cuda: c, len: sizeBytes, device: true}
 	if r := C.copier_cuda_alloc(c.api, c.context, &m.address, C.size_t(sizeBytes)); r != 0 {
 		return nil, c.failure(fmt.Sprintf("allocate %d bytes of %s", sizeBytes, c.name), r)
@@ -161,6 +175,8 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 		return err
 	}
 	c := m.cuda
+	c.driver.RLock() // shut gives back what we do not
+	defer c.driver.RUnlock()
 	c.mu.Lock()
 	delete(c.memories, m)
 	c.mu.Unlock()
@@ -168,7 +184,7 @@ func (m *cudaMemory) Close(ctx context.Context) error {
 	return m.giveErr
 }
 
-// giveBack hands the memory back to the driver.
+// giveBack hands the memory back to the driver. c.driver is held.
 func (m *cudaMemory) giveBack() error {
 	c := m.cuda
 	if m.device {
@@ -285,6 +301,9 @@ func (c *cuda) Close() error {
 // shut gives back what open and NewCUDA took.
 func (c *cuda) shut() error {
 	var errs []error
+	c.driver.Lock()
+	defer c.driver.Unlock()
+	c.gone = true
 	c.mu.Lock()
 	for m := range c.memories {
 		m.users.shut()

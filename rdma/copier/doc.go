@@ -37,6 +37,6 @@
 //   - Copy returns when the batch has ended, whatever becomes of its context.
 //   - Memory.Close waits for the batches that use it; Close ends all.
 //
-// Lock order: a memory's lock and a copier's are never held together, and none
-// while Done runs.
+// Lock order: of CUDA, driver → mu → a memory's; of the others, a memory's lock
+// and a copier's are never held together. None is held while Done runs.
 package copier
