@@ -26,8 +26,8 @@ import (
 // links of limited rate: a mover writes to a target. Both are this test binary;
 // they are told what to do by lines of standard input and answer each with one.
 //
-//	test ──"two"──► mover lab0 ═══ 400 Mbit/s ═══ lab0 target ◄──"sum"── test
-//	                      lab1 ═══ 400 Mbit/s ═══ lab1
+//	test ──"two"──► mover lab0 ═══ 200 Mbit/s ═══ lab0 target ◄──"sum"── test
+//	                      lab1 ═══ 200 Mbit/s ═══ lab1
 
 // Environment of the two processes: labRole is target or mover, labNICs is
 // "device,address" for each NIC, labDesc is where the target's memory is.
@@ -39,11 +39,11 @@ const (
 
 // Sizes of the lab's traffic.
 const (
-	labRateBits  = 400_000_000
-	labBytes     = 64 << 20 // memory of each process
+	labRateBits  = 200_000_000
+	labBytes     = 32 << 20 // memory of each process
 	labWrite     = 2 << 20
 	labInFlight  = 8
-	labFireBytes = 160 << 20
+	labFireBytes = 80 << 20
 )
 
 // runLab is one of the two processes.
