@@ -197,24 +197,31 @@ func flood(t *testing.T, marks []string) {
 	for _, tos := range marks {
 		wg.Go(func() { send(t, tos, func(int) bool { return !stop.Load() }, 1200) })
 	}
-	// A reading counts if both classes had packets waiting at its beginning and
-	// at its end: whoever sends may have to wait for a processor.
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
-		from := busy(t)
-		to := from
-		for to["1:10"].bytes+to["1:20"].bytes < from["1:10"].bytes+from["1:20"].bytes+500<<10 && !t.Failed() {
-			to = busy(t)
+	// Whoever sends may have to wait for a processor, and is not busy then: only
+	// what was sent while both had packets all the time is counted.
+	const enough = 500 << 10
+	var high, low int
+	from := busy(t)
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end) && !t.Failed(); {
+		to := busy(t)
+		if waited(from, to, "1:10") && waited(from, to, "1:20") {
+			high += to["1:10"].bytes - from["1:10"].bytes
+			low += to["1:20"].bytes - from["1:20"].bytes
 		}
-		if enough(from) && enough(to) {
-			t.Logf("flood: high %d bytes, low %d bytes", to["1:10"].bytes-from["1:10"].bytes, to["1:20"].bytes-from["1:20"].bytes)
+		if high+low >= enough {
+			t.Logf("flood: high %d bytes, low %d bytes", high, low)
 			return
 		}
+		from = to
 	}
-	t.Error("the classes were never both busy")
+	t.Errorf("the classes were both busy for %d bytes of %d", high+low, enough)
 }
 
-// enough packets wait that a sender may pause for a tenth of a second.
-func enough(c map[string]class) bool { return c["1:10"].backlog > 80 && c["1:20"].backlog > 80 }
+// waited: a class had packets from one reading to the next, as it sent fewer in
+// between than were waiting at the first.
+func waited(from, to map[string]class, id string) bool {
+	return to[id].packets-from[id].packets < from[id].backlog
+}
 
 func busy(t *testing.T) map[string]class {
 	return classes(command(t, "tc", "-s", "class", "show", "dev", "v0"))
