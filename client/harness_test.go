@@ -367,11 +367,11 @@ func (r *rig) match(ns kv.Namespace, ids []kv.BlockID) client.MatchResult {
 // another goroutine that tells nobody; the test's own deadline bounds it.
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for !f() {
 		if ctx.Err() != nil {
-			t.Fatalf("%s: not within 30 s", what)
+			t.Fatalf("%s: not within 2 min", what)
 		}
 		runtime.Gosched()
 	}

@@ -419,7 +419,7 @@ func testPaths(t *testing.T, windows []int, open func(testing.TB) copier.Copier)
 					return newEngineCopying(t, s, layers, 64, 1<<20, copies[side])
 				}
 				pe, de := engine(0, window), engine(1, 5)
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
 				r := newRequest(t, pe, de, 1, tc.blocks, tc.hit)
 				if err := r.run(ctx, tc.x); err != nil {
@@ -485,7 +485,7 @@ func TestCancelWaitsForCopies(t *testing.T) {
 	s.put(1, 3)
 	c := &late{Copier: newNIC(t), submitted: make(chan struct{})}
 	pe, de := newEngineCopying(t, s, 1, 64, 1<<20, c), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	p, d, _, _ := newRequest(t, pe, de, 1, 4, 3).both(ctx, 3)
 	<-c.submitted
@@ -526,7 +526,7 @@ func TestCopyFails(t *testing.T) {
 				s.put(1, 3)
 				copiers := map[string]copier.Copier{side: broken{newNIC(t), refuse}}
 				pe, de := newEngineCopying(t, s, 5, 64, 1<<20, copiers["prefill"]), newEngineCopying(t, s, 5, 64, 1<<20, copiers["decode"])
-				ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 				defer cancel()
 				r := newRequest(t, pe, de, 1, 4, 3)
 				p, d, _, _ := r.both(ctx, 3)
@@ -639,7 +639,7 @@ func TestLostBlocks(t *testing.T) {
 	s.put(1, 8)
 	s.drop(1, 2)
 	pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r := newRequest(t, pe, de, 1, 10, 8)
 	s.fail[blockName(1, 6)] = errNIC
@@ -678,7 +678,7 @@ func TestCut(t *testing.T) {
 	s.stall, s.stalled = blockName(1, 2), make(chan struct{})
 	stalled := s.stalled
 	pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r := newRequest(t, pe, de, 1, 10, 8)
 	p, d, pStop, _ := r.both(ctx, 4)
@@ -712,7 +712,7 @@ func TestWrongBytes(t *testing.T) {
 			s.put(1, 6)
 			s.flip[blockName(1, tc.block)] = true
 			pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			r := newRequest(t, pe, de, 1, 8, 6)
 			p, d, _, _ := r.both(ctx, tc.x)
@@ -735,7 +735,7 @@ func TestRelayFlip(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
 	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r := newRequest(t, pe, de, 1, 4, 0)
 	p, d, _, _ := r.both(ctx, 0)
@@ -777,7 +777,7 @@ func TestFlipBeforeStorage(t *testing.T) {
 	s.spoil = func(mem []byte) { mem[7] ^= 2 }
 	s.gate = make(chan struct{})
 	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	r := newRequest(t, pe, de, 1, 4, 0)
 	p, d, _, _ := r.both(ctx, 0)
@@ -819,7 +819,7 @@ func TestEnds(t *testing.T) {
 			s := newShelf()
 			s.put(1, 6)
 			pe, de := newEngine(t, s, 1, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			r := newRequest(t, pe, de, 1, 8, 6)
 			p, d, _, _ := r.both(ctx, 3)

@@ -17,7 +17,7 @@ import (
 )
 
 // killTimeout bounds each of these tests: what takes longer hangs.
-const killTimeout = 60 * time.Second
+const killTimeout = 3 * time.Minute
 
 // TestKilledTarget: kill -9 of a process that is being written to ends what is in
 // flight to it with ErrPeerDied, each operation once, and its expectations. Over

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 }
 
 // testTimeout bounds each test that waits for something.
-const testTimeout = 60 * time.Second
+const testTimeout = 3 * time.Minute
 
 func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
