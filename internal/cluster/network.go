@@ -28,10 +28,10 @@ type nicRates struct {
 	classes bool
 }
 
-// collectiveShare of a compute NIC is the collectives' own; InfiniBand's arbiter
-// with DualPath's tables gives them 99.6 % (appendix A.1), and the rest of a
-// class in Linux must hold a packet.
-const collectiveShare = 0.95
+// collectiveShare of a compute NIC is the collectives' own. InfiniBand's arbiter
+// with DualPath's tables gives them 99.6 % (appendix A.1); the tables of deploy/qos
+// give them 99 %, and so does tc here.
+const collectiveShare = 0.99
 
 // placeRole is which networks a place is on, besides control.
 type placeRole uint8

@@ -75,6 +75,14 @@ const (
 	queueBytes = 1 << 20
 )
 
+// Sizes of a link that classes share. A packet on the wire is waited for by those of
+// every class, and what a class has saved up goes before the others' rate counts: so
+// packets are small there, as those of a network card are, and a class saves up two.
+const (
+	sharedPacketBytes = 16 << 10
+	sharedBurstBytes  = 2 * sharedPacketBytes
+)
+
 // addresses are given out in networks of four.
 var addresses = netip.MustParsePrefix("10.77.0.0/16")
 
@@ -284,6 +292,9 @@ func (e End) limit(dev netlink.Link, rate uint64) error {
 // share divides rate bytes per second among classes (tc-htb(8)).
 func (e End) share(dev netlink.Link, rate uint64, classes []Class) error {
 	nl, index := e.Namespace.nl, dev.Attrs().Index
+	if err := nl.LinkSetGSOMaxSize(dev, sharedPacketBytes); err != nil {
+		return fmt.Errorf("packets of at most %d bytes: %w", sharedPacketBytes, err)
+	}
 	q := netlink.NewHtb(netlink.QdiscAttrs{LinkIndex: index, Parent: netlink.HANDLE_ROOT, Handle: root})
 	q.Defcls = uint32(1 + len(classes))
 	if err := nl.QdiscReplace(q); err != nil {
@@ -292,7 +303,7 @@ func (e End) share(dev netlink.Link, rate uint64, classes []Class) error {
 	class := func(parent uint32, minor int, rate, most uint64, prio int) error {
 		return nl.ClassReplace(netlink.NewHtbClass(
 			netlink.ClassAttrs{LinkIndex: index, Parent: parent, Handle: netlink.MakeHandle(1, uint16(minor))},
-			netlink.HtbClassAttrs{Rate: rate * 8, Ceil: most * 8, Prio: uint32(prio), Quantum: burstBytes, Buffer: burstBytes, Cbuffer: burstBytes},
+			netlink.HtbClassAttrs{Rate: rate * 8, Ceil: most * 8, Prio: uint32(prio), Quantum: sharedPacketBytes, Buffer: sharedBurstBytes, Cbuffer: sharedBurstBytes},
 		))
 	}
 	whole := netlink.MakeHandle(1, 1)
