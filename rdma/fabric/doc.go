@@ -63,6 +63,7 @@
 //	                                                     write goes by hub
 //	closing a region while  the write goes on to its     a write that is being copied
 //	a write lands           end and is counted           goes on
+//	traffic class           taken, changes nothing       taken, has no wire
 //	order of immediates     as posted                    as posted, one write at a time
 //	waiting                 descriptor, in the runtime's none: naps of 20 µs to 1 ms
 //	                        poller

@@ -166,6 +166,9 @@ func (d *domain) openDoor() error {
 // usable says why the provider can't do what a domain must.
 func (d *domain) usable() error {
 	switch {
+	case d.quirks.unmarked && d.opts.TrafficClass != [rdma.Classes]uint32{}:
+		return fmt.Errorf("option TrafficClass is %#x, and this provider marks no packets: leave it 0 (data_plane.qos: off), or use rdma/tcp: %w",
+			d.opts.TrafficClass, rdma.ErrUnsupported)
 	case d.traits.dataBytes < 4:
 		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
 	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):

@@ -3,9 +3,14 @@
 package fabric
 
 import (
+	"errors"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
@@ -91,6 +96,70 @@ func TestConformance(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUnmarked: a provider that takes a mark and leaves the packets as they are is
+// refused, since nobody would notice; and that is what it does.
+func TestUnmarked(t *testing.T) {
+	marks := [rdma.Classes]uint32{rdma.ClassCollective: 0x100 | 26} // DSCP 26, as fi_tc_dscp_set has it
+	for _, p := range providers {
+		major, minor := libraryVersion()
+		if !quirksOf(candidates(p.name, major, minor)[0]).unmarked {
+			t.Logf("libfabric %d.%d: %s is not known to ignore marks", major, minor, p.name)
+			continue
+		}
+		d, err := Open(DomainOptions{Provider: p.name, NIC: p.nic, TrafficClass: marks})
+		if err == nil {
+			err = d.Close()
+		}
+		if !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "TrafficClass") {
+			t.Errorf("%s with marks: %v", p.name, err)
+		}
+		if p.name != "tcp" {
+			continue // no socket to look at
+		}
+		a := engineOver(t, p.name, p.nic, 1, group.Options{Token: rdma.Token(childToken), SeparateClasses: true}, true)
+		defer closeEngine(t, a)
+		b := engineOver(t, p.name, p.nic, 1, group.Options{}, false)
+		defer closeEngine(t, b)
+		a.domains[0].opts.TrafficClass, b.domains[0].opts.TrafficClass = marks, marks
+		if _, err := b.Connect(t.Context(), a.Addr(), rdma.Token(childToken)); err != nil {
+			t.Fatal(err)
+		}
+		if n := markedSockets(t); n != 0 {
+			t.Errorf("%s marks %d sockets: take the quirk unmarked off it", p.name, n)
+		}
+	}
+}
+
+// markedSockets is how many sockets of this process have a type of service.
+func markedSockets(t *testing.T) (marked int) {
+	t.Helper()
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := 0
+	for _, f := range files {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		tos, err := unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_TOS)
+		if err != nil {
+			continue
+		}
+		if _, err := unix.Getpeername(fd); err != nil {
+			continue // it is not connected
+		}
+		if sockets++; tos != 0 {
+			marked++
+		}
+	}
+	if want := 2 * (1 + rdma.Classes); sockets < want {
+		t.Fatalf("%d connected sockets; the control connection and one of each class have %d ends here", sockets, want)
+	}
+	return marked
 }
 
 // A provider that there is not is named in the error.

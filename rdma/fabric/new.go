@@ -25,6 +25,7 @@ func New(ctx context.Context, o Options) (*group.Engine, error) {
 func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*domain, error)) (*group.Engine, error) {
 	g := o.Group
 	g.Provider, g.Domains = Provider, nil
+	g.SeparateClasses = o.separate()
 	fail := func(err error) (*group.Engine, error) {
 		for _, d := range g.Domains {
 			err = errors.Join(err, d.Close())

@@ -24,7 +24,8 @@ type DomainOptions struct {
 	// size. Default 64 KiB and 64 bytes, 256 bytes to 1 MiB and 64 bytes.
 	MaxMessage int
 	// TrafficClass is libfabric's FI_TC value for each class; 0 is unspecified.
-	// NewEndpoint fails where the provider does not know it.
+	// Open fails where the provider is known to mark nothing (shm, and tcp before
+	// libfabric 1.18), NewEndpoint where it does not know the value.
 	TrafficClass [rdma.Classes]uint32
 }
 
@@ -68,8 +69,16 @@ type Options struct {
 	// loopback, or that if there is no other.
 	NICs []NIC
 	// Group is the rest of the engine's options; Provider, Detail, Domains and
-	// Reopen are overwritten. Control should be group.TCP's or group.Unix's.
+	// Reopen are overwritten, and SeparateClasses is set where Domain has another
+	// TrafficClass for one class than for the other. Control should be group.TCP's
+	// or group.Unix's.
 	Group group.Options
+}
+
+// separate reports whether the classes need endpoints of their own.
+func (o *Options) separate() bool {
+	marks := o.Domain.TrafficClass
+	return o.Group.SeparateClasses || marks[rdma.ClassKV] != marks[rdma.ClassCollective]
 }
 
 // NIC names one domain of a provider.

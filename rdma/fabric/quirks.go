@@ -26,6 +26,8 @@ type quirks struct {
 	// Closing an endpoint while one to it is half made makes the library touch
 	// memory that it has freed (meet.go).
 	connects bool
+	// unmarked: a traffic class is taken and changes nothing of the packets.
+	unmarked bool
 	// sharedInProcess: two endpoints of one process share their state, so that
 	// neither may be closed while the other is polled.
 	sharedInProcess bool
@@ -36,8 +38,10 @@ type quirks struct {
 func quirksOf(provider string) quirks {
 	switch provider {
 	case "shm":
-		return quirks{ownQueues: true, emptyPlain: true, silentRefusal: true, sourceLies: true, sharedInProcess: true}
-	case "tcp", "net":
+		return quirks{ownQueues: true, emptyPlain: true, silentRefusal: true, sourceLies: true, sharedInProcess: true, unmarked: true}
+	case "net":
+		return quirks{connects: true, unmarked: true}
+	case "tcp": // net's successor: not tried
 		return quirks{connects: true}
 	}
 	// efa, and whatever else has hardware behind it.

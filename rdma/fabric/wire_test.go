@@ -140,6 +140,23 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// TestSeparate: classes that are marked apart travel apart.
+func TestSeparate(t *testing.T) {
+	for _, c := range []struct {
+		o    Options
+		want bool
+	}{
+		{Options{}, false},
+		{Options{Domain: DomainOptions{TrafficClass: [rdma.Classes]uint32{0x108, 0x108}}}, false},
+		{Options{Domain: DomainOptions{TrafficClass: [rdma.Classes]uint32{0x108, 0x11a}}}, true},
+		{Options{Group: group.Options{SeparateClasses: true}}, true},
+	} {
+		if got := c.o.separate(); got != c.want {
+			t.Errorf("marks %#x, asked %v: separate %v", c.o.Domain.TrafficClass, c.o.Group.SeparateClasses, got)
+		}
+	}
+}
+
 // A program without libfabric says how to get one with it.
 func TestNotBuilt(t *testing.T) {
 	if Built {
