@@ -209,7 +209,8 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts := client.Options{Engine: engine, DeadFor: time.Nanosecond}
+	// A node that is gone refuses at once; one that is slow is waited for.
+	opts := client.Options{Engine: engine, DialTimeout: time.Minute, DeadFor: time.Nanosecond}
 	for _, h := range hosts {
 		opts.Servers = append(opts.Servers, h.control)
 	}
@@ -232,7 +233,7 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 // admin calls a host's Admin service.
 func (h *host) admin(f func(context.Context, pb.AdminClient) error) {
 	h.t.Helper()
-	conn, err := client.Dial(h.control, client.DialOptions{})
+	conn, err := client.Dial(h.control, client.DialOptions{Timeout: time.Minute})
 	h.must(err)
 	defer conn.Close()
 	h.must(f(context.Background(), pb.NewAdminClient(conn)))

@@ -203,9 +203,9 @@ type session struct {
 
 func (v *volume) connect(t *testing.T, n *node, totals *counts) *session {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	conn, err := client.Dial(n.listen, client.DialOptions{})
+	conn, err := client.Dial(n.listen, client.DialOptions{Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func (v *volume) connect(t *testing.T, n *node, totals *counts) *session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := client.Open(ctx, client.Options{Servers: []string{n.listen}, Engine: engine, RetryMax: -1})
+	store, err := client.Open(ctx, client.Options{Servers: []string{n.listen}, Engine: engine, DialTimeout: time.Minute, RetryMax: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func (v *volume) round(t *testing.T, binary string, rng *rand.Rand, totals *coun
 	n := v.start(t, binary)
 	s := v.connect(t, n, totals)
 	defer s.close()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	s.readBack(ctx)
 	if t.Failed() {

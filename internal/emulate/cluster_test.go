@@ -143,7 +143,7 @@ func (c *cluster) store() (*client.Store, kv.Namespace) {
 	c.t.Helper()
 	engine, err := tcp.New(c.t.Context(), tcp.Options{})
 	c.must(err)
-	s, err := client.Open(c.t.Context(), client.Options{Engine: engine, Servers: []string{c.storage.Addr}})
+	s, err := client.Open(c.t.Context(), client.Options{Engine: engine, Servers: []string{c.storage.Addr}, DialTimeout: time.Minute})
 	c.must(err)
 	c.t.Cleanup(func() {
 		if err := errors.Join(s.Close(), engine.Close()); err != nil {

@@ -102,7 +102,7 @@ func Start(t testing.TB, o Options) *Node {
 // Namespace creates a namespace.
 func (n *Node) Namespace(t testing.TB, name string, g kv.Geometry) {
 	t.Helper()
-	conn, err := client.Dial(n.Addr, client.DialOptions{})
+	conn, err := client.Dial(n.Addr, client.DialOptions{Timeout: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
