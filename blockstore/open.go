@@ -195,8 +195,11 @@ func checkTogether(formatted []*candidate, given int, opts Options) error {
 			return fmt.Errorf("blockstore: %s and %s are both volume %d of node %v; give one of them: %w", other.path(), c.path(), sb.Index, sb.Node, ErrForeign)
 		}
 		byIndex[sb.Index] = c
-		if int(sb.Count) > given || (int(sb.Count) < given && !opts.AddVolumes) {
-			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them (or allow volumes to be added): %w", c.path(), sb.Count, given, ErrForeign)
+		if int(sb.Count) > given {
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them: %w", c.path(), sb.Count, given, ErrForeign)
+		}
+		if int(sb.Count) < given && !opts.AddVolumes {
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), sb.Count, given, ErrForeign)
 		}
 		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
 			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
@@ -204,7 +207,7 @@ func checkTogether(formatted []*candidate, given int, opts Options) error {
 		complete = complete && !neverBooted(sb)
 	}
 	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes {
-		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks (or allow volumes to be added): %w",
+		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks, or set add_volumes to format the empty ones: %w",
 			missing, given, first.superblock.Node, ErrForeign)
 	}
 	return nil
@@ -247,8 +250,10 @@ func formatRest(ctx context.Context, all []candidate, formatted []*candidate, op
 func (o Options) fit(sb *ondisk.Superblock) error {
 	share := o.CapacityBytes / int64(sb.Count)
 	part := share / segmentShare / ondisk.Page * ondisk.Page
+	remedy := ", or begin with empty directories, which get smaller segments"
 	if sb.SegmentBytes == 0 {
 		sb.SegmentBytes = o.SegmentBytes
+		remedy = ", or choose smaller segments"
 	}
 	if sb.SegmentBytes == 0 {
 		// A segment holds at least one slot, so in a small store it is a larger
@@ -262,7 +267,8 @@ func (o Options) fit(sb *ondisk.Superblock) error {
 	}
 	need := sb.SegmentBytes + ondisk.SuperblockFileBytes + ondisk.CatalogueFileBytes(sb.CatalogueBytes)
 	if share < need {
-		return fmt.Errorf("blockstore: capacity of %d bytes is %d for each of %d volumes; one segment with superblock and catalogue takes %d", o.CapacityBytes, share, sb.Count, need)
+		return fmt.Errorf("blockstore: %d bytes are too few for %d volumes: a segment of %d bytes with superblock and catalogue takes %d on each; raise the capacity%s",
+			o.CapacityBytes, sb.Count, sb.SegmentBytes, need, remedy)
 	}
 	return nil
 }

@@ -20,11 +20,11 @@ ok
 
 open a
 ----
-blockstore: a is one of 2 volumes, 1 are given; give all of them (or allow volumes to be added): foreign volume
+blockstore: a is one of 2 volumes, 1 are given; give all of them: foreign volume
 
 open a b c
 ----
-blockstore: a is one of 2 volumes, 3 are given; give all of them (or allow volumes to be added): foreign volume
+blockstore: a is one of 2 volumes, 3 are given; give those, or set add_volumes to format the others: foreign volume
 
 open a a
 ----
@@ -56,7 +56,7 @@ ok
 
 open a d
 ----
-blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks (or allow volumes to be added): foreign volume
+blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, or set add_volumes to format the empty ones: foreign volume
 
 # Order does not matter.
 
@@ -158,7 +158,7 @@ ok
 
 open f capacity=20000
 ----
-blockstore: capacity of 20000 bytes is 20000 for each of 1 volumes; one segment with superblock and catalogue takes 32768
+blockstore: 20000 bytes are too few for 1 volumes: a segment of 8192 bytes with superblock and catalogue takes 32768 on each; raise the capacity, or choose smaller segments
 
 open f capacity=0
 ----

@@ -135,6 +135,9 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 	if err := spec.Validate(); err != nil {
 		return nil, usageError{err}
 	}
+	if err := haveSpace(d.dir, demoBytes(spec, set), "fewer --agents or --rounds, or a larger --divide"); err != nil {
+		return nil, err
+	}
 	r := &clusterReport{Shape: spec.Shape(), Agents: d.agents.String(), Bound: float64(spec.Prefill+spec.Decode) / float64(spec.Prefill)}
 	if r.Network, _, err = spec.Network(); err != nil {
 		return nil, err
@@ -158,6 +161,16 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 		r.Picture = d.picture
 	}
 	return r, nil
+}
+
+// demoBytes is what the storage node's directory takes at most in one mode: the KV
+// of every token of every agent, once, and what is allocated ahead of it.
+func demoBytes(spec cluster.Spec, set []workload.Trajectory) int64 {
+	var tokens int64
+	for _, t := range set {
+		tokens += int64(t.Total())
+	}
+	return min(tokens*int64(spec.Layers*spec.TokenBytes), spec.CapacityBytes) + 2*demoSpare
 }
 
 // runMode runs one mode on a directory of its own, with a live view.

@@ -101,12 +101,12 @@ func (r *demoNodeReport) print(t *table) {
 // run starts the node, replays and cleans up.
 func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err error) {
 	ctx := cmd.Context()
+	if err := haveSpace(d.dir, d.capacity+demoSpare, "a smaller --capacity"); err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp(d.dir, "penstock-demo-")
 	if err != nil {
 		return nil, err
-	}
-	if err := haveSpace(dir, d.capacity+demoSpare); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	node, err := cluster.StartProcess(ctx, cluster.ProcessOptions{Name: "the node", Args: d.serveArgs(dir), Env: withoutSettings(w.environ)})
@@ -140,17 +140,21 @@ func (d *demoNodeFlags) run(cmd *cobra.Command, w world) (_ *demoNodeReport, err
 	return r, err
 }
 
-// demoSpare is what the file system must have free besides the capacity.
+// demoSpare is what the file system must have free besides what is stored.
 const demoSpare = 128 << 20
 
-// haveSpace fails if the file system of dir has less than so much free.
-func haveSpace(dir string, bytes int64) error {
+// haveSpace fails if a temporary directory in dir, empty for the system's, cannot
+// have so many bytes. less says what takes fewer.
+func haveSpace(dir string, bytes int64, less string) error {
+	if dir == "" {
+		dir = os.TempDir()
+	}
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(dir, &fs); err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
+		return usagef("--dir %s: %w", dir, err)
 	}
 	if free := int64(fs.Bavail) * fs.Bsize; free < bytes {
-		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or a smaller --capacity", dir, size(free), size(bytes))
+		return fmt.Errorf("%s has %s free and the demo needs %s: name another directory with --dir, or %s", dir, size(free), size(bytes), less)
 	}
 	return nil
 }

@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/internal/trace"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/sim/workload"
 )
 
 func cfgWith(capacity int64) config.Config {
@@ -58,11 +60,31 @@ func TestDemoRefuses(t *testing.T) {
 	for text, bad := range map[string][]string{
 		"like 2P4D": {"--shape", "2P"}, "at least one node": {"--shape", "0P4D"}, "1 to 32": {"--shape", "33P1D"}, "is one of basic, dualpath, oracle": {"--modes", "fast"},
 		"at least 1 Mbit/s": {"--rate", "0"}, "128K": {"--set", "128K"}, "1 to 4096 agents": {"--agents", "0"},
+		"--dir /nowhere": {"--dir", "/nowhere"},
 	} {
 		if r := penstock(t, "", nil, append([]string{"demo"}, bad...)...); r.code != exitUsage || !strings.Contains(r.err, text) {
 			t.Errorf("%v: exit %d, %q without %q", bad, r.code, r.err, text)
 		}
 	}
+}
+
+// TestDemoNeedsSpace: a disk that is too small is noticed before anything is
+// started, with what is needed, where, and what needs less.
+func TestDemoNeedsSpace(t *testing.T) {
+	dir := t.TempDir()
+	r := penstock(t, "", nil, "demo", "node", "--dir", dir, "--capacity", "900TiB")
+	if want := "needs 900 TiB: name another directory with --dir, or a smaller --capacity"; r.code != exitFailed || !strings.Contains(r.err, dir+" has ") || !strings.Contains(r.err, want) {
+		t.Errorf("exit %d, %q without %q", r.code, r.err, want)
+	}
+	few := []workload.Trajectory{{Rounds: []workload.Round{{Append: 1000, Gen: 24}}}}
+	spec := cluster.Spec{Layers: 8, TokenBytes: 256, CapacityBytes: 1 << 40}
+	if got, want := demoBytes(spec, few), int64(1024*8*256+2*demoSpare); got != want {
+		t.Errorf("%d bytes for 1024 tokens of 2 KiB; want %d", got, want)
+	}
+	if spec.CapacityBytes = 1 << 20; demoBytes(spec, few) != 1<<20+2*demoSpare {
+		t.Error("more than the capacity is asked for")
+	}
+	isEmpty(t, dir)
 }
 
 // demoArgs are a demo of one node, of some seconds.

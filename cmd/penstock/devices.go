@@ -175,13 +175,4 @@ func treeBytes(dir string) (int64, error) {
 	return total, err
 }
 
-// segmentBytes leaves the default to the store, which knows how much of a small
-// capacity a segment may be; what was set is passed on.
-func segmentBytes(cfg config.Config) int64 {
-	if cfg.Segment == config.Default().Segment {
-		return 0
-	}
-	return int64(cfg.Segment)
-}
-
 func commaList(s []string) string { return strings.Join(s, ",") }

@@ -16,6 +16,7 @@
 // own. Results go to standard output, as a table or as JSON (--format); errors,
 // warnings and progress go to standard error.
 //
-// Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 3 what was asked
-// for is not there, or not all of it; 4 the node is busy: try again.
+// Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
+// wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy:
+// try again.
 package main

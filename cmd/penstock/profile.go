@@ -277,10 +277,10 @@ func (p profiling) save(settings []profile.Setting) error {
 	}
 	cfg := config.DefaultPlanner()
 	if err := config.LoadInto(&cfg, f.Name(), nil); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %w", p.write, err)
+		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
 	}
 	if _, err := scheduleOf(cfg.Schedule); err != nil {
-		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %w", p.write, err)
+		return fmt.Errorf("%s: a planner would not take it, so it was left as it is: %v", p.write, err)
 	}
 	return os.Rename(f.Name(), p.write)
 }

@@ -73,7 +73,7 @@ func run(ctx context.Context, w world, args []string) int {
 func exitCode(err error) int {
 	code := status.Code(err)
 	switch {
-	case errors.As(err, &usageError{}), cobraUsage(err):
+	case errors.As(err, &usageError{}), errors.Is(err, config.ErrConfig), cobraUsage(err):
 		return exitUsage
 	case errors.Is(err, errMiss), errors.Is(err, client.ErrNotFound), code == codes.NotFound:
 		return exitMiss
@@ -162,8 +162,9 @@ func newRootCommand(w world) *cobra.Command {
 		Long: `Penstock keeps the KV cache of language models on SSDs: blocks in, longest cached
 prefix out, every byte verified.
 
-Exit codes: 0 done; 1 it failed; 2 the command line is wrong; 3 what was asked for
-is not there, or not all of it; 4 the node is busy, try again.`,
+Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
+wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy, try
+again.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}

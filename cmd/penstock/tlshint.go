@@ -45,6 +45,8 @@ func (c *connection) tlsHint(text string) string {
 	}
 	cutOff := says("error reading server preface", "connection reset by peer", "broken pipe")
 	switch secure := c.tls || c.ca != "" || c.cert != ""; {
+	case says("looked like an HTTP/1.1 header"):
+		return "HTTP answers there, as it does for /metrics; --" + c.endpoint.flag + " must be the address of gRPC, its --listen"
 	case !secure && (cutOff || says("wants TLS")):
 		return "does the node want TLS? Give --ca, or --tls where its certificate is of a CA that this machine trusts"
 	case !secure:

@@ -57,7 +57,7 @@ var edges = []struct {
 	{"rdma/topo/topotest", nil, "it writes files; a description that knew package topo would agree with its mistakes"},
 	{"rdma/topo/...", []string{"rdma/topo"}, "what the driver or the kernel says beyond sysfs is handed to topo as values"},
 
-	{"server/config", []string{"kv"}, "configuration is values; who uses them is decided in cmd"},
+	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not know what a storage node is made of"},
 	{"server/netoracle", []string{"dualpath/..."}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},

@@ -2,6 +2,7 @@ package yamlfile
 
 import (
 	"bytes"
+	"encoding"
 	"errors"
 	"fmt"
 	"io"
@@ -190,6 +191,12 @@ func (f *File) checkScalar(n *yaml.Node, t reflect.Type, path string) error {
 	}
 	if t == reflect.TypeFor[time.Duration]() && n.Tag != "!!str" && n.Value != "0" {
 		return &Error{File: f.name, Line: n.Line, Path: path, Text: fmt.Sprintf("is %q, without a unit; write %s", n.Value, typeWord(t))}
+	}
+	if u, ok := reflect.New(t).Interface().(encoding.TextUnmarshaler); ok {
+		if err := u.UnmarshalText([]byte(n.Value)); err != nil {
+			return &Error{File: f.name, Line: n.Line, Path: path, Text: err.Error()}
+		}
+		return nil
 	}
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map, reflect.Slice, reflect.Array:

@@ -12,8 +12,10 @@ import (
 // Config is everything a storage node can be told. Field tags: yaml names the
 // key, doc is the help text of its flag.
 type Config struct {
-	Data     []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
-	Capacity Size     `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
+	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
+	// AddVolumes is said once: the volumes know each other from then on.
+	AddVolumes bool `yaml:"add_volumes" doc:"format directories of data that are empty although others belong to this node: an added disk, or one in place of a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused"`
+	Capacity   Size `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port counts; with provider shm it is the path of a unix socket"`
@@ -26,7 +28,7 @@ type Config struct {
 	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
 	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages"`
 	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store"`
-	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file"`
+	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file of a new volume; 0 is 1 GiB, or less where the capacity is small"`
 	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed"`
 	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this"`
 	Durability  string   `yaml:"durability" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync"`
@@ -102,7 +104,6 @@ func Default() Config {
 		IO:          "auto",
 		Arena:       256 << 20,
 		IndexCache:  64 << 20,
-		Segment:     1 << 30,
 		Prewrite:    true,
 		FreeFloor:   1 << 30,
 		Durability:  "batch",
@@ -132,10 +133,13 @@ const callBytesMax = 64 << 20
 func (c *Config) EnsureDefaults() {
 	for _, v := range []*Size{&c.Limits.ReadBytes, &c.Limits.WriteBytes} {
 		if *v == 0 {
-			*v = min(callBytesMax, c.Arena/4)
+			*v = defaultCallBytes(c.Arena)
 		}
 	}
 }
+
+// defaultCallBytes is the payload of one call where nothing was set.
+func defaultCallBytes(arena Size) Size { return min(callBytesMax, arena/4) }
 
 // Validate reports everything that is wrong with c, joined into one error, or
 // nil.
@@ -164,10 +168,13 @@ func (c *Config) Validate() error {
 	}
 	within("arena", c.Arena, 8<<20, 1<<40)
 	within("index_cache", c.IndexCache, 1<<20, 1<<40)
-	within("segment", c.Segment, 1<<20, 64<<30)
-	// A call that needs more than a share of the arena would wait for ever.
+	if c.Segment != 0 {
+		within("segment", c.Segment, 1<<20, 64<<30)
+	}
+	// A call that needs more than a share of the arena would wait for ever. What
+	// follows from an arena that is too small needs no complaint of its own.
 	for key, v := range map[string]Size{"limits.read_bytes": c.Limits.ReadBytes, "limits.write_bytes": c.Limits.WriteBytes} {
-		if v != 0 {
+		if v != 0 && v != defaultCallBytes(c.Arena) {
 			within(key, v, 1<<16, c.Arena/4)
 		}
 	}

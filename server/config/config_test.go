@@ -80,12 +80,12 @@ func TestMistakesAreNamed(t *testing.T) {
 		environ []string
 		want    string
 	}{
-		"unknown key":         {yaml: "capcity: 1GiB", want: "capcity"},
+		"unknown key":         {yaml: "capcity: 1GiB", want: `penstock.yaml:1: unknown key "capcity"; did you mean "capacity"?`},
 		"unknown nested key":  {yaml: "auth:\n  tokenfile: x", want: "tokenfile"},
 		"unknown variable":    {environ: []string{"PENSTOCK_CAPACITI=1"}, want: "PENSTOCK_CAPACITY"},
 		"garbage":             {yaml: "\x00\x01{{{", want: "penstock.yaml"},
-		"wrong type":          {yaml: "data: {a: b}", want: "line 1"},
-		"bad size":            {yaml: "capacity: many", want: "many"},
+		"wrong type":          {yaml: "data: {a: b}", want: "penstock.yaml:1: data: is a mapping; write a list"},
+		"bad size":            {yaml: "capacity: many", want: `penstock.yaml:1: capacity: "many" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration`},
 		"bad duration":        {yaml: "sync_interval: soon", want: "soon"},
 		"two documents":       {yaml: "capacity: 1GiB\n---\ncapacity: 2GiB", want: "more than one"},
 		"bad variable":        {environ: []string{"PENSTOCK_LIMITS_READS=x"}, want: "PENSTOCK_LIMITS_READS"},
@@ -95,6 +95,24 @@ func TestMistakesAreNamed(t *testing.T) {
 		_, err := load(t, tc.yaml, tc.environ...)
 		if !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v; want it to name %q", name, err, tc.want)
+		}
+	}
+}
+
+// TestOneComplaintForOneMistake: what follows from a bad value is not complained
+// of as well.
+func TestOneComplaintForOneMistake(t *testing.T) {
+	for want, spoil := range map[string]func(*config.Config){
+		`config: listen: "foo" is not host:port: bad configuration`:                                          func(c *config.Config) { c.Listen = "foo" },
+		`config: listen: "localhost:99999": port "99999" is not a number from 0 to 65535: bad configuration`: func(c *config.Config) { c.Listen = "localhost:99999" },
+		`config: arena: 1.0 KiB is outside 8.0 MiB to 1.0 TiB: bad configuration`:                            func(c *config.Config) { c.Arena = 1 << 10 },
+	} {
+		c := config.Default()
+		c.Data = []string{"/x"}
+		spoil(&c)
+		c.EnsureDefaults()
+		if err := c.Validate(); err == nil || err.Error() != want {
+			t.Errorf("%v; want %s", err, want)
 		}
 	}
 }

@@ -48,19 +48,19 @@ func (k Key) Set(text string) error {
 	case reflect.Bool:
 		v, err := strconv.ParseBool(text)
 		if err != nil {
-			return fmt.Errorf("%q is neither true nor false: %w", text, ErrConfig)
+			return fmt.Errorf("%q is neither true nor false", text)
 		}
 		k.value.SetBool(v)
 	case reflect.Int:
 		v, err := strconv.Atoi(text)
 		if err != nil {
-			return fmt.Errorf("%q is not a whole number: %w", text, ErrConfig)
+			return fmt.Errorf("%q is not a whole number", text)
 		}
 		k.value.SetInt(int64(v))
 	case reflect.Float64:
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return fmt.Errorf("%q is not a number: %w", text, ErrConfig)
+			return fmt.Errorf("%q is not a number", text)
 		}
 		k.value.SetFloat(v)
 	case reflect.Slice:
@@ -124,7 +124,7 @@ func readEnv(c any, environ []string) error {
 			return fmt.Errorf("config: environment variable %s names no key; the nearest is %s: %w", name, nearest(name, slices.Sorted(maps.Keys(byEnv))), ErrConfig)
 		}
 		if err := k.Set(text); err != nil {
-			return fmt.Errorf("config: %s: %w", name, err)
+			return fmt.Errorf("config: %s: %w: %w", name, err, ErrConfig)
 		}
 	}
 	return nil

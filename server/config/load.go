@@ -3,13 +3,13 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
 	"slices"
+	"strconv"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
 // ErrConfig is wrapped by every complaint about a configuration.
@@ -38,18 +38,16 @@ func LoadInto(c any, path string, environ []string) error {
 }
 
 func readFile(c any, path string) error {
-	f, err := os.Open(path)
+	raw, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("config: %w", err)
 	}
-	defer f.Close()
-	dec := yaml.NewDecoder(f)
-	dec.KnownFields(true)
-	if err := dec.Decode(c); err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("config: %s: %w: %w", path, err, ErrConfig)
+	f, err := yamlfile.Parse(path, raw)
+	if err == nil {
+		err = f.Decode(c)
 	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("config: %s: more than one YAML document: %w", path, ErrConfig)
+	if err != nil {
+		return fmt.Errorf("config: %w: %w", err, ErrConfig)
 	}
 	return nil
 }
@@ -77,8 +75,11 @@ func checkAddresses(bad complaint, addrs map[string]string) {
 		if addr == "" && key == "http" {
 			continue
 		}
-		if _, _, err := net.SplitHostPort(addr); err != nil {
+		_, port, err := net.SplitHostPort(addr)
+		if err != nil {
 			bad(key, "%q is not host:port", addr)
+		} else if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			bad(key, "%q: port %q is not a number from 0 to 65535", addr, port)
 		}
 	}
 }
@@ -107,7 +108,7 @@ func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 		return
 	}
 	for key, addr := range addrs {
-		if !loopback(addr) {
+		if _, _, err := net.SplitHostPort(addr); err == nil && !loopback(addr) {
 			bad(key, "%s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure", addr)
 		}
 	}

@@ -17,7 +17,7 @@ type Size int64
 func ParseSize(s string) (Size, error) {
 	n, err := humanize.ParseBytes(strings.TrimSpace(s))
 	if err != nil || n > math.MaxInt64 {
-		return 0, fmt.Errorf("%q is not a size; write it like 512MiB, 2TiB or 4096: %w", s, ErrConfig)
+		return 0, fmt.Errorf("%q is not a size; write it like 512MiB, 2TiB or 4096", s)
 	}
 	return Size(n), nil
 }
@@ -50,7 +50,7 @@ func (d Duration) String() string { return time.Duration(d).String() }
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
-		return fmt.Errorf("%q is not a duration; write it like 500ms, 30s or 10m: %w", text, ErrConfig)
+		return fmt.Errorf("%q is not a duration; write it like 500ms, 30s or 10m", text)
 	}
 	*d = Duration(v)
 	return nil

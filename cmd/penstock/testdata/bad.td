@@ -98,7 +98,7 @@ exit 2
 penstock: --index: kv: index kind "tree"; want trie or flat: bad namespace
 Run 'penstock ns create --help' for usage.
 exit 2
-penstock: invalid argument "lots" for "--quota" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
+penstock: invalid argument "lots" for "--quota" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock ns create --help' for usage.
 exit 2
 
@@ -254,7 +254,7 @@ exit 2
 penstock: --bytes must be more than 0
 Run 'penstock evict --help' for usage.
 exit 2
-penstock: invalid argument "-1" for "--bytes" flag: "-1" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
+penstock: invalid argument "-1" for "--bytes" flag: "-1" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock evict --help' for usage.
 exit 2
 penstock: namespace "nope": namespace unknown
@@ -265,7 +265,7 @@ exit 2
 penstock: "0" is not a lease; pin prints it
 Run 'penstock unpin --help' for usage.
 exit 2
-penstock: "many" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
+penstock: "many" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock ns quota --help' for usage.
 exit 2
 penstock: namespace "nope": namespace unknown
@@ -326,22 +326,28 @@ serve --data @v --io aio
 serve --data @v --advertise here --data-listen 127.0.0.1:0 --listen 127.0.0.1:0 --http= --arena 8MiB --io posix --free-floor 1MiB --capacity 32MiB
 ----
 penstock: config: data: name at least one directory (--data DIR): bad configuration
-exit 1
+Run 'penstock serve --help' for usage.
+exit 2
 penstock: config: open DIR/absent: no such file or directory
 exit 1
-penstock: config: DIR/garbage: yaml: did not find expected node content: bad configuration
-exit 1
-penstock: config: DIR/unknown: yaml: unmarshal errors:
-  line 1: field capcity not found in type config.Config: bad configuration
-exit 1
+penstock: config: DIR/garbage: did not find expected node content: bad configuration
+Run 'penstock serve --help' for usage.
+exit 2
+penstock: config: DIR/unknown:1: unknown key "capcity"; did you mean "capacity"? known are data, add_volumes, capacity, listen, data_listen, http, local_socket, advertise, node, io, arena, hugetlb, index_cache, segment, prewrite, free_floor, durability, sync_interval, eviction, scrub_rate, drain_timeout, data_plane, auth, limits, log, trace, insecure: bad configuration
+Run 'penstock serve --help' for usage.
+exit 2
 penstock: config: capacity: 5 B is less than the smallest useful store, 16 MiB: bad configuration
-exit 1
-penstock: invalid argument "lots" for "--capacity" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096: bad configuration
+Run 'penstock serve --help' for usage.
+exit 2
+penstock: invalid argument "lots" for "--capacity" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096
 Run 'penstock serve --help' for usage.
 exit 2
 penstock: config: listen: 0.0.0.0:0 is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure: bad configuration
-exit 1
+Run 'penstock serve --help' for usage.
+exit 2
 penstock: config: io: "aio" is not one of [auto uring posix]: bad configuration
-exit 1
+Run 'penstock serve --help' for usage.
+exit 2
 penstock: config: advertise: "here" needs a data_listen with a fixed port, not 127.0.0.1:0: bad configuration
-exit 1
+Run 'penstock serve --help' for usage.
+exit 2

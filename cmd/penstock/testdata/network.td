@@ -57,7 +57,8 @@ run
 plan network --network-file @network.yaml
 ----
 penstock: config: network.bytes_per_token: must be the bytes of KV of one token, is 0: bad configuration
-exit 1
+Run 'penstock plan network --help' for usage.
+exit 2
 
 run
 plan network

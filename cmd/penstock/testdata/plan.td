@@ -146,11 +146,14 @@ plan top --planner 127.0.0.1:1
 plan explain
 ----
 penstock: config: schedule.read_policy: dualpath: read policy "both": it must be one of [split shorter round-robin prefill-only]: bad configuration
-exit 1
+Run 'penstock planner --help' for usage.
+exit 2
 penstock: config: log.level: "loud" is not one of [debug info warn error]: bad configuration
-exit 1
+Run 'penstock planner --help' for usage.
+exit 2
 penstock: config: listen: 0.0.0.0:7430 is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure: bad configuration
-exit 1
+Run 'penstock planner --help' for usage.
+exit 2
 penstock: dial tcp 127.0.0.1:1: connect: connection refused
 (is `penstock planner` running, and is --planner its address?)
 exit 1

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestMistakesOfConfiguration: a bad value is exit code 2 wherever it stands, and
+// the error says where, which, and what to write.
+func TestMistakesOfConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	typo := writeFile(t, dir, "penstock.yaml", []byte("data: [/x]\ncapcity: 1GiB\n"))
+	for _, c := range []struct {
+		args, environ []string
+		say           string
+	}{
+		{args: []string{}, say: "data: name at least one directory (--data DIR)"},
+		{args: []string{"--data", "/x", "--durability", "never"}, say: `durability: "never" is not one of [async batch sync]`},
+		{args: []string{"--data", "/x", "--capacity", "lots"}, say: `"lots" is not a size; write it like 512MiB`},
+		{args: []string{"--config", typo}, say: typo + `:2: unknown key "capcity"; did you mean "capacity"?`},
+		{args: []string{"--data", "/x"}, environ: []string{"PENSTOCK_LIMITS_READS=many"}, say: `PENSTOCK_LIMITS_READS: "many" is not a whole number`},
+	} {
+		r := penstock(t, "", c.environ, append([]string{"serve"}, c.args...)...)
+		if r.code != exitUsage || !strings.Contains(r.err, c.say) || strings.Count(r.err, "bad configuration") > 1 {
+			t.Errorf("%v %v: exit %d, %q without %q", c.environ, c.args, r.code, r.err, c.say)
+		}
+	}
+}
+
+// TestServerIsNotGRPC: --server with the port of /metrics is called that.
+func TestServerIsNotGRPC(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	r := penstock(t, "", nil, "status", "--server", s.ready.HTTP, "--timeout", "10s")
+	if r.code != exitFailed || !strings.Contains(r.err, "HTTP answers there") || strings.Contains(r.err, "TLS") {
+		t.Errorf("exit %d, %q", r.code, r.err)
+	}
+}
+
+// TestAddedDisk: an empty directory beside a node's volume is refused with the
+// setting that formats it; with the setting the node serves both, once and for
+// all, and what was stored is still there.
+func TestAddedDisk(t *testing.T) {
+	dir := t.TempDir()
+	one := dir + "/one"
+	two := dir + "/two"
+	tokensFile, dataFile := prompt2(t, dir)
+	s := startServed(t, one)
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.stop()
+	if err := os.Mkdir(two, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	both := one + "," + two
+	r := penstock(t, "", nil, small(both)...)
+	if want := fmt.Sprintf("%s is one of 1 volumes, 2 are given; give those, or set add_volumes to format the others", one); r.code != exitFailed || !strings.Contains(r.err, want) {
+		t.Fatalf("exit %d, %q without %q", r.code, r.err, want)
+	}
+	startServed(t, both, "--add-volumes").stop()
+	s = startServed(t, both)
+	s.run("block", "verify", "m", "--tokens-file", tokensFile).must(t)
+	if out := s.run("status").must(t); !strings.Contains(out, two) {
+		t.Errorf("the added volume is not in\n%s", out)
+	}
+}
