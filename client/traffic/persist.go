@@ -21,9 +21,73 @@ type pending struct {
 	max    int
 	mu     sync.Mutex
 	blocks map[kv.BlockID]chan struct{}
+	// trains are those that have not left yet, by their last block.
+	trains map[kv.BlockID]*train
 }
 
-func newPending(n int) pending { return pending{max: n, blocks: make(map[kv.BlockID]chan struct{})} }
+func newPending(n int) pending {
+	return pending{max: n, blocks: make(map[kv.BlockID]chan struct{}), trains: make(map[kv.BlockID]*train)}
+}
+
+// train is decoded blocks, each the parent of the next, that wait until storage
+// has what is before them and then go in one write: a write is two round trips,
+// and one for each block would have the last block wait for all of them.
+type train struct {
+	chain  chain // up to the last block
+	first  int
+	pieces []client.Piece
+	sums   [][]uint64
+	bufs   []arena.Buffer
+	ends   []func()
+}
+
+// add couples a block, the last of c; pending.mu is held, or nobody knows t.
+func (t *train) add(c chain, buf arena.Buffer, sums []uint64, end func()) {
+	t.chain = c
+	t.pieces = append(t.pieces, client.Piece{Block: len(c.ids) - 1, Offset: buf.Offset()})
+	t.sums, t.bufs, t.ends = append(t.sums, sums), append(t.bufs, buf), append(t.ends, end)
+}
+
+// over gives everything back.
+func (t *train) over() {
+	for i, buf := range t.bufs {
+		buf.Release()
+		t.ends[i]()
+	}
+}
+
+// board couples a block to the train that its parent waits in, nil if there is
+// none; otherwise it returns a new train, which the caller drives.
+func (p *pending) board(c chain, buf arena.Buffer, sums []uint64, end func()) *train {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(c.ids)
+	var t *train
+	if n > 1 {
+		t = p.trains[c.ids[n-2]]
+	}
+	driver := t == nil || t.chain.epoch != c.epoch
+	if driver {
+		t = &train{first: n - 1}
+	} else {
+		delete(p.trains, c.ids[n-2])
+	}
+	t.add(c, buf, sums, end)
+	p.trains[c.ids[n-1]] = t
+	if !driver {
+		return nil
+	}
+	return t
+}
+
+// leave has no more blocks coupled to a train.
+func (p *pending) leave(t *train) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if last := t.chain.ids[len(t.chain.ids)-1]; p.trains[last] == t {
+		delete(p.trains, last)
+	}
+}
 
 // begin enters blocks and returns what ends them; false if there are too many.
 func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
@@ -117,7 +181,8 @@ func (m *Manager) store(ctx context.Context, request string, c chain, first int,
 
 // Append stores one block that decoding has filled: its KV is in a page of every
 // layer of device memory. ids is the chain up to and including it. It returns when
-// the page may change; the write goes on (Settle waits for it).
+// the page may change; the write goes on (Settle waits for it). Blocks whose parent
+// is still waiting for storage go with it, in one write.
 func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("traffic: request %q: append without a chain: %w", request, ErrJob)
@@ -144,16 +209,25 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		m.work.Done()
 		return fmt.Errorf("traffic: request %q: %w", request, err)
 	}
+	t := m.pending.board(chain{ids, epoch}, buf, sums, end)
+	if t == nil {
+		m.work.Done()
+		return nil
+	}
 	go func() {
 		defer m.work.Done()
-		defer buf.Release()
-		defer end()
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
 		defer cancel()
-		if len(ids) > 1 && m.Settle(within, ids[len(ids)-2]) != nil {
+		var err error
+		if t.first > 0 {
+			err = m.Settle(within, ids[t.first-1])
+		}
+		m.pending.leave(t)
+		defer t.over()
+		if err != nil {
 			return // storage would refuse a block without its parent
 		}
-		m.store(within, request, chain{ids, epoch}, len(ids)-1, []client.Piece{{Block: len(ids) - 1, Offset: buf.Offset()}}, [][]uint64{sums})
+		m.store(within, request, t.chain, t.first, t.pieces, t.sums)
 	}()
 	return nil
 }

@@ -57,9 +57,13 @@ type shelf struct {
 	// flip spoils the bytes of a block after they were verified: what a broken
 	// buffer would do.
 	flip map[kv.BlockID]bool
-	// gate, if set, holds up writes; spoil, if set, then changes what is written.
-	gate  chan struct{}
-	spoil func(mem []byte)
+	// gate, if set, holds up writes, and waiting, if set, is told of each; spoil, if
+	// set, then changes what is written.
+	gate    chan struct{}
+	waiting chan struct{}
+	spoil   func(mem []byte)
+	// pieces are how many each write had.
+	pieces []int
 	// stall: the first read of this block closes stalled and goes no further.
 	stall   kv.BlockID
 	stalled chan struct{}
@@ -140,6 +144,10 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	s.mu.Unlock()
 	if gate != nil {
 		select {
+		case s.waiting <- struct{}{}:
+		default:
+		}
+		select {
 		case <-gate:
 		case <-ctx.Done():
 			return client.WriteResult{}, ctx.Err()
@@ -147,6 +155,7 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.pieces = append(s.pieces, len(w.Pieces))
 	if s.spoil != nil {
 		s.spoil(s.mem[w.Pieces[0].Offset:][:geo.PieceBytes(0)])
 	}
@@ -890,6 +899,56 @@ func TestReadYourWrites(t *testing.T) {
 	defer s.mu.Unlock()
 	if !bytes.Equal(s.blocks[ids[0]], want.blocks[ids[0]]) {
 		t.Error("other bytes in storage")
+	}
+}
+
+// TestAppendTogether: decoded blocks that wait for the one before them are stored
+// with one write, in order, and each is Settle's to wait for. What the parent's
+// refusal leaves without a place is given up, memory and all.
+func TestAppendTogether(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		testkit.VerifyNone(t)
+		s := newShelf()
+		s.gate, s.waiting = make(chan struct{}), make(chan struct{}, 1)
+		if refused {
+			s.spoil = func(mem []byte) { mem[0] ^= 1 }
+		}
+		de := newEngine(t, s, 5, 64, 1<<20)
+		var ids []kv.BlockID
+		for b := range 5 {
+			ids = append(ids, blockName(1, b))
+			for l := range 5 {
+				fill(de.page(l, 9), ids[b], l)
+			}
+			if err := de.Append(t.Context(), "r1", ids[:b+1], 0, 9); err != nil {
+				t.Fatal(err)
+			}
+			if b == 0 {
+				<-s.waiting
+			}
+		}
+		close(s.gate)
+		for b := range 5 {
+			if err := de.Settle(t.Context(), ids[b]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		de.Close()
+		want := newShelf()
+		if !refused {
+			want.put(1, 5)
+		}
+		if len(s.blocks) != len(want.blocks) || len(s.pieces) != 2 || s.pieces[0] != 1 || s.pieces[1] != 4 {
+			t.Errorf("refused %v: %d blocks in storage, want %d; writes of %v blocks, want 1 and 4", refused, len(s.blocks), len(want.blocks), s.pieces)
+		}
+		for id, b := range want.blocks {
+			if !bytes.Equal(s.blocks[id], b) {
+				t.Errorf("other bytes in storage for block %v", id)
+			}
+		}
+		if used := de.opts.Buffer.Stats().UsedBytes; used != 0 {
+			t.Errorf("%d bytes of the buffer are still taken", used)
+		}
 	}
 }
 
