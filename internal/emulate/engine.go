@@ -614,9 +614,17 @@ func (e *Engine) decodeOne(r *running, prompt, full int, prefilled func()) error
 		}
 	}
 	prefilled()
-	if err := r.decode.Finish(r.ctx); err != nil {
+	// The prompt's new blocks are stored while the output is decoded.
+	finished := make(chan error, 1)
+	go func() { finished <- r.decode.Finish(r.ctx) }()
+	if err := errors.Join(e.await(r), <-finished); err != nil {
 		return err
 	}
+	return e.append(r, full)
+}
+
+// await has the decode loop make a request's output.
+func (e *Engine) await(r *running) error {
 	e.mu.Lock()
 	if r.work.Output > 0 {
 		e.decoding[r] = r.work.Output
@@ -630,10 +638,10 @@ func (e *Engine) decodeOne(r *running, prompt, full int, prefilled func()) error
 	}
 	select {
 	case <-r.wake:
+		return nil
 	case <-r.ctx.Done():
 		return context.Cause(r.ctx)
 	}
-	return e.append(r, full)
 }
 
 // append stores the blocks that the output has completed: their KV is put on the

@@ -37,8 +37,10 @@ type TurnResult struct {
 	Prompt, Hit int
 	// PrefillSide and DecodeSide are the tokens read by either, at the last start.
 	PrefillSide, DecodeSide int
-	// FirstToken is from Submit to the end of prefill, Took to the last token.
-	FirstToken, Took time.Duration
+	// From the beginning of the turn: Matched, the hit is known; Started, both
+	// engines are, at the last start; FirstToken, the end of prefill; Took, the last
+	// token is there and stored.
+	Matched, Started, FirstToken, Took time.Duration
 	// Replans is how often it was planned anew. Err is why it failed, if it did.
 	Replans int
 	Err     error
@@ -143,6 +145,7 @@ func (g *Gateway) serve(ctx context.Context, r *TurnResult, id string, prompt []
 	if err != nil {
 		return fmt.Errorf("emulate: match: %w", err)
 	}
+	r.Matched = time.Since(begin)
 	// One token at least is computed: its logits are what is asked for.
 	hit := min(m.Blocks, (len(prompt)-1)/bt)
 	r.Hit = hit * bt
@@ -188,7 +191,7 @@ func (g *Gateway) follow(ctx context.Context, r *TurnResult, begin time.Time, su
 		}
 		switch u.Kind {
 		case pb.RequestUpdate_KIND_STARTED:
-			r.PrefillSide, r.DecodeSide = 0, 0
+			r.PrefillSide, r.DecodeSide, r.Started = 0, 0, time.Since(begin)
 			for _, p := range u.Parts {
 				if p.Side == pb.Side_SIDE_PREFILL {
 					r.PrefillSide += int(p.To - p.From)
