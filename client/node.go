@@ -112,11 +112,13 @@ func (n *node) connect(attempt chan struct{}) {
 		n.deadUntil = time.Now().Add(n.store.opts.DeadFor)
 	}
 	n.mu.Unlock()
+	if err == nil {
+		n.store.stats.connects.Add(1) // before anybody who waits goes on, and counts
+	}
 	close(attempt)
 	log := n.store.opts.Logger
 	switch {
 	case err == nil:
-		n.store.stats.connects.Add(1)
 		log.Info("storage node connected", "server", n.target, "node", sess.name, "version", sess.version)
 	case !wasDead && n.store.ctx.Err() == nil:
 		log.Warn("storage node is a miss until it answers", "server", n.target, "err", err)
