@@ -1,33 +1,11 @@
 package dualpath
 
 import (
-	"encoding/json"
 	"math"
-	"os"
 	"testing"
-)
 
-// vectors decodes one entry of testdata/vectors.json, inputs and outputs of a
-// reference planner written apart from this one.
-func vectors[T any](t *testing.T, key string) []T {
-	t.Helper()
-	raw, err := os.ReadFile("testdata/vectors.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &all); err != nil {
-		t.Fatal(err)
-	}
-	var out []T
-	if err := json.Unmarshal(all[key], &out); err != nil {
-		t.Fatalf("%s: %v", key, err)
-	}
-	if len(out) == 0 {
-		t.Fatalf("%s: no vectors", key)
-	}
-	return out
-}
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
 
 // near fails unless got is want within a relative 1e-9.
 func near(t *testing.T, what string, got, want float64) {
@@ -55,7 +33,7 @@ func TestPrefillVectors(t *testing.T) {
 		Reqs    []int
 		Picks   []int
 	}
-	for i, v := range vectors[vector](t, "dualpath.pe_select") {
+	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.pe_select") {
 		p := newPlanner(t, Options{Alpha: v.Alpha, Beta: v.Beta})
 		up, fetch := GroupUp{Group: 1, Role: Prefill}, Fetch{Group: 1}
 		for e, en := range v.Engines {
@@ -84,7 +62,7 @@ func TestDecodeGroupVectors(t *testing.T) {
 		Reqs   []int
 		Picks  []int
 	}
-	for i, v := range vectors[vector](t, "dualpath.de_phase1") {
+	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.de_phase1") {
 		p := newPlanner(t, Options{})
 		engine := EngineID(0)
 		var last Fetch
@@ -119,7 +97,7 @@ func TestDecodeEngineVectors(t *testing.T) {
 		R       int
 		Picks   []int
 	}
-	for i, v := range vectors[vector](t, "dualpath.de_phase2") {
+	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.de_phase2") {
 		p := newPlanner(t, Options{})
 		up, fetch := GroupUp{Group: 1, Role: Decode}, Fetch{Group: 1}
 		for e, en := range v.Engines {
@@ -153,7 +131,7 @@ func TestReadSideVectors(t *testing.T) {
 		PE, DE int
 		Side   string
 	}
-	for i, v := range vectors[vector](t, "dualpath.read_side") {
+	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.read_side") {
 		a, b := &node{queue: v.PE, total: 10}, &node{queue: v.DE, total: 10}
 		switch v.Side {
 		case "pe":
@@ -177,7 +155,7 @@ func TestReadSideVectors(t *testing.T) {
 
 func TestRangeVectors(t *testing.T) {
 	type vector struct{ G, S, B, M, Lo, Hi float64 }
-	for _, v := range vectors[vector](t, "dualpath.range") {
+	for _, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.range") {
 		a, err := Analyze(Cluster{PrefillNodes: 1, DecodeNodes: 1, GPUs: int(v.G), CNIC: v.B, SNICs: v.S, DRAM: v.M})
 		if err != nil {
 			t.Fatal(err)
@@ -198,7 +176,7 @@ func TestLoadVectors(t *testing.T) {
 		PEDram              float64 `json:"pe_dram"`
 		DEDram              float64 `json:"de_dram"`
 	}
-	for _, v := range vectors[vector](t, "dualpath.loads") {
+	for _, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "dualpath.loads") {
 		a, err := Analyze(Cluster{PrefillNodes: v.P, DecodeNodes: v.D, GPUs: v.G, CNIC: v.B, SNICs: v.S, DRAM: v.M})
 		if err != nil {
 			t.Fatal(err)

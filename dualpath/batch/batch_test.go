@@ -1,37 +1,25 @@
 package batch
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // TestVectors compares with a reference implementation written apart from this
 // one.
 func TestVectors(t *testing.T) {
-	raw, err := os.ReadFile("../testdata/vectors.json")
-	if err != nil {
-		t.Fatal(err)
+	type vector struct {
+		Items       [][2]int
+		Quota, A, B float64
+		Packed      [][2]int
 	}
-	var all struct {
-		Pack []struct {
-			Items       [][2]int
-			Quota, A, B float64
-			Packed      [][2]int
-		} `json:"dualpath.pack"`
-	}
-	if err := json.Unmarshal(raw, &all); err != nil {
-		t.Fatal(err)
-	}
-	if len(all.Pack) == 0 {
-		t.Fatal("no vectors")
-	}
-	for i, v := range all.Pack {
+	for i, v := range testkit.Vectors[vector](t, "../testdata/vectors.json", "dualpath.pack") {
 		var queue []Item
 		for _, it := range v.Items {
 			queue = append(queue, Item{it[0], it[1]})

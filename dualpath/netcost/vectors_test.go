@@ -1,32 +1,13 @@
 package netcost
 
 import (
-	"encoding/json"
 	"errors"
 	"math"
-	"os"
 	"testing"
 	"time"
-)
 
-// vectors decodes one entry of testdata/vectors.json, inputs and outputs of a
-// reference written apart from this one.
-func vectors[T any](t *testing.T, key string) []T {
-	t.Helper()
-	raw, err := os.ReadFile("testdata/vectors.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &all); err != nil {
-		t.Fatal(err)
-	}
-	var out []T
-	if err := json.Unmarshal(all[key], &out); err != nil || len(out) == 0 {
-		t.Fatalf("%s: %d vectors, %v", key, len(out), err)
-	}
-	return out
-}
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
 
 // near fails unless got is want within a relative 1e-9.
 func near(t *testing.T, what string, got, want float64) {
@@ -55,7 +36,7 @@ func TestChooseVectors(t *testing.T) {
 		Pick     int
 		Costs    []*float64
 	}
-	for i, v := range vectors[vector](t, "netkv.choose") {
+	for i, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "netkv.choose") {
 		// Gigabytes; lengths times ten, because one has a tenth of a token.
 		s := Snapshot[int]{Congestion: v.C, Pairs: map[[2]int]Tier{}}
 		for k := range v.B {
@@ -98,7 +79,7 @@ func TestChooseVectors(t *testing.T) {
 
 func TestStalenessVectors(t *testing.T) {
 	type vector struct{ Bfast, Bslow, Cfast, Cslow, Eps float64 }
-	for _, v := range vectors[vector](t, "netkv.prop2") {
+	for _, v := range testkit.Vectors[vector](t, "testdata/vectors.json", "netkv.prop2") {
 		near(t, "bound", StalenessBound(v.Bfast, v.Bslow, v.Cfast, v.Cslow), v.Eps)
 	}
 }

@@ -1,0 +1,27 @@
+package testkit
+
+import (
+	"encoding/json"
+	"os"
+	"testing"
+)
+
+// Vectors decodes the entry key of a JSON file of test vectors: inputs and outputs
+// of a reference that was written apart from the code under test. None is a
+// failure.
+func Vectors[T any](t testing.TB, path, key string) []T {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &all); err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	var out []T
+	if err := json.Unmarshal(all[key], &out); err != nil || len(out) == 0 {
+		t.Fatalf("%s: %s: %d vectors, %v", path, key, len(out), err)
+	}
+	return out
+}
