@@ -66,7 +66,7 @@ func TestClusterFaults(t *testing.T) {
 		}},
 	} {
 		t.Run(f.name, func(t *testing.T) {
-			const deadline = 30 * time.Second
+			const deadline = 2 * time.Minute
 			spec := cluster.Spec{
 				Prefill: 2, Decode: 2, Dir: t.TempDir(), Env: append(os.Environ(), childEnv), BufferBytes: 16 << 20,
 				GroupTimeout: time.Second, Deadline: deadline,

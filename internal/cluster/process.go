@@ -55,8 +55,8 @@ type Process struct {
 
 const (
 	// startWithin bounds a start, stopWithin a clean stop.
-	startWithin = 30 * time.Second
-	stopWithin  = 20 * time.Second
+	startWithin = 2 * time.Minute
+	stopWithin  = time.Minute
 )
 
 // StartProcess runs this very binary with args and waits until it is ready.
