@@ -46,6 +46,8 @@ type cluster struct {
 	record *planner.Record
 	// copier, if set, makes the copier of each engine.
 	copier func() copier.Copier
+	// quota, if set, is that of prefill engines which hold all layers.
+	quota time.Duration
 	// close ends the planner, its record written.
 	close func()
 	// stops end the nodes, in the order of engines; each may be called twice.
@@ -169,6 +171,9 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	if c.copier != nil {
 		opts.Copier = c.copier()
 	}
+	if c.quota > 0 {
+		opts.Window, opts.Model.Quota = 0, c.quota
+	}
 	e, err := NewEngine(opts)
 	c.must(err)
 	c.engines = append(c.engines, e)
@@ -237,6 +242,43 @@ func TestCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 2)
 	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
+}
+
+// TestChunks: a compute quota of 30 tokens cuts every request. All its KV is where it
+// must be, in parts of earlier batches and of this one, and the batches are no fewer
+// than the quota says.
+func TestChunks(t *testing.T) {
+	testkit.VerifyNone(t)
+	const tokens = 30
+	c := (&cluster{t: t, quota: time.Duration(tokens * model.Attention.PerToken * float64(time.Second))}).start(1, 1)
+	results := c.gateway.Run(t.Context(), sessions(4, 3), 4)
+	c.check(results, 12)
+	computed := 0
+	for _, r := range results {
+		computed += r.Prompt - r.Hit
+	}
+	if n := c.engines[0].Counts().Batches; n < uint64(computed/tokens) {
+		t.Errorf("%d tokens were computed in %d batches of at most %d", computed, n, tokens)
+	}
+}
+
+// TestChunksEnd: requests that are cut in parts end early, as a node
+// of either kind leaves; all are served elsewhere.
+func TestChunksEnd(t *testing.T) {
+	testkit.VerifyNone(t)
+	c := (&cluster{t: t, quota: time.Microsecond}).start(2, 2)
+	turns := 0
+	var left sync.WaitGroup
+	c.gateway.Done = func(TurnResult) {
+		switch turns++; turns {
+		case 5:
+			left.Go(c.stops[3])
+		case 12:
+			left.Go(c.stops[0])
+		}
+	}
+	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 6), 30)
+	left.Wait()
 }
 
 // nicCopier copies over the loopback of a NIC, here of sockets.

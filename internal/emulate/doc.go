@@ -18,9 +18,19 @@
 //
 // A prefill engine computes one batch at a time: requests whose hit KV has come to
 // a buffer, in that order, up to the compute quota (dualpath/batch), layer by layer,
-// each layer once it is on the device for every request of the batch. It does not
-// cut a request in chunks: one that exceeds the quota is a batch of its own. A decode
-// engine decodes all its requests in every step.
+// each layer once it is on the device for every request of the batch. An engine
+// whose device memory holds all layers of a request (Window: all) cuts the request
+// that exceeds the quota, as DualPath section 6.2 does, and goes on with it in the
+// next batch; its KV goes to the decode engine in the last one:
+//
+//	queue     a ──────── b ──────────────── c ────
+//	batch 1   a ──────── b ─────┤quota
+//	batch 2                     ├────────── c ────
+//
+// With a window of fewer layers it cannot: a layer's pages are given back once it has
+// been sent on, and the next part would need the layer again. There a request that
+// exceeds the quota is a batch of its own. A decode engine decodes all its requests
+// in every step.
 //
 // Lock order: Leader.mu, then engine.mu; neither is held across a call.
 package emulate

@@ -74,8 +74,9 @@ type Counts struct {
 	// compared with what they must be; WrongBlocks of them were not. CaughtBlocks
 	// did not get there: a checksum on the way found them.
 	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64
-	// Busy is the time that compute took.
-	Busy time.Duration
+	// Busy is the time that compute took, in Batches of prefill and steps of decode.
+	Busy    time.Duration
+	Batches uint64
 }
 
 // Engine is one emulated engine.
@@ -93,6 +94,7 @@ type Engine struct {
 
 	requests, failed, checked, wrong, caught atomic.Uint64
 	busy                                     atomic.Int64
+	batches                                  atomic.Uint64
 
 	mu    sync.Mutex
 	free  []uint32 // device pages
@@ -117,6 +119,9 @@ type running struct {
 	pages   []uint32
 	prefill *traffic.Prefill
 	decode  *traffic.Decode
+	// computed are the missed tokens of parts that have been computed; the prefill
+	// loop's alone.
+	computed int
 	// orders came before the job of the traffic manager had begun.
 	orders []func(p *traffic.Prefill, d *traffic.Decode)
 	begun  time.Time
@@ -226,7 +231,7 @@ func (e *Engine) Close() error {
 
 // Counts returns what the engine did.
 func (e *Engine) Counts() Counts {
-	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load())}
+	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load()}
 }
 
 // blocksOf is how many blocks n tokens take.
@@ -410,24 +415,41 @@ func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
 	}()
 }
 
+// member is a request's part in a batch: so many tokens after those that were
+// computed before. last is whether that is all of it.
+type member struct {
+	*running
+	item batch.Item
+	last bool
+}
+
 // prefillLoop computes batch after batch.
 func (e *Engine) prefillLoop() {
 	defer e.wg.Done()
 	var items []batch.Item
 	var chunks []batch.Chunk
+	cut := len(e.bases) == e.opts.Model.Layers
 	for {
 		e.mu.Lock()
 		items = items[:0]
 		for _, r := range e.queue {
-			hit := r.work.Hit * e.opts.Namespace.Geometry.BlockTokens
-			items = append(items, batch.Item{Cached: hit, Compute: max(r.work.Prompt-hit, 0)})
+			cached := r.work.Hit*e.opts.Namespace.Geometry.BlockTokens + r.computed
+			items = append(items, batch.Item{Cached: cached, Compute: max(r.work.Prompt-cached, 0)})
 		}
-		var n int
-		n, chunks = e.opts.Model.take(items, chunks)
-		members := append([]*running(nil), e.queue[:n]...)
-		e.queue = e.queue[n:]
+		chunks = e.opts.Model.take(items, cut, chunks)
+		var members []member
+		whole := 0
+		for _, c := range chunks {
+			m := member{e.queue[c.Index], batch.Item{Cached: items[c.Index].Cached, Compute: c.Compute}, c.Compute == items[c.Index].Compute}
+			if m.last {
+				whole++
+			}
+			members = append(members, m)
+		}
+		// What was cut stays at the head: nobody else takes from the queue.
+		e.queue = e.queue[whole:]
 		e.mu.Unlock()
-		if n == 0 {
+		if len(members) == 0 {
 			select {
 			case <-e.started:
 				continue
@@ -435,26 +457,35 @@ func (e *Engine) prefillLoop() {
 				return
 			}
 		}
-		e.forward(members, items[:n])
+		e.batches.Add(1)
+		e.forward(members)
 	}
 }
 
 // forward is one pass over all layers. A request that fails leaves the batch; the
 // others go on. What a request's last transfers take is not the next batch's to
 // wait for.
-func (e *Engine) forward(members []*running, items []batch.Item) {
+func (e *Engine) forward(members []member) {
+	items := make([]batch.Item, len(members))
+	for i, m := range members {
+		items[i] = m.item
+	}
 	for l := range e.opts.Model.Layers {
-		for i, r := range members {
+		for i, m := range members {
+			r := m.running
 			if r == nil {
 				continue
 			}
 			err := r.prefill.Layer(r.ctx, l)
 			if err == nil {
-				r.layer(l)
-				err = e.compute(r, l)
+				if r.computed == 0 {
+					r.layer(l)
+				}
+				err = e.compute(m, l)
 			}
 			if err != nil {
-				members[i] = nil
+				members[i].running = nil
+				e.unqueue(r)
 				e.wg.Go(func() {
 					r.prefill.Cancel()
 					e.leave(r, err)
@@ -462,16 +493,29 @@ func (e *Engine) forward(members []*running, items []batch.Item) {
 			}
 		}
 		e.spend(e.opts.Model.Layer(items))
-		for _, r := range members {
-			if r != nil {
-				r.prefill.Computed(l)
+		for _, m := range members {
+			if m.running != nil && m.last {
+				m.prefill.Computed(l)
 			}
 		}
 	}
-	for _, r := range members {
-		if r != nil {
+	for _, m := range members {
+		switch r := m.running; {
+		case r == nil:
+		case m.last:
 			e.wg.Go(func() { e.finish(r) })
+		default:
+			r.computed += m.item.Compute
 		}
+	}
+}
+
+// unqueue takes a request from the head of the queue, if it is there.
+func (e *Engine) unqueue(r *running) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.queue) > 0 && e.queue[0] == r {
+		e.queue = e.queue[1:]
 	}
 }
 
@@ -514,20 +558,26 @@ func (e *Engine) spend(d time.Duration) {
 	}
 }
 
-// compute compares a layer's hit KV on the device with what it must be, and puts
-// that of the missed blocks there.
-func (e *Engine) compute(r *running, layer int) error {
+// compute compares a layer's KV on the device with what it must be, that of the hit
+// and of earlier parts, and puts there that of the missed blocks which this part
+// completes.
+func (e *Engine) compute(m member, layer int) error {
+	bt := e.opts.Namespace.Geometry.BlockTokens
 	miss := make(map[int]bool)
-	for _, b := range r.prefill.Miss() {
+	for _, b := range m.prefill.Miss() {
 		miss[b] = true
 	}
-	for b := range e.blocksOf(r.work.Prompt) {
-		page, want := e.page(layer, r.pages[b]), e.content(r.work, b, layer)
-		if miss[b] {
+	for b := range e.blocksOf(m.work.Prompt) {
+		page, want := e.page(layer, m.pages[b]), e.content(m.work, b, layer)
+		end := min((b+1)*bt, m.work.Prompt)
+		switch {
+		case end > m.item.Cached+m.item.Compute:
+			return nil // of a later part, as all behind it
+		case miss[b] && (m.computed == 0 || end > m.item.Cached):
 			want.Fill(page)
 			continue
 		}
-		if err := e.compare(r.work, b, layer, page, want); err != nil {
+		if err := e.compare(m.work, b, layer, page, want); err != nil {
 			return err
 		}
 	}

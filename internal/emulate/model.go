@@ -51,15 +51,21 @@ func (m *Model) Layer(items []batch.Item) time.Duration {
 // DecodeStep is the time of one step of n requests.
 func (m *Model) DecodeStep(n int) time.Duration { return m.Base + time.Duration(n)*m.PerRequest }
 
-// take returns how many requests from the head of the queue are the next batch:
-// those within the quota, at least one.
-func (m *Model) take(items []batch.Item, chunks []batch.Chunk) (int, []batch.Chunk) {
-	chunks = batch.Pack(items, m.Quota, m.Attention, chunks)
-	n := 0
-	for _, c := range chunks {
-		if c.Compute == items[c.Index].Compute {
-			n++
-		}
+// take returns the next batch, from the head of the queue up to the quota, and at
+// least a token. With cut the last request may be a part of one (dualpath/batch);
+// without, requests stay whole, and one that exceeds the quota is a batch of its
+// own. The result reuses into.
+func (m *Model) take(queue []batch.Item, cut bool, into []batch.Chunk) []batch.Chunk {
+	into = batch.Pack(queue, m.Quota, m.Attention, into)
+	if n := len(into) - 1; !cut && n >= 0 && into[n].Compute < queue[into[n].Index].Compute {
+		into = into[:n]
 	}
-	return max(n, min(1, len(items))), chunks
+	if len(into) > 0 || len(queue) == 0 {
+		return into
+	}
+	whole := queue[0].Compute
+	if cut {
+		whole = min(whole, 1)
+	}
+	return append(into, batch.Chunk{Index: 0, Compute: whole})
 }
