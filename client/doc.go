@@ -11,7 +11,8 @@
 //	            │    window over the task's destination                     │                  │
 //	Memory ◄════╪════════════════════════ one-sided writes ═════════════════╪══════════════════╡
 //	            │    reply: what is under way, XXH3-64 of each layer        │◄─── message ─────┘
-//	            │    count the immediates, revoke the window, hash, compare │
+//	            │    hash layers as they land, count the immediates,        │
+//	            │    revoke the window, hash the rest, compare              │
 //	Write ─────►│ Reserve ─► one-sided writes ─► Commit, a chunk at a time  │══ messages, rdma ══► node
 //	            └───────────────────────────────────────────────────────────┘
 //
@@ -47,8 +48,10 @@
 // # What a caller may rely on
 //
 //   - exact-or-miss: a block counts in ReadResult.Blocks only after the bytes in
-//     the caller's memory hashed to the checksums of their writer. The window is
-//     closed before they are hashed, so nothing can change them after.
+//     the caller's memory hashed to the checksums of their writer, and are compared
+//     when the window is closed. A layer that the engine placed once may have been
+//     hashed as it landed (rdma.LandingRegion); one that was written to after that,
+//     or partly, or by an engine that does not tell, is hashed then.
 //   - When Read has returned, for whatever reason, no remote write touches the
 //     caller's memory any more. When Write has returned, nothing reads it.
 //   - Between the first and the last piece of one task a node can write, so the

@@ -189,7 +189,7 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	for k, i := range t.pieces {
 		r.local.pieces[i] = link.slice(pieces[k].GetArenaOffset(), r.pieceBytes(r.pieces[i].Group))
 	}
-	r.verify(t, resp)
+	r.verify(t, resp, nil)
 	return nil
 }
 

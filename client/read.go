@@ -342,7 +342,8 @@ func (r *reading) skip(t *readTask) bool {
 // attempt is one Read RPC: window, call, immediates, revoke, verify.
 func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error {
 	lo, hi := r.span(t)
-	window, err := r.req.Into.region.Window(uint64(lo), uint64(hi-lo))
+	arrival := r.newArrival(t, lo, hi)
+	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo))
 	if err != nil {
 		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
 	}
@@ -352,7 +353,8 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		err = r.land(ctx, sess, imm, resp.GetImmediates())
 	}
 	// Always, and without ctx: after this nothing changes the bytes, so that
-	// what is hashed below is what the caller sees.
+	// what is hashed below, and what was placed once and hashed then, is what the
+	// caller sees.
 	if revokeErr := window.Revoke(context.WithoutCancel(ctx)); revokeErr != nil {
 		return fmt.Errorf("client: read: memory [%d,%d) may still be written to: %w", lo, hi, revokeErr)
 	}
@@ -366,7 +368,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 	if anyFailed(resp) && !t.node.dataAlive(sess) {
 		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)
 	}
-	r.verify(t, resp)
+	r.verify(t, resp, arrival)
 	return nil
 }
 
@@ -457,14 +459,15 @@ func (s *Store) forgetImm(imm uint32) {
 	}
 }
 
-// verify hashes what landed and records what became of each piece.
-func (r *reading) verify(t *readTask, resp *pb.ReadResponse) {
+// verify hashes what was not hashed as it landed, and records what became of each
+// piece. arrival is nil where nothing was.
+func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 	for k, i := range t.pieces {
 		result := resp.GetPieces()[k]
 		state := pieceState{epoch: kv.Epoch(resp.GetEpoch()), detail: result.GetReason()}
 		switch result.GetState() {
 		case pb.PieceResult_STATE_DELIVERED:
-			state.delivered, state.detail = r.intact(i, result.GetLayerSums())
+			state.delivered, state.detail = r.intact(i, result.GetLayerSums(), arrival.sumsOf(k, r.layers(r.pieces[i].Group)))
 			if state.delivered && r.req.Sums != nil {
 				copy(r.req.Sums[i], result.GetLayerSums())
 			}
@@ -492,8 +495,9 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse) {
 	}
 }
 
-// intact compares a piece in memory with its writer's checksums.
-func (r *reading) intact(i int, sums []uint64) (ok bool, detail string) {
+// intact compares a piece in memory with its writer's checksums. landed are its
+// layers as they landed, or nil.
+func (r *reading) intact(i int, sums []uint64, landed []arrivedLayer) (ok bool, detail string) {
 	p := r.pieces[i]
 	layers, layerBytes := r.layers(p.Group), r.req.Namespace.Geometry.LayerBytes(p.Group)
 	if len(sums) != layers {
@@ -503,7 +507,7 @@ func (r *reading) intact(i int, sums []uint64) (ok bool, detail string) {
 	if int64(len(mem)) < int64(layers)*layerBytes {
 		return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), int64(layers)*layerBytes)
 	}
-	k, got := r.store.firstBad(mem, layerBytes, sums)
+	k, got := r.store.firstBadOf(mem, layerBytes, sums, landed)
 	if k < 0 {
 		return true, ""
 	}

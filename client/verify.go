@@ -17,6 +17,36 @@ type hashers chan struct{}
 
 func newHashers() hashers { return make(hashers, runtime.GOMAXPROCS(0)-1) }
 
+// firstBadOf is firstBad for a piece whose layers may have been hashed as they
+// landed; landed is nil if none was.
+func (s *Store) firstBadOf(mem []byte, layerBytes int64, sums []uint64, landed []arrivedLayer) (layer int, sum uint64) {
+	for from := 0; from < len(sums); {
+		if from < len(landed) {
+			if got, ok := landed[from].sumIf(layerBytes); ok {
+				if got != sums[from] {
+					return from, got
+				}
+				from++
+				continue
+			}
+		}
+		to := from + 1
+		for to < len(sums) {
+			if to < len(landed) {
+				if _, ok := landed[to].sumIf(layerBytes); ok {
+					break
+				}
+			}
+			to++
+		}
+		if k, got := s.firstBad(mem[int64(from)*layerBytes:], layerBytes, sums[from:to]); k >= 0 {
+			return from + k, got
+		}
+		from = to
+	}
+	return -1, 0
+}
+
 // firstBad compares the layers of a piece with their checksums. It returns the
 // first that differs, and its checksum; -1 if none does. The caller waits for the
 // last byte of a read and then for this, so a large piece is shared with whoever

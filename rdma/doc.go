@@ -49,6 +49,9 @@
 // once for each operation, so that a receiver need not know how a sender cuts
 // its pages, and a provider is free to merge neighbours.
 //
+// A provider whose own goroutines place the payload tells the owner of a window, if
+// he asks, what lands while it is in the cache: LandingRegion.
+//
 // Beside the engine, and over any: Scope cancels what was submitted for one
 // request such that the receiver may be told, and Watcher calls back when a
 // device, or anyone, changes a word in memory.

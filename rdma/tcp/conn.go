@@ -23,6 +23,10 @@ const (
 	directBytes = 16 << 10
 	// scatterRuns is into how many places of a frame one system call reads.
 	scatterRuns = 256
+	// landingBytes is how much one system call reads into a window whose owner is
+	// told what lands: with what it was copied from it stays in a core's second
+	// cache until it has been looked at.
+	landingBytes = 128 << 10
 	// A batch, one writev, ends at batchFrames frames or with the frame that
 	// brings it to batchBytes. The kernel takes at most 1024 vectors at once;
 	// net.Buffers goes on after that.
@@ -89,6 +93,7 @@ type readerState struct {
 	// into is where the payload of the frame goes that is landing; scatter, unless
 	// nil, reads into several places at once.
 	into    [][]byte
+	few     [][]byte // the beginning of into, for one read
 	scatter *scatter
 	ended   []ended
 }
@@ -416,8 +421,9 @@ func (c *conn) ahead(n int, exact bool) ([]byte, error) {
 }
 
 // place reads some of the left bytes of payload that go to into, whose parts are
-// not empty, and returns how many are in place now.
-func (c *conn) place(into [][]byte, left uint64) (n uint64, err error) {
+// not empty, and returns how many are in place now: with few at most
+// landingBytes.
+func (c *conn) place(into [][]byte, left uint64, few bool) (n uint64, err error) {
 	r := &c.r
 	if r.start < r.end {
 		k := copy(into[0], r.buf[r.start:r.end])
@@ -431,6 +437,9 @@ func (c *conn) place(into [][]byte, left uint64) (n uint64, err error) {
 	k := 0
 	if r.scatter == nil {
 		k, err = c.nc.Read(into[0])
+	} else if few && left > landingBytes {
+		k, err = r.scatter.read(c.first(into))
+		clear(r.few)
 	} else {
 		k, err = r.scatter.read(c.withNext(into))
 	}
@@ -457,6 +466,19 @@ func (c *conn) withNext(into [][]byte) [][]byte {
 	}
 	// land left room for one more behind into.
 	return append(into, r.buf[:next])
+}
+
+// first returns the first landingBytes of into, which has more, or of as many parts
+// as one system call takes.
+func (c *conn) first(into [][]byte) [][]byte {
+	r := &c.r
+	r.few = r.few[:0]
+	for left := landingBytes; left > 0 && len(r.few) < scatterRuns; into = into[1:] {
+		part := into[0][:min(len(into[0]), left)]
+		r.few = append(r.few, part)
+		left -= len(part)
+	}
+	return r.few
 }
 
 // advance returns what is left of into behind the first n bytes.
@@ -571,12 +593,17 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 		clear(r.into)
 		r.into = r.into[:0]
 	}()
+	rest := r.spans
+	var restAt uint64 // into rest[0]
 	for left = n; left > 0; {
 		if w.revoked.Load() {
 			return left, nil
 		}
-		k, err := c.place(into, left)
+		k, err := c.place(into, left, w.landed != nil)
 		left -= k
+		if w.landed != nil {
+			rest, restAt = tellLanded(w.landed, rest, restAt, k)
+		}
 		into = advance(into, k)
 		if err != nil {
 			if w.revoked.Load() && errors.Is(err, os.ErrDeadlineExceeded) {
@@ -588,6 +615,21 @@ func (c *conn) land(w *window, n uint64) (left uint64, err error) {
 	c.s.e.stats.writeBytesIn.Add(n)
 	c.nic.bytesIn.Add(n)
 	return 0, nil
+}
+
+// tellLanded tells landed of the first n bytes of rest, of which the first run has
+// had at bytes before, and returns what is left.
+func tellLanded(landed func(off, n uint64), rest []span, at, n uint64) ([]span, uint64) {
+	for n > 0 {
+		k := min(n, rest[0].length-at)
+		if k > 0 {
+			landed(rest[0].offset+at, k)
+		}
+		if n, at = n-k, at+k; at == rest[0].length {
+			rest, at = rest[1:], 0
+		}
+	}
+	return rest, at
 }
 
 // exit leaves w and undoes what its Revoke may have done to this connection's

@@ -90,6 +90,9 @@
 // inside; what remains of their payload is dropped. So Revoke takes as long as
 // the copy of bytes that have already arrived, not as long as the peer likes.
 //
+// A window may be told what lands in it (rdma.LandingRegion): its reader then reads
+// 128 KiB at a time and calls back behind each, still inside.
+//
 // # Bounds
 //
 // For each session: operations and bytes in flight (Options), unsent acks,

@@ -26,7 +26,7 @@ type region struct {
 	readers sources.Readers
 }
 
-var _ rdma.Region = (*region)(nil)
+var _ rdma.LandingRegion = (*region)(nil)
 
 // Register implements rdma.Engine.
 func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
@@ -38,7 +38,7 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 	}
 	r := &region{e: e, mem: mem, windows: make(map[*window]struct{})}
 	if !opts.Local {
-		w, err := r.open(mem)
+		w, err := r.open(mem, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -62,18 +62,21 @@ func (r *region) Desc() rdma.Desc {
 }
 
 // Window implements rdma.Region.
-func (r *region) Window(off, n uint64) (rdma.Window, error) {
+func (r *region) Window(off, n uint64) (rdma.Window, error) { return r.WindowLanding(off, n, nil) }
+
+// WindowLanding implements rdma.LandingRegion; landed may be nil.
+func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64)) (rdma.Window, error) {
 	if err := rdma.Range("window", off, n, uint64(len(r.mem))); err != nil {
 		return nil, err
 	}
 	// The capacity ends with the window: an append by its owner must not reach
 	// the neighbour's bytes.
-	return r.open(r.mem[off : off+n : off+n])
+	return r.open(r.mem[off:off+n:off+n], landed)
 }
 
 // open makes a window of mem, a part of the region, known to the engine.
-func (r *region) open(mem []byte) (*window, error) {
-	w := &window{region: r, mem: mem}
+func (r *region) open(mem []byte, landed func(off, n uint64)) (*window, error) {
+	w := &window{region: r, mem: mem, landed: landed}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -109,6 +112,8 @@ type window struct {
 	region *region
 	key    uint64
 	mem    []byte
+	// landed, if set, is told of all that is placed here, by whoever is inside.
+	landed func(off, n uint64)
 
 	// revoked is set under mu, and read without it between the reads of a
 	// payload.

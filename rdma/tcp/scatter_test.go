@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"net"
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -12,19 +13,31 @@ import (
 
 // TestScattered: frames of many runs of any size, which come in parts of any size,
 // are placed as a copy in the peer's order would place them; what comes behind a
-// frame, in the same read or not, is the next one.
+// frame, in the same read or not, is the next one. A window that wants to know what
+// lands is told of each byte as often as it is placed, also of those of a frame that
+// breaks off.
 func TestScattered(t *testing.T) {
 	testkit.VerifyNone(t)
 	const size = 8 << 20
 	for seed := range uint64(12) {
 		rng := rand.New(rand.NewPCG(seed, 7))
-		e := newServer(t, Options{})
+		down := make(chan struct{})
+		e := newServer(t, Options{OnPeerDown: func(rdma.EngineID, error) { close(down) }})
 		mem, want := make([]byte, size), make([]byte, size)
-		r, err := e.Register(mem, rdma.RegisterOptions{})
+		r, err := e.Register(mem, rdma.RegisterOptions{Local: true})
 		if err != nil {
 			t.Fatal(err)
 		}
-		key := r.Desc().NICs[0].Key
+		landed, wantLanded := make([]uint8, size), make([]uint8, size)
+		var tell func(off, n uint64)
+		if seed%3 > 0 {
+			tell = func(off, n uint64) { countBytes(landed[off : off+n]) }
+		}
+		w, err := r.(rdma.LandingRegion).WindowLanding(0, size, tell)
+		if err != nil {
+			t.Fatal(err)
+		}
+		key := w.Desc().NICs[0].Key
 		var stream []byte
 		const frames = 24
 		for i := range uint32(frames) {
@@ -42,6 +55,7 @@ func TestScattered(t *testing.T) {
 				}
 				at := rng.IntN(size - len(b))
 				copy(want[at:], b)
+				countBytes(wantLanded[at : at+len(b)])
 				putSpan(table[j*runSize:], span{uint64(at), uint64(len(b))})
 				payload = append(payload, b...)
 			}
@@ -76,11 +90,40 @@ func TestScattered(t *testing.T) {
 			}
 		}
 		<-sent
+		// The beginning of a frame of which no more comes.
+		const part = 300 << 10
+		h := header{kind: frameWrite, frames: 1, op: 2 << 32, key: key, offset: 5, length: 2 * part}
+		broken := append(h.raw(), bytes.Repeat([]byte{7}, part)...)
+		copy(want[5:], broken[headerSize:])
+		countBytes(wantLanded[5 : 5+part])
+		if _, err := p.conns[0].Write(broken); err != nil {
+			t.Fatalf("seed %d: write: %v", seed, err)
+		}
+		// Only this direction: a reset would take what is still to be read.
+		if err := p.conns[0].(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatalf("seed %d: close: %v", seed, err)
+		}
+		<-down
+		if err := w.Revoke(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if !bytes.Equal(mem, want) {
 			t.Fatalf("seed %d: the memory is not what was written", seed)
+		}
+		if tell == nil {
+			clear(wantLanded)
+		}
+		if !bytes.Equal(landed, wantLanded) {
+			t.Fatalf("seed %d: the window was not told what was placed", seed)
 		}
 		if err := r.Close(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+func countBytes(b []uint8) {
+	for i := range b {
+		b[i]++
 	}
 }

@@ -1,0 +1,114 @@
+package client
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+	"sync/atomic"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// arrivedLayerMax is the longest layer that is hashed while its read lands. A
+// longer one comes over several connections, and its beginning has left the cache
+// when its end is there.
+const arrivedLayerMax = 1 << 20
+
+// arrival hashes the layers of one attempt as they land, each by the goroutine that
+// placed its last byte: it has the bytes in its core's cache, and the rest of the
+// read is still on its way.
+//
+// A layer's sum holds only while as many bytes were placed there as it is long.
+// What is counted has been placed, so at that moment nobody writes there; and what
+// is placed later, be it sent twice, late or by malice, is counted too, and then
+// the layer is hashed when the window is revoked, like one that never was.
+type arrival struct {
+	mem    []byte       // of the window
+	runs   []arrivalRun // by at, disjoint
+	layers []arrivedLayer
+	// firsts is where the layers of the task's pieces begin in layers.
+	firsts []int
+}
+
+// arrivalRun is where a piece lies in the window, in bytes.
+type arrivalRun struct {
+	at, end, layerBytes int64
+	first               int // index of its first layer
+}
+
+// arrivedLayer is a layer of which placed bytes have landed, and its sum as it was
+// when that became its length.
+type arrivedLayer struct {
+	placed atomic.Uint64
+	sum    uint64
+}
+
+// newArrival prepares for the task's pieces in a window from lo; nil where nothing
+// can be hashed early: pieces lie over each other, or have long layers only.
+func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
+	l := &arrival{mem: r.req.Into.Bytes()[lo:hi], firsts: make([]int, len(t.pieces)), runs: make([]arrivalRun, 0, len(t.pieces))}
+	layers := 0
+	for k, i := range t.pieces {
+		p := r.pieces[i]
+		l.firsts[k] = layers
+		if n := r.req.Namespace.Geometry.LayerBytes(p.Group); n <= arrivedLayerMax {
+			l.runs = append(l.runs, arrivalRun{at: p.Offset - lo, end: p.Offset - lo + r.pieceBytes(p.Group), layerBytes: n, first: layers})
+		}
+		layers += r.layers(p.Group)
+	}
+	slices.SortFunc(l.runs, func(a, b arrivalRun) int { return cmp.Compare(a.at, b.at) })
+	for i := 1; i < len(l.runs); i++ {
+		if l.runs[i].at < l.runs[i-1].end {
+			return nil
+		}
+	}
+	if len(l.runs) == 0 {
+		return nil
+	}
+	l.layers = make([]arrivedLayer, layers)
+	return l
+}
+
+// window opens a window that tells l what lands, if the provider can say it; l may
+// be nil.
+func (l *arrival) window(region rdma.Region, off, n uint64) (rdma.Window, error) {
+	if early, ok := region.(rdma.LandingRegion); ok && l != nil {
+		return early.WindowLanding(off, n, l.landed)
+	}
+	return region.Window(off, n)
+}
+
+// landed notes that n bytes from off in the window were placed, and hashes the
+// layers that are whole now.
+func (l *arrival) landed(off, n uint64) {
+	at, end := int64(off), int64(off+n)
+	i := sort.Search(len(l.runs), func(i int) bool { return l.runs[i].end > at })
+	for ; i < len(l.runs) && l.runs[i].at < end; i++ {
+		run := l.runs[i]
+		from, to := max(at, run.at)-run.at, min(end, run.end)-run.at
+		for k := from / run.layerBytes; k*run.layerBytes < to; k++ {
+			start := k * run.layerBytes
+			part := min(to, start+run.layerBytes) - max(from, start)
+			layer := &l.layers[run.first+int(k)]
+			if layer.placed.Add(uint64(part)) == uint64(run.layerBytes) {
+				layer.sum = xxh3.Hash(l.mem[run.at+start:][:run.layerBytes])
+			}
+		}
+	}
+}
+
+// sumsOf returns the layers of the task's k-th piece, n of them, as they landed;
+// nil if none was looked at. Only for a window that is revoked.
+func (l *arrival) sumsOf(k, n int) []arrivedLayer {
+	if l == nil {
+		return nil
+	}
+	return l.layers[l.firsts[k]:][:n]
+}
+
+// sumIf returns the layer's sum, if that is of the bytes as they are.
+func (x *arrivedLayer) sumIf(layerBytes int64) (sum uint64, ok bool) {
+	return x.sum, x.placed.Load() == uint64(layerBytes)
+}

@@ -1,0 +1,185 @@
+package client
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// heap is a region that nobody writes to but the test.
+type heap struct {
+	rdma.Region
+	mem []byte
+}
+
+func (h heap) Bytes() []byte { return h.mem }
+
+// arriving is a read of pieces of four layers of layerBytes at the offsets given.
+func arriving(mem []byte, layerBytes int, offsets []int64) (*reading, *readTask) {
+	r := &reading{req: ReadRequest{Namespace: kv.Namespace{Geometry: kv.SingleGroup(4, 1, layerBytes)}, Into: &Memory{region: heap{mem: mem}}}}
+	t := &readTask{}
+	for i, at := range offsets {
+		r.pieces = append(r.pieces, Piece{Block: i, Offset: at})
+		t.pieces = append(t.pieces, i)
+	}
+	return r, t
+}
+
+// placing writes random bytes to a range of the window and says so.
+func placing(rng *rand.Rand, a *arrival, off, n int) {
+	b := a.mem[off : off+n]
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	a.landed(uint64(off), uint64(n))
+}
+
+// checkArrived compares what a says of its layers with the bytes that are there, and
+// returns how many it can say something of.
+func checkArrived(t *testing.T, r *reading, task *readTask, a *arrival, lo int64) (known int) {
+	t.Helper()
+	layerBytes := r.req.Namespace.Geometry.LayerBytes(0)
+	for k, i := range task.pieces {
+		layers := a.sumsOf(k, 4)
+		for j := range layers {
+			sum, ok := layers[j].sumIf(layerBytes)
+			if !ok {
+				continue
+			}
+			known++
+			at := r.pieces[i].Offset - lo + int64(j)*layerBytes
+			if want := xxh3.Hash(a.mem[at:][:layerBytes]); sum != want {
+				t.Errorf("piece %d, layer %d: sum %x; its bytes have %x", i, j, sum, want)
+			}
+		}
+	}
+	return known
+}
+
+// TestArrival: what is hashed as it lands is the sum of the bytes that are there in
+// the end, whatever was placed, how often and in what order; and of bytes that were
+// placed once, every layer is hashed.
+func TestArrival(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		layerBytes, pieces := 1+rng.IntN(300), 1+rng.IntN(6)
+		// With gaps between them, before them and behind them, in any order.
+		offsets, end := make([]int64, pieces), 10+rng.IntN(50)
+		for i := range offsets {
+			offsets[i], end = int64(end), end+4*layerBytes+rng.IntN(2)*rng.IntN(100)
+		}
+		rng.Shuffle(pieces, func(i, j int) { offsets[i], offsets[j] = offsets[j], offsets[i] })
+		r, task := arriving(make([]byte, end+50), layerBytes, offsets)
+		lo, hi := r.span(task)
+		a := r.newArrival(task, lo, hi)
+		size := int(hi - lo)
+		var cuts []int // the window in runs, which are placed in any order
+		for at := 0; at < size; {
+			cuts = append(cuts, at)
+			at += 1 + rng.IntN(2*layerBytes)
+		}
+		order := rng.Perm(len(cuts))
+		for _, i := range order {
+			to := size
+			if i+1 < len(cuts) {
+				to = cuts[i+1]
+			}
+			placing(rng, a, cuts[i], to-cuts[i])
+		}
+		if known := checkArrived(t, r, task, a, lo); known != 4*pieces {
+			t.Fatalf("seed %d: %d layers of %d were hashed as they landed", seed, known, 4*pieces)
+		}
+		for range rng.IntN(6) { // some of it once more
+			at := rng.IntN(size)
+			placing(rng, a, at, 1+rng.IntN(size-at))
+			checkArrived(t, r, task, a, lo)
+		}
+		// Any runs, over each other, so that layers have bytes enough and holes.
+		a = r.newArrival(task, lo, hi)
+		for range 40 {
+			at := rng.IntN(size)
+			placing(rng, a, at, 1+rng.IntN(min(size-at, layerBytes)))
+			checkArrived(t, r, task, a, lo)
+		}
+	}
+}
+
+// TestArrivalAtOnce: several goroutines place what is one layer.
+func TestArrivalAtOnce(t *testing.T) {
+	const layerBytes, shares = 64 << 10, 8
+	r, task := arriving(make([]byte, 8*layerBytes), layerBytes, []int64{4 * layerBytes, 0})
+	lo, hi := r.span(task)
+	a := r.newArrival(task, lo, hi)
+	var wg sync.WaitGroup
+	for g := range shares {
+		wg.Go(func() {
+			for at := g * 1024; at < int(hi-lo); at += shares * 1024 {
+				for i := 0; i < 1024; i += 8 {
+					binary.LittleEndian.PutUint64(a.mem[at+i:], uint64(at+i))
+				}
+				a.landed(uint64(at), 1024)
+			}
+		})
+	}
+	wg.Wait()
+	if known := checkArrived(t, r, task, a, lo); known != 8 {
+		t.Errorf("%d layers of 8 were hashed as they landed", known)
+	}
+}
+
+// TestArrivalNot: where pieces share bytes, or their layers are long, they are
+// hashed afterwards.
+func TestArrivalNot(t *testing.T) {
+	for _, c := range []struct {
+		layerBytes int
+		offsets    []int64
+	}{{100, []int64{0, 399}}, {100, []int64{400, 0, 400}}, {arrivedLayerMax + 1, []int64{0}}} {
+		r, task := arriving(make([]byte, 8<<20), c.layerBytes, c.offsets)
+		lo, hi := r.span(task)
+		if a := r.newArrival(task, lo, hi); a != nil || a.sumsOf(0, 4) != nil {
+			t.Errorf("layers of %d bytes at %v are to be hashed as they land", c.layerBytes, c.offsets)
+		}
+	}
+}
+
+// TestFirstBadOf: layers that were hashed as they landed, and others between them.
+func TestFirstBadOf(t *testing.T) {
+	const layers, layerBytes = 12, 512
+	rng := rand.New(rand.NewPCG(2, 2))
+	mem := make([]byte, layers*layerBytes)
+	for i := range mem {
+		mem[i] = byte(rng.Uint32())
+	}
+	sums := make([]uint64, layers)
+	for k := range sums {
+		sums[k] = xxh3.Hash(mem[k*layerBytes:][:layerBytes])
+	}
+	s := &Store{hashers: make(hashers, 1)}
+	for mask := range 1 << layers {
+		landed := make([]arrivedLayer, layers)
+		for k := range landed {
+			if mask>>k&1 == 1 {
+				landed[k].placed.Store(layerBytes)
+				landed[k].sum = sums[k]
+			} else {
+				landed[k].placed.Store(uint64(rng.IntN(3) * (layerBytes - 1)))
+				landed[k].sum = rng.Uint64()
+			}
+		}
+		if k, _ := s.firstBadOf(mem, layerBytes, sums, landed); k != -1 {
+			t.Fatalf("%b: layer %d of intact ones", mask, k)
+		}
+		bad := rng.IntN(layers)
+		sums[bad]++
+		if k, sum := s.firstBadOf(mem, layerBytes, sums, landed); k != bad || sum != sums[bad]-1 {
+			t.Fatalf("%b: layer %d, %x; want %d, %x", mask, k, sum, bad, sums[bad]-1)
+		}
+		sums[bad]--
+	}
+}

@@ -1,0 +1,100 @@
+package client_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// plainEngine registers regions that do not say what lands in them, or, with told,
+// counts what they say.
+type plainEngine struct {
+	rdma.Engine
+	told *atomic.Uint64
+}
+
+type plainRegion struct{ rdma.Region }
+
+type countingRegion struct {
+	rdma.LandingRegion
+	told *atomic.Uint64
+}
+
+func (e plainEngine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, error) {
+	r, err := e.Engine.Register(mem, opts)
+	if l, ok := r.(rdma.LandingRegion); ok && e.told != nil {
+		return countingRegion{l, e.told}, err
+	}
+	return plainRegion{r}, err
+}
+
+func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64)) (rdma.Window, error) {
+	return r.LandingRegion.WindowLanding(off, n, func(off, n uint64) {
+		r.told.Add(n)
+		landed(off, n)
+	})
+}
+
+// TestWrittenOver: a block whose bytes were right when they landed, and are not any
+// more when Read is through, is not delivered; one whose bytes were wrong first and
+// then right is. It does not matter whether the engine tells what lands.
+func TestWrittenOver(t *testing.T) {
+	for _, name := range []string{"told", "not told"} {
+		t.Run(name, func(t *testing.T) {
+			f := newFake(t)
+			var told atomic.Uint64
+			r, ns, ids := fakeRig(t, f, func(o *client.Options) {
+				e := plainEngine{Engine: o.Engine}
+				if name == "told" {
+					e.told = &told
+				}
+				o.Engine = e
+			})
+			fill(f.mem[:8192], ids[0], 0, 1)
+			copy(f.mem[8192:], f.mem[:8192])
+			f.mem[8192+3*2048+17] ^= 1 // in layer 3
+			const right, wrong = 0, 8192
+			var order []uint64 // sources of what is written to block 1, one after the other
+			f.read = func(_ context.Context, f *fake, req *pb.ReadRequest) (*pb.ReadResponse, error) {
+				var dst rdma.Desc
+				if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
+					return nil, status.Error(codes.Internal, err.Error())
+				}
+				resp, err := f.serve(req, 1)
+				for _, src := range order {
+					done := rdma.NewFlag()
+					w := rdma.Write{Src: f.region, SrcOffset: src, Dst: dst, DstOffset: req.GetPieces()[1].GetOffset(), Len: 8192, Done: done.Set}
+					if err := f.engine.Write(context.Background(), w); err != nil {
+						return nil, status.Error(codes.Internal, err.Error())
+					}
+					if err := done.Wait(context.Background()); err != nil {
+						return nil, status.Error(codes.Internal, err.Error())
+					}
+				}
+				return resp, err
+			}
+			mem := r.memory(4 * 8192)
+			for _, c := range []struct {
+				order  []uint64
+				blocks int
+			}{{nil, 4}, {[]uint64{right}, 4}, {[]uint64{wrong}, 1}, {[]uint64{wrong, right}, 4}, {[]uint64{right, wrong}, 1}} {
+				order = c.order
+				told.Store(0)
+				got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+				if err != nil || got.Blocks != c.blocks || (c.blocks < 4) != (len(got.Lost) == 1 && got.Lost[0].Block == 1 && got.Lost[0].Reason == client.LostChecksum) {
+					t.Errorf("written over from %v: %+v, %v", c.order, got, err)
+				}
+				if want := uint64(4+len(c.order)) * 8192; name == "told" && told.Load() != want {
+					t.Errorf("written over from %v: told of %d bytes, not %d", c.order, told.Load(), want)
+				}
+			}
+		})
+	}
+}
