@@ -7,6 +7,20 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
+// Why says why a piece left the index.
+type Why uint8
+
+const (
+	// Chosen: by Evict, or by Delivered.
+	Chosen Why = iota
+	// Deleted: by Delete, or it was below what was.
+	Deleted
+	// Dropped: by Remove, or it was below what was.
+	Dropped
+	// Cleared: with its space, by an epoch bump, DeleteAll or DeleteNamespace.
+	Cleared
+)
+
 // Evicted is one piece that left the index; the caller frees its slot.
 type Evicted struct {
 	Ref       kv.Ref
@@ -15,6 +29,7 @@ type Evicted struct {
 	Epoch     kv.Epoch
 	Group     int
 	Class     Class
+	Why       Why
 	// SlotBytes is what Options.SlotBytes says of it.
 	SlotBytes int64
 }

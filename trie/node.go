@@ -42,6 +42,8 @@ const (
 	flagTransfer
 	// flagUnpark: the node is in leases.unpark. Set under the read lock.
 	flagUnpark
+	// flagDropped: doomed by Remove, or below such a node.
+	flagDropped
 
 	groupShift = 8
 	pinShift   = 16

@@ -94,6 +94,7 @@ func (t *Trie) doomRecord(ref kv.Ref, rec *record) (d doomed) {
 		return d
 	}
 	d.add(t, n)
+	t.nodes.at(n).state.Or(flagDropped)
 	return d
 }
 
@@ -208,6 +209,7 @@ func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
 func (t *Trie) sweepNode(dst []Evicted, n uint32, end int) []Evicted {
 	if nd := t.nodes.at(n); nd.parent != 0 && !nd.has(flagDoomed) && t.nodes.at(nd.parent).has(flagDoomed) {
 		t.doomLocked(n)
+		nd.state.Or(t.nodes.at(nd.parent).state.Load() & flagDropped)
 		t.sweep.idle = 0
 	}
 	for n != 0 && len(dst) < end && t.unmatchable(n) && t.evictable(n) {

@@ -259,7 +259,7 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	ns := sp.ns
 	dst = append(dst, Evicted{
 		Ref: nd.ref(), ID: nd.id, Namespace: ns.def.ID, Epoch: sp.epoch,
-		Group: int(group), Class: nd.class(), SlotBytes: ns.slotBytes[group],
+		Group: int(group), Class: nd.class(), Why: t.why(nd), SlotBytes: ns.slotBytes[group],
 	})
 	doomed := nd.has(flagDoomed)
 	if doomed {
@@ -285,6 +285,19 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	}
 	t.dropSpaceLocked(sp)
 	return dst
+}
+
+// why is the reason for which a node that is removed now leaves.
+func (t *Trie) why(nd *node) Why {
+	switch {
+	case t.spaces[nd.space].dead:
+		return Cleared
+	case nd.has(flagDropped):
+		return Dropped
+	case nd.has(flagDoomed):
+		return Deleted
+	}
+	return Chosen
 }
 
 // unparkLocked tells the policy about a node that may have become evictable.

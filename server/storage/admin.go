@@ -86,7 +86,7 @@ func (n *Node) Delivered(namespace string, ids []kv.BlockID) (Removed, error) {
 		return Removed{}, err
 	}
 	dropped, err := n.index.Delivered(nil, ns.ID, ids)
-	return n.free(dropped, "delivered"), err
+	return n.free(dropped, whyDelivered, whyCorrupt), err
 }
 
 // StatBlock returns the pieces of one block.

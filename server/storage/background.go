@@ -102,7 +102,7 @@ func (n *Node) reclaimLoop() {
 		case <-n.stopped.Done():
 			return
 		case <-n.reclaim:
-			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped, "epoch")))
+			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped, whyCorrupt)))
 		}
 	}
 }

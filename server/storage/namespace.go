@@ -139,7 +139,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	if err := n.index.DeleteNamespace(name); err != nil {
 		return Removed{}, err
 	}
-	n.cleared(ns, "deleted")
+	n.cleared(ns, whyDeleted)
 	return held, n.writeCatalogue(ctx, n.index.Namespaces())
 }
 
@@ -171,7 +171,7 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, cu
 	if err != nil {
 		return 0, 0, err
 	}
-	n.cleared(ns, "epoch")
+	n.cleared(ns, whyEpoch)
 	return old, current, nil
 }
 

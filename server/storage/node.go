@@ -127,14 +127,14 @@ func (n *Node) recover(ctx context.Context) error {
 	}
 	if len(rejected) > 0 {
 		n.opts.Logger.Warn("index entries without their slots are dropped", "entries", len(rejected))
-		if err := n.dropAll(ctx, rejected, "corrupt"); err != nil {
+		if err := n.dropAll(ctx, rejected, whyCorrupt); err != nil {
 			return err
 		}
 	}
 	// A smaller capacity holds from the start (bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
 		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
-		if err := n.dropAll(ctx, surplus, "evicted"); err != nil {
+		if err := n.dropAll(ctx, surplus, whyEvicted); err != nil {
 			return err
 		}
 	}

@@ -79,7 +79,7 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
 	// Slots of deleted blocks and old epochs cost nobody a hit.
-	if _, err := n.reclaimStep("epoch"); err != nil {
+	if _, err := n.reclaimStep(whyCorrupt); err != nil {
 		return err
 	}
 	removed, err := n.evict(max(layout.SlotBytes()*int64(count), r.batchBytes), 0)
@@ -141,7 +141,7 @@ func (n *Node) emptySegment(layout ondisk.Layout) bool {
 		}
 	}
 	for {
-		more, err := n.reclaimStep("evicted")
+		more, err := n.reclaimStep(whyEvicted)
 		if err != nil || !more {
 			return err == nil
 		}
@@ -156,68 +156,116 @@ type Removed struct {
 // evict removes at least wantBytes of slots by the policy, from one namespace if
 // only is set, and frees them.
 func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (Removed, error) {
-	evicted, err := n.index.Evict(nil, wantBytes, only, n.opts.Now())
-	removed := n.free(evicted, "evicted")
+	gone, err := n.index.Evict(nil, wantBytes, only, n.opts.Now())
+	removed := n.free(gone, whyEvicted, whyCorrupt)
 	if err != nil {
 		return removed, fmt.Errorf("storage: evict: %w", err)
 	}
 	return removed, nil
 }
 
+// Why blocks were removed: the label of the metrics and the reason of events.
+const (
+	whyEvicted   = "evicted"
+	whyDeleted   = "deleted"
+	whyCorrupt   = "corrupt"
+	whyDelivered = "delivered"
+	whyEpoch     = "epoch"
+)
+
 // free gives back the slots of pieces that left the index, counts them, and
-// tells consumers.
-func (n *Node) free(evicted []trie.Evicted, reason string) (r Removed) {
-	var event Event
-	flush := func() {
-		if len(event.IDs) > 0 {
-			n.events.Publish(event)
-		}
-		event = Event{}
-	}
-	var last kv.NamespaceID
-	var lastEpoch kv.Epoch
-	for _, e := range evicted {
+// tells consumers. chosen is the reason of those that the index chose, dropped
+// that of those that trie.Remove took.
+func (n *Node) free(gone []trie.Evicted, chosen, dropped string) (r Removed) {
+	b := removal{node: n, by: make(map[string]Removed)}
+	for _, e := range gone {
 		if err := n.store.Free(e.Ref); err != nil && !errors.Is(err, blockstore.ErrStale) {
 			n.logIf("free slot", err)
 		}
 		r.Blocks++
 		r.Bytes += e.SlotBytes
-		if e.Group != 0 {
-			continue
+		why := chosen
+		switch e.Why {
+		case trie.Deleted:
+			why = whyDeleted
+		case trie.Dropped:
+			why = dropped
+		case trie.Cleared:
+			why = b.clearedBy(e.Namespace)
 		}
-		ns, err := n.index.NamespaceByID(e.Namespace)
-		if err != nil || ns.Epoch != e.Epoch {
-			continue // its consumers were told that everything was cleared
-		}
-		if e.Namespace != last || e.Epoch != lastEpoch || len(event.IDs) == removedIDs {
-			flush()
-			last, lastEpoch = e.Namespace, e.Epoch
-			event = Event{Kind: BlockRemoved, Namespace: ns.Name, Epoch: e.Epoch, Reason: reason, Time: n.opts.Now()}
-		}
-		event.IDs = append(event.IDs, e.ID)
+		b.add(e, why)
 	}
-	flush()
-	if r.Blocks > 0 {
-		n.opts.Metrics.RemovedBlocks.WithLabelValues(reason).Add(float64(r.Blocks))
-		n.opts.Metrics.RemovedBytes.WithLabelValues(reason).Add(float64(r.Bytes))
+	b.publish()
+	for why, r := range b.by {
+		n.opts.Metrics.RemovedBlocks.WithLabelValues(why).Add(float64(r.Blocks))
+		n.opts.Metrics.RemovedBytes.WithLabelValues(why).Add(float64(r.Bytes))
 	}
 	return r
 }
 
+// removal gathers what free took away: events name many blocks each.
+type removal struct {
+	node *Node
+	by   map[string]Removed
+	// event is the one to be published next, about blocks of namespace.
+	event     Event
+	namespace kv.NamespaceID
+	// cleared is the namespace that clearedBy was asked for last.
+	cleared    kv.NamespaceID
+	clearedWhy string
+}
+
+func (b *removal) add(e trie.Evicted, why string) {
+	r := b.by[why]
+	b.by[why] = Removed{r.Blocks + 1, r.Bytes + e.SlotBytes}
+	if e.Group != 0 || e.Why == trie.Cleared {
+		return // of those that were cleared consumers were told at once, of all together
+	}
+	if e.Namespace != b.namespace || e.Epoch != b.event.Epoch || why != b.event.Reason || len(b.event.IDs) == removedIDs {
+		b.publish()
+		ns, err := b.node.index.NamespaceByID(e.Namespace)
+		if err != nil || ns.Epoch != e.Epoch {
+			return // cleared meanwhile
+		}
+		b.namespace = e.Namespace
+		b.event = Event{Kind: BlockRemoved, Namespace: ns.Name, Epoch: e.Epoch, Reason: why, Time: b.node.opts.Now()}
+	}
+	b.event.IDs = append(b.event.IDs, e.ID)
+}
+
+// clearedBy is why a whole space of a namespace ended.
+func (b *removal) clearedBy(id kv.NamespaceID) string {
+	if id != b.cleared {
+		b.cleared, b.clearedWhy = id, whyEpoch
+		if _, err := b.node.index.NamespaceByID(id); err != nil {
+			b.clearedWhy = whyDeleted
+		}
+	}
+	return b.clearedWhy
+}
+
+// publish ends the event that is being gathered.
+func (b *removal) publish() {
+	if len(b.event.IDs) > 0 {
+		b.node.events.Publish(b.event)
+	}
+	b.event, b.namespace = Event{}, 0
+}
+
 // reclaimStep frees some of what is unmatchable and reports whether there is
-// more to do.
-func (n *Node) reclaimStep(reason string) (more bool, err error) {
-	evicted, more, err := n.index.ReclaimStep(nil, reclaimBatch)
-	n.free(evicted, reason)
+// more to do. dropped as in free.
+func (n *Node) reclaimStep(dropped string) (more bool, err error) {
+	gone, more, err := n.index.ReclaimStep(nil, reclaimBatch)
+	n.free(gone, whyEvicted, dropped)
 	if err != nil {
 		return false, fmt.Errorf("storage: reclaim: %w", err)
 	}
 	return more, nil
 }
 
-func (n *Node) reclaimAll(ctx context.Context, reason string) error {
+func (n *Node) reclaimAll(ctx context.Context, dropped string) error {
 	for {
-		more, err := n.reclaimStep(reason)
+		more, err := n.reclaimStep(dropped)
 		if err != nil || !more {
 			return err
 		}
