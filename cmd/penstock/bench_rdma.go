@@ -127,7 +127,7 @@ func openTCP(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
 }
 
 func openSHM(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
-	s := shm.Options{Arenas: []*arena.Arena{o.Memory}}
+	s := shm.Options{Arenas: []*arena.Arena{o.Memory}, Group: group.Options{OnPost: o.OnPost}}
 	if o.Listen {
 		s.Listen, s.Group.Token = filepath.Join(o.Dir, fmt.Sprintf("shm-%d.sock", time.Now().UnixNano())), suite.SinkToken()
 	}
@@ -137,6 +137,7 @@ func openSHM(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
 // groupOptions are those of an engine that begins its sessions over loopback.
 func groupOptions(ctx context.Context, o suite.EngineOptions) (g group.Options, err error) {
 	listen := ""
+	g.OnPost = o.OnPost
 	if o.Listen {
 		listen, g.Token = "127.0.0.1:0", suite.SinkToken()
 	}

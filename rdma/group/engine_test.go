@@ -87,6 +87,38 @@ func until(t testing.TB, what string, ok func() bool) {
 	t.Fatalf("%s: not in ten seconds", what)
 }
 
+// TestOnPost: it is called before the NIC has the Work, and where there is nothing
+// to post it is not.
+func TestOnPost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 9, simrdma.FabricOptions{})
+		a := start(t, f, "a", true, 1, kinds[0].nic, nil)
+		var posts, ended atomic.Int64
+		b := start(t, f, "b", false, 1, kinds[0].nic, func(o *group.Options) {
+			o.OnPost = func() {
+				if posts.Add(1) != ended.Load()+1 {
+					t.Error("a post after the end of its write")
+				}
+			}
+		})
+		connect(t, b, a)
+		dst, _ := region(t, a, 1<<10, false)
+		src, _ := region(t, b, 1<<10, true)
+		for range 3 {
+			if err := write(t, b, rdma.Write{Src: src, Dst: dst.Desc(), Len: 1 << 10}); err != nil {
+				t.Fatal(err)
+			}
+			ended.Add(1)
+		}
+		if err := write(t, b, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: 1, Len: 1 << 10}); err == nil {
+			t.Error("a write past the end was taken")
+		}
+		if n := posts.Load(); n != 3 {
+			t.Errorf("%d posts for 3 writes and one that is refused before", n)
+		}
+	})
+}
+
 // TestNICReturns: a NIC that died is replaced; memory has a key on the new one, a
 // Desc from before goes on over the NIC that is left.
 func TestNICReturns(t *testing.T) {

@@ -209,6 +209,9 @@ func (l *lane) pump() {
 		if len(l.works) == 0 {
 			continue
 		}
+		if on := l.s.e.opts.OnPost; on != nil {
+			on()
+		}
 		n, err := en.ep.Post(l.works)
 		if n < len(l.works) {
 			l.takeBack(en, n)

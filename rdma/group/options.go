@@ -90,6 +90,9 @@ type Options struct {
 	// touches memory any more. They must not block.
 	OnPeerUp   func(rdma.EngineID)
 	OnPeerDown func(rdma.EngineID, error)
+	// OnPost, if set, is called when Works are about to be handed to a NIC, under
+	// locks: for measuring how long that took. It must not block.
+	OnPost func()
 	// Logger takes refused peers, dead NICs and dead sessions, rate-limited.
 	// Default: none.
 	Logger *slog.Logger

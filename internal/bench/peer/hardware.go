@@ -35,8 +35,7 @@ func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration)
 }
 
 // ibDepth is how many writes of 1 MiB ib_write_bw has in flight: enough for any
-// card, and few enough that those in flight at the end don't outlast its time
-// where the card is software.
+// card.
 const ibDepth = 16
 
 // errNoRate: ib_write_bw printed no rate. It counts processor cycles and first
@@ -47,15 +46,31 @@ var errNoRate = errors.New("ib_write_bw: its output has no rate for 1048576 byte
 const ibTries = 5
 
 // IBWrite runs ib_write_bw (perftest) from a device to itself, or, where device
-// is empty, the library's first, with writes of 1 MiB, for about d (whole
-// seconds).
-func IBWrite(ctx context.Context, device string, d time.Duration) (s bench.Sample, err error) {
-	args := []string{"-F", "--report_gbits", "-s", "1048576", "-t", strconv.Itoa(ibDepth), "-D", strconv.Itoa(wholeSeconds(d))}
+// is empty, the library's first, with writes of 1 MiB, for about d. It is told a
+// number of writes, not a time: of a time it leaves the beginning and the end
+// out, which is all of it where the card is software.
+func IBWrite(ctx context.Context, device string, d time.Duration) (bench.Sample, error) {
+	args := []string{"-F", "--report_gbits", "-s", "1048576", "-t", strconv.Itoa(ibDepth)}
 	if name, port, ok := strings.Cut(device, "/"); device != "" {
 		if args = append(args, "-d", name); ok {
 			args = append(args, "-i", port)
 		}
 	}
+	// The first few say how many fill the time.
+	s, err := ibWrite(ctx, args, 2*ibDepth)
+	if err != nil {
+		return nil, err
+	}
+	n := int(min(s[bench.Rate]*(1<<10)*d.Seconds(), 1<<20))
+	if n <= 2*ibDepth {
+		return s, nil
+	}
+	return ibWrite(ctx, args, n)
+}
+
+// ibWrite does n writes.
+func ibWrite(ctx context.Context, args []string, n int) (s bench.Sample, err error) {
+	args = append(args[:len(args):len(args)], "-n", strconv.Itoa(n))
 	for range ibTries {
 		var out string
 		if out, err = clientServer(ctx, "ib_write_bw", args, "127.0.0.1"); err != nil {
