@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -52,6 +53,7 @@ func provider(space *arena.Arena) rdmatest.Provider {
 		o := Options{Pollers: c.NICs, Group: group.Options{
 			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,
 			OnPeerDown: c.OnPeerDown, IdleTimeout: c.IdleTimeout, Logger: c.Logger,
+			HandshakeTimeout: time.Minute, // many engines at once, each with a poller
 		}}
 		if c.IdleTimeout > 0 {
 			o.Group.HeartbeatInterval = c.IdleTimeout / 4

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
@@ -17,7 +18,7 @@ func TestConformance(t *testing.T) {
 func optionsOf(c rdmatest.Config) Options {
 	o := Options{
 		Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes,
-		EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown,
+		EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown, HandshakeTimeout: time.Minute,
 	}
 	if c.Listen {
 		o.Listen = "127.0.0.1:0"
