@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -25,19 +23,17 @@ func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[
 	if err := checkSubmit(r); err != nil {
 		return err
 	}
-	updates, lost, err := s.admit(r)
+	updates, lost, err := s.admit(stream.Context(), r)
 	if err != nil {
 		return err
 	}
 	ctx := stream.Context()
-	span := trace.SpanFromContext(ctx)
 	for {
 		select {
 		case u, ok := <-updates:
 			if !ok {
 				return nil
 			}
-			note(span, u)
 			if err := stream.Send(u); err != nil {
 				s.giveUp(r.Id, updates)
 				return err
@@ -51,21 +47,6 @@ func (s *Service) Submit(r *pb.SubmitRequest, stream grpc.ServerStreamingServer[
 			return errClosing
 		}
 	}
-}
-
-// note adds a decision to the request's span.
-func note(span trace.Span, u *pb.RequestUpdate) {
-	if !span.IsRecording() {
-		return
-	}
-	attrs := []attribute.KeyValue{attribute.String("reason", u.Reason)}
-	if u.Kind == pb.RequestUpdate_KIND_STARTED {
-		attrs = append(attrs, attribute.String("prefill_engine", u.PrefillEngine), attribute.String("decode_engine", u.DecodeEngine))
-		for _, p := range u.Parts {
-			attrs = append(attrs, attribute.Int64Slice(p.Side.String(), []int64{int64(p.From), int64(p.To)}))
-		}
-	}
-	span.AddEvent(u.Kind.String(), trace.WithAttributes(attrs...))
 }
 
 // checkSubmit refuses what no planner could take. Lengths that contradict each
@@ -86,7 +67,7 @@ func checkSubmit(r *pb.SubmitRequest) error {
 const maxTokens = 1 << 28
 
 // admit makes a job of a request, or takes over one that lost its gateway.
-func (s *Service) admit(r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lost chan struct{}, err error) {
+func (s *Service) admit(ctx context.Context, r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lost chan struct{}, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -107,6 +88,7 @@ func (s *Service) admit(r *pb.SubmitRequest) (updates chan *pb.RequestUpdate, lo
 	if !held {
 		j = s.jobLocked(r)
 	}
+	s.traceLocked(ctx, j)
 	updates, lost = make(chan *pb.RequestUpdate, gatewayUpdates), make(chan struct{})
 	j.updates, j.lost = updates, lost
 	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_ACCEPTED})

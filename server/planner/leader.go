@@ -202,16 +202,19 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 		s.stepLocked(s.fetchLocked(l, m.Fetch))
 	case *pb.LeaderMessage_Progress:
 		if j := s.byName[m.Progress.Request]; j != nil {
+			j.reported("read", m.Progress.Side, m.Progress.Upto)
 			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Attempt: m.Progress.Attempt, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto)})
 		}
 	case *pb.LeaderMessage_Stopped:
 		if j := s.byName[m.Stopped.Request]; j != nil {
+			j.reported("stopped", m.Stopped.Side, m.Stopped.Upto)
 			s.stepLocked(dualpath.Stopped{
 				At: s.now(), Request: j.id, Attempt: m.Stopped.Attempt, Side: dualpath.Role(m.Stopped.Side), Upto: int(m.Stopped.Upto), Failed: m.Stopped.Failed, Gone: m.Stopped.Gone,
 			})
 		}
 	case *pb.LeaderMessage_Failed:
 		if j := s.byName[m.Failed.Request]; j != nil {
+			j.reported("failed", m.Failed.Role, m.Failed.Upto)
 			s.stepLocked(dualpath.Failed{At: s.now(), Request: j.id, Attempt: m.Failed.Attempt, Role: dualpath.Role(m.Failed.Role), Upto: int(m.Failed.Upto)})
 		}
 	case *pb.LeaderMessage_Finished:
@@ -256,6 +259,7 @@ func (s *Service) finishLocked(f *pb.RequestFinished) {
 	if j == nil {
 		return
 	}
+	j.reported("finished", f.Role, 0)
 	s.stepLocked(dualpath.Finished{At: s.now(), Request: j.id, Attempt: f.Attempt, Role: dualpath.Role(f.Role)})
 	if f.Role == pb.Side_SIDE_PREFILL {
 		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/dualpath"
@@ -85,6 +86,8 @@ type job struct {
 	id     dualpath.RequestID
 	submit *pb.SubmitRequest
 	since  time.Duration
+	// span is the request's; nil: it is not traced.
+	span trace.Span
 	// updates go to the gateway; nil while none is there. lost is closed when
 	// it was too slow.
 	updates chan *pb.RequestUpdate
@@ -144,6 +147,9 @@ func (s *Service) Close() {
 	if !s.closed {
 		s.closed = true
 		close(s.stop)
+		for _, j := range s.jobs {
+			s.tracedLocked(j)
+		}
 		if s.record != nil {
 			s.record.end(nil)
 		}
@@ -194,6 +200,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	if j == nil {
 		return // an Abort of what has just ended
 	}
+	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
 		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: a.Why.String()})
@@ -270,6 +277,7 @@ func (s *Service) forgetLocked(j *job) {
 		close(j.updates)
 	}
 	j.updates = nil
+	s.tracedLocked(j)
 	delete(s.jobs, j.id)
 	delete(s.byName, j.submit.Id)
 	s.payload -= len(j.submit.Payload)

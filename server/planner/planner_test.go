@@ -36,7 +36,7 @@ type host struct {
 
 // newHost starts one. Groups time out after an hour unless opts say otherwise:
 // no test waits for a clock.
-func newHost(t *testing.T, opts Options) *host {
+func newHost(t *testing.T, opts Options, server ...grpc.ServerOption) *host {
 	t.Helper()
 	if opts.Planner.GroupTimeout == 0 {
 		opts.Planner.GroupTimeout = time.Hour
@@ -46,10 +46,10 @@ func newHost(t *testing.T, opts Options) *host {
 		t.Fatal(err)
 	}
 	l := bufconn.Listen(1 << 20)
-	server := grpc.NewServer()
-	pb.RegisterPlannerServer(server, s)
+	g := grpc.NewServer(server...)
+	pb.RegisterPlannerServer(g, s)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
+	go func() { served <- g.Serve(l) }()
 	conn, err := grpc.NewClient("passthrough:planner", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
 	if err != nil {
@@ -65,7 +65,7 @@ func newHost(t *testing.T, opts Options) *host {
 		closed = true
 		s.Close()
 		s.Close() // twice is no error
-		server.Stop()
+		g.Stop()
 		if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Errorf("serve: %v", err)
 		}
