@@ -179,7 +179,7 @@ func (s *Store) noWritableVolume() error {
 			why = append(why, fmt.Sprintf("volume %d: a sync failed: %v", v.index, err))
 			continue
 		}
-		why = append(why, fmt.Sprintf("volume %d: %d bytes free, floor is %d", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
+		why = append(why, fmt.Sprintf("volume %d: %d bytes free, which is below the floor of %d: free some, or lower free_floor", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
 	}
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))
 }

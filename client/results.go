@@ -88,7 +88,7 @@ type LostPiece struct {
 type RefusedPiece struct {
 	Block, Group int
 	// Reason is the node's word: parent_absent, parent_mismatch, stale_epoch,
-	// over_quota, full, device, corrupt, too_deep; or node_down, busy, skipped.
+	// over_quota, full, read_only, device, corrupt, too_deep; or node_down, busy, skipped.
 	Reason Reason
 	// Detail is what the node said, for people.
 	Detail string

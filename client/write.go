@@ -325,8 +325,8 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 	}
 	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) { return sess.cache.Reserve(ctx, req) })
 	if err != nil {
-		// Not n.failed: a node that takes no writes now says Unavailable too,
-		// and goes on reading.
+		// Not n.failed: a node that drains says Unavailable too, and goes on
+		// reading.
 		return nil, callError(ctx, "reserve", n.target, err)
 	}
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
@@ -350,7 +350,7 @@ func (w *writing) settleGrants(c writeChunk, resp *pb.ReserveResponse) (granted 
 		case pb.PieceResult_STATE_EXISTS:
 			w.states[i].existed = true
 		default:
-			w.states[i].refused = Reason(r.GetReason())
+			w.states[i] = refusal(r.GetReason())
 		}
 	}
 	return granted

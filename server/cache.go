@@ -298,11 +298,33 @@ func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
 	}
+	if errors.Is(err, storage.ErrReadOnly) {
+		return refuseAll(r, err), nil
+	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	resp.Pieces = grants(res.Grants)
 	return resp, nil
+}
+
+// refuseAll is the answer to a writer while no writes are taken: what it has is
+// refused, and the node is well, so that nobody takes it for one that is down.
+func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
+	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
+	pieces := r.Pieces
+	if pieces == nil {
+		pieces = make([]storage.PieceRef, len(r.IDs))
+		for i := range pieces {
+			pieces[i].Block = i
+		}
+	}
+	for _, p := range pieces {
+		resp.Pieces = append(resp.Pieces, &pb.PieceResult{
+			Block: uint32(p.Block), Group: uint32(p.Group), State: pb.PieceResult_STATE_REFUSED, Reason: "read_only: " + why.Error(),
+		})
+	}
+	return resp
 }
 
 // attach gives the client a window over the reservation's memory and counts

@@ -38,6 +38,27 @@ func TestServerIsNotGRPC(t *testing.T) {
 	}
 }
 
+// TestBelowTheFloor: a node whose disk is full says so at its start, to the writer
+// who finds out, and to those who come after; none is told that it is down.
+func TestBelowTheFloor(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume", "--free-floor", "1000TiB")
+	if log := s.log.String(); !strings.Contains(log, "no writes are taken") || !strings.Contains(log, "free_floor") {
+		t.Errorf("the log does not say it:\n%s", log)
+	}
+	tokensFile, dataFile := prompt2(t, dir)
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	for _, why := range []string{"refused: full: ", "refused: read_only: "} {
+		r := s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
+		if r.code != exitFailed || !strings.Contains(r.err, why) || !strings.Contains(r.err, "lower free_floor") || strings.Contains(r.err, "down") {
+			t.Errorf("exit %d, %q without %q", r.code, r.err, why)
+		}
+	}
+	if out := s.run("status").must(t); !strings.Contains(out, "read_only: node takes no writes") {
+		t.Errorf("status:\n%s", out)
+	}
+}
+
 // TestAddedDisk: an empty directory beside a node's volume is refused with the
 // setting that formats it; with the setting the node serves both, once and for
 // all, and what was stored is still there.

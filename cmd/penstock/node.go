@@ -175,11 +175,24 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	if err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
+	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
 		return nil, nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)))
 	}
 	return store, index, nil
+}
+
+// warnOfSpace says which file systems are below the floor before the first writer
+// finds out.
+func (n *node) warnOfSpace(devices []device) {
+	for i, d := range devices {
+		space, err := d.Stat()
+		if err == nil && space.FreeBytes < int64(n.cfg.FreeFloor) {
+			n.log.Warn("no writes are taken on this volume: its file system has less free space than free_floor; free some, or lower it",
+				"volume", n.cfg.Data[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
+		}
+	}
 }
 
 // openIndex opens the index. If it is gone and the volumes know namespaces, it
