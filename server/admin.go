@@ -23,13 +23,22 @@ var _ pb.AdminServer = (*adminService)(nil)
 
 // describe adds the counters to a namespace.
 func (s *adminService) describe(ns kv.Namespace) *pb.Namespace {
-	m := api.NamespaceProto(ns)
+	return s.describeAll([]kv.Namespace{ns})[0]
+}
+
+// describeAll is describe with the counters of one moment.
+func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
+	counters := make(map[kv.NamespaceID]trie.NamespaceStats)
 	for _, st := range s.node.Stats().Index.Namespaces {
-		if st.ID == ns.ID {
-			m.UsedBytes, m.Blocks, m.Leases = st.Bytes, st.Blocks, st.Leases
-		}
+		counters[st.ID] = st
 	}
-	return m
+	out := make([]*pb.Namespace, len(all))
+	for i, ns := range all {
+		st := counters[ns.ID]
+		out[i] = api.NamespaceProto(ns)
+		out[i].UsedBytes, out[i].Blocks, out[i].Leases = st.Bytes, st.Blocks, st.Leases
+	}
+	return out
 }
 
 func (s *adminService) CreateNamespace(ctx context.Context, req *pb.CreateNamespaceRequest) (*pb.Namespace, error) {
@@ -53,11 +62,7 @@ func (s *adminService) GetNamespace(_ context.Context, req *pb.GetNamespaceReque
 }
 
 func (s *adminService) ListNamespaces(context.Context, *pb.ListNamespacesRequest) (*pb.ListNamespacesResponse, error) {
-	resp := &pb.ListNamespacesResponse{}
-	for _, ns := range s.node.Namespaces() {
-		resp.Namespaces = append(resp.Namespaces, s.describe(ns))
-	}
-	return resp, nil
+	return &pb.ListNamespacesResponse{Namespaces: s.describeAll(s.node.Namespaces())}, nil
 }
 
 func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamespaceRequest) (*pb.DeleteNamespaceResponse, error) {
