@@ -15,10 +15,12 @@ BENCHTIME ?= 1s
 # What test-rdma measures, and how long its guest may live. All rows: RDMA_BENCH=. RDMA_TIMEOUT=30m
 RDMA_BENCH ?= ToPost|AgainstIBWriteBW/(single|paged)/(1MiB|1KiB)$$
 RDMA_TIMEOUT ?= 8m
+# The rows of bench-verbs: all but the cost of a call, thousands of writes of which take hours on emulated CPUs (BenchmarkToPost has it).
+RDMA_ROWS ?= ^single|^[0-9]+ pages
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo demo-node test test-rdma race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
+.PHONY: build demo demo-node test test-rdma bench-verbs race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -41,6 +43,14 @@ test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_wr
 	go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
 	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -bin bin/penstock.test -- \
 		verbs.test "penstock.test -test.run TestServeVerbs" "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
+
+bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten minutes; writes bench/rdma-verbs.json and docs/benchmarks.md
+	go build -o bin/rdmalab ./internal/rdmalab
+	bin/rdmalab -packages
+	go build -buildvcs=auto -tags verbs -o bin/penstock-verbs ./cmd/penstock
+	bin/rdmalab -timeout 20m -env PENSTOCK_RDMA_LAB=1 -out bench -bin bin/penstock-verbs -- \
+		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
+	bin/penstock bench report bench/rdma-verbs.json
 
 race:
 	go test -race $(GOFLAGS_CHECKED) $(RACE)

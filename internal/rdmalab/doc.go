@@ -3,7 +3,8 @@
 // of its own to load such a driver into, and a machine with RDMA cards is not
 // to be had everywhere; QEMU and Debian's packages are.
 //
-//	make test-rdma
+//	make test-rdma     tests
+//	make bench-verbs   bench rdma, for docs/benchmarks.md
 //	rdmalab -bin bin/verbs.test -- 'verbs.test -test.v' 'ib_write_bw …'
 //
 //	 this machine                                 the guest (QEMU, KVM if there is, no network outside)
