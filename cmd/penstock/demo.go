@@ -158,7 +158,6 @@ func (d *demoFlags) run(cmd *cobra.Command, w world) (*clusterReport, error) {
 		if err := r.draw(d.picture); err != nil {
 			return r, err
 		}
-		r.Picture = d.picture
 	}
 	return r, nil
 }
@@ -343,7 +342,11 @@ func (r *clusterReport) draw(file string) error {
 		for _, side := range []struct{ name, prefix string }{{"prefill", "P"}, {"decode", "D"}} {
 			s := chart.Series{Name: run.Mode + ", " + side.name + " side"}
 			var last cluster.Sample
-			for _, sample := range run.Samples {
+			samples := run.Samples
+			if len(samples) == 0 { // it was over before the first look
+				samples = []cluster.Sample{{At: run.Completion, Received: run.ReceivedBytes}}
+			}
+			for _, sample := range samples {
 				sum := 0.0
 				for i, n := range run.NICs {
 					if n.Storage && strings.HasPrefix(n.Node, side.prefix) {
@@ -353,16 +356,17 @@ func (r *clusterReport) draw(file string) error {
 						}
 					}
 				}
-				s.X = append(s.X, sample.At.Seconds())
-				s.Y = append(s.Y, sum/1e6/(sample.At-last.At).Seconds())
+				rate := sum / 1e6 / (sample.At - last.At).Seconds()
+				if len(s.X) == 0 { // what is between the beginning and the first look is one rate
+					s.X, s.Y = append(s.X, 0), append(s.Y, rate)
+				}
+				s.X, s.Y = append(s.X, sample.At.Seconds()), append(s.Y, rate)
 				last = sample
 			}
-			if len(s.X) > 1 {
-				c.Series = append(c.Series, s)
-			}
+			c.Series = append(c.Series, s)
 		}
 	}
-	if len(c.Series) == 0 {
+	if len(c.Series) == 0 { // nothing but the oracle
 		return nil
 	}
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -372,7 +376,11 @@ func (r *clusterReport) draw(file string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(c.Write(f, chart.PNG), f.Close())
+	if err := errors.Join(c.Write(f, chart.PNG), f.Close()); err != nil {
+		return err
+	}
+	r.Picture = file
+	return nil
 }
 
 // newClusterNodeCommand is what a demo's engines and gateway run.

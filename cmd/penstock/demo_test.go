@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -201,5 +202,29 @@ func TestReplayTakesMooncake(t *testing.T) {
 	}
 	if r := s.run("ns", "list"); strings.Contains(r.must(t), "replay") {
 		t.Errorf("left behind:\n%s", r.out)
+	}
+}
+
+// TestPictureOfShortRuns: a run that was over before anybody looked at its NICs is
+// drawn too; without one to draw the report names no picture.
+func TestPictureOfShortRuns(t *testing.T) {
+	file := t.TempDir() + "/nics.png"
+	run := func(mode string) clusterRun {
+		return clusterRun{Mode: mode, Result: &cluster.Result{
+			Completion: time.Millisecond, NICs: []cluster.NIC{{Node: "P0", Storage: true}, {Node: "D0", Storage: true}}, ReceivedBytes: []uint64{1e6, 2e6},
+		}}
+	}
+	r := clusterReport{Runs: []clusterRun{run(modeOracle)}}
+	if err := r.draw(file); err != nil || r.Picture != "" {
+		t.Errorf("nothing but the oracle: picture %q, %v", r.Picture, err)
+	}
+	r.Runs = append(r.Runs, run(modeBasic))
+	if err := r.draw(file); err != nil || r.Picture != file {
+		t.Fatalf("picture %q, %v", r.Picture, err)
+	}
+	if drawn, err := os.ReadFile(file); err != nil {
+		t.Error(err)
+	} else if _, err := png.Decode(bytes.NewReader(drawn)); err != nil {
+		t.Error(err)
 	}
 }
