@@ -10,8 +10,8 @@ import (
 )
 
 func newBenchCluster(w world, f *benchFlags) *cobra.Command {
-	a := agentFlags{agents: 32, rounds: 20, divide: 8}
-	rate := 100
+	a := agentFlags{agents: 96, rounds: 8, divide: 8}
+	rate, skip := 200, 16
 	cmd := &cobra.Command{
 		Use:   "cluster",
 		Short: "Clusters on this machine: what dual path gains, and what faults cost",
@@ -20,21 +20,22 @@ bytes: prefill's storage NICs alone against both sides' for 1P1D, 2P1D, 1P2D and
 against no loads at all where compute is the limit, the balance of the storage NICs,
 one long request, one part of the design after the other, and faults in the middle of
 a replay: kill -9 of each kind of node, slow NICs, cables pulled, bits flipped. All
-of it takes about half an hour; --only chooses.`,
+of it takes about 25 minutes; --only chooses.`,
 		Example: `  penstock bench cluster --only "storage is the limit"
   penstock bench cluster --only faults --contenders "none|flipped" --rate 100`,
 		Args: args(cobra.NoArgs),
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
-	fl.IntVar(&a.rounds, "turns", a.rounds, "turns of each agent that are replayed, from its first")
+	fl.IntVar(&a.rounds, "turns", a.rounds, "turns of each agent that are replayed")
+	fl.IntVar(&skip, "skip", skip, "turns of each agent that are in storage beforehand, where storage is to be the limit")
 	fl.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	fl.IntVar(&rate, "rate", rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 || rate < 1 {
-			return usagef("--agents %d --turns %d --divide %d --rate %d: 1 to %d agents, and at least 1 of the others are needed", a.agents, a.rounds, a.divide, rate, agentsMost)
+		if a.agents < 1 || a.agents > agentsMost || a.rounds < 1 || a.divide < 1 || rate < 1 || skip < 0 {
+			return usagef("--agents %d --turns %d --divide %d --rate %d --skip %d: 1 to %d agents, at least 1 of the others and 0 skipped are needed", a.agents, a.rounds, a.divide, rate, skip, agentsMost)
 		}
-		o := suite.ClusterOptions{Agents: a.agents, Rounds: a.rounds, Divide: a.divide, RateBits: uint64(rate) * 1e6, Env: withoutSettings(w.environ)}
+		o := suite.ClusterOptions{Agents: a.agents, Rounds: a.rounds, Divide: a.divide, Skip: skip, RateBits: uint64(rate) * 1e6, Env: withoutSettings(w.environ)}
 		return f.run(cmd, w, func(ctx context.Context, sw suite.World) (bench.Report, error) { return suite.Cluster(ctx, sw, o) })
 	}
 	return cmd

@@ -3,8 +3,10 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/bench"
 	"github.com/penstock-kv/penstock/internal/emulate"
 )
@@ -85,6 +87,13 @@ type Result struct {
 	Longest       time.Duration `json:"longest_turn_ns"`
 	FirstTokenP50 time.Duration `json:"first_token_p50_ns"`
 	FirstTokenP99 time.Duration `json:"first_token_p99_ns"`
+	// MeanMatch, MeanQueue, MeanPrefill and MeanDecode are the parts of a turn that
+	// ended well, one after the other: finding the hit, until both engines are known,
+	// until the first token, until the last one is stored.
+	MeanMatch   time.Duration `json:"mean_match_ns"`
+	MeanQueue   time.Duration `json:"mean_queue_ns"`
+	MeanPrefill time.Duration `json:"mean_prefill_ns"`
+	MeanDecode  time.Duration `json:"mean_decode_ns"`
 	// ReceivedBytes and SentBytes of each NIC, with headers.
 	NICs          []NIC    `json:"nics"`
 	ReceivedBytes []uint64 `json:"received_bytes"`
@@ -92,6 +101,9 @@ type Result struct {
 	// SNICBalance is max/avg of what storage NICs received in a second, mean over
 	// windows; 0: there was none.
 	SNICBalance float64 `json:"snic_max_over_avg"`
+	// Usage is that of the storage NICs that may read: those of prefill alone with
+	// dualpath.PrefillOnly, all otherwise.
+	Usage Usage `json:"snic_usage"`
 	// BusyBalance is max/avg over prefill engines of the time that compute took; 0
 	// with fewer than two.
 	BusyBalance float64 `json:"prefill_busy_max_over_avg,omitempty"`
@@ -101,8 +113,10 @@ type Result struct {
 	WrongBlocks  uint64 `json:"wrong_blocks"`
 	CaughtBlocks uint64 `json:"caught_blocks"`
 	Flipped      int    `json:"flipped_bits,omitempty"`
-	// CPU is the processor time of all processes over the time they had.
-	CPU time.Duration `json:"cpu_ns"`
+	// CPU is the processor time of all processes, over Life: from their start to
+	// their end.
+	CPU  time.Duration `json:"cpu_ns"`
+	Life time.Duration `json:"life_ns"`
 	// Samples and Loads are for pictures and further questions.
 	Samples []Sample         `json:"-"`
 	Loads   []emulate.Loaded `json:"-"`
@@ -115,6 +129,8 @@ const sampleEvery = 250 * time.Millisecond
 type Workload struct {
 	Agents   []emulate.Session
 	Parallel int
+	// Warm, if set, is replayed before anything is counted.
+	Warm []emulate.Session
 	// During, if set, runs beside the replay: faults. It ends before Run returns,
 	// and its error is Run's.
 	During func(ctx context.Context, c *Cluster) error
@@ -124,6 +140,7 @@ type Workload struct {
 
 // Run starts a cluster, replays agents and returns what was seen.
 func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
+	begin := time.Now()
 	c, err := Start(ctx, spec)
 	if err != nil {
 		return nil, err
@@ -135,6 +152,9 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
+	if err := c.warm(ctx, w); err != nil {
+		return nil, err
+	}
 	if r, err = c.measure(ctx, w); err != nil {
 		return nil, err
 	}
@@ -149,9 +169,36 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 		r.CaughtBlocks += n.CaughtBlocks
 		r.Flipped += c.flipped[name]
 	}
-	r.CPU = c.CPU()
+	r.CPU, r.Life = c.CPU(), time.Since(begin)
 	r.BusyBalance = c.busyBalance()
 	return r, nil
+}
+
+// warm replays what is to be in storage beforehand.
+func (c *Cluster) warm(ctx context.Context, w Workload) error {
+	if len(w.Warm) == 0 {
+		return nil
+	}
+	turns, _, err := c.Replay(ctx, w.Warm, w.Parallel)
+	if err != nil {
+		return err
+	}
+	for _, t := range turns {
+		if t.Failed {
+			return fmt.Errorf("cluster: %s, before the measurement: %s", t.Session, t.Err)
+		}
+	}
+	return nil
+}
+
+// kindOf is what an engine is; "": there is none of that name.
+func (c *Cluster) kindOf(name string) Kind {
+	for _, m := range c.engines {
+		if m.name == name {
+			return m.kind
+		}
+	}
+	return ""
 }
 
 // busyBalance is Result.BusyBalance.
@@ -212,6 +259,11 @@ func (c *Cluster) measure(ctx context.Context, w Workload) (*Result, error) {
 	last.since(zero)
 	r.ReceivedBytes, r.SentBytes = last.Received, last.Sent
 	r.SNICBalance = Balance(r.NICs, samples, took)
+	if !c.spec.Oracle { // whose NICs have no limit
+		r.Usage = use(r.NICs, append(samples, last), took, c.spec.SNICBits, func(n NIC) bool {
+			return n.Storage && (c.spec.Policy != dualpath.PrefillOnly || c.kindOf(n.Node) == KindPrefill)
+		})
+	}
 	return r, nil
 }
 
@@ -271,6 +323,13 @@ func (r *Result) count(turns []Turn) {
 			continue
 		}
 		first = append(first, t.FirstToken)
+		r.MeanMatch += t.Matched
+		r.MeanQueue += t.Started - t.Matched
+		r.MeanPrefill += t.FirstToken - t.Started
+		r.MeanDecode += t.Took - t.FirstToken
+	}
+	for _, d := range []*time.Duration{&r.MeanMatch, &r.MeanQueue, &r.MeanPrefill, &r.MeanDecode} {
+		*d /= time.Duration(max(len(first), 1))
 	}
 	r.FirstTokenP50, r.FirstTokenP99 = bench.Quantile(first, 0.50), bench.Quantile(first, 0.99)
 }

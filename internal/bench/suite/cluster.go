@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"time"
 
@@ -19,6 +20,9 @@ import (
 type ClusterOptions struct {
 	// Agents work at a time, Rounds turns of each, lengths divided by Divide.
 	Agents, Rounds, Divide int
+	// Skip is how many turns of each agent are in storage when a replay begins that
+	// is to be bound by storage.
+	Skip int
 	// RateBits is that of a storage NIC, in bits a second.
 	RateBits uint64
 	// Env of the processes.
@@ -41,6 +45,15 @@ const (
 	againMetric      = "recomputed parts"
 	longestMetric    = "longest turn s"
 	flippedMetric    = "bits flipped"
+	usageMetric      = "SNICs busy %"
+	middleMetric     = "busy between head and tail %"
+	headMetric       = "head s"
+	tailMetric       = "tail s"
+	cpuMetric        = "CPUs busy %"
+	matchMetric      = "a turn: match ms"
+	queueMetric      = "a turn: to a start ms"
+	prefillMetric    = "a turn: to the first token ms"
+	restMetric       = "a turn: to its end ms"
 	burstP50Metric   = "burst p50 ms"
 	burstP99Metric   = "burst p99 ms"
 )
@@ -49,7 +62,8 @@ const (
 type clusterSuite struct {
 	*suiteRun
 	opts ClusterOptions
-	set  []workload.Trajectory
+	// set are the agents from their first turn on; whole has those before Skip too.
+	set, whole []workload.Trajectory
 	// loopback: there are no namespaces.
 	loopback bool
 }
@@ -62,7 +76,9 @@ func Cluster(ctx context.Context, w World, o ClusterOptions) (bench.Report, erro
 	if err != nil {
 		return s.report, err
 	}
-	s.set = workload.Scale{Rounds: o.Rounds, Tokens: 1 / float64(o.Divide)}.Apply(table.Generate(o.Agents, 1))
+	generated := table.Generate(o.Agents, 1)
+	s.set = workload.Scale{Rounds: o.Rounds, Tokens: 1 / float64(o.Divide)}.Apply(generated)
+	s.whole = workload.Scale{Rounds: o.Rounds + o.Skip, Tokens: 1 / float64(o.Divide)}.Apply(generated)
 	network, loopback, err := (&cluster.Spec{}).Network()
 	if err != nil {
 		return s.report, err
@@ -100,12 +116,36 @@ func (s *clusterSuite) turns(ctx context.Context, c bench.Comparison) error {
 	return nil
 }
 
+// late is a replay of agents in the middle of their work: all that a turn finds is in
+// storage from the first one on, as it is for nearly all of a real agent's turns.
+func (s *clusterSuite) late() cluster.Workload {
+	warm, agents := cluster.Late("bench", s.whole, s.opts.Skip, s.opts.Rounds)
+	return cluster.Workload{Warm: warm, Agents: agents}
+}
+
+// lately is replay with late.
+func (s *clusterSuite) lately(ctx context.Context, c bench.Comparison) error {
+	c.Notes = append(c.Notes,
+		fmt.Sprintf("%d agents of DualPath's 64K set, %d turns each, the %d before them in storage already, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Skip, s.opts.Divide),
+		"SNICs busy: what those that may read have received, of what they could have from first to last; head: until a window of a second had 90 % of the best one; tail: after the last such window, when few agents are left",
+		"a turn: means of its parts, one after the other; its end is when its last block is stored")
+	return s.turns(ctx, c)
+}
+
 // replay is turns of the suite's agents, which are named with the comparison: parts
 // of a report may be of runs with others.
 func (s *clusterSuite) replay(ctx context.Context, c bench.Comparison) error {
-	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", s.opts.Agents, s.opts.Rounds, s.opts.Divide))
+	return s.replayOf(ctx, c, s.opts.Agents)
+}
+
+// replayOf is replay with at most n agents.
+func (s *clusterSuite) replayOf(ctx context.Context, c bench.Comparison, n int) error {
+	c.Notes = append(c.Notes, fmt.Sprintf("%d agents of DualPath's 64K set, the first %d turns, lengths divided by %d", len(s.first(n)), s.opts.Rounds, s.opts.Divide))
 	return s.turns(ctx, c)
 }
+
+// first are the first n agents.
+func (s *clusterSuite) first(n int) []workload.Trajectory { return s.set[:min(len(s.set), n)] }
 
 func keep(in []bench.Contender, ok func(bench.Contender) bool) (out []bench.Contender) {
 	for _, c := range in {
@@ -151,10 +191,19 @@ func (s *clusterSuite) run(ctx context.Context, spec cluster.Spec, load cluster.
 }
 
 // contender is a replay on a kind of cluster.
-func (s *clusterSuite) contender(name string, spec cluster.Spec) bench.Contender {
+func (s *clusterSuite) contender(name string, spec cluster.Spec, load cluster.Workload) bench.Contender {
 	return bench.Contender{Name: name, Turn: func(ctx context.Context) (bench.Sample, error) {
-		_, sample, err := s.run(ctx, spec, cluster.Workload{})
-		return sample, err
+		r, sample, err := s.run(ctx, spec, load)
+		if err != nil {
+			return nil, err
+		}
+		sample[cpuMetric] = 100 * r.CPU.Seconds() / r.Life.Seconds() / float64(runtime.NumCPU())
+		sample[matchMetric], sample[queueMetric], sample[prefillMetric], sample[restMetric] = ms(r.MeanMatch), ms(r.MeanQueue), ms(r.MeanPrefill), ms(r.MeanDecode)
+		if u := r.Usage; u.Whole > 0 {
+			sample[usageMetric], sample[middleMetric] = 100*u.Whole, 100*u.Middle
+			sample[headMetric], sample[tailMetric] = u.Head.Seconds(), u.Tail.Seconds()
+		}
+		return sample, nil
 	}}
 }
 
@@ -168,7 +217,7 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 		name := spec.Shape()
 		basic := spec
 		basic.Policy = dualpath.PrefillOnly
-		c.Contenders = append(c.Contenders, s.contender(name+" basic", basic), s.contender(name+" dualpath", spec))
+		c.Contenders = append(c.Contenders, s.contender(name+" basic", basic, s.late()), s.contender(name+" dualpath", spec, s.late()))
 		bound := float64(spec.Prefill+spec.Decode) / float64(spec.Prefill)
 		c.Measures = append(c.Measures, bench.Measure{
 			Name: fmt.Sprintf("%s: x of the bound %.2g", name, bound), Target: bench.AtLeast(0.93),
@@ -185,7 +234,7 @@ func (s *clusterSuite) shapes(ctx context.Context) error {
 		}}
 	}
 	c.Measures = append(c.Measures, apart("1P1D basic", "1P2D basic", 0.03), apart("1P1D dualpath", "2P1D basic", 0.12))
-	return s.replay(ctx, c)
+	return s.lately(ctx, c)
 }
 
 // quotient is the completion of a over that of b.
@@ -208,7 +257,7 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 	oracle.Oracle = true
 	const name = "dual path where compute is the limit, 2P2D"
 	return s.replay(ctx, bench.Comparison{
-		Name: name, Contenders: []bench.Contender{s.contender("dualpath", spec), s.contender("oracle", oracle)},
+		Name: name, Contenders: []bench.Contender{s.contender("dualpath", spec, cluster.Workload{}), s.contender("oracle", oracle, cluster.Workload{})},
 		Measures: []bench.Measure{
 			bench.Ratio("completion, dualpath / oracle", completionMetric, "dualpath", "oracle", bench.AtMost(1.12)),
 			bench.Figure("prefill engines' compute, max/avg", "", busyMetric, "dualpath", bench.AtMost(1.06)),
@@ -220,14 +269,14 @@ func (s *clusterSuite) compute(ctx context.Context) error {
 func (s *clusterSuite) balance(ctx context.Context) error {
 	c := bench.Comparison{Name: "balance of the storage NICs, 2P4D", Notes: []string{"the paper has 1.53 for round robin and 1.18 for its scheduler (section 7.5)"}}
 	for _, p := range []dualpath.ReadPolicy{dualpath.RoundRobin, dualpath.Shorter, dualpath.Split} {
-		c.Contenders = append(c.Contenders, s.contender(p.String(), cluster.Spec{Prefill: 2, Decode: 4, Policy: p}))
+		c.Contenders = append(c.Contenders, s.contender(p.String(), cluster.Spec{Prefill: 2, Decode: 4, Policy: p}, s.late()))
 		target := bench.AtMost(1.18)
 		if p == dualpath.RoundRobin {
 			target = bench.Target{}
 		}
 		c.Measures = append(c.Measures, bench.Figure(p.String()+": SNIC max/avg", "", balanceMetric, p.String(), target))
 	}
-	return s.replay(ctx, c)
+	return s.lately(ctx, c)
 }
 
 // long is one agent with nobody beside it: the split of a request against the
@@ -288,7 +337,7 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 	}
 	c := bench.Comparison{Name: "ablation, 2P4D", Notes: []string{"dual path alone: the sides take turns; the scheduler: the shorter reading queue reads; the split: both do (the paper: -17 %, -38 %, -46 %, no split)"}}
 	for i, k := range steps {
-		c.Contenders = append(c.Contenders, s.contender(k.name, k.spec))
+		c.Contenders = append(c.Contenders, s.contender(k.name, k.spec, cluster.Workload{}))
 		if i > 0 {
 			c.Measures = append(c.Measures, bench.Measure{Name: k.name + ": completion against basic", Unit: "%", Of: func(r bench.Round) (float64, bool) {
 				x, ok := quotient(r, k.name, "basic")
@@ -307,6 +356,8 @@ const (
 	burstPause    = 30 * time.Millisecond
 	burstCount    = 150
 	burstSNICBits = 25e6
+	// burstAgents load for as long as the bursts take, and not long before them.
+	burstAgents = 48
 )
 
 // isolation: how long bursts over the compute network take without KV beside them,
@@ -328,7 +379,7 @@ func (s *clusterSuite) isolation(ctx context.Context) error {
 		bench.Ratio("p99 of bursts, KV in the class below / no KV", burstP99Metric, "KV in the class below", "no KV", bench.AtMost(1.03)),
 		bench.Ratio("p99 of bursts, KV in the same class / no KV", burstP99Metric, "KV in the same class", "no KV", bench.Target{}),
 	}
-	return s.replay(ctx, c)
+	return s.replayOf(ctx, c, burstAgents)
 }
 
 // burst sends bursts on a cluster that replays agents meanwhile, or one.
@@ -337,9 +388,10 @@ func (s *clusterSuite) burst(ctx context.Context, loaded, asKV bool) (bench.Samp
 	enough := errors.New("the bursts are over")
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	load := cluster.Workload{During: func(ctx context.Context, c *cluster.Cluster) (err error) {
+	set := s.first(burstAgents)
+	load := cluster.Workload{Agents: cluster.Sessions("bench", set), Parallel: len(set), During: func(ctx context.Context, c *cluster.Cluster) (err error) {
 		if loaded {
-			if err := c.AfterTurns(ctx, s.opts.Agents); err != nil {
+			if err := c.AfterTurns(ctx, len(set)); err != nil {
 				return err
 			}
 		}
@@ -385,6 +437,8 @@ const (
 	// slowBits is a NIC at 1 % of its rate, of deadline what a turn may take.
 	slowShare = 100
 	deadline  = time.Minute
+	// faultAgents are enough to have all nodes busy: there are thirteen replays.
+	faultAgents = 24
 )
 
 // faultList is what goes wrong.
@@ -459,13 +513,14 @@ func (s *clusterSuite) faults(ctx context.Context) error {
 	c := bench.Comparison{Name: "faults in the middle of a replay, 2P2D", Notes: []string{
 		"each begins when a third of the turns have ended; a turn's deadline is a minute; blocks that a checksum kept from a device are caught, those that reached one would be wrong",
 	}}
+	set := s.first(faultAgents)
 	turns := 0
-	for _, t := range s.set {
+	for _, t := range set {
 		turns += len(t.Rounds)
 	}
 	for _, f := range s.faultList() {
 		c.Contenders = append(c.Contenders, bench.Contender{Name: f.name, Turn: func(ctx context.Context) (bench.Sample, error) {
-			var load cluster.Workload
+			load := cluster.Workload{Agents: cluster.Sessions("bench", set), Parallel: len(set)}
 			if f.do != nil {
 				load.During = func(ctx context.Context, k *cluster.Cluster) error {
 					if err := k.AfterTurns(ctx, turns/3); err != nil {
@@ -491,5 +546,5 @@ func (s *clusterSuite) faults(ctx context.Context) error {
 		c.Measures = append(c.Measures, bench.Figure(f.name+": wrong blocks", "", wrongMetric, f.name, bench.AtMost(0)),
 			bench.Figure(f.name+": longest turn", "s", longestMetric, f.name, bench.AtMost(deadline.Seconds()+1)))
 	}
-	return s.replay(ctx, c)
+	return s.replayOf(ctx, c, faultAgents)
 }
