@@ -174,12 +174,16 @@ func Run(ctx context.Context, spec Spec, w Workload) (_ *Result, err error) {
 	return r, nil
 }
 
+// warmParallel is how many agents' contexts are stored at a time: a node that has
+// more to store than it may keep would drop blocks, which are then no hits.
+const warmParallel = 8
+
 // warm replays what is to be in storage beforehand.
 func (c *Cluster) warm(ctx context.Context, w Workload) error {
 	if len(w.Warm) == 0 {
 		return nil
 	}
-	turns, _, err := c.Replay(ctx, w.Warm, w.Parallel)
+	turns, _, err := c.Replay(ctx, w.Warm, min(w.Parallel, warmParallel))
 	if err != nil {
 		return err
 	}
