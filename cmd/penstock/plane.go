@@ -401,7 +401,7 @@ func (c *connection) speaks(ctx context.Context) string {
 
 // speaksWithin bounds the question to one node; the client's own attempts to reach
 // it come after.
-const speaksWithin = 2 * time.Second
+const speaksWithin = 5 * time.Second
 
 // engine opens the transfer engine that the nodes need.
 func (c *connection) engine(ctx context.Context, secure *tls.Config) (rdma.Engine, error) {
