@@ -57,8 +57,11 @@ func TestClusterFaults(t *testing.T) {
 			return c.Plug(cluster.NIC{Node: "D0"}, true)
 		}},
 		{"bits", func(_ context.Context, c *cluster.Cluster) error {
+			// One in seventy is caught. So many that a request fails MaxAttempts times would be refused, and a slow machine
+			// would meet ever more of them.
+			const flips = 100
 			for _, node := range []string{"P0", "D0"} {
-				if err := c.FlipBuffer(node, time.Millisecond, 10_000); err != nil {
+				if err := c.FlipBuffer(node, time.Millisecond, flips); err != nil {
 					return err
 				}
 			}
