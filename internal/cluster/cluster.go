@@ -117,7 +117,7 @@ func (c *Cluster) plan() (err error) {
 		return err
 	}
 	c.storage.args = []string{
-		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--free-floor", "64MiB", "--prewrite=false", "--segment", "64MiB",
+		"serve", "--data", filepath.Join(s.Dir, "volume"), "--capacity", fmt.Sprint(s.CapacityBytes), "--arena", fmt.Sprint(s.ArenaBytes), "--free-floor", "64MiB", "--prewrite=false", "--segment", "64MiB",
 		"--listen", at(c.storage.listen, grpcPort), "--data-listen", at(c.storage.listen, dataPort), "--http", "", "--insecure",
 		"--node", "storage", "--log-format", "json",
 	}

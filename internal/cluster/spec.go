@@ -49,6 +49,9 @@ type Spec struct {
 	// Dir is where storage lies; CapacityBytes of it. Default 8 GiB.
 	Dir           string
 	CapacityBytes int64
+	// ArenaBytes is the storage node's memory for bytes in flight. A load that finds none for two seconds is Busy, and
+	// where no other side reads, its rest is recomputed. Default 256 MiB.
+	ArenaBytes int64
 	// Env of the processes.
 	Env []string
 }
@@ -69,6 +72,7 @@ func (s *Spec) EnsureDefaults() {
 	def(&s.GroupTimeout, 5*time.Second)
 	def(&s.Deadline, 2*time.Minute)
 	def(&s.CapacityBytes, 8<<30)
+	def(&s.ArenaBytes, 256<<20)
 	s.Model.Layers = s.Layers
 	def(&s.Model.Attention.PerToken, 1e-9)
 	def(&s.Model.Quota, batch.DefaultQuota)
