@@ -332,7 +332,7 @@ func (s *clusterSuite) long(ctx context.Context) error {
 // split beyond it. Compute takes about as long as loading does, and device memory
 // is small, so that each part has something to do.
 func (s *clusterSuite) ablation(ctx context.Context) error {
-	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20, Layers: 8}
+	spec := cluster.Spec{Prefill: 2, Decode: 4, HBMBytes: 64 << 20, ArenaBytes: 1 << 30, Layers: 8}
 	spec.Model.Linear = 4e-4
 	with := func(change func(*cluster.Spec)) cluster.Spec {
 		out := spec
@@ -351,7 +351,7 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 	}
 	c := bench.Comparison{Name: "ablation, 2P4D", Notes: []string{"dual path alone: the sides take turns; the scheduler: the shorter reading queue reads; the split: both do (the paper: -17 %, -38 %, -46 %, no split)"}}
 	for i, k := range steps {
-		c.Contenders = append(c.Contenders, s.contender(k.name, k.spec, cluster.Workload{}))
+		c.Contenders = append(c.Contenders, s.contender(k.name, k.spec, s.late()))
 		if i > 0 {
 			c.Measures = append(c.Measures, bench.Measure{Name: k.name + ": completion against basic", Unit: "%", Of: func(r bench.Round) (float64, bool) {
 				x, ok := quotient(r, k.name, "basic")
@@ -359,7 +359,7 @@ func (s *clusterSuite) ablation(ctx context.Context) error {
 			}})
 		}
 	}
-	return s.replay(ctx, c)
+	return s.lately(ctx, c)
 }
 
 // Bursts of the isolation: of 4 MiB, so that the packet of KV that is on the wire
