@@ -266,19 +266,7 @@ func TestChunks(t *testing.T) {
 // of either kind leaves; all are served elsewhere.
 func TestChunksEnd(t *testing.T) {
 	testkit.VerifyNone(t)
-	c := (&cluster{t: t, quota: time.Microsecond}).start(2, 2)
-	turns := 0
-	var left sync.WaitGroup
-	c.gateway.Done = func(TurnResult) {
-		switch turns++; turns {
-		case 5:
-			left.Go(c.stops[3])
-		case 12:
-			left.Go(c.stops[0])
-		}
-	}
-	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 6), 30)
-	left.Wait()
+	(&cluster{t: t, quota: time.Microsecond}).start(2, 2).nodesLeave()
 }
 
 // nicCopier copies over the loopback of a NIC, here of sockets.
@@ -325,7 +313,12 @@ func TestPlannerRestart(t *testing.T) {
 // they had is planned anew; no turn is lost and no byte is wrong.
 func TestNodesLeave(t *testing.T) {
 	testkit.VerifyNone(t)
-	c := newCluster(t, 2, 2)
+	newCluster(t, 2, 2).nodesLeave()
+}
+
+// nodesLeave replays while a decode and a prefill node of two by two go.
+func (c *cluster) nodesLeave() {
+	c.t.Helper()
 	turns := 0
 	var left sync.WaitGroup
 	c.gateway.Done = func(TurnResult) {
@@ -336,6 +329,6 @@ func TestNodesLeave(t *testing.T) {
 			left.Go(c.stops[0])
 		}
 	}
-	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 6), 30)
+	c.check(c.gateway.Run(c.t.Context(), sessions(6, 5), 6), 30)
 	left.Wait()
 }
