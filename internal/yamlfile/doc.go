@@ -7,7 +7,8 @@
 //	                     └──── Errorf("wan.gbps", …) ──► the same, of what only the caller can judge
 //
 // A key that is not known, or given twice, is an error, as is a second document,
-// and a number that is not finite. A file is at most SizeMax bytes long.
+// and a number that is not finite. A file is at most SizeMax bytes long, or
+// what its reader says to ParseAtMost.
 //
 // There is no lock; a File is not changed after Parse.
 package yamlfile

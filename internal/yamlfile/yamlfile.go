@@ -50,10 +50,15 @@ type File struct {
 	root *yaml.Node // nil: empty
 }
 
-// Parse reads the one document of raw. name is how errors call the file.
-func Parse(name string, raw []byte) (*File, error) {
-	if len(raw) > SizeMax {
-		return nil, &Error{File: name, Text: fmt.Sprintf("%d bytes long; at most %d are read", len(raw), SizeMax)}
+// Parse reads the one document of raw, of SizeMax bytes at most. name is how
+// errors call the file.
+func Parse(name string, raw []byte) (*File, error) { return ParseAtMost(name, raw, SizeMax) }
+
+// ParseAtMost is Parse for a file that a program may write, of sizeMax bytes at
+// most.
+func ParseAtMost(name string, raw []byte, sizeMax int) (*File, error) {
+	if len(raw) > sizeMax {
+		return nil, &Error{File: name, Text: fmt.Sprintf("%d bytes long; at most %d are read", len(raw), sizeMax)}
 	}
 	f := &File{name: name}
 	dec := yaml.NewDecoder(bytes.NewReader(raw))

@@ -1,17 +1,14 @@
 package netoracle
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"time"
 
-	"go.yaml.in/yaml/v3"
-
 	"github.com/penstock-kv/penstock/dualpath/netcost"
+	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
 // File reads a YAML file, and again when it has changed.
@@ -64,9 +61,9 @@ func (f *File) Read(context.Context) (Reading, error) {
 	if err != nil {
 		return Reading{}, fmt.Errorf("netoracle: %w", err)
 	}
-	r, err := ParseFile(raw)
+	r, err := ParseFile(f.path, raw)
 	if err != nil {
-		return Reading{}, fmt.Errorf("netoracle: %s: %w", f.path, err)
+		return Reading{}, fmt.Errorf("netoracle: %w", err)
 	}
 	r.Measured = info.ModTime()
 	f.stamp, f.last = now, r
@@ -91,18 +88,18 @@ type place struct {
 	Host string `yaml:"host"`
 }
 
-// ParseFile is the file's content as a reading. Errors name the line.
-func ParseFile(raw []byte) (Reading, error) {
-	if len(raw) > maxAnswerBytes {
-		return Reading{}, fmt.Errorf("larger than %d bytes", maxAnswerBytes)
+// ParseFile is the file's content as a reading; name is how errors call the file,
+// of which they say the line.
+func ParseFile(name string, raw []byte) (Reading, error) {
+	f, err := yamlfile.ParseAtMost(name, raw, maxAnswerBytes)
+	if err != nil {
+		return Reading{}, err
+	}
+	if !f.Has("") {
+		return Reading{}, f.Errorf("", "empty; it needs tiers, places or congestion")
 	}
 	var n network
-	d := yaml.NewDecoder(bytes.NewReader(raw))
-	d.KnownFields(true)
-	if err := d.Decode(&n); err != nil {
-		if errors.Is(err, io.EOF) {
-			return Reading{}, errors.New("empty; it needs tiers, places or congestion")
-		}
+	if err := f.Decode(&n); err != nil {
 		return Reading{}, err
 	}
 	var r Reading
@@ -114,10 +111,10 @@ func ParseFile(raw []byte) (Reading, error) {
 			r.Fabric.Bandwidth[i], r.Fabric.Latency[i] = t.Gbps*netcost.Gbit, t.Latency
 		}
 		if err := r.Fabric.Validate(); err != nil {
-			return Reading{}, err
+			return Reading{}, f.Errorf("tiers", "%v", err)
 		}
 	default:
-		return Reading{}, fmt.Errorf("tiers has %d entries; it must have %d, near to far: %v, %v, %v, %v",
+		return Reading{}, f.Errorf("tiers", "has %d entries; it must have %d, near to far: %v, %v, %v, %v",
 			len(n.Tiers), netcost.Tiers, netcost.SameNode, netcost.SameRack, netcost.SamePod, netcost.CrossPod)
 	}
 	switch len(n.Congestion) {
@@ -125,20 +122,20 @@ func ParseFile(raw []byte) (Reading, error) {
 	case netcost.Tiers:
 		c := netcost.Congestion(n.Congestion)
 		if err := c.Validate(); err != nil {
-			return Reading{}, err
+			return Reading{}, f.Errorf("congestion", "%v", err)
 		}
 		r.Congestion = map[netcost.Tier]float64{}
 		for i, v := range c {
 			r.Congestion[netcost.Tier(i)] = v
 		}
 	default:
-		return Reading{}, fmt.Errorf("congestion has %d entries; it must have %d, near to far", len(n.Congestion), netcost.Tiers)
+		return Reading{}, f.Errorf("congestion", "has %d entries; it must have %d, near to far", len(n.Congestion), netcost.Tiers)
 	}
 	if len(n.Places) > 0 {
 		r.Places = make(map[string]netcost.Place, len(n.Places))
 		for name, p := range n.Places {
 			if p.Pod == "" {
-				return Reading{}, fmt.Errorf("place of %q has no pod: without one it is far from all; leave it out, or say it", name)
+				return Reading{}, f.Errorf("places."+name, "has no pod: without one it is far from all; leave it out, or say it")
 			}
 			if p.Host == "" {
 				p.Host = name

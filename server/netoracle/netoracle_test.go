@@ -22,6 +22,7 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath/netcost"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/internal/yamlfile"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -39,7 +40,7 @@ places:
 `
 
 func TestParseFile(t *testing.T) {
-	r, err := ParseFile([]byte(example))
+	r, err := ParseFile("net.yaml", []byte(example))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,20 +55,41 @@ func TestParseFile(t *testing.T) {
 	}
 	for _, c := range []struct{ yaml, says string }{
 		{"", "empty"},
-		{"teirs: []", "line 1: field teirs"},
-		{"tiers:\n  - {bandwidth: 5}", "line 2: field bandwidth"},
-		{"tiers: [{bandwidth_gbps: 5}]", "1 entries; it must have 4"},
+		{"teirs: []", `net.yaml:1: unknown key "teirs"; did you mean "tiers"? known are tiers, congestion, places`},
+		{"tiers:\n  - {bandwidth: 5}", `net.yaml:2: tiers.0: unknown key "bandwidth"`},
+		{"tiers: [{bandwidth_gbps: 5}]", "net.yaml:1: tiers: has 1 entries; it must have 4"},
 		{"tiers: [{bandwidth_gbps: 5}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}, {latency: 1us}]", "bandwidth of tier 3 (cross pod) is 0"},
-		{"tiers: [{bandwidth_gbps: .nan}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}]", "NaN"},
+		{"tiers: [{bandwidth_gbps: .nan}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}]", "is .nan; write a finite number"},
 		{"tiers: [{bandwidth_gbps: 5, latency: -1s}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}, {bandwidth_gbps: 5}]", "negative"},
 		{"congestion: [0, 0, 0, 1]", "congestion of tier 3 (cross pod) is 1"},
 		{"congestion: [0.1]", "1 entries"},
-		{"places: {x: {rack: r}}", `"x" has no pod`},
-		{"places: [x]", "line 1"},
+		{"places:\n  x: {rack: r}", `net.yaml:2: places.x: has no pod`},
+		{"places: [x]", "net.yaml:1: places: is a list"},
+		{"places: {x: {pod: a}}\n---\nplaces: {}", "more than one YAML document"},
+		{"places: {x: {pod: a}}\nplaces: {}", "stands in line 1 already"},
+		{"tiers: [{latency: 5}]", "without a unit"},
 	} {
-		if _, err := ParseFile([]byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := ParseFile("net.yaml", []byte(c.yaml)); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q: %v, want %q", c.yaml, err, c.says)
 		}
+	}
+}
+
+// TestParseLargeFile: a file of many places, which a program wrote, may be longer
+// than one that people write.
+func TestParseLargeFile(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("places:\n")
+	count := 0
+	for ; b.Len() <= 2*yamlfile.SizeMax; count++ {
+		fmt.Fprintf(&b, "  node-%07d: {pod: p%d, rack: %01000d}\n", count, count/1000, count/40)
+	}
+	r, err := ParseFile("net.yaml", []byte(b.String()))
+	if err != nil || len(r.Places) != count {
+		t.Fatalf("%d places of %d: %v", len(r.Places), count, err)
+	}
+	if _, err := ParseFile("net.yaml", make([]byte, maxAnswerBytes+1)); err == nil || !strings.Contains(err.Error(), "at most 67108864 are read") {
+		t.Errorf("too large: %v", err)
 	}
 }
 
@@ -75,7 +97,7 @@ func FuzzParseFile(f *testing.F) {
 	f.Add([]byte(example))
 	f.Add([]byte("tiers: [{bandwidth_gbps: 1e400}]"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		r, err := ParseFile(raw)
+		r, err := ParseFile("net.yaml", raw)
 		if err != nil {
 			return
 		}
@@ -114,7 +136,7 @@ func TestFile(t *testing.T) {
 			t.Fatalf("broken: %+v, told %d times", s, told)
 		}
 	}
-	if n := strings.Count(log.String(), "last values stay"); n != 1 || !strings.Contains(log.String(), "line 1") {
+	if n := strings.Count(log.String(), "last values stay"); n != 1 || !strings.Contains(log.String(), path+":1: tiers") {
 		t.Errorf("said %d times:\n%s", n, &log)
 	}
 	if err := os.Remove(path); err != nil {
