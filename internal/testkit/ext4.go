@@ -9,8 +9,9 @@ import (
 )
 
 // SmallExt4 mounts an ext4 of so many MiB on a loop device for the test and
-// returns where. It skips without root or loop devices, and says so; in CI
-// (CI=true), where .ci/run installs what it needs, a missing mkfs.ext4 fails.
+// returns where. It skips without root or loop devices, and says so. In CI
+// (CI=true) .ci/run has installed what can be installed: there mkfs.ext4 that is
+// missing fails the test, as does a mount where the kernel has loop devices.
 func SmallExt4(t testing.TB, mib int64) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -31,7 +32,11 @@ func SmallExt4(t testing.TB, mib int64) string {
 		t.Fatalf("mkfs.ext4: %v: %s", err, out)
 	}
 	if out, err := exec.Command("mount", "-o", "loop", image, mount).CombinedOutput(); err != nil {
-		t.Skipf("needs loop devices: mount: %v: %s", err, out)
+		reason, ok := noLoopMount(loopControl, os.Getenv("CI") == "true")
+		if !ok {
+			t.Fatalf("%s: mount: %v: %s", reason, err, out)
+		}
+		t.Skipf("%s: mount: %v: %s", reason, err, out)
 	}
 	t.Cleanup(func() {
 		if out, err := exec.Command("umount", mount).CombinedOutput(); err != nil {
@@ -39,4 +44,15 @@ func SmallExt4(t testing.TB, mib int64) string {
 		}
 	})
 	return mount
+}
+
+// loopControl hands out loop devices; a kernel or a container without it has none.
+const loopControl = "/dev/loop-control"
+
+// noLoopMount says why root could not mount, and whether a test may skip for it.
+func noLoopMount(control string, ci bool) (reason string, skip bool) {
+	if _, err := os.Stat(control); err != nil {
+		return "needs loop devices (modprobe loop, or a container that has " + control + ")", true
+	}
+	return "root cannot mount although there is " + control + " (a container needs CAP_SYS_ADMIN; losetup -a says which devices are taken)", !ci
 }
