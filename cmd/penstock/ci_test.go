@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// benchScript runs a copy of .ci/bench beside a bin/penstock that the test wrote,
+// so that nothing is measured or installed.
+func benchScript(t *testing.T, penstock string, environ ...string) (output string, code int) {
+	t.Helper()
+	dir := t.TempDir()
+	script, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), ".ci", "bench"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string) {
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(".ci/bench", string(script))
+	write("bin/penstock", "#!/bin/sh\n"+penstock)
+	write("page.md", "")
+	for _, peer := range []string{"fio", "iperf3", "redis-server"} {
+		write("peers/"+peer, "#!/bin/sh\n")
+	}
+	cmd := exec.Command(filepath.Join(dir, ".ci", "bench"))
+	cmd.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "peers")+":"+os.Getenv("PATH"), "BENCH_PAGE=page.md", "BENCH_OUT=out", "BENCH_DATA=data")
+	cmd.Env = append(cmd.Env, environ...)
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+// TestBenchScript: make bench runs what it is asked for, goes on after a suite
+// that fails, and says at the end what is missing.
+func TestBenchScript(t *testing.T) {
+	const fails = `
+echo "penstock $*"
+case "$2" in index) exit 1 ;; policy) exit 124 ;; esac
+`
+	out, code := benchScript(t, fails, "SUITES=index store rdma-shm\npolicy", "BENCH_ROUNDS=1")
+	if code != 1 {
+		t.Errorf("exit %d, want 1", code)
+	}
+	for _, want := range []string{
+		"penstock bench index --data data --rounds 1",
+		"penstock bench store ",
+		"penstock bench rdma --provider shm ",
+		"penstock bench report out/store.json out/rdma-shm.json --into page.md",
+		"could not run:\n  index: exit 1, the reason is above\n  policy: not done after 45 minutes\n",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without %q:\n%s", want, out)
+		}
+	}
+	if out, code := benchScript(t, "[ $2 != report ] || exit 3", "SUITES=store"); code != 1 || !strings.Contains(out, "the tables of page.md: exit 3") {
+		t.Errorf("a page that cannot be written: exit %d\n%s", code, out)
+	}
+	if out, code := benchScript(t, "", "SUITES=store index"); code != 0 || strings.Contains(out, "could not") {
+		t.Errorf("all ran: exit %d\n%s", code, out)
+	}
+}
+
+// TestBenchScriptRefuses: a suite that there is not is refused before any runs,
+// with those that there are; each of them is a verb of penstock bench.
+func TestBenchScriptRefuses(t *testing.T) {
+	for _, suites := range []string{"store polcy", " "} {
+		out, code := benchScript(t, "echo ran", "SUITES="+suites)
+		_, list, ok := strings.Cut(out, "the suites are: ")
+		if code != 2 || !ok || strings.Contains(out, "ran\n") {
+			t.Fatalf("SUITES=%q: exit %d\n%s", suites, code, out)
+		}
+		for _, name := range strings.Fields(list) {
+			verb, _, _ := strings.Cut(name, "-")
+			if r := penstock(t, "", nil, "bench", verb, "--help"); r.code != exitOK || !strings.Contains(r.out, "penstock bench "+verb) {
+				t.Errorf("suite %s: exit %d, %s", name, r.code, r.err)
+			}
+		}
+	}
+	if out, code := benchScript(t, "", "SUITES=store", "BENCH_PAGE=absent.md"); code != 2 || !strings.Contains(out, "there is no absent.md") {
+		t.Errorf("no page: exit %d\n%s", code, out)
+	}
+}
