@@ -142,8 +142,15 @@ func (s *putScratch) reset() {
 // parents of later ones. They become matchable after the one Pebble batch that
 // holds them was applied, and, if durable, synced; a durable Put that finds an
 // entry of a concurrent Put waits for it. dst is appended to and returned: one
-// status per entry. An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken,
-// ErrClosed) means that none of the entries was added.
+// status per entry.
+//
+// An error (ErrEntry, ErrNamespaceUnknown, ErrFull, ErrBroken, ErrClosed) with no
+// status appended means that none of the entries is matchable, and their slots are
+// the caller's. ErrBroken leaves open what is on disk: Pebble writes a batch to its
+// log in pieces, and a restart finds all of it or nothing; a record whose slot has
+// been given up by then names an old generation, which is a miss. ErrBroken with
+// statuses means that the entries that are Added are matchable and keep their
+// slots, but that those which Exist could not be made durable.
 func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
 	s := t.putPool.Get().(*putScratch)
 	defer t.putPool.Put(s)

@@ -75,6 +75,9 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 		return nil, err
 	}
 	if err := n.publish(ctx, r, all); err != nil {
+		if slices.ContainsFunc(all, func(c committing) bool { return c.Stored }) {
+			n.report(r, all)
+		}
 		return nil, err
 	}
 	n.report(r, all)
@@ -315,7 +318,8 @@ func ondiskClass(c trie.Class) ondisk.Class {
 	return ondisk.ClassPrefix
 }
 
-// publish makes the written slots live and then matchable.
+// publish makes the written slots live and then matchable. With an error, those
+// that did reach the index are Stored, and the others are free again.
 func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) error {
 	var entries []trie.Entry
 	var owners []*committing
@@ -339,8 +343,11 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, n.opts.Durability == blockstore.DurabilitySync)
 	if err != nil {
 		n.noteWriteError(err)
+		err = fmt.Errorf("storage: commit: %w", err)
+	}
+	if len(statuses) == 0 {
 		n.freeAll(owners)
-		return fmt.Errorf("storage: commit: %w", err)
+		return err
 	}
 	n.unsynced.Store(true)
 	n.noteWritten()
@@ -352,7 +359,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		c.refuse(statuses[i].String(), nil)
 		n.logIf("free slot", n.store.Free(c.ref))
 	}
-	return nil
+	return err
 }
 
 // freeAll frees slots that were live and did not reach the index.

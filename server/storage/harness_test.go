@@ -43,6 +43,7 @@ type rigOptions struct {
 	durability                              blockstore.Durability
 	edit                                    func(*storage.Options)
 	now                                     func() time.Time
+	index                                   vfs.FS // nil: one that can crash
 }
 
 func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
@@ -59,7 +60,10 @@ func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
 	if len(devices) == 0 {
 		devices = []blockio.Device{memio.New(memio.Options{})}
 	}
-	r := &rig{t: t, devices: devices, index: vfs.NewCrashableMem(), opts: opts}
+	if opts.index == nil {
+		opts.index = vfs.NewCrashableMem()
+	}
+	r := &rig{t: t, devices: devices, index: opts.index, opts: opts}
 	r.open()
 	t.Cleanup(r.close)
 	return r
@@ -185,6 +189,16 @@ func chain(ns kv.Namespace, per int, seeds ...int) []kv.BlockID {
 
 // put stores the blocks of the chain from first on and returns the outcomes.
 func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storage.PieceRef) ([]storage.StoredPiece, error) {
+	commit, err := r.reserve(ns, ids, first, pieces...)
+	if err != nil || commit == nil {
+		return nil, err
+	}
+	return commit()
+}
+
+// reserve is the first half of put; commit is the second, nil if the node is
+// busy.
+func (r *rig) reserve(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storage.PieceRef) (commit func() ([]storage.StoredPiece, error), err error) {
 	ctx := context.Background()
 	req := storage.ReserveRequest{Namespace: ns.Name, Epoch: ns.Epoch, Geometry: ns.Geometry.Digest(), IDs: ids[first:], Pieces: pieces}
 	if first > 0 && ns.Index != kv.IndexFlat {
@@ -203,7 +217,7 @@ func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, pieces ...storag
 		content(ids[first+g.Block], ns.Epoch, g.Group, payload)
 		sums = append(sums, storage.PieceSums{PieceRef: g.PieceRef, LayerSums: ondisk.AppendLayerSums(nil, payload, ns.Geometry.Groups[g.Group].Layers)})
 	}
-	return r.node.Commit(ctx, res.ID, sums, nil)
+	return func() ([]storage.StoredPiece, error) { return r.node.Commit(ctx, res.ID, sums, nil) }, nil
 }
 
 // mustPut stores the whole chain.

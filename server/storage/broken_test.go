@@ -1,0 +1,120 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// logSyncs stands between the index and its log: the first sync after arm waits
+// for release, the third fails, as all after it.
+type logSyncs struct {
+	armed            atomic.Bool
+	syncs            atomic.Int64
+	waiting, release chan struct{}
+}
+
+func (l *logSyncs) fail(op errorfs.Op) error {
+	sync := op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo
+	if !sync || !l.armed.Load() || !strings.HasSuffix(op.Path, ".log") {
+		return nil
+	}
+	switch l.syncs.Add(1) {
+	case 1:
+		close(l.waiting)
+		<-l.release
+		return nil
+	case 2:
+		return nil
+	}
+	return errorfs.ErrInjected
+}
+
+// TestIndexBreaksAfterAdding runs in a process of its own: a Pebble whose log
+// failed keeps its goroutines.
+func TestIndexBreaksAfterAdding(t *testing.T) {
+	const child = "PENSTOCK_TEST_BROKEN_INDEX"
+	if os.Getenv(child) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestIndexBreaksAfterAdding$", "-test.v")
+		cmd.Env = append(os.Environ(), child+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "the block stayed") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	indexBreaksAfterAdding(t)
+	if t.Failed() {
+		return
+	}
+	fmt.Println("the block stayed")
+	os.Exit(0)
+}
+
+// indexBreaksAfterAdding: two writers of one prompt meet. The longer one's own
+// block is in the index, durable, when the sync for what the shorter one put
+// fails. That is an error to the writer, and the block stays: its slot is not
+// given up while the index refers to it.
+func indexBreaksAfterAdding(t *testing.T) {
+	syncs := &logSyncs{waiting: make(chan struct{}), release: make(chan struct{})}
+	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))})
+	ns := r.namespace("m", kv.SingleGroup(2, 4, 512))
+	ids := chain(ns, 1, 1, 2)
+	begin := func(ids []kv.BlockID) func() <-chan error {
+		commit, err := r.reserve(ns, ids, 0)
+		if err != nil || commit == nil {
+			t.Fatalf("reserve %d blocks: %v", len(ids), err)
+		}
+		return func() <-chan error {
+			done := make(chan error, 1)
+			go func() { _, err := commit(); done <- err }()
+			return done
+		}
+	}
+	commitShort, commitLong := begin(ids[:1]), begin(ids)
+	syncs.armed.Store(true)
+	short := commitShort()
+	<-syncs.waiting
+	long := commitLong()
+	staged := func() bool {
+		known, err := r.trie.Known(nil, ns.ID, ns.Epoch, []trie.Entry{{ID: ids[1], Parent: ids[0]}})
+		return err == nil && known[0] == trie.Exists
+	}
+	for deadline := time.Now().Add(time.Minute); !staged(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the longer prompt never reached the index")
+		}
+	}
+	close(syncs.release)
+	if err := <-short; err != nil {
+		t.Errorf("the shorter prompt: %v", err)
+	}
+	if err := <-long; !errors.Is(err, trie.ErrBroken) {
+		t.Errorf("the longer prompt: %v, want ErrBroken", err)
+	}
+	if n := syncs.syncs.Load(); n < 3 {
+		t.Errorf("%d syncs of the log, so none failed", n)
+	}
+	if result, delivered := r.load(ns, ids); delivered != 2 {
+		t.Errorf("%d of 2 blocks delivered: %+v", delivered, result)
+	}
+	if err := r.node.Close(context.Background()); !errors.Is(err, trie.ErrBroken) {
+		t.Errorf("close: %v, want ErrBroken", err)
+	}
+	r.node = nil
+	if err := r.arena.Close(); err != nil {
+		t.Error(err)
+	}
+}
