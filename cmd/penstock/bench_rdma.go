@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -246,13 +247,36 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	if why := peer.Installed("ib_write_bw", "perftest"); why != "" {
 		return suite.Yardstick{}, errors.New(why)
 	}
-	device := ""
-	if d := verbsDevices(); len(d) > 0 {
-		device = d[0]
+	all, err := verbs.List()
+	if err != nil {
+		return suite.Yardstick{}, err
 	}
-	return suite.Yardstick{Name: "ib_write_bw", Close: nothingToClose, Turn: func(ctx context.Context, d time.Duration, _ suite.Load) (bench.Sample, error) {
-		return peer.IBWrite(ctx, device, d)
-	}}, nil
+	i := slices.IndexFunc(all, func(d verbs.Device) bool { return d.Up })
+	if i < 0 {
+		return suite.Yardstick{}, errors.New(verbsMissing())
+	}
+	var nic verbs.NICOptions
+	nic.EnsureDefaults()
+	return suite.Yardstick{
+		Name: "ib_write_bw", Close: nothingToClose,
+		Turn: func(ctx context.Context, d time.Duration, l suite.Load) (bench.Sample, error) {
+			return peer.IBWrite(ctx, all[i].Name, ibLoad(l, all[i].MaxWrite, nic.QueueDepth), d)
+		},
+		Notes: []string{fmt.Sprintf("ib_write_bw has writes of the same length in flight, as many, on one queue pair: a page each, or what a longer write is cut into "+
+			"(%d KiB here), %d at most; it polls and never sleeps, and writes from one buffer into one, which stay in the cache", all[i].MaxWrite>>10, nic.QueueDepth)},
+	}, nil
+}
+
+// ibLoad is what the engine hands to the card for l: writes of a page, or of
+// maxWrite at most, as many as are in flight and an endpoint's queue takes.
+func ibLoad(l suite.Load, maxWrite int64, queueDepth int) peer.IBLoad {
+	piece := l.Page
+	if piece == 0 {
+		piece = l.Bytes
+	}
+	piece = min(piece, maxWrite)
+	pieces := (l.InFlight() + piece - 1) / piece
+	return peer.IBLoad{WriteBytes: piece, Depth: int(min(pieces, int64(queueDepth)))}
 }
 
 // fabricYardstick is fi_rma_bw where fabtests is installed, and otherwise a loop

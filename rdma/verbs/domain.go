@@ -160,7 +160,7 @@ func (d *domain) start(gidIndex int) error {
 		}
 	}
 	d.limits = group.Limits{
-		MaxWrite: min(uint64(d.port.maxMessage), 1<<30), MaxMessage: int(min(d.port.maxMessage, 1<<30)),
+		MaxWrite: d.port.maxWrite(), MaxMessage: int(d.port.maxWrite()),
 		QueueDepth: d.opts.QueueDepth, Ordered: true, RefusalBreaks: true, Windows: d.windows,
 		EmptyUnchecked: true, KeyBits: 32,
 	}

@@ -178,6 +178,9 @@ type portAttr struct {
 	maxMessage uint32
 }
 
+// maxWrite is the longest payload of one Work, in bytes.
+func (p portAttr) maxWrite() uint64 { return min(uint64(p.maxMessage), 1<<30) }
+
 // portState asks how the port is.
 func (n *nic) portState() (portAttr, error) {
 	var a C.struct_ibv_port_attr

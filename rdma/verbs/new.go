@@ -142,7 +142,7 @@ func look(name string, port uint8) (d Device, ports uint8, err error) {
 	if err != nil {
 		return d, dev.ports, err
 	}
-	d.Link, d.MTU = p.layer.String(), mtuBytes(p.mtu)
+	d.Link, d.MTU, d.MaxWrite = p.layer.String(), mtuBytes(p.mtu), int64(p.maxWrite())
 	table, err := n.gids()
 	if err != nil {
 		return d, dev.ports, err

@@ -126,6 +126,9 @@ type Device struct {
 	// that one, MTU in bytes.
 	Link, GID, GIDReason string
 	MTU                  int
+	// MaxWrite is the longest write of one request, in bytes; 0 where the port
+	// could not be asked. The engine cuts longer ones.
+	MaxWrite int64
 	// Windows is whether the device has memory windows of type 1.
 	Windows bool
 }

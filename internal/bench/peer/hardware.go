@@ -34,61 +34,77 @@ func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration)
 	return bench.Sample{bench.Rate: gib / time.Since(start).Seconds(), bench.CPU: (SelfCPU() - cpu).Seconds() * 1e3 / gib}, nil
 }
 
-// ibDepth is how many writes of 1 MiB ib_write_bw has in flight: enough for any
-// card.
-const ibDepth = 16
+// IBLoad is what ib_write_bw does: writes of WriteBytes, no longer than the
+// device's longest message, Depth of them in flight.
+type IBLoad struct {
+	WriteBytes int64
+	Depth      int
+}
 
-// errNoRate: ib_write_bw printed no rate. It counts processor cycles and first
-// measures how long one is, which fails where the CPUs are emulated and busy.
-var errNoRate = errors.New("ib_write_bw: its output has no rate for 1048576 bytes")
-
-// ibTries is how often it is asked for one.
-const ibTries = 5
-
-// IBWrite runs ib_write_bw (perftest) from a device to itself, or, where device
-// is empty, the library's first, with writes of 1 MiB, for about d. It is told a
-// number of writes, not a time: of a time it leaves the beginning and the end
-// out, which is all of it where the card is software.
-func IBWrite(ctx context.Context, device string, d time.Duration) (bench.Sample, error) {
-	args := []string{"-F", "--report_gbits", "-s", "1048576", "-t", strconv.Itoa(ibDepth)}
+// args are those of both ends on a device, "NAME[/PORT]"; empty is the library's
+// first. Nothing is inline, and completions are polled for: both are its defaults.
+func (l IBLoad) args(device string) []string {
+	args := []string{"-F", "--report_gbits", "-s", strconv.FormatInt(l.WriteBytes, 10), "-t", strconv.Itoa(l.Depth)}
 	if name, port, ok := strings.Cut(device, "/"); device != "" {
 		if args = append(args, "-d", name); ok {
 			args = append(args, "-i", port)
 		}
 	}
-	// The first few say how many fill the time.
-	s, err := ibWrite(ctx, args, 2*ibDepth)
+	return args
+}
+
+// errNoRate: ib_write_bw printed no rate. It counts processor cycles and first
+// measures how long one is, which fails where the CPUs are emulated and busy.
+var errNoRate = errors.New("ib_write_bw: its output has no rate")
+
+// ibTries is how often it is asked for one.
+const ibTries = 5
+
+// ibFirst is how many writes, beyond twice its depth, ib_write_bw does to find out
+// how many fill a turn. It takes no fewer than 5.
+const ibFirst = 16
+
+// IBWrite runs ib_write_bw (perftest) from a device to itself, or, where device
+// is empty, the library's first, for about d. It is told a number of writes, not
+// a time: of a time it leaves the beginning and the end out, which is all of it
+// where the card is software.
+func IBWrite(ctx context.Context, device string, l IBLoad, d time.Duration) (bench.Sample, error) {
+	if l.WriteBytes < 1 || l.Depth < 1 {
+		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 of 1 are needed", l.Depth, l.WriteBytes)
+	}
+	first := 2*l.Depth + ibFirst
+	s, err := l.write(ctx, device, first)
 	if err != nil {
 		return nil, err
 	}
-	n := int(min(s[bench.Rate]*(1<<10)*d.Seconds(), 1<<20))
-	if n <= 2*ibDepth {
+	n := int(min(s[bench.Rate]*(1<<30)/float64(l.WriteBytes)*d.Seconds(), 1<<20))
+	if n <= first {
 		return s, nil
 	}
-	return ibWrite(ctx, args, n)
+	return l.write(ctx, device, n)
 }
 
-// ibWrite does n writes.
-func ibWrite(ctx context.Context, args []string, n int) (s bench.Sample, err error) {
-	args = append(args[:len(args):len(args)], "-n", strconv.Itoa(n))
+// write does n writes.
+func (l IBLoad) write(ctx context.Context, device string, n int) (s bench.Sample, err error) {
+	args := append(l.args(device), "-n", strconv.Itoa(n))
 	for range ibTries {
 		var out string
 		if out, err = clientServer(ctx, "ib_write_bw", args, "127.0.0.1"); err != nil {
 			return nil, err
 		}
-		if s, err = parseIBWrite(out); !errors.Is(err, errNoRate) {
+		if s, err = parseIBWrite(out, l.WriteBytes); !errors.Is(err, errNoRate) {
 			break
 		}
 	}
 	return s, err
 }
 
-// parseIBWrite finds the row of figures in ib_write_bw's table.
-func parseIBWrite(out string) (bench.Sample, error) {
+// parseIBWrite finds the row of figures for a size in ib_write_bw's table.
+func parseIBWrite(out string, writeBytes int64) (bench.Sample, error) {
 	// #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]
 	for line := range strings.Lines(out) {
 		f := strings.Fields(line)
-		if len(f) < 5 || f[0] != "1048576" {
+		if len(f) < 5 || f[0] != strconv.FormatInt(writeBytes, 10) {
 			continue
 		}
 		gbits, err := strconv.ParseFloat(f[3], 64)
@@ -97,7 +113,7 @@ func parseIBWrite(out string) (bench.Sample, error) {
 		}
 		return bench.Sample{bench.Rate: gbits * 1e9 / 8 / (1 << 30)}, nil
 	}
-	return nil, fmt.Errorf("%w: %.300s", errNoRate, out)
+	return nil, fmt.Errorf("%w for writes of %d bytes: %.300s", errNoRate, writeBytes, out)
 }
 
 // FabricRMA runs fi_rma_bw (fabtests), writes of 1 MiB over libfabric's provider,

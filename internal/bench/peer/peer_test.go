@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -158,7 +159,7 @@ func TestHardwareOutput(t *testing.T) {
 	const fi = `bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
 1m      20      =20      40m         1.78s     1073.741824   44421.15       0.00
 `
-	s, err := parseIBWrite(ib)
+	s, err := parseIBWrite(ib, 1<<20)
 	if err != nil || s[bench.Rate] != 1 {
 		t.Errorf("ib_write_bw: %v, %v; want 1 GiB/s", s, err)
 	}
@@ -167,11 +168,33 @@ func TestHardwareOutput(t *testing.T) {
 		t.Errorf("fi_rma_bw: %v, %v; want 1 GiB/s", s, err)
 	}
 	for _, bad := range []string{"", "Couldn't find device", "1048576 1 2", "bytes MB/sec\n1m x"} {
-		if s, err := parseIBWrite(bad); err == nil {
+		if s, err := parseIBWrite(bad, 1<<20); err == nil {
 			t.Errorf("%q: %v", bad, s)
 		}
 		if s, err := parseFabtests(bad, "fi_rma_bw"); err == nil {
 			t.Errorf("%q: %v", bad, s)
+		}
+	}
+}
+
+// TestIBWriteLoad: ib_write_bw is asked for the load that it is compared with, and
+// the rate of another size is not taken for it.
+func TestIBWriteLoad(t *testing.T) {
+	got := IBLoad{WriteBytes: 64 << 10, Depth: 1}.args("rxe0/2")
+	want := []string{"-F", "--report_gbits", "-s", "65536", "-t", "1", "-d", "rxe0", "-i", "2"}
+	if !slices.Equal(got, want) {
+		t.Errorf("arguments %q; want %q", got, want)
+	}
+	const table = " 65536    100    0.00    8.589934592    0.016384\n"
+	if s, err := parseIBWrite(table, 64<<10); err != nil || s[bench.Rate] != 1 {
+		t.Errorf("%v, %v; want 1 GiB/s", s, err)
+	}
+	if s, err := parseIBWrite(table, 1<<20); !errors.Is(err, errNoRate) || !strings.Contains(err.Error(), "1048576") {
+		t.Errorf("the rate of another size: %v, %v", s, err)
+	}
+	for _, l := range []IBLoad{{WriteBytes: 0, Depth: 1}, {WriteBytes: 1, Depth: 0}} {
+		if s, err := IBWrite(t.Context(), "", l, time.Second); err == nil || !strings.Contains(err.Error(), "at least 1") {
+			t.Errorf("%+v: %v, %v", l, s, err)
 		}
 	}
 }

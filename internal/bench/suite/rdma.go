@@ -65,10 +65,12 @@ type Yardstick struct {
 	Close func() error
 }
 
-// Load is what a row has in flight: Depth operations of Bytes.
+// Load is what a row has in flight: Depth operations of Bytes, each in pages of
+// Page bytes (0: in one piece).
 type Load struct {
 	Bytes int64
 	Depth int
+	Page  int64
 }
 
 // InFlight is how many bytes that are.
@@ -97,7 +99,7 @@ type rdmaRow struct {
 	saturates bool
 }
 
-func (row rdmaRow) load() Load { return Load{row.bytes, row.depth} }
+func (row rdmaRow) load() Load { return Load{Bytes: row.bytes, Depth: row.depth, Page: row.page} }
 
 // spread is over how many of conns connections bare sockets carry what is in
 // flight: pieces of 1 MiB, as the engine cuts them, and one at least for each

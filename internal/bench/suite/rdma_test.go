@@ -106,13 +106,14 @@ func TestRDMARows(t *testing.T) {
 // for.
 func TestSpread(t *testing.T) {
 	for _, c := range []struct {
-		l    Load
-		want int
+		bytes       int64
+		depth, want int
 	}{
-		{Load{64 << 10, 1}, 1}, {Load{mib, 1}, 1}, {Load{mib, 8}, 4}, {Load{64 << 10, 3}, 3}, {Load{32 * mib, 1}, 4}, {Load{2 * mib, 1}, 2},
+		{64 << 10, 1, 1}, {mib, 1, 1}, {mib, 8, 4}, {64 << 10, 3, 3}, {32 * mib, 1, 4}, {2 * mib, 1, 2},
 	} {
-		if got := c.l.spread(4); got != c.want {
-			t.Errorf("%+v on %d of 4 connections, want %d", c.l, got, c.want)
+		l := Load{Bytes: c.bytes, Depth: c.depth}
+		if got := l.spread(4); got != c.want {
+			t.Errorf("%+v on %d of 4 connections, want %d", l, got, c.want)
 		}
 	}
 }
