@@ -76,6 +76,6 @@ tiers: [{bandwidth_gbps: 5}]
 run
 plan network --network-file @short.yaml --network-bytes-per-token 1
 ----
-source file  FAILS: netoracle: DIR/short.yaml: tiers has 1 entries; it must have 4, near to far: same node, same rack, same pod, cross pod
+source file  FAILS: netoracle: DIR/short.yaml:1: tiers: has 1 entries; it must have 4, near to far: same node, same rack, same pod, cross pod
 machines     0 in 0 pods, 0 racks
 exit 1
