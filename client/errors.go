@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -51,7 +52,7 @@ func callError(ctx context.Context, what, target string, err error) error {
 		return fmt.Errorf("client: %s: %s: %w", what, target, ctx.Err())
 	}
 	st := status.Convert(err)
-	kind := err
+	var kind error
 	switch st.Code() {
 	case codes.Unavailable, codes.Canceled:
 		// Canceled without our ctx: the connection was replaced under the call.
@@ -69,14 +70,42 @@ func callError(ctx context.Context, what, target string, err error) error {
 	case codes.FailedPrecondition, codes.AlreadyExists:
 		kind = ErrMismatch
 	}
-	return fmt.Errorf("client: %s: %s: %w: %s", what, target, kind, st.Message())
+	if kind == nil {
+		return fmt.Errorf("client: %s: %s: %w", what, target, err)
+	}
+	return fmt.Errorf("client: %s: %s: %w", what, target, inWords(kind, st.Message()))
 }
 
+// inWords is kind with what the node said of it. A node's own kinds are called
+// nearly the same; what its words hold already is not said before them.
+func inWords(kind error, words string) error {
+	if errors.Is(kind, errBusy) {
+		words = strings.TrimPrefix(words, "busy: ") // storage.ErrBusy
+	}
+	if strings.Contains(words, kind.Error()) {
+		return wordedError{kind: kind, words: words}
+	}
+	return fmt.Errorf("%w: %s", kind, words)
+}
+
+// wordedError is of a kind that its words name.
+type wordedError struct {
+	kind  error
+	words string
+}
+
+func (e wordedError) Error() string { return e.words }
+func (e wordedError) Unwrap() error { return e.kind }
+
+// inner is the text of one of our errors inside of another: "client: " stands
+// before the whole once.
+func inner(err error) string { return strings.ReplaceAll(err.Error(), "client: ", "") }
+
 // hideInternal keeps the package's own sentinels out of what callers can ask
-// for, but not out of the text.
+// for, but not out of the text. What it returns goes into an error of ours.
 func hideInternal(err error) error {
 	if err == nil || !errors.Is(err, errDown) && !errors.Is(err, errBusy) {
 		return err
 	}
-	return errors.New(err.Error())
+	return errors.New(inner(err))
 }

@@ -4,10 +4,14 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -332,3 +336,44 @@ func (m memRegion) Bytes() []byte                           { return m }
 func (m memRegion) Desc() rdma.Desc                         { return rdma.Desc{} }
 func (m memRegion) Window(_, _ uint64) (rdma.Window, error) { return nil, rdma.ErrUnsupported }
 func (m memRegion) Close(context.Context) error             { return nil }
+
+// TestErrorsSayThingsOnce: what a caller reads of a call that failed names the
+// kind, the node and the reason, each once.
+func TestErrorsSayThingsOnce(t *testing.T) {
+	for _, c := range []struct {
+		code  codes.Code
+		words string
+		kind  error
+		want  string
+	}{
+		{codes.FailedPrecondition, "namespace differs: epoch 3; namespace \"m\" is at 1", ErrMismatch,
+			`client: read: n:1: namespace differs: epoch 3; namespace "m" is at 1`},
+		{codes.AlreadyExists, "trie: restore: namespace exists", ErrMismatch, "client: read: n:1: namespace differs: trie: restore: namespace exists"},
+		{codes.InvalidArgument, "bad request: a chain of no blocks", ErrRequest, "client: read: n:1: bad request: a chain of no blocks"},
+		{codes.InvalidArgument, "trie: bad entry", ErrRequest, "client: read: n:1: bad request: trie: bad entry"},
+		{codes.NotFound, "trie: lease 7: lease unknown", ErrNotFound, "client: read: n:1: not found: trie: lease 7: lease unknown"},
+		{codes.ResourceExhausted, "busy: 4 loads are running", errBusy, "client: read: n:1: node is busy: 4 loads are running"},
+		{codes.Unavailable, "node is draining", errDown, "client: read: n:1: node is down: node is draining"},
+		{codes.DeadlineExceeded, "context deadline exceeded", context.DeadlineExceeded, "client: read: n:1: context deadline exceeded"},
+		{codes.Internal, "segment 4 is gone", nil, "client: read: n:1: rpc error: code = Internal desc = segment 4 is gone"},
+	} {
+		err := callError(t.Context(), "read", "n:1", status.Error(c.code, c.words))
+		if err.Error() != c.want {
+			t.Errorf("%v %q:\n%v, want\n%s", c.code, c.words, err, c.want)
+		}
+		if c.kind != nil && !errors.Is(err, c.kind) || c.kind == nil && status.Code(err) != c.code {
+			t.Errorf("%v %q: %v is not %v", c.code, c.words, err, c.kind)
+		}
+	}
+	if err := callError(t.Context(), "read", "n:1", errLinkLost); strings.Count(err.Error(), errLinkLost.Error()) != 1 {
+		t.Errorf("an error that is no status: %v", err)
+	}
+	down := callError(t.Context(), "describe", "n:1", status.Error(codes.Unavailable, "refused"))
+	if err := hideInternal(errors.Join(down, down)); errors.Is(err, errDown) || strings.Contains(err.Error(), "client: ") {
+		t.Errorf("hidden: %v", err)
+	}
+	if err := hideLink(inWords(errLinkLost, "local session has ended: reset")); !errors.Is(err, ErrUnsupported) || errors.Is(err, errLinkLost) ||
+		err.Error() != "client: not supported: local session has ended: reset" {
+		t.Errorf("a lost link: %v", err)
+	}
+}

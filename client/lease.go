@@ -65,7 +65,7 @@ func (l *Lease) each(ctx context.Context, what string, f func(*session, uint64) 
 			return callError(ctx, what, p.node.target, f(sess, p.id))
 		})
 		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
-			err = fmt.Errorf("%w: %w", ErrUnavailable, hideInternal(err))
+			err = fmt.Errorf("client: %w: %w", ErrUnavailable, hideInternal(err))
 		}
 		errs = append(errs, err)
 	}

@@ -75,7 +75,7 @@ var errLinkLost = errors.New("local session has ended")
 
 func hideLink(err error) error {
 	if errors.Is(err, errLinkLost) {
-		return fmt.Errorf("%w: %s", ErrUnsupported, err.Error())
+		return fmt.Errorf("client: %w: %s", ErrUnsupported, inner(err))
 	}
 	return err
 }
@@ -174,14 +174,14 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	}
 	if status.Code(err) == codes.Aborted {
 		link.lose()
-		return fmt.Errorf("client: read local: %s: %w: %s", t.node.target, errLinkLost, status.Convert(err).Message())
+		return fmt.Errorf("client: read local: %s: %w", t.node.target, inWords(errLinkLost, status.Convert(err).Message()))
 	}
 	if err != nil {
 		return callError(ctx, "read local", t.node.target, err)
 	}
 	pieces := resp.GetPieces()
 	if len(pieces) == 0 && resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
-		return fmt.Errorf("%w: %s", errBusy, resp.GetBusyReason())
+		return fmt.Errorf("client: read local: %s: %w", t.node.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	if len(pieces) != len(t.pieces) {
 		return fmt.Errorf("client: read local: %s answered for %d pieces of %d", t.node.target, len(pieces), len(t.pieces))

@@ -363,7 +363,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		return err
 	}
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY && len(resp.GetPieces()) == 0 {
-		return fmt.Errorf("%w: %s", errBusy, resp.GetBusyReason())
+		return fmt.Errorf("client: read: %s: %w", t.node.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	if anyFailed(resp) && !t.node.dataAlive(sess) {
 		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)

@@ -180,7 +180,7 @@ func (n *node) namespace(ctx context.Context, name string) (kv.Namespace, error)
 	}
 	m, err := sess.admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
 	if err != nil {
-		return kv.Namespace{}, n.failed(sess, callError(ctx, "namespace "+name, n.target, err))
+		return kv.Namespace{}, n.failed(sess, callError(ctx, "get namespace", n.target, err))
 	}
 	ns, err := api.Namespace(m)
 	if err != nil {

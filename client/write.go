@@ -330,7 +330,7 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 		return nil, callError(ctx, "reserve", n.target, err)
 	}
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
-		return nil, fmt.Errorf("client: reserve: %s: %w: %s", n.target, errBusy, resp.GetBusyReason())
+		return nil, fmt.Errorf("client: reserve: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	if got := len(resp.GetPieces()); got != len(c.pieces) {
 		return nil, fmt.Errorf("client: reserve: %s answered for %d pieces of %d", n.target, got, len(c.pieces))
@@ -481,7 +481,7 @@ func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChu
 		return w.commitFailed(ctx, n, c, granted, err)
 	}
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
-		return fmt.Errorf("client: commit: %s: %w: %s", n.target, errBusy, resp.GetBusyReason())
+		return fmt.Errorf("client: commit: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	type key struct{ block, group uint32 }
 	index := make(map[key]int, len(granted))

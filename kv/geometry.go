@@ -96,8 +96,15 @@ func SingleGroup(layers, blockTokens, tokenBytes int) Geometry {
 // Validate reports the first thing that is wrong with g, or nil. Every other
 // method expects a valid geometry.
 func (g Geometry) Validate() error {
+	if err := g.validate(); err != nil {
+		return fmt.Errorf("kv: %w", err)
+	}
+	return nil
+}
+
+func (g Geometry) validate() error {
 	bad := func(format string, args ...any) error {
-		return fmt.Errorf("kv: "+format+": %w", append(args, ErrGeometry)...)
+		return fmt.Errorf(format+": %w", append(args, ErrGeometry)...)
 	}
 	if g.BlockTokens < 1 || g.BlockTokens > MaxBlockTokens {
 		return bad("block of %d tokens; want 1 to %d", g.BlockTokens, MaxBlockTokens)
@@ -110,7 +117,7 @@ func (g Geometry) Validate() error {
 	}
 	for i, gr := range g.Groups {
 		if err := gr.validate(g.BlockTokens); err != nil {
-			return fmt.Errorf("kv: layer group %d: %w", i, err)
+			return fmt.Errorf("layer group %d: %w", i, err)
 		}
 		if gr.Kind == Full && i != 0 {
 			return bad("layer group %d is full; the one full group comes first", i)

@@ -94,7 +94,7 @@ func (n Namespace) Validate() error {
 	case n.Index == IndexFlat && len(n.Geometry.Groups) > 1:
 		return fmt.Errorf("kv: namespace %q: a flat index takes one layer group, not %d: %w", n.Name, len(n.Geometry.Groups), ErrNamespace)
 	}
-	if err := n.Geometry.Validate(); err != nil {
+	if err := n.Geometry.validate(); err != nil {
 		return fmt.Errorf("kv: namespace %q: %w", n.Name, err)
 	}
 	return nil

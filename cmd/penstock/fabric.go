@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -300,6 +301,9 @@ func (n nearEnds) connect(ctx context.Context, f func(e end, to rdma.EngineID) e
 	defer func() { err = errors.Join(err, e.Close()) }()
 	id, err := e.Connect(ctx, n.to, n.token)
 	if err != nil {
+		if strings.Contains(err.Error(), n.where()) {
+			return err // it says to whom
+		}
 		return fmt.Errorf("connect to %s: %w", n.where(), err)
 	}
 	return f(e, id)

@@ -81,7 +81,13 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 		for line := range strings.Lines(d.Input) {
 			tr.runLine(&b, strings.TrimSpace(line))
 		}
-		return tr.stable(b.String())
+		said := tr.stable(b.String())
+		for line := range strings.Lines(said) {
+			if twice := saidTwice(line); twice != "" {
+				tr.t.Errorf("%q is said twice: %s", twice, line)
+			}
+		}
+		return said
 	default:
 		d.Fatalf(tr.t, "unknown command %q", d.Cmd)
 	}
@@ -145,6 +151,22 @@ func (tr *transcript) runLine(b *strings.Builder, line string) {
 	if r.code != exitOK {
 		b.WriteString(exitLine(r.code))
 	}
+}
+
+// saidTwice returns the part of an error, between colons, that stands in it twice.
+func saidTwice(line string) string {
+	text, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "penstock: ")
+	if !ok {
+		return ""
+	}
+	seen := map[string]bool{}
+	for part := range strings.SplitSeq(text, ": ") {
+		if seen[part] {
+			return part
+		}
+		seen[part] = true
+	}
+	return ""
 }
 
 func exitLine(code int) string { return fmt.Sprintf("exit %d\n", code) }

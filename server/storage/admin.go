@@ -36,7 +36,7 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	}
 	var below Removed
 	if below.Blocks, below.Bytes, err = n.index.Below(ns.ID, id); err != nil {
-		return Removed{}, fmt.Errorf("block %v: %w", id, err)
+		return Removed{}, err
 	}
 	if dryRun {
 		return below, nil
@@ -97,7 +97,7 @@ func (n *Node) StatBlock(namespace string, id kv.BlockID) (kv.Namespace, []trie.
 	}
 	infos, err := n.index.Stat(ns.ID, id)
 	if err != nil {
-		return ns, nil, fmt.Errorf("block %v: %w", id, err)
+		return ns, nil, err
 	}
 	return ns, infos, nil
 }

@@ -98,7 +98,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		if ns.Geometry.Equal(def.Geometry) && ns.Tenant == def.Tenant && string(ns.Salt) == string(def.Salt) && ns.Index == def.Index {
 			return ns, nil
 		}
-		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, err)
+		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
 	}
 	if err != nil {
 		return kv.Namespace{}, err

@@ -15,7 +15,7 @@ ns create
 penstock: dial tcp 127.0.0.1:1: connect: connection refused
 (is `penstock serve` running, and is --server its address?)
 exit 1
-penstock: client: namespace "m": no storage node answers: client: describe: 127.0.0.1:1: node is down: dial tcp 127.0.0.1:1: connect: connection refused
+penstock: client: namespace "m": no storage node answers: describe: 127.0.0.1:1: node is down: dial tcp 127.0.0.1:1: connect: connection refused
 (is `penstock serve` running, and is --server its address?)
 exit 1
 penstock: dial tcp 127.0.0.1:1: connect: connection refused
@@ -64,17 +64,17 @@ quota     none
 used      0 B
 blocks    0
 leases    0
-penstock: namespace "m" has another definition (4 tokens × [full 2×1024 B], tenant "", index trie): trie: create "m": namespace exists
+penstock: namespace "m" has another definition (4 tokens × [full 2×1024 B], tenant "", index trie): namespace exists
 exit 1
-penstock: kv: namespace "zero": kv: layer group 0: 0 layers; want 1 to 4096: bad geometry
+penstock: kv: namespace "zero": layer group 0: 0 layers; want 1 to 4096: bad geometry
 Run 'penstock ns create --help' for usage.
 exit 2
-penstock: kv: namespace "huge": kv: layer group 0: a block would be 4503599627370496 bytes; at most 1073741824: bad geometry
+penstock: kv: namespace "huge": layer group 0: a block would be 4503599627370496 bytes; at most 1073741824: bad geometry
 Run 'penstock ns create --help' for usage.
 exit 2
 penstock: bad request: namespace "large", group 0: blockstore: slot of 134221824 bytes; segments of this store hold at most 12578816; format a store with larger segments (more capacity, or --segment): slot does not fit a segment
 exit 1
-penstock: kv: namespace "minus": kv: block of -4 tokens; want 1 to 65536: bad geometry
+penstock: kv: namespace "minus": block of -4 tokens; want 1 to 65536: bad geometry
 Run 'penstock ns create --help' for usage.
 exit 2
 penstock: kv: namespace name "bad/näme": character 5 is not one of [A-Za-z0-9._/-]: bad namespace
@@ -89,7 +89,7 @@ exit 2
 penstock: --group "full:2:x": "x" is not a number; write full:LAYERS:BYTES, window:LAYERS:BYTES:TOKENS or state:LAYERS:BYTES
 Run 'penstock ns create --help' for usage.
 exit 2
-penstock: kv: namespace "g": kv: layer group 1 is full; the one full group comes first: bad geometry
+penstock: kv: namespace "g": layer group 1 is full; the one full group comes first: bad geometry
 Run 'penstock ns create --help' for usage.
 exit 2
 penstock: give either --layers and --token-bytes, or --group for each layer group
@@ -178,7 +178,7 @@ block put m --tokens-file @prompt --data-file @fewer --first-block 5
 block put m --tokens-file @prompt --data-file @blocks --epoch 3
 prefix match m --tokens-file @prompt
 ----
-penstock: client: namespace nope: SERVER: not found: namespace "nope": namespace unknown
+penstock: client: get namespace: SERVER: not found: namespace "nope": namespace unknown
 exit 3
 penstock: DIR/odd has 40961 bytes, which is not a multiple of the Full Block of namespace "m" (8192 bytes); want 40960 for 5 blocks
 exit 1
@@ -196,7 +196,7 @@ exit 1
 penstock: --first-block 5: the prompt has blocks 0 to 4
 Run 'penstock block put --help' for usage.
 exit 2
-penstock: client: reserve: SERVER: namespace differs: namespace differs: epoch 3; namespace "m" is at 1: bump its epoch first
+penstock: client: reserve: SERVER: namespace differs: epoch 3; namespace "m" is at 1: bump its epoch first
 exit 1
 matched  0 of 20 tokens, 0 of 5 blocks, 0 B
 cut      absent
@@ -246,7 +246,7 @@ store inspect --data @volume --slot 1
 penstock: kv: block id "12" has 2 characters; want 32 hexadecimal digits
 Run 'penstock block delete --help' for usage.
 exit 2
-penstock: block 00000000000000000000000000000001: trie: namespace "m": block 00000000000000000000000000000001: absent
+penstock: trie: namespace "m": block 00000000000000000000000000000001: absent
 exit 3
 penstock: required flag(s) "bytes" not set
 Run 'penstock evict --help' for usage.

@@ -328,7 +328,7 @@ exit 2
 penstock: --provider "token-ring": want tcp, shm, verbs or fabric
 Run 'penstock fabric probe --help' for usage.
 exit 2
-penstock: connect to 127.0.0.1:1: tcp: connect to 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused
+penstock: tcp: connect to 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused
 exit 1
 penstock: --peer "nowhere" is not host:port
 Run 'penstock fabric probe --help' for usage.
