@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -92,7 +93,7 @@ func indexBreaksAfterAdding(t *testing.T) {
 		known, err := r.trie.Known(nil, ns.ID, ns.Epoch, []trie.Entry{{ID: ids[1], Parent: ids[0]}})
 		return err == nil && known[0] == trie.Exists
 	}
-	for deadline := time.Now().Add(time.Minute); !staged(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !staged(); runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatal("the longer prompt never reached the index")
 		}
