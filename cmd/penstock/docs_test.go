@@ -165,3 +165,53 @@ func TestCommandsDocumentThemselves(t *testing.T) {
 		})
 	})
 }
+
+// TestExamplesAreRight: what the help shows as an example is a command that there
+// is, with flags and arguments that it takes.
+func TestExamplesAreRight(t *testing.T) {
+	shown := 0
+	each(newRootCommand(world{out: io.Discard, err: io.Discard}), func(c *cobra.Command) {
+		for line := range strings.Lines(c.Example) {
+			for command := range strings.SplitSeq(line, "&&") {
+				command, _, _ = strings.Cut(command, ">")
+				words := exampleWords(command)
+				if len(words) == 0 || words[0] != "penstock" {
+					t.Errorf("%s: example %q is no command of ours", c.CommandPath(), line)
+					continue
+				}
+				shown++
+				// Another tree for each: flags keep what they were set to.
+				root := newRootCommand(world{out: io.Discard, err: io.Discard})
+				found, rest, err := root.Find(words[1:])
+				if err == nil {
+					err = found.ParseFlags(rest)
+				}
+				if err == nil {
+					err = found.ValidateArgs(found.Flags().Args())
+				}
+				if err == nil {
+					err = found.ValidateRequiredFlags()
+				}
+				if err != nil {
+					t.Errorf("%s: example %q: %v", c.CommandPath(), strings.TrimSpace(line), err)
+				}
+			}
+		}
+	})
+	if shown < 20 {
+		t.Errorf("%d examples were looked at", shown)
+	}
+}
+
+// exampleWords splits a line as a shell does, as far as examples need it: at
+// blanks outside of double quotes.
+func exampleWords(line string) (words []string) {
+	for i, part := range strings.Split(strings.TrimSpace(line), `"`) {
+		if i%2 == 1 {
+			words = append(words, part)
+			continue
+		}
+		words = append(words, strings.Fields(part)...)
+	}
+	return words
+}
