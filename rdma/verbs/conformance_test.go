@@ -44,14 +44,15 @@ var topologies = []struct {
 	a, b int
 }{{"loopback", 0, 0}, {"cable", 0, 1}}
 
-// openPorts opens a port for each of two sides.
+// openPorts opens a port for each of two sides: one that polls on for long before it
+// sleeps, and one that sleeps at once.
 func openPorts(t testing.TB, a, b string) (x, y *domain) {
 	t.Helper()
-	x, err := open(NICOptions{Device: a})
+	x, err := open(NICOptions{Device: a, Spin: maxSpin})
 	if err != nil {
 		t.Fatal(err)
 	}
-	y, err = open(NICOptions{Device: b})
+	y, err = open(NICOptions{Device: b, Spin: -1})
 	if err != nil {
 		t.Fatal(errors.Join(err, x.Close()))
 	}

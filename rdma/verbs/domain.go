@@ -33,7 +33,9 @@ type domain struct {
 	// completions and async are the event channels, on the netpoller.
 	completions, async eventFile
 	// woken is set by Wake until a Wait has seen it.
-	woken   atomic.Bool
+	woken atomic.Bool
+	// spin is Wait's.
+	spin    spinner
 	workers sync.WaitGroup
 
 	// memMu guards memories: what the card has the address of, which therefore
@@ -91,7 +93,10 @@ func open(o NICOptions) (_ *domain, err error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &domain{name: name, opts: o, byQPN: make(map[uint32]*endpoint), buffers: make(map[uint32]buffer), memories: make(map[*memory]struct{})}
+	d := &domain{
+		name: name, opts: o, spin: spinner{max: max(0, o.Spin)},
+		byQPN: make(map[uint32]*endpoint), buffers: make(map[uint32]buffer), memories: make(map[*memory]struct{}),
+	}
 	if port != 1 {
 		d.name = fmt.Sprintf("%s/%d", name, port)
 	}

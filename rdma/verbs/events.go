@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -48,18 +49,49 @@ func (f *eventFile) close() error {
 	return f.file.Close()
 }
 
-// Wait implements group.Domain. It arms the completion queue, looks once more,
-// since what completed before the arming announces nothing, and then sleeps on
-// the channel. A Wake is a deadline in the past.
+// Wait implements group.Domain. It polls on where that is likely to find something
+// soon, then arms the completion queue, looks once more, since what completed
+// before the arming announces nothing, and sleeps on the channel. A Wake is a
+// deadline in the past.
 func (d *domain) Wait() {
-	if d.woken.Swap(false) || !d.sleepy() {
+	if d.woken.Swap(false) {
+		return
+	}
+	began := time.Now()
+	if d.polledOn(began) || !d.sleepy() {
+		d.spin.note(time.Since(began))
 		return
 	}
 	_ = d.completions.raw.Read(func(uintptr) bool { return d.nic.takeEvents() > 0 || d.woken.Load() })
 	// Cleared before woken is looked at: a Wake in between leaves a deadline that
 	// makes one later Wait return early, never one that is missed.
 	_ = d.completions.file.SetReadDeadline(time.Time{})
+	d.spin.note(time.Since(began))
 	d.woken.Store(false)
+}
+
+// polledOn polls for as long as the spinner allows and reports whether there is
+// something to do. Other goroutines have their turn between two polls; with one
+// processor they would have to wait for it, so that it does not poll at all.
+func (d *domain) polledOn(began time.Time) bool {
+	if !d.spin.worth() || runtime.GOMAXPROCS(0) == 1 {
+		return false
+	}
+	for time.Since(began) < d.spin.max {
+		if d.woken.Swap(false) || d.ready() {
+			return true
+		}
+		runtime.Gosched()
+	}
+	return false
+}
+
+// ready takes what the card has completed and reports whether Poll has something
+// to tell.
+func (d *domain) ready() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.dead != nil || d.head < len(d.out) || d.reapLocked()
 }
 
 // sleepy arms the completion queue and reports whether there is nothing to do.

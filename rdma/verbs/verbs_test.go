@@ -188,6 +188,7 @@ func TestOptions(t *testing.T) {
 		"ReceiveEntries": func(o *NICOptions) { o.ReceiveEntries = 1 },
 		"TimeoutCode":    func(o *NICOptions) { o.TimeoutCode = 40 },
 		"Retries":        func(o *NICOptions) { o.Retries = 7 },
+		"Spin":           func(o *NICOptions) { o.Spin = 2 * maxSpin },
 		"sl:16":          func(o *NICOptions) { o.QoS = &qos.Map{rdma.ClassCollective: {SL: 16}} },
 	} {
 		o := good
