@@ -100,7 +100,7 @@ func (f *benchFlags) suiteWorld(w world) (suite.World, error) {
 			return d.Device, err
 		},
 		NewEngine: func(ctx context.Context, conns int) (rdma.Engine, error) {
-			return tcp.New(ctx, tcp.Options{Conns: conns})
+			return tcp.New(ctx, tcp.Options{Conns: conns, ZeroCopy: true})
 		},
 	}, nil
 }

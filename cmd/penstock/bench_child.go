@@ -124,7 +124,7 @@ func newBenchSink(w world) *cobra.Command {
 			return err
 		}
 		defer func() { err = errors.Join(err, memory.Close()) }()
-		e, err := tcp.New(cmd.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: suite.SinkToken()})
+		e, err := tcp.New(cmd.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: suite.SinkToken(), ZeroCopy: true})
 		if err != nil {
 			return err
 		}

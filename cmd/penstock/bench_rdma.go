@@ -120,7 +120,7 @@ func newBenchRDMASink(w world) *cobra.Command {
 }
 
 func openTCP(ctx context.Context, o suite.EngineOptions) (rdma.Engine, error) {
-	t := tcp.Options{Conns: o.Conns, OnPost: o.OnPost}
+	t := tcp.Options{Conns: o.Conns, OnPost: o.OnPost, ZeroCopy: true}
 	if o.Listen {
 		t.Listen, t.Token = "127.0.0.1:0", suite.SinkToken()
 	}

@@ -201,7 +201,7 @@ func (p fabricProbe) open(ctx context.Context, listen string, token rdma.Token) 
 			e, err = fabric.New(ctx, fabric.Options{Domain: fabric.DomainOptions{Provider: fabricProvider}, Group: g})
 		}
 	default:
-		e, err = tcp.New(ctx, tcp.Options{Listen: listen, Token: token})
+		e, err = tcp.New(ctx, tcp.Options{Listen: listen, Token: token, ZeroCopy: true})
 	}
 	if err != nil {
 		return end{}, err

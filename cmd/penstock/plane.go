@@ -279,7 +279,7 @@ func (p *plane) open(ctx context.Context, o planeOptions) (rdma.Engine, error) {
 	case providerTCP:
 		t := tcp.Options{
 			Listen: o.listen, Advertise: o.advertise, NICs: p.tcpNICs, QoS: p.marks,
-			Token: o.token, TLS: o.tls, Congestion: o.congestion, Logger: o.log,
+			Token: o.token, TLS: o.tls, Congestion: o.congestion, Logger: o.log, ZeroCopy: true,
 		}
 		if len(t.NICs) > 0 {
 			t.Listen, t.Advertise = "", ""

@@ -215,7 +215,7 @@ const (
 
 // options are those of every transfer engine.
 func (n *node) options() tcp.Options {
-	return tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log}
+	return tcp.Options{HeartbeatInterval: heartbeat, IdleTimeout: idle, Logger: n.log, ZeroCopy: true}
 }
 
 // connect dials planner and storage. Neither need be there yet.

@@ -178,9 +178,9 @@ type flow struct {
 }
 
 // newFlow connects an engine of its own to the sink.
-func newFlow(tb testing.TB, dst rdma.Desc, conns int, size, page uint64, depth int) *flow {
+func newFlow(tb testing.TB, dst rdma.Desc, conns int, size, page uint64, depth int, zeroCopy bool) *flow {
 	tb.Helper()
-	e, err := New(context.Background(), Options{Conns: conns})
+	e, err := New(context.Background(), Options{Conns: conns, ZeroCopy: zeroCopy})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -268,7 +268,7 @@ func BenchmarkWritePaged(b *testing.B) {
 // runFlow is one benchmark.
 func runFlow(b *testing.B, conns int, size, page uint64, depth int) {
 	dst, stop, _ := startSink(b)
-	f := newFlow(b, dst, conns, size, page, depth)
+	f := newFlow(b, dst, conns, size, page, depth, false)
 	b.SetBytes(int64(size))
 	b.ReportAllocs()
 	for b.Loop() {
@@ -357,13 +357,13 @@ func BenchmarkAgainstIperf3(b *testing.B) {
 	}
 	const round = time.Second
 	for i, bm := range []struct {
-		size  uint64
-		conns int
-		depth int
-	}{{1 << 20, 1, 4}, {1 << 20, 4, 4}, {4 << 20, 1, 4}, {4 << 20, 4, 4}} {
-		b.Run(fmt.Sprintf("size=%dMiB/conns=%d", bm.size>>20, bm.conns), func(b *testing.B) {
+		size     uint64
+		conns    int
+		zeroCopy bool
+	}{{1 << 20, 1, false}, {1 << 20, 4, false}, {4 << 20, 1, false}, {4 << 20, 4, false}, {1 << 20, 1, true}, {1 << 20, 4, true}, {4 << 20, 1, true}, {4 << 20, 4, true}} {
+		b.Run(fmt.Sprintf("size=%dMiB/conns=%d/zerocopy=%v", bm.size>>20, bm.conns, bm.zeroCopy), func(b *testing.B) {
 			dst, stop, _ := startSink(b)
-			f := newFlow(b, dst, bm.conns, bm.size, 0, bm.depth)
+			f := newFlow(b, dst, bm.conns, bm.size, 0, 4, bm.zeroCopy)
 			f.measure(b, round/4)
 			var ratios, ours, theirs, ourCPU, theirCPU []float64
 			for b.Loop() {

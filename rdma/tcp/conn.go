@@ -79,7 +79,12 @@ type writerState struct {
 	meta  []byte      // headers, tables and acks of the batch
 	vec   net.Buffers // the batch; out is vec while WriteTo consumes it
 	out   net.Buffers
-	ended []ended
+	// large marks the runs among vec that may be spliced; runs counts them. splicer
+	// is nil if none may.
+	large   []bool
+	runs    int
+	splicer *splicer
+	ended   []ended
 }
 
 // readerState belongs to the reader goroutine.
@@ -100,7 +105,11 @@ type readerState struct {
 
 // newConn returns a connection of s from one of our NICs, for the given lane.
 func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
-	return &conn{s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}), r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc)}}
+	return &conn{
+		s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}),
+		w: writerState{splicer: newSplicer(nc, s.e.pipes)},
+		r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc)},
+	}
 }
 
 // signal wakes the writer.
@@ -114,6 +123,15 @@ func (c *conn) signal() {
 // interrupt makes a read that waits for bytes return; the caller holds the lock
 // of a window that c is inside of.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
+
+// hangUp closes the connection. What its socket has not sent is dropped if it may
+// refer to memory of ours, which is its owner's again when the operations end.
+func (c *conn) hangUp() {
+	if c.w.splicer != nil {
+		c.w.splicer.discard()
+	}
+	_ = c.nc.Close()
+}
 
 // write is the writer goroutine: it turns what is queued into one writev after
 // the other.
@@ -152,8 +170,14 @@ func (c *conn) flush() error {
 		}
 		return nil
 	}
-	c.w.out = c.w.vec
-	_, err := c.w.out.WriteTo(c.nc)
+	w := &c.w
+	if w.splicer != nil && w.runs > 0 && len(w.vec) <= 2*w.runs+2 {
+		if ok, err := w.splicer.write(w.vec, w.large); ok {
+			return err
+		}
+	}
+	w.out = w.vec
+	_, err := w.out.WriteTo(c.nc)
 	return err
 }
 
@@ -251,7 +275,7 @@ func (c *conn) encode() {
 		w.meta = make([]byte, size)
 	}
 	meta := w.meta[:size]
-	w.vec = w.vec[:0]
+	w.vec, w.large, w.runs = w.vec[:0], w.large[:0], 0
 	if len(w.acks) > 0 {
 		meta = c.encodeAcks(meta)
 	}
@@ -272,8 +296,17 @@ func (c *conn) encode() {
 
 // vector makes the first n bytes of meta the next vector and returns the rest.
 func (c *conn) vector(meta []byte, n int) []byte {
-	c.w.vec = append(c.w.vec, meta[:n:n])
+	c.add(meta[:n:n], false)
 	return meta[n:]
+}
+
+// add makes b the next vector; stays says that it is registered memory.
+func (c *conn) add(b []byte, stays bool) {
+	large := stays && len(b) >= spliceBytes
+	if large {
+		c.w.runs++
+	}
+	c.w.vec, c.w.large = append(c.w.vec, b), append(c.w.large, large)
 }
 
 // encodeAcks adds the ack frame.
@@ -295,7 +328,7 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 		h.encode(meta)
 		meta = c.vector(meta, headerSize)
 		if len(o.msg) > 0 {
-			c.w.vec = append(c.w.vec, o.msg)
+			c.add(o.msg, false)
 		}
 		return meta
 	}
@@ -318,7 +351,7 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	h.encode(meta)
 	meta = c.vector(meta, n)
 	for _, r := range runs {
-		c.w.vec = append(c.w.vec, o.mem[r.src:r.src+r.n])
+		c.add(o.mem[r.src:r.src+r.n], true)
 	}
 	return meta
 }

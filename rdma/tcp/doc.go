@@ -1,7 +1,7 @@
 // Package tcp is the transfer engine over TCP: rdma's contract with nothing but
 // sockets. Payload is written by writev from the registered source and read
 // straight into the registered destination; there is no staging buffer on either
-// side. It is not a secure channel unless Options.TLS is set: the token keeps
+// side. With Options.ZeroCopy the kernel's copy of the source is left out as well. It is not a secure channel unless Options.TLS is set: the token keeps
 // strangers out, it does not hide or protect the bytes on the way.
 //
 //	Write ─► pieces of PieceBytes ─► lane of its class ◄─ taken by connections as they can write: one writev of many frames
@@ -92,6 +92,21 @@
 //
 // A window may be told what lands in it (rdma.LandingRegion): its reader then reads
 // 128 KiB at a time and calls back behind each, still inside.
+//
+// # Zero copy
+//
+//	source pages ──vmsplice──► pipe ──splice──► socket's queue ──► NIC, or, on one host, the peer's socket
+//	      └ referred to, not copied, until the peer has them: the ack of the operation comes after that
+//
+// A header goes before each run by a send of its own (MSG_MORE), as it must not stay
+// where it is. The pipe belongs to the engine; a connection has it while it writes one
+// batch. Where the session or a rail dies with bytes unsent, the sockets are reset, so that
+// nothing more is read from memory that is about to be its owner's again; packets that
+// were on their way by then still refer to it, and no queue in the kernel says when they
+// are gone. The frames of a dead rail are dropped by the target; those of a dead
+// session may land there with what the source holds by then. That is why the option is
+// not the default, and on for what Penstock moves: a checksum made by the writer
+// is compared at the last hop.
 //
 // # Bounds
 //

@@ -27,6 +27,8 @@ type Engine struct {
 	log   *quiet.Log[logKind]
 	// ticks is the engine's coarse clock: it counts the watch's rounds.
 	ticks atomic.Uint64
+	// pipes is nil unless Options.ZeroCopy is set.
+	pipes *pipes
 
 	// ctx ends when Close begins; running counts the engine's own goroutines.
 	ctx     context.Context
@@ -70,6 +72,9 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		windows:  make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
+	if opts.ZeroCopy {
+		e.pipes = new(pipes)
+	}
 	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
 	if err := e.openNICs(ctx); err != nil {
 		return nil, err
@@ -422,6 +427,9 @@ func (e *Engine) Close() error {
 	e.winMu.Unlock()
 	e.imms.Close()
 	e.running.Wait()
+	if e.pipes != nil {
+		e.pipes.close()
+	}
 	close(e.closed)
 	return nil
 }

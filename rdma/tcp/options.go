@@ -57,6 +57,14 @@ type Options struct {
 	// PieceBytes is the size that a large write is cut into, to be spread over
 	// the connections. Default 1 MiB, 64 KiB to 16 MiB.
 	PieceBytes int
+	// ZeroCopy sends runs of 64 KiB and more without copying them: the socket's queue
+	// refers to the pages of the source (vmsplice). It takes a quarter of both sides'
+	// processor time off. A write that has failed because its peer died may then
+	// bring a peer that lives after all what the source was changed to since: from a
+	// queue below the socket or, on one host, from the peer's socket. So it is for memory
+	// whose bytes the reader checks. Linux only, and not over TLS: elsewhere it
+	// changes nothing.
+	ZeroCopy bool
 	// InFlightBytes and InFlightOps bound what is submitted to one peer and has
 	// not ended. An operation larger than InFlightBytes is admitted alone.
 	// Defaults 64 MiB and 1024 (at most MaxOps).

@@ -176,7 +176,7 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	}
 	s.mu.Unlock()
 	for _, c := range conns {
-		_ = c.nc.Close()
+		c.hangUp()
 	}
 	s.e.logRail(r, conns[0].nic, why, hungUp)
 }

@@ -344,7 +344,7 @@ func (s *session) failed(conns []*conn) {
 	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
-		_ = c.nc.Close()
+		c.hangUp()
 	}
 	go s.bury()
 }

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"log/slog"
@@ -162,6 +163,7 @@ func TestConformanceVariants(t *testing.T) {
 		"one connection": func(o *Options) { o.Conns = 1 },
 		"small pieces":   func(o *Options) { o.Conns, o.PieceBytes = 7, 64<<10 },
 		"TLS":            func(o *Options) { o.TLS = cfg },
+		"zero copy":      func(o *Options) { o.ZeroCopy = true },
 		"two NICs": func(o *Options) {
 			o.NICs = twoNICs(o.Listen != "")
 			o.Listen, o.Conns = "", 2
@@ -757,8 +759,14 @@ func TestNoAllocations(t *testing.T) {
 	if raceEnabled || invariants.Enabled {
 		t.Skip("the race detector and the invariants' checks allocate")
 	}
+	for _, zeroCopy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("zero copy %v", zeroCopy), func(t *testing.T) { noAllocations(t, zeroCopy) })
+	}
+}
+
+func noAllocations(t *testing.T, zeroCopy bool) {
 	ctx := context.Background()
-	e := newServer(t, Options{})
+	e := newServer(t, Options{ZeroCopy: zeroCopy})
 	c := closing(t, newEngine(t, Options{}))
 	if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
 		t.Fatal(err)

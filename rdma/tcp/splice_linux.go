@@ -1,0 +1,225 @@
+package tcp
+
+import (
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// spliceBytes is the smallest run that is spliced: below, three system calls
+	// cost more than the copy.
+	spliceBytes = 64 << 10
+	// pipeBytes is the capacity that a pipe is given: what one pair of system calls
+	// moves.
+	pipeBytes = 1 << 20
+	// maxPipes bounds the pipes of an engine, two descriptors each. A connection
+	// that finds none free copies.
+	maxPipes = 64
+)
+
+// pipes are the pipes through which an engine's connections splice, empty when
+// nobody has them.
+type pipes struct {
+	mu     sync.Mutex
+	free   []*pipe
+	made   int
+	closed bool
+}
+
+// take returns an empty pipe, or nil if there can be none.
+func (p *pipes) take() *pipe {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.free); n > 0 {
+		x := p.free[n-1]
+		p.free = p.free[:n-1]
+		return x
+	}
+	if p.made == maxPipes || p.closed {
+		return nil
+	}
+	x, err := newPipe()
+	if err != nil {
+		return nil
+	}
+	p.made++
+	return x
+}
+
+// give takes a pipe back. One that is not empty holds the bytes of a connection
+// that has failed, and is closed.
+func (p *pipes) give(x *pipe) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if x.held > 0 || p.closed {
+		p.made--
+		x.close()
+		return
+	}
+	p.free = append(p.free, x)
+}
+
+// close closes the free pipes; those that are in use are closed when they are given
+// back.
+func (p *pipes) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, x := range p.free {
+		x.close()
+	}
+	p.made -= len(p.free)
+	p.free = nil
+}
+
+// pipe is a pipe that pages of registered memory pass through, held by reference.
+type pipe struct {
+	r, w int
+	held int // bytes in it
+}
+
+// newPipe opens a pipe. Where the kernel gives a user no more large ones, it is as
+// large as it comes.
+func newPipe() (*pipe, error) {
+	var fd [2]int
+	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return nil, os.NewSyscallError("pipe2", err)
+	}
+	_, _ = unix.FcntlInt(uintptr(fd[1]), unix.F_SETPIPE_SZ, pipeBytes)
+	return &pipe{r: fd[0], w: fd[1]}, nil
+}
+
+func (x *pipe) close() { _, _ = unix.Close(x.r), unix.Close(x.w) }
+
+// splicer sends a batch without copying what is large of it: the socket's queue
+// refers to the pages of the source until the peer has them. It belongs to the
+// writer.
+type splicer struct {
+	conn  *net.TCPConn
+	raw   syscall.RawConn
+	pipes *pipes
+	pipe  *pipe
+	// vec is what is left to send of a batch, and large says which of it is
+	// spliced.
+	vec   [][]byte
+	large []bool
+	iov   [1]unix.Iovec
+	err   error
+	// step is the method of that name, made once.
+	step func(fd uintptr) bool
+}
+
+// newSplicer returns nil where the stream is not the socket's (TLS), and in builds
+// with the race detector, which does not see what the kernel reads through pipes.
+func newSplicer(nc net.Conn, p *pipes) *splicer {
+	t, ok := nc.(*net.TCPConn)
+	if !ok || raceEnabled || p == nil {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil // closed already: the first plain write says so
+	}
+	s := &splicer{conn: t, raw: raw, pipes: p}
+	s.step = s.send
+	return s
+}
+
+// write sends vec and consumes it. Where large is set a vector must stay as it is
+// until the peer has it. false: there is no pipe, and nothing was sent.
+func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
+	if s.pipe = s.pipes.take(); s.pipe == nil {
+		return false, nil
+	}
+	s.vec, s.large, s.err = vec, large, nil
+	err := s.raw.Write(s.step)
+	s.pipes.give(s.pipe)
+	s.pipe, s.vec, s.large = nil, nil, nil
+	if err == nil {
+		err = s.err
+	}
+	return true, err
+}
+
+// send reports whether everything has been sent, or what keeps it from being;
+// otherwise the runtime calls it again when the socket takes more.
+func (s *splicer) send(fd uintptr) bool {
+	for len(s.vec) > 0 {
+		var n int
+		var err error
+		if s.large[0] {
+			n, err = s.splice(int(fd), s.vec[0])
+		} else {
+			n, err = unix.SendmsgN(int(fd), s.vec[0], nil, nil, s.more(unix.MSG_NOSIGNAL, unix.MSG_MORE))
+		}
+		switch err {
+		case nil:
+			s.sent(n)
+		case unix.EINTR:
+		case unix.EAGAIN:
+			return false
+		default:
+			s.err = os.NewSyscallError("send", err)
+			return true
+		}
+	}
+	return true
+}
+
+// splice refers the pipe to the pages of b, unless it holds some still, and the
+// socket to those of the pipe.
+func (s *splicer) splice(fd int, b []byte) (int, error) {
+	p := s.pipe
+	if p.held == 0 {
+		s.iov[0].Base = &b[0]
+		s.iov[0].SetLen(len(b))
+		n, err := unix.Vmsplice(p.w, s.iov[:], unix.SPLICE_F_NONBLOCK)
+		s.iov[0] = unix.Iovec{}
+		if err != nil {
+			return 0, err
+		}
+		p.held = n
+	}
+	more := p.held < len(b)
+	flags := unix.SPLICE_F_MOVE | unix.SPLICE_F_NONBLOCK
+	if more {
+		flags |= unix.SPLICE_F_MORE
+	} else {
+		flags = s.more(flags, unix.SPLICE_F_MORE)
+	}
+	n, err := unix.Splice(p.r, nil, fd, nil, p.held, flags)
+	p.held -= int(max(n, 0))
+	return int(n), err
+}
+
+// more adds a flag unless this is the last vector: what follows may share its
+// packet.
+func (s *splicer) more(flags, more int) int {
+	if len(s.vec) > 1 {
+		flags |= more
+	}
+	return flags
+}
+
+// sent takes n bytes off what is left.
+func (s *splicer) sent(n int) {
+	if s.vec[0] = s.vec[0][n:]; len(s.vec[0]) == 0 {
+		s.vec[0] = nil
+		s.vec, s.large = s.vec[1:], s.large[1:]
+	}
+}
+
+// discard makes the socket's Close drop what it has not sent: the peer sees a reset.
+// Where the peer has acked everything there is nothing to drop, and its Close is a
+// plain one.
+func (s *splicer) discard() {
+	var unsent int
+	err := s.raw.Control(func(fd uintptr) { unsent, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
+	if err == nil && unsent > 0 {
+		_ = s.conn.SetLinger(0)
+	}
+}

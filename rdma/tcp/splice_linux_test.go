@@ -1,0 +1,184 @@
+package tcp
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"syscall"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// skipUnlessSpliced: nothing is spliced in builds with the race detector.
+func skipUnlessSpliced(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector does not see what goes through pipes: its builds copy")
+	}
+}
+
+// TestSpliced: writes whose runs begin anywhere in a page and are of any length
+// land as a copy would have placed them, and what has landed stays although the
+// source is changed as soon as its write is done.
+func TestSpliced(t *testing.T) {
+	testkit.VerifyNone(t)
+	skipUnlessSpliced(t)
+	ctx := testContext(t)
+	const size = 16 << 20
+	e := newServer(t, Options{})
+	mem := make([]byte, size)
+	dst, err := e.Register(mem, rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for seed := range uint64(8) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		c := newEngine(t, Options{ZeroCopy: true, Conns: 1 + rng.IntN(4), PieceBytes: 64<<10 + rng.IntN(2<<20)})
+		if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
+			t.Fatal(err)
+		}
+		source := make([]byte, size)
+		src, err := c.Register(source, rdma.RegisterOptions{Local: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := bytes.Clone(mem)
+		// Each write has a stretch of its own on both sides, so that nothing but the
+		// writes' own order is left to chance.
+		const writes = 8
+		const stretch = size / writes
+		done := make(chan error, writes)
+		for i := range uint64(writes) {
+			for j := i * stretch; j < (i+1)*stretch; j += 8 {
+				binary.LittleEndian.PutUint64(source[j:], rng.Uint64())
+			}
+			n := 1 + rng.Uint64N(stretch)
+			from, to := i*stretch+rng.Uint64N(stretch-n+1), (writes-1-i)*stretch+rng.Uint64N(stretch-n+1)
+			copy(want[to:], source[from:from+n])
+			w := rdma.Write{Src: src, SrcOffset: from, Dst: dst.Desc(), DstOffset: to, Len: n, Done: func(err error) {
+				clear(source[from : from+n])
+				done <- err
+			}}
+			if err := c.Write(ctx, w); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range writes {
+			if err := <-done; err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		if !bytes.Equal(mem, want) {
+			t.Fatalf("seed %d: the memory is not what was written", seed)
+		}
+		if c.pipes.made == 0 {
+			t.Errorf("seed %d: nothing was spliced", seed)
+		}
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if c.pipes.made != 0 {
+			t.Errorf("seed %d: %d pipes are open behind Close", seed, c.pipes.made)
+		}
+	}
+}
+
+// TestNoPipe: a connection that finds no pipe copies.
+func TestNoPipe(t *testing.T) {
+	testkit.VerifyNone(t)
+	skipUnlessSpliced(t)
+	ctx := testContext(t)
+	e := newServer(t, Options{})
+	mem, source := make([]byte, 4<<20), bytes.Repeat([]byte("penstock"), 512<<10)
+	dst, err := e.Register(mem, rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := closing(t, newEngine(t, Options{ZeroCopy: true}))
+	if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	src, err := c.Register(source, rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var taken []*pipe
+	for x := c.pipes.take(); x != nil; x = c.pipes.take() {
+		taken = append(taken, x)
+	}
+	if len(taken) != maxPipes {
+		t.Errorf("%d pipes, want %d", len(taken), maxPipes)
+	}
+	done := rdma.NewFlag()
+	if err := c.Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: 4 << 20, Done: done.Set}); err != nil {
+		t.Fatal(err)
+	}
+	if err := done.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(mem, source) {
+		t.Error("the memory is not what was written")
+	}
+	for _, x := range taken {
+		c.pipes.give(x)
+	}
+}
+
+// TestPipeOfDeadConnection: a write breaks off in the middle of a run. Its pipe,
+// which holds some of it, is not used again, and the socket's close is a reset: what
+// it has not sent refers to memory that is about to be its owner's again.
+func TestPipeOfDeadConnection(t *testing.T) {
+	testkit.VerifyNone(t)
+	skipUnlessSpliced(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ours, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	p := new(pipes)
+	s := newSplicer(ours, p)
+	large := make([]byte, 64<<20) // more than both sockets take
+	failed := make(chan error, 1)
+	go func() {
+		_, err := s.write([][]byte{[]byte("head"), large}, []bool{false, true})
+		failed <- err
+	}()
+	// The reader sees the beginning and stops reading.
+	if _, err := theirs.Read(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	s.discard()
+	if err := ours.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; err == nil {
+		t.Error("the write of a closed connection ended without an error")
+	}
+	if p.made != len(p.free) {
+		t.Errorf("%d pipes, %d free: one that holds bytes was kept, or leaked", p.made, len(p.free))
+	}
+	for {
+		if _, err = theirs.Read(make([]byte, 1<<20)); err != nil {
+			break
+		}
+	}
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer sees %v, want a reset", err)
+	}
+	p.close()
+	if p.made != 0 {
+		t.Errorf("%d pipes are open", p.made)
+	}
+}
