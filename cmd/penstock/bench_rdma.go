@@ -264,7 +264,7 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	return suite.Yardstick{
 		Name: "ib_write_bw", Close: nothingToClose,
 		Turn: func(ctx context.Context, d time.Duration, l suite.Load) (bench.Sample, error) {
-			return peer.IBWrite(ctx, all[i].Name, ibLoad(l, all[i].MaxWrite, nic.QueueDepth), d)
+			return peer.IBWrite(ctx, all[i].Name, writeLoad(l, all[i].MaxWrite, nic.QueueDepth), d)
 		},
 		Notes: []string{fmt.Sprintf("ib_write_bw has writes of the same length in flight, as many, on one queue pair: "+
 			"a page each, or what a longer write is cut into (%d KiB here), %d at most; "+
@@ -273,16 +273,16 @@ func verbsYardstick(context.Context) (suite.Yardstick, error) {
 	}, nil
 }
 
-// ibLoad is what the engine hands to the card for l: writes of a page, or of
+// writeLoad is what the engine hands to the card for l: writes of a page, or of
 // maxWrite at most, as many as are in flight and an endpoint's queue takes.
-func ibLoad(l suite.Load, maxWrite int64, queueDepth int) peer.IBLoad {
+func writeLoad(l suite.Load, maxWrite int64, queueDepth int) peer.WriteLoad {
 	piece := l.Page
 	if piece == 0 {
 		piece = l.Bytes
 	}
 	piece = min(piece, maxWrite)
 	pieces := (l.InFlight() + piece - 1) / piece
-	return peer.IBLoad{WriteBytes: piece, Depth: int(min(pieces, int64(queueDepth)))}
+	return peer.WriteLoad{WriteBytes: piece, Depth: int(min(pieces, int64(queueDepth)))}
 }
 
 // fabricYardstick is fi_rma_bw where fabtests is installed, and otherwise a loop
@@ -290,8 +290,8 @@ func ibLoad(l suite.Load, maxWrite int64, queueDepth int) peer.IBLoad {
 // provider net.
 func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	if peer.Installed("fi_rma_bw", "fabtests") == "" {
-		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration, _ suite.Load) (bench.Sample, error) {
-			return peer.FabricRMA(ctx, fabricProvider)
+		return suite.Yardstick{Name: "fi_rma_bw", Close: nothingToClose, Turn: func(ctx context.Context, _ time.Duration, l suite.Load) (bench.Sample, error) {
+			return peer.FabricRMA(ctx, fabricProvider, fabricWrites(l))
 		}}, nil
 	}
 	l, err := peer.StartFabricLoop(ctx, "net", fabricProvider)
@@ -300,9 +300,19 @@ func fabricYardstick(ctx context.Context) (suite.Yardstick, error) {
 	}
 	return suite.Yardstick{
 		Name: "loop in C", Close: l.Close,
-		Turn:  func(ctx context.Context, d time.Duration, _ suite.Load) (bench.Sample, error) { return l.Run(ctx, d) },
-		Notes: []string{"the loop in C writes 1 MiB after 1 MiB with 16 under way, between two processes, as fi_rma_bw (fabtests, not installed) does"},
+		Turn: func(ctx context.Context, d time.Duration, load suite.Load) (bench.Sample, error) {
+			return l.Run(ctx, fabricWrites(load), d)
+		},
+		Notes: []string{"the loop in C has writes of the same length under way, as many (a page each, 128 at most), between two processes, as fi_rma_bw (fabtests, not installed) does; it never sleeps"},
 	}, nil
+}
+
+// fabricWrites is what the engine hands to libfabric for l: writes of any length, as
+// many as an endpoint's queue takes.
+func fabricWrites(l suite.Load) peer.WriteLoad {
+	var o fabric.DomainOptions
+	o.EnsureDefaults()
+	return writeLoad(l, suite.SinkBytes, o.QueueDepth)
 }
 
 func nothingToClose() error { return nil }

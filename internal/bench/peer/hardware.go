@@ -34,16 +34,16 @@ func Copy(ctx context.Context, to, from []byte, blockBytes int, d time.Duration)
 	return bench.Sample{bench.Rate: gib / time.Since(start).Seconds(), bench.CPU: (SelfCPU() - cpu).Seconds() * 1e3 / gib}, nil
 }
 
-// IBLoad is what ib_write_bw does: writes of WriteBytes, no longer than the
-// device's longest message, Depth of them in flight.
-type IBLoad struct {
+// WriteLoad is what a benchmark of one-sided writes does: writes of WriteBytes, no
+// longer than the device's longest message, Depth of them in flight.
+type WriteLoad struct {
 	WriteBytes int64
 	Depth      int
 }
 
-// args are those of both ends on a device, "NAME[/PORT]"; empty is the library's
+// args are ib_write_bw's of both ends, on a device, "NAME[/PORT]"; empty is the library's
 // first. Nothing is inline, and completions are polled for: both are its defaults.
-func (l IBLoad) args(device string) []string {
+func (l WriteLoad) args(device string) []string {
 	args := []string{"-F", "--report_gbits", "-s", strconv.FormatInt(l.WriteBytes, 10), "-t", strconv.Itoa(l.Depth)}
 	if name, port, ok := strings.Cut(device, "/"); device != "" {
 		if args = append(args, "-d", name); ok {
@@ -68,7 +68,7 @@ const ibFirst = 16
 // is empty, the library's first, for about d. It is told a number of writes, not
 // a time: of a time it leaves the beginning and the end out, which is all of it
 // where the card is software.
-func IBWrite(ctx context.Context, device string, l IBLoad, d time.Duration) (bench.Sample, error) {
+func IBWrite(ctx context.Context, device string, l WriteLoad, d time.Duration) (bench.Sample, error) {
 	if l.WriteBytes < 1 || l.Depth < 1 {
 		return nil, fmt.Errorf("ib_write_bw: %d writes of %d bytes in flight; at least 1 of 1 are needed", l.Depth, l.WriteBytes)
 	}
@@ -85,7 +85,7 @@ func IBWrite(ctx context.Context, device string, l IBLoad, d time.Duration) (ben
 }
 
 // write does n writes.
-func (l IBLoad) write(ctx context.Context, device string, n int) (s bench.Sample, err error) {
+func (l WriteLoad) write(ctx context.Context, device string, n int) (s bench.Sample, err error) {
 	args := append(l.args(device), "-n", strconv.Itoa(n))
 	for range ibTries {
 		var out string
@@ -116,10 +116,11 @@ func parseIBWrite(out string, writeBytes int64) (bench.Sample, error) {
 	return nil, fmt.Errorf("%w for writes of %d bytes: %.300s", errNoRate, writeBytes, out)
 }
 
-// FabricRMA runs fi_rma_bw (fabtests), writes of 1 MiB over libfabric's provider,
-// from this host to itself.
-func FabricRMA(ctx context.Context, provider string) (bench.Sample, error) {
-	out, err := clientServer(ctx, "fi_rma_bw", []string{"-e", "rdm", "-o", "write", "-p", provider, "-S", "1048576"}, "127.0.0.1")
+// FabricRMA runs fi_rma_bw (fabtests) over libfabric's provider, from this host to
+// itself.
+func FabricRMA(ctx context.Context, provider string, load WriteLoad) (bench.Sample, error) {
+	args := []string{"-e", "rdm", "-o", "write", "-p", provider, "-S", strconv.FormatInt(load.WriteBytes, 10), "-W", strconv.Itoa(load.Depth)}
+	out, err := clientServer(ctx, "fi_rma_bw", args, "127.0.0.1")
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +161,7 @@ func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, e
 		return nil, fmt.Errorf("compile a loop of writes (needs libfabric-dev): %w: %.300s", err, out)
 	}
 	for _, l.provider = range providers {
-		if _, err = l.Run(ctx, 50*time.Millisecond); err == nil {
+		if _, err = l.Run(ctx, WriteLoad{WriteBytes: 1 << 20, Depth: 1}, 50*time.Millisecond); err == nil {
 			return l, nil
 		}
 	}
@@ -169,9 +170,10 @@ func StartFabricLoop(ctx context.Context, providers ...string) (_ *FabricLoop, e
 
 func (l *FabricLoop) program() string { return filepath.Join(l.dir, "fabric_rma") }
 
-// Run writes for d and returns the rate.
-func (l *FabricLoop) Run(ctx context.Context, d time.Duration) (bench.Sample, error) {
-	cmd := exec.CommandContext(ctx, l.program(), l.provider, fmt.Sprint(d.Seconds()))
+// Run writes for d and returns the rate. A write has 64 MiB at most, and 1,024 are
+// under way at most.
+func (l *FabricLoop) Run(ctx context.Context, load WriteLoad, d time.Duration) (bench.Sample, error) {
+	cmd := exec.CommandContext(ctx, l.program(), l.provider, fmt.Sprint(d.Seconds()), strconv.FormatInt(load.WriteBytes, 10), strconv.Itoa(load.Depth))
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError

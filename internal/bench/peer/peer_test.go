@@ -180,7 +180,7 @@ func TestHardwareOutput(t *testing.T) {
 // TestIBWriteLoad: ib_write_bw is asked for the load that it is compared with, and
 // the rate of another size is not taken for it.
 func TestIBWriteLoad(t *testing.T) {
-	got := IBLoad{WriteBytes: 64 << 10, Depth: 1}.args("rxe0/2")
+	got := WriteLoad{WriteBytes: 64 << 10, Depth: 1}.args("rxe0/2")
 	want := []string{"-F", "--report_gbits", "-s", "65536", "-t", "1", "-d", "rxe0", "-i", "2"}
 	if !slices.Equal(got, want) {
 		t.Errorf("arguments %q; want %q", got, want)
@@ -192,7 +192,7 @@ func TestIBWriteLoad(t *testing.T) {
 	if s, err := parseIBWrite(table, 1<<20); !errors.Is(err, errNoRate) || !strings.Contains(err.Error(), "1048576") {
 		t.Errorf("the rate of another size: %v, %v", s, err)
 	}
-	for _, l := range []IBLoad{{WriteBytes: 0, Depth: 1}, {WriteBytes: 1, Depth: 0}} {
+	for _, l := range []WriteLoad{{WriteBytes: 0, Depth: 1}, {WriteBytes: 1, Depth: 0}} {
 		if s, err := IBWrite(t.Context(), "", l, time.Second); err == nil || !strings.Contains(err.Error(), "at least 1") {
 			t.Errorf("%+v: %v, %v", l, s, err)
 		}

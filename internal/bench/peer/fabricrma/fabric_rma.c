@@ -1,6 +1,6 @@
-// fabric_rma PROVIDER SECONDS: the rate of one-sided writes of 1 MiB between two
-// processes of this host over libfabric, as fi_rma_bw of fabtests takes it:
-// reliable datagrams, a window of writes under way, nothing else. It prints the
+// fabric_rma PROVIDER SECONDS BLOCK WINDOW: the rate of one-sided writes of BLOCK
+// bytes between two processes of this host over libfabric, as fi_rma_bw of fabtests
+// takes it: reliable datagrams, WINDOW writes under way, nothing else. It prints the
 // bytes and the seconds. The peer of package rdma/fabric where fabtests is not
 // installed.
 #include <rdma/fabric.h>
@@ -21,7 +21,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BLOCK = 1 << 20, MEMORY = 64 << 20, WINDOW = 16 };
+enum { MEMORY = 64 << 20, REAP = 16 };
+
+static uint64_t block;
+static long window;
 
 // What the target tells the writer.
 struct where {
@@ -55,7 +58,7 @@ static void begin(const char *provider, uint64_t access) {
 	must("fi_getinfo", fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
 	must("fi_fabric", fi_fabric(info->fabric_attr, &fabric, NULL));
 	must("fi_domain", fi_domain(fabric, info, &domain, NULL));
-	struct fi_cq_attr cqa = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * WINDOW};
+	struct fi_cq_attr cqa = {.format = FI_CQ_FORMAT_CONTEXT, .size = 4 * window};
 	must("fi_cq_open", fi_cq_open(domain, &cqa, &cq, NULL));
 	struct fi_av_attr ava = {.type = FI_AV_TABLE};
 	must("fi_av_open", fi_av_open(domain, &ava, &av, NULL));
@@ -77,8 +80,8 @@ static void begin(const char *provider, uint64_t access) {
 
 // reap takes completions; it also makes progress.
 static long reap(void) {
-	struct fi_cq_entry done[WINDOW];
-	ssize_t n = fi_cq_read(cq, done, WINDOW);
+	struct fi_cq_entry done[REAP];
+	ssize_t n = fi_cq_read(cq, done, REAP);
 	if (n == -FI_EAGAIN) {
 		sched_yield(); // the other process may need this very CPU
 		return 0;
@@ -117,15 +120,19 @@ static void target(const char *provider, int tell) {
 static long post(const struct where *w, fi_addr_t to, uint64_t at) {
 	long done = 0;
 	ssize_t ret;
-	while ((ret = fi_write(ep, memory + at, BLOCK, fi_mr_desc(mr), to, w->base + at, w->key, NULL)) == -FI_EAGAIN)
+	while ((ret = fi_write(ep, memory + at, block, fi_mr_desc(mr), to, w->base + at, w->key, NULL)) == -FI_EAGAIN)
 		done += reap();
 	must("fi_write", ret);
 	return done;
 }
 
 int main(int argc, char **argv) {
-	if (argc != 3) {
-		fprintf(stderr, "usage: fabric_rma PROVIDER SECONDS\n");
+	if (argc == 5) {
+		block = strtoull(argv[3], NULL, 10);
+		window = atol(argv[4]);
+	}
+	if (block < 1 || block > MEMORY || window < 1 || window > 1024) {
+		fprintf(stderr, "usage: fabric_rma PROVIDER SECONDS BLOCK WINDOW\n");
 		return 2;
 	}
 	int pipes[2];
@@ -155,10 +162,10 @@ int main(int argc, char **argv) {
 	double start = now(), end = start + atof(argv[2]), t;
 	uint64_t bytes = 0, at = 0;
 	while ((t = now()) < end) {
-		while (under_way < WINDOW && t < end) {
+		while (under_way < window && t < end) {
 			under_way += 1 - post(&w, to, at);
-			at = (at + BLOCK) % MEMORY;
-			bytes += BLOCK;
+			at = at + 2 * block <= MEMORY ? at + block : 0;
+			bytes += block;
 		}
 		under_way -= reap();
 	}
