@@ -43,6 +43,7 @@ const (
 	oursUring   = "penstock (uring)"
 	bareDevice  = "bare device (uring, no verification)"
 	hashedReads = "bare device (uring), every byte hashed"
+	oneCaller   = "bare device (uring), one caller"
 	posixDevice = "bare device (posix, no verification)"
 	fioName     = "fio (io_uring)"
 	poolName    = "ReadAt pool"
@@ -140,8 +141,8 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 		Name: name, Unit: "MiB/s",
 		Contenders: []bench.Contender{
 			{Name: oursUring, Turn: s.storeReads(v)},
-			{Name: bareDevice, Turn: s.deviceReads(v, v.dev, v.segment, ignore)},
-			{Name: hashedReads, Turn: s.deviceReads(v, v.dev, v.segment, hash)},
+			{Name: bareDevice, Turn: s.deviceReads(v, v.dev, v.segment, sh.callers(), ignore)},
+			{Name: hashedReads, Turn: s.deviceReads(v, v.dev, v.segment, sh.callers(), hash)},
 			{Name: fioName, NotRun: s.fioNotRun, Turn: s.fio("randread", v.path, headBytes, v.size, sh)},
 		},
 		Measures: []bench.Measure{
@@ -150,11 +151,18 @@ func (s *storeSuite) read(ctx context.Context, name string, sh shape) (err error
 			bench.Ratio("verified / not verified, bandwidth", bench.Rate, oursUring, bareDevice, bench.AtLeast(0.95)),
 			bench.Ratio("bandwidth / bare device, every byte hashed", bench.Rate, oursUring, hashedReads, bench.Target{}),
 			bench.Ratio("not verified / fio, bandwidth", bench.Rate, bareDevice, fioName, bench.AtLeast(0.95)),
-			bench.Ratio("CPU without verification / fio", bench.CPU, bareDevice, fioName, cpuTarget(sh)),
+			bench.Ratio("CPU without verification / fio", bench.CPU, bareDevice, fioName, bench.Target{}),
 		},
 	}
+	if sh.callers() > 1 {
+		// fio is one thread with all of the depth.
+		c.Contenders = append(c.Contenders, bench.Contender{Name: oneCaller, Turn: s.deviceReads(v, v.dev, v.segment, 1, ignore)})
+		c.Measures = append(c.Measures,
+			bench.Ratio("one caller, not verified / fio, bandwidth", bench.Rate, oneCaller, fioName, bench.Target{}),
+			bench.Ratio("one caller, CPU without verification / fio", bench.CPU, oneCaller, fioName, cpuTarget(sh)))
+	}
 	if sh.depth > 1 {
-		c.Contenders = append(c.Contenders, bench.Contender{Name: posixDevice, Turn: s.deviceReads(v, posix, bare, ignore)}, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
+		c.Contenders = append(c.Contenders, bench.Contender{Name: posixDevice, Turn: s.deviceReads(v, posix, bare, sh.callers(), ignore)}, bench.Contender{Name: poolName, Turn: s.pool(v, f)})
 		c.Measures = append(c.Measures,
 			bench.Ratio("bandwidth / ReadAt pool", bench.Rate, oursUring, poolName, bench.Target{}),
 			bench.Ratio("CPU without verification / ReadAt pool", bench.CPU, bareDevice, poolName, bench.AtMost(0.65)))
@@ -208,10 +216,10 @@ func ignore([]byte) {}
 
 func hash(b []byte) { ondisk.LayerSum(b) }
 
-// deviceReads reads the same slots past the store, and does something with them.
-func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, use func([]byte)) func(context.Context) (bench.Sample, error) {
+// deviceReads reads the same slots past the store, with a batch of the shape's depth
+// or a part of it for each caller, and does something with them.
+func (s *storeSuite) deviceReads(v *volume, dev blockio.Device, f blockio.File, callers int, use func([]byte)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (bench.Sample, error) {
-		callers := v.shape.callers()
 		each := v.shape.depth / callers
 		batches := make([][]blockio.Request, callers)
 		rngs := s.rngs(callers)
