@@ -33,7 +33,7 @@ func TestNetworkOf(t *testing.T) {
 		}
 	}
 	try("places: {a: {pod: x}}", "tiers' bandwidth")
-	try("tires: []", "line 1")
+	try("tires: []", ":1: unknown key")
 	text := "tiers: [{bandwidth_gbps: 3600, latency: 1us}, {bandwidth_gbps: 100, latency: 3us}, {bandwidth_gbps: 50, latency: 8us}, {bandwidth_gbps: 25, latency: 15us}]\n" +
 		"places: {a: {pod: x, rack: r}}\n"
 	c.MaxBatch = -1
