@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -13,7 +14,25 @@ import (
 )
 
 // logTo writes a log as text.
-func logTo(b *bytes.Buffer) *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
+// logged is a log that may be read while streams that end still write to it.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+func logTo(l *logged) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // serveSome lets a service have two groups and serve requests through them.
 func (h *host) serveSome(ids ...string) {
@@ -56,7 +75,8 @@ func TestRecord(t *testing.T) {
 // TestRecordIsFull: a record ends at its limit, the planner does not; what was
 // written can be replayed.
 func TestRecordIsFull(t *testing.T) {
-	var whole, file, log bytes.Buffer
+	var whole, file bytes.Buffer
+	var log logged
 	h := newHost(t, Options{Record: &Record{To: &whole}})
 	h.serveSome("r1")
 	h.close()
@@ -97,7 +117,7 @@ func (f failing) Write(p []byte) (int, error) {
 func TestRecordFails(t *testing.T) {
 	open := make(chan struct{})
 	close(open)
-	var log bytes.Buffer
+	var log logged
 	h := newHost(t, Options{Record: &Record{To: failing{errors.New("no space left on device"), open}}, Logger: logTo(&log)})
 	h.serveSome("r1")
 	h.close()
@@ -109,7 +129,7 @@ func TestRecordFails(t *testing.T) {
 // TestRecordFallsBehind: a disk that does not answer takes no more than the backlog.
 func TestRecordFallsBehind(t *testing.T) {
 	wait := make(chan struct{})
-	var log bytes.Buffer
+	var log logged
 	rec, err := newRecorder(&Record{To: failing{wait: wait}, Bytes: 1 << 40}, dualpath.Options{}, logTo(&log))
 	if err != nil {
 		t.Fatal(err)
