@@ -72,7 +72,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		windows:  make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
-	if opts.ZeroCopy {
+	if opts.ZeroCopy && canSplice {
 		e.pipes = new(pipes)
 	}
 	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
@@ -111,6 +111,8 @@ func (e *Engine) Info() rdma.Info {
 	}
 	if e.opts.TLS != nil {
 		detail += ", TLS"
+	} else if e.pipes != nil {
+		detail += ", zero copy"
 	}
 	return rdma.Info{
 		Provider: "tcp", Detail: detail,

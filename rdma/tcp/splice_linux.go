@@ -9,6 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// canSplice: not in builds with the race detector, which does not see what the
+// kernel reads through pipes.
+const canSplice = !raceEnabled
+
 const (
 	// spliceBytes is the smallest run that is spliced: below, three system calls
 	// cost more than the copy.
@@ -113,11 +117,11 @@ type splicer struct {
 	step func(fd uintptr) bool
 }
 
-// newSplicer returns nil where the stream is not the socket's (TLS), and in builds
-// with the race detector, which does not see what the kernel reads through pipes.
+// newSplicer returns nil where nothing is spliced (p is nil), or the stream is not
+// the socket's (TLS).
 func newSplicer(nc net.Conn, p *pipes) *splicer {
 	t, ok := nc.(*net.TCPConn)
-	if !ok || raceEnabled || p == nil {
+	if !ok || p == nil {
 		return nil
 	}
 	raw, err := t.SyscallConn()

@@ -4,6 +4,8 @@ package tcp
 
 import "net"
 
+const canSplice = false
+
 // spliceBytes: see splice_linux.go. Elsewhere everything is copied.
 const spliceBytes = 64 << 10
 
