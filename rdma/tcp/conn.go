@@ -124,10 +124,10 @@ func (c *conn) signal() {
 // of a window that c is inside of.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
-// hangUp closes the connection. What its socket has not sent is dropped if it may
-// refer to memory of ours, which is its owner's again when the operations end.
-func (c *conn) hangUp() {
-	if c.w.splicer != nil {
+// hangUp closes the connection. With unacked operations of ours, what its socket has
+// not sent is dropped if it may refer to memory that is its owner's again when they end.
+func (c *conn) hangUp(unacked bool) {
+	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()
 	}
 	_ = c.nc.Close()

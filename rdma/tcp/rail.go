@@ -160,6 +160,7 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 		}
 		return
 	}
+	unacked := s.active > 0
 	if !hungUp {
 		s.e.stats.railsLost.Add(1)
 	}
@@ -176,7 +177,7 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	}
 	s.mu.Unlock()
 	for _, c := range conns {
-		c.hangUp()
+		c.hangUp(unacked)
 	}
 	s.e.logRail(r, conns[0].nic, why, hungUp)
 }

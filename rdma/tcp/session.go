@@ -42,8 +42,10 @@ type session struct {
 	// peer and remote, its address as we see it, do not change after ready.
 	peer   rdma.EngineID
 	remote string
-	// why is set when the session begins to end.
+	// why is set when the session begins to end, and unacked if operations of ours
+	// are in flight then.
 	why       error
+	unacked   bool
 	freeBytes int64
 	// Invariant: active = ops reserved or submitted = len(ops) - len(free).
 	active  int
@@ -327,7 +329,7 @@ func (s *session) failLocked(why error) (conns []*conn, first bool) {
 	if s.why != nil {
 		return nil, false
 	}
-	s.why = why
+	s.why, s.unacked = why, s.active > 0
 	for _, w := range s.waiters {
 		w.granted <- nil
 	}
@@ -344,7 +346,7 @@ func (s *session) failed(conns []*conn) {
 	s.cancel()
 	s.e.forget(s)
 	for _, c := range conns {
-		c.hangUp()
+		c.hangUp(s.unacked) // does not change any more
 	}
 	go s.bury()
 }

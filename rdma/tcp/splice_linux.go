@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -113,6 +114,8 @@ type splicer struct {
 	large []bool
 	iov   [1]unix.Iovec
 	err   error
+	// used is set before anything is spliced, dead by discard.
+	used, dead atomic.Bool
 	// step is the method of that name, made once.
 	step func(fd uintptr) bool
 }
@@ -134,8 +137,13 @@ func newSplicer(nc net.Conn, p *pipes) *splicer {
 }
 
 // write sends vec and consumes it. Where large is set a vector must stay as it is
-// until the peer has it. false: there is no pipe, and nothing was sent.
+// until the peer has it. false: there is no pipe, or the connection is about to be
+// closed, and nothing was sent.
 func (s *splicer) write(vec [][]byte, large []bool) (bool, error) {
+	s.used.Store(true)
+	if s.dead.Load() {
+		return false, nil
+	}
 	if s.pipe = s.pipes.take(); s.pipe == nil {
 		return false, nil
 	}
@@ -217,13 +225,12 @@ func (s *splicer) sent(n int) {
 	}
 }
 
-// discard makes the socket's Close drop what it has not sent: the peer sees a reset.
-// Where the peer has acked everything there is nothing to drop, and its Close is a
-// plain one.
+// discard makes the socket's Close drop what has not been sent, if any of it may have
+// been spliced: the peer sees a reset. From here on nothing is.
 func (s *splicer) discard() {
-	var unsent int
-	err := s.raw.Control(func(fd uintptr) { unsent, _ = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) })
-	if err == nil && unsent > 0 {
+	// write looks the other way round: one of the two sees the other.
+	s.dead.Store(true)
+	if s.used.Load() {
 		_ = s.conn.SetLinger(0)
 	}
 }
