@@ -27,6 +27,9 @@ const (
 	// told what lands: with what it was copied from it stays in a core's second
 	// cache until it has been looked at.
 	landingBytes = 128 << 10
+	// spliceBytes is the smallest run that is spliced, with three system calls where a
+	// copy has a share of one: pages of this size gain by it (docs/benchmarks.md).
+	spliceBytes = 64 << 10
 	// A batch, one writev, ends at batchFrames frames or with the frame that
 	// brings it to batchBytes. The kernel takes at most 1024 vectors at once;
 	// net.Buffers goes on after that.

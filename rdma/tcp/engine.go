@@ -72,9 +72,7 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		windows:  make(map[uint64]*window),
 	}
 	_, _ = rand.Read(e.id[:])
-	if opts.ZeroCopy && canSplice {
-		e.pipes = new(pipes)
-	}
+	e.pipes = usablePipes(opts)
 	e.congestion = usableCongestion(opts.Congestion, opts.Logger)
 	if err := e.openNICs(ctx); err != nil {
 		return nil, err
@@ -87,6 +85,18 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	}
 	e.running.Go(e.watch)
 	return e, nil
+}
+
+// usablePipes returns nil where everything is copied, and says so if it was not to be.
+func usablePipes(opts Options) *pipes {
+	if !opts.ZeroCopy || !canSplice {
+		return nil
+	}
+	if err := probeSplice(); err != nil {
+		opts.Logger.Warn("data plane: zero copy not available, large writes are copied", "err", err)
+		return nil
+	}
+	return new(pipes)
 }
 
 // Addr implements rdma.Engine.

@@ -62,8 +62,8 @@ type Options struct {
 	// processor time off. A write that has failed because its peer died may then
 	// bring a peer that lives after all what the source was changed to since: from a
 	// queue below the socket or, on one host, from the peer's socket. So it is for memory
-	// whose bytes the reader checks. Linux only, and not over TLS: elsewhere it
-	// changes nothing.
+	// whose bytes the reader checks. Linux only, not over TLS, and not where the
+	// system calls are refused (gVisor, seccomp): there it changes nothing.
 	ZeroCopy bool
 	// InFlightBytes and InFlightOps bound what is submitted to one peer and has
 	// not ended. An operation larger than InFlightBytes is admitted alone.

@@ -15,9 +15,6 @@ import (
 const canSplice = !raceEnabled
 
 const (
-	// spliceBytes is the smallest run that is spliced: below, three system calls
-	// cost more than the copy.
-	spliceBytes = 64 << 10
 	// pipeBytes is the capacity that a pipe is given: what one pair of system calls
 	// moves.
 	pipeBytes = 1 << 20
@@ -25,6 +22,29 @@ const (
 	// that finds none free copies.
 	maxPipes = 64
 )
+
+// probeSplice finds out whether this kernel, and what filters system calls here,
+// lets memory go through a pipe into a socket.
+func probeSplice() (err error) {
+	x, err := newPipe()
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	fd, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	defer func() { _, _ = unix.Close(fd[0]), unix.Close(fd[1]) }()
+	word := []byte("penstock")
+	iov := []unix.Iovec{{Base: &word[0]}}
+	iov[0].SetLen(len(word))
+	if _, err := unix.Vmsplice(x.w, iov, unix.SPLICE_F_NONBLOCK); err != nil {
+		return os.NewSyscallError("vmsplice", err)
+	}
+	_, err = unix.Splice(x.r, nil, fd[0], nil, len(word), unix.SPLICE_F_NONBLOCK)
+	return os.NewSyscallError("splice", err)
+}
 
 // pipes are the pipes through which an engine's connections splice, empty when
 // nobody has them.

@@ -2,12 +2,16 @@
 
 package tcp
 
-import "net"
+import (
+	"net"
 
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// canSplice: see splice_linux.go. Elsewhere everything is copied.
 const canSplice = false
 
-// spliceBytes: see splice_linux.go. Elsewhere everything is copied.
-const spliceBytes = 64 << 10
+func probeSplice() error { return rdma.ErrUnsupported }
 
 type pipes struct{}
 
