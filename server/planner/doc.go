@@ -24,7 +24,8 @@
 // Requests (dualpath.Options.MaxQueue, then rejected: the queue is full), names
 // of engines, nodes, groups and namespaces (maxNames each), engines of a group,
 // bytes of a payload, of all payloads and of an address, unsent actions of a leader, unsent
-// updates of a gateway, lines and bytes of a record (it ends).
+// updates of a gateway, lines and bytes of a record (it ends). What a group holds when
+// it registers counts, and is not refused for it: it was accepted once.
 //
 // Lock order: Service.mu alone. It is never held across a send on a stream.
 package planner

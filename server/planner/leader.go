@@ -113,23 +113,8 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 		places[dualpath.EngineID(id)] = place{up.Group, e.Address}
 		up.Engines = append(up.Engines, dualpath.EngineSpec{Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens)})
 	}
-	for _, h := range r.Holding {
-		if err := checkSubmit(h.Request); err != nil {
-			return nil, err
-		}
-		ns, err := s.namespaces.id(h.Request.Namespace)
-		if err != nil {
-			return nil, err
-		}
-		id, ok := s.engines.ids[h.Engine]
-		if _, ours := places[dualpath.EngineID(id)]; !ok || !ours {
-			return nil, status.Errorf(codes.InvalidArgument, "group %q holds request %q with engine %q, which is not in the group", r.Group, h.Request.Id, h.Engine)
-		}
-		j := s.byName[h.Request.Id]
-		if j == nil {
-			j = s.jobLocked(h.Request)
-		}
-		up.Holding = append(up.Holding, dualpath.Held{Request: s.request(j, ns), Engine: dualpath.EngineID(id), Attempt: h.Attempt})
+	if up.Holding, err = s.heldLocked(r, places); err != nil {
+		return nil, err
 	}
 	l := &leader{group: up.Group, out: make(chan *pb.LeaderAction, leaderActions)}
 	l.gone, l.end = context.WithCancelCause(ctx)
@@ -145,6 +130,32 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	s.stepLocked(up)
 	s.log.Info("group registered", "group", r.Group, "role", up.Role.String(), "engines", len(r.Engines), "holding", len(r.Holding))
 	return l, nil
+}
+
+// heldLocked translates what a group holds already, and makes jobs of what is new.
+// A registration that is refused leaves none behind: nobody would end it.
+func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) ([]dualpath.Held, error) {
+	held := make([]dualpath.Held, len(r.Holding))
+	namespaces := make([]uint32, len(r.Holding))
+	for i, h := range r.Holding {
+		id, ok := s.engines.ids[h.Engine]
+		if _, ours := places[dualpath.EngineID(id)]; !ok || !ours {
+			return nil, status.Errorf(codes.InvalidArgument, "group %q holds request %q with engine %q, which is not in the group", r.Group, h.Request.Id, h.Engine)
+		}
+		ns, err := s.namespaces.id(h.Request.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		held[i], namespaces[i] = dualpath.Held{Engine: dualpath.EngineID(id), Attempt: h.Attempt}, ns
+	}
+	for i, h := range r.Holding {
+		j := s.byName[h.Request.Id]
+		if j == nil {
+			j = s.jobLocked(h.Request)
+		}
+		held[i].Request = s.request(j, namespaces[i])
+	}
+	return held, nil
 }
 
 // checkGroup refuses a registration that no planner could take.
@@ -166,6 +177,13 @@ func checkGroup(r *pb.RegisterGroup) error {
 	for _, h := range r.Holding {
 		if h.Request == nil {
 			return status.Errorf(codes.InvalidArgument, "group %q: holding something that is no request", r.Group)
+		}
+		if err := checkSubmit(h.Request); err != nil {
+			return err
+		}
+		if h.Request.PromptTokens == 0 || h.Request.HitTokens > h.Request.PromptTokens {
+			return status.Errorf(codes.InvalidArgument, "group %q holds request %q with %d prompt tokens, %d of them cached; register it as it was submitted",
+				r.Group, h.Request.Id, h.Request.PromptTokens, h.Request.HitTokens)
 		}
 	}
 	return nil
@@ -192,7 +210,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.leaders[l.group] != l {
-		return errReplaced
+		return context.Cause(l.gone) // replaced, or too slow: Lead is about to say it
 	}
 	switch m := m.Message.(type) {
 	case *pb.LeaderMessage_Fetch:

@@ -370,7 +370,8 @@ func TestBadInput(t *testing.T) {
 		"among the groups":       {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Role: pb.Side_SIDE_PREFILL, Engines: engine("e")}}},
 		"among the engines":      {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("")}}},
 		"listed twice":           {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: append(engine("e"), engine("e")...)}}},
-		"which is not in the gr": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "f", Request: &pb.SubmitRequest{Id: "x", Namespace: "m"}}}}}},
+		"which is not in the gr": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "f", Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 1}}}}}},
+		"register it as it was ": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e", Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 10, HitTokens: 11}}}}}},
 		"that is no request":     {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e"}}}}},
 	} {
 		ctx, cancel := context.WithCancel(h.ctx)
@@ -388,6 +389,27 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
+// TestRefusedGroup: of a registration that is refused halfway nothing is left; the
+// request that it named can be submitted.
+func TestRefusedGroup(t *testing.T) {
+	h := newHost(t, Options{PayloadBytes: 100})
+	stream, err := h.client.Lead(h.ctx)
+	h.must(err)
+	whole := &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 10, Payload: make([]byte, 100)}
+	h.must(stream.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{
+		Group: "P", Role: pb.Side_SIDE_PREFILL, Engines: []*pb.EngineSpec{{Engine: "P/0", Node: "n"}},
+		Holding: []*pb.HeldRequest{{Engine: "P/0", Request: whole}, {Engine: "Q/0", Request: &pb.SubmitRequest{Id: "r2", Namespace: "m", PromptTokens: 10}}},
+	}}}))
+	wantCode(t, func() error { _, err := stream.Recv(); return err }, codes.InvalidArgument, "not in the group")
+	h.lead("P", pb.Side_SIDE_PREFILL).fetch(0)
+	h.ask(whole).want(pb.RequestUpdate_KIND_ACCEPTED)
+	top, err := h.client.Top(h.ctx, &pb.TopRequest{})
+	h.must(err)
+	if top.Submitted != 1 {
+		t.Errorf("%d requests reached the planner; r1 was submitted", top.Submitted)
+	}
+}
+
 // TestSlow: whoever does not take what it is sent loses its stream, and the
 // planner waits for nobody.
 func TestSlow(t *testing.T) {
@@ -402,6 +424,11 @@ func TestSlow(t *testing.T) {
 	if !errors.Is(context.Cause(l.gone), errSlowLeader) || s.leaders[1] != nil {
 		t.Errorf("the leader's session goes on: %v", context.Cause(l.gone))
 	}
+	s.mu.Unlock()
+	if err := s.message(l, &pb.LeaderMessage{}); !errors.Is(err, errSlowLeader) {
+		t.Errorf("its next message was answered %v", err)
+	}
+	s.mu.Lock()
 	j := s.jobLocked(&pb.SubmitRequest{Id: "x"})
 	lost := make(chan struct{})
 	j.updates, j.lost = make(chan *pb.RequestUpdate, 1), lost
