@@ -16,10 +16,12 @@ import (
 // blockio.Device except Do, Info, Stats and the ways to transfer bytes. A backend
 // embeds it and brackets its transfers with Admit and Done.
 type Dir struct {
-	path     string
-	fd       int // of the directory
-	direct   bool
-	detail   string
+	path   string
+	fd     int // of the directory
+	direct bool
+	detail string
+	// readOnly: nothing of the volume may change.
+	readOnly bool
 	gate     blockio.Gate
 	closing  sync.Once
 	counters blockio.Counters
@@ -38,16 +40,33 @@ type Dir struct {
 // OpenDir opens an existing directory as a volume and finds out, by trying,
 // whether its file system does O_DIRECT; buffered says not to try.
 func OpenDir(path string, buffered bool) (*Dir, error) {
+	d, err := newDir(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.probe(buffered); err != nil {
+		unix.Close(d.fd)
+		return nil, err
+	}
+	return d, nil
+}
+
+// openReadOnly opens an existing directory to look at it.
+func openReadOnly(path string) (*Dir, error) {
+	d, err := newDir(path)
+	if err != nil {
+		return nil, err
+	}
+	d.readOnly, d.detail = true, fsName(d.fd)+", page cache, for reading only"
+	return d, nil
+}
+
+func newDir(path string) (*Dir, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("posixio: open volume %s (an existing directory is needed): %w", path, err)
 	}
-	d := &Dir{path: path, fd: fd, inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}
-	if err := d.probe(buffered); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return d, nil
+	return &Dir{path: path, fd: fd, inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}, nil
 }
 
 // Path returns the directory as it was given to OpenDir.
@@ -70,6 +89,9 @@ func (d *Dir) Admit(batch []blockio.Request) error {
 		return err
 	}
 	err := blockio.CheckBatch(batch)
+	if err == nil && d.readOnly && writes(batch) {
+		err = d.fail("write to", "a file", errReadOnly)
+	}
 	if err == nil {
 		err = blockio.EnterFiles(batch, d.gateOf)
 	}
@@ -111,6 +133,20 @@ func (d *Dir) enter(doing, what string) error {
 	return nil
 }
 
+// enterChange admits a call that changes the volume.
+func (d *Dir) enterChange(doing, what string) error {
+	if d.readOnly {
+		return d.fail(doing, what, errReadOnly)
+	}
+	return d.enter(doing, what)
+}
+
+var errReadOnly = fmt.Errorf("it was opened for reading only: %w", blockio.ErrRequest)
+
+func writes(batch []blockio.Request) bool {
+	return slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Write })
+}
+
 // fail gives an error its context.
 func (d *Dir) fail(doing, what string, err error) error {
 	return fmt.Errorf("posixio: %s %s on %s: %w", doing, what, d.path, err)
@@ -118,7 +154,7 @@ func (d *Dir) fail(doing, what string, err error) error {
 
 // Create implements blockio.Device.
 func (d *Dir) Create(name string, sizeBytes int64) (blockio.File, error) {
-	if err := d.enter("create", name); err != nil {
+	if err := d.enterChange("create", name); err != nil {
 		return nil, err
 	}
 	defer d.gate.Leave()
@@ -168,7 +204,7 @@ func (d *Dir) Open(name string) (blockio.File, error) {
 
 // Remove implements blockio.Device.
 func (d *Dir) Remove(name string) error {
-	if err := d.enter("remove", name); err != nil {
+	if err := d.enterChange("remove", name); err != nil {
 		return err
 	}
 	defer d.gate.Leave()

@@ -103,9 +103,12 @@ func (d *Dir) inode(name string) *inode {
 	return d.inodes[name]
 }
 
-// openat opens a file of the directory for reading and writing.
+// openat opens a file of the directory, for writing too if that may be.
 func (d *Dir) openat(name string, flags int) (int, error) {
-	flags |= unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	flags |= unix.O_CLOEXEC | unix.O_NOFOLLOW
+	if !d.readOnly { // O_RDONLY is 0
+		flags |= unix.O_RDWR
+	}
 	if d.direct {
 		flags |= unix.O_DIRECT
 	}

@@ -19,7 +19,7 @@ const lockName = "LOCK"
 // Lock implements blockio.Device, with flock: the kernel releases it when the
 // process ends, however it ends.
 func (d *Dir) Lock(identity string) error {
-	if err := d.enter("lock", "volume"); err != nil {
+	if err := d.enterChange("lock", "volume"); err != nil {
 		return err
 	}
 	defer d.gate.Leave()

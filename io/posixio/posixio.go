@@ -17,6 +17,10 @@ type Options struct {
 	// Buffered uses the page cache instead of O_DIRECT: for comparisons and for
 	// tests; slower, and the kernel's memory then grows with what is read.
 	Buffered bool
+	// ReadOnly opens the volume to look at it: nothing is tried by writing, so it
+	// may be on a file system that is mounted so; Create, Remove, Lock and writes
+	// are refused with blockio.ErrRequest. Reads come from the page cache.
+	ReadOnly bool
 	// Budget bounds the bytes in flight.
 	Budget blockio.BudgetOptions
 	// Hook bends the outcomes of system calls, for tests.
@@ -60,11 +64,18 @@ func Open(path string, opts Options) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := OpenDir(path, opts.Buffered)
+	dir, err := opts.openDir(path)
 	if err != nil {
 		return nil, err
 	}
 	return &Device{Dir: dir, opts: opts, budget: budget, turns: make(chan struct{}, opts.Workers)}, nil
+}
+
+func (o *Options) openDir(path string) (*Dir, error) {
+	if o.ReadOnly {
+		return openReadOnly(path)
+	}
+	return OpenDir(path, o.Buffered)
 }
 
 // Do implements blockio.Device. Requests that continue each other become one

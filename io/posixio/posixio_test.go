@@ -321,3 +321,34 @@ func TestWorkersBound(t *testing.T) {
 		t.Fatalf("%d system calls at a time, want at most 3", most.Load())
 	}
 }
+
+// TestReadOnly: a volume that is opened to be looked at is read, also beside its
+// owner, and no call changes it.
+func TestReadOnly(t *testing.T) {
+	dir := t.TempDir()
+	owner := open(t, dir, posixio.Options{})
+	if err := owner.Lock("the owner"); err != nil {
+		t.Fatal(err)
+	}
+	data, got := random(t, 3), testkit.AlignedBuffer(t, 3*blockio.Align)
+	if err := do(t, owner, blockio.Write, create(t, owner, "a", 3), data, 1); err != nil {
+		t.Fatal(err)
+	}
+	d := open(t, dir, posixio.Options{ReadOnly: true})
+	f, err := d.Open("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := do(t, d, blockio.Read, f, got, 3); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("read: %v; the bytes are right: %v", err, bytes.Equal(got, data))
+	}
+	_, createErr := d.Create("b", blockio.Align)
+	for call, err := range map[string]error{
+		"create": createErr, "remove": d.Remove("a"), "lock": d.Lock("another"),
+		"write": d.Do(t.Context(), []blockio.Request{{Op: blockio.Write, File: f, Bufs: [][]byte{got}}}),
+	} {
+		if !errors.Is(err, blockio.ErrRequest) || !strings.Contains(err.Error(), "reading only") {
+			t.Errorf("%s: %v; want ErrRequest that says why", call, err)
+		}
+	}
+}
