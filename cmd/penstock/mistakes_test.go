@@ -3,8 +3,13 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/penstock-kv/penstock/server/config"
 )
 
 // TestMistakesOfConfiguration: a bad value is exit code 2 wherever it stands, and
@@ -26,6 +31,24 @@ func TestMistakesOfConfiguration(t *testing.T) {
 		if r.code != exitUsage || !strings.Contains(r.err, c.say) || strings.Count(r.err, "bad configuration") > 1 {
 			t.Errorf("%v %v: exit %d, %q without %q", c.environ, c.args, r.code, r.err, c.say)
 		}
+	}
+}
+
+// TestFlagsAreTakenAsTyped: a size is not rounded on its way from the flag, and a
+// list that is given twice is one list.
+func TestFlagsAreTakenAsTyped(t *testing.T) {
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	scratch := config.Default()
+	addConfigFlags(flags, scratch.Keys())
+	if err := flags.Parse([]string{"--data", "/a", "--data", "/b,/c", "--capacity", "1450MiB", "--free-floor", "1234567890", "--prewrite=false"}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := loadConfig("", nil, flags)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Capacity != 1450<<20 || got.FreeFloor != 1234567890 || got.Prewrite || !slices.Equal(got.Data, []string{"/a", "/b", "/c"}) {
+		t.Errorf("capacity %d, free floor %d, prewrite %v, data %q", got.Capacity, got.FreeFloor, got.Prewrite, got.Data)
 	}
 }
 

@@ -49,19 +49,32 @@ once; nothing that was acknowledged as durable is lost by that.`,
 }
 
 // keyFlag is the flag of one configuration key. It parses into a scratch
-// configuration, so that a bad value is refused with the flag's name.
-type keyFlag struct{ key config.Key }
+// configuration, so that a bad value is refused with the flag's name, and keeps
+// what was typed: a Size prints itself rounded.
+type keyFlag struct {
+	key   config.Key
+	typed string
+}
 
-func (f keyFlag) String() string {
-	if f.key.Path == "" {
+func (f *keyFlag) String() string {
+	switch {
+	case f.typed != "":
+		return f.typed
+	case f.key.Path == "":
 		return "" // pflag asks a zero flag for its zero value
 	}
 	return f.key.String()
 }
 
-func (f keyFlag) Set(text string) error { return f.key.Set(text) }
+func (f *keyFlag) Set(text string) error {
+	if f.key.List() && f.typed != "" {
+		text = f.typed + "," + text // --data A --data B is --data A,B
+	}
+	f.typed = text
+	return f.key.Set(text)
+}
 
-func (f keyFlag) Type() string {
+func (f *keyFlag) Type() string {
 	if f.key.Bool() {
 		return "bool"
 	}
@@ -71,7 +84,7 @@ func (f keyFlag) Type() string {
 // addConfigFlags makes a flag of every key of a scratch configuration.
 func addConfigFlags(flags *pflag.FlagSet, keys []config.Key) {
 	for _, key := range keys {
-		f := flags.VarPF(keyFlag{key}, key.Flag(), "", key.Doc)
+		f := flags.VarPF(&keyFlag{key: key}, key.Flag(), "", key.Doc)
 		if key.Bool() {
 			f.NoOptDefVal = "true"
 		}

@@ -37,6 +37,9 @@ func (k Key) Flag() string { return strings.NewReplacer(".", "-", "_", "-").Repl
 // Bool reports whether the key is a switch.
 func (k Key) Bool() bool { return k.value.Kind() == reflect.Bool }
 
+// List reports whether the key is a list, which Set reads with commas between.
+func (k Key) List() bool { return k.value.Kind() == reflect.Slice }
+
 // Set parses text into the key's place.
 func (k Key) Set(text string) error {
 	if u, ok := k.value.Addr().Interface().(encoding.TextUnmarshaler); ok {
@@ -75,7 +78,8 @@ func (k Key) Set(text string) error {
 	return nil
 }
 
-// String returns the key's present value as Set would read it.
+// String words the key's present value in a form that Set reads. A Size is rounded
+// to what a person reads.
 func (k Key) String() string {
 	switch v := k.value.Interface().(type) {
 	case fmt.Stringer:
