@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -12,21 +13,26 @@ import (
 
 // InspectVolume prints the superblock copies, the catalogue's areas and one line
 // a segment. It reads the device as it is: the volume may be damaged, foreign,
-// or in use by a store; no lock is taken and nothing is written.
+// incomplete, or in use by a store; no lock is taken and nothing is written. It
+// fails if nothing there is of a volume.
 func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 	fmt.Fprintf(w, "volume %s\n", dev.Info().Path)
-	sb, err := inspectSuperblock(ctx, dev, w)
-	if err != nil {
-		return err
-	}
-	if sb.CatalogueBytes > 0 {
-		if err := inspectCatalogue(ctx, dev, sb.CatalogueBytes, w); err != nil {
-			return err
-		}
-	}
 	names, err := dev.List()
 	if err != nil {
 		return fmt.Errorf("blockstore: inspect: %w", err)
+	}
+	if !slices.ContainsFunc(names, ofVolume) {
+		return fmt.Errorf("blockstore: inspect: %s is not a volume: neither superblock nor catalogue nor segments are there: %w", dev.Info().Path, blockio.ErrNotExist)
+	}
+	// A part that cannot be read is said to be so, and the others are printed.
+	sb, err := inspectSuperblock(ctx, dev, w)
+	if err != nil {
+		fmt.Fprintf(w, "superblock: %v\n", err)
+	}
+	if sb.CatalogueBytes > 0 {
+		if err := inspectCatalogue(ctx, dev, sb.CatalogueBytes, w); err != nil {
+			fmt.Fprintf(w, "catalogue: %v\n", err)
+		}
 	}
 	for _, name := range names {
 		if number, ok := ondisk.ParseSegmentName(name); ok {
@@ -38,6 +44,12 @@ func InspectVolume(ctx context.Context, dev blockio.Device, w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+// ofVolume reports whether a file of that name belongs to a volume.
+func ofVolume(name string) bool {
+	_, segment := ondisk.ParseSegmentName(name)
+	return segment || name == ondisk.SuperblockName || name == ondisk.CatalogueName
 }
 
 // inspectSuperblock prints both copies and returns the one that counts, if any.

@@ -7,7 +7,7 @@ ok
 inspect a
 ----
 volume a
-blockstore: inspect: memio: open superblock on a: file does not exist
+blockstore: inspect: a is not a volume: neither superblock nor catalogue nor segments are there: file does not exist
 
 open a segment=65536
 ----
@@ -97,3 +97,18 @@ inspect a segment=0
 segment 0 of volume dbe5882e2579683432c1bfc525454add: 3 slots of 16384 bytes, cut at generation 4294967297
   0: ondisk: PNSTKSLT has checksum fe85dc97e35d7d5d, its bytes give fd3cd25ec6eb97bd: damaged record
   1: generation 4294967299 namespace 1 epoch 1 group 0 block a1fce4363854ff888cff4b8e7875d600 depth 0, 12000 bytes in 3 layers
+
+# A volume that lost its superblock: what is left is printed all the same.
+close
+----
+ok
+
+remove of=a file=superblock
+----
+ok
+
+inspect a
+----
+volume a
+superblock: blockstore: inspect: memio: open superblock on a: file does not exist
+segment-00000000: segment 0 of volume dbe5882e2579683432c1bfc525454add: 3 slots of 16384 bytes, cut at generation 4294967297

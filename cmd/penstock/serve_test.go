@@ -192,7 +192,7 @@ func TestOtherFormatVersionIsRefused(t *testing.T) {
 	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, raw) {
 		t.Fatalf("the superblock was changed (%v)", err)
 	}
-	inspect := penstock(t, "", nil, "store", "inspect", "--data", dir+"/volume", "--io", "posix")
+	inspect := penstock(t, "", nil, "store", "inspect", "--data", dir+"/volume")
 	if inspect.code != exitOK || !strings.Contains(inspect.out, "version") {
 		t.Fatalf("inspect: exit %d\n%s%s", inspect.code, inspect.out, inspect.err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/posixio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -38,11 +40,15 @@ type offlineFlags struct {
 
 func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 	f := &offlineFlags{}
-	cmd.Flags().StringSliceVar(&f.data, "data", nil, "directories of the volumes, as given to serve")
+	f.addData(cmd)
 	cmd.Flags().StringVar(&f.io, "io", "auto", "how the disks are driven: auto, uring or posix")
+	return f
+}
+
+func (f *offlineFlags) addData(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&f.data, "data", nil, "directories of the volumes, as given to serve")
 	_ = cmd.MarkFlagRequired("data") // it was defined above
 	_ = cmd.MarkFlagDirname("data")
-	return f
 }
 
 // exist refuses directories that are not there: an offline command makes none.
@@ -306,13 +312,20 @@ func newStoreInspect(w world) *cobra.Command {
 		Use:   "inspect --data DIR[,DIR…]",
 		Short: "Print what is on a volume: superblock, catalogue, segments, slots",
 		Long: `Print what is on the volumes, as it is: damaged volumes and those of other versions
-too, and also beside a node that serves them. Nothing is locked and nothing written.`,
+too, and also beside a node that serves them. Nothing is locked and nothing written,
+so that the file system may be mounted read-only.`,
 		Args: args(cobra.NoArgs),
 	}
-	f := addOfflineFlags(cmd)
+	f := &offlineFlags{}
+	f.addData(cmd)
 	cmd.Flags().Int64Var(&segment, "segment", -1, "print the slots of this segment")
 	cmd.Flags().Int64Var(&slot, "slot", -1, "print this slot of --segment and verify its layers")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for name, number := range map[string]int64{"segment": segment, "slot": slot} {
+			if cmd.Flags().Changed(name) && number != int64(uint32(number)) {
+				return usagef("--%s %d: want 0 to %d", name, number, uint32(math.MaxUint32))
+			}
+		}
 		if slot >= 0 && segment < 0 {
 			return usagef("--slot needs --segment")
 		}
@@ -327,12 +340,9 @@ too, and also beside a node that serves them. Nothing is locked and nothing writ
 }
 
 func (f *offlineFlags) inspect(cmd *cobra.Command, dir string, segment, slot int64) (err error) {
-	if _, err := os.Stat(dir); err != nil {
-		return fmt.Errorf("--data: %w", err)
-	}
-	dev, err := openDevice(dir, f.io, nil)
+	dev, err := posixio.Open(dir, posixio.Options{ReadOnly: true})
 	if err != nil {
-		return err
+		return fmt.Errorf("--data: %w", err)
 	}
 	defer func() { err = errors.Join(err, dev.Close()) }()
 	var text strings.Builder

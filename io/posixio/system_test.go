@@ -186,6 +186,34 @@ func TestStartOnAFullVolume(t *testing.T) {
 	}
 }
 
+// TestReadOnlyMount: a volume on a file system that the kernel mounted read-only,
+// as it does after an error, can still be looked at.
+func TestReadOnlyMount(t *testing.T) {
+	mount := testkit.SmallExt4(t, 32)
+	data, got := random(t, 4), testkit.AlignedBuffer(t, 4*blockio.Align)
+	before := open(t, mount, posixio.Options{})
+	if err := do(t, before, blockio.Write, create(t, before, "a", 4), data, 4); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", mount, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := posixio.Open(mount, posixio.Options{}); !errors.Is(err, unix.EROFS) {
+		t.Errorf("opened for writing: %v, %v; want EROFS", d, err)
+	}
+	d := open(t, mount, posixio.Options{ReadOnly: true})
+	f, err := d.Open("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := do(t, d, blockio.Read, f, got, 4); err != nil || string(got) != string(data) {
+		t.Errorf("read: %v; the bytes are right: %v", err, string(got) == string(data))
+	}
+}
+
 // fill writes a file until there is no space, also not for small pieces.
 func fill(t *testing.T, path string) {
 	t.Helper()

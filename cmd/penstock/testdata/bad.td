@@ -242,6 +242,7 @@ store check --data @absent
 store check --data @volume
 store rebuild-index --data @volume
 store inspect --data @volume --slot 1
+store inspect --data @volume --segment 4294967296
 ----
 penstock: kv: block id "12" has 2 characters; want 32 hexadecimal digits
 Run 'penstock block delete --help' for usage.
@@ -297,6 +298,9 @@ exit 1
 penstock: blockstore: volume DIR/volume is in use by OWNER; stop that process or choose another --data directory
 exit 1
 penstock: --slot needs --segment
+Run 'penstock store inspect --help' for usage.
+exit 2
+penstock: --segment 4294967296: want 0 to 4294967295
 Run 'penstock store inspect --help' for usage.
 exit 2
 

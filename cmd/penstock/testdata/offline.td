@@ -110,7 +110,7 @@ slot v0/s0/0@4294967298 prefix
   layer 1    e234223b2a825397
   verdict    every layer has its checksum
 
-penstock: --data: stat DIR/nowhere: no such file or directory
+penstock: --data: posixio: open volume DIR/nowhere (an existing directory is needed): no such file or directory
 exit 1
 ----
 ----
