@@ -12,7 +12,7 @@ const OneOwner = "one-owner"
 
 // Finding is one violation of an invariant.
 type Finding struct {
-	// Invariant is its name in DESIGN.md, section 2.
+	// Invariant is its name in ARCHITECTURE.md.
 	Invariant string
 	Ref       kv.Ref
 	Detail    string

@@ -23,7 +23,7 @@ const (
 	benchBatch = 64
 )
 
-// benchBlocks is the size of the index that is measured; DESIGN.md section 10
+// benchBlocks is the size of the index that is measured; docs/benchmarks.md
 // speaks of 2 M blocks. PENSTOCK_BENCH_BLOCKS changes it.
 func benchBlocks(b *testing.B) int {
 	s := os.Getenv("PENSTOCK_BENCH_BLOCKS")

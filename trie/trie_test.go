@@ -48,7 +48,7 @@ func closeTest(t testing.TB, tr *Trie) {
 
 func TestNodeSize(t *testing.T) {
 	if got := reflect.TypeFor[node]().Size(); got != 48 {
-		t.Errorf("a node is %d B; DESIGN.md section 10 allows 80 B a block in all, which counts on 48", got)
+		t.Errorf("a node is %d B; a block may take 80 B in all (docs/benchmarks.md), which counts on 48", got)
 	}
 }
 

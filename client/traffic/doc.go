@@ -63,8 +63,8 @@
 //
 // # When something is missing
 //
-// A side that cannot read all of its part says so (Job.Stopped, which goes to the
-// planner) and waits: Read gives it, or the other side, another range; Recompute
+// A side that cannot read all of its part says so (PrefillJob.Stopped, which
+// goes to the planner) and waits: Read gives it, or the other side, another range; Recompute
 // makes blocks the model's to compute. Layer 0 is held back until every hit block
 // is in a buffer or is to be recomputed.
 //

@@ -103,7 +103,7 @@ type split struct{ capacityBytes, storeBytes, indexBytes int64 }
 
 const (
 	// indexShare: the index takes at most 160 bytes of disk for a block
-	// (DESIGN.md, section 10), and the smallest slot is 8 KiB: a fiftieth.
+	// (docs/benchmarks.md), and the smallest slot is 8 KiB: a fiftieth.
 	indexShare = 50
 	// indexFloorBytes is for the logs and memtables of an index of any size.
 	indexFloorBytes = 16 << 20

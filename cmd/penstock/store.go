@@ -210,7 +210,7 @@ func newStoreCheck(w world) *cobra.Command {
 		Use:   "check --data DIR[,DIR…]",
 		Short: "Prove the invariants that hold between index and volumes",
 		Long: `Compare the index with the volumes and name every invariant that is broken:
-one-owner, prefix-closed, data-before-index, exact-or-miss (DESIGN.md, section 2).
+one-owner, prefix-closed, data-before-index, exact-or-miss (ARCHITECTURE.md).
 It refuses to run beside a node that serves the volumes. The exit code is 1 if
 anything was found.`,
 		Args: args(cobra.NoArgs),

@@ -32,5 +32,5 @@
 // exceeds the quota is a batch of its own. A decode engine decodes all its requests
 // in every step.
 //
-// Lock order: Leader.mu, then engine.mu; neither is held across a call.
+// Lock order: Leader.mu, then Engine.mu; neither is held across a call.
 package emulate

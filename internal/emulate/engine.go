@@ -320,16 +320,6 @@ func (e *Engine) leave(r *running, err error) {
 	r.done(err)
 }
 
-// Abort forgets a request; its done is called with the reason.
-func (e *Engine) Abort(request string) {
-	e.mu.Lock()
-	r := e.jobs[request]
-	e.mu.Unlock()
-	if r != nil {
-		r.cancel()
-	}
-}
-
 // with calls f with a request's traffic, now or when it has begun.
 func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Decode)) {
 	e.mu.Lock()

@@ -11,5 +11,6 @@
 //	imports_test.go   the import DAG, directly (an allow-list) and through others (a deny-list)
 //	modules_test.go   modules against docs/deps.md and go.mod
 //	files_test.go     one source file at a time: unsafe, init, printing, sleeping, doc comments, …
+//	docs_test.go      the files that comments and pages name
 //	tools_test.go     gofmt, go vet, staticcheck
 package lint

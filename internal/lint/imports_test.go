@@ -112,7 +112,7 @@ var testEdges = []struct {
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
 
-// forbidden edges hold also through other packages; from DESIGN.md, section 5.
+// forbidden edges hold also through other packages.
 var forbidden = []struct {
 	from []string
 	to   []string
@@ -218,7 +218,7 @@ func TestOneDecider(t *testing.T) {
 	}
 }
 
-// TestEdgesAgree: no row allows what DESIGN.md forbids.
+// TestEdgesAgree: no row allows what is forbidden.
 func TestEdgesAgree(t *testing.T) {
 	for _, e := range edges {
 		from := strings.TrimSuffix(e.pkg, "/...")

@@ -16,5 +16,5 @@
 // A miss, a busy node and a refused write are counted, not errors: an engine would
 // compute and go on. A byte that differs is counted as well, and is never right.
 //
-// Lock order: Stats has one lock.
+// There is one lock, around the counts; no call is made under it.
 package replay

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Names of the invariants that Check reports; DESIGN.md, section 2. one-owner is
+// Names of the invariants that Check reports; ARCHITECTURE.md has them all. one-owner is
 // blockstore's.
 const (
 	ExactOrMiss     = "exact-or-miss"

@@ -206,7 +206,7 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestLogNormal: PrfaaS section 4.1 (ORACLES PF-2), and the closed forms against
+// TestLogNormal: PrfaaS section 4.1, and the closed forms against
 // sampling.
 func TestLogNormal(t *testing.T) {
 	d := PrfaaSLengths()

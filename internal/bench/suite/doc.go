@@ -1,6 +1,6 @@
 // Package suite holds the work that `penstock bench` measures, one file for each
-// of its verbs: what both sides do, which figure is asked for, and what the design
-// wants of it (DESIGN.md, section 10).
+// of its verbs: what both sides do, which figure is asked for, and what is
+// wanted of it (docs/benchmarks.md).
 //
 //	store    verified reads and writes of the block store   fio, ReadAt, a file per block
 //	index    matches, commits, size, recovery               Pebble gets

@@ -29,7 +29,7 @@ type StoreOptions struct {
 	SizeBytes int64
 }
 
-// The shapes of DESIGN.md, section 10: small blocks deep, large ones shallow.
+// The shapes of docs/benchmarks.md: small blocks deep, large ones shallow.
 // Layer counts are such that layers are whole kilobytes.
 func storeShapes() []shape {
 	return []shape{

@@ -1,0 +1,78 @@
+package lint
+
+import (
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// pages are the documents that people read.
+var pages = []string{"*.md", "docs/*.md", "deploy/*.md", "deploy/*/*.md"}
+
+// document and source are the names of files as text has them. Behind a scheme or a
+// host they are somebody else's.
+var (
+	document = regexp.MustCompile(`(?:^|[\s("'` + "`" + `])([A-Za-z0-9_][A-Za-z0-9_./-]*\.md)\b`)
+	source   = regexp.MustCompile("`" + `([a-z0-9_]+/[A-Za-z0-9_./-]*\.(?:go|proto|yaml|sh))` + "`")
+)
+
+// placeholder stands for a name that the reader chooses, in help texts.
+const placeholder = "PAGE.md"
+
+// TestNamesOfFiles: a page that a comment or another page sends its reader to is
+// there, and so is every source file that a page names. Help texts are in docs/cli.md.
+func TestNamesOfFiles(t *testing.T) {
+	dir := root(t)
+	check := func(path string, text []byte, name *regexp.Regexp) {
+		for _, m := range name.FindAllSubmatch(text, -1) {
+			named := string(m[1])
+			found := named == placeholder || slices.ContainsFunc([]string{dir, filepath.Join(dir, "docs"), filepath.Dir(path)}, func(from string) bool {
+				_, err := os.Stat(filepath.Join(from, named))
+				return err == nil
+			})
+			if !found {
+				t.Errorf("%s names %s, which is not at the root, in docs or beside it: name what has it now", strings.TrimPrefix(path, dir+"/"), named)
+			}
+		}
+	}
+	read := func(path string) []byte {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	for _, p := range load(t) {
+		for _, path := range p.files {
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			for _, g := range f.Comments {
+				check(path, []byte(g.Text()), document)
+			}
+		}
+	}
+	seen := 0
+	for _, pattern := range pages {
+		paths, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range paths {
+			text := read(path)
+			check(path, text, document)
+			check(path, text, source)
+			seen++
+		}
+	}
+	if seen == 0 {
+		t.Error("no page was found")
+	}
+}
