@@ -42,7 +42,7 @@ type Config struct {
 	Limits    Limits    `yaml:"limits"`
 	Log       Log       `yaml:"log"`
 	Trace     Trace     `yaml:"trace"`
-	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or TLS: anyone who reaches the port can read and overwrite the cache"`
+	Insecure  bool      `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can read and overwrite the cache"`
 }
 
 // DataPlane chooses and tunes the transfer engine, and says how it is fed.
@@ -191,6 +191,10 @@ func (c *Config) Validate() error {
 			bad(key, "must be positive, is %d", v)
 		}
 	}
+	if c.DrainWithin < 0 {
+		bad("drain_timeout", "must not be negative, is %v", c.DrainWithin)
+	}
+	c.Trace.check(bad)
 	positive("sync_interval", int64(c.SyncEvery))
 	positive("limits.reads", int64(c.Limits.Reads))
 	positive("limits.writes", int64(c.Limits.Writes))

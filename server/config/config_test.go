@@ -99,6 +99,26 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 }
 
+// TestOthersVariablesAreLeftAlone: what client commands read, and what Kubernetes
+// sets for Services named penstock and penstock-planner.
+func TestOthersVariablesAreLeftAlone(t *testing.T) {
+	for _, name := range []string{
+		"PENSTOCK_TRACES", "PENSTOCK_FORMAT",
+		"PENSTOCK_SERVICE_HOST", "PENSTOCK_SERVICE_PORT", "PENSTOCK_SERVICE_PORT_GRPC",
+		"PENSTOCK_PORT", "PENSTOCK_PORT_7420_TCP", "PENSTOCK_PORT_7420_TCP_PROTO", "PENSTOCK_PORT_7420_TCP_ADDR",
+		"PENSTOCK_PLANNER_SERVICE_HOST", "PENSTOCK_PLANNER_PORT_7430_TCP_PORT",
+	} {
+		if _, err := load(t, "", name+"=tcp://10.96.0.1:7420"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, name := range []string{"PENSTOCK_PORTS", "PENSTOCK_SERVICE", "PENSTOCK_PORT_GRPC"} {
+		if _, err := load(t, "", name+"=7420"); !errors.Is(err, config.ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // TestOneComplaintForOneMistake: what follows from a bad value is not complained
 // of as well.
 func TestOneComplaintForOneMistake(t *testing.T) {
@@ -129,10 +149,12 @@ func TestValidateNamesEveryBadKey(t *testing.T) {
 	c.Log.Level = "loud"
 	c.Auth.TLSCert = "x"
 	c.DataPlane.TLS = "maybe"
+	c.DrainWithin = -1
+	c.Trace.Endpoint = "collector"
 	c.Limits.Reads = 0
 	c.Limits.WriteBytes = 1 << 30
 	err := c.Validate()
-	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "data_plane.tls", "limits.reads", "limits.write_bytes"} {
+	for _, key := range []string{"data", "io", "durability", "eviction", "listen", "arena", "capacity", "log.level", "auth.tls_cert", "data_plane.tls", "drain_timeout", "trace.endpoint", "limits.reads", "limits.write_bytes"} {
 		if err == nil || !strings.Contains(err.Error(), "config: "+key) {
 			t.Errorf("%s is not named in %v", key, err)
 		}
@@ -197,12 +219,13 @@ func TestPlannerMistakes(t *testing.T) {
 		t.Errorf("the default is refused: %v", c.Validate())
 	}
 	for want, spoil := range map[string]func(*config.Planner){
-		"listen":        func(c *config.Planner) { c.Listen = "nowhere" },
-		"reachable":     func(c *config.Planner) { c.Listen = "0.0.0.0:7430" },
-		"http":          func(c *config.Planner) { c.HTTP = "7432" },
-		"drain_timeout": func(c *config.Planner) { c.DrainWithin = -1 },
-		"auth.tls_cert": func(c *config.Planner) { c.Auth.TLSCert = "x" },
-		"log.level":     func(c *config.Planner) { c.Log.Level = "loud" },
+		"listen":         func(c *config.Planner) { c.Listen = "nowhere" },
+		"reachable":      func(c *config.Planner) { c.Listen = "0.0.0.0:7430" },
+		"http":           func(c *config.Planner) { c.HTTP = "7432" },
+		"drain_timeout":  func(c *config.Planner) { c.DrainWithin = -1 },
+		"auth.tls_cert":  func(c *config.Planner) { c.Auth.TLSCert = "x" },
+		"log.level":      func(c *config.Planner) { c.Log.Level = "loud" },
+		"trace.endpoint": func(c *config.Planner) { c.Trace.Endpoint = "http://collector:4317" },
 	} {
 		c := config.DefaultPlanner()
 		spoil(&c)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,9 +14,14 @@ import (
 // EnvPrefix starts the name of every environment variable that is read.
 const EnvPrefix = "PENSTOCK_"
 
-// clientEnv are variables of the same prefix that belong to the client commands
-// and are not keys of a node.
-var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_PLANNER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT"}
+// clientEnv are variables of the same prefix that belong to other commands and are
+// not keys of a node.
+var clientEnv = []string{"PENSTOCK_SERVER", "PENSTOCK_PLANNER", "PENSTOCK_TOKEN_FILE", "PENSTOCK_CA", "PENSTOCK_CERT", "PENSTOCK_KEY", "PENSTOCK_FORMAT", "PENSTOCK_TRACES"}
+
+// serviceEnv matches what Kubernetes puts into every pod for a Service whose name is
+// penstock, or begins with "penstock-": PENSTOCK_SERVICE_HOST, PENSTOCK_PORT,
+// PENSTOCK_PORT_7420_TCP_ADDR, … Nobody typed them, so they are no mistake.
+var serviceEnv = regexp.MustCompile(`^PENSTOCK_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
 // A Key is one setting: its path in YAML, its help text, and where it is kept.
 type Key struct {
@@ -120,10 +126,10 @@ func readEnv(c any, environ []string) error {
 	}
 	for _, kv := range environ {
 		name, text, _ := strings.Cut(kv, "=")
-		if !strings.HasPrefix(name, EnvPrefix) || slices.Contains(clientEnv, name) {
+		k, ok := byEnv[name]
+		if !ok && (!strings.HasPrefix(name, EnvPrefix) || slices.Contains(clientEnv, name) || serviceEnv.MatchString(name)) {
 			continue
 		}
-		k, ok := byEnv[name]
 		if !ok {
 			return fmt.Errorf("config: environment variable %s names no key; the nearest is %s: %w", name, nearest(name, slices.Sorted(maps.Keys(byEnv))), ErrConfig)
 		}

@@ -91,6 +91,12 @@ func (l Log) check(bad complaint) {
 	}
 }
 
+func (t Trace) check(bad complaint) {
+	if t.Endpoint != "" {
+		checkAddresses(bad, map[string]string{"trace.endpoint": t.Endpoint})
+	}
+}
+
 func (a Auth) check(bad complaint) {
 	if (a.TLSCert == "") != (a.TLSKey == "") {
 		bad("auth.tls_cert, auth.tls_key", "give both or neither")

@@ -16,7 +16,7 @@ type Planner struct {
 	Auth     Auth     `yaml:"auth"`
 	Log      Log      `yaml:"log"`
 	Trace    Trace    `yaml:"trace"`
-	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or TLS: anyone who reaches the port can submit, take and end requests"`
+	Insecure bool     `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can submit, take and end requests"`
 }
 
 // Schedule are the constants of dualpath.Options; 0 leaves the default, which
@@ -113,6 +113,7 @@ func (p *Planner) Validate() error {
 	p.Network.check(bad)
 	p.Auth.check(bad)
 	p.Log.check(bad)
+	p.Trace.check(bad)
 	if !p.Insecure {
 		p.Auth.checkExposure(bad, map[string]string{"listen": p.Listen})
 	}
