@@ -459,6 +459,7 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		for _, e := range batch {
 			after = e.Sequence
 			if e.Kind == storage.Gap {
+				e.Time = time.Now() // nothing happened then but that it was noticed
 				s.opts.Metrics.EventsDropped.Inc()
 			} else if req.GetNamespace() != "" && e.Namespace != req.GetNamespace() {
 				continue

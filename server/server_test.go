@@ -614,7 +614,7 @@ func TestEventsStreamEndsOnShutdown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e, err := stream.Recv(); err != nil || e.GetKind() != pb.Event_KIND_GAP {
+	if e, err := stream.Recv(); err != nil || e.GetKind() != pb.Event_KIND_GAP || e.GetTimeUnixMs() <= 0 {
 		t.Fatalf("first: %v, %v", e, err)
 	}
 	h.write(ns, 2)

@@ -85,6 +85,9 @@ func (c *connection) one() (string, error) {
 }
 
 func (c *connection) tlsConfig() (*tls.Config, error) {
+	if (c.cert == "") != (c.key == "") {
+		return nil, usagef("--cert %q, --key %q: a certificate and its key go together", c.cert, c.key)
+	}
 	if !c.tls && c.ca == "" && c.cert == "" {
 		return nil, nil
 	}

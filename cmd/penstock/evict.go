@@ -122,7 +122,8 @@ func newEventsCommand(w world) *cobra.Command {
 		Use:   "events",
 		Short: "Follow what is stored and removed, as routers do",
 		Long: `Follow what is stored and removed, one line an event, until interrupted. A gap says
-that events were lost to this consumer.`,
+that events were lost to this consumer: too old to be kept, or of the node's run before
+this one. The exit code is 1 if --timeout ends it.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -131,27 +132,43 @@ that events were lost to this consumer.`,
 	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
 	cmd.Flags().IntVar(&most, "count", 0, "stop after so many events; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if most < 0 {
+			return usagef("--count %d: must not be negative", most)
+		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			stream, err := pb.NewCacheClient(a.conn).Events(ctx, &pb.EventsRequest{After: after, Namespace: namespace})
-			if err != nil {
-				return err
+			req := &pb.EventsRequest{After: after, Namespace: namespace}
+			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, most, outputOf(cmd))
+			switch {
+			case errors.Is(err, io.EOF), cmd.Context().Err() != nil:
+				return nil // the node went, or an interrupt: that is how it ends
+			case err != nil && ctx.Err() != nil:
+				return fmt.Errorf("%d events within --timeout %v", n, c.timeout)
 			}
-			for n := 0; most == 0 || n < most; n++ {
-				e, err := stream.Recv()
-				if cmd.Context().Err() != nil || errors.Is(err, io.EOF) {
-					return nil // interrupted: that is how it ends
-				}
-				if err != nil {
-					return err
-				}
-				if err := emitEvent(outputOf(cmd), e); err != nil {
-					return err
-				}
-			}
-			return nil
+			return err
 		})
 	}
 	return cmd
+}
+
+// follow prints events until there were most of them, 0 being no limit, and returns
+// how many there were.
+func follow(ctx context.Context, cache pb.CacheClient, req *pb.EventsRequest, most int, o output) (int, error) {
+	stream, err := cache.Events(ctx, req)
+	if err != nil {
+		return 0, err
+	}
+	for n := 0; ; n++ {
+		if most > 0 && n == most {
+			return n, nil
+		}
+		e, err := stream.Recv()
+		if err != nil {
+			return n, err
+		}
+		if err := emitEvent(o, e); err != nil {
+			return n, err
+		}
+	}
 }
 
 func emitEvent(o output, e *pb.Event) error {
@@ -171,13 +188,21 @@ func emitEvent(o output, e *pb.Event) error {
 	if o.json {
 		return o.emitLine(line)
 	}
-	_, err := fmt.Fprintf(o.w, "%d %s %s %s epoch %d: %d blocks %s%s\n", line.Sequence, line.Time, line.Kind, line.Namespace, line.Epoch, len(line.BlockIDs), line.Reason, firstID(line.BlockIDs))
+	_, err := fmt.Fprintf(o.w, "%d %s %s%s\n", line.Sequence, line.Time, line.Kind, line.what())
 	return err
 }
 
-func firstID(ids []string) string {
-	if len(ids) == 0 {
+// what says of whom the event is, of how much and why, where it is of anyone.
+func (l eventLine) what() string {
+	if l.Namespace == "" {
 		return ""
 	}
-	return " from " + ids[0]
+	s := fmt.Sprintf(" %s epoch %d", l.Namespace, l.Epoch)
+	if n := len(l.BlockIDs); n > 0 {
+		s += fmt.Sprintf(": %d blocks from %s", n, l.BlockIDs[0])
+	}
+	if l.Reason != "" {
+		s += " (" + l.Reason + ")"
+	}
+	return s
 }

@@ -34,6 +34,26 @@ func TestMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
+// TestNoEventsInTime: --timeout is not said to be a node that is silent.
+func TestNoEventsInTime(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	r := s.run("events", "--timeout", "10ms")
+	if r.code != exitFailed || !strings.Contains(r.err, "0 events within --timeout 10ms") {
+		t.Errorf("exit %d, %q", r.code, r.err)
+	}
+}
+
+// TestFormatOfTheEnvironment: a format that there is not is refused, unless a flag
+// says another.
+func TestFormatOfTheEnvironment(t *testing.T) {
+	if r := penstock(t, "", []string{"PENSTOCK_FORMAT=JSON"}, "version"); r.code != exitUsage || !strings.Contains(r.err, `PENSTOCK_FORMAT: "JSON" is neither table nor json`) {
+		t.Errorf("exit %d, %q", r.code, r.err)
+	}
+	if r := penstock(t, "", []string{"PENSTOCK_FORMAT=JSON"}, "version", "--format", "json"); !strings.HasPrefix(r.must(t), "{") {
+		t.Errorf("not JSON: %s", r.out)
+	}
+}
+
 // TestFlagsAreTakenAsTyped: a size is not rounded on its way from the flag, and a
 // list that is given twice is one list.
 func TestFlagsAreTakenAsTyped(t *testing.T) {

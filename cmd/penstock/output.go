@@ -37,10 +37,17 @@ func (f *formatFlag) Set(s string) error {
 
 func addFormatFlag(root *cobra.Command, w world) {
 	f := &formatFlag{value: formatTable}
-	if env := w.env("PENSTOCK_FORMAT"); f.Set(env) != nil {
-		f.value = formatTable
+	var wrong error
+	if env := w.env("PENSTOCK_FORMAT"); env != "" {
+		wrong = f.Set(env)
 	}
 	root.PersistentFlags().Var(f, "format", "how results are printed (environment: PENSTOCK_FORMAT)")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if wrong != nil && !cmd.Flag("format").Changed {
+			return usagef("PENSTOCK_FORMAT: %w", wrong)
+		}
+		return nil
+	}
 	// The flag's name and its completion are ours, so this cannot fail.
 	_ = root.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formatTable, formatJSON}, cobra.ShellCompDirectiveNoFileComp))
 }

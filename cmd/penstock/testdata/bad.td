@@ -233,6 +233,10 @@ ns bump-epoch nope
 status --token-file @absent
 status --token-file @short
 status --ca @prompt
+status --cert @prompt
+status --key @prompt
+block list m --limit -1
+events --count -1
 status --server 127.0.0.1:1,127.0.0.1:2
 trace replay @absent
 trace replay @prompt
@@ -279,6 +283,18 @@ penstock: token file DIR/short: a token of 5 characters can be guessed; want at 
 exit 1
 penstock: --ca: DIR/prompt holds no certificate in PEM
 exit 1
+penstock: --cert "DIR/prompt", --key "": a certificate and its key go together
+Run 'penstock status --help' for usage.
+exit 2
+penstock: --cert "", --key "DIR/prompt": a certificate and its key go together
+Run 'penstock status --help' for usage.
+exit 2
+penstock: --limit -1: must not be negative
+Run 'penstock block list --help' for usage.
+exit 2
+penstock: --count -1: must not be negative
+Run 'penstock events --help' for usage.
+exit 2
 penstock: --server "127.0.0.1:1,127.0.0.1:2": this command talks to one node; name it
 Run 'penstock status --help' for usage.
 exit 2
