@@ -47,7 +47,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 // newStore builds the store over volumes that are in order.
 func newStore(opts Options, found []candidate) *Store {
 	life, stop := context.WithCancel(context.Background())
-	s := &Store{opts: opts, log: opts.Logger, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
+	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
 	share := opts.CapacityBytes / int64(len(found)) / ondisk.Page * ondisk.Page
 	for i, c := range found {
 		v := &volume{

@@ -18,6 +18,7 @@ import (
 type Store struct {
 	opts    Options
 	log     *slog.Logger
+	node    ondisk.UUID
 	volumes []*volume // by index
 	// slotBytesMax is the largest slot that a full segment holds.
 	slotBytesMax int64
@@ -46,6 +47,10 @@ type Store struct {
 	catalogue         []byte
 	catalogueSequence uint64
 }
+
+// Node is the identity that all volumes of the store share, drawn when they were
+// formatted: what belongs to the store, such as its index, is known by it.
+func (s *Store) Node() ondisk.UUID { return s.node }
 
 // enter admits a call, until Leave.
 func (s *Store) enter() error {

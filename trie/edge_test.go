@@ -55,6 +55,46 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// TestOwner: an index is opened for the store it was made for, and for no other.
+func TestOwner(t *testing.T) {
+	fs := vfs.NewMem()
+	for _, c := range []struct {
+		owner   string
+		foreign bool
+	}{
+		{owner: ""},                 // made for nobody
+		{owner: "a"},                // claimed
+		{owner: "b", foreign: true}, // and refused to others
+		{owner: ""}, {owner: "a"},   // who does not ask gets it
+		{owner: "aa", foreign: true}, // all of the name counts
+	} {
+		index, err := Open(Options{Dir: "index", FS: fs, Owner: c.owner})
+		if errors.Is(err, ErrForeign) != c.foreign || (err == nil) == c.foreign {
+			t.Fatalf("owner %q: %v", c.owner, err)
+		}
+		if err != nil {
+			if !strings.Contains(err.Error(), `store a, not for `+c.owner) {
+				t.Errorf("owner %q: %v does not name both", c.owner, err)
+			}
+			continue
+		}
+		if err := index.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := vfs.NewMem()
+	index, err := Open(Options{Dir: "index", FS: fresh, Owner: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := index.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(Options{Dir: "index", FS: fresh, Owner: "b"}); !errors.Is(err, ErrForeign) {
+		t.Errorf("the index of a new store: %v; want ErrForeign", err)
+	}
+}
+
 // TestDamagedRecord: a record that does not decode, or does not fit its
 // namespace, costs its block and what hangs on it, and no more.
 func TestDamagedRecord(t *testing.T) {

@@ -34,4 +34,7 @@ var (
 	ErrTooManyLeases = errors.New("too many leases")
 	// ErrFormat: the directory holds an index of another format or none of ours.
 	ErrFormat = errors.New("index format")
+	// ErrForeign: the index was made for another store (Options.Owner); put it back
+	// where it belongs, and make this store's anew from its data.
+	ErrForeign = errors.New("index of another store")
 )

@@ -16,6 +16,7 @@ import (
 var (
 	formatKey = []byte{metaKey, 'f', 'o', 'r', 'm', 'a', 't'}
 	marksKey  = []byte{metaKey, 'm', 'a', 'r', 'k', 's'}
+	ownerKey  = []byte{metaKey, 'o', 'w', 'n', 'e', 'r'}
 )
 
 // Create adds a namespace under def.Name, gives it an id that was never used
@@ -278,6 +279,9 @@ func (t *Trie) start() error {
 	case string(version) != formatVersion:
 		return fmt.Errorf("version %q; this build reads %s: %w", version, formatVersion, ErrFormat)
 	}
+	if err := t.checkOwner(); err != nil {
+		return err
+	}
 	meta, err := t.get(marksKey)
 	if err != nil || meta == nil {
 		return err
@@ -286,6 +290,25 @@ func (t *Trie) start() error {
 		return fmt.Errorf("%w: marks %q: %w", ErrFormat, meta, err)
 	}
 	return nil
+}
+
+// checkOwner refuses the index of another store, and claims one that is nobody's.
+func (t *Trie) checkOwner() error {
+	owner, err := t.get(ownerKey)
+	switch {
+	case err != nil:
+		return err
+	case t.opts.Owner == "" || string(owner) == t.opts.Owner:
+		return nil
+	case owner != nil:
+		return fmt.Errorf("it was made for store %s, not for %s: %w", owner, t.opts.Owner, ErrForeign)
+	}
+	b := t.disk.db.NewBatch()
+	defer b.Close()
+	if err := b.Set(ownerKey, []byte(t.opts.Owner), nil); err != nil {
+		return err
+	}
+	return t.disk.commit(b, true)
 }
 
 func (t *Trie) format() error {
@@ -304,6 +327,11 @@ func (t *Trie) format() error {
 	defer b.Close()
 	if err := b.Set(formatKey, []byte(formatVersion), nil); err != nil {
 		return err
+	}
+	if t.opts.Owner != "" {
+		if err := b.Set(ownerKey, []byte(t.opts.Owner), nil); err != nil {
+			return err
+		}
 	}
 	return t.disk.commit(b, true)
 }

@@ -15,6 +15,10 @@ import (
 type Options struct {
 	// Dir holds the Pebble database; it is created if absent.
 	Dir string
+	// Owner names the store whose slots the index refers to. A new index keeps
+	// it; one that was made for another store is refused with ErrForeign: none of
+	// its refs would be right. Empty: whose it is is neither noted nor asked.
+	Owner string
 	// FS is the file system Dir is on. Default: the operating system's.
 	FS vfs.FS
 	// Policy orders eviction. Default: evict.Default.

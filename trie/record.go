@@ -16,6 +16,7 @@ import (
 //	'b' u64 extent            block record, below
 //	'n' u32 namespace id      JSON namespaceRecord
 //	'm' "format"              decimal format version
+//	'm' "owner"               Options.Owner, if it was given
 //	'm' "marks"               JSON marks
 //
 // A block record. The parent of most blocks lies in the slot before theirs; then

@@ -207,7 +207,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 	}
 	index, err := open()
 	if err != nil {
-		return nil, fmt.Errorf("%w\n(the index can be made anew from the data: penstock store rebuild-index --data %s)", err, commaList(n.cfg.Data))
+		return nil, withRebuild(err, n.cfg.Data)
 	}
 	lost, err := storage.IndexLost(store, index)
 	if err != nil || !lost {
@@ -225,6 +225,11 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 	return open()
 }
 
+// withRebuild adds to an error of opening the index what to do about it.
+func withRebuild(err error, data []string) error {
+	return fmt.Errorf("%w\n(the index can be made anew from the data: penstock store rebuild-index --data %s)", err, commaList(data))
+}
+
 // indexOptions are those of the node's index, and of the one that rebuild-index
 // makes.
 func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBytes int64, log *slog.Logger) trie.Options {
@@ -234,6 +239,7 @@ func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBy
 	}
 	return trie.Options{
 		Dir:    dir,
+		Owner:  store.Node().String(),
 		Policy: policy,
 		SlotBytes: func(g kv.Geometry, group int) int64 {
 			layout, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)

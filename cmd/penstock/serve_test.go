@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/binary"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"net"
 	"net/http"
@@ -218,6 +219,33 @@ func TestLostIndexIsRebuilt(t *testing.T) {
 	if !strings.Contains(s.log.String(), "index rebuilt") {
 		t.Errorf("the log does not say that the index was rebuilt:\n%s", s.log)
 	}
+}
+
+// TestForeignIndexIsRefused: the index of another node is not served over volumes
+// that it knows nothing of, where it would have every block forgotten; made anew,
+// it has them all.
+func TestForeignIndexIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	mine, other := dir+"/mine", dir+"/other"
+	s := startServed(t, mine)
+	tokensFile, dataFile := prompt(t, s, dir, 4)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.stop()
+	s = startServed(t, other)
+	s.run("ns", "create", "n", "--layers", "1", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	s.stop()
+	if err := errors.Join(os.RemoveAll(mine+"/index"), os.Rename(other+"/index", mine+"/index")); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{small(mine), {"store", "check", "--data", mine, "--io", "posix"}} {
+		r := penstock(t, "", nil, args...)
+		if r.code != exitFailed || !strings.Contains(r.err, "index of another store") || !strings.Contains(r.err, "rebuild-index --data "+mine) {
+			t.Errorf("%s: exit %d, %q", args[0], r.code, r.err)
+		}
+	}
+	penstock(t, "", nil, "store", "rebuild-index", "--data", mine, "--io", "posix").must(t)
+	s = startServed(t, mine)
+	fetchSame(t, s, dir, tokensFile, dataFile)
 }
 
 // TestDamageIsFound: bytes that were changed behind the node's back are a miss,

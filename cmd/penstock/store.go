@@ -253,7 +253,7 @@ func (f *offlineFlags) check(ctx context.Context, w world, verify bool) (report 
 	}
 	index, err := trie.Open(indexOptions(cfg, dir, store, 1<<30, offlineLogger(w)))
 	if err != nil {
-		return report, err
+		return report, withRebuild(err, f.data)
 	}
 	defer func() { err = errors.Join(err, index.Close()) }()
 	bar := newProgress(w, "check", unitBlocks)
