@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -68,26 +67,6 @@ type Chart struct {
 	// Width and Height in inches; 0: 8 by 4.5.
 	Width  float64 `json:"-"`
 	Height float64 `json:"-"`
-}
-
-// TimeSeries is Steps over seconds: rates sampled every interval, one series a
-// name; each must have the same number of samples.
-func TimeSeries(title, yLabel string, interval time.Duration, names []string, samples [][]float64) (Chart, error) {
-	if interval <= 0 {
-		return Chart{}, fmt.Errorf("chart: %q: the interval is %v; it must be positive", title, interval)
-	}
-	if len(names) != len(samples) {
-		return Chart{}, fmt.Errorf("chart: %q: %d names for %d series", title, len(names), len(samples))
-	}
-	c := Chart{Title: title, XLabel: "time, s", YLabel: yLabel, Kind: Steps}
-	for i, y := range samples {
-		x := make([]float64, len(y))
-		for j := range x {
-			x[j] = float64(j) * interval.Seconds()
-		}
-		c.Series = append(c.Series, Series{Name: names[i], X: x, Y: y})
-	}
-	return c, c.Validate()
 }
 
 // Validate returns an error that names the first thing that cannot be drawn.

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 )
 
 func lines() Chart {
@@ -38,11 +37,10 @@ func TestFormats(t *testing.T) {
 	logs.Series = []Series{{Name: "ours", X: []float64{1, 10, 1000}, Y: []float64{0.1, 1, 100}}, {Name: "bound", X: []float64{1}, Y: []float64{3}}}
 	logBars := bars()
 	logBars.LogY = true
-	series, err := TimeSeries("NICs", "GB/s", 100*time.Millisecond, []string{"snic0", "snic1"}, [][]float64{{0, 1, 2}, {2, 1, 0}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]Chart{"lines": lines(), "bars": bars(), "logarithmic": logs, "logarithmic bars": logBars, "time series": series} {
+	steps := Chart{Title: "NICs", XLabel: "time, s", YLabel: "GB/s", Kind: Steps, Series: []Series{
+		{Name: "snic0", X: []float64{0, 0.1, 0.2}, Y: []float64{0, 1, 2}}, {Name: "snic1", X: []float64{0, 0.1, 0.2}, Y: []float64{2, 1, 0}},
+	}}
+	for name, c := range map[string]Chart{"lines": lines(), "bars": bars(), "logarithmic": logs, "logarithmic bars": logBars, "steps": steps} {
 		t.Run(name, func(t *testing.T) {
 			c.Width, c.Height = 4, 3
 			var raw bytes.Buffer
@@ -167,11 +165,5 @@ func TestBadCharts(t *testing.T) {
 	}
 	if err := lines().Write(io.Discard, "gif"); err == nil || !strings.Contains(err.Error(), "png or svg") {
 		t.Error(err)
-	}
-	if _, err := TimeSeries("T", "y", 0, nil, nil); err == nil {
-		t.Error("an interval of 0 was taken")
-	}
-	if _, err := TimeSeries("T", "y", time.Second, []string{"a"}, nil); err == nil {
-		t.Error("a name without samples was taken")
 	}
 }

@@ -26,10 +26,9 @@ type archive struct {
 
 // Types in the mode field.
 const (
-	modeDir     = 0o040000
-	modeFile    = 0o100000
-	modeSymlink = 0o120000
-	modeChar    = 0o020000
+	modeDir  = 0o040000
+	modeFile = 0o100000
+	modeChar = 0o020000
 )
 
 func newArchive(w io.Writer) *archive {
@@ -39,11 +38,6 @@ func newArchive(w io.Writer) *archive {
 // file adds a file. name is absolute.
 func (a *archive) file(name string, perm int, data []byte) error {
 	return a.entry(name, modeFile|perm, 0, 0, data)
-}
-
-// symlink adds a symbolic link to target.
-func (a *archive) symlink(name, target string) error {
-	return a.entry(name, modeSymlink|0o777, 0, 0, []byte(target))
 }
 
 // dir adds a directory and those above it.

@@ -80,7 +80,6 @@ func TestArchive(t *testing.T) {
 	for _, err := range []error{
 		a.file("/lab/a", 0o640, []byte("12345")),
 		a.file("/lab/a", 0o600, []byte("the second of a name is not written")),
-		a.symlink("/lab/b", "a"),
 		a.dir("/empty"),
 		a.close(),
 	} {
@@ -98,9 +97,9 @@ func TestArchive(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("cpio: %v\n%s", err, out)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "lab/b"))
+	text, err := os.ReadFile(filepath.Join(dir, "lab/a"))
 	if err != nil || string(text) != "12345" {
-		t.Errorf("through the link: %q, %v", text, err)
+		t.Errorf("the first of two files of a name: %q, %v", text, err)
 	}
 	info, err := os.Stat(filepath.Join(dir, "lab/a"))
 	if err != nil || info.Mode() != 0o640 {
