@@ -175,12 +175,24 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	if err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
+	n.warnOfMemory(devices)
 	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
 		return nil, nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)))
 	}
 	return store, index, nil
+}
+
+// warnOfMemory says which volumes are gone when the machine restarts, whatever
+// durability says.
+func (n *node) warnOfMemory(devices []device) {
+	for i, d := range devices {
+		if d.Info().Volatile {
+			n.log.Warn("this volume is in memory: what is stored takes memory, and is lost when the machine restarts; name a directory on a disk",
+				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
+		}
+	}
 }
 
 // warnOfSpace says which file systems are below the floor before the first writer

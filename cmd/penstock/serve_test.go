@@ -221,6 +221,25 @@ func TestLostIndexIsRebuilt(t *testing.T) {
 	}
 }
 
+// TestVolumeInMemory: a node whose volume does not survive a restart of the machine
+// says so.
+func TestVolumeInMemory(t *testing.T) {
+	memory, err := os.MkdirTemp("/dev/shm", "penstock-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(memory); err != nil {
+			t.Error(err)
+		}
+	})
+	s := startServed(t, memory)
+	s.stop()
+	if log := s.log.String(); !strings.Contains(log, "lost when the machine restarts") || !strings.Contains(log, memory) {
+		t.Errorf("the log does not say that the volume is in memory:\n%s", log)
+	}
+}
+
 // TestForeignIndexIsRefused: the index of another node is not served over volumes
 // that it knows nothing of, where it would have every block forgotten; made anew,
 // it has them all.

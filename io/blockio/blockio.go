@@ -203,6 +203,9 @@ type Info struct {
 	// worth knowing ("SINGLE_ISSUER ring per worker", "tmpfs: no O_DIRECT").
 	Direct bool
 	Detail string
+	// Volatile: the files are in memory; a restart of the machine loses them, synced
+	// or not.
+	Volatile bool
 }
 
 // Stats are counters of a device since its start.

@@ -17,7 +17,8 @@ import (
 // embeds it and brackets its transfers with Admit and Done.
 type Dir struct {
 	path   string
-	fd     int // of the directory
+	fd     int    // of the directory
+	fs     string // the file system's name
 	direct bool
 	detail string
 	// readOnly: nothing of the volume may change.
@@ -57,7 +58,7 @@ func openReadOnly(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.readOnly, d.detail = true, fsName(d.fd)+", page cache, for reading only"
+	d.readOnly, d.detail = true, d.fs+", page cache, for reading only"
 	return d, nil
 }
 
@@ -66,7 +67,7 @@ func newDir(path string) (*Dir, error) {
 	if err != nil {
 		return nil, fmt.Errorf("posixio: open volume %s (an existing directory is needed): %w", path, err)
 	}
-	return &Dir{path: path, fd: fd, inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}, nil
+	return &Dir{path: path, fd: fd, fs: fsName(fd), inodes: make(map[string]*inode), files: make(map[*File]struct{}), lockFD: -1}, nil
 }
 
 // Path returns the directory as it was given to OpenDir.
@@ -74,6 +75,9 @@ func (d *Dir) Path() string { return d.path }
 
 // Direct reports whether files are opened with O_DIRECT.
 func (d *Dir) Direct() bool { return d.direct }
+
+// Volatile reports whether the file system is in memory.
+func (d *Dir) Volatile() bool { return d.fs == tmpfs || d.fs == ramfs }
 
 // Detail names the file system and, if the page cache is used, why.
 func (d *Dir) Detail() string { return d.detail }

@@ -165,7 +165,7 @@ func (d *Device) transfer(op blockio.Op, file blockio.File, offset int64, bufs [
 // Info implements blockio.Device.
 func (d *Device) Info() blockio.Info {
 	return blockio.Info{
-		Backend: "posix", Path: d.path, Direct: d.direct,
+		Backend: "posix", Path: d.path, Direct: d.direct, Volatile: d.Volatile(),
 		Detail: fmt.Sprintf("%s; preadv and pwritev, at most %d at a time", d.detail, d.opts.Workers),
 	}
 }

@@ -65,19 +65,18 @@ func (d *Dir) space() (blockio.SpaceStat, error) {
 // probe decides whether to use O_DIRECT, by writing and reading a file that has
 // no name, or loses it at once.
 func (d *Dir) probe(buffered bool) error {
-	name := fsName(d.fd)
 	if buffered {
-		d.detail = name + ", page cache as asked for"
+		d.detail = d.fs + ", page cache as asked for"
 		return nil
 	}
 	fd, err := d.probeFile(unix.O_DIRECT)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		d.detail = fmt.Sprintf("%s, page cache (O_DIRECT refused: %v)", name, err)
+		d.detail = fmt.Sprintf("%s, page cache (O_DIRECT refused: %v)", d.fs, err)
 		return nil
 	}
 	if full(err) {
 		// What is there can still be read; opening a file will say if this is wrong.
-		d.direct, d.detail = true, name+", O_DIRECT (not tried: the volume is full)"
+		d.direct, d.detail = true, d.fs+", O_DIRECT (not tried: the volume is full)"
 		return nil
 	}
 	if err != nil {
@@ -85,10 +84,10 @@ func (d *Dir) probe(buffered bool) error {
 	}
 	defer unix.Close(fd)
 	if err := tryTransfer(fd); err != nil {
-		d.detail = fmt.Sprintf("%s, page cache (O_DIRECT of %d bytes refused: %v)", name, blockio.Align, err)
+		d.detail = fmt.Sprintf("%s, page cache (O_DIRECT of %d bytes refused: %v)", d.fs, blockio.Align, err)
 		return nil
 	}
-	d.direct, d.detail = true, name+", O_DIRECT"
+	d.direct, d.detail = true, d.fs+", O_DIRECT"
 	return nil
 }
 
@@ -131,6 +130,9 @@ func tryTransfer(fd int) error {
 
 func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
+// The file systems in memory.
+const tmpfs, ramfs = "tmpfs", "ramfs"
+
 // fsName names the directory's file system for people.
 func fsName(fd int) string {
 	var st unix.Statfs_t
@@ -145,7 +147,9 @@ func fsName(fd int) string {
 	case unix.BTRFS_SUPER_MAGIC:
 		return "btrfs"
 	case unix.TMPFS_MAGIC:
-		return "tmpfs"
+		return tmpfs
+	case unix.RAMFS_MAGIC:
+		return ramfs
 	case unix.OVERLAYFS_SUPER_MAGIC:
 		return "overlayfs"
 	case unix.NFS_SUPER_MAGIC:

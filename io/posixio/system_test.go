@@ -86,6 +86,9 @@ func TestConformanceOnTmpfs(t *testing.T) {
 	if err := unix.Statfs(shm, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
 		t.Skipf("no tmpfs at %s", shm)
 	}
+	if !open(t, shm, posixio.Options{}).Info().Volatile {
+		t.Errorf("%s does not count as volatile", shm)
+	}
 	blockiotest.Run(t, func(t *testing.T) blockiotest.Volume {
 		dir, err := os.MkdirTemp(shm, "penstock-posixio-")
 		if err != nil {

@@ -49,7 +49,10 @@ func (d *Device) Do(ctx context.Context, batch []blockio.Request) error {
 
 // Info implements blockio.Device.
 func (d *Device) Info() blockio.Info {
-	return blockio.Info{Backend: "uring", Path: d.Path(), Direct: d.Direct(), Detail: d.Detail() + ", " + d.engine.detail()}
+	return blockio.Info{
+		Backend: "uring", Path: d.Path(), Direct: d.Direct(), Volatile: d.Volatile(),
+		Detail: d.Detail() + ", " + d.engine.detail(),
+	}
 }
 
 // Stats implements blockio.Device.
