@@ -25,14 +25,32 @@ type device struct {
 // openDevices makes the directories where they are missing and opens each by
 // the way asked for: uring, posix, or auto, which is uring where that works.
 func openDevices(dirs []string, how string, memory []byte) (devices []device, err error) {
-	for _, dir := range dirs {
+	for i, dir := range dirs {
 		d, err := openDevice(dir, how, memory)
+		if err == nil {
+			devices = append(devices, d)
+			err = notAmong(dirs[:i], dir)
+		}
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("volume %s: %w", dir, err), closeDevices(devices))
 		}
-		devices = append(devices, d)
 	}
 	return devices, nil
+}
+
+// notAmong refuses a directory that is one of the others by another name: its lock
+// would seem to be held by another process.
+func notAmong(others []string, dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	for _, other := range others {
+		if same, err := os.Stat(other); err == nil && os.SameFile(info, same) {
+			return fmt.Errorf("it is the same directory as %s; name it once", other)
+		}
+	}
+	return nil
 }
 
 func openDevice(dir, how string, memory []byte) (device, error) {

@@ -240,6 +240,20 @@ func TestVolumeInMemory(t *testing.T) {
 	}
 }
 
+// TestOneDirectoryTwice: a directory under two names is called that, instead of in
+// use by the process that is told to stop.
+func TestOneDirectoryTwice(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink(dir, dir+".link"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(dir + ".link")
+	r := penstock(t, "", nil, small(dir+","+dir+".link")...)
+	if want := "volume " + dir + ".link: it is the same directory as " + dir; r.code != exitFailed || !strings.Contains(r.err, want) {
+		t.Errorf("exit %d, %q without %q", r.code, r.err, want)
+	}
+}
+
 // TestForeignIndexIsRefused: the index of another node is not served over volumes
 // that it knows nothing of, where it would have every block forgotten; made anew,
 // it has them all.
