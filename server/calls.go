@@ -336,11 +336,15 @@ func endSpan(span trace.Span, err error) {
 }
 
 // answerLocal answers a call over the unix socket: msg is an api.Call, the reply
-// is appended to dst.
+// is appended to dst. Who calls there has shown no token and no certificate, and may
+// ask for reads alone (package handoff).
 func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
 		return appendFailure(dst, api.Call{ReplyMax: api.LocalFrameMax}, invalid(err))
+	}
+	if call.Method != api.MethodRead {
+		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v only; %v comes over gRPC or the data plane", api.MethodRead, call.Method))
 	}
 	req := call.Method.Request()
 	if err := proto.Unmarshal(request, req); err != nil {

@@ -82,7 +82,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	must(err)
 	index, err := trie.Open(trie.Options{Dir: "index", FS: vfs.NewMem()})
 	must(err)
-	mem, err := arena.New(arena.Options{SizeBytes: 8 << 20})
+	mem, err := arena.New(arena.Options{SizeBytes: 8 << 20, Shared: true})
 	must(err)
 	registry := prometheus.NewRegistry()
 	counters := metrics.NewNode(registry)
