@@ -337,7 +337,7 @@ func (v *volume) loadFiles(ctx context.Context) error {
 		return fmt.Errorf("restore it, or empty the directory: %w: %w", err, ErrDamaged)
 	}
 	if got, want := v.catalogue.Size(), ondisk.CatalogueFileBytes(v.superblock.CatalogueBytes); got != want {
-		return fmt.Errorf("catalogue file of %d bytes, want %d: %w", got, want, ErrDamaged)
+		return fmt.Errorf("catalogue file of %d bytes, want %d; restore it, or empty the directory: %w", got, want, ErrDamaged)
 	}
 	v.metaBytes = v.super.Size() + v.catalogue.Size()
 	v.fileBytes = v.metaBytes

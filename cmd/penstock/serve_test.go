@@ -221,6 +221,34 @@ func TestLostIndexIsRebuilt(t *testing.T) {
 	}
 }
 
+// TestDamagedCatalogueIsRefused: a volume without a whole catalogue is refused with
+// what to do, whichever way it was lost, and is served again once it is back.
+func TestDamagedCatalogueIsRefused(t *testing.T) {
+	volume := t.TempDir() + "/volume"
+	startServed(t, volume).stop()
+	path := filepath.Join(volume, ondisk.CatalogueName)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, damage := range []func() error{
+		func() error { return os.Truncate(path, 5) },
+		func() error { return os.Remove(path) },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		r := penstock(t, "", nil, small(volume)...)
+		if want := "volume " + volume + ": "; r.code != exitFailed || !strings.Contains(r.err, want) || !strings.Contains(r.err, "restore it, or empty the directory") {
+			t.Errorf("exit %d, %q", r.code, r.err)
+		}
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	startServed(t, volume)
+}
+
 // TestVolumeInMemory: a node whose volume does not survive a restart of the machine
 // says so.
 func TestVolumeInMemory(t *testing.T) {
