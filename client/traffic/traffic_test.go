@@ -16,6 +16,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -865,6 +866,48 @@ func TestEnds(t *testing.T) {
 		}
 		p.Cancel()
 	})
+}
+
+// watches counts the expectations that have not ended.
+type watches struct {
+	rdma.Engine
+	open atomic.Int64
+}
+
+func (w *watches) ExpectImm(x rdma.Expect) (*rdma.Expectation, error) {
+	done := x.Done
+	x.Done = func(err error) {
+		w.open.Add(-1)
+		done(err)
+	}
+	w.open.Add(1)
+	e, err := w.Engine.ExpectImm(x)
+	if err != nil {
+		w.open.Add(-1)
+	}
+	return e, err
+}
+
+// TestLateMessage: the other side's first message, coming while the job ends, leaves
+// nothing that waits for that side's death.
+func TestLateMessage(t *testing.T) {
+	testkit.VerifyNone(t)
+	pe, de := newEngine(t, newShelf(), 5, 64, 1<<20), newEngine(t, newShelf(), 5, 64, 1<<20)
+	w := &watches{Engine: pe.rdma}
+	pe.opts.Compute = w
+	p, err := pe.Prefill(t.Context(), PrefillJob{Request: "r", Blocks: 1, Pages: []uint32{0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := pe.rdma.Connect(t.Context(), de.peer.Addr, de.peer.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Cancel()
+	p.message(peer, &pb.TrafficMessage{Request: "r", Body: &pb.TrafficMessage_Held{Held: &pb.TrafficHeld{}}})
+	if n := w.open.Load(); n != 0 {
+		t.Errorf("%d expectations outlive their job", n)
+	}
 }
 
 // TestReadYourWrites: a turn that ends in the decode engine's memory is waited

@@ -230,7 +230,11 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.mu.Lock()
 	t.deathWatch = watch
+	over := t.err != nil // close may have looked for a watch already
 	t.mu.Unlock()
+	if over {
+		watch.Cancel()
+	}
 	return nil
 }
 
@@ -265,9 +269,12 @@ func (t *transfer) close(err error) error {
 		t.fail(cause)
 		within, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), teardownWithin)
 		defer cancel()
-		if !t.peer.IsZero() && err != nil {
+		t.mu.Lock()
+		peer := t.peer
+		t.mu.Unlock()
+		if !peer.IsZero() && err != nil {
 			// It would learn by its deadline; this is to be sooner.
-			_ = t.m.send(within, t.peer, &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: err.Error()}}}, func(error) {})
+			_ = t.m.send(within, peer, &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: err.Error()}}}, func(error) {})
 		}
 		t.unwatch()
 		if err != nil {
