@@ -1,6 +1,10 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // Node holds what the storage node's own code counts.
 type Node struct {
@@ -57,9 +61,10 @@ var latencyBuckets = prometheus.ExponentialBuckets(5e-6, 2, 22)
 // NewNode registers the metrics with r, which must not hold them yet.
 func NewNode(r prometheus.Registerer) *Node {
 	reg := registrar{r}
+	removals := []string{"evicted", "deleted", "epoch", "corrupt", "delivered"}
 	return &Node{
 		MatchRequests: reg.vec("match_requests_total", "Match calls.", "namespace"),
-		MatchCuts:     reg.vec("match_cuts_total", "Match calls by the reason why the match is not longer.", "reason"),
+		MatchCuts:     reg.reasons("match_cuts_total", "Match calls by the reason why the match is not longer", "complete", "absent", "epoch", "lease_denied", "state_missing", "window_missing", "limit", "too_long"),
 		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index, for a Match or a Read."),
 		QueriedTokens: reg.vec("prefix_queries_tokens_total", "Tokens that Match calls asked for. Reads do not count: a client cuts one prompt into many.", "namespace"),
 		HitTokens:     reg.vec("prefix_hits_tokens_total", "Tokens that Match calls found.", "namespace"),
@@ -67,21 +72,21 @@ func NewNode(r prometheus.Registerer) *Node {
 		HitBlocks:     reg.vec("prefix_hits_blocks_total", "Blocks that Match calls found.", "namespace"),
 
 		ReadRequests: reg.vec("read_requests_total", "Read calls.", "namespace"),
-		ReadFailures: reg.vec("read_failures_total", "Read calls that delivered nothing because of a refusal or an error (busy, deadline, device, transfer).", "reason"),
+		ReadFailures: reg.reasons("read_failures_total", "Read calls that delivered nothing because of a refusal or an error", "busy", "deadline", "device", "read_only", "request"),
 		ReadBlocks:   reg.vec("read_blocks_total", "Pieces delivered to readers.", "namespace"),
 		ReadBytes:    reg.vec("read_payload_bytes_total", "Payload bytes delivered to readers.", "namespace"),
-		ReadLost:     reg.vec("read_lost_blocks_total", "Pieces that were asked for and not delivered (absent, stale, corrupt, device, transfer).", "reason"),
+		ReadLost:     reg.reasons("read_lost_blocks_total", "Pieces that were asked for and not delivered", "absent", "busy", "corrupt", "deadline", "device", "transfer"),
 		ReadSeconds:  reg.histogram("read_latency_seconds", "Time of one Read call, from arrival to the last confirmed write."),
 
 		WriteRequests: reg.vec("write_requests_total", "Reserve calls.", "namespace"),
-		WriteFailures: reg.vec("write_failures_total", "Reserve and Commit calls that stored nothing because of a refusal or an error (busy, expired, device).", "reason"),
+		WriteFailures: reg.reasons("write_failures_total", "Reserve and Commit calls that stored nothing because of a refusal or an error", "busy", "deadline", "device", "expired", "read_only", "request"),
 		WrittenBlocks: reg.vec("write_blocks_total", "Pieces stored.", "namespace"),
 		WrittenBytes:  reg.vec("write_payload_bytes_total", "Payload bytes stored.", "namespace"),
-		WriteSkipped:  reg.vec("write_skipped_blocks_total", "Pieces that a writer offered and that were not stored (exists, parent_absent, epoch, corrupt, quota, full, device).", "reason"),
+		WriteSkipped:  reg.reasons("write_skipped_blocks_total", "Pieces that a writer offered and that were not stored", "exists", "parent_absent", "parent_mismatch", "too_deep", "stale_epoch", "over_quota", "corrupt", "full", "device"),
 		WriteSeconds:  reg.histogram("write_latency_seconds", "Time of one Commit call, from arrival to the acknowledgement."),
 
-		RemovedBlocks: reg.vec("removed_blocks_total", "Pieces removed (evicted, deleted, epoch, corrupt, delivered).", "reason"),
-		RemovedBytes:  reg.vec("removed_bytes_total", "Slot bytes freed by removals.", "reason"),
+		RemovedBlocks: reg.reasons("removed_blocks_total", "Pieces removed", removals...),
+		RemovedBytes:  reg.reasons("removed_bytes_total", "Slot bytes freed by removals", removals...),
 
 		LeasesGranted: reg.counter("lease_granted_total", "Leases granted."),
 		LeasesDenied:  reg.counter("lease_denied_total", "Leases denied because too many were open."),
@@ -89,7 +94,7 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		ScrubbedBlocks: reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
 		ScrubbedBytes:  reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
-		CorruptBlocks:  reg.vec("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed (read, scrub, verify, write).", "reason"),
+		CorruptBlocks:  reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write"),
 
 		Syncs:        reg.counter("sync_requests_total", "Syncs of data and index."),
 		SyncFailures: reg.counter("sync_failures_total", "Syncs that failed."),
@@ -113,6 +118,17 @@ const prefix = "penstock_"
 func (r registrar) vec(name, help, label string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + name, Help: help}, []string{label})
 	r.MustRegister(c)
+	return c
+}
+
+// reasons is a counter by reason, with every reason that there is: each is in its help
+// and exported as 0 from the start. A series that begins with its first count has no
+// increase for an alert to see.
+func (r registrar) reasons(name, help string, all ...string) *prometheus.CounterVec {
+	c := r.vec(name, help+" ("+strings.Join(all, ", ")+").", "reason")
+	for _, reason := range all {
+		c.WithLabelValues(reason)
+	}
 	return c
 }
 

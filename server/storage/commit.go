@@ -25,8 +25,8 @@ type PieceSums struct {
 type StoredPiece struct {
 	PieceRef
 	// Stored is whether the piece is matchable now and was put there by this
-	// call. If not, Reason says why in one word (exists, parent_absent, epoch,
-	// corrupt, quota, full, device), and Err in a sentence, if there is one.
+	// call. If not, Reason says why in one word (corrupt, full, device or
+	// what trie.PutStatus says), and Err in a sentence, if there is one.
 	Stored bool
 	Reason string
 	Err    error

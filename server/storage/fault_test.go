@@ -86,6 +86,29 @@ func TestReadFaultsAreMisses(t *testing.T) {
 	}
 }
 
+// TestReaderThatGoesIsNotTheDisk: a piece that was read and did not arrive is lost to
+// the transfer.
+func TestReaderThatGoesIsNotTheDisk(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", small)
+	ids := chain(ns, 3, 0)
+	r.mustPut(ns, ids)
+	gone := errors.New("connection reset")
+	result, err := r.node.Load(t.Context(), storage.LoadRequest{Namespace: "m", IDs: ids}, func(_ context.Context, parts []storage.Part) {
+		for i := range parts {
+			parts[i].Done(gone)
+		}
+	})
+	if err != nil || countLost(result) != 3 || !errors.Is(result.Pieces[0].Err, gone) {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	for reason, want := range map[string]float64{"transfer": 3, "device": 0} {
+		if got := testutil.ToFloat64(r.stats.ReadLost.WithLabelValues(reason)); got != want {
+			t.Errorf("%v pieces lost to the %s, want %v", got, reason, want)
+		}
+	}
+}
+
 // repaired settles the faults on requests that carried several slots: the block
 // store asks for each slot again by itself, and what then came was judged.
 func repaired(dev *faultio.Device) {

@@ -36,6 +36,9 @@ type rig struct {
 	store *blockstore.Store
 	arena *arena.Arena
 	stats *metrics.Node
+
+	registry *prometheus.Registry
+	reasons  map[string]bool // that the registry has of itself
 }
 
 type rigOptions struct {
@@ -108,7 +111,9 @@ func (r *rig) tryOpen() error {
 			return err
 		}
 	}
-	r.stats = metrics.NewNode(prometheus.NewRegistry())
+	r.registry = prometheus.NewRegistry()
+	r.stats = metrics.NewNode(r.registry)
+	r.reasons = r.countedReasons()
 	o := storage.Options{
 		Index: index, Store: store, Arena: r.arena, Metrics: r.stats,
 		Durability: r.opts.durability, Now: r.opts.now, CheckOnClose: true,
@@ -135,10 +140,34 @@ func (r *rig) close() {
 		r.t.Errorf("close: %v", err)
 	}
 	r.node = nil
+	for reason := range r.countedReasons() {
+		if !r.reasons[reason] {
+			r.t.Errorf("%s is counted; package metrics does not know this reason", reason)
+		}
+	}
 	if err := r.arena.Close(); err != nil {
 		r.t.Errorf("arena: %v", err)
 	}
 	r.arena = nil
+}
+
+// countedReasons are the metrics by reason, with each reason that they have.
+func (r *rig) countedReasons() map[string]bool {
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Error(err)
+	}
+	out := map[string]bool{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "reason" {
+					out[f.GetName()+" "+l.GetValue()] = true
+				}
+			}
+		}
+	}
+	return out
 }
 
 // namespace creates a namespace.

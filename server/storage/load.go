@@ -188,6 +188,8 @@ func failureReason(err error) string {
 		return "expired"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return "deadline"
+	case errors.Is(err, errTransfer):
+		return "transfer"
 	}
 	return "device"
 }
@@ -607,10 +609,13 @@ func (l *load) part(i int, at int64, h *hold, payload, bytes int64, sums []uint6
 	}
 }
 
+// errTransfer: the piece was read, and did not reach its reader.
+var errTransfer = errors.New("transfer")
+
 // partDone records the end of a part's transfer.
 func (l *load) partDone(i int, err error) {
 	if err != nil {
-		l.outcome(i, Failed, fmt.Errorf("transfer: %w", err))
+		l.outcome(i, Failed, fmt.Errorf("%w: %w", errTransfer, err))
 	}
 	l.release()
 }
