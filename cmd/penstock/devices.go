@@ -134,18 +134,19 @@ func splitCapacity(cfg config.Config, devices []device) (split, error) {
 	capacity := int64(cfg.Capacity)
 	if capacity == 0 {
 		var err error
-		if capacity, err = takeFree(cfg.Data, devices); err != nil {
+		if capacity, err = reachable(cfg.Data, devices); err != nil {
 			return split{}, err
 		}
+		capacity = capacity / takeDenominator * takeNumerator
 	}
 	index := max(capacity/indexShare, min(indexFloorBytes, capacity/4))
 	return split{capacityBytes: capacity, storeBytes: capacity - index, indexBytes: index}, nil
 }
 
-// takeFree is nine tenths of what the file systems have free or the volumes hold
-// already, so that a restart finds the capacity of the first start again. A file
-// system that holds several volumes counts once.
-func takeFree(dirs []string, devices []device) (int64, error) {
+// reachable is what the file systems have free or the volumes hold already, so that
+// a restart finds what the first start found. A file system that holds several
+// volumes counts once.
+func reachable(dirs []string, devices []device) (int64, error) {
 	seen := make(map[uint64]bool)
 	var total int64
 	for i, dir := range dirs {
@@ -171,7 +172,7 @@ func takeFree(dirs []string, devices []device) (int64, error) {
 		}
 		total += space.FreeBytes
 	}
-	return total / takeDenominator * takeNumerator, nil
+	return total, nil
 }
 
 // treeBytes is the space that the files below dir occupy.

@@ -176,6 +176,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
 	n.warnOfMemory(devices)
+	n.warnOfCapacity(devices)
 	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
@@ -192,6 +193,16 @@ func (n *node) warnOfMemory(devices []device) {
 			n.log.Warn("this volume is in memory: what is stored takes memory, and is lost when the machine restarts; name a directory on a disk",
 				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
 		}
+	}
+}
+
+// warnOfCapacity says that a capacity was given that the file systems cannot hold:
+// their free space ends the growth of the store then, and not the cap.
+func (n *node) warnOfCapacity(devices []device) {
+	most, err := reachable(n.cfg.Data, devices)
+	if err == nil && int64(n.cfg.Capacity) > most {
+		n.log.Warn("the capacity is more than the file systems have room for: the store grows until free_floor is reached",
+			"capacity", n.cfg.Capacity, "room", config.Size(most), "free_floor", n.cfg.FreeFloor)
 	}
 }
 

@@ -510,6 +510,22 @@ func TestCapacityOfOneStart(t *testing.T) {
 	}
 }
 
+// TestCapacityBeyondTheDisk: a capacity that the disk does not have is said to be so,
+// with what there is; the next one that fits is not.
+func TestCapacityBeyondTheDisk(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		capacity string
+		warns    bool
+	}{{"4096TiB", true}, {"64MiB", false}} {
+		s := startServed(t, dir+"/volume", "--capacity", c.capacity, "--segment", "4MiB")
+		s.stop()
+		if log := s.log.String(); strings.Contains(log, "more than the file systems have room for") != c.warns {
+			t.Errorf("capacity %s:\n%s", c.capacity, log)
+		}
+	}
+}
+
 // TestEventsFollow: events are printed as they happen, and the command ends well
 // when it is interrupted.
 func TestEventsFollow(t *testing.T) {
