@@ -436,7 +436,7 @@ func TestOtherVersion(t *testing.T) {
 		makeVersion(t, m.Reopen(), c.file, c.offset, 9)
 		d := m.Reopen()
 		_, err = open(t, Options{}, d)
-		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 9") || !strings.Contains(err.Error(), "old") {
+		if !errors.Is(err, ErrVersion) || !strings.Contains(err.Error(), "version 9") || !strings.Contains(err.Error(), "old") || !strings.Contains(err.Error(), "take the binary that wrote it") {
 			t.Errorf("%s of version 9: %v; want ErrVersion that names volume and version", c.file, err)
 		}
 		d.Close()

@@ -69,7 +69,7 @@ func unseal(b []byte, m magic, maxBytes int) ([]byte, error) {
 	}
 	// After the checksum: a flipped bit in the version is damage, not a version.
 	if v := binary.LittleEndian.Uint32(b[versionOff:]); v != Version {
-		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d: %w", m, v, Version, ErrVersion)
+		return nil, fmt.Errorf("ondisk: %s of format version %d, this binary reads version %d; take the binary that wrote it, or begin with an empty directory: %w", m, v, Version, ErrVersion)
 	}
 	return b, nil
 }
