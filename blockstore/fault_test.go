@@ -443,6 +443,51 @@ func TestOtherVersion(t *testing.T) {
 	}
 }
 
+// TestFormatKeepsForeignFiles: formatting replaces what an earlier attempt left, and
+// never a file that holds something.
+func TestFormatKeepsForeignFiles(t *testing.T) {
+	for _, name := range []string{ondisk.SuperblockName, ondisk.CatalogueName} {
+		for _, text := range []string{"", "of somebody else"} {
+			m := memio.New(memio.Options{Path: "theirs"})
+			f, err := m.Create(name, ondisk.Page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf, release, err := heapAlloc(t.Context(), ondisk.Page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			copy(buf, text)
+			if err := doOne(t.Context(), m, blockio.Request{Op: blockio.Write, File: f, Bufs: [][]byte{buf}}); err != nil {
+				t.Fatal(err)
+			}
+			release()
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s, err := Open(t.Context(), Options{Devices: []blockio.Device{m}, CapacityBytes: 1 << 20})
+			if err == nil {
+				s.Close(t.Context())
+			} else {
+				m.Close()
+			}
+			if errors.Is(err, ErrForeign) != (text != "") {
+				t.Errorf("%s with %q: %v", name, text, err)
+			}
+			if text == "" {
+				continue
+			}
+			d := m.Reopen()
+			if f, err := d.Open(name); err != nil {
+				t.Errorf("%s is gone: %v", name, err)
+			} else if page, err := readPages(t.Context(), d, f, 0, ondisk.Page); err != nil || !strings.HasPrefix(string(page), text) {
+				t.Errorf("%s was changed (%v)", name, err)
+			}
+			d.Close()
+		}
+	}
+}
+
 // makeVersion turns a record into an intact one of another version.
 func makeVersion(t *testing.T, d *memio.Device, file string, offset int64, version byte) {
 	defer d.Close()

@@ -293,11 +293,32 @@ func (c *candidate) format(ctx context.Context, sb ondisk.Superblock, opts Optio
 	return nil
 }
 
+// removeBlank removes a file that an earlier attempt to format left. Its first page
+// is blank in both files: the catalogue was not written yet, the superblock only
+// in its second page. Anything else is not ours to remove.
+func (c *candidate) removeBlank(ctx context.Context, name string) error {
+	f, err := c.dev.Open(name)
+	if err != nil {
+		return err
+	}
+	var page []byte
+	if f.Size() >= ondisk.Page {
+		page, err = readPages(ctx, c.dev, f, 0, ondisk.Page)
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(page, func(b byte) bool { return b != 0 }) {
+		return fmt.Errorf("%s is there and holds something, without a superblock that can be read; restore that, or empty the directory: %w", name, ErrForeign)
+	}
+	return c.dev.Remove(name)
+}
+
 // create makes a file with content, durably, in the place of one that an
 // earlier attempt left.
 func (c *candidate) create(ctx context.Context, name string, sizeBytes int64, content []byte) error {
 	if slices.Contains(c.names, name) {
-		if err := c.dev.Remove(name); err != nil {
+		if err := c.removeBlank(ctx, name); err != nil {
 			return err
 		}
 	}
