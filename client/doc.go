@@ -25,8 +25,9 @@
 //	ns, err := store.Namespace(ctx, "llama-3/70b")      // geometry, epoch
 //
 //	m, err := store.Match(ctx, client.MatchRequest{Namespace: ns, Tokens: prompt, Lease: time.Minute})
-//	if m.Blocks > 0 {
-//		r, err := store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs, Epoch: m.Epoch, Into: pages})
+//	var r client.ReadResult
+//	if m.Outcome == client.Hit {
+//		r, err = store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs, Epoch: m.Epoch, Into: pages})
 //		// pages[:r.Blocks*blockBytes] is the prefix, verified; compute the rest
 //	}
 //	_, err = store.Write(ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, First: r.Blocks, Epoch: m.Epoch, From: pages})

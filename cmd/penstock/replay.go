@@ -201,7 +201,23 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 	return rep, nil
 }
 
+// check refuses numbers that mean nothing.
+func (f *replayFlags) check() error {
+	switch {
+	case f.requests < 0:
+		return usagef("--requests %d: must not be negative", f.requests)
+	case f.sessions < 0:
+		return usagef("--sessions %d: must not be negative", f.sessions)
+	case f.concurrency < 1:
+		return usagef("--concurrency %d: must be at least 1", f.concurrency)
+	}
+	return nil
+}
+
 func (r *replayRun) open() (*trace.Reader, error) {
+	if err := r.flags.check(); err != nil {
+		return nil, err
+	}
 	opts := trace.Options{Concurrency: r.flags.sessions, MaxRequests: r.flags.requests}
 	if r.name == sampleWord {
 		return trace.Sample(opts)

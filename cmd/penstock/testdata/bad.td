@@ -241,6 +241,9 @@ status --server 127.0.0.1:1,127.0.0.1:2
 trace replay @absent
 trace replay @prompt
 trace replay sample --layers 0
+trace replay sample --requests -1
+trace replay sample --sessions -1
+trace replay sample --concurrency 0
 trace replay sample --namespace m
 store check --data @absent
 store check --data @volume
@@ -303,6 +306,15 @@ exit 1
 penstock: trace: DIR/prompt:1: "1" is the first line of no format known here; want an object with hash_ids (mooncake), reqs (agentic) or rounds (dualpath), or "TIMESTAMP,ContextTokens,GeneratedTokens" (azure) (malformed trace)
 exit 1
 penstock: --layers, --token-bytes: kv: layer group 0: 0 layers; want 1 to 4096: bad geometry
+Run 'penstock trace replay --help' for usage.
+exit 2
+penstock: --requests -1: must not be negative
+Run 'penstock trace replay --help' for usage.
+exit 2
+penstock: --sessions -1: must not be negative
+Run 'penstock trace replay --help' for usage.
+exit 2
+penstock: --concurrency 0: must be at least 1
 Run 'penstock trace replay --help' for usage.
 exit 2
 penstock: replay: namespace "m" has blocks of 4 tokens and agentic sample (built in) of 64; they must be equal
