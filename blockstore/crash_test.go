@@ -48,7 +48,7 @@ func (c *crashStory) open(t *testing.T) (*Store, error) {
 	return open(t, opts, c.devs...)
 }
 
-// live runs the store until the power fails or the story ends. It returns the
+// run runs the store until the power fails or the story ends. It returns the
 // error that ended it, if any.
 func (c *crashStory) run(t *testing.T, steps int) error {
 	s, err := c.open(t)

@@ -20,7 +20,7 @@ type sumTable struct {
 	blocks int
 }
 
-// bytesOf is the size of a table.
+// tableBytes is the size of a table.
 func tableBytes(layers, blocks int) uint64 { return uint64(layers) * uint64(blocks) * sumBytes }
 
 // at is the offset of a layer's row.

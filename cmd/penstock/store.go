@@ -66,7 +66,7 @@ func (f *offlineFlags) exist() error {
 	return nil
 }
 
-// offlineStore opens the volumes under their locks, but gives nothing away: the
+// open opens the volumes under their locks, but gives nothing away: the
 // capacity is whatever there is, and nothing is written ahead.
 func (f *offlineFlags) open(ctx context.Context, w world, memory *arena.Arena) (_ *blockstore.Store, cfg config.Config, err error) {
 	cfg = config.Default()

@@ -235,7 +235,7 @@ func (s *session) unreserve(o *op) {
 	}
 }
 
-// begin checks that the session is alive and marks o as submitted; after an
+// beginLocked checks that the session is alive and marks o as submitted; after an
 // error o has been given back.
 func (s *session) beginLocked(o *op) error {
 	if s.why != nil {

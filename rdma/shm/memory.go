@@ -89,8 +89,8 @@ func (m *memory) Close() error {
 	return nil
 }
 
-// slice returns the bytes that [addr, addr+n) names, or nil if they are not all
-// inside. mu is held.
+// sliceLocked returns the bytes that [addr, addr+n) names; false if they are not all
+// inside.
 func (m *memory) sliceLocked(addr, n uint64) ([]byte, bool) {
 	size := uint64(len(m.mem))
 	if m.closed || addr > size || n > size-addr {

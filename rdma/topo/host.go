@@ -83,7 +83,7 @@ func (t tree) modules() []string {
 // hasModule reports whether the module is loaded.
 func (h *Host) hasModule(name string) bool { return slices.Contains(h.Modules, name) }
 
-// rdmaModules are the modules that make an RDMA device of a PCI device, by what
+// rdmaModule is the module that makes an RDMA device of a PCI device, by what
 // lspci -n shows of those whose every function can do RDMA.
 func rdmaModule(id string) string {
 	switch {

@@ -570,7 +570,7 @@ type marking struct{ serviceLevel, trafficClass uint8 }
 // IBA constants of a connection.
 const (
 	hopLimit = 64
-	// rnrTimer is how long a sender waits that found no receive entry: code 12
+	// rnrTimerImm is how long a sender waits that found no receive entry: code 12
 	// is 0.64 ms for immediates, and it tries for ever (7), since that queue is
 	// refilled by every poll. 24 is 41 ms for messages, six times: where nobody
 	// lends a buffer for so long, the sender is to be told.

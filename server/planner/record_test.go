@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-kv/penstock/dualpath/record"
 )
 
-// logTo writes a log as text.
 // logged is a log that may be read while streams that end still write to it.
 type logged struct {
 	mu  sync.Mutex

@@ -448,7 +448,7 @@ const (
 	flipEvery   = 5 * time.Millisecond
 	flips       = 1000
 	storedFlips = 2000
-	// slowBits is a NIC at 1 % of its rate, of deadline what a turn may take.
+	// A slow NIC has 1/slowShare of its rate; deadline is what a turn may take.
 	slowShare = 100
 	deadline  = time.Minute
 	// faultAgents are enough to have all nodes busy: there are thirteen replays.

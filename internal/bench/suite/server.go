@@ -254,8 +254,8 @@ func createNamespace(ctx context.Context, conn *grpc.ClientConn, m model) error 
 	return err
 }
 
-// places are the parts of the landing memory that a caller reads into, one after
-// the other: all callers together use all of it.
+// place is the offset in the landing memory that a caller reads into on a turn: one
+// block after the other, so that all callers together use all of it.
 func place(caller, turn, callers int, blockBytes int64) int64 {
 	slots := int(landBytes / blockBytes)
 	return int64((caller+turn*callers)%slots) * blockBytes
