@@ -76,6 +76,9 @@ func TestTurns(t *testing.T) {
 		first()
 		first() // nothing more
 		(<-got)()
+		if _, err := turns.Take(ctx, "a"); !errors.Is(err, context.Canceled) {
+			t.Errorf("a free turn, and a context that has ended: %v", err)
+		}
 		if len(turns.busy) != 0 {
 			t.Errorf("%d turns are left", len(turns.busy))
 		}

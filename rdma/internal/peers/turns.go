@@ -12,9 +12,13 @@ type Turns[K comparable] struct {
 	busy map[K]chan struct{}
 }
 
-// Take waits for the key's turn, and returns how to give it up, or ctx's error.
+// Take waits for the key's turn, and returns how to give it up, or ctx's error: also
+// where the turn is free and ctx has ended.
 func (t *Turns[K]) Take(ctx context.Context, k K) (giveUp func(), _ error) {
 	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		t.mu.Lock()
 		before := t.busy[k]
 		if before == nil {
