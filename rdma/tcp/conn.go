@@ -174,7 +174,7 @@ func (c *conn) flush() error {
 		return nil
 	}
 	w := &c.w
-	if w.splicer != nil && w.runs > 0 && len(w.vec) <= 2*w.runs+2 {
+	if w.splicer != nil && w.runs > 0 {
 		if ok, err := w.splicer.write(w.vec, w.large); ok {
 			return err
 		}

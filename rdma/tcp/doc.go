@@ -98,9 +98,9 @@
 //	source pages ──vmsplice──► pipe ──splice──► socket's queue ──► NIC, or, on one host, the peer's socket
 //	      └ referred to, not copied, until the peer has them: the ack of the operation comes after that
 //
-// A header goes before each run by a send of its own (MSG_MORE), as it must not stay
-// where it is. The pipe belongs to the engine; a connection has it while it writes one
-// batch. Where the session or a rail dies with operations unacked, sockets that spliced are reset, so that
+// What comes before a run, its header and what else is small, goes by a send of its own
+// (MSG_MORE): it must not stay where it is. The pipe belongs to the engine; a connection
+// has it while it writes one batch. Where the session or a rail dies with operations unacked, sockets that spliced are reset, so that
 // nothing more is read from memory that is about to be its owner's again; packets that
 // were on their way by then still refer to it, and no queue in the kernel says when they
 // are gone. The frames of a dead rail are dropped by the target; those of a dead

@@ -21,6 +21,9 @@ const (
 	// maxPipes bounds the pipes of an engine, two descriptors each. A connection
 	// that finds none free copies.
 	maxPipes = 64
+	// smallVecs is how many vectors that are copied go in one system call (the
+	// kernel's UIO_MAXIOV).
+	smallVecs = 1024
 )
 
 // probeSplice finds out whether this kernel, and what filters system calls here,
@@ -186,7 +189,8 @@ func (s *splicer) send(fd uintptr) bool {
 		if s.large[0] {
 			n, err = s.splice(int(fd), s.vec[0])
 		} else {
-			n, err = unix.SendmsgN(int(fd), s.vec[0], nil, nil, s.more(unix.MSG_NOSIGNAL, unix.MSG_MORE))
+			small := s.small()
+			n, err = unix.SendmsgBuffers(int(fd), s.vec[:small], nil, nil, s.more(small, unix.MSG_NOSIGNAL, unix.MSG_MORE))
 		}
 		switch err {
 		case nil:
@@ -221,17 +225,27 @@ func (s *splicer) splice(fd int, b []byte) (int, error) {
 	if more {
 		flags |= unix.SPLICE_F_MORE
 	} else {
-		flags = s.more(flags, unix.SPLICE_F_MORE)
+		flags = s.more(1, flags, unix.SPLICE_F_MORE)
 	}
 	n, err := unix.Splice(p.r, nil, fd, nil, p.held, flags)
 	p.held -= int(max(n, 0))
 	return int(n), err
 }
 
-// more adds a flag unless this is the last vector: what follows may share its
-// packet.
-func (s *splicer) more(flags, more int) int {
-	if len(s.vec) > 1 {
+// small returns how many vectors come before the next that is spliced, as many of them
+// as one system call takes.
+func (s *splicer) small() int {
+	n := 1
+	for n < len(s.vec) && n < smallVecs && !s.large[n] {
+		n++
+	}
+	return n
+}
+
+// more adds a flag unless the next n vectors are the last: what follows may share
+// their packet.
+func (s *splicer) more(n, flags, more int) int {
+	if len(s.vec) > n {
 		flags |= more
 	}
 	return flags
@@ -239,9 +253,13 @@ func (s *splicer) more(flags, more int) int {
 
 // sent takes n bytes off what is left.
 func (s *splicer) sent(n int) {
-	if s.vec[0] = s.vec[0][n:]; len(s.vec[0]) == 0 {
+	for len(s.vec) > 0 && n >= len(s.vec[0]) {
+		n -= len(s.vec[0])
 		s.vec[0] = nil
 		s.vec, s.large = s.vec[1:], s.large[1:]
+	}
+	if n > 0 {
+		s.vec[0] = s.vec[0][n:]
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -134,24 +135,77 @@ func TestNoPipe(t *testing.T) {
 	}
 }
 
-// TestPipeOfDeadConnection: a write breaks off in the middle of a run. Its pipe,
-// which holds some of it, is not used again, and the socket's close is a reset: what
-// it has not sent refers to memory that is about to be its owner's again.
-func TestPipeOfDeadConnection(t *testing.T) {
+// TestSplicedAmongCopied: what is copied comes between what is spliced, in any number
+// of vectors, with a socket that takes less than all of it.
+func TestSplicedAmongCopied(t *testing.T) {
 	testkit.VerifyNone(t)
+	ours, theirs := tcpPair(t)
+	defer theirs.Close()
+	p := new(pipes)
+	s := newSplicer(ours, p)
+	rng := rand.New(rand.NewPCG(1, 2))
+	read := make(chan []byte, 1)
+	go func() {
+		b, _ := io.ReadAll(theirs)
+		read <- b
+	}()
+	var want []byte
+	for range 8 {
+		var vec [][]byte
+		var large []bool
+		for range 1 + rng.IntN(40) {
+			n, splices := 1+rng.IntN(200), rng.IntN(3) == 0
+			if splices {
+				n = spliceBytes + rng.IntN(4<<20)
+			} else if rng.IntN(4) == 0 {
+				n = rng.IntN(spliceBytes)
+			}
+			if n == 0 {
+				continue
+			}
+			b := make([]byte, n)
+			for i := range b {
+				b[i] = byte(len(want) + i>>3)
+			}
+			want = append(want, b...)
+			vec, large = append(vec, b), append(large, splices)
+		}
+		if ok, err := s.write(vec, large); !ok || err != nil {
+			t.Fatalf("written: %v, %v", ok, err)
+		}
+	}
+	if err := ours.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-read; !bytes.Equal(got, want) {
+		t.Errorf("%d bytes arrived, want %d, or they differ", len(got), len(want))
+	}
+	p.close()
+}
+
+// tcpPair returns the two ends of a connection.
+func tcpPair(t *testing.T) (ours, theirs net.Conn) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	ours, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
+	if ours, err = net.Dial("tcp", l.Addr().String()); err != nil {
 		t.Fatal(err)
 	}
-	theirs, err := l.Accept()
-	if err != nil {
+	if theirs, err = l.Accept(); err != nil {
 		t.Fatal(err)
 	}
+	return ours, theirs
+}
+
+// TestPipeOfDeadConnection: a write breaks off in the middle of a run. Its pipe,
+// which holds some of it, is not used again, and the socket's close is a reset: what
+// it has not sent refers to memory that is about to be its owner's again.
+func TestPipeOfDeadConnection(t *testing.T) {
+	testkit.VerifyNone(t)
+	ours, theirs := tcpPair(t)
 	defer theirs.Close()
 	p := new(pipes)
 	s := newSplicer(ours, p)
@@ -175,10 +229,9 @@ func TestPipeOfDeadConnection(t *testing.T) {
 	if p.made != len(p.free) {
 		t.Errorf("%d pipes, %d free: one that holds bytes was kept, or leaked", p.made, len(p.free))
 	}
-	for {
-		if _, err = theirs.Read(make([]byte, 1<<20)); err != nil {
-			break
-		}
+	var err error
+	for err == nil {
+		_, err = theirs.Read(make([]byte, 1<<20))
 	}
 	if !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the peer sees %v, want a reset", err)
