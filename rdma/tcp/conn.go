@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
@@ -68,6 +69,9 @@ type conn struct {
 	acks          []ack
 	downs         []down
 	beat          bool
+	// latest is the timer that ends the waiting of acks; late says that it runs.
+	latest *time.Timer
+	late   bool
 
 	w writerState
 	r readerState
@@ -108,11 +112,14 @@ type readerState struct {
 
 // newConn returns a connection of s from one of our NICs, for the given lane.
 func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
-	return &conn{
+	c := &conn{
 		s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}),
 		w: writerState{splicer: newSplicer(nc, s.e.pipes)},
 		r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc)},
 	}
+	c.latest = time.AfterFunc(ackWait, c.flushLate)
+	c.latest.Stop()
+	return c
 }
 
 // signal wakes the writer.
@@ -133,6 +140,7 @@ func (c *conn) hangUp(unacked bool) {
 	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()
 	}
+	c.latest.Stop()
 	_ = c.nc.Close()
 }
 
@@ -156,11 +164,21 @@ func (c *conn) write() {
 		}
 		if err := c.flush(); err != nil {
 			c.settle()
-			c.s.drop(c.rail, c.generation, fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err))
+			c.s.drop(c.rail, c.generation, c.writeError(err))
 			return
 		}
 		c.tx.Add(1)
 	}
+}
+
+// writeError says what it means that the peer takes nothing more.
+func (c *conn) writeError(err error) error {
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		if err := c.hungUp(); err != nil {
+			return c.readError(err)
+		}
+	}
+	return fmt.Errorf("rdma: write to %v: %w: %w", c.s.peer, rdma.ErrPeerDied, err)
 }
 
 // flush writes the vectors of the batch.
@@ -210,6 +228,10 @@ func (c *conn) settleLocked(out []ended) []ended {
 	s, w := c.s, &c.w
 	s.acksOwed -= len(w.acks)
 	w.acks = w.acks[:0]
+	if s.acksOwed == 0 && s.parted != nil {
+		close(s.parted)
+		s.parted = nil
+	}
 	bytes := int64(0)
 	for i, f := range w.batch {
 		bytes += f.bytes
@@ -328,6 +350,9 @@ func (c *conn) encodeFrame(meta []byte, f frame) []byte {
 	o := f.op
 	h := header{kind: o.kind, op: o.id(), length: uint64(f.bytes)}
 	if o.kind == frameMessage {
+		if o.patient {
+			h.flags = flagPatient
+		}
 		h.encode(meta)
 		meta = c.vector(meta, headerSize)
 		if len(o.msg) > 0 {
@@ -394,8 +419,11 @@ func (c *conn) readError(err error) error {
 // readFrame reads and performs one frame.
 func (c *conn) readFrame() error {
 	b, err := c.ahead(headerSize, c.r.exact)
-	if err == io.EOF && c.r.start == c.r.end && c.s.idle() {
-		return errHungUp
+	if c.r.start == c.r.end && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
+		c.end()
+		if e := c.hungUp(); e != nil {
+			err = e
+		}
 	}
 	if err != nil {
 		return err
@@ -416,6 +444,45 @@ func (c *conn) readFrame() error {
 		return c.s.peerTookDown(h.frames, h.piece)
 	}
 	return nil // a heartbeat: that it came is all it says
+}
+
+// end notes that the stream has ended between two frames.
+func (c *conn) end() {
+	s := c.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.rail.ends++
+	for _, r := range s.rails {
+		if r.state == railUp && r.ends < len(r.conns) {
+			return
+		}
+	}
+	if !s.allEnded {
+		s.allEnded = true
+		close(s.ended)
+	}
+}
+
+// hungUpWait bounds the wait for the other streams of a peer whose first has ended.
+const hungUpWait = 100 * time.Millisecond
+
+// hungUp returns errHungUp if the peer that is gone was through, or nil. Its last acks
+// may lie in other connections still, so their ends are waited for.
+func (c *conn) hungUp() error {
+	if !c.s.idle() {
+		t := time.NewTimer(hungUpWait)
+		defer t.Stop()
+		select {
+		case <-c.s.ended:
+		case <-c.s.dying:
+		case <-c.gone:
+		case <-t.C:
+		}
+	}
+	if c.s.idle() {
+		return errHungUp
+	}
+	return nil
 }
 
 // fill reads more into buf, which must have room; limit bounds how far.
@@ -701,7 +768,7 @@ func (c *conn) conclude(h *header, reason rdma.Reason) {
 			c.s.e.imms.Count(c.s.peer, h.imm)
 		}
 	}
-	c.s.acknowledge(c, h.op, reason)
+	c.s.acknowledge(c, h, reason)
 }
 
 // refuse counts and logs a refused frame and drops what is left of its payload.
@@ -737,7 +804,7 @@ func (c *conn) readMessage(h *header) error {
 		return err
 	}
 	if complete, reason := c.s.landed(h, reason); complete {
-		c.s.acknowledge(c, h.op, reason)
+		c.s.acknowledge(c, h, reason)
 	}
 	return nil
 }

@@ -1,8 +1,9 @@
 // Package tcp is the transfer engine over TCP: rdma's contract with nothing but
 // sockets. Payload is written by writev from the registered source and read
 // straight into the registered destination; there is no staging buffer on either
-// side. With Options.ZeroCopy the kernel's copy of the source is left out as well. It is not a secure channel unless Options.TLS is set: the token keeps
-// strangers out, it does not hide or protect the bytes on the way.
+// side. With Options.ZeroCopy the kernel's copy of the source is left out as well. It
+// is not a secure channel unless Options.TLS is set: the token keeps strangers out, it
+// does not hide or protect the bytes on the way.
 //
 //	Write ─► pieces of PieceBytes ─► lane of its class ◄─ taken by connections as they can write: one writev of many frames
 //	                                                          │ rails: a NIC of ours, a NIC of the peer, 1..N connections for each lane
@@ -29,6 +30,10 @@
 // connections are closed, and once no goroutine touches memory any more every
 // operation in flight ends with rdma.ErrPeerDied.
 //
+// An engine that closes writes the acks that it owes first. Its peer reads all
+// connections to their ends, and if nothing is in flight then the session has ended in
+// order: that is not logged as a death.
+//
 //	up ──► dying ──► down ──► connecting ──► up
 //	  │       │         └ fenced: both sides said so
 //	  │       └ its readers and writers are in the middle of something
@@ -43,7 +48,7 @@
 // dropped, and an immediate is counted once. A target sends the acks again that
 // may have been lost with the rail, before it says that the rail is down.
 //
-// Opening a connection is rdma/internal/handshake, by the magics "PRD2" and "PRC2".
+// Opening a connection is rdma/internal/handshake, by the magics "PRD3" and "PRC3".
 // What its hello has of this protocol's, little-endian:
 //
 //	param     conn 2 | conns 2
@@ -61,9 +66,9 @@
 //	│ magic │ type │ flags │ runs │ imm │ frames │ op │ key │ offset │ length │ tableSum │ piece │ zero │ headerSum │
 //	│ 4     │ 1    │ 1     │ 2    │ 4   │ 4      │ 8  │ 8   │ 8      │ 8      │ 4        │ 4     │ 4    │ 4         │ = 64
 //	└───────┴──────┴───────┴──────┴─────┴────────┴────┴─────┴────────┴────────┴──────────┴───────┴──────┴───────────┘
-//	magic     "PNS" and the version, 2
+//	magic     "PNS" and the version, 3
 //	type      1 write, 2 ack, 3 message, 4 heartbeat, 5 rail down
-//	flags     bit 0: imm is present
+//	flags     write, bit 0: imm is present; message, bit 1: its ack may wait
 //	runs      write: entries of the table that follows the header; 0: one run, at offset, of length bytes
 //	frames    write: how many frames the operation has, on all connections together; rail down: the rail
 //	op        write and message: slot 4 | generation 4, the sender's number for the operation, echoed in its ack. A slot
@@ -76,6 +81,11 @@
 //
 //	table     runs x ( offset 8 | length 8 ); the lengths add up to length. Small pages of one paged write share a frame.
 //	ack       payload of up to 512 x ( op 8 | status 1 | zero 7 ); status is an rdma.Reason. It may come twice.
+//
+// The ack of a message that allows it waits up to a millisecond for something else that
+// is written on the connection: an answer, mostly, so that a call and its answer are
+// two system calls on each side. A sender that has half of what it may in flight does
+// not allow it.
 //
 // A frame that does not decode ends the session: the stream cannot be trusted
 // any more. A frame that decodes but may not be performed (key, bounds,

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/internal/inbox"
@@ -424,6 +425,7 @@ func (e *Engine) Close() error {
 		all = append(all, s)
 	}
 	e.mu.Unlock()
+	e.part(all)
 	e.cancel()
 	for _, n := range e.nics {
 		n.close()
@@ -444,4 +446,26 @@ func (e *Engine) Close() error {
 	}
 	close(e.closed)
 	return nil
+}
+
+// partWait bounds the wait for acks to be written before the sessions end.
+const partWait = 100 * time.Millisecond
+
+// part gives the sessions of an engine that closes a moment for their last acks.
+func (e *Engine) part(all []*session) {
+	t := time.NewTimer(partWait)
+	defer t.Stop()
+	var parted []<-chan struct{}
+	for _, s := range all {
+		if c := s.part(); c != nil {
+			parted = append(parted, c)
+		}
+	}
+	for _, c := range parted {
+		select {
+		case <-c:
+		case <-t.C:
+			return
+		}
+	}
 }

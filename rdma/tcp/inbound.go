@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -40,6 +41,9 @@ func (in *inbound) bit(i uint32) (*uint64, uint64) {
 const (
 	openFramesMax = 1 << 24
 	acksOwedMax   = 4 * MaxOps
+	// An ack that may wait does so for ackWait, or until it is one of patientAcks.
+	ackWait     = time.Millisecond
+	patientAcks = 32
 	// keptWords is what a slot keeps of more for its next operation: 32 Ki pieces.
 	keptWords = 512
 )
@@ -120,14 +124,15 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 	}
 	s.openFrames -= int(in.frames)
 	s.openOps--
+	s.acksOwed++
 	return true, in.reason
 }
 
-// acknowledge queues the ack of an operation that landed called complete.
-func (s *session) acknowledge(c *conn, id uint64, reason rdma.Reason) {
+// acknowledge queues the ack of an operation that landed called complete. The ack of a
+// patient one that has gone well waits for what else is written, if that is not long.
+func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.acksOwed++
 	to := c
 	if c.rail.state != railUp || c.rail.generation != c.generation {
 		// This connection's rail died while the payload landed.
@@ -135,9 +140,24 @@ func (s *session) acknowledge(c *conn, id uint64, reason rdma.Reason) {
 			return // so did the session
 		}
 	}
-	s.inbound[uint32(id)].via = uint8(to.rail.index)
-	to.acks = append(to.acks, ack{id, reason})
-	to.signal()
+	s.inbound[uint32(h.op)].via = uint8(to.rail.index)
+	to.acks = append(to.acks, ack{h.op, reason})
+	if h.flags&flagPatient == 0 || h.kind != frameMessage || reason != rdma.ReasonNone || len(to.acks) >= patientAcks {
+		to.signal()
+	} else if !to.late {
+		to.late = true
+		to.latest.Reset(ackWait)
+	}
+}
+
+// flushLate has the acks written that have waited long enough.
+func (c *conn) flushLate() {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.late = false
+	if len(c.acks) > 0 {
+		c.signal()
+	}
 }
 
 // reackLocked sends the acks once more that a dead rail may have taken with it.

@@ -34,6 +34,8 @@ type op struct {
 	// with the session. Both guarded by session.mu, as are via and the fields
 	// below.
 	reserved, submitted bool
+	// patient: the peer may keep the ack for a while.
+	patient bool
 	// unsent counts frames that a writer may still read from, or will. An op
 	// ends when it is acked and unsent is 0: an ack that comes early, by a peer's
 	// error or because our writer was slow to wake, must not free the source.
@@ -69,7 +71,7 @@ func (o *op) reset() {
 		o.runs, o.cuts, o.via = nil, nil, nil
 	}
 	o.msg = o.msg[:0]
-	o.reserved, o.submitted, o.acked = false, false, false
+	o.reserved, o.submitted, o.patient, o.acked = false, false, false, false
 	o.unsent, o.status, o.bytes = 0, rdma.ReasonNone, 0
 }
 

@@ -45,8 +45,8 @@ type rail struct {
 	generation uint32
 	// conns of this generation, lane after lane; empty unless up or dying.
 	conns []*conn
-	// running counts their readers and writers.
-	running int
+	// running counts their readers and writers, ends those whose stream has ended.
+	running, ends int
 	// why the rail is not up.
 	why error
 	// peerDown is the last generation of which the peer said that nothing of it
@@ -90,7 +90,7 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	}
 	r.state, r.generation, r.fenced, r.why = railUp, generation, false, nil
 	r.conns = conns
-	r.running = 2 * len(conns)
+	r.running, r.ends = 2*len(conns), 0
 	s.running.Add(r.running)
 	s.up++
 	for _, c := range conns {

@@ -67,8 +67,13 @@ type session struct {
 	// count those that are not complete, and their pieces.
 	inbound             []inbound
 	openOps, openFrames int
-	// acksOwed are acks queued and not written yet.
+	// acksOwed are acks of operations that are complete, not written yet. parted, unless nil, is closed when
+	// there are none.
 	acksOwed int
+	parted   chan struct{}
+	// ended is closed, and allEnded set, when the streams of all connections have ended.
+	ended    chan struct{}
+	allEnded bool
 }
 
 // newSession returns a session whose rails are all down. n is their number,
@@ -76,7 +81,7 @@ type session struct {
 func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int, dialed bool) *session {
 	s := &session{
 		e: e, peer: peer, id: id, dialed: dialed,
-		ready: make(chan struct{}), dying: make(chan struct{}), buried: make(chan struct{}),
+		ready: make(chan struct{}), dying: make(chan struct{}), buried: make(chan struct{}), ended: make(chan struct{}),
 		freeBytes: e.opts.InFlightBytes,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -228,6 +233,8 @@ func (s *session) submit(o *op) error {
 	o.unsent = len(o.cuts)
 	o.tick = s.e.ticks.Load()
 	if o.kind == frameMessage {
+		// Whoever has much in flight needs the room back.
+		o.patient = 2*s.active <= s.e.opts.InFlightOps && 2*s.freeBytes >= s.e.opts.InFlightBytes
 		s.messages.push(o.frame(0))
 		s.messenger.signal()
 	} else {
@@ -278,11 +285,15 @@ func (s *session) settleOpLocked(o *op, out []ended) []ended {
 	if !o.acked || o.unsent > 0 {
 		return out
 	}
-	var err error
+	return append(out, s.endLocked(o, s.verdict(o)))
+}
+
+// verdict is what the ack of o said.
+func (s *session) verdict(o *op) error {
 	if o.status != rdma.ReasonNone {
-		err = &rdma.RefusedError{Peer: s.peer, Reason: o.status}
+		return &rdma.RefusedError{Peer: s.peer, Reason: o.status}
 	}
-	return append(out, s.endLocked(o, err))
+	return nil
 }
 
 // acked takes a batch of acks of the peer and appends what ended to out. An ack
@@ -358,7 +369,9 @@ func (s *session) bury() {
 	var out []ended
 	s.mu.Lock()
 	for _, o := range s.ops {
-		if o.submitted {
+		if o.acked {
+			out = append(out, s.endLocked(o, s.verdict(o)))
+		} else if o.submitted {
 			out = append(out, s.endLocked(o, s.why))
 		}
 	}
@@ -368,8 +381,38 @@ func (s *session) bury() {
 	close(s.buried)
 }
 
+// part has the acks written that are queued: a peer that does not get them takes the
+// end of this engine for a death. The result is closed when that is done; nil if there
+// is nothing to do.
+func (s *session) part() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why != nil || s.acksOwed == 0 {
+		return nil
+	}
+	s.parted = make(chan struct{})
+	for _, r := range s.rails {
+		for _, c := range r.conns {
+			c.signal()
+		}
+	}
+	return s.parted
+}
+
 // idleLocked reports whether no operation is in flight in either direction.
-func (s *session) idleLocked() bool { return s.active == 0 && s.openOps == 0 }
+// What is acked, and not settled by its writer yet, is over.
+func (s *session) idleLocked() bool {
+	if s.openOps > 0 {
+		return false
+	}
+	over := 0
+	for _, o := range s.ops {
+		if o.acked {
+			over++
+		}
+	}
+	return s.active == over
+}
 
 // idle is idleLocked for readers.
 func (s *session) idle() bool {

@@ -27,7 +27,7 @@ const (
 )
 
 // frameMagic is "PNS" and the version of the framing, as a little-endian number.
-const frameMagic = uint32('P') | uint32('N')<<8 | uint32('S')<<16 | 2<<24
+const frameMagic = uint32('P') | uint32('N')<<8 | uint32('S')<<16 | 3<<24
 
 // Types of frames.
 const (
@@ -38,8 +38,12 @@ const (
 	frameDown      = 5
 )
 
-// flagImm says that the imm field counts.
-const flagImm = 1
+// Flags. flagImm: the imm field counts. flagPatient: the ack may wait for something
+// else to go with.
+const (
+	flagImm     = 1
+	flagPatient = 2
+)
 
 // errFrame is wrapped by every reason to distrust the stream.
 var errFrame = errors.New("malformed frame")
@@ -108,7 +112,7 @@ func (h *header) check() error {
 	case frameAck:
 		ok = h.length > 0 && h.length%ackSize == 0 && h.length <= maxAcks*ackSize && *h == header{kind: h.kind, length: h.length}
 	case frameMessage:
-		ok = h.length <= maxMessage && *h == header{kind: h.kind, length: h.length, op: h.op}
+		ok = h.flags&^flagPatient == 0 && h.length <= maxMessage && *h == header{kind: h.kind, flags: h.flags, length: h.length, op: h.op}
 	case frameHeartbeat:
 		ok = *h == header{kind: h.kind}
 	case frameDown:
@@ -177,7 +181,7 @@ func decodeAck(b []byte) (ack, error) {
 
 // protocol is what every connection begins with: "PRD", "PRC" and the version of
 // the frames.
-var protocol = handshake.Protocol{Hello: [4]byte{'P', 'R', 'D', '2'}, Challenge: [4]byte{'P', 'R', 'C', '2'}, MoreBytes: 16}
+var protocol = handshake.Protocol{Hello: [4]byte{'P', 'R', 'D', '3'}, Challenge: [4]byte{'P', 'R', 'C', '3'}, MoreBytes: 16}
 
 // hello opens a connection: number index of conns in a lane of a rail.
 type hello struct {

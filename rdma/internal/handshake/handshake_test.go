@@ -104,7 +104,7 @@ func TestImpostor(t *testing.T) {
 // TestVector: the proofs of one transcript, for whoever speaks the protocol in
 // another language.
 func TestVector(t *testing.T) {
-	p := Protocol{Hello: [4]byte{'P', 'R', 'D', '2'}, Challenge: [4]byte{'P', 'R', 'C', '2'}, MoreBytes: 16}
+	p := Protocol{Hello: [4]byte{'P', 'R', 'D', '3'}, Challenge: [4]byte{'P', 'R', 'C', '3'}, MoreBytes: 16}
 	h := Hello{
 		Param: 1 | 4<<16, Engine: rdma.EngineID{0xaa, 15: 0xaa}, Session: [16]byte{0xbb, 15: 0xbb},
 		More: []byte{1, 2, 2, 3, 7, 15: 0}, nonce: [nonceSize]byte{0xdd},

@@ -2,7 +2,7 @@
 
 header write flags=1 imm=7 frames=1 op=4294967297 key=1311768467463790320 offset=8192 length=4096
 ----
-  magic      504e5302
+  magic      504e5303
   type       01
   flags      01
   runs       0000
@@ -15,13 +15,13 @@ header write flags=1 imm=7 frames=1 op=4294967297 key=1311768467463790320 offset
   tableSum   00000000
   piece      00000000
   zero       00000000
-  headerSum  2088d2bd
+  headerSum  47f5fbc4
 
 # One frame of a paged write: two runs, in a table that follows the header.
 
 header write frames=3 piece=2 runs=2 op=4294967301 key=9 length=100
 ----
-  magic      504e5302
+  magic      504e5303
   type       01
   flags      00
   runs       0200
@@ -34,7 +34,7 @@ header write frames=3 piece=2 runs=2 op=4294967301 key=9 length=100
   tableSum   00000000
   piece      02000000
   zero       00000000
-  headerSum  d937c4cd
+  headerSum  be4aedb4
 
 table length=100
 0+64
@@ -59,7 +59,7 @@ table has more than the frame's 100 bytes: malformed frame
 
 header ack length=16
 ----
-  magic      504e5302
+  magic      504e5303
   type       02
   flags      00
   runs       0000
@@ -72,7 +72,7 @@ header ack length=16
   tableSum   00000000
   piece      00000000
   zero       00000000
-  headerSum  c85a83e6
+  headerSum  af27aa9f
 
 ack op=4294967297 status=2
 ----
@@ -82,7 +82,7 @@ ack op=4294967297 status=2
 
 header message op=6 length=11
 ----
-  magic      504e5302
+  magic      504e5303
   type       03
   flags      00
   runs       0000
@@ -95,11 +95,11 @@ header message op=6 length=11
   tableSum   00000000
   piece      00000000
   zero       00000000
-  headerSum  5e1affa0
+  headerSum  3967d6d9
 
 header heartbeat
 ----
-  magic      504e5302
+  magic      504e5303
   type       04
   flags      00
   runs       0000
@@ -112,13 +112,13 @@ header heartbeat
   tableSum   00000000
   piece      00000000
   zero       00000000
-  headerSum  08ed02d7
+  headerSum  6f902bae
 
 # A field that the type does not name has to be zero, and limits hold.
 
 header down frames=2 piece=5
 ----
-  magic      504e5302
+  magic      504e5303
   type       05
   flags      00
   runs       0000
@@ -131,7 +131,7 @@ header down frames=2 piece=5
   tableSum   00000000
   piece      05000000
   zero       00000000
-  headerSum  b2f53b19
+  headerSum  d5881260
 
 header down frames=16
 ----

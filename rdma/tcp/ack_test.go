@@ -1,0 +1,183 @@
+package tcp
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// idleConn returns a connection of a rail that is up, whose reader and writer do not
+// run.
+func idleConn(t *testing.T) *conn {
+	t.Helper()
+	o := Options{}
+	o.EnsureDefaults()
+	s := newSession(&Engine{opts: o}, rdma.EngineID{1}, [16]byte{2}, 1, 1, 1, true)
+	one, other := net.Pipe()
+	t.Cleanup(func() { _, _ = one.Close(), other.Close() })
+	c := newConn(s, one, &nic{}, 0)
+	if err := s.rails[0].attach(1, []*conn{c}); err != nil {
+		t.Fatal(err)
+	}
+	s.inbound = make([]inbound, patientAcks)
+	return c
+}
+
+// owe acknowledges an operation of the peer.
+func (c *conn) owe(h *header, reason rdma.Reason) {
+	c.s.acksOwed++
+	c.s.acknowledge(c, h, reason)
+}
+
+// signalled reports whether the writer of c has been woken, and forgets it.
+func (c *conn) signalled() bool {
+	synctest.Wait()
+	select {
+	case <-c.wake:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestPatientAcks: the ack of a patient message goes with the answer, after ackWait by
+// itself, or with patientAcks others; any other ack goes at once.
+func TestPatientAcks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := idleConn(t)
+		patient := &header{kind: frameMessage, flags: flagPatient, op: 1 << 32}
+		c.owe(patient, rdma.ReasonNone)
+		if c.signalled() {
+			t.Error("the ack of a patient message was written at once")
+		}
+		o, err := c.s.reserve(t.Context(), 8, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.kind, o.msg = frameMessage, []byte("answer")
+		o.seal()
+		if err := c.s.submit(o); err != nil {
+			t.Fatal(err)
+		}
+		if !c.signalled() || !c.next() || len(c.w.acks) != 1 || len(c.w.batch) != 1 {
+			t.Errorf("the batch has %d acks and %d frames, want the ack with the answer", len(c.w.acks), len(c.w.batch))
+		}
+		time.Sleep(ackWait)
+		if c.signalled() {
+			t.Error("the writer was woken for an ack that it has had")
+		}
+		start := time.Now()
+		c.owe(patient, rdma.ReasonNone)
+		<-c.wake
+		if d := time.Since(start); d != ackWait {
+			t.Errorf("the ack went after %v, want %v", d, ackWait)
+		}
+		for len(c.acks) < patientAcks-1 {
+			c.owe(patient, rdma.ReasonNone)
+		}
+		if c.signalled() {
+			t.Errorf("%d acks did not wait", len(c.acks))
+		}
+		c.owe(patient, rdma.ReasonNone)
+		if !c.signalled() {
+			t.Errorf("%d acks wait", len(c.acks))
+		}
+		for _, h := range []*header{{kind: frameMessage, op: 1 << 32}, {kind: frameWrite, op: 1 << 32}} {
+			if c.owe(h, rdma.ReasonNone); !c.signalled() {
+				t.Errorf("the ack of a frame of type %d waits", h.kind)
+			}
+		}
+		if c.owe(patient, rdma.ReasonNoBuffer); !c.signalled() {
+			t.Error("a refusal waits")
+		}
+		c.latest.Stop()
+	})
+}
+
+// TestPatience: a sender with half of what it may in flight wants its acks at once.
+func TestPatience(t *testing.T) {
+	c := idleConn(t)
+	for i := range c.s.e.opts.InFlightOps {
+		o, err := c.s.reserve(t.Context(), 1, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.kind = frameMessage
+		o.seal()
+		if err := c.s.submit(o); err != nil {
+			t.Fatal(err)
+		}
+		if want := 2*(i+1) <= c.s.e.opts.InFlightOps; o.patient != want {
+			t.Fatalf("message %d of %d is patient: %v, want %v", i, c.s.e.opts.InFlightOps, o.patient, want)
+		}
+	}
+}
+
+// TestPartsInOrder: a client takes an answer and closes at once. The acks that it owes
+// are written first, over whatever connections, so that the server sees its operations
+// end well and a peer that was through, not one that died.
+func TestPartsInOrder(t *testing.T) {
+	testkit.VerifyNone(t)
+	ctx := testContext(t)
+	var logged bytes.Buffer
+	down, done := make(chan error, 1), make(chan error, 2)
+	e := newServer(t, Options{
+		Logger:     slog.New(slog.NewTextHandler(&logged, nil)),
+		OnPeerDown: func(_ rdma.EngineID, why error) { down <- why },
+	})
+	mem := make([]byte, 1<<20)
+	src, err := e.Register(mem, rdma.RegisterOptions{Local: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		c := newEngine(t, Options{})
+		if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
+			t.Fatal(err)
+		}
+		dst, err := c.Register(make([]byte, len(mem)), rdma.RegisterOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		landed := rdma.NewFlag()
+		if _, err := c.ExpectImm(rdma.Expect{Imm: 7, Count: 1, Done: landed.Set}); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan struct{}, 1)
+		if err := c.Recv(1, 64, func(rdma.EngineID, []byte) { got <- struct{}{} }); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Write(ctx, rdma.Write{Src: src, Dst: dst.Desc(), Len: uint64(len(mem)), Imm: rdma.ImmOf(7), Done: func(err error) { done <- err }}); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Send(ctx, c.Addr().Engine, []byte("that was it"), func(err error) { done <- err }); err != nil {
+			t.Fatal(err)
+		}
+		if err := landed.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		<-got
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(<-done, <-done); err != nil {
+			t.Fatal(err)
+		}
+		if why := <-down; !errors.Is(why, errHungUp) {
+			t.Fatalf("the session ended with: %v", why)
+		}
+	}
+	if err := e.Close(); err != nil { // every goroutine that could log has ended
+		t.Fatal(err)
+	}
+	if logged.Len() > 0 {
+		t.Errorf("logged:\n%s", &logged)
+	}
+}
