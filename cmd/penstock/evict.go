@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
@@ -141,7 +143,7 @@ this one. The exit code is 1 if --timeout ends it.`,
 			switch {
 			case errors.Is(err, io.EOF), cmd.Context().Err() != nil:
 				return nil // the node went, or an interrupt: that is how it ends
-			case err != nil && ctx.Err() != nil:
+			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may see it first
 				return fmt.Errorf("%d events within --timeout %v", n, c.timeout)
 			}
 			return err
