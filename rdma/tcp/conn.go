@@ -463,23 +463,35 @@ func (c *conn) end() {
 	}
 }
 
-// hungUpWait bounds the wait for the other streams of a peer whose first has ended.
-const hungUpWait = 100 * time.Millisecond
+// How long the ends of the other streams of a peer whose first has ended are waited
+// for: on the last rail, and where another goes on, over which what this one had is sent
+// again.
+const (
+	hungUpWait     = time.Second
+	hungUpRailWait = 100 * time.Millisecond
+)
 
 // hungUp returns errHungUp if the peer that is gone was through, or nil. Its last acks
 // may lie in other connections still, so their ends are waited for.
 func (c *conn) hungUp() error {
-	if !c.s.idle() {
-		t := time.NewTimer(hungUpWait)
+	s := c.s
+	s.mu.Lock()
+	idle, wait := s.idleLocked(), hungUpWait
+	if s.up > 1 {
+		wait = hungUpRailWait
+	}
+	s.mu.Unlock()
+	if !idle {
+		t := time.NewTimer(wait)
 		defer t.Stop()
 		select {
-		case <-c.s.ended:
-		case <-c.s.dying:
+		case <-s.ended:
+		case <-s.dying:
 		case <-c.gone:
 		case <-t.C:
 		}
 	}
-	if c.s.idle() {
+	if s.idle() {
 		return errHungUp
 	}
 	return nil
@@ -799,39 +811,47 @@ func (c *conn) readMessage(h *header) error {
 	if !fresh {
 		return c.repeated(h)
 	}
-	reason, err := c.receive(h)
+	msg, reason, err := c.receive(h)
 	if err != nil {
 		return err
 	}
-	if complete, reason := c.s.landed(h, reason); complete {
-		c.s.acknowledge(c, h, reason)
+	// The ack is owed before anybody sees the message: who has it may close the engine.
+	complete, reason := c.s.landed(h, reason)
+	if !complete {
+		if msg != nil {
+			c.s.e.inbox.Load().Give(msg)
+		}
+		return nil
 	}
+	if msg != nil {
+		c.s.e.stats.sendsIn.Add(1)
+		c.s.e.inbox.Load().Deliver(c.s.peer, msg)
+	}
+	c.s.acknowledge(c, h, reason)
 	return nil
 }
 
-// receive reads a message into a receive buffer and hands it on.
-func (c *conn) receive(h *header) (rdma.Reason, error) {
+// receive reads a message into a receive buffer; it is nil if the message was refused.
+func (c *conn) receive(h *header) ([]byte, rdma.Reason, error) {
 	pool := c.s.e.inbox.Load()
 	if pool == nil {
-		return rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
+		return nil, rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
 	}
 	if h.length > uint64(pool.Size()) {
-		return rdma.ReasonTooLarge, c.refuse(h, rdma.ReasonTooLarge, h.length)
+		return nil, rdma.ReasonTooLarge, c.refuse(h, rdma.ReasonTooLarge, h.length)
 	}
 	buf := pool.Take()
 	if buf == nil {
-		return rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
+		return nil, rdma.ReasonNoBuffer, c.refuse(h, rdma.ReasonNoBuffer, h.length)
 	}
 	msg := buf[:h.length]
 	for n := 0; n < len(msg); {
 		b, err := c.ahead(min(len(msg)-n, directBytes), false)
 		if err != nil {
 			pool.Give(buf)
-			return 0, err
+			return nil, 0, err
 		}
 		n += copy(msg[n:], b)
 	}
-	c.s.e.stats.sendsIn.Add(1)
-	pool.Deliver(c.s.peer, msg)
-	return rdma.ReasonNone, nil
+	return msg, rdma.ReasonNone, nil
 }

@@ -449,7 +449,7 @@ func (e *Engine) Close() error {
 }
 
 // partWait bounds the wait for acks to be written before the sessions end.
-const partWait = 100 * time.Millisecond
+const partWait = time.Second
 
 // part gives the sessions of an engine that closes a moment for their last acks.
 func (e *Engine) part(all []*session) {
