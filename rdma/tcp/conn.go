@@ -457,8 +457,9 @@ func (c *conn) end() {
 			return
 		}
 	}
-	if !s.allEnded {
-		s.allEnded = true
+	select {
+	case <-s.ended:
+	default:
 		close(s.ended)
 	}
 }

@@ -110,13 +110,13 @@
 //
 // What comes before a run, its header and what else is small, goes by a send of its own
 // (MSG_MORE): it must not stay where it is. The pipe belongs to the engine; a connection
-// has it while it writes one batch. Where the session or a rail dies with operations unacked, sockets that spliced are reset, so that
-// nothing more is read from memory that is about to be its owner's again; packets that
-// were on their way by then still refer to it, and no queue in the kernel says when they
-// are gone. The frames of a dead rail are dropped by the target; those of a dead
-// session may land there with what the source holds by then. That is why the option is
-// not the default, and on for what Penstock moves: a checksum made by the writer
-// is compared at the last hop.
+// has it while it writes one batch. Where the session or a rail dies with operations
+// unacked, sockets that spliced are reset, so that nothing more is read from memory
+// that is about to be its owner's again; packets that were on their way by then still
+// refer to it, and no queue in the kernel says when they are gone. The frames of a
+// dead rail are dropped by the target; those of a dead session may land there with
+// what the source holds by then. That is why the option is not the default, and on for
+// what Penstock moves: a checksum made by the writer is compared at the last hop.
 //
 // # Bounds
 //

@@ -142,7 +142,7 @@ func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	}
 	s.inbound[uint32(h.op)].via = uint8(to.rail.index)
 	to.acks = append(to.acks, ack{h.op, reason})
-	if h.flags&flagPatient == 0 || h.kind != frameMessage || reason != rdma.ReasonNone || len(to.acks) >= patientAcks {
+	if h.flags&flagPatient == 0 || reason != rdma.ReasonNone || len(to.acks) >= patientAcks {
 		to.signal()
 	} else if !to.late {
 		to.late = true

@@ -67,13 +67,12 @@ type session struct {
 	// count those that are not complete, and their pieces.
 	inbound             []inbound
 	openOps, openFrames int
-	// acksOwed are acks of operations that are complete, not written yet. parted, unless nil, is closed when
-	// there are none.
+	// acksOwed are acks of operations that are complete, not written yet. parted,
+	// unless nil, is closed when there are none, or the session ends.
 	acksOwed int
 	parted   chan struct{}
-	// ended is closed, and allEnded set, when the streams of all connections have ended.
-	ended    chan struct{}
-	allEnded bool
+	// ended is closed when the streams of all connections have ended.
+	ended chan struct{}
 }
 
 // newSession returns a session whose rails are all down. n is their number,
@@ -345,6 +344,10 @@ func (s *session) failLocked(why error) (conns []*conn, first bool) {
 		w.granted <- nil
 	}
 	s.waiters = nil
+	if s.parted != nil {
+		close(s.parted)
+		s.parted = nil
+	}
 	for _, r := range s.rails {
 		conns = append(conns, r.conns...)
 	}
