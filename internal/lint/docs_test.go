@@ -21,8 +21,8 @@ var (
 	source   = regexp.MustCompile("`" + `([a-z0-9_]+/[A-Za-z0-9_./-]*\.(?:go|proto|yaml|sh))` + "`")
 )
 
-// placeholder stands for a name that the reader chooses, in help texts.
-const placeholder = "PAGE.md"
+// readersPage is a name that the reader of a help text chooses.
+const readersPage = "PAGE.md"
 
 // TestNamesOfFiles: a page that a comment or another page sends its reader to is
 // there, and so is every source file that a page names. Help texts are in docs/cli.md.
@@ -31,7 +31,7 @@ func TestNamesOfFiles(t *testing.T) {
 	check := func(path string, text []byte, name *regexp.Regexp) {
 		for _, m := range name.FindAllSubmatch(text, -1) {
 			named := string(m[1])
-			found := named == placeholder || slices.ContainsFunc([]string{dir, filepath.Join(dir, "docs"), filepath.Dir(path)}, func(from string) bool {
+			found := named == readersPage || slices.ContainsFunc([]string{dir, filepath.Join(dir, "docs"), filepath.Dir(path)}, func(from string) bool {
 				_, err := os.Stat(filepath.Join(from, named))
 				return err == nil
 			})
