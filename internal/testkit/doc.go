@@ -1,7 +1,8 @@
 // Package testkit holds what the tests of many packages need and the standard
 // library lacks: leak checks for goroutines and file descriptors, page-aligned
-// memory, ports, test vectors, and the way to the shared traces. It is not a framework: no
-// assertions, no mocks, no clock (testing/synctest has one).
+// memory, ports, test vectors, paths of the shared traces, and modules outside
+// of the repository that use it as a user's module does. It is not a framework:
+// no assertions, no mocks, no clock (testing/synctest has one).
 //
 //	func TestMain(m *testing.M) { testkit.Main(m) }  the package's tests together leave nothing behind
 //
