@@ -314,7 +314,7 @@ func TestSyncFailure(t *testing.T) {
 	}
 	var onBad, onGood kv.Ref
 	for _, b := range blocks {
-		if v := s.volume(b.ref.Extent); v.dev == blockio.Device(bad) {
+		if v := s.volume(b.ref.Extent); v.dev.Device == blockio.Device(bad) {
 			onBad = b.ref
 		} else {
 			onGood = b.ref
@@ -330,7 +330,7 @@ func TestSyncFailure(t *testing.T) {
 		t.Errorf("sync of the other volume: %v", err)
 	}
 	late.fill()
-	if err := s.Write(t.Context(), []Write{late.write(t)}); (s.volume(late.ref.Extent).dev == blockio.Device(bad)) != errors.Is(err, ErrFloor) {
+	if err := s.Write(t.Context(), []Write{late.write(t)}); (s.volume(late.ref.Extent).dev.Device == blockio.Device(bad)) != errors.Is(err, ErrFloor) {
 		t.Errorf("write of a slot on volume %d: %v", late.ref.Extent.Volume(), err)
 	}
 	for i := range 3 {
@@ -338,14 +338,14 @@ func TestSyncFailure(t *testing.T) {
 		if err := put(t, s, nil, b); err != nil {
 			t.Fatal(err)
 		}
-		if s.volume(b.ref.Extent).dev == blockio.Device(bad) {
+		if s.volume(b.ref.Extent).dev.Device == blockio.Device(bad) {
 			t.Errorf("a new block was put on the failed volume")
 		}
 	}
 	if err := s.SetCatalogue(t.Context(), []byte("on one volume")); err != nil {
 		t.Errorf("catalogue: %v", err)
 	}
-	if !strings.Contains(s.Stats().String(), ", failed: faultio") {
+	if !strings.Contains(s.Stats().String(), ", failed: a sync failed: faultio") {
 		t.Errorf("the stats do not say that a volume failed:\n%v", s.Stats())
 	}
 }

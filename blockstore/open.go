@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
@@ -41,6 +42,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	if err := s.beginBoot(ctx); err != nil {
 		return nil, err
 	}
+	s.keepers.Go(func() { s.watch(s.life) })
 	return s, nil
 }
 
@@ -51,7 +53,7 @@ func newStore(opts Options, found []candidate) *Store {
 	share := opts.CapacityBytes / int64(len(found)) / ondisk.Page * ondisk.Page
 	for i, c := range found {
 		v := &volume{
-			store: s, dev: c.dev, index: uint32(i), capacityBytes: share, superblock: c.superblock,
+			store: s, index: uint32(i), capacityBytes: share, superblock: c.superblock,
 			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
 			log:      opts.Logger.With("volume", i, "path", c.dev.Info().Path),
 			growth:   make(chan struct{}, 1),
@@ -60,7 +62,12 @@ func newStore(opts Options, found []candidate) *Store {
 			classes:  make(map[int64][]*segment),
 		}
 		v.table.Store(new([]*segment))
-		v.syncer = syncer{dev: c.dev, spawn: s.background.Go, report: v.fail}
+		v.dev = watchDevice(c.dev, opts.Health, v.log, func(st health.Status) {
+			if opts.OnHealth != nil {
+				opts.OnHealth(i, st)
+			}
+		})
+		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, report: v.fail}
 		s.volumes = append(s.volumes, v)
 		if n := c.superblock.SegmentBytes - ondisk.Page; s.slotBytesMax == 0 || n < s.slotBytesMax {
 			s.slotBytesMax = n

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
@@ -46,6 +47,11 @@ type Options struct {
 	// or the replacement of a lost one. Otherwise an empty directory is taken
 	// for a disk that is not mounted, and refused.
 	AddVolumes bool
+	// Health are the limits by which a volume's state is decided.
+	Health health.Options
+	// OnHealth, if set, is called with each change of the status of a volume,
+	// in order for each volume. It must not block nor call the store.
+	OnHealth func(volume int, s health.Status)
 	// Alloc gives scratch memory that starts at a multiple of 4096, for scans,
 	// scrubbing and zeroing; release gives it back. Default: the Go heap. An
 	// arena makes them faster.
@@ -70,6 +76,7 @@ func (o Options) EnsureDefaults() Options {
 	if o.Identity == "" {
 		o.Identity = "a penstock block store"
 	}
+	o.Health.EnsureDefaults()
 	if o.StripeBytes == 0 {
 		o.StripeBytes = defaultStripeBytes
 	}
@@ -103,7 +110,7 @@ func (o Options) Validate() error {
 			return fmt.Errorf("blockstore: device %d is nil", i)
 		}
 	}
-	return nil
+	return o.Health.Validate()
 }
 
 // Durability says when a write is acknowledged, relative to the sync that makes

@@ -131,7 +131,7 @@ func BenchmarkAdopt(b *testing.B) {
 		}
 		held = append(held, refs...)
 	}
-	dev := s.volumes[0].dev.(*memio.Device)
+	dev := s.volumes[0].dev.Device.(*memio.Device)
 	b.ResetTimer()
 	for done := 0; done < b.N; done += len(held) {
 		b.StopTimer()

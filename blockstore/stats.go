@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/penstock-kv/penstock/blockstore/health"
 )
 
 // Stats describes the store at one moment. Byte gauges of slots count whole
@@ -87,10 +89,10 @@ type VolumeStats struct {
 	Segments, Blank, Bad, Retiring int
 	Slots                          SlotStats
 	Counters                       CounterStats
-	// BelowFloor and Failed say why the volume takes no writes, if it does not;
-	// Failed is the error of the sync that failed.
+	// BelowFloor and Health say why the volume takes no new blocks, if it does
+	// not.
 	BelowFloor bool
-	Failed     string
+	Health     health.Status
 }
 
 // Stats returns counters and gauges. They are taken one volume after the other,
@@ -115,10 +117,7 @@ func (s *Store) Stats() Stats {
 func (v *volume) stats(classes map[int64]*ClassStats) VolumeStats {
 	vs := VolumeStats{
 		Path: v.dev.Info().Path, CapacityBytes: v.capacityBytes,
-		FreeSpaceBytes: v.freeSpaceBytes.Load(), BelowFloor: v.belowFloor(), Counters: v.counter.load(),
-	}
-	if err := v.syncer.failure(); err != nil {
-		vs.Failed = err.Error()
+		FreeSpaceBytes: v.freeSpaceBytes.Load(), BelowFloor: v.belowFloor(), Health: v.dev.health(), Counters: v.counter.load(),
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -189,8 +188,11 @@ func (s Stats) String() string {
 		if v.BelowFloor {
 			w.WriteString(", below the floor")
 		}
-		if v.Failed != "" {
-			fmt.Fprintf(&w, ", failed: %s", v.Failed)
+		if v.Health.State != health.OK {
+			fmt.Fprintf(&w, ", %v", v.Health.State)
+			if v.Health.Cause != "" {
+				fmt.Fprintf(&w, ": %s", v.Health.Cause)
+			}
 		}
 		w.WriteByte('\n')
 	}

@@ -25,7 +25,7 @@ const runTargetBytes = 4 << 20
 // volume is one device with its segments.
 type volume struct {
 	store *Store
-	dev   blockio.Device
+	dev   *watchedDevice
 	log   *slog.Logger
 	index uint32
 	// capacityBytes is the volume's share of the store's; metaBytes are in the
@@ -117,9 +117,9 @@ func (v *volume) sorted() []*segment {
 	return all
 }
 
-// takesWrites reports whether the volume may be written at all.
+// takesWrites reports whether new blocks may be put on the volume.
 func (v *volume) takesWrites() bool {
-	return !v.belowFloor() && v.syncer.failure() == nil
+	return !v.belowFloor() && v.dev.health().Places() && v.syncer.failure() == nil
 }
 
 func (v *volume) belowFloor() bool {

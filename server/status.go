@@ -2,8 +2,10 @@ package server
 
 import (
 	"context"
+	"fmt"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
@@ -52,8 +54,8 @@ func (s *Server) status() *pb.StatusResponse {
 				d.describe(volume)
 			}
 		}
-		if v.Failed != "" {
-			volume.IoDetail += "; refuses writes: " + v.Failed
+		if v.Health.State != health.OK {
+			volume.IoDetail += fmt.Sprintf("; %v: %s", v.Health.State, v.Health.Cause)
 		}
 		m.Volumes = append(m.Volumes, volume)
 	}

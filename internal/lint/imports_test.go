@@ -32,7 +32,8 @@ var edges = []struct {
 	{"trie", []string{"kv", "trie/evict"}, "trie knows Pebble but no block device: what it evicts, the caller frees"},
 	{"trie/evict", nil, "a policy orders numbers and knows nothing of what they stand for"},
 
-	{"blockstore", []string{"kv", "io/blockio", "blockstore/ondisk", "internal/arena"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
+	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
+	{"blockstore/health", nil, "pure: what state a volume is in depends on events alone"},
 	{"blockstore/ondisk", []string{"kv"}, "encoding and decoding only: no I/O, so it can be fuzzed alone"},
 
 	{"rdma", nil, "the contract imports nothing of ours, so that a provider or a caller pulls in no other"},

@@ -1,0 +1,36 @@
+// Package health decides the state of one volume from the outcomes and the
+// times of the volume's I/O. It is a pure state machine: time comes in with each
+// event, and the package performs no I/O, starts no goroutine and takes no lock.
+//
+//	       error, or slow              errors in a row, failed sync, hung
+//	 ┌───────────────────► suspect ───────────────────────────────┐
+//	 │                       │  ▲                                 ▼
+//	ok ◄─────────────────────┘  └──────────────────────────── failed
+//	       GoodProbes probes             first good probe
+//
+//	draining, removed: an order of the operator, over any of the three
+//
+// A request that has not completed counts as well: Tick reports when the oldest
+// one was started, so a disk that never answers fails without any completion.
+//
+// # What each state permits
+//
+//	state     new blocks   sync and catalogue   reads   probes
+//	ok        yes          yes                  yes     no
+//	suspect   if no ok     yes                  yes     yes
+//	          volume can
+//	failed    no           no                   yes, unless reads fail or hang
+//	                                                    yes
+//	draining  no           yes                  yes     while suspect
+//	removed   no           no                   no      no
+//
+// A draining volume that fails is shown as failed, and as draining again when it
+// has recovered.
+//
+// # Recovery
+//
+// Only probes bring a volume back, since a failed volume gets no other writes.
+// The first good probe makes a failed volume suspect, and GoodProbes good ones in
+// a row make it ok. Probes become rarer while they fail, and after a relapse, so
+// that a volume which fails only under load does not change its state each second.
+package health

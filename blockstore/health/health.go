@@ -1,0 +1,396 @@
+package health
+
+import (
+	"fmt"
+	"time"
+)
+
+// State is what a volume may be used for.
+type State uint8
+
+const (
+	// OK: the volume takes part in everything.
+	OK State = iota
+	// Suspect: the volume had an error or was slow. New blocks go to volumes
+	// that are OK as long as one of them takes writes.
+	Suspect
+	// Failed: the volume takes no writes. Its reads go on unless reads are what
+	// failed.
+	Failed
+	// Draining: the volume takes no new blocks, and its blocks are being moved.
+	Draining
+	// Removed: the volume is not used any more.
+	Removed
+)
+
+// String returns ok, suspect, failed, draining or removed.
+func (s State) String() string {
+	switch s {
+	case OK:
+		return "ok"
+	case Suspect:
+		return "suspect"
+	case Failed:
+		return "failed"
+	case Draining:
+		return "draining"
+	case Removed:
+		return "removed"
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+// States are all states, for metrics that have a series for each.
+func States() []State { return []State{OK, Suspect, Failed, Draining, Removed} }
+
+// Op is the kind of an I/O. Changes of the directory (create, remove) count as
+// Write.
+type Op uint8
+
+const (
+	// Read is a read of a file or of the directory.
+	Read Op = iota
+	// Write is a write of a file or a change of the directory.
+	Write
+	// Sync makes earlier writes durable.
+	Sync
+)
+
+// String returns read, write or sync.
+func (o Op) String() string {
+	switch o {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	case Sync:
+		return "sync"
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// Status is the state of a volume at one moment.
+type Status struct {
+	State State
+	// Cause says why the volume is not OK; empty if it is.
+	Cause string
+	// Since is when the volume entered the state; zero if it was always OK.
+	Since time.Time
+
+	// unreadable: the volume failed by its reads, or hangs.
+	unreadable bool
+}
+
+// Places reports whether new blocks may be put on the volume.
+func (s Status) Places() bool { return s.State == OK || s.State == Suspect }
+
+// Syncs reports whether the volume is synced and holds superblock and catalogue.
+func (s Status) Syncs() bool { return s.State != Failed && s.State != Removed }
+
+// Reads reports whether blocks are read from the volume.
+func (s Status) Reads() bool {
+	return s.State != Removed && (s.State != Failed || !s.unreadable)
+}
+
+// Options are the limits of a Machine. The zero value of each field is its
+// default.
+type Options struct {
+	// SlowAfter is how long a request may take before the volume is suspect.
+	// Default 3 s.
+	SlowAfter time.Duration
+	// HungAfter is how long a request may be outstanding before the volume has
+	// failed. Default 10 s.
+	HungAfter time.Duration
+	// WriteErrors and ReadErrors are how many errors in a row, without a success
+	// of the same kind between them, make the volume fail. Defaults 3 and 16: a
+	// failed read may be one bad sector that several readers ask for. A single
+	// failed sync makes it fail, because the system may have dropped what it
+	// could not write.
+	WriteErrors, ReadErrors int
+	// ProbeEvery is the time between two probes; it doubles with each failed
+	// probe, up to ProbeMax. Defaults 1 s and 30 s.
+	ProbeEvery, ProbeMax time.Duration
+	// GoodProbes is how many probes in a row succeed before the volume is OK
+	// again. Default 3.
+	GoodProbes int
+	// LagFactor and LagFloor: a volume whose mean latency is LagFloor or more,
+	// and LagFactor times that of the other volumes, is suspect. Defaults 10 and
+	// 100 ms.
+	LagFactor int
+	LagFloor  time.Duration
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	setDefault(&o.SlowAfter, 3*time.Second)
+	setDefault(&o.HungAfter, 10*time.Second)
+	setDefault(&o.WriteErrors, 3)
+	setDefault(&o.ReadErrors, 16)
+	setDefault(&o.ProbeEvery, time.Second)
+	setDefault(&o.ProbeMax, 30*time.Second)
+	setDefault(&o.GoodProbes, 3)
+	setDefault(&o.LagFactor, 10)
+	setDefault(&o.LagFloor, 100*time.Millisecond)
+}
+
+func setDefault[T comparable](p *T, v T) {
+	var zero T
+	if *p == zero {
+		*p = v
+	}
+}
+
+// Validate reports the first field that is out of range, or nil.
+func (o Options) Validate() error {
+	o.EnsureDefaults()
+	switch {
+	case o.SlowAfter <= 0 || o.HungAfter < o.SlowAfter:
+		return fmt.Errorf("health: slow after %v and hung after %v; want 0 < slow ≤ hung", o.SlowAfter, o.HungAfter)
+	case o.WriteErrors < 1 || o.ReadErrors < 1 || o.GoodProbes < 1 || o.LagFactor < 2:
+		return fmt.Errorf("health: %d write errors, %d read errors, %d good probes, lag factor %d; want at least 1, 1, 1 and 2", o.WriteErrors, o.ReadErrors, o.GoodProbes, o.LagFactor)
+	case o.ProbeEvery <= 0 || o.ProbeMax < o.ProbeEvery || o.LagFloor <= 0:
+		return fmt.Errorf("health: probes every %v to %v, lag floor %v; want positive times, the first not above the second", o.ProbeEvery, o.ProbeMax, o.LagFloor)
+	}
+	return nil
+}
+
+const (
+	// meanShift is the weight of one request in the mean latency: 1/32.
+	meanShift = 5
+	// meanSamples is how many requests the mean needs before it is compared.
+	meanSamples = 1 << meanShift
+	// relapseWithin: a volume that fails again this soon after a recovery is
+	// probed half as often as before.
+	relapseWithin = 5 * time.Minute
+)
+
+// Machine is the state machine of one volume. Its methods are events; each one
+// reports whether it changed the Status. They must not be called concurrently.
+type Machine struct {
+	opts Options
+
+	// condition is OK, Suspect or Failed; duty is OK, Draining or Removed, as
+	// ordered.
+	condition, duty State
+	cause           string
+	unreadable      bool
+	since           time.Time
+
+	// Errors in a row, by kind.
+	writeErrors, readErrors int
+
+	mean    time.Duration
+	samples int
+
+	// probing: a probe is under way. The next one is due at probeAt; interval is
+	// the time between two.
+	probing  bool
+	probeAt  time.Time
+	interval time.Duration
+	good     int
+	// slow: at the last Tick a request had been outstanding for SlowAfter.
+	slow bool
+	// horizon is when a probe last brought the volume back, recovered when the
+	// volume last became OK.
+	horizon, recovered time.Time
+}
+
+// New returns the machine of a volume that is OK.
+func New(o Options) *Machine {
+	o.EnsureDefaults()
+	return &Machine{opts: o, interval: o.ProbeEvery}
+}
+
+// Status returns the state, and why it is what it is.
+func (m *Machine) Status() Status {
+	s := Status{State: m.condition, Cause: m.cause, Since: m.since, unreadable: m.unreadable}
+	switch {
+	case m.duty == Removed, m.duty == Draining && m.condition != Failed:
+		s.State = m.duty
+	}
+	return s
+}
+
+// Mean is the mean latency of the volume's recent requests; 0 if they were too
+// few to say.
+func (m *Machine) Mean() time.Duration {
+	if m.samples < meanSamples {
+		return 0
+	}
+	return m.mean
+}
+
+// Horizon is when a probe last brought the volume back, or zero. Requests that
+// were started earlier are not held against the volume again: some never
+// complete.
+func (m *Machine) Horizon() time.Time { return m.horizon }
+
+// Order sets what the operator wants of the volume: OK, Draining or Removed.
+func (m *Machine) Order(now time.Time, duty State) (changed bool) {
+	if m.duty == duty {
+		return false
+	}
+	return m.change(now, func() { m.duty = duty })
+}
+
+// Done reports a completed request. err is nil or an error that is the volume's
+// own: not a full volume, a malformed request, or a caller that gave up.
+func (m *Machine) Done(now time.Time, op Op, took time.Duration, err error) (changed bool) {
+	if err == nil && op != Sync {
+		m.sample(took)
+	}
+	switch {
+	case err == nil:
+		m.succeeded(op)
+		if took < m.opts.SlowAfter {
+			return false
+		}
+		return m.suspect(now, fmt.Sprintf("a %v took %v", op, took.Round(time.Millisecond)))
+	case op == Sync:
+		return m.fail(now, fmt.Sprintf("a sync failed: %v", err), false)
+	case op == Write:
+		if m.writeErrors++; m.writeErrors >= m.opts.WriteErrors {
+			return m.fail(now, fmt.Sprintf("%d writes failed in a row: %v", m.writeErrors, err), false)
+		}
+	default:
+		if m.readErrors++; m.readErrors >= m.opts.ReadErrors {
+			return m.fail(now, fmt.Sprintf("%d reads failed in a row: %v", m.readErrors, err), true)
+		}
+	}
+	return m.suspect(now, fmt.Sprintf("a %v failed: %v", op, err))
+}
+
+func (m *Machine) succeeded(op Op) {
+	switch op {
+	case Read:
+		m.readErrors = 0
+	case Write:
+		m.writeErrors = 0
+	}
+}
+
+func (m *Machine) sample(took time.Duration) {
+	if m.samples++; m.samples == 1 {
+		m.mean = took
+		return
+	}
+	m.mean += (took - m.mean) >> meanShift
+}
+
+// Tick reports the time. oldest is when the oldest outstanding request was
+// started, of those started after Horizon; zero if there is none. others is the
+// mean latency of the other volumes; zero if it is not known.
+func (m *Machine) Tick(now, oldest time.Time, others time.Duration) (changed bool) {
+	m.slow = !oldest.IsZero() && now.Sub(oldest) >= m.opts.SlowAfter
+	if !oldest.IsZero() {
+		switch age := now.Sub(oldest); {
+		case age >= m.opts.HungAfter:
+			return m.fail(now, fmt.Sprintf("a request has not completed for %v", m.opts.HungAfter), true)
+		case age >= m.opts.SlowAfter:
+			return m.suspect(now, fmt.Sprintf("a request has not completed for %v", m.opts.SlowAfter))
+		}
+	}
+	if mean := m.Mean(); others > 0 && mean >= m.opts.LagFloor && mean >= others*time.Duration(m.opts.LagFactor) {
+		return m.suspect(now, fmt.Sprintf("requests take %v, those of other volumes %v", mean.Round(time.Millisecond), others.Round(time.Microsecond)))
+	}
+	return false
+}
+
+// ProbeDue reports whether a probe should be started now. If so, none is due
+// until Probed has reported its outcome. A probe writes, syncs and reads back,
+// and brings the volume's superblock and catalogue up to date.
+func (m *Machine) ProbeDue(now time.Time) bool {
+	if m.condition == OK || m.duty == Removed || m.probing || now.Before(m.probeAt) {
+		return false
+	}
+	m.probing = true
+	return true
+}
+
+// Probed reports the outcome of a probe.
+func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed bool) {
+	m.probing = false
+	if err == nil && took >= m.opts.SlowAfter {
+		err = fmt.Errorf("a probe took %v", took.Round(time.Millisecond))
+	}
+	if err != nil {
+		m.good = 0
+		m.interval = min(2*m.interval, m.opts.ProbeMax)
+		m.probeAt = now.Add(m.interval)
+		if m.condition == Suspect {
+			return m.fail(now, fmt.Sprintf("a probe failed: %v", err), false)
+		}
+		return false
+	}
+	m.probeAt = now.Add(m.opts.ProbeEvery)
+	if m.condition == OK || (m.condition == Suspect && m.slow) {
+		// While a request is outstanding, it decides: it completes, or it hangs.
+		return false
+	}
+	m.good++
+	switch {
+	case m.good >= m.opts.GoodProbes:
+		return m.change(now, func() {
+			m.condition, m.cause, m.unreadable = OK, "", false
+			m.horizon, m.recovered = now, now
+			m.startAnew()
+		})
+	case m.condition == Failed:
+		return m.change(now, func() {
+			m.condition, m.cause, m.unreadable = Suspect, "recovering: "+m.cause, false
+			m.horizon = now
+			m.startAnew()
+		})
+	}
+	return false
+}
+
+// startAnew forgets errors and latencies from before a recovery.
+func (m *Machine) startAnew() {
+	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
+}
+
+func (m *Machine) suspect(now time.Time, cause string) bool {
+	m.good = 0
+	if m.condition != OK {
+		return false
+	}
+	m.startProbing(now)
+	return m.change(now, func() { m.condition, m.cause = Suspect, cause })
+}
+
+// fail makes the volume Failed; the first cause is kept, but a volume whose reads
+// fail or hang as well stays unreadable.
+func (m *Machine) fail(now time.Time, cause string, unreadable bool) bool {
+	m.good = 0
+	if m.condition == Failed {
+		if !unreadable || m.unreadable {
+			return false
+		}
+		return m.change(now, func() { m.cause, m.unreadable = cause, true })
+	}
+	if m.condition == OK {
+		m.startProbing(now)
+	}
+	return m.change(now, func() { m.condition, m.cause, m.unreadable = Failed, cause, unreadable })
+}
+
+// startProbing plans the first probe of a volume that was OK.
+func (m *Machine) startProbing(now time.Time) {
+	if !m.recovered.IsZero() && now.Sub(m.recovered) < relapseWithin {
+		m.interval = min(2*m.interval, m.opts.ProbeMax)
+	} else {
+		m.interval = m.opts.ProbeEvery
+	}
+	m.probeAt = now.Add(m.interval)
+}
+
+// change applies f, and notes the time if the state is another one afterwards.
+func (m *Machine) change(now time.Time, f func()) bool {
+	was := m.Status()
+	f()
+	if m.Status().State != was.State {
+		m.since = now
+	}
+	return m.Status() != was
+}
