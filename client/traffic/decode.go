@@ -101,7 +101,7 @@ func (d *Decode) begin() error {
 	if err := d.bind(peer); err != nil {
 		return err
 	}
-	window, err := d.window(d.m.opts.Region, uint64(d.buf.Offset()), size)
+	window, err := d.window(d.m.buffer.region, uint64(d.buf.Offset()), size)
 	if err != nil {
 		return err
 	}
@@ -243,13 +243,13 @@ func (d *Decode) push() error {
 		b := newBatch(2)
 		imm := rdma.ImmOf(a.Imm + uint32(l))
 		err := d.scope.WritePaged(d.ctx, rdma.PagedWrite{
-			PageLen: g.layerBytes, Src: d.m.opts.Region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
+			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
 			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: a.Bases[l%len(a.Bases)]},
 			Imm: imm, Done: b.done,
 		})
 		if err == nil {
 			err = d.scope.WritePaged(d.ctx, rdma.PagedWrite{
-				PageLen: sumBytes, Src: d.m.opts.Region, SrcPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: base + uint64(d.job.Blocks)*g.fullBytes + row},
+				PageLen: sumBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: base + uint64(d.job.Blocks)*g.fullBytes + row},
 				Dst: table, DstPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: row},
 				Imm: imm, Done: b.done,
 			})
@@ -308,7 +308,7 @@ func (d *Decode) assemble() error {
 	}
 	for l := range g.layers {
 		at := func(b uint32) uint64 { return base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes }
-		if err := d.sums.checkPages(d.m.opts.Region, l, all, g.layerBytes, at, "decode buffer"); err != nil {
+		if err := d.sums.checkPages(d.m.buffer.region, l, all, g.layerBytes, at, "decode buffer"); err != nil {
 			return err
 		}
 	}

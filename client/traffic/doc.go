@@ -46,6 +46,20 @@
 // copy engine with a CUDA one, by the CPU without any. A job waits for its copies
 // before it ends, so that its pages and its buffer are nobody else's meanwhile.
 //
+// # Buffers
+//
+// A manager maps and registers two buffers. The PE or DE buffer holds whole prompts,
+// each from the beginning of its job to the end; jobs wait for room in order of
+// arrival. A second, small one (Options.AppendBytes) holds decoded blocks only, so
+// that Append never waits behind a prompt.
+//
+// # New blocks
+//
+// The DE stores what it verified: the prompt's new blocks while the output is
+// decoded, decoded blocks as Append is given them. A block waits until its parent is
+// stored. Each write has a minute from its own beginning, however long the prompt
+// took to compute.
+//
 // # Layers in flight
 //
 // Device memory holds Device.Bases many layers of a request on the PE. Layer l

@@ -13,7 +13,6 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/copier"
@@ -48,6 +47,9 @@ func (e *BlockError) Error() string {
 
 // Storage is what a manager needs of storage nodes; *client.Store has it.
 type Storage interface {
+	// Register makes memory of the manager usable for Read and Write; the manager
+	// closes the result when nothing uses the memory any more.
+	Register(mem []byte) (*client.Memory, error)
 	Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error)
 	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
 }
@@ -71,29 +73,75 @@ func (d *Device) offset(layer int, page uint32, layerBytes uint64) uint64 {
 // Options of a Manager.
 type Options struct {
 	Namespace kv.Namespace
-	// Storage reads and writes through the engine's storage NIC; Memory is Buffer,
-	// registered with it.
+	// Storage reads and writes through the engine's storage NIC.
 	Storage Storage
-	Memory  *client.Memory
 	// Compute is the engine's compute NIC; the manager takes its messages
 	// (rdma.Engine.Recv), so nobody else may.
 	Compute rdma.Engine
-	// Buffer is the PE or DE buffer: bounded DRAM. Region is all of it, registered
-	// with Compute.
-	Buffer *arena.Arena
-	Region rdma.Region
+	// BufferBytes is the size of the PE or DE buffer: DRAM that holds whole prompts
+	// on their way. New maps it and registers it with Storage, Compute and Copier.
+	// It is rounded up to a multiple of 2 MiB. Required.
+	BufferBytes int64
+	// AppendBytes is the size of a second buffer, which holds decoded blocks only
+	// (Append): no decoded block waits for memory behind a prompt. It is rounded up
+	// like BufferBytes and holds at least one block. Default: BufferBytes / 16.
+	AppendBytes int64
+	// Device is the engine's device memory; its Region stays the caller's.
 	Device Device
-	// Copier moves bytes between the buffer and device memory: BufferCopies is all
-	// of Buffer, DeviceCopies is Device.Region's memory, both registered with it.
-	// All three stay the caller's, who closes them after the manager. Without a
-	// Copier the manager has a copier.Plain of its own, which needs device memory
-	// that the CPU can address; the memories are then not set.
-	Copier                     copier.Copier
-	BufferCopies, DeviceCopies copier.Memory
+	// Copier moves bytes between the buffers and device memory. DeviceCopies is
+	// Device.Region's memory, registered with the Copier. Both stay the caller's, who
+	// closes them after the manager. Without a Copier the manager uses a
+	// copier.Plain of its own, which needs device memory that the CPU can address;
+	// DeviceCopies must then be nil.
+	Copier       copier.Copier
+	DeviceCopies copier.Memory
 	// PersistMax bounds the blocks that wait for storage; more are dropped (the
 	// cache loses them, nothing else does). Default 4096.
 	PersistMax int
 	Logger     *slog.Logger
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.AppendBytes == 0 {
+		o.AppendBytes = o.BufferBytes / 16
+	}
+	if o.PersistMax == 0 {
+		o.PersistMax = 4096
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if len(o.Namespace.Geometry.Groups) > 0 {
+		o.AppendBytes = max(o.AppendBytes, o.Namespace.Geometry.PieceBytes(0))
+	}
+}
+
+// Validate says what is wrong with the options, after EnsureDefaults.
+func (o *Options) Validate() error {
+	g := o.Namespace.Geometry
+	if err := g.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case len(g.Groups) != 1 || g.Groups[0].Kind != kv.Full:
+		return fmt.Errorf("namespace %q has %v: a manager carries one full-attention group, layer by layer: %w", o.Namespace.Name, g, ErrJob)
+	case o.Storage == nil || o.Compute == nil || o.Device.Region == nil:
+		return fmt.Errorf("Storage, Compute and Device.Region are required: %w", ErrJob)
+	case len(o.Device.Bases) == 0:
+		return fmt.Errorf("device memory without a layer: %w", ErrJob)
+	case o.BufferBytes <= 0:
+		return fmt.Errorf("a buffer of %d bytes (BufferBytes): %w", o.BufferBytes, ErrJob)
+	case o.Copier == nil && o.DeviceCopies != nil:
+		return fmt.Errorf("DeviceCopies without a Copier: %w", ErrJob)
+	case o.Copier == nil && o.Device.Region.Bytes() == nil:
+		return fmt.Errorf("the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
+	case o.Copier != nil && o.DeviceCopies == nil:
+		return fmt.Errorf("a Copier without DeviceCopies: %w", ErrJob)
+	case o.Copier != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
+		return fmt.Errorf("DeviceCopies has %d bytes, Device.Region %d: %w", o.DeviceCopies.Len(), o.Device.Region.Len(), ErrJob)
+	}
+	return nil
 }
 
 // Peer is how to reach the other side's manager.
@@ -120,6 +168,8 @@ type Manager struct {
 	geo  geometry
 	log  *slog.Logger
 	imms atomic.Uint32
+	// buffer holds prompts, appended decoded blocks.
+	buffer, appended space
 	// plain is opts.Copier where the caller gave none.
 	plain *copier.Plain
 
@@ -150,105 +200,72 @@ type geometry struct {
 	digest                kv.GeometryDigest
 }
 
-// New returns a manager and takes over the messages of opts.Compute.
+// New maps and registers the buffers, returns a manager and takes over the
+// messages of opts.Compute. Close the manager before Storage, Compute and Copier.
 func New(opts Options) (*Manager, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, fmt.Errorf("traffic: %w", err)
+	}
 	g := opts.Namespace.Geometry
-	if err := g.Validate(); err != nil {
-		return nil, fmt.Errorf("traffic: %w", err)
-	}
-	if len(g.Groups) != 1 || g.Groups[0].Kind != kv.Full {
-		return nil, fmt.Errorf("traffic: namespace %q has %v: one full-attention group is what is carried layer by layer: %w", opts.Namespace.Name, g, ErrJob)
-	}
-	if len(opts.Device.Bases) == 0 {
-		return nil, fmt.Errorf("traffic: device memory without a layer: %w", ErrJob)
-	}
-	if opts.PersistMax == 0 {
-		opts.PersistMax = 4096
-	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	plain, err := opts.openCopier()
-	if err != nil {
-		return nil, fmt.Errorf("traffic: %w", err)
-	}
 	m := &Manager{
 		opts: opts, log: opts.Logger, jobs: make(map[string]job),
 		geo:     geometry{g.Groups[0].Layers, uint64(g.LayerBytes(0)), uint64(g.PieceBytes(0)), g.Digest()},
-		pending: newPending(opts.PersistMax), plain: plain,
+		pending: newPending(opts.PersistMax),
 	}
-	if err := opts.Compute.Recv(recvBuffers, recvBytes, m.receive); err != nil {
-		return nil, errors.Join(fmt.Errorf("traffic: %w", err), m.closeCopier())
+	if err := m.open(); err != nil {
+		return nil, fmt.Errorf("traffic: %w", errors.Join(err, m.release()))
 	}
 	return m, nil
 }
 
-// openCopier checks what was given to copy with. Where nothing was, it makes a
-// Plain, which it returns.
-func (o *Options) openCopier() (*copier.Plain, error) {
-	if o.Copier != nil {
-		return nil, o.checkCopies()
+// open takes what release gives back.
+func (m *Manager) open() (err error) {
+	o := &m.opts
+	if o.Copier == nil {
+		if m.plain, err = copier.NewPlain(copier.PlainOptions{}); err != nil {
+			return err
+		}
+		if o.DeviceCopies, err = m.plain.Register(o.Device.Region.Bytes(), rdma.RegisterOptions{}); err != nil {
+			return err
+		}
+		o.Copier = m.plain
 	}
-	switch {
-	case o.BufferCopies != nil || o.DeviceCopies != nil:
-		return nil, fmt.Errorf("memory to copy with, and no Copier: %w", ErrJob)
-	case o.Device.Region.Bytes() == nil:
-		return nil, fmt.Errorf("the CPU cannot address this device memory, and no Copier was given: %w", ErrJob)
+	if err := m.buffer.open(o.BufferBytes, o); err != nil {
+		return fmt.Errorf("buffer: %w", err)
 	}
-	plain, err := copier.NewPlain(copier.PlainOptions{})
-	if err != nil {
-		return nil, err
+	if m.buffer.region, err = o.Compute.Register(m.buffer.Bytes(), rdma.RegisterOptions{Local: true}); err != nil {
+		return fmt.Errorf("buffer: %w", err)
 	}
-	if o.BufferCopies, err = plain.Register(o.Region.Bytes(), rdma.RegisterOptions{}); err == nil {
-		o.DeviceCopies, err = plain.Register(o.Device.Region.Bytes(), rdma.RegisterOptions{})
+	if err := m.appended.open(o.AppendBytes, o); err != nil {
+		return fmt.Errorf("buffer of decoded blocks: %w", err)
 	}
-	if err != nil {
-		return nil, errors.Join(err, plain.Close())
-	}
-	o.Copier = plain
-	return plain, nil
+	return o.Compute.Recv(recvBuffers, recvBytes, m.receive)
 }
 
-// checkCopies refuses memory that is not what the Copier is to reach.
-func (o *Options) checkCopies() error {
-	for _, m := range []struct {
-		what   string
-		copies copier.Memory
-		region rdma.Region
-	}{{"BufferCopies", o.BufferCopies, o.Region}, {"DeviceCopies", o.DeviceCopies, o.Device.Region}} {
-		switch {
-		case m.copies == nil:
-			return fmt.Errorf("a Copier without %s: %w", m.what, ErrJob)
-		case m.copies.Len() != m.region.Len():
-			return fmt.Errorf("%s has %d bytes, the region of the same memory %d: %w", m.what, m.copies.Len(), m.region.Len(), ErrJob)
-		}
+// release gives the buffers back; nothing is under way.
+func (m *Manager) release() error {
+	ctx, cancel := context.WithTimeout(context.Background(), teardownWithin)
+	defer cancel()
+	err := errors.Join(m.buffer.close(ctx), m.appended.close(ctx))
+	if m.plain != nil {
+		err = errors.Join(err, m.plain.Close())
 	}
-	return nil
+	return err
 }
 
 // toDevice copies from the buffer to device memory. It returns when nothing of it
 // is under way, so that what waits for the caller waits for the copy.
 func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
-	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.BufferCopies, Dst: m.opts.DeviceCopies, Spans: spans})
-}
-
-// fromDevice copies the other way.
-func (m *Manager) fromDevice(ctx context.Context, spans []copier.Span) error {
-	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.DeviceCopies, Dst: m.opts.BufferCopies, Spans: spans})
-}
-
-// closeCopier ends the copier that New made.
-func (m *Manager) closeCopier() error {
-	if m.plain == nil {
-		return nil
-	}
-	return m.plain.Close()
+	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, Spans: spans})
 }
 
 // Close cancels what is under way and waits for it, and for what is being
-// persisted.
-func (m *Manager) Close() {
+// persisted; then it gives the buffers back. An error says what of them could not
+// be: it may still be written to. Close may be called twice.
+func (m *Manager) Close() error {
 	m.mu.Lock()
+	first := !m.closed
 	m.closed = true
 	jobs := make([]job, 0, len(m.jobs))
 	for _, j := range m.jobs {
@@ -256,11 +273,45 @@ func (m *Manager) Close() {
 	}
 	m.mu.Unlock()
 	for _, j := range jobs {
-		_ = j.close(ErrClosed) // the job's owner learns it by Finish
+		_ = j.close(ErrClosed) // Finish returns it to the job's owner
 	}
 	m.work.Wait()
-	_ = m.closeCopier() // a Plain has no error to give, and nothing is under way
+	if !first {
+		return nil
+	}
+	if err := m.release(); err != nil {
+		return fmt.Errorf("traffic: %w", err)
+	}
+	return nil
 }
+
+// Stats are what a manager holds now.
+type Stats struct {
+	// BufferBytes of whole prompts, of which BufferUsedBytes are taken.
+	BufferBytes, BufferUsedBytes int64
+	// AppendBytes of decoded blocks, of which AppendUsedBytes are taken.
+	AppendBytes, AppendUsedBytes int64
+	// Jobs are under way; Persisting blocks wait for storage.
+	Jobs, Persisting int
+}
+
+// Stats returns what the manager holds now.
+func (m *Manager) Stats() Stats {
+	buffer, appended := m.buffer.Stats(), m.appended.Stats()
+	s := Stats{
+		BufferBytes: buffer.SizeBytes, BufferUsedBytes: buffer.UsedBytes,
+		AppendBytes: appended.SizeBytes, AppendUsedBytes: appended.UsedBytes,
+		Persisting: m.pending.len(),
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s.Jobs = len(m.jobs)
+	return s
+}
+
+// Buffer returns the memory of the PE or DE buffer, for tools that inject faults.
+// Its bytes belong to the jobs under way.
+func (m *Manager) Buffer() []byte { return m.buffer.Bytes() }
 
 // begin enters a job and hands it what came early.
 func (m *Manager) begin(request string, j job) error {

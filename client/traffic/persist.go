@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/zeebo/xxh3"
 
@@ -112,6 +113,13 @@ func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	}, true
 }
 
+// len is how many blocks are on their way.
+func (p *pending) len() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.blocks)
+}
+
 // Settle waits until a block that was computed or decoded here is in storage, or
 // is known not to get there: after it, a match of the session's next turn finds
 // what it will ever find. A block that is not on its way costs nothing.
@@ -164,15 +172,21 @@ func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
 	go func() {
 		defer close(done)
 		defer end()
-		d.m.store(d.persistCtx, d.request, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
+		d.m.store(d.persistCtx, d.request, d.m.buffer.memory, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
 	}()
 	return done
 }
 
-// store writes blocks of the buffer to storage.
-func (m *Manager) store(ctx context.Context, request string, c chain, first int, pieces []client.Piece, sums [][]uint64) {
+// persistWithin bounds how long one write of new blocks may take, from its
+// beginning: the cache may lose them, memory may not be held for ever.
+const persistWithin = time.Minute
+
+// store writes blocks that lie in from to storage.
+func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, first int, pieces []client.Piece, sums [][]uint64) {
+	ctx, cancel := context.WithTimeout(ctx, persistWithin)
+	defer cancel()
 	res, err := m.opts.Storage.Write(ctx, client.WriteRequest{
-		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: m.opts.Memory, Pieces: pieces, Sums: sums,
+		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: from, Pieces: pieces, Sums: sums,
 	})
 	if err != nil || len(res.Refused) > 0 || res.Outcome != client.Hit {
 		m.log.Warn("new blocks are not stored", "request", request, "blocks", len(pieces), "refused", len(res.Refused), "outcome", res.Outcome.String(), "detail", res.Detail, "err", err)
@@ -216,28 +230,24 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 	}
 	go func() {
 		defer m.work.Done()
-		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
-		defer cancel()
-		var err error
+		ctx := context.WithoutCancel(ctx)
 		if t.first > 0 {
-			err = m.Settle(within, ids[t.first-1])
+			// It ends: the parent's own write is bounded.
+			_ = m.Settle(ctx, ids[t.first-1])
 		}
 		m.pending.leave(t)
 		defer t.over()
-		if err != nil {
-			return // storage would refuse a block without its parent
-		}
-		m.store(within, request, t.chain, t.first, t.pieces, t.sums)
+		m.store(ctx, request, m.appended.memory, t.chain, t.first, t.pieces, t.sums)
 	}()
 	return nil
 }
 
-// take copies one block, all its layers, from the device to the buffer, and
+// take copies one block, all its layers, from the device to memory of Append's, and
 // returns the sums of what the device holds; of what came, where the CPU cannot
 // address the device.
 func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
-	buf, err := m.opts.Buffer.Alloc(ctx, int(g.fullBytes))
+	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))
 	if err != nil {
 		return buf, nil, err
 	}
@@ -251,7 +261,7 @@ func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64
 			sum(l, device, off)
 		}
 	}
-	if err := m.fromDevice(ctx, spans); err != nil {
+	if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.opts.DeviceCopies, Dst: m.appended.copies, Spans: spans}); err != nil {
 		buf.Release()
 		return buf, nil, err
 	}

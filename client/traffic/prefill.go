@@ -350,7 +350,7 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	table, err := p.window(p.m.opts.Region, p.sumsAt, tableBytes(p.m.geo.layers, p.job.Blocks))
+	table, err := p.window(p.m.buffer.region, p.sumsAt, tableBytes(p.m.geo.layers, p.job.Blocks))
 	if err != nil {
 		return err
 	}
@@ -429,7 +429,7 @@ func (p *Prefill) forward(layer int) error {
 		})
 		if err == nil {
 			err = p.scope.WritePaged(p.ctx, rdma.PagedWrite{
-				PageLen: sumBytes, Src: p.m.opts.Region, SrcPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: p.sumsAt + row},
+				PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: p.sumsAt + row},
 				Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
 				Imm: rdma.ImmOf(offer.Imm), Done: b.done,
 			})

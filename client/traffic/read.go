@@ -29,7 +29,7 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 	ctx, after := t.reading()
 	defer after()
 	res, err := t.m.opts.Storage.Read(ctx, client.ReadRequest{
-		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.opts.Memory, Pieces: pieces, Sums: layerSums,
+		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: layerSums,
 	})
 	if t.ctx.Err() != nil {
 		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,6 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -63,8 +63,9 @@ type shelf struct {
 	gate    chan struct{}
 	waiting chan struct{}
 	spoil   func(mem []byte)
-	// pieces are how many each write had.
-	pieces []int
+	// pieces are how many each write had, deadlines the writes' deadlines.
+	pieces    []int
+	deadlines []time.Time
 	// stall: the first read of this block closes stalled and goes no further.
 	stall   kv.BlockID
 	stalled chan struct{}
@@ -95,10 +96,25 @@ func (s *shelf) drop(sequence, b int) {
 	delete(s.blocks, blockName(sequence, b))
 }
 
-// at is the shelf as one manager sees it: mem is its buffer.
+// at is the shelf as one manager sees it, with the memory that the manager has
+// registered.
 type at struct {
 	*shelf
-	mem []byte
+	mems *sync.Map // by *client.Memory
+}
+
+func newAt(s *shelf) at { return at{s, new(sync.Map)} }
+
+func (s at) Register(mem []byte) (*client.Memory, error) {
+	m := new(client.Memory)
+	s.mems.Store(m, mem)
+	return m, nil
+}
+
+// mem is the memory that Register returned m for.
+func (s at) mem(m *client.Memory) []byte {
+	mem, _ := s.mems.Load(m)
+	return mem.([]byte)
 }
 
 var errNIC = errors.New("the storage NIC is down")
@@ -126,7 +142,7 @@ func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, 
 		if !ok {
 			return client.ReadResult{Outcome: client.Miss, Blocks: p.Block, Cut: client.CutAbsent}, nil
 		}
-		dst := s.mem[p.Offset:][:len(full)]
+		dst := s.mem(r.Into)[p.Offset:][:len(full)]
 		copy(dst, full)
 		lb := int(geo.LayerBytes(0))
 		for l := range r.Sums[i] {
@@ -157,20 +173,24 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pieces = append(s.pieces, len(w.Pieces))
+	if deadline, ok := ctx.Deadline(); ok {
+		s.deadlines = append(s.deadlines, deadline)
+	}
+	mem := s.mem(w.From)
 	if s.spoil != nil {
-		s.spoil(s.mem[w.Pieces[0].Offset:][:geo.PieceBytes(0)])
+		s.spoil(mem[w.Pieces[0].Offset:][:geo.PieceBytes(0)])
 	}
 	lb := int(geo.LayerBytes(0))
 	for i, p := range w.Pieces {
 		for l, sum := range w.Sums[i] {
-			if xxh3.Hash(s.mem[p.Offset:][l*lb:(l+1)*lb]) != sum {
+			if xxh3.Hash(mem[p.Offset:][l*lb:(l+1)*lb]) != sum {
 				return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block, Reason: client.LostCorrupt}}}, nil
 			}
 		}
 		if p.Block > 0 && s.blocks[w.IDs[p.Block-1]] == nil {
 			return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block}}}, nil
 		}
-		s.blocks[w.IDs[p.Block]] = bytes.Clone(s.mem[p.Offset:][:geo.PieceBytes(0)])
+		s.blocks[w.IDs[p.Block]] = bytes.Clone(mem[p.Offset:][:geo.PieceBytes(0)])
 	}
 	return client.WriteResult{Outcome: client.Hit, Blocks: len(w.IDs)}, nil
 }
@@ -203,10 +223,6 @@ func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int
 	}
 	r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	must(err)
-	buffer, err := arena.New(arena.Options{SizeBytes: bufferBytes})
-	must(err)
-	region, err := r.Register(buffer.Bytes(), rdma.RegisterOptions{Local: true})
-	must(err)
 	lb := int(geo.LayerBytes(0))
 	device := make([]byte, layers*pages*lb)
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
@@ -216,29 +232,26 @@ func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int
 		bases[l] = uint64(l * pages * lb)
 	}
 	o := Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: at{s, buffer.Bytes()}, Compute: r, Buffer: buffer, Region: region,
+		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: r, BufferBytes: bufferBytes,
 		Device: Device{dev, bases}, Copier: c,
 	}
 	if c != nil {
-		o.BufferCopies, err = c.Register(buffer.Bytes(), rdma.RegisterOptions{})
-		must(err)
 		o.DeviceCopies, err = c.Register(device, rdma.RegisterOptions{})
 		must(err)
 	}
 	m, err := New(o)
 	must(err)
 	t.Cleanup(func() {
-		m.Close()
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
 		if c != nil {
-			if err := errors.Join(o.BufferCopies.Close(context.Background()), o.DeviceCopies.Close(context.Background())); err != nil {
+			if err := o.DeviceCopies.Close(context.Background()); err != nil {
 				t.Error(err)
 			}
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)
-		}
-		if err := buffer.Close(); err != nil {
-			t.Errorf("the buffer: %v", err)
 		}
 	})
 	return &engine{m, r, device, Peer{r.Addr(), token}, pages}
@@ -503,7 +516,7 @@ func TestCancelWaitsForCopies(t *testing.T) {
 	if !c.ended.Load() {
 		t.Error("cancelled while a copy writes to the device")
 	}
-	if used := pe.opts.Buffer.Stats().UsedBytes; used != 0 {
+	if used := pe.Stats().BufferUsedBytes; used != 0 {
 		t.Errorf("%d bytes of the buffer are still taken", used)
 	}
 	d.Cancel()
@@ -555,7 +568,7 @@ func TestCopyFails(t *testing.T) {
 					}
 				}
 				for _, e := range []*engine{pe, de} {
-					if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+					if used := e.Stats().BufferUsedBytes; used != 0 {
 						t.Errorf("%d bytes of the buffer are still taken", used)
 					}
 				}
@@ -578,11 +591,12 @@ func TestBadCopies(t *testing.T) {
 		}
 	}()
 	for want, change := range map[string]func(*Options){
-		"a Copier without BufferCopies":         func(o *Options) { o.BufferCopies = nil },
-		"a Copier without DeviceCopies":         func(o *Options) { o.DeviceCopies = nil },
-		"DeviceCopies has 10 bytes, the region": func(o *Options) { o.DeviceCopies = small },
-		"BufferCopies has 10 bytes, the region": func(o *Options) { o.BufferCopies = small },
-		"memory to copy with, and no Copier":    func(o *Options) { o.Copier = nil },
+		"a Copier without DeviceCopies":            func(o *Options) { o.DeviceCopies = nil },
+		"DeviceCopies has 10 bytes, Device.Region": func(o *Options) { o.DeviceCopies = small },
+		"DeviceCopies without a Copier":            func(o *Options) { o.Copier = nil },
+		"a buffer of 0 bytes":                      func(o *Options) { o.BufferBytes = 0 },
+		"Device.Region are required":               func(o *Options) { o.Device.Region = nil },
+		"device memory without a layer":            func(o *Options) { o.Device.Bases = nil },
 	} {
 		o := e.opts
 		change(&o)
@@ -844,7 +858,7 @@ func TestEnds(t *testing.T) {
 				t.Errorf("decode ended with %v, want %v", err, tc.d)
 			}
 			for _, e := range []*engine{pe, de} {
-				if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+				if used := e.Stats().BufferUsedBytes; used != 0 {
 					t.Errorf("%d bytes of the buffer are still taken", used)
 				}
 			}
@@ -976,7 +990,9 @@ func TestAppendTogether(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		de.Close()
+		if n := de.Stats().Persisting; n != 0 {
+			t.Errorf("%d blocks are still on their way", n)
+		}
 		want := newShelf()
 		if !refused {
 			want.put(1, 5)
@@ -989,8 +1005,9 @@ func TestAppendTogether(t *testing.T) {
 				t.Errorf("other bytes in storage for block %v", id)
 			}
 		}
-		if used := de.opts.Buffer.Stats().UsedBytes; used != 0 {
-			t.Errorf("%d bytes of the buffer are still taken", used)
+		de.work.Wait()
+		if used := de.Stats().AppendUsedBytes; used != 0 {
+			t.Errorf("%d bytes of decoded blocks are still taken", used)
 		}
 	}
 }
@@ -1050,8 +1067,119 @@ func FuzzMessage(f *testing.F) {
 		}
 		e.receive(rdma.EngineID{7}, raw)
 		p.Cancel()
-		if used := e.opts.Buffer.Stats().UsedBytes; used != 0 {
+		if used := e.Stats().BufferUsedBytes; used != 0 {
 			t.Fatalf("%d bytes of the buffer are still taken", used)
 		}
 	})
+}
+
+// TestAppendPassesPrompts: with every byte of the prompts' buffer taken and more
+// prompts waiting for it, decoded blocks are stored without waiting.
+func TestAppendPassesPrompts(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de := newEngine(t, s, 5, 512, 2<<20), newEngine(t, s, 5, 512, 2<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	// 150 blocks of 10 KiB: no two of these prompts fit in 2 MiB.
+	job := func(name string) DecodeJob {
+		return DecodeJob{Request: name, Blocks: 150, Pages: make([]uint32, 150), Peer: pe.peer}
+	}
+	first, err := de.Decode(ctx, job("first"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := de.Decode(waiting, job("second"))
+		ended <- err
+	}()
+	for de.buffer.Stats().Waiting == 0 {
+		runtime.Gosched()
+	}
+	var ids []kv.BlockID
+	for b := range 20 {
+		ids = append(ids, blockName(1, b))
+		for l := range 5 {
+			fill(de.page(l, 9), ids[b], l)
+		}
+		if err := de.Append(ctx, "decoding", ids, 0, 9); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := de.Settle(ctx, ids[19]); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the second prompt: %v", err)
+	}
+	first.Cancel()
+	want := newShelf()
+	want.put(1, 20)
+	for id, full := range want.blocks {
+		if !bytes.Equal(s.blocks[id], full) {
+			t.Errorf("other bytes of block %x in storage", id[:])
+		}
+	}
+}
+
+// TestPersistClock: the time that storage has begins with the write, not with the
+// job: a prompt that takes longer than that to compute is stored all the same. The
+// same holds for decoded blocks that wait for their parent.
+func TestPersistClock(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 5, 2)
+	s.put(1, 2)
+	p, d, _, _ := r.both(ctx, 1)
+	for l := range 4 {
+		if err := p.Layer(ctx, l); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.compute(p, l); err != nil {
+			t.Fatal(err)
+		}
+		p.Computed(l)
+	}
+	if err := p.Layer(ctx, 4); err != nil {
+		t.Fatal(err)
+	}
+	nothingYet := time.Now()
+	if err := r.compute(p, 4); err != nil {
+		t.Fatal(err)
+	}
+	p.Computed(4)
+	if err := errors.Join(p.Finish(ctx), d.Finish(ctx), r.check()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.deadlines) != 1 || s.deadlines[0].Before(nothingYet.Add(persistWithin)) {
+		t.Errorf("the prompt's blocks: deadlines %v; there was nothing to store at %v", s.deadlines, nothingYet)
+	}
+
+	s.gate, s.waiting = make(chan struct{}), make(chan struct{}, 1)
+	ids := []kv.BlockID{blockName(2, 0), blockName(2, 1)}
+	for b := range ids {
+		for l := range 5 {
+			fill(de.page(l, 9), ids[b], l)
+		}
+		if err := de.Append(ctx, "r2", ids[:b+1], 0, 9); err != nil {
+			t.Fatal(err)
+		}
+		if b == 0 {
+			<-s.waiting
+		}
+	}
+	nothingYet = time.Now()
+	close(s.gate)
+	if err := de.Settle(ctx, ids[1]); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(s.deadlines); n != 3 || s.deadlines[2].Before(nothingYet.Add(persistWithin)) {
+		t.Errorf("decoded blocks: deadlines %v; the parent was not stored at %v", s.deadlines[1:], nothingYet)
+	}
 }

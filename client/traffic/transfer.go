@@ -35,10 +35,6 @@ type Stop struct {
 // used again.
 const teardownWithin = 30 * time.Second
 
-// persistWithin bounds how long new blocks are offered to storage: the cache may
-// lose them, the buffer may not be held for ever.
-const persistWithin = time.Minute
-
 // transfer is what Prefill and Decode have in common: their life, their memory,
 // their side of the other.
 type transfer struct {
@@ -78,7 +74,7 @@ func (t *transfer) open(ctx context.Context, m *Manager, request string, self jo
 	t.m, t.request, t.self, t.changed, t.reads = m, request, self, make(chan struct{}), make(map[*context.CancelFunc]struct{})
 	t.scope = rdma.NewScope(m.opts.Compute)
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	t.persistCtx, t.stopPersist = context.WithTimeout(context.WithoutCancel(ctx), persistWithin)
+	t.persistCtx, t.stopPersist = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.begin(request, self); err != nil {
 		t.cancel(err)
 		t.stopPersist()
@@ -181,7 +177,7 @@ func (t *transfer) reading() (ctx context.Context, after func()) {
 
 // alloc takes memory of the buffer, until the job ends.
 func (t *transfer) alloc(sizeBytes uint64) (arena.Buffer, error) {
-	b, err := t.m.opts.Buffer.Alloc(t.ctx, int(sizeBytes))
+	b, err := t.m.buffer.Alloc(t.ctx, int(sizeBytes))
 	switch {
 	case errors.Is(err, arena.ErrBusy):
 		return b, fmt.Errorf("traffic: request %q: %d bytes: %w: %w", t.request, sizeBytes, ErrBusy, err)

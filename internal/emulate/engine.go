@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath/batch"
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/content"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -83,10 +82,9 @@ type Counts struct {
 type Engine struct {
 	opts    EngineOptions
 	manager *traffic.Manager
-	buffer  *arena.Arena
-	memory  *client.Memory
-	// copies are the buffer and the device, registered with opts.Copier.
-	copies []copier.Memory
+	// region is the device, registered with the compute NIC, copies with opts.Copier.
+	region rdma.Region
+	copies copier.Memory
 	device []byte
 	bases  []uint64
 	blocks int
@@ -155,12 +153,8 @@ func NewEngine(opts EngineOptions) (*Engine, error) {
 	for p := range opts.DeviceBlocks {
 		e.free = append(e.free, uint32(p))
 	}
-	var err error
-	if e.buffer, err = arena.New(arena.Options{SizeBytes: opts.BufferBytes}); err != nil {
-		return nil, fmt.Errorf("emulate: %s: buffer: %w", opts.Name, err)
-	}
 	if err := e.open(); err != nil {
-		return nil, errors.Join(fmt.Errorf("emulate: %s: %w", opts.Name, err), e.closeCopies(context.Background()), e.buffer.Close())
+		return nil, fmt.Errorf("emulate: %s: %w", opts.Name, errors.Join(err, e.release(context.Background())))
 	}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.wg.Add(2)
@@ -169,44 +163,33 @@ func NewEngine(opts EngineOptions) (*Engine, error) {
 	return e, nil
 }
 
-// open registers memory and starts the traffic manager.
-func (e *Engine) open() error {
-	region, err := e.opts.Compute.Register(e.buffer.Bytes(), rdma.RegisterOptions{Local: true})
-	if err != nil {
+// open registers the device and starts the traffic manager.
+func (e *Engine) open() (err error) {
+	if e.region, err = e.opts.Compute.Register(e.device, rdma.RegisterOptions{Local: true}); err != nil {
 		return err
-	}
-	device, err := e.opts.Compute.Register(e.device, rdma.RegisterOptions{Local: true})
-	if err != nil {
-		return err
-	}
-	if e.memory, err = e.opts.Store.Register(e.buffer.Bytes()); err != nil {
-		return err
-	}
-	o := traffic.Options{
-		Namespace: e.opts.Namespace, Storage: e.opts.Store, Memory: e.memory, Compute: e.opts.Compute, Buffer: e.buffer, Region: region,
-		Device: traffic.Device{Region: device, Bases: e.bases}, Logger: e.log,
 	}
 	if e.opts.Copier != nil {
-		for _, mem := range [][]byte{e.buffer.Bytes(), e.device} {
-			m, err := e.opts.Copier.Register(mem, rdma.RegisterOptions{})
-			if err != nil {
-				return err
-			}
-			e.copies = append(e.copies, m)
+		if e.copies, err = e.opts.Copier.Register(e.device, rdma.RegisterOptions{}); err != nil {
+			return err
 		}
-		o.Copier, o.BufferCopies, o.DeviceCopies = e.opts.Copier, e.copies[0], e.copies[1]
 	}
-	e.manager, err = traffic.New(o)
+	e.manager, err = traffic.New(traffic.Options{
+		Namespace: e.opts.Namespace, Storage: e.opts.Store, Compute: e.opts.Compute, BufferBytes: e.opts.BufferBytes,
+		Device: traffic.Device{Region: e.region, Bases: e.bases}, Copier: e.opts.Copier, DeviceCopies: e.copies, Logger: e.log,
+	})
 	return err
 }
 
-// closeCopies takes the memory back from the copier.
-func (e *Engine) closeCopies(ctx context.Context) error {
-	var err error
-	for _, m := range e.copies {
-		err = errors.Join(err, m.Close(ctx))
+// release takes the device's memory back; the manager is closed.
+func (e *Engine) release(ctx context.Context) error {
+	var errs []error
+	if e.copies != nil {
+		errs = append(errs, e.copies.Close(ctx))
 	}
-	return err
+	if e.region != nil {
+		errs = append(errs, e.region.Close(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // Close ends everything under way and waits for it.
@@ -222,11 +205,11 @@ func (e *Engine) Close() error {
 	}
 	e.mu.Unlock()
 	e.stop()
-	e.manager.Close()
+	err := e.manager.Close()
 	e.wg.Wait()
 	within, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return errors.Join(e.memory.Close(within), e.closeCopies(within), e.buffer.Close())
+	return errors.Join(err, e.release(within))
 }
 
 // Counts returns what the engine did.
@@ -530,7 +513,7 @@ func (r *running) layer(l int) {
 // FlipBit flips a bit at a random place of the engine's buffer, as a fault of the
 // memory would. Whether a block lies there is left to chance.
 func (e *Engine) FlipBit() {
-	b := e.buffer.Bytes()
+	b := e.manager.Buffer()
 	b[rand.IntN(len(b))] ^= 1 << rand.IntN(8)
 }
 

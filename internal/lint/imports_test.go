@@ -74,7 +74,7 @@ var edges = []struct {
 	{"internal/crash", nil, "it holds tests only, which see the node as its users do: through the binary and the client"},
 	{"internal/trace/...", []string{"kv", "internal/trace"}, "a trace is data: it knows no server"},
 	{"internal/content", []string{"kv"}, "bytes follow from names"},
-	{"internal/emulate", []string{"kv", "api/...", "client/...", "dualpath/...", "rdma", "rdma/copier", "internal/arena", "internal/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
+	{"internal/emulate", []string{"kv", "api/...", "client/...", "dualpath/...", "rdma", "rdma/copier", "internal/content"}, "an emulated engine is an engine: it embeds the client and its traffic manager, and meets planner and storage as one does"},
 	{"internal/cluster", []string{"kv", "api/...", "client", "dualpath", "dualpath/batch", "rdma", "rdma/tcp", "rdma/qos", "sim/workload", "internal/emulate", "internal/netlab", "internal/bench"}, "it runs nodes as their users do: the storage node and the planner through the binary alone; its own engines are put together as an engine does it, with a provider"},
 	{"internal/testnode", []string{"..."}, "a whole storage node, for tests: it is put together as cmd does it"},
 	{"internal/profile", []string{"kv", "client", "dualpath/...", "internal/arena"}, "it reads as an engine does, and must not see how the node does it"},
