@@ -17,6 +17,9 @@ RDMA_BENCH ?= ToPost|AgainstIBWriteBW/(single|paged)/(1MiB|1KiB)$$
 RDMA_TIMEOUT ?= 8m
 # The rows of bench-verbs: all but the cost of a call, thousands of writes of which take hours on emulated CPUs (BenchmarkToPost has it).
 RDMA_ROWS ?= ^single|^[0-9]+ pages
+# Builds against the headers and libraries that rdmalab downloaded; this machine needs none of them installed.
+WITH_VERBS = lab=$$(bin/rdmalab -packages) && export CGO_CFLAGS="-g -O2 -I$$lab/usr/include" \
+	CGO_LDFLAGS="-g -O2 -L$$lab/usr/lib/x86_64-linux-gnu -Wl,-rpath-link=$$lab/usr/lib/x86_64-linux-gnu" &&
 REF ?= main
 PREFIX ?= /usr/local
 
@@ -37,17 +40,15 @@ test: ## the plain build, then io_uring and the invariants
 
 test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
 	go build -o bin/rdmalab ./internal/rdmalab
-	bin/rdmalab -packages
-	go vet -tags verbs ./rdma/verbs
-	go test -c -tags verbs -o bin/verbs.test ./rdma/verbs
-	go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
+	$(WITH_VERBS) go vet -tags verbs ./rdma/verbs
+	$(WITH_VERBS) go test -c -tags verbs -o bin/verbs.test ./rdma/verbs
+	$(WITH_VERBS) go test -c -tags verbs -o bin/penstock.test ./cmd/penstock
 	bin/rdmalab -timeout $(RDMA_TIMEOUT) -env PENSTOCK_RDMA_LAB=1 -bin bin/verbs.test -bin bin/penstock.test -- \
 		verbs.test "penstock.test -test.run TestServeVerbs" "verbs.test -test.run '^\$$' -test.bench '$(RDMA_BENCH)' -test.benchtime 1x"
 
 bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten minutes; writes bench/rdma-verbs.json and docs/benchmarks.md
 	go build -o bin/rdmalab ./internal/rdmalab
-	bin/rdmalab -packages
-	go build -buildvcs=auto -tags verbs -o bin/penstock-verbs ./cmd/penstock
+	$(WITH_VERBS) go build -buildvcs=auto -tags verbs -o bin/penstock-verbs ./cmd/penstock
 	bin/rdmalab -timeout 20m -env PENSTOCK_RDMA_LAB=1 -out bench -bin bin/penstock-verbs -- \
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
 	bin/penstock bench report bench/rdma-verbs.json

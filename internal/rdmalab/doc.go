@@ -9,7 +9,8 @@
 //
 //	 this machine                                 the guest (QEMU, KVM if there is, no network outside)
 //	 ────────────                                 ─────────────────────────────────────────────────────
-//	 packages: apt-get what is missing
+//	 packages: apt-get download, unpack into
+//	        a cache; nothing is installed
 //	 image: vmlinuz of linux-image-amd64
 //	        initramfs = busybox, modules in the
 //	        order of modules.dep, programs with   init: insmod, cables, addresses, rdma link add
@@ -18,6 +19,11 @@
 //	 stdout ◄── ttyS0 ─── output ─────────────    each command under sh -c, until one fails
 //	 report ◄── ttyS1 ─── exit code, dmesg ───
 //	 -out   ◄── ttyS2 ─── tar of /out ────────    then the machine is switched off
+//
+// The packages are downloaded with all that they depend on, once, into the
+// user's cache directory (-cache names another). QEMU, depmod and the guest's
+// programs run with the libraries of that cache. This machine is not changed, and the lab
+// needs no root. Delete the cache directory to fetch newer packages.
 //
 // The exit code is that of the command that failed, or 0. Anything that is
 // missing, a guest that does not come up, a kernel that complains of itself

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -19,7 +18,7 @@ import (
 
 // boot runs the guest until it switches itself off, and returns what its
 // commands ended with.
-func boot(ctx context.Context, k kernel, initramfs, dir string, o options) (int, error) {
+func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o options) (int, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, o.Timeout, fmt.Errorf("the guest was not done after %v (flag -timeout)", o.Timeout))
 	defer cancel()
 	reportFile, outFile := dir+"/report", dir+"/out.tar"
@@ -27,12 +26,16 @@ func boot(ctx context.Context, k kernel, initramfs, dir string, o options) (int,
 	if err != nil {
 		return 0, err
 	}
-	args := append(machine(accel), "-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
+	args := append(machine(r, accel), "-smp", strconv.Itoa(o.CPUs), "-m", strconv.Itoa(o.MemoryMiB),
 		"-kernel", k.image, "-initrd", initramfs,
 		// A panic ends the guest; a quiet console leaves ttyS0 to the commands.
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=4 rdinit=/init mitigations=off no_timer_check",
 		"-serial", "stdio", "-serial", "file:"+reportFile, "-serial", "file:"+outFile)
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", args...)
+	cmd, err := r.command(ctx, "qemu-system-x86_64", args...)
+	if err != nil {
+		return 0, err
+	}
+	cmd.Env = append(os.Environ(), "QEMU_MODULE_DIR="+r.file("/usr/lib/x86_64-linux-gnu/qemu"))
 	// The guest goes when the lab goes, however it goes. The signal is bound to
 	// the thread that started it.
 	runtime.LockOSThread()
@@ -63,12 +66,12 @@ func boot(ctx context.Context, k kernel, initramfs, dir string, o options) (int,
 
 // machine returns the arguments that say what hardware the guest has: none but
 // CPUs, memory and serial lines.
-func machine(accel string) []string {
+func machine(r root, accel string) []string {
 	cpu := "host"
 	if accel == "tcg" {
 		cpu = "max"
 	}
-	return []string{"-machine", "q35,accel=" + accel, "-cpu", cpu, "-nodefaults", "-no-user-config", "-display", "none",
+	return []string{"-L", r.file("/usr/share/seabios"), "-L", r.file("/usr/share/qemu"), "-machine", "q35,accel=" + accel, "-cpu", cpu, "-nodefaults", "-no-user-config", "-display", "none",
 		"-nic", "none", "-no-reboot", "-monitor", "none"}
 }
 

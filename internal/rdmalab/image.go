@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bytes"
+	"debug/elf"
 	_ "embed"
 	"fmt"
+	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,7 +21,7 @@ var initScript []byte
 var guestBins = []string{"sh", "ip", "rdma", "ib_write_bw"}
 
 // writeImage writes the initramfs for the guest.
-func writeImage(file string, k kernel, o options) (err error) {
+func writeImage(file string, r root, k kernel, o options) (err error) {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
@@ -33,10 +33,10 @@ func writeImage(file string, k kernel, o options) (err error) {
 	}()
 	a := newArchive(f)
 	for _, add := range []func(*archive) error{
-		addBase,
+		func(a *archive) error { return addBase(a, r) },
 		func(a *archive) error { return addModules(a, k, append(slices.Clone(rxeModules), o.Modules...)) },
-		func(a *archive) error { return addPrograms(a, append(slices.Clone(guestBins), o.Bins...)) },
-		addProviders,
+		func(a *archive) error { return addPrograms(a, r, append(slices.Clone(guestBins), o.Bins...)) },
+		func(a *archive) error { return addProviders(a, r) },
 		func(a *archive) error { return addFiles(a, o.Files) },
 		func(a *archive) error { return addCommands(a, o) },
 	} {
@@ -49,8 +49,8 @@ func writeImage(file string, k kernel, o options) (err error) {
 
 // addBase adds what any guest needs: a shell, device nodes for the first
 // messages, names for localhost.
-func addBase(a *archive) error {
-	busybox, err := os.ReadFile("/bin/busybox")
+func addBase(a *archive, r root) error {
+	busybox, err := os.ReadFile(r.file("/bin/busybox"))
 	if err != nil {
 		return err
 	}
@@ -82,82 +82,96 @@ func addBase(a *archive) error {
 }
 
 // addPrograms adds programs as /bin/NAME, with the libraries they are linked to.
-func addPrograms(a *archive, programs []string) error {
+func addPrograms(a *archive, r root, programs []string) error {
 	for _, p := range programs {
-		file, err := exec.LookPath(p)
+		file, err := r.program(p)
 		if err != nil {
 			return fmt.Errorf("program %s: %w", p, err)
 		}
-		if err := addLinked(a, file, "/bin/"+filepath.Base(p)); err != nil {
+		if err := addLinked(a, r, file, "/bin/"+filepath.Base(p)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// addProviders adds libibverbs' driver for rxe, which is opened at run time and
-// so is no dependency that a linker knows of.
-func addProviders(a *archive) error {
-	found, err := filepath.Glob("/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so")
+// addProviders adds libibverbs' driver for rxe. libibverbs opens the driver at
+// run time, so no program is linked to it.
+func addProviders(a *archive, r root) error {
+	found, err := filepath.Glob(r.file("/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"))
 	if err != nil || len(found) == 0 {
-		return fmt.Errorf("libibverbs' driver for rxe: not found (package ibverbs-providers): %v", err)
+		return fmt.Errorf("no driver of libibverbs for rxe (package ibverbs-providers) in %s: %v", r, err)
 	}
 	for _, lib := range found {
-		if err := addLinked(a, lib, lib); err != nil {
+		if err := addLinked(a, r, lib, strings.TrimPrefix(lib, string(r))); err != nil {
 			return err
 		}
 	}
-	return addFiles(a, []string{"/etc/libibverbs.d/rxe.driver:/etc/libibverbs.d/rxe.driver"})
+	return addFiles(a, []string{r.file("/etc/libibverbs.d/rxe.driver") + ":/etc/libibverbs.d/rxe.driver"})
 }
 
-// addLinked adds a program or library, and the libraries it is linked to at the
-// places where its loader found them here.
-func addLinked(a *archive, file, as string) error {
+// addLinked adds a program or library, its loader, and the libraries it is
+// linked to, at any remove.
+func addLinked(a *archive, r root, file, as string) error {
+	if a.has(as) {
+		return nil
+	}
 	if err := addFiles(a, []string{file + ":" + as}); err != nil {
 		return err
 	}
-	libs, err := linkedTo(file)
+	loader, libs, err := linkedTo(file)
 	if err != nil {
 		return err
 	}
+	if loader != "" {
+		if err := addLinked(a, r, r.file(loader), loader); err != nil {
+			return err
+		}
+	}
 	for _, lib := range libs {
-		if err := addFiles(a, []string{lib + ":" + lib}); err != nil {
+		found, err := r.library(lib)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		if err := addLinked(a, r, found, filepath.Join(libDirs[0], lib)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// linkedTo asks the loader which libraries the program is linked to.
-func linkedTo(file string) ([]string, error) {
-	cmd := exec.Command("ldd", file)
-	cmd.Env = append(os.Environ(), "LC_ALL=C")
-	out, err := cmd.CombinedOutput()
-	if bytes.Contains(out, []byte("not a dynamic executable")) {
-		return nil, nil
-	}
+// linkedTo returns the loader and the libraries that an ELF file names. A
+// program without either is static.
+func linkedTo(file string) (loader string, libs []string, err error) {
+	f, err := elf.Open(file)
 	if err != nil {
-		return nil, fmt.Errorf("ldd %s: %w: %s", file, err, bytes.TrimSpace(out))
+		return "", nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return parseLdd(file, string(out))
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			text, err := io.ReadAll(p.Open())
+			if err != nil {
+				return "", nil, fmt.Errorf("%s: %w", file, err)
+			}
+			loader = strings.TrimRight(string(text), "\x00")
+		}
+	}
+	libs, err = f.ImportedLibraries()
+	return loader, libs, err
 }
 
-// parseLdd reads lines "libc.so.6 => /lib/…/libc.so.6 (0x…)" and, for the
-// loader, "/lib64/ld-linux-x86-64.so.2 (0x…)".
-func parseLdd(file, text string) ([]string, error) {
-	var libs []string
-	for line := range strings.Lines(text) {
-		fields := strings.Fields(line)
-		for _, f := range fields {
-			if filepath.IsAbs(f) {
-				libs = append(libs, f)
+// library returns the file of a shared library: of the root, or of this machine
+// if the root has none of that name.
+func (r root) library(name string) (string, error) {
+	for _, in := range []root{r, "/"} {
+		for _, d := range libDirs {
+			if f := in.file(filepath.Join(d, name)); isFile(f) {
+				return f, nil
 			}
 		}
-		if strings.Contains(line, "not found") {
-			return nil, fmt.Errorf("%s needs a library that is not here: %s", file, strings.TrimSpace(line))
-		}
 	}
-	return libs, nil
+	return "", fmt.Errorf("library %s is neither in %s nor on this machine (looked in %s)", name, r, strings.Join(libDirs, " "))
 }
 
 // addFiles adds copies, "HOST:GUEST" each; links are followed.

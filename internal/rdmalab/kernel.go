@@ -16,7 +16,7 @@ import (
 // depends on. crc32_generic is asked for by rxe at run time, by name.
 var rxeModules = []string{"crc32_generic", "veth", "ib_uverbs", "rdma_rxe"}
 
-// kernel is one installed kernel.
+// kernel is one kernel of the root.
 type kernel struct {
 	image   string // vmlinuz
 	modules string // /lib/modules/RELEASE
@@ -37,7 +37,7 @@ func findKernel(root string) (kernel, error) {
 		}
 	}
 	if len(kernels) == 0 {
-		return kernel{}, fmt.Errorf("no kernel in %s has both vmlinuz and rdma_rxe: install linux-image-amd64", filepath.Join(root, "boot"))
+		return kernel{}, fmt.Errorf("no kernel in %s has both vmlinuz and rdma_rxe (package linux-image-amd64)", filepath.Join(root, "boot"))
 	}
 	return slices.MaxFunc(kernels, func(a, b kernel) int { return compareReleases(a.modules, b.modules) }), nil
 }

@@ -36,15 +36,17 @@ type options struct {
 	MemoryMiB int
 	CPUs      int
 	Accel     string
-	NoInstall bool
-	// Packages: see to the packages and do no more.
+	// Cache holds the downloaded packages; empty: in the user's cache directory.
+	Cache string
+	// Packages: download the packages, print their directory and do no more.
 	Packages bool
 	Commands []string
 }
 
-func main() { os.Exit(run()) }
+func main() { os.Exit(mainCode()) }
 
-func run() int {
+// mainCode does the work of main and returns the exit code.
+func mainCode() int {
 	o, err := parse(os.Args[1:])
 	if errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -78,8 +80,8 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.MemoryMiB, "memory", 2048, "memory of the guest in `MiB`")
 	f.IntVar(&o.CPUs, "cpus", 2, "CPUs of the guest")
 	f.StringVar(&o.Accel, "accel", "auto", "`kvm`, tcg (emulation), or auto: kvm where it works")
-	f.BoolVar(&o.NoInstall, "no-install", false, "do not install missing packages, only name them")
-	f.BoolVar(&o.Packages, "packages", false, "install missing packages, boot nothing")
+	f.StringVar(&o.Cache, "cache", "", "`directory` for the guest's packages, downloaded once and never installed (default penstock-rdmalab in the user's cache directory)")
+	f.BoolVar(&o.Packages, "packages", false, "download the packages if they are missing, print the directory that they are unpacked in, boot nothing")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -102,21 +104,26 @@ func parse(args []string) (options, error) {
 
 // lab builds the image, runs the guest and returns the commands' exit code.
 func lab(ctx context.Context, o options) (int, error) {
-	if err := ensurePackages(ctx, o.NoInstall); err != nil || o.Packages {
+	r, err := ensureRoot(ctx, o.Cache)
+	if err != nil {
 		return 0, err
+	}
+	if o.Packages {
+		fmt.Println(string(r))
+		return 0, nil
 	}
 	dir, err := os.MkdirTemp("", "rdmalab-")
 	if err != nil {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	kernel, err := findKernel("/")
+	kernel, err := findKernel(string(r))
 	if err != nil {
 		return 0, err
 	}
 	initramfs := dir + "/initramfs"
-	if err := writeImage(initramfs, kernel, o); err != nil {
+	if err := writeImage(initramfs, r, kernel, o); err != nil {
 		return 0, fmt.Errorf("initramfs: %w", err)
 	}
-	return boot(ctx, kernel, initramfs, dir, o)
+	return boot(ctx, r, kernel, initramfs, dir, o)
 }

@@ -1,66 +1,262 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
-// needed are the Debian packages of the lab, each with a file that shows that
-// it is there.
-var needed = []struct{ pkg, file string }{
-	{"linux-image-amd64", "/lib/modules/*/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*"},
-	{"qemu-system-x86", "/usr/bin/qemu-system-x86_64"},
-	{"busybox-static", "/bin/busybox"},
-	{"iproute2", "/usr/bin/rdma"},
-	{"ibverbs-providers", "/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"},
-	{"perftest", "/usr/bin/ib_write_bw"},
-	{"libibverbs-dev", "/usr/include/infiniband/verbs.h"}, // to build what runs there
+// packages are the Debian packages of the lab. Their dependencies come along,
+// down to the C library.
+var packages = []string{
+	"linux-image-amd64",
+	"kmod", // depmod
+	"qemu-system-x86",
+	"busybox-static",
+	"dash", // sh of the guest
+	"iproute2",
+	"ibverbs-providers",
+	"perftest",
+	"libibverbs-dev", // to build the programs that run in the guest
 }
 
-// missing returns the packages whose file is not there.
-func missing() []string {
-	var out []string
-	for _, n := range needed {
-		if found, _ := filepath.Glob(n.file); len(found) == 0 {
-			out = append(out, n.pkg)
+// root is a directory with the packages unpacked in it: the lab's own /usr.
+// Programs of the root run by command, with the root's libraries.
+type root string
+
+// ensureRoot returns the root that holds packages. The first call downloads and
+// unpacks them under cache; later calls find them there. Nothing outside cache
+// is changed, and no privilege is needed.
+func ensureRoot(ctx context.Context, cache string) (root, error) {
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", fmt.Errorf("no directory for the packages: %w: name one by -cache", err)
 		}
+		cache = filepath.Join(user, "penstock-rdmalab")
 	}
-	return out
+	cache, err := filepath.Abs(cache)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(cache, 0o700); err != nil {
+		return "", err
+	}
+	unlock, err := lockDir(cache)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	release, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "", err
+	}
+	// The name changes with the list and with the distribution's release.
+	name := fmt.Sprintf("%x", sha256.Sum256(append(release, strings.Join(packages, " ")...)))[:12]
+	r := root(filepath.Join(cache, name))
+	if _, err := os.Stat(string(r)); err == nil {
+		return r, nil
+	}
+	part := root(string(r) + ".part")
+	if err := os.RemoveAll(string(part)); err != nil {
+		return "", err
+	}
+	if err := fill(ctx, part); err != nil {
+		return "", fmt.Errorf("packages of the guest: %w", err)
+	}
+	// The rename is last, so a root that has its name is whole.
+	return r, os.Rename(string(part), string(r))
 }
 
-// ensurePackages installs what is missing.
-func ensurePackages(ctx context.Context, forbidden bool) error {
-	lacks := missing()
-	if len(lacks) == 0 {
-		return nil
+// lockDir waits until no other lab fills the cache.
+func lockDir(dir string) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
 	}
-	if forbidden {
-		return fmt.Errorf("missing packages: apt-get install %s", strings.Join(lacks, " "))
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
-	fmt.Println("rdmalab: installing", strings.Join(lacks, " "))
-	install := append([]string{"install", "-qy", "--no-install-recommends"}, lacks...)
-	for _, args := range [][]string{{"update", "-q"}, install} {
-		if err := aptGet(ctx, args); err != nil {
-			return fmt.Errorf("packages %s are missing and could not be installed: apt-get %s: %w", strings.Join(lacks, " "), args[0], err)
+	return func() { f.Close() }, nil
+}
+
+// fill downloads the packages and unpacks them into r.
+func fill(ctx context.Context, r root) error {
+	apt := filepath.Join(string(r), "apt")
+	for _, d := range []string{"state/lists/partial", "cache/archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(apt, d), 0o700); err != nil {
+			return err
 		}
 	}
-	if lacks := missing(); len(lacks) != 0 {
-		return fmt.Errorf("packages %s are installed but their files are not where Debian 12 and 13 have them", strings.Join(lacks, " "))
+	// With an empty list of installed packages apt downloads all dependencies,
+	// so that the root works whatever this machine has.
+	if err := os.WriteFile(filepath.Join(apt, "state/status"), nil, 0o600); err != nil {
+		return err
+	}
+	fmt.Fprintf(os.Stderr, "rdmalab: downloading %s and what they depend on, about 120 MB, into %s; nothing is installed\n", strings.Join(packages, " "), r)
+	for _, args := range [][]string{{"update"}, append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)} {
+		if err := run(ctx, exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...)); err != nil {
+			return err
+		}
+	}
+	if err := unpackAll(ctx, r, filepath.Join(apt, "cache/archives")); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(apt); err != nil {
+		return err
+	}
+	if err := rebaseLinks(r); err != nil {
+		return err
+	}
+	return indexModules(ctx, r)
+}
+
+// aptOptions make apt-get keep all that it writes under dir.
+func aptOptions(dir string) []string {
+	return []string{"-q",
+		"-o", "Dir::State=" + dir + "/state", "-o", "Dir::State::status=" + dir + "/state/status", "-o", "Dir::Cache=" + dir + "/cache",
+		"-o", "APT::Sandbox::User=", // the user _apt cannot read a private cache
+		"-o", "APT::Keep-Downloaded-Packages=true"}
+}
+
+// unpackAll unpacks each package in debs.
+func unpackAll(ctx context.Context, r root, debs string) error {
+	// Some packages hold files of /lib and some of /usr/lib.
+	for _, d := range []string{"bin", "sbin", "lib", "lib64"} {
+		if err := os.MkdirAll(filepath.Join(string(r), "usr", d), 0o755); err != nil {
+			return err
+		}
+		if err := os.Symlink("usr/"+d, filepath.Join(string(r), d)); err != nil {
+			return err
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(debs, "*.deb"))
+	if err != nil {
+		return err
+	}
+	for _, deb := range files {
+		// Owners and set-user-ID bits are left out: the files are only read and run.
+		content := exec.CommandContext(ctx, "dpkg-deb", "--fsys-tarfile", deb)
+		tar := exec.CommandContext(ctx, "tar", "-x", "-C", string(r), "--keep-directory-symlink", "--no-same-owner", "--no-same-permissions", "--mode=u+rwX,go-s")
+		if tar.Stdin, err = content.StdoutPipe(); err != nil {
+			return err
+		}
+		if err := content.Start(); err != nil {
+			return err
+		}
+		err := run(ctx, tar)
+		if e := content.Wait(); e != nil {
+			err = fmt.Errorf("dpkg-deb --fsys-tarfile: %w", e)
+		}
+		if err != nil {
+			return fmt.Errorf("unpack %s: %w", filepath.Base(deb), err)
+		}
 	}
 	return nil
 }
 
-func aptGet(ctx context.Context, args []string) error {
-	argv := append([]string{"apt-get"}, args...)
-	if os.Geteuid() != 0 {
-		argv = append([]string{"sudo", "-n"}, argv...)
+// rebaseLinks makes each absolute link of the packages lead to the root's file.
+func rebaseLinks(r root) error {
+	return filepath.WalkDir(string(r), func(name string, d os.DirEntry, err error) error {
+		if err != nil || d.Type() != os.ModeSymlink {
+			return err
+		}
+		to, err := os.Readlink(name)
+		if err != nil || !filepath.IsAbs(to) {
+			return err
+		}
+		// Relative, because the root is renamed when it is whole.
+		relative, err := filepath.Rel(filepath.Dir(name), r.file(to))
+		if err != nil {
+			return err
+		}
+		if err := os.Remove(name); err != nil {
+			return err
+		}
+		return os.Symlink(relative, name)
+	})
+}
+
+// indexModules writes modules.dep of each kernel, which an installation would do.
+func indexModules(ctx context.Context, r root) error {
+	dirs, err := filepath.Glob(filepath.Join(string(r), "lib/modules/*"))
+	if err != nil {
+		return err
 	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	return cmd.Run()
+	for _, d := range dirs {
+		cmd, err := r.command(ctx, "depmod", "-b", string(r), filepath.Base(d))
+		if err != nil {
+			return err
+		}
+		if err := run(ctx, cmd); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// run runs the command, which may take a minute, and returns its last words
+// with its error.
+func run(ctx context.Context, cmd *exec.Cmd) error {
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
+	if err := cmd.Run(); err != nil {
+		text := out.Bytes()
+		if len(text) > 2000 {
+			text = text[len(text)-2000:]
+		}
+		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(text))
+	}
+	return nil
+}
+
+// file returns the path of a file of the root; name is absolute.
+func (r root) file(name string) string { return filepath.Join(string(r), name) }
+
+// binDirs and libDirs are where Debian's packages put programs and libraries.
+var (
+	binDirs = []string{"/usr/bin", "/usr/sbin"}
+	libDirs = []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib", "/usr/lib64"}
+)
+
+// program returns the file of the program: of the root if it has the program,
+// else of this machine, where name may be a path.
+func (r root) program(name string) (string, error) {
+	if filepath.Base(name) == name {
+		for _, d := range binDirs {
+			if f := r.file(filepath.Join(d, name)); isFile(f) {
+				return f, nil
+			}
+		}
+	}
+	return exec.LookPath(name)
+}
+
+// command returns a command that runs a program of the root on this machine,
+// by the root's loader and with the root's libraries.
+func (r root) command(ctx context.Context, name string, args ...string) (*exec.Cmd, error) {
+	file, err := r.program(name)
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for _, d := range libDirs {
+		dirs = append(dirs, r.file(d))
+	}
+	args = append([]string{"--library-path", strings.Join(dirs, ":"), "--argv0", name, file}, args...)
+	return exec.CommandContext(ctx, r.file("/lib64/ld-linux-x86-64.so.2"), args...), nil
+}
+
+// isFile reports whether there is a file, after links.
+func isFile(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.Mode().IsRegular()
 }

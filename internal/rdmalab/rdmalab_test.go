@@ -110,12 +110,83 @@ func TestArchive(t *testing.T) {
 	}
 }
 
-func TestParseLdd(t *testing.T) {
-	got, err := parseLdd("x", "\tlinux-vdso.so.1 (0x7f)\n\tlibc.so.6 => /lib/libc.so.6 (0x7f)\n\t/lib64/ld-linux-x86-64.so.2 (0x7f)\n")
-	if want := []string{"/lib/libc.so.6", "/lib64/ld-linux-x86-64.so.2"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v; want %q", got, err, want)
+// TestNothingIsInstalled runs a stand-in for apt-get, which refuses any call
+// that would write outside the cache, and unpacks a package for real.
+func TestNothingIsInstalled(t *testing.T) {
+	if _, err := exec.LookPath("dpkg-deb"); err != nil {
+		t.Skip("no dpkg-deb in PATH (package dpkg)")
 	}
-	if _, err := parseLdd("x", "\tlibibverbs.so.1 => not found\n"); err == nil || !strings.Contains(err.Error(), "libibverbs.so.1") {
+	dir := t.TempDir()
+	cache, bin, pkg := filepath.Join(dir, "cache"), filepath.Join(dir, "bin"), filepath.Join(dir, "pkg")
+	for _, d := range []string{bin, pkg + "/DEBIAN", pkg + "/sbin", pkg + "/usr/bin"} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"DEBIAN/control": "Package: lab-test\nVersion: 1\nArchitecture: all\nMaintainer: none <none@localhost>\nDescription: test\n",
+		"usr/bin/tool":   "#!/bin/sh\n",
+	} {
+		if err := os.WriteFile(filepath.Join(pkg, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("/bin/tool", pkg+"/sbin/tool-link"); err != nil {
+		t.Fatal(err)
+	}
+	deb := filepath.Join(dir, "lab-test.deb")
+	if out, err := exec.Command("dpkg-deb", "--build", "--root-owner-group", pkg, deb).CombinedOutput(); err != nil {
+		t.Fatalf("dpkg-deb: %v\n%s", err, out)
+	}
+	const standIn = `#!/bin/sh
+echo "$*" >>"$LAB_TEST/calls"
+for key in State State::status Cache; do
+	case "$*" in *"-o Dir::$key=$LAB_TEST/cache/"*) ;; *) echo "Dir::$key leads outside the cache"; exit 1 ;; esac
+done
+case "$*" in
+*" update") ;;
+*" install "*"--download-only "*) cp "$LAB_TEST/lab-test.deb" "$LAB_TEST"/cache/*.part/apt/cache/archives/ ;;
+*) echo "a call that installs"; exit 1 ;;
+esac
+`
+	if err := os.WriteFile(filepath.Join(bin, "apt-get"), []byte(standIn), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("LAB_TEST", dir)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	for range 2 {
+		r, err := ensureRoot(t.Context(), cache)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"tool", "tool-link"} {
+			if f, err := r.program(name); err != nil || !strings.HasPrefix(f, cache) {
+				t.Errorf("program %s: %q, %v; want one of the cache", name, f, err)
+			}
+		}
+		if _, err := os.Stat(r.file("apt")); err == nil {
+			t.Error("the archives were left in the cache")
+		}
+	}
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	if n := bytes.Count(calls, []byte("\n")); err != nil || n != 2 {
+		t.Errorf("apt-get ran %d times, %v; want 2, all of them for the first call:\n%s", n, err, calls)
+	}
+}
+
+func TestLinkedTo(t *testing.T) {
+	sh, err := exec.LookPath("sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loader, libs, err := linkedTo(sh)
+	if err != nil || !strings.Contains(loader, "ld-linux") || !slices.Contains(libs, "libc.so.6") {
+		t.Errorf("sh: loader %q, libraries %q, %v", loader, libs, err)
+	}
+	if _, _, err := linkedTo("rdmalab_test.go"); err == nil {
+		t.Error("a text was taken for a program")
+	}
+	if _, err := root(t.TempDir()).library("libnothing.so.9"); err == nil || !strings.Contains(err.Error(), "libnothing.so.9") {
 		t.Errorf("a missing library: %v; want an error that names it", err)
 	}
 }
