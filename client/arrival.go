@@ -45,8 +45,8 @@ type arrivedLayer struct {
 	sum    uint64
 }
 
-// newArrival prepares for the task's pieces in a window from lo; nil where nothing
-// can be hashed early: pieces lie over each other, or have long layers only.
+// newArrival prepares for the task's pieces in a window from lo; nil if all
+// layers are too long to be hashed as they land.
 func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
 	l := &arrival{mem: r.req.Into.Bytes()[lo:hi], firsts: make([]int, len(t.pieces)), runs: make([]arrivalRun, 0, len(t.pieces))}
 	layers := 0
@@ -59,11 +59,6 @@ func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
 		layers += r.layers(p.Group)
 	}
 	slices.SortFunc(l.runs, func(a, b arrivalRun) int { return cmp.Compare(a.at, b.at) })
-	for i := 1; i < len(l.runs); i++ {
-		if l.runs[i].at < l.runs[i-1].end {
-			return nil
-		}
-	}
 	if len(l.runs) == 0 {
 		return nil
 	}

@@ -148,7 +148,7 @@ func TestLayers(t *testing.T) {
 		t.Fatalf("read of the last layer: %+v, %v", got, err)
 	}
 	fill(block, ids[4], 0, 0)
-	if !slices.Equal(mem.Bytes()[5+4*2048:][:2048], block[6144:]) {
+	if !slices.Equal(mem.Bytes()[5+4*8192+6144:][:2048], block[6144:]) {
 		t.Error("block 4: other bytes than its last layer")
 	}
 }
@@ -226,29 +226,27 @@ func TestHybrid(t *testing.T) {
 		if m.Blocks == 0 {
 			continue
 		}
-		pieces, size := client.NeededPieces(g, m.Blocks, 0)
-		if size != m.Bytes {
-			t.Errorf("%d blocks need %d bytes, the match says %d", m.Blocks, size, m.Bytes)
+		into := r.memory(int64(m.Blocks) * g.BlockBytes())
+		got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: m.IDs, Into: into})
+		if err != nil || got.Blocks != m.Blocks || got.Bytes != m.Bytes {
+			t.Fatalf("read of %d blocks, %d bytes: %+v, %v", m.Blocks, m.Bytes, got, err)
 		}
-		into := r.memory(size)
-		got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: m.IDs, Into: into, Pieces: pieces})
-		if err != nil || got.Blocks != m.Blocks || got.Bytes != size {
-			t.Fatalf("read of %d blocks: %+v, %v", m.Blocks, got, err)
-		}
-		for _, p := range pieces {
-			if err := check(into.Bytes()[p.Offset:][:g.PieceBytes(p.Group)], ids[p.Block], p.Group, 0); err != nil {
-				t.Error(err)
+		// Each piece has its place whatever the length of the match.
+		for group := range g.Groups {
+			for b := g.FirstNeeded(group, m.Blocks); b < m.Blocks; b++ {
+				if err := check(into.Bytes()[g.PieceOffset(b, group):][:g.PieceBytes(group)], ids[b], group, 0); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	}
-	if _, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem}); !errors.Is(err, client.ErrRequest) {
-		t.Errorf("read of a hybrid namespace without pieces: %v", err)
+	if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: mem}); !errors.Is(err, client.ErrRequest) {
+		t.Errorf("write in a hybrid namespace without pieces: %v", err)
 	}
 	// A lost piece leaves nothing of a window or a state: a shorter prefix needs
 	// others.
 	h.faults.SetRules(faultio.MustParse(`(Err EIO (And Reads (File "segment-*") (After 2)))`))
-	needed, size := client.NeededPieces(g, 16, 0)
-	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(size), Pieces: needed})
+	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(16 * g.BlockBytes())})
 	if err != nil || got.Outcome != client.Miss || got.Blocks != 0 || got.Cut != client.CutLost || len(got.Lost) == 0 {
 		t.Errorf("read with a lost piece: %+v, %v", got, err)
 	}
@@ -638,6 +636,9 @@ func TestRefusals(t *testing.T) {
 		"no such layer":      {Namespace: ns, IDs: ids, Into: mem, FirstLayer: 4},
 		"too many layers":    {Namespace: ns, IDs: ids, Into: mem, FirstLayer: 2, Layers: 3},
 		"negative layers":    {Namespace: ns, IDs: ids, Into: mem, Layers: -1},
+		"first is negative":  {Namespace: ns, IDs: ids, Into: mem, First: -1},
+		"first is too far":   {Namespace: ns, IDs: ids, Into: mem, First: 5},
+		"before first":       {Namespace: ns, IDs: ids, Into: mem, First: 2, Pieces: []client.Piece{{Block: 1}}},
 		"ids and tokens":     {Namespace: ns, IDs: ids, Tokens: make([]kv.Token, 4), Into: mem},
 		"not a namespace":    {IDs: ids, Into: mem},
 		"namespace unshaped": {Namespace: kv.Namespace{Name: "m"}, IDs: ids, Into: mem},
@@ -793,7 +794,7 @@ func TestManyAtOnce(t *testing.T) {
 				for i := got.Blocks; i < blocks; i++ {
 					fill(mem.Bytes()[i*8192:][:8192], ids[i], 0, m.Epoch)
 				}
-				if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: got.Blocks, Epoch: m.Epoch, From: mem, Base: int64(got.Blocks) * 8192}); err != nil {
+				if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: got.Blocks, Epoch: m.Epoch, From: mem}); err != nil {
 					t.Errorf("write: %v", err)
 					return
 				}

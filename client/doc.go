@@ -17,20 +17,24 @@
 //	            └───────────────────────────────────────────────────────────┘
 //
 // An engine that uses it, with the transfer engine over TCP (rdma/tcp; this
-// package itself knows the contract only):
+// package itself knows the contract only). Errors are left out:
 //
 //	engine, err := tcp.New(ctx, tcp.Options{})          // opens sessions, listens on nothing
 //	store, err := client.Open(ctx, client.Options{Servers: []string{"127.0.0.1:7420"}, Engine: engine})
 //	pages, err := store.Register(arena)                 // once; outside the Go heap is best
-//	ns, err := store.Namespace(ctx, "llama-3/70b")      // geometry, epoch
+//	ns, err := store.Namespace(ctx, "demo/llama")       // when the weights are loaded: geometry, epoch
 //
 //	m, err := store.Match(ctx, client.MatchRequest{Namespace: ns, Tokens: prompt, Lease: time.Minute})
-//	var r client.ReadResult
-//	if m.Outcome == client.Hit {
-//		r, err = store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs, Epoch: m.Epoch, Into: pages})
-//		// pages[:r.Blocks*blockBytes] is the prefix, verified; compute the rest
-//	}
-//	_, err = store.Write(ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, First: r.Blocks, Epoch: m.Epoch, From: pages})
+//	r, err := store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs, Into: pages})
+//	compute(prompt, r.Blocks) // the blocks before r.Blocks are in pages, verified; this fills in the rest
+//	w, err := store.Write(ctx, client.WriteRequest{Namespace: ns, Tokens: prompt, First: r.Blocks, From: pages})
+//
+// # Where a block lies
+//
+// A block has one place in the caller's memory, given by its index in the prompt:
+// block b starts at Base + b × Geometry.BlockBytes, whichever blocks or layers a
+// call moves. Read puts it there, Write takes it from there. With Base 0 the prompt
+// starts where the Memory starts. Pieces name other places, one by one.
 //
 // An engine on the node's own host can borrow instead: ReadLocal verifies the
 // blocks where they lie in the node's memory, which is mapped here read-only
@@ -61,7 +65,10 @@
 //     that were lost are undefined.
 //   - What ReadLocal lends stays as it is until Return, whatever the node evicts
 //     meanwhile, and also after Close.
-//   - One Read returns blocks of one epoch.
+//   - A call is for one epoch: the request's, or where that is 0 the Namespace
+//     value's. An engine that still has old weights gets no KV of newer ones, and
+//     none of its own is stored as theirs; it calls Namespace after it has loaded
+//     the new weights.
 //
 // # Several nodes
 //

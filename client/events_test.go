@@ -53,7 +53,7 @@ func TestEvents(t *testing.T) {
 	}
 	h.restart()
 	eventually(t, "a write after the restart", func() bool {
-		w, err := r.put(ns, chain(ns, 1, 2), 0, 0)
+		w, err := r.put(ns, chain(ns, 1, 2), 0, ns.Epoch+1)
 		return err == nil && w.Blocks == 1
 	})
 	next(client.Gap)

@@ -321,10 +321,10 @@ func check(b []byte, id kv.BlockID, group int, epoch kv.Epoch) error {
 func (r *rig) put(ns kv.Namespace, ids []kv.BlockID, first int, epoch kv.Epoch) (client.WriteResult, error) {
 	r.t.Helper()
 	size := ns.Geometry.PieceBytes(0)
-	m := r.memory(max(1, int64(len(ids)-first)*size))
+	m := r.memory(max(1, int64(len(ids))*size))
 	defer m.Close(context.Background())
 	for i := first; i < len(ids); i++ {
-		fill(m.Bytes()[int64(i-first)*size:][:size], ids[i], 0, epoch)
+		fill(m.Bytes()[int64(i)*size:][:size], ids[i], 0, epoch)
 	}
 	return r.store.Write(r.t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, From: m})
 }

@@ -180,7 +180,7 @@ func FuzzPlan(f *testing.F) {
 	f.Add(uint64(3), uint8(33), uint16(1), uint8(3), false, uint8(2))
 	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, nodes uint8, flat bool, extraGroups uint8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie}
+		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie, Epoch: 1}
 		if flat {
 			ns.Index = kv.IndexFlat
 		} else {
@@ -254,7 +254,7 @@ func FuzzChunks(f *testing.F) {
 	f.Add(uint64(3), uint8(99), uint16(2), false, uint8(2))
 	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, flat bool, extraGroups uint8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
-		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie}
+		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie, Epoch: 1}
 		if flat {
 			ns.Index = kv.IndexFlat
 		} else {

@@ -22,6 +22,9 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	if req.Lease < 0 {
 		return MatchResult{}, fmt.Errorf("client: %w: a lease of %v", ErrRequest, req.Lease)
 	}
+	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+		return MatchResult{}, fmt.Errorf("client: match: %w", err)
+	}
 	ids, err := chainOf(req.Namespace, req.IDs, req.Tokens)
 	if err != nil {
 		return MatchResult{}, err
@@ -33,14 +36,14 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	matches := make([]shareMatch, len(shares))
 	if len(shares) == 1 {
 		matches[0] = shares[0].match(ctx, req)
-		return s.joinMatches(ctx, req.Namespace, ids, shares, matches)
+		return s.joinMatches(ctx, req, ids, shares, matches)
 	}
 	var wg sync.WaitGroup
 	for i := range shares {
 		wg.Go(func() { matches[i] = shares[i].match(ctx, req) })
 	}
 	wg.Wait()
-	return s.joinMatches(ctx, req.Namespace, ids, shares, matches)
+	return s.joinMatches(ctx, req, ids, shares, matches)
 }
 
 // shareMatch is the answer of one node.
@@ -102,7 +105,8 @@ func millis(d time.Duration) uint64 {
 }
 
 // joinMatches makes one prefix of what the nodes matched of their shares.
-func (s *Store) joinMatches(ctx context.Context, ns kv.Namespace, ids []kv.BlockID, shares []share, matches []shareMatch) (MatchResult, error) {
+func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.BlockID, shares []share, matches []shareMatch) (MatchResult, error) {
+	g := req.Namespace.Geometry
 	lease := &Lease{store: s}
 	var errs []error
 	for i, m := range matches {
@@ -113,14 +117,12 @@ func (s *Store) joinMatches(ctx context.Context, ns kv.Namespace, ids []kv.Block
 	}
 	if err := errors.Join(errs...); err != nil {
 		lease.releaseQuietly(ctx)
-		s.noteMismatch(ns.Name, err)
 		return MatchResult{}, err
 	}
-	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: matches[0].epoch}
+	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: req.Epoch}
 	busy := false
-	// The first share holds the first block: its epoch is the prefix's.
 	for i, m := range matches {
-		if m.blocks > 0 && m.epoch != r.Epoch {
+		if m.blocks > 0 && m.epoch != req.Epoch {
 			m.blocks, m.cut = 0, CutEpoch
 		}
 		if m.blocks == len(shares[i].ids) {
@@ -130,8 +132,8 @@ func (s *Store) joinMatches(ctx context.Context, ns kv.Namespace, ids []kv.Block
 			r.Blocks, r.Cut, busy = at, m.cut, m.busy
 		}
 	}
-	r.Tokens, r.IDs = r.Blocks*ns.Geometry.BlockTokens, ids[:r.Blocks:r.Blocks]
-	r.Bytes = ns.Geometry.NeededBytes(r.Blocks)
+	r.Tokens, r.IDs = r.Blocks*g.BlockTokens, ids[:r.Blocks:r.Blocks]
+	r.Bytes = g.NeededBytes(r.Blocks)
 	switch {
 	case r.Blocks > 0:
 		r.Outcome = Hit
@@ -145,14 +147,6 @@ func (s *Store) joinMatches(ctx context.Context, ns kv.Namespace, ids []kv.Block
 		r.Lease = lease
 	}
 	return r, nil
-}
-
-// noteMismatch makes the next Namespace ask the nodes if err says that they know
-// another namespace than we do.
-func (s *Store) noteMismatch(name string, err error) {
-	if errors.Is(err, ErrMismatch) || errors.Is(err, ErrNotFound) {
-		s.forgetNamespace(name)
-	}
 }
 
 // Delivered drops blocks of class Transfer that have reached their reader, and
@@ -178,7 +172,5 @@ func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID
 			errs = append(errs, err)
 		}
 	}
-	err := errors.Join(errs...)
-	s.noteMismatch(ns.Name, err)
-	return dropped, hideInternal(err)
+	return dropped, hideInternal(errors.Join(errs...))
 }

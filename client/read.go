@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,6 @@ type reading struct {
 // pieceState says what became of a piece.
 type pieceState struct {
 	delivered bool
-	epoch     kv.Epoch
 	// lost is why it did not arrive; cut is set instead if it did not match.
 	lost   Reason
 	cut    Cut
@@ -84,9 +84,13 @@ func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 
 // run performs a checked Read.
 func (r *reading) run(ctx context.Context) (ReadResult, error) {
-	s := r.store
 	if len(r.pieces) == 0 {
-		return ReadResult{Cut: CutComplete, Epoch: r.req.Epoch}, nil
+		n := r.req.First
+		res := ReadResult{Blocks: n, Tokens: n * r.req.Namespace.Geometry.BlockTokens, Cut: CutComplete, Epoch: r.req.Epoch}
+		if n > 0 {
+			res.Outcome = Hit
+		}
+		return res, nil
 	}
 	if err := r.plan(ctx); err != nil {
 		return ReadResult{}, err
@@ -95,7 +99,6 @@ func (r *reading) run(ctx context.Context) (ReadResult, error) {
 	if ctx.Err() != nil {
 		err = fmt.Errorf("client: read: %w", ctx.Err())
 	}
-	s.noteMismatch(r.req.Namespace.Name, err)
 	return r.result(), err
 }
 
@@ -121,23 +124,26 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+		return nil, fmt.Errorf("client: read: %w", err)
+	}
 	g := req.Namespace.Geometry
 	r := &reading{store: s, req: req, ids: ids, digest: g.Digest(), pieces: req.Pieces, broken: math.MaxInt}
+	if req.First < 0 || req.First > len(ids) {
+		return nil, fmt.Errorf("client: read: %w: first block %d of a chain of %d", ErrRequest, req.First, len(ids))
+	}
 	if req.FirstLayer < 0 || req.Layers < 0 {
 		return nil, fmt.Errorf("client: read: %w: %d layers from %d", ErrRequest, req.Layers, req.FirstLayer)
 	}
 	if r.pieces == nil {
-		if len(g.Groups) > 1 || g.Groups[0].Kind != kv.Full {
-			return nil, fmt.Errorf("client: read: %w: namespace %q has %v; say where each piece goes (NeededPieces)", ErrRequest, req.Namespace.Name, g)
-		}
-		if req.FirstLayer >= g.Groups[0].Layers {
-			return nil, fmt.Errorf("client: read: %w: layers from %d of %d", ErrRequest, req.FirstLayer, g.Groups[0].Layers)
-		}
-		r.pieces = consecutive(0, len(ids), req.Base, r.pieceBytes(0))
+		r.pieces = neededPieces(g, req.First, len(ids), req.Base, req.FirstLayer)
 	}
 	for _, p := range r.pieces {
 		if err := checkPiece(g, len(ids), p); err != nil {
 			return nil, fmt.Errorf("client: read: %w", err)
+		}
+		if p.Block < req.First {
+			return nil, fmt.Errorf("client: read: %w: a piece of block %d, before the first block to read, %d", ErrRequest, p.Block, req.First)
 		}
 		if n := g.Groups[p.Group].Layers; req.FirstLayer >= n || req.Layers > n-req.FirstLayer {
 			return nil, fmt.Errorf("client: read: %w: layers %d to %d of group %d, which has %d", ErrRequest, req.FirstLayer, req.FirstLayer+req.Layers, p.Group, n)
@@ -176,17 +182,54 @@ func (r *reading) checkInto() error {
 			return fmt.Errorf("client: read: %w", err)
 		}
 	}
+	if err := checkApart(r.pieces, r.pieceBytes); err != nil {
+		return fmt.Errorf("client: read: %w", err)
+	}
 	return nil
 }
 
-// consecutive lays out group 0 of the blocks [first, end), one behind the other
-// from base.
-func consecutive(first, end int, base, sizeBytes int64) []Piece {
-	pieces := make([]Piece, 0, max(0, end-first))
-	for b := first; b < end; b++ {
-		pieces = append(pieces, Piece{Block: b, Offset: base + int64(b-first)*sizeBytes})
+// ownEpoch fills in an epoch that the caller left open: that of its Namespace
+// value, which names the weights the caller has. The node's current epoch would
+// be that of other weights, once it has been bumped.
+func ownEpoch(ns kv.Namespace, epoch *kv.Epoch) error {
+	if *epoch == 0 {
+		*epoch = ns.Epoch
+	}
+	if *epoch == 0 {
+		return fmt.Errorf("%w: no epoch in the request and none in namespace %q: use the namespace that Store.Namespace returned", ErrRequest, ns.Name)
+	}
+	return nil
+}
+
+// neededPieces are the pieces that a prefix of the given number of blocks needs
+// from a block on, each at its place in the prompt, whose block 0 lies at base;
+// of each the layers from firstLayer on.
+func neededPieces(g kv.Geometry, first, blocks int, base int64, firstLayer int) []Piece {
+	var pieces []Piece
+	for b := first; b < blocks; b++ {
+		for group := range g.Groups {
+			if b >= g.FirstNeeded(group, blocks) {
+				at := base + g.PieceOffset(b, group) + int64(firstLayer)*g.LayerBytes(group)
+				pieces = append(pieces, Piece{Block: b, Group: group, Offset: at})
+			}
+		}
 	}
 	return pieces
+}
+
+// checkApart refuses pieces that share bytes: at most one of them could be what
+// is there. Every offset has been checked.
+func checkApart(pieces []Piece, pieceBytes func(group int) int64) error {
+	byOffset := func(a, b Piece) int { return cmp.Compare(a.Offset, b.Offset) }
+	if !slices.IsSortedFunc(pieces, byOffset) {
+		pieces = slices.SortedFunc(slices.Values(pieces), byOffset)
+	}
+	for i := 1; i < len(pieces); i++ {
+		if a, b := pieces[i-1], pieces[i]; b.Offset < a.Offset+pieceBytes(a.Group) {
+			return fmt.Errorf("%w: block %d, group %d at offset %d and block %d, group %d at offset %d share bytes", ErrRequest, a.Block, a.Group, a.Offset, b.Block, b.Group, b.Offset)
+		}
+	}
+	return nil
 }
 
 func checkPiece(g kv.Geometry, blocks int, p Piece) error {
@@ -198,7 +241,7 @@ func checkPiece(g kv.Geometry, blocks int, p Piece) error {
 
 func checkRange(p Piece, sizeBytes int64, m *Memory) error {
 	if have := int64(len(m.Bytes())); p.Offset < 0 || p.Offset > have-sizeBytes {
-		return fmt.Errorf("%w: block %d, group %d at offset %d: %d bytes do not fit in memory of %d", ErrRequest, p.Block, p.Group, p.Offset, sizeBytes, have)
+		return fmt.Errorf("%w: block %d, group %d at offset %d: %d bytes do not fit in memory of %d (offsets count from block 0 of the prompt)", ErrRequest, p.Block, p.Group, p.Offset, sizeBytes, have)
 	}
 	return nil
 }
@@ -464,10 +507,15 @@ func (s *Store) forgetImm(imm uint32) {
 func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 	for k, i := range t.pieces {
 		result := resp.GetPieces()[k]
-		state := pieceState{epoch: kv.Epoch(resp.GetEpoch()), detail: result.GetReason()}
+		state := pieceState{detail: result.GetReason()}
 		switch result.GetState() {
 		case pb.PieceResult_STATE_DELIVERED:
 			state.delivered, state.detail = r.intact(i, result.GetLayerSums(), arrival.sumsOf(k, r.layers(r.pieces[i].Group)))
+			// KV of two epochs must not meet in one prefix.
+			if got := kv.Epoch(resp.GetEpoch()); state.delivered && got != r.req.Epoch {
+				state = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d; epoch %d was asked for", got, r.req.Epoch)}
+				break
+			}
 			if state.delivered && r.req.Sums != nil {
 				copy(r.req.Sums[i], result.GetLayerSums())
 			}
@@ -539,11 +587,11 @@ func (r *reading) loseAll(t *readTask, why Reason, detail string) {
 	}
 }
 
-// result settles the epochs and adds up. No task is running.
+// result adds up. No task is running.
 func (r *reading) result() ReadResult {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := ReadResult{Cut: CutComplete, Epoch: r.oneEpoch()}
+	out := ReadResult{Cut: CutComplete, Epoch: r.req.Epoch}
 	first, last, missing := math.MaxInt, -1, -1
 	for i, p := range r.pieces {
 		first, last = min(first, p.Block), max(last, p.Block)
@@ -609,26 +657,4 @@ func (s pieceState) why() Cut {
 		return CutEpoch
 	}
 	return CutLost
-}
-
-// oneEpoch returns the epoch of the first block that was delivered, and takes
-// the pieces of any other for lost: weights of two epochs must not meet in one
-// prefix.
-func (r *reading) oneEpoch() kv.Epoch {
-	first := -1
-	for i := range r.states {
-		if r.states[i].delivered && (first < 0 || r.pieces[i].Block < r.pieces[first].Block) {
-			first = i
-		}
-	}
-	if first < 0 {
-		return r.req.Epoch
-	}
-	epoch := r.states[first].epoch
-	for i := range r.states {
-		if s := &r.states[i]; s.delivered && s.epoch != epoch {
-			*s = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d, the first block under %d", s.epoch, epoch)}
-		}
-	}
-	return epoch
 }

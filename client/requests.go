@@ -23,7 +23,7 @@ type MatchRequest struct {
 	// the keys. Tokens may be given instead where ids are chained.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// Epoch of the weights; 0 means the node's current one.
+	// Epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 	// Lease, if positive, keeps what matched from being evicted for so long.
 	// Pin keeps it until Release.
@@ -39,8 +39,8 @@ type MatchResult struct {
 	IDs            []kv.BlockID
 	// Cut says why it is not longer.
 	Cut Cut
-	// Epoch is the one that was matched; hand it to Read and Write, so that a
-	// change of weights in between is a miss and not a mixture.
+	// Epoch is the one that was asked for. If the node is at another, the match is
+	// a Miss, cut by CutEpoch.
 	Epoch kv.Epoch
 	// Bytes is the payload that a read of the whole match moves.
 	Bytes int64
@@ -56,18 +56,23 @@ type ReadRequest struct {
 	// window or state groups it must be exactly a prefix that Match returned.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// Epoch is the epoch wanted, normally MatchResult.Epoch; 0 means the node's
-	// current one.
+	// First is the index of the first block to load: the caller holds those before
+	// it, and nothing is put where they lie.
+	First int
+	// Epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 	// Into is where the bytes go.
 	Into *Memory
-	// Pieces are what to load and where each goes, in any order. Nil, in a
-	// namespace of one layer group that is not a window or a state: all blocks,
-	// one behind the other from Base. See NeededPieces for the others.
-	Pieces []Piece
+	// Base is where the prompt's block 0 lies in Into, and Pieces are what to load
+	// and where each goes, in any order, none before First and no two of them over
+	// each other. Nil: what a prefix of this length needs from First on, each
+	// piece at Base + Geometry.PieceOffset(block, group). So a block has one place,
+	// by its index in the prompt, and Write takes it from the same place.
 	Base   int64
+	Pieces []Piece
 	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
-	// means all from FirstLayer on.
+	// means all from FirstLayer on. With Pieces nil each layer goes to its place in
+	// its block; the offset of one of Pieces is that of the first layer read.
 	FirstLayer, Layers int
 	// Sums, if not nil, has an entry for each of Pieces, as long as the layers
 	// read: the writer's XXH3-64 of each layer is put there once the bytes in
@@ -115,18 +120,19 @@ type WriteRequest struct {
 	IDs    []kv.BlockID
 	Tokens []kv.Token
 	// First is the index of the first block to store: those before it are
-	// stored already (MatchResult.Blocks) and are not sent.
+	// stored already (ReadResult.Blocks) and are not sent.
 	First int
-	// Epoch of the weights that made the blocks; 0 means the node's current one.
-	// An engine whose weights change must say it.
+	// Epoch of the weights that made the blocks; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 	// From is where the bytes are. They must not change until Write returns.
 	From *Memory
-	// Pieces are what to store and where each is, in any order, none before
-	// First. Nil, in a namespace of one layer group: the blocks from First on,
-	// one behind the other from Base.
-	Pieces []Piece
+	// Base is where the prompt's block 0 lies in From, also if First is not 0. Pieces
+	// are what to store and where each is, in any order, none before First and no
+	// two of them over each other. Nil, in a namespace of one layer group: the
+	// blocks from First on, each at Base + Geometry.PieceOffset(block, 0), where
+	// Read puts it.
 	Base   int64
+	Pieces []Piece
 	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its
 	// layers, made when the bytes were. The node refuses a piece that is not what
 	// its sums say, so memory that changed since then is never stored as if it were
@@ -151,19 +157,4 @@ type WriteResult struct {
 	Bytes int64
 	// Detail is what the node said when Outcome is Busy or Miss, for people.
 	Detail string
-}
-
-// NeededPieces lays out the pieces that a prefix of the given number of blocks
-// needs, group by group and one behind the other from base, and returns them with
-// their total length. It is the order in which a hybrid namespace is most simply
-// kept; any other is as good.
-func NeededPieces(g kv.Geometry, blocks int, base int64) (pieces []Piece, sizeBytes int64) {
-	at := base
-	for group := range g.Groups {
-		for b := g.FirstNeeded(group, blocks); b < blocks; b++ {
-			pieces = append(pieces, Piece{Block: b, Group: group, Offset: at})
-			at += g.PieceBytes(group)
-		}
-	}
-	return pieces, at - base
 }

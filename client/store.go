@@ -32,8 +32,7 @@ type Store struct {
 
 	mu sync.Mutex
 	// closed is set once; no goroutine is added to running after that.
-	closed     bool
-	namespaces map[string]kv.Namespace
+	closed bool
 }
 
 // Open connects to the nodes, all at once, for at most DialTimeout. A node that
@@ -46,7 +45,7 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 		return nil, err
 	}
 	opts.Servers = slices.Clone(opts.Servers)
-	s := &Store{opts: opts, hashers: newHashers(), namespaces: make(map[string]kv.Namespace)}
+	s := &Store{opts: opts, hashers: newHashers()}
 	s.imms.Store(rand.Uint32())
 	s.local.turn = make(chan struct{}, 1)
 	s.calls.init(s)
@@ -112,35 +111,13 @@ func (s *Store) spawn(f func()) bool {
 	return true
 }
 
-// Namespace returns the definition of a namespace, asking the nodes the first
-// time, and again after a node said that it differs. Nodes must agree on it; one
-// that does not answer is not asked. Errors: ErrNotFound, ErrMismatch (the nodes
-// differ), ErrUnavailable, ErrAuth, ErrProvider, ctx's.
+// Namespace asks the nodes for the definition of a namespace. Its epoch is the
+// newest that any of them has; calls that name no epoch are for it, so an engine
+// calls Namespace when it has loaded weights, and keeps the value as long as it
+// keeps them. Nodes must agree on the rest; one that does not answer is left out.
+// Errors: ErrNotFound, ErrMismatch (the nodes differ), ErrUnavailable, ErrAuth,
+// ErrProvider, ctx's.
 func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
-	s.mu.Lock()
-	ns, ok := s.namespaces[name]
-	s.mu.Unlock()
-	if ok {
-		return ns, nil
-	}
-	ns, err := s.fetchNamespace(ctx, name)
-	if err != nil {
-		return kv.Namespace{}, err
-	}
-	s.mu.Lock()
-	s.namespaces[name] = ns
-	s.mu.Unlock()
-	return ns, nil
-}
-
-// forgetNamespace makes the next Namespace ask the nodes.
-func (s *Store) forgetNamespace(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.namespaces, name)
-}
-
-func (s *Store) fetchNamespace(ctx context.Context, name string) (kv.Namespace, error) {
 	found := make([]kv.Namespace, len(s.nodes))
 	errs := make([]error, len(s.nodes))
 	var wg sync.WaitGroup
@@ -159,6 +136,8 @@ func (s *Store) fetchNamespace(ctx context.Context, name string) (kv.Namespace, 
 		case !sameNamespace(found[first], found[i]):
 			return kv.Namespace{}, fmt.Errorf("client: namespace %q is %v on %s and %v on %s, or differs in tenant, salt or index kind: %w",
 				name, found[first].Geometry, s.nodes[first].target, found[i].Geometry, s.nodes[i].target, ErrMismatch)
+		default:
+			found[first].Epoch = max(found[first].Epoch, found[i].Epoch)
 		}
 	}
 	if first < 0 {

@@ -61,6 +61,13 @@ func (s *story) command(t *testing.T, d *datadriven.TestData) string {
 		return s.get(t, d)
 	case "bump":
 		s.rig.bump(d.CmdArgs[0].Key)
+	case "weights": // the engine has loaded the newest weights
+		ns, err := s.rig.store.Namespace(t.Context(), d.CmdArgs[0].Key)
+		if err != nil {
+			return s.failed(err)
+		}
+		s.namespaces[ns.Name] = ns
+		return fmt.Sprintf("epoch %d\n", ns.Epoch)
 	case "evict":
 		var n int64
 		if _, err := fmt.Sscan(d.CmdArgs[0].Key, &n); err != nil {
@@ -120,7 +127,7 @@ func (s *story) put(t *testing.T, d *datadriven.TestData) string {
 	for i, id := range ids {
 		fill(mem.Bytes()[i*8192:][:8192], id, 0, 0)
 	}
-	w, err := s.rig.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, From: mem, Base: int64(first) * 8192})
+	w, err := s.rig.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: first, Epoch: epoch, From: mem})
 	if err != nil {
 		return s.failed(err)
 	}

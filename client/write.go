@@ -85,9 +85,7 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 		})
 	}
 	wg.Wait()
-	err = firstCause(errs)
-	s.noteMismatch(req.Namespace.Name, err)
-	return w.result(), err
+	return w.result(), firstCause(errs)
 }
 
 // firstCause returns the error that ended the others, not one of the ended.
@@ -109,6 +107,9 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+		return nil, fmt.Errorf("client: write: %w", err)
+	}
 	g := req.Namespace.Geometry
 	w := &writing{store: s, req: req, ids: ids, digest: g.Digest(), pieces: slices.Clone(req.Pieces)}
 	if req.First < 0 || req.First > len(ids) {
@@ -116,9 +117,11 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 	}
 	if w.pieces == nil {
 		if len(g.Groups) > 1 {
-			return nil, fmt.Errorf("client: write: %w: namespace %q has %v; say where each piece is", ErrRequest, req.Namespace.Name, g)
+			return nil, fmt.Errorf("client: write: %w: namespace %q has %v; list the pieces that there are (WriteRequest.Pieces)", ErrRequest, req.Namespace.Name, g)
 		}
-		w.pieces = consecutive(req.First, len(ids), req.Base, g.PieceBytes(0))
+		for b := req.First; b < len(ids); b++ {
+			w.pieces = append(w.pieces, Piece{Block: b, Offset: req.Base + g.PieceOffset(b, 0)})
+		}
 	}
 	if len(w.pieces) > 0 && req.From == nil {
 		return nil, fmt.Errorf("client: write: %w: no memory to write from (WriteRequest.From)", ErrRequest)
@@ -133,6 +136,9 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 		if err := checkRange(p, g.PieceBytes(p.Group), req.From); err != nil {
 			return nil, fmt.Errorf("client: write: %w", err)
 		}
+	}
+	if err := checkApart(w.pieces, g.PieceBytes); err != nil {
+		return nil, fmt.Errorf("client: write: %w", err)
 	}
 	if err := w.takeSums(); err != nil {
 		return nil, err

@@ -169,6 +169,16 @@ func (g Geometry) BlockBytes() int64 {
 	return n
 }
 
+// PieceOffset is where the group's piece of a block starts, in bytes, when the
+// blocks of a prompt lie one behind the other from its first.
+func (g Geometry) PieceOffset(block, group int) int64 {
+	at := int64(block) * g.BlockBytes()
+	for i := range group {
+		at += g.PieceBytes(i)
+	}
+	return at
+}
+
 // WindowBlocks is how many blocks, counted back from the end of a prefix, the
 // group needs: ceil(WindowTokens / BlockTokens) for a Window group, 1 for State,
 // and 0, meaning all of them, for Full.

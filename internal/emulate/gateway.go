@@ -58,6 +58,8 @@ type Gateway struct {
 	Done func(TurnResult)
 
 	mu sync.Mutex
+	// epoch is the nodes' newest that is known; 0: that of Namespace.
+	epoch kv.Epoch
 }
 
 // Run replays the sessions, at most parallel at a time, and returns when all have
@@ -131,6 +133,26 @@ func (g *Gateway) turn(ctx context.Context, s *Session, i int, prompt []kv.Token
 	return r
 }
 
+// match finds the cached prefix under the nodes' current epoch: an emulated engine
+// has the weights of every epoch.
+func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
+	g.mu.Lock()
+	epoch := g.epoch
+	g.mu.Unlock()
+	m, err := g.Store.Match(ctx, client.MatchRequest{Namespace: g.Namespace, IDs: ids, Epoch: epoch})
+	if err != nil || m.Cut != client.CutEpoch {
+		return m, err
+	}
+	ns, err := g.Store.Namespace(ctx, g.Namespace.Name)
+	if err != nil {
+		return m, err
+	}
+	g.mu.Lock()
+	g.epoch = max(g.epoch, ns.Epoch)
+	g.mu.Unlock()
+	return g.Store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids})
+}
+
 // serve finds the hit, submits and follows the request to its end.
 func (g *Gateway) serve(ctx context.Context, r *TurnResult, id string, prompt []kv.Token, output int, name string) error {
 	begin := time.Now()
@@ -141,7 +163,7 @@ func (g *Gateway) serve(ctx context.Context, r *TurnResult, id string, prompt []
 	ids, _ := chain.Append(nil, appendTokens(prompt[:len(prompt):len(prompt)], name, output))
 	bt := g.Namespace.Geometry.BlockTokens
 	full := len(prompt) / bt
-	m, err := g.Store.Match(ctx, client.MatchRequest{Namespace: g.Namespace, IDs: ids[:full]})
+	m, err := g.match(ctx, ids[:full])
 	if err != nil {
 		return fmt.Errorf("emulate: match: %w", err)
 	}

@@ -63,7 +63,7 @@ kill
 
 match m prompt=1 blocks=6
 ----
-miss: 0 blocks, 0 tokens, 0 bytes, epoch 0; cut: node_down
+miss: 0 blocks, 0 tokens, 0 bytes, epoch 1; cut: node_down
 
 get m prompt=1 blocks=6
 ----

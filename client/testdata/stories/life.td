@@ -44,10 +44,25 @@ miss: 0 stored, 0 were there; the prefix has 2 blocks
   block 2 refused: parent_absent
   block 3 refused: parent_absent
 
-# New weights: nothing of the old ones is found, and nothing of theirs stored.
+# New weights: nothing of the old ones is found, and nothing of theirs stored. An
+# engine that names no epoch means that of the weights it has.
 
 bump m
 ----
+
+match m prompt=1 blocks=6
+----
+miss: 0 blocks, 0 tokens, 0 bytes, epoch 1; cut: epoch
+
+put m prompt=1 blocks=2
+----
+miss: 0 stored, 0 were there; the prefix has 0 blocks
+  block 0 refused: stale_epoch
+  block 1 refused: stale_epoch
+
+weights m
+----
+epoch 2
 
 match m prompt=1 blocks=6
 ----
@@ -55,7 +70,7 @@ miss: 0 blocks, 0 tokens, 0 bytes, epoch 2; cut: absent
 
 match m prompt=1 blocks=6 epoch=1
 ----
-miss: 0 blocks, 0 tokens, 0 bytes, epoch 2; cut: epoch
+miss: 0 blocks, 0 tokens, 0 bytes, epoch 1; cut: epoch
 
 get m prompt=1 blocks=6 epoch=1
 ----
