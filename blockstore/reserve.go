@@ -1,9 +1,11 @@
 package blockstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -251,50 +253,67 @@ func (g *segment) appendLiveLocked(refs []kv.Ref) []kv.Ref {
 	return refs
 }
 
-// Cheapest returns the live slots of the segment that could be emptied, and cut
-// to slots for such pieces, at the least loss: the one of another slot size that
-// has the fewest live bytes. Until it is empty it gets no new slots if there is
-// any other place for them. It is for an engine that got ErrFull although it
-// evicted enough bytes, of another size. None if there is no such segment.
-func (s *Store) Cheapest(pieceBytes int64, layers int) []kv.Ref {
+// EmptiableSegment is a segment that could be emptied and cut to another slot
+// size.
+type EmptiableSegment struct {
+	// First is its first slot, End the slot behind its last one.
+	First, End kv.Extent
+	// UsedBytes is the size of its slots that are in use.
+	UsedBytes int64
+}
+
+// Emptiable returns the segments of another slot size that could be emptied and
+// cut to slots for such pieces, those with the fewest bytes in use first. A
+// segment with a reader, or in which something is being written, is none. It is
+// for an engine that got ErrFull although it evicted enough bytes, of another
+// size.
+func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 	l, err := s.SlotLayout(pieceBytes, layers)
 	if err != nil {
 		return nil
 	}
-	var best *segment
-	var least int64
+	var all []EmptiableSegment
 	for _, v := range s.volumes {
 		if !v.takesWrites() {
 			continue
 		}
 		for _, g := range v.sorted() {
-			if n, ok := g.lossBytes(l.SlotBytes()); ok && (best == nil || n < least) {
-				best, least = g, n
+			if e, ok := g.emptiable(l.SlotBytes()); ok {
+				all = append(all, e)
 			}
 		}
 	}
-	if best == nil {
-		return nil
-	}
-	return best.drain()
+	slices.SortStableFunc(all, func(a, b EmptiableSegment) int { return cmp.Compare(a.UsedBytes, b.UsedBytes) })
+	return all
 }
 
-// lossBytes is what emptying the segment would cost, if it can be emptied for
-// slots of slotBytes: nothing is being written in it.
-func (g *segment) lossBytes(slotBytes int64) (int64, bool) {
+func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	fits := ondisk.SegmentSlots(g.file.Size(), slotBytes) > 0
-	if g.phase != phaseCut || g.header.SlotBytes == slotBytes || g.retiring || g.counts.reserved > 0 || !fits {
-		return 0, false
+	if g.phase != phaseCut || g.header.SlotBytes == slotBytes || g.retiring || g.counts.reserved > 0 || g.reading.Load() > 0 || !fits {
+		return EmptiableSegment{}, false
 	}
-	return int64(g.counts.live+g.counts.condemned) * g.header.SlotBytes, true
+	return EmptiableSegment{
+		First: g.extent(0), End: g.extent(g.header.Slots),
+		UsedBytes: int64(g.counts.live) * g.header.SlotBytes,
+	}, true
 }
 
-// drain marks the segment and returns its live slots.
-func (g *segment) drain() []kv.Ref {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.draining = true
-	return g.appendLiveLocked(make([]kv.Ref, 0, g.counts.live))
+// Drain gives the segment of that slot no new slots while there is any other
+// place for them, until it is cut anew: it is being emptied.
+func (s *Store) Drain(e kv.Extent) {
+	if v := s.volume(e); v != nil {
+		if g := v.segment(e.Segment()); g != nil {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.draining = true
+		}
+	}
+}
+
+// Reading reports whether the slot has a reader in that generation.
+func (s *Store) Reading(ref kv.Ref) bool {
+	g, err := s.segmentOf(ref)
+	return err == nil && g.reading.Load() > 0 && g.holds(ref)
 }

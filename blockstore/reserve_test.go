@@ -96,7 +96,9 @@ func FuzzReserve(f *testing.F) {
 					held = slices.Delete(held, i, i+1)
 				}
 			default:
-				s.Cheapest(sizes[arg%4], 1)
+				if e := s.Emptiable(sizes[arg%4], 1); len(e) > 0 {
+					s.Drain(e[0].First)
+				}
 			}
 			if st := s.Stats(); st.FileBytes > st.CapacityBytes {
 				t.Fatalf("files of %d bytes, capacity %d (bounded)", st.FileBytes, st.CapacityBytes)

@@ -3,6 +3,7 @@ package blockstore
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
@@ -46,8 +47,10 @@ type segment struct {
 	free   freeMap
 	counts slotCounts
 	// retiring: beyond the capacity; takes no new slots and is removed when
-	// empty. draining: Cheapest named it; takes new slots only as a last resort.
+	// empty. draining: being emptied; takes new slots only as a last resort.
 	retiring, draining bool
+	// reading counts the readers of all slots. It changes under mu.
+	reading atomic.Int64
 }
 
 // cutLocked makes the segment a set of free slots.
@@ -206,6 +209,7 @@ func (g *segment) addReaderLocked(ref kv.Ref, slot uint32) error {
 		return fmt.Errorf("blockstore: pin %v: %d readers: %w", ref, MaxReaders, ErrBusy)
 	}
 	g.words[slot]++
+	g.reading.Add(1)
 	return nil
 }
 
@@ -220,6 +224,7 @@ func (g *segment) unpin(ref kv.Ref) error {
 	case w.readers() == 0:
 		return fmt.Errorf("blockstore: unpin %v: slot has no readers: %w", ref, ErrState)
 	}
+	g.reading.Add(-1)
 	if w--; w.readers() == 0 && w.state() == slotCondemned {
 		g.setLocked(slot, w.withState(slotFree))
 		return nil

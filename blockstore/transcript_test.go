@@ -75,7 +75,7 @@ func (w *world) run() string {
 		"forget":  w.each(func(b *block) error { delete(w.blocks, b.name); return nil }),
 		"read":    w.read, "sync": w.sync, "flip": w.flip, "copy": w.copyFile, "remove": w.removeFile,
 		"stats": func() string { return w.store.Stats().String() },
-		"check": w.check, "scan": w.scan, "scrub": w.scrub, "cheapest": w.cheapest,
+		"check": w.check, "scan": w.scan, "scrub": w.scrub, "emptiable": w.emptiable,
 		"inspect": w.inspect, "catalogue": w.catalogue, "sleep": w.sleep,
 	}
 	f, ok := commands[w.d.Cmd]
@@ -415,12 +415,16 @@ func (w *world) scrub() string {
 	return fmt.Sprintf("%s%+v in %v\n", out.String(), res, time.Since(start).Round(time.Second))
 }
 
-func (w *world) cheapest() string {
-	var out []string
-	for _, r := range w.store.Cheapest(w.intArg("piece", 12000), int(w.intArg("layers", 3))) {
-		out = append(out, r.Extent.String())
+// emptiable prints the segments that could be emptied, and drains the first.
+func (w *world) emptiable() string {
+	var out strings.Builder
+	for i, e := range w.store.Emptiable(w.intArg("piece", 12000), int(w.intArg("layers", 3))) {
+		fmt.Fprintf(&out, "%v to %v: %d bytes in use\n", e.First, e.End, e.UsedBytes)
+		if i == 0 {
+			w.store.Drain(e.First)
+		}
 	}
-	return strings.Join(out, " ") + "\n"
+	return out.String()
 }
 
 // inspect prints a volume, a segment or a slot: inspect a [segment=N [slot=N]].

@@ -227,7 +227,7 @@ func (f *fuzzer) create() {
 }
 
 func (f *fuzzer) step() {
-	op, ns := f.byte()%16, f.byte()%4
+	op, ns := f.byte()%17, f.byte()%4
 	switch op {
 	case 0, 1, 2, 3, 4:
 		f.put(ns)
@@ -247,6 +247,8 @@ func (f *fuzzer) step() {
 		f.bump(ns)
 	case 15:
 		f.rare(ns)
+	case 16:
+		f.vacate()
 	}
 }
 
@@ -411,6 +413,53 @@ func (f *fuzzer) reclaim() {
 		if !more && p.garbage && f.m.evictable(p) {
 			f.t.Fatalf("reclaim: nothing more, though %+v may go\n%v", *p, f.tr)
 		}
+	}
+}
+
+// vacate offers ranges of slots to be emptied, some slots being read, and does
+// the same the slow way: a range needs every piece in it or below one in it, and
+// none of them may be held.
+func (f *fuzzer) vacate() {
+	f.m.expire(f.now)
+	var ranges []ExtentRange
+	width := f.byte()%8 + 1
+	for from := f.byte() % 4; from < int(f.slot)+1 && len(ranges) < vacancyChoices; from += width + f.byte()%3 {
+		ranges = append(ranges, ExtentRange{From: kv.Extent(from), To: kv.Extent(from + width)})
+	}
+	read := kv.Extent(f.byte())
+	reading := func(ref kv.Ref) bool { return ref.Extent%64 == read%64 }
+	needs := func(r ExtentRange) (bytes int64, held bool) {
+		for _, p := range f.m.pieces {
+			for q := p; q != nil; q = q.parent {
+				if q.ref.Extent >= r.From && q.ref.Extent < r.To {
+					held = held || f.m.pinned(p) || reading(p.ref)
+					bytes++
+					break
+				}
+			}
+		}
+		return bytes, held
+	}
+	least := int64(-1)
+	for _, r := range ranges {
+		if bytes, held := needs(r); !held && (least < 0 || bytes < least) {
+			least = bytes
+		}
+	}
+	v, ok := f.tr.CheapestVacancy(ranges, reading, f.now)
+	if ok != (least >= 0) || ok && v.Bytes != least {
+		f.t.Fatalf("vacate one of %v: %v, %d bytes; the model says %d\n%v", ranges, ok, v.Bytes, least, f.tr)
+	}
+	if !ok {
+		return
+	}
+	gone, done, err := f.tr.Vacate(nil, v, reading)
+	if err != nil || !done || int64(len(gone)) != least {
+		f.t.Fatalf("vacate %v: %d pieces went, done %v, %v; the model says %d", v.Range, len(gone), done, err, least)
+	}
+	f.take(gone, "vacate")
+	if bytes, _ := needs(v.Range); bytes != 0 {
+		f.t.Fatalf("vacate %v: %d pieces are left", v.Range, bytes)
 	}
 }
 

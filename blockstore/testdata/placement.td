@@ -90,11 +90,11 @@ check
 ----
 checked
 
-# The other size has slots, which do not help: Cheapest says what would.
+# The other size has slots, which do not help: emptiable says which segments would.
 
-cheapest
+emptiable
 ----
-v0/s2/0
+v0/s2/0 to v0/s2/1: 65536 bytes in use
 
 free big
 ----

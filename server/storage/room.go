@@ -89,8 +89,8 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 	if free, err := n.probe(ctx, layout, count); err != nil || free {
 		return err
 	}
-	if n.emptySegment(layout) {
-		return nil
+	if empty, err := n.emptySegment(layout); err != nil || empty {
+		return err
 	}
 	if removed.Blocks == 0 {
 		return fmt.Errorf("%w: every block is leased or being read: %w", ErrBusy, blockstore.ErrFull)
@@ -127,25 +127,26 @@ func (n *Node) probe(ctx context.Context, layout ondisk.Layout, count int) (bool
 	return err == nil, err
 }
 
-// emptySegment removes the pieces of the segment that can be cut to this layout
-// at the least loss, and reports whether there was one.
-func (n *Node) emptySegment(layout ondisk.Layout) bool {
-	refs := n.store.Cheapest(layout.PayloadBytes, layout.Layers)
-	if len(refs) == 0 {
-		return false
+// emptySegment empties the segment that can be cut to this layout at the least
+// loss, and reports whether it is empty now. A segment is left alone if emptying
+// it would remove a block that is leased or being read, or an ancestor of one.
+func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
+	segments := n.store.Emptiable(layout.PayloadBytes, layout.Layers)
+	ranges := make([]trie.ExtentRange, len(segments))
+	for i, s := range segments {
+		ranges[i] = trie.ExtentRange{From: s.First, To: s.End}
 	}
-	for _, ref := range refs {
-		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
-			n.logIf("empty segment", err)
-			return false
-		}
+	v, ok := n.index.CheapestVacancy(ranges, n.store.Reading, n.opts.Now())
+	if !ok {
+		return false, nil
 	}
-	for {
-		more, err := n.reclaimStep(whyEvicted)
-		if err != nil || !more {
-			return err == nil
-		}
+	n.store.Drain(v.Range.From)
+	gone, done, err := n.index.Vacate(nil, v, n.store.Reading)
+	n.free(gone, whyEvicted, whyCorrupt)
+	if err != nil {
+		return false, fmt.Errorf("storage: empty a segment: %w", err)
 	}
+	return done, nil
 }
 
 // Removed is how much an operation took out of the cache.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/storage"
 )
 
 // TestEveryWriterGetsRoom: on a store that is full all the time, none of many
@@ -34,4 +35,109 @@ func TestEveryWriterGetsRoom(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestAnotherSlotSizeSparesWhatIsHeld fills two volumes with blocks of one slot
+// size, leases some of the prompts, and then writes blocks of another size. The
+// writes get their room from prompts that nobody leased; of the others, no block
+// goes, nor an ancestor of one.
+func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
+	const blocks = 8
+	r := newRig(t, rigOptions{
+		capacityBytes: 8 << 20, segmentBytes: 128 << 10, arenaBytes: 32 << 20,
+		edit: func(o *storage.Options) { o.HotBytes = -1 },
+	}, memio.New(memio.Options{}), memio.New(memio.Options{}))
+	old := r.namespace("old", small)
+	var prompts [][]kv.BlockID
+	for seed := 1; r.store.Stats().FileBytes < 8<<20-256<<10; seed++ {
+		// All continue the same first blocks, which lie in one segment: to empty
+		// it would cost every prompt.
+		ids := chain(old, blocks, 1_000_000, seed)
+		r.mustPut(old, ids)
+		prompts = append(prompts, ids)
+	}
+	var held [][]kv.BlockID
+	for i, ids := range prompts {
+		if i%9 != 0 {
+			continue
+		}
+		_, m, err := r.node.Match(old.Name, 0, ids, 0, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Blocks != len(ids) {
+			continue // evicted while the store was being filled
+		}
+		defer func() {
+			if err := r.node.Release(m.Lease); err != nil {
+				t.Error(err)
+			}
+		}()
+		held = append(held, ids)
+	}
+	if len(held) < 8 {
+		t.Fatalf("%d of %d prompts are held; the test wants 8", len(held), len(prompts))
+	}
+	other := r.namespace("other", kv.SingleGroup(2, 4, 4000))
+	for seed := range 40 {
+		stored, err := r.put(other, chain(other, blocks, 1+seed), 0)
+		if err != nil {
+			t.Fatalf("prompt %d of the other size: %v", seed, err)
+		}
+		for _, s := range stored {
+			if !s.Stored {
+				t.Errorf("prompt %d of the other size, block %d: %s: %v", seed, s.Block, s.Reason, s.Err)
+			}
+		}
+		for i, ids := range held {
+			if _, m, err := r.node.Match(old.Name, 0, ids, 0, false); err != nil || m.Blocks != len(ids) {
+				t.Fatalf("prompt %d of the other size cost held prompt %d: %d of %d blocks match: %v", seed, i, m.Blocks, len(ids), err)
+			}
+		}
+	}
+}
+
+// TestAnotherSlotSizeWithEverythingHeld leases every prompt: a write of another
+// slot size gets no room, and costs nothing.
+func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
+	r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 128 << 10}, memio.New(memio.Options{}))
+	old := r.namespace("old", small)
+	var prompts [][]kv.BlockID
+	for seed := 1; r.store.Stats().FileBytes < 4<<20-256<<10; seed++ {
+		ids := chain(old, 8, seed)
+		r.mustPut(old, ids)
+		_, m, err := r.node.Match(old.Name, 0, ids, 0, true)
+		if err != nil || m.Blocks != len(ids) {
+			t.Fatalf("%d blocks match: %v", m.Blocks, err)
+		}
+		defer func() {
+			if err := r.node.Release(m.Lease); err != nil {
+				t.Error(err)
+			}
+		}()
+		prompts = append(prompts, ids)
+	}
+	other := r.namespace("other", kv.SingleGroup(2, 4, 12000))
+	stored := 0
+	for seed := range 12 {
+		outcomes, err := r.put(other, chain(other, 4, 1+seed), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range outcomes {
+			if s.Stored {
+				stored++
+			} else if s.Reason != "full" && s.Reason != "parent_absent" {
+				t.Errorf("block %d of prompt %d: %s: %v", s.Block, seed, s.Reason, s.Err)
+			}
+		}
+	}
+	for i, ids := range prompts {
+		if _, m, err := r.node.Match(old.Name, 0, ids, 0, false); err != nil || m.Blocks != len(ids) {
+			t.Errorf("leased prompt %d: %d of %d blocks match: %v", i, m.Blocks, len(ids), err)
+		}
+	}
+	if stored == 12*4 {
+		t.Error("every block of the other size found room: the store was not full")
+	}
 }

@@ -1,0 +1,264 @@
+package trie
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// ExtentRange is the slots From to To, To excluded: for the caller, a segment
+// that may be emptied.
+type ExtentRange struct{ From, To kv.Extent }
+
+// Vacancy is a range of slots together with every piece that has to leave the
+// index before the slots of the range are free: the pieces in those slots and
+// all that hangs on them, wherever it lies.
+type Vacancy struct {
+	Range ExtentRange
+	// Bytes is the size of the slots of all these pieces.
+	Bytes int64
+	// pieces are in the order in which they can be removed: each stands behind
+	// everything that hangs on it.
+	pieces []vacated
+}
+
+// vacated is one piece of a Vacancy. The ref recognises a node that has been
+// removed, and perhaps reused, since it was found.
+type vacated struct {
+	ref   kv.Ref
+	node  uint32
+	depth uint32
+	group uint8
+}
+
+// vacancyChoices is how many ranges CheapestVacancy compares by the bytes that
+// emptying them would cost. A node's mark has one bit for each.
+const vacancyChoices = 7
+
+// markKnown in a node's mark says that the other bits are right.
+const markKnown = 1 << vacancyChoices
+
+// CheapestVacancy looks for a range that can be emptied without removing a piece
+// that is held, which is: leased, being put, or being read, as reading says of
+// its slot, or an ancestor of such a piece. ranges do not overlap and stand in
+// the order of preference. Of the first few that can be emptied, the one that
+// costs the fewest bytes is chosen. ok is false if no range can be emptied.
+//
+// It looks at every piece of the index twice, in short steps under the read
+// lock, and needs about a byte of memory for each; the caller empties a whole
+// segment with the result.
+func (t *Trie) CheapestVacancy(ranges []ExtentRange, reading func(kv.Ref) bool, now time.Time) (v Vacancy, ok bool) {
+	t.ExpireLeases(now)
+	s := vacancySearch{t: t, reading: reading, top: t.topNode()}
+	s.ranges = s.unheld(ranges)
+	s.mark()
+	best := -1
+	for i := range s.ranges {
+		if !s.held[i] && (best < 0 || s.bytes[i] < s.bytes[best]) {
+			best = i
+		}
+	}
+	if best < 0 {
+		return Vacancy{}, false
+	}
+	return Vacancy{Range: s.ranges[best], Bytes: s.bytes[best], pieces: s.collect(best)}, true
+}
+
+// Vacate removes the pieces of a vacancy, leaf first, and appends them to dst.
+// It stops at a piece that is held by now, and done is false then: no held piece
+// and no ancestor of one is ever removed. The pieces are out of the index even
+// if an error says that Pebble could not be told.
+func (t *Trie) Vacate(dst []Evicted, v Vacancy, reading func(kv.Ref) bool) (out []Evicted, done bool, err error) {
+	if err := t.usable(); err != nil {
+		return dst, false, err
+	}
+	done = true
+	for rest := v.pieces; len(rest) > 0 && done; {
+		step := rest[:min(len(rest), victimsPerStep)]
+		rest = rest[len(step):]
+		from := len(dst)
+		dst, done = t.vacateStep(dst, step, reading)
+		if err := t.forget(dst[from:]); err != nil {
+			return dst, false, err
+		}
+	}
+	return dst, done, nil
+}
+
+func (t *Trie) vacateStep(dst []Evicted, step []vacated, reading func(kv.Ref) bool) (out []Evicted, done bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, p := range step {
+		if nd := t.nodes.at(p.node); nd.space == 0 || nd.ref() != p.ref {
+			continue // removed since it was found
+		}
+		if !t.evictable(p.node) || reading(p.ref) {
+			return dst, false
+		}
+		t.policy.Remove(p.node)
+		dst = t.removeNodeLocked(dst, p.node)
+	}
+	return dst, true
+}
+
+// vacancySearch is one CheapestVacancy.
+type vacancySearch struct {
+	t       *Trie
+	reading func(kv.Ref) bool
+	// top is the highest node at the start: nodes that come later are not looked
+	// at. Vacate finds out whether one of them is in the way.
+	top    uint32
+	ranges []ExtentRange
+	// marks is indexed by node: bit i is set if the node has to go for ranges[i]
+	// to be empty.
+	marks []uint8
+	// held and bytes are by range: whether a piece that has to go is held, and
+	// what all of them make up.
+	held  [vacancyChoices]bool
+	bytes [vacancyChoices]int64
+}
+
+func (t *Trie) topNode() uint32 {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.nodes.top
+}
+
+// each calls f for every piece, pending ones included, in steps under the read
+// lock.
+func (s *vacancySearch) each(f func(n uint32, nd *node)) {
+	for from := uint32(1); from <= s.top; from += refsPerLock {
+		s.step(from, f)
+	}
+}
+
+func (s *vacancySearch) step(from uint32, f func(n uint32, nd *node)) {
+	t := s.t
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for n := from; n < from+refsPerLock && n <= s.top; n++ {
+		if nd := t.nodes.at(n); nd.space != 0 {
+			f(n, nd)
+		}
+	}
+}
+
+// isHeld reports whether the piece itself is held.
+func (s *vacancySearch) isHeld(nd *node) bool {
+	return nd.pins() > 0 || nd.has(flagPending) || s.reading(nd.ref())
+}
+
+// unheld returns the first ranges in which nothing is held, and no ancestor of
+// what is held.
+func (s *vacancySearch) unheld(ranges []ExtentRange) []ExtentRange {
+	order := make([]int, len(ranges)) // of ranges, by place
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(ranges[a].From, ranges[b].From) })
+	held := make([]bool, len(ranges))
+	hold := func(e kv.Extent) {
+		at, found := slices.BinarySearchFunc(order, e, func(i int, e kv.Extent) int { return cmp.Compare(ranges[i].From, e) })
+		if !found {
+			at--
+		}
+		if at >= 0 && e < ranges[order[at]].To {
+			held[order[at]] = true
+		}
+	}
+	seen := make(bitmap, s.top/64+1)
+	s.each(func(n uint32, nd *node) {
+		if !s.isHeld(nd) {
+			return
+		}
+		for n != 0 && n <= s.top && !seen.has(n) {
+			seen.set(n)
+			nd := s.t.nodes.at(n)
+			hold(nd.extent)
+			n = nd.parent
+		}
+	})
+	var free []ExtentRange
+	for i, r := range ranges {
+		if !held[i] && len(free) < vacancyChoices {
+			free = append(free, r)
+		}
+	}
+	return free
+}
+
+// mark finds out for each piece which ranges it keeps from being empty.
+func (s *vacancySearch) mark() {
+	if len(s.ranges) == 0 {
+		return
+	}
+	s.marks = make([]uint8, int(s.top)+1)
+	t := s.t
+	var path []uint32
+	s.each(func(n uint32, _ *node) {
+		path = path[:0]
+		for n != 0 && n <= s.top && s.marks[n]&markKnown == 0 {
+			path = append(path, n)
+			n = t.nodes.at(n).parent
+		}
+		var above uint8
+		if n != 0 && n <= s.top {
+			above = s.marks[n]
+		}
+		for _, p := range slices.Backward(path) {
+			nd := t.nodes.at(p)
+			above |= s.markOf(nd.extent)
+			s.marks[p] = above | markKnown
+			s.add(above, nd)
+		}
+	})
+}
+
+// markOf is the mark of a slot by itself.
+func (s *vacancySearch) markOf(e kv.Extent) (mark uint8) {
+	for i, r := range s.ranges {
+		if e >= r.From && e < r.To {
+			mark |= 1 << i
+		}
+	}
+	return mark
+}
+
+// add counts a piece into the ranges of its mark.
+func (s *vacancySearch) add(mark uint8, nd *node) {
+	if mark &^= markKnown; mark == 0 {
+		return
+	}
+	held := s.isHeld(nd)
+	bytes := s.t.spaces[nd.space].ns.slotBytes[nd.group()]
+	for i := range s.ranges {
+		if mark&(1<<i) != 0 {
+			s.held[i] = s.held[i] || held
+			s.bytes[i] += bytes
+		}
+	}
+}
+
+// collect returns the pieces that have to go for a range to be empty, leaf
+// first.
+func (s *vacancySearch) collect(which int) []vacated {
+	var pieces []vacated
+	bit := uint8(1) << which
+	s.each(func(n uint32, nd *node) {
+		// The node may be another piece's by now: its mark counts only if the slot
+		// or the parent explains it.
+		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
+			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: nd.depth, group: nd.group()})
+		}
+	})
+	// A block's other groups hang on its full piece and have its depth.
+	slices.SortFunc(pieces, func(a, b vacated) int {
+		if a.depth != b.depth {
+			return cmp.Compare(b.depth, a.depth)
+		}
+		return cmp.Compare(b.group, a.group)
+	})
+	return pieces
+}
