@@ -61,6 +61,9 @@ func (g *generations) newest() kv.Generation {
 	return kv.Generation(uint64(g.boot)<<sequenceBits | (g.next - 1))
 }
 
+// NewestGeneration is the highest generation that any slot can have by now.
+func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest() }
+
 // raiseBoot writes a boot counter beyond the given one to all volumes, unless
 // another call has.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {

@@ -7,12 +7,29 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Fresh reports whether no namespace was ever created in this index: it is new,
-// or was lost and made anew.
+// Fresh reports whether no namespace id was ever given out in this index: it is
+// new, or was lost and made anew.
 func (t *Trie) Fresh() bool {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
 	return t.marks.NamespaceID == 0
+}
+
+// HighestNamespace is the highest namespace id that was ever given out.
+func (t *Trie) HighestNamespace() kv.NamespaceID {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	return t.marks.NamespaceID
+}
+
+// RaiseHighest makes namespace ids up to id count as given out, durably.
+func (t *Trie) RaiseHighest(id kv.NamespaceID) error {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	if id <= t.marks.NamespaceID {
+		return nil
+	}
+	return t.raiseHighest(id)
 }
 
 // Restore puts namespaces back into a fresh index, under the ids and epochs that

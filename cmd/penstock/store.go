@@ -175,10 +175,12 @@ type rebuilt struct {
 	Blank      int64   `json:"blank_slots"`
 	Damaged    int64   `json:"damaged_slots"`
 	Unreadable int64   `json:"unreadable_slots"`
-	Deleted    int64   `json:"of_deleted_namespaces"`
+	DeletedNS  int64   `json:"of_deleted_namespaces"`
 	OldEpoch   int64   `json:"of_old_epochs"`
 	Geometry   int64   `json:"of_other_geometry"`
+	Transfer   int64   `json:"transfer"`
 	Copies     int64   `json:"older_copies"`
+	Deleted    int64   `json:"deleted"`
 	Orphans    int64   `json:"orphans"`
 	Refused    int64   `json:"refused"`
 	ReadBytes  int64   `json:"read_bytes"`
@@ -189,7 +191,7 @@ func emitRebuild(cmd *cobra.Command, r storage.RebuildReport, dryRun bool) error
 	v := rebuilt{
 		DryRun: dryRun, Namespaces: r.Namespaces, Indexed: r.Indexed,
 		Slots: r.Scan.Slots, Blank: r.Scan.Blank, Damaged: r.Scan.Damaged, Unreadable: r.Scan.Unreadable,
-		Deleted: r.Deleted, OldEpoch: r.OldEpoch, Geometry: r.Geometry, Copies: r.Copies, Orphans: r.Orphans, Refused: r.Refused,
+		DeletedNS: r.DeletedNamespace, OldEpoch: r.OldEpoch, Geometry: r.Geometry, Transfer: r.Transfer, Copies: r.Copies, Deleted: r.Deleted, Orphans: r.Orphans, Refused: r.Refused,
 		ReadBytes: r.Scan.Bytes, Seconds: r.Took.Seconds(),
 	}
 	return outputOf(cmd).emit(v, func(t *table) {
@@ -199,8 +201,8 @@ func emitRebuild(cmd *cobra.Command, r storage.RebuildReport, dryRun bool) error
 		}
 		t.pair(verb, fmt.Sprintf("%s blocks of %d namespaces in %v", count(v.Indexed), v.Namespaces, r.Took.Round(time.Millisecond)))
 		t.pair("slots", fmt.Sprintf("%s: %s blank, %s damaged, %s unreadable; %s read", count(v.Slots), count(v.Blank), count(v.Damaged), count(v.Unreadable), size(v.ReadBytes)))
-		t.pair("left out", fmt.Sprintf("%s of deleted namespaces, %s of old epochs, %s of another geometry, %s older copies, %s orphans, %s refused",
-			count(v.Deleted), count(v.OldEpoch), count(v.Geometry), count(v.Copies), count(v.Orphans), count(v.Refused)))
+		t.pair("left out", fmt.Sprintf("%s deleted, %s of deleted namespaces, %s of old epochs, %s of another geometry, %s transfers, %s older copies, %s orphans, %s refused",
+			count(v.Deleted), count(v.DeletedNS), count(v.OldEpoch), count(v.Geometry), count(v.Transfer), count(v.Copies), count(v.Orphans), count(v.Refused)))
 	})
 }
 

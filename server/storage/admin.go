@@ -26,25 +26,34 @@ func (n *Node) held(id kv.NamespaceID) Removed {
 	return Removed{}
 }
 
-// DeleteBlocks makes a block and everything below it unmatchable at once; the
-// slots come back in the background. It returns how much that is. With dryRun
-// nothing changes.
+// DeleteBlocks makes a block and everything below it unmatchable, durably: no
+// rebuild of the index brings them back. The slots come back in the background.
+// It returns how much that is. With dryRun nothing changes. trie.ErrAbsent means
+// that the index has no such block; copies in slots that are free are deleted
+// all the same.
 func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
 		return Removed{}, err
 	}
 	var below Removed
-	if below.Blocks, below.Bytes, err = n.index.Below(ns.ID, id); err != nil {
-		return Removed{}, err
+	below.Blocks, below.Bytes, err = n.index.Below(ns.ID, id)
+	if err != nil && !errors.Is(err, trie.ErrAbsent) || dryRun {
+		return below, err
 	}
-	if dryRun {
-		return below, nil
-	}
-	if err := n.index.Delete(ns.ID, id); err != nil {
-		return Removed{}, err
-	}
+	// The index first, so that the tombstone covers all that was put below the
+	// block until then. If the catalogue cannot be written, the call can be
+	// repeated.
+	err = n.index.Delete(ns.ID, id)
+	count := n.noteDeleted(ns, id, rootGroups(ns)...)
 	n.wakeReclaim()
+	// Not the caller's context: a caller that gives up does not undo the deletion.
+	if err := n.writeDeleted(n.stopped, count); err != nil {
+		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the volumes could not be told; a rebuild of the index may bring it back until the call is repeated: %w", id, err)
+	}
+	if err != nil {
+		return Removed{}, err
+	}
 	return below, nil
 }
 
@@ -149,7 +158,7 @@ func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) (
 			out = append(out, v)
 		}
 	}
-	return out, nil
+	return out, n.writePending(ctx)
 }
 
 func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info) (VerifiedPiece, error) {

@@ -102,6 +102,8 @@ func (n *Node) reclaimLoop() {
 		case <-n.stopped.Done():
 			return
 		case <-n.reclaim:
+			// Before consumers hear that the blocks are gone.
+			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
 			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped, whyCorrupt)))
 		}
 	}

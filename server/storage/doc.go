@@ -18,6 +18,8 @@
 //     reads, and the block store compares the header's after.
 //   - prefix-closed: eviction is the trie's, leaf first. The trie forgets a
 //     piece before its slot is freed, never the other way round.
+//   - A deletion reaches the catalogue on the volumes before it is acknowledged
+//     (deletions), so that no rebuild of the index brings a deleted block back.
 //   - bounded: the arena bounds bytes in flight, a Gate bounds calls, and what
 //     waits longer than QueueWait is Busy.
 //

@@ -5,21 +5,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
+	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// The catalogue is what the volumes know of the namespaces, so that data alone
-// is enough to rebuild the index. It is written before an epoch is bumped in the
-// index: after a crash in between, the later epoch wins, so that no block of an
-// old epoch can come back.
+// The catalogue is what the volumes know of the namespaces and of what was
+// deleted, so that data alone is enough to rebuild the index. It is written
+// before an epoch is bumped in the index, and before a namespace is deleted
+// there: after a crash in between, no block of an old epoch can come back.
 type catalogue struct {
 	Version    int            `json:"version"`
 	Namespaces []kv.Namespace `json:"namespaces"`
+	// Highest is the highest namespace id that was given out. The slots of a
+	// deleted namespace may lie on a volume that a rebuild does not see.
+	Highest kv.NamespaceID `json:"highest,omitempty"`
+	// Deleted are the deletions in the namespaces' current epochs.
+	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-const catalogueVersion = 1
+// catalogueVersion is written; version 1 has no deletions.
+const catalogueVersion = 2
 
 // decodeCatalogue reads a blob that encodeCatalogue made; an empty one has no
 // namespaces.
@@ -31,25 +39,43 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 	if err := json.Unmarshal(blob, &c); err != nil {
 		return catalogue{}, fmt.Errorf("storage: catalogue: %w", err)
 	}
-	if c.Version != catalogueVersion {
-		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows %d", c.Version, catalogueVersion)
+	if c.Version < 1 || c.Version > catalogueVersion {
+		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows versions up to %d", c.Version, catalogueVersion)
 	}
 	return c, nil
 }
 
+// writeCatalogue makes the namespaces, and the deletions in them, durable. nsMu
+// is held.
 func (n *Node) writeCatalogue(ctx context.Context, namespaces []kv.Namespace) error {
-	blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces})
-	if err != nil {
-		return fmt.Errorf("storage: catalogue: %w", err)
+	for {
+		deleted, count := n.deleted.encode(namespaces)
+		blob, err := json.Marshal(catalogue{Version: catalogueVersion, Namespaces: namespaces, Highest: n.index.HighestNamespace(), Deleted: deleted})
+		if err != nil {
+			return fmt.Errorf("storage: catalogue: %w", err)
+		}
+		err = n.store.SetCatalogue(ctx, blob)
+		if errors.Is(err, blockstore.ErrTooLarge) && n.deleted.collapse() {
+			continue
+		}
+		if err == nil {
+			n.deleted.wrote(namespaces, count)
+		}
+		return err
 	}
-	return n.store.SetCatalogue(ctx, blob)
 }
 
-// reconcileNamespaces brings epochs in the index up to those of the catalogue,
-// and then the catalogue up to the index.
+// reconcileNamespaces brings epochs and deletions in the index up to those of the
+// catalogue, and then the catalogue up to the index.
 func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	c, err := decodeCatalogue(n.store.Catalogue())
 	if err != nil {
+		return err
+	}
+	if err := n.deleted.load(c); err != nil {
+		return err
+	}
+	if err := n.index.RaiseHighest(c.Highest); err != nil {
 		return err
 	}
 	for _, old := range c.Namespaces {
@@ -65,6 +91,9 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	if err := n.redoDeletions(c); err != nil {
+		return err
 	}
 	namespaces := n.index.Namespaces()
 	if len(namespaces) == 0 && len(c.Namespaces) > 0 {
@@ -136,11 +165,15 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	if dryRun {
 		return held, nil
 	}
+	rest := slices.DeleteFunc(n.index.Namespaces(), func(other kv.Namespace) bool { return other.ID == ns.ID })
+	if err := n.writeCatalogue(ctx, rest); err != nil {
+		return Removed{}, err
+	}
 	if err := n.index.DeleteNamespace(name); err != nil {
 		return Removed{}, err
 	}
 	n.cleared(ns, whyDeleted)
-	return held, n.writeCatalogue(ctx, n.index.Namespaces())
+	return held, nil
 }
 
 // BumpEpoch makes every block of the namespace unmatchable, at a cost that does

@@ -49,7 +49,8 @@ type Node struct {
 	// nsMu orders changes of namespaces with the catalogue's writes. It is held
 	// across the catalogue's I/O: such changes are rare, and no data path takes
 	// it.
-	nsMu sync.Mutex
+	nsMu    sync.Mutex
+	deleted deletions
 
 	nextReserve atomic.Uint64
 

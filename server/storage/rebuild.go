@@ -52,20 +52,23 @@ type RebuildReport struct {
 	Scan blockstore.ScanStats
 	// Indexed pieces are matchable now, or would be.
 	Indexed int64
-	// The others were left out: of a namespace that the catalogue does not have,
-	// of an earlier epoch, of another geometry than the namespace's, older copies
-	// of a piece, without an ancestor, or refused by the index (quota).
-	Deleted, OldEpoch, Geometry, Copies, Orphans, Refused int64
-	Took                                                  time.Duration
+	// The others were left out: of a namespace that the catalogue does not have;
+	// of an earlier epoch; of another geometry than the namespace's; of class
+	// transfer, which may have been delivered; older copies of a piece; deleted,
+	// or below what was; without an ancestor; refused by the index (quota).
+	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
+	Took                                                                              time.Duration
 }
 
 // found is one slot that holds a piece of a current epoch.
 type found struct {
 	id, parent kv.BlockID
 	ref        kv.Ref
-	group      uint8
-	class      ondisk.Class
-	state      foundState
+	// deleted is the generation up to which a tombstone covers what hangs on the
+	// piece. It is known once the piece is placed.
+	deleted kv.Generation
+	group   uint8
+	state   foundState
 }
 
 type foundState uint8
@@ -93,14 +96,16 @@ type rebuild struct {
 	defs    map[kv.NamespaceID]kv.Namespace
 	digests map[kv.NamespaceID]kv.GeometryDigest
 	found   map[kv.NamespaceID][]found
+	stones  map[stoneKey]kv.Generation
+	floors  map[kv.NamespaceID]kv.Generation
 	// highest is the highest namespace id seen anywhere.
 	highest kv.NamespaceID
 }
 
 // Rebuild makes the index from the slots' headers and the catalogue alone. The
-// newest slot of each piece counts. A block that had been evicted or deleted
-// shortly before may be matchable again: its bytes are those that were written
-// for it, in the current epoch of its namespace.
+// newest slot of each piece counts. A block that had been evicted may be
+// matchable again: its bytes are those that were written for it, in the current
+// epoch of its namespace. A block that was deleted is not.
 func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {
@@ -120,6 +125,11 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 		r.defs[def.ID], r.digests[def.ID] = def, def.Geometry.Digest()
 		r.highest = max(r.highest, def.ID)
 	}
+	var deleted deletions
+	if err := deleted.load(c); err != nil {
+		return RebuildReport{}, err
+	}
+	r.stones, r.floors, r.highest = deleted.stones, deleted.floors, max(r.highest, c.Highest)
 	r.report.Namespaces = len(c.Namespaces)
 	if err := r.scan(ctx); err != nil {
 		return r.report, fmt.Errorf("storage: rebuild: %w", err)
@@ -154,7 +164,7 @@ func (r *rebuild) scan(ctx context.Context) (err error) {
 		r.highest = max(r.highest, h.Namespace)
 		if r.wanted(h) {
 			count++
-			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, group: h.Group, class: h.Class})
+			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, group: h.Group})
 		}
 		return nil
 	})
@@ -167,12 +177,16 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	def, ok := r.defs[h.Namespace]
 	switch {
 	case !ok:
-		r.report.Deleted++
+		r.report.DeletedNamespace++
 	case h.Epoch != def.Epoch:
 		r.report.OldEpoch++
 	case h.Geometry != r.digests[h.Namespace], int(h.Group) >= len(def.Geometry.Groups),
 		h.PayloadBytes != def.Geometry.PieceBytes(int(h.Group)), h.Layers != def.Geometry.Groups[h.Group].Layers:
 		r.report.Geometry++
+	case h.Class == ondisk.ClassTransfer:
+		r.report.Transfer++
+	case h.Generation <= r.floors[h.Namespace]:
+		r.report.Deleted++
 	default:
 		return true
 	}
@@ -197,8 +211,16 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	var climb []int32
 	for i := range pieces {
 		climb = r.climb(def, pieces, byName, int32(i), climb[:0])
-		for _, j := range slices.Backward(climb) {
+		for k, j := range slices.Backward(climb) {
 			p := &pieces[j]
+			if r.isDeleted(def, pieces, byName, p) {
+				// So is what is below it.
+				for _, j := range climb[:k+1] {
+					pieces[j].state = orphan
+				}
+				r.report.Deleted += int64(k + 1)
+				break
+			}
 			p.state = placed
 			batch = append(batch, p.entry(def))
 			if len(batch) == rebuildBatch {
@@ -252,6 +274,22 @@ func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]i
 	return path[:0]
 }
 
+// isDeleted reports whether a piece whose ancestor is placed was deleted, and
+// notes up to which generation what hangs on it was.
+func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceName]int32, p *found) bool {
+	p.deleted = r.stones[stoneKey{def.ID, def.Epoch, trie.PieceKey{ID: p.id, Group: p.group}}]
+	if name, has := ancestor(def, p); has {
+		above := &pieces[byName[name]]
+		p.deleted = max(p.deleted, above.deleted)
+		// A piece is written after what it hangs on. One that is older hung on an
+		// earlier copy, and was given up with it.
+		if p.ref.Generation < above.ref.Generation {
+			return true
+		}
+	}
+	return p.ref.Generation <= p.deleted
+}
+
 // ancestor names the piece that must be indexed before p, if there is one: see
 // trie.ParentAbsent.
 func ancestor(def kv.Namespace, p *found) (pieceName, bool) {
@@ -268,9 +306,6 @@ func (p *found) entry(def kv.Namespace) trie.Entry {
 	e := trie.Entry{ID: p.id, Ref: p.ref, Group: int(p.group)}
 	if def.Index != kv.IndexFlat {
 		e.Parent = p.parent
-	}
-	if p.class == ondisk.ClassTransfer {
-		e.Class = trie.Transfer
 	}
 	return e
 }

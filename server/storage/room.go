@@ -280,14 +280,32 @@ func (n *Node) reclaimAll(ctx context.Context, dropped string) error {
 func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
 	n.opts.Metrics.CorruptBlocks.WithLabelValues(where).Inc()
 	n.opts.Logger.Error("corrupt block dropped", "ref", ref, "noticed", where, "err", cause)
-	n.dropStale(ref)
+	n.dropPiece(ref)
 }
 
-// dropStale forgets an index entry whose slot holds something else. If it was
-// replaced meanwhile, there is nothing to forget.
+// dropPiece makes a piece unmatchable, and what is below it, for good: its
+// header may be intact, so a rebuild of the index would find it.
+func (n *Node) dropPiece(ref kv.Ref) {
+	owner, ok := n.index.Owner(ref)
+	n.forget(ref)
+	if ok {
+		if ns, err := n.index.NamespaceByID(owner.Namespace); err == nil && ns.Epoch == owner.Epoch {
+			n.noteDeleted(ns, owner.ID, owner.Group)
+		}
+	}
+	n.wakeReclaim()
+}
+
+// dropStale forgets an index entry whose slot holds something else.
 func (n *Node) dropStale(ref kv.Ref) {
+	n.forget(ref)
+	n.wakeReclaim()
+}
+
+// forget removes the index entry of a slot. If it was replaced meanwhile, there
+// is nothing to forget.
+func (n *Node) forget(ref kv.Ref) {
 	if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
 		n.logIf("drop block", err)
 	}
-	n.wakeReclaim()
 }

@@ -92,10 +92,10 @@ all invariants hold
 }
 would be indexed  10 blocks of 2 namespaces in DURATION
 slots             1,023: 1,003 blank, 0 damaged, 0 unreadable; 12 MiB read
-left out          5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 older copies, 0 orphans, 0 refused
+left out          0 deleted, 5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 transfers, 0 older copies, 0 orphans, 0 refused
 indexed   10 blocks of 2 namespaces in DURATION
 slots     1,023: 1,003 blank, 0 damaged, 0 unreadable; 12 MiB read
-left out  5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 older copies, 0 orphans, 0 refused
+left out  0 deleted, 5 of deleted namespaces, 5 of old epochs, 0 of another geometry, 0 transfers, 0 older copies, 0 orphans, 0 refused
 blocks    10
 verified  10 blocks, 80 KiB
 all invariants hold

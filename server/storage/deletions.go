@@ -1,0 +1,265 @@
+package storage
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// deletions are the tombstones of the node. A rebuild of the index reads the
+// slots' headers, and the header of a deleted block stays on its volume until the
+// slot is written again; older copies of the block may lie in other slots that
+// are free, and on volumes that are missing or take no writes. So the catalogue
+// says what was deleted:
+//
+//	tombstone  namespace, block, group, generation G
+//	           of that piece and of everything below it, slots whose content
+//	           was written up to generation G are deleted
+//	floor      namespace, generation G
+//	           no slot of the namespace up to G is taken into a rebuilt index
+//
+// One tombstone covers a block with all that hangs on it, however much that is.
+// Calls that delete at the same time share one write of the catalogue. An epoch
+// bump and the deletion of a namespace end its tombstones, since the catalogue
+// then says that everything older is gone. When the catalogue is full the older
+// half of the tombstones becomes a floor: a later rebuild finds fewer blocks, and
+// none that was deleted.
+type deletions struct {
+	mu     sync.Mutex
+	stones map[stoneKey]kv.Generation
+	floors map[kv.NamespaceID]kv.Generation
+	// added counts changes, written those that the catalogue has.
+	added, written uint64
+}
+
+// stoneKey names a deleted piece.
+type stoneKey struct {
+	namespace kv.NamespaceID
+	epoch     kv.Epoch
+	trie.PieceKey
+}
+
+// deletedPieces are a namespace's deletions in the catalogue.
+type deletedPieces struct {
+	Namespace kv.NamespaceID `json:"namespace"`
+	Floor     kv.Generation  `json:"floor,omitempty"`
+	// Pieces holds stoneBytes for each tombstone: id, group, generation (little
+	// endian).
+	Pieces []byte `json:"pieces,omitempty"`
+}
+
+const stoneBytes = kv.BlockIDSize + 1 + 8
+
+func (d *deletedPieces) stones() (out []trie.Deletion, err error) {
+	if len(d.Pieces)%stoneBytes != 0 {
+		return nil, fmt.Errorf("storage: catalogue: %d bytes of deleted pieces of namespace %d; want a multiple of %d", len(d.Pieces), d.Namespace, stoneBytes)
+	}
+	for b := range slices.Chunk(d.Pieces, stoneBytes) {
+		out = append(out, trie.Deletion{
+			PieceKey: trie.PieceKey{ID: kv.BlockID(b[:kv.BlockIDSize]), Group: b[kv.BlockIDSize]},
+			UpTo:     kv.Generation(binary.LittleEndian.Uint64(b[kv.BlockIDSize+1:])),
+		})
+	}
+	return out, nil
+}
+
+// load takes over what the catalogue has.
+func (d *deletions) load(c catalogue) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stones = make(map[stoneKey]kv.Generation)
+	d.floors = make(map[kv.NamespaceID]kv.Generation)
+	epochs := make(map[kv.NamespaceID]kv.Epoch)
+	for _, ns := range c.Namespaces {
+		epochs[ns.ID] = ns.Epoch
+	}
+	for _, of := range c.Deleted {
+		stones, err := of.stones()
+		if err != nil {
+			return err
+		}
+		for _, s := range stones {
+			d.stones[stoneKey{of.Namespace, epochs[of.Namespace], s.PieceKey}] = s.UpTo
+		}
+		if of.Floor > 0 {
+			d.floors[of.Namespace] = of.Floor
+		}
+	}
+	return nil
+}
+
+// add notes a deletion, to be written, and returns the count by which written
+// tells that it was.
+func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stones[key] = max(d.stones[key], upTo)
+	d.added++
+	return d.added
+}
+
+// pending reports whether the catalogue lacks a deletion.
+func (d *deletions) pending() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.added > d.written
+}
+
+// has reports whether the catalogue has the first n changes.
+func (d *deletions) has(n uint64) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.written >= n
+}
+
+// encode returns what the catalogue with these namespaces says, and the count of
+// the changes in it.
+func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	of := make(map[kv.NamespaceID]*deletedPieces, len(namespaces))
+	for _, ns := range namespaces {
+		of[ns.ID] = &deletedPieces{Namespace: ns.ID, Floor: d.floors[ns.ID]}
+	}
+	keys := slices.SortedFunc(maps.Keys(d.stones), func(a, b stoneKey) int {
+		return cmp.Or(cmp.Compare(a.namespace, b.namespace), slices.Compare(a.ID[:], b.ID[:]), cmp.Compare(a.Group, b.Group))
+	})
+	epochs := epochsOf(namespaces)
+	for _, k := range keys {
+		p := of[k.namespace]
+		if p == nil || epochs[k.namespace] != k.epoch {
+			continue
+		}
+		p.Pieces = append(append(p.Pieces, k.ID[:]...), k.Group)
+		p.Pieces = binary.LittleEndian.AppendUint64(p.Pieces, uint64(d.stones[k]))
+	}
+	for _, ns := range namespaces {
+		if p := of[ns.ID]; p.Floor > 0 || len(p.Pieces) > 0 {
+			out = append(out, *p)
+		}
+	}
+	return out, d.added
+}
+
+func epochsOf(namespaces []kv.Namespace) map[kv.NamespaceID]kv.Epoch {
+	epochs := make(map[kv.NamespaceID]kv.Epoch, len(namespaces))
+	for _, ns := range namespaces {
+		epochs[ns.ID] = ns.Epoch
+	}
+	return epochs
+}
+
+// wrote notes that the catalogue with these namespaces, and the first count
+// changes, is durable: what it left out is over.
+func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.written = max(d.written, count)
+	epochs := epochsOf(namespaces)
+	maps.DeleteFunc(d.stones, func(k stoneKey, _ kv.Generation) bool {
+		epoch, ok := epochs[k.namespace]
+		return !ok || k.epoch < epoch
+	})
+	maps.DeleteFunc(d.floors, func(id kv.NamespaceID, _ kv.Generation) bool { _, ok := epochs[id]; return !ok })
+}
+
+// collapse turns the older half of the tombstones into floors. It reports false
+// if there are none.
+func (d *deletions) collapse() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.stones) == 0 {
+		return false
+	}
+	limit := slices.Sorted(maps.Values(d.stones))[(len(d.stones)-1)/2]
+	for k, upTo := range d.stones {
+		if upTo <= limit {
+			d.floors[k.namespace] = max(d.floors[k.namespace], upTo)
+			delete(d.stones, k)
+		}
+	}
+	return true
+}
+
+// noteDeleted notes that a block is deleted: with all of its pieces as the index
+// has none, with groups if only those.
+func (n *Node) noteDeleted(ns kv.Namespace, id kv.BlockID, groups ...int) (count uint64) {
+	// Every slot that holds the block, or anything below it, got its generation
+	// before the index gave the block up.
+	upTo := n.store.NewestGeneration()
+	for _, g := range groups {
+		count = n.deleted.add(stoneKey{ns.ID, ns.Epoch, trie.PieceKey{ID: id, Group: uint8(g)}}, upTo)
+	}
+	return count
+}
+
+// rootGroups are the groups of a block on which nothing but the block's own
+// pieces hangs above: to delete them is to delete the block.
+func rootGroups(ns kv.Namespace) []int {
+	if ns.Index != kv.IndexFlat && ns.Geometry.Groups[0].Kind == kv.Full {
+		return []int{0}
+	}
+	groups := make([]int, len(ns.Geometry.Groups))
+	for i := range groups {
+		groups[i] = i
+	}
+	return groups
+}
+
+// writeDeleted returns once the catalogue has the first count deletions. Calls
+// that wait for each other share a write.
+func (n *Node) writeDeleted(ctx context.Context, count uint64) error {
+	if n.deleted.has(count) {
+		return nil
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	if n.deleted.has(count) {
+		return nil
+	}
+	return n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
+// writePending writes the deletions that no caller waits for: dropped blocks.
+func (n *Node) writePending(ctx context.Context) error {
+	if !n.deleted.pending() {
+		return nil
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	return n.writeCatalogue(ctx, n.index.Namespaces())
+}
+
+// redoDeletions deletes again what the catalogue says is deleted and the index
+// still has: a crash may have left it.
+func (n *Node) redoDeletions(c catalogue) error {
+	for _, of := range c.Deleted {
+		ns, err := n.index.NamespaceByID(of.Namespace)
+		if errors.Is(err, trie.ErrNamespaceUnknown) || err == nil && ns.Epoch != epochsOf(c.Namespaces)[ns.ID] {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		stones, err := of.stones()
+		if err != nil {
+			return err
+		}
+		pieces, err := n.index.Redo(of.Namespace, stones)
+		if err != nil {
+			return err
+		}
+		if pieces > 0 {
+			n.opts.Logger.Info("blocks that were deleted before the last stop are dropped from the index", "namespace", ns.Name, "pieces", pieces)
+		}
+	}
+	return nil
+}

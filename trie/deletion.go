@@ -1,0 +1,112 @@
+package trie
+
+import "github.com/penstock-kv/penstock/kv"
+
+// PieceKey names a piece within the current space of a namespace.
+type PieceKey struct {
+	ID    kv.BlockID
+	Group uint8
+}
+
+// Deletion is a deletion as the owner of the slots remembers it: the piece, and
+// everything that hangs on it, is deleted as far as it lies in slots of
+// generations up to UpTo.
+type Deletion struct {
+	PieceKey
+	UpTo kv.Generation
+}
+
+// Owner returns the indexed piece that lies in the slot, or false. A piece that
+// waits for ReclaimStep counts.
+func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
+	value, err := t.get(appendBlockKey(nil, ref.Extent))
+	if value == nil || err != nil {
+		return Evicted{}, false
+	}
+	rec, err := decodeRecord(value)
+	if err != nil || rec.gen != ref.Generation {
+		return Evicted{}, false
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	number, ok := t.bySerial[rec.serial]
+	if !ok {
+		return Evicted{}, false
+	}
+	sp := t.spaces[number]
+	return Evicted{
+		Ref: ref, ID: rec.id, Namespace: sp.ns.def.ID, Epoch: sp.epoch,
+		Group: int(rec.group), SlotBytes: sp.ns.slotBytes[rec.group],
+	}, true
+}
+
+// Redo dooms what the deletions cover and the index still has, and returns how
+// many pieces it doomed; ReclaimStep returns them. It is for the time before the
+// index serves: a crash between Delete and ReclaimStep leaves the records below a
+// deleted block, and if the block was put again they hang on its new piece.
+func (t *Trie) Redo(id kv.NamespaceID, deletions []Deletion) (pieces int, err error) {
+	d, err := t.doomDeleted(id, deletions)
+	if err != nil || len(d.extents) == 0 {
+		return 0, err
+	}
+	return len(d.extents), t.unrecord(d, true)
+}
+
+func (t *Trie) doomDeleted(id kv.NamespaceID, deletions []Deletion) (d doomed, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return d, err
+	}
+	// The pieces that were put again stay; what is below them may be older.
+	again := make(map[uint32]kv.Generation)
+	for _, del := range deletions {
+		n := t.table.find(ns.space.number, del.Group, &del.ID)
+		switch {
+		case n == 0 || t.nodes.at(n).has(flagPending):
+		case t.nodes.at(n).gen() <= del.UpTo:
+			d.add(t, n)
+		default:
+			again[n] = max(again[n], del.UpTo)
+		}
+	}
+	if len(again) == 0 || !ns.tree {
+		return d, nil
+	}
+	t.doomBelowLocked(ns, again, &d)
+	return d, nil
+}
+
+// doomBelowLocked dooms each piece below a node of upTo whose generation is not
+// above that node's.
+func (t *Trie) doomBelowLocked(ns *namespace, upTo map[uint32]kv.Generation, d *doomed) {
+	known := make(bitmap, t.nodes.top/64+1)
+	// limits has the highest generation that is deleted, of the known nodes for
+	// which there is one.
+	limits := make(map[uint32]kv.Generation)
+	var path []uint32
+	for n := uint32(1); n <= t.nodes.top; n++ {
+		if t.nodes.at(n).space != ns.space.number {
+			continue
+		}
+		path = path[:0]
+		at := n
+		for at != 0 && !known.has(at) {
+			path = append(path, at)
+			at = t.nodes.at(at).parent
+		}
+		limit := limits[at]
+		for i := len(path) - 1; i >= 0; i-- {
+			p := path[i]
+			known.set(p)
+			nd := t.nodes.at(p)
+			if limit > 0 && nd.gen() <= limit && !nd.has(flagDoomed|flagPending) {
+				d.add(t, p)
+			}
+			if limit = max(limit, upTo[p]); limit > 0 {
+				limits[p] = limit
+			}
+		}
+	}
+}
