@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -46,6 +47,8 @@ type Decode struct {
 	device rdma.Desc
 	table  rdma.Desc
 	credit int
+	// returned counts the messages that the PE had no room to keep.
+	returned int
 	// ready: the whole prompt is in device memory.
 	ready bool
 }
@@ -105,6 +108,19 @@ func (d *Decode) begin() error {
 	if err != nil {
 		return err
 	}
+	// The immediates are expected before the PE can write: an engine keeps only a
+	// bounded number of those that nobody expects.
+	landed := rdma.NewFlag()
+	x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.imm, Count: uint32(2 * g.layers), From: []rdma.EngineID{peer}, Done: landed.Set})
+	if err != nil {
+		return fmt.Errorf("traffic: request %q: %w", d.request, err)
+	}
+	if !d.run(func() error {
+		defer x.Cancel()
+		return d.assemble(landed)
+	}) {
+		x.Cancel()
+	}
 	offer := &pb.TrafficOffer{Window: window, GeometryDigest: g.digest[:], Blocks: uint32(d.job.Blocks), HitBlocks: uint32(d.job.Hit), Imm: d.imm}
 	if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Offer{Offer: offer}}); err != nil {
 		return err
@@ -113,7 +129,6 @@ func (d *Decode) begin() error {
 		d.Read(part)
 	}
 	d.run(d.push)
-	d.run(d.assemble)
 	for _, e := range d.m.takeEarly(d.request) {
 		d.message(e.from, e.m)
 	}
@@ -189,9 +204,23 @@ func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
 			}
 		}
 		d.update(func() { d.sends = b.Sends })
+	case *pb.TrafficMessage_Again:
+		d.sendAgain(b.Again.Message)
 	case *pb.TrafficMessage_Cancel:
 		d.fail(fmt.Errorf("traffic: request %q: by the prefill side (%s): %w", d.request, b.Cancel.Reason, ErrCancelled))
 	}
+}
+
+// sendAgain sends a message that the PE has returned, after a pause that grows with
+// their number.
+func (d *Decode) sendAgain(raw []byte) {
+	raw = bytes.Clone(raw)
+	d.mu.Lock()
+	pause := min(resendMin<<min(d.returned, 16), resendMax)
+	d.returned++
+	peer := d.peer
+	d.mu.Unlock()
+	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.told) })
 }
 
 // takeAccept learns where the PE wants the layers of the hit.
@@ -283,20 +312,14 @@ func (d *Decode) mineLocked() []uint32 {
 }
 
 // assemble waits for the whole prompt, verifies it, persists what is new and
-// brings it to device memory.
-func (d *Decode) assemble() error {
+// brings it to device memory. landed is set when all that the PE sends has come.
+func (d *Decode) assemble(landed *rdma.Flag) error {
 	if err := d.await(d.ctx, func() bool { return d.sends != nil }); err != nil {
 		return err
 	}
 	g := d.m.geo
 	sends := d.sends.Blocks
 	if len(sends) > 0 {
-		landed := rdma.NewFlag()
-		x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.imm, Count: uint32(2 * g.layers), From: []rdma.EngineID{d.peer}, Done: landed.Set})
-		if err != nil {
-			return fmt.Errorf("traffic: request %q: %w", d.request, err)
-		}
-		defer x.Cancel()
 		if err := landed.Wait(d.ctx); err != nil {
 			return fmt.Errorf("traffic: request %q: the prompt's KV from the prefill side: %w", d.request, err)
 		}

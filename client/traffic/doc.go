@@ -60,6 +60,14 @@
 // stored. Each write has a minute from its own beginning, however long the prompt
 // took to compute.
 //
+// # Messages
+//
+// The two sides of a request start on their own, so the DE's first messages may come
+// before the PE has begun the job. The PE keeps a bounded number of them (maxEarly)
+// and returns the others (TrafficAgain); the DE sends those again after a pause. A
+// message that finds no receive buffer free at its peer is sent again too. No
+// message is dropped while its job is under way, and one slow peer delays no other.
+//
 // # Layers in flight
 //
 // Device memory holds Device.Bases many layers of a request on the PE. Layer l

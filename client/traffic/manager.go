@@ -1,13 +1,16 @@
 package traffic
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -157,8 +160,19 @@ const (
 	recvBytes   = 64 << 10
 	// maxBlocks bounds the blocks of a job, so that its messages fit.
 	maxBlocks = 8192
-	// maxEarly bounds the messages that came before their job.
-	maxEarly = 256
+	// maxEarly bounds the messages that a manager keeps for jobs that have not begun
+	// here, about 300 bytes each. Further ones are returned to their sender, which
+	// sends them again; returnsMax bounds how many are being returned at a time, and
+	// beyond that no message is taken.
+	maxEarly   = 4096
+	returnsMax = 256
+	// queueMax bounds the jobs that wait for memory. Each has a goroutine of the
+	// engine, which is what bounds them first.
+	queueMax = 1 << 16
+	// A message that the other side could not take is sent again after a pause, which
+	// doubles from resendMin to resendMax.
+	resendMin = time.Millisecond
+	resendMax = 250 * time.Millisecond
 )
 
 // Manager is the traffic manager of one engine. Its methods may be called
@@ -173,13 +187,24 @@ type Manager struct {
 	// plain is opts.Copier where the caller gave none.
 	plain *copier.Plain
 
+	// returns has an element for each message that is being returned.
+	returns chan struct{}
+	// life ends when Close has ended the jobs; end ends it, under mu.
+	life    context.Context
+	endLife context.CancelFunc
+
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
-	// early are messages whose job has not begun here, oldest first.
-	early   []earlyMessage
+	// early are messages whose job has not begun here, by request. Invariant:
+	// earlyCount is how many there are, at most earlyMax.
+	early                map[string][]earlyMessage
+	earlyCount, earlyMax int
+
 	pending pending
-	work    sync.WaitGroup
+	// work counts jobs, writes of decoded blocks and messages to be sent again. It
+	// grows under mu, and only while life has not ended.
+	work sync.WaitGroup
 }
 
 // job is a Prefill or a Decode.
@@ -210,10 +235,13 @@ func New(opts Options) (*Manager, error) {
 	g := opts.Namespace.Geometry
 	m := &Manager{
 		opts: opts, log: opts.Logger, jobs: make(map[string]job),
+		early: make(map[string][]earlyMessage), earlyMax: maxEarly, returns: make(chan struct{}, returnsMax),
 		geo:     geometry{g.Groups[0].Layers, uint64(g.LayerBytes(0)), uint64(g.PieceBytes(0)), g.Digest()},
 		pending: newPending(opts.PersistMax),
 	}
+	m.life, m.endLife = context.WithCancel(context.Background())
 	if err := m.open(); err != nil {
+		m.endLife()
 		return nil, fmt.Errorf("traffic: %w", errors.Join(err, m.release()))
 	}
 	return m, nil
@@ -275,6 +303,9 @@ func (m *Manager) Close() error {
 	for _, j := range jobs {
 		_ = j.close(ErrClosed) // Finish returns it to the job's owner
 	}
+	m.mu.Lock()
+	m.endLife()
+	m.mu.Unlock()
 	m.work.Wait()
 	if !first {
 		return nil
@@ -332,15 +363,43 @@ func (m *Manager) begin(request string, j job) error {
 func (m *Manager) takeEarly(request string) []earlyMessage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var out []earlyMessage
-	m.early = slices.DeleteFunc(m.early, func(e earlyMessage) bool {
-		if e.m.Request != request {
-			return false
-		}
-		out = append(out, e)
-		return true
-	})
+	out := m.early[request]
+	delete(m.early, request)
+	m.earlyCount -= len(out)
 	return out
+}
+
+// keepEarlyLocked keeps a message for a job to come; false if there is no room.
+func (m *Manager) keepEarlyLocked(from rdma.EngineID, t *pb.TrafficMessage) bool {
+	if m.earlyCount >= m.earlyMax {
+		return false
+	}
+	m.early[t.Request] = append(m.early[t.Request], earlyMessage{from, t})
+	m.earlyCount++
+	return true
+}
+
+// dropEarlyLocked drops the kept messages of a request that stale names.
+func (m *Manager) dropEarlyLocked(request string, stale func(from rdma.EngineID) bool) {
+	kept := slices.DeleteFunc(m.early[request], func(e earlyMessage) bool { return stale(e.from) })
+	m.earlyCount -= len(m.early[request]) - len(kept)
+	if m.early[request] = kept; len(kept) == 0 {
+		delete(m.early, request)
+	}
+}
+
+// dropDead drops the kept messages of peers whose session has ended: their jobs
+// have ended with it.
+func (m *Manager) dropDead() {
+	alive := make(map[rdma.EngineID]bool)
+	for _, p := range m.opts.Compute.Peers() {
+		alive[p.ID] = true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for request := range m.early {
+		m.dropEarlyLocked(request, func(from rdma.EngineID) bool { return !alive[from] })
+	}
 }
 
 // end takes a job out.
@@ -360,33 +419,122 @@ func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 		m.log.Warn("a traffic manager sent what does not decode", "peer", from.String(), "bytes", len(raw), "err", err)
 		return
 	}
-	m.mu.Lock()
-	j := m.jobs[t.Request]
-	if j == nil {
-		if t.GetCancel() == nil {
-			if len(m.early) == maxEarly {
-				m.early = m.early[1:]
-			}
-			m.early = append(m.early, earlyMessage{from, t})
-		}
-		m.mu.Unlock()
+	if j := m.find(from, t); j != nil {
+		j.message(from, t)
 		return
 	}
-	m.mu.Unlock()
-	j.message(from, t)
+	switch t.Body.(type) {
+	case *pb.TrafficMessage_Offer, *pb.TrafficMessage_Held:
+		m.keep(from, t, raw)
+	}
+	// Anything else is about a job that has ended here.
 }
 
-// send sends a message; the job fails if it does not arrive.
-func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessage, failed func(error)) error {
+// find returns the job that a message is about; nil if there is none. The end of a
+// job that never began here takes its messages with it.
+func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	j := m.jobs[t.Request]
+	if j == nil && t.GetCancel() != nil {
+		m.dropEarlyLocked(t.Request, func(sender rdma.EngineID) bool { return sender == from })
+	}
+	return j
+}
+
+// keep keeps a message of a decode side until its job begins here, or returns it to
+// its sender. It is never dropped: the decode side would wait for ever.
+func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
+	for _, full := range []bool{false, true} {
+		if full {
+			m.dropDead()
+		}
+		m.mu.Lock()
+		if j := m.jobs[t.Request]; j != nil {
+			m.mu.Unlock()
+			j.message(from, t) // it has begun meanwhile
+			return
+		}
+		kept := m.keepEarlyLocked(from, t)
+		m.mu.Unlock()
+		if kept {
+			return
+		}
+	}
+	back := &pb.TrafficMessage{Request: t.Request, Body: &pb.TrafficMessage_Again{Again: &pb.TrafficAgain{Message: bytes.Clone(raw)}}}
+	m.returns <- struct{}{}
+	if !m.start() {
+		<-m.returns
+		return
+	}
+	go func() {
+		defer m.work.Done()
+		defer func() { <-m.returns }()
+		// If the sender is gone, so is its job.
+		_ = m.send(m.life, from, back, func(error) {})
+	}()
+}
+
+// start counts a goroutine in m.work; false if the manager is closed.
+func (m *Manager) start() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.life.Err() != nil {
+		return false
+	}
+	m.work.Add(1)
+	return true
+}
+
+// send sends a message. A peer that has no receive buffer free gets it again after
+// a pause, until ctx ends. done is called once, with nil when the peer has the
+// message. A non-nil error: done is not called.
+func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessage, done func(error)) error {
 	raw, err := proto.Marshal(t)
 	if err != nil {
 		return fmt.Errorf("traffic: %w", err)
 	}
-	return m.opts.Compute.Send(ctx, to, raw, func(err error) {
-		if err != nil {
-			failed(fmt.Errorf("traffic: message to %v: %w", to, err))
+	return m.sendRaw(ctx, to, raw, resendMin, done)
+}
+
+// sendRaw is send with the next pause.
+func (m *Manager) sendRaw(ctx context.Context, to rdma.EngineID, raw []byte, pause time.Duration, done func(error)) error {
+	err := m.opts.Compute.Send(ctx, to, raw, func(err error) {
+		var refused *rdma.RefusedError
+		switch {
+		case err == nil:
+			done(nil)
+		case errors.As(err, &refused) && refused.Reason == rdma.ReasonNoBuffer && m.start():
+			go func() {
+				defer m.work.Done()
+				if err := m.sendLater(ctx, to, raw, pause, done); err != nil {
+					done(err)
+				}
+			}()
+		default:
+			done(fmt.Errorf("traffic: message to %v: %w", to, err))
 		}
 	})
+	if err != nil {
+		return fmt.Errorf("traffic: message to %v: %w", to, err)
+	}
+	return nil
+}
+
+// sendLater is sendRaw after a pause.
+func (m *Manager) sendLater(ctx context.Context, to rdma.EngineID, raw []byte, pause time.Duration, done func(error)) error {
+	// Half of the pause is at random: senders that were refused together must not
+	// come back together.
+	t := time.NewTimer(pause/2 + rand.N(pause))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-m.life.Done():
+		return ErrClosed
+	}
+	return m.sendRaw(ctx, to, raw, min(2*pause, resendMax), done)
 }
 
 // imm returns n consecutive immediates that no other job of this process has.

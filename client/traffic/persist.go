@@ -172,7 +172,7 @@ func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
 	go func() {
 		defer close(done)
 		defer end()
-		d.m.store(d.persistCtx, d.request, d.m.buffer.memory, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
+		d.m.store(d.tail, d.request, d.m.buffer.memory, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
 	}()
 	return done
 }

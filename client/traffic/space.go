@@ -23,7 +23,7 @@ type space struct {
 // open maps the memory and registers it with opts.Storage and opts.Copier. close
 // undoes also what an open that failed has done.
 func (s *space) open(sizeBytes int64, opts *Options) (err error) {
-	if s.Arena, err = arena.New(arena.Options{SizeBytes: sizeBytes}); err != nil {
+	if s.Arena, err = arena.New(arena.Options{SizeBytes: sizeBytes, QueueMax: queueMax}); err != nil {
 		return err
 	}
 	if s.memory, err = opts.Storage.Register(s.Bytes()); err != nil {

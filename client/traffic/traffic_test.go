@@ -215,6 +215,12 @@ func newEngine(t testing.TB, s *shelf, layers, pages int, bufferBytes int64) *en
 // newEngineCopying is newEngine with a copier; nil: the manager's own.
 func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int64, c copier.Copier) *engine {
 	t.Helper()
+	return newEngineOver(t, s, layers, pages, bufferBytes, c, func(r rdma.Engine) rdma.Engine { return r })
+}
+
+// newEngineOver is newEngineCopying with a compute NIC that over makes of a real one.
+func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64, c copier.Copier, over func(rdma.Engine) rdma.Engine) *engine {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -232,7 +238,7 @@ func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int
 		bases[l] = uint64(l * pages * lb)
 	}
 	o := Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: r, BufferBytes: bufferBytes,
+		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: over(r), BufferBytes: bufferBytes,
 		Device: Device{dev, bases}, Copier: c,
 	}
 	if c != nil {
@@ -1181,5 +1187,143 @@ func TestPersistClock(t *testing.T) {
 	}
 	if n := len(s.deadlines); n != 3 || s.deadlines[2].Before(nothingYet.Add(persistWithin)) {
 		t.Errorf("decoded blocks: deadlines %v; the parent was not stored at %v", s.deadlines[1:], nothingYet)
+	}
+}
+
+// gated takes no message until its gate is open.
+type gated struct {
+	rdma.Engine
+	gate chan struct{}
+}
+
+func (g gated) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg []byte)) error {
+	return g.Engine.Recv(count, sizeBytes, func(from rdma.EngineID, msg []byte) {
+		<-g.gate
+		handler(from, msg)
+	})
+}
+
+// TestBurst: decode engines offer 1,000 requests to a prefill engine before it has
+// begun one of them, and one of the decode engines takes no message until all
+// requests of the others have ended. Every request completes: also where the
+// prefill engine keeps few early messages and returns the others.
+func TestBurst(t *testing.T) {
+	for _, earlyMax := range []int{maxEarly, 10} {
+		t.Run(fmt.Sprintf("early=%d", earlyMax), func(t *testing.T) { testBurst(t, 1000, earlyMax) })
+	}
+}
+
+func testBurst(t *testing.T, n, earlyMax int) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	pe := newEngine(t, s, 5, n, 32<<20)
+	pe.earlyMax = earlyMax
+	slow := gated{gate: make(chan struct{})}
+	des := []*engine{
+		newEngine(t, s, 5, n, 16<<20), newEngine(t, s, 5, n, 16<<20),
+		newEngineOver(t, s, 5, n, 16<<20, nil, func(r rdma.Engine) rdma.Engine {
+			slow.Engine = r
+			return slow
+		}),
+	}
+	jobs := make([]*Decode, n)
+	requests := make([]*request, n)
+	var offered sync.WaitGroup
+	for i := range n {
+		requests[i] = newRequest(t, pe, des[i%len(des)], i, 1, 0)
+		requests[i].pages[0] = uint32(i)
+		offered.Go(func() {
+			r := requests[i]
+			var err error
+			if jobs[i], err = r.de.Decode(ctx, DecodeJob{Request: r.name, Blocks: 1, Pages: r.pages, Peer: pe.peer}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	offered.Wait()
+	if t.Failed() {
+		return
+	}
+	errs := make([]chan error, len(des))
+	for d := range des {
+		errs[d] = make(chan error, n)
+	}
+	for i, r := range requests {
+		go func() {
+			p, err := pe.Prefill(ctx, PrefillJob{Request: r.name, Blocks: 1, Pages: r.pages})
+			if err == nil {
+				err = r.prefill(ctx, p)
+			}
+			errs[i%len(des)] <- errors.Join(err, jobs[i].Finish(ctx), r.check())
+		}()
+	}
+	for d := range des {
+		if d == len(des)-1 {
+			close(slow.gate)
+		}
+		for i := d; i < n; i += len(des) {
+			if err := <-errs[d]; err != nil {
+				t.Fatalf("decode engine %d: %v", d, err)
+			}
+		}
+	}
+	if pe.earlyCount != 0 || len(pe.early) != 0 {
+		t.Errorf("%d early messages are left", pe.earlyCount)
+	}
+}
+
+// TestEarlyEnds: what came early for a job that never begins here goes with the
+// decode side's Cancel, or makes room when its sender is gone.
+func TestEarlyEnds(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de, gone := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	pe.earlyMax = 2
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	early := func(n int) {
+		t.Helper()
+		for {
+			pe.mu.Lock()
+			have := pe.earlyCount
+			pe.mu.Unlock()
+			if have == n {
+				return
+			}
+			if ctx.Err() != nil {
+				t.Fatalf("%d early messages, want %d", have, n)
+			}
+			runtime.Gosched()
+		}
+	}
+	offer := func(e *engine, sequence int) (*request, *Decode) {
+		t.Helper()
+		r := newRequest(t, pe, e, sequence, 1, 0)
+		d, err := e.Decode(ctx, DecodeJob{Request: r.name, Blocks: 1, Pages: r.pages, Peer: pe.peer})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r, d
+	}
+	_, d := offer(de, 1)
+	early(1)
+	d.Cancel()
+	early(0)
+	_, a := offer(gone, 2)
+	_, b := offer(gone, 3)
+	early(2)
+	pe.rdma.Disconnect(gone.rdma.Addr().Engine)
+	if err := errors.Join(a.Finish(ctx), b.Finish(ctx)); !errors.Is(err, rdma.ErrPeerDied) {
+		t.Errorf("jobs whose other side is gone: %v", err)
+	}
+	r, d := offer(de, 4) // there is room again
+	p, err := pe.Prefill(ctx, PrefillJob{Request: r.name, Blocks: 1, Pages: r.pages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -44,10 +44,10 @@ type transfer struct {
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	scope   *rdma.Scope
-	// persistCtx outlives ctx when the job ends well: what is new goes on to
-	// storage.
-	persistCtx  context.Context
-	stopPersist context.CancelFunc
+	// tail outlives ctx when the job ends well: new blocks go on to storage, and
+	// messages to a peer that has no receive buffer free. cut ends it.
+	tail context.Context
+	cut  context.CancelFunc
 	// deathWatch ends with the session to the peer.
 	deathWatch *rdma.Expectation
 
@@ -74,10 +74,10 @@ func (t *transfer) open(ctx context.Context, m *Manager, request string, self jo
 	t.m, t.request, t.self, t.changed, t.reads = m, request, self, make(chan struct{}), make(map[*context.CancelFunc]struct{})
 	t.scope = rdma.NewScope(m.opts.Compute)
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
-	t.persistCtx, t.stopPersist = context.WithCancel(context.WithoutCancel(ctx))
+	t.tail, t.cut = context.WithCancel(context.WithoutCancel(ctx))
 	if err := m.begin(request, self); err != nil {
 		t.cancel(err)
-		t.stopPersist()
+		t.cut()
 		return err
 	}
 	return nil
@@ -134,12 +134,13 @@ func (t *transfer) fail(err error) {
 	t.cancel(err)
 }
 
-// run starts a goroutine of the job; its error is the job's.
-func (t *transfer) run(f func() error) {
+// run starts a goroutine of the job; its error is the job's. It returns false, and
+// starts nothing, if the job has ended.
+func (t *transfer) run(f func() error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.err != nil {
-		return // close may be waiting already
+		return false // close may be waiting already
 	}
 	t.running.Add(1)
 	go func() {
@@ -148,6 +149,7 @@ func (t *transfer) run(f func() error) {
 			t.fail(err)
 		}
 	}()
+	return true
 }
 
 // Cut ends the reads under way: each stops as soon as it can, and Stopped is told
@@ -234,13 +236,21 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	return nil
 }
 
-// tell sends the peer a message about this request.
+// tell sends the peer a message about this request. It waits for room in the
+// session until the job ends.
 func (t *transfer) tell(m *pb.TrafficMessage) error {
 	t.mu.Lock()
 	peer := t.peer
 	t.mu.Unlock()
 	m.Request = t.request
-	return t.m.send(t.ctx, peer, m, t.fail)
+	return t.m.send(t.tail, peer, m, t.told)
+}
+
+// told takes the end of a message: a job whose message is lost cannot go on.
+func (t *transfer) told(err error) {
+	if err != nil {
+		t.fail(err)
+	}
 }
 
 // unwatch ends the watch for the peer's death: the job does not need it any more.
@@ -269,12 +279,11 @@ func (t *transfer) close(err error) error {
 		peer := t.peer
 		t.mu.Unlock()
 		if !peer.IsZero() && err != nil {
-			// It would learn by its deadline; this is to be sooner.
-			_ = t.m.send(within, peer, &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: err.Error()}}}, func(error) {})
+			t.tellCancel(peer, err)
 		}
 		t.unwatch()
 		if err != nil {
-			t.stopPersist()
+			t.cut()
 		}
 		t.mu.Lock()
 		windows := slices.Clone(t.windows)
@@ -297,10 +306,20 @@ func (t *transfer) close(err error) error {
 				b.Release()
 			}
 		}
-		t.stopPersist()
 		t.m.end(t.request, t.self)
 	})
 	return err
+}
+
+// tellCancel tells the peer that the job has ended early. The message may be sent
+// again after the job's end; if it cannot be sent, the peer's job ends with the
+// session or by its deadline.
+func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
+	ctx, cancel := context.WithTimeout(t.m.life, teardownWithin)
+	m := &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}
+	if err := t.m.send(ctx, peer, m, func(error) { cancel() }); err != nil {
+		cancel()
+	}
 }
 
 // errFinished is why a job that went well stops.
