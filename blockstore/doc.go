@@ -48,15 +48,36 @@
 //     (evict), a file system below the floor is ErrFloor (refuse writes).
 //   - one-owner: Check compares the slot table with the index.
 //
-// Durability is the caller's choice of when to Sync. A volume whose sync failed
-// takes no more writes until the store is opened again, since the kernel may
-// have dropped what it could not write; its reads go on.
+// Durability is the caller's choice of when to Sync. After a failed sync the system
+// may have dropped what it could not write: the slots that were written and not
+// committed are unwritten again, and their Commit is refused.
+//
+// # Health
+//
+// Package health decides the state of each volume from its I/O; watchedDevice
+// reports every request to it, and Stats and Options.OnHealth say it. A failed
+// volume gets no new blocks, is not synced and holds no newer catalogue. Requests
+// without a caller's buffer return with ErrVolumeFailed when their volume fails,
+// however long the device takes.
+//
+// A change of superblocks or catalogue is acknowledged when half of the volumes
+// hold it (metaQuorum), so one of two is enough. A volume that misses an
+// acknowledged change has failed. Probes bring it back: under the meta token, so
+// that it misses nothing meanwhile, they write superblock and newest catalogue,
+// read the catalogue back, and only then does the volume count again.
+//
+// Open takes the newest catalogue of all volumes by its sequence. It is certain to
+// be the newest acknowledged one if more volumes are read than a quorum leaves out
+// (CatalogueCertain). Otherwise only an index that knows the epochs by itself may
+// be served: one rebuilt from an uncertain catalogue could match blocks of an epoch
+// that was bumped.
 //
 // # Lock order
 //
-// Two tokens (one-element channels) serialise slow work and are taken before
+// Three tokens (one-element channels) serialise slow work and are taken before
 // every lock: volume.growth (the set of segments, a segment's cut), then
-// Store.meta (superblocks, catalogue). Of the locks, volume.mu comes before
-// segment.mu; all others (Store.mu, generations.mu, syncer.mu) are leaves. No I/O
-// happens under a lock.
+// Store.meta (superblocks, catalogue), then volume.meta (those of one volume). Of
+// the locks, volume.mu comes before segment.mu; all others (Store.mu,
+// generations.mu, syncer.mu, watchedDevice.mu) are leaves. No I/O happens under a
+// lock.
 package blockstore

@@ -12,6 +12,9 @@ var (
 	// ErrFull: no slot of that size is free; evict, Free, and try again. The
 	// error is a *FullError.
 	ErrFull = errors.New("store is full")
+	// ErrVolumeFailed: the volume of the slot has failed, or is removed; write
+	// elsewhere, or take it for a miss.
+	ErrVolumeFailed = errors.New("volume has failed")
 	// ErrFloor: the file system is below the free-space floor, or a volume
 	// cannot be written any more; refuse writes, go on reading.
 	ErrFloor = errors.New("no volume takes writes")

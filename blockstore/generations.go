@@ -64,18 +64,19 @@ func (g *generations) newest() kv.Generation {
 // NewestGeneration is the highest generation that any slot can have by now.
 func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest() }
 
-// raiseBoot writes a boot counter beyond the given one to all volumes, unless
-// another call has.
+// raiseBoot makes a boot counter beyond the given one durable, unless another call
+// has.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {
 	if err := s.takeMeta(ctx); err != nil {
 		return 0, err
 	}
 	defer s.giveMeta()
-	if boot := s.volumes[0].superblock.Boot; boot > beyond {
-		return boot, nil
+	if s.boot > beyond {
+		return s.boot, nil
 	}
 	if beyond == ondisk.MaxBoot {
 		return 0, fmt.Errorf("blockstore: all %d starts of this store are used up; begin with empty volumes: %w", ondisk.MaxBoot, ErrFloor)
 	}
-	return beyond + 1, s.writeSuperblocks(ctx, func(sb *ondisk.Superblock) { sb.Boot = beyond + 1 })
+	s.boot = beyond + 1
+	return s.boot, s.writeSuperblocks(ctx)
 }

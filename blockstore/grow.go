@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -210,7 +211,7 @@ func (v *volume) cut(ctx context.Context, g *segment, slotBytes int64) error {
 		Slots: ondisk.SegmentSlots(g.file.Size(), slotBytes), SlotBytes: slotBytes,
 	}
 	// Not ctx: a request that gives up must not leave the segment half cut.
-	if err := v.writePage(context.WithoutCancel(ctx), g.file, 0, h.Encode()); err != nil {
+	if err := v.writePage(context.WithoutCancel(ctx), g.file, 0, h.Encode(), nil); err != nil {
 		v.abandonCut(g, phaseBad)
 		return fmt.Errorf("blockstore: volume %d: cut segment %d: %w", v.index, g.number, err)
 	}
@@ -230,22 +231,20 @@ func (v *volume) abandonCut(g *segment, p phase) {
 	g.setPhase(p)
 }
 
-// writePage writes one record to a file and syncs it.
-func (v *volume) writePage(ctx context.Context, f blockio.File, offset int64, page []byte) error {
+// writePage writes one record to a file and syncs it. It returns early if the
+// volume fails meanwhile; pending, if not nil, counts the write until it has
+// completed.
+func (v *volume) writePage(ctx context.Context, f blockio.File, offset int64, page []byte, pending *atomic.Int32) error {
 	buf, release, err := heapAlloc(ctx, len(page))
 	if err != nil {
 		return err
 	}
 	defer release()
 	copy(buf, page)
-	if err := doOne(ctx, v.dev, blockio.Request{Op: blockio.Write, File: f, Offset: offset, Bufs: [][]byte{buf}}); err != nil {
+	if err := v.dev.doDetached(ctx, blockio.Request{Op: blockio.Write, File: f, Offset: offset, Bufs: [][]byte{buf}}, pending); err != nil {
 		return err
 	}
-	if err := v.dev.Sync(ctx, f); err != nil {
-		v.fail(err)
-		return err
-	}
-	return nil
+	return v.dev.Sync(ctx, f)
 }
 
 // readPages reads n bytes from a file into fresh aligned memory.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
@@ -24,36 +26,123 @@ func (s *Store) giveMeta() { <-s.meta }
 
 // onVolumes runs f for every volume, at once, and joins the errors.
 func onVolumes(volumes []*volume, f func(v *volume) error) error {
+	return errors.Join(eachVolume(volumes, f)...)
+}
+
+// eachVolume runs f for every volume, at once, and returns the errors in the order
+// of the volumes.
+func eachVolume(volumes []*volume, f func(v *volume) error) []error {
 	errs := make([]error, len(volumes))
+	if len(volumes) == 1 {
+		errs[0] = f(volumes[0])
+		return errs
+	}
 	var wg sync.WaitGroup
 	for i, v := range volumes {
 		wg.Go(func() { errs[i] = f(v) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	return errs
 }
 
-// writeSuperblocks changes the superblock of every volume, durably. The meta
-// token is held, or the store is not open yet.
-func (s *Store) writeSuperblocks(ctx context.Context, change func(*ondisk.Superblock)) error {
-	return onVolumes(s.volumes, func(v *volume) error {
-		sb := v.superblock
-		change(&sb)
-		sb.Sequence++
-		// The copy that is not the newest: were this write torn, the newest
-		// would still be there.
-		copyOffset := int64(sb.Sequence%2) * ondisk.Page
-		if err := v.writePage(context.WithoutCancel(ctx), v.super, copyOffset, sb.Encode()); err != nil {
-			return fmt.Errorf("blockstore: volume %d (%s): superblock: %w", v.index, v.dev.Info().Path, err)
+// metaQuorum is how many of count volumes must hold a change of superblock or
+// catalogue before it is acknowledged: half of them. With two volumes the node
+// goes on while one has failed.
+func metaQuorum(count int) int { return (count + 1) / 2 }
+
+// catalogueCertain reports whether present volumes of count are enough to find the
+// newest acknowledged catalogue: so many that no quorum fits into the others.
+func catalogueCertain(present, count int) bool { return present > count-metaQuorum(count) }
+
+// CatalogueCertain reports whether the newest acknowledged catalogue was found at
+// Open. If it was not, too few volumes could be read, and the catalogue may name an
+// epoch that has been bumped since: it must not be all that a node knows. An index
+// that is there knows every acknowledged epoch by itself.
+func (s *Store) CatalogueCertain() bool { return s.catalogueCertain }
+
+// onQuorum performs a change of superblock or catalogue on every volume that has
+// not failed, and returns nil if a quorum holds it. A volume that misses an
+// acknowledged change has failed: it does not count again before a probe has
+// brought it up to date. The store's meta token is held, or the store is not open yet.
+func (s *Store) onQuorum(what string, change func(v *volume) error) error {
+	errs := eachVolume(s.volumes, func(v *volume) error {
+		if h := v.dev.health(); !h.Syncs() {
+			return fmt.Errorf("volume %d (%s) is %v: %w", v.index, v.dev.Info().Path, h.State, causeOf(h))
 		}
-		v.superblock = sb
+		if err := v.holdMeta(change); err != nil {
+			return fmt.Errorf("volume %d (%s): %s: %w", v.index, v.dev.Info().Path, what, err)
+		}
 		return nil
 	})
+	held := 0
+	for _, err := range errs {
+		if err == nil {
+			held++
+		}
+	}
+	if need := metaQuorum(s.membersCount()); held < need {
+		return fmt.Errorf("blockstore: %s: %d of %d volumes hold it, %d must: %w: %w", what, held, s.membersCount(), need, ErrFloor, errors.Join(errs...))
+	}
+	for i, err := range errs {
+		if err != nil && s.volumes[i].dev.health().Syncs() {
+			s.volumes[i].dev.lost(err)
+		}
+	}
+	return nil
 }
 
-// SetCatalogue replaces the catalogue, an opaque blob, on every volume that
-// takes writes. When it returns nil the new one is durable; if it fails or the
-// process dies, either the old or the new one is found at the next Open.
+// membersCount is how many volumes the store has, without those that were removed.
+func (s *Store) membersCount() int {
+	n := 0
+	for _, v := range s.volumes {
+		if v.dev.health().State != health.Removed {
+			n++
+		}
+	}
+	return n
+}
+
+// errMetaHangs: an earlier write of the volume's superblock or catalogue has not
+// completed.
+var errMetaHangs = errors.New("an earlier write of superblock or catalogue has not completed")
+
+// holdMeta performs a change under the volume's meta token. It is refused while an
+// earlier one has not completed, which could overwrite this one when it does.
+func (v *volume) holdMeta(change func(v *volume) error) error {
+	select {
+	case v.meta <- struct{}{}:
+	default:
+		return errMetaHangs
+	}
+	defer func() { <-v.meta }()
+	if v.metaPending.Load() > 0 {
+		return errMetaHangs
+	}
+	return change(v)
+}
+
+// writeSuperblocks writes the boot counter and the number of volumes, durably.
+func (s *Store) writeSuperblocks(ctx context.Context) error {
+	return s.onQuorum("superblock", func(v *volume) error { return v.writeSuperblock(context.WithoutCancel(ctx)) })
+}
+
+func (v *volume) writeSuperblock(ctx context.Context) error {
+	sb := v.superblock
+	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
+	sb.Sequence++
+	// The copy that is not the newest: were this write torn, the newest would
+	// still be there.
+	copyOffset := int64(sb.Sequence%2) * ondisk.Page
+	if err := v.writePage(ctx, v.super, copyOffset, sb.Encode(), &v.metaPending); err != nil {
+		return err
+	}
+	v.superblock = sb
+	return nil
+}
+
+// SetCatalogue replaces the catalogue, an opaque blob, on every volume that has
+// not failed. When it returns nil a quorum holds the new one, durably; if it fails
+// or the process dies, either the old or the new one is found at the next Open.
 func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -66,15 +155,6 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	if room := s.catalogueRoom(); int64(len(blob)) > room {
 		return fmt.Errorf("blockstore: catalogue of %d bytes; the volumes have room for %d: %w", len(blob), room, ErrTooLarge)
 	}
-	var writable []*volume
-	for _, v := range s.volumes {
-		if v.syncer.failure() == nil {
-			writable = append(writable, v)
-		}
-	}
-	if len(writable) == 0 {
-		return fmt.Errorf("blockstore: catalogue: %w", ErrFloor)
-	}
 	// A sequence is never used twice, also not after a failure: an area of a
 	// failed try must lose against the next try.
 	s.mu.Lock()
@@ -82,12 +162,65 @@ func (s *Store) SetCatalogue(ctx context.Context, blob []byte) error {
 	seq := s.catalogueSequence
 	s.mu.Unlock()
 	header := ondisk.NewCatalogueHeader(seq, blob)
-	if err := onVolumes(writable, func(v *volume) error { return v.writeCatalogue(context.WithoutCancel(ctx), header, blob) }); err != nil {
+	if err := s.onQuorum("catalogue", func(v *volume) error { return v.writeCatalogue(context.WithoutCancel(ctx), header, blob) }); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.catalogue = append([]byte(nil), blob...)
+	return nil
+}
+
+// errProbeLate: a probe took so long that the store went on without it.
+var errProbeLate = errors.New("it did not complete in time")
+
+// probe finds out whether a volume that is not ok works, by bringing its superblock
+// and catalogue up to date and reading them back. The store's meta token is held
+// until the outcome counts, so that the volume misses no change in between. A probe
+// that takes longer than a request may gives the token back and has failed.
+func (v *volume) probe() {
+	ctx := v.store.life
+	started := time.Now()
+	if err := v.store.takeMeta(ctx); err != nil {
+		v.dev.probed(started, err)
+		return
+	}
+	started = time.Now()
+	done := make(chan error, 1)
+	go func() { done <- v.holdMeta(func(v *volume) error { return v.refresh(ctx) }) }()
+	late := time.NewTimer(v.store.opts.Health.SlowAfter)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		v.dev.probed(started, err)
+		v.store.giveMeta()
+	case <-late.C:
+		v.store.giveMeta()
+		v.dev.probed(started, errors.Join(errProbeLate, <-done))
+	}
+}
+
+// refresh writes superblock and catalogue as they should be, and reads them back.
+func (v *volume) refresh(ctx context.Context) error {
+	if err := v.writeSuperblock(ctx); err != nil {
+		return fmt.Errorf("superblock: %w", err)
+	}
+	v.store.mu.Lock()
+	// Of a sequence of its own: an area of a failed try may hold a newer one.
+	v.store.catalogueSequence++
+	seq, blob := v.store.catalogueSequence, v.store.catalogue
+	v.store.mu.Unlock()
+	header := ondisk.NewCatalogueHeader(seq, blob)
+	if err := v.writeCatalogue(ctx, header, blob); err != nil {
+		return err
+	}
+	page, err := readPages(ctx, v.dev, v.catalogue, ondisk.CatalogueOffset(v.catArea, v.superblock.CatalogueBytes), ondisk.Page)
+	if err != nil {
+		return fmt.Errorf("catalogue: %w", err)
+	}
+	if h, err := ondisk.DecodeCatalogueHeader(page); err != nil || h != header {
+		return fmt.Errorf("catalogue: %w: read back %+v, wrote %+v: %w", ErrCorrupt, h, header, err)
+	}
 	return nil
 }
 
@@ -120,7 +253,7 @@ func (v *volume) writeCatalogue(ctx context.Context, h ondisk.CatalogueHeader, b
 	copy(buf, h.Encode())
 	copy(buf[ondisk.Page:], blob)
 	offset := ondisk.CatalogueOffset(area, v.superblock.CatalogueBytes)
-	if err := v.writePage(ctx, v.catalogue, offset, buf); err != nil {
+	if err := v.writePage(ctx, v.catalogue, offset, buf, &v.metaPending); err != nil {
 		return fmt.Errorf("blockstore: volume %d: catalogue: %w", v.index, err)
 	}
 	v.catArea = area

@@ -57,17 +57,18 @@ func newStore(opts Options, found []candidate) *Store {
 			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
 			log:      opts.Logger.With("volume", i, "path", c.dev.Info().Path),
 			growth:   make(chan struct{}, 1),
+			meta:     make(chan struct{}, 1),
 			kick:     make(chan struct{}, 1),
 			segments: make(map[uint32]*segment),
 			classes:  make(map[int64][]*segment),
 		}
 		v.table.Store(new([]*segment))
-		v.dev = watchDevice(c.dev, opts.Health, v.log, func(st health.Status) {
+		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go, func(st health.Status) {
 			if opts.OnHealth != nil {
 				opts.OnHealth(i, st)
 			}
 		})
-		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, report: v.fail}
+		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, failed: v.spoilWritten}
 		s.volumes = append(s.volumes, v)
 		if n := c.superblock.SegmentBytes - ondisk.Page; s.slotBytesMax == 0 || n < s.slotBytesMax {
 			s.slotBytesMax = n
@@ -432,17 +433,25 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 	return nil
 }
 
-// loadCatalogue finds the newest catalogue of all volumes.
+// loadCatalogue finds the newest catalogue of all volumes. A volume whose
+// catalogue cannot be read has failed, until a probe has written the newest one.
 func (s *Store) loadCatalogue(ctx context.Context) error {
+	read := 0
 	for _, v := range s.volumes {
 		h, blob, err := v.readCatalogue(ctx)
-		if err != nil {
+		switch {
+		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
 			return err
+		case err != nil:
+			v.dev.lost(fmt.Errorf("its catalogue could not be read: %w", err))
+			continue
 		}
+		read++
 		if h.Sequence > s.catalogueSequence {
 			s.catalogueSequence, s.catalogue = h.Sequence, blob
 		}
 	}
+	s.catalogueCertain = catalogueCertain(read, len(s.volumes))
 	return nil
 }
 
@@ -456,11 +465,10 @@ func (s *Store) beginBoot(ctx context.Context) error {
 	if last >= ondisk.MaxBoot {
 		return fmt.Errorf("blockstore: %s: all %d starts are used up; begin with an empty directory: %w", s.volumes[0].dev.Info().Path, ondisk.MaxBoot, ErrFloor)
 	}
-	if err := s.writeSuperblocks(ctx, func(sb *ondisk.Superblock) {
-		sb.Boot, sb.Count = last+1, uint32(len(s.volumes))
-	}); err != nil {
+	s.boot = last + 1
+	if err := s.writeSuperblocks(ctx); err != nil {
 		return err
 	}
-	s.generations.start(last + 1)
+	s.generations.start(s.boot)
 	return nil
 }

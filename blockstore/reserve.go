@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -69,7 +70,7 @@ func (s *Store) Reserve(ctx context.Context, pieceBytes int64, layers, n int, af
 func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) error {
 	at := -1 // the volume to go on with
 	if hasAfter {
-		if v := p.store.volume(after); v != nil && v.takesWrites() {
+		if v := p.store.volume(after); v != nil && v.takesWrites() && v.dev.health().State == p.store.bestState() {
 			at = int(v.index)
 			if g, r := v.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.n > 0 {
 				p.add(g, r)
@@ -123,6 +124,17 @@ func (p *placement) atStripeEnd(slot uint32) bool {
 
 func (p *placement) next(volume int) int { return (volume + 1) % len(p.store.volumes) }
 
+// bestState is the state of the volumes that new blocks go to: suspect ones take
+// them only while no volume that is ok does.
+func (s *Store) bestState() health.State {
+	for _, v := range s.volumes {
+		if v.takesWrites() && v.dev.health().State == health.OK {
+			return health.OK
+		}
+	}
+	return health.Suspect
+}
+
 // leastUsed picks the volume for a new sequence.
 func (p *placement) leastUsed() int {
 	n := len(p.store.volumes)
@@ -130,25 +142,30 @@ func (p *placement) leastUsed() int {
 		return 0
 	}
 	turn := int(p.store.turn.Add(1))
-	best := turn % n
+	state := p.store.bestState()
+	best := -1
 	for i := range n {
 		v := p.store.volumes[(turn+i)%n]
-		if v.takesWrites() && v.usedBytes.Load() < p.store.volumes[best].usedBytes.Load() {
+		if v.takesWrites() && v.dev.health().State == state && (best < 0 || v.usedBytes.Load() < p.store.volumes[best].usedBytes.Load()) {
 			best = int(v.index)
 		}
 	}
-	return best
+	return max(best, 0)
 }
 
 // takeSomewhere takes one run, on the given volume or else on the first after it
-// that has room.
+// that has room; on a suspect one only if no volume that is ok has.
 func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, error) {
 	var trouble []error
 	writable := false
-	for range p.store.volumes {
+	for i := range 2 * len(p.store.volumes) {
 		v := p.store.volumes[at]
 		at = p.next(at)
-		if !v.takesWrites() {
+		state := health.OK
+		if i >= len(p.store.volumes) {
+			state = health.Suspect
+		}
+		if !v.takesWrites() || v.dev.health().State != state {
 			continue
 		}
 		writable = true
@@ -177,8 +194,8 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, e
 func (s *Store) noWritableVolume() error {
 	var why []string
 	for _, v := range s.volumes {
-		if err := v.syncer.failure(); err != nil {
-			why = append(why, fmt.Sprintf("volume %d: a sync failed: %v", v.index, err))
+		if h := v.dev.health(); !h.Places() {
+			why = append(why, fmt.Sprintf("volume %d is %v: %s", v.index, h.State, causeOf(h)))
 			continue
 		}
 		why = append(why, fmt.Sprintf("volume %d: %d bytes free, which is below the floor of %d: free some, or lower free_floor", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))

@@ -190,8 +190,8 @@ func (s Stats) String() string {
 		}
 		if v.Health.State != health.OK {
 			fmt.Fprintf(&w, ", %v", v.Health.State)
-			if v.Health.Cause != "" {
-				fmt.Fprintf(&w, ": %s", v.Health.Cause)
+			if v.Health.Cause != nil {
+				fmt.Fprintf(&w, ": %v", v.Health.Cause)
 			}
 		}
 		w.WriteByte('\n')

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -32,8 +35,10 @@ type Store struct {
 
 	// gate admits calls; Close closes it.
 	gate blockio.Gate
-	// meta is the token of whoever writes superblocks or catalogues.
+	// meta is the token of whoever writes superblocks or catalogues. boot is the
+	// boot counter of this start, and changes only under it.
 	meta chan struct{}
+	boot uint32
 	// keepers are the volumes' goroutines, which stop ends; background are the
 	// syncs under way.
 	keepers, background sync.WaitGroup
@@ -43,7 +48,12 @@ type Store struct {
 	closed              chan struct{} // closed when closeErr is set
 	closeErr            error
 
-	mu                sync.Mutex
+	// catalogueCertain says what CatalogueCertain returns; it is set by Open.
+	catalogueCertain bool
+
+	mu sync.Mutex
+	// catalogue is the newest acknowledged one, catalogueSequence the newest
+	// sequence that was tried.
 	catalogue         []byte
 	catalogueSequence uint64
 }
@@ -181,29 +191,61 @@ func (s *Store) Unpin(ref kv.Ref) error {
 }
 
 // Sync returns once every Write that had returned before is durable, on the
-// volumes of refs, or on all volumes if there are none. Concurrent calls share
-// the device's syncs. ErrFloor wraps the failure of a volume that takes no more
-// writes.
+// volumes of refs, or if there are none on all volumes that have not failed.
+// Concurrent calls share the device's syncs. The error is ctx's, or a *SyncError
+// that says which volumes failed; the others are synced.
 func (s *Store) Sync(ctx context.Context, refs ...kv.Ref) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.gate.Leave()
-	volumes := s.volumes
-	if len(refs) > 0 && len(s.volumes) > 1 {
+	volumes := s.syncing()
+	if len(refs) > 0 {
 		volumes = s.volumesOf(refs)
 	}
-	if len(volumes) == 1 {
-		return volumes[0].sync(ctx)
+	failed := &SyncError{Volumes: make(map[uint32]error)}
+	for i, err := range eachVolume(volumes, func(v *volume) error { return v.syncer.sync(ctx) }) {
+		if err != nil {
+			failed.Volumes[volumes[i].index] = err
+		}
 	}
-	return onVolumes(volumes, func(v *volume) error { return v.sync(ctx) })
+	if ctx.Err() != nil {
+		return fmt.Errorf("blockstore: sync: %w", context.Cause(ctx))
+	}
+	if len(failed.Volumes) == 0 {
+		return nil
+	}
+	return failed
 }
 
-func (v *volume) sync(ctx context.Context) error {
-	if err := v.syncer.sync(ctx); err != nil {
-		return fmt.Errorf("blockstore: sync volume %d: %w", v.index, err)
+// SyncError says which volumes were not synced, and why.
+type SyncError struct{ Volumes map[uint32]error }
+
+// Error names each volume with its error.
+func (e *SyncError) Error() string {
+	var b strings.Builder
+	b.WriteString("blockstore: sync")
+	for _, i := range slices.Sorted(maps.Keys(e.Volumes)) {
+		fmt.Fprintf(&b, ": volume %d: %v", i, e.Volumes[i])
 	}
-	return nil
+	return b.String()
+}
+
+// Unwrap returns the errors of the volumes.
+func (e *SyncError) Unwrap() []error { return slices.Collect(maps.Values(e.Volumes)) }
+
+// Of returns the error of the ref's volume, or nil if that was synced.
+func (e *SyncError) Of(ref kv.Ref) error { return e.Volumes[ref.Extent.Volume()] }
+
+// syncing returns the volumes that are synced and hold superblock and catalogue.
+func (s *Store) syncing() []*volume {
+	var volumes []*volume
+	for _, v := range s.volumes {
+		if v.dev.health().Syncs() {
+			volumes = append(volumes, v)
+		}
+	}
+	return volumes
 }
 
 func (s *Store) volumesOf(refs []kv.Ref) []*volume {
@@ -244,11 +286,7 @@ func (s *Store) shut() error {
 	s.gate.Close()
 	s.keepers.Wait()
 	s.background.Wait()
-	return onVolumes(s.volumes, func(v *volume) error {
-		var err error
-		if v.syncer.failure() == nil {
-			err = v.dev.Sync(context.Background())
-		}
-		return errors.Join(err, v.dev.Close())
-	})
+	synced := onVolumes(s.syncing(), func(v *volume) error { return v.dev.Sync(context.Background()) })
+	s.background.Wait()
+	return errors.Join(synced, onVolumes(s.volumes, func(v *volume) error { return v.dev.Close() }))
 }

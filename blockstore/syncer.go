@@ -2,9 +2,9 @@ package blockstore
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
@@ -16,20 +16,21 @@ import (
 //	              │          │ join run 2  │ join run 2
 //	run 1  ───────┴──────────────────┐     │
 //	run 2                            └─────┴────────► both durable
+//
+// A run that fails takes the one that waits behind it with it: a later sync may
+// succeed although the system dropped what the failed one could not write.
 type syncer struct {
-	dev blockio.Device
+	dev *watchedDevice
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
-	// report is told of a failure; it calls fail.
-	report func(err error)
+	// failed is told of a failed run, before its callers are.
+	failed func()
 
 	mu sync.Mutex
-	// dirty are the files with completed writes that no run has picked up.
+	// dirty are the files with completed writes that no run has made durable, but
+	// for the files of the running one.
 	dirty         map[blockio.File]struct{}
 	running, next *syncRun
-	// failed is the first failure. Invariant: once set, no write to the volume
-	// is accepted and no sync of it succeeds.
-	failed error
 }
 
 // syncRun is one sync of the device; done is closed when err is set.
@@ -39,53 +40,39 @@ type syncRun struct {
 }
 
 // wrote notes a completed write.
-func (y *syncer) wrote(f blockio.File) {
+func (y *syncer) wrote(files ...blockio.File) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	if y.dirty == nil {
 		y.dirty = make(map[blockio.File]struct{})
 	}
-	y.dirty[f] = struct{}{}
+	for _, f := range files {
+		y.dirty[f] = struct{}{}
+	}
 }
 
 // forget drops a file that is about to be closed and removed, and waits for a
 // sync of it that may be going on.
 func (y *syncer) forget(f blockio.File) {
 	y.mu.Lock()
-	delete(y.dirty, f)
 	run := y.running
 	y.mu.Unlock()
 	if run != nil {
 		<-run.done
 	}
-}
-
-// failure returns why the volume takes no more writes, or nil.
-func (y *syncer) failure() error {
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	return y.failed
-}
-
-// fail notes the first failure and reports whether this was it.
-func (y *syncer) fail(err error) bool {
-	y.mu.Lock()
-	defer y.mu.Unlock()
-	first := y.failed == nil
-	if first {
-		y.failed = err
-	}
-	return first
+	delete(y.dirty, f)
 }
 
 // join returns a run after which everything written so far is durable, or nil
 // if it is already.
 func (y *syncer) join() (*syncRun, error) {
+	if !y.dev.health().Syncs() {
+		return nil, y.dev.failure(health.Sync)
+	}
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	if y.failed != nil {
-		return nil, fmt.Errorf("%w: an earlier sync failed: %w", ErrFloor, y.failed)
-	}
 	if y.next != nil {
 		return y.next, nil
 	}
@@ -113,20 +100,25 @@ func (y *syncer) startLocked() {
 }
 
 func (y *syncer) perform(run *syncRun, files []blockio.File) {
-	// After a failure a sync may succeed although pages were dropped: the run
-	// that waited behind the failed one fails with it.
-	if run.err = y.failure(); run.err == nil {
-		if run.err = y.dev.Sync(context.Background(), files...); run.err != nil {
-			y.report(run.err)
-		}
+	// The device returns early if the volume fails meanwhile.
+	run.err = y.dev.Sync(context.Background(), files...)
+	if run.err != nil {
+		y.wrote(files...)
+		y.failed()
 	}
 	y.mu.Lock()
+	defer y.mu.Unlock()
 	y.running = nil
-	if y.next != nil {
+	close(run.done)
+	switch {
+	case y.next == nil:
+	case run.err != nil:
+		y.next.err = run.err
+		close(y.next.done)
+		y.next = nil
+	default:
 		y.startLocked()
 	}
-	y.mu.Unlock()
-	close(run.done)
 }
 
 // sync waits for a run.

@@ -38,10 +38,14 @@ type volume struct {
 
 	super     blockio.File
 	catalogue blockio.File
-	// superblock and catArea (the area that holds the newest durable catalogue)
-	// change only under the store's meta token.
+	// meta is the token of whoever writes the superblock or the catalogue of this
+	// volume. superblock and catArea (the area that holds the newest durable
+	// catalogue) change only under it.
+	meta       chan struct{}
 	superblock ondisk.Superblock
 	catArea    int
+	// metaPending counts the writes of either that have not completed.
+	metaPending atomic.Int32
 
 	// growth is the token of whoever changes the set of segments or a segment's
 	// cut: one element, taken before any lock.
@@ -119,7 +123,7 @@ func (v *volume) sorted() []*segment {
 
 // takesWrites reports whether new blocks may be put on the volume.
 func (v *volume) takesWrites() bool {
-	return !v.belowFloor() && v.dev.health().Places() && v.syncer.failure() == nil
+	return !v.belowFloor() && v.dev.health().Places()
 }
 
 func (v *volume) belowFloor() bool {
@@ -244,9 +248,21 @@ func (v *volume) freeSlots(slotBytes int64) int {
 	return n
 }
 
-// fail takes the volume out of writing after its storage lost something.
-func (v *volume) fail(err error) {
-	if v.syncer.fail(err) {
-		v.log.Error("volume takes no more writes until the store is reopened", "err", err)
+// spoilWritten makes the slots that were written and not committed unwritten
+// again: a sync failed, so it is not known what of them is durable. Their Commit
+// is refused, and the caller writes the pieces elsewhere.
+func (v *volume) spoilWritten() {
+	for _, g := range v.sorted() {
+		g.spoilWritten()
+	}
+}
+
+func (g *segment) spoilWritten() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i, w := range g.words {
+		if w.state() == slotWritten {
+			g.setLocked(uint32(i), w.withState(slotReserved))
+		}
 	}
 }

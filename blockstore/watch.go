@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -24,12 +25,16 @@ const watchEvery = 250 * time.Millisecond
 type watchedDevice struct {
 	blockio.Device // Lock, Info, Stats, Close: unchanged
 	log            *slog.Logger
+	// spawn runs f on a goroutine that Close waits for.
+	spawn func(f func())
 	// onChange is called with each new status, under mu.
 	onChange func(health.Status)
 
 	status atomic.Pointer[health.Status]
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// down is closed while the volume is failed or removed.
+	down    chan struct{}
 	machine *health.Machine
 	// first and last are the outstanding requests in the order of their start;
 	// spare are list elements for reuse, so that a request allocates nothing.
@@ -42,14 +47,21 @@ type outstanding struct {
 	prev, next *outstanding
 }
 
-func watchDevice(dev blockio.Device, o health.Options, log *slog.Logger, onChange func(health.Status)) *watchedDevice {
-	w := &watchedDevice{Device: dev, log: log, onChange: onChange, machine: health.New(o)}
+func watchDevice(dev blockio.Device, o health.Options, log *slog.Logger, spawn func(func()), onChange func(health.Status)) *watchedDevice {
+	w := &watchedDevice{Device: dev, log: log, spawn: spawn, onChange: onChange, machine: health.New(o), down: make(chan struct{})}
 	w.status.Store(new(w.machine.Status()))
 	return w
 }
 
 // health returns the state of the volume.
 func (w *watchedDevice) health() health.Status { return *w.status.Load() }
+
+// whenDown returns a channel that is closed when the volume fails or is removed.
+func (w *watchedDevice) whenDown() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.down
+}
 
 // begin notes a request.
 func (w *watchedDevice) begin() *outstanding {
@@ -87,7 +99,11 @@ func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now t
 		o.next.prev = o.prev
 	}
 	now := time.Now()
-	if report(w.machine, now, now.Sub(o.started)) {
+	took := now.Sub(o.started)
+	if !o.started.After(w.machine.Horizon()) {
+		took = 0 // it was late before the volume recovered
+	}
+	if report(w.machine, now, took) {
 		w.publishLocked()
 	}
 	*o = outstanding{next: w.spare}
@@ -98,6 +114,12 @@ func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now t
 func (w *watchedDevice) publishLocked() {
 	was, is := w.health(), w.machine.Status()
 	w.status.Store(&is)
+	switch {
+	case was.Syncs() && !is.Syncs():
+		close(w.down)
+	case !was.Syncs() && is.Syncs():
+		w.down = make(chan struct{})
+	}
 	switch {
 	case was.State == is.State:
 	case is.State == health.OK:
@@ -138,6 +160,15 @@ func (w *watchedDevice) probed(started time.Time, err error) {
 	}
 }
 
+// lost reports that the volume missed a change that it must hold.
+func (w *watchedDevice) lost(cause error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.machine.Lost(time.Now(), cause) {
+		w.publishLocked()
+	}
+}
+
 // order sets what the operator wants of the volume: health.OK, health.Draining or
 // health.Removed.
 func (w *watchedDevice) order(duty health.State) {
@@ -172,64 +203,129 @@ func volumesFault(err error) error {
 	return err
 }
 
-// one reports a call that is one request.
-func (w *watchedDevice) one(op health.Op, call func() error) error {
-	o := w.begin()
-	err := call()
-	w.end(o, func(m *health.Machine, now time.Time, took time.Duration) bool {
-		fault := volumesFault(err)
-		if err != nil && fault == nil {
-			return false
-		}
-		return m.Done(now, op, took, fault)
-	})
-	return err
+// watched performs and reports a call that is one request and has no buffers of
+// the caller. If the volume fails meanwhile it returns early with ErrVolumeFailed;
+// the call goes on in the background, and a late success is given to undo, if that
+// is not nil. A volume that has failed already is waited for: only a probe and a
+// reader ask one.
+func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo func(T)) (T, error) {
+	type outcome struct {
+		value T
+		err   error
+	}
+	perform := func() outcome {
+		o := w.begin()
+		value, err := call()
+		w.end(o, func(m *health.Machine, now time.Time, took time.Duration) bool {
+			fault := volumesFault(err)
+			return (err == nil || fault != nil) && m.Done(now, op, took, fault)
+		})
+		return outcome{value, err}
+	}
+	down := w.whenDown()
+	if !w.health().Syncs() {
+		out := perform()
+		return out.value, out.err
+	}
+	done := make(chan outcome, 1)
+	w.spawn(func() { done <- perform() })
+	select {
+	case out := <-done:
+		return out.value, out.err
+	case <-down:
+	}
+	select {
+	case out := <-done: // this call was what failed
+		return out.value, out.err
+	default:
+	}
+	if undo != nil {
+		w.spawn(func() {
+			if out := <-done; out.err == nil {
+				undo(out.value)
+			}
+		})
+	}
+	var none T
+	return none, w.failure(op)
 }
 
-// Create implements blockio.Device.
-func (w *watchedDevice) Create(name string, sizeBytes int64) (f blockio.File, err error) {
-	err = w.one(health.Write, func() error {
-		f, err = w.Device.Create(name, sizeBytes)
-		return err
+// failure is the error of a request that the volume's failure cut short.
+func (w *watchedDevice) failure(op health.Op) error {
+	return fmt.Errorf("%v on volume %s: %w: %w", op, w.Device.Info().Path, ErrVolumeFailed, causeOf(w.health()))
+}
+
+// errOrdered is the cause of a state that has no other.
+var errOrdered = errors.New("by the operator")
+
+// causeOf says why a volume is in its state.
+func causeOf(s health.Status) error {
+	if s.Cause == nil {
+		return errOrdered
+	}
+	return s.Cause
+}
+
+type nothing struct{}
+
+// Create implements blockio.Device. A file that is created too late is removed.
+func (w *watchedDevice) Create(name string, sizeBytes int64) (blockio.File, error) {
+	return watched(w, health.Write, func() (blockio.File, error) { return w.Device.Create(name, sizeBytes) }, func(f blockio.File) {
+		if err := errors.Join(f.Close(), w.Device.Remove(name)); err != nil {
+			w.log.Warn("could not remove a file that was created too late; the next start takes it for a blank segment", "file", name, "err", err)
+		}
 	})
-	return f, err
 }
 
 // Open implements blockio.Device.
-func (w *watchedDevice) Open(name string) (f blockio.File, err error) {
-	err = w.one(health.Read, func() error {
-		f, err = w.Device.Open(name)
-		return err
+func (w *watchedDevice) Open(name string) (blockio.File, error) {
+	return watched(w, health.Read, func() (blockio.File, error) { return w.Device.Open(name) }, func(f blockio.File) {
+		if err := f.Close(); err != nil {
+			w.log.Warn("could not close a file that was opened too late", "file", name, "err", err)
+		}
 	})
-	return f, err
 }
 
 // Remove implements blockio.Device.
 func (w *watchedDevice) Remove(name string) error {
-	return w.one(health.Write, func() error { return w.Device.Remove(name) })
+	_, err := watched(w, health.Write, func() (nothing, error) { return nothing{}, w.Device.Remove(name) }, nil)
+	return err
 }
 
 // List implements blockio.Device.
-func (w *watchedDevice) List() (names []string, err error) {
-	err = w.one(health.Read, func() error {
-		names, err = w.Device.List()
-		return err
-	})
-	return names, err
+func (w *watchedDevice) List() ([]string, error) {
+	return watched(w, health.Read, w.Device.List, nil)
 }
 
 // Stat implements blockio.Device.
-func (w *watchedDevice) Stat() (st blockio.SpaceStat, err error) {
-	err = w.one(health.Read, func() error {
-		st, err = w.Device.Stat()
-		return err
-	})
-	return st, err
+func (w *watchedDevice) Stat() (blockio.SpaceStat, error) {
+	return watched(w, health.Read, w.Device.Stat, nil)
 }
 
 // Sync implements blockio.Device.
 func (w *watchedDevice) Sync(ctx context.Context, files ...blockio.File) error {
-	return w.one(health.Sync, func() error { return w.Device.Sync(ctx, files...) })
+	_, err := watched(w, health.Sync, func() (nothing, error) { return nothing{}, w.Device.Sync(ctx, files...) }, nil)
+	return err
+}
+
+// doDetached is Do for one request whose buffers the garbage collector keeps: it
+// returns early when the volume fails. pending, if not nil, counts the request
+// until it has completed.
+func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pending *atomic.Int32) error {
+	if pending != nil {
+		pending.Add(1)
+	}
+	_, err := watched(w, opOf(r.Op), func() (nothing, error) {
+		if pending != nil {
+			defer pending.Add(-1)
+		}
+		batch := []blockio.Request{r}
+		if err := w.Device.Do(ctx, batch); err != nil {
+			return nothing{}, err
+		}
+		return nothing{}, batch[0].Err
+	}, nil)
+	return err
 }
 
 // Do implements blockio.Device. A batch counts as one request of each direction:
@@ -308,7 +404,9 @@ func (s *Store) look(now time.Time) {
 		means[i] = v.dev.mean()
 	}
 	for i, v := range s.volumes {
-		v.dev.tick(now, othersMean(means, i))
+		if v.dev.tick(now, othersMean(means, i)) {
+			s.background.Go(v.probe)
+		}
 	}
 }
 

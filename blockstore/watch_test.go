@@ -2,6 +2,7 @@ package blockstore
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -9,8 +10,10 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // TestHungRequest: a request that has not completed changes the state of its
@@ -36,7 +39,7 @@ func TestHungRequest(t *testing.T) {
 			}
 		}
 		volume := onBad.ref.Extent.Volume()
-		bad.SetRules(rules(t, `(Delay 60s (And Reads (File "segment-*")))`))
+		bad.SetRules(rules(t, `(Delay 60s Any)`))
 		done := make(chan error)
 		go func() { done <- get(t, s, onBad, 0, 0) }()
 		state := func() health.Status { return s.Stats().Volumes[volume].Health }
@@ -49,11 +52,11 @@ func TestHungRequest(t *testing.T) {
 				t.Errorf("after another %v: %v, want %v", want.after, got.State, want.state)
 			}
 		}
-		if got := state(); got.Reads() || !strings.Contains(got.Cause, "10s") {
-			t.Errorf("a hung volume: reads %v, cause %q", got.Reads(), got.Cause)
+		if got := state(); got.Reads() || !strings.Contains(got.Cause.Error(), "10s") {
+			t.Errorf("a hung volume: reads %v, cause %v", got.Reads(), got.Cause)
 		}
 		if other := s.Stats().Volumes[1-volume].Health; other.State != health.OK {
-			t.Errorf("the other volume: %v: %s", other.State, other.Cause)
+			t.Errorf("the other volume: %v: %v", other.State, other.Cause)
 		}
 		if err := <-done; err != nil {
 			t.Errorf("the read that hung: %v", err)
@@ -67,4 +70,133 @@ func TestHungRequest(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	})
+}
+
+// twoVolumes is a store on two volumes of which the first fails by rules.
+type twoVolumes struct {
+	*Store
+	bad *faultio.Device
+	dev [2]*memio.Device
+}
+
+func openTwo(t *testing.T) *twoVolumes {
+	w := &twoVolumes{dev: [2]*memio.Device{memio.New(memio.Options{Path: "bad"}), memio.New(memio.Options{Path: "good"})}}
+	w.bad = faultio.Wrap(w.dev[0], rules(t, ""))
+	w.Store = mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, w.bad, w.dev[1])
+	return w
+}
+
+func (w *twoVolumes) state(path string) health.Status {
+	for _, v := range w.Stats().Volumes {
+		if v.Path == path {
+			return v.Health
+		}
+	}
+	return health.Status{}
+}
+
+// TestOneOfTwoVolumesFails: while one volume cannot be written, new blocks go to
+// the other, syncs and the catalogue go on, and when it works again it is brought
+// up to date before it counts.
+func TestOneOfTwoVolumesFails(t *testing.T) {
+	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO Any)`, `(Delay 3600s Writes)`, `(Delay 3600s Syncs)`, `(Delay 3600s Any)`} {
+		t.Run(fault, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { oneOfTwoFails(t, fault) })
+		})
+	}
+}
+
+func oneOfTwoFails(t *testing.T, fault string) {
+	w := openTwo(t)
+	if err := w.SetCatalogue(t.Context(), []byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	w.bad.SetRules(rules(t, fault))
+	began := time.Now()
+	if err := w.SetCatalogue(t.Context(), []byte("two")); err != nil {
+		t.Fatalf("catalogue while one of two volumes fails: %v", err)
+	}
+	if took := time.Since(began); took > 10*time.Second+watchEvery {
+		t.Errorf("the catalogue took %v", took)
+	}
+	if got := w.state("bad"); got.State != health.Failed {
+		t.Errorf("a volume that missed a catalogue is %v", got.State)
+	}
+	for i := range 20 {
+		b := newBlock(fmt.Sprint(i), 12000, 3)
+		if err := put(t, w.Store, nil, b); err != nil {
+			t.Fatalf("put %d: %v", i, err)
+		}
+		if err := w.Sync(t.Context()); err != nil {
+			t.Fatalf("sync %d: %v", i, err)
+		}
+		if err := w.Free(b.ref); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// After a restart with both volumes the newest catalogue is found.
+	if s := reopen(t, w.dev[0].Clone(), w.dev[1].Clone()); string(s.Catalogue()) != "two" || !s.CatalogueCertain() {
+		t.Errorf("both volumes are back with catalogue %q, certain %v", s.Catalogue(), s.CatalogueCertain())
+	}
+	// The volume works again.
+	w.bad.SetRules(rules(t, ""))
+	time.Sleep(2 * time.Hour)
+	if got := w.state("bad"); got.State != health.OK {
+		t.Fatalf("an hour after the fault the volume is %v: %v", got.State, got.Cause)
+	}
+	if h, blob := newestCatalogue(t, w.dev[0].Clone()); string(blob) != "two" {
+		t.Errorf("the volume is ok again with catalogue %q of version %d", blob, h.Sequence)
+	}
+	if err := w.Close(context.Background()); err != nil {
+		t.Errorf("close: %v", err)
+	}
+}
+
+// reopen opens copies of volumes as a store.
+func reopen(t *testing.T, devs ...*memio.Device) *Store {
+	opts := Options{CapacityBytes: 1 << 20}
+	for _, d := range devs {
+		opts.Devices = append(opts.Devices, d)
+	}
+	s, err := Open(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close(context.Background()) })
+	return s
+}
+
+// newestCatalogue reads the newest catalogue of one volume.
+func newestCatalogue(t *testing.T, d *memio.Device) (ondisk.CatalogueHeader, []byte) {
+	defer d.Close()
+	f, err := d.Open(ondisk.CatalogueName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var newest ondisk.CatalogueHeader
+	var blob []byte
+	for area := range 2 {
+		h, b, err := readCatalogueArea(t.Context(), d, f, area, f.Size()/2-ondisk.Page)
+		if err == nil && h.Sequence > newest.Sequence {
+			newest, blob = h, b
+		}
+	}
+	return newest, blob
+}
+
+// TestCatalogueQuorum: however few volumes acknowledged a change, a start that is
+// certain of the catalogue sees at least one of them.
+func TestCatalogueQuorum(t *testing.T) {
+	for count := 1; count <= kv.MaxVolumes; count++ {
+		for present := 0; present <= count; present++ {
+			sees := metaQuorum(count) > count-present
+			if got := catalogueCertain(present, count); got != sees {
+				t.Errorf("%d of %d volumes: certain %v; the newest change is on one of them: %v", present, count, got, sees)
+			}
+		}
+		if q := metaQuorum(count); q < 1 || count > 1 && q > count-1 {
+			t.Errorf("a quorum of %d of %d volumes: one that fails must not stop changes", q, count)
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -73,8 +74,8 @@ func (s *Store) prepareWrite(w *Write, j *job) error {
 	if err != nil {
 		return err
 	}
-	if err := g.volume.syncer.failure(); err != nil {
-		return fmt.Errorf("blockstore: write %v: %w: %w", w.Ref, ErrFloor, err)
+	if !g.volume.dev.health().Syncs() {
+		return fmt.Errorf("blockstore: write %v: %w", w.Ref, g.volume.dev.failure(health.Write))
 	}
 	w.Header.Extent, w.Header.Generation = w.Ref.Extent, w.Ref.Generation
 	if err := w.Header.EncodeTo(w.Buf); err != nil {

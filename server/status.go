@@ -55,7 +55,7 @@ func (s *Server) status() *pb.StatusResponse {
 			}
 		}
 		if v.Health.State != health.OK {
-			volume.IoDetail += fmt.Sprintf("; %v: %s", v.Health.State, v.Health.Cause)
+			volume.IoDetail += fmt.Sprintf("; %v: %v", v.Health.State, v.Health.Cause)
 		}
 		m.Volumes = append(m.Volumes, volume)
 	}

@@ -72,8 +72,9 @@ func (o Op) String() string {
 // Status is the state of a volume at one moment.
 type Status struct {
 	State State
-	// Cause says why the volume is not OK; empty if it is.
-	Cause string
+	// Cause says why the volume is not OK; nil if it is, or if the operator wants
+	// the state.
+	Cause error
 	// Since is when the volume entered the state; zero if it was always OK.
 	Since time.Time
 
@@ -172,7 +173,7 @@ type Machine struct {
 	// condition is OK, Suspect or Failed; duty is OK, Draining or Removed, as
 	// ordered.
 	condition, duty State
-	cause           string
+	cause           error
 	unreadable      bool
 	since           time.Time
 
@@ -245,19 +246,19 @@ func (m *Machine) Done(now time.Time, op Op, took time.Duration, err error) (cha
 		if took < m.opts.SlowAfter {
 			return false
 		}
-		return m.suspect(now, fmt.Sprintf("a %v took %v", op, took.Round(time.Millisecond)))
+		return m.suspect(now, fmt.Errorf("a %v took %v", op, took.Round(time.Millisecond)))
 	case op == Sync:
-		return m.fail(now, fmt.Sprintf("a sync failed: %v", err), false)
+		return m.fail(now, fmt.Errorf("a sync failed: %w", err), false)
 	case op == Write:
 		if m.writeErrors++; m.writeErrors >= m.opts.WriteErrors {
-			return m.fail(now, fmt.Sprintf("%d writes failed in a row: %v", m.writeErrors, err), false)
+			return m.fail(now, fmt.Errorf("%d writes failed in a row: %w", m.writeErrors, err), false)
 		}
 	default:
 		if m.readErrors++; m.readErrors >= m.opts.ReadErrors {
-			return m.fail(now, fmt.Sprintf("%d reads failed in a row: %v", m.readErrors, err), true)
+			return m.fail(now, fmt.Errorf("%d reads failed in a row: %w", m.readErrors, err), true)
 		}
 	}
-	return m.suspect(now, fmt.Sprintf("a %v failed: %v", op, err))
+	return m.suspect(now, fmt.Errorf("a %v failed: %w", op, err))
 }
 
 func (m *Machine) succeeded(op Op) {
@@ -285,13 +286,13 @@ func (m *Machine) Tick(now, oldest time.Time, others time.Duration) (changed boo
 	if !oldest.IsZero() {
 		switch age := now.Sub(oldest); {
 		case age >= m.opts.HungAfter:
-			return m.fail(now, fmt.Sprintf("a request has not completed for %v", m.opts.HungAfter), true)
+			return m.fail(now, fmt.Errorf("a request has not completed for %v", m.opts.HungAfter), true)
 		case age >= m.opts.SlowAfter:
-			return m.suspect(now, fmt.Sprintf("a request has not completed for %v", m.opts.SlowAfter))
+			return m.suspect(now, fmt.Errorf("a request has not completed for %v", m.opts.SlowAfter))
 		}
 	}
 	if mean := m.Mean(); others > 0 && mean >= m.opts.LagFloor && mean >= others*time.Duration(m.opts.LagFactor) {
-		return m.suspect(now, fmt.Sprintf("requests take %v, those of other volumes %v", mean.Round(time.Millisecond), others.Round(time.Microsecond)))
+		return m.suspect(now, fmt.Errorf("requests take %v, those of other volumes %v", mean.Round(time.Millisecond), others.Round(time.Microsecond)))
 	}
 	return false
 }
@@ -318,7 +319,7 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 		m.interval = min(2*m.interval, m.opts.ProbeMax)
 		m.probeAt = now.Add(m.interval)
 		if m.condition == Suspect {
-			return m.fail(now, fmt.Sprintf("a probe failed: %v", err), false)
+			return m.fail(now, fmt.Errorf("a probe failed: %w", err), false)
 		}
 		return false
 	}
@@ -331,13 +332,13 @@ func (m *Machine) Probed(now time.Time, took time.Duration, err error) (changed 
 	switch {
 	case m.good >= m.opts.GoodProbes:
 		return m.change(now, func() {
-			m.condition, m.cause, m.unreadable = OK, "", false
+			m.condition, m.cause, m.unreadable = OK, nil, false
 			m.horizon, m.recovered = now, now
 			m.startAnew()
 		})
 	case m.condition == Failed:
 		return m.change(now, func() {
-			m.condition, m.cause, m.unreadable = Suspect, "recovering: "+m.cause, false
+			m.condition, m.cause, m.unreadable = Suspect, fmt.Errorf("recovering: %w", m.cause), false
 			m.horizon = now
 			m.startAnew()
 		})
@@ -350,7 +351,13 @@ func (m *Machine) startAnew() {
 	m.writeErrors, m.readErrors, m.mean, m.samples, m.slow = 0, 0, 0, 0, false
 }
 
-func (m *Machine) suspect(now time.Time, cause string) bool {
+// Lost reports that the volume has missed something that it must hold, such as a
+// newer catalogue. It has failed until a probe has brought it up to date.
+func (m *Machine) Lost(now time.Time, cause error) (changed bool) {
+	return m.fail(now, cause, false)
+}
+
+func (m *Machine) suspect(now time.Time, cause error) bool {
 	m.good = 0
 	if m.condition != OK {
 		return false
@@ -361,7 +368,7 @@ func (m *Machine) suspect(now time.Time, cause string) bool {
 
 // fail makes the volume Failed; the first cause is kept, but a volume whose reads
 // fail or hang as well stays unreadable.
-func (m *Machine) fail(now time.Time, cause string, unreadable bool) bool {
+func (m *Machine) fail(now time.Time, cause error, unreadable bool) bool {
 	m.good = 0
 	if m.condition == Failed {
 		if !unreadable || m.unreadable {

@@ -101,11 +101,15 @@ func (w *world) run(t *testing.T, d *datadriven.TestData) string {
 		if changed {
 			mark = "*"
 		}
+		cause := ""
+		if s.Cause != nil {
+			cause = s.Cause.Error()
+		}
 		since := "always"
 		if !s.Since.IsZero() {
 			since = s.Since.Sub(w.start).String()
 		}
-		fmt.Fprintf(&out, "%s %v since %s [places %v, syncs %v, reads %v] %s%s\n", mark, s.State, since, s.Places(), s.Syncs(), s.Reads(), s.Cause, note)
+		fmt.Fprintf(&out, "%s %v since %s [places %v, syncs %v, reads %v] %s%s\n", mark, s.State, since, s.Places(), s.Syncs(), s.Reads(), cause, note)
 	}
 	return out.String()
 }
