@@ -66,13 +66,22 @@ func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
 	return l
 }
 
-// window opens a window that tells l what lands, if the provider can say it; l may
-// be nil.
-func (l *arrival) window(region rdma.Region, off, n uint64) (rdma.Window, error) {
-	if early, ok := region.(rdma.LandingRegion); ok && l != nil {
+// window opens a window that tells l, and counts, what lands, if the provider can
+// say it; l and counted may be nil.
+func (l *arrival) window(region rdma.Region, off, n uint64, counted *attemptBytes) (rdma.Window, error) {
+	early, ok := region.(rdma.LandingRegion)
+	switch {
+	case !ok || l == nil && counted == nil:
+		return region.Window(off, n)
+	case counted == nil:
 		return early.WindowLanding(off, n, l.landed)
 	}
-	return region.Window(off, n)
+	return early.WindowLanding(off, n, func(off, n uint64) {
+		if l != nil {
+			l.landed(off, n)
+		}
+		counted.add(int64(n))
+	})
 }
 
 // landed notes that n bytes from off in the window were placed, and hashes the

@@ -38,6 +38,8 @@ type reading struct {
 	tasks  []readTask
 	// local is nil unless the pieces are borrowed rather than moved.
 	local *borrowing
+	// progress is nil unless the caller asked for it.
+	progress *progress
 
 	mu     sync.Mutex
 	states []pieceState // of pieces
@@ -153,6 +155,7 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 		return nil, err
 	}
 	r.states = make([]pieceState, len(r.pieces))
+	r.progress = r.newProgress()
 	return r, nil
 }
 
@@ -386,7 +389,9 @@ func (r *reading) skip(t *readTask) bool {
 func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error {
 	lo, hi := r.span(t)
 	arrival := r.newArrival(t, lo, hi)
-	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo))
+	counted, delivered := r.progress.attempt(), int64(0)
+	defer func() { counted.end(delivered) }()
+	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo), counted)
 	if err != nil {
 		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
 	}
@@ -412,6 +417,10 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)
 	}
 	r.verify(t, resp, arrival)
+	if counted != nil {
+		delivered = r.delivered(t)
+		r.progress.verified(r.prefix())
+	}
 	return nil
 }
 

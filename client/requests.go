@@ -79,6 +79,11 @@ type ReadRequest struct {
 	// memory have been compared with it, for whoever carries them further. What
 	// did not arrive leaves its entry as it was.
 	Sums [][]uint64
+	// Progress, if set, is called while the Read goes on: when more blocks are
+	// verified, and, over a transfer engine that says what lands
+	// (rdma.LandingRegion), when another block's bytes have come. There is one call at
+	// a time. It is called by the engine's goroutines and must not block.
+	Progress func(ReadProgress)
 }
 
 // ReadResult is what was put into the caller's memory.

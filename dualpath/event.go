@@ -145,6 +145,9 @@ type Progress struct {
 	Side    Role
 	// Upto: the tokens of the side's part before this one are in its buffer.
 	Upto int
+	// Landed is how many tokens of the part have arrived, in its buffer or not yet
+	// checked: how fast the side reads.
+	Landed int
 }
 
 // Stopped answers a Cut, or reports a failed read: the side reads no further.

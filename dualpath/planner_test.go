@@ -288,13 +288,15 @@ func (l *ledger) read(id RequestID, s int, x byte) {
 	case upto == part.To || t.cut[s] || x >= 200:
 		t.reads[s], t.cut[s] = Part{}, false
 		if upto == part.To {
-			l.step(Progress{l.now, id, 0, side, upto})
+			l.step(Progress{At: l.now, Request: id, Side: side, Upto: upto, Landed: part.Len()})
 			return
 		}
 		l.step(Stopped{At: l.now, Request: id, Side: side, Upto: upto, Failed: x >= 200, Gone: x >= 240})
 	default:
 		t.reads[s].From = upto
-		l.step(Progress{l.now, id, 0, side, upto})
+		// More has landed than is verified, or less than the model counts: an estimate
+		// must not decide what is read.
+		l.step(Progress{At: l.now, Request: id, Side: side, Upto: upto, Landed: int(x) * part.Len() / 128})
 	}
 }
 

@@ -7,9 +7,10 @@ import (
 
 // side is one side's share in the reading of a request.
 type side struct {
-	part  Part
-	upto  int
-	state sideState
+	part Part
+	// The tokens of the part before upto are in the buffer; landed many have arrived.
+	upto, landed int
+	state        sideState
 	// hedge: the other side reads this range too.
 	hedge bool
 	// left: it was slow and told to stop; failed: storage failed it.
@@ -154,7 +155,7 @@ func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	n.total += uint64(part.Len())
 	n.since = append(n.since, assigned{seq: seq, tokens: part.Len()})
 	s := &r.sides[sideAt(part.Side)]
-	s.part, s.upto, s.state, s.hedge = part, part.From, reading, hedge
+	s.part, s.upto, s.landed, s.state, s.hedge = part, part.From, 0, reading, hedge
 	s.begun, s.predicted = p.now, drain(n, 0)
 	if r.loadingAt == nil {
 		r.loadingAt = p.loading.PushBack(r)
@@ -189,6 +190,7 @@ func (p *Planner) progress(e Progress) {
 		return
 	}
 	s.upto = min(max(s.upto, e.Upto), s.part.To)
+	s.landed = min(max(s.landed, e.Landed, s.upto-s.part.From), s.part.Len())
 	if s.upto == s.part.To {
 		p.read(r, e.Side)
 	}
@@ -376,9 +378,9 @@ func (p *Planner) rescueRequest(r *request) {
 // did: at the speed so far, or, where nothing came yet, at the node's rate and
 // for as long again as it is overdue.
 func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
-	left := s.part.To - s.upto
-	if done := s.upto - s.part.From; done > 0 {
-		return seconds(elapsed.Seconds() * float64(left) / float64(done))
+	left := s.part.Len() - s.landed
+	if s.landed > 0 {
+		return seconds(elapsed.Seconds() * float64(left) / float64(s.landed))
 	}
 	byRate := drain(n, 0)
 	if overdue := elapsed - s.predicted; overdue > 0 {

@@ -16,7 +16,7 @@ import (
 //	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [holding=(REQUEST@ENGINE,…)]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
-//	progress|stopped request=N side=prefill|decode upto=N [failed] [gone]
+//	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
 //	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N
 //	tick    at=N
 //	explain request=N              state                stats
@@ -64,7 +64,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "fetch":
 		return s.fetch(c)
 	case "progress":
-		return s.step(Progress{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0)})
+		return s.step(Progress{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), c.num("landed", 0)})
 	case "stopped":
 		return s.step(Stopped{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone")})
 	case "finished":

@@ -995,11 +995,14 @@ func (x *NodeState) GetReadTokensPerSecond() float64 {
 // In what a leader says of a request, attempt is the seq of the start that it is
 // about: what is said of an earlier one is ignored.
 type ReadProgress struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	Side          Side                   `protobuf:"varint,2,opt,name=side,proto3,enum=penstock.v1.Side" json:"side,omitempty"`
-	Upto          uint32                 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
-	Attempt       uint64                 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Request string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Side    Side                   `protobuf:"varint,2,opt,name=side,proto3,enum=penstock.v1.Side" json:"side,omitempty"`
+	// Tokens of the side's part before upto are in its buffer, verified.
+	Upto    uint32 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
+	Attempt uint64 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Tokens of the part that have arrived, verified or not.
+	Landed        uint32 `protobuf:"varint,5,opt,name=landed,proto3" json:"landed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1058,6 +1061,13 @@ func (x *ReadProgress) GetUpto() uint32 {
 func (x *ReadProgress) GetAttempt() uint64 {
 	if x != nil {
 		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ReadProgress) GetLanded() uint32 {
+	if x != nil {
+		return x.Landed
 	}
 	return 0
 }
@@ -2132,12 +2142,13 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
-	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"}\n" +
+	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"\x95\x01\n" +
 	"\fReadProgress\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
-	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xa8\x01\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\x12\x16\n" +
+	"\x06landed\x18\x05 \x01(\rR\x06landed\"\xa8\x01\n" +
 	"\vReadStopped\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +

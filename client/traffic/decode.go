@@ -25,7 +25,7 @@ type DecodeJob struct {
 	Parts       []Part
 	Pages       []uint32
 	Stopped     func(Stop)
-	Progress    func(part Part, upto int)
+	Progress    func(Progress)
 	// Peer is the prefill engine's manager.
 	Peer Peer
 	// NoPersist keeps the prompt's new blocks from storage.
@@ -141,7 +141,7 @@ func (d *Decode) Read(part Part) {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
 			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", d.request, part.From, part.To, d.job.Hit, ErrJob)
 		}
-		have, stop, err := d.load(chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.sums)
+		have, stop, err := d.load(chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.sums, d.job.Progress)
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (d *Decode) Read(part Part) {
 				d.job.Stopped(*stop)
 			}
 		} else if d.job.Progress != nil {
-			d.job.Progress(part, part.To)
+			d.job.Progress(Progress{part, part.To, int64(uint64(part.Len()) * d.m.geo.fullBytes)})
 		}
 		return nil
 	})

@@ -83,7 +83,11 @@
 // anything is persisted, and in the DE's device memory before Ready returns. A
 // block that does not match ends the job with a *BlockError: it is never used.
 //
-// # When something is missing
+// # When something is missing, or slow
+//
+// While a side reads, it reports what has arrived and what is verified
+// (PrefillJob.Progress): the planner estimates from it when the side will be done, and
+// cuts one that is too slow (Cut).
 //
 // A side that cannot read all of its part says so (PrefillJob.Stopped, which
 // goes to the planner) and waits: Read gives it, or the other side, another range; Recompute

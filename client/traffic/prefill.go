@@ -31,8 +31,9 @@ type PrefillJob struct {
 	// Stopped, if set, is told when a read of this side comes to its end before
 	// its part's. It must not block.
 	Stopped func(Stop)
-	// Progress, if set, is told how far a part has come. It must not block.
-	Progress func(part Part, upto int)
+	// Progress, if set, is called while a part is read and when it is complete, from
+	// goroutines of the transfer engine. It must not block.
+	Progress func(Progress)
 }
 
 // source says where a hit block comes from.
@@ -160,7 +161,7 @@ func (p *Prefill) load1(part Part) error {
 	if err != nil {
 		return err
 	}
-	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, 0, p.sums)
+	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, 0, p.sums, p.job.Progress)
 	if err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func (p *Prefill) load1(part Part) error {
 			p.job.Stopped(*stop)
 		}
 	} else if p.job.Progress != nil {
-		p.job.Progress(part, part.To)
+		p.job.Progress(Progress{part, part.To, int64(uint64(part.Len()) * p.m.geo.fullBytes)})
 	}
 	return nil
 }

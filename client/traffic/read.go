@@ -16,8 +16,9 @@ type chain struct {
 
 // load reads the blocks of a part from storage to the buffer, block b at
 // base + (b - part.From) Full Blocks, and enters their sums. It returns the part
-// that is there, and what became of the rest (nil if there is none).
-func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums sumTable) (Part, *Stop, error) {
+// that is there, and what became of the rest (nil if there is none). progress, if
+// set, is called meanwhile.
+func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums sumTable, progress func(Progress)) (Part, *Stop, error) {
 	g := t.m.geo
 	pieces := make([]client.Piece, part.Len())
 	layerSums := make([][]uint64, part.Len())
@@ -28,17 +29,23 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 	}
 	ctx, after := t.reading()
 	defer after()
-	res, err := t.m.opts.Storage.Read(ctx, client.ReadRequest{
+	req := client.ReadRequest{
 		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: layerSums,
-	})
+	}
+	if progress != nil {
+		req.Progress = func(p client.ReadProgress) {
+			// The last block counts when the read has ended: whoever is told of Part.To
+			// takes the part for complete.
+			progress(Progress{part, min(max(p.Blocks, part.From), part.To-1), p.Bytes})
+		}
+	}
+	res, err := t.m.opts.Storage.Read(ctx, req)
 	if t.ctx.Err() != nil {
 		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
 	}
-	have := Part{part.From, part.From}
-	cut := ctx.Err() != nil // what had come until then has
-	if err == nil || cut {
-		have.To = max(part.From, min(res.Blocks, part.To))
-	}
+	cut := ctx.Err() != nil
+	// What had come before an error is in memory and verified.
+	have := Part{part.From, max(part.From, min(res.Blocks, part.To))}
 	for b := have.From; b < have.To; b++ {
 		sums.setBlock(b, layerSums[b-part.From])
 	}

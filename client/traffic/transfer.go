@@ -19,6 +19,16 @@ type Part struct{ From, To int }
 // Len is how many blocks it has.
 func (p Part) Len() int { return p.To - p.From }
 
+// Progress is how far the read of a part has come.
+type Progress struct {
+	Part Part
+	// Upto: the blocks of the part before this one are in the buffer, verified. It is
+	// Part.To once, when the read has ended well.
+	Upto int
+	// Bytes of the part have arrived, verified or not: how fast the side reads.
+	Bytes int64
+}
+
 // Stop is a read that came to its end before the end of its part.
 type Stop struct {
 	Part Part

@@ -68,7 +68,7 @@ func everyEvent() []dualpath.Event {
 		dualpath.Submit{At: 4, Request: request},
 		dualpath.Fetch{At: 5, Group: 1, Engines: []dualpath.EngineReport{{Engine: 1, Tokens: 7, Requests: 1}}, Nodes: node(1)},
 		dualpath.Fetch{At: 6, Group: 2, Seen: 1, Engines: []dualpath.EngineReport{{Engine: 2, HBMFree: 1 << 19}}, Nodes: node(2)},
-		dualpath.Progress{At: 7, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 64},
+		dualpath.Progress{At: 7, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 64, Landed: 80},
 		dualpath.Stopped{At: 8, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 128, Failed: true},
 		dualpath.Failed{At: 9, Request: 1, Attempt: 3, Role: dualpath.Decode, Upto: 64},
 		dualpath.Epoch{At: 10, Namespace: 2, Epoch: 4},

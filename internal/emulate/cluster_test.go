@@ -46,6 +46,8 @@ type cluster struct {
 	record *planner.Record
 	// copier, if set, makes the copier of each engine.
 	copier func() copier.Copier
+	// wrap, if set, stands between prefill engines and the sockets of their storage NIC.
+	wrap func(net.Conn) net.Conn
 	// quota, if set, is that of prefill engines which hold all layers.
 	quota time.Duration
 	// close ends the planner, its record written.
@@ -141,9 +143,12 @@ func (c *cluster) startPlanner() {
 }
 
 // store opens a client of the storage node.
-func (c *cluster) store() (*client.Store, kv.Namespace) {
+func (c *cluster) store() (*client.Store, kv.Namespace) { return c.storeOver(nil) }
+
+// storeOver is store with something between the client and its sockets.
+func (c *cluster) storeOver(wrap func(net.Conn) net.Conn) (*client.Store, kv.Namespace) {
 	c.t.Helper()
-	engine, err := tcp.New(c.t.Context(), tcp.Options{})
+	engine, err := tcp.New(c.t.Context(), tcp.Options{Wrap: wrap})
 	c.must(err)
 	s, err := client.Open(c.t.Context(), client.Options{Engine: engine, Servers: []string{c.storage.Addr}, DialTimeout: time.Minute})
 	c.must(err)
@@ -166,7 +171,11 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	}
 	compute, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	c.must(err)
-	store, ns := c.store()
+	var wrap func(net.Conn) net.Conn
+	if prefill {
+		wrap = c.wrap
+	}
+	store, ns := c.storeOver(wrap)
 	opts := EngineOptions{Name: name, Model: model, Namespace: ns, Store: store, Compute: compute, BufferBytes: 8 << 20, DeviceBlocks: 1024, Window: window}
 	if c.copier != nil {
 		opts.Copier = c.copier()

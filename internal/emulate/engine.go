@@ -33,7 +33,7 @@ type Work struct {
 	Peer traffic.Peer
 	// Stopped and Progress are told how reading goes.
 	Stopped  func(traffic.Stop)
-	Progress func(part traffic.Part, upto int)
+	Progress func(traffic.Progress)
 }
 
 // EngineOptions make an Engine.

@@ -82,8 +82,12 @@ type held struct {
 	// name is the request's with the attempt: what engines and traffic managers
 	// know it by, so that the end of one attempt is never taken for another's.
 	name string
-	// unread are the tokens of the parts that count in the queue.
-	unread int
+	// unread are the tokens of the parts that count in the queue. arrived are those of
+	// the parts being read that do not count any more.
+	unread  int
+	arrived map[traffic.Part]int
+	// progress is what the planner is to be told at the next fetch; nil: nothing new.
+	progress *pb.ReadProgress
 }
 
 // meter measures what the storage NIC delivers while it has something to do.
@@ -167,6 +171,11 @@ func (l *Leader) session(ctx context.Context) error {
 		select {
 		case m = <-out:
 		case <-t.C:
+			for _, p := range l.progress() {
+				if err := stream.Send(p); err != nil {
+					return errors.Join(err, <-received)
+				}
+			}
 			m = l.fetch()
 		case err := <-received:
 			return err
@@ -312,7 +321,7 @@ func (l *Leader) assign(a *pb.LeaderAction) error {
 	if !ok {
 		return fmt.Errorf("emulate: engine %q is not in group %q", a.Engine, l.opts.Group)
 	}
-	h := &held{submit: a.Submitted, member: m}
+	h := &held{submit: a.Submitted, member: m, arrived: make(map[traffic.Part]int)}
 	if err := json.Unmarshal(a.Submitted.GetPayload(), &h.load); err != nil {
 		return fmt.Errorf("emulate: payload: %w", err)
 	}
@@ -359,7 +368,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		}
 	}
 	l.expect(h, w.Parts)
-	w.Progress = func(part traffic.Part, upto int) { l.came(a.Request, h, part, upto) }
+	w.Progress = func(p traffic.Progress) { l.came(a.Request, h, p) }
 	w.Stopped = func(s traffic.Stop) { l.stopped(a.Request, h, s) }
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l.mu.Lock()
@@ -400,6 +409,7 @@ func (l *Leader) expect(h *held, parts []traffic.Part) {
 	for _, p := range parts {
 		n := p.Len() * bt
 		h.unread += n
+		h.arrived[p] = 0
 		l.queueLocked(n)
 	}
 }
@@ -417,15 +427,42 @@ func (l *Leader) queueLocked(n int) {
 	}
 }
 
-// came takes a part that was read.
-func (l *Leader) came(request string, h *held, part traffic.Part, upto int) {
-	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
+// progress takes what the planner is to be told of reads under way: one message a
+// request, however many blocks have come.
+func (l *Leader) progress() []*pb.LeaderMessage {
 	l.mu.Lock()
-	n := (upto - part.From) * bt
-	l.meter.read += float64(n)
-	l.readLocked(h, part.Len()*bt)
+	defer l.mu.Unlock()
+	var out []*pb.LeaderMessage
+	for _, h := range l.held {
+		if h.progress != nil {
+			out = append(out, &pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: h.progress}})
+			h.progress = nil
+		}
+	}
+	return out
+}
+
+// came takes how far a part has been read. The end of a part is told at once.
+func (l *Leader) came(request string, h *held, p traffic.Progress) {
+	g := h.member.Engine.opts.Namespace.Geometry
+	landed := min(int(p.Bytes*int64(g.BlockTokens)/g.PieceBytes(0)), p.Part.Len()*g.BlockTokens)
+	complete := p.Upto == p.Part.To
+	l.mu.Lock()
+	if n, reading := h.arrived[p.Part]; reading {
+		l.meter.read += float64(landed - n)
+		l.readLocked(h, landed-n)
+		h.arrived[p.Part] = landed
+	}
+	told := &pb.ReadProgress{Request: request, Attempt: h.attempt, Side: l.opts.Role, Upto: uint32(p.Upto * g.BlockTokens), Landed: uint32(landed)}
+	h.progress = told
+	if complete {
+		h.progress = nil
+		delete(h.arrived, p.Part)
+	}
 	l.mu.Unlock()
-	l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: &pb.ReadProgress{Request: request, Attempt: h.attempt, Side: l.opts.Role, Upto: uint32(upto * bt)}}})
+	if complete {
+		l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: told}})
+	}
 }
 
 // readLocked takes tokens of a request out of the queue.
@@ -439,7 +476,9 @@ func (l *Leader) readLocked(h *held, n int) {
 func (l *Leader) stopped(request string, h *held, s traffic.Stop) {
 	bt := h.member.Engine.opts.Namespace.Geometry.BlockTokens
 	l.mu.Lock()
-	l.readLocked(h, s.Part.Len()*bt)
+	l.readLocked(h, s.Part.Len()*bt-h.arrived[s.Part])
+	delete(h.arrived, s.Part)
+	h.progress = nil
 	l.mu.Unlock()
 	l.say(&pb.LeaderMessage{Message: &pb.LeaderMessage_Stopped{Stopped: &pb.ReadStopped{
 		Request: request, Attempt: h.attempt, Side: l.opts.Role, Upto: uint32(s.Upto * bt), Failed: !s.Gone, Gone: s.Gone,

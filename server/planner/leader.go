@@ -221,7 +221,7 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	case *pb.LeaderMessage_Progress:
 		if j := s.byName[m.Progress.Request]; j != nil {
 			j.reported("read", m.Progress.Side, m.Progress.Upto)
-			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Attempt: m.Progress.Attempt, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto)})
+			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Attempt: m.Progress.Attempt, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto), Landed: int(m.Progress.Landed)})
 		}
 	case *pb.LeaderMessage_Stopped:
 		if j := s.byName[m.Stopped.Request]; j != nil {

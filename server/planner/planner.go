@@ -88,6 +88,8 @@ type job struct {
 	since  time.Duration
 	// span is the request's; nil: it is not traced.
 	span trace.Span
+	// read is how far each side was when the span was last told.
+	read map[pb.Side]uint32
 	// updates go to the gateway; nil while none is there. lost is closed when
 	// it was too slow.
 	updates chan *pb.RequestUpdate

@@ -60,10 +60,17 @@ func (s *Service) decidedLocked(j *job, a *dualpath.Action) {
 	j.span.AddEvent(a.Kind.String(), trace.WithAttributes(attrs...))
 }
 
-// reported notes what a leader told of a job's side.
+// reported notes what a leader told of a job's side. A read under way is told of many
+// times; it is noted when more of it can be used.
 func (j *job) reported(what string, side pb.Side, upto uint32) {
-	if j.span == nil {
+	if j.span == nil || what == "read" && (upto == 0 || j.read[side] == upto) {
 		return
+	}
+	if what == "read" {
+		if j.read == nil {
+			j.read = make(map[pb.Side]uint32)
+		}
+		j.read[side] = upto
 	}
 	j.span.AddEvent(what, trace.WithAttributes(attribute.String("side", dualpath.Role(side).String()), attribute.Int("upto", int(upto))))
 }
