@@ -62,6 +62,9 @@ type Store struct {
 // formatted: what belongs to the store, such as its index, is known by it.
 func (s *Store) Node() ondisk.UUID { return s.node }
 
+// Volumes is how many volumes the store has. Extents number them from 0.
+func (s *Store) Volumes() int { return len(s.volumes) }
+
 // enter admits a call, until Leave.
 func (s *Store) enter() error {
 	if !s.gate.Enter() {

@@ -71,7 +71,7 @@ type Auth struct {
 
 // Limits bounds every queue; what happens when each is full is in the doc.
 type Limits struct {
-	Reads        int      `yaml:"reads" doc:"Read calls served at once; more wait in a queue of the same length, then Busy"`
+	Reads        int      `yaml:"reads" doc:"Read calls served at once for each volume; more wait in a queue of the same length, then Busy"`
 	Writes       int      `yaml:"writes" doc:"reservations open at once; more are Busy"`
 	ReadBytes    Size     `yaml:"read_bytes" doc:"payload of one Read call; 0 means 64 MiB, or a quarter of the arena if that is less"`
 	WriteBytes   Size     `yaml:"write_bytes" doc:"payload of one Reserve call; 0 as for read_bytes"`

@@ -168,15 +168,13 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	if err != nil {
 		return v, err
 	}
-	buf, err := n.alloc(ctx, layout.SlotBytes())
+	batch := []blockstore.Read{{Ref: info.Ref, Want: want}}
+	lane := n.lanes[info.Ref.Extent.Volume()]
+	h, err := n.readSlots(ctx, lane, layout.SlotBytes(), batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:layout.SlotBytes()] })
 	if err != nil {
 		return v, err
 	}
-	defer buf.Release()
-	batch := []blockstore.Read{{Ref: info.Ref, Want: want, Buf: buf.Bytes()[:layout.SlotBytes()]}}
-	if err := n.store.Read(ctx, batch); err != nil {
-		return v, err
-	}
+	defer h.release()
 	switch err := batch[0].Err; {
 	case err == nil:
 		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)

@@ -20,8 +20,13 @@
 //     piece before its slot is freed, never the other way round.
 //   - A deletion reaches the catalogue on the volumes before it is acknowledged
 //     (deletions), so that no rebuild of the index brings a deleted block back.
-//   - bounded: the arena bounds bytes in flight, a Gate bounds calls, and what
-//     waits longer than QueueWait is Busy.
+//   - bounded: the arena bounds bytes in flight, a gate bounds calls, and what
+//     waits longer than QueueWait is Busy. Each volume has a lane, which bounds
+//     the Loads that read from it and the memory that its device holds. A read
+//     that the device has not completed within ReadWait is a miss and its Load
+//     goes on; the memory stays the device's, and the lane's budget with it,
+//     until the device completes. So a volume that hangs fills its own lane and
+//     no other.
 //
 // Locks: Node.nsMu orders namespace changes and is held across the catalogue's
 // I/O, which no data path touches. Node.mu guards the table of reservations and nothing else. It is taken

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -153,6 +154,8 @@ type load struct {
 	ended chan struct{}
 	// givenUp: nobody has seen, or will see, what becomes of the pieces.
 	givenUp bool
+
+	lanes laneUse
 }
 
 // Load finds the chain and delivers the pieces, verified. It returns when every
@@ -203,11 +206,11 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 	cancel()
 	if err != nil {
 		if ctx.Err() == nil {
-			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, n.opts.ReadsMax)
+			err = fmt.Errorf("%w: %d loads are running and as many wait", ErrBusy, cap(n.reads.running))
 		}
 		return LoadResult{}, err
 	}
-	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{})}
+	l := &load{node: n, ns: ns, req: req, deliver: deliver, open: 1, ended: make(chan struct{}), lanes: newLaneUse(n.lanes)}
 	match, err := l.plan()
 	if err != nil {
 		n.reads.leave()
@@ -224,17 +227,7 @@ func (n *Node) load(ctx context.Context, ns kv.Namespace, req LoadRequest, deliv
 
 // perform runs the load and waits as long as the caller wants to. Errors: ctx's.
 func (l *load) perform(ctx context.Context) error {
-	units := l.units()
-	if len(units) == 1 && units[0].layers == 0 {
-		// What is in memory goes out at once, from here.
-		parts, cold := l.hotParts(units[0].pieces)
-		if len(parts) > 0 {
-			l.deliver(ctx, parts)
-		}
-		if units[0].pieces = cold; len(cold) == 0 {
-			units = nil
-		}
-	}
+	units := l.deliverHot(ctx, l.units())
 	if len(units) == 0 {
 		l.release()
 	} else {
@@ -260,6 +253,25 @@ func (l *load) perform(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// deliverHot hands over what is in memory at once, from the caller's goroutine,
+// if the units are few and of whole pieces. It returns the units that are left.
+func (l *load) deliverHot(ctx context.Context, units []unit) []unit {
+	if len(units) > loadDepth || slices.ContainsFunc(units, func(u unit) bool { return u.layers > 0 }) {
+		return units
+	}
+	left := units[:0]
+	for _, u := range units {
+		parts, cold := l.hotParts(u.pieces)
+		if len(parts) > 0 {
+			l.deliver(ctx, parts)
+		}
+		if u.pieces = cold; len(cold) > 0 {
+			left = append(left, u)
+		}
+	}
+	return left
 }
 
 // release gives up one of what open counts, and ends the load with the last.
@@ -385,23 +397,21 @@ func (l *load) plan() (MatchResult, error) {
 	return match, nil
 }
 
-// unit is what one device batch reads: several whole pieces, or some layers of
-// one.
+// unit is what one device batch reads from one volume: several whole pieces, or
+// some layers of one.
 type unit struct {
+	volume             int
 	pieces             []int
 	firstLayer, layers int // layers 0: whole pieces
+	bytes              int64
 }
 
-// units cuts the pieces that have a slot into units, in order.
+// units cuts the pieces that have a slot into units, in order of their first
+// pieces.
 func (l *load) units() (units []unit) {
-	var run unit
-	var runBytes int64
-	flush := func() {
-		if len(run.pieces) > 0 {
-			units = append(units, run)
-		}
-		run, runBytes = unit{}, 0
-	}
+	// growing holds the unit of each volume that takes further pieces, as its
+	// index in units.
+	growing := make(map[int]int)
 	for i, ref := range l.refs {
 		if ref.Generation == 0 {
 			continue
@@ -414,29 +424,35 @@ func (l *load) units() (units []unit) {
 			count = all - first
 		}
 		whole := l.req.Keep || l.node.opts.CutThroughBytes < 0 || pieceBytes < l.node.opts.CutThroughBytes
+		volume := int(ref.Extent.Volume())
 		if count == all && whole {
-			if runBytes+pieceBytes > unitBytes {
-				flush()
+			at, ok := growing[volume]
+			if !ok || units[at].bytes+pieceBytes > unitBytes {
+				at = len(units)
+				growing[volume] = at
+				units = append(units, unit{volume: volume})
 			}
-			run.pieces = append(run.pieces, i)
-			runBytes += pieceBytes
+			units[at].pieces = append(units[at].pieces, i)
+			units[at].bytes += pieceBytes
 			continue
 		}
-		flush()
+		clear(growing)
 		step := int(max(1, partBytes/layerBytes))
 		if whole {
 			step = count
 		}
 		for at := first; at < first+count; at += step {
-			units = append(units, unit{pieces: []int{i}, firstLayer: at, layers: min(step, first+count-at)})
+			units = append(units, unit{volume: volume, pieces: []int{i}, firstLayer: at, layers: min(step, first+count-at)})
 		}
 	}
-	flush()
 	return units
 }
 
 // run loads the units, a few at a time, and hands their parts over.
 func (l *load) run(ctx context.Context, units []unit) {
+	for _, u := range units {
+		l.lanes.left[u.volume]++
+	}
 	if len(units) == 1 {
 		l.bring(ctx, units[0])
 		return
@@ -459,15 +475,32 @@ func (l *load) run(ctx context.Context, units []unit) {
 
 // bring loads a unit and hands its parts over.
 func (l *load) bring(ctx context.Context, u unit) {
-	var parts []Part
-	if u.layers == 0 {
-		parts = l.loadPieces(ctx, u)
-	} else {
-		parts = l.loadLayers(ctx, u)
-	}
+	parts := l.loadUnit(ctx, u)
 	if len(parts) > 0 {
 		l.deliver(ctx, parts)
 	}
+}
+
+// loadUnit loads a unit. A place in the volume's lane is not kept while the
+// reader takes the parts.
+func (l *load) loadUnit(ctx context.Context, u unit) []Part {
+	defer l.lanes.end(u.volume)
+	if u.layers == 0 {
+		return l.loadPieces(ctx, u)
+	}
+	return l.loadLayers(ctx, u)
+}
+
+// read reads slots of one volume into arena memory of total bytes. place gives
+// each read its part of the memory. Without an error the hold is the caller's to
+// release; with one, the batch must not be touched any more.
+func (l *load) read(ctx context.Context, volume int, total int64, batch []blockstore.Read, place func(buf arena.Buffer)) (*hold, error) {
+	n := l.node
+	lane, err := l.lanes.begin(volume)
+	if err != nil {
+		return nil, err
+	}
+	return n.readSlots(ctx, lane, total, batch, place)
 }
 
 // hotParts takes what is in memory, and returns the pieces that are not.
@@ -503,24 +536,20 @@ func (l *load) loadPieces(ctx context.Context, u unit) []Part {
 		layouts[j] = layout
 		total += layout.SlotBytes()
 	}
-	buf, err := n.alloc(ctx, total)
+	h, err := l.read(ctx, u.volume, total, reads, func(buf arena.Buffer) {
+		offset := int64(0)
+		for j := range reads {
+			size := layouts[j].SlotBytes()
+			reads[j].Buf = buf.Bytes()[offset : offset+size]
+			offset += size
+		}
+	})
 	if err != nil {
 		l.fail(cold, err)
 		return parts
 	}
-	h := newHold(buf)
 	defer h.release()
 	offset := int64(0)
-	for j := range reads {
-		size := layouts[j].SlotBytes()
-		reads[j].Buf = buf.Bytes()[offset : offset+size]
-		offset += size
-	}
-	if err := n.store.Read(ctx, reads); err != nil {
-		l.fail(cold, err)
-		return parts
-	}
-	offset = 0
 	for j, i := range cold {
 		payload := offset + layouts[j].HeaderBytes()
 		offset += layouts[j].SlotBytes()
@@ -536,7 +565,7 @@ func (l *load) loadPieces(ctx context.Context, u unit) []Part {
 
 // loadLayers brings some layers of one piece.
 func (l *load) loadLayers(ctx context.Context, u unit) []Part {
-	n, i := l.node, u.pieces[0]
+	i := u.pieces[0]
 	read := blockstore.Read{Ref: l.refs[i], Want: l.want(i), FirstLayer: u.firstLayer, Layers: u.layers}
 	layout, err := read.Want.Layout()
 	if err != nil {
@@ -544,19 +573,13 @@ func (l *load) loadLayers(ctx context.Context, u unit) []Part {
 		return nil
 	}
 	_, size, skip := layout.Range(u.firstLayer, u.layers)
-	buf, err := n.alloc(ctx, size)
+	batch := []blockstore.Read{read}
+	h, err := l.read(ctx, u.volume, size, batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:size] })
 	if err != nil {
 		l.fail(u.pieces, err)
 		return nil
 	}
-	h := newHold(buf)
 	defer h.release()
-	read.Buf = buf.Bytes()[:size]
-	batch := []blockstore.Read{read}
-	if err := n.store.Read(ctx, batch); err != nil {
-		l.fail(u.pieces, err)
-		return nil
-	}
 	if batch[0].Err != nil {
 		l.lost(i, batch[0].Err)
 		return nil

@@ -25,9 +25,12 @@ type Node struct {
 	events *EventLog
 	hot    *hotSet
 
-	// reads admits Loads; writeBytes keeps reservations to half of the arena, so
+	// reads admits Loads, and lanes the reads of each volume. strays are the reads
+	// that a device has not completed. writeBytes keeps reservations to half of the arena, so
 	// that writers cannot starve readers of memory.
 	reads      *gate
+	lanes      []*lane
+	strays     sync.WaitGroup
 	writeBytes *semaphore.Weighted
 	room       roomMaker
 	loans      loanBook
@@ -82,11 +85,14 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		store:        opts.Store,
 		events:       NewEventLog(opts.EventHistory),
 		hot:          newHotSet(opts.HotBytes),
-		reads:        newGate(opts.ReadsMax),
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
 	}
+	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
+	// Each lane takes ReadsMax Loads, so with all volumes but one hung there is a
+	// place for a Load from that one.
+	n.reads = newGate(opts.ReadsMax * len(n.lanes))
 	n.room.node = n
 	n.loans.max = n.opts.LoanBytesMax
 	n.room.batchBytes = min(roomBatchBytes, n.store.Stats().CapacityBytes/roomBatchShare)
@@ -203,7 +209,11 @@ func (n *Node) Close(ctx context.Context) error {
 			n.closeErr = n.check()
 		}
 		// Data first, index second: data-before-index holds at every instant.
-		n.closeErr = errors.Join(n.closeErr, n.store.Close(ctx), n.index.Sync(), n.index.Close())
+		closed := n.store.Close(ctx)
+		n.closeErr = errors.Join(n.closeErr, closed, n.index.Sync(), n.index.Close())
+		if closed == nil {
+			n.strays.Wait() // the store has none of their reads any more
+		}
 	})
 	return n.closeErr
 }

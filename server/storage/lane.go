@@ -1,0 +1,151 @@
+package storage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/arena"
+)
+
+// A lane admits the reads of one volume. A volume that does not answer fills its
+// own lane and no other: the places of Loads are bounded by volume, and so are
+// the bytes of arena memory that its device holds until it completes.
+type lane struct {
+	volume int
+	// places bounds the Loads that are reading from the volume, or waiting for
+	// budget.
+	places chan struct{}
+	// budget is the arena memory that reads of the volume may have out at once.
+	budget      *semaphore.Weighted
+	budgetBytes int64
+}
+
+// newLanes makes a lane for each volume. Together their budgets leave a quarter
+// of the arena to others.
+func newLanes(volumes, readsMax int, arenaBytes int64) []*lane {
+	lanes := make([]*lane, volumes)
+	for i := range lanes {
+		bytes := arenaBytes / 4 * 3 / int64(volumes)
+		lanes[i] = &lane{volume: i, places: make(chan struct{}, readsMax), budget: semaphore.NewWeighted(bytes), budgetBytes: bytes}
+	}
+	return lanes
+}
+
+// enter takes a place for a Load, without waiting, until leave. ErrBusy means
+// that there is none.
+func (l *lane) enter() error {
+	select {
+	case l.places <- struct{}{}:
+		return nil
+	default:
+		return fmt.Errorf("%w: %d loads are reading from volume %d", ErrBusy, cap(l.places), l.volume)
+	}
+}
+
+func (l *lane) leave() { <-l.places }
+
+// acquire waits for bytes of the budget, at most limit, after which the answer
+// is ErrBusy. What is larger than the whole budget takes all of it. The result is
+// what has to be released.
+func (l *lane) acquire(ctx context.Context, bytes int64, limit time.Duration) (int64, error) {
+	bytes = min(bytes, l.budgetBytes)
+	if l.budget.TryAcquire(bytes) {
+		return bytes, nil
+	}
+	wait, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := l.budget.Acquire(wait, bytes); err != nil {
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
+		return 0, fmt.Errorf("%w: reads of volume %d hold their share of %d bytes of memory, and none came free within %v", ErrBusy, l.volume, l.budgetBytes, limit)
+	}
+	return bytes, nil
+}
+
+// readSlots reads slots of one volume into arena memory of total bytes; place
+// gives each read its part of it. Without an error the hold is the caller's to
+// release. If there is no budget or memory, or the device has not completed
+// within ReadWait, or ctx ends, the result is an error and the batch must not be
+// touched any more: the device may still write to the memory, which keeps the
+// volume's budget until the device has completed.
+func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []blockstore.Read, place func(arena.Buffer)) (*hold, error) {
+	budget, err := l.acquire(ctx, total, n.opts.QueueWait)
+	if err != nil {
+		return nil, err
+	}
+	buf, err := n.alloc(ctx, total)
+	if err != nil {
+		l.budget.Release(budget)
+		return nil, err
+	}
+	place(buf)
+	h := newHold(buf)
+	done := make(chan error, 1)
+	h.retain()
+	n.strays.Go(func() {
+		err := n.store.Read(ctx, batch)
+		h.release()
+		l.budget.Release(budget)
+		done <- err
+	})
+	timer := time.NewTimer(n.opts.ReadWait)
+	defer timer.Stop()
+	select {
+	case err = <-done:
+	case <-timer.C:
+		err = fmt.Errorf("volume %d has not completed a read within %v: %w", l.volume, n.opts.ReadWait, context.DeadlineExceeded)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		h.release()
+		return nil, err
+	}
+	return h, nil
+}
+
+// laneUse is the places that one Load has in the lanes. Each is held from the
+// Load's first read of the volume until the last of its units on the volume has
+// ended.
+type laneUse struct {
+	mu    sync.Mutex
+	lanes []*lane
+	// left counts the units of each volume that have not ended. Invariant: a
+	// volume whose left is 0 has no place.
+	left map[int]int
+	// entered says for each volume that was tried whether there was a place.
+	entered map[int]error
+}
+
+func newLaneUse(lanes []*lane) laneUse {
+	return laneUse{lanes: lanes, left: make(map[int]int), entered: make(map[int]error)}
+}
+
+// begin returns the lane of a volume, in which the Load has a place until end was
+// called for each of its units on the volume. It fails with ErrBusy.
+func (u *laneUse) begin(volume int) (*lane, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	err, tried := u.entered[volume]
+	if !tried {
+		err = u.lanes[volume].enter()
+		u.entered[volume] = err
+	}
+	return u.lanes[volume], err
+}
+
+// end says that a unit on the volume has ended.
+func (u *laneUse) end(volume int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.left[volume]--
+	if err, tried := u.entered[volume]; u.left[volume] == 0 && tried && err == nil {
+		u.lanes[volume].leave()
+	}
+}
