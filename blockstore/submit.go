@@ -72,11 +72,13 @@ func (m *submission) reset(op blockio.Op, n int) {
 	m.jobs = m.jobs[:n]
 }
 
-// drop lets go of the buffers.
+// drop lets go of the buffers. Elements beyond the lengths are zero already, so
+// that a small read does not pay for a large one before it.
+// Invariant: only the first len elements of jobs, reqs and vecs are not zero.
 func (m *submission) drop() {
-	clear(m.jobs[:cap(m.jobs)])
-	clear(m.reqs[:cap(m.reqs)])
-	clear(m.vecs[:cap(m.vecs)])
+	clear(m.jobs)
+	clear(m.reqs)
+	clear(m.vecs)
 }
 
 // run performs the jobs and sets their outcomes. It returns an error only if a
@@ -125,6 +127,8 @@ func (m *submission) runOn(ctx context.Context, v *volume) error {
 // build makes requests of the jobs order[start:], at most a batch, and returns
 // how many jobs they cover.
 func (m *submission) build(start int) int {
+	clear(m.reqs)
+	clear(m.vecs)
 	m.reqs, m.spans, m.vecs = m.reqs[:0], m.spans[:0], m.vecs[:0]
 	var last *job
 	var lastBytes int64

@@ -9,7 +9,6 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -305,7 +304,7 @@ func (n *Node) extentOf(ns kv.NamespaceID, id kv.BlockID, group int) (kv.Extent,
 }
 
 func slotReason(err error) string {
-	if errors.Is(err, blockstore.ErrFull) || errors.Is(err, blockstore.ErrFloor) || errors.Is(err, arena.ErrBusy) {
+	if errors.Is(err, blockstore.ErrFull) || errors.Is(err, blockstore.ErrFloor) || errors.Is(err, ErrBusy) {
 		return "full"
 	}
 	return "device"

@@ -32,7 +32,7 @@ type Node struct {
 	lanes      []*lane
 	strays     sync.WaitGroup
 	writeBytes *semaphore.Weighted
-	room       roomMaker
+	room       *roomMaker
 	loans      loanBook
 
 	draining atomic.Bool
@@ -93,9 +93,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	// Each lane takes ReadsMax Loads, so with all volumes but one hung there is a
 	// place for a Load from that one.
 	n.reads = newGate(opts.ReadsMax * len(n.lanes))
-	n.room.node = n
+	n.room = newRoomMaker(n)
 	n.loans.max = n.opts.LoanBytesMax
-	n.room.batchBytes = min(roomBatchBytes, n.store.Stats().CapacityBytes/roomBatchShare)
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}

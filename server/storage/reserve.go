@@ -142,9 +142,9 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 	if payload > n.opts.WriteBytesMax {
 		return nil, fmt.Errorf("%w: %d bytes in one write; at most %d", ErrRequest, payload, n.opts.WriteBytesMax)
 	}
-	statuses, err := n.wanted(r, entries)
+	statuses, err := n.wanted(ctx, r, entries)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+		return nil, err
 	}
 	var total int64
 	for i, p := range req.Pieces {
@@ -165,10 +165,13 @@ func (n *Node) reserve(ctx context.Context, ns kv.Namespace, req ReserveRequest)
 
 // wanted asks the index which of the entries it would take. A namespace at its
 // quota first gives up blocks of its own, as many as the new ones need.
-func (n *Node) wanted(r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
+func (n *Node) wanted(ctx context.Context, r *Reservation, entries []trie.Entry) ([]trie.PutStatus, error) {
 	statuses, err := n.index.Known(nil, r.ns.ID, r.ns.Epoch, entries)
-	if err != nil || !slices.Contains(statuses, trie.OverQuota) {
-		return statuses, err
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrRequest, err)
+	}
+	if !slices.Contains(statuses, trie.OverQuota) {
+		return statuses, nil
 	}
 	var bytes int64
 	for i, s := range statuses {
@@ -177,7 +180,7 @@ func (n *Node) wanted(r *Reservation, entries []trie.Entry) ([]trie.PutStatus, e
 			bytes += r.layouts[entries[i].Group].SlotBytes()
 		}
 	}
-	if err := n.room.inQuota(r.ns, bytes); err != nil {
+	if err := n.room.inQuota(ctx, r.ns, bytes); err != nil {
 		return nil, err
 	}
 	return n.index.Known(statuses[:0], r.ns.ID, r.ns.Epoch, entries)

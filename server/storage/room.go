@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -22,6 +24,11 @@ const (
 	// in a small store, where it would be a noticeable share of the cache.
 	roomBatchBytes = 16 << 20
 	roomBatchShare = 256
+	// roomAlone is the weight that excludes all others from the turn.
+	roomAlone = 1 << 20
+	// roomWaiters bounds the writers that wait for a turn: an eviction takes
+	// milliseconds, and the last in line should get room within QueueWait.
+	roomWaiters = 128
 	// reclaimBatch is how many pieces one step of reclaiming takes out of the
 	// index; it bounds the time that the index is locked.
 	reclaimBatch = 512
@@ -33,16 +40,51 @@ const (
 // A roomMaker gives slots to writers, and frees some where there are none.
 //
 // Locks: turn and quota are not held together. Both are held across eviction,
-// which is the index's I/O; no read waits for either.
+// which is the index's I/O; no read waits for either. A writer waits for one of
+// them until its context ends, at most QueueWait, and only as one of
+// roomWaiters: the next one is Busy at once.
 type roomMaker struct {
 	node       *Node
 	batchBytes int64
-	// turn is shared by writers that look for free slots, and held alone by the
-	// one that evicts, until it has its slots: what it freed is for nobody else.
-	// Writers get their turns in the order in which they found the store full.
-	turn sync.RWMutex
+	// turn is shared by writers that look for free slots (weight 1), and held
+	// alone (weight roomAlone) by the one that evicts, until it has its slots:
+	// what it freed is for nobody else. Writers get their turns in the order in
+	// which they found the store full.
+	turn *semaphore.Weighted
 	// quota lets one writer at a time evict for its namespace's quota.
-	quota sync.Mutex
+	quota *semaphore.Weighted
+	// waiting counts the writers that wait for turn or quota.
+	waiting atomic.Int32
+}
+
+func newRoomMaker(n *Node) *roomMaker {
+	return &roomMaker{
+		node:       n,
+		batchBytes: min(roomBatchBytes, n.store.Stats().CapacityBytes/roomBatchShare),
+		turn:       semaphore.NewWeighted(roomAlone),
+		quota:      semaphore.NewWeighted(1),
+	}
+}
+
+// wait acquires a weight of turn or quota.
+func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int64) error {
+	if s.TryAcquire(weight) {
+		return nil
+	}
+	if r.waiting.Add(1) > roomWaiters {
+		r.waiting.Add(-1)
+		return fmt.Errorf("%w: %d writers wait for room", ErrBusy, roomWaiters)
+	}
+	defer r.waiting.Add(-1)
+	limit, cancel := context.WithTimeout(ctx, r.node.opts.QueueWait)
+	defer cancel()
+	if err := s.Acquire(limit, weight); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%w: other writers have been making room for %v", ErrBusy, r.node.opts.QueueWait)
+	}
+	return nil
 }
 
 // slots reserves count slots of the layout, right after an extent where that is
@@ -51,14 +93,18 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 	take := func() ([]kv.Ref, error) {
 		return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 	}
-	r.turn.RLock()
+	if err := r.wait(ctx, r.turn, 1); err != nil {
+		return nil, err
+	}
 	refs, err := take()
-	r.turn.RUnlock()
+	r.turn.Release(1)
 	if !errors.Is(err, blockstore.ErrFull) {
 		return refs, err
 	}
-	r.turn.Lock()
-	defer r.turn.Unlock()
+	if err := r.wait(ctx, r.turn, roomAlone); err != nil {
+		return nil, err
+	}
+	defer r.turn.Release(roomAlone)
 	for round := 0; ; round++ {
 		refs, err := take()
 		if !errors.Is(err, blockstore.ErrFull) || round == roomRounds {
@@ -101,12 +147,14 @@ func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count in
 // inQuota evicts from a namespace what keeps it from taking so many more bytes
 // of slots. What its quota cannot hold even then is refused piece by piece, by
 // the index.
-func (r *roomMaker) inQuota(ns kv.Namespace, bytes int64) error {
+func (r *roomMaker) inQuota(ctx context.Context, ns kv.Namespace, bytes int64) error {
 	if ns.QuotaBytes == 0 {
 		return nil
 	}
-	r.quota.Lock()
-	defer r.quota.Unlock()
+	if err := r.wait(ctx, r.quota, 1); err != nil {
+		return err
+	}
+	defer r.quota.Release(1)
 	room, err := r.node.index.Room(ns.ID)
 	if err != nil || room >= bytes {
 		return err
