@@ -3,8 +3,10 @@ package client
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,13 +41,13 @@ const (
 	connWindowBytes   = 4 << 20
 )
 
-// Dial returns a connection to the node at target (host:port, or any gRPC
-// target) for calls of penstock.v1: what the CLI uses for Admin. It does not
+// Dial returns a connection to the node at target (host:port, unix:PATH, or a gRPC
+// target of the schemes dns, passthrough, ipv4 and ipv6) for calls of penstock.v1: what the CLI uses for Admin. It does not
 // wait for the node. Proxies in the environment are ignored: storage nodes are
 // on the local network.
 func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
-	if target == "" {
-		return nil, fmt.Errorf("client: dial: no server given; want host:port")
+	if err := checkTarget(target); err != nil {
+		return nil, fmt.Errorf("client: dial: %w", err)
 	}
 	def(&opts.Timeout, 3*time.Second)
 	if opts.BearerToken != "" && opts.TLS == nil && !opts.Insecure && !isLocal(target) {
@@ -76,8 +78,9 @@ func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
 		dialOptions = append(dialOptions, grpc.WithPerRPCCredentials(bearer(opts.BearerToken)))
 	}
 	if !strings.Contains(target, "://") && !strings.HasPrefix(target, "unix:") {
-		// The dialer resolves the name, at each attempt anew.
-		target = "passthrough:///" + target
+		// The dialer resolves the name, at each attempt anew. gRPC reads the target
+		// as a URL, in which the % of an IPv6 zone is an escape.
+		target = "passthrough:///" + strings.ReplaceAll(target, "%", "%25")
 	}
 	conn, err := grpc.NewClient(target, dialOptions...)
 	if err != nil {
@@ -99,6 +102,44 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // RequireTransportSecurity implements credentials.PerRPCCredentials. Dial has
 // decided whether plaintext is allowed.
 func (b bearer) RequireTransportSecurity() bool { return false }
+
+// checkTarget refuses what cannot be the address of a node: such a node would be
+// a miss for ever, and nothing would say why.
+func checkTarget(target string) error {
+	if target == "" {
+		return errors.New("no server given; want host:port")
+	}
+	for _, scheme := range []string{"unix:", "unix-abstract:"} {
+		if path, ok := strings.CutPrefix(target, scheme); ok {
+			if strings.Trim(path, "/") == "" {
+				return fmt.Errorf("server %q names no socket; want unix:PATH", target)
+			}
+			return nil
+		}
+	}
+	address := target
+	if scheme, rest, ok := strings.Cut(target, "://"); ok {
+		switch scheme {
+		case "dns", "passthrough", "ipv4", "ipv6":
+		default:
+			return fmt.Errorf("server %q is of scheme %s; want host:port, the address of the node's gRPC (its --listen)", target, scheme)
+		}
+		_, address, _ = strings.Cut(rest, "/") // the authority, which may be empty, comes before it
+	}
+	host, port, err := net.SplitHostPort(address)
+	switch {
+	case err != nil:
+		return fmt.Errorf("server %q is not host:port: %w", target, err)
+	case host == "":
+		return fmt.Errorf("server %q names no host; want host:port", target)
+	case strings.ContainsAny(host, " \t\r\n/\\@?#,"):
+		return fmt.Errorf("server %q: %q is not the name or the address of a host; want host:port", target, host)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("server %q: port %q is not a number from 1 to 65535", target, port)
+	}
+	return nil
+}
 
 // hostOf returns the host of a gRPC target, or "" where it has none (a unix
 // socket).

@@ -13,8 +13,8 @@ import (
 // Options say which nodes a Store talks to, and how. Servers and Engine are
 // required; the zero value of every other field is its default.
 type Options struct {
-	// Servers are the gRPC addresses of the storage nodes, host:port. Their
-	// spelling decides which node a sequence belongs to: give every client the
+	// Servers are the gRPC addresses of the storage nodes, host:port, or another
+	// target that Dial takes. Their spelling decides which node a sequence belongs to: give every client the
 	// same list, in any order.
 	Servers []string
 	// Engine moves the bytes. It stays the caller's, and is closed by the caller
@@ -40,7 +40,8 @@ type Options struct {
 	// Insecure allows a bearer token over plaintext.
 	Insecure bool
 
-	// Logger takes what a person should act on. Default: discard.
+	// Logger takes what a person should act on. Default: discard, but for a Store
+	// that no node has answered: slog.Default says so, once.
 	Logger *slog.Logger
 	// DialTimeout bounds one attempt to reach a node. Default 3 s.
 	DialTimeout time.Duration
@@ -72,9 +73,7 @@ func (o *Options) EnsureDefaults() {
 	def(&o.ReadTaskBytes, 8<<20)
 	def(&o.WriteChunkBytes, 16<<20)
 	def(&o.BatchParallel, 4)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	def(&o.Logger, slog.New(slog.DiscardHandler))
 }
 
 func def[T comparable](p *T, v T) {
@@ -91,8 +90,11 @@ func (o *Options) Validate() error {
 	}
 	seen := make(map[string]bool, len(o.Servers))
 	for _, s := range o.Servers {
-		if s == "" || seen[s] {
-			return fmt.Errorf("client: server %q is empty or listed twice", s)
+		if err := checkTarget(s); err != nil {
+			return fmt.Errorf("client: Options.Servers: %w", err)
+		}
+		if seen[s] {
+			return fmt.Errorf("client: Options.Servers: %q is listed twice", s)
 		}
 		seen[s] = true
 	}

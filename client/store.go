@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -36,10 +37,15 @@ type Store struct {
 }
 
 // Open connects to the nodes, all at once, for at most DialTimeout. A node that
-// does not answer is tolerated: it is a miss until it does. Open fails if every
+// does not answer is tolerated: it is a miss until it does; that none answers is
+// logged at warn, to slog.Default if there is no Logger. Open fails if every
 // node refuses us in a way that trying again cannot mend (ErrAuth, ErrProvider), or
 // if ctx ends.
 func Open(ctx context.Context, opts Options) (*Store, error) {
+	warn := opts.Logger
+	if warn == nil {
+		warn = slog.Default()
+	}
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -53,14 +59,14 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 	for _, target := range opts.Servers {
 		s.nodes = append(s.nodes, newNode(s, target))
 	}
-	if err := s.connectAll(ctx); err != nil {
+	if err := s.connectAll(ctx, warn); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.calls.listen()
 	return s, nil
 }
 
-func (s *Store) connectAll(ctx context.Context) error {
+func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 	errs := make([]error, len(s.nodes))
 	var wg sync.WaitGroup
 	for i, n := range s.nodes {
@@ -70,14 +76,20 @@ func (s *Store) connectAll(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("client: open: %w", err)
 	}
-	refused := 0
+	refused, down := 0, 0
 	for _, err := range errs {
+		if err != nil {
+			down++
+		}
 		if errors.Is(err, ErrAuth) || errors.Is(err, ErrProvider) {
 			refused++
 		}
 	}
 	if refused == len(s.nodes) {
 		return errors.Join(errs...)
+	}
+	if down == len(s.nodes) {
+		warn.Warn("no storage node answers: everything is a miss until one does", "servers", s.opts.Servers, "err", hideInternal(errors.Join(errs...)))
 	}
 	return nil
 }
