@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -69,15 +71,13 @@ func (w *window) bytes(n int) []byte {
 }
 
 // pieces places every group of the blocks [first, end) of a chain in the window,
-// the groups of a block one behind the other.
+// which begins with block first.
 func (w *window) pieces(first, end int) []client.Piece {
 	g := w.ns.Geometry
 	var out []client.Piece
-	at := int64(0)
 	for b := first; b < end; b++ {
 		for group := range g.Groups {
-			out = append(out, client.Piece{Block: b, Group: group, Offset: at})
-			at += g.PieceBytes(group)
+			out = append(out, client.Piece{Block: b, Group: group, Offset: g.PieceOffset(b-first, group)})
 		}
 	}
 	return out
@@ -310,10 +310,7 @@ func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.Bl
 // another than the one given, or -1.
 func (w *window) differs(block, group int, sums []uint64) int {
 	g := w.ns.Geometry
-	at := int64(block) * g.BlockBytes()
-	for i := range group {
-		at += g.PieceBytes(i)
-	}
+	at := g.PieceOffset(block, group)
 	layer := g.LayerBytes(group)
 	for i, sum := range sums {
 		if xxh3.Hash(w.arena.Bytes()[at+int64(i)*layer:][:layer]) != sum {
@@ -341,7 +338,8 @@ func newBlockGet(w world, c *connection) *cobra.Command {
 		Short: "Fetch the cached prefix of a prompt, verified",
 		Long: `Fetch the longest cached prefix of a prompt and write its Full Blocks to a file. Every
 layer is verified after it has arrived. The exit code is 3 if that is less than the
-whole prompt; what there is has been written.`,
+whole prompt; what there is has been written. The file is replaced at the end, by a
+rename: if nothing is cached, or the command fails, it stays as it was.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeNamespaces,
 	}
@@ -404,30 +402,102 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	case client.CutBusy:
 		return r, errBusy
 	}
+	if m.Blocks == 0 {
+		return r, nil
+	}
 	out, err := g.open()
 	if err != nil {
 		return r, fmt.Errorf("--out: %w", err)
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	if m.Blocks == 0 {
-		return r, nil
+	if err := g.copy(ctx, s, ns, m, out, &r); err != nil || r.Blocks == 0 {
+		return r, err
 	}
-	return r, g.copy(ctx, s, ns, m, out, &r)
+	return r, out.commit()
 }
 
 // getLease keeps the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
-func (g *getCommand) open() (io.WriteCloser, error) {
+func (g *getCommand) open() (*outFile, error) {
 	if g.out == "-" {
-		return nopCloser{g.world.out}, nil
+		return &outFile{Writer: g.world.out}, nil
 	}
-	return os.Create(g.out)
+	path, mode := g.out, os.FileMode(0o666)
+	// What is there decides what the result is: a link's target is replaced and
+	// keeps its permissions, a device or a pipe is written to.
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		path = target
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err == nil && info.IsDir():
+		return nil, fmt.Errorf("%s is a directory", g.out)
+	case err == nil && !info.Mode().IsRegular():
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return nil, err
+		}
+		return &outFile{Writer: f, file: f}, nil
+	case err == nil:
+		mode = info.Mode().Perm()
+	}
+	for attempt := 0; ; attempt++ {
+		beside := fmt.Sprintf("%s.penstock-%d-%d", path, os.Getpid(), attempt)
+		f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+		if errors.Is(err, fs.ErrExist) && attempt < 100 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		o := &outFile{Writer: f, file: f, path: path}
+		if info != nil {
+			if err := f.Chmod(mode); err != nil { // the umask was applied to it
+				return nil, errors.Join(err, o.Close())
+			}
+		}
+		return o, nil
+	}
 }
 
-type nopCloser struct{ io.Writer }
+// outFile is where a result goes: into a file beside path, which commit renames
+// to path. So path holds what it held before, or the whole result.
+type outFile struct {
+	io.Writer
+	file *os.File // nil: standard output
+	path string   // "": file is not a regular file, and is written to as it is
+}
 
-func (nopCloser) Close() error { return nil }
+// commit puts the result in its place.
+func (o *outFile) commit() error {
+	if o.path == "" {
+		return nil
+	}
+	if err := o.file.Close(); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	if err := os.Rename(o.file.Name(), o.path); err != nil {
+		return fmt.Errorf("--out: %w", err)
+	}
+	o.file = nil
+	return nil
+}
+
+// Close removes what was not committed.
+func (o *outFile) Close() error {
+	if o.file == nil {
+		return nil
+	}
+	err := o.file.Close()
+	if errors.Is(err, fs.ErrClosed) { // commit closed it, and could not rename it
+		err = nil
+	}
+	if o.path == "" {
+		return err
+	}
+	return errors.Join(err, os.Remove(o.file.Name()))
+}
 
 // copy fetches the matched prefix, a window at a time, and writes it.
 func (g *getCommand) copy(ctx context.Context, s *client.Store, ns kv.Namespace, m client.MatchResult, out io.Writer, r *getResult) (err error) {

@@ -195,9 +195,6 @@ func newBlockList(c *connection) *cobra.Command {
 	}
 	cmd.Flags().IntVar(&limit, "limit", 1000, "stop after so many; 0: list all")
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
-		if limit < 0 {
-			return usagef("--limit %d: must not be negative", limit)
-		}
 		lines := []blockLine{}
 		var cursor []byte
 		for {

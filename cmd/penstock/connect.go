@@ -3,8 +3,13 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"log/slog"
+	"net"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +30,8 @@ type connection struct {
 	tls       bool
 	insecure  bool
 	timeout   time.Duration
+	// startWithin is world's.
+	startWithin time.Duration
 }
 
 // addConnectionFlags gives cmd and its subcommands the flags of a client. The
@@ -40,7 +47,7 @@ type endpoint struct{ flag, variable, def, usage, command string }
 
 // addEndpointFlags is addConnectionFlags for any kind of node.
 func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
-	c := &connection{endpoint: e}
+	c := &connection{endpoint: e, startWithin: w.startWithin}
 	f := cmd.PersistentFlags()
 	env := func(p *string, flag, variable, def, usage string) {
 		if v := w.env(variable); v != "" {
@@ -148,7 +155,55 @@ func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, c
 	defer conn.Close()
 	ctx, cancel := c.limit(cmd.Context())
 	defer cancel()
+	if err := c.awaitListening(ctx); err != nil {
+		return err
+	}
 	return c.hinted(f(ctx, conn))
+}
+
+// awaitListening waits, for a few seconds and within --timeout, while a node
+// refuses connections: it may have been started a moment ago. It returns an error
+// if ctx was cancelled; whatever else is wrong, the call that follows reports.
+func (c *connection) awaitListening(ctx context.Context) error {
+	within, cancel := context.WithTimeout(ctx, c.startWithin)
+	defer cancel()
+	var wg sync.WaitGroup
+	for _, target := range c.list() {
+		wg.Go(func() {
+			for refuses(within, target) && pause(within, connectPause) {
+			}
+		})
+	}
+	wg.Wait()
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// connectPause is the time between two attempts to reach a node that starts.
+const connectPause = 100 * time.Millisecond
+
+// refuses reports whether the host of a target, host:port, refuses a connection.
+func refuses(ctx context.Context, target string) bool {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", target)
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// pause waits for d. It reports false if ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // onNamespace makes cmd one that takes a namespace's name and asks its node about
@@ -183,7 +238,12 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 			err = e
 		}
 	}()
-	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure})
+	if err := c.awaitListening(ctx); err != nil {
+		return err
+	}
+	// The command reports what it could not do: nothing is left to log.
+	quiet := slog.New(slog.DiscardHandler)
+	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: quiet})
 	if err != nil {
 		return err
 	}

@@ -134,9 +134,6 @@ this one. The exit code is 1 if --timeout ends it.`,
 	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
 	cmd.Flags().IntVar(&most, "count", 0, "stop after so many events; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if most < 0 {
-			return usagef("--count %d: must not be negative", most)
-		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			req := &pb.EventsRequest{After: after, Namespace: namespace}
 			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, most, outputOf(cmd))

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
@@ -19,5 +20,6 @@ func main() {
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
 		os.Exit(exitFailed)
 	}()
-	os.Exit(run(ctx, world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ()}, os.Args[1:]))
+	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second}
+	os.Exit(run(ctx, w, os.Args[1:]))
 }

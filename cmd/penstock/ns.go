@@ -69,6 +69,9 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.salt, "salt", "", "secret mixed into every block id; hex: or plain text")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
 	_ = cmd.MarkFlagRequired("block-tokens") // it was defined above
+	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
+		_ = f.SetAnnotation(name, ownRange, nil) // as above; kv.Geometry.Validate checks them
+	}
 	_ = cmd.RegisterFlagCompletionFunc("index", cobra.FixedCompletions([]string{"trie", "flat"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		def, err := g.namespace(names[0])

@@ -46,7 +46,7 @@ func addFormatFlag(root *cobra.Command, w world) {
 		if wrong != nil && !cmd.Flag("format").Changed {
 			return usagef("PENSTOCK_FORMAT: %w", wrong)
 		}
-		return nil
+		return refuseNegative(cmd.Flags())
 	}
 	// The flag's name and its completion are ours, so this cannot fail.
 	_ = root.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formatTable, formatJSON}, cobra.ShellCompDirectiveNoFileComp))

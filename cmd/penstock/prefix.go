@@ -131,9 +131,6 @@ the exit code is 3, if no block of the prompt is cached.`,
 	flags := addChainFlags(cmd)
 	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "end of the pin; 0: unpin ends it")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		if opts.ttl < 0 {
-			return usagef("--ttl %v: must not be negative", opts.ttl)
-		}
 		opts.pin = opts.ttl == 0
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			m, _, err := a.match(ctx, w, flags, names[0], opts)

@@ -203,12 +203,7 @@ func (r *replayRun) run(ctx context.Context) (_ *report, err error) {
 
 // check refuses numbers that mean nothing.
 func (f *replayFlags) check() error {
-	switch {
-	case f.requests < 0:
-		return usagef("--requests %d: must not be negative", f.requests)
-	case f.sessions < 0:
-		return usagef("--sessions %d: must not be negative", f.sessions)
-	case f.concurrency < 1:
+	if f.concurrency < 1 {
 		return usagef("--concurrency %d: must be at least 1", f.concurrency)
 	}
 	return nil

@@ -5,9 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -21,6 +25,9 @@ type world struct {
 	out     io.Writer
 	err     io.Writer
 	environ []string
+	// startWithin is how long a client command waits for a node that refuses
+	// connections.
+	startWithin time.Duration
 }
 
 // env returns a variable of the environment, or "".
@@ -249,3 +256,29 @@ func (f sizeFlag) Set(text string) error {
 }
 
 func (f sizeFlag) Type() string { return "size" }
+
+// ownRange is the annotation of flags whose range the command itself checks and
+// reports.
+const ownRange = "penstock: range is checked by the command"
+
+// refuseNegative refuses a number below 0: no flag of ours has a meaning for one,
+// and a negative limit would be taken for none.
+func refuseNegative(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		if _, own := f.Annotations[ownRange]; own {
+			return
+		}
+		var n float64
+		switch f.Value.Type() {
+		case "int", "int64", "float64":
+			n, _ = strconv.ParseFloat(f.Value.String(), 64) // pflag has parsed it
+		case "duration":
+			d, _ := time.ParseDuration(f.Value.String())
+			n = d.Seconds()
+		}
+		if err == nil && (n < 0 || math.IsNaN(n) || math.IsInf(n, 0)) {
+			err = usagef("--%s %s: must not be negative", f.Name, f.Value)
+		}
+	})
+	return err
+}

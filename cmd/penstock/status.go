@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
@@ -17,9 +19,17 @@ func newStatusCommand(w world) *cobra.Command {
 		Args:  args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
+	var wait bool
+	cmd.Flags().BoolVar(&wait, "wait", false, "wait, within --timeout, until the node is ready: it serves reads and writes")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
-			s, err := a.Status(ctx, &pb.StatusRequest{})
+			var s *pb.StatusResponse
+			var err error
+			if wait {
+				s, err = untilReady(ctx, a)
+			} else {
+				s, err = a.Status(ctx, &pb.StatusRequest{})
+			}
 			if err != nil {
 				return err
 			}
@@ -28,6 +38,31 @@ func newStatusCommand(w world) *cobra.Command {
 	}
 	return cmd
 }
+
+// untilReady asks a node for its status until it serves reads and writes, or ctx
+// ends. Its error says what the node, or the network, answered last.
+func untilReady(ctx context.Context, a admin) (*pb.StatusResponse, error) {
+	var last error
+	for {
+		s, err := a.Status(ctx, &pb.StatusRequest{})
+		switch code := status.Code(err); {
+		case err == nil && s.GetState() == stateServing:
+			return s, nil
+		case err == nil:
+			last = fmt.Errorf("the node is %s: %s", s.GetState(), s.GetStateReason())
+		case code == codes.Unavailable:
+			last = err
+		case code != codes.DeadlineExceeded || last == nil:
+			return nil, err
+		}
+		if !pause(ctx, connectPause) {
+			return nil, fmt.Errorf("not ready within --timeout: %w", last)
+		}
+	}
+}
+
+// stateServing is StatusResponse.state of a node that takes reads and writes.
+const stateServing = "serving"
 
 func printStatus(t *table, s *pb.StatusResponse) {
 	state := s.GetState()

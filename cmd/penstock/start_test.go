@@ -1,0 +1,190 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// penstockWaiting is penstock with patience for a node that is not up yet.
+func penstockWaiting(ctx context.Context, startWithin time.Duration, args ...string) result {
+	var out, errs bytes.Buffer
+	code := run(ctx, world{in: strings.NewReader(""), out: &out, err: &errs, startWithin: startWithin}, args)
+	return result{code: code, out: out.String(), err: errs.String()}
+}
+
+// TestClientWaitsForStart: commands that are given before the node listens succeed
+// when it does, over the control plane and over the data plane.
+func TestClientWaitsForStart(t *testing.T) {
+	dir := t.TempDir()
+	listen := testkit.Port(t)
+	s := startServed(t, dir+"/volume", "--listen", listen)
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
+	s.stop()
+
+	toks, data := writeFile(t, dir, "tokens", tokens(0, 4)), writeFile(t, dir, "data", bytesOf(1, 512))
+	ended := make(chan result)
+	commands := [][]string{
+		{"ns", "list", "--server", listen},
+		{"status", "--wait", "--server", listen, "--timeout", "2m"},
+		{"block", "put", "m", "--server", listen, "--tokens-file", toks, "--data-file", data},
+	}
+	for _, args := range commands {
+		go func() { ended <- penstockWaiting(t.Context(), 2*time.Minute, args...) }()
+	}
+	startServed(t, dir+"/volume", "--listen", listen)
+	for range commands {
+		(<-ended).must(t)
+	}
+}
+
+// TestClientStopsWaiting: the wait ends with --timeout, at once where there is to be
+// none, and its error is that of the connection.
+func TestClientStopsWaiting(t *testing.T) {
+	nobody := testkit.Port(t)
+	for _, args := range [][]string{{"ns", "list"}, {"status", "--wait"}} {
+		args = append(args, "--server", nobody, "--timeout", "10ms")
+		r := penstockWaiting(t.Context(), time.Hour, args...)
+		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") && !strings.Contains(r.err, "--timeout") {
+			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
+		}
+	}
+	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", nobody); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
+		t.Errorf("without a wait: exit %d, %q", r.code, r.err)
+	}
+}
+
+// TestWaitSaysWhatTheNodeIs: status --wait of a node that answers and does not
+// serve fails with its state.
+func TestWaitSaysWhatTheNodeIs(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume", "--free-floor", "1000TiB")
+	r := s.run("status", "--wait", "--timeout", "3s")
+	state := decode[struct {
+		State string `json:"state"`
+	}](t, s.run("status", "--format", "json")).State
+	if state == stateServing {
+		t.Skip("needs a node that reports that it is below its free floor")
+	}
+	if r.code != exitFailed || !strings.Contains(r.err, "not ready within --timeout: the node is "+state) {
+		t.Errorf("exit %d, %q; the node is %q", r.code, r.err, state)
+	}
+}
+
+// TestGetKeepsTheFile: block get replaces --out only when it has something to put
+// there, and leaves nothing else behind.
+func TestGetKeepsTheFile(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	dir := t.TempDir()
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
+	known, unknown := writeFile(t, dir, "known", tokens(0, 8)), writeFile(t, dir, "unknown", tokens(100, 8))
+	data := bytesOf(1, 1024)
+	s.run("block", "put", "m", "--tokens-file", known, "--data-file", writeFile(t, dir, "data", data)).must(t)
+
+	out := writeFile(t, dir, "out", []byte("precious"))
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("out", link); err != nil {
+		t.Fatal(err)
+	}
+	content := func() string {
+		t.Helper()
+		b, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, to := range []string{out, link} {
+		if r := s.run("block", "get", "m", "--tokens-file", unknown, "--out", to); r.code != exitMiss || content() != "precious" {
+			t.Errorf("a miss: exit %d, and the file holds %q", r.code, content())
+		}
+	}
+	if r := s.run("block", "get", "nope", "--tokens-file", known, "--out", out); r.code != exitMiss || content() != "precious" {
+		t.Errorf("no such namespace: exit %d, and the file holds %q", r.code, content())
+	}
+	if err := os.Chmod(out, 0o640); err != nil {
+		t.Fatal(err)
+	}
+	s.run("block", "get", "m", "--tokens-file", known, "--out", link).must(t)
+	if content() != string(data) {
+		t.Errorf("the file holds %d bytes, not what was put", len(content()))
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link was replaced: %v, %v", info, err)
+	}
+	if info, err := os.Stat(out); err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("the file's permissions changed: %v, %v", info, err)
+	}
+	s.run("block", "get", "m", "--tokens-file", known, "--out", filepath.Join(dir, "new")).must(t)
+	if r := s.run("block", "get", "m", "--tokens-file", known, "--out", "/dev/null"); r.code != exitOK {
+		t.Errorf("to a device: exit %d, %s", r.code, r.err)
+	}
+	for _, to := range []string{dir, filepath.Join(dir, "none", "out")} {
+		if r := s.run("block", "get", "m", "--tokens-file", known, "--out", to); r.code != exitFailed || !strings.Contains(r.err, "--out: ") {
+			t.Errorf("to %s: exit %d, %s", to, r.code, r.err)
+		}
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "*.penstock-*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestReadmeWorksAtOnce runs the README's first block of shell commands in a fresh
+// directory, in a shell that stops at the first that fails, against penstock as it
+// is built now. Ports and the data directory are the test's own.
+func TestReadmeWorksAtOnce(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, ok := strings.Cut(string(readme), "\n```sh\n")
+	block, _, closed := strings.Cut(block, "\n```\n")
+	if !ok || !closed {
+		t.Fatal("README.md has no block of shell commands")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "bin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// make build would build what this test binary is already.
+	for name, text := range map[string]string{
+		"bin/penstock": "#!/bin/sh\nexec env " + childEnv + " " + self + ` "$@"` + "\n",
+		"bin/make":     "#!/bin/sh\ntest \"$*\" = build\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const data = "/tmp/penstock"
+	if !strings.Contains(block, "--data "+data+" ") || !strings.Contains(block, "make build") {
+		t.Fatalf("the block does not build, or not serve %s:\n%s", data, block)
+	}
+	block = strings.ReplaceAll(block, "--data "+data+" ", "--data "+dir+"/data ")
+	block = strings.ReplaceAll(block, "--capacity 8GiB", "--capacity 256MiB") // of the test's disk
+	listen := testkit.Port(t)
+	// The node is what runs in the background when the block has ended.
+	block = "trap 'kill $!' EXIT\n" + block + "\nkill $!\nwait $!\ntrap - EXIT\n"
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // only what hangs needs it
+	defer cancel()
+	sh := exec.CommandContext(ctx, "sh", "-e", "-c", block)
+	sh.Dir = dir
+	sh.Env = append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "PENSTOCK_SERVER="+listen, "PENSTOCK_LISTEN="+listen,
+		"PENSTOCK_DATA_LISTEN=127.0.0.1:0", "PENSTOCK_HTTP=127.0.0.1:0", "PENSTOCK_ARENA=64MiB", "PENSTOCK_FREE_FLOOR=1MiB")
+	sh.WaitDelay = time.Second // the node holds the output if the shell ended without it
+	if out, err := sh.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	} else if !strings.Contains(string(out), "is well") {
+		t.Errorf("the block does not end with a node that doctor finds well:\n%s", out)
+	}
+}
