@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
@@ -45,8 +46,8 @@ type Options struct {
 	// only (Send). It needs Linux 5.1.
 	// Without HugeTLB that is 4 KiB pages wherever shmem_enabled is "never".
 	Shared bool
-	// QueueMax bounds the requests that wait for memory; default 1024. A negative
-	// number means that nobody waits.
+	// QueueMax bounds the requests that wait for memory, and those that wait for
+	// the share; default 1024. A negative number means that nobody waits.
 	QueueMax int
 }
 
@@ -75,15 +76,20 @@ type Arena struct {
 	region region
 	max    int
 
+	pages uint32
+
 	mu sync.Mutex
-	// runs are the free pages. Invariant: no two free runs touch.
-	runs runs
+	// share is the first page of the share.
+	share uint32
+	// free are the free pages.
+	free *runs.Set
 	// seq counts, for each page that began a Buffer, how often that happened plus
 	// how often it ended: odd while the Buffer is out.
-	seq     []uint32
-	waiting queue
-	closed  bool
-	stats   Stats
+	seq []uint32
+	// waiting are the requests for memory anywhere, sharing those for the share.
+	waiting, sharing queue
+	closed           bool
+	stats            Stats
 	// takers holds, under invariants, where each Buffer was taken.
 	takers takers
 }
@@ -100,8 +106,11 @@ func New(o Options) (*Arena, error) {
 		return nil, err
 	}
 	pages := uint32(o.SizeBytes / Granule)
-	a := &Arena{region: r, max: max(0, o.QueueMax), runs: newRuns(pages), seq: make([]uint32, pages)}
-	a.runs.put(0, pages)
+	a := &Arena{
+		region: r, max: max(0, o.QueueMax), pages: pages, share: pages,
+		free: runs.New(pages), seq: make([]uint32, pages),
+	}
+	a.free.Add(runs.Run{N: pages})
 	a.stats.SizeBytes = o.SizeBytes
 	a.stats.Kind, a.stats.HugeBytes = r.kind, r.hugeBytes
 	return a, nil
@@ -123,19 +132,31 @@ func (a *Arena) FD() int {
 	return int(a.region.file.Fd())
 }
 
+// SetShare makes the last sizeBytes of the region, in whole granules, a share:
+// AllocShare takes memory there and nowhere else, and Alloc only while nobody
+// waits for the share. A fresh arena has none.
+func (a *Arena) SetShare(sizeBytes int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.share = a.pages - min(a.pages, uint32(sizeBytes/Granule))
+	a.serveLocked()
+}
+
 // TryAlloc lends sizeBytes (rounded up to a multiple of Granule) if they are
 // free and nobody waits; else the error is ErrBusy.
-func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) {
-	pages, err := a.pages(sizeBytes)
+func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.waiting) }
+
+// TryAllocShare is TryAlloc from the share.
+func (a *Arena) TryAllocShare(sizeBytes int) (Buffer, error) { return a.try(sizeBytes, &a.sharing) }
+
+func (a *Arena) try(sizeBytes int, q *queue) (Buffer, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pages, err := a.pagesForLocked(sizeBytes, q)
 	if err != nil {
 		return Buffer{}, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err := a.usableLocked(); err != nil {
-		return Buffer{}, err
-	}
-	buf, ok := a.tryLocked(pages)
+	buf, ok := a.tryLocked(pages, q)
 	if !ok {
 		a.stats.Busy++
 		return Buffer{}, fmt.Errorf("arena: %d bytes now, %d free in the longest run: %w", sizeBytes, a.longestFreeLocked(), ErrBusy)
@@ -148,44 +169,58 @@ func (a *Arena) TryAlloc(sizeBytes int) (Buffer, error) {
 // is returned). ErrBusy means that the queue is full: nothing was waited for. The
 // content is what an earlier holder left there.
 func (a *Arena) Alloc(ctx context.Context, sizeBytes int) (Buffer, error) {
-	pages, err := a.pages(sizeBytes)
-	if err != nil {
-		return Buffer{}, err
-	}
+	return a.alloc(ctx, sizeBytes, &a.waiting)
+}
+
+// AllocShare is Alloc from the share. Its requests queue by themselves: neither
+// queue holds up the other.
+func (a *Arena) AllocShare(ctx context.Context, sizeBytes int) (Buffer, error) {
+	return a.alloc(ctx, sizeBytes, &a.sharing)
+}
+
+func (a *Arena) alloc(ctx context.Context, sizeBytes int, q *queue) (Buffer, error) {
 	if err := ctx.Err(); err != nil {
 		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, err)
 	}
 	a.mu.Lock()
-	if err := a.usableLocked(); err != nil {
+	pages, err := a.pagesForLocked(sizeBytes, q)
+	if err != nil {
 		a.mu.Unlock()
 		return Buffer{}, err
 	}
-	if buf, ok := a.tryLocked(pages); ok {
+	if buf, ok := a.tryLocked(pages, q); ok {
 		a.mu.Unlock()
 		return buf, nil
 	}
-	if a.waiting.len() >= a.max {
+	if q.len() >= a.max {
 		a.stats.Busy++
 		a.mu.Unlock()
 		return Buffer{}, fmt.Errorf("arena: %d bytes with %d requests waiting: %w", sizeBytes, a.max, ErrBusy)
 	}
-	w := a.waiting.push(pages)
+	w := q.push(pages)
 	a.stats.Waits++
-	a.stats.Waiting = a.waiting.len()
+	a.countWaitingLocked()
 	a.mu.Unlock()
 
 	select {
 	case <-w.ready:
 		return w.buf, nil
 	case <-ctx.Done():
-		a.forget(w)
+		a.forget(w, q)
 		return Buffer{}, fmt.Errorf("arena: %d bytes: %w", sizeBytes, context.Cause(ctx))
 	}
 }
 
+// InShare reports whether the Buffer lies in the share, wholly or in part.
+func (a *Arena) InShare(b Buffer) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return b.page+b.pages > a.share
+}
+
 // forget takes a waiter that gave up out of the queue, and takes back what it
 // was given in the meantime.
-func (a *Arena) forget(w *waiter) {
+func (a *Arena) forget(w *waiter, q *queue) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stats.Cancelled++
@@ -193,7 +228,7 @@ func (a *Arena) forget(w *waiter) {
 	case <-w.ready:
 		a.freeLocked(w.buf)
 	default:
-		a.waiting.remove(w)
+		q.remove(w)
 	}
 	a.serveLocked() // the one behind it may fit
 }
@@ -242,37 +277,48 @@ func (a *Arena) Stats() Stats {
 	return s
 }
 
-// pages converts a request to granules, refusing what can never be served.
-func (a *Arena) pages(sizeBytes int) (uint32, error) {
-	if sizeBytes <= 0 || int64(sizeBytes) > a.stats.SizeBytes {
-		return 0, fmt.Errorf("arena: request of %d bytes, arena of %d: %w", sizeBytes, a.stats.SizeBytes, ErrTooLarge)
+// pagesForLocked converts a request to granules, refusing what can never be
+// served.
+func (a *Arena) pagesForLocked(sizeBytes int, q *queue) (uint32, error) {
+	limit := a.stats.SizeBytes
+	if q == &a.sharing {
+		limit = int64(a.pages-a.share) * Granule
+	}
+	switch {
+	case a.closed:
+		return 0, fmt.Errorf("arena: %w", ErrClosed)
+	case sizeBytes <= 0 || int64(sizeBytes) > limit:
+		return 0, fmt.Errorf("arena: request of %d bytes, arena or share of %d: %w", sizeBytes, limit, ErrTooLarge)
 	}
 	return uint32((int64(sizeBytes) + Granule - 1) / Granule), nil
 }
 
-func (a *Arena) usableLocked() error {
-	if a.closed {
-		return fmt.Errorf("arena: %w", ErrClosed)
-	}
-	return nil
-}
+func (a *Arena) longestFreeLocked() int64 { return int64(a.free.Longest()) * Granule }
 
-func (a *Arena) longestFreeLocked() int64 { return int64(a.runs.longest()) * Granule }
-
-// tryLocked serves a newcomer: only if nobody waits.
-func (a *Arena) tryLocked(pages uint32) (Buffer, bool) {
-	if a.waiting.len() > 0 {
+// tryLocked serves a newcomer: only if nobody waits in its queue.
+func (a *Arena) tryLocked(pages uint32, q *queue) (Buffer, bool) {
+	if q.len() > 0 {
 		return Buffer{}, false
 	}
-	return a.takeLocked(pages)
+	return a.takeLocked(pages, q)
 }
 
-// takeLocked cuts a Buffer from the best free run, if there is one.
-func (a *Arena) takeLocked(pages uint32) (Buffer, bool) {
-	page, ok := a.runs.take(pages)
+// takeLocked cuts a Buffer from the first free run that is long enough and where
+// requests of the queue may take memory, if there is one.
+func (a *Arena) takeLocked(pages uint32, q *queue) (Buffer, bool) {
+	from, to := uint32(0), a.pages
+	switch {
+	case q == &a.sharing:
+		from = a.share
+	case a.sharing.len() > 0:
+		to = a.share
+	}
+	run, ok := a.free.First(pages, from, to)
 	if !ok {
 		return Buffer{}, false
 	}
+	a.free.Remove(run)
+	page := run.Start
 	a.seq[page]++
 	s := &a.stats
 	s.Allocs++
@@ -289,23 +335,32 @@ func (a *Arena) freeLocked(b Buffer) {
 	a.stats.Buffers--
 	a.stats.UsedBytes -= int64(b.pages) * Granule
 	a.takers.forget(b.page)
-	a.runs.put(b.page, b.pages)
+	a.free.Add(runs.Run{Start: b.page, N: b.pages})
 }
 
-// serveLocked gives memory to those who wait, strictly in order: the first that
-// does not fit holds up the rest, or large requests would starve.
+// serveLocked gives memory to those who wait, the share's first: what they leave
+// of the share, others may have when none of them waits any more.
 func (a *Arena) serveLocked() {
-	for w := a.waiting.head(); w != nil; w = a.waiting.head() {
-		buf, ok := a.takeLocked(w.pages)
+	a.serveQueueLocked(&a.sharing)
+	a.serveQueueLocked(&a.waiting)
+	a.countWaitingLocked()
+}
+
+// serveQueueLocked serves one queue strictly in order: the first that does not
+// fit holds up the rest, or large requests would starve.
+func (a *Arena) serveQueueLocked(q *queue) {
+	for w := q.head(); w != nil; w = q.head() {
+		buf, ok := a.takeLocked(w.pages, q)
 		if !ok {
-			break
+			return
 		}
-		a.waiting.remove(w)
+		q.remove(w)
 		w.buf = buf
 		close(w.ready)
 	}
-	a.stats.Waiting = a.waiting.len()
 }
+
+func (a *Arena) countWaitingLocked() { a.stats.Waiting = a.waiting.len() + a.sharing.len() }
 
 // leakLocked describes the buffers that are out.
 func (a *Arena) leakLocked() error {

@@ -43,11 +43,15 @@ func mustAlloc(t testing.TB, a *Arena, size int) Buffer {
 	return b
 }
 
-// TestTranscripts replays testdata/*.td against an arena of 2 MiB, in pages.
+// TestTranscripts replays testdata/*.td against an arena of 2 MiB, in pages, of
+// which 256 are the share in share.td.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		synctest.Test(t, func(t *testing.T) {
 			a := newArena(t, Options{SizeBytes: sys.HugePageSize, QueueMax: 3})
+			if strings.HasSuffix(path, "share.td") {
+				a.SetShare(256 * Granule)
+			}
 			s := &script{arena: a, bufs: map[string]Buffer{}, stops: map[string]context.CancelFunc{}}
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return s.run(t, d) })
 			for _, name := range slices.Sorted(maps.Keys(s.bufs)) {
@@ -71,14 +75,18 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	for line := range strings.Lines(d.Input) {
 		name, size, _ := strings.Cut(strings.TrimSpace(line), " ")
 		switch d.Cmd {
-		case "alloc":
+		case "alloc", "alloc-share":
 			pages, err := strconv.Atoi(size)
 			if err != nil {
 				d.Fatalf(t, "%q: %v", line, err)
 			}
 			ctx, stop := context.WithCancel(context.Background())
 			s.stops[name] = stop
-			go s.alloc(ctx, name, pages)
+			from := s.arena.Alloc
+			if d.Cmd == "alloc-share" {
+				from = s.arena.AllocShare
+			}
+			go s.alloc(ctx, name, pages, from)
 		case "release":
 			s.mu.Lock()
 			b := s.bufs[name]
@@ -101,8 +109,8 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 }
 
 // alloc takes pages under a name, and logs how that ended.
-func (s *script) alloc(ctx context.Context, name string, pages int) {
-	b, err := s.arena.Alloc(ctx, pages*Granule)
+func (s *script) alloc(ctx context.Context, name string, pages int, from func(context.Context, int) (Buffer, error)) {
+	b, err := from(ctx, pages*Granule)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -128,9 +136,10 @@ func (s *script) picture() string {
 	for n, b := range s.bufs {
 		parts = append(parts, part{n, b.page, b.pages})
 	}
-	for p, n := range s.arena.runs.length {
-		if n > 0 {
-			parts = append(parts, part{".", uint32(p), n})
+	for p, all := uint32(0), s.arena.pages; p < all; p++ {
+		if n := s.arena.free.From(p, all); n > 0 {
+			parts = append(parts, part{".", p, n})
+			p += n
 		}
 	}
 	slices.SortFunc(parts, func(x, y part) int { return int(x.page) - int(y.page) })
@@ -342,7 +351,7 @@ func TestConcurrent(t *testing.T) {
 }
 
 // FuzzAgainstBitmap compares the arena with a bitmap that is scanned for the
-// shortest run that is long enough.
+// first run that is long enough.
 func FuzzAgainstBitmap(f *testing.F) {
 	f.Add([]byte{3, 5, 200, 0, 7, 129, 255, 130, 1})
 	f.Add(bytes.Repeat([]byte{1, 128}, 40))
@@ -357,7 +366,7 @@ func FuzzAgainstBitmap(f *testing.F) {
 		for i, s := range steps {
 			if s < 128 || len(out) == 0 {
 				n := int(s)%128 + 1
-				want, fits := naiveBestFit(used[:], n)
+				want, fits := naiveFirstFit(used[:], n)
 				b, err := a.TryAlloc(n * Granule)
 				if fits != (err == nil) || fits && int(b.page) != want {
 					t.Fatalf("step %d: %d pages at %v (%v); the bitmap says %d, %t", i, n, b, err, want, fits)
@@ -394,60 +403,32 @@ func fill(b []bool, v bool) {
 	}
 }
 
-// naiveBestFit scans for the first of the shortest free runs of at least n pages.
-func naiveBestFit(used []bool, n int) (page int, ok bool) {
-	best := len(used) + 1
-	for from := 0; from < len(used); {
-		to := from
-		for to < len(used) && !used[to] {
-			to++
+// naiveFirstFit scans for the first n free pages.
+func naiveFirstFit(used []bool, n int) (page int, ok bool) {
+	run := 0
+	for i, u := range used {
+		if run++; u {
+			run = 0
 		}
-		if run := to - from; run >= n && run < best {
-			best, page, ok = run, from, true
+		if run == n {
+			return i + 1 - n, true
 		}
-		from = to + 1
 	}
-	return page, ok
+	return 0, false
 }
 
-// check proves that the free runs and the books agree.
+// check proves that the free pages and the books agree.
 func (a *Arena) check() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var free, n int64
-	end := -1
-	for p, l := range a.runs.length {
-		if l == 0 {
-			continue
-		}
-		n++
-		free += int64(l)
-		if p == end {
-			return fmt.Errorf("free runs touch at page %d", p)
-		}
-		if end = p + int(l); a.runs.back[end-1] != l {
-			return fmt.Errorf("run at %d of %d pages ends with the note %d", p, l, a.runs.back[end-1])
-		}
-	}
-	if nodes := a.runs.count(a.runs.root); nodes != n {
-		return fmt.Errorf("%d runs, %d in the tree", n, nodes)
-	}
-	if free*Granule+a.stats.UsedBytes != a.stats.SizeBytes {
+	if free := int64(a.free.Size()); free*Granule+a.stats.UsedBytes != a.stats.SizeBytes {
 		return fmt.Errorf("%d pages free and %d bytes used of %d", free, a.stats.UsedBytes, a.stats.SizeBytes)
 	}
 	return nil
 }
 
-// count walks the tree.
-func (r *runs) count(t uint32) int64 {
-	if t == none {
-		return 0
-	}
-	return 1 + r.count(r.left[t]) + r.count(r.right[t])
-}
-
-// TestAllocAllocatesNothing: a Buffer is a value and the free runs are arrays;
-// a pointer Buffer or a node type would break it.
+// TestAllocAllocatesNothing: a Buffer is a value and the free pages are arrays; a
+// pointer Buffer would break it.
 func TestAllocAllocatesNothing(t *testing.T) {
 	if invariants.Enabled {
 		t.Skip("the takers of buffers are recorded in builds with the tag invariants")

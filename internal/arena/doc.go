@@ -10,8 +10,8 @@
 //	┌─────────┬──────┬───────────────┬────┬──────────────────────────┐
 //	│ Buffer  │ free │    Buffer     │free│          Buffer          │   granule 4 KiB
 //	└─────────┴──────┴───────────────┴────┴──────────────────────────┘
-//	      ▲       ▲ best fit: the shortest free run that is long enough,
-//	      │         neighbours joined at once on Release
+//	      ▲       ▲ first fit: the first free run that is long enough
+//	      │
 //	device, rdma  (Buffer.Offset is the address of a piece for another process
 //	               that mapped the same memfd: Send, Receive)
 //
@@ -23,6 +23,10 @@
 // Waiting is fair: requests that do not fit queue in order of arrival and the
 // first of them is served first, so a large one is not starved by small ones.
 // The queue is bounded; when it is full Alloc answers ErrBusy at once.
+//
+// The end of the region can be a share, for requests that should neither hold up
+// the others nor be starved by them: they queue by themselves, and what others
+// hold of the share only comes free while one of them waits.
 //
 // Example:
 //

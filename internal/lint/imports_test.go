@@ -32,7 +32,7 @@ var edges = []struct {
 	{"trie", []string{"kv", "trie/evict"}, "trie knows Pebble but no block device: what it evicts, the caller frees"},
 	{"trie/evict", nil, "a policy orders numbers and knows nothing of what they stand for"},
 
-	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
+	{"blockstore", []string{"kv", "io/blockio", "blockstore/health", "blockstore/ondisk", "internal/arena", "internal/runs"}, "blockstore does not know prefixes, and takes its devices from the composition root"},
 	{"blockstore/health", nil, "pure: what state a volume is in depends on events alone"},
 	{"blockstore/ondisk", []string{"kv"}, "encoding and decoding only: no I/O, so it can be fuzzed alone"},
 
@@ -66,7 +66,8 @@ var edges = []struct {
 
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/sys", nil, "system calls know no caller"},
-	{"internal/arena", []string{"internal/sys"}, "memory knows no user"},
+	{"internal/arena", []string{"internal/runs", "internal/sys"}, "memory knows no user"},
+	{"internal/runs", nil, "a set of numbers knows neither memory nor disks"},
 	{"internal/netlab", nil, "a network on one machine knows nothing of what runs in it"},
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},

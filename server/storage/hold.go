@@ -32,21 +32,38 @@ func (h *hold) release() {
 	}
 }
 
-// alloc lends arena memory. Hot pieces give way first; then it waits for others
-// to be done, at most QueueWait, after which the answer is ErrBusy.
+// alloc lends arena memory to a read. Hot pieces give way first; then it waits
+// for others to be done, at most QueueWait, after which the answer is ErrBusy.
 func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
-	for {
-		buf, err := n.opts.Arena.TryAlloc(int(sizeBytes))
+	m := n.opts.Arena
+	return n.allocFrom(ctx, sizeBytes, m.TryAlloc, m.Alloc, func(arena.Buffer) bool { return true })
+}
+
+// allocShare is alloc for a write: from the writers' share of the arena, where
+// neither reads hold it up nor it them. Only the hot pieces there give way.
+func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
+	m := n.opts.Arena
+	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)
+}
+
+func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (arena.Buffer, error), alloc func(context.Context, int) (arena.Buffer, error), helps func(arena.Buffer) bool) (arena.Buffer, error) {
+	buf, err := try(int(sizeBytes))
+	if err == nil || !errors.Is(err, arena.ErrBusy) {
+		return buf, err
+	}
+	// From here on, what was read is not kept: it would take what this one waits
+	// for.
+	n.hot.suspend()
+	defer n.hot.resume()
+	for n.hot.drop(max(sizeBytes, hotDropBytes), helps) > 0 {
+		buf, err := try(int(sizeBytes))
 		if err == nil || !errors.Is(err, arena.ErrBusy) {
 			return buf, err
-		}
-		if n.hot.drop(max(sizeBytes, hotDropBytes)) == 0 {
-			break
 		}
 	}
 	wait, cancel := context.WithTimeout(ctx, n.opts.QueueWait)
 	defer cancel()
-	buf, err := n.opts.Arena.Alloc(wait, int(sizeBytes))
+	buf, err = alloc(wait, int(sizeBytes))
 	switch {
 	case err == nil:
 		return buf, nil

@@ -3,7 +3,9 @@ package storage
 import (
 	"container/list"
 	"sync"
+	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -17,6 +19,9 @@ const hotDropBytes = 8 << 20
 // whose piece was replaced is simply never asked for again.
 type hotSet struct {
 	max int64
+	// suspended counts those who wait for memory; while there are any, nothing is
+	// put into the set.
+	suspended atomic.Int32
 
 	mu      sync.Mutex
 	byRef   map[kv.Ref]*list.Element
@@ -62,7 +67,7 @@ func (h *hotSet) get(ref kv.Ref) (hotPiece, bool) {
 
 // put keeps the piece, retaining its hold, if it is not there already.
 func (h *hotSet) put(p hotPiece) {
-	if h.max <= 0 || p.slotBytes > h.max {
+	if h.max <= 0 || p.slotBytes > h.max || h.suspended.Load() > 0 {
 		return
 	}
 	h.mu.Lock()
@@ -73,31 +78,42 @@ func (h *hotSet) put(p hotPiece) {
 	p.hold.retain()
 	h.byRef[p.ref] = h.order.PushFront(&p)
 	h.bytes += p.slotBytes
-	h.shrinkLocked(h.max)
+	for h.bytes > h.max {
+		h.removeLocked(h.order.Back())
+	}
 }
 
-// drop gives back the least recently read pieces, at least wantBytes of them if
-// there are so many, all if negative, and returns how many bytes it let go of.
-// Memory that a reader still needs comes back later.
-func (h *hotSet) drop(wantBytes int64) int64 {
+// suspend keeps further pieces from being kept, until resume: somebody waits for
+// memory.
+func (h *hotSet) suspend() { h.suspended.Add(1) }
+
+func (h *hotSet) resume() { h.suspended.Add(-1) }
+
+// drop gives back the least recently read pieces of those whose buffer helps, at
+// least wantBytes of them if there are so many, all if negative, and returns how
+// many bytes it let go of. Memory that a reader still needs comes back later.
+func (h *hotSet) drop(wantBytes int64, helps func(arena.Buffer) bool) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	before := h.bytes
-	if wantBytes < 0 || wantBytes > before {
+	if wantBytes < 0 {
 		wantBytes = before
 	}
-	h.shrinkLocked(before - wantBytes)
+	for e := h.order.Back(); e != nil && before-h.bytes < wantBytes; {
+		next := e.Prev()
+		if helps(e.Value.(*hotPiece).hold.buf) {
+			h.removeLocked(e)
+		}
+		e = next
+	}
 	return before - h.bytes
 }
 
-func (h *hotSet) shrinkLocked(limit int64) {
-	for h.bytes > limit {
-		e := h.order.Back()
-		p := h.order.Remove(e).(*hotPiece)
-		delete(h.byRef, p.ref)
-		h.bytes -= p.slotBytes
-		p.hold.release()
-	}
+func (h *hotSet) removeLocked(e *list.Element) {
+	p := h.order.Remove(e).(*hotPiece)
+	delete(h.byRef, p.ref)
+	h.bytes -= p.slotBytes
+	p.hold.release()
 }
 
 // stats returns the bytes kept and the lookups so far.

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
@@ -89,6 +90,8 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
 	}
+	// Writers have one half of the arena for themselves, and never more.
+	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
 	// Each lane takes ReadsMax Loads, so with all volumes but one hung there is a
 	// place for a Load from that one.
@@ -203,7 +206,7 @@ func (n *Node) Close(ctx context.Context) error {
 			n.closeErr = fmt.Errorf("storage: close: loads still running: %w", err)
 			return
 		}
-		n.hot.drop(-1)
+		n.hot.drop(-1, func(arena.Buffer) bool { return true })
 		if invariants.Enabled || n.opts.CheckOnClose {
 			n.closeErr = n.check()
 		}

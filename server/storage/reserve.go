@@ -223,7 +223,7 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	if !n.writeBytes.TryAcquire(sizeBytes) {
 		return fmt.Errorf("%w: writers hold half of the arena", ErrBusy)
 	}
-	buf, err := n.alloc(ctx, sizeBytes)
+	buf, err := n.allocShare(ctx, sizeBytes)
 	if err != nil {
 		n.writeBytes.Release(sizeBytes)
 		return err
