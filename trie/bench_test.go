@@ -76,9 +76,15 @@ func benchNamespace(b testing.TB, tr *Trie) kv.Namespace {
 
 // fill puts whole chains in batches.
 func fill(b testing.TB, tr *Trie, ns kv.Namespace, blocks int) (chains int) {
+	fillFrom(b, tr, ns, 0, blocks/benchChain)
+	return blocks / benchChain
+}
+
+// fillFrom puts the chains from first to before end.
+func fillFrom(b testing.TB, tr *Trie, ns kv.Namespace, first, end int) {
 	var status []PutStatus
-	for chains = range blocks / benchChain {
-		entries := benchEntries(benchIDs(chains), chains*benchChain)
+	for chain := first; chain < end; chain++ {
+		entries := benchEntries(benchIDs(chain), chain*benchChain)
 		for batch := range slices.Chunk(entries, benchBatch) {
 			var err error
 			if status, err = tr.Put(status[:0], ns.ID, ns.Epoch, batch, false); err != nil {
@@ -91,7 +97,6 @@ func fill(b testing.TB, tr *Trie, ns kv.Namespace, blocks int) (chains int) {
 			}
 		}
 	}
-	return chains + 1
 }
 
 // quantiles reports p50 and p99 of the durations.
@@ -286,6 +291,47 @@ func benchGets(b *testing.B, dir string, chains int) {
 		took = append(took, time.Since(start))
 	}
 	quantiles(b, took)
+}
+
+// BenchmarkEvictTenant evicts 8 blocks of a tenant that has 64, which lie in the
+// middle of 4 M of another, after a match of all 64, and puts them back. The
+// quantiles are of Evict alone.
+func BenchmarkEvictTenant(b *testing.B) {
+	blocks := max(benchBlocks(b), 4_000_000)
+	tr := openTest(b, Options{Dir: b.TempDir(), FS: vfs.Default, SlotBytes: func(kv.Geometry, int) int64 { return 1 }})
+	other := benchNamespace(b, tr)
+	def := kv.Namespace{Name: "tenant", Index: kv.IndexTrie, Geometry: kv.SingleGroup(61, 64, 656), Epoch: 1}
+	tenant, err := tr.Create(def)
+	if err != nil {
+		b.Fatal(err)
+	}
+	half := blocks / 2 / benchChain
+	fillFrom(b, tr, other, 0, half)
+	ids := benchIDs(-1)[:64]
+	entries := benchEntries(ids, 2*half*benchChain)
+	var status []PutStatus
+	put := func() {
+		if status, err = tr.Put(status[:0], tenant.ID, tenant.Epoch, entries, false); err != nil {
+			b.Fatal(err)
+		}
+	}
+	put()
+	fillFrom(b, tr, other, half, 2*half)
+	var took []time.Duration
+	dst := make([]Evicted, 0, 64)
+	for b.Loop() {
+		if _, err := tr.Match(tenant.ID, ids, MatchOptions{}); err != nil {
+			b.Fatal(err)
+		}
+		start := time.Now()
+		if dst, err = tr.Evict(dst[:0], 8, tenant.ID, epoch0); err != nil || len(dst) != 8 {
+			b.Fatal(len(dst), err)
+		}
+		took = append(took, time.Since(start))
+		put()
+	}
+	quantiles(b, took)
+	closeTest(b, tr)
 }
 
 func benchEvict(b *testing.B, tr *Trie) {

@@ -13,7 +13,7 @@ import (
 func (t *Trie) Check() error {
 	t.mu.Lock()
 	t.leases.applyUnparks(t)
-	c := checker{t: t, kids: make(map[uint32]uint32), owner: make(map[kv.Extent]uint32), tally: make(map[*space]tally)}
+	c := checker{t: t, kids: make(map[uint32]uint32), owner: make(map[kv.Extent]uint32), tally: make(map[*space]tally), leaf: make(map[*namespace]int)}
 	for n := uint32(1); n <= t.nodes.top; n++ {
 		if t.nodes.at(n).space != 0 {
 			c.node(n)
@@ -36,6 +36,7 @@ type checker struct {
 	kids   map[uint32]uint32
 	owner  map[kv.Extent]uint32
 	tally  map[*space]tally
+	leaf   map[*namespace]int
 	pinned int
 }
 
@@ -72,27 +73,33 @@ func (c *checker) node(n uint32) {
 	if t.policy.Parked(n) && t.evictable(n) {
 		c.fail("policy", "node %d is parked though it may go", n)
 	}
+	if t.evictable(n) && !nd.has(flagLeaf) {
+		c.fail("leaves", "node %d may go and is not in its namespace's leaves", n)
+	}
+	if nd.has(flagLeaf) {
+		c.leaf[sp.ns]++
+	}
 	c.parent(n, nd, sp)
 }
 
 func (c *checker) parent(n uint32, nd *node, sp *space) {
 	if nd.parent == 0 {
-		if nd.depth != 0 || sp.ns.tree && nd.group() != 0 {
-			c.fail("prefix-closed", "node %d at depth %d, group %d, has no parent", n, nd.depth, nd.group())
+		if c.t.nodes.depth(n) != 0 || sp.ns.tree && nd.group() != 0 {
+			c.fail("prefix-closed", "node %d at depth %d, group %d, has no parent", n, c.t.nodes.depth(n), nd.group())
 		}
 		return
 	}
 	c.kids[nd.parent]++
 	p := c.t.nodes.at(nd.parent)
-	want := p.depth
+	depth, want := c.t.nodes.depth(n), c.t.nodes.depth(nd.parent)
 	if nd.group() == 0 {
 		want++
 	}
 	switch {
 	case p.space != nd.space || p.group() != 0:
 		c.fail("prefix-closed", "node %d hangs on %d, of space %d and group %d", n, nd.parent, p.space, p.group())
-	case nd.depth != want:
-		c.fail("prefix-closed", "node %d at depth %d hangs on %d at depth %d", n, nd.depth, nd.parent, p.depth)
+	case depth != want:
+		c.fail("prefix-closed", "node %d at depth %d hangs on %d; it should be at %d", n, depth, nd.parent, want)
 	case nd.group() != 0 && p.id != nd.id:
 		c.fail("prefix-closed", "piece %d of block %v hangs on block %v", n, nd.id, p.id)
 	}
@@ -108,8 +115,8 @@ func (c *checker) totals() {
 			continue
 		}
 		live++
-		if nd.kids != c.kids[n] {
-			c.fail("kids", "node %d counts %d children; it has %d", n, nd.kids, c.kids[n])
+		if nd.kids() != c.kids[n] {
+			c.fail("kids", "node %d counts %d children; it has %d", n, nd.kids(), c.kids[n])
 		}
 		if sp := t.spaces[nd.space]; sp != nil {
 			bytes[sp.ns] += sp.ns.slotBytes[nd.group()]
@@ -125,6 +132,9 @@ func (c *checker) totals() {
 			c.fail("space", "space %d counts %d nodes, %d doomed; it has %d, %d", sp.number, sp.nodes, sp.doomed, ta.nodes, ta.doomed)
 		}
 	}
+	for ns, n := range c.leaf {
+		c.leaves(ns, n)
+	}
 	for ns, b := range bytes {
 		if ns.bytes != b {
 			c.fail("quota", "namespace %q counts %d bytes; it has %d", ns.def.Name, ns.bytes, b)
@@ -133,6 +143,23 @@ func (c *checker) totals() {
 	if live != t.nodes.live || linked != t.table.count || garbage != t.garbage || live != t.policy.Len() {
 		c.fail("count", "%d nodes (counted %d), %d linked (%d), %d unmatchable (%d), %d in the policy",
 			live, t.nodes.live, linked, t.table.count, garbage, t.garbage, t.policy.Len())
+	}
+}
+
+// leaves walks the list of ns, which should have n nodes.
+func (c *checker) leaves(ns *namespace, n int) {
+	t := c.t
+	at, newer, found := ns.leaves.newest, uint32(0), 0
+	for ; at != 0 && found <= n; found++ {
+		nd := t.nodes.at(at)
+		if !nd.has(flagLeaf) || nd.kidsOrNewer != newer || t.namespaceOf(at) != ns {
+			c.fail("leaves", "node %d follows %d in the leaves of namespace %q, and says %d; it is a leaf: %v", at, newer, ns.def.Name, nd.kidsOrNewer, nd.has(flagLeaf))
+			return
+		}
+		at, newer = nd.depthOrOlder, at
+	}
+	if found != n || ns.leaves.len != n || ns.leaves.oldest != newer {
+		c.fail("leaves", "namespace %q lists %d leaves, counts %d, ends at %d; it has %d, the last %d", ns.def.Name, found, ns.leaves.len, ns.leaves.oldest, n, newer)
 	}
 }
 
@@ -188,7 +215,7 @@ func (c *checker) record(n uint32, rec *record) {
 	nd := c.t.nodes.at(n)
 	sp := c.t.spaces[nd.space]
 	transfer := rec.flags&recTransfer != 0
-	if rec.id != nd.id || rec.gen != nd.gen() || rec.group != nd.group() || rec.depth != nd.depth ||
+	if rec.id != nd.id || rec.gen != nd.gen() || rec.group != nd.group() || rec.depth != c.t.nodes.depth(n) ||
 		rec.serial != sp.serial || transfer != nd.has(flagTransfer) {
 		c.fail("durable-truth", "Pebble says %+v of slot %v; DRAM says node %d: %s", *rec, nd.extent, n, c.t.lineLocked(n))
 	}

@@ -20,6 +20,7 @@
 //	│     root ◄┤ id0 ◄ id1  ◄ id2  │ id2' ├─► id1 │  parent numbers   │
 //	│           └─────┴──────┴──────┴──────┴───────┘                   │
 //	│   policy  order of eviction over node numbers (package evict)    │
+//	│   leaves  what a namespace alone would give up next, in a list   │
 //	│   leases  slot ─► pinned node numbers                            │
 //	└──────────────────────────────────┬───────────────────────────────┘
 //	                                   │ one batch per Put, Evict, bump

@@ -252,7 +252,7 @@ func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
 // recordOf is what is stored for a node.
 func (t *Trie) recordOf(n uint32) record {
 	nd := t.nodes.at(n)
-	r := record{id: nd.id, gen: nd.gen(), serial: t.spaces[nd.space].serial, depth: nd.depth, group: nd.group()}
+	r := record{id: nd.id, gen: nd.gen(), serial: t.spaces[nd.space].serial, depth: t.nodes.depth(n), group: nd.group()}
 	if nd.has(flagTransfer) {
 		r.flags |= recTransfer
 	}
@@ -330,6 +330,9 @@ func (t *Trie) clearPendingLocked(n uint32) {
 	} else {
 		t.policy.Insert(n, t.contentKey(n))
 	}
+	if nd.kids() == 0 {
+		t.leavesOf(n).addNewest(&t.nodes, n)
+	}
 	if nd.has(flagDoomed) || t.spaces[nd.space].dead {
 		t.sweep.kick()
 	}
@@ -346,7 +349,7 @@ func (t *Trie) unstage(s *putScratch) {
 func (t *Trie) unstageLocked(s *putScratch) {
 	for i := len(s.added) - 1; i >= 0; i-- {
 		n := s.added[i].node
-		if t.nodes.at(n).kids == 0 {
+		if t.nodes.at(n).kids() == 0 {
 			s.gone = t.removeNodeLocked(s.gone[:0], n)
 			continue
 		}
@@ -484,7 +487,7 @@ func (a *admission) parent(e *Entry) (parent, depth uint32, ok bool) {
 	if n == 0 {
 		return 0, 0, false
 	}
-	return n, a.t.nodes.at(n).depth + deeper, true
+	return n, a.t.nodes.depth(n) + deeper, true
 }
 
 // find returns the node of a piece that is, or is about to be, matchable.

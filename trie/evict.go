@@ -39,6 +39,8 @@ const (
 	// nodes looked at, some 100 µs, so that no match waits for long.
 	victimsPerStep = 128
 	looksPerStep   = 8192
+	// secondChances per leaf: a policy notes up to 3 touches of a node.
+	secondChances = 3
 )
 
 // Evict removes pieces until they make up want bytes of slots, and appends them
@@ -70,6 +72,8 @@ type eviction struct {
 	// counted is the length of dst up to which freed is known.
 	counted int
 	freed   int64
+	// chances counts the touched leaves that were passed over.
+	chances int
 }
 
 func (e *eviction) done() bool {
@@ -89,6 +93,7 @@ func (e *eviction) run() error {
 		return e.steps(func() bool { return e.fromNamespace(e.only, false) })
 	}
 	for _, id := range e.t.overQuota() {
+		e.chances = 0
 		if err := e.steps(func() bool { return e.fromNamespace(id, true) }); err != nil {
 			return err
 		}
@@ -157,9 +162,8 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 
 // fromNamespace takes a step's worth of one namespace's pieces, with excess only
 // what is over its quota. The policy has one order for all namespaces; asking
-// it for one namespace's nodes would mean stepping over all others. Instead a hand
-// goes round the nodes, which lie in memory about in order of their age, and gives
-// touched ones a second chance.
+// it for one namespace's nodes would mean stepping over all others. So each
+// namespace lists its leaves, and a leaf that was touched gets a second chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -170,65 +174,39 @@ func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 		return false
 	}
 	end := len(e.dst) + victimsPerStep
-	r := round{e: e, ns: ns, stop: func() bool {
-		return e.done() || len(e.dst) >= end || excess && !ns.overQuota()
-	}}
-	if !r.stop() && r.turn(looksPerStep) {
-		ns.idle = 0
-	}
-	return ns.idle <= t.nodes.top && !(excess && !ns.overQuota())
-}
-
-// round is one step of a namespace's hand.
-type round struct {
-	e    *eviction
-	ns   *namespace
-	stop func() bool
-}
-
-// turn looks at up to looks nodes and reports whether it evicted or cooled one.
-func (r *round) turn(looks int) (progress bool) {
-	top := r.e.t.nodes.top
-	for range looks {
-		if r.ns.hand >= top {
-			r.ns.hand = 0
-		}
-		r.ns.hand++
-		r.ns.idle++
-		n := r.ns.hand
-		if n > top || !r.mine(n) {
-			continue
-		}
-		progress = true
-		if r.climb(n) {
+	for range looksPerStep {
+		switch {
+		case e.done() || excess && !ns.overQuota():
+			return false
+		case len(e.dst) >= end:
 			return true
+		case ns.leaves.oldest == 0:
+			return false
 		}
+		e.oldestLeaf(ns)
 	}
-	return progress
+	return true
 }
 
-// mine reports whether n is the namespace's and may go.
-func (r *round) mine(n uint32) bool {
-	t := r.e.t
-	sp := t.spaces[t.nodes.at(n).space]
-	return sp != nil && sp.ns == r.ns && t.evictable(n)
-}
-
-// climb evicts n, and then its ancestors as they become leaves, until one was
-// touched. It reports whether to stop; then the hand comes by the rest next.
-func (r *round) climb(n uint32) (stop bool) {
-	t := r.e.t
-	for n != 0 && r.mine(n) && !t.policy.Cool(n) {
-		parent := t.nodes.at(n).parent
-		t.policy.Evicted(n, t.contentKey(n))
-		r.e.dst = t.removeNodeLocked(r.e.dst, n)
-		if r.stop() {
-			r.ns.hand = max(parent, 1) - 1
-			return true
-		}
-		n = parent
+// oldestLeaf evicts the namespace's oldest leaf, or moves it out of the way: to
+// the end of the line if it was touched, out of the line if a lease holds it.
+func (e *eviction) oldestLeaf(ns *namespace) {
+	t, n := e.t, ns.leaves.oldest
+	t.looks++
+	if !t.evictable(n) {
+		ns.leaves.remove(&t.nodes, n)
+		return
 	}
-	return false
+	// Matches may touch leaves as fast as eviction looks at them, so the second
+	// chances of one call are limited to what can be noted of each leaf.
+	if e.chances < secondChances*ns.leaves.len && t.policy.Cool(n) {
+		e.chances++
+		ns.leaves.remove(&t.nodes, n)
+		ns.leaves.addNewest(&t.nodes, n)
+		return
+	}
+	t.policy.Evicted(n, t.contentKey(n))
+	e.dst = t.removeNodeLocked(e.dst, n)
 }
 
 // forget removes evicted pieces from Pebble, without a sync: undone by a crash,

@@ -27,8 +27,9 @@ type leases struct {
 	free  []uint32
 	heap  []uint32
 	pins  int
-	// unpark lists nodes whose last pin went while the policy had them parked;
-	// whoever next has the write lock tells the policy.
+	// unpark lists nodes whose last pin went while the policy had them parked, or
+	// while they were in no list of leaves; evictableAgainLocked is called for each
+	// by whoever next has the write lock.
 	// Invariant: a node is in the list iff it has flagUnpark.
 	unpark []uint32
 }
@@ -125,7 +126,8 @@ func (l *leases) unpinLocked(t *Trie, nodes []uint32) {
 		if nd.has(flagDoomed) || t.spaces[nd.space].dead {
 			t.sweep.kick()
 		}
-		if t.policy.Parked(n) && !nd.has(flagUnpark) {
+		unlisted := nd.kids() == 0 && !nd.has(flagLeaf|flagPending)
+		if (unlisted || t.policy.Parked(n)) && !nd.has(flagUnpark) {
 			nd.state.Or(flagUnpark)
 			l.unpark = append(l.unpark, n)
 		}
@@ -145,7 +147,7 @@ func (l *leases) unguard(t *Trie, nodes ...uint32) {
 	l.unpinLocked(t, nodes)
 }
 
-// applyUnparks tells the policy about nodes that lost their last pin. Trie.mu is
+// applyUnparks puts nodes in line for eviction that lost their last pin. Trie.mu is
 // held for writing. A node may have been removed since; then its number is free,
 // or another's, whose flag is its own.
 func (l *leases) applyUnparks(t *Trie) {
@@ -154,7 +156,7 @@ func (l *leases) applyUnparks(t *Trie) {
 	for _, n := range l.unpark {
 		if nd := t.nodes.at(n); nd.has(flagUnpark) {
 			nd.state.And(^uint32(flagUnpark))
-			t.unparkLocked(n)
+			t.evictableAgainLocked(n)
 		}
 	}
 	l.unpark = l.unpark[:0]

@@ -189,7 +189,7 @@ func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error 
 	}
 	l.moved[n] = true
 	nd.setRef(ref)
-	nd.depth, nd.parent = rec.depth, 0
+	nd.depthOrOlder, nd.parent = rec.depth, 0
 	nd.state.And(^uint32(flagTransfer))
 	nd.state.Or(classFlag(rec))
 	l.parent(n, ref.Extent, rec, sp)
@@ -274,7 +274,7 @@ func (l *loading) prune() error {
 		nd := t.nodes.at(n)
 		if state[n] == good {
 			if nd.parent != 0 {
-				t.nodes.at(nd.parent).kids++
+				t.nodes.at(nd.parent).kidsOrNewer++
 			}
 			continue
 		}
@@ -308,16 +308,21 @@ func (l *loading) rewrite() error {
 	return nil
 }
 
+// deeper reports whether nd is as deep as a child of its parent must be. No node
+// is in a list of leaves yet.
 func (l *loading) deeper(nd *node) bool {
 	p := l.t.nodes.at(nd.parent)
 	if nd.group() != 0 {
-		return nd.depth == p.depth
+		return nd.depthOrOlder == p.depthOrOlder
 	}
-	return nd.depth == p.depth+1
+	return nd.depthOrOlder == p.depthOrOlder+1
 }
 
-// admit gives a node to the policy.
+// admit lets a node be evicted.
 func (l *loading) admit(n uint32) {
+	if l.t.nodes.at(n).kids() == 0 {
+		l.t.leavesOf(n).addNewest(&l.t.nodes, n)
+	}
 	if l.t.nodes.at(n).has(flagTransfer) {
 		l.t.policy.InsertCold(n)
 		return

@@ -11,8 +11,8 @@ import (
 // looks inside; with 2 M pieces that is the difference between a pause and none. It is
 // 48 B; each further byte is a byte per block of DRAM.
 //
-// Invariant: kids counts the nodes whose parent is this one.
-// Invariant: a node with kids > 0 or pins > 0, or that is pending, is not removed.
+// Invariant: kids() counts the nodes whose parent is this one.
+// Invariant: a node with kids() > 0 or pins > 0, or that is pending, is not removed.
 type node struct {
 	id     kv.BlockID
 	extent kv.Extent
@@ -24,9 +24,11 @@ type node struct {
 	// parent is the node this one hangs on; 0 for a root. In a free node it is
 	// the next free one.
 	parent uint32
-	kids   uint32
-	// depth is the distance from the root: 0 for the first block of a prompt.
-	depth uint32
+	// kidsOrNewer counts the children, depthOrOlder is the distance from the root:
+	// ask kids and slab.depth. While the node has flagLeaf, they are its neighbours
+	// in its namespace's leaves.
+	kidsOrNewer  uint32
+	depthOrOlder uint32
 	// state is pins<<16 | group<<8 | flags. Pins, and the flags named below, change
 	// under the read lock, so it is atomic.
 	state atomic.Uint32
@@ -44,6 +46,8 @@ const (
 	flagUnpark
 	// flagDropped: doomed by Remove, or below such a node.
 	flagDropped
+	// flagLeaf: the node is in its namespace's leaves. Changes under the write lock only.
+	flagLeaf
 
 	groupShift = 8
 	pinShift   = 16
@@ -141,7 +145,7 @@ func (s *slab) alloc() uint32 {
 func (s *slab) release(n uint32) {
 	nd := s.at(n)
 	nd.id, nd.extent, nd.genLow, nd.genHigh = kv.BlockID{}, 0, 0, 0
-	nd.space, nd.kids, nd.depth = 0, 0, 0
+	nd.space, nd.kidsOrNewer, nd.depthOrOlder = 0, 0, 0
 	nd.state.Store(0)
 	nd.parent = s.free
 	s.free = n

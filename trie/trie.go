@@ -38,6 +38,8 @@ type Trie struct {
 	// bytes are the slots of every node.
 	bytes int64
 	sweep sweep
+	// looks counts the leaves that Evict looked at in namespaces' lists.
+	looks int64
 	// settled is signalled, under mu, whenever pending nodes stop being so.
 	settled *sync.Cond
 
@@ -74,9 +76,8 @@ type namespace struct {
 	garbage int
 	// pieces counts the current space's nodes by group.
 	pieces [kv.MaxGroups]int64
-	// hand is where the next eviction from this namespace alone goes on.
-	// idle counts the nodes it passed since it last did something.
-	hand, idle uint32
+	// leaves are in the order of eviction from this namespace alone.
+	leaves leaves
 	// leases are open on its pieces; guarded by Trie.leases.mu.
 	leases int64
 }
@@ -228,12 +229,13 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 		return 0
 	}
 	nd := t.nodes.at(n)
-	nd.id, nd.space, nd.parent, nd.depth = id, sp.number, parent, depth
+	nd.id, nd.space, nd.parent, nd.depthOrOlder = id, sp.number, parent, depth
 	nd.setRef(ref)
 	nd.state.Store(uint32(group)<<groupShift | flags)
 	t.table.insert(n)
 	if parent != 0 {
-		t.nodes.at(parent).kids++
+		sp.ns.leaves.remove(&t.nodes, parent)
+		t.nodes.at(parent).kidsOrNewer++
 	}
 	sp.nodes++
 	sp.ns.bytes += sp.ns.slotBytes[group]
@@ -247,14 +249,14 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 // evictable reports whether n may go now.
 func (t *Trie) evictable(n uint32) bool {
 	nd := t.nodes.at(n)
-	return nd.kids == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
+	return nd.kids() == 0 && nd.state.Load()>>pinShift == 0 && !nd.has(flagPending)
 }
 
 // removeNodeLocked takes an evictable or pending node out and appends it to dst. The
 // policy must have forgotten it already.
 func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	nd := t.nodes.at(n)
-	invariants.Assert(nd.kids == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids, nd.pins())
+	invariants.Assert(nd.kids() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids(), nd.pins())
 	sp, group := t.spaces[nd.space], nd.group()
 	ns := sp.ns
 	dst = append(dst, Evicted{
@@ -278,10 +280,11 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	ns.bytes -= ns.slotBytes[group]
 	t.bytes -= ns.slotBytes[group]
 	parent := nd.parent
+	ns.leaves.remove(&t.nodes, n)
 	t.nodes.release(n)
 	if parent != 0 {
-		t.nodes.at(parent).kids--
-		t.unparkLocked(parent)
+		t.nodes.at(parent).kidsOrNewer--
+		t.evictableAgainLocked(parent)
 	}
 	t.dropSpaceLocked(sp)
 	return dst
@@ -298,13 +301,6 @@ func (t *Trie) why(nd *node) Why {
 		return Deleted
 	}
 	return Chosen
-}
-
-// unparkLocked tells the policy about a node that may have become evictable.
-func (t *Trie) unparkLocked(n uint32) {
-	if t.policy.Parked(n) && t.evictable(n) {
-		t.policy.Unpark(n)
-	}
 }
 
 // contentKey identifies a piece's content across evictions.

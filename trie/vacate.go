@@ -250,7 +250,7 @@ func (s *vacancySearch) collect(which int) []vacated {
 		// The node may be another piece's by now: its mark counts only if the slot
 		// or the parent explains it.
 		if s.marks[n]&bit != 0 && (s.markOf(nd.extent)&bit != 0 || nd.parent != 0 && nd.parent <= s.top && s.marks[nd.parent]&bit != 0) {
-			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: nd.depth, group: nd.group()})
+			pieces = append(pieces, vacated{ref: nd.ref(), node: n, depth: s.t.nodes.depth(n), group: nd.group()})
 		}
 	})
 	// A block's other groups hang on its full piece and have its depth.

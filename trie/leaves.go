@@ -1,0 +1,117 @@
+package trie
+
+import "github.com/penstock-kv/penstock/internal/invariants"
+
+// leaves is the list of a namespace's leaves, in the order in which they are
+// evicted when that namespace alone gives up pieces. Any leaf is linked and
+// unlinked in constant time.
+//
+//	put, touched ─► newest … oldest ─► evicted
+//	                            ▲
+//	   lost its last child or pin
+//
+// The links need no memory of their own: a leaf has no children to count, and
+// its depth follows from its parent. node.kidsOrNewer and node.depthOrOlder hold
+// them while the node has flagLeaf.
+//
+// Invariant: a node that may be evicted is in its namespace's list. A node that
+// has children or is pending is in none. A leased node may be in neither state:
+// eviction takes it out when it meets it, and the end of its last pin puts it
+// back.
+type leaves struct {
+	newest, oldest uint32
+	len            int
+}
+
+// kids returns the number of nodes whose parent is nd.
+func (nd *node) kids() uint32 {
+	if nd.has(flagLeaf) {
+		return 0
+	}
+	return nd.kidsOrNewer
+}
+
+// depth returns the distance of n from the root: 0 for the first block of a
+// prompt. A piece of a window or state group has the depth of its block.
+func (s *slab) depth(n uint32) uint32 {
+	nd := s.at(n)
+	switch {
+	case !nd.has(flagLeaf):
+		return nd.depthOrOlder
+	case nd.parent == 0:
+		return 0
+	case nd.group() != 0:
+		return s.at(nd.parent).depthOrOlder
+	}
+	// The parent has a child, so it is no leaf.
+	return s.at(nd.parent).depthOrOlder + 1
+}
+
+// addNewest puts n, which is in no list, at the end that is evicted last.
+func (l *leaves) addNewest(s *slab, n uint32) {
+	l.link(s, n, 0, l.newest)
+}
+
+// addOldest puts n, which is in no list, at the end that is evicted first.
+func (l *leaves) addOldest(s *slab, n uint32) {
+	l.link(s, n, l.oldest, 0)
+}
+
+// link puts n between two neighbours; 0 is the end of the list.
+func (l *leaves) link(s *slab, n, newer, older uint32) {
+	nd := s.at(n)
+	invariants.Assert(!nd.has(flagLeaf|flagPending) && nd.kidsOrNewer == 0, "leaves: node %d is linked with %d children, state %x", n, nd.kidsOrNewer, nd.state.Load())
+	nd.state.Or(flagLeaf)
+	nd.kidsOrNewer, nd.depthOrOlder = newer, older
+	if newer != 0 {
+		s.at(newer).depthOrOlder = n
+	} else {
+		l.newest = n
+	}
+	if older != 0 {
+		s.at(older).kidsOrNewer = n
+	} else {
+		l.oldest = n
+	}
+	l.len++
+}
+
+// remove takes n out of the list; a node that is in none is ignored.
+func (l *leaves) remove(s *slab, n uint32) {
+	nd := s.at(n)
+	if !nd.has(flagLeaf) {
+		return
+	}
+	newer, older, depth := nd.kidsOrNewer, nd.depthOrOlder, s.depth(n)
+	if newer != 0 {
+		s.at(newer).depthOrOlder = older
+	} else {
+		l.newest = older
+	}
+	if older != 0 {
+		s.at(older).kidsOrNewer = newer
+	} else {
+		l.oldest = newer
+	}
+	nd.kidsOrNewer, nd.depthOrOlder = 0, depth
+	nd.state.And(^uint32(flagLeaf))
+	l.len--
+}
+
+// leavesOf returns the list that n belongs to. Trie.mu is held.
+func (t *Trie) leavesOf(n uint32) *leaves { return &t.namespaceOf(n).leaves }
+
+// evictableAgainLocked puts a node whose last child or pin has gone first in
+// line, both in its namespace and in the policy: its turn had come already. A
+// node that may not go yet is left alone. Trie.mu is held for writing.
+func (t *Trie) evictableAgainLocked(n uint32) {
+	if !t.evictable(n) {
+		return
+	}
+	if !t.nodes.at(n).has(flagLeaf) {
+		t.leavesOf(n).addOldest(&t.nodes, n)
+	}
+	if t.policy.Parked(n) {
+		t.policy.Unpark(n)
+	}
+}
