@@ -83,6 +83,10 @@ The full group, if there is one, comes first.`,
 			if err != nil {
 				return err
 			}
+			// The node cannot tell --quota 0 from none.
+			if cmd.Flags().Changed("quota") && ns.GetQuotaBytes() != g.quota {
+				return fmt.Errorf("namespace %q was there already, with a quota of %s; lift it with: penstock ns quota %s 0", ns.GetName(), size(ns.GetQuotaBytes()), ns.GetName())
+			}
 			return emitNamespace(cmd, ns)
 		})
 	}

@@ -120,11 +120,18 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 			return kv.Namespace{}, fmt.Errorf("%w: namespace %q: a block of %d bytes is more than one call may move (%d); raise limits.read_bytes and limits.write_bytes", ErrRequest, def.Name, piece, min(n.opts.LoadBytesMax, n.opts.WriteBytesMax))
 		}
 	}
+	if err := n.checkQuota(def, def.QuotaBytes); err != nil {
+		return kv.Namespace{}, err
+	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
 	ns, err := n.index.Create(def)
 	if errors.Is(err, trie.ErrNamespaceExists) {
-		if ns.Geometry.Equal(def.Geometry) && ns.Tenant == def.Tenant && string(ns.Salt) == string(def.Salt) && ns.Index == def.Index {
+		same := ns.Geometry.Equal(def.Geometry) && ns.Tenant == def.Tenant && string(ns.Salt) == string(def.Salt) && ns.Index == def.Index
+		switch {
+		case same && def.QuotaBytes != 0 && def.QuotaBytes != ns.QuotaBytes:
+			return ns, fmt.Errorf("namespace %q has a quota of %d bytes, not %d; change it with: penstock ns quota %s %d: %w", ns.Name, ns.QuotaBytes, def.QuotaBytes, ns.Name, def.QuotaBytes, trie.ErrNamespaceExists)
+		case same:
 			return ns, nil
 		}
 		return ns, fmt.Errorf("namespace %q has another definition (%v, tenant %q, index %v): %w", ns.Name, ns.Geometry, ns.Tenant, ns.Index, trie.ErrNamespaceExists)
@@ -137,6 +144,25 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
 	return ns, nil
+}
+
+// checkQuota refuses a quota in which not one block of the namespace has room.
+func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
+	if quotaBytes < 0 {
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes; want 0 for none, or more", ErrRequest, ns.Name, quotaBytes)
+	}
+	var block int64
+	for i, g := range ns.Geometry.Groups {
+		layout, err := n.store.SlotLayout(ns.Geometry.PieceBytes(i), g.Layers)
+		if err != nil {
+			return fmt.Errorf("%w: namespace %q, group %d: %w", ErrRequest, ns.Name, i, err)
+		}
+		block += layout.SlotBytes()
+	}
+	if quotaBytes != 0 && quotaBytes < block {
+		return fmt.Errorf("%w: namespace %q: a quota of %d bytes has room for no block, which takes %d on storage", ErrRequest, ns.Name, quotaBytes, block)
+	}
+	return nil
 }
 
 // Namespace returns a namespace with its current epoch, or
@@ -218,12 +244,13 @@ func (n *Node) cleared(ns kv.Namespace, reason string) {
 // SetQuota changes how many bytes of slots the namespace may occupy; 0 means no
 // cap of its own.
 func (n *Node) SetQuota(ctx context.Context, name string, quotaBytes int64) (kv.Namespace, error) {
-	if quotaBytes < 0 {
-		return kv.Namespace{}, fmt.Errorf("%w: quota of %d bytes", ErrRequest, quotaBytes)
-	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
-	if _, err := n.Namespace(name); err != nil {
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return kv.Namespace{}, err
+	}
+	if err := n.checkQuota(ns, quotaBytes); err != nil {
 		return kv.Namespace{}, err
 	}
 	if err := n.index.SetQuota(name, quotaBytes); err != nil {
