@@ -8,25 +8,27 @@ import (
 
 // Node holds what the storage node's own code counts.
 type Node struct {
-	MatchRequests *prometheus.CounterVec // namespace
+	namespaces *namespaces
+
+	MatchRequests *NamespaceCounter
 	MatchCuts     *prometheus.CounterVec // reason
 	MatchSeconds  prometheus.Histogram
-	QueriedTokens *prometheus.CounterVec // namespace
-	HitTokens     *prometheus.CounterVec // namespace
-	QueriedBlocks *prometheus.CounterVec // namespace
-	HitBlocks     *prometheus.CounterVec // namespace
+	QueriedTokens *NamespaceCounter
+	HitTokens     *NamespaceCounter
+	QueriedBlocks *NamespaceCounter
+	HitBlocks     *NamespaceCounter
 
-	ReadRequests *prometheus.CounterVec // namespace
+	ReadRequests *NamespaceCounter
 	ReadFailures *prometheus.CounterVec // reason
-	ReadBlocks   *prometheus.CounterVec // namespace
-	ReadBytes    *prometheus.CounterVec // namespace
+	ReadBlocks   *NamespaceCounter
+	ReadBytes    *NamespaceCounter
 	ReadLost     *prometheus.CounterVec // reason
 	ReadSeconds  prometheus.Histogram
 
-	WriteRequests *prometheus.CounterVec // namespace
+	WriteRequests *NamespaceCounter
 	WriteFailures *prometheus.CounterVec // reason
-	WrittenBlocks *prometheus.CounterVec // namespace
-	WrittenBytes  *prometheus.CounterVec // namespace
+	WrittenBlocks *NamespaceCounter
+	WrittenBytes  *NamespaceCounter
 	WriteSkipped  *prometheus.CounterVec // reason
 	WriteSeconds  prometheus.Histogram
 
@@ -61,27 +63,30 @@ var latencyBuckets = prometheus.ExponentialBuckets(5e-6, 2, 22)
 // NewNode registers the metrics with r, which must not hold them yet.
 func NewNode(r prometheus.Registerer) *Node {
 	reg := registrar{r}
+	ns := newNamespaces()
 	removals := []string{"evicted", "deleted", "epoch", "corrupt", "delivered"}
 	return &Node{
-		MatchRequests: reg.vec("match_requests_total", "Match calls.", "namespace"),
+		namespaces: ns,
+
+		MatchRequests: ns.counter(reg, "match_requests_total", "Match calls."),
 		MatchCuts:     reg.reasons("match_cuts_total", "Match calls by the reason why the match is not longer", "complete", "absent", "epoch", "lease_denied", "state_missing", "window_missing", "limit", "too_long"),
 		MatchSeconds:  reg.histogram("match_latency_seconds", "Time to look up one chain in the index, for a Match or a Read."),
-		QueriedTokens: reg.vec("prefix_queries_tokens_total", "Tokens that Match calls asked for. Reads do not count: a client cuts one prompt into many.", "namespace"),
-		HitTokens:     reg.vec("prefix_hits_tokens_total", "Tokens that Match calls found.", "namespace"),
-		QueriedBlocks: reg.vec("prefix_queries_blocks_total", "Blocks that Match calls asked for.", "namespace"),
-		HitBlocks:     reg.vec("prefix_hits_blocks_total", "Blocks that Match calls found.", "namespace"),
+		QueriedTokens: ns.counter(reg, "prefix_queries_tokens_total", "Tokens that Match calls asked for. Reads do not count: a client cuts one prompt into many."),
+		HitTokens:     ns.counter(reg, "prefix_hits_tokens_total", "Tokens that Match calls found."),
+		QueriedBlocks: ns.counter(reg, "prefix_queries_blocks_total", "Blocks that Match calls asked for."),
+		HitBlocks:     ns.counter(reg, "prefix_hits_blocks_total", "Blocks that Match calls found."),
 
-		ReadRequests: reg.vec("read_requests_total", "Read calls.", "namespace"),
+		ReadRequests: ns.counter(reg, "read_requests_total", "Read calls."),
 		ReadFailures: reg.reasons("read_failures_total", "Read calls that delivered nothing because of a refusal or an error", "busy", "deadline", "device", "read_only", "request"),
-		ReadBlocks:   reg.vec("read_blocks_total", "Pieces delivered to readers.", "namespace"),
-		ReadBytes:    reg.vec("read_payload_bytes_total", "Payload bytes delivered to readers.", "namespace"),
+		ReadBlocks:   ns.counter(reg, "read_blocks_total", "Pieces delivered to readers."),
+		ReadBytes:    ns.counter(reg, "read_payload_bytes_total", "Payload bytes delivered to readers."),
 		ReadLost:     reg.reasons("read_lost_blocks_total", "Pieces that were asked for and not delivered", "absent", "busy", "corrupt", "deadline", "device", "transfer"),
 		ReadSeconds:  reg.histogram("read_latency_seconds", "Time of one Read call, from arrival to the last confirmed write."),
 
-		WriteRequests: reg.vec("write_requests_total", "Reserve calls.", "namespace"),
+		WriteRequests: ns.counter(reg, "write_requests_total", "Reserve calls."),
 		WriteFailures: reg.reasons("write_failures_total", "Reserve and Commit calls that stored nothing because of a refusal or an error", "busy", "deadline", "device", "expired", "read_only", "request"),
-		WrittenBlocks: reg.vec("write_blocks_total", "Pieces stored.", "namespace"),
-		WrittenBytes:  reg.vec("write_payload_bytes_total", "Payload bytes stored.", "namespace"),
+		WrittenBlocks: ns.counter(reg, "write_blocks_total", "Pieces stored."),
+		WrittenBytes:  ns.counter(reg, "write_payload_bytes_total", "Payload bytes stored."),
 		WriteSkipped:  reg.reasons("write_skipped_blocks_total", "Pieces that a writer offered and that were not stored", "exists", "parent_absent", "parent_mismatch", "too_deep", "stale_epoch", "over_quota", "corrupt", "full", "device"),
 		WriteSeconds:  reg.histogram("write_latency_seconds", "Time of one Commit call, from arrival to the acknowledgement."),
 

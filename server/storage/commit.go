@@ -386,8 +386,8 @@ func (n *Node) report(r *Reservation, all []committing) {
 			m.WriteSkipped.WithLabelValues(c.Reason).Inc()
 			continue
 		}
-		m.WrittenBlocks.WithLabelValues(r.ns.Name).Inc()
-		m.WrittenBytes.WithLabelValues(r.ns.Name).Add(float64(r.layouts[c.Group].PayloadBytes))
+		m.WrittenBlocks.Of(r.ns.Name).Inc()
+		m.WrittenBytes.Of(r.ns.Name).Add(float64(r.layouts[c.Group].PayloadBytes))
 		if c.Group == 0 {
 			if first < 0 {
 				first = c.Block

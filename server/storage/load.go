@@ -169,7 +169,7 @@ func (n *Node) Load(ctx context.Context, req LoadRequest, deliver Deliver) (Load
 	if err != nil {
 		return LoadResult{}, err
 	}
-	m.ReadRequests.WithLabelValues(ns.Name).Inc()
+	m.ReadRequests.Of(ns.Name).Inc()
 	defer func() { m.ReadSeconds.Observe(time.Since(start).Seconds()) }()
 	result, err := n.load(ctx, ns, req, deliver)
 	if err != nil {
@@ -680,8 +680,8 @@ func (l *load) countLocked() {
 		p := &l.pieces[i]
 		if p.State == 0 {
 			p.State = Delivered
-			m.ReadBlocks.WithLabelValues(l.ns.Name).Inc()
-			m.ReadBytes.WithLabelValues(l.ns.Name).Add(float64(int64(len(p.LayerSums)) * l.ns.Geometry.LayerBytes(p.Group)))
+			m.ReadBlocks.Of(l.ns.Name).Inc()
+			m.ReadBytes.Of(l.ns.Name).Add(float64(int64(len(p.LayerSums)) * l.ns.Geometry.LayerBytes(p.Group)))
 			continue
 		}
 		p.LayerSums = nil

@@ -54,12 +54,12 @@ func (n *Node) match(ns kv.Namespace, ids []kv.BlockID, opts trie.MatchOptions) 
 // one prompt into many Loads, and each would count its prefix again.
 func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m := n.opts.Metrics
-	m.MatchRequests.WithLabelValues(ns.Name).Inc()
+	m.MatchRequests.Of(ns.Name).Inc()
 	m.MatchCuts.WithLabelValues(match.Cut.String()).Inc()
-	m.QueriedBlocks.WithLabelValues(ns.Name).Add(float64(asked))
-	m.QueriedTokens.WithLabelValues(ns.Name).Add(float64(asked * ns.Geometry.BlockTokens))
-	m.HitBlocks.WithLabelValues(ns.Name).Add(float64(match.Blocks))
-	m.HitTokens.WithLabelValues(ns.Name).Add(float64(match.Tokens))
+	m.QueriedBlocks.Of(ns.Name).Add(float64(asked))
+	m.QueriedTokens.Of(ns.Name).Add(float64(asked * ns.Geometry.BlockTokens))
+	m.HitBlocks.Of(ns.Name).Add(float64(match.Blocks))
+	m.HitTokens.Of(ns.Name).Add(float64(match.Tokens))
 }
 
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.

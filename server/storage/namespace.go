@@ -143,6 +143,7 @@ func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namesp
 		// A namespace that the volumes do not know would not survive the index.
 		return kv.Namespace{}, errors.Join(err, n.index.DeleteNamespace(ns.Name))
 	}
+	n.opts.Metrics.AddNamespace(ns.Name)
 	return ns, nil
 }
 
@@ -198,6 +199,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	if err := n.index.DeleteNamespace(name); err != nil {
 		return Removed{}, err
 	}
+	n.opts.Metrics.RemoveNamespace(name)
 	n.cleared(ns, whyDeleted)
 	return held, nil
 }

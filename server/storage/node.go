@@ -114,6 +114,7 @@ func (n *Node) recover(ctx context.Context) error {
 	geometries := make(map[kv.NamespaceID]kv.Geometry)
 	for _, ns := range n.index.Namespaces() {
 		geometries[ns.ID] = ns.Geometry
+		n.opts.Metrics.AddNamespace(ns.Name)
 	}
 	var rejected []kv.Ref
 	for ref, place := range n.index.Refs() {

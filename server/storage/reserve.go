@@ -95,7 +95,7 @@ func (n *Node) Reserve(ctx context.Context, req ReserveRequest) (*Reservation, e
 		return nil, err
 	}
 	m := n.opts.Metrics
-	m.WriteRequests.WithLabelValues(ns.Name).Inc()
+	m.WriteRequests.Of(ns.Name).Inc()
 	r, err := n.reserve(ctx, ns, req)
 	if err != nil {
 		m.WriteFailures.WithLabelValues(failureReason(err)).Inc()

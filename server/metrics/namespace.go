@@ -1,0 +1,66 @@
+package metrics
+
+import (
+	"sync"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// A NamespaceCounter has a series for each namespace that exists. A count that
+// comes in late, for a namespace that is deleted, is dropped: otherwise it would
+// bring the series back for ever.
+type NamespaceCounter struct {
+	vec   *prometheus.CounterVec
+	known *namespaces
+}
+
+// Of returns the counter of a namespace, by its name.
+func (c *NamespaceCounter) Of(namespace string) prometheus.Counter {
+	c.known.mu.RLock()
+	defer c.known.mu.RUnlock()
+	if !c.known.names[namespace] {
+		return c.known.dropped
+	}
+	return c.vec.WithLabelValues(namespace)
+}
+
+// namespaces are the names that have series, and the counters that have them.
+type namespaces struct {
+	mu       sync.RWMutex
+	names    map[string]bool
+	counters []*prometheus.CounterVec
+	// dropped takes what counts for no namespace; it is not exported.
+	dropped prometheus.Counter
+}
+
+func newNamespaces() *namespaces {
+	return &namespaces{
+		names:   make(map[string]bool),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "dropped"}),
+	}
+}
+
+// counter registers a counter with r.
+func (n *namespaces) counter(r registrar, name, help string) *NamespaceCounter {
+	vec := r.vec(name, help, "namespace")
+	n.counters = append(n.counters, vec)
+	return &NamespaceCounter{vec: vec, known: n}
+}
+
+// AddNamespace lets the namespace be counted. A namespace that is there already
+// keeps its counts.
+func (m *Node) AddNamespace(name string) {
+	m.namespaces.mu.Lock()
+	defer m.namespaces.mu.Unlock()
+	m.namespaces.names[name] = true
+}
+
+// RemoveNamespace ends the series of a namespace that was deleted.
+func (m *Node) RemoveNamespace(name string) {
+	m.namespaces.mu.Lock()
+	defer m.namespaces.mu.Unlock()
+	delete(m.namespaces.names, name)
+	for _, c := range m.namespaces.counters {
+		c.DeleteLabelValues(name)
+	}
+}
