@@ -452,6 +452,9 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 		after = events.Last()
 	}
 	for {
+		if err := s.sourceOfEvents(req.GetNamespace(), after); err != nil {
+			return err
+		}
 		batch, err := events.After(ctx, after, eventBatch)
 		if err != nil {
 			return statusOf(context.Cause(ctx))
@@ -469,6 +472,16 @@ func (s *cacheService) Events(req *pb.EventsRequest, stream pb.Cache_EventsServe
 			}
 		}
 	}
+}
+
+// sourceOfEvents fails if nothing can come after event number seq: all events are
+// read, and the namespace that they are wanted of is not there, or no longer.
+func (s *cacheService) sourceOfEvents(namespace string, seq uint64) error {
+	if namespace == "" || seq < s.node.Events().Last() {
+		return nil
+	}
+	_, err := s.node.Namespace(namespace)
+	return statusOf(err)
 }
 
 func eventProto(e storage.Event) *pb.Event {
