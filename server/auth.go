@@ -14,7 +14,10 @@ import (
 // authenticator checks the bearer token of every call. Without a token it lets
 // everyone in: the listener is on loopback, or asks for client certificates, or
 // the operator said --insecure (config.Validate).
-type authenticator struct{ token string }
+type authenticator struct {
+	token string
+	audit audit
+}
 
 func (a authenticator) check(md metadata.MD) error {
 	if a.token == "" {
@@ -35,5 +38,9 @@ func (a authenticator) check(md metadata.MD) error {
 // tap refuses a call by its headers, before any of its message is read: what an
 // unauthorised peer sends takes no memory.
 func (a authenticator) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
-	return ctx, a.check(info.Header)
+	err := a.check(info.Header)
+	if err != nil {
+		a.audit.line(ctx, info.FullMethodName, nil, nil, err)
+	}
+	return ctx, err
 }

@@ -34,7 +34,7 @@ type PlannerNode struct {
 
 // NewPlannerNode makes the servers; nothing is served yet.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS)...)}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS, nil)...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)

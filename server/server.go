@@ -132,7 +132,7 @@ func New(opts Options) (*Server, error) {
 		started:  opts.Now(),
 		stopping: make(chan struct{}),
 	}
-	s.grpc = grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS)...)
+	s.grpc = grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS, opts.Logger)...)
 	s.cache = &cacheService{Server: s}
 	s.calls = newCalls(s.cache)
 	pb.RegisterCacheServer(s.grpc, s.cache)
@@ -142,10 +142,14 @@ func New(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// grpcOptions are those of every gRPC server of ours: bounds, spans, the bearer
-// token and TLS where they are set.
-func grpcOptions(token string, secure *tls.Config) []grpc.ServerOption {
-	auth := authenticator{token: token}
+// grpcOptions are those of every gRPC server of ours: bounds, spans, the audit of
+// admin calls, the bearer token and TLS where they are set.
+func grpcOptions(token string, secure *tls.Config, log *slog.Logger) []grpc.ServerOption {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	audit := audit{log: log}
+	auth := authenticator{token: token, audit: audit}
 	o := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
@@ -156,6 +160,8 @@ func grpcOptions(token string, secure *tls.Config) []grpc.ServerOption {
 		grpc.InitialConnWindowSize(connWindowBytes),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.InTapHandle(auth.tap),
+		grpc.UnaryInterceptor(audit.unary),
+		grpc.StreamInterceptor(audit.stream),
 		grpc.MaxConcurrentStreams(streamsMax),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),

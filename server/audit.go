@@ -1,0 +1,166 @@
+package server
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// audit logs each call of the Admin service on one line: who called, what was
+// asked and what came of it, refused calls too. A call that changes something is
+// logged at info, a refused one at warn, one that only reads at debug, since
+// status is polled.
+type audit struct{ log *slog.Logger }
+
+// adminPrefix begins the full name of each method of the Admin service.
+var adminPrefix = "/" + pb.Admin_ServiceDesc.ServiceName + "/"
+
+// adminReads are the methods of the Admin service that change nothing.
+var adminReads = map[string]bool{
+	"GetNamespace":   true,
+	"ListNamespaces": true,
+	"Status":         true,
+	"StatBlock":      true,
+	"ListBlocks":     true,
+}
+
+// unary is a grpc.UnaryServerInterceptor.
+func (a audit) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	resp, err := next(ctx, req)
+	a.line(ctx, info.FullMethod, req, resp, err)
+	return resp, err
+}
+
+// stream is a grpc.StreamServerInterceptor. The line comes when the stream ends.
+func (a audit) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if !strings.HasPrefix(info.FullMethod, adminPrefix) {
+		return next(srv, s)
+	}
+	seen := &auditedStream{ServerStream: s}
+	err := next(srv, seen)
+	a.line(s.Context(), info.FullMethod, seen.request, seen.last, err)
+	return err
+}
+
+// auditedStream keeps the request and the last response.
+type auditedStream struct {
+	grpc.ServerStream
+	request, last any
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *auditedStream) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if err == nil {
+		s.request = m
+	}
+	return err
+}
+
+// SendMsg implements grpc.ServerStream.
+func (s *auditedStream) SendMsg(m any) error {
+	s.last = m
+	return s.ServerStream.SendMsg(m)
+}
+
+// line logs one call. req and resp are nil where the call did not come so far.
+func (a audit) line(ctx context.Context, method string, req, resp any, err error) {
+	name, ok := strings.CutPrefix(method, adminPrefix)
+	if !ok {
+		return
+	}
+	level := slog.LevelInfo
+	switch {
+	case err != nil:
+		level = slog.LevelWarn
+	case adminReads[name]:
+		level = slog.LevelDebug
+	}
+	if !a.log.Enabled(ctx, level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", who(ctx)), slog.String("result", status.Code(err).String())}
+	if asked := auditFields(req); len(asked) > 0 {
+		attrs = append(attrs, slog.Attr{Key: "request", Value: slog.GroupValue(asked...)})
+	}
+	switch {
+	case err != nil:
+		attrs = append(attrs, slog.String("err", shorten(status.Convert(err).Message())))
+	case level == slog.LevelInfo:
+		if got := auditFields(resp); len(got) > 0 {
+			attrs = append(attrs, slog.Attr{Key: "response", Value: slog.GroupValue(got...)})
+		}
+	}
+	a.log.LogAttrs(ctx, level, "admin call", attrs...)
+}
+
+// who names the caller: its address, and the subject of its certificate if it
+// has one. All callers with a bearer token share that token.
+func who(ctx context.Context) string {
+	p, ok := peer.FromContext(ctx)
+	if !ok || p.Addr == nil {
+		return "unknown"
+	}
+	if t, ok := p.AuthInfo.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 {
+		return fmt.Sprintf("%v (%s)", p.Addr, shorten(t.State.PeerCertificates[0].Subject.String()))
+	}
+	return p.Addr.String()
+}
+
+// auditFields are the fields of a message that are set. Salts are secret, and
+// lists are long: of both only the length is shown.
+func auditFields(m any) []slog.Attr {
+	msg, ok := m.(proto.Message)
+	if !ok || !msg.ProtoReflect().IsValid() {
+		return nil
+	}
+	var attrs []slog.Attr
+	fields := msg.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if !msg.ProtoReflect().Has(f) {
+			continue
+		}
+		attrs = append(attrs, auditField(f, msg.ProtoReflect().Get(f)))
+	}
+	return attrs
+}
+
+func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr {
+	name := string(f.Name())
+	switch {
+	case f.IsList():
+		return slog.String(name, fmt.Sprintf("%d of them", v.List().Len()))
+	case f.Kind() == protoreflect.MessageKind:
+		return slog.Attr{Key: name, Value: slog.GroupValue(auditFields(v.Message().Interface())...)}
+	case f.Kind() == protoreflect.BytesKind && (name == "salt" || len(v.Bytes()) > 32):
+		return slog.String(name, fmt.Sprintf("%d bytes", len(v.Bytes())))
+	case f.Kind() == protoreflect.BytesKind:
+		return slog.String(name, hex.EncodeToString(v.Bytes()))
+	case f.Kind() == protoreflect.StringKind:
+		return slog.String(name, shorten(v.String()))
+	case f.Kind() == protoreflect.EnumKind:
+		return slog.Int(name, int(v.Enum()))
+	}
+	return slog.Any(name, v.Interface())
+}
+
+// shorten keeps what a caller sends from filling the log.
+func shorten(text string) string {
+	const most = 256
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + "…"
+}

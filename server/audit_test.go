@@ -1,0 +1,156 @@
+package server_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/server"
+)
+
+// lockedBuffer is a bytes.Buffer for several goroutines.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// take returns the lines of admin calls since the last take.
+func (l *lockedBuffer) take() (lines []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.b.String()) {
+		if strings.Contains(line, `msg="admin call"`) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	l.b.Reset()
+	return lines
+}
+
+// TestEachAdminCallIsAudited calls every method of the service, with the token
+// and without it.
+func TestEachAdminCallIsAudited(t *testing.T) {
+	var log lockedBuffer
+	h := newHost(t, func(o *server.Options) {
+		o.BearerToken = "right"
+		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}, nil)
+	with := func(token string) context.Context {
+		return metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+	}
+	methods := make(map[string]bool)
+	call := func(ctx context.Context, name string) error {
+		full := "/" + pb.Admin_ServiceDesc.ServiceName + "/" + name
+		for _, m := range pb.Admin_ServiceDesc.Methods {
+			if m.MethodName == name {
+				// An empty message is a valid encoding of every request and response.
+				return h.conn.Invoke(ctx, full, &pb.StatusRequest{}, &pb.DeleteNamespaceResponse{})
+			}
+		}
+		s, err := h.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, full)
+		if err != nil {
+			return err
+		}
+		if err := s.SendMsg(&pb.StatusRequest{}); err != nil {
+			return err
+		}
+		if err := s.CloseSend(); err != nil {
+			return err
+		}
+		for err == nil {
+			err = s.RecvMsg(&pb.ScrubProgress{})
+		}
+		return err
+	}
+	for _, m := range pb.Admin_ServiceDesc.Methods {
+		methods[m.MethodName] = true
+	}
+	for _, s := range pb.Admin_ServiceDesc.Streams {
+		methods[s.StreamName] = true
+	}
+	for name := range methods {
+		if err := call(with("wrong"), name); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("%s with a wrong token: %v", name, err)
+		}
+		lines := log.take()
+		if len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "call="+name+" ") ||
+			!strings.Contains(lines[0], "result=Unauthenticated") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
+			t.Errorf("%s refused: lines %q; want one, with method, peer and result", name, lines)
+		}
+		_ = call(with("right"), name) // what an empty request is answered with is not the matter here
+		if lines := log.take(); len(lines) != 1 || !strings.Contains(lines[0], "call="+name+" ") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
+			t.Errorf("%s: lines %q; want one, with method and peer", name, lines)
+		}
+	}
+	ctx := with("right")
+	m := &pb.Namespace{Name: "m", Salt: []byte("the secret"), Geometry: api.GeometryProto(geometry)}
+	for _, c := range []struct {
+		name string
+		call func() error
+		want []string
+	}{
+		{"create", func() error {
+			_, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: m})
+			return err
+		}, []string{"level=INFO", "request.namespace.name=m", `request.namespace.salt="10 bytes"`, "result=OK"}},
+		{"bump", func() error {
+			_, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m", To: 7})
+			return err
+		}, []string{"level=INFO", "request.name=m", "request.to=7", "response.old_epoch=1", "response.new_epoch=7"}},
+		{"bump back", func() error {
+			_, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m", To: 3})
+			if err == nil {
+				return status.Error(codes.Internal, "taken")
+			}
+			return nil
+		}, []string{"level=WARN", "request.to=3", "result=InvalidArgument", "err="}},
+		{"long name", func() error {
+			_, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: strings.Repeat("x", 100_000)})
+			if err == nil {
+				return status.Error(codes.Internal, "taken")
+			}
+			return nil
+		}, []string{"level=WARN", "result=NotFound", "…"}},
+		{"show", func() error {
+			_, err := h.admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: "m"})
+			return err
+		}, []string{"level=DEBUG", "request.name=m"}},
+		{"delete", func() error {
+			_, err := h.admin.DeleteNamespace(ctx, &pb.DeleteNamespaceRequest{Name: "m", DryRun: true})
+			return err
+		}, []string{"level=INFO", "request.dry_run=true"}},
+	} {
+		if err := c.call(); err != nil {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		lines := log.take()
+		if len(lines) != 1 || len(lines[0]) > 2000 {
+			t.Errorf("%s: %d lines: %.3000q; want a short one", c.name, len(lines), lines)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(lines[0], want) {
+				t.Errorf("%s: %s; want %s in it", c.name, lines[0], want)
+			}
+		}
+		if strings.Contains(lines[0], "secret") {
+			t.Errorf("%s: the salt is in the log: %s", c.name, lines[0])
+		}
+	}
+}
