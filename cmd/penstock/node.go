@@ -333,8 +333,16 @@ func (n *node) listen() (err error) {
 	if n.web, err = lc.Listen(context.Background(), "tcp", n.cfg.HTTP); err != nil {
 		return fmt.Errorf("metrics and health (http): %w", err)
 	}
+	warnOfMetrics(n.log, n.cfg.HTTP)
 	n.onClose(closeListener(n.web))
 	return nil
+}
+
+// warnOfMetrics says what a caller from another machine can read without a token.
+func warnOfMetrics(log *slog.Logger, http string) {
+	if !config.Loopback(http) {
+		log.Warn("/metrics and health are served to other machines without a token or TLS: they show the names of namespaces, volumes and NICs, and traffic; let only the monitoring network reach this port, or listen on 127.0.0.1", "http", http)
+	}
 }
 
 // closeListener closes a listener that a server may have closed before.

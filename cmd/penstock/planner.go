@@ -109,6 +109,9 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 	if err != nil {
 		return err
 	}
+	if web != nil {
+		warnOfMetrics(log, cfg.HTTP)
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	network, oracle, err := networkOf(cfg.Network, log, registry)

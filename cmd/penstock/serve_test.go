@@ -11,6 +11,7 @@ import (
 	"encoding/binary"
 	"encoding/pem"
 	"errors"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -559,5 +560,20 @@ func TestCompletionKnowsNamespaces(t *testing.T) {
 	}
 	if r := s.run("completion", "bash"); !strings.Contains(r.must(t), "penstock") {
 		t.Error("no bash completion")
+	}
+}
+
+// TestWarnOfMetrics: a node whose metrics other machines can read says so at its
+// start, and one that only this machine reaches does not.
+func TestWarnOfMetrics(t *testing.T) {
+	for addr, want := range map[string]bool{
+		":7422": true, "0.0.0.0:7422": true, "[::]:7422": true, "10.0.0.7:7422": true, "node7:7422": true,
+		"127.0.0.1:7422": false, "[::1]:7422": false, "localhost:7422": false,
+	} {
+		var log bytes.Buffer
+		warnOfMetrics(slog.New(slog.NewTextHandler(&log, nil)), addr)
+		if got := strings.Contains(log.String(), "level=WARN") && strings.Contains(log.String(), "http="); got != want {
+			t.Errorf("%s: %q; want a warning: %v", addr, log.String(), want)
+		}
 	}
 }

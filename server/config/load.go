@@ -108,19 +108,21 @@ func (a Auth) check(bad complaint) {
 
 // checkExposure refuses to listen beyond loopback without protection. The HTTP
 // address is free: it serves metrics and health, which scrapers on other
-// machines need, and keeps pprof to callers on loopback by itself.
+// machines need (serve warns), and keeps pprof to callers on loopback by itself.
 func (a Auth) checkExposure(bad complaint, addrs map[string]string) {
 	if a.TokenFile != "" || a.ClientCA != "" {
 		return
 	}
 	for key, addr := range addrs {
-		if _, _, err := net.SplitHostPort(addr); err == nil && !loopback(addr) {
+		if _, _, err := net.SplitHostPort(addr); err == nil && !Loopback(addr) {
 			bad(key, "%s is reachable from other machines and neither auth.token_file nor auth.client_ca is set; set one, or say --insecure", addr)
 		}
 	}
 }
 
-func loopback(addr string) bool {
+// Loopback reports whether an address to listen on can be reached from this
+// machine only.
+func Loopback(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return false

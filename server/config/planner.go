@@ -8,7 +8,7 @@ import (
 // Planner is everything a planner node can be told.
 type Planner struct {
 	Listen      string   `yaml:"listen" doc:"address of gRPC, for gateways and the leaders of engine groups"`
-	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof; empty turns it off"`
+	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for calls to end"`
 
 	Schedule Schedule `yaml:"schedule"`
