@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"encoding/binary"
+	"math"
 
 	"google.golang.org/grpc"
 
@@ -151,6 +152,35 @@ func blockProto(ns kv.Namespace, info trie.Info) *pb.Block {
 		b.Parent = info.Parent[:]
 	}
 	return b
+}
+
+// pinsMax is the most pins in one answer: some 100 bytes each.
+const pinsMax = 4096
+
+func (s *adminService) ListPins(_ context.Context, req *pb.ListPinsRequest) (*pb.ListPinsResponse, error) {
+	limit := pinsMax
+	if n := req.GetLimit(); n != 0 {
+		limit = int(min(n, pinsMax))
+	}
+	if req.GetCursor() > math.MaxUint32 {
+		return nil, invalid(errCursor)
+	}
+	pins, next, err := s.node.Pins(nil, req.GetNamespace(), req.GetLeases(), uint32(req.GetCursor()), limit)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	resp := &pb.ListPinsResponse{Cursor: uint64(next)}
+	for _, p := range pins {
+		m := &pb.Pin{
+			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), Owner: p.Owner,
+			SinceUnixMs: p.Since.UnixMilli(), Blocks: int64(p.Blocks), Bytes: p.Bytes,
+		}
+		if !p.Expires.IsZero() {
+			m.ExpiresUnixMs = p.Expires.UnixMilli()
+		}
+		resp.Pins = append(resp.Pins, m)
+	}
+	return resp, nil
 }
 
 func (s *adminService) VerifyBlocks(ctx context.Context, req *pb.VerifyBlocksRequest) (*pb.VerifyBlocksResponse, error) {

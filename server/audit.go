@@ -33,6 +33,7 @@ var adminReads = map[string]bool{
 	"Status":         true,
 	"StatBlock":      true,
 	"ListBlocks":     true,
+	"ListPins":       true,
 }
 
 // unary is a grpc.UnaryServerInterceptor.

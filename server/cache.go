@@ -59,13 +59,22 @@ func (s *cacheService) chain(b []byte) ([]kv.BlockID, error) {
 	return ids, nil
 }
 
-func (s *cacheService) Match(_ context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
+func (s *cacheService) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
+	return s.match(ctx, caller{}, req)
+}
+
+// match is Match by any road; by is the zero caller for gRPC.
+func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
 	}
 	ttl := time.Duration(min(req.GetLeaseTtlMs(), maxMillis)) * time.Millisecond
-	ns, m, err := s.node.Match(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids, ttl, req.GetPin())
+	owner := ""
+	if ttl > 0 || req.GetPin() {
+		owner = by.owner(ctx)
+	}
+	ns, m, err := s.node.MatchFor(owner, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids, ttl, req.GetPin())
 	if err != nil {
 		return nil, statusOf(err)
 	}

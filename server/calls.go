@@ -51,6 +51,17 @@ type caller struct {
 	session api.LocalID
 }
 
+// owner names the caller in the list of pins.
+func (by caller) owner(ctx context.Context) string {
+	switch by.road {
+	case roadMessage:
+		return "engine " + by.peer.String()
+	case roadSocket:
+		return "local socket"
+	}
+	return who(ctx)
+}
+
 // calls takes calls that come as messages over the data plane. Who has a session
 // there has proved the token that Describe hands out, and may ask for what he
 // could over gRPC; what is read goes to his own memory only.
@@ -306,7 +317,7 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	}()
 	switch req := req.(type) {
 	case *pb.MatchRequest:
-		return s.Match(ctx, req)
+		return s.match(ctx, by, req)
 	case *pb.ReadRequest:
 		return s.read(ctx, by, req)
 	case *pb.ReserveRequest:

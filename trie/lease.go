@@ -3,6 +3,7 @@ package trie
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"sync"
 	"time"
 
@@ -40,6 +41,10 @@ type leaseSlot struct {
 	heapAt int32
 	// expires is in Unix nanoseconds; never is math.MaxInt64.
 	expires int64
+	// since is when a match was granted the lease, in Unix nanoseconds, and owner
+	// who asked; since is 0 for a lease of Hold.
+	since int64
+	owner string
 	// node is the first pinned node, more are the others: most leases pin one.
 	node uint32
 	more []uint32
@@ -55,8 +60,14 @@ func expiry(ttl time.Duration, now time.Time) int64 {
 	return now.Add(ttl).UnixNano()
 }
 
+// grantOptions are what leaseSlot keeps of a grant.
+type grantOptions struct {
+	expires, since int64
+	owner          string
+}
+
 // grant opens a lease on nodes, which are not empty. Trie.mu is held for reading.
-func (l *leases) grant(t *Trie, nodes []uint32, expires int64) (LeaseID, bool) {
+func (l *leases) grant(t *Trie, nodes []uint32, o grantOptions) (LeaseID, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.heap) >= l.max || l.pins+len(nodes) > l.maxPins {
@@ -73,7 +84,7 @@ func (l *leases) grant(t *Trie, nodes []uint32, expires int64) (LeaseID, bool) {
 	i := l.slotLocked()
 	s := &l.slots[i]
 	s.serial++
-	s.expires, s.node = expires, nodes[0]
+	s.expires, s.since, s.owner, s.node = o.expires, o.since, o.owner, nodes[0]
 	s.more = append(s.more[:0], nodes[1:]...)
 	l.pushLocked(i)
 	return LeaseID(uint64(s.serial)<<32 | uint64(i)), true
@@ -110,7 +121,7 @@ func (l *leases) endLocked(t *Trie, i uint32) {
 	l.unpinLocked(t, []uint32{s.node})
 	l.unpinLocked(t, s.more)
 	l.pins -= 1 + len(s.more)
-	s.more = s.more[:0]
+	s.owner, s.more = "", s.more[:0]
 	if cap(s.more) > keepNodes {
 		s.more = nil
 	}
@@ -176,7 +187,7 @@ func (t *Trie) Hold(id kv.NamespaceID, block kv.BlockID) (LeaseID, error) {
 	if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 		return 0, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
 	}
-	lease, ok := t.leases.grant(t, []uint32{n}, math.MaxInt64)
+	lease, ok := t.leases.grant(t, []uint32{n}, grantOptions{expires: math.MaxInt64})
 	if !ok {
 		return 0, fmt.Errorf("trie: hold block %v: %w", block, ErrTooManyLeases)
 	}
@@ -245,7 +256,7 @@ func (l *leases) expireIfFull(t *Trie, now time.Time) {
 func (l *leases) bytes() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int64(cap(l.slots))*48 + int64(cap(l.free)+cap(l.heap)+cap(l.unpark)+l.pins)*4
+	return int64(cap(l.slots))*int64(reflect.TypeFor[leaseSlot]().Size()) + int64(cap(l.free)+cap(l.heap)+cap(l.unpark)+l.pins)*4
 }
 
 // The heap: each slot knows its position, so that a renewal moves one lease and

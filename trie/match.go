@@ -75,6 +75,8 @@ type MatchOptions struct {
 	Lease bool
 	// TTL is the length of the lease; 0 means until Release.
 	TTL time.Duration
+	// Owner says who asks for the lease, for Pins. Empty: unknown.
+	Owner string
 	// Now is the current time; needed with Lease.
 	Now time.Time
 	// Pieces is appended to and becomes Match.Pieces, so that a caller who reuses
@@ -335,7 +337,7 @@ func (w *walk) lease(m *Match, opts MatchOptions) bool {
 	if w.tip != 0 {
 		w.s.nodes = append(w.s.nodes, w.tip)
 	}
-	id, ok := w.t.leases.grant(w.t, w.s.nodes, expiry(opts.TTL, opts.Now))
+	id, ok := w.t.leases.grant(w.t, w.s.nodes, grantOptions{expires: expiry(opts.TTL, opts.Now), since: opts.Now.UnixNano(), owner: opts.Owner})
 	if w.tip != 0 {
 		w.s.nodes = w.s.nodes[:len(w.s.nodes)-1]
 	}

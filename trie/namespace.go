@@ -169,7 +169,8 @@ func (t *Trie) sortedLocked() []*namespace {
 }
 
 // DeleteNamespace removes the definition durably; nothing in it can be matched
-// any more, and ReclaimStep returns its pieces.
+// any more, and ReclaimStep returns its pieces. Leases of its pieces that have no
+// end of their own are ended, unless Hold gave them.
 func (t *Trie) DeleteNamespace(name string) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -189,6 +190,7 @@ func (t *Trie) DeleteNamespace(name string) error {
 	defer t.mu.Unlock()
 	delete(t.byName, name)
 	delete(t.namespaces, ns.def.ID)
+	t.leases.endPins(t, ns)
 	t.killSpaceLocked(ns.space)
 	return nil
 }

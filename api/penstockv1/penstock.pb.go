@@ -2982,6 +2982,227 @@ func (x *EvictResponse) GetBytes() int64 {
 	return 0
 }
 
+type ListPinsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: all
+	Leases        bool                   `protobuf:"varint,2,opt,name=leases,proto3" json:"leases,omitempty"`      // also leases that end by themselves
+	Cursor        uint64                 `protobuf:"varint,3,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	Limit         uint32                 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"` // 0: as many as the node likes to send
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPinsRequest) Reset() {
+	*x = ListPinsRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPinsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPinsRequest) ProtoMessage() {}
+
+func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
+func (*ListPinsRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ListPinsRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ListPinsRequest) GetLeases() bool {
+	if x != nil {
+		return x.Leases
+	}
+	return false
+}
+
+func (x *ListPinsRequest) GetCursor() uint64 {
+	if x != nil {
+		return x.Cursor
+	}
+	return 0
+}
+
+func (x *ListPinsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListPinsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pins          []*Pin                 `protobuf:"bytes,1,rep,name=pins,proto3" json:"pins,omitempty"`
+	Cursor        uint64                 `protobuf:"varint,2,opt,name=cursor,proto3" json:"cursor,omitempty"` // 0: the end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPinsResponse) Reset() {
+	*x = ListPinsResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPinsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPinsResponse) ProtoMessage() {}
+
+func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
+func (*ListPinsResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListPinsResponse) GetPins() []*Pin {
+	if x != nil {
+		return x.Pins
+	}
+	return nil
+}
+
+func (x *ListPinsResponse) GetCursor() uint64 {
+	if x != nil {
+		return x.Cursor
+	}
+	return 0
+}
+
+// Pin holds a matched prefix.
+type Pin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Owner         string                 `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"` // the peer that asked for it
+	SinceUnixMs   int64                  `protobuf:"varint,5,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
+	ExpiresUnixMs int64                  `protobuf:"varint,6,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"` // 0: it ends with ReleaseLease only
+	Blocks        int64                  `protobuf:"varint,7,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes         int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"` // slots that it holds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pin) Reset() {
+	*x = Pin{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pin) ProtoMessage() {}
+
+func (x *Pin) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pin.ProtoReflect.Descriptor instead.
+func (*Pin) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *Pin) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *Pin) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Pin) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Pin) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *Pin) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *Pin) GetExpiresUnixMs() int64 {
+	if x != nil {
+		return x.ExpiresUnixMs
+	}
+	return 0
+}
+
+func (x *Pin) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *Pin) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2990,7 +3211,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3223,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3236,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 type VolumeStatus struct {
@@ -3039,7 +3260,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3272,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3285,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -3186,16 +3407,18 @@ type StatusResponse struct {
 	CorruptBlocks     uint64                 `protobuf:"varint,24,opt,name=corrupt_blocks,json=corruptBlocks,proto3" json:"corrupt_blocks,omitempty"`
 	LastEvent         uint64                 `protobuf:"varint,25,opt,name=last_event,json=lastEvent,proto3" json:"last_event,omitempty"`
 	// The data plane: its transfer engine, what that says of itself, and its NICs.
-	DataProvider  string       `protobuf:"bytes,26,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
-	DataDetail    string       `protobuf:"bytes,27,opt,name=data_detail,json=dataDetail,proto3" json:"data_detail,omitempty"`
-	Nics          []*NICStatus `protobuf:"bytes,28,rep,name=nics,proto3" json:"nics,omitempty"`
+	DataProvider string       `protobuf:"bytes,26,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
+	DataDetail   string       `protobuf:"bytes,27,opt,name=data_detail,json=dataDetail,proto3" json:"data_detail,omitempty"`
+	Nics         []*NICStatus `protobuf:"bytes,28,rep,name=nics,proto3" json:"nics,omitempty"`
+	// memory_parts add up to memory_budget_bytes. They grow with what is stored.
+	MemoryParts   []*MemoryPart `protobuf:"bytes,29,rep,name=memory_parts,json=memoryParts,proto3" json:"memory_parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3430,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3443,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -3419,6 +3642,65 @@ func (x *StatusResponse) GetNics() []*NICStatus {
 	return nil
 }
 
+func (x *StatusResponse) GetMemoryParts() []*MemoryPart {
+	if x != nil {
+		return x.MemoryParts
+	}
+	return nil
+}
+
+type MemoryPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoryPart) Reset() {
+	*x = MemoryPart{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoryPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoryPart) ProtoMessage() {}
+
+func (x *MemoryPart) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
+func (*MemoryPart) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *MemoryPart) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *MemoryPart) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type NICStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3433,7 +3715,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3727,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3740,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *NICStatus) GetName() string {
@@ -3513,7 +3795,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3525,7 +3807,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3538,7 +3820,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -3573,7 +3855,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3867,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3880,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Block) GetId() []byte {
@@ -3682,7 +3964,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +3976,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +3989,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -3741,7 +4023,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3753,7 +4035,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3766,7 +4048,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -3793,7 +4075,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3805,7 +4087,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3818,7 +4100,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -3844,7 +4126,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3856,7 +4138,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3869,7 +4151,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -3888,7 +4170,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3900,7 +4182,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3913,7 +4195,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -3935,7 +4217,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3947,7 +4229,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3960,7 +4242,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -4212,7 +4494,24 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"=\n" +
 	"\rEvictResponse\x12\x16\n" +
 	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\x0f\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"u\n" +
+	"\x0fListPinsRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x16\n" +
+	"\x06leases\x18\x02 \x01(\bR\x06leases\x12\x16\n" +
+	"\x06cursor\x18\x03 \x01(\x04R\x06cursor\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"P\n" +
+	"\x10ListPinsResponse\x12$\n" +
+	"\x04pins\x18\x01 \x03(\v2\x10.penstock.v1.PinR\x04pins\x12\x16\n" +
+	"\x06cursor\x18\x02 \x01(\x04R\x06cursor\"\xdf\x01\n" +
+	"\x03Pin\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05owner\x18\x04 \x01(\tR\x05owner\x12\"\n" +
+	"\rsince_unix_ms\x18\x05 \x01(\x03R\vsinceUnixMs\x12&\n" +
+	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\x12\x16\n" +
+	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\b \x01(\x03R\x05bytes\"\x0f\n" +
 	"\rStatusRequest\"\xcd\x03\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
@@ -4231,7 +4530,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	" \x01(\x04R\freadFailures\x12%\n" +
 	"\x0ewrite_failures\x18\v \x01(\x04R\rwriteFailures\x12&\n" +
 	"\x0fin_flight_bytes\x18\f \x01(\x03R\rinFlightBytes\x121\n" +
-	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\"\xcd\a\n" +
+	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\"\x89\b\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
@@ -4270,7 +4569,12 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rdata_provider\x18\x1a \x01(\tR\fdataProvider\x12\x1f\n" +
 	"\vdata_detail\x18\x1b \x01(\tR\n" +
 	"dataDetail\x12*\n" +
-	"\x04nics\x18\x1c \x03(\v2\x16.penstock.v1.NICStatusR\x04nics\"\xa7\x01\n" +
+	"\x04nics\x18\x1c \x03(\v2\x16.penstock.v1.NICStatusR\x04nics\x12:\n" +
+	"\fmemory_parts\x18\x1d \x03(\v2\x17.penstock.v1.MemoryPartR\vmemoryParts\"6\n" +
+	"\n" +
+	"MemoryPart\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\xa7\x01\n" +
 	"\tNICStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x0e\n" +
@@ -4347,7 +4651,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06Commit\x12\x1a.penstock.v1.CommitRequest\x1a\x1b.penstock.v1.CommitResponse\x12>\n" +
 	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12J\n" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xe6\a\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xaf\b\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -4361,7 +4665,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tStatBlock\x12\x1d.penstock.v1.StatBlockRequest\x1a\x12.penstock.v1.Block\x12M\n" +
 	"\n" +
 	"ListBlocks\x12\x1e.penstock.v1.ListBlocksRequest\x1a\x1f.penstock.v1.ListBlocksResponse\x12S\n" +
-	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12@\n" +
+	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12G\n" +
+	"\bListPins\x12\x1c.penstock.v1.ListPinsRequest\x1a\x1d.penstock.v1.ListPinsResponse\x12@\n" +
 	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01B;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
@@ -4377,7 +4682,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -4426,18 +4731,22 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DeleteBlocksResponse)(nil),    // 44: penstock.v1.DeleteBlocksResponse
 	(*EvictRequest)(nil),            // 45: penstock.v1.EvictRequest
 	(*EvictResponse)(nil),           // 46: penstock.v1.EvictResponse
-	(*StatusRequest)(nil),           // 47: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 48: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 49: penstock.v1.StatusResponse
-	(*NICStatus)(nil),               // 50: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 51: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 52: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 53: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 54: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 55: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 56: penstock.v1.VerifyBlocksResponse
-	(*ScrubRequest)(nil),            // 57: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 58: penstock.v1.ScrubProgress
+	(*ListPinsRequest)(nil),         // 47: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 48: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 49: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 50: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 51: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 52: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 53: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 54: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 55: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 56: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 57: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 58: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 59: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 60: penstock.v1.VerifyBlocksResponse
+	(*ScrubRequest)(nil),            // 61: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 62: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -4459,64 +4768,68 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	5,  // 16: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
 	8,  // 17: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
 	8,  // 18: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	48, // 19: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	50, // 20: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	3,  // 21: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	52, // 22: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	19, // 23: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	9,  // 24: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 25: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 26: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 27: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	18, // 28: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 29: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	23, // 30: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	26, // 31: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	28, // 32: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	30, // 33: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	32, // 34: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	34, // 35: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	35, // 36: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	36, // 37: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	38, // 38: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	40, // 39: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	42, // 40: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	43, // 41: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	45, // 42: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	47, // 43: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	51, // 44: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	53, // 45: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	55, // 46: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	57, // 47: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	10, // 48: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 49: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 50: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 51: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 52: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 53: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	24, // 54: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	27, // 55: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	29, // 56: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	31, // 57: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	33, // 58: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 59: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 60: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	37, // 61: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	39, // 62: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	41, // 63: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 64: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	44, // 65: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	46, // 66: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	49, // 67: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	52, // 68: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	54, // 69: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	56, // 70: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	58, // 71: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	48, // [48:72] is the sub-list for method output_type
-	24, // [24:48] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	49, // 19: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	51, // 20: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	54, // 21: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	53, // 22: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 23: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	56, // 24: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	19, // 25: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	9,  // 26: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	11, // 27: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	13, // 28: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	15, // 29: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	18, // 30: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	21, // 31: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	23, // 32: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	26, // 33: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	28, // 34: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	30, // 35: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	32, // 36: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	34, // 37: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	35, // 38: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	36, // 39: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	38, // 40: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	40, // 41: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	42, // 42: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	43, // 43: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	45, // 44: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	50, // 45: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	55, // 46: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	57, // 47: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	59, // 48: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	47, // 49: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	61, // 50: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	10, // 51: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 52: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 53: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 54: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	20, // 55: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	22, // 56: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	24, // 57: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	27, // 58: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	29, // 59: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	31, // 60: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	33, // 61: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 62: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 63: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	37, // 64: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	39, // 65: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	41, // 66: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 67: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	44, // 68: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	46, // 69: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	52, // 70: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	56, // 71: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	58, // 72: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	60, // 73: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	48, // 74: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	62, // 75: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	51, // [51:76] is the sub-list for method output_type
+	26, // [26:51] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -4530,7 +4843,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   53,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

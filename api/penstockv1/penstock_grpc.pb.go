@@ -559,6 +559,7 @@ const (
 	Admin_StatBlock_FullMethodName       = "/penstock.v1.Admin/StatBlock"
 	Admin_ListBlocks_FullMethodName      = "/penstock.v1.Admin/ListBlocks"
 	Admin_VerifyBlocks_FullMethodName    = "/penstock.v1.Admin/VerifyBlocks"
+	Admin_ListPins_FullMethodName        = "/penstock.v1.Admin/ListPins"
 	Admin_Scrub_FullMethodName           = "/penstock.v1.Admin/Scrub"
 )
 
@@ -585,6 +586,8 @@ type AdminClient interface {
 	ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error)
 	// VerifyBlocks reads blocks from the device and checks every checksum.
 	VerifyBlocks(ctx context.Context, in *VerifyBlocksRequest, opts ...grpc.CallOption) (*VerifyBlocksResponse, error)
+	// ListPins lists what keeps blocks from being evicted: pins, and leases.
+	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubProgress], error)
 }
@@ -717,6 +720,16 @@ func (c *adminClient) VerifyBlocks(ctx context.Context, in *VerifyBlocksRequest,
 	return out, nil
 }
 
+func (c *adminClient) ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPinsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListPins_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubProgress], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[0], Admin_Scrub_FullMethodName, cOpts...)
@@ -759,6 +772,8 @@ type AdminServer interface {
 	ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error)
 	// VerifyBlocks reads blocks from the device and checks every checksum.
 	VerifyBlocks(context.Context, *VerifyBlocksRequest) (*VerifyBlocksResponse, error)
+	// ListPins lists what keeps blocks from being evicted: pins, and leases.
+	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubProgress]) error
 	mustEmbedUnimplementedAdminServer()
@@ -806,6 +821,9 @@ func (UnimplementedAdminServer) ListBlocks(context.Context, *ListBlocksRequest) 
 }
 func (UnimplementedAdminServer) VerifyBlocks(context.Context, *VerifyBlocksRequest) (*VerifyBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method VerifyBlocks not implemented")
+}
+func (UnimplementedAdminServer) ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPins not implemented")
 }
 func (UnimplementedAdminServer) Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubProgress]) error {
 	return status.Error(codes.Unimplemented, "method Scrub not implemented")
@@ -1047,6 +1065,24 @@ func _Admin_VerifyBlocks_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListPins_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPinsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListPins(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListPins_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListPins(ctx, req.(*ListPinsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Scrub_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ScrubRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -1112,6 +1148,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "VerifyBlocks",
 			Handler:    _Admin_VerifyBlocks_Handler,
+		},
+		{
+			MethodName: "ListPins",
+			Handler:    _Admin_ListPins_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

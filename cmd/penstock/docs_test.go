@@ -73,7 +73,8 @@ func section(b *strings.Builder, c *cobra.Command) {
 	} else {
 		fmt.Fprintf(b, "%s.\n\n", strings.TrimSuffix(c.Short, "."))
 	}
-	if !c.HasAvailableSubCommands() {
+	// Of a command with commands below it, only pin takes arguments itself.
+	if !c.HasAvailableSubCommands() || strings.Contains(c.Use, " ") {
 		fmt.Fprintf(b, "    %s\n\n", c.UseLine())
 	}
 	if c.Example != "" {

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -123,10 +125,12 @@ func newPinCommand(w world) *cobra.Command {
 		Short: "Keep a cached prefix from being evicted, and print the lease",
 		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
 --ttl. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
-the exit code is 3, if no block of the prompt is cached.`,
+the exit code is 3, if no block of the prompt is cached. pin list finds the pins again,
+and deleting the namespace ends them.`,
 		Args: args(cobra.ExactArgs(1)),
 	}
 	c := addConnectionFlags(cmd, w)
+	cmd.AddCommand(newPinListCommand(c))
 	cmd.ValidArgsFunction = c.completeNamespaces
 	flags := addChainFlags(cmd)
 	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "end of the pin; 0: unpin ends it")
@@ -147,6 +151,81 @@ the exit code is 3, if no block of the prompt is cached.`,
 		})
 	}
 	return cmd
+}
+
+// pinLine is one line of pin list.
+type pinLine struct {
+	Lease      uint64  `json:"lease"`
+	Namespace  string  `json:"namespace"`
+	Epoch      uint64  `json:"epoch"`
+	Owner      string  `json:"owner"`
+	AgeSeconds float64 `json:"age_seconds"`
+	// TTLSeconds is what is left of the lease; absent: unpin ends it.
+	TTLSeconds *float64 `json:"ttl_seconds,omitempty"`
+	Blocks     int64    `json:"blocks"`
+	Bytes      int64    `json:"bytes"`
+}
+
+func newPinListCommand(c *connection) *cobra.Command {
+	var namespace string
+	var leases bool
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the pins, the oldest first: who asked, since when, how much they hold",
+		Long: `List the pins, the oldest first. BYTES counts the whole prefix that a pin holds: what
+two pins share is in both. With --leases, leases that end by themselves are listed too:
+those of pin --ttl, and those of engines.`,
+		Example: `  penstock pin list
+  penstock pin list --namespace llama-3/70b --leases
+  penstock unpin 4294967296`,
+		Args: args(cobra.NoArgs),
+	}
+	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
+	cmd.Flags().BoolVar(&leases, "leases", false, "list leases that end by themselves, too")
+	_ = cmd.RegisterFlagCompletionFunc("namespace", c.completeNamespaces) // it was defined above
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			lines := []pinLine{}
+			req := &pb.ListPinsRequest{Namespace: namespace, Leases: leases}
+			for {
+				resp, err := a.ListPins(ctx, req)
+				if err != nil {
+					return err
+				}
+				now := time.Now()
+				for _, p := range resp.GetPins() {
+					lines = append(lines, pinLineOf(p, now))
+				}
+				if req.Cursor = resp.GetCursor(); req.Cursor == 0 {
+					break
+				}
+			}
+			slices.SortStableFunc(lines, func(a, b pinLine) int { return cmp.Compare(b.AgeSeconds, a.AgeSeconds) })
+			return outputOf(cmd).emit(map[string][]pinLine{"pins": lines}, func(t *table) {
+				t.row("LEASE", "NAMESPACE", "EPOCH", "OWNER", "AGE", "TTL", "BLOCKS", "BYTES")
+				for _, l := range lines {
+					ttl := "none"
+					if l.TTLSeconds != nil {
+						ttl = seconds(*l.TTLSeconds).Round(time.Second).String()
+					}
+					t.row(l.Lease, l.Namespace, l.Epoch, l.Owner, seconds(l.AgeSeconds).Round(time.Second), ttl, count(l.Blocks), size(l.Bytes))
+				}
+			})
+		})
+	}
+	return cmd
+}
+
+func pinLineOf(p *pb.Pin, now time.Time) pinLine {
+	l := pinLine{
+		Lease: p.GetLease(), Namespace: p.GetNamespace(), Epoch: p.GetEpoch(), Owner: p.GetOwner(),
+		AgeSeconds: max(0, now.Sub(time.UnixMilli(p.GetSinceUnixMs())).Seconds()), Blocks: p.GetBlocks(), Bytes: p.GetBytes(),
+	}
+	if ms := p.GetExpiresUnixMs(); ms != 0 {
+		ttl := max(0, time.UnixMilli(ms).Sub(now).Seconds())
+		l.TTLSeconds = &ttl
+	}
+	return l
 }
 
 func newUnpinCommand(w world) *cobra.Command {

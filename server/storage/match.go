@@ -14,6 +14,11 @@ type MatchResult = trie.Match
 // Match finds the longest reusable prefix of the chain. ttl > 0 leases it, for
 // at most LeaseTTLMax; pin leases it until Release.
 func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl time.Duration, pin bool) (kv.Namespace, MatchResult, error) {
+	return n.MatchFor("", namespace, epoch, ids, ttl, pin)
+}
+
+// MatchFor is Match for an owner, whom Pins names.
+func (n *Node) MatchFor(owner, namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl time.Duration, pin bool) (kv.Namespace, MatchResult, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
 		return ns, MatchResult{}, err
@@ -24,7 +29,7 @@ func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl tim
 	if ttl < 0 {
 		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
 	}
-	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: min(ttl, n.opts.LeaseTTLMax), Now: n.opts.Now()}
+	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: min(ttl, n.opts.LeaseTTLMax), Now: n.opts.Now(), Owner: owner}
 	if pin {
 		opts.TTL = 0
 	}
@@ -68,6 +73,23 @@ func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 		return fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
 	}
 	return n.index.Renew(id, min(ttl, n.opts.LeaseTTLMax), n.opts.Now())
+}
+
+// Pins appends to dst the open leases that matches were granted, endless ones
+// only unless leases says otherwise, of one namespace if it is not empty. It is
+// trie.Trie.Pins.
+func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32, limit int) (pins []trie.Pin, next uint32, err error) {
+	n.index.ExpireLeases(n.opts.Now())
+	f := trie.PinFilter{Endless: !leases}
+	if namespace != "" {
+		ns, err := n.Namespace(namespace)
+		if err != nil {
+			return dst, 0, err
+		}
+		f.Namespace = ns.ID
+	}
+	pins, next = n.index.Pins(dst, f, cursor, limit)
+	return pins, next, nil
 }
 
 // Release ends a lease.

@@ -1,0 +1,104 @@
+package trie
+
+import (
+	"math"
+	"time"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Pin is a lease that a match was granted. Those without an end of their own are
+// what people call pins.
+type Pin struct {
+	Lease     LeaseID
+	Namespace string
+	Epoch     kv.Epoch
+	// Owner is MatchOptions.Owner.
+	Owner string
+	Since time.Time
+	// Expires is the zero time if Release alone ends the lease.
+	Expires time.Time
+	// Blocks is the length of the prefix that it holds, Bytes the slots of it.
+	Blocks int
+	Bytes  int64
+}
+
+// PinFilter says which pins are listed; the zero value lists all.
+type PinFilter struct {
+	// Namespace, if not 0, is the only one.
+	Namespace kv.NamespaceID
+	// Endless leaves out the leases that expire.
+	Endless bool
+}
+
+// Pins appends to dst the open leases that matches were granted, at most limit of
+// them, in no order of age. cursor is 0 or what the last call returned; next 0
+// means that these were the last. A lease that is granted or ended between two
+// calls may be missed.
+func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := cursor; int(i) < len(l.slots); i++ {
+		if limit <= 0 {
+			return dst, i
+		}
+		s := &l.slots[i]
+		if s.heapAt < 0 || s.since == 0 || f.Endless && s.expires != math.MaxInt64 {
+			continue
+		}
+		if ns := t.namespaceOf(s.node); f.Namespace == 0 || ns.def.ID == f.Namespace {
+			dst = append(dst, t.pinLocked(i, s))
+			limit--
+		}
+	}
+	return dst, 0
+}
+
+// pinLocked describes the lease in slot i. Trie.mu and leases.mu are held.
+func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
+	sp := t.spaces[t.nodes.at(s.node).space]
+	p := Pin{
+		Lease: LeaseID(uint64(s.serial)<<32 | uint64(i)), Namespace: sp.ns.def.Name, Epoch: sp.epoch,
+		Owner: s.owner, Since: time.Unix(0, s.since),
+	}
+	if s.expires != math.MaxInt64 {
+		p.Expires = time.Unix(0, s.expires)
+	}
+	p.hold(t, sp.ns, s.node)
+	for _, n := range s.more {
+		p.hold(t, sp.ns, n)
+	}
+	return p
+}
+
+// hold counts what a pin of n keeps: of the full group the chain up to the root,
+// of another group, and in a flat namespace, the piece. A lease has one pin in the
+// full group.
+func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
+	group := t.nodes.at(n).group()
+	switch {
+	case group == 0 && ns.tree:
+		p.Blocks = int(t.nodes.depth(n)) + 1
+		p.Bytes += int64(p.Blocks) * ns.slotBytes[0]
+		return
+	case group == 0:
+		p.Blocks++
+	}
+	p.Bytes += ns.slotBytes[group]
+}
+
+// endPins ends the leases in ns that nothing but Release would end. A writer
+// still needs those that Hold gave it. Trie.mu is held for writing.
+func (l *leases) endPins(t *Trie, ns *namespace) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.slots {
+		s := &l.slots[i]
+		if s.heapAt >= 0 && s.since != 0 && s.expires == math.MaxInt64 && t.namespaceOf(s.node) == ns {
+			l.endLocked(t, uint32(i))
+		}
+	}
+}
