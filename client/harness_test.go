@@ -154,7 +154,7 @@ func (h *host) start() {
 	opts := server.Options{
 		Node: "test", Version: "v0", Arena: h.arena, Data: data, DataToken: token,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 1024, LandWithin: time.Minute},
-		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 * h.segmentBytes, MemoryBudgetBytes: 1 << 30,
+		Volumes: []server.Volume{{Device: h.gate, Reason: "a test"}}, Durability: "batch", CapacityBytes: 32 * h.segmentBytes,
 		Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	}
 	if h.edit != nil {

@@ -107,7 +107,12 @@ func figures() []figure {
 		gauge("data_in_flight_bytes", "Bytes of one-sided writes not confirmed yet.", func(s *scrape) float64 { return float64(s.data.InFlightBytes) }),
 
 		gauge("node_memory_bytes", "Resident memory of the process.", func(s *scrape) float64 { return float64(s.rssBytes) }),
-		gauge("node_memory_budget_bytes", "What resident memory should stay below: arena + index cache + 256 MiB.", func(s *scrape) float64 { return float64(s.server.opts.MemoryBudgetBytes) }),
+		gauge("node_memory_budget_bytes", "What resident memory should stay below: arena, index, slot tables, caches and 208 MiB beside.", func(s *scrape) (sum float64) {
+			for _, p := range s.server.memoryParts() {
+				sum += float64(p.Bytes)
+			}
+			return sum
+		}),
 		gauge("node_start_time_seconds", "When the node started, as Unix time.", func(s *scrape) float64 { return float64(s.server.started.UnixNano()) / float64(time.Second) }),
 		gauge("node_writable", "1 while writes are taken, 0 while draining or read-only.", func(s *scrape) float64 {
 			if state, _ := s.server.node.WriteState(); state == "serving" {

@@ -48,6 +48,12 @@ type Volume struct {
 	Reason string
 }
 
+// MemoryPart is one part of the memory budget, by a name that people read.
+type MemoryPart struct {
+	Name  string
+	Bytes int64
+}
+
 // Options are what a Server is made of. The server takes over Data and Local and
 // closes them; Node, Arena and the listeners stay the caller's to close, after Shutdown.
 type Options struct {
@@ -64,10 +70,12 @@ type Options struct {
 	Local   *handoff.Listener
 	Limits  Limits
 	Volumes []Volume
-	// Durability, MemoryBudget and ScrubRate are shown in Status.
-	Durability        string
-	CapacityBytes     int64
-	MemoryBudgetBytes int64
+	// Durability, CapacityBytes and MemoryBudget are shown in Status. MemoryBudget
+	// returns the parts of what resident memory should stay below; nil: there is no
+	// such budget.
+	Durability    string
+	CapacityBytes int64
+	MemoryBudget  func() []MemoryPart
 
 	// BearerToken, if not empty, is required of every gRPC call. TLS, if set, is
 	// used by the gRPC listener; with ClientCAs in it, clients need certificates.

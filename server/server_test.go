@@ -94,7 +94,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	opts := server.Options{
 		Node: "test", Version: "v0", Storage: node, Arena: mem, Data: data, DataToken: token,
 		Limits:  server.Limits{ReadBytes: 1 << 20, WriteBytes: 1 << 20, ChainBlocks: 64, LandWithin: time.Minute},
-		Volumes: []server.Volume{{Device: device, Reason: "a test"}}, Durability: "batch", CapacityBytes: 16 << 20, MemoryBudgetBytes: 1 << 30,
+		Volumes: []server.Volume{{Device: device, Reason: "a test"}}, Durability: "batch", CapacityBytes: 16 << 20,
 		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	}
 	if edit != nil {

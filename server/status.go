@@ -18,27 +18,30 @@ func (s *Server) status() *pb.StatusResponse {
 	st := s.node.Stats()
 	recovered := s.node.Recovered()
 	m := &pb.StatusResponse{
-		Node:              s.opts.Node,
-		Version:           s.opts.Version,
-		StartUnixMs:       s.started.UnixMilli(),
-		CapacityBytes:     s.opts.CapacityBytes,
-		UsedBytes:         st.Store.Slots.UsedBytes() + st.Index.DiskBytes,
-		Blocks:            st.Index.Pieces,
-		Namespaces:        int64(len(st.Index.Namespaces)),
-		Leases:            st.Index.Leases,
-		Durability:        s.opts.Durability,
-		EvictionPolicy:    st.Index.Policy,
-		ArenaBytes:        st.Arena.SizeBytes,
-		ArenaUsedBytes:    st.Arena.UsedBytes,
-		ArenaPages:        string(st.Arena.Kind),
-		IndexDiskBytes:    st.Index.DiskBytes,
-		MemoryBudgetBytes: s.opts.MemoryBudgetBytes,
-		RecoverySeconds:   recovered.Took.Seconds(),
-		RecoveredBlocks:   recovered.Blocks,
-		CorruptBlocks:     st.Store.Counters.ReadCorrupt + st.Store.Counters.ScrubCorrupt,
-		LastEvent:         s.node.Events().Last(),
+		Node:            s.opts.Node,
+		Version:         s.opts.Version,
+		StartUnixMs:     s.started.UnixMilli(),
+		CapacityBytes:   s.opts.CapacityBytes,
+		UsedBytes:       st.Store.Slots.UsedBytes() + st.Index.DiskBytes,
+		Blocks:          st.Index.Pieces,
+		Namespaces:      int64(len(st.Index.Namespaces)),
+		Leases:          st.Index.Leases,
+		Durability:      s.opts.Durability,
+		EvictionPolicy:  st.Index.Policy,
+		ArenaBytes:      st.Arena.SizeBytes,
+		ArenaUsedBytes:  st.Arena.UsedBytes,
+		ArenaPages:      string(st.Arena.Kind),
+		IndexDiskBytes:  st.Index.DiskBytes,
+		RecoverySeconds: recovered.Took.Seconds(),
+		RecoveredBlocks: recovered.Blocks,
+		CorruptBlocks:   st.Store.Counters.ReadCorrupt + st.Store.Counters.ScrubCorrupt,
+		LastEvent:       s.node.Events().Last(),
 	}
 	m.State, m.StateReason = s.node.WriteState()
+	for _, p := range s.memoryParts() {
+		m.MemoryBudgetBytes += p.Bytes
+		m.MemoryParts = append(m.MemoryParts, &pb.MemoryPart{Name: p.Name, Bytes: p.Bytes})
+	}
 	if mem, err := sys.ReadMemory(); err == nil {
 		m.RssBytes = mem.RSSBytes
 	}
@@ -66,6 +69,14 @@ func (s *Server) status() *pb.StatusResponse {
 		m.Nics = append(m.Nics, &pb.NICStatus{Name: n.Name, Address: string(n.Addr), Up: n.Up, Reason: n.Reason, SentBytes: n.BytesOut, ReceivedBytes: n.BytesIn})
 	}
 	return m
+}
+
+// memoryParts are those of the memory budget at this moment.
+func (s *Server) memoryParts() []MemoryPart {
+	if s.opts.MemoryBudget == nil {
+		return nil
+	}
+	return s.opts.MemoryBudget()
 }
 
 // describe fills in what the device knows.

@@ -130,6 +130,7 @@ func (e *eviction) byPolicy() (more bool) {
 	t := e.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	defer t.noteGrowthLocked()
 	t.leases.applyUnparks(t)
 	looks := looksPerStep
 	for range victimsPerStep {

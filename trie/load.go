@@ -67,6 +67,9 @@ func (t *Trie) loadAll() error {
 		if t.nodes.at(n).space != 0 {
 			l.admit(n)
 		}
+		if n&chunkMask == 0 {
+			t.noteGrowthLocked()
+		}
 	}
 	t.load.Loaded = int64(t.nodes.live)
 	t.load.Took = time.Since(start)

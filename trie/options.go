@@ -46,6 +46,10 @@ type Options struct {
 	MaxChainBlocks int
 	// MaxNamespaces bounds the namespaces. Default 4,096.
 	MaxNamespaces int
+	// Grew is called with the DRAM of the index, in bytes, when it has changed by
+	// about growthStep since the last call; while Open reads the index, too. Trie.mu
+	// is held: Grew must not wait and must not call the Trie. Default: not called.
+	Grew func(bytes int64)
 	// Logger takes what a person should act on. Default: discard.
 	Logger *slog.Logger
 }
@@ -57,6 +61,8 @@ const (
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 16
 	defaultMaxNamespaces  = 4096
+	// growthStep is 4 MiB: some 50,000 blocks.
+	growthStep = 4 << 20
 	// maxSpaces bounds the (namespace, epoch) pairs that still hold pieces: a
 	// node has 16 bits for its space, and space 0 is none.
 	maxSpaces = 1<<16 - 1

@@ -42,6 +42,20 @@ type Stats struct {
 	Namespaces []NamespaceStats
 }
 
+// noteGrowthLocked calls Options.Grew where there is something new to say. It is
+// called when a chunk of nodes was added, and after evictions, in which the
+// policy's memory of what left grows. Leases are bounded, and small beside it.
+func (t *Trie) noteGrowthLocked() {
+	if t.opts.Grew == nil {
+		return
+	}
+	bytes := t.nodes.bytes() + t.table.bytes() + t.policy.Bytes()
+	if bytes >= t.told+growthStep {
+		t.told = bytes
+		t.opts.Grew(bytes)
+	}
+}
+
 // Stats returns the current figures.
 func (t *Trie) Stats() Stats {
 	s, open := t.indexStats()

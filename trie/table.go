@@ -30,6 +30,8 @@ type table struct {
 	nodes *slab
 	seed  [2]uint64
 	count int
+	// distinct counts the segments of dir, each once.
+	distinct int
 }
 
 const (
@@ -51,7 +53,7 @@ type segment struct {
 }
 
 func newTable(nodes *slab, seed [2]uint64) *table {
-	return &table{dir: []*segment{{}}, nodes: nodes, seed: seed}
+	return &table{dir: []*segment{{}}, distinct: 1, nodes: nodes, seed: seed}
 }
 
 // hash mixes all of its arguments. Ids may be opaque keys of any pattern, so
@@ -126,6 +128,7 @@ func (t *table) split(s *segment, h uint64) {
 		t.double()
 	}
 	low, high := &segment{bits: s.bits + 1}, &segment{bits: s.bits + 1}
+	t.distinct++
 	for i, tag := range s.tags {
 		if tag == 0 {
 			continue
@@ -189,8 +192,7 @@ func (t *table) segments(f func(*segment)) {
 	}
 }
 
+// bytes is constant in time: Options.Grew is told of it under the write lock.
 func (t *table) bytes() int64 {
-	n := int64(len(t.dir)) * 8
-	t.segments(func(*segment) { n += int64(reflect.TypeFor[segment]().Size()) })
-	return n
+	return int64(len(t.dir))*8 + int64(t.distinct)*int64(reflect.TypeFor[segment]().Size())
 }

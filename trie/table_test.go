@@ -50,15 +50,16 @@ func (m *tableModel) check() {
 			m.t.Fatalf("%v: found %d; want %d", key, got, n)
 		}
 	}
-	used := 0
+	used, distinct := 0, 0
 	m.table.segments(func(s *segment) {
+		distinct++
 		used += s.used
 		if s.used > segmentMax {
 			m.t.Errorf("a segment holds %d; want at most %d", s.used, segmentMax)
 		}
 	})
-	if used != len(m.want) || m.table.count != used {
-		m.t.Errorf("segments hold %d, counted %d; want %d", used, m.table.count, len(m.want))
+	if used != len(m.want) || m.table.count != used || m.table.distinct != distinct {
+		m.t.Errorf("%d segments, counted %d, hold %d, counted %d; want %d", distinct, m.table.distinct, used, m.table.count, len(m.want))
 	}
 }
 

@@ -35,6 +35,8 @@ type Trie struct {
 	byName     map[string]*namespace
 	// garbage counts the nodes that are doomed or in a dead space.
 	garbage int
+	// told is the DRAM that Options.Grew was called with last.
+	told int64
 	// bytes are the slots of every node.
 	bytes int64
 	sweep sweep
@@ -227,6 +229,9 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 	n := t.nodes.alloc()
 	if n == 0 {
 		return 0
+	}
+	if n == t.nodes.top && n&chunkMask == 0 {
+		t.noteGrowthLocked()
 	}
 	nd := t.nodes.at(n)
 	nd.id, nd.space, nd.parent, nd.depthOrOlder = id, sp.number, parent, depth

@@ -3,32 +3,128 @@ package main
 import (
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 )
 
-// The node's memory budget is arena + index_cache + overheadBytes. The arena is
-// outside the Go heap and resident from the start. Of the rest, the Go heap may
-// have heapBytes before the collector works harder; what remains is for the
-// binary's own pages, stacks, the index's memtables and the C heap.
+// The node's memory budget is the sum of these parts. The arena is outside of
+// the Go heap and resident from the start; the caches of the index fill up to
+// their size. The tables of index and store grow with what is stored.
+//
+//	arena, index cache, memtables    as configured
+//	index, slots                     as many bytes as they have now
+//	working heap                     requests under way, and garbage not yet collected
+//	process                          the binary's pages, stacks, the C heap
+//
+// The Go runtime's limit is what of this is in its heap. It is moved as the
+// index grows, so that the collector always has workingHeap to itself: with a
+// constant limit it runs without pause once the tables alone reach the limit.
 const (
-	overheadBytes = 256 << 20
-	heapBytes     = 176 << 20
+	workingHeap  = 176 << 20
+	processBytes = 32 << 20
+	// memtablesMax is how many memtables the index has at a time, under load.
+	memtablesMax = 3
+	// slotDRAM is what the store keeps in memory of each slot: 8 bytes of state, a
+	// bit in the map of free slots, and the slice's slack.
+	slotDRAM = 9
 )
 
-func memoryBudget(cfg config.Config) int64 {
-	return int64(cfg.Arena) + int64(cfg.IndexCache) + overheadBytes
+// memoryBudget is the budget of one node. Its methods may be called concurrently.
+type memoryBudget struct {
+	arena, cache int64
+	// memtables are the write buffers of the index, index its DRAM, slots the DRAM
+	// of the store.
+	memtables, index, slots atomic.Int64
+	// measure reads the DRAM of the store; nil before the store is open.
+	measure atomic.Pointer[func() int64]
+	// moved has room for one: the index has grown since the limit was set.
+	moved chan struct{}
+	stop  chan struct{}
+	done  chan struct{}
 }
 
-// limitMemory sets the Go runtime's soft limit from the budget, unless the
-// operator has set GOMEMLIMIT.
-func limitMemory(cfg config.Config) {
+// newMemoryBudget sets the runtime's limit for an empty index, and moves it
+// until close.
+func newMemoryBudget(cfg config.Config) *memoryBudget {
+	m := &memoryBudget{
+		arena: int64(cfg.Arena), cache: int64(cfg.IndexCache),
+		moved: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	m.limit()
+	go m.follow()
+	return m
+}
+
+// follow moves the limit each time the index has grown.
+func (m *memoryBudget) follow() {
+	defer close(m.done)
+	for {
+		select {
+		case <-m.stop:
+			return
+		case <-m.moved:
+			m.limit()
+		}
+	}
+}
+
+// close ends follow. It is called once.
+func (m *memoryBudget) close() {
+	close(m.stop)
+	<-m.done
+}
+
+// setIndex notes the DRAM of the index. It never waits: it is
+// trie.Options.Grew.
+func (m *memoryBudget) setIndex(bytes int64) {
+	m.index.Store(bytes)
+	select {
+	case m.moved <- struct{}{}:
+	default:
+	}
+}
+
+// watch makes the budget follow the tables of the store, which grow before the
+// index does, and counts the index's memtables, of memTableBytes each.
+func (m *memoryBudget) watch(store *blockstore.Store, memTableBytes int64) {
+	m.memtables.Store(memtablesMax * memTableBytes)
+	read := func() (bytes int64) {
+		for _, c := range store.Stats().Classes {
+			bytes += c.Slots * slotDRAM
+		}
+		return bytes
+	}
+	m.measure.Store(&read)
+}
+
+// limit sets the runtime's limit, unless the operator has set GOMEMLIMIT.
+func (m *memoryBudget) limit() {
+	if read := m.measure.Load(); read != nil {
+		m.slots.Store((*read)())
+	}
 	if os.Getenv("GOMEMLIMIT") != "" {
 		return
 	}
-	limit := int64(heapBytes)
+	limit := workingHeap + m.index.Load() + m.slots.Load()
 	if !indexCacheOffHeap {
-		limit += int64(cfg.IndexCache)
+		limit += m.cache + m.memtables.Load()
 	}
 	debug.SetMemoryLimit(limit)
+}
+
+// parts are what the budget consists of at this moment.
+func (m *memoryBudget) parts() []server.MemoryPart {
+	m.limit()
+	return []server.MemoryPart{
+		{Name: "arena", Bytes: m.arena},
+		{Name: "index", Bytes: m.index.Load()},
+		{Name: "slots", Bytes: m.slots.Load()},
+		{Name: "index cache", Bytes: m.cache},
+		{Name: "memtables", Bytes: m.memtables.Load()},
+		{Name: "working heap", Bytes: workingHeap},
+		{Name: "process", Bytes: processBytes},
+	}
 }

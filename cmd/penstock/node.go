@@ -46,6 +46,7 @@ type node struct {
 	data    rdma.Engine
 	volumes []server.Volume
 	share   split
+	budget  *memoryBudget
 	closers []func(context.Context) error
 	// stuck: the storage engine did not close, so its memory may be in use.
 	stuck bool
@@ -68,7 +69,11 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	if n.plane, err = choosePlane(&cfg, thisHost()); err != nil {
 		return nil, err
 	}
-	limitMemory(cfg)
+	n.budget = newMemoryBudget(cfg)
+	n.onClose(func(context.Context) error {
+		n.budget.close()
+		return nil
+	})
 	stopTracing, err := startTracing(ctx, cfg.Trace, n.cfg.Node, log)
 	if err != nil {
 		return nil, err
@@ -226,7 +231,10 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 		return nil, err
 	}
 	open := func() (*trie.Trie, error) {
-		return trie.Open(indexOptions(n.cfg, dir, store, n.share.indexBytes, n.log))
+		opts := indexOptions(n.cfg, dir, store, n.share.indexBytes, n.log)
+		opts.Grew = n.budget.setIndex
+		n.budget.watch(store, opts.MemTableBytes)
+		return trie.Open(opts)
 	}
 	index, err := open()
 	if err != nil {
@@ -240,7 +248,7 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 		return nil, err
 	}
 	n.log.Warn("the index is empty and the volumes are not: it is rebuilt from their slot headers")
-	report, err := rebuildIndex(ctx, n.cfg, dir, store, storage.RebuildOptions{Logger: n.log})
+	report, err := rebuildIndex(ctx, n.cfg, dir, store, n.budget.setIndex, storage.RebuildOptions{Logger: n.log})
 	if err != nil {
 		return nil, err
 	}
@@ -409,15 +417,15 @@ func (n *node) openServer(ctx context.Context, memory *arena.Arena, counters *me
 			ChainBlocks: n.cfg.Limits.ChainBlocks,
 			LandWithin:  n.cfg.Limits.QueueWait.Std(),
 		},
-		Volumes:           n.volumes,
-		Durability:        n.cfg.Durability,
-		CapacityBytes:     n.share.capacityBytes,
-		MemoryBudgetBytes: memoryBudget(n.cfg),
-		BearerToken:       bearer,
-		TLS:               tlsConfig,
-		Metrics:           counters,
-		Registry:          registry,
-		Logger:            n.log,
+		Volumes:       n.volumes,
+		Durability:    n.cfg.Durability,
+		CapacityBytes: n.share.capacityBytes,
+		MemoryBudget:  n.budget.parts,
+		BearerToken:   bearer,
+		TLS:           tlsConfig,
+		Metrics:       counters,
+		Registry:      registry,
+		Logger:        n.log,
 	})
 	return err
 }

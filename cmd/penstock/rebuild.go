@@ -23,13 +23,15 @@ const (
 // rebuildIndex makes the index in dir anew from the volumes. It is made beside
 // the old one and takes its place only when it is whole, so that a crash leaves
 // one of the two. opts.Store and opts.Index are filled in here.
-func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blockstore.Store, opts storage.RebuildOptions) (report storage.RebuildReport, err error) {
+func rebuildIndex(ctx context.Context, cfg config.Config, dir string, store *blockstore.Store, grew func(int64), opts storage.RebuildOptions) (report storage.RebuildReport, err error) {
 	fresh := dir + rebuildSuffix
 	if err := os.RemoveAll(fresh); err != nil {
 		return report, err
 	}
 	// The whole index is written once, so it may use the default memtables.
-	index, err := trie.Open(indexOptions(cfg, fresh, store, 1<<30, slog.New(slog.DiscardHandler)))
+	indexOpts := indexOptions(cfg, fresh, store, 1<<30, slog.New(slog.DiscardHandler))
+	indexOpts.Grew = grew
+	index, err := trie.Open(indexOpts)
 	if err != nil {
 		return report, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,6 +83,7 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	t.pair("eviction", s.GetEvictionPolicy())
 	t.pair("arena", fmt.Sprintf("%s of %s pages, %s in use", size(s.GetArenaBytes()), s.GetArenaPages(), size(s.GetArenaUsedBytes())))
 	t.pair("memory", fmt.Sprintf("%s of a budget of %s", size(s.GetRssBytes()), size(s.GetMemoryBudgetBytes())))
+	t.pair("budget", memoryWords(s.GetMemoryParts()))
 	t.pair("recovery", fmt.Sprintf("%s blocks in %s", count(s.GetRecoveredBlocks()), time.Duration(s.GetRecoverySeconds()*float64(time.Second)).Round(time.Millisecond)))
 	t.pair("corrupt", count(s.GetCorruptBlocks()))
 	t.row()
@@ -103,6 +105,15 @@ func printStatus(t *table, s *pb.StatusResponse) {
 		}
 		t.row(n.GetName(), n.GetAddress(), state, size(int64(n.GetSentBytes())), size(int64(n.GetReceivedBytes())))
 	}
+}
+
+// memoryWords lists the parts of the memory budget.
+func memoryWords(parts []*pb.MemoryPart) string {
+	words := make([]string, len(parts))
+	for i, p := range parts {
+		words[i] = p.GetName() + " " + size(p.GetBytes())
+	}
+	return strings.Join(words, ", ")
 }
 
 // because joins a choice and its reason.

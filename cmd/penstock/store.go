@@ -163,7 +163,7 @@ func (f *offlineFlags) rebuild(ctx context.Context, w world, dryRun, verify bool
 	if err != nil {
 		return report, err
 	}
-	return rebuildIndex(ctx, cfg, dir, store, opts)
+	return rebuildIndex(ctx, cfg, dir, store, nil, opts)
 }
 
 // rebuilt is the JSON of store rebuild-index.

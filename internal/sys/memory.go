@@ -16,6 +16,8 @@ type Memory struct {
 	// count reserved huge pages in it: those are HugeTLBBytes.
 	RSSBytes     int64
 	HugeTLBBytes int64
+	// PeakRSSBytes is VmHWM: the most that RSSBytes ever was.
+	PeakRSSBytes int64
 }
 
 // ReadMemory returns the memory of this process now.
@@ -33,21 +35,16 @@ func parseStatus(text []byte) (Memory, error) {
 	found := false
 	for line := range bytes.Lines(text) {
 		name, value, _ := strings.Cut(string(line), ":")
-		switch name {
-		case "VmRSS":
-			found = true
-			n, err := parseKB(value)
-			if err != nil {
-				return Memory{}, err
-			}
-			m.RSSBytes = n
-		case "HugetlbPages":
-			n, err := parseKB(value)
-			if err != nil {
-				return Memory{}, err
-			}
-			m.HugeTLBBytes = n
+		to := map[string]*int64{"VmRSS": &m.RSSBytes, "VmHWM": &m.PeakRSSBytes, "HugetlbPages": &m.HugeTLBBytes}[name]
+		if to == nil {
+			continue
 		}
+		n, err := parseKB(value)
+		if err != nil {
+			return Memory{}, err
+		}
+		*to = n
+		found = found || name == "VmRSS"
 	}
 	if !found {
 		return Memory{}, fmt.Errorf("sys: no VmRSS line in /proc/self/status")

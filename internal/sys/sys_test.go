@@ -118,8 +118,8 @@ func TestMemory(t *testing.T) {
 	if err != nil || m.RSSBytes <= 0 {
 		t.Errorf("memory of this process: %+v, %v", m, err)
 	}
-	got, err := parseStatus([]byte("Name:\tx\nVmRSS:\t  12 kB\nHugetlbPages:\t 2048 kB\n"))
-	if want := (Memory{RSSBytes: 12 << 10, HugeTLBBytes: 2 << 20}); err != nil || got != want {
+	got, err := parseStatus([]byte("Name:\tx\nVmHWM:\t 16 kB\nVmRSS:\t  12 kB\nHugetlbPages:\t 2048 kB\n"))
+	if want := (Memory{RSSBytes: 12 << 10, HugeTLBBytes: 2 << 20, PeakRSSBytes: 16 << 10}); err != nil || got != want {
 		t.Errorf("parsed %+v, %v; want %+v", got, err, want)
 	}
 	for _, bad := range []string{"", "VmRSS: x kB\n", "VmRSS: 12\n", "VmRSS: -1 kB\n"} {

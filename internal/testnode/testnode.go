@@ -81,7 +81,7 @@ func Start(t testing.TB, o Options) *Node {
 	s, err := server.New(server.Options{
 		Node: "test", Version: "v0", Storage: node, Arena: memory, Data: data, DataToken: token,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: time.Minute},
-		Volumes: []server.Volume{{Device: o.Device, Reason: "a test"}}, Durability: "batch", CapacityBytes: o.CapacityBytes, MemoryBudgetBytes: 1 << 30,
+		Volumes: []server.Volume{{Device: o.Device, Reason: "a test"}}, Durability: "batch", CapacityBytes: o.CapacityBytes,
 		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
 	})
 	must(err)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// memoryBlocks makes TestMemoryBudget fill an index of as many blocks, in place
+// of its own sizes.
+const memoryBlocks = "PENSTOCK_MEMORY_BLOCKS"
+
+// memoryReport is what the child of TestMemoryBudget measured.
+type memoryReport struct {
+	PeakBytes, BudgetBytes, IndexBytes, LimitBytes int64
+	AllocBytes, Collections                        uint64
+}
+
+// TestMemoryBudget fills a synthetic index in a process of its own, evicts a
+// tenth of it and opens it again. The process must never take more memory than
+// the budget says at the end, a block no more than 80 bytes of index, and the
+// collector must not run for less than a share of the working heap.
+func TestMemoryBudget(t *testing.T) {
+	if os.Getenv("PENSTOCK_MEMORY_CHILD") != "" {
+		memoryChild(t)
+		return
+	}
+	sizes := []string{"1000", "1000000"}
+	if s := os.Getenv(memoryBlocks); s != "" {
+		sizes = []string{s}
+	} else if testing.Short() {
+		sizes = sizes[:1]
+	}
+	for _, given := range sizes {
+		t.Run(given, func(t *testing.T) {
+			blocks, err := strconv.ParseInt(given, 10, 64)
+			if err != nil || blocks < 1 {
+				t.Fatalf("%s is %q; want a number of blocks", memoryBlocks, given)
+			}
+			file := t.TempDir() + "/report"
+			cmd := exec.Command(os.Args[0], "-test.run", "^TestMemoryBudget$", "-test.timeout", "60m")
+			cmd.Env = append(os.Environ(), "PENSTOCK_MEMORY_CHILD="+file, memoryBlocks+"="+given)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var r memoryReport
+			if err := json.Unmarshal(text, &r); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d blocks: RSS at most %s of a budget of %s, index %s (%.1f B a block), runtime's limit %s, %d collections for %s",
+				blocks, size(r.PeakBytes), size(r.BudgetBytes), size(r.IndexBytes), float64(r.IndexBytes)/float64(blocks), size(r.LimitBytes), r.Collections, size(int64(r.AllocBytes)))
+			if r.PeakBytes > r.BudgetBytes {
+				t.Errorf("RSS was %s; the budget is %s", size(r.PeakBytes), size(r.BudgetBytes))
+			}
+			if blocks >= 1<<20 && r.IndexBytes > 80*blocks {
+				t.Errorf("the index takes %d B for %d blocks; want at most 80 a block", r.IndexBytes, blocks)
+			}
+			if every := r.AllocBytes / max(1, r.Collections); blocks >= 1_000_000 && every < workingHeap/16 {
+				t.Errorf("a collection for each %s allocated; want %s at least: the limit is too near to what the index holds", size(int64(every)), size(workingHeap/16))
+			}
+		})
+	}
+}
+
+func memoryChild(t *testing.T) {
+	blocks, err := strconv.Atoi(os.Getenv(memoryBlocks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := config.Default()
+	cfg.Arena = 64 << 20
+	cfg.EnsureDefaults()
+	mem, err := arena.New(arena.Options{SizeBytes: int64(cfg.Arena)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	budget := newMemoryBudget(cfg)
+	defer budget.close()
+	opts := trie.Options{Dir: t.TempDir(), CacheBytes: int64(cfg.IndexCache), MemTableBytes: 16 << 20, Grew: budget.setIndex}
+	budget.memtables.Store(memtablesMax * opts.MemTableBytes)
+	index, err := trie.Open(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := index.Create(kv.Namespace{Name: "m", Index: kv.IndexTrie, Geometry: kv.SingleGroup(61, 64, 656), Epoch: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	fillIndex(t, index, ns, blocks, 0)
+	gone, err := index.Evict(nil, int64(blocks/10)*ns.Geometry.PieceBytes(0), 0, time.Unix(1, 0))
+	if err != nil || len(gone) < blocks/10 {
+		t.Fatal(len(gone), err)
+	}
+	gone = nil
+	fillIndex(t, index, ns, blocks/10, blocks)
+	runtime.ReadMemStats(&after)
+	if err := index.Close(); err != nil {
+		t.Fatal(err)
+	}
+	index, ns = nil, kv.Namespace{}
+	if index, err = trie.Open(opts); err != nil {
+		t.Fatal(err)
+	}
+	s := index.Stats()
+	if err := index.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r := memoryReport{
+		IndexBytes: s.NodeBytes + s.TableBytes + s.PolicyBytes, LimitBytes: debug.SetMemoryLimit(-1),
+		AllocBytes: after.TotalAlloc - before.TotalAlloc, Collections: uint64(after.NumGC - before.NumGC),
+	}
+	for _, p := range budget.parts() {
+		r.BudgetBytes += p.Bytes
+	}
+	m, err := sys.ReadMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.PeakBytes = m.PeakRSSBytes
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(os.Getenv("PENSTOCK_MEMORY_CHILD"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fillIndex puts chains of 512 blocks; slot numbers begin at first.
+func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first int) {
+	const chain = 512
+	entries := make([]trie.Entry, 0, chain)
+	var status []trie.PutStatus
+	for done := 0; done < blocks; done += len(entries) {
+		entries = entries[:0]
+		var parent kv.BlockID
+		rng := rand.New(rand.NewPCG(uint64(first+done), 7))
+		for i := range min(chain, blocks-done) {
+			var id kv.BlockID
+			binary.LittleEndian.PutUint64(id[:], rng.Uint64())
+			binary.LittleEndian.PutUint64(id[8:], rng.Uint64()|1)
+			slot := uint32(first + done + i)
+			entries = append(entries, trie.Entry{ID: id, Parent: parent, Ref: kv.Ref{Extent: kv.MakeExtent(0, slot>>12, slot&4095), Generation: 1<<32 + kv.Generation(slot)}})
+			parent = id
+		}
+		var err error
+		if status, err = index.Put(status[:0], ns.ID, ns.Epoch, entries, false); err != nil || status[len(status)-1] != trie.Added {
+			t.Fatal(fmt.Sprint(status[max(0, len(status)-1):]), err)
+		}
+	}
+}
