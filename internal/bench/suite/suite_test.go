@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,27 @@ func testWorld(t *testing.T) World {
 	return World{
 		Dir: t.TempDir(), Rounds: 1, Turn: time.Millisecond, Seed: 1, Progress: func(string) {},
 		OpenDevice: func(string, string, []byte) (blockio.Device, error) { return memio.New(memio.Options{}), nil },
+	}
+}
+
+// TestDrive: a turn that is over before its callers run has one call of each, so that no
+// rate is 0 because the machine was busy.
+func TestDrive(t *testing.T) {
+	var calls [3]atomic.Int64
+	sample, err := drive(t.Context(), 0, len(calls), 1, nil, func(i int) (int64, error) {
+		calls[i].Add(1)
+		return 1 << 20, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range calls {
+		if n := calls[i].Load(); n != 1 {
+			t.Errorf("caller %d was called %d times, want once", i, n)
+		}
+	}
+	if sample[bench.Rate] <= 0 {
+		t.Errorf("sample %v", sample)
 	}
 }
 

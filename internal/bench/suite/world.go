@@ -148,8 +148,8 @@ func pages(a *arena.Arena) string {
 	return "4 KiB pages, which halve the bandwidth"
 }
 
-// drive lets callers repeat f until d is over, each from its own goroutine, and
-// returns the rate in units of unitBytes per second and the processor time of
+// drive lets callers repeat f until d is over, each from its own goroutine and at
+// least once, and returns the rate in units of unitBytes per second and the processor time of
 // this process and others. f returns the bytes it moved.
 func drive(ctx context.Context, d time.Duration, callers int, unitBytes float64, others []*peer.Process, f func(caller int) (int64, error)) (bench.Sample, error) {
 	meter, err := startMeter(others)
@@ -161,7 +161,7 @@ func drive(ctx context.Context, d time.Duration, callers int, unitBytes float64,
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
-			for time.Since(meter.start) < d && ctx.Err() == nil {
+			for once := true; ctx.Err() == nil && (once || time.Since(meter.start) < d); once = false {
 				n, err := f(i)
 				if err != nil {
 					errs[i] = err
