@@ -1013,6 +1013,79 @@ func testPeerCloses(t *env) {
 	wait()
 }
 
+// A source belongs to its owner from the moment its write ends, however it ends. The
+// case overwrites every source in that moment. What the target counts must still be
+// the bytes that were written, in sessions that end well and in sessions that are cut
+// off in the middle.
+func testPoisonedSources(t *env) {
+	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
+	const writes = 16
+	size := uint64(t.floodBytes())
+	dst, mem := t.region(server, writes*int(size))
+	src, source := t.random(client, writes*int(size))
+	want := bytes.Clone(source)
+	var landed, failed, counted atomic.Int64
+	rounds := t.scaled(24, 4)
+	for round := range rounds {
+		copy(source, want)
+		id := t.connect(client, server)
+		// One round in four runs to its end, the others until so many writes have landed.
+		cut := int64(round % 4)
+		cutNow := make(chan struct{}, writes)
+		before := landed.Load()
+		var expected []*rdma.Expectation
+		var over sync.WaitGroup
+		for i := range uint64(writes) {
+			lo, hi := i*size, (i+1)*size
+			imm := uint32(round*writes) + uint32(i)
+			x, err := server.ExpectImm(rdma.Expect{Imm: imm, Count: 1, Done: func(err error) {
+				if err != nil {
+					return
+				}
+				counted.Add(1)
+				if !bytes.Equal(mem[lo:hi], want[lo:hi]) {
+					t.Errorf("round %d: write %d was counted, and its bytes are not those written", round, i)
+				}
+			}})
+			t.must(err)
+			expected = append(expected, x)
+			over.Add(1)
+			t.must(client.Write(t.ctx, rdma.Write{Src: src, SrcOffset: lo, Dst: dst.Desc(), DstOffset: lo, Len: size, Imm: rdma.ImmOf(imm), Done: func(err error) {
+				for j := range source[lo:hi] {
+					source[lo:hi][j] = 0xCC
+				}
+				switch {
+				case err != nil && !errors.Is(err, rdma.ErrPeerDied):
+					t.Errorf("ended with %v", err)
+				case err != nil:
+					failed.Add(1)
+				case landed.Add(1)-before == cut:
+					cutNow <- struct{}{}
+				}
+				over.Done()
+			}}))
+		}
+		if cut > 0 {
+			select {
+			case <-cutNow:
+			case <-t.ctx.Done():
+				t.Fatal("nothing landed in time")
+			}
+			client.Disconnect(id)
+		}
+		over.Wait()
+		client.Disconnect(id)
+		t.eventually("the end of the session", func() bool { return len(server.Peers()) == 0 && len(client.Peers()) == 0 })
+		for _, x := range expected {
+			x.Cancel()
+		}
+	}
+	// What is cut off may have landed by then: the race is the case's purpose.
+	if n := landed.Load(); n+failed.Load() != int64(rounds*writes) || counted.Load() < n {
+		t.Errorf("%d writes of %d landed, %d failed, %d were counted", n, rounds*writes, failed.Load(), counted.Load())
+	}
+}
+
 // A session that was ended can be opened again, and old descriptors still work.
 func testReconnect(t *env) {
 	server, client := t.pair()

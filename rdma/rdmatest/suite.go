@@ -135,6 +135,7 @@ func Cases() []Case {
 		{"peer vanishes", testVanish},
 		{"close with operations in flight", testCloseInFlight},
 		{"peer closes with operations in flight", testPeerCloses},
+		{"sources overwritten as writes end", testPoisonedSources},
 		{"disconnect and connect again", testReconnect},
 		{"use after close", testAfterClose},
 	}

@@ -14,6 +14,19 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestConformanceZeroCopy runs the suite as the product opens its engines. Where nothing
+// can be spliced (canSplice) it is the same as TestConformance.
+func TestConformanceZeroCopy(t *testing.T) {
+	if !canSplice {
+		t.Skip("this build splices nothing: TestConformance is the same test")
+	}
+	rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine {
+		o := optionsOf(c)
+		o.ZeroCopy = true
+		return newEngine(t, o)
+	})
+}
+
 // optionsOf turns the suite's wishes into options.
 func optionsOf(c rdmatest.Config) Options {
 	o := Options{

@@ -107,7 +107,9 @@ type readerState struct {
 	into    [][]byte
 	few     [][]byte // the beginning of into, for one read
 	scatter *scatter
-	ended   []ended
+	// resets is asked behind payload that the peer may have spliced.
+	resets *resetProbe
+	ended  []ended
 }
 
 // newConn returns a connection of s from one of our NICs, for the given lane.
@@ -115,7 +117,7 @@ func newConn(s *session, nc net.Conn, n *nic, lane int) *conn {
 	c := &conn{
 		s: s, nc: nc, nic: n, laneIndex: lane, wake: make(chan struct{}, 1), gone: make(chan struct{}),
 		w: writerState{splicer: newSplicer(nc, s.e.pipes)},
-		r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc)},
+		r: readerState{buf: make([]byte, readAhead), scatter: newScatter(nc), resets: newResetProbe(nc)},
 	}
 	c.latest = time.AfterFunc(ackWait, c.flushLate)
 	c.latest.Stop()
@@ -134,8 +136,8 @@ func (c *conn) signal() {
 // of a window that c is inside of.
 func (c *conn) interrupt() { _ = c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
-// hangUp closes the connection. With unacked operations of ours, what its socket has
-// not sent is dropped if it may refer to memory that is its owner's again when they end.
+// hangUp closes the connection. With unacked operations of ours, what its socket has not
+// sent is dropped where it may refer to a source: the owner gets that back when they end.
 func (c *conn) hangUp(unacked bool) {
 	if unacked && c.w.splicer != nil {
 		c.w.splicer.discard()
@@ -653,6 +655,10 @@ func (c *conn) readWrite(h *header) error {
 		return c.refuseWrite(h, reason, h.length)
 	}
 	left, err := c.land(w, h.length)
+	if err == nil && left == 0 && c.mayBeSpliced() && c.r.resets.seen() {
+		// The peer has given the source up, perhaps before all of it was copied.
+		err = errResetBehind
+	}
 	if w.revoked.Load() {
 		reason = rdma.ReasonRevoked
 	}
@@ -668,6 +674,21 @@ func (c *conn) readWrite(h *header) error {
 		return err
 	}
 	return c.refuseWrite(h, reason, left)
+}
+
+// errResetBehind is the end of a connection whose last frame came whole, and may have
+// other bytes than were written.
+var errResetBehind = fmt.Errorf("the peer gave up what it was writing: %w", syscall.ECONNRESET)
+
+// mayBeSpliced reports whether the peer may have spliced a run of the frame that has
+// landed: its runs are as long here as they are there.
+func (c *conn) mayBeSpliced() bool {
+	for _, s := range c.r.spans {
+		if s.length >= spliceBytes {
+			return true
+		}
+	}
+	return false
 }
 
 // repeated drops the payload of a piece that has come before.

@@ -110,13 +110,23 @@
 //
 // What comes before a run, its header and what else is small, goes by a send of its own
 // (MSG_MORE): it must not stay where it is. The pipe belongs to the engine; a connection
-// has it while it writes one batch. Where the session or a rail dies with operations
-// unacked, sockets that spliced are reset, so that nothing more is read from memory
-// that is about to be its owner's again; packets that were on their way by then still
-// refer to it, and no queue in the kernel says when they are gone. The frames of a
-// dead rail are dropped by the target; those of a dead session may land there with
-// what the source holds by then. That is why the option is not the default, and on for
-// what Penstock moves: a checksum made by the writer is compared at the last hop.
+// has it while it writes one batch.
+//
+// An operation that is acked has been copied out of the target's socket. One that ends with
+// its session has not, and its source is given back all the same, in this order:
+//
+//	sender    reset every socket that spliced: its queue is dropped
+//	          wait until no packet of theirs is in a queue of this host (SO_MEMINFO)
+//	          Done: the owner may overwrite the source
+//	target    payload of 64 KiB and more has landed: was the connection reset meanwhile?
+//	          no: count the frame. yes: the connection has ended, the frame counts nothing
+//
+// The target's question is for sockets on one host, where its receive queue has the
+// sender's pages. So no immediate is counted for bytes that were not written, though a
+// window may hold such bytes of a write that did not complete. A packet that stays in
+// a queue for longer than IdleTimeout, on a NIC without carrier, is waited for no longer:
+// the peer has ended the session by then. The packets of a dead rail need no wait: its
+// operations end only when they are acked over others, and the target's side is closed.
 //
 // # Bounds
 //

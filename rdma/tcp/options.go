@@ -59,10 +59,9 @@ type Options struct {
 	PieceBytes int
 	// ZeroCopy sends runs of 64 KiB and more without copying them: the socket's queue
 	// refers to the pages of the source (vmsplice). It takes a quarter of both sides'
-	// processor time off. A write that has failed because its peer died may then
-	// bring a peer that lives after all what the source was changed to since: from a
-	// queue below the socket or, on one host, from the peer's socket. So it is for memory
-	// whose bytes the reader checks. Linux only, not over TLS, and not where the
+	// processor time off. A write that has failed because its session ended may leave
+	// bytes in the peer's window that were not written: what the source was changed to
+	// since. No immediate is counted for them. Linux only, not over TLS, and not where the
 	// system calls are refused (gVisor, seccomp): there it changes nothing.
 	ZeroCopy bool
 	// InFlightBytes and InFlightOps bound what is submitted to one peer and has

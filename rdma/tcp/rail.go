@@ -45,6 +45,9 @@ type rail struct {
 	generation uint32
 	// conns of this generation, lane after lane; empty unless up or dying.
 	conns []*conn
+	// resetting are connections of an earlier generation whose packets may not all have
+	// left this host, until the peer cannot place them any more.
+	resetting []*conn
 	// running counts their readers and writers, ends those whose stream has ended.
 	running, ends int
 	// why the rail is not up.
@@ -90,6 +93,7 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	}
 	r.state, r.generation, r.fenced, r.why = railUp, generation, false, nil
 	r.conns = conns
+	r.forgetLocked() // the peer has nothing left of an earlier generation
 	r.running, r.ends = 2*len(conns), 0
 	s.running.Add(r.running)
 	s.up++
@@ -207,7 +211,7 @@ func (s *session) layDownLocked(r *rail) {
 	for _, c := range r.conns {
 		s.acksOwed -= len(c.acks)
 	}
-	r.conns = nil
+	r.resetting, r.conns = r.conns, nil
 	if to := s.controlLocked(); to != nil {
 		s.reackLocked(r, to)
 		s.tellDownLocked(to)
@@ -249,6 +253,16 @@ func (s *session) peerTookDown(index, generation uint32) error {
 	return nil
 }
 
+// forgetLocked forgets the connections whose packets the peer cannot place any more.
+func (r *rail) forgetLocked() {
+	for _, c := range r.resetting {
+		if c.w.splicer != nil {
+			c.w.splicer.forget()
+		}
+	}
+	r.resetting = nil
+}
+
 // fenceLocked, once a rail is down on both sides, sends what was given to it
 // over the others, and lets the side that dialed try it again.
 func (s *session) fenceLocked(r *rail) {
@@ -256,6 +270,7 @@ func (s *session) fenceLocked(r *rail) {
 		return
 	}
 	r.fenced = true
+	r.forgetLocked()
 	for _, o := range s.ops {
 		if !o.submitted || o.acked {
 			continue

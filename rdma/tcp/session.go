@@ -350,6 +350,9 @@ func (s *session) failLocked(why error) (conns []*conn, first bool) {
 	}
 	for _, r := range s.rails {
 		conns = append(conns, r.conns...)
+		// Their packets are waited for with those of the others.
+		conns = append(conns, r.resetting...)
+		r.resetting = nil
 	}
 	return conns, true
 }
@@ -362,13 +365,21 @@ func (s *session) failed(conns []*conn) {
 	for _, c := range conns {
 		c.hangUp(s.unacked) // does not change any more
 	}
-	go s.bury()
+	go s.bury(conns)
 }
 
 // bury ends the operations that the session leaves behind, once no reader or
-// writer of it can touch memory any more.
-func (s *session) bury() {
+// writer of it can touch memory any more, and no packet of conns that has not left this
+// host refers to a source. A queue that does not empty, of a NIC without carrier, is
+// waited for as long as the peer keeps a session that is silent: what leaves later finds
+// the peer's end closed.
+func (s *session) bury(conns []*conn) {
 	s.running.Wait()
+	for _, c := range conns {
+		if c.w.splicer != nil {
+			c.w.splicer.awaitSent(s.e.opts.IdleTimeout)
+		}
+	}
 	var out []ended
 	s.mu.Lock()
 	for _, o := range s.ops {

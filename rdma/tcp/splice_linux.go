@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -139,6 +140,8 @@ type splicer struct {
 	err   error
 	// used is set before anything is spliced, dead by discard.
 	used, dead atomic.Bool
+	// rest is a descriptor of the socket that discard made, until forget or awaitSent.
+	rest atomic.Int64
 	// step is the method of that name, made once.
 	step func(fd uintptr) bool
 }
@@ -155,6 +158,7 @@ func newSplicer(nc net.Conn, p *pipes) *splicer {
 		return nil // closed already: the first plain write says so
 	}
 	s := &splicer{conn: t, raw: raw, pipes: p}
+	s.rest.Store(noRest)
 	s.step = s.send
 	return s
 }
@@ -263,12 +267,55 @@ func (s *splicer) sent(n int) {
 	}
 }
 
-// discard makes the socket's Close drop what has not been sent, if any of it may have
-// been spliced: the peer sees a reset. From here on nothing is.
+// discard resets the connection, if any of what was written to it was spliced: what has
+// not been sent is dropped. From here on nothing is spliced.
 func (s *splicer) discard() {
 	// write looks the other way round: one of the two sees the other.
 	s.dead.Store(true)
-	if s.used.Load() {
+	if !s.used.Load() {
+		return
+	}
+	rest := -1
+	var err error
+	cerr := s.raw.Control(func(fd uintptr) {
+		if err = disconnect(int(fd)); err == nil {
+			rest, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
+		}
+	})
+	if cerr != nil || err != nil {
 		_ = s.conn.SetLinger(0)
+	} else if !s.rest.CompareAndSwap(noRest, int64(rest)) {
+		_ = unix.Close(rest)
+	}
+}
+
+// Values of splicer.rest that are no descriptor.
+const (
+	noRest  = -1 // discard has not reset the connection
+	restEnd = -2 // nobody waits for what discard leaves
+)
+
+// forget ends what discard left: no packet of the connection matters any more.
+func (s *splicer) forget() {
+	if fd := s.rest.Swap(restEnd); fd >= 0 {
+		_ = unix.Close(int(fd))
+	}
+}
+
+// awaitSent returns once no packet of a connection that discard reset waits in a queue of
+// this host, or when limit has passed: packets refer to the source too.
+func (s *splicer) awaitSent(limit time.Duration) {
+	defer s.forget()
+	fd := int(s.rest.Load())
+	if fd < 0 {
+		return
+	}
+	for pause := time.Millisecond; limit > 0; limit -= pause {
+		n, err := sendQueued(fd)
+		if n == 0 || err != nil {
+			return // a kernel that cannot tell leaves nothing to wait for
+		}
+		time.Sleep(pause)
+		pause = min(2*pause, 16*time.Millisecond)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,7 +150,9 @@ func TestSplicedAmongCopied(t *testing.T) {
 		b, _ := io.ReadAll(theirs)
 		read <- b
 	}()
+	// The socket refers to the sources until the peer has read them: they stay until then.
 	var want []byte
+	var sources [][]byte
 	for range 8 {
 		var vec [][]byte
 		var large []bool
@@ -167,7 +170,7 @@ func TestSplicedAmongCopied(t *testing.T) {
 			for i := range b {
 				b[i] = byte(len(want) + i>>3)
 			}
-			want = append(want, b...)
+			want, sources = append(want, b...), append(sources, b)
 			vec, large = append(vec, b), append(large, splices)
 		}
 		if ok, err := s.write(vec, large); !ok || err != nil {
@@ -177,7 +180,9 @@ func TestSplicedAmongCopied(t *testing.T) {
 	if err := ours.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := <-read; !bytes.Equal(got, want) {
+	got := <-read
+	runtime.KeepAlive(sources)
+	if !bytes.Equal(got, want) {
 		t.Errorf("%d bytes arrived, want %d, or they differ", len(got), len(want))
 	}
 	p.close()
@@ -220,6 +225,7 @@ func TestPipeOfDeadConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.discard()
+	defer s.forget()
 	if err := ours.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package tcp
 
 import (
 	"net"
+	"time"
 
 	"github.com/penstock-kv/penstock/rdma"
 )
@@ -24,3 +25,7 @@ func newSplicer(net.Conn, *pipes) *splicer { return nil }
 func (*splicer) write([][]byte, []bool) (bool, error) { return false, nil }
 
 func (*splicer) discard() {}
+
+func (*splicer) awaitSent(time.Duration) {}
+
+func (*splicer) forget() {}

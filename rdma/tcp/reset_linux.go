@@ -1,0 +1,61 @@
+//go:build linux
+
+package tcp
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// resetProbe reports whether the peer has reset a connection. What a peer spliced may
+// still be the pages of its source when it lies in our receive queue: both ends on one
+// host share them. A peer resets the connection before it gives such a source back, so
+// payload that was copied out of the queue before a reset is what was written. It belongs
+// to the reader.
+type resetProbe struct {
+	raw   syscall.RawConn
+	fd    [1]unix.PollFd
+	reset bool
+	// step is the method look, made once.
+	step func(fd uintptr)
+}
+
+// newResetProbe returns nil where nothing is spliced: the stream is not the socket's
+// (TLS).
+func newResetProbe(nc net.Conn) *resetProbe {
+	t, ok := nc.(*net.TCPConn)
+	if !ok {
+		return nil
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return nil // closed already: the first read says so
+	}
+	p := &resetProbe{raw: raw}
+	p.step = p.look
+	return p
+}
+
+// seen reports whether the connection was reset, or closed here.
+func (p *resetProbe) seen() bool {
+	if p == nil {
+		return false
+	}
+	return p.raw.Control(p.step) != nil || p.reset
+}
+
+// look polls without waiting. The end of a stream that was closed in order is neither
+// POLLERR nor POLLHUP while our own direction is open.
+func (p *resetProbe) look(fd uintptr) {
+	for {
+		p.fd[0] = unix.PollFd{Fd: int32(fd)}
+		n, err := unix.Poll(p.fd[:], 0)
+		if err == unix.EINTR {
+			continue
+		}
+		p.reset = err != nil || n > 0 && p.fd[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0
+		return
+	}
+}

@@ -1,0 +1,39 @@
+//go:build linux
+
+package tcp
+
+import (
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// disconnect resets a connection and leaves its descriptor open: connect(2) with the
+// address family AF_UNSPEC. Both queues are dropped; the reset is on its way when it returns.
+func disconnect(fd int) error {
+	addr := unix.RawSockaddr{Family: unix.AF_UNSPEC}
+	// Safety: the kernel reads sizeof(addr) bytes during the call.
+	_, _, errno := syscall.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&addr)), unsafe.Sizeof(addr))
+	if errno != 0 {
+		return os.NewSyscallError("connect AF_UNSPEC", errno)
+	}
+	return nil
+}
+
+// sendQueued returns how many bytes of packets a socket has in the queues between TCP and
+// the wire: the kernel's sk_wmem_alloc, which counts down as a NIC reports each sent.
+func sendQueued(fd int) (uint32, error) {
+	// SO_MEMINFO fills an array of SK_MEMINFO_VARS = 9 words (linux/sock_diag.h).
+	const wmemAlloc = 2
+	var info [9]uint32
+	size := uint32(unsafe.Sizeof(info))
+	// Safety: the kernel writes at most size bytes to info, and the size to size.
+	_, _, errno := syscall.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, os.NewSyscallError("getsockopt SO_MEMINFO", errno)
+	}
+	return info[wmemAlloc], nil
+}
