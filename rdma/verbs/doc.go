@@ -49,26 +49,43 @@
 // Regions are registered with relaxed ordering where the device has it: payload
 // may then be placed in any order, but not after the completion that tells of
 // it. Memory of the Go heap is pinned for the garbage collector while it is
-// registered. A window is a memory window of type 1, whose key opens that range
-// alone to any queue pair of the domain (type 2 would tie it to one). A device
-// without them has no windows: Limits says so. Keys are the card's 32-bit keys
-// and can be guessed; what keeps strangers out is that only peers that proved
-// the token have a queue pair here.
+// registered. Keys are the card's 32-bit keys and can be guessed; what keeps strangers out
+// is that only peers that proved the token have a queue pair here.
 //
-// Taking a key back does not wait for packets that are being placed at that
-// moment on every device (rdma_rxe copies up to one packet after it), so
-// Limits.CloseIsFinal is false, and group asks peers to stop first.
+// What a window costs; each step is a command that the card's firmware performs, unless
+// the driver has a key to use again, and the bind is a work request:
+//
+//	window of                                   open                        revoke
+//	host memory, at most 2 GiB                  memory window: allocate,    deallocate
+//	                                            bind on the bind QP
+//	host memory, more than 2 GiB                registration of that part   deregistration
+//	a dma-buf                                   registration of that part   deregistration
+//	any, on a device without memory windows     registration of that part   deregistration
+//
+// A registration pins each page of its part as well, or maps the dma-buf once more, so that
+// a transfer from or to a device is best given one window and not many. A memory window is
+// of type 1, whose key opens that range alone to any queue pair of the domain (type 2 would
+// tie it to one). mlx5 binds no window over 2 GiB, and refuses a dma-buf that is to allow
+// windows. A device that does not keep writes inside of its windows, which is tried when
+// the port is opened, has none: Limits says so.
+//
+// A card that has taken a key back places nothing with it any more, so Limits.CloseIsFinal
+// is true, and Revoke asks nobody. rdma_rxe and siw copy in software and may finish a packet
+// after it: there it is false, and group asks the window's peer to stop first.
 //
 // # Ends
 //
-// A refused write (key, bounds) breaks both queue pairs, here and there: RC
-// knows no softer answer. Shut moves them to the error state, collects what is
+// A refused write (key, bounds) breaks both queue pairs, here and there: an RC queue pair
+// can only fail. The messages' queue pair gives no right to memory, and a completion of
+// the other kind than its queue pair is for breaks the endpoint too. Shut moves them to the error state, collects what is
 // left in the completion queue, then destroys them, which waits until nothing of
 // theirs is placed any more; Works without a completion are completed by it. A
 // port that goes down, a queue pair in error or a device in error come as
 // asynchronous events, read on the netpoller: the first and the last kill the
-// domain, and group goes on with the others and tries to open it again.
+// domain, as does a port that loses its GID, its LID or its partition, and group goes on
+// with the others and tries to open it again.
 //
-// Lock order: endpoint.mu, then domain.mu; bindMu, then memMu. None is held while the other side
-// is waited for, nor while a callback runs: there are none.
+// Lock order: endpoint.mu, then domain.qpMu, then domain.mu; bindMu, then memMu; roomMu is a
+// leaf. A command of the device runs under none of domain.mu and memMu, as everybody who
+// polls takes the first. No callback runs under a lock: there are none.
 package verbs

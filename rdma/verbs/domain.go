@@ -18,13 +18,15 @@ const Built = true
 
 // domain is one port of one device.
 type domain struct {
-	name   string
-	opts   NICOptions
-	nic    *nic
-	dev    deviceAttr
-	port   portAttr
-	gid    gidEntry
-	limits group.Limits
+	name string
+	opts NICOptions
+	nic  *nic
+	dev  deviceAttr
+	port portAttr
+	gid  gidEntry
+	// partition is the key in the row that queue pairs use.
+	partition pkey
+	limits    group.Limits
 	// windows is whether the device keeps writes inside of a memory window.
 	windows bool
 	// lendMax is how many message buffers the receive queue has room for.
@@ -46,6 +48,18 @@ type domain struct {
 	// bindMu lets one window be bound at a time.
 	bindMu sync.Mutex
 
+	// qpMu is held while queue pairs are made and destroyed, which takes a command of the
+	// device each. One that is new may get the number of one that has just gone: it must not
+	// be entered in byQPN before the other has left.
+	qpMu sync.Mutex
+
+	// roomMu guards the completion queue's length, and is held while the device changes it.
+	roomMu sync.Mutex
+	// cqEntries is the length of the completion queue; cqUsed what all queues
+	// together could put there at once.
+	// Invariant: cqUsed <= cqEntries.
+	cqEntries, cqUsed int
+
 	mu sync.Mutex
 	// out[head:] is what was taken from the card and not yet by Poll.
 	out  []group.Completion
@@ -58,10 +72,6 @@ type domain struct {
 	// them the card has.
 	buffers map[uint32]buffer
 	lent    int
-	// cqEntries is the length of the completion queue; cqUsed what all queues
-	// together could put there at once.
-	// Invariant: cqUsed <= cqEntries.
-	cqEntries, cqUsed int
 	// doomed is set when the port or the device is gone. dead, which wraps
 	// group.ErrDead, is set when every endpoint has been cut off because of it.
 	doomed bool
@@ -89,10 +99,11 @@ func open(o NICOptions) (_ *domain, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	name, port, gidIndex, err := parseDevice(o.Device)
+	at, err := parseDevice(o.Device)
 	if err != nil {
 		return nil, err
 	}
+	name, port := at.name, at.port
 	d := &domain{
 		name: name, opts: o, spin: spinner{max: max(0, o.Spin)},
 		byQPN: make(map[uint32]*endpoint), buffers: make(map[uint32]buffer), memories: make(map[*memory]struct{}),
@@ -107,7 +118,7 @@ func open(o NICOptions) (_ *domain, err error) {
 		}
 		return nil, fmt.Errorf("verbs: %s: %w", o.Device, err)
 	}
-	if err := d.start(gidIndex); err != nil {
+	if err := d.start(at); err != nil {
 		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), d.nic.close())
 	}
 	if err := d.openChannels(); err != nil {
@@ -121,7 +132,7 @@ func open(o NICOptions) (_ *domain, err error) {
 var errPortDown = errors.New("port is down: plug the cable in, or bring its network interface up (ip link set … up)")
 
 // start looks at the device and makes what all endpoints share.
-func (d *domain) start(gidIndex int) error {
+func (d *domain) start(at place) error {
 	var err error
 	if d.dev, err = d.nic.device(); err != nil {
 		return err
@@ -139,7 +150,10 @@ func (d *domain) start(gidIndex int) error {
 	if err != nil {
 		return err
 	}
-	if d.gid, _, err = chooseGID(table, gidIndex); err != nil {
+	if d.gid, _, err = chooseGID(table, at.gid); err != nil {
+		return err
+	}
+	if err := d.choosePartition(at.partition); err != nil {
 		return err
 	}
 	if depth := d.opts.QueueDepth; depth > d.dev.maxQPWork {
@@ -164,12 +178,17 @@ func (d *domain) start(gidIndex int) error {
 			return fmt.Errorf("memory windows: %w", err)
 		}
 	}
-	d.limits = group.Limits{
-		MaxWrite: d.port.maxWrite(), MaxMessage: int(d.port.maxWrite()),
-		QueueDepth: d.opts.QueueDepth, Ordered: true, RefusalBreaks: true, Windows: d.windows,
-		EmptyUnchecked: true, KeyBits: 32,
-	}
+	d.limits = limitsOf(d.port.maxWrite(), d.opts.QueueDepth, d.windows, d.dev.vendor)
 	return nil
+}
+
+// choosePartition finds the row of the partition that queue pairs are in.
+func (d *domain) choosePartition(asked pkey) error {
+	table, err := d.nic.pkeys(d.port.pkeys)
+	if err == nil {
+		d.nic.pkeyIndex, d.partition, err = choosePKey(table, asked)
+	}
+	return err
 }
 
 // Name implements group.Domain.
@@ -264,11 +283,19 @@ func (d *domain) takeLocked(c *completion) {
 // error was with a queue pair that broke; its place is refilled already.
 func (d *domain) takeImmediateLocked(c *completion) {
 	e := d.byQPN[c.qpn]
-	if e == nil || wcStatus(c.status) != wcSuccess || c.withImm == 0 {
+	if e == nil || wcStatus(c.status) != wcSuccess {
+		return
+	}
+	if c.opcode != gotImmediate {
+		e.breakLocked(errStray)
 		return
 	}
 	d.out = append(d.out, group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: c.imm, Len: uint64(c.len)})
 }
+
+// errStray: a queue pair carries immediates or messages, and the other kind came. No peer of
+// this package sends that: its key was checked by nobody.
+var errStray = errors.New("the peer sent a message for an immediate, or the other way round")
 
 // takeMessageLocked delivers a message. A buffer that comes back without one is
 // lent again.
@@ -276,6 +303,11 @@ func (d *domain) takeMessageLocked(c *completion, slot uint32) {
 	d.lent--
 	e := d.byQPN[c.qpn]
 	if e == nil || wcStatus(c.status) != wcSuccess {
+		d.lendAgainLocked(slot)
+		return
+	}
+	if c.opcode != gotMessage {
+		e.breakLocked(errStray)
 		d.lendAgainLocked(slot)
 		return
 	}
@@ -343,11 +375,8 @@ func (d *domain) reapAllLocked() {
 
 // reserve makes room in the completion queue for n more entries.
 func (d *domain) reserve(n int) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.doomed {
-		return group.ErrDead
-	}
+	d.roomMu.Lock()
+	defer d.roomMu.Unlock()
 	need := d.cqUsed + n
 	if need > d.cqEntries {
 		size := min(max(need, 2*d.cqEntries), d.dev.maxCQE)
@@ -365,8 +394,8 @@ func (d *domain) reserve(n int) error {
 
 // release gives back what reserve made room for.
 func (d *domain) release(n int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.roomMu.Lock()
+	defer d.roomMu.Unlock()
 	d.cqUsed -= n
 }
 

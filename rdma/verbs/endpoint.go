@@ -69,6 +69,8 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		return nil, fmt.Errorf("verbs: %s: endpoint: %w", d.name, err)
 	}
 	// Queue pairs take the device a while, in which others are polled.
+	d.qpMu.Lock()
+	defer d.qpMu.Unlock()
 	for i := range e.lanes {
 		q, err := d.nic.newQueue(d.opts.QueueDepth, i == messages)
 		if err != nil {
@@ -264,17 +266,30 @@ func (e *endpoint) fail(err error) error {
 
 // breakLocked ends the use of the endpoint and delivers KindBroken, once. Both
 // queue pairs go to the error state: the card gives their Works back, and the
-// peer finds nobody there. d.mu is held.
+// peer finds nobody there. The device is told of that without d.mu, which is held here:
+// a command takes it so long that the other peers would stand still.
 func (e *endpoint) breakLocked(why error) {
 	e.broken.Store(true)
 	if e.reported {
 		return
 	}
 	e.reported = true
-	for _, l := range e.lanes {
-		_ = l.q.modify(stateError) // it may be there already; what counts comes from Shut
-	}
+	e.d.workers.Go(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if !e.shut {
+			e.modifyAll()
+		}
+	})
 	e.d.out = append(e.d.out, group.Completion{Kind: group.KindBroken, Cookie: e.cookie, Err: why})
+}
+
+// modifyAll moves both queue pairs to the error state. What it says does not count: they may
+// be there already, and a device that takes no command any more has nothing to give back.
+func (e *endpoint) modifyAll() {
+	for _, l := range e.lanes {
+		_ = l.q.modify(stateError)
+	}
 }
 
 // takeLocked is told how the Work with that sequence number ended, and with it
@@ -323,14 +338,10 @@ func (e *endpoint) cutOff() {
 	}
 	e.shut = true
 	d := e.d
-	d.mu.Lock()
 	e.broken.Store(true)
-	for _, l := range e.lanes {
-		// The error state keeps what has arrived, while the end of a queue pair
-		// may drop it. A device that takes no command any more has nothing to
-		// give back either.
-		_ = l.q.modify(stateError)
-	}
+	// The error state keeps what has arrived, while the end of a queue pair may drop it.
+	e.modifyAll()
+	d.mu.Lock()
 	for end := time.Now().Add(flushMax); ; {
 		d.reapAllLocked()
 		if e.lanes[writes].ring.pending()+e.lanes[messages].ring.pending() == 0 || time.Now().After(end) {
@@ -340,18 +351,22 @@ func (e *endpoint) cutOff() {
 		runtime.Gosched()
 		d.mu.Lock()
 	}
-	e.destroyLocked()
 	d.mu.Unlock()
+	e.destroy()
 	d.Wake()
 }
 
-// destroyLocked ends the queue pairs and all that is left on them. Both locks are
-// held.
-func (e *endpoint) destroyLocked() {
+// destroy ends the queue pairs and all that is left on them. e.mu is held; others poll
+// while the device destroys, but make no queue pair.
+func (e *endpoint) destroy() {
 	d := e.d
+	d.qpMu.Lock()
+	defer d.qpMu.Unlock()
 	for _, l := range e.lanes {
 		_ = l.q.destroy() // what it says is of a device that is gone
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.reapAllLocked()
 	for _, l := range e.lanes {
 		delete(d.byQPN, l.q.qpn) // the next queue pair may get the number
@@ -373,6 +388,7 @@ func (e *endpoint) Close() error {
 	}
 	e.closed = true
 	d := e.d
+	d.release(2 * d.opts.QueueDepth)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var errs []error
@@ -381,7 +397,6 @@ func (e *endpoint) Close() error {
 		d.free = append(d.free, l.index)
 		errs = append(errs, l.q.close())
 	}
-	d.cqUsed -= 2 * d.opts.QueueDepth
 	d.forgetLocked(e)
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("verbs: %s: %w", d.name, err)

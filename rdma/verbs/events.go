@@ -128,25 +128,33 @@ func (d *domain) watchEvents() {
 		if err != nil {
 			return
 		}
-		d.mu.Lock()
-		d.takeEventLocked(e, qpn)
-		d.mu.Unlock()
+		d.takeEvent(e, qpn)
 		d.Wake()
 	}
 }
 
-// takeEventLocked acts on an asynchronous event. The others (a connection is
-// established, the subnet manager changed) ask for nothing.
-func (d *domain) takeEventLocked(e asyncEvent, qpn uint32) {
+// takeEvent acts on an asynchronous event. The others (a connection is established, the
+// subnet manager changed) ask for nothing. It asks the device without a lock.
+func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
+	var why error
 	switch e {
 	case eventPortDown:
 		if p, err := d.nic.portState(); err != nil || !p.active {
-			d.doomLocked(errPortDown)
+			why = errPortDown
 		}
 	case eventGIDChange:
-		d.checkGIDLocked()
+		why = d.checkGID()
+	case eventLIDChange, eventPKeyChange:
+		why = d.checkPort()
 	case eventDeviceFatal, eventCQ, eventSRQ:
-		d.doomLocked(fmt.Errorf("the device reports: %v", e))
+		why = fmt.Errorf("the device reports: %v", e)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if why != nil {
+		d.doomLocked(why)
+	}
+	switch e {
 	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
 		if ep := d.byQPN[qpn]; ep != nil {
 			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %v", d.name, qpn, e))
@@ -154,17 +162,30 @@ func (d *domain) takeEventLocked(e asyncEvent, qpn uint32) {
 	}
 }
 
+// checkPort returns an error if peers have another LID of the port than it has now, or if
+// its partition has left the row that queue pairs use. The domain then ends, and is opened
+// again with what is so by then.
+func (d *domain) checkPort() error {
+	p, err := d.nic.portState()
+	if err != nil {
+		return err
+	}
+	table, err := d.nic.pkeys(p.pkeys)
+	if err != nil {
+		return err
+	}
+	return stillThere(d.port.lid, p.lid, d.partition, table, d.nic.pkeyIndex)
+}
+
 // errGIDGone: packets with our address can't be sent any more.
 var errGIDGone = errors.New("the port has lost its GID: was an address taken off its network interface?")
 
-// checkGIDLocked ends the domain if its row of the GID table is not what it was.
-// A row that moved is found when the domain is opened again.
-func (d *domain) checkGIDLocked() {
+// checkGID returns an error if the domain's row of the GID table is not what it was. A row
+// that moved is found when the domain is opened again.
+func (d *domain) checkGID() error {
 	table, err := d.nic.gids()
 	if err == nil && !slices.Contains(table, d.gid) {
 		err = errGIDGone
 	}
-	if err != nil {
-		d.doomLocked(err)
-	}
+	return err
 }

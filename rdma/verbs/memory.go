@@ -27,6 +27,8 @@ type memory struct {
 	// nothing.
 	pin    runtime.Pinner
 	window bool
+	// device: the memory is a dma-buf.
+	device bool
 	closed atomic.Bool
 }
 
@@ -66,7 +68,8 @@ func (d *domain) registerDMABuf(m *memory, opts rdma.RegisterOptions) error {
 		return fmt.Errorf("an empty dma-buf: %w", rdma.ErrRange)
 	}
 	b := opts.DMABuf
-	reg, err := d.nic.registerDMABuf(b.FD, b.Offset, b.Len, b.Addr, !opts.Local, d.dev.windows)
+	m.device = true
+	reg, err := d.nic.registerDMABuf(b.FD, b.Offset, b.Len, b.Addr, !opts.Local)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EPROTONOSUPPORT) {
 		err = fmt.Errorf("dma-buf of device %q: the card's driver takes none (%w): %w", opts.Device, err, rdma.ErrUnsupported)
 	}
@@ -90,13 +93,17 @@ func (m *memory) offsetOf(buf []byte) (off uint64, ok bool) {
 	return off, off < m.size && uint64(len(buf)) <= m.size-off
 }
 
-// Window implements group.Memory.
+// Window implements group.Memory. What cannot be a memory window is left to the engine,
+// which registers that part by itself.
 func (m *memory) Window(off, n uint64) (group.Memory, error) {
 	if m.window {
 		return nil, fmt.Errorf("verbs: %s: a window of a window: %w", m.d.name, rdma.ErrUnsupported)
 	}
 	if !m.d.windows {
 		return nil, fmt.Errorf("verbs: %s: the device has no memory windows of type 1 that it keeps writes inside of: %w", m.d.name, rdma.ErrUnsupported)
+	}
+	if why := noWindow(m.device, n); why != nil {
+		return nil, fmt.Errorf("verbs: %s: window of %d bytes: %w", m.d.name, n, why)
 	}
 	if n == 0 || off >= m.size || n > m.size-off {
 		return nil, fmt.Errorf("verbs: %s: window of %d bytes from %d of %d: %w", m.d.name, n, off, m.size, rdma.ErrRange)

@@ -111,7 +111,7 @@ int pk_poll(struct pk_nic *nic)
 		c->qpn = wc[i].qp_num;
 		c->vendor = wc[i].vendor_err;
 		c->len = wc[i].byte_len;
-		c->with_imm = wc[i].wc_flags & IBV_WC_WITH_IMM;
+		c->opcode = wc[i].wc_flags & IBV_WC_WITH_IMM && wc[i].opcode == IBV_WC_RECV ? PK_OP_SEND_IMM : wc[i].opcode;
 		c->imm = ntohl(wc[i].imm_data);
 		used += (c->id & PK_ID_IMM) != 0;
 	}

@@ -14,6 +14,9 @@ enum {
 #define PK_ID_IMM (1ULL << 63)
 #define PK_ID_MSG (1ULL << 62)
 
+// PK_OP_SEND_IMM is a message with an immediate, which libibverbs reports as a message with a flag.
+enum { PK_OP_SEND_IMM = 1 << 30 };
+
 enum { PK_WRITE = 1, PK_WRITE_IMM = 2, PK_SEND = 3 };
 
 // pk_request is one request as Go fills it in.
@@ -35,7 +38,7 @@ struct pk_queue {
 // pk_completion is what Go reads of a completion.
 struct pk_completion {
 	uint64_t id;
-	uint32_t status, imm, len, qpn, vendor, with_imm;
+	uint32_t status, imm, len, qpn, vendor, opcode;
 };
 
 // pk_nic is an open port and what all its endpoints share.

@@ -38,6 +38,10 @@ const (
 	idImm     = uint64(C.PK_ID_IMM)
 	idMessage = uint64(C.PK_ID_MSG)
 
+	// What a receive can say that it was, in completion.opcode.
+	gotMessage   = uint32(C.IBV_WC_RECV)
+	gotImmediate = uint32(C.IBV_WC_RECV_RDMA_WITH_IMM)
+
 	opWrite    = C.PK_WRITE
 	opWriteImm = C.PK_WRITE_IMM
 	opSend     = C.PK_SEND
@@ -51,8 +55,8 @@ type request struct {
 
 // completion is struct pk_completion.
 type completion struct {
-	id                                     uint64
-	status, imm, len, qpn, vendor, withImm uint32
+	id                                    uint64
+	status, imm, len, qpn, vendor, opcode uint32
 }
 
 var (
@@ -74,6 +78,8 @@ const (
 	eventDeviceFatal = asyncEvent(C.IBV_EVENT_DEVICE_FATAL)
 	eventPortDown    = asyncEvent(C.IBV_EVENT_PORT_ERR)
 	eventGIDChange   = asyncEvent(C.IBV_EVENT_GID_CHANGE)
+	eventLIDChange   = asyncEvent(C.IBV_EVENT_LID_CHANGE)
+	eventPKeyChange  = asyncEvent(C.IBV_EVENT_PKEY_CHANGE)
 )
 
 // String returns libibverbs' name of the event.
@@ -115,6 +121,8 @@ func deviceNames() ([]string, error) {
 type nic struct {
 	c    *C.struct_pk_nic
 	port uint8
+	// pkeyIndex is the row of the port's table of partition keys that queue pairs use.
+	pkeyIndex uint16
 	// loop is how a queue pair of this port is joined to itself.
 	loop path
 }
@@ -153,6 +161,7 @@ type deviceAttr struct {
 	maxQP, maxQPWork, maxCQE, maxSRQWork int
 	ports                                uint8
 	windows                              bool
+	vendor                               uint32
 	firmware                             string
 }
 
@@ -165,7 +174,7 @@ func (n *nic) device() (deviceAttr, error) {
 	return deviceAttr{
 		maxQP: int(a.max_qp), maxQPWork: int(a.max_qp_wr), maxCQE: int(a.max_cqe), maxSRQWork: int(a.max_srq_wr),
 		ports: uint8(a.phys_port_cnt), windows: a.device_cap_flags&C.IBV_DEVICE_MEM_WINDOW != 0 && a.max_mw > 0,
-		firmware: C.GoString(&a.fw_ver[0]),
+		vendor: uint32(a.vendor_id), firmware: C.GoString(&a.fw_ver[0]),
 	}, nil
 }
 
@@ -176,6 +185,7 @@ type portAttr struct {
 	lid        uint16
 	layer      linkLayer
 	maxMessage uint32
+	pkeys      int // length of the table of partition keys
 }
 
 // maxWrite is the longest payload of one Work, in bytes.
@@ -189,8 +199,22 @@ func (n *nic) portState() (portAttr, error) {
 	}
 	return portAttr{
 		active: a.state == C.IBV_PORT_ACTIVE, mtu: uint8(a.active_mtu), lid: uint16(a.lid),
-		layer: linkLayer(a.link_layer), maxMessage: uint32(a.max_msg_sz),
+		layer: linkLayer(a.link_layer), maxMessage: uint32(a.max_msg_sz), pkeys: int(a.pkey_tbl_len),
 	}, nil
+}
+
+// pkeys returns the first n rows of the port's table of partition keys.
+func (n *nic) pkeys(rows int) ([]pkey, error) {
+	table := make([]pkey, rows)
+	for i := range table {
+		var k C.__be16
+		if e, err := C.ibv_query_pkey(n.c.ctx, C.uint8_t(n.port), C.int(i), &k); e != 0 {
+			return nil, fmt.Errorf("query partition key %d: %w", i, errnoOf(err))
+		}
+		b := *(*[2]byte)(unsafe.Pointer(&k))
+		table[i] = pkey(b[0])<<8 | pkey(b[1])
+	}
+	return table, nil
 }
 
 // gidTableMax bounds how much of a GID table is looked at; cards have a few
@@ -373,9 +397,10 @@ func (n *nic) register(addr, size uint64, remote, windows bool) (registration, e
 }
 
 // registerDMABuf does the same for device memory that a dma-buf stands for, at
-// the device's virtual address addr.
-func (n *nic) registerDMABuf(fd int, off, size, addr uint64, remote, windows bool) (registration, error) {
-	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), access(remote, windows))
+// the device's virtual address addr. mlx5 answers EINVAL where such a registration
+// is to allow windows.
+func (n *nic) registerDMABuf(fd int, off, size, addr uint64, remote bool) (registration, error) {
+	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), access(remote, false))
 	if mr == nil {
 		return registration{}, errnoOf(err)
 	}
@@ -463,7 +488,7 @@ func (n *nic) restartBind() error {
 	if err := modify(n.c.bind, stateReset); err != nil {
 		return err
 	}
-	if err := initQP(n.c.bind, n.port); err != nil {
+	if err := n.initQP(n.c.bind, C.IBV_ACCESS_REMOTE_WRITE); err != nil {
 		return err
 	}
 	return joinQP(n.c.bind, n.loop)
@@ -501,7 +526,12 @@ func (n *nic) newQueue(depth int, messages bool) (*queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := initQP(qp, n.port); err != nil {
+	// Nothing but messages comes in on the messages' queue pair: it gives no right to memory.
+	rights := C.int(C.IBV_ACCESS_REMOTE_WRITE)
+	if messages {
+		rights = 0
+	}
+	if err := n.initQP(qp, rights); err != nil {
 		C.ibv_destroy_qp(qp)
 		return nil, err
 	}
@@ -543,11 +573,11 @@ func modifyQP(qp *C.struct_ibv_qp, attr *C.struct_ibv_qp_attr, mask C.int, to st
 	return nil
 }
 
-// initQP moves a new queue pair to INIT.
-func initQP(qp *C.struct_ibv_qp, port uint8) error {
+// initQP moves a new queue pair to INIT; rights are what its peer may do with memory.
+func (n *nic) initQP(qp *C.struct_ibv_qp, rights C.int) error {
 	var attr C.struct_ibv_qp_attr
-	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(port), 0
-	attr.qp_access_flags = C.IBV_ACCESS_REMOTE_WRITE
+	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(n.port), C.uint16_t(n.pkeyIndex)
+	attr.qp_access_flags = C.uint(rights)
 	return modifyQP(qp, &attr, C.IBV_QP_STATE|C.IBV_QP_PKEY_INDEX|C.IBV_QP_PORT|C.IBV_QP_ACCESS_FLAGS, "INIT")
 }
 

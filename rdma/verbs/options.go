@@ -62,7 +62,7 @@ func (o *NICOptions) EnsureDefaults() {
 
 // Validate returns an error that names the first option out of its range.
 func (o *NICOptions) Validate() error {
-	if _, _, _, err := parseDevice(o.Device); err != nil {
+	if _, err := parseDevice(o.Device); err != nil {
 		return err
 	}
 	for _, r := range []struct {
@@ -92,30 +92,47 @@ func (o *NICOptions) Validate() error {
 	return nil
 }
 
-// parseDevice reads "name[/port][@gid]". port is 1 and gid -1 where they are not
-// given.
-func parseDevice(s string) (name string, port uint8, gidIndex int, err error) {
-	name, gidText, hasGID := strings.Cut(s, "@")
-	name, portText, hasPort := strings.Cut(name, "/")
-	port, gidIndex = 1, -1
+// place is what Device names.
+type place struct {
+	name string
+	port uint8
+	// gid is the row of the GID table; -1: the best is chosen.
+	gid int
+	// partition is the partition key; 0: the port's first.
+	partition pkey
+}
+
+// parseDevice reads "name[/port][@gid][#partition]". The port is 1 where it is not given.
+func parseDevice(s string) (place, error) {
+	rest, keyText, hasKey := strings.Cut(s, "#")
+	rest, gidText, hasGID := strings.Cut(rest, "@")
+	name, portText, hasPort := strings.Cut(rest, "/")
+	at := place{name: name, port: 1, gid: -1}
 	if name == "" {
-		return "", 0, 0, fmt.Errorf("verbs: device %q has no name; want NAME[/PORT][@GID-INDEX]", s)
+		return place{}, fmt.Errorf("verbs: device %q has no name; want NAME[/PORT][@GID-INDEX][#PARTITION-KEY]", s)
 	}
 	if hasPort {
 		n, err := strconv.ParseUint(portText, 10, 8)
 		if err != nil || n == 0 {
-			return "", 0, 0, fmt.Errorf("verbs: device %q: port %q is not a number from 1 to 255", s, portText)
+			return place{}, fmt.Errorf("verbs: device %q: port %q is not a number from 1 to 255", s, portText)
 		}
-		port = uint8(n)
+		at.port = uint8(n)
 	}
 	if hasGID {
 		n, err := strconv.ParseUint(gidText, 10, 8)
 		if err != nil {
-			return "", 0, 0, fmt.Errorf("verbs: device %q: GID index %q is not a number from 0 to 255", s, gidText)
+			return place{}, fmt.Errorf("verbs: device %q: GID index %q is not a number from 0 to 255", s, gidText)
 		}
-		gidIndex = int(n)
+		at.gid = int(n)
 	}
-	return name, port, gidIndex, nil
+	if hasKey {
+		n, err := strconv.ParseUint(keyText, 0, 16)
+		if err != nil || pkey(n).partition() == 0 {
+			return place{}, fmt.Errorf("verbs: device %q: partition key %q is not a number from 0x1 to 0xffff without 0x8000", s, keyText)
+		}
+		at.partition = pkey(n)
+	}
+	return at, nil
 }
 
 // Options configure an engine.

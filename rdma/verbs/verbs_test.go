@@ -159,18 +159,75 @@ func TestChooseGID(t *testing.T) {
 func TestParseDevice(t *testing.T) {
 	for _, c := range []struct {
 		in   string
-		name string
-		port uint8
-		gid  int
-	}{{"rxe0", "rxe0", 1, -1}, {"mlx5_0/2", "mlx5_0", 2, -1}, {"mlx5_0@3", "mlx5_0", 1, 3}, {"mlx5_0/1@0", "mlx5_0", 1, 0}} {
-		name, port, gid, err := parseDevice(c.in)
-		if err != nil || name != c.name || port != c.port || gid != c.gid {
-			t.Errorf("%q: %q %d %d, %v", c.in, name, port, gid, err)
+		want place
+	}{
+		{"rxe0", place{"rxe0", 1, -1, 0}},
+		{"mlx5_0/2", place{"mlx5_0", 2, -1, 0}},
+		{"mlx5_0@3", place{"mlx5_0", 1, 3, 0}},
+		{"mlx5_0/1@0", place{"mlx5_0", 1, 0, 0}},
+		{"mlx5_0/1@0#0x8001", place{"mlx5_0", 1, 0, 0x8001}},
+		{"mlx5_0#1", place{"mlx5_0", 1, -1, 1}},
+	} {
+		if got, err := parseDevice(c.in); err != nil || got != c.want {
+			t.Errorf("%q: %+v, %v", c.in, got, err)
 		}
 	}
-	for _, bad := range []string{"", "/1", "@1", "x/0", "x/256", "x/", "x@", "x@-1", "x@256", "x@1/2"} {
-		if name, port, gid, err := parseDevice(bad); err == nil {
-			t.Errorf("%q: %q %d %d", bad, name, port, gid)
+	for _, bad := range []string{"", "/1", "@1", "x/0", "x/256", "x/", "x@", "x@-1", "x@256", "x@1/2", "x#", "x#0", "x#0x8000", "x#0x10000", "#1"} {
+		if got, err := parseDevice(bad); err == nil {
+			t.Errorf("%q: %+v", bad, got)
+		}
+	}
+}
+
+// TestPartition: the row of the partition asked for, or the first, full membership first.
+func TestPartition(t *testing.T) {
+	table := []pkey{0, 0x7fff, 0x0002, 0x8002, 0xffff}
+	for _, c := range []struct {
+		asked, key pkey
+		row        uint16
+	}{{0, 0x8002, 3}, {0x7fff, 0xffff, 4}, {0xffff, 0xffff, 4}, {2, 0x8002, 3}} {
+		if row, key, err := choosePKey(table, c.asked); err != nil || row != c.row || key != c.key {
+			t.Errorf("asked for %#x: row %d, key %#x, %v", c.asked, row, key, err)
+		}
+	}
+	if row, key, err := choosePKey([]pkey{0x7fff}, 0); err != nil || row != 0 || key != 0x7fff {
+		t.Errorf("a limited member alone: row %d, key %#x, %v", row, key, err)
+	}
+	if _, _, err := choosePKey(table, 3); err == nil || !strings.Contains(err.Error(), "0x3") {
+		t.Errorf("a partition that the port is not in: %v", err)
+	}
+	if _, _, err := choosePKey([]pkey{0, 0x8000}, 0); err == nil {
+		t.Error("a port in no partition")
+	}
+}
+
+// TestPortChanged: what queue pairs were made with is compared with what the port has now.
+func TestPortChanged(t *testing.T) {
+	table := []pkey{0xffff, 0x8001}
+	if err := stillThere(4, 4, 0x8001, table, 1); err != nil {
+		t.Errorf("nothing changed: %v", err)
+	}
+	for what, err := range map[string]error{
+		"LID changed from 4 to 5": stillThere(4, 5, 0x8001, table, 1),
+		"key 0x8002":              stillThere(4, 4, 0x8002, table, 1),
+		"row 2":                   stillThere(4, 4, 0x8001, table, 2),
+	} {
+		if err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestNoWindow: dma-bufs, and what is longer than a memory window can be, have none.
+func TestNoWindow(t *testing.T) {
+	for _, c := range []struct {
+		device bool
+		n      uint64
+		ok     bool
+	}{{false, 1, true}, {false, windowMax, true}, {false, windowMax + 1, false}, {true, 1, false}} {
+		err := noWindow(c.device, c.n)
+		if (err == nil) != c.ok || err != nil && !errors.Is(err, rdma.ErrUnsupported) {
+			t.Errorf("%+v: %v", c, err)
 		}
 	}
 }

@@ -1,0 +1,91 @@
+package verbs
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/group"
+)
+
+// pkey is a partition key of an InfiniBand subnet: 15 bits name the partition, and the top
+// bit says that the port is a full member, which talks to limited ones too. On Ethernet
+// every port has the default partition alone.
+type pkey uint16
+
+// pkeyFull is the bit of full membership.
+const pkeyFull pkey = 1 << 15
+
+// partition is the key without the bit of membership.
+func (k pkey) partition() pkey { return k &^ pkeyFull }
+
+// choosePKey returns the row of a port's table that is in the partition asked for, or,
+// with 0, the first row that is in any. A row of full membership comes before one of limited.
+func choosePKey(table []pkey, asked pkey) (uint16, pkey, error) {
+	best := -1
+	for i, k := range table {
+		if k.partition() == 0 || asked != 0 && k.partition() != asked.partition() {
+			continue
+		}
+		if best < 0 || k&pkeyFull > table[best]&pkeyFull {
+			best = i
+		}
+	}
+	switch {
+	case best >= 0:
+		return uint16(best), table[best], nil
+	case asked != 0:
+		return 0, 0, fmt.Errorf("partition key %#x is not in the port's table %#x: the subnet manager has not made the port a member", uint16(asked), table)
+	}
+	return 0, 0, fmt.Errorf("the port is in no partition (table %#x): is a subnet manager running?", table)
+}
+
+// stillThere returns an error if a port's LID, or the key in the row of its partition, is
+// not what queue pairs were made with.
+func stillThere(lidWas, lid uint16, keyWas pkey, table []pkey, row uint16) error {
+	switch {
+	case lid != lidWas:
+		return fmt.Errorf("the port's LID changed from %d to %d", lidWas, lid)
+	case int(row) >= len(table) || table[row] != keyWas:
+		return fmt.Errorf("partition key %#x left row %d of the port's table %#x", uint16(keyWas), row, table)
+	}
+	return nil
+}
+
+// windowMax is the longest memory window, in bytes: mlx5 binds none that is longer.
+const windowMax = 2 << 30
+
+// Errors of what cannot be a memory window.
+var (
+	errWindowLong   = fmt.Errorf("a memory window has 2 GiB at most: %w", rdma.ErrUnsupported)
+	errWindowDevice = fmt.Errorf("a dma-buf has no memory windows: %w", rdma.ErrUnsupported)
+)
+
+// noWindow returns why n bytes of memory, of a device or of the host, cannot be a memory
+// window; nil if they can.
+func noWindow(device bool, n uint64) error {
+	switch {
+	case device:
+		return errWindowDevice
+	case n > windowMax:
+		return errWindowLong
+	}
+	return nil
+}
+
+// Vendors whose devices are software: their drivers copy payload, and may be in the middle
+// of a packet when a key is taken back.
+const (
+	vendorRXE = 0xffffff
+	vendorSIW = 0x626d74
+)
+
+// limitsOf is what a port promises. A card that has taken a key back places nothing with it
+// any more, as InfiniBand wants it of a deregistration; a device that is software may finish
+// its packet.
+func limitsOf(maxWrite uint64, depth int, windows bool, vendor uint32) group.Limits {
+	return group.Limits{
+		MaxWrite: maxWrite, MaxMessage: int(maxWrite), QueueDepth: depth,
+		Ordered: true, RefusalBreaks: true, EmptyUnchecked: true, KeyBits: 32,
+		CloseIsFinal: vendor != vendorRXE && vendor != vendorSIW, Windows: windows,
+	}
+}
