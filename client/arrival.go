@@ -66,22 +66,22 @@ func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
 	return l
 }
 
-// window opens a window that tells l, and counts, what lands, if the provider can
-// say it; l and counted may be nil.
-func (l *arrival) window(region rdma.Region, off, n uint64, counted *attemptBytes) (rdma.Window, error) {
+// window opens a window to the node that tells l, and counts, what lands, if the provider
+// can say it; l and counted may be nil.
+func (l *arrival) window(region rdma.Region, off, n uint64, node rdma.EngineID, counted *attemptBytes) (rdma.Window, error) {
 	early, ok := region.(rdma.LandingRegion)
 	switch {
 	case !ok || l == nil && counted == nil:
-		return region.Window(off, n)
+		return region.Window(off, n, node)
 	case counted == nil:
-		return early.WindowLanding(off, n, l.landed)
+		return early.WindowLanding(off, n, l.landed, node)
 	}
 	return early.WindowLanding(off, n, func(off, n uint64) {
 		if l != nil {
 			l.landed(off, n)
 		}
 		counted.add(int64(n))
-	})
+	}, node)
 }
 
 // landed notes that n bytes from off in the window were placed, and hashes the

@@ -331,11 +331,13 @@ func checkChunk(t *testing.T, w *writing, c writeChunk, next *int) {
 // memRegion is memory that no engine knows.
 type memRegion []byte
 
-func (m memRegion) Len() uint64                             { return uint64(len(m)) }
-func (m memRegion) Bytes() []byte                           { return m }
-func (m memRegion) Desc() rdma.Desc                         { return rdma.Desc{} }
-func (m memRegion) Window(_, _ uint64) (rdma.Window, error) { return nil, rdma.ErrUnsupported }
-func (m memRegion) Close(context.Context) error             { return nil }
+func (m memRegion) Len() uint64     { return uint64(len(m)) }
+func (m memRegion) Bytes() []byte   { return m }
+func (m memRegion) Desc() rdma.Desc { return rdma.Desc{} }
+func (m memRegion) Window(_, _ uint64, _ ...rdma.EngineID) (rdma.Window, error) {
+	return nil, rdma.ErrUnsupported
+}
+func (m memRegion) Close(context.Context) error { return nil }
 
 // TestErrorsSayThingsOnce: what a caller reads of a call that failed names the
 // kind, the node and the reason, each once.

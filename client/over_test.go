@@ -35,11 +35,11 @@ func (e plainEngine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Regio
 	return plainRegion{r}, err
 }
 
-func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64)) (rdma.Window, error) {
+func (r countingRegion) WindowLanding(off, n uint64, landed func(off, n uint64), peers ...rdma.EngineID) (rdma.Window, error) {
 	return r.LandingRegion.WindowLanding(off, n, func(off, n uint64) {
 		r.told.Add(n)
 		landed(off, n)
-	})
+	}, peers...)
 }
 
 // TestWrittenOver: a block whose bytes were right when they landed, and are not any

@@ -391,7 +391,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 	arrival := r.newArrival(t, lo, hi)
 	counted, delivered := r.progress.attempt(), int64(0)
 	defer func() { counted.end(delivered) }()
-	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo), counted)
+	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo), sess.engine, counted)
 	if err != nil {
 		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
 	}

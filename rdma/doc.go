@@ -21,7 +21,7 @@
 // An exchange, as the storage node and its client do it:
 //
 //	id, err := client.Connect(ctx, serverAddr, token)   // client side
-//	win, err := region.Window(off, n)
+//	win, err := region.Window(off, n, id)
 //	client.ExpectImm(rdma.Expect{Imm: 7, Count: 1, From: []rdma.EngineID{id}, Done: flag.Set})
 //	// … win.Desc() travels to the server in a request …
 //	server.Write(ctx, rdma.Write{Src: arena, Dst: desc, Len: n, Imm: rdma.ImmOf(7), Done: done})

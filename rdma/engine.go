@@ -98,7 +98,8 @@ type RegisterOptions struct {
 
 // DMABuf is a range of device memory, exported by its driver.
 type DMABuf struct {
-	// FD is the dma-buf; it may be closed when Register has returned.
+	// FD is the dma-buf. It may be closed when Register has returned: the engine has
+	// its own descriptor of the same buffer, for windows and for NICs that come later.
 	FD int
 	// Offset of the range in the dma-buf, and its length, in bytes.
 	Offset, Len uint64
@@ -115,10 +116,16 @@ type Region interface {
 	// Desc opens the whole region to whoever holds it. Of a Local region it
 	// carries a key that opens nothing.
 	Desc() Desc
-	// Window opens the sub-range of n bytes from off with a key of its own. It
-	// costs a map entry and some random bits: no memory is pinned again, so a
-	// window per transfer is how it is meant to be used.
-	Window(off, n uint64) (Window, error)
+	// Window opens the sub-range of n bytes from off with a key of its own, to the peers
+	// whose engines are named: they are given its Desc and nobody else is. Without a name it
+	// is open to every peer. Revoke may have to ask those to whom a window is open, so a
+	// window for one transfer names its peer. A provider that looks at each write refuses
+	// those of other peers; a NIC that writes past the CPU looks at the key alone.
+	//
+	// What it costs is the provider's: a map entry and some random bits over tcp and shm,
+	// commands of the card over verbs, a registration where the memory or the card has no
+	// cheaper window (rdma/verbs and rdma/fabric say which).
+	Window(off, n uint64, peers ...EngineID) (Window, error)
 	// Close revokes the region and all its windows, then waits until the last
 	// write that reads from it has ended and its Done has returned. If ctx ends
 	// first, the revocation stands, and Close may be called again to wait on.

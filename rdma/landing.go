@@ -6,7 +6,7 @@ package rdma
 // past the CPU does not offer it.
 type LandingRegion interface {
 	Region
-	// WindowLanding is Window. landed is called with every run of n bytes, from off
+	// WindowLanding is Window, for the same peers. landed is called with every run of n bytes, from off
 	// in the window, that a peer's write has put there: once for each time that they
 	// were written, also by a write that then fails; after they are in place, before
 	// the immediate of their write is counted, and not after Revoke has returned nil.
@@ -15,5 +15,5 @@ type LandingRegion interface {
 	//
 	// It is called on the engine's own goroutines, several at once and in any order,
 	// and holds up what the peer sends: it may read the bytes, and must not wait.
-	WindowLanding(off, n uint64, landed func(off, n uint64)) (Window, error)
+	WindowLanding(off, n uint64, landed func(off, n uint64), peers ...EngineID) (Window, error)
 }

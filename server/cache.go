@@ -279,6 +279,12 @@ func (w *openWindow) close() error {
 }
 
 func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
+	return s.reserve(ctx, caller{}, req)
+}
+
+// reserve is Reserve by either road. The window of a call by message is open to its sender
+// alone; over gRPC nobody says which engine will write.
+func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
@@ -302,7 +308,7 @@ func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb
 		r.Class = trie.Transfer
 	}
 	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
-	r.Attach = func(res *storage.Reservation) error { return s.attach(res, resp) }
+	r.Attach = func(res *storage.Reservation) error { return s.attach(res, by, resp) }
 	res, err := s.node.Reserve(ctx, r)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
@@ -338,8 +344,12 @@ func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
 
 // attach gives the client a window over the reservation's memory and counts
 // what arrives there.
-func (s *cacheService) attach(res *storage.Reservation, resp *pb.ReserveResponse) error {
-	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())))
+func (s *cacheService) attach(res *storage.Reservation, by caller, resp *pb.ReserveResponse) error {
+	var writers []rdma.EngineID
+	if by.road == roadMessage {
+		writers = append(writers, by.peer)
+	}
+	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())), writers...)
 	if err != nil {
 		return err
 	}

@@ -321,7 +321,7 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 	case *pb.ReadRequest:
 		return s.read(ctx, by, req)
 	case *pb.ReserveRequest:
-		return s.Reserve(ctx, req)
+		return s.reserve(ctx, by, req)
 	case *pb.CommitRequest:
 		return s.Commit(ctx, req)
 	}

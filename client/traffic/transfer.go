@@ -202,9 +202,12 @@ func (t *transfer) alloc(sizeBytes uint64) (arena.Buffer, error) {
 	return b, nil
 }
 
-// window opens memory to the peer, until the job ends.
+// window opens memory to the peer, which is bound, until the job ends.
 func (t *transfer) window(r rdma.Region, off, n uint64) ([]byte, error) {
-	w, err := r.Window(off, n)
+	t.mu.Lock()
+	peer := t.peer
+	t.mu.Unlock()
+	w, err := r.Window(off, n, peer)
 	if err != nil {
 		return nil, fmt.Errorf("traffic: request %q: %w", t.request, err)
 	}

@@ -21,6 +21,7 @@ var kinds = []struct {
 	nic  simrdma.NICOptions
 }{
 	{"rc", simrdma.NICOptions{}.LikeRC()},
+	{"rxe", simrdma.NICOptions{}.LikeRXE()},
 	{"srd", simrdma.NICOptions{}.LikeSRD()},
 	{"shm", simrdma.NICOptions{}.LikeShm()},
 }

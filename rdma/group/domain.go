@@ -20,7 +20,8 @@ type Domain interface {
 	// Limits are constant.
 	Limits() Limits
 
-	// Register makes mem, or opts.DMABuf where mem is nil, usable as a source
+	// Register makes mem, or opts.DMABuf where mem is nil (its descriptor stays open until
+	// the Memory's Close has returned), usable as a source
 	// and open to whoever is given its key. The memory stays where it is until
 	// the Memory's Close has returned. With opts.Local nobody is given the key
 	// of the whole: remote access may stay closed as far as windows still work.
@@ -75,7 +76,8 @@ type Limits struct {
 	// landed before are there to be polled (as after Endpoint.Shut). Where it is
 	// false only shutting the endpoints that may write there guarantees that.
 	CloseIsFinal bool
-	// Windows: Memory.Window works and is cheap (no page is pinned again).
+	// Windows: Memory.Window works, but for what it calls ErrUnsupported, and is cheap
+	// (no page is pinned again).
 	Windows bool
 	// EmptyUnchecked: the key of a Work without payload is not checked by the
 	// target's NIC (RC). The engine then sends an immediate without payload as a
@@ -96,7 +98,9 @@ type Memory interface {
 	// the same memory the same way (all from 0, or all by virtual address).
 	Base() uint64
 	// Window makes a part of the memory, n bytes from off, with a key of its
-	// own that opens nothing else. It is closed before the memory is.
+	// own that opens nothing else. It is closed before the memory is. ErrUnsupported where
+	// this part can be no window (it is long, or of a device): the engine then registers
+	// the part by itself.
 	Window(off, n uint64) (Memory, error)
 	// Close takes the key back: Works that arrive later are refused. What it
 	// guarantees of Works that are landing is Limits.CloseIsFinal. No Work of

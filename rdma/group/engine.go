@@ -509,6 +509,11 @@ func (e *Engine) Close() error {
 		}
 	}
 	e.outbox.freed()
+	e.regionsMu.Lock()
+	for r := range e.regions {
+		r.disown()
+	}
+	e.regionsMu.Unlock()
 	close(e.closed)
 	return errors.Join(errs...)
 }

@@ -259,6 +259,88 @@ func TestUnconfirmedRevocation(t *testing.T) {
 	})
 }
 
+// TestRevokeAsksItsPeer: a window that names its peer is revoked without a word to others,
+// though one of them has gone silent and would be waited for.
+func TestRevokeAsksItsPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 11, simrdma.FabricOptions{Delay: simrdma.Span{Max: time.Millisecond}})
+		nic := simrdma.NICOptions{}.LikeSRD()
+		late := func(o *group.Options) { o.RevokeTimeout, o.IdleTimeout = time.Hour, 3*time.Hour }
+		server := start(t, f, "s", true, 1, nic, late)
+		writer := start(t, f, "w", false, 1, nic, late)
+		connect(t, writer, server)
+		for i := range 8 {
+			name := fmt.Sprintf("stranger%d", i)
+			stranger := start(t, f, name, false, 1, nic, late)
+			connect(t, stranger, server)
+			f.Part("s", name)
+			defer f.Join("s", name)
+		}
+		dst, _ := region(t, server, 1<<20, true)
+		src, _ := region(t, writer, 1<<20, true)
+		begin := time.Now()
+		for range 10 {
+			win, err := dst.Window(0, 1<<20, writer.Addr().Engine)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := write(t, writer, rdma.Write{Src: src, Dst: win.Desc(), Len: 1 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			if err := win.Revoke(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := write(t, writer, rdma.Write{Src: src, Dst: win.Desc(), Len: 1}); !errors.Is(err, rdma.ErrRefused) {
+				t.Errorf("a write to a revoked window: %v", err)
+			}
+		}
+		if d := time.Since(begin); d >= time.Hour {
+			t.Errorf("10 windows were revoked after %v: a peer that never saw their keys was waited for", d)
+		}
+	})
+}
+
+// TestWindowsByPart: what a NIC has no window of, because it is too long or a device's, is
+// registered by itself, and isolates as well as a window.
+func TestWindowsByPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 12, simrdma.FabricOptions{})
+		nic := simrdma.NICOptions{}.LikeRC()
+		nic.WindowMax = 1000
+		server := start(t, f, "s", true, 2, nic, nil)
+		client := start(t, f, "c", false, 2, nic, nil)
+		connect(t, client, server)
+		src, want := region(t, client, 4096, true)
+		for i := range want {
+			want[i] = byte(i)
+		}
+		dst, mem := region(t, server, 4096, false) // its own key opens more than 1000 bytes
+		if err := write(t, client, rdma.Write{Src: src, Dst: dst.Desc(), Len: 4096}); err != nil || !bytes.Equal(mem, want) {
+			t.Errorf("all of a long region: %v", err)
+		}
+		for _, n := range []uint64{1000, 1001} {
+			win, err := dst.Window(100, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := write(t, client, rdma.Write{Src: src, SrcOffset: 7, Dst: win.Desc(), Len: n}); err != nil || !bytes.Equal(mem[100:100+n], want[7:7+n]) {
+				t.Errorf("window of %d bytes: %v", n, err)
+			}
+			beyond := win.Desc()
+			beyond.Len++
+			if err := write(t, client, rdma.Write{Src: src, Dst: beyond, DstOffset: n, Len: 1}); !errors.Is(err, rdma.ErrRefused) {
+				t.Errorf("behind a window of %d bytes: %v", n, err)
+			}
+			if err := win.Revoke(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := write(t, client, rdma.Write{Src: src, Dst: win.Desc(), Len: 1}); !errors.Is(err, rdma.ErrRefused) {
+				t.Errorf("a revoked window of %d bytes: %v", n, err)
+			}
+		}
+	})
+}
+
 // TestManyImmediates: more immediates than tallies hold, each counted once,
 // though NICs die in between.
 func TestManyImmediates(t *testing.T) {

@@ -341,7 +341,7 @@ func (s *session) admit(m *message) (reason rdma.Reason, fresh bool, _ error) {
 	if m.kind == kindMessage {
 		reason = s.deliver(m.payload)
 	} else {
-		reason = s.e.check(m.way, m.addr, 0)
+		reason = s.e.check(s.peer, m.way, m.addr, 0)
 	}
 	r.seen[m.seq] = reason
 	return reason, true, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -22,7 +23,9 @@ type region struct {
 	e    *Engine
 	mem  []byte
 	size uint64
-	opts rdma.RegisterOptions
+	// opts.DMABuf is the region's own descriptor of the buffer, until disown.
+	opts     rdma.RegisterOptions
+	disowned sync.Once
 	// mems by NIC; nil where it is not registered, for the NIC is dead.
 	mems []atomic.Pointer[nicMemory]
 	root *window // nil for a Local region
@@ -44,8 +47,15 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 			return nil, fmt.Errorf("group: register a dma-buf and %d bytes of memory: %w", len(mem), rdma.ErrRange)
 		}
 		size = opts.DMABuf.Len
+		// The caller may close its descriptor, and the number may be another buffer's then.
+		own, err := ownBuf(opts.DMABuf)
+		if err != nil {
+			return nil, fmt.Errorf("group: register a dma-buf: %w", err)
+		}
+		opts.DMABuf = own
 	}
 	if size == 0 {
+		closeBuf(opts.DMABuf)
 		return nil, fmt.Errorf("group: register no memory: %w", rdma.ErrRange)
 	}
 	r := &region{
@@ -53,10 +63,11 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 		mems: make([]atomic.Pointer[nicMemory], len(e.nics)), windows: make(map[*window]struct{}),
 	}
 	if err := r.enroll(); err != nil {
+		r.disown()
 		return nil, err
 	}
 	if !opts.Local {
-		w, err := r.open(0, size)
+		w, err := r.open(0, size, nil)
 		if err != nil {
 			return nil, errors.Join(err, r.Close(context.Background()))
 		}
@@ -131,16 +142,16 @@ func (r *region) Desc() rdma.Desc {
 }
 
 // Window implements rdma.Region.
-func (r *region) Window(off, n uint64) (rdma.Window, error) {
+func (r *region) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window, error) {
 	if err := rdma.Range("window", off, n, r.size); err != nil {
 		return nil, err
 	}
-	return r.open(off, n)
+	return r.open(off, n, peers)
 }
 
 // open makes a window known to the engine and its NICs.
-func (r *region) open(off, n uint64) (*window, error) {
-	w := &window{region: r, off: off, n: n, mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
+func (r *region) open(off, n uint64, peers []rdma.EngineID) (*window, error) {
+	w := &window{region: r, off: off, n: n, peers: slices.Clone(peers), mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
 	if r.mem != nil {
 		// The capacity ends with the window: an append by its owner must not
 		// reach the neighbour's bytes.
@@ -197,8 +208,12 @@ func (r *region) Close(ctx context.Context) error {
 	r.e.regionsMu.Lock()
 	delete(r.e.regions, r)
 	r.e.regionsMu.Unlock()
+	defer r.disown()
 	return r.release()
 }
+
+// disown closes the region's own descriptor of its dma-buf. Nothing is registered any more.
+func (r *region) disown() { r.disowned.Do(func() { closeBuf(r.opts.DMABuf) }) }
 
 // release closes what the NICs know of the region.
 func (r *region) release() error {
@@ -223,6 +238,8 @@ type window struct {
 	off, n uint64
 	mem    []byte
 	mems   []atomic.Pointer[nicMemory]
+	// peers were given the Desc; empty: every peer may have it.
+	peers []rdma.EngineID
 
 	// done is closed when the window has been revoked for good.
 	done chan struct{}
@@ -252,7 +269,8 @@ func (w *window) openOn(n *nic) error {
 	var err error
 	if n.lim.Windows {
 		m, err = whole.Window(w.off, w.n)
-	} else {
+	}
+	if !n.lim.Windows || errors.Is(err, rdma.ErrUnsupported) {
 		m, err = w.registerOn(n)
 	}
 	if err != nil {
@@ -279,7 +297,7 @@ func (w *window) openOn(n *nic) error {
 }
 
 // registerOn registers the window's part of the memory by itself, for a NIC
-// without windows.
+// without windows, or without windows of this part.
 func (w *window) registerOn(n *nic) (Memory, error) {
 	opts := w.region.opts
 	opts.Local = false
@@ -385,12 +403,7 @@ func (e *Engine) enlist(n *nic) error {
 }
 
 // enlistOn registers the region and its windows with a NIC that replaces another.
-// A dma-buf can't be registered again, as its descriptor is the caller's: such a
-// region does without the NIC.
 func (r *region) enlistOn(n *nic) error {
-	if r.opts.DMABuf != nil {
-		return nil
-	}
 	if err := r.registerWith(n); err != nil {
 		return err
 	}
@@ -489,13 +502,18 @@ func (e *Engine) unlink(keys []remoteKey) {
 	}
 }
 
-// check says why n bytes at addr behind a key would be refused.
-func (e *Engine) check(k remoteKey, addr, n uint64) rdma.Reason {
+// admits reports whether the window is open to a peer.
+func (w *window) admits(peer rdma.EngineID) bool {
+	return len(w.peers) == 0 || slices.Contains(w.peers, peer)
+}
+
+// check says why n bytes of a peer at addr behind a key would be refused.
+func (e *Engine) check(peer rdma.EngineID, k remoteKey, addr, n uint64) rdma.Reason {
 	e.keysMu.RLock()
 	w := e.keys[k]
 	e.keysMu.RUnlock()
 	switch {
-	case w == nil:
+	case w == nil || !w.admits(peer):
 		return rdma.ReasonKey
 	case !w.holds(addr, n):
 		return rdma.ReasonBounds

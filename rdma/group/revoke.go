@@ -181,16 +181,16 @@ func (e *Engine) beginRevoke() bool {
 // revoke takes a window back for good: when it returns nothing that a peer sent
 // touches the memory or is counted.
 //
-// A NIC whose Memory.Close is final does it alone. Otherwise the peers are asked
-// to write with these keys no more, and to say so when what they have posted
-// has ended; the endpoints of one that does not say so in time are shut.
+// A NIC whose Memory.Close is final does it alone. Otherwise the peers to whom the window
+// is open are asked to write with these keys no more, and to confirm once what they have
+// posted has ended; the endpoints of one that does not confirm in time are shut.
 func (e *Engine) revoke(w *window, keys []remoteKey) {
 	var sessions map[*session]bool
 	id := uint64(0)
 	if !e.final && len(keys) > 0 {
 		id = e.revocations.Add(1)
 		sessions = make(map[*session]bool)
-		e.withdraw(&withdraw{id, keys}, sessions)
+		e.withdraw(w, &withdraw{id, keys}, sessions)
 	}
 	e.regMu.RLock()
 	for i := range w.mems {
@@ -200,8 +200,8 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	}
 	e.regMu.RUnlock()
 	if sessions != nil {
-		// Those that began in between, and knew the key from elsewhere.
-		e.withdraw(&withdraw{id, keys}, sessions)
+		// Those that began in between: the peer may have had the key before.
+		e.withdraw(w, &withdraw{id, keys}, sessions)
 		for s, late := range sessions {
 			if late {
 				s.cutOff(fmt.Errorf("revocation not confirmed in %v", e.opts.RevokeTimeout))
@@ -217,12 +217,12 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 	close(w.done)
 }
 
-// withdraw asks all sessions that are not in the set, adds them, and waits until
-// each has confirmed, has ended, or is late.
-func (e *Engine) withdraw(x *withdraw, sessions map[*session]bool) {
+// withdraw asks the sessions with the window's peers that are not in the set, adds them,
+// and waits until each has confirmed, has ended, or is late.
+func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 	waiting := make(map[*session]<-chan struct{})
 	for _, s := range e.sessions() {
-		if _, ok := sessions[s]; !ok {
+		if _, ok := sessions[s]; !ok && w.admits(s.peer) {
 			sessions[s] = false
 			waiting[s] = s.ask(x)
 		}
@@ -287,7 +287,7 @@ func (e *Engine) drainAll() {
 // answer tells a peer why a Work was refused; the refusal is counted here, as the
 // NIC tells nobody on this side.
 func (s *session) answer(w why) {
-	reason := s.e.check(remoteKey{w.serial, w.key}, w.addr, w.n)
+	reason := s.e.check(s.peer, remoteKey{w.serial, w.key}, w.addr, w.n)
 	if reason != rdma.ReasonNone {
 		s.refused(reason, w.addr, w.n)
 	}

@@ -22,6 +22,10 @@ type NICOptions struct {
 	// first two.
 	Ordered, RefusalBreaks, CloseIsFinal, Windows, EmptyUnchecked bool
 	KeyBits                                                       int
+	// WindowMax is the longest window in bytes; 0: any. NoDeviceWindows: memory of a DMABuf
+	// has none. What is asked for beyond that is rdma.ErrUnsupported.
+	WindowMax       uint64
+	NoDeviceWindows bool
 	// VirtualAddresses counts memory by its address; otherwise from 0.
 	VirtualAddresses bool
 	// MaxWrite in bytes, default 1 GiB; MaxMessage, default 256 KiB.
@@ -50,16 +54,27 @@ func (o *NICOptions) ensureDefaults() {
 	}
 }
 
-// LikeRC makes o a NIC whose endpoints are reliable connections of libibverbs.
+// LikeRC makes o a NIC that declares what a card under rdma/verbs does: reliable
+// connections, and memory windows of up to 2 GiB of host memory.
 func (o NICOptions) LikeRC() NICOptions {
-	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = true, true, true, false
+	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = true, true, true, true
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = true, 32, true
+	o.WindowMax, o.NoDeviceWindows = 2<<30, true
 	return o
 }
 
-// LikeSRD makes o a NIC like Amazon's EFA under libfabric.
+// LikeRXE makes o a NIC that declares what rdma_rxe does under rdma/verbs: as a card, but
+// its windows let writes out, so it has none, and it may finish a packet after a key was
+// taken back.
+func (o NICOptions) LikeRXE() NICOptions {
+	o = o.LikeRC()
+	o.CloseIsFinal, o.Windows, o.WindowMax, o.NoDeviceWindows = false, false, 0, false
+	return o
+}
+
+// LikeSRD makes o a NIC that declares what Amazon's EFA does under rdma/fabric.
 func (o NICOptions) LikeSRD() NICOptions {
-	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = false, false, false, false
+	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = false, true, false, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, true
 	return o
 }
@@ -76,17 +91,20 @@ func (o NICOptions) LikeShm() NICOptions {
 func RandomNIC(seed uint64) NICOptions {
 	d := drawsOf(seed, hash("nic options"))
 	var o NICOptions
-	switch d.below(6) {
+	switch d.below(7) {
 	case 0:
 		o = o.LikeRC()
 	case 1:
 		o = o.LikeSRD()
 	case 2:
 		o = o.LikeShm()
+	case 3:
+		o = o.LikeRXE()
 	default:
 		coin := func() bool { return d.below(2) == 0 }
 		o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = coin(), coin(), coin(), coin()
 		o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = coin(), []int{0, 32, 64}[d.below(3)], coin()
+		o.WindowMax, o.NoDeviceWindows = []uint64{0, 0, 5000}[d.below(3)], coin()
 	}
 	o.QueueDepth = []int{1, 2, 16, 128}[d.below(4)]
 	o.MaxWrite = []uint64{4 << 10, 64 << 10, 1 << 20, 1 << 30}[d.below(4)]

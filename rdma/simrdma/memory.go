@@ -15,6 +15,8 @@ type Memory struct {
 	base   uint64
 	buf    []byte
 
+	device bool // of a DMABuf
+
 	// What follows is guarded by the fabric's lock.
 	closed  bool
 	windows int // open ones
@@ -53,7 +55,7 @@ func (d *Domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, 
 	if mapped != nil {
 		d.mapped = append(d.mapped, mapped)
 	}
-	m := &Memory{d: d, buf: mem}
+	m := &Memory{d: d, buf: mem, device: mapped != nil}
 	if d.opts.VirtualAddresses {
 		m.base = base
 	}
@@ -85,6 +87,9 @@ func (m *Memory) Window(off, n uint64) (group.Memory, error) {
 	}
 	if err := rdma.Range("window", off, n, uint64(len(m.buf))); err != nil {
 		return nil, err
+	}
+	if o := m.d.opts; o.WindowMax > 0 && n > o.WindowMax || o.NoDeviceWindows && m.device {
+		return nil, fmt.Errorf("simrdma: %s has no window of %d bytes of this memory: %w", o.Name, n, rdma.ErrUnsupported)
 	}
 	m.d.f.mu.Lock()
 	defer m.d.f.mu.Unlock()

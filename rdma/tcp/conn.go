@@ -700,7 +700,7 @@ func (c *conn) repeated(h *header) error {
 // admit enters the window that h names, or says why not.
 func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	w := c.s.e.lookup(h.key)
-	if w == nil {
+	if w == nil || !w.admits(c.s.peer) {
 		return nil, rdma.ReasonKey
 	}
 	size := uint64(len(w.mem))

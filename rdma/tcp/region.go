@@ -38,7 +38,7 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 	}
 	r := &region{e: e, mem: mem, windows: make(map[*window]struct{})}
 	if !opts.Local {
-		w, err := r.open(mem, nil)
+		w, err := r.open(mem, nil, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -62,21 +62,23 @@ func (r *region) Desc() rdma.Desc {
 }
 
 // Window implements rdma.Region.
-func (r *region) Window(off, n uint64) (rdma.Window, error) { return r.WindowLanding(off, n, nil) }
+func (r *region) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window, error) {
+	return r.WindowLanding(off, n, nil, peers...)
+}
 
 // WindowLanding implements rdma.LandingRegion; landed may be nil.
-func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64)) (rdma.Window, error) {
+func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64), peers ...rdma.EngineID) (rdma.Window, error) {
 	if err := rdma.Range("window", off, n, uint64(len(r.mem))); err != nil {
 		return nil, err
 	}
 	// The capacity ends with the window: an append by its owner must not reach
 	// the neighbour's bytes.
-	return r.open(r.mem[off:off+n:off+n], landed)
+	return r.open(r.mem[off:off+n:off+n], landed, peers)
 }
 
 // open makes a window of mem, a part of the region, known to the engine.
-func (r *region) open(mem []byte, landed func(off, n uint64)) (*window, error) {
-	w := &window{region: r, mem: mem, landed: landed}
+func (r *region) open(mem []byte, landed func(off, n uint64), peers []rdma.EngineID) (*window, error) {
+	w := &window{region: r, mem: mem, landed: landed, peers: slices.Clone(peers)}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -114,6 +116,8 @@ type window struct {
 	mem    []byte
 	// landed, if set, is told of all that is placed here, by whoever is inside.
 	landed func(off, n uint64)
+	// peers may write here; empty: every peer.
+	peers []rdma.EngineID
 
 	// revoked is set under mu, and read without it between the reads of a
 	// payload.
@@ -161,6 +165,11 @@ func (w *window) Revoke(ctx context.Context) error {
 	delete(w.region.windows, w)
 	w.region.mu.Unlock()
 	return nil
+}
+
+// admits reports whether the window is open to a peer.
+func (w *window) admits(peer rdma.EngineID) bool {
+	return len(w.peers) == 0 || slices.Contains(w.peers, peer)
 }
 
 // enter admits a connection's payload to the window.

@@ -1,0 +1,16 @@
+//go:build !linux
+
+package group
+
+import (
+	"fmt"
+
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// ownBuf fails: dma-bufs are of Linux.
+func ownBuf(*rdma.DMABuf) (*rdma.DMABuf, error) {
+	return nil, fmt.Errorf("dma-bufs are of Linux: %w", rdma.ErrUnsupported)
+}
+
+func closeBuf(*rdma.DMABuf) {}
