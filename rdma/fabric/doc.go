@@ -65,8 +65,8 @@
 //	a write lands           end and is counted           goes on
 //	traffic class           taken, changes nothing       taken, has no wire
 //	order of immediates     as posted                    as posted, one write at a time
-//	waiting                 descriptor, in the runtime's none: naps of 20 µs to 1 ms
-//	                        poller
+//	waiting                 descriptor, in the runtime's none: polled on for 1 ms behind
+//	                        poller                       the last work, then every 50 µs
 //	peer is killed          writes in flight fail        nothing: three questions
 //	                                                     without an answer
 //	an endpoint             22 KiB, 1 socket             8 MiB of shared memory, at most
@@ -90,8 +90,11 @@
 // efa could not be tried: no machine at hand has one. What it needs by its manual
 // is there: FI_MR_LOCAL, keys chosen by the provider, 4 bytes of CQ data told
 // apart by source address, a valid key for an immediate alone (fabric-lib,
-// section 3.5; the engine always names one), no order, and no windows, since
-// registering a part pins it again.
+// section 3.5; the engine always names one), no order, and no windows: a window costs a
+// registration, which pins its part again, and a deregistration. The behaviour of libfabric
+// 1.18 is asked for, where the library has it: from that version on efa writes by RDMA of the
+// device on p5. A completion queue without a descriptor is polled as shm's is. A host with
+// more domains than an engine takes (p5 has 32) has to name those to use.
 //
 // The library loads providers that catch SIGSEGV and print a trace of their own
 // (psm, psm2); IPATH_NO_BACKTRACE=1 and HFI_NO_BACKTRACE=1 leave crashes to Go.

@@ -17,9 +17,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-// The version whose behaviour is asked for, whatever library is there.
-#define PF_API FI_VERSION(1, 17)
-
 static int fail(char *what, const char *call, int err) {
 	snprintf(what, PF_TEXT_MAX, "%s: %s", call, fi_strerror(-err));
 	return err;
@@ -52,13 +49,13 @@ static void addr_text(const struct fi_info *i, char *out, size_t size) {
 }
 
 // pf_list writes "provider domain address" lines, as many as fit.
-int pf_list(const char *provider, char *out, size_t size) {
+int pf_list(uint32_t api, const char *provider, char *out, size_t size) {
 	struct fi_info *h = hints(provider), *all = NULL, *i;
 	size_t used = 0;
 	if (!h)
 		return -FI_ENOMEM;
 	out[0] = 0;
-	int ret = fi_getinfo(PF_API, NULL, NULL, 0, h, &all);
+	int ret = fi_getinfo(api, NULL, NULL, 0, h, &all);
 	fi_freeinfo(h);
 	if (ret)
 		return ret;
@@ -126,7 +123,7 @@ int pf_open(const struct pf_wish *wish, struct pf_domain **out, struct pf_traits
 	if (wish->domain[0])
 		h->domain_attr->name = strdup(wish->domain);
 	const char *node = wish->addr[0] ? wish->addr : NULL;
-	ret = fi_getinfo(PF_API, node, NULL, node ? FI_SOURCE : 0, h, &all);
+	ret = fi_getinfo(wish->api, node, NULL, node ? FI_SOURCE : 0, h, &all);
 	fi_freeinfo(h);
 	if (ret) {
 		free(d);

@@ -54,6 +54,7 @@ struct pf_event {
 // pf_wish says which domain to open.
 struct pf_wish {
 	const char *provider, *domain, *addr;
+	uint32_t api; // the version whose behaviour is asked for, as FI_VERSION counts
 	uint32_t tx_depth, rx_depth, cq_depth;
 };
 
@@ -97,7 +98,7 @@ struct pf_domain {
 	uint32_t polled_count, polled_cap, turn;
 };
 
-int pf_list(const char *provider, char *out, size_t size);
+int pf_list(uint32_t api, const char *provider, char *out, size_t size);
 int pf_open(const struct pf_wish *wish, struct pf_domain **out, struct pf_traits *traits, char *what);
 int pf_close(struct pf_domain *d);
 int pf_hub_open(struct pf_domain *d, uint8_t *name, size_t *name_len, const char **what);

@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 )
 
@@ -51,6 +52,12 @@ func libraryVersion() (major, minor int) {
 	return int(v >> 16), int(v & 0xffff)
 }
 
+// apiVersion is the version whose behaviour is asked for, as FI_VERSION counts.
+func apiVersion() uint32 {
+	major, minor := askedVersion(libraryVersion())
+	return uint32(major)<<16 | uint32(minor)
+}
+
 // list returns the domains of a provider.
 func list(provider string) ([]found, error) {
 	p := C.CString(provider)
@@ -58,7 +65,7 @@ func list(provider string) ([]found, error) {
 	const size = 64 << 10
 	out := (*C.char)(C.malloc(size))
 	defer C.free(unsafe.Pointer(out))
-	ret := C.pf_list(p, out, size)
+	ret := C.pf_list(C.uint32_t(apiVersion()), p, out, size)
 	if ret == -C.FI_ENODATA {
 		return nil, nil
 	}
@@ -85,6 +92,8 @@ type native struct {
 	buffers unsafe.Pointer
 	frame   int
 	reg     registration // of buffers, where the provider wants that
+	// taken counts completions.
+	taken atomic.Uint64
 }
 
 // event is one completion as C reports it.
@@ -113,6 +122,7 @@ func openNative(provider, domain, addr string, depth int) (*native, traits, erro
 		}
 	}()
 	wish := C.struct_pf_wish{
+		api:      C.uint32_t(apiVersion()),
 		provider: text[0], domain: text[1], addr: text[2],
 		tx_depth: C.uint32_t(depth), rx_depth: C.uint32_t(max(depth, hubRecvs)), cq_depth: queueEvents,
 	}
@@ -231,6 +241,9 @@ func (n *native) poll(size int) ([]event, error) {
 	ret := C.pf_poll(n.d, &n.events[0], C.int(min(size, maxEvents)))
 	if ret < 0 {
 		return nil, errno("fi_cq_read", ret)
+	}
+	if ret > 0 {
+		n.taken.Add(uint64(ret))
 	}
 	return n.events[:ret], nil
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"github.com/penstock-kv/penstock/rdma/group"
@@ -100,14 +99,7 @@ func defaultNICs(provider string) ([]NIC, error) {
 	if len(all) == 0 {
 		return nil, fmt.Errorf("fabric: provider %q has no domain here; `fi_info -p %s` says more", provider, provider)
 	}
-	real := slices.DeleteFunc(slices.Clone(all), func(n NIC) bool {
-		a, err := netip.ParseAddr(n.Addr)
-		return err == nil && a.IsLoopback()
-	})
-	if len(real) == 0 {
-		return all[:1], nil
-	}
-	return real[:min(len(real), group.MaxDomains)], nil
+	return pickNICs(provider, all)
 }
 
 // List returns the domains of a provider, each once, with the address that

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,7 +26,7 @@ type waiter interface {
 // newWaiter makes the waiter of a queue with a descriptor, or of one without.
 func newWaiter(n *native, fd int) (waiter, error) {
 	if fd < 0 {
-		return &napper{woken: make(chan struct{}, 1)}, nil
+		return &napper{n: n, woken: make(chan struct{}, 1)}, nil
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -107,34 +108,37 @@ func (w *fdWaiter) wake() {
 
 func (w *fdWaiter) close() error { return w.file.Close() }
 
-// napper waits for a queue that nothing tells of: it looks again after ever
-// longer naps, from napMin to napMax, which bounds what an idle poller adds to
-// the latency.
+// napper waits for a queue that has no descriptor. Behind the last work it looks on without
+// a pause, for napAfter; from then on every napPause, which is what an idle poller adds to
+// the latency at most, but for the runtime's own timers.
 type napper struct {
+	n     *native
 	woken chan struct{}
-	nap   time.Duration
-	last  time.Time // when the last wait returned
+	// seen is native.taken as the last wait found it, and worked when it last grew.
+	seen   uint64
+	worked time.Time
 }
 
 const (
-	napMin = 20 * time.Microsecond
-	napMax = time.Millisecond
+	napAfter = time.Millisecond
+	napPause = 50 * time.Microsecond
 )
 
 func (w *napper) wait(time.Duration) {
 	now := time.Now()
-	// A poller that was away for longer than it takes to find nothing had work.
-	if w.nap == 0 || now.Sub(w.last) > 4*napMin {
-		w.nap = napMin
+	if taken := w.n.taken.Load(); taken != w.seen {
+		w.seen, w.worked = taken, now
 	}
-	t := time.NewTimer(w.nap)
+	if now.Sub(w.worked) < napAfter {
+		runtime.Gosched()
+		return
+	}
+	t := time.NewTimer(napPause)
 	select {
 	case <-w.woken:
 	case <-t.C:
 	}
 	t.Stop()
-	w.nap = min(2*w.nap, napMax)
-	w.last = time.Now()
 }
 
 func (w *napper) wake() {
