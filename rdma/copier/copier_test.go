@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -344,7 +345,12 @@ func testRefusals(t *testing.T, c Copier) {
 	if _, err := c.Register(nil, rdma.RegisterOptions{}); err == nil {
 		t.Error("no memory can be registered")
 	}
-	if _, err := c.Register(nil, rdma.RegisterOptions{Device: "cuda:0", DMABuf: &rdma.DMABuf{FD: -1, Len: 10}}); !errors.Is(err, rdma.ErrUnsupported) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if _, err := c.Register(nil, rdma.RegisterOptions{Device: "cuda:0", DMABuf: &rdma.DMABuf{FD: int(null.Fd()), Len: 10}}); !errors.Is(err, rdma.ErrUnsupported) {
 		t.Errorf("device memory: %v, want %v", err, rdma.ErrUnsupported)
 	}
 }

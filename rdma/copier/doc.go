@@ -19,6 +19,12 @@
 // no such arbiter (DualPath, section 5.2). CUDA where there is no such NIC. Plain
 // where both sides are host memory.
 //
+// Who makes one: client/traffic makes a Plain where its caller gives it no copier. The
+// program penstock has no device memory, so it makes no NIC and no CUDA: they are for a
+// process that embeds client/traffic beside a GPU (Options.Copier). CUDA is tested against
+// a driver of the tests' own; NIC over rdma/shm and, in the
+// guest of internal/rdmalab, over rdma/verbs.
+//
 // NIC takes two engines on the same NIC, near and far, since an engine does not
 // connect to itself: near holds every memory as a source, far as a destination,
 // and each batch is a few paged writes from the one to the other; a provider

@@ -153,7 +153,11 @@ func (d *domain) start(at place) error {
 	if d.gid, _, err = chooseGID(table, at.gid); err != nil {
 		return err
 	}
-	if err := d.choosePartition(at.partition); err != nil {
+	keys, err := d.nic.pkeys(d.port.pkeys)
+	if err != nil {
+		return err
+	}
+	if d.nic.pkeyIndex, d.partition, err = choosePKey(keys); err != nil {
 		return err
 	}
 	if depth := d.opts.QueueDepth; depth > d.dev.maxQPWork {
@@ -180,15 +184,6 @@ func (d *domain) start(at place) error {
 	}
 	d.limits = limitsOf(d.port.maxWrite(), d.opts.QueueDepth, d.windows, d.dev.vendor)
 	return nil
-}
-
-// choosePartition finds the row of the partition that queue pairs are in.
-func (d *domain) choosePartition(asked pkey) error {
-	table, err := d.nic.pkeys(d.port.pkeys)
-	if err == nil {
-		d.nic.pkeyIndex, d.partition, err = choosePKey(table, asked)
-	}
-	return err
 }
 
 // Name implements group.Domain.

@@ -98,18 +98,15 @@ type place struct {
 	port uint8
 	// gid is the row of the GID table; -1: the best is chosen.
 	gid int
-	// partition is the partition key; 0: the port's first.
-	partition pkey
 }
 
-// parseDevice reads "name[/port][@gid][#partition]". The port is 1 where it is not given.
+// parseDevice reads "name[/port][@gid]". The port is 1 where it is not given.
 func parseDevice(s string) (place, error) {
-	rest, keyText, hasKey := strings.Cut(s, "#")
-	rest, gidText, hasGID := strings.Cut(rest, "@")
+	rest, gidText, hasGID := strings.Cut(s, "@")
 	name, portText, hasPort := strings.Cut(rest, "/")
 	at := place{name: name, port: 1, gid: -1}
 	if name == "" {
-		return place{}, fmt.Errorf("verbs: device %q has no name; want NAME[/PORT][@GID-INDEX][#PARTITION-KEY]", s)
+		return place{}, fmt.Errorf("verbs: device %q has no name; want NAME[/PORT][@GID-INDEX]", s)
 	}
 	if hasPort {
 		n, err := strconv.ParseUint(portText, 10, 8)
@@ -124,13 +121,6 @@ func parseDevice(s string) (place, error) {
 			return place{}, fmt.Errorf("verbs: device %q: GID index %q is not a number from 0 to 255", s, gidText)
 		}
 		at.gid = int(n)
-	}
-	if hasKey {
-		n, err := strconv.ParseUint(keyText, 0, 16)
-		if err != nil || pkey(n).partition() == 0 {
-			return place{}, fmt.Errorf("verbs: device %q: partition key %q is not a number from 0x1 to 0xffff without 0x8000", s, keyText)
-		}
-		at.partition = pkey(n)
 	}
 	return at, nil
 }

@@ -18,25 +18,22 @@ const pkeyFull pkey = 1 << 15
 // partition is the key without the bit of membership.
 func (k pkey) partition() pkey { return k &^ pkeyFull }
 
-// choosePKey returns the row of a port's table that is in the partition asked for, or,
-// with 0, the first row that is in any. A row of full membership comes before one of limited.
-func choosePKey(table []pkey, asked pkey) (uint16, pkey, error) {
+// choosePKey returns the first row of a port's table that is in a partition, with the key
+// there. A row of full membership comes before one of limited.
+func choosePKey(table []pkey) (uint16, pkey, error) {
 	best := -1
 	for i, k := range table {
-		if k.partition() == 0 || asked != 0 && k.partition() != asked.partition() {
+		if k.partition() == 0 {
 			continue
 		}
 		if best < 0 || k&pkeyFull > table[best]&pkeyFull {
 			best = i
 		}
 	}
-	switch {
-	case best >= 0:
-		return uint16(best), table[best], nil
-	case asked != 0:
-		return 0, 0, fmt.Errorf("partition key %#x is not in the port's table %#x: the subnet manager has not made the port a member", uint16(asked), table)
+	if best < 0 {
+		return 0, 0, fmt.Errorf("the port is in no partition (table %#x): is a subnet manager running?", table)
 	}
-	return 0, 0, fmt.Errorf("the port is in no partition (table %#x): is a subnet manager running?", table)
+	return uint16(best), table[best], nil
 }
 
 // stillThere returns an error if a port's LID, or the key in the row of its partition, is
