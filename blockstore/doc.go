@@ -28,6 +28,11 @@
 //
 // # Placement
 //
+// Each segment keeps its free slots as a set of runs (internal/runs) and reports
+// the longest run to its volume's space, a heap of segments by slot size. So
+// where a run of free slots is, or that there is none, is known without a look
+// at other segments.
+//
 // Reserve puts the n slots of one sequence next to each other where it can:
 // right after the slot the caller names, else into the longest free run of the
 // segments of that slot size, else into a fresh segment. With several volumes a
@@ -77,7 +82,7 @@
 // Three tokens (one-element channels) serialise slow work and are taken before
 // every lock: volume.growth (the set of segments, a segment's cut), then
 // Store.meta (superblocks, catalogue), then volume.meta (those of one volume). Of
-// the locks, volume.mu comes before segment.mu; all others (Store.mu,
-// generations.mu, syncer.mu, watchedDevice.mu) are leaves. No I/O happens under a
-// lock.
+// the locks, volume.mu comes before segment.mu, which comes before space.mu; all
+// others (Store.mu, generations.mu, syncer.mu, watchedDevice.mu) are leaves. No
+// I/O happens under a lock.
 package blockstore

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -58,7 +57,7 @@ func (v *volume) grow(ctx context.Context, slotBytes int64, changes uint64) erro
 func (v *volume) claimBlank(ctx context.Context, slotBytes int64) *segment {
 	v.mu.Lock()
 	var found *segment
-	for _, g := range v.segments {
+	for _, g := range v.uncut {
 		if (g.phase != phaseBlank && g.phase != phaseZeroing) || g.retiring || ondisk.SegmentSlots(g.file.Size(), slotBytes) == 0 {
 			continue
 		}
@@ -97,17 +96,13 @@ func (v *volume) claimBlank(ctx context.Context, slotBytes int64) *segment {
 func (v *volume) claimEmpty(slotBytes int64) *segment {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for size, class := range v.classes {
-		if size == slotBytes {
-			continue
+	for {
+		g := v.space.emptyOf(slotBytes, func(g *segment) bool { return ondisk.SegmentSlots(g.file.Size(), slotBytes) > 0 })
+		if g == nil || v.uncutLocked(g) {
+			return g
 		}
-		for _, g := range class {
-			if ondisk.SegmentSlots(g.file.Size(), slotBytes) > 0 && v.uncutLocked(g) {
-				return g
-			}
-		}
+		// The segment changed since it reported, and has reported again.
 	}
-	return nil
 }
 
 // uncutLocked takes an empty segment out of its class, for a change.
@@ -117,17 +112,8 @@ func (v *volume) uncutLocked(g *segment) bool {
 	if g.phase != phaseCut || g.retiring || !g.isEmptyLocked() {
 		return false
 	}
-	v.leaveClassLocked(g)
 	g.blankLocked(phaseChanging)
 	return true
-}
-
-func (v *volume) leaveClassLocked(g *segment) {
-	size := g.header.SlotBytes
-	v.classes[size] = slices.DeleteFunc(v.classes[size], func(o *segment) bool { return o == g })
-	if len(v.classes[size]) == 0 {
-		delete(v.classes, size)
-	}
 }
 
 // setPhase changes the phase; volume.mu is held.
@@ -135,6 +121,17 @@ func (g *segment) setPhase(p phase) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.phase = p
+	g.volume.trackLocked(g)
+}
+
+// trackLocked keeps the set of uncut segments right after a segment's phase has
+// changed; volume.mu and g.mu are held.
+func (v *volume) trackLocked(g *segment) {
+	if g.phase == phaseBlank || g.phase == phaseZeroing {
+		v.uncut[g.number] = g
+		return
+	}
+	delete(v.uncut, g.number)
 }
 
 // nextFileBytes is the size of the next segment file, or 0 if the capacity has
@@ -189,9 +186,9 @@ func (v *volume) create(sizeBytes int64, p phase) (*segment, error) {
 func (v *volume) nextNumber() (uint32, bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for n := range uint32(kv.MaxSegments) {
-		if _, taken := v.segments[n]; !taken {
-			return n, true
+	for ; v.lowest < kv.MaxSegments; v.lowest++ {
+		if _, taken := v.segments[v.lowest]; !taken {
+			return v.lowest, true
 		}
 	}
 	return 0, false
@@ -220,7 +217,7 @@ func (v *volume) cut(ctx context.Context, g *segment, slotBytes int64) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.cutLocked(h)
-	v.classes[slotBytes] = append(v.classes[slotBytes], g)
+	v.trackLocked(g)
 	v.changes++
 	return nil
 }

@@ -2,6 +2,8 @@ package blockstore
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -87,6 +89,8 @@ func (v *volume) markSurplus() {
 		}
 		pick.mu.Lock()
 		pick.retiring = true
+		v.space.report(pick)
+		v.surplus[pick.number] = pick
 		pick.mu.Unlock()
 		over -= pick.file.Size()
 	}
@@ -94,7 +98,7 @@ func (v *volume) markSurplus() {
 
 // retire removes the surplus segments that are empty.
 func (v *volume) retire(ctx context.Context) error {
-	for _, g := range v.sorted() {
+	for _, g := range v.surplusSegments() {
 		if !g.mayRetire() {
 			continue
 		}
@@ -110,6 +114,13 @@ func (v *volume) retire(ctx context.Context) error {
 	return nil
 }
 
+// surplusSegments returns the segments that are to be removed.
+func (v *volume) surplusSegments() []*segment {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.SortedFunc(maps.Values(v.surplus), func(a, b *segment) int { return int(a.number) - int(b.number) })
+}
+
 func (g *segment) mayRetire() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -120,9 +131,6 @@ func (g *segment) mayRetire() bool {
 func (v *volume) remove(g *segment) error {
 	v.mu.Lock()
 	g.mu.Lock()
-	if g.phase == phaseCut {
-		v.leaveClassLocked(g)
-	}
 	g.blankLocked(phaseChanging)
 	v.dropLocked(g)
 	g.mu.Unlock()
@@ -176,7 +184,7 @@ func (v *volume) createAhead(ctx context.Context) (*segment, error) {
 func (v *volume) hasBlank() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, g := range v.segments {
+	for _, g := range v.uncut {
 		if g.phase == phaseBlank && !g.retiring {
 			return true
 		}

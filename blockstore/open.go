@@ -60,7 +60,9 @@ func newStore(opts Options, found []candidate) *Store {
 			meta:     make(chan struct{}, 1),
 			kick:     make(chan struct{}, 1),
 			segments: make(map[uint32]*segment),
-			classes:  make(map[int64][]*segment),
+			uncut:    make(map[uint32]*segment),
+			surplus:  make(map[uint32]*segment),
+			space:    space{classes: make(map[int64]*class)},
 		}
 		v.table.Store(new([]*segment))
 		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go, func(st health.Status) {
@@ -429,7 +431,9 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 		return nil
 	}
 	g.cutLocked(h)
-	v.classes[h.SlotBytes] = append(v.classes[h.SlotBytes], g)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.trackLocked(g)
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -28,7 +29,7 @@ type placement struct {
 // taken is one run of slots.
 type taken struct {
 	segment *segment
-	run     run
+	run     runs.Run
 }
 
 // Reserve takes n free slots for the consecutive pieces of one sequence and
@@ -72,7 +73,7 @@ func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) er
 	if hasAfter {
 		if v := p.store.volume(after); v != nil && v.takesWrites() && v.dev.health().State == p.store.bestState() {
 			at = int(v.index)
-			if g, r := v.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.n > 0 {
+			if g, r := v.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.N > 0 {
 				p.add(g, r)
 			}
 			if p.atStripeEnd(after.Slot() + 1 + uint32(p.n)) {
@@ -90,16 +91,16 @@ func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) er
 		}
 		p.add(g, r)
 		at = int(g.volume.index)
-		if p.atStripeEnd(r.start + r.n) {
+		if p.atStripeEnd(r.Start + r.N) {
 			at = p.next(at)
 		}
 	}
 	return nil
 }
 
-func (p *placement) add(g *segment, r run) {
+func (p *placement) add(g *segment, r runs.Run) {
 	p.taken = append(p.taken, taken{g, r})
-	p.n += int(r.n)
+	p.n += int(r.N)
 }
 
 // stripe is how many slots of a segment go to one volume before the next takes
@@ -155,7 +156,7 @@ func (p *placement) leastUsed() int {
 
 // takeSomewhere takes one run, on the given volume or else on the first after it
 // that has room; on a suspect one only if no volume that is ok has.
-func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, error) {
+func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.Run, error) {
 	var trouble []error
 	writable := false
 	for i := range 2 * len(p.store.volumes) {
@@ -174,7 +175,7 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, e
 			return g, r, nil
 		}
 		if ctx.Err() != nil {
-			return nil, run{}, err
+			return nil, runs.Run{}, err
 		}
 		if !errors.Is(err, errNoRoom) {
 			v.log.Warn("could not make room", "err", err)
@@ -183,11 +184,11 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, run, e
 	}
 	switch {
 	case !writable:
-		return nil, run{}, p.store.noWritableVolume()
+		return nil, runs.Run{}, p.store.noWritableVolume()
 	case len(trouble) > 0:
-		return nil, run{}, errors.Join(trouble...)
+		return nil, runs.Run{}, errors.Join(trouble...)
 	}
-	return nil, run{}, p.full()
+	return nil, runs.Run{}, p.full()
 }
 
 // noWritableVolume says for each volume why it takes no writes.
@@ -209,7 +210,7 @@ func (p *placement) full() error {
 	e := &FullError{SlotBytes: p.slotBytes, Slots: p.want}
 	for _, v := range p.store.volumes {
 		if v.takesWrites() {
-			e.FreeSlots += v.freeSlots(p.slotBytes)
+			e.FreeSlots += int(v.space.free(p.slotBytes))
 		}
 	}
 	return e
@@ -218,8 +219,8 @@ func (p *placement) full() error {
 // undo gives the slots back.
 func (p *placement) undo() {
 	for _, t := range p.taken {
-		for i := range t.run.n {
-			t.segment.untake(t.run.start + i)
+		for i := range t.run.N {
+			t.segment.untake(t.run.Start + i)
 		}
 	}
 	p.taken, p.n = nil, 0
@@ -230,8 +231,8 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 	refs := make([]kv.Ref, 0, p.n)
 	for _, t := range p.taken {
 		t.segment.stamp(t.run, gen)
-		for i := range t.run.n {
-			refs = append(refs, kv.Ref{Extent: t.segment.extent(t.run.start + i), Generation: gen})
+		for i := range t.run.N {
+			refs = append(refs, kv.Ref{Extent: t.segment.extent(t.run.Start + i), Generation: gen})
 			gen++
 		}
 	}
@@ -244,7 +245,7 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 func (s *Store) Surplus() []kv.Ref {
 	var refs []kv.Ref
 	for _, v := range s.volumes {
-		for _, g := range v.sorted() {
+		for _, g := range v.surplusSegments() {
 			refs = g.appendSurplus(refs)
 		}
 	}
@@ -294,7 +295,10 @@ func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 		if !v.takesWrites() {
 			continue
 		}
-		for _, g := range v.sorted() {
+		for _, g := range *v.table.Load() {
+			if g == nil {
+				continue
+			}
 			if e, ok := g.emptiable(l.SlotBytes()); ok {
 				all = append(all, e)
 			}
@@ -325,6 +329,7 @@ func (s *Store) Drain(e kv.Extent) {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.draining = true
+			v.space.report(g)
 		}
 	}
 }

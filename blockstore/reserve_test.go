@@ -100,6 +100,9 @@ func FuzzReserve(f *testing.F) {
 					s.Drain(e[0].First)
 				}
 			}
+			for _, v := range s.volumes {
+				checkSpace(t, v)
+			}
 			if st := s.Stats(); st.FileBytes > st.CapacityBytes {
 				t.Fatalf("files of %d bytes, capacity %d (bounded)", st.FileBytes, st.CapacityBytes)
 			}

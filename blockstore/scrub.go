@@ -181,34 +181,38 @@ func verifySlot(ref kv.Ref, slotBytes int64, slot []byte) error {
 	return nil
 }
 
-// nextLive returns the first live slot at or after an extent.
+// nextLive returns the first live slot at or after an extent. It looks at the
+// slots and segments between the two, and at no others.
 func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) {
 	for _, v := range s.volumes {
 		if v.index < from.Volume() {
 			continue
 		}
-		for _, g := range v.sorted() {
+		if v.index > from.Volume() {
+			from = kv.MakeExtent(v.index, 0, 0)
+		}
+		table := *v.table.Load()
+		for number := from.Segment(); number < uint32(len(table)); number++ {
 			slot := uint32(0)
-			if v.index == from.Volume() {
-				if g.number < from.Segment() {
-					continue
-				}
-				if g.number == from.Segment() {
-					slot = from.Slot()
-				}
+			if number == from.Segment() {
+				slot = from.Slot()
 			}
-			if ref, slotBytes, ok := g.nextLive(slot); ok {
-				return ref, slotBytes, true
+			if g := table[number]; g != nil {
+				if ref, slotBytes, ok := g.nextLive(slot); ok {
+					return ref, slotBytes, true
+				}
 			}
 		}
 	}
 	return kv.Ref{}, 0, false
 }
 
+// nextLive returns the segment's first live slot from a slot on.
 func (g *segment) nextLive(slot uint32) (kv.Ref, int64, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for ; slot < uint32(len(g.words)); slot++ {
+		g.looks++
 		if w := g.words[slot]; w.state() == slotLive {
 			return kv.Ref{Extent: g.extent(slot), Generation: w.generation()}, g.header.SlotBytes, true
 		}

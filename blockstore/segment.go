@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -44,11 +45,17 @@ type segment struct {
 	phase  phase
 	header ondisk.SegmentHeader // of a cut segment
 	words  []slotWord
-	free   freeMap
+	// free are the free slots; nil before Ready, while words alone says what
+	// they are.
+	free   *runs.Set
 	counts slotCounts
 	// retiring: beyond the capacity; takes no new slots and is removed when
 	// empty. draining: being emptied; takes new slots only as a last resort.
 	retiring, draining bool
+	// reported is what the volume's space knows of the segment.
+	reported vacancy
+	// looks counts the slots that nextLive looked at.
+	looks uint64
 	// reading counts the readers of all slots. It changes under mu.
 	reading atomic.Int64
 }
@@ -57,15 +64,35 @@ type segment struct {
 func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	g.phase, g.header = phaseCut, h
 	g.words = make([]slotWord, h.Slots)
-	g.free = newFreeMap(h.Slots)
 	g.counts = slotCounts{free: h.Slots}
 	g.draining = false
+	if g.volume.store.ready.Load() {
+		g.findFreeLocked()
+	}
+}
+
+// findFreeLocked makes the set of free slots from the words.
+func (g *segment) findFreeLocked() {
+	if g.phase != phaseCut || g.free != nil {
+		return
+	}
+	g.free = runs.New(g.header.Slots)
+	for at := uint32(0); at < g.header.Slots; at++ {
+		r := runs.Run{Start: at}
+		for at < g.header.Slots && g.words[at].state() == slotFree {
+			at++
+		}
+		r.N = at - r.Start
+		g.free.Add(r)
+	}
+	g.volume.space.report(g)
 }
 
 // blankLocked forgets the slots, all of which are free.
 func (g *segment) blankLocked(p phase) {
 	g.phase, g.header = p, ondisk.SegmentHeader{}
-	g.words, g.free, g.counts, g.draining = nil, freeMap{}, slotCounts{}, false
+	g.words, g.free, g.counts, g.draining = nil, nil, slotCounts{}, false
+	g.volume.space.report(g)
 }
 
 func (g *segment) extent(slot uint32) kv.Extent {
@@ -82,7 +109,10 @@ func (g *segment) setLocked(slot uint32, w slotWord) {
 	*g.counts.of(old)--
 	*g.counts.of(w.state())++
 	if w.state() == slotFree && old != slotFree {
-		g.free.give(slot)
+		if g.free != nil {
+			g.free.Add(runs.Run{Start: slot, N: 1})
+			g.volume.space.report(g)
+		}
 		g.volume.usedBytes.Add(-g.header.SlotBytes)
 		if g.retiring && g.isEmptyLocked() {
 			g.volume.wake()
@@ -102,31 +132,36 @@ func (g *segment) checkLocked() {
 	var c slotCounts
 	for i, w := range g.words {
 		*c.of(w.state())++
-		invariants.Assert((w.state() == slotFree) == g.free.isFree(uint32(i)), "slot %v is %v in the table, free %v in the map",
-			g.extent(uint32(i)), w.state(), g.free.isFree(uint32(i)))
+		invariants.Assert(g.free == nil || (w.state() == slotFree) == g.free.Has(uint32(i)), "slot %v is %v in the table, and that it is free in the set is %v",
+			g.extent(uint32(i)), w.state(), g.free == nil || g.free.Has(uint32(i)))
 	}
 	invariants.Assert(c == g.counts, "segment %d counts %+v, its table says %+v", g.number, g.counts, c)
-	invariants.Assert(c.free == g.free.free, "segment %d has %d free slots, its map says %d", g.number, c.free, g.free.free)
+	invariants.Assert(g.free == nil || c.free == g.free.Size(), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 
 // takeLocked reserves a run of free slots. Their generations come later, from
 // stamp: a slot without one cannot be named.
-func (g *segment) takeLocked(r run) {
-	g.free.take(r)
-	g.counts.free -= r.n
-	g.counts.reserved += r.n
-	g.volume.usedBytes.Add(int64(r.n) * g.header.SlotBytes)
-	for i := r.start; i < r.start+r.n; i++ {
+func (g *segment) takeLocked(r runs.Run) {
+	if g.free != nil {
+		g.free.Remove(r)
+	}
+	g.counts.free -= r.N
+	g.counts.reserved += r.N
+	g.volume.usedBytes.Add(int64(r.N) * g.header.SlotBytes)
+	for i := r.Start; i < r.Start+r.N; i++ {
 		g.words[i] = makeSlotWord(0, slotReserved)
+	}
+	if g.free != nil {
+		g.volume.space.report(g)
 	}
 }
 
 // stamp gives the slots of a run that was just taken consecutive generations.
-func (g *segment) stamp(r run, gen kv.Generation) {
+func (g *segment) stamp(r runs.Run, gen kv.Generation) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i := range r.n {
-		g.words[r.start+i] = makeSlotWord(gen+kv.Generation(i), slotReserved)
+	for i := range r.N {
+		g.words[r.Start+i] = makeSlotWord(gen+kv.Generation(i), slotReserved)
 	}
 }
 
@@ -147,10 +182,10 @@ func (g *segment) adopt(ref kv.Ref, slotBytes int64) error {
 		return fmt.Errorf("blockstore: adopt %v with slots of %d bytes: segment has %d of %d: %w", ref, slotBytes, g.header.Slots, g.header.SlotBytes, ErrStale)
 	case ref.Generation <= g.header.Cut:
 		return fmt.Errorf("blockstore: adopt %v: segment was cut later, at generation %d: %w", ref, g.header.Cut, ErrStale)
-	case !g.free.isFree(slot):
+	case g.words[slot].state() != slotFree:
 		return fmt.Errorf("blockstore: adopt %v: slot is %v at generation %d already (one-owner): %w", ref, g.words[slot].state(), g.words[slot].generation(), ErrState)
 	}
-	g.takeLocked(run{slot, 1})
+	g.takeLocked(runs.Run{Start: slot, N: 1})
 	g.setLocked(slot, makeSlotWord(ref.Generation, slotLive))
 	return nil
 }
@@ -283,4 +318,11 @@ func (g *segment) holds(ref kv.Ref) bool {
 	defer g.mu.Unlock()
 	_, w, err := g.findLocked(ref)
 	return err == nil && w.readers() > 0
+}
+
+// findFree is findFreeLocked.
+func (g *segment) findFree() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.findFreeLocked()
 }

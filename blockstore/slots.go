@@ -48,8 +48,8 @@ func (s slotState) String() string {
 //	│ generation │ state │ readers │
 //	└────────────┴───────┴─────────┘
 //
-// Invariant: a free slot has no readers, and its bit in the segment's freeMap is
-// set; a condemned one has at least one.
+// Invariant: a free slot has no readers, and is in the segment's set of free
+// slots; a condemned one has at least one.
 type slotWord uint64
 
 const (

@@ -137,6 +137,9 @@ func (s *Store) Ready() error {
 		return fmt.Errorf("blockstore: Ready twice: %w", ErrState)
 	}
 	for _, v := range s.volumes {
+		for _, g := range v.sorted() {
+			g.findFree()
+		}
 		v.markSurplus()
 		s.keepers.Go(func() { v.keep(s.life) })
 	}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -55,9 +56,17 @@ type volume struct {
 	// changed, so that the read path finds a segment without volume.mu.
 	table atomic.Pointer[[]*segment]
 
+	// space says which cut segments have free slots.
+	space space
+
 	mu       sync.Mutex
 	segments map[uint32]*segment
-	classes  map[int64][]*segment // cut segments by slot size, oldest cut first
+	// uncut are the segments that are blank or being zeroed.
+	uncut map[uint32]*segment
+	// surplus are the segments that are retiring.
+	surplus map[uint32]*segment
+	// lowest: every segment number below it is taken.
+	lowest uint32
 	// fileBytes is the size of all files, also of one being created.
 	fileBytes int64
 	// changes counts segments that became available: a waiter for the growth
@@ -90,6 +99,7 @@ func (v *volume) segment(number uint32) *segment {
 // addLocked makes a segment known.
 func (v *volume) addLocked(g *segment) {
 	v.segments[g.number] = g
+	v.trackLocked(g)
 	v.fileBytes += g.file.Size()
 	v.publishLocked(g.number, g)
 }
@@ -97,6 +107,9 @@ func (v *volume) addLocked(g *segment) {
 // dropLocked forgets a segment.
 func (v *volume) dropLocked(g *segment) {
 	delete(v.segments, g.number)
+	delete(v.uncut, g.number)
+	delete(v.surplus, g.number)
+	v.lowest = min(v.lowest, g.number)
 	v.fileBytes -= g.file.Size()
 	v.publishLocked(g.number, nil)
 }
@@ -141,19 +154,19 @@ func (v *volume) lookAtSpace() error {
 }
 
 // takeAfter reserves up to n free slots right after a slot, in its segment.
-func (v *volume) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, run) {
+func (v *volume) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, runs.Run) {
 	g := v.segment(after.Segment())
 	if g == nil {
-		return nil, run{}
+		return nil, runs.Run{}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.phase != phaseCut || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots {
-		return nil, run{}
+	if g.phase != phaseCut || g.free == nil || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots {
+		return nil, runs.Run{}
 	}
-	r := run{start: after.Slot() + 1}
-	if r.n = g.free.runFrom(r.start, n); r.n == 0 {
-		return nil, run{}
+	r := runs.Run{Start: after.Slot() + 1}
+	if r.N = g.free.From(r.Start, n); r.N == 0 {
+		return nil, runs.Run{}
 	}
 	g.takeLocked(r)
 	return g, r
@@ -165,18 +178,18 @@ type sizer interface{ upTo(slot uint32) uint32 }
 // take reserves one run, as long as bound allows: a long run if there is one,
 // else one from a grown volume, else the longest there is. It fails with
 // errNoRoom.
-func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, run, error) {
+func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segment, runs.Run, error) {
 	n := bound.upTo(0)
 	perSegment := ondisk.SegmentSlots(v.segmentBytes, slotBytes)
 	enough := min(n, max(1, min(uint32(runTargetBytes/slotBytes), perSegment/4)))
 	for grown := false; ; grown = true {
 		changes := v.changeCount()
-		if g, r := v.takeLongest(slotBytes, bound, enough, false); r.n > 0 {
+		if g, r := v.takeLongest(slotBytes, bound, enough, false); r.N > 0 {
 			return g, r, nil
 		}
 		if grown {
 			// A fresh segment may be shorter than enough, or taken by others.
-			if g, r := v.takeLongest(slotBytes, bound, 1, false); r.n > 0 {
+			if g, r := v.takeLongest(slotBytes, bound, 1, false); r.N > 0 {
 				return g, r, nil
 			}
 		}
@@ -184,10 +197,10 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 		if err == nil {
 			continue
 		}
-		if g, r := v.takeLongest(slotBytes, bound, 1, true); r.n > 0 {
+		if g, r := v.takeLongest(slotBytes, bound, 1, true); r.N > 0 {
 			return g, r, nil
 		}
-		return nil, run{}, err
+		return nil, runs.Run{}, err
 	}
 }
 
@@ -197,55 +210,34 @@ func (v *volume) changeCount() uint64 {
 	return v.changes
 }
 
-// takeLongest takes slots of the longest free run, if it has at least enough. Draining segments are left alone unless lastResort.
-func (v *volume) takeLongest(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, run) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	var best *segment
-	var longest run
-	for _, g := range v.classes[slotBytes] {
-		if r := g.longestRun(lastResort); r.n > longest.n {
-			best, longest = g, r
+// takeLongest takes slots of the longest free run, if it has at least enough.
+// Draining segments are left alone unless lastResort.
+func (v *volume) takeLongest(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
+	for {
+		g, n := v.space.longest(slotBytes, lastResort)
+		if g == nil || n < enough {
+			return nil, runs.Run{}
 		}
+		if r, ok := g.takeLongest(slotBytes, bound, enough, lastResort); ok {
+			return g, r
+		}
+		// The segment changed since it reported, and has reported again.
 	}
-	if longest.n < enough {
-		return nil, run{}
-	}
-	// Only this function and takeAfter make runs shorter, and takeAfter does not
-	// hold volume.mu: look again under the segment's lock.
-	best.mu.Lock()
-	defer best.mu.Unlock()
-	r := best.free.longestRun()
-	r.n = min(r.n, bound.upTo(r.start))
-	if r.n > 0 {
-		best.takeLocked(r)
-	}
-	return best, r
 }
 
-// longestRun is the longest run that may be taken from the segment.
-func (g *segment) longestRun(lastResort bool) run {
+// takeLongest takes slots of the segment's longest run. ok is false if the
+// segment is no longer what its volume's space said.
+func (g *segment) takeLongest(slotBytes int64, bound sizer, enough uint32, lastResort bool) (r runs.Run, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.phase != phaseCut || g.retiring || (g.draining && !lastResort) || g.free.free == 0 {
-		return run{}
+	if g.phase != phaseCut || g.header.SlotBytes != slotBytes || g.retiring || (g.draining && !lastResort) || g.free.Longest() < enough {
+		return runs.Run{}, false
 	}
-	return g.free.longestRun()
-}
-
-// freeSlots counts the free slots of one size.
-func (v *volume) freeSlots(slotBytes int64) int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	var n int
-	for _, g := range v.classes[slotBytes] {
-		g.mu.Lock()
-		if !g.retiring {
-			n += int(g.counts.free)
-		}
-		g.mu.Unlock()
+	r, _ = g.free.First(g.free.Longest(), 0, g.header.Slots)
+	if r.N = min(r.N, bound.upTo(r.Start)); r.N > 0 {
+		g.takeLocked(r)
 	}
-	return n
+	return r, true
 }
 
 // spoilWritten makes the slots that were written and not committed unwritten

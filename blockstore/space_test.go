@@ -1,0 +1,192 @@
+package blockstore
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// spacious returns a store of one volume with that many segments of 512 slots of
+// 8 KiB, all of them live.
+func spacious(tb testing.TB, segments int) (*Store, []kv.Ref) {
+	const slots, slotBytes = 512, 8 << 10
+	s, err := open(tb, Options{
+		CapacityBytes: int64(segments)*(slots*slotBytes+4096) + 64<<10, SegmentBytes: slots*slotBytes + 4096, CatalogueBytes: 4096,
+	}, memio.New(memio.Options{}))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := s.Ready(); err != nil {
+		tb.Fatal(err)
+	}
+	var refs []kv.Ref
+	for {
+		got, err := s.Reserve(tb.Context(), 4096, 1, slots, 0, false)
+		if err != nil {
+			if !errors.Is(err, ErrFull) {
+				tb.Fatal(err)
+			}
+			break
+		}
+		refs = append(refs, got...)
+	}
+	if len(refs) != segments*slots {
+		tb.Fatalf("%d slots in %d segments", len(refs), segments)
+	}
+	for _, r := range refs {
+		g, err := s.segmentOf(r)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		g.written(r)
+		if err := s.Commit(r); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return s, refs
+}
+
+// BenchmarkSpace is one Reserve in a store of 4 M live slots in 8192 segments:
+// of a slot when there is none, and of one that was just freed.
+func BenchmarkSpace(b *testing.B) {
+	s, refs := spacious(b, 8192)
+	defer s.Close(b.Context())
+	b.Run("full", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := s.Reserve(b.Context(), 4096, 1, 1, 0, false); !errors.Is(err, ErrFull) {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("one-free", func(b *testing.B) {
+		if err := s.Free(refs[len(refs)/2]); err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			got, err := s.Reserve(b.Context(), 4096, 1, 1, 0, false)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if err := s.Abandon(got[0]); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("scrub-next", func(b *testing.B) {
+		at := kv.Extent(0)
+		for b.Loop() {
+			ref, _, ok := s.nextLive(at)
+			if at = ref.Extent + 1; !ok {
+				at = 0
+			}
+		}
+	})
+}
+
+// TestSpaceSteps counts what a Reserve looks at in volumes of 16 and of 2048
+// full segments, where it fails, and where one slot is free: the logarithm of
+// their number, not their number. A scrub looks at each slot once.
+func TestSpaceSteps(t *testing.T) {
+	steps := func(segments int) (full, one uint64) {
+		s, refs := spacious(t, segments)
+		defer s.Close(t.Context())
+		v := s.volumes[0]
+		count := func() uint64 { return v.space.steps + v.segment(refs[len(refs)/2].Extent.Segment()).free.Steps() }
+		before := count()
+		if _, err := s.Reserve(t.Context(), 4096, 1, 1, 0, false); !errors.Is(err, ErrFull) {
+			t.Fatal(err)
+		}
+		full = count() - before
+		// Another slot in every second segment, so that the heap has something in
+		// it.
+		for i := 0; i < len(refs); i += 1024 {
+			if err := s.Free(refs[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before = count()
+		got, err := s.Reserve(t.Context(), 4096, 1, 1, 0, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Abandon(got[0]); err != nil {
+			t.Fatal(err)
+		}
+		one = count() - before
+		var at kv.Extent
+		for {
+			ref, _, ok := s.nextLive(at)
+			if !ok {
+				break
+			}
+			at = ref.Extent + 1
+		}
+		var looks uint64
+		for _, g := range v.sorted() {
+			looks += g.looks
+		}
+		if looks > uint64(len(refs)) {
+			t.Errorf("%d segments: a scrub looks at %d slots of %d", segments, looks, len(refs))
+		}
+		return full, one
+	}
+	fullFew, oneFew := steps(16)
+	fullMany, oneMany := steps(2048)
+	// 2048 is seven doublings of 16, and a heap operation compares two at each.
+	if fullMany > fullFew || oneMany > oneFew+4*7 {
+		t.Errorf("a Reserve that fails takes %d steps at 16 segments and %d at 2048, one that succeeds %d and %d", fullFew, fullMany, oneFew, oneMany)
+	}
+}
+
+// checkSpace compares a volume's space with a look at every segment.
+func checkSpace(t *testing.T, v *volume) {
+	t.Helper()
+	type class struct {
+		open, last uint32
+		free       int64
+		empty      int
+	}
+	want := map[int64]class{}
+	for _, g := range v.sorted() {
+		if g.phase != phaseCut || g.retiring || g.counts.free == 0 {
+			continue
+		}
+		run, longest, free := uint32(0), uint32(0), uint32(0)
+		for _, w := range g.words {
+			if run++; w.state() != slotFree {
+				run = 0
+			} else {
+				free++
+			}
+			longest = max(longest, run)
+		}
+		c := want[g.header.SlotBytes]
+		if g.draining {
+			c.last = max(c.last, longest)
+		} else {
+			c.open = max(c.open, longest)
+		}
+		if c.free += int64(free); free == g.header.Slots {
+			c.empty++
+		}
+		want[g.header.SlotBytes] = c
+	}
+	for size, c := range v.space.classes {
+		got := class{free: c.free, empty: len(c.empty.list)}
+		if g := c.open.first(); g != nil {
+			got.open = g.reported.longest
+		}
+		if g := c.last.first(); g != nil {
+			got.last = g.reported.longest
+		}
+		if got != want[size] {
+			t.Fatalf("slots of %d bytes: %+v; a look at every segment says %+v", size, got, want[size])
+		}
+		delete(want, size)
+	}
+	if len(want) > 0 {
+		t.Fatalf("the space does not know of %+v", want)
+	}
+}
