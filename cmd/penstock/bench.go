@@ -130,6 +130,9 @@ func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, s
 	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
+	if f.only != "" && len(report.Results) == 0 && len(report.NotRun) == 0 {
+		return usagef("--only %q matches no comparison of %s", f.only, cmd.CommandPath())
+	}
 	report.Machine = suite.Machine(f.data)
 	report.Commit = commitName()
 	report.Command = benchCommandLine(cmd)

@@ -65,6 +65,7 @@ fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
+	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric", "sim")
 	cmd.Flags().BoolVar(&quick, "quick", false, "two rounds of the smallest and the largest writes")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o, err := rdmaProvider(provider)

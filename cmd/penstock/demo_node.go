@@ -46,6 +46,7 @@ The exit code is 1 if a byte differs or the node needs more memory than its budg
 	cmd.Flags().StringVar(&d.dir, "dir", "", "make the temporary directory in this one (default: the system's)")
 	cmd.Flags().Var(sizeFlag{&d.capacity}, "capacity", "capacity of the node")
 	cmd.Flags().StringVar(&d.io, "io", "auto", "how the node drives its disk: auto, uring or posix")
+	completeValues(cmd, "io", "auto", "uring", "posix")
 	cmd.Flags().StringVar(&d.trace, "trace", d.trace, "replay this trace instead of the sample")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		r, err := d.run(cmd, w)

@@ -18,5 +18,5 @@
 //
 // Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
 // wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy:
-// try again.
+// try again; 130 and 143 a command that SIGINT or SIGTERM ended before it was done.
 package main

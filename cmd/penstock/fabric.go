@@ -71,6 +71,7 @@ What --write saves is what penstock plan redistribute --fabric takes.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&p.provider, "provider", "tcp", "transfer engine: tcp, shm, verbs or fabric")
+	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric")
 	f.StringVar(&p.listen, "listen", "", "answer here, host:port, until interrupted")
 	f.StringVar(&p.peer, "peer", "", "measure to the end that listens there, host:port")
 	f.StringVar(&p.tokenFile, "token-file", "", "file with the secret that both ends know; needed beyond loopback")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,7 +35,7 @@ type geometryFlags struct {
 	layers, blockTokens, tokenBytes int
 	groups                          []string
 	dtype, layout, index            string
-	tenant, salt                    string
+	tenant, salt, saltFile          string
 	quota                           int64
 }
 
@@ -66,13 +67,15 @@ The full group, if there is one, comes first.`,
 	f.StringVar(&g.layout, "layout", "", "tag of the parallel layout, part of the geometry's identity")
 	f.StringVar(&g.index, "index", "trie", "trie: chained blocks; flat: opaque keys without parents")
 	f.StringVar(&g.tenant, "tenant", "", "whose cache it is; mixed into every block id")
-	f.StringVar(&g.salt, "salt", "", "secret mixed into every block id; hex: or plain text")
+	f.StringVar(&g.salt, "salt", "", "secret mixed into every block id; hex: or plain text. Other users of this machine can see it: prefer --salt-file")
+	f.StringVar(&g.saltFile, "salt-file", "", "file with the secret of --salt; a line end after it does not count")
+	cmd.MarkFlagsMutuallyExclusive("salt", "salt-file")
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
 	_ = cmd.MarkFlagRequired("block-tokens") // it was defined above
 	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
 		_ = f.SetAnnotation(name, ownRange, nil) // as above; kv.Geometry.Validate checks them
 	}
-	_ = cmd.RegisterFlagCompletionFunc("index", cobra.FixedCompletions([]string{"trie", "flat"}, cobra.ShellCompDirectiveNoFileComp))
+	completeValues(cmd, "index", "trie", "flat")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		def, err := g.namespace(names[0])
 		if err != nil {
@@ -99,7 +102,18 @@ func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	if err != nil {
 		return kv.Namespace{}, usagef("--index: %w", err)
 	}
-	salt, err := parseSalt(g.salt)
+	flag, text := "--salt", g.salt
+	if g.saltFile != "" {
+		b, err := os.ReadFile(g.saltFile)
+		if err != nil {
+			return kv.Namespace{}, fmt.Errorf("--salt-file: %w", err)
+		}
+		flag, text = "--salt-file", strings.TrimRight(string(b), "\r\n")
+		if text == "" {
+			return kv.Namespace{}, usagef("--salt-file %s: the file is empty", g.saltFile)
+		}
+	}
+	salt, err := parseSalt(flag, text)
 	if err != nil {
 		return kv.Namespace{}, err
 	}
@@ -126,14 +140,15 @@ func (g *geometryFlags) namespace(name string) (kv.Namespace, error) {
 	return ns, nil
 }
 
-func parseSalt(text string) ([]byte, error) {
+// parseSalt reads a salt that flag gave. Its errors do not repeat the salt.
+func parseSalt(flag, text string) ([]byte, error) {
 	digits, ok := strings.CutPrefix(text, "hex:")
 	if !ok {
 		return []byte(text), nil
 	}
 	salt, err := hex.DecodeString(digits)
 	if err != nil {
-		return nil, usagef("--salt %q: %w", text, err)
+		return nil, usagef("%s: what follows hex: is not pairs of hexadecimal digits", flag)
 	}
 	return salt, nil
 }

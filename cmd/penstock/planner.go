@@ -43,6 +43,7 @@ default shown here.`,
 	cmd.AddCommand(newPlannerReplay())
 	scratch := config.DefaultPlanner()
 	addConfigFlags(cmd.Flags(), scratch.Keys())
+	groupSettings(cmd, scratch.Keys())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg := config.DefaultPlanner()
 		if err := config.LoadInto(&cfg, file, w.environ); err != nil {

@@ -67,6 +67,13 @@ func run(ctx context.Context, w world, args []string) int {
 		return exitOK
 	}
 	code := exitCode(err)
+	if outputOf(cmd).json {
+		if !errors.Is(err, errReported) {
+			// What cannot be written to standard error cannot be reported.
+			_ = output{w: w.err}.emitLine(jsonError{Error: explain(err), ExitCode: code})
+		}
+		return code
+	}
 	if !errors.Is(err, errReported) {
 		fmt.Fprintf(w.err, "penstock: %s\n", explain(err))
 	}
@@ -74,6 +81,13 @@ func run(ctx context.Context, w world, args []string) int {
 		fmt.Fprintf(w.err, "Run '%s --help' for usage.\n", cmd.CommandPath())
 	}
 	return code
+}
+
+// jsonError is how an error is printed with --format json: one line on standard
+// error.
+type jsonError struct {
+	Error    string `json:"error"`
+	ExitCode int    `json:"exit_code"`
 }
 
 // exitCode says what an error is to a script.
@@ -171,7 +185,8 @@ prefix out, every byte verified.
 
 Exit codes: 0 done; 1 it failed; 2 the command line or the configuration is
 wrong; 3 what was asked for is not there, or not all of it; 4 the node is busy, try
-again.`,
+again; 130 it was interrupted (Ctrl-C). With --format json an error is one line of
+JSON on standard error.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -256,6 +271,13 @@ func (f sizeFlag) Set(text string) error {
 }
 
 func (f sizeFlag) Type() string { return "size" }
+
+// completeValues offers the values of a flag to the shell, and no file names.
+func completeValues(cmd *cobra.Command, flag string, values ...string) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+		panic(err) // the flag was not defined before, or is completed twice
+	}
+}
 
 // ownRange is the annotation of flags whose range the command itself checks and
 // reports.

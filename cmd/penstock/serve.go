@@ -38,6 +38,7 @@ once; nothing that was acknowledged as durable is lost by that.`,
 	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
 	scratch := config.Default()
 	addConfigFlags(cmd.Flags(), scratch.Keys())
+	groupSettings(cmd, scratch.Keys())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := loadConfig(file, w.environ, cmd.Flags())
 		if err != nil {
@@ -79,6 +80,60 @@ func (f *keyFlag) Type() string {
 		return "bool"
 	}
 	return "value"
+}
+
+// helpWidth is the width of lines of help, in characters.
+const helpWidth = 100
+
+// groupSettings makes the usage of cmd list the flags of keys by the section of the
+// configuration file that they are in, the command's own flags first, and completes
+// those that have fixed values.
+func groupSettings(cmd *cobra.Command, keys []config.Key) {
+	for _, k := range keys {
+		if len(k.Values) > 0 {
+			completeValues(cmd, k.Flag(), k.Values...)
+		}
+	}
+	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
+		own := pflag.NewFlagSet("", pflag.ContinueOnError)
+		sections := make(map[string]*pflag.FlagSet)
+		var order []string
+		setting := make(map[string]bool)
+		for _, k := range keys {
+			section, _, nested := strings.Cut(k.Path, ".")
+			if !nested {
+				section = ""
+			}
+			if sections[section] == nil {
+				sections[section] = pflag.NewFlagSet("", pflag.ContinueOnError)
+				order = append(order, section)
+			}
+			sections[section].AddFlag(cmd.Flags().Lookup(k.Flag()))
+			setting[k.Flag()] = true
+		}
+		for _, set := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
+			set.VisitAll(func(f *pflag.Flag) {
+				if !setting[f.Name] {
+					own.AddFlag(f)
+				}
+			})
+		}
+		var b strings.Builder
+		fmt.Fprintf(&b, "Usage:\n  %s\n", cmd.UseLine())
+		if cmd.Example != "" {
+			fmt.Fprintf(&b, "\nExamples:\n%s\n", cmd.Example)
+		}
+		fmt.Fprintf(&b, "\nFlags:\n%s", own.FlagUsagesWrapped(helpWidth))
+		for _, section := range order {
+			title := "Settings"
+			if section != "" {
+				title = "Settings of " + section
+			}
+			fmt.Fprintf(&b, "\n%s:\n%s", title, sections[section].FlagUsagesWrapped(helpWidth))
+		}
+		_, err := io.WriteString(cmd.OutOrStderr(), b.String())
+		return err
+	})
 }
 
 // addConfigFlags makes a flag of every key of a scratch configuration.
@@ -125,6 +180,17 @@ func newLogger(w io.Writer, c config.Log) *slog.Logger {
 	}
 	opts := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
+		// The JSON handler would write some time spans as numbers of nanoseconds, and
+		// others, which were rounded for people, as text: all are text, like 1.5s.
+		opts.ReplaceAttr = func(_ []string, a slog.Attr) slog.Attr {
+			switch d := a.Value.Any().(type) {
+			case time.Duration:
+				a.Value = slog.StringValue(d.String())
+			case config.Duration:
+				a.Value = slog.StringValue(d.Std().String())
+			}
+			return a
+		}
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))

@@ -92,8 +92,16 @@ func printStatus(t *table, s *pb.StatusResponse) {
 		t.row(v.GetPath(), v.GetIo(), size(v.GetCapacityBytes()), size(v.GetUsedBytes()), size(v.GetFilesystemFreeBytes()),
 			size(int64(v.GetReadBytes())), size(int64(v.GetWriteBytes())), v.GetReadFailures()+v.GetWriteFailures(),
 			size(v.GetInFlightBytes())+"/"+size(v.GetInFlightLimitBytes()))
-		if d := v.GetIoDetail(); d != "" {
+	}
+	// A line without columns ends the alignment of those above it, so the details
+	// come after the last volume.
+	for _, v := range s.GetVolumes() {
+		switch d := v.GetIoDetail(); {
+		case d == "":
+		case len(s.GetVolumes()) == 1:
 			t.row("  " + d)
+		default:
+			t.row("  " + v.GetPath() + ": " + d)
 		}
 	}
 	t.row()

@@ -42,6 +42,7 @@ func addOfflineFlags(cmd *cobra.Command) *offlineFlags {
 	f := &offlineFlags{}
 	f.addData(cmd)
 	cmd.Flags().StringVar(&f.io, "io", "auto", "how the disks are driven: auto, uring or posix")
+	completeValues(cmd, "io", "auto", "uring", "posix")
 	return f
 }
 

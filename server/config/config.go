@@ -24,16 +24,16 @@ type Config struct {
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
 
-	IO          string   `yaml:"io" doc:"how the disks are driven: auto, uring or posix"`
+	IO          string   `yaml:"io" values:"auto uring posix" doc:"how the disks are driven: auto, uring or posix"`
 	Arena       Size     `yaml:"arena" doc:"pinned memory that holds all bytes in flight"`
 	HugeTLB     bool     `yaml:"hugetlb" doc:"take the arena from reserved huge pages (vm.nr_hugepages) when there are enough; otherwise transparent huge pages"`
 	IndexCache  Size     `yaml:"index_cache" doc:"block cache of the index's Pebble store"`
 	Segment     Size     `yaml:"segment" doc:"size of one preallocated segment file of a new volume; 0 is 1 GiB, or less where the capacity is small"`
 	Prewrite    bool     `yaml:"prewrite" doc:"write zeroes into new segments ahead of need, so that first writes run at full speed"`
 	FreeFloor   Size     `yaml:"free_floor" doc:"refuse writes while the file system has less free space than this"`
-	Durability  string   `yaml:"durability" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync"`
+	Durability  string   `yaml:"durability" values:"async batch sync" doc:"when a write is acknowledged: async, batch (synced together each sync_interval) or sync"`
 	SyncEvery   Duration `yaml:"sync_interval" doc:"longest time that durability batch leaves data and index unsynced"`
-	Eviction    string   `yaml:"eviction" doc:"policy: s3fifo, lru or fifo"`
+	Eviction    string   `yaml:"eviction" values:"s3fifo lru fifo" doc:"policy: s3fifo, lru or fifo"`
 	ScrubRate   Size     `yaml:"scrub_rate" doc:"bytes per second that the background scrubber reads; 0 turns it off"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
 
@@ -47,12 +47,12 @@ type Config struct {
 
 // DataPlane chooses and tunes the transfer engine, and says how it is fed.
 type DataPlane struct {
-	Provider   string   `yaml:"provider" doc:"transfer engine: tcp, shm (clients on this host), verbs (InfiniBand, RoCE), fabric (libfabric: EFA), or auto: verbs or fabric where this program was built with it and a NIC for it reaches storage, otherwise tcp. Clients need the same one"`
+	Provider   string   `yaml:"provider" values:"auto tcp shm verbs fabric" doc:"transfer engine: tcp, shm (clients on this host), verbs (InfiniBand, RoCE), fabric (libfabric: EFA), or auto: verbs or fabric where this program was built with it and a NIC for it reaches storage, otherwise tcp. Clients need the same one"`
 	NICs       []string `yaml:"nics" doc:"NICs of the data plane, each by its name or by an address of it; empty: tcp listens on data_listen, verbs and fabric take all that reach storage (penstock nic list). One that is named for tcp is bound to: clients on this host then don't reach it"`
 	QoS        string   `yaml:"qos" doc:"how the traffic classes are marked: off, default (what deploy/qos is written for), or marks, e.g. kv=sl:2,dscp:8,prio:1 collective=sl:0,dscp:26,prio:3"`
 	Libfabric  string   `yaml:"libfabric" doc:"libfabric's provider, for provider fabric: auto (efa where there is such a NIC, otherwise tcp), or its name"`
 	Congestion string   `yaml:"congestion" doc:"TCP congestion control of data connections; empty keeps the system's"`
-	TLS        string   `yaml:"tls" doc:"encrypt the data plane with auth.tls_cert, and ask for clients' certificates where auth.client_ca does: auto (where gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text: off is for a network of its own"`
+	TLS        string   `yaml:"tls" values:"auto on off" doc:"encrypt the data plane with auth.tls_cert, and ask for clients' certificates where auth.client_ca does: auto (where gRPC has TLS), on or off. Encryption takes about four times the CPU of plain text: off is for a network of its own"`
 	CutThrough Size     `yaml:"cut_through" doc:"a block of at least this size is on the wire while its end is still on the disk; 0 sends each block when it was read"`
 }
 
@@ -86,8 +86,8 @@ type Limits struct {
 
 // Log says what is logged to standard error.
 type Log struct {
-	Level  string `yaml:"level" doc:"debug, info, warn or error"`
-	Format string `yaml:"format" doc:"text or json"`
+	Level  string `yaml:"level" values:"debug info warn error" doc:"debug, info, warn or error"`
+	Format string `yaml:"format" values:"text json" doc:"text or json"`
 }
 
 // Trace sends OpenTelemetry spans.

@@ -28,8 +28,10 @@ type Key struct {
 	// Path is the dotted path, "auth.token_file".
 	Path string
 	// Doc is one line of help.
-	Doc   string
-	value reflect.Value
+	Doc string
+	// Values are those the key can have, if they are few and fixed.
+	Values []string
+	value  reflect.Value
 }
 
 // Env returns the name of the key's environment variable.
@@ -112,7 +114,7 @@ func appendKeys(keys []Key, prefix string, v reflect.Value) []Key {
 			keys = appendKeys(keys, path+".", v.Field(i))
 			continue
 		}
-		keys = append(keys, Key{Path: path, Doc: f.Tag.Get("doc"), value: v.Field(i)})
+		keys = append(keys, Key{Path: path, Doc: f.Tag.Get("doc"), Values: strings.Fields(f.Tag.Get("values")), value: v.Field(i)})
 	}
 	return keys
 }

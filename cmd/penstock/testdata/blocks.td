@@ -41,7 +41,7 @@ leases    0
   "leases": 0,
   "name": "m",
   "quota_bytes": 1073741824,
-  "salt": "",
+  "salt_bytes": 0,
   "tenant": "acme",
   "used_bytes": 0
 }
@@ -126,7 +126,7 @@ block get m --tokens-file @other --out @got3
   "bytes": 40960,
   "cut": "absent"
 }
-penstock: 5 of 7 blocks are cached (cut: absent): not found
+{"error":"5 of 7 blocks are cached (cut: absent): not found","exit_code":3}
 exit 3
 0 of 5 blocks (0 tokens, 0 B), cut: absent
 penstock: 0 of 5 blocks are cached (cut: absent): not found
@@ -215,7 +215,7 @@ scrub --format json
     }
   ]
 }
-penstock: 5 of 5 blocks: not found
+{"error":"5 of 5 blocks: not found","exit_code":3}
 exit 3
 intact 5, absent 0, corrupt 0, failed 0
 {

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// TestErrorsAsJSON: with --format json every kind of error is one line of JSON on
+// standard error, with the exit code, and nothing else is there.
+func TestErrorsAsJSON(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	for _, c := range []struct {
+		args []string
+		code int
+		say  string
+	}{
+		{[]string{"ns", "show", "nope"}, exitMiss, "nope"},
+		{[]string{"ns", "delete", "nope"}, exitUsage, "--yes"},
+		{[]string{"ns", "nonsense"}, exitUsage, "unknown command"},
+		{[]string{"status", "--timeout", "-1s"}, exitUsage, "negative"},
+		{[]string{"status", "--server", "127.0.0.1:1"}, exitFailed, "refused"},
+	} {
+		r := s.run(append(c.args, "--format", "json")...)
+		var got struct {
+			Error    string `json:"error"`
+			ExitCode int    `json:"exit_code"`
+		}
+		if err := json.Unmarshal([]byte(r.err), &got); err != nil || strings.Count(r.err, "\n") != 1 {
+			t.Errorf("%v: %v in %q", c.args, err, r.err)
+		}
+		if r.code != c.code || got.ExitCode != c.code || !strings.Contains(got.Error, c.say) {
+			t.Errorf("%v: exit %d, %+v; want %d and %q", c.args, r.code, got, c.code, c.say)
+		}
+		if plain := s.run(c.args...); !strings.HasPrefix(plain.err, "penstock: ") {
+			t.Errorf("%v without --format: %q", c.args, plain.err)
+		}
+	}
+}
+
+// TestInterrupted: a command that a signal ends before it is done exits as shells
+// have it; a node that drains for the signal has done what it was told.
+func TestInterrupted(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for signal, want := range map[syscall.Signal]int{syscall.SIGINT: 130, syscall.SIGTERM: 143} {
+		waiting := exec.Command(self, "status", "--wait", "--timeout", "0", "--server", testkit.Port(t))
+		waiting.Env = append(os.Environ(), childEnv)
+		if err := waiting.Start(); err != nil {
+			t.Fatal(err)
+		}
+		// Before the child has its handler the signal ends it by itself, which a
+		// shell reports with the same number.
+		if err := waiting.Process.Signal(signal); err != nil {
+			t.Fatal(err)
+		}
+		_ = waiting.Wait() // its exit code is looked at
+		state := waiting.ProcessState.Sys().(syscall.WaitStatus)
+		got := state.ExitStatus()
+		if state.Signaled() {
+			got = 128 + int(state.Signal())
+		}
+		if got != want {
+			t.Errorf("%v: exit %d; want %d", signal, got, want)
+		}
+	}
+
+	serve := exec.Command(self, small(t.TempDir()+"/volume")...)
+	serve.Env = append(os.Environ(), childEnv)
+	log, err := serve.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(log)
+	for lines.Scan() {
+		if strings.Contains(lines.Text(), `"msg":"ready"`) {
+			if err := serve.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := serve.Wait(); err != nil {
+		t.Errorf("a node that drained: %v", err)
+	}
+}
+
+// TestOnlyNothing: a benchmark that runs nothing because no comparison has the name
+// asked for has failed.
+func TestOnlyNothing(t *testing.T) {
+	r := penstock(t, "", nil, "bench", "index", "--only", "no such comparison", "--blocks", "32768", "--node-blocks", "0", "--rounds", "1", "--seconds", "0.05", "--data", t.TempDir())
+	if r.code != exitUsage || !strings.Contains(r.err, "no such comparison") {
+		t.Errorf("exit %d, %q, %q", r.code, r.out, r.err)
+	}
+}
+
+// TestStatusOfSeveralDisks: the rows of all volumes have the columns of the header.
+func TestStatusOfSeveralDisks(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/short,"+dir+"/a-much-longer-name,"+dir+"/c")
+	out := s.run("status").must(t)
+	_, table, ok := strings.Cut(out, "\nVOLUME")
+	if !ok {
+		t.Fatalf("no volumes in\n%s", out)
+	}
+	lines := strings.Split("VOLUME"+table, "\n")
+	column := strings.Index(lines[0], "IO")
+	for _, line := range lines[1:4] {
+		if len(line) <= column || line[column-1] != ' ' || !strings.HasPrefix(line[column:], "posix") {
+			t.Errorf("column IO is at %d, and the row is %q", column, line)
+		}
+	}
+}
+
+// TestLoggedDurations: in a JSON log every time span is text.
+func TestLoggedDurations(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	log := s.stop().err
+	found := 0
+	for line := range strings.Lines(log) {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(line), &fields); err != nil {
+			t.Fatalf("%v in %q", err, line)
+		}
+		for _, name := range []string{"took", "within", "recovery"} {
+			if v, ok := fields[name]; ok {
+				found++
+				if _, text := v.(string); !text {
+					t.Errorf("%s is %v in %s", name, v, line)
+				}
+			}
+		}
+	}
+	if found < 2 {
+		t.Errorf("the log has %d time spans: %s", found, log)
+	}
+}
+
+// TestSaltStaysSecret: no output shows a salt, whichever way it was given; the two
+// ways give the same namespace.
+func TestSaltStaysSecret(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	file := writeFile(t, t.TempDir(), "salt", []byte("hush-hush\n"))
+	create := []string{"ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64", "--format", "json"}
+	outs := []string{
+		s.run(append(create, "--salt-file", file)...).must(t),
+		s.run(append(create, "--salt", "hush-hush")...).must(t), // the same definition twice is no error
+		s.run(append(create, "--salt", "hex:"+"687573682d68757368")...).must(t),
+		s.run("ns", "list", "--format", "json").must(t),
+		s.run("ns", "show", "m", "--format", "json").must(t),
+		s.run("ns", "show", "m").must(t),
+	}
+	for _, out := range outs {
+		if strings.Contains(out, "hush") || strings.Contains(out, "68757368") {
+			t.Errorf("the salt is in %s", out)
+		}
+	}
+	if !strings.Contains(outs[3], `"salt_bytes": 9`) {
+		t.Errorf("the length of the salt is not in %s", outs[3])
+	}
+	for _, wrong := range [][]string{
+		{"--salt", "a", "--salt-file", file},
+		{"--salt-file", writeFile(t, t.TempDir(), "empty", []byte("\n"))},
+		{"--salt", "hex:secret"},
+	} {
+		if r := s.run(append(create, wrong...)...); r.code != exitUsage || strings.Contains(r.err, "secret") {
+			t.Errorf("%v: exit %d, %s", wrong, r.code, r.err)
+		}
+	}
+}
+
+// TestHelpOfServe: settings are listed by section, every one of them, in lines that
+// fit a terminal.
+func TestHelpOfServe(t *testing.T) {
+	for _, command := range []string{"serve", "planner"} {
+		out := penstock(t, "", nil, command, "--help").must(t)
+		if !strings.Contains(out, "\nSettings:\n") || !strings.Contains(out, "\nSettings of log:\n") || !strings.Contains(out, "\nFlags:\n") {
+			t.Errorf("%s has no sections:\n%s", command, out)
+		}
+		for line := range strings.Lines(out) {
+			if utf8.RuneCountInString(strings.TrimRight(line, "\n")) > helpWidth {
+				t.Errorf("%s: a line of more than %d characters: %s", command, helpWidth, line)
+			}
+		}
+		cmd, _, err := newRootCommand(world{}).Find([]string{command})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range strings.Fields("config format listen log-level log-format") {
+			if cmd.Flag(name) == nil || strings.Count(out, "--"+name+" ") < 1 {
+				t.Errorf("%s --help does not list --%s", command, name)
+			}
+		}
+	}
+}
+
+// TestFixedValuesComplete: the shell is offered the values of a flag that has few,
+// and no file names.
+func TestFixedValuesComplete(t *testing.T) {
+	const noFiles = ":4\n"
+	for command, want := range map[string]string{
+		"serve --durability":          "async batch sync",
+		"serve --io":                  "auto uring posix",
+		"serve --eviction":            "s3fifo lru fifo",
+		"serve --log-level":           "debug info warn error",
+		"serve --log-format":          "text json",
+		"serve --data-plane-provider": "auto tcp shm verbs fabric",
+		"serve --data-plane-tls":      "auto on off",
+		"planner --log-format":        "text json",
+		"ns create --index":           "trie flat",
+		"store check --io":            "auto uring posix",
+		"fabric probe --provider":     "tcp shm verbs fabric",
+		"bench rdma --provider":       "tcp shm verbs fabric sim",
+		"demo node --io":              "auto uring posix",
+		"status --format":             "table json",
+	} {
+		out := penstock(t, "", nil, append(append([]string{"__complete"}, strings.Fields(command)...), "")...).must(t)
+		if got := strings.Fields(strings.TrimSuffix(out, noFiles)); !strings.HasSuffix(out, noFiles) || strings.Join(got, " ") != want {
+			t.Errorf("%s: offered %q; want %q", command, out, want)
+		}
+	}
+}
