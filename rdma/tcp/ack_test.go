@@ -137,7 +137,7 @@ func TestPartsInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 50 {
+	for i := range 50 {
 		c := newEngine(t, Options{})
 		if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
 			t.Fatal(err)
@@ -164,6 +164,9 @@ func TestPartsInOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-got
+		if i%2 == 1 { // as a caller does whose engine stays
+			c.Disconnect(e.Addr().Engine)
+		}
 		if err := c.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,10 +176,10 @@ func (e *Engine) Peers() []rdma.Peer {
 
 // Disconnect implements rdma.Engine.
 func (e *Engine) Disconnect(peer rdma.EngineID) {
-	for _, s := range e.sessions() {
-		if s.peer == peer {
-			s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
-		}
+	with := slices.DeleteFunc(e.sessions(), func(s *session) bool { return s.peer != peer })
+	e.part(with)
+	for _, s := range with {
+		s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
 	}
 }
 
@@ -451,7 +452,7 @@ func (e *Engine) Close() error {
 // partWait bounds the wait for acks to be written before the sessions end.
 const partWait = time.Second
 
-// part gives the sessions of an engine that closes a moment for their last acks.
+// part gives sessions that are about to end a moment for their last acks.
 func (e *Engine) part(all []*session) {
 	t := time.NewTimer(partWait)
 	defer t.Stop()
