@@ -66,6 +66,12 @@ type Action struct {
 	NParts int
 	Hedge  bool
 	Why    Reason
+	// Epoch, in a Start, is the version of the weights that the request is computed
+	// and stored with.
+	Epoch uint64
+	// Need and Most, in a Reject for the size of a request: what it needs, and the
+	// most that an engine has; in tokens or, for TooLarge, in bytes.
+	Need, Most int
 }
 
 // Reason is why a request was rejected or planned anew.
@@ -94,11 +100,18 @@ const (
 	ReadFailed
 	// EngineFailed: an engine could not do its part.
 	EngineFailed
+	// TooLongToPrefill: no prefill engine's device memory holds the prompt.
+	TooLongToPrefill
+	// PromptTooLong: the prompt is longer than any engine of a role takes.
+	PromptTooLong
+	// TooLarge: no engine of a role has a buffer that holds the request.
+	TooLarge
 )
 
 var reasonTexts = [...]string{
 	"", "the queue is full", "longer than any decode engine's HBM", "past its deadline", "a request of that ID is being served",
 	"prompt, hit and output contradict each other", "its group is gone", "the weights' epoch is over", "given up by the gateway", "storage does not have it any more", "an engine could not do its part",
+	"longer than any prefill engine's device memory", "the prompt is longer than any engine takes", "larger than any engine's buffer",
 }
 
 // String returns a phrase for people.

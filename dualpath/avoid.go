@@ -37,10 +37,10 @@ func (p *Planner) avoids(r *request, en *engine) bool {
 func (p *Planner) careful(r *request) bool { return r.failures > 0 || p.now < p.avoidUntil }
 
 // avoidsAll reports whether the request should rather go elsewhere than to any
-// engine of the group.
+// engine of the group that takes it.
 func (p *Planner) avoidsAll(r *request, g *group) bool {
 	for _, en := range g.engines {
-		if !p.avoids(r, en) {
+		if !p.avoids(r, en) && p.takes(en, r) {
 			return false
 		}
 	}

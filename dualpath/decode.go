@@ -1,48 +1,45 @@
 package dualpath
 
-// routeDecode drains the decode queue: each request goes to the group with the
+// route drains the decode queue: each request goes to the queue of the group with the
 // least total tokens. DualPath section 6.1, "DE scheduling phase 1". With
-// Options.Network it goes where it costs least, once it has a prefill engine.
-func (p *Planner) routeDecode() {
-	for p.unrouted.Len() > 0 && p.decodeFirst.first() != nil {
+// Options.Network there is no such queue: a request's decode engine is chosen among
+// all when its prefill engine is known.
+func (p *Planner) route() {
+	for p.opts.Network == nil && p.unrouted.Len() > 0 && p.leastTotal.first() != nil {
 		r := p.unrouted.Front().Value.(*request)
-		if p.opts.Network != nil && r.pe == nil {
-			return // the order is the prefill queue's, so the next has none either
-		}
-		g, cost := p.decodeGroup(r), 0.0
-		if g != nil && p.opts.Network != nil {
-			g, cost = p.cheapestGroup(r)
-		}
+		g := p.decodeGroup(r)
 		if g == nil {
-			p.end(r, TooLong)
+			p.refuse(r, p.shortfallOf(Decode, r))
 			continue
 		}
-		p.unlist(&r.decodeAt, p.unrouted)
+		p.unlist(&r.at, p.unrouted)
 		r.home = g
-		r.decodeAt = g.private.PushBack(r)
+		if front := g.private.Front(); front != nil && r.order < front.Value.(*request).order {
+			r.at = g.private.PushFront(r)
+		} else {
+			r.at = g.private.PushBack(r)
+		}
 		g.total += r.decodeLen()
-		p.decodeFirst.fix(g)
-		if p.opts.Network != nil {
-			r.why.note(p.now, "decode group %d: its best engine has the first token %d us after prefill on node %d, sooner than others'",
-				int(g.id), int(cost*1e6), int(r.pe.node.id))
-			continue
+		p.leastTotal.put(g)
+		if r.at == g.private.Front() {
+			p.rewind(g)
 		}
 		r.why.note(p.now, "decode group %d: least tokens of all groups (%d with this request)", int(g.id), g.total)
 	}
 }
 
 // decodeGroup returns the group with the least total among those with an engine
-// that could hold the request were it empty; nil if there is none. Groups that it
-// should avoid come last.
+// that takes the request; nil if there is none. Groups that it should avoid come
+// last.
 func (p *Planner) decodeGroup(r *request) *group {
-	n, careful := r.decodeLen(), p.careful(r)
-	if g := p.decodeFirst.first(); g.holds(n) && (!careful || !p.avoidsAll(r, g)) {
+	careful := p.careful(r)
+	if g := p.leastTotal.first(); p.takenBy(g, r) && (!careful || !p.avoidsAll(r, g)) {
 		return g
 	}
 	var best *group
 	last := false // best is to be avoided
 	for _, g := range p.order {
-		if g.role != Decode || !g.holds(n) {
+		if g.role != Decode || !p.takenBy(g, r) {
 			continue
 		}
 		avoid := careful && p.avoidsAll(r, g)
@@ -53,42 +50,33 @@ func (p *Planner) decodeGroup(r *request) *group {
 	return best
 }
 
-// holds reports whether an engine of the group could hold n tokens.
-func (g *group) holds(n int) bool { return g.hbmMax == 0 || g.hbmMax >= n }
+// decodeChoice is a decode engine with what it was chosen by; engine nil: none has
+// room.
+type decodeChoice struct {
+	engine *engine
+	// z, high and fitting are those of pickDecode and threshold; seconds is the cost
+	// with Options.Network.
+	z       float64
+	high    bool
+	fitting int
+	seconds float64
+}
 
-// fetchDecode gives the engines of g requests from its queue until the head
-// finds no HBM. DualPath section 6.1, "DE scheduling phase 2".
-func (p *Planner) fetchDecode(g *group) {
-	if g.private.Len() == 0 {
-		return
+// chooseDecode chooses the decode engine of a request that pe prefills: DualPath
+// section 6.1, "DE scheduling phase 2", or by what the network costs.
+func (p *Planner) chooseDecode(r *request, pe *engine) (c decodeChoice) {
+	if p.opts.Network != nil {
+		c.engine, c.seconds = p.cheapest(r, pe)
+		return c
 	}
-	z, fitting := p.threshold(g)
-	for el := g.private.Front(); el != nil; el = g.private.Front() {
-		r := el.Value.(*request)
-		n := r.decodeLen()
-		var en *engine
-		if p.opts.Network != nil && r.pe != nil {
-			var cost float64
-			if en, cost = p.cheapestEngine(r, g); en == nil {
-				return
-			}
-			r.why.note(p.now, "decode engine %d on node %d: transfer from node %d, wait and first step take %d us, the least in its group",
-				int(en.id), int(en.node.id), int(r.pe.node.id), int(cost*1e6))
-		} else {
-			var high bool
-			if en, high = p.pickDecode(r, g, n, z); en == nil {
-				return
-			}
-			p.explainDecode(r, en, n, z, high, fitting)
-		}
-		p.unlist(&r.decodeAt, g.private)
-		r.home, r.de = nil, en
-		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Decode})
-		p.give(en, seq, n, n)
-		if r.pe != nil {
-			p.start(r)
-		}
+	g := r.home
+	if g.zStep != p.steps {
+		g.z, g.fitting = p.threshold(g)
+		g.zStep = p.steps
 	}
+	c.z, c.fitting = g.z, g.fitting
+	c.engine, c.high = p.pickDecode(r, g, c.z)
+	return c
 }
 
 // threshold is Z = ZFactor (sum of len_r over R + sum of tok_e) / |E|, where R is
@@ -96,7 +84,7 @@ func (p *Planner) fetchDecode(g *group) {
 func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	free, tok := 0, 0
 	for _, en := range g.engines {
-		free += max(en.hbm, 0)
+		free += max(en.left.hbm, 0)
 		tok += en.tok
 	}
 	sum := 0
@@ -111,17 +99,18 @@ func (p *Planner) threshold(g *group) (z float64, fitting int) {
 	return p.opts.ZFactor * float64(sum+tok) / float64(len(g.engines)), fitting
 }
 
-// pickDecode returns the engine for a request of n tokens: among those with
-// enough HBM, of the ones that stay at or below z the one with the fewest
-// requests, else the one with the fewest tokens, which high then tells. Nil if
-// none has the HBM. Ties go to the first. One that the request should avoid is
-// taken only if no other of the group ever could.
-func (p *Planner) pickDecode(r *request, g *group, n int, z float64) (best *engine, high bool) {
+// pickDecode returns the engine for a request: among those with room, of the ones
+// that stay at or below z the one with the fewest requests, else the one with the
+// fewest tokens, and high is true. Nil if none has room. Ties go to the first. An
+// engine that the request should avoid is taken only if no other of the group takes
+// the request.
+func (p *Planner) pickDecode(r *request, g *group, z float64) (best *engine, high bool) {
 	var fewest, least *engine
+	n := r.decodeLen()
 	careful := p.careful(r) && !p.avoidsAll(r, g)
 	for _, en := range g.engines {
 		switch {
-		case en.hbm < n || (careful && p.avoids(r, en)):
+		case (careful && p.avoids(r, en)) || !p.accepts(en, r):
 		case float64(en.tok+n) <= z:
 			if fewest == nil || en.seq < fewest.seq {
 				fewest = en
@@ -138,22 +127,39 @@ func (p *Planner) pickDecode(r *request, g *group, n int, z float64) (best *engi
 	return least, true
 }
 
-// groupHeap holds the decode groups, the one with the least total first.
-type groupHeap struct{ h []*group }
+// groupHeap is a heap of groups. Each knows its place in it, so that it is found when
+// it changes.
+type groupHeap struct {
+	h    []*group
+	less func(a, b *group) bool
+	// at returns where a group keeps its place; -1: it is not in the heap.
+	at func(*group) *int
+}
 
-// less orders groups by total tokens, then by ID.
-func (q *groupHeap) less(i, j int) bool {
-	a, b := q.h[i], q.h[j]
-	return a.total < b.total || (a.total == b.total && a.id < b.id)
+// byTotal orders decode groups by total tokens, then by ID.
+func byTotal() groupHeap {
+	return groupHeap{
+		less: func(a, b *group) bool { return a.total < b.total || (a.total == b.total && a.id < b.id) },
+		at:   func(g *group) *int { return &g.totalAt },
+	}
+}
+
+// byAge orders decode groups by the age of the requests that they offer.
+func byAge() groupHeap {
+	age := func(g *group) int64 { return g.cursor.Value.(*request).order }
+	return groupHeap{
+		less: func(a, b *group) bool { return age(a) < age(b) },
+		at:   func(g *group) *int { return &g.oldestAt },
+	}
 }
 
 // swap exchanges two groups.
 func (q *groupHeap) swap(i, j int) {
 	q.h[i], q.h[j] = q.h[j], q.h[i]
-	q.h[i].heapAt, q.h[j].heapAt = i, j
+	*q.at(q.h[i]), *q.at(q.h[j]) = i, j
 }
 
-// first returns the group with the least total, or nil.
+// first returns the first group, or nil.
 func (q *groupHeap) first() *group {
 	if len(q.h) == 0 {
 		return nil
@@ -161,42 +167,42 @@ func (q *groupHeap) first() *group {
 	return q.h[0]
 }
 
-// push adds a group.
-func (q *groupHeap) push(g *group) {
-	g.heapAt = len(q.h)
-	q.h = append(q.h, g)
-	q.fix(g)
+// put adds a group, or moves one whose order has changed.
+func (q *groupHeap) put(g *group) {
+	i := *q.at(g)
+	if i < 0 {
+		i = len(q.h)
+		*q.at(g) = i
+		q.h = append(q.h, g)
+	}
+	q.fix(i)
 }
 
 // remove takes a group out, if it is in.
 func (q *groupHeap) remove(g *group) {
-	i := g.heapAt
-	if i < 0 || i >= len(q.h) || q.h[i] != g {
+	i := *q.at(g)
+	if i < 0 {
 		return
 	}
 	last := len(q.h) - 1
 	q.swap(i, last)
 	q.h = q.h[:last]
-	g.heapAt = -1
+	*q.at(g) = -1
 	if i < last {
-		q.fix(q.h[i])
+		q.fix(i)
 	}
 }
 
-// fix restores the order around a group whose total has changed.
-func (q *groupHeap) fix(g *group) {
-	i := g.heapAt
-	if i < 0 || i >= len(q.h) || q.h[i] != g {
-		return
-	}
-	for i > 0 && q.less(i, (i-1)/2) {
+// fix restores the order around place i.
+func (q *groupHeap) fix(i int) {
+	for i > 0 && q.less(q.h[i], q.h[(i-1)/2]) {
 		q.swap(i, (i-1)/2)
 		i = (i - 1) / 2
 	}
 	for {
 		least := i
 		for _, c := range [...]int{2*i + 1, 2*i + 2} {
-			if c < len(q.h) && q.less(c, least) {
+			if c < len(q.h) && q.less(q.h[c], q.h[least]) {
 				least = c
 			}
 		}

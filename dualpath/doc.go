@@ -19,16 +19,24 @@
 //
 // The life of a request:
 //
-//	Submit ─► prefill queue (FIFO) ── a prefill group fetches ─► a PE ─┐
-//	      └─► decode queue ─► queue of a decode group ── it fetches ─► a DE ─┴─► both known: Start
-//	                                                                             parts: [0,x) by the PE's storage NIC
-//	                                                                                    [x,hit) by the DE's
+//	Submit ─► queue ─► queue of a decode group ── a prefill group fetches ─► a PE and a DE, or neither: Start
+//	            (FIFO)      (least tokens)                 parts: [0,x) by the PE's storage NIC
+//	                                                              [x,hit) by the DE's
 //	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
 //	Finished (prefill) ─► Finished (decode)
 //
+// A request holds nothing until both engines have room for all of it, in device
+// memory and in their buffers; then it has all of it. So no two requests hold each
+// other, whatever groups are lost. A part that is moved to a prefill engine whose
+// buffer has no room is recomputed: it waits for nobody either. A request that no
+// engine could ever hold is rejected when it is submitted.
+//
+// New weights (Epoch) have the requests that are not computed yet planned anew,
+// without their cached prefix: nobody here knows how much of it was used.
+//
 // With Options.Network (package netcost) the decode engine is the one with the first
-// token soonest, as the network is between it and the prefill engine; so it is chosen
-// when that is known. A read is shared out by both of its hops: storage to buffer,
+// token soonest, as the network is between it and the prefill engine, among all
+// engines with room. A read is shared out by both of its hops: storage to buffer,
 // buffer to device.
 //
 // # Accounts
@@ -47,7 +55,8 @@
 // # Cost
 //
 // A prefill decision is O(log n) in the engines of the fetching group, a decode
-// decision O(log g) in the groups and O(n) in the engines of one group. Time alone
+// decision O(log g) in the groups and O(n) in the engines of one group; with a
+// Network it is O(n) in all decode engines. Time alone
 // (Tick) costs what is being read, and a look through the queues when a deadline
 // has come.
 package dualpath

@@ -50,6 +50,15 @@ type Request struct {
 	Prompt, Hit, Output int
 	// Deadline, if not zero, is when nobody wants the answer any more.
 	Deadline time.Duration
+	// Resident are leading tokens of the prompt that decode engines hold in their
+	// device memory and need not be sent. Options.Network counts them.
+	Resident []Resident `json:",omitempty"`
+}
+
+// Resident is how many leading tokens of a prompt a decode engine holds.
+type Resident struct {
+	Engine EngineID
+	Tokens int
 }
 
 // decodeLen is what the request takes of a decode engine: len_r there.
@@ -81,20 +90,34 @@ type GroupUp struct {
 	Holding []Held
 }
 
-// EngineSpec is one engine of a group.
+// EngineSpec is one engine of a group. A size that is 0 is not limited.
 type EngineSpec struct {
 	Engine EngineID
 	Node   NodeID
-	// HBMTokens is the KV capacity of a decode engine. 0 for prefill engines.
+	// HBMTokens is the KV capacity of the engine's device memory, in tokens.
 	HBMTokens int
+	// PromptTokens is the longest prompt that the engine takes.
+	PromptTokens int
+	// Buffer is the PE or DE buffer.
+	Buffer Buffer
+}
+
+// Buffer is an engine's buffer in DRAM, through which KV passes between storage,
+// device memory and the other side. All sizes are bytes.
+type Buffer struct {
+	Bytes int
+	// Block is what one block of KV takes while it passes. Sums is what each block of
+	// a prompt takes beside it for as long as the request is under way, Request what
+	// each request does.
+	Block, Sums, Request int
 }
 
 // Held is a request that an engine already works on.
 type Held struct {
 	Request Request
 	Engine  EngineID
-	// Attempt is the number of the Start that it works on; 0: it was assigned and
-	// not started.
+	// Attempt is the number of the Start that it works on; 0: the Start did not reach
+	// it.
 	Attempt uint64
 }
 
@@ -121,8 +144,9 @@ type EngineReport struct {
 	Engine EngineID
 	// Tokens over the unfinished requests, and how many there are.
 	Tokens, Requests int
-	// HBMFree is what a decode engine has left, in tokens.
-	HBMFree int
+	// HBMFree is what is left of EngineSpec.HBMTokens, and BufferFree of its Buffer in
+	// bytes, when all that was assigned has taken its share.
+	HBMFree, BufferFree int
 }
 
 // NodeReport is one machine's storage side.

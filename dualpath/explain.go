@@ -136,12 +136,17 @@ func (p *Planner) explainPrefill(r *request, g *group, en *engine, cat class, ps
 }
 
 // explainDecode notes why an engine was taken.
-func (p *Planner) explainDecode(r *request, en *engine, n int, z float64, high bool, fitting int) {
-	if high {
-		r.why.note(p.now, "decode engine %d: least tokens (%d); with %d more every one with the HBM is above Z = %d (%d queued fit)",
-			int(en.id), en.tok, n, int(z), fitting)
-		return
+func (p *Planner) explainDecode(r *request, pe *engine, c *decodeChoice) {
+	en, n := c.engine, r.decodeLen()
+	switch {
+	case p.opts.Network != nil:
+		r.why.note(p.now, "decode engine %d on node %d: transfer from node %d, wait and first step take %d us, the least of all with room",
+			int(en.id), int(en.node.id), int(pe.node.id), int(c.seconds*1e6))
+	case c.high:
+		r.why.note(p.now, "decode engine %d: least tokens (%d); with %d more every one with room is above Z = %d (%d queued fit)",
+			int(en.id), en.tok, n, int(c.z), c.fitting)
+	default:
+		r.why.note(p.now, "decode engine %d: fewest requests (%d) of those that stay below Z = %d with %d tokens more (%d queued fit)",
+			int(en.id), en.seq, int(c.z), n, c.fitting)
 	}
-	r.why.note(p.now, "decode engine %d: fewest requests (%d) of those that stay below Z = %d with %d tokens more (%d queued fit)",
-		int(en.id), en.seq, int(z), n, fitting)
 }

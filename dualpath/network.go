@@ -2,27 +2,51 @@ package dualpath
 
 import "time"
 
-// Network is what moving KV between machines costs, as the planner asks it;
-// package netcost has one. Without it (Options.Network nil) all machines are alike.
-// Its state changes by the calls of one planner alone, so that the same events
-// give the same actions.
+// Network chooses decode engines by what moving KV between machines costs, and prices
+// the hops of a read; package netcost has one. Without it (Options.Network nil) all
+// machines are alike. Its state changes by the calls of one planner alone, so that
+// the same events give the same actions.
 type Network interface {
-	// Update takes what the operator says. What is out of range is ignored, and
-	// the last stays.
+	// Update takes what the operator reports. A report that is out of range is
+	// ignored, and the last stays.
 	Update(*NetworkReport)
-	// Decode is how long it takes, in seconds, until a prompt's first token can be
-	// decoded on another machine's engine: its KV moved there, a place in the batch
-	// of an engine that has so many requests, the first step.
-	Decode(from, to NodeID, tokens, requests int) float64
+	// Reserve is what a decode engine keeps free of its device memory whatever it is
+	// given, in tokens. It does not change.
+	Reserve() int
+	// Choose returns the index of the candidate that would decode the first token
+	// soonest, and how long that takes in seconds: the prompt's KV moved there, a
+	// place in the batch, the first step. -1: no candidate has the memory. It keeps
+	// neither argument.
+	Choose(r *Transfer, candidates []Candidate) (index int, seconds float64)
 	// Read is how long a cached prefix takes from storage over the buffer of a
 	// machine (via) into a prefill engine's memory (to), as a line: so many seconds
 	// for what is queued at via, and so many for each token. rate is via's storage
 	// NIC's, tokens a second.
 	Read(via, to NodeID, queue int, rate float64) (fixed, perToken float64)
-	// Begin counts a transfer that the planner ordered, and says at which distance
-	// it is; End, with the same, that it is over.
+	// Begin counts a transfer that the planner ordered, and returns its distance; End,
+	// with the same, counts its end.
 	Begin(from, to NodeID) (tier uint8)
 	End(from NodeID, tier uint8)
+}
+
+// Transfer is a prompt whose KV is to be moved to a decode engine.
+type Transfer struct {
+	Request RequestID
+	// From is the machine of the prefill engine, Tokens the length of the prompt.
+	From   NodeID
+	Tokens int
+}
+
+// Candidate is a decode engine that may be chosen.
+type Candidate struct {
+	Node NodeID
+	// Hit is how many leading tokens of the prompt the engine holds.
+	Hit int
+	// Free is the memory that it has left for the prompt's KV beyond Hit, in tokens,
+	// with the reserve.
+	Free int
+	// Requests are those that it has.
+	Requests int
 }
 
 // Tiers are the distances between two machines: the same one, the same rack, the
@@ -78,60 +102,51 @@ func (p *Planner) endTransfers(r *request) {
 	r.transfers = r.transfers[:0]
 }
 
-// cheapestGroup returns the decode group with the engine that would have the
-// first token soonest, by NetKV's cost, and that engine's cost in seconds. Of
-// engines that cost the same, the group with the least total goes first. Nil if no
-// engine could hold the request were it empty.
-func (p *Planner) cheapestGroup(r *request) (best *group, cost float64) {
-	careful, last := p.careful(r), false // last: best is to be avoided
-	var like costLike
+// cheapest returns the decode engine with room that would have the request's first
+// token soonest, and that time in seconds; nil if none has room. An engine that the
+// request should avoid is taken only if there is no other.
+func (p *Planner) cheapest(r *request, pe *engine) (best *engine, seconds float64) {
+	careful := p.careful(r)
+	if best, seconds = p.cheapestOf(r, pe, careful); best == nil && careful {
+		return p.cheapestOf(r, pe, false)
+	}
+	return best, seconds
+}
+
+// cheapestOf is cheapest, where careful leaves out the engines to be avoided.
+func (p *Planner) cheapestOf(r *request, pe *engine, careful bool) (*engine, float64) {
+	p.candidates, p.candidateEngines = p.candidates[:0], p.candidateEngines[:0]
 	for _, g := range p.order {
-		if g.role != Decode || !g.holds(r.decodeLen()) {
+		if g.role != Decode {
 			continue
 		}
 		for _, en := range g.engines {
-			avoid := careful && p.avoids(r, en)
-			c := like.decodeCost(p, r, en)
-			if best == nil || (last && !avoid) || (last == avoid && (c < cost || (c == cost && g.total < best.total))) {
-				best, cost, last = g, c, avoid
+			if !p.accepts(en, r) || (careful && p.avoids(r, en)) {
+				continue
 			}
+			// An engine keeps room for the output, and for the hit too: its cache may
+			// drop what it holds.
+			hit := r.residentAt(en.id)
+			free := en.left.hbm + p.reserve - (r.allBlocks*p.opts.BlockTokens - r.Prompt) - hit
+			p.candidates = append(p.candidates, Candidate{Node: en.node.id, Hit: hit, Free: free, Requests: en.seq})
+			p.candidateEngines = append(p.candidateEngines, en)
 		}
 	}
-	return best, cost
+	i, seconds := p.opts.Network.Choose(&Transfer{Request: r.ID, From: pe.node.id, Tokens: r.Prompt}, p.candidates)
+	if i < 0 {
+		return nil, 0
+	}
+	return p.candidateEngines[i], seconds
 }
 
-// cheapestEngine returns the engine of g with the HBM for the request that would
-// have its first token soonest; of equals the one with the fewest tokens. Nil if
-// none has the HBM.
-func (p *Planner) cheapestEngine(r *request, g *group) (best *engine, cost float64) {
-	careful := p.careful(r) && !p.avoidsAll(r, g)
-	var like costLike
-	for _, en := range g.engines {
-		if en.hbm < r.decodeLen() || (careful && p.avoids(r, en)) {
-			continue
-		}
-		c := like.decodeCost(p, r, en)
-		if best == nil || c < cost || (c == cost && en.tok < best.tok) {
-			best, cost = en, c
+// residentAt is how many leading tokens of the prompt an engine holds.
+func (r *request) residentAt(e EngineID) int {
+	for _, h := range r.Resident {
+		if h.Engine == e {
+			return min(max(h.Tokens, 0), r.Prompt)
 		}
 	}
-	return best, cost
-}
-
-// costLike is the cost of the engine that was asked about last: its neighbours on the
-// machine often have as many requests, and then cost the same.
-type costLike struct {
-	node *node
-	seq  int
-	cost float64
-}
-
-// decodeCost is what it costs to decode the request on an engine, in seconds.
-func (l *costLike) decodeCost(p *Planner, r *request, en *engine) float64 {
-	if l.node != en.node || l.seq != en.seq {
-		*l = costLike{en.node, en.seq, p.opts.Network.Decode(r.pe.node.id, en.node.id, r.Prompt, en.seq)}
-	}
-	return l.cost
+	return 0
 }
 
 // paths are the two ways of a cached prefix, as lines over its tokens.

@@ -61,8 +61,8 @@ type Options struct {
 	// Policy is which side reads.
 	Policy ReadPolicy
 	// Network, if there is one, makes the network count: a request's decode engine
-	// is chosen when its prefill engine is known, by transfer, wait and first step;
-	// its read is shared out by both hops of each side. It is this planner's alone.
+	// is chosen by transfer, wait and first step, and its read is shared out by both
+	// hops of each side. It is this planner's alone.
 	Network Network
 	// BlockTokens is the length of a block; parts are cut at its multiples.
 	// Default 64.

@@ -22,9 +22,12 @@ type Planner struct {
 	order []*group
 
 	requests map[RequestID]*request
-	// waiting is the prefill queue, unrouted the decode queue, each of *request;
-	// what was planned anew comes first.
-	waiting, unrouted *list.List
+	// unrouted are the requests that wait and have no decode group's queue yet, of
+	// *request; what was planned anew comes first. front and back are the orders of
+	// its ends, queued counts these and all that wait in groups' queues.
+	unrouted    *list.List
+	front, back int64
+	queued      int
 	// loading are the requests with a read under way.
 	loading *list.List
 	// partial were found with a prefill engine alone after a restart.
@@ -33,9 +36,17 @@ type Planner struct {
 	// expiry is the earliest deadline that may be that of a request in a queue; 0:
 	// none. Until then no queue is looked through.
 	expiry time.Duration
-	// decodeFirst is the heap of decode groups by total tokens.
-	decodeFirst groupHeap
-	turn        Role // RoundRobin
+	// leastTotal are the decode groups by total tokens; oldest are those that offer a
+	// request to be granted, by its age.
+	leastTotal, oldest groupHeap
+	turn               Role // RoundRobin
+	// steps counts the calls of Step.
+	steps uint64
+	// reserve is Options.Network's.
+	reserve int
+	// candidates and candidateEngines are reused by cheapest.
+	candidates       []Candidate
+	candidateEngines []*engine
 	// avoidUntil is the latest of the engines'.
 	avoidUntil time.Duration
 
@@ -50,7 +61,7 @@ type Stats struct {
 	// their lengths; Splits the requests read by both.
 	PartsPrefill, PartsDecode, TokensPrefill, TokensDecode, Splits uint64
 	Cuts, Hedges, Recomputes                                       uint64
-	// Queued wait for an engine of either role, Loading have a read under way,
+	// Queued wait for their engines, Loading have a read under way,
 	// Serving are all that have not ended. Gauges.
 	Queued, Loading, Serving int
 }
@@ -61,7 +72,10 @@ type engine struct {
 	group *group
 	node  *node
 
-	tok, seq, hbm int
+	spec EngineSpec
+	// size is what the engine has of each memory, left what is free of it.
+	size, left room
+	tok, seq   int
 	// strikes are failures since it last served a request; avoidUntil is when they
 	// are forgiven.
 	strikes    int
@@ -72,9 +86,9 @@ type engine struct {
 
 // assigned is an amount that a later report will contain.
 type assigned struct {
-	seq    uint64
-	tokens int
-	hbm    int
+	seq              uint64
+	tokens, requests int
+	room             room
 }
 
 // node is one machine: one storage NIC.
@@ -95,22 +109,29 @@ type group struct {
 	engines []*engine
 	heard   time.Duration
 	// private is the queue of a decode group, of *request; total the tokens of
-	// its engines and of that queue.
+	// its engines and of that queue. cursor is the request of the queue that is to be
+	// granted next: its head, but for those that this fetch has left. full: no engine
+	// had room for that request at the group's last report.
 	private *list.List
 	total   int
+	cursor  *list.Element
+	full    bool
+	// z and fitting are threshold's, as of the Step zStep.
+	z       float64
+	fitting int
+	zStep   uint64
 	// least is the load of a prefill group's least loaded engine after its last
 	// fetch, or noEngine.
 	least int
-	// hbmMax is the largest HBM of an engine, in tokens; 0: not known.
-	hbmMax int
-	heapAt int
+	// totalAt and oldestAt are its places in the planner's heaps.
+	totalAt, oldestAt int
 }
 
 // phase is where a request is.
 type phase uint8
 
 const (
-	queued  phase = iota // an engine is missing
+	queued  phase = iota // it holds nothing
 	serving              // Start was said
 )
 
@@ -121,15 +142,19 @@ type request struct {
 	// where the rest is of no use any more, for the reason unfit.
 	cached int
 	unfit  Reason
-	phase  phase
-	pe     *engine
-	de     *engine
+	// promptBlocks and allBlocks are the prompt, and prompt and output, in blocks.
+	promptBlocks, allBlocks int
+	phase                   phase
+	pe                      *engine
+	de                      *engine
 	// home is the decode group in whose private queue it waits.
 	home *group
-	// place is its element in waiting, unrouted or home.private, by role.
-	prefillAt, decodeAt *list.Element
-	loadingAt           *list.Element
-	sides               [2]side
+	// at is its element in unrouted or home.private, nil when it is served; order is
+	// its age among those that wait.
+	at        *list.Element
+	order     int64
+	loadingAt *list.Element
+	sides     [2]side
 	// rest are ranges that a side left unread and nobody reads yet.
 	rest      []Part
 	started   time.Duration
@@ -151,13 +176,17 @@ func New(opts Options) (*Planner, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
 	}
-	return &Planner{
+	p := &Planner{
 		opts:   opts,
 		groups: make(map[GroupID]*group), engines: make(map[EngineID]*engine), nodes: make(map[NodeID]*node),
 		requests: make(map[RequestID]*request), epochs: make(map[NamespaceID]uint64),
-		waiting: list.New(), unrouted: list.New(), loading: list.New(),
+		unrouted: list.New(), loading: list.New(), leastTotal: byTotal(), oldest: byAge(),
 		turn: Prefill, explained: newExplainRing(opts.MaxExplain),
-	}, nil
+	}
+	if opts.Network != nil {
+		p.reserve = opts.Network.Reserve()
+	}
+	return p, nil
 }
 
 // Step takes one event and returns what is to be done, in order. The slice is
@@ -167,6 +196,7 @@ func New(opts Options) (*Planner, error) {
 func (p *Planner) Step(ev Event) []Action {
 	p.out = p.out[:0]
 	p.now = max(p.now, ev.at())
+	p.steps++
 	switch e := ev.(type) {
 	case Submit:
 		p.submit(&e.Request)
@@ -221,18 +251,11 @@ func (p *Planner) say(a Action) uint64 {
 // Stats returns the counters as of the last Step.
 func (p *Planner) Stats() Stats {
 	st := p.stats
-	st.Serving, st.Loading = len(p.requests), p.loading.Len()
-	st.Queued = 0
-	for _, g := range p.order {
-		if g.private != nil {
-			st.Queued += g.private.Len()
-		}
-	}
-	st.Queued = max(p.waiting.Len(), p.unrouted.Len()+st.Queued)
+	st.Serving, st.Loading, st.Queued = len(p.requests), p.loading.Len(), p.queued
 	return st
 }
 
-// submit admits a request to both queues.
+// submit admits a request to the queue.
 func (p *Planner) submit(q *Request) {
 	p.stats.Submitted++
 	reason := NoReason
@@ -251,21 +274,27 @@ func (p *Planner) submit(q *Request) {
 		p.say(Action{Kind: Reject, Request: q.ID, Why: reason})
 		return
 	}
-	r := &request{Request: *q, cached: q.Hit, why: p.explained.next(q.ID, p.now)}
-	if r.Epoch < p.epochs[r.Namespace] {
-		r.Hit, r.unfit = 0, EpochOver
-		r.why.note(p.now, "the cached prefix is of epoch %d, the weights of %d: recomputed", int(r.Epoch), int(p.epochs[r.Namespace]))
+	r := p.newRequest(q)
+	if now := p.epochs[r.Namespace]; r.Epoch < now {
+		p.renew(r, now)
 	}
 	p.requests[q.ID] = r
-	r.prefillAt = p.waiting.PushBack(r)
-	r.decodeAt = p.unrouted.PushBack(r)
+	p.enqueue(r, false)
 	p.due(r)
+	if s := p.shortfall(r); s.why != NoReason {
+		p.refuse(r, s)
+	}
+}
+
+// newRequest returns a request that is in no list yet.
+func (p *Planner) newRequest(q *Request) *request {
+	return &request{Request: *q, cached: q.Hit, promptBlocks: p.blocks(q.Prompt), allBlocks: p.blocks(q.decodeLen()), why: p.explained.next(q.ID, p.now)}
 }
 
 // groupUp makes a group known, and what it holds. What a group that returns
 // still holds goes on where it was; the rest of what it had is planned anew.
 func (p *Planner) groupUp(e *GroupUp) {
-	g := &group{id: e.Group, role: e.Role, heard: p.now, least: noEngine, heapAt: -1}
+	g := &group{id: e.Group, role: e.Role, heard: p.now, least: noEngine, totalAt: -1, oldestAt: -1}
 	fresh := make(map[EngineID]*engine, len(e.Engines))
 	for _, s := range e.Engines {
 		n := p.nodes[s.Node]
@@ -274,10 +303,13 @@ func (p *Planner) groupUp(e *GroupUp) {
 			p.nodes[s.Node] = n
 		}
 		n.engines++
-		en := &engine{id: s.Engine, group: g, node: n, hbm: s.HBMTokens}
+		en := &engine{id: s.Engine, group: g, node: n, spec: s, size: s.size()}
+		if e.Role == Decode && s.HBMTokens != 0 {
+			en.size.hbm = max(en.size.hbm-p.reserve, 0)
+		}
+		en.left = en.size
 		fresh[s.Engine] = en
 		g.engines = append(g.engines, en)
-		g.hbmMax = max(g.hbmMax, s.HBMTokens)
 	}
 	for i := range e.Holding {
 		h := &e.Holding[i]
@@ -305,11 +337,23 @@ func (p *Planner) groupUp(e *GroupUp) {
 	p.order = slices.Insert(p.order, at, g)
 	if g.role == Decode {
 		g.private = list.New()
-		p.decodeFirst.push(g)
+		p.leastTotal.put(g)
 	}
 	for i := range e.Holding {
 		p.hold(g, &e.Holding[i])
 	}
+}
+
+// size is what an engine has of each memory.
+func (s *EngineSpec) size() room {
+	r := room{s.HBMTokens, s.Buffer.Bytes}
+	if r.hbm == 0 {
+		r.hbm = unlimited
+	}
+	if r.buffer == 0 {
+		r.buffer = unlimited
+	}
+	return r
 }
 
 // hold takes over a request that an engine has already. After a restart of the
@@ -324,28 +368,27 @@ func (p *Planner) hold(g *group, h *Held) {
 	p.seq = max(p.seq, h.Attempt) // numbers of attempts are never used twice
 	r := p.requests[h.Request.ID]
 	if r == nil {
-		r = &request{Request: h.Request, cached: h.Request.Hit, started: p.now, why: p.explained.next(h.Request.ID, p.now)}
+		r = p.newRequest(&h.Request)
+		r.started = p.now
 		r.why.note(p.now, "found with engine %d, as its group reports", int(h.Engine))
 		p.requests[r.ID] = r
-		r.prefillAt, r.decodeAt = p.waiting.PushBack(r), p.unrouted.PushBack(r)
+		p.enqueue(r, false)
 		p.due(r)
 	}
-	has, other := r.engineOf(g.role), r.engineOf(g.role.Other())
-	switch {
+	// It counts until the group's first report, which contains it.
+	n, tokens := p.least(en, r), r.decodeLen()
+	if g.role == Prefill {
+		n, tokens = p.most(en, r), r.Prompt
+	}
+	p.take(en, assigned{tokens: tokens, requests: 1, room: n})
+	switch has := r.engineOf(g.role); {
 	case has == en:
 		// The group was away for a moment, and nothing has changed.
-	case has != nil, h.Attempt != 0 && r.phase == queued && other != nil:
-		// Another engine has it by now, or it is being started anew.
+	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0):
+		// Another engine has it by now, or no engine that knows of its start.
 		p.say(Action{Kind: Abort, Request: r.ID, Group: g.id, Engine: en.id, Why: GroupLost})
-	case h.Attempt == 0 && r.phase == queued:
-		p.unqueue(r, g.role)
-		r.setEngine(g.role, en)
-		if other != nil {
-			p.start(r)
-		}
-	case h.Attempt != 0 && r.phase == queued:
-		p.unqueue(r, Prefill)
-		p.unqueue(r, Decode)
+	case r.phase == queued:
+		p.unqueue(r)
 		r.setEngine(g.role, en)
 		r.phase, r.attempt, r.started = serving, h.Attempt, p.now
 		if g.role == Prefill {
@@ -358,15 +401,6 @@ func (p *Planner) hold(g *group, h *Held) {
 		r.why.note(p.now, "the two sides work on different attempts")
 		p.requeue(r, GroupLost)
 	}
-}
-
-// unqueue takes a request out of the queue of one role.
-func (p *Planner) unqueue(r *request, role Role) {
-	if role == Prefill {
-		p.unlist(&r.prefillAt, p.waiting)
-		return
-	}
-	p.unqueueDecode(r)
 }
 
 // requeue plans a request anew from the start; its engines are told to leave it,
@@ -383,8 +417,7 @@ func (p *Planner) requeue(r *request, why Reason) {
 		r.setEngine(role, nil)
 	}
 	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
-	r.prefillAt = p.waiting.PushFront(r)
-	r.decodeAt = p.unrouted.PushFront(r)
+	p.enqueue(r, true)
 }
 
 // complete looks at requests that were found with a prefill engine after a restart:
@@ -413,7 +446,8 @@ func (p *Planner) groupDown(g *group) {
 	if at := slices.Index(p.order, g); at >= 0 {
 		p.order = slices.Delete(p.order, at, at+1)
 	}
-	p.decodeFirst.remove(g)
+	p.leastTotal.remove(g)
+	p.oldest.remove(g)
 	for _, en := range g.engines {
 		delete(p.engines, en.id)
 		en.node.engines--
@@ -425,7 +459,7 @@ func (p *Planner) groupDown(g *group) {
 		for el := g.private.Back(); el != nil; el = g.private.Back() {
 			r := g.private.Remove(el).(*request)
 			r.home = nil
-			r.decodeAt = p.unrouted.PushFront(r)
+			r.at = p.unrouted.PushFront(r)
 		}
 	}
 	var lost []*request
@@ -444,46 +478,24 @@ func (p *Planner) groupDown(g *group) {
 	}
 }
 
-// replan sends a request back to the queues because lost is gone. What the
-// other side still has of use is kept: a prefill engine that was merely
-// assigned, a decode engine that has all of the prompt.
+// replan sends a request back to the queue because lost is gone, unless the decode
+// engine has all of the prompt.
 func (p *Planner) replan(r *request, lost *group) {
-	p.stats.Replanned++
-	p.endTransfers(r)
 	if r.pe != nil && r.pe.group == lost && r.prefilled {
 		r.pe = nil // its work was done
 		return
 	}
 	r.why.note(p.now, "planned anew: group %d is gone", int(lost.id))
-	p.due(r)
-	keepPE := r.phase == queued && r.pe != nil && r.pe.group != lost
-	keepDE := r.phase == queued && r.de != nil && r.de.group != lost
-	p.stopLoading(r)
-	if r.pe != nil && !keepPE {
-		if r.pe.group != lost {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id, Why: GroupLost})
+	for _, role := range [...]Role{Prefill, Decode} {
+		if en := r.engineOf(role); en != nil && en.group == lost {
+			r.setEngine(role, nil)
 		}
-		r.pe = nil
-		r.prefillAt = p.waiting.PushFront(r)
 	}
-	if r.de != nil && !keepDE {
-		if r.de.group != lost {
-			p.say(Action{Kind: Abort, Request: r.ID, Group: r.de.group.id, Engine: r.de.id, Why: GroupLost})
-		}
-		r.de = nil
-		r.decodeAt = p.unrouted.PushFront(r)
-	}
-	if r.pe == nil && r.prefillAt == nil {
-		r.prefillAt = p.waiting.PushFront(r)
-	}
-	if r.de == nil && r.decodeAt == nil {
-		r.decodeAt = p.unrouted.PushFront(r)
-	}
-	r.phase, r.prefilled = queued, false
-	r.rest = r.rest[:0]
+	p.requeue(r, GroupLost)
 }
 
-// fetch takes a group's report and gives it work.
+// fetch takes a group's report. A prefill group is given work, with the decode engines
+// as they reported last.
 func (p *Planner) fetch(e *Fetch) {
 	g := p.groups[e.Group]
 	if g == nil {
@@ -500,21 +512,25 @@ func (p *Planner) fetch(e *Fetch) {
 			continue
 		}
 		en.since = unseen(en.since, e.Seen)
-		tok, seq, hbm := max(rep.Tokens, 0), max(rep.Requests, 0), max(rep.HBMFree, 0)
-		for _, a := range en.since {
-			tok, seq, hbm = tok+a.tokens, seq+1, hbm-a.hbm
+		g.total -= en.tok
+		en.tok, en.seq, en.left = max(rep.Tokens, 0), max(rep.Requests, 0), en.size
+		if en.spec.HBMTokens != 0 {
+			en.left.hbm = max(rep.HBMFree-(en.spec.HBMTokens-en.size.hbm), 0)
 		}
-		g.total += tok - en.tok
-		en.tok, en.seq, en.hbm = tok, seq, hbm
+		if en.spec.Buffer.Bytes != 0 {
+			en.left.buffer = max(rep.BufferFree, 0)
+		}
+		g.total += en.tok
+		for i := range en.since {
+			p.take(en, en.since[i])
+		}
 	}
-	p.decodeFirst.fix(g)
-	switch g.role {
-	case Prefill:
-		p.fetchPrefill(g)
-	case Decode:
-		p.routeDecode()
-		p.fetchDecode(g)
+	if g.role == Decode {
+		p.leastTotal.put(g)
+		p.rewind(g)
+		return
 	}
+	p.grant(g)
 }
 
 // reportNode takes a node's report.
@@ -542,12 +558,29 @@ func unseen(list []assigned, seen uint64) []assigned {
 	return slices.Delete(list, 0, i)
 }
 
-// give counts an assignment to an engine until its group reports it.
-func (p *Planner) give(en *engine, seq uint64, tokens, hbm int) {
-	en.tok += tokens
-	en.seq++
-	en.hbm -= hbm
-	en.since = append(en.since, assigned{seq, tokens, hbm})
+// give counts what an action assigns to an engine until its group reports it.
+func (p *Planner) give(en *engine, a assigned) {
+	p.take(en, a)
+	en.since = append(en.since, a)
+}
+
+// take counts an amount as the engine's.
+func (p *Planner) take(en *engine, a assigned) {
+	en.tok += a.tokens
+	en.seq += a.requests
+	en.left = en.left.minus(a.room)
+	g := en.group
+	g.total += a.tokens
+	if g.totalAt >= 0 {
+		p.leastTotal.put(g)
+	}
+}
+
+// refuse ends a request that no engine could ever serve.
+func (p *Planner) refuse(r *request, s shortfall) {
+	p.end(r, s.why)
+	reject := &p.out[len(p.out)-1]
+	reject.Need, reject.Most = s.need, s.most
 }
 
 // end removes a request that is not served any more, telling whoever has it.
@@ -565,8 +598,7 @@ func (p *Planner) end(r *request, why Reason) {
 
 // forget removes a request from every list.
 func (p *Planner) forget(r *request) {
-	p.unlist(&r.prefillAt, p.waiting)
-	p.unqueueDecode(r)
+	p.unqueue(r)
 	p.stopLoading(r)
 	p.endTransfers(r)
 	delete(p.requests, r.ID)
@@ -578,18 +610,6 @@ func (p *Planner) unlist(el **list.Element, from *list.List) {
 		from.Remove(*el)
 		*el = nil
 	}
-}
-
-// unqueueDecode removes a request from the decode queue that it waits in.
-func (p *Planner) unqueueDecode(r *request) {
-	if r.home != nil {
-		r.home.total -= r.decodeLen()
-		p.decodeFirst.fix(r.home)
-		p.unlist(&r.decodeAt, r.home.private)
-		r.home = nil
-		return
-	}
-	p.unlist(&r.decodeAt, p.unrouted)
 }
 
 // finished takes the end of prefill or of decode. A request that was decoded
@@ -644,7 +664,7 @@ func (p *Planner) failed(e Failed) {
 	if r.failures > 1 {
 		r.Hit, r.unfit = min(r.Hit, max(e.Upto, 0)/p.opts.BlockTokens*p.opts.BlockTokens), EngineFailed
 	}
-	r.why.note(p.now, "the %s engine failed, for the time %d; planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
+	r.why.note(p.now, "the %s engine failed (failure %d); planned anew with %d cached tokens", int(e.Role), r.failures, r.Hit)
 	// The side that failed has left it.
 	if en := r.engineOf(e.Role); en != nil {
 		r.setEngine(e.Role, nil)
@@ -652,7 +672,9 @@ func (p *Planner) failed(e Failed) {
 	p.requeue(r, EngineFailed)
 }
 
-// epoch ends the loads of older epochs: what they bring is of no use.
+// epoch plans the requests anew that load a prefix of an older epoch, or compute
+// behind one: nobody here knows how much of it has been used already. All of it is
+// recomputed, and what is stored belongs to the new epoch.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch <= p.epochs[e.Namespace] {
 		return
@@ -663,19 +685,27 @@ func (p *Planner) epoch(e Epoch) {
 		// A request that was found with a decode group alone has nobody who would
 		// compute: its prefill is over, or that group will speak for it.
 		orphan := r.phase == serving && r.pe == nil
-		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && r.Hit > 0 && !r.prefilled && !orphan {
+		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.prefilled && !orphan {
 			old = append(old, r)
 		}
 	}
-	slices.SortFunc(old, func(a, b *request) int { return cmp.Compare(a.ID, b.ID) })
+	// The oldest goes to the head of the queue last, so that it stays the first.
+	slices.SortFunc(old, func(a, b *request) int { return cmp.Or(cmp.Compare(b.started, a.started), cmp.Compare(b.ID, a.ID)) })
 	for _, r := range old {
-		r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(e.Epoch), r.Hit, int(r.Epoch))
+		p.renew(r, e.Epoch)
 		if r.phase == serving {
-			p.dropParts(r, EpochOver)
-			p.recompute(r, 0, r.Hit, EpochOver)
+			p.requeue(r, EpochOver)
 		}
+	}
+}
+
+// renew has a request computed with newer weights than its prefix.
+func (p *Planner) renew(r *request, epoch uint64) {
+	r.why.note(p.now, "weights of epoch %d: the prefix of %d tokens is of epoch %d and is recomputed", int(epoch), r.Hit, int(r.Epoch))
+	if r.Hit > 0 {
 		r.Hit, r.unfit = 0, EpochOver
 	}
+	r.Epoch = epoch
 }
 
 // tick looks for what time alone changes.
@@ -695,7 +725,6 @@ func (p *Planner) tick() {
 // expireAll rejects what is past its deadline in every queue, and finds the next
 // deadline.
 func (p *Planner) expireAll() {
-	p.expire(p.waiting)
 	p.expire(p.unrouted)
 	for _, g := range p.order {
 		if g.private != nil {

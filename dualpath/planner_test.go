@@ -18,17 +18,14 @@ func check(p *Planner) {
 		if r.ID != id {
 			fail("request %d filed under %d", r.ID, id)
 		}
-		if r.prefillAt != nil {
+		if r.at != nil {
 			waiting++
 		}
-		if r.phase == serving && (r.prefillAt != nil || r.decodeAt != nil) {
-			fail("request %d is served and queued", id)
+		if (r.phase == queued) == (r.at == nil) {
+			fail("request %d: phase %d, and in the queue: %v", id, r.phase, r.at != nil)
 		}
-		if r.phase == queued && (r.pe == nil) == (r.prefillAt == nil) {
-			fail("request %d: prefill engine and prefill queue disagree", id)
-		}
-		if r.phase == queued && (r.de == nil) == (r.decodeAt == nil) {
-			fail("request %d: decode engine and decode queue disagree", id)
+		if r.phase == queued && (r.pe != nil || r.de != nil) {
+			fail("request %d waits and holds an engine", id)
 		}
 		if busy := r.sides[0].state != idle || r.sides[1].state != idle; busy && r.loadingAt == nil {
 			fail("request %d reads and is not on the list", id)
@@ -39,8 +36,8 @@ func check(p *Planner) {
 			}
 		}
 	}
-	if waiting != p.waiting.Len() {
-		fail("%d wait for prefill, %d are in the queue", waiting, p.waiting.Len())
+	if waiting != p.queued {
+		fail("%d wait, %d are counted", waiting, p.queued)
 	}
 	for _, g := range p.order {
 		total := 0
@@ -51,14 +48,22 @@ func check(p *Planner) {
 			for el := g.private.Front(); el != nil; el = el.Next() {
 				total += el.Value.(*request).decodeLen()
 			}
+			if g.cursor != g.private.Front() {
+				fail("group %d offers a request that is not the head of its queue", g.id)
+			}
+			if offers := g.cursor != nil && !g.full; offers != (g.oldestAt >= 0) {
+				fail("group %d: a request to offer: %v, at place %d of those that do", g.id, offers, g.oldestAt)
+			}
 		}
 		if total != g.total {
 			fail("group %d: total %d, counted %d", g.id, g.total, total)
 		}
 	}
-	for i, g := range p.decodeFirst.h {
-		if g.heapAt != i || (i > 0 && p.decodeFirst.less(i, (i-1)/2)) {
-			fail("the heap of decode groups is out of order at %d", i)
+	for _, q := range [...]*groupHeap{&p.leastTotal, &p.oldest} {
+		for i, g := range q.h {
+			if *q.at(g) != i || (i > 0 && q.less(g, q.h[(i-1)/2])) {
+				fail("a heap of decode groups is out of order at %d", i)
+			}
 		}
 	}
 }
@@ -115,7 +120,7 @@ func (l *ledger) role(g GroupID) Role {
 func (l *ledger) raise(g GroupID) {
 	e := GroupUp{At: l.now, Group: g, Role: l.role(g)}
 	for i := range ledgerEngines {
-		e.Engines = append(e.Engines, EngineSpec{EngineID(int(g)*ledgerEngines + i), NodeID(int(g)*2 + i%2), 6000})
+		e.Engines = append(e.Engines, EngineSpec{Engine: EngineID(int(g)*ledgerEngines + i), Node: NodeID(int(g)*2 + i%2), HBMTokens: 6000})
 	}
 	l.up[g] = true
 	l.step(e)
@@ -187,10 +192,6 @@ func (l *ledger) book(a Action) {
 			t.have[i] = true
 		}
 	case Abort:
-		t.assigned[sideAt(l.role(a.Group))] = false
-		if a.Why == EngineFailed {
-			t.assigned = [2]bool{} // the one that failed forgot it before
-		}
 		t.unstart()
 	case Reject:
 		delete(l.live, a.Request)
@@ -200,7 +201,7 @@ func (l *ledger) book(a Action) {
 
 // unstart forgets a start: it is planned anew.
 func (t *tale) unstart() {
-	t.started, t.reads, t.cut = false, [2]Part{}, [2]bool{}
+	t.started, t.assigned, t.reads, t.cut = false, [2]bool{}, [2]Part{}, [2]bool{}
 	clear(t.have)
 }
 
@@ -211,21 +212,7 @@ func (l *ledger) lower(g GroupID) {
 	}
 	l.up[g] = false
 	for _, t := range l.live {
-		for s, e := range [...]EngineID{t.pe, t.de} {
-			if t.started && groupOf(e) == g {
-				if s == 0 && l.p.requests[t.req.ID].prefilled {
-					continue
-				}
-				t.assigned[s] = false
-			}
-		}
-		r := l.p.requests[t.req.ID]
-		for s, en := range [...]*engine{r.pe, r.de} {
-			if !t.started && en != nil && groupOf(en.id) == g {
-				t.assigned[s] = false
-			}
-		}
-		if t.started && (!t.assigned[0] || !t.assigned[1]) {
+		if t.started && (groupOf(t.pe) == g || groupOf(t.de) == g) {
 			t.unstart()
 		}
 	}
@@ -266,7 +253,7 @@ func (l *ledger) fetch(g GroupID, x byte) {
 	for i := range ledgerEngines {
 		en := l.p.engines[EngineID(int(g)*ledgerEngines+i)]
 		busy := int(x) * 16
-		f.Engines = append(f.Engines, EngineReport{en.id, min(en.tok, busy), min(en.seq, int(x)%4), 6000 - min(en.tok, busy)})
+		f.Engines = append(f.Engines, EngineReport{Engine: en.id, Tokens: min(en.tok, busy), Requests: min(en.seq, int(x)%4), HBMFree: 6000 - min(en.tok, busy)})
 		f.Nodes = append(f.Nodes, NodeReport{en.node.id, min(en.node.queue, busy), float64(1000 * (1 + int(x)%10))})
 	}
 	l.step(f)
@@ -432,7 +419,6 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 			upto := int(y) * 4
 			l.step(Failed{l.now, id, 0, Role(y%2) + Prefill, upto})
 			if t := l.live[id]; t != nil { // it was planned anew
-				t.assigned = [2]bool{}
 				t.unstart()
 				t.req.Hit = min(t.req.Hit, l.p.requests[id].Hit)
 			}
@@ -448,19 +434,26 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 func TestSeenAccounts(t *testing.T) {
 	p := newPlanner(t, Options{Beta: 1000})
 	p.Step(GroupUp{Group: 1, Role: Prefill, Engines: []EngineSpec{{Engine: 1, Node: 1}}})
-	p.Step(Submit{Request: Request{ID: 1, Prompt: 600}})
-	p.Step(Submit{Request: Request{ID: 2, Prompt: 600}})
-	p.Step(Submit{Request: Request{ID: 3, Prompt: 600}})
-	idle := []EngineReport{{Engine: 1}}
-	got := len(p.Step(Fetch{Group: 1, Engines: idle}))
-	if got != 2 { // 0 and 600 are below 1000, 1200 is not
-		t.Fatalf("%d assignments, want 2", got)
+	p.Step(GroupUp{Group: 2, Role: Decode, Engines: []EngineSpec{{Engine: 2, Node: 2}}})
+	for id := range RequestID(3) {
+		p.Step(Submit{Request: Request{ID: id, Prompt: 600}})
 	}
-	if got := p.Step(Fetch{Group: 1, Engines: idle}); len(got) != 0 {
-		t.Errorf("an old report made the planner assign %+v", got)
+	starts := func(seen uint64) (n int) {
+		for _, a := range p.Step(Fetch{Group: 1, Seen: seen, Engines: []EngineReport{{Engine: 1}}}) {
+			if a.Kind == Start {
+				n++
+			}
+		}
+		return n
 	}
-	if got := p.Step(Fetch{Group: 1, Seen: p.seq, Engines: idle}); len(got) != 1 {
-		t.Errorf("a new report: %d assignments, want 1", len(got))
+	if got := starts(0); got != 2 { // 0 and 600 are below 1000, 1200 is not
+		t.Fatalf("%d starts, want 2", got)
+	}
+	if got := starts(0); got != 0 {
+		t.Errorf("an old report made the planner start %d requests", got)
+	}
+	if got := starts(p.seq); got != 1 {
+		t.Errorf("a new report: %d starts, want 1", got)
 	}
 }
 
@@ -472,7 +465,7 @@ func TestOrderOfEquals(t *testing.T) {
 		up := func(g GroupID, role Role) {
 			e := GroupUp{Group: g, Role: role}
 			for i := range 4 {
-				e.Engines = append(e.Engines, EngineSpec{EngineID(int(g)*4 + i), NodeID(int(g)*2 + i/2), 1 << 20})
+				e.Engines = append(e.Engines, EngineSpec{Engine: EngineID(int(g)*4 + i), Node: NodeID(int(g)*2 + i/2), HBMTokens: 1 << 20})
 			}
 			p.Step(e)
 		}
@@ -550,7 +543,7 @@ func BenchmarkPlanner(b *testing.B) {
 				groups[g] = Fetch{Group: GroupID(g), Nodes: []NodeReport{{Node: NodeID(g)}}}
 				for i := range gpus {
 					id := EngineID(g*gpus + i)
-					up.Engines = append(up.Engines, EngineSpec{id, NodeID(g), 1 << 20})
+					up.Engines = append(up.Engines, EngineSpec{Engine: id, Node: NodeID(g), HBMTokens: 1 << 20})
 					groups[g].Engines = append(groups[g].Engines, EngineReport{Engine: id, HBMFree: 1 << 20})
 				}
 				p.Step(up)
@@ -561,24 +554,26 @@ func BenchmarkPlanner(b *testing.B) {
 			b.ResetTimer()
 			id := RequestID(0)
 			pg, dg := 0, 0
+			fetch := func(g int) {
+				groups[g].Seen = p.seq
+				p.Step(groups[g])
+			}
 			for b.Loop() {
 				first := id
 				for range batch {
 					id++
 					p.Step(Submit{Request: Request{ID: id, Prompt: 33_000, Hit: 32_768, Output: 200}})
 				}
-				// The group that routing fills is the one with the least tokens;
-				// all decode groups fetch in turn.
-				for len(p.requests) > 0 && (p.unrouted.Len() > 0 || queuedDecode(p) > 0) {
-					f := &groups[nodes/3+dg]
-					dg = (dg + 1) % (nodes - nodes/3)
-					f.Seen = p.seq
-					p.Step(*f)
+				// There are twice as many decode groups as prefill groups; all fetch
+				// in turn.
+				for p.queued > 0 {
+					for range 2 {
+						fetch(nodes/3 + dg)
+						dg = (dg + 1) % (nodes - nodes/3)
+					}
+					fetch(pg)
+					pg = (pg + 1) % (nodes / 3)
 				}
-				f := &groups[pg]
-				pg = (pg + 1) % (nodes / 3)
-				f.Seen = p.seq
-				p.Step(*f)
 				for r := first + 1; r <= id; r++ {
 					p.Step(Finished{Request: r, Role: Prefill})
 					p.Step(Finished{Request: r, Role: Decode})
@@ -588,15 +583,6 @@ func BenchmarkPlanner(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-}
-
-// queuedDecode counts what waits in private queues.
-func queuedDecode(p *Planner) int {
-	n := 0
-	for _, g := range p.decodeFirst.h {
-		n += g.private.Len()
-	}
-	return n
 }
 
 // TestEpochOfFoundRequest: the weights change while a request is known from its decode

@@ -1,9 +1,6 @@
 package dualpath
 
-import (
-	"container/list"
-	"math"
-)
+import "math"
 
 // class is one of the three categories of DualPath section 6.1.
 type class uint8
@@ -30,63 +27,16 @@ func (p *Planner) classOf(en *engine) class {
 	return longQueue
 }
 
-// fetchPrefill gives the engines of g requests from the queue, in its order,
-// until all are overloaded: DualPath section 6.1, "PE scheduling". Within a
-// category the engine with the least unfinished tokens takes the request.
-//
-// The paper has one queue for all groups and does not say what keeps the first one
-// that fetches from taking all of it, up to beta. Here a group leaves a request
-// whose tokens fit on an engine of another group before they would make that one
-// as loaded as its own; the other group fetches within Options.Patience, or it is
-// not waited for.
-func (p *Planner) fetchPrefill(g *group) {
-	defer g.noteLeast(p)
-	if p.waiting.Len() == 0 {
-		return
-	}
-	elsewhere := p.leastElsewhere(g)
-	pool := p.pools(g)
-	for el, next := p.waiting.Front(), (*list.Element)(nil); el != nil; el = next {
-		next = el.Next()
-		r := el.Value.(*request)
-		en := pool.leastFor(p, r)
-		if en == nil {
-			return
-		}
-		if p.careful(r) && p.avoids(r, en) && p.othersTake(r, g) {
-			continue // for another group, which fetches soon
-		}
-		if elsewhere != noEngine && elsewhere+r.Prompt <= en.tok {
-			return
-		}
-		p.unlist(&r.prefillAt, p.waiting)
-		cat := p.classOf(en)
-		p.explainPrefill(r, g, en, cat, pool)
-		r.pe = en
-		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: g.id, Engine: en.id, Side: Prefill})
-		p.give(en, seq, r.Prompt, 0)
-		g.total += r.Prompt
-		if pool.root(en) {
-			pool.moved(p, en)
-		} else {
-			pool.stale = true
-		}
-		if r.de != nil {
-			// A read on its node may take all engines there to another category.
-			short := en.node.queue <= p.opts.Alpha
-			p.start(r)
-			pool.stale = pool.stale || short != (en.node.queue <= p.opts.Alpha)
-		}
-	}
-}
-
 // noEngine is the least load of a group that takes nothing.
 const noEngine = math.MaxInt
 
 // noteLeast keeps the load of the group's least loaded engine for other groups'
-// fetches.
-func (g *group) noteLeast(p *Planner) {
+// fetches: noEngine if it is full, so that no other group leaves a request to it.
+func (g *group) noteLeast(p *Planner, full bool) {
 	g.least = noEngine
+	if full {
+		return
+	}
 	for _, en := range g.engines {
 		if p.classOf(en) != overloaded {
 			g.least = min(g.least, en.tok)
@@ -152,25 +102,36 @@ func (ps *pools) least(p *Planner) *engine {
 	return nil
 }
 
-// leastFor is least, but not an engine that the request should avoid if another one
-// takes work.
+// leastFor is least among the engines with room for the request; one that the
+// request should avoid is returned only if there is no other.
 func (ps *pools) leastFor(p *Planner, r *request) *engine {
-	en := ps.least(p)
-	if en == nil || !p.careful(r) || !p.avoids(r, en) {
-		return en
+	first := ps.least(p)
+	if first == nil {
+		return nil
 	}
+	careful := p.careful(r)
+	if p.accepts(first, r) && !(careful && p.avoids(r, first)) {
+		return first
+	}
+	var avoided *engine
 	for _, h := range ps.heaps {
 		var best *engine
-		for _, o := range h {
-			if !p.avoids(r, o) && (best == nil || lessLoaded(o, best)) {
-				best = o
+		for _, en := range h {
+			switch {
+			case !p.accepts(en, r):
+			case careful && p.avoids(r, en):
+				if avoided == nil {
+					avoided = en
+				}
+			case best == nil || lessLoaded(en, best):
+				best = en
 			}
 		}
 		if best != nil {
 			return best
 		}
 	}
-	return en
+	return avoided
 }
 
 // root reports whether en is the root of a heap.

@@ -54,8 +54,8 @@ func (p *Planner) start(r *request) {
 	r.sides = [2]side{}
 	r.rest = r.rest[:0]
 	p.stats.Started++
-	a := Action{Kind: Start, Request: r.ID, Group: r.pe.group.id, PE: r.pe.id, DE: r.de.id}
-	x := p.divide(r)
+	a := Action{Kind: Start, Request: r.ID, Group: r.pe.group.id, PE: r.pe.id, DE: r.de.id, Epoch: r.Epoch}
+	x := p.withinBuffer(r, p.divide(r))
 	if x > 0 {
 		a.Parts[a.NParts] = Part{Prefill, 0, x}
 		a.NParts++
@@ -76,6 +76,8 @@ func (p *Planner) start(r *request) {
 	p.beginTransfers(r, x < r.Hit)
 	seq := p.say(a)
 	r.attempt = seq
+	p.give(r.pe, assigned{seq: seq, room: room{buffer: r.pe.spec.Buffer.passing(r, p.blocks(x))}})
+	p.give(r.de, assigned{seq: seq, room: room{buffer: r.de.spec.Buffer.passing(r, r.promptBlocks)}})
 	for _, part := range a.Parts[:a.NParts] {
 		p.begin(r, part, false, seq)
 	}
@@ -121,6 +123,26 @@ func (p *Planner) divide(r *request) int {
 		return hit
 	}
 	return 0
+}
+
+// withinBuffer is x, or less where the prefill engine's buffer has no room for so
+// much: the decode side has room for all of it.
+func (p *Planner) withinBuffer(r *request, x int) int {
+	b, free := &r.pe.spec.Buffer, r.pe.left.buffer
+	if b.passing(r, p.blocks(x)) <= free {
+		return x
+	}
+	x = (free - b.passing(r, 0)) / b.Block * p.opts.BlockTokens
+	if p.opts.Policy != Split || x < p.opts.MinPart {
+		return 0
+	}
+	return x
+}
+
+// prefillHasRoom reports whether the prefill engine's buffer has room for so many
+// tokens more.
+func (p *Planner) prefillHasRoom(r *request, tokens int) bool {
+	return p.blocks(tokens)*r.pe.spec.Buffer.Block <= r.pe.left.buffer
 }
 
 // shorter reports whether a has the shorter reading queue; on a tie, whether it
@@ -248,7 +270,7 @@ func (p *Planner) stopped(e Stopped) {
 // loading when nothing is left.
 func (p *Planner) place(r *request) {
 	for len(r.rest) > 0 {
-		to, wait := p.reader(r)
+		to, wait := p.reader(r, r.rest[0].Len())
 		if wait {
 			return
 		}
@@ -266,10 +288,12 @@ func (p *Planner) place(r *request) {
 	}
 }
 
-// reader chooses who reads a rest: of the sides that are free and have not
-// failed, one that was not left for slowness first, then the one that drains
-// sooner. 0: none ever will; wait: one may, later.
-func (p *Planner) reader(r *request) (to Role, wait bool) {
+// reader chooses who reads a rest of so many tokens: of the sides that are free and
+// have not failed, one that was not left for slowness first, then the one that
+// drains sooner. A prefill engine whose buffer has no room does not read it: a
+// request that waited for room would hold what others wait for. 0: none ever will;
+// wait: one may, later.
+func (p *Planner) reader(r *request, tokens int) (to Role, wait bool) {
 	var best Role
 	for _, s := range [...]Role{Prefill, Decode} {
 		d := &r.sides[sideAt(s)]
@@ -278,6 +302,9 @@ func (p *Planner) reader(r *request) (to Role, wait bool) {
 		}
 		if d.state != idle {
 			wait = true
+			continue
+		}
+		if s == Prefill && !p.prefillHasRoom(r, tokens) {
 			continue
 		}
 		if best == 0 || better(r, s, best) {
@@ -303,6 +330,9 @@ func (p *Planner) order1(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
 	seq := p.say(Action{Kind: Read, Request: r.ID, Group: en.group.id, Engine: en.id, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
 	r.why.note(p.now, "%s side: reads [%d, %d) too", int(part.Side), part.From, part.To)
+	if part.Side == Prefill {
+		p.give(en, assigned{seq: seq, room: room{buffer: p.blocks(part.Len()) * en.spec.Buffer.Block}})
+	}
 	p.begin(r, part, hedge, seq)
 }
 
@@ -314,19 +344,6 @@ func (p *Planner) recompute(r *request, from, to int, why Reason) {
 		Kind: Recompute, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id, Side: Prefill,
 		Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why,
 	})
-}
-
-// dropParts ends all reads of a request; what was read is of no use.
-func (p *Planner) dropParts(r *request, why Reason) {
-	for _, role := range [...]Role{Prefill, Decode} {
-		if s := &r.sides[sideAt(role)]; s.state != idle {
-			s.state = idle
-			en := r.engineOf(role)
-			p.say(Action{Kind: Drop, Request: r.ID, Side: role, Group: en.group.id, Engine: en.id, Why: why})
-		}
-	}
-	r.rest = r.rest[:0]
-	p.stopLoading(r)
 }
 
 // stopLoading takes the request off the list of those that load.
@@ -358,6 +375,9 @@ func (p *Planner) rescueRequest(r *request) {
 			continue
 		}
 		rest := Part{Side: role.Other(), From: s.upto, To: s.part.To}
+		if role == Decode && !p.prefillHasRoom(r, rest.Len()) {
+			continue
+		}
 		stay, move := s.remaining(r.engineOf(role).node, elapsed), drain(other, rest.Len())
 		switch late := float64(elapsed) > p.opts.HedgeFactor*float64(s.predicted); {
 		case rest.Len() >= p.opts.MinPart && float64(stay) > p.opts.SlowFactor*float64(move) && stay-move > p.opts.Patience:

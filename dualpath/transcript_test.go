@@ -13,15 +13,15 @@ import (
 // milliseconds, everything else tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
-//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [holding=(REQUEST@ENGINE,…)]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT],…)]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
-//	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
+//	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
 //	finished request=N side=…      failed request=N side=… [upto=N]      cancel request=N      down group=G      epoch ns=N to=N
 //	tick    at=N
 //	explain request=N              state                stats
 //
-// The four take attempt=N, the number of a start. Each command takes at=N, the time; without it, no time passes.
+// A block takes 100 bytes of a buffer, its checksums one, a request 10. The four take attempt=N, the number of a start. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := &story{}
@@ -102,7 +102,10 @@ func (s *story) up(c *args) string {
 		if _, err := fmt.Sscanf(pair, "%d@%d", &e, &n); err != nil {
 			c.t.Fatalf("engine %q: %v", pair, err)
 		}
-		g.Engines = append(g.Engines, EngineSpec{EngineID(e), NodeID(n), c.num("hbm", 0)})
+		g.Engines = append(g.Engines, EngineSpec{
+			Engine: EngineID(e), Node: NodeID(n), HBMTokens: c.num("hbm", 0), PromptTokens: c.num("longest", 0),
+			Buffer: Buffer{Bytes: c.num("buffer", 0), Block: 100, Sums: 1, Request: 10},
+		})
 	}
 	for _, pair := range c.list("holding") {
 		var r, e, attempt int
@@ -121,7 +124,7 @@ func (s *story) up(c *args) string {
 // the planner has it.
 func (s *story) fetch(c *args) string {
 	f := Fetch{At: s.now, Group: GroupID(c.num("group", 0)), Seen: uint64(c.num("seen", int(s.p.seq)))}
-	tok, seq, hbm, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("queue"), c.list("rate")
+	tok, seq, hbm, buffer, queue, rate := c.list("tok"), c.list("seq"), c.list("hbm"), c.list("buffer"), c.list("queue"), c.list("rate")
 	at := func(list []string, i, def int) int {
 		if i < len(list) {
 			fmt.Sscan(list[i], &def)
@@ -134,7 +137,9 @@ func (s *story) fetch(c *args) string {
 		if en == nil {
 			continue
 		}
-		f.Engines = append(f.Engines, EngineReport{e.Engine, at(tok, i, en.tok), at(seq, i, en.seq), at(hbm, i, en.hbm)})
+		f.Engines = append(f.Engines, EngineReport{
+			Engine: e.Engine, Tokens: at(tok, i, en.tok), Requests: at(seq, i, en.seq), HBMFree: at(hbm, i, en.left.hbm), BufferFree: at(buffer, i, en.left.buffer),
+		})
 		if len(nodes) == 0 || nodes[len(nodes)-1] != e.Node {
 			f.Nodes = append(f.Nodes, NodeReport{e.Node, at(queue, len(nodes), en.node.queue), float64(at(rate, len(nodes), int(en.node.rate)))})
 			nodes = append(nodes, e.Node)
@@ -171,6 +176,9 @@ func (s *story) step(ev Event) string {
 		}
 		if a.Why != NoReason {
 			fmt.Fprintf(&b, "; %v", a.Why)
+		}
+		if a.Need != 0 {
+			fmt.Fprintf(&b, ": %d, at most %d", a.Need, a.Most)
 		}
 		b.WriteByte('\n')
 	}

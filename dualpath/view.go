@@ -24,6 +24,9 @@ type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
+	// BufferFree is what is left of the engine's buffer, in bytes; 0: it has not told
+	// its size.
+	BufferFree int
 }
 
 // NodeView is one machine's storage side. Assigned counts all tokens ever
@@ -49,7 +52,7 @@ func (p *Planner) View() []GroupView {
 		}
 		seen := make(map[NodeID]bool, len(g.engines))
 		for _, en := range g.engines {
-			v.Engines = append(v.Engines, EngineView{en.id, en.node.id, en.tok, en.seq, en.hbm})
+			v.Engines = append(v.Engines, en.view())
 			if !seen[en.node.id] {
 				seen[en.node.id] = true
 				v.Nodes = append(v.Nodes, NodeView{en.node.id, en.node.queue, en.node.rate, en.node.total})
@@ -58,6 +61,18 @@ func (p *Planner) View() []GroupView {
 		views = append(views, v)
 	}
 	return views
+}
+
+// view returns an engine as the planner sees it.
+func (en *engine) view() EngineView {
+	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq}
+	if en.spec.HBMTokens != 0 {
+		v.HBMFree = en.left.hbm + en.spec.HBMTokens - en.size.hbm
+	}
+	if en.spec.Buffer.Bytes != 0 {
+		v.BufferFree = en.left.buffer
+	}
+	return v
 }
 
 // String draws the planner's state.
@@ -76,12 +91,15 @@ func (p *Planner) String() string {
 					continue
 				}
 				b = fmt.Appendf(b, "    engine %d: tok %d, seq %d", en.Engine, en.Tokens, en.Requests)
-				if g.Role == Decode {
+				if spec := &p.engines[en.Engine].spec; spec.HBMTokens != 0 {
 					b = fmt.Appendf(b, ", hbm %d", en.HBMFree)
+				}
+				if spec := &p.engines[en.Engine].spec; spec.Buffer.Bytes != 0 {
+					b = fmt.Appendf(b, ", buffer %d", en.BufferFree)
 				}
 				b = append(b, '\n')
 			}
 		}
 	}
-	return string(fmt.Appendf(b, "waiting for prefill %d, for a decode group %d, loading %d\n", p.waiting.Len(), p.unrouted.Len(), p.loading.Len()))
+	return string(fmt.Appendf(b, "waiting %d, loading %d\n", p.queued, p.loading.Len()))
 }

@@ -32,9 +32,14 @@ type PlannerNode struct {
 	http    *http.Server
 }
 
+// plannerMessageBytes bounds one message to a planner. A group that registers again
+// brings the payloads of all requests that it holds; planner.Options.PayloadBytes
+// bounds those of the whole cluster.
+const plannerMessageBytes = 288 << 20
+
 // NewPlannerNode makes the servers; nothing is served yet.
 func NewPlannerNode(opts PlannerOptions) *PlannerNode {
-	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(grpcOptions(opts.BearerToken, opts.TLS, nil)...)}
+	n := &PlannerNode{service: opts.Service, grpc: grpc.NewServer(append(grpcOptions(opts.BearerToken, opts.TLS, nil), grpc.MaxRecvMsgSize(plannerMessageBytes))...)}
 	pb.RegisterPlannerServer(n.grpc, opts.Service)
 	mux := commonRoutes(opts.Registry)
 	mux.HandleFunc("GET /readyz", n.readyz)

@@ -89,7 +89,7 @@ const (
 	RequestUpdate_KIND_PREFILLED   RequestUpdate_Kind = 3
 	RequestUpdate_KIND_FINISHED    RequestUpdate_Kind = 4
 	RequestUpdate_KIND_REJECTED    RequestUpdate_Kind = 5
-	// It goes back to the queues: a group was lost.
+	// It is planned anew: a group was lost, an engine failed, or the weights changed.
 	RequestUpdate_KIND_REPLANNED RequestUpdate_Kind = 6
 )
 
@@ -139,7 +139,7 @@ func (x RequestUpdate_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RequestUpdate_Kind.Descriptor instead.
 func (RequestUpdate_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{2, 0}
 }
 
 type LeaderAction_Kind int32
@@ -206,7 +206,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16, 0}
 }
 
 type SubmitRequest struct {
@@ -223,8 +223,11 @@ type SubmitRequest struct {
 	OutputTokens uint32 `protobuf:"varint,6,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	// The answer is of no use after so long; 0: no limit.
 	DeadlineMilliseconds uint64 `protobuf:"varint,7,opt,name=deadline_milliseconds,json=deadlineMilliseconds,proto3" json:"deadline_milliseconds,omitempty"`
-	// Handed to both engines as it is; at most 1 MiB.
-	Payload       []byte `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`
+	// Handed to both engines as it is; at most 2 MiB.
+	Payload []byte `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`
+	// What decode engines hold of the prompt in their device memory and need not be
+	// sent. At most 64.
+	Resident      []*Resident `protobuf:"bytes,9,rep,name=resident,proto3" json:"resident,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -315,6 +318,66 @@ func (x *SubmitRequest) GetPayload() []byte {
 	return nil
 }
 
+func (x *SubmitRequest) GetResident() []*Resident {
+	if x != nil {
+		return x.Resident
+	}
+	return nil
+}
+
+// Resident is how many leading tokens of a prompt a decode engine holds.
+type Resident struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Engine        string                 `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
+	Tokens        uint32                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resident) Reset() {
+	*x = Resident{}
+	mi := &file_penstockv1_planner_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resident) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resident) ProtoMessage() {}
+
+func (x *Resident) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resident.ProtoReflect.Descriptor instead.
+func (*Resident) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Resident) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *Resident) GetTokens() uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
 type RequestUpdate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          RequestUpdate_Kind     `protobuf:"varint,1,opt,name=kind,proto3,enum=penstock.v1.RequestUpdate_Kind" json:"kind,omitempty"`
@@ -328,7 +391,7 @@ type RequestUpdate struct {
 
 func (x *RequestUpdate) Reset() {
 	*x = RequestUpdate{}
-	mi := &file_penstockv1_planner_proto_msgTypes[1]
+	mi := &file_penstockv1_planner_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -340,7 +403,7 @@ func (x *RequestUpdate) String() string {
 func (*RequestUpdate) ProtoMessage() {}
 
 func (x *RequestUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[1]
+	mi := &file_penstockv1_planner_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -353,7 +416,7 @@ func (x *RequestUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestUpdate.ProtoReflect.Descriptor instead.
 func (*RequestUpdate) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RequestUpdate) GetKind() RequestUpdate_Kind {
@@ -403,7 +466,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_penstockv1_planner_proto_msgTypes[2]
+	mi := &file_penstockv1_planner_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +478,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[2]
+	mi := &file_penstockv1_planner_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +491,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Part) GetSide() Side {
@@ -469,7 +532,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	mi := &file_penstockv1_planner_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -481,7 +544,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[3]
+	mi := &file_penstockv1_planner_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -494,7 +557,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{3}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *LeaderMessage) GetMessage() isLeaderMessage_Message {
@@ -611,7 +674,7 @@ type RegisterGroup struct {
 
 func (x *RegisterGroup) Reset() {
 	*x = RegisterGroup{}
-	mi := &file_penstockv1_planner_proto_msgTypes[4]
+	mi := &file_penstockv1_planner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +686,7 @@ func (x *RegisterGroup) String() string {
 func (*RegisterGroup) ProtoMessage() {}
 
 func (x *RegisterGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[4]
+	mi := &file_penstockv1_planner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +699,7 @@ func (x *RegisterGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterGroup.ProtoReflect.Descriptor instead.
 func (*RegisterGroup) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{4}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RegisterGroup) GetGroup() string {
@@ -672,18 +735,23 @@ type EngineSpec struct {
 	Engine string                 `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// All engines of one machine are in one group.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
-	// KV capacity of a decode engine, in tokens.
+	// KV capacity of the engine's device memory, in tokens. A prefill engine may leave
+	// it out: its memory is then not accounted for.
 	HbmTokens uint64 `protobuf:"varint,3,opt,name=hbm_tokens,json=hbmTokens,proto3" json:"hbm_tokens,omitempty"`
 	// How the engine on the other side reaches this one (an rdma.Addr and what the
 	// engines agree on); at most 4 KiB.
-	Address       []byte `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	Address []byte `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	// The longest prompt that the engine takes; 0: no limit.
+	PromptTokens uint64 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	// Its buffer in DRAM. Left out: it is not accounted for.
+	Buffer        *EngineBuffer `protobuf:"bytes,6,opt,name=buffer,proto3" json:"buffer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EngineSpec) Reset() {
 	*x = EngineSpec{}
-	mi := &file_penstockv1_planner_proto_msgTypes[5]
+	mi := &file_penstockv1_planner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -695,7 +763,7 @@ func (x *EngineSpec) String() string {
 func (*EngineSpec) ProtoMessage() {}
 
 func (x *EngineSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[5]
+	mi := &file_penstockv1_planner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -708,7 +776,7 @@ func (x *EngineSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineSpec.ProtoReflect.Descriptor instead.
 func (*EngineSpec) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{5}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EngineSpec) GetEngine() string {
@@ -739,11 +807,97 @@ func (x *EngineSpec) GetAddress() []byte {
 	return nil
 }
 
+func (x *EngineSpec) GetPromptTokens() uint64 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *EngineSpec) GetBuffer() *EngineBuffer {
+	if x != nil {
+		return x.Buffer
+	}
+	return nil
+}
+
+// EngineBuffer is the buffer through which KV passes between storage, device memory
+// and the other side. All sizes are bytes.
+type EngineBuffer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Bytes uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// What one block of KV takes while it passes.
+	BlockBytes uint64 `protobuf:"varint,2,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	// What each block of a prompt, and what each request takes beside it.
+	SumsBytes     uint64 `protobuf:"varint,3,opt,name=sums_bytes,json=sumsBytes,proto3" json:"sums_bytes,omitempty"`
+	RequestBytes  uint64 `protobuf:"varint,4,opt,name=request_bytes,json=requestBytes,proto3" json:"request_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineBuffer) Reset() {
+	*x = EngineBuffer{}
+	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineBuffer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineBuffer) ProtoMessage() {}
+
+func (x *EngineBuffer) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineBuffer.ProtoReflect.Descriptor instead.
+func (*EngineBuffer) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EngineBuffer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *EngineBuffer) GetBlockBytes() uint64 {
+	if x != nil {
+		return x.BlockBytes
+	}
+	return 0
+}
+
+func (x *EngineBuffer) GetSumsBytes() uint64 {
+	if x != nil {
+		return x.SumsBytes
+	}
+	return 0
+}
+
+func (x *EngineBuffer) GetRequestBytes() uint64 {
+	if x != nil {
+		return x.RequestBytes
+	}
+	return 0
+}
+
 type HeldRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request *SubmitRequest         `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Engine  string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
-	// The seq of the START that the engine works on; 0: assigned, not started.
+	// The seq of the START that the engine works on; 0: it has not heard of one.
 	Attempt       uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -751,7 +905,7 @@ type HeldRequest struct {
 
 func (x *HeldRequest) Reset() {
 	*x = HeldRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[6]
+	mi := &file_penstockv1_planner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +917,7 @@ func (x *HeldRequest) String() string {
 func (*HeldRequest) ProtoMessage() {}
 
 func (x *HeldRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[6]
+	mi := &file_penstockv1_planner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +930,7 @@ func (x *HeldRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldRequest.ProtoReflect.Descriptor instead.
 func (*HeldRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{6}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HeldRequest) GetRequest() *SubmitRequest {
@@ -812,7 +966,7 @@ type FetchWork struct {
 
 func (x *FetchWork) Reset() {
 	*x = FetchWork{}
-	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +978,7 @@ func (x *FetchWork) String() string {
 func (*FetchWork) ProtoMessage() {}
 
 func (x *FetchWork) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[7]
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +991,7 @@ func (x *FetchWork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchWork.ProtoReflect.Descriptor instead.
 func (*FetchWork) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{7}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FetchWork) GetSeen() uint64 {
@@ -865,16 +1019,18 @@ type EngineState struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Engine string                 `protobuf:"bytes,1,opt,name=engine,proto3" json:"engine,omitempty"`
 	// tok_e and seq_e: tokens over the unfinished requests, and their number.
-	Tokens        uint64 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
-	Requests      uint32 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
-	HbmFreeTokens uint64 `protobuf:"varint,4,opt,name=hbm_free_tokens,json=hbmFreeTokens,proto3" json:"hbm_free_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Tokens   uint64 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	Requests uint32 `protobuf:"varint,3,opt,name=requests,proto3" json:"requests,omitempty"`
+	// What is left when all that was assigned has taken its share.
+	HbmFreeTokens   uint64 `protobuf:"varint,4,opt,name=hbm_free_tokens,json=hbmFreeTokens,proto3" json:"hbm_free_tokens,omitempty"`
+	BufferFreeBytes uint64 `protobuf:"varint,5,opt,name=buffer_free_bytes,json=bufferFreeBytes,proto3" json:"buffer_free_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *EngineState) Reset() {
 	*x = EngineState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[8]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1042,7 @@ func (x *EngineState) String() string {
 func (*EngineState) ProtoMessage() {}
 
 func (x *EngineState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[8]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1055,7 @@ func (x *EngineState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineState.ProtoReflect.Descriptor instead.
 func (*EngineState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{8}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EngineState) GetEngine() string {
@@ -930,6 +1086,13 @@ func (x *EngineState) GetHbmFreeTokens() uint64 {
 	return 0
 }
 
+func (x *EngineState) GetBufferFreeBytes() uint64 {
+	if x != nil {
+		return x.BufferFreeBytes
+	}
+	return 0
+}
+
 type NodeState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -943,7 +1106,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1118,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1131,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeState) GetNode() string {
@@ -1009,7 +1172,7 @@ type ReadProgress struct {
 
 func (x *ReadProgress) Reset() {
 	*x = ReadProgress{}
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1184,7 @@ func (x *ReadProgress) String() string {
 func (*ReadProgress) ProtoMessage() {}
 
 func (x *ReadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1197,7 @@ func (x *ReadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadProgress.ProtoReflect.Descriptor instead.
 func (*ReadProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReadProgress) GetRequest() string {
@@ -1087,7 +1250,7 @@ type ReadStopped struct {
 
 func (x *ReadStopped) Reset() {
 	*x = ReadStopped{}
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1262,7 @@ func (x *ReadStopped) String() string {
 func (*ReadStopped) ProtoMessage() {}
 
 func (x *ReadStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1275,7 @@ func (x *ReadStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStopped.ProtoReflect.Descriptor instead.
 func (*ReadStopped) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReadStopped) GetRequest() string {
@@ -1168,7 +1331,7 @@ type RequestFinished struct {
 
 func (x *RequestFinished) Reset() {
 	*x = RequestFinished{}
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1343,7 @@ func (x *RequestFinished) String() string {
 func (*RequestFinished) ProtoMessage() {}
 
 func (x *RequestFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1356,7 @@ func (x *RequestFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinished.ProtoReflect.Descriptor instead.
 func (*RequestFinished) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RequestFinished) GetRequest() string {
@@ -1231,7 +1394,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1243,7 +1406,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1256,7 +1419,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RequestFailed) GetRequest() string {
@@ -1300,16 +1463,19 @@ type LeaderAction struct {
 	Hedge  bool    `protobuf:"varint,7,opt,name=hedge,proto3" json:"hedge,omitempty"`
 	Reason string  `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	// With assign: the request itself. With start: the other side.
-	Submitted     *SubmitRequest `protobuf:"bytes,9,opt,name=submitted,proto3" json:"submitted,omitempty"`
-	PeerEngine    string         `protobuf:"bytes,10,opt,name=peer_engine,json=peerEngine,proto3" json:"peer_engine,omitempty"`
-	PeerAddress   []byte         `protobuf:"bytes,11,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
+	Submitted   *SubmitRequest `protobuf:"bytes,9,opt,name=submitted,proto3" json:"submitted,omitempty"`
+	PeerEngine  string         `protobuf:"bytes,10,opt,name=peer_engine,json=peerEngine,proto3" json:"peer_engine,omitempty"`
+	PeerAddress []byte         `protobuf:"bytes,11,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
+	// With start: the version of the weights that the request is computed and stored
+	// with. It is newer than the request's own where the weights have changed since.
+	Epoch         uint64 `protobuf:"varint,12,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1321,7 +1487,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1334,7 +1500,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -1414,6 +1580,13 @@ func (x *LeaderAction) GetPeerAddress() []byte {
 	return nil
 }
 
+func (x *LeaderAction) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type BumpWeightsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1424,7 +1597,7 @@ type BumpWeightsRequest struct {
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1609,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1622,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -1474,7 +1647,7 @@ type BumpWeightsResponse struct {
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1659,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1672,7 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 type ExplainRequest struct {
@@ -1511,7 +1684,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1696,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1709,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -1557,7 +1730,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1569,7 +1742,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1582,7 +1755,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -1614,7 +1787,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1799,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1812,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
 }
 
 type TopResponse struct {
@@ -1664,7 +1837,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1849,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1862,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -1801,7 +1974,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1986,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1999,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -1856,7 +2029,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1868,7 +2041,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1881,7 +2054,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -1932,7 +2105,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2117,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2130,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 1}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -2003,7 +2176,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2015,7 +2188,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2028,7 +2201,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 2}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -2077,7 +2250,7 @@ var File_penstockv1_planner_proto protoreflect.FileDescriptor
 
 const file_penstockv1_planner_proto_rawDesc = "" +
 	"\n" +
-	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\x8b\x02\n" +
+	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xbe\x02\n" +
 	"\rSubmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
@@ -2087,7 +2260,11 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"hit_tokens\x18\x05 \x01(\rR\thitTokens\x12#\n" +
 	"\routput_tokens\x18\x06 \x01(\rR\foutputTokens\x123\n" +
 	"\x15deadline_milliseconds\x18\a \x01(\x04R\x14deadlineMilliseconds\x12\x18\n" +
-	"\apayload\x18\b \x01(\fR\apayload\"\xe3\x02\n" +
+	"\apayload\x18\b \x01(\fR\apayload\x121\n" +
+	"\bresident\x18\t \x03(\v2\x15.penstock.v1.ResidentR\bresident\":\n" +
+	"\bResident\x12\x16\n" +
+	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xe3\x02\n" +
 	"\rRequestUpdate\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.v1.RequestUpdate.KindR\x04kind\x12%\n" +
 	"\x0eprefill_engine\x18\x02 \x01(\tR\rprefillEngine\x12#\n" +
@@ -2118,14 +2295,23 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x121\n" +
 	"\aengines\x18\x03 \x03(\v2\x17.penstock.v1.EngineSpecR\aengines\x122\n" +
-	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\"q\n" +
+	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\"\xc9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1d\n" +
 	"\n" +
 	"hbm_tokens\x18\x03 \x01(\x04R\thbmTokens\x12\x18\n" +
-	"\aaddress\x18\x04 \x01(\fR\aaddress\"u\n" +
+	"\aaddress\x18\x04 \x01(\fR\aaddress\x12#\n" +
+	"\rprompt_tokens\x18\x05 \x01(\x04R\fpromptTokens\x121\n" +
+	"\x06buffer\x18\x06 \x01(\v2\x19.penstock.v1.EngineBufferR\x06buffer\"\x89\x01\n" +
+	"\fEngineBuffer\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12\x1f\n" +
+	"\vblock_bytes\x18\x02 \x01(\x04R\n" +
+	"blockBytes\x12\x1d\n" +
+	"\n" +
+	"sums_bytes\x18\x03 \x01(\x04R\tsumsBytes\x12#\n" +
+	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"u\n" +
 	"\vHeldRequest\x124\n" +
 	"\arequest\x18\x01 \x01(\v2\x1a.penstock.v1.SubmitRequestR\arequest\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x18\n" +
@@ -2133,12 +2319,13 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tFetchWork\x12\x12\n" +
 	"\x04seen\x18\x01 \x01(\x04R\x04seen\x122\n" +
 	"\aengines\x18\x02 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12,\n" +
-	"\x05nodes\x18\x03 \x03(\v2\x16.penstock.v1.NodeStateR\x05nodes\"\x81\x01\n" +
+	"\x05nodes\x18\x03 \x03(\v2\x16.penstock.v1.NodeStateR\x05nodes\"\xad\x01\n" +
 	"\vEngineState\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\x04R\x06tokens\x12\x1a\n" +
 	"\brequests\x18\x03 \x01(\rR\brequests\x12&\n" +
-	"\x0fhbm_free_tokens\x18\x04 \x01(\x04R\rhbmFreeTokens\"\x80\x01\n" +
+	"\x0fhbm_free_tokens\x18\x04 \x01(\x04R\rhbmFreeTokens\x12*\n" +
+	"\x11buffer_free_bytes\x18\x05 \x01(\x04R\x0fbufferFreeBytes\"\x80\x01\n" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
@@ -2164,7 +2351,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
-	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xa7\x04\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xbd\x04\n" +
 	"\fLeaderAction\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.penstock.v1.LeaderAction.KindR\x04kind\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
@@ -2178,7 +2365,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\vpeer_engine\x18\n" +
 	" \x01(\tR\n" +
 	"peerEngine\x12!\n" +
-	"\fpeer_address\x18\v \x01(\fR\vpeerAddress\"\xa2\x01\n" +
+	"\fpeer_address\x18\v \x01(\fR\vpeerAddress\x12\x14\n" +
+	"\x05epoch\x18\f \x01(\x04R\x05epoch\"\xa2\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fKIND_REGISTERED\x10\x01\x12\x0f\n" +
@@ -2266,81 +2454,85 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Side)(0),                    // 0: penstock.v1.Side
 	(RequestUpdate_Kind)(0),      // 1: penstock.v1.RequestUpdate.Kind
 	(LeaderAction_Kind)(0),       // 2: penstock.v1.LeaderAction.Kind
 	(*SubmitRequest)(nil),        // 3: penstock.v1.SubmitRequest
-	(*RequestUpdate)(nil),        // 4: penstock.v1.RequestUpdate
-	(*Part)(nil),                 // 5: penstock.v1.Part
-	(*LeaderMessage)(nil),        // 6: penstock.v1.LeaderMessage
-	(*RegisterGroup)(nil),        // 7: penstock.v1.RegisterGroup
-	(*EngineSpec)(nil),           // 8: penstock.v1.EngineSpec
-	(*HeldRequest)(nil),          // 9: penstock.v1.HeldRequest
-	(*FetchWork)(nil),            // 10: penstock.v1.FetchWork
-	(*EngineState)(nil),          // 11: penstock.v1.EngineState
-	(*NodeState)(nil),            // 12: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 13: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 14: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 15: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 16: penstock.v1.RequestFailed
-	(*LeaderAction)(nil),         // 17: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 18: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 19: penstock.v1.BumpWeightsResponse
-	(*ExplainRequest)(nil),       // 20: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 21: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 22: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 23: penstock.v1.TopResponse
-	(*ExplainResponse_Line)(nil), // 24: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 25: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 26: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 27: penstock.v1.TopResponse.Group
+	(*Resident)(nil),             // 4: penstock.v1.Resident
+	(*RequestUpdate)(nil),        // 5: penstock.v1.RequestUpdate
+	(*Part)(nil),                 // 6: penstock.v1.Part
+	(*LeaderMessage)(nil),        // 7: penstock.v1.LeaderMessage
+	(*RegisterGroup)(nil),        // 8: penstock.v1.RegisterGroup
+	(*EngineSpec)(nil),           // 9: penstock.v1.EngineSpec
+	(*EngineBuffer)(nil),         // 10: penstock.v1.EngineBuffer
+	(*HeldRequest)(nil),          // 11: penstock.v1.HeldRequest
+	(*FetchWork)(nil),            // 12: penstock.v1.FetchWork
+	(*EngineState)(nil),          // 13: penstock.v1.EngineState
+	(*NodeState)(nil),            // 14: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 15: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 16: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 17: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 18: penstock.v1.RequestFailed
+	(*LeaderAction)(nil),         // 19: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 20: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 21: penstock.v1.BumpWeightsResponse
+	(*ExplainRequest)(nil),       // 22: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 23: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 24: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 25: penstock.v1.TopResponse
+	(*ExplainResponse_Line)(nil), // 26: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 27: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 28: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 29: penstock.v1.TopResponse.Group
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
-	1,  // 0: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
-	5,  // 1: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
-	0,  // 2: penstock.v1.Part.side:type_name -> penstock.v1.Side
-	7,  // 3: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
-	10, // 4: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	13, // 5: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	14, // 6: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	15, // 7: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	16, // 8: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
-	0,  // 9: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
-	8,  // 10: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
-	9,  // 11: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
-	3,  // 12: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	11, // 13: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	12, // 14: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	0,  // 15: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	0,  // 16: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	0,  // 17: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	0,  // 18: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	2,  // 19: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	0,  // 20: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	5,  // 21: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	3,  // 22: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	24, // 23: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	27, // 24: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	0,  // 25: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	25, // 26: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	26, // 27: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	3,  // 28: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	6,  // 29: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	18, // 30: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	20, // 31: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	22, // 32: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	4,  // 33: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	17, // 34: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	19, // 35: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	21, // 36: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	23, // 37: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	33, // [33:38] is the sub-list for method output_type
-	28, // [28:33] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	4,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
+	1,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
+	6,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
+	0,  // 3: penstock.v1.Part.side:type_name -> penstock.v1.Side
+	8,  // 4: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
+	12, // 5: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
+	15, // 6: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	16, // 7: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	17, // 8: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	18, // 9: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	0,  // 10: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
+	9,  // 11: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
+	11, // 12: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
+	10, // 13: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
+	3,  // 14: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	13, // 15: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	14, // 16: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	0,  // 17: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	0,  // 18: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	0,  // 19: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	0,  // 20: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	2,  // 21: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	0,  // 22: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	6,  // 23: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	3,  // 24: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	26, // 25: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	29, // 26: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	0,  // 27: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	27, // 28: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	28, // 29: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	3,  // 30: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	7,  // 31: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	20, // 32: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	22, // 33: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	24, // 34: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	5,  // 35: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	19, // 36: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	21, // 37: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	23, // 38: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	25, // 39: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	35, // [35:40] is the sub-list for method output_type
+	30, // [30:35] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2348,7 +2540,7 @@ func file_penstockv1_planner_proto_init() {
 	if File_penstockv1_planner_proto != nil {
 		return
 	}
-	file_penstockv1_planner_proto_msgTypes[3].OneofWrappers = []any{
+	file_penstockv1_planner_proto_msgTypes[4].OneofWrappers = []any{
 		(*LeaderMessage_Register)(nil),
 		(*LeaderMessage_Fetch)(nil),
 		(*LeaderMessage_Progress)(nil),
@@ -2362,7 +2554,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   25,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ func TestPlannerReplay(t *testing.T) {
 	}
 	for _, ev := range []dualpath.Event{
 		dualpath.GroupUp{Group: 1, Role: dualpath.Prefill, Engines: []dualpath.EngineSpec{{Engine: 1, Node: 1}}},
+		dualpath.GroupUp{Group: 2, Role: dualpath.Decode, Engines: []dualpath.EngineSpec{{Engine: 2, Node: 2}}},
 		dualpath.Submit{At: 5, Request: dualpath.Request{ID: 1, Prompt: 100, Hit: 64}},
 		dualpath.Fetch{At: 1e9, Group: 1, Engines: []dualpath.EngineReport{{Engine: 1}}},
 	} {
@@ -38,12 +39,12 @@ func TestPlannerReplay(t *testing.T) {
 	}
 	write(file)
 	sum, err := replayRecord(path)
-	if err != nil || sum.Events != 3 || sum.Actions != 1 {
+	if err != nil || sum.Events != 4 || sum.Actions != 3 {
 		t.Errorf("replayed %+v, %v", sum, err)
 	}
 	changed := strings.Replace(string(file), `"engine":1`, `"engine":2`, 1)
 	write([]byte(changed))
-	if _, err := replayRecord(path); err == nil || !strings.Contains(err.Error(), "line 4") {
+	if _, err := replayRecord(path); err == nil || !strings.Contains(err.Error(), "line 5") {
 		t.Errorf("a record with another decision: %v", err)
 	}
 	// The next planner's record leaves the last one's beside it.

@@ -145,9 +145,15 @@ func (o *Oracle[K]) Cost(r *Request[K], d *Candidate[K]) Cost {
 
 // cost is Cost with some signals withheld.
 func (o *Oracle[K]) cost(r *Request[K], d *Candidate[K], see signals) Cost {
-	c := Cost{Tier: o.snapshot.Tier(r.From, d.ID), Bytes: r.missing(d.Hit)}
-	c.Feasible = float64(d.Free) >= c.Bytes+float64(o.model.Reserve)
-	c.Transfer = c.Bytes/o.bandwidth(r.From, c.Tier, see) + o.snapshot.Latency[c.Tier].Seconds()
+	return o.costOver(o.way(r.From, d.ID, see), r, d)
+}
+
+// costOver is cost over a way to the candidate that is known already.
+func (o *Oracle[K]) costOver(w way, r *Request[K], d *Candidate[K]) Cost {
+	c := Cost{Tier: w.tier, Bytes: r.missing(d.Hit)}
+	// A byte is the error of the fraction that is missing.
+	c.Feasible = float64(d.Free)+1 > c.Bytes+float64(o.model.Reserve)
+	c.Transfer = c.Bytes/w.bandwidth + w.latency
 	c.Queue = o.model.Wait(d.Queued, d.Batch)
 	c.Decode = o.model.Iteration(d.Batch + 1)
 	return c

@@ -119,8 +119,12 @@ func (s *Snapshot[K]) Validate() error {
 	return s.Congestion.Validate()
 }
 
-// Tier is how far apart two instances are; what is not known is taken as far.
+// Tier is how far apart two instances are; what is not known is taken as far, but
+// for an instance and itself.
 func (s *Snapshot[K]) Tier(from, to K) Tier {
+	if from == to {
+		return SameNode
+	}
 	if len(s.Pairs) > 0 {
 		if t, ok := s.Pairs[[2]K{from, to}]; ok {
 			return t
@@ -217,6 +221,19 @@ func (o *Oracle[K]) InFlight(from K, t Tier) int {
 // when it ends.
 func (o *Oracle[K]) Bandwidth(from K, t Tier) float64 {
 	return o.bandwidth(from, t, signals{congestion: true, own: true})
+}
+
+// way is how one more transfer gets from one instance to another: bytes a second,
+// and seconds.
+type way struct {
+	tier               Tier
+	bandwidth, latency float64
+}
+
+// way returns the way between two instances.
+func (o *Oracle[K]) way(from, to K, see signals) way {
+	t := o.snapshot.Tier(from, to)
+	return way{t, o.bandwidth(from, t, see), o.snapshot.Latency[t].Seconds()}
 }
 
 // signals are the dynamic inputs of eq. 4 that a policy is allowed to see.

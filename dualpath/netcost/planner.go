@@ -2,6 +2,7 @@ package netcost
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/penstock-kv/penstock/dualpath"
 )
@@ -10,7 +11,10 @@ import (
 // instances: engines of one machine share its links. It serves one
 // dualpath.Planner.
 type Planner struct {
-	oracle *Oracle[dualpath.NodeID]
+	oracle  *Oracle[dualpath.NodeID]
+	chooser *Chooser[dualpath.NodeID]
+	// candidates is reused by Choose.
+	candidates []Candidate[dualpath.NodeID]
 	// bytes are the KV's of one token.
 	bytes   float64
 	overlap bool
@@ -20,6 +24,9 @@ type Planner struct {
 // PlannerOptions of a Planner.
 type PlannerOptions struct {
 	Model Model
+	// Policy and Weights are the Chooser's. Default: Full.
+	Policy  Policy
+	Weights Weights
 	// Fabric is taken until a report comes.
 	Fabric Fabric
 	// BytesPerToken is the size of one token's KV.
@@ -41,7 +48,11 @@ func NewPlanner(o PlannerOptions) (*Planner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Planner{oracle, float64(o.BytesPerToken), o.Overlap, o}, nil
+	chooser, err := NewChooser(o.Policy, o.Weights, oracle)
+	if err != nil {
+		return nil, err
+	}
+	return &Planner{oracle: oracle, chooser: chooser, bytes: float64(o.BytesPerToken), overlap: o.Overlap, made: o}, nil
 }
 
 // Options returns what the cost model was made of: another one, given the same
@@ -67,26 +78,33 @@ func (p *Planner) Update(r *dualpath.NetworkReport) { _ = p.oracle.Update(Snapsh
 // Oracle returns what the planner was told last, and what it has in flight.
 func (p *Planner) Oracle() *Oracle[dualpath.NodeID] { return p.oracle }
 
-// tier is how far apart two machines are; one is near itself whatever is known.
-func (p *Planner) tier(from, to dualpath.NodeID) Tier {
-	if from == to {
-		return SameNode
-	}
-	return p.oracle.snapshot.Tier(from, to)
-}
-
 // hop is one more transfer from one machine to another.
 func (p *Planner) hop(from, to dualpath.NodeID) Hop {
-	t := p.tier(from, to)
-	return Hop{Bandwidth: p.oracle.Bandwidth(from, t), Latency: p.oracle.snapshot.Latency[t].Seconds()}
+	w := p.oracle.way(from, to, signals{congestion: true, own: true})
+	return Hop{Bandwidth: w.bandwidth, Latency: w.latency}
 }
 
-// Decode implements dualpath.Network: eq. 5. What the planner has given to an
-// engine is in its batch as far as there is room, and waits beyond.
-func (p *Planner) Decode(from, to dualpath.NodeID, tokens, requests int) float64 {
+// Reserve implements dualpath.Network.
+func (p *Planner) Reserve() int { return int(math.Ceil(float64(p.oracle.model.Reserve) / p.bytes)) }
+
+// Choose implements dualpath.Network by the Chooser. Of the requests that an engine
+// has, as many are in its batch as there is room, and the others are queued.
+func (p *Planner) Choose(r *dualpath.Transfer, candidates []dualpath.Candidate) (index int, seconds float64) {
 	m := &p.oracle.model
-	batch := min(requests, m.MaxBatch)
-	return Seconds(float64(tokens)*p.bytes, p.hop(from, to)) + m.Wait(requests-batch, batch) + m.Iteration(min(batch+1, m.MaxBatch))
+	p.candidates = p.candidates[:0]
+	for i := range candidates {
+		c := &candidates[i]
+		batch := min(c.Requests, m.MaxBatch)
+		p.candidates = append(p.candidates, Candidate[dualpath.NodeID]{
+			ID: c.Node, Hit: c.Hit, Free: int64(float64(c.Free) * p.bytes), Queued: c.Requests - batch, Batch: batch,
+		})
+	}
+	q := Request[dualpath.NodeID]{ID: uint64(r.Request), From: r.From, Tokens: r.Tokens, Bytes: int64(float64(r.Tokens) * p.bytes)}
+	d, err := p.chooser.Choose(&q, p.candidates)
+	if err != nil {
+		return -1, 0 // no candidate has the memory
+	}
+	return d.Index, d.Cost.Total()
 }
 
 // Read implements dualpath.Network: two hops, from storage over via's buffer.
@@ -101,7 +119,7 @@ func (p *Planner) Read(via, to dualpath.NodeID, queue int, rate float64) (fixed,
 
 // Begin implements dualpath.Network.
 func (p *Planner) Begin(from, to dualpath.NodeID) uint8 {
-	t := p.tier(from, to)
+	t := p.oracle.snapshot.Tier(from, to)
 	p.oracle.Begin(from, t)
 	return uint8(t)
 }

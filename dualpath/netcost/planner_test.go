@@ -17,11 +17,11 @@ import (
 // one of its inputs. A token has 1 MB of KV, a storage NIC reads 10 000 tokens a
 // second, and a decode engine has room for 100 000 tokens. Times are milliseconds.
 //
-//	planner [policy=P] [overlap]
+//	planner [policy=P] [overlap] [reserve=TOKENS]
 //	up      group=G role=prefill|decode engines=(ID@NODE,…)
 //	places  (NODE=POD/RACK/HOST …) [congestion=(c0,c1,c2,c3)] [bandwidth=(MB/s,…)]     one report
-//	submit  id=N prompt=N [hit=N]
-//	fetch   group=G [queue=(…)]
+//	submit  id=N prompt=N [hit=N] [resident=(TOKENS@ENGINE,…)]                      what decode engines hold of the prompt
+//	fetch   group=G [queue=(…)] [hbm=(N)]
 //	finished request=N side=prefill|decode
 //	explain request=N
 //	flying  NODE                                                                     own transfers by tier
@@ -57,7 +57,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	}
 	switch d.Cmd {
 	case "planner":
-		n, err := NewPlanner(PlannerOptions{Fabric: FatTree(), BytesPerToken: 1e6, Overlap: d.HasArg("overlap")})
+		n, err := NewPlanner(PlannerOptions{Fabric: FatTree(), BytesPerToken: 1e6, Overlap: d.HasArg("overlap"), Model: Model{Reserve: int64(num("reserve")) * 1e6}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,15 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		}
 		return s.step(r)
 	case "submit":
-		return s.step(dualpath.Submit{At: s.now, Request: dualpath.Request{ID: dualpath.RequestID(num("id")), Prompt: num("prompt"), Hit: num("hit")}})
+		r := dualpath.Request{ID: dualpath.RequestID(num("id")), Prompt: num("prompt"), Hit: num("hit")}
+		for _, pair := range list("resident") {
+			var h dualpath.Resident
+			if _, err := fmt.Sscanf(pair, "%d@%d", &h.Tokens, &h.Engine); err != nil {
+				t.Fatalf("resident %q: %v", pair, err)
+			}
+			r.Resident = append(r.Resident, h)
+		}
+		return s.step(dualpath.Submit{At: s.now, Request: r})
 	case "fetch":
 		f := dualpath.Fetch{At: s.now, Group: dualpath.GroupID(num("group")), Seen: s.seen}
 		for _, v := range s.p.View() {
@@ -113,6 +121,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			for _, en := range v.Engines {
 				f.Engines = append(f.Engines, dualpath.EngineReport{Engine: en.Engine, Tokens: en.Tokens, Requests: en.Requests, HBMFree: en.HBMFree})
+				if l := list("hbm"); len(l) > 0 {
+					fmt.Sscan(l[0], &f.Engines[len(f.Engines)-1].HBMFree)
+				}
 			}
 			for i, n := range v.Nodes {
 				queue := n.ReadQueue
@@ -166,6 +177,9 @@ func (s *story) step(ev dualpath.Event) string {
 		}
 		for _, part := range a.Parts[:a.NParts] {
 			fmt.Fprintf(&b, "; %v [%d, %d)", part.Side, part.From, part.To)
+		}
+		if a.Why != dualpath.NoReason {
+			fmt.Fprintf(&b, "; %v: %d, at most %d", a.Why, a.Need, a.Most)
 		}
 		b.WriteByte('\n')
 	}

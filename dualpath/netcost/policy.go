@@ -121,11 +121,15 @@ func (c *Chooser[K]) Choose(r *Request[K], candidates []Candidate[K]) (Decision[
 	}
 	best := Decision[K]{Index: -1}
 	var least rank
-	for i := range candidates {
+	var w way
+	for i, known := 0, -1; i < len(candidates); i++ {
 		// From the one behind the last choice, going round: the first of equals.
 		at := (c.last + 1 + i) % len(candidates)
 		d := &candidates[at]
-		cost := c.oracle.cost(r, d, c.policy.sees())
+		if known < 0 || candidates[known].ID != d.ID { // engines of one machine share its way
+			w, known = c.oracle.way(r.From, d.ID, c.policy.sees()), at
+		}
+		cost := c.oracle.costOver(w, r, d)
 		if !cost.Feasible {
 			continue
 		}

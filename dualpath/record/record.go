@@ -16,7 +16,7 @@ import (
 )
 
 // Version is the format's.
-const Version = 1
+const Version = 2
 
 // MaxLine bounds one line: a fetch of the largest group has some hundred KiB.
 const MaxLine = 16 << 20
@@ -58,6 +58,9 @@ type action struct {
 	Parts   []part             `json:"parts,omitempty"`
 	Hedge   bool               `json:"hedge,omitempty"`
 	Why     dualpath.Reason    `json:"why,omitempty"`
+	Epoch   uint64             `json:"epoch,omitempty"`
+	Need    int                `json:"need,omitempty"`
+	Most    int                `json:"most,omitempty"`
 }
 
 // part is [side, from, to].
@@ -94,7 +97,7 @@ func AppendStep(dst []byte, ev dualpath.Event, actions []dualpath.Action) ([]byt
 func wireOf(a *dualpath.Action) action {
 	w := action{
 		Kind: a.Kind.String(), Seq: a.Seq, Request: a.Request, Group: a.Group, Engine: a.Engine, PE: a.PE, DE: a.DE,
-		Side: a.Side, Hedge: a.Hedge, Why: a.Why,
+		Side: a.Side, Hedge: a.Hedge, Why: a.Why, Epoch: a.Epoch, Need: a.Need, Most: a.Most,
 	}
 	for _, p := range a.Parts[:a.NParts] {
 		w.Parts = append(w.Parts, part{int(p.Side), p.From, p.To})

@@ -57,6 +57,8 @@ func checkSubmit(r *pb.SubmitRequest) error {
 		return status.Errorf(codes.InvalidArgument, "the request's id has %d bytes; it must have 1 to %d", len(r.Id), maxNameBytes)
 	case len(r.Payload) > maxPayloadBytes:
 		return status.Errorf(codes.InvalidArgument, "request %q: a payload of %d bytes; at most %d", r.Id, len(r.Payload), maxPayloadBytes)
+	case len(r.Resident) > maxResident:
+		return status.Errorf(codes.InvalidArgument, "request %q: resident with %d engines; at most %d", r.Id, len(r.Resident), maxResident)
 	case r.PromptTokens > maxTokens || r.HitTokens > maxTokens || r.OutputTokens > maxTokens:
 		return status.Errorf(codes.InvalidArgument, "request %q: %d prompt, %d cached and %d output tokens; at most %d each", r.Id, r.PromptTokens, r.HitTokens, r.OutputTokens, maxTokens)
 	}
@@ -107,6 +109,12 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	}
 	if r.DeadlineMilliseconds > 0 {
 		q.Deadline = j.since + time.Duration(min(r.DeadlineMilliseconds, 1<<40))*time.Millisecond
+	}
+	for _, h := range r.Resident {
+		// An engine that is not known is none that could be chosen.
+		if id, ok := s.engines.ids[h.Engine]; ok {
+			q.Resident = append(q.Resident, dualpath.Resident{Engine: dualpath.EngineID(id), Tokens: int(h.Tokens)})
+		}
 	}
 	return q
 }

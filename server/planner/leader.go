@@ -111,7 +111,9 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 			return nil, status.Errorf(codes.InvalidArgument, "group %q: engine %q is listed twice", r.Group, e.Engine)
 		}
 		places[dualpath.EngineID(id)] = place{up.Group, e.Address}
-		up.Engines = append(up.Engines, dualpath.EngineSpec{Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens)})
+		up.Engines = append(up.Engines, dualpath.EngineSpec{
+			Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens), PromptTokens: tokens(e.PromptTokens), Buffer: bufferOf(e.Buffer),
+		})
 	}
 	if up.Holding, err = s.heldLocked(r, places); err != nil {
 		return nil, err
@@ -170,6 +172,9 @@ func checkGroup(r *pb.RegisterGroup) error {
 		if len(e.Address) > maxAddressBytes {
 			return status.Errorf(codes.InvalidArgument, "engine %q: an address of %d bytes; at most %d", e.Engine, len(e.Address), maxAddressBytes)
 		}
+		if b := e.Buffer; b != nil && (max(b.BlockBytes, b.SumsBytes, b.RequestBytes) > maxBlockBytes) {
+			return status.Errorf(codes.InvalidArgument, "engine %q: a block takes %d bytes of its buffer, its checksums %d, a request %d; at most %d each", e.Engine, b.BlockBytes, b.SumsBytes, b.RequestBytes, maxBlockBytes)
+		}
 		if r.Role == pb.Side_SIDE_DECODE && e.HbmTokens == 0 {
 			return status.Errorf(codes.InvalidArgument, "decode engine %q: no hbm_tokens; without it nothing can be placed there", e.Engine)
 		}
@@ -188,6 +193,10 @@ func checkGroup(r *pb.RegisterGroup) error {
 	}
 	return nil
 }
+
+// maxBlockBytes bounds what one block takes of a buffer, far beyond any model: 2^28
+// tokens of such blocks can be added up.
+const maxBlockBytes = 1 << 32
 
 // leave ends a session. A leader that said good-bye takes its group with it;
 // one that was lost has dualpath.Options.GroupTimeout to come back.
@@ -253,6 +262,7 @@ func (s *Service) fetchLocked(l *leader, f *pb.FetchWork) dualpath.Fetch {
 		if id, ok := s.engines.ids[e.Engine]; ok {
 			out.Engines = append(out.Engines, dualpath.EngineReport{
 				Engine: dualpath.EngineID(id), Tokens: tokens(e.Tokens), Requests: int(min(e.Requests, math.MaxInt32)), HBMFree: tokens(e.HbmFreeTokens),
+				BufferFree: tokens(e.BufferFreeBytes),
 			})
 		}
 	}
@@ -268,7 +278,14 @@ func (s *Service) fetchLocked(l *leader, f *pb.FetchWork) dualpath.Fetch {
 	return out
 }
 
-// tokens keeps a count within what the planner can add up.
+// bufferOf translates an engine's buffer.
+func bufferOf(b *pb.EngineBuffer) dualpath.Buffer {
+	return dualpath.Buffer{
+		Bytes: tokens(b.GetBytes()), Block: tokens(b.GetBlockBytes()), Sums: tokens(b.GetSumsBytes()), Request: tokens(b.GetRequestBytes()),
+	}
+}
+
+// tokens keeps a count, of tokens or of bytes, within what the planner can add up.
 func tokens(n uint64) int { return int(min(n, 1<<40)) }
 
 // finishLocked takes the end of prefill or decode.

@@ -17,9 +17,10 @@ import (
 const (
 	maxNameBytes    = 256
 	maxNames        = 1 << 20
-	maxPayloadBytes = 1 << 20
+	maxPayloadBytes = 2 << 20 // the ids of a prompt of 1 M tokens in blocks of 16 are 1 MiB, 1.4 in base64
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
+	maxResident     = 64
 	// leaderActions is how many actions wait for a leader: some fetches' worth.
 	leaderActions = 1 << 14
 	// gatewayUpdates is how many updates wait for a gateway: more than any
@@ -205,14 +206,14 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: a.Why.String()})
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a)})
 		s.forgetLocked(j)
 		return
 	case dualpath.Start:
 		s.startLocked(j, a)
 		return
 	case dualpath.Abort:
-		if a.Why == dualpath.GroupLost || a.Why == dualpath.EngineFailed {
+		if a.Why == dualpath.GroupLost || a.Why == dualpath.EngineFailed || a.Why == dualpath.EpochOver {
 			s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
 		}
 	}
@@ -224,6 +225,17 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 		m.Submitted = j.submit
 	}
 	s.sendLocked(a.Group, m)
+}
+
+// reasonOf is why a request was rejected, with the numbers where its size was.
+func reasonOf(a *dualpath.Action) string {
+	switch a.Why {
+	case dualpath.TooLong, dualpath.TooLongToPrefill, dualpath.PromptTooLong:
+		return fmt.Sprintf("%v: %d tokens, and at most %d fit", a.Why, a.Need, a.Most)
+	case dualpath.TooLarge:
+		return fmt.Sprintf("%v: %d bytes, and at most %d fit", a.Why, a.Need, a.Most)
+	}
+	return a.Why.String()
 }
 
 // startLocked tells both groups, and the gateway.
@@ -238,7 +250,7 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 		peerEngine dualpath.EngineID
 	}{{pb.Side_SIDE_PREFILL, pe, a.PE, de, a.DE}, {pb.Side_SIDE_DECODE, de, a.DE, pe, a.PE}} {
 		s.sendLocked(s.at[side.at].group, &pb.LeaderAction{
-			Kind: pb.LeaderAction_KIND_START, Seq: a.Seq, Request: j.submit.Id, Engine: side.engine, Side: side.role, Parts: parts,
+			Epoch: a.Epoch, Kind: pb.LeaderAction_KIND_START, Seq: a.Seq, Request: j.submit.Id, Engine: side.engine, Side: side.role, Parts: parts,
 			PeerEngine: side.peer, PeerAddress: s.at[side.peerEngine].address,
 		})
 	}

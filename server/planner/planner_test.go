@@ -199,10 +199,10 @@ func TestRequest(t *testing.T) {
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	gw := h.submit("r1")
 	de.fetch(0)
+	pe.fetch(0)
 	if a := de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0"); string(a.Submitted.Payload) != "prompt of r1" {
 		t.Errorf("assigned %v", a)
 	}
-	pe.fetch(0)
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
 	a := pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
 	if a.PeerEngine != "D/0" || string(a.PeerAddress) != "addr D" || len(a.Parts) != 2 {
@@ -246,9 +246,9 @@ func TestRequest(t *testing.T) {
 // and a gateway its request back, by the id.
 func TestRestart(t *testing.T) {
 	h := newHost(t, Options{})
-	held := &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}, Engine: "P/1"}
+	held := &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 100}, Engine: "P/1", Attempt: 7}
 	h.lead("P", pb.Side_SIDE_PREFILL, held)
-	de := h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: held.Request, Engine: "D/0"})
+	de := h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: held.Request, Engine: "D/0", Attempt: 7})
 	gw := h.submit("r1")
 	second := h.ask(held.Request)
 	wantCode(t, func() error { _, err := second.stream.Recv(); return err }, codes.AlreadyExists, "has a stream")
@@ -263,8 +263,8 @@ func TestGroupLost(t *testing.T) {
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	gw := h.submit("r1")
 	de.fetch(0)
-	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
 	pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
 	gw.want(pb.RequestUpdate_KIND_STARTED)
@@ -277,9 +277,9 @@ func TestGroupLost(t *testing.T) {
 	gw.want(pb.RequestUpdate_KIND_REPLANNED)
 
 	other := h.lead("E", pb.Side_SIDE_DECODE)
+	other.fetch(0)
 	pe.fetch(0)
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/1") // P/0 has what it was given before, by its old report
-	other.fetch(0)
 	other.want(pb.LeaderAction_KIND_ASSIGN, "r1", "E/0")
 	gw.want(pb.RequestUpdate_KIND_STARTED)
 }
@@ -304,8 +304,8 @@ func TestGatewayGone(t *testing.T) {
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	gw := h.submit("r1")
 	de.fetch(0)
-	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
 	pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
 	gw.end()
@@ -345,7 +345,7 @@ func TestBadInput(t *testing.T) {
 		{&pb.SubmitRequest{}, codes.InvalidArgument, "id has 0 bytes"},
 		{&pb.SubmitRequest{Id: strings.Repeat("x", 257)}, codes.InvalidArgument, "257 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: ""}, codes.InvalidArgument, "namespaces"},
-		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 1<<20+1)}, codes.InvalidArgument, "payload of 1048577"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 2<<20+1)}, codes.InvalidArgument, "payload of 2097153"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 101)}, codes.ResourceExhausted, "0 of 100 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", PromptTokens: 1 << 29}, codes.InvalidArgument, "536870912 prompt"},
 	} {

@@ -43,8 +43,8 @@ func TestSpan(t *testing.T) {
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	gw := h.submit("r1")
 	de.fetch(0)
-	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.fetch(0)
+	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
 	start := pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
 	gw.want(pb.RequestUpdate_KIND_STARTED)
@@ -120,7 +120,7 @@ func life(tb testing.TB, s *Service, ctx context.Context, leaders []*leader) {
 	if _, _, err := s.admit(ctx, &pb.SubmitRequest{Id: "r", Namespace: "m", PromptTokens: 4200, HitTokens: 4096, OutputTokens: 100}); err != nil {
 		tb.Fatal(err)
 	}
-	for _, l := range []*leader{leaders[1], leaders[0]} { // decode first, as prefill's start waits for it
+	for _, l := range []*leader{leaders[1], leaders[0]} { // decode first: a prefill group's fetch grants
 		if err := s.message(l, &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: &pb.FetchWork{Seen: 1 << 60}}}); err != nil {
 			tb.Fatal(err)
 		}

@@ -127,7 +127,7 @@ func (c *Cluster) build() error {
 	}
 	for g := range o.DecodeNodes / o.DecodeGroup {
 		dg := &decodeGroup{c: c, id: dualpath.GroupID(len(c.pgroups) + g)}
-		dg.fetches = c.k.NewTimer(sim.Settle, func() { c.fetch(&dg.fetcher) })
+		dg.fetches = c.k.NewTimer(sim.Settle, func() { c.fetchDecode(&dg.fetcher) })
 		first := o.PrefillNodes + g*o.DecodeGroup
 		for n := range o.DecodeGroup {
 			for range o.GPUs {
@@ -208,9 +208,6 @@ func (c *Cluster) perform(a *dualpath.Action) {
 	case dualpath.Assign:
 		if a.Side == dualpath.Prefill {
 			c.givePrefill(r, c.prefill[a.Engine])
-			if c.opts.Planner.Network != nil {
-				c.wakeDecode() // which engine decodes follows from the one that prefills
-			}
 		} else {
 			c.giveDecode(r, c.decode[int(a.Engine)-len(c.prefill)])
 		}
@@ -273,13 +270,19 @@ func (c *Cluster) wake() {
 	for _, g := range c.pgroups {
 		g.wake(c)
 	}
-	c.wakeDecode()
-}
-
-// wakeDecode lets every decode group fetch.
-func (c *Cluster) wakeDecode() {
 	for _, g := range c.dgroups {
 		g.wake(c)
+	}
+}
+
+// fetchDecode reports a decode group. What waits for its memory is granted when a
+// prefill group fetches.
+func (c *Cluster) fetchDecode(f *fetcher) {
+	c.fetch(f)
+	if c.plan.Stats().Queued > 0 {
+		for _, g := range c.pgroups {
+			g.wake(c)
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ submit id=1 prompt=4000
 ----
 nothing
 
-# Where the KV comes from is not known yet: no decode engine is chosen.
+# A decode group's fetch only reports. When a prefill group fetches, the decode engine is chosen by where the KV comes from.
 
 fetch group=2
 ----
@@ -33,21 +33,13 @@ nothing
 fetch group=1
 ----
 assign request 1: prefill engine 1
-
-fetch group=3
-----
-nothing
-
-fetch group=2
-----
 assign request 1: decode engine 2
 start request 1: prefill 1, decode 2
 
 explain request=1
 ----
    0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
-   0.000  decode group 2: its best engine has the first token 652468 us after prefill on node 1, sooner than others'
-   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 652468 us, the least in its group
+   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 652468 us, the least of all with room
    0.000  started on engines 1 and 2: prefill side reads 0 of 0 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
 
@@ -65,6 +57,8 @@ nothing
 fetch group=1
 ----
 assign request 2: prefill engine 1
+assign request 2: decode engine 3
+start request 2: prefill 1, decode 3
 
 fetch group=2
 ----
@@ -72,8 +66,7 @@ nothing
 
 fetch group=3
 ----
-assign request 2: decode engine 3
-start request 2: prefill 1, decode 3
+nothing
 
 flying node=1
 ----
@@ -105,11 +98,12 @@ nothing
 fetch group=1
 ----
 assign request 3: prefill engine 1
+assign request 3: decode engine 3
+start request 3: prefill 1, decode 3
 
 fetch group=3
 ----
-assign request 3: decode engine 3
-start request 3: prefill 1, decode 3
+nothing
 
 fetch group=2
 ----
@@ -118,8 +112,7 @@ nothing
 explain request=3
 ----
    0.000  prefill engine 1: least tokens (8000) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
-   0.000  decode group 3: its best engine has the first token 1434857 us after prefill on node 1, sooner than others'
-   0.000  decode engine 3 on node 3: transfer from node 1, wait and first step take 1434857 us, the least in its group
+   0.000  decode engine 3 on node 3: transfer from node 1, wait and first step take 1434857 us, the least of all with room
    0.000  started on engines 1 and 3: prefill side reads 0 of 0 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
 
@@ -148,17 +141,17 @@ nothing
 fetch group=1
 ----
 assign request 1: prefill engine 1
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 2880); decode [2880, 4000)
 
 fetch group=2
 ----
-assign request 1: decode engine 2
-start request 1: prefill 1, decode 2; prefill [0, 2880); decode [2880, 4000)
+nothing
 
 explain request=1
 ----
    0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
-   0.000  decode group 2: its best engine has the first token 668468 us after prefill on node 1, sooner than others'
-   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 668468 us, the least in its group
+   0.000  decode engine 2 on node 2: transfer from node 1, wait and first step take 668468 us, the least of all with room
    0.000  started on engines 1 and 2: prefill side reads 2880 of 4000 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.000  both hops, for all cached tokens: 408889 us on the prefill side, 1040007 us on the decode side
@@ -187,11 +180,12 @@ nothing
 fetch group=1
 ----
 assign request 1: prefill engine 1
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 2432); decode [2432, 4000)
 
 fetch group=2
 ----
-assign request 1: decode engine 2
-start request 1: prefill 1, decode 2; prefill [0, 2432); decode [2432, 4000)
+nothing
 
 # One side only: the decode side's queue is shorter by 1,000 tokens (0.1 s), its second hop longer by 0.63 s.
 
@@ -217,8 +211,104 @@ nothing
 fetch group=1 queue=(1000)
 ----
 assign request 1: prefill engine 1
+assign request 1: decode engine 2
+start request 1: prefill 1, decode 2; prefill [0, 4000)
 
 fetch group=2
 ----
+nothing
+
+# Equation 2: what an engine holds of the prompt is not sent there. The 4,000 tokens take 0.64 s within the pod; across, 3,200 of
+# them are there and the other 800 take 0.26 s.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+up group=3 role=decode engines=(3@3)
+----
+nothing
+
+places 1=a/1/x 2=a/2/y 3=b/1/z
+----
+nothing
+
+submit id=1 prompt=4000 resident=(1000@2,3200@3)
+----
+nothing
+
+fetch group=1
+----
+assign request 1: prefill engine 1
+assign request 1: decode engine 3
+start request 1: prefill 1, decode 3
+
+explain request=1
+----
+   0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode engine 3 on node 3: transfer from node 1, wait and first step take 268474 us, the least of all with room
+   0.000  started on engines 1 and 3: prefill side reads 0 of 0 cached tokens
+   0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
+
+# The reserve: 1,000 of the 100,000 tokens of each engine stay free. One request takes 99,000 tokens of engine 2; no second one
+# fits there, though 64 tokens would be free. 99,008 tokens are more than any engine gives.
+
+planner reserve=1000
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2)
+----
+nothing
+
+submit id=1 prompt=98944
+----
+nothing
+
+submit id=2 prompt=64
+----
+nothing
+
+submit id=3 prompt=99008
+----
+reject request 3; longer than any decode engine's HBM: 99008, at most 99000
+
+fetch group=1
+----
+assign request 1: prefill engine 1
 assign request 1: decode engine 2
-start request 1: prefill 1, decode 2; prefill [0, 4000)
+start request 1: prefill 1, decode 2
+
+# Engine 2 becomes free. The older request 2 goes first; 4 waits, for an engine keeps room for what is resident there too.
+
+finished request=1 side=prefill
+----
+nothing
+
+finished request=1 side=decode
+----
+nothing
+
+submit id=4 prompt=98944 resident=(98304@2)
+----
+nothing
+
+fetch group=2 hbm=(100000)
+----
+nothing
+
+fetch group=1
+----
+assign request 2: prefill engine 1
+assign request 2: decode engine 2
+start request 2: prefill 1, decode 2

@@ -18,11 +18,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
 3 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 failed request=1 side=prefill upto=300
@@ -32,11 +33,12 @@ failed request=1 side=prefill upto=300
 fetch group=1
 ----
 5 assign request 1: prefill engine 1
+6 assign request 1: decode engine 2
+7 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 fetch group=2
 ----
-6 assign request 1: decode engine 2
-7 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+nothing
 
 failed request=1 side=decode upto=300
 ----
@@ -44,11 +46,12 @@ failed request=1 side=decode upto=300
 
 fetch group=2
 ----
-9 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-10 assign request 1: prefill engine 1
+9 assign request 1: prefill engine 1
+10 assign request 1: decode engine 2
 11 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 12 recompute request 1: engine 1; prefill [256, 1024); an engine could not do its part
 
@@ -58,11 +61,12 @@ failed request=1 side=prefill
 
 fetch group=2
 ----
-14 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-15 assign request 1: prefill engine 1
+14 assign request 1: prefill engine 1
+15 assign request 1: decode engine 2
 16 start request 1: prefill 1, decode 2
 17 recompute request 1: engine 1; prefill [0, 1024); an engine could not do its part
 
@@ -75,20 +79,20 @@ failed request=1 side=prefill
 explain request=1
 ----
    0.000  decode group 2: least tokens of all groups (1124 with this request)
-   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 1180 with 1124 tokens more (1 queued fit)
    0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 1180 with 1124 tokens more (1 queued fit)
    0.000  started on engines 1 and 2: prefill side reads 512 of 1024 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
-   0.000  the prefill engine failed, for the time 1; planned anew with 1024 cached tokens
-   0.000  prefill engine 1: least tokens (1124) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  the prefill engine failed (failure 1); planned anew with 1024 cached tokens
    0.000  decode group 2: least tokens of all groups (2248 with this request)
+   0.000  prefill engine 1: least tokens (1124) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
    0.000  decode engine 2: fewest requests (1) of those that stay below Z = 2360 with 1124 tokens more (1 queued fit)
    0.000  started on engines 1 and 2: prefill side reads 512 of 1024 cached tokens
    0.000  read queues: 512 tokens on the prefill side, 512 on the decode side
-   0.000  the decode engine failed, for the time 2; planned anew with 256 cached tokens
+   0.000  the decode engine failed (failure 2); planned anew with 256 cached tokens
    0.000  decode group 2: least tokens of all groups (3372 with this request)
-   0.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
    0.000  prefill engine 1: least tokens (2248) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode engine 2: fewest requests (2) of those that stay below Z = 3540 with 1124 tokens more (1 queued fit)
    0.000  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
           and 10 more
 
@@ -100,11 +104,12 @@ nothing
 
 fetch group=2
 ----
-21 assign request 2: decode engine 2
+nothing
 
 fetch group=1
 ----
-22 assign request 2: prefill engine 1
+21 assign request 2: prefill engine 1
+22 assign request 2: decode engine 2
 23 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 failed request=2 side=prefill attempt=23
@@ -114,11 +119,12 @@ failed request=2 side=prefill attempt=23
 fetch group=1
 ----
 25 assign request 2: prefill engine 1
+26 assign request 2: decode engine 2
+27 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 fetch group=2
 ----
-26 assign request 2: decode engine 2
-27 start request 2: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+nothing
 
 failed request=2 side=decode attempt=23
 ----
@@ -152,11 +158,12 @@ nothing
 fetch group=1
 ----
 1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 fetch group=2
 ----
-2 assign request 1: decode engine 2
-3 start request 1: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
+nothing
 
 finished request=1 side=prefill
 ----
@@ -176,4 +183,4 @@ nothing
 
 stats
 ----
-{Submitted:1 Started:1 Rejected:0 Replanned:1 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:0}
+{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:0}

@@ -18,11 +18,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
 3 start request 1: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
 
 progress at=390 request=1 side=decode upto=8192
@@ -46,8 +47,8 @@ nothing
 explain request=1
 ----
    0.000  decode group 2: least tokens of all groups (8292 with this request)
-   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 8706 with 8292 tokens more (1 queued fit)
    0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 8706 with 8292 tokens more (1 queued fit)
    0.000  started on engines 1 and 2: prefill side reads 4096 of 8192 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.390  decode side: read up to 8192
@@ -61,11 +62,12 @@ nothing
 
 fetch group=2
 ----
-4 assign request 2: decode engine 2
+nothing
 
 fetch group=1
 ----
-5 assign request 2: prefill engine 1
+4 assign request 2: prefill engine 1
+5 assign request 2: decode engine 2
 6 start request 2: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
 
 progress at=1390 request=2 side=decode upto=8192

@@ -17,11 +17,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 3
+nothing
 
 fetch group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 3
 3 start request 1: prefill 1, decode 3; prefill [0, 1024); decode [1024, 2048)
 
 # The next one finds 1024 tokens in each queue. The decode node then reports that its NIC does 30,000 tokens a second: it takes more.
@@ -32,11 +33,12 @@ nothing
 
 fetch group=2 queue=(1024) rate=(30000)
 ----
-4 assign request 2: decode engine 4
+nothing
 
 fetch group=1
 ----
-5 assign request 2: prefill engine 2
+4 assign request 2: prefill engine 2
+5 assign request 2: decode engine 4
 6 start request 2: prefill 2, decode 4; prefill [0, 512); decode [512, 4096)
 
 progress at=100 request=1 side=prefill upto=1024
@@ -58,8 +60,8 @@ nothing
 explain request=1
 ----
    0.000  decode group 2: least tokens of all groups (2198 with this request)
-   0.000  decode engine 3: least tokens (0); with 2198 more every one with the HBM is above Z = 1153 (1 queued fit)
    0.000  prefill engine 1: least tokens (0) of 2 with a short reading queue; 0 more with a long one, of 2 in the group
+   0.000  decode engine 3: least tokens (0); with 2198 more every one with room is above Z = 1153 (1 queued fit)
    0.000  started on engines 1 and 3: prefill side reads 1024 of 2048 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.100  prefill side: read up to 1024
@@ -70,8 +72,8 @@ explain request=1
 explain request=2
 ----
    0.010  decode group 2: least tokens of all groups (6394 with this request)
-   0.010  decode engine 4: least tokens (0); with 4196 more every one with the HBM is above Z = 3356 (1 queued fit)
    0.010  prefill engine 2: least tokens (0) of 2 with a short reading queue; 0 more with a long one, of 2 in the group
+   0.010  decode engine 4: least tokens (0); with 4196 more every one with room is above Z = 3356 (1 queued fit)
    0.010  started on engines 2 and 4: prefill side reads 512 of 4096 cached tokens
    0.010  read queues: 1024 tokens on the prefill side, 1024 on the decode side
 
@@ -83,11 +85,12 @@ nothing
 
 fetch group=2 queue=(5000)
 ----
-7 assign request 3: decode engine 3
+nothing
 
 fetch group=1 queue=(64) tok=(0,0)
 ----
-8 assign request 3: prefill engine 1
+7 assign request 3: prefill engine 1
+8 assign request 3: decode engine 3
 9 start request 3: prefill 1, decode 3; prefill [0, 192)
 
 # Without a hit there is nothing to read.
@@ -98,11 +101,12 @@ nothing
 
 fetch group=2
 ----
-10 assign request 4: decode engine 3
+nothing
 
 fetch group=1
 ----
-11 assign request 4: prefill engine 2
+10 assign request 4: prefill engine 2
+11 assign request 4: decode engine 3
 12 start request 4: prefill 2, decode 3
 
 state
@@ -113,9 +117,9 @@ prefill group 1
     engine 2: tok 300, seq 2
 decode group 2, 0 queued, total 6994
   node 2: read queue 5000 at 30000 tokens/s
-    engine 3: tok 2798, seq 3, hbm 17202
-    engine 4: tok 4196, seq 1, hbm 15804
-waiting for prefill 0, for a decode group 0, loading 2
+    engine 3: tok 2798, seq 3, hbm 17120
+    engine 4: tok 4196, seq 1, hbm 15776
+waiting 0, loading 2
 
 stats
 ----

@@ -1,4 +1,4 @@
-# The planner restarted: groups come up and say what they hold. Nothing of it is planned again, all of it counts.
+# The planner restarted: groups come up and report what they hold. What was started is not planned again, and all of it counts.
 
 planner
 ----
@@ -15,44 +15,46 @@ up group=2 role=decode engines=(3@2) hbm=1000 holding=(5@3#41)
 ----
 nothing
 
-# Request 7 was submitted again by its gateway; the decode group has it too.
+# Request 7 was submitted again by its gateway. A decode group was assigned it and has not heard of its start: it is told to
+# leave it.
 
 up group=4 role=decode engines=(4@4) hbm=1000 holding=(7@4)
 ----
-nothing
+43 abort request 7: engine 4; its group is gone
 
 fetch group=1
 ----
-43 assign request 7: prefill engine 1
-44 start request 7: prefill 1, decode 4
+44 assign request 7: prefill engine 1
+45 assign request 7: decode engine 3
+46 start request 7: prefill 1, decode 3
 
 finished request=5 side=decode
 ----
-45 abort request 5: engine 1
+47 abort request 5: engine 1
 
 # Group 2 comes up once more, without request 6, of which only the prefill group knows.
 
 up group=2 role=decode engines=(3@2) hbm=1000
 ----
-nothing
+48 abort request 7: engine 1; its group is gone
 
 state
 ----
 prefill group 1
   node 1: read queue 0 at 10000 tokens/s
-    engine 1: tok 100, seq 1
-    engine 2: tok 0, seq 0
+    engine 1: tok 200, seq 2
+    engine 2: tok 100, seq 1
 decode group 2, 0 queued, total 0
   node 2: read queue 0 at 10000 tokens/s
     engine 3: tok 0, seq 0, hbm 1000
-decode group 4, 0 queued, total 0
+decode group 4, 0 queued, total 100
   node 4: read queue 0 at 10000 tokens/s
-    engine 4: tok 0, seq 0, hbm 1000
-waiting for prefill 0, for a decode group 0, loading 0
+    engine 4: tok 100, seq 1, hbm 872
+waiting 1, loading 0
 
 stats
 ----
-{Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:2}
+{Submitted:1 Started:1 Rejected:0 Replanned:1 Finished:1 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Queued:1 Loading:0 Serving:2}
 
 # A decode group loses touch and comes back with one of its two requests: that one goes on, nobody is told anything; the
 # other is planned anew.
@@ -78,14 +80,15 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
-2 assign request 2: decode engine 2
+nothing
 
 fetch group=1
 ----
-3 assign request 1: prefill engine 1
-4 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
-5 assign request 2: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+4 assign request 2: prefill engine 1
+5 assign request 2: decode engine 2
 6 start request 2: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 
 up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
@@ -94,7 +97,7 @@ up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
 
 fetch group=2
 ----
-8 assign request 2: decode engine 2
+nothing
 
 progress at=20 request=1 side=prefill upto=128
 ----
@@ -102,7 +105,8 @@ nothing
 
 fetch group=1
 ----
-9 assign request 2: prefill engine 1
+8 assign request 2: prefill engine 1
+9 assign request 2: decode engine 2
 10 start request 2: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 
 state
@@ -110,10 +114,10 @@ state
 prefill group 1
   node 1: read queue 384 at 10000 tokens/s
     engine 1: tok 900, seq 3
-decode group 2, 0 queued, total 300
+decode group 2, 0 queued, total 600
   node 2: read queue 384 at 10000 tokens/s
-    engine 2: tok 300, seq 1, hbm 700
-waiting for prefill 0, for a decode group 0, loading 2
+    engine 2: tok 600, seq 2, hbm 360
+waiting 0, loading 2
 
 # A decode group was silent for so long that another has its request by now; when it comes back with the request, it is
 # told to leave it.
@@ -135,11 +139,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
+nothing
 
 fetch at=8000 group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
 3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 
 tick at=8100
@@ -152,38 +157,40 @@ nothing
 
 fetch group=3
 ----
-5 assign request 1: decode engine 3
+nothing
 
 up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
 ----
-6 abort request 1: engine 2; its group is gone
+5 abort request 1: engine 2; its group is gone
 
-# The planner ended while it was telling request 1's start, and while request 2 had a prefill engine alone: each side says
-# what it knows, the prefill side first. Request 1 is planned anew, as its decode engine has not heard of the start; request 2
-# gets a decode engine; request 3, of which the decode side is silent, is given up after the time a group has to come back.
+# The planner ended while it was telling the starts of requests 1 and 2: each side reports what it knows, the prefill side
+# first. Request 1 is planned anew, as its decode engine has not heard of the start, request 2, as neither has; request 3, of
+# which the decode side is silent, is given up after the time a group has to come back.
 
 planner
 ----
 
 up group=1 role=prefill engines=(1@1) holding=(1@1#7,2@1,3@1#6)
 ----
-nothing
+8 abort request 2: engine 1; its group is gone
 
 up group=2 role=decode engines=(2@2) hbm=10000 holding=(1@2)
 ----
-8 abort request 1: engine 1; its group is gone
-9 abort request 1: engine 2; its group is gone
+9 abort request 1: engine 1; its group is gone
+10 abort request 1: engine 2; its group is gone
 
 fetch group=2
 ----
-10 assign request 1: decode engine 2
-11 assign request 2: decode engine 2
-12 start request 2: prefill 1, decode 2
+nothing
 
 fetch group=1
 ----
-13 assign request 1: prefill engine 1
-14 start request 1: prefill 1, decode 2
+11 assign request 1: prefill engine 1
+12 assign request 1: decode engine 2
+13 start request 1: prefill 1, decode 2
+14 assign request 2: prefill engine 1
+15 assign request 2: decode engine 2
+16 start request 2: prefill 1, decode 2
 
 fetch at=12000 group=1
 ----
@@ -195,7 +202,7 @@ nothing
 
 tick at=13200
 ----
-15 abort request 3: engine 1; its group is gone
+17 abort request 3: engine 1; its group is gone
 
 explain request=3
 ----
@@ -243,11 +250,11 @@ state
 ----
 prefill group 1
   node 1: read queue 0 at 10000 tokens/s
-    engine 1: tok 0, seq 0
-decode group 2, 0 queued, total 0
+    engine 1: tok 100, seq 1
+decode group 2, 0 queued, total 200
   node 2: read queue 0 at 10000 tokens/s
-    engine 2: tok 0, seq 0, hbm 10000
-waiting for prefill 0, for a decode group 0, loading 0
+    engine 2: tok 200, seq 2, hbm 9744
+waiting 0, loading 0
 
 # Held by an engine that was told in vain: the gateway has submitted again, and another engine has begun.
 
@@ -269,6 +276,8 @@ nothing
 fetch group=1
 ----
 1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2
 
 up group=3 role=decode engines=(3@3) hbm=10000 holding=(1@3#5)
 ----
@@ -276,5 +285,4 @@ up group=3 role=decode engines=(3@3) hbm=10000 holding=(1@3#5)
 
 fetch group=2
 ----
-7 assign request 1: decode engine 2
-8 start request 1: prefill 1, decode 2
+nothing

@@ -17,11 +17,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
 3 start request 1: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
 
 # Each side should take 410 ms. The decode side is done; the prefill side has brought a sixteenth of its part in 400 ms.
@@ -55,8 +56,8 @@ nothing
 explain request=1
 ----
    0.000  decode group 2: least tokens of all groups (8292 with this request)
-   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 8706 with 8292 tokens more (1 queued fit)
    0.000  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.000  decode engine 2: fewest requests (0) of those that stay below Z = 8706 with 8292 tokens more (1 queued fit)
    0.000  started on engines 1 and 2: prefill side reads 4096 of 8192 cached tokens
    0.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    0.390  decode side: read up to 8192
@@ -73,11 +74,12 @@ nothing
 
 fetch group=2 queue=(0)
 ----
-6 assign request 2: decode engine 2
+nothing
 
 fetch group=1 queue=(0)
 ----
-7 assign request 2: prefill engine 1
+6 assign request 2: prefill engine 1
+7 assign request 2: decode engine 2
 8 start request 2: prefill 1, decode 2; prefill [0, 256); decode [256, 512)
 
 progress at=1030 request=2 side=prefill upto=256
@@ -103,8 +105,8 @@ progress at=1105 request=2 side=prefill upto=512
 explain request=2
 ----
    1.000  decode group 2: least tokens of all groups (8904 with this request)
-   1.000  decode engine 2: fewest requests (1) of those that stay below Z = 9349 with 612 tokens more (1 queued fit)
    1.000  prefill engine 1: least tokens (8292) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   1.000  decode engine 2: fewest requests (1) of those that stay below Z = 9349 with 612 tokens more (1 queued fit)
    1.000  started on engines 1 and 2: prefill side reads 256 of 512 cached tokens
    1.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    1.030  prefill side: read up to 256
@@ -119,11 +121,12 @@ nothing
 
 fetch group=2 queue=(0)
 ----
-11 assign request 3: decode engine 2
+nothing
 
 fetch group=1 queue=(0)
 ----
-12 assign request 3: prefill engine 1
+11 assign request 3: prefill engine 1
+12 assign request 3: decode engine 2
 13 start request 3: prefill 1, decode 2; prefill [0, 1024); decode [1024, 2048)
 
 stopped at=2010 request=3 side=prefill upto=128 gone
@@ -139,8 +142,8 @@ stopped at=2020 request=3 side=decode upto=1088 failed
 explain request=3
 ----
    2.000  decode group 2: least tokens of all groups (11052 with this request)
-   2.000  decode engine 2: fewest requests (2) of those that stay below Z = 11604 with 2148 tokens more (1 queued fit)
    2.000  prefill engine 1: least tokens (8904) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   2.000  decode engine 2: fewest requests (2) of those that stay below Z = 11604 with 2148 tokens more (1 queued fit)
    2.000  started on engines 1 and 2: prefill side reads 1024 of 2048 cached tokens
    2.000  read queues: 0 tokens on the prefill side, 0 on the decode side
    2.010  prefill side: stopped at 128 of 1024
@@ -148,8 +151,7 @@ explain request=3
    2.020  decode side: stopped at 1088 of 2048
    2.020  prefill side: reads [1088, 2048) too
 
-# The decode group dies: both engines forget the request, and it waits for another group. What the prefill engine was
-# merely assigned would have stayed.
+# The decode group dies: both engines forget the request, and it waits for another group.
 
 submit at=3000 id=4 prompt=1124 hit=1024
 ----
@@ -157,11 +159,12 @@ nothing
 
 fetch group=2 queue=(0)
 ----
-16 assign request 4: decode engine 2
+nothing
 
 fetch group=1 queue=(0)
 ----
-17 assign request 4: prefill engine 1
+16 assign request 4: prefill engine 1
+17 assign request 4: decode engine 2
 18 start request 4: prefill 1, decode 2; prefill [0, 512); decode [512, 1024)
 
 down at=3010 group=2
@@ -178,37 +181,34 @@ nothing
 fetch group=1 queue=(0)
 ----
 23 assign request 1: prefill engine 1
-24 assign request 2: prefill engine 1
-25 assign request 3: prefill engine 1
-26 assign request 4: prefill engine 1
+24 assign request 1: decode engine 5
+25 start request 1: prefill 1, decode 5; prefill [0, 4096); decode [4096, 8192)
+26 assign request 2: prefill engine 1
+27 assign request 2: decode engine 5
+28 start request 2: prefill 1, decode 5; prefill [0, 256); decode [256, 512)
+29 assign request 3: prefill engine 1
+30 assign request 3: decode engine 5
+31 start request 3: prefill 1, decode 5; prefill [0, 1024); decode [1024, 2048)
+32 assign request 4: prefill engine 1
+33 assign request 4: decode engine 5
+34 start request 4: prefill 1, decode 5; prefill [0, 512); decode [512, 1024)
 
 fetch at=3030 group=3
 ----
-27 assign request 1: decode engine 5
-28 start request 1: prefill 1, decode 5; prefill [0, 4096); decode [4096, 8192)
-29 assign request 2: decode engine 5
-30 start request 2: prefill 1, decode 5; prefill [0, 256); decode [256, 512)
-31 assign request 3: decode engine 5
-32 start request 3: prefill 1, decode 5; prefill [0, 1024); decode [1024, 2048)
-33 assign request 4: decode engine 5
-34 start request 4: prefill 1, decode 5; prefill [0, 512); decode [512, 1024)
+nothing
 
 # New weights: what is being loaded is of no use.
 
 epoch at=3040 ns=0 to=1
 ----
-35 drop request 1: prefill side, engine 1; the weights' epoch is over
-36 drop request 1: decode side, engine 5; the weights' epoch is over
-37 recompute request 1: engine 1; prefill [0, 8192); the weights' epoch is over
-38 drop request 2: prefill side, engine 1; the weights' epoch is over
-39 drop request 2: decode side, engine 5; the weights' epoch is over
-40 recompute request 2: engine 1; prefill [0, 512); the weights' epoch is over
-41 drop request 3: prefill side, engine 1; the weights' epoch is over
-42 drop request 3: decode side, engine 5; the weights' epoch is over
-43 recompute request 3: engine 1; prefill [0, 2048); the weights' epoch is over
-44 drop request 4: prefill side, engine 1; the weights' epoch is over
-45 drop request 4: decode side, engine 5; the weights' epoch is over
-46 recompute request 4: engine 1; prefill [0, 1024); the weights' epoch is over
+35 abort request 4: engine 1; the weights' epoch is over
+36 abort request 4: engine 5; the weights' epoch is over
+37 abort request 3: engine 1; the weights' epoch is over
+38 abort request 3: engine 5; the weights' epoch is over
+39 abort request 2: engine 1; the weights' epoch is over
+40 abort request 2: engine 5; the weights' epoch is over
+41 abort request 1: engine 1; the weights' epoch is over
+42 abort request 1: engine 5; the weights' epoch is over
 
 submit id=5 prompt=500 hit=448 epoch=0
 ----
@@ -216,13 +216,30 @@ nothing
 
 fetch group=1 queue=(0)
 ----
-47 assign request 5: prefill engine 1
+43 assign request 1: prefill engine 1
+44 assign request 1: decode engine 5
+45 start request 1: prefill 1, decode 5
+46 recompute request 1: engine 1; prefill [0, 8192); the weights' epoch is over
+47 assign request 2: prefill engine 1
+48 assign request 2: decode engine 5
+49 start request 2: prefill 1, decode 5
+50 recompute request 2: engine 1; prefill [0, 512); the weights' epoch is over
+51 assign request 3: prefill engine 1
+52 assign request 3: decode engine 5
+53 start request 3: prefill 1, decode 5
+54 recompute request 3: engine 1; prefill [0, 2048); the weights' epoch is over
+55 assign request 4: prefill engine 1
+56 assign request 4: decode engine 5
+57 start request 4: prefill 1, decode 5
+58 recompute request 4: engine 1; prefill [0, 1024); the weights' epoch is over
+59 assign request 5: prefill engine 1
+60 assign request 5: decode engine 5
+61 start request 5: prefill 1, decode 5
+62 recompute request 5: engine 1; prefill [0, 448); the weights' epoch is over
 
 fetch group=3
 ----
-48 assign request 5: decode engine 5
-49 start request 5: prefill 1, decode 5
-50 recompute request 5: engine 1; prefill [0, 448); the weights' epoch is over
+nothing
 
 # A group that does not fetch for five seconds is gone. Deadlines end what waits.
 
@@ -232,17 +249,16 @@ nothing
 
 fetch group=3
 ----
-51 assign request 6: decode engine 5
+nothing
 
 tick at=8100
 ----
-52 abort request 5: engine 5; its group is gone
-53 abort request 4: engine 5; its group is gone
-54 abort request 3: engine 5; its group is gone
-55 abort request 2: engine 5; its group is gone
-56 abort request 1: engine 5; its group is gone
-57 abort request 6: engine 5; past its deadline
-58 reject request 6; past its deadline
+63 abort request 5: engine 5; its group is gone
+64 abort request 4: engine 5; its group is gone
+65 abort request 3: engine 5; its group is gone
+66 abort request 2: engine 5; its group is gone
+67 abort request 1: engine 5; its group is gone
+68 reject request 6; past its deadline
 
 tick at=8500
 ----
@@ -250,7 +266,7 @@ nothing
 
 stats
 ----
-{Submitted:6 Started:9 Rejected:1 Replanned:9 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:6 Queued:5 Loading:0 Serving:5}
+{Submitted:6 Started:13 Rejected:1 Replanned:13 Finished:0 PartsPrefill:10 PartsDecode:9 TokensPrefill:12800 TokensDecode:15552 Splits:8 Cuts:1 Hedges:1 Recomputes:6 Queued:5 Loading:0 Serving:5}
 
 # Engine 2 has lost its compute network: all that it begins fails at once, so it always looks idle. A request that failed
 # there goes elsewhere; after the second failure in a row nobody goes there until the cooldown (2 s) is over.
@@ -276,11 +292,12 @@ nothing
 
 fetch group=2
 ----
-1 assign request 1: decode engine 2
+nothing
 
 fetch group=1
 ----
-2 assign request 1: prefill engine 1
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
 3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 
 failed request=1 side=decode
@@ -293,11 +310,12 @@ nothing
 
 fetch group=3
 ----
-5 assign request 1: decode engine 3
+nothing
 
 fetch group=1
 ----
-6 assign request 1: prefill engine 1
+5 assign request 1: prefill engine 1
+6 assign request 1: decode engine 3
 7 start request 1: prefill 1, decode 3; decode [0, 256)
 
 finished request=1 side=prefill
@@ -326,11 +344,12 @@ nothing
 
 fetch group=2
 ----
-8 assign request 2: decode engine 2
+nothing
 
 fetch group=1
 ----
-9 assign request 2: prefill engine 1
+8 assign request 2: prefill engine 1
+9 assign request 2: decode engine 2
 10 start request 2: prefill 1, decode 2
 
 failed request=2 side=decode
@@ -339,11 +358,12 @@ failed request=2 side=decode
 
 fetch group=3
 ----
-12 assign request 2: decode engine 3
+nothing
 
 fetch group=1
 ----
-13 assign request 2: prefill engine 1
+12 assign request 2: prefill engine 1
+13 assign request 2: decode engine 3
 14 start request 2: prefill 1, decode 3
 
 submit id=3 prompt=300
@@ -356,7 +376,7 @@ nothing
 
 fetch group=3
 ----
-15 assign request 3: decode engine 3
+nothing
 
 fetch at=10600 group=2
 ----
@@ -368,4 +388,4 @@ nothing
 
 fetch group=2
 ----
-16 assign request 4: decode engine 2
+nothing

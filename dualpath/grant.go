@@ -1,0 +1,283 @@
+package dualpath
+
+import "container/list"
+
+// A request holds nothing of any engine until both engines have room for all of it:
+// a prefill engine's device memory and buffer, and a decode engine's. A request that
+// held one of them while it waited for another could wait for a request that waits
+// for it. So whatever is held belongs to a request that can end, and what it holds
+// comes back.
+
+// room is what a request takes of an engine, or what an engine has left.
+type room struct {
+	// hbm is device memory, in tokens; buffer is the buffer in DRAM, in bytes.
+	hbm, buffer int
+}
+
+// unlimited stands for a memory whose size the engine does not report.
+const unlimited = 1 << 50
+
+// fits reports whether n is available.
+func (r room) fits(n room) bool { return n.hbm <= r.hbm && n.buffer <= r.buffer }
+
+// minus is what is left of r when n is taken.
+func (r room) minus(n room) room { return room{r.hbm - n.hbm, r.buffer - n.buffer} }
+
+// blocks is how many blocks so many tokens take: engines store whole blocks.
+func (p *Planner) blocks(tokens int) int {
+	b := p.opts.BlockTokens
+	return (tokens + b - 1) / b
+}
+
+// passing is what a request takes of an engine's buffer while so many blocks of its
+// KV pass through.
+func (b *Buffer) passing(r *request, blocks int) int {
+	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
+}
+
+// least is the least that the request takes of an engine. The KV of the whole prompt
+// passes through a decode engine's buffer. The decode side may read all of the hit,
+// except where the policy has it read nothing.
+func (p *Planner) least(en *engine, r *request) room {
+	switch {
+	case en.group.role == Decode:
+		return room{r.allBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, r.promptBlocks)}
+	case p.opts.Policy == PrefillOnly:
+		return p.most(en, r)
+	}
+	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, 0)}
+}
+
+// most is what the request takes of a prefill engine that reads all of the hit.
+func (p *Planner) most(en *engine, r *request) room {
+	return room{r.promptBlocks * p.opts.BlockTokens, en.spec.Buffer.passing(r, p.blocks(r.Hit))}
+}
+
+// takes reports whether the engine could serve the request if it had nothing else.
+func (p *Planner) takes(en *engine, r *request) bool { return p.shortfallAt(en, r).why == NoReason }
+
+// accepts reports whether the engine has room for the request now.
+func (p *Planner) accepts(en *engine, r *request) bool {
+	return en.left.fits(p.least(en, r)) && p.takes(en, r)
+}
+
+// takenBy reports whether an engine of the group takes the request.
+func (p *Planner) takenBy(g *group, r *request) bool {
+	for _, en := range g.engines {
+		if p.takes(en, r) {
+			return true
+		}
+	}
+	return false
+}
+
+// shortfall is why an engine could never serve a request: what the request needs of
+// it, and the most that there is.
+type shortfall struct {
+	why        Reason
+	need, most int
+}
+
+// shortfall returns why no engine that is up could ever serve the request. It is zero
+// if an engine of each role could, or if a role has no engine to compare with.
+func (p *Planner) shortfall(r *request) shortfall {
+	for _, role := range [...]Role{Decode, Prefill} {
+		if s := p.shortfallOf(role, r); s.why != NoReason {
+			return s
+		}
+	}
+	return shortfall{}
+}
+
+// shortfallOf is shortfall for the engines of one role.
+func (p *Planner) shortfallOf(role Role, r *request) (nearest shortfall) {
+	for _, g := range p.order {
+		if g.role != role {
+			continue
+		}
+		for _, en := range g.engines {
+			s := p.shortfallAt(en, r)
+			if s.why == NoReason {
+				return s
+			}
+			if nearest.why == NoReason || (s.why == nearest.why && s.most > nearest.most) {
+				nearest = s
+			}
+		}
+	}
+	return nearest
+}
+
+// shortfallAt is shortfall for one engine.
+func (p *Planner) shortfallAt(en *engine, r *request) shortfall {
+	n := p.least(en, r)
+	switch {
+	case en.spec.PromptTokens != 0 && r.Prompt > en.spec.PromptTokens:
+		return shortfall{PromptTooLong, r.Prompt, en.spec.PromptTokens}
+	case n.hbm > en.size.hbm && en.group.role == Decode:
+		return shortfall{TooLong, n.hbm, en.size.hbm}
+	case n.hbm > en.size.hbm:
+		return shortfall{TooLongToPrefill, n.hbm, en.size.hbm}
+	case n.buffer > en.size.buffer:
+		return shortfall{TooLarge, n.buffer, en.size.buffer}
+	}
+	return shortfall{}
+}
+
+// enqueue puts a request into the queue: at its end, or before all others if it was
+// there before.
+func (p *Planner) enqueue(r *request, again bool) {
+	p.queued++
+	if again {
+		p.front--
+		r.order = p.front
+		r.at = p.unrouted.PushFront(r)
+		return
+	}
+	p.back++
+	r.order = p.back
+	r.at = p.unrouted.PushBack(r)
+}
+
+// unqueue takes a request out of the queue, if it is there.
+func (p *Planner) unqueue(r *request) {
+	if r.at == nil {
+		return
+	}
+	p.queued--
+	g := r.home
+	if g == nil {
+		p.unlist(&r.at, p.unrouted)
+		return
+	}
+	if g.cursor == r.at {
+		g.cursor, g.full = r.at.Next(), false
+	}
+	p.unlist(&r.at, g.private)
+	r.home = nil
+	g.total -= r.decodeLen()
+	p.leastTotal.put(g)
+	p.seat(g)
+}
+
+// seat puts a decode group among those that offer a request, or takes it out.
+func (p *Planner) seat(g *group) {
+	if g.cursor == nil || g.full {
+		p.oldest.remove(g)
+		return
+	}
+	p.oldest.put(g)
+}
+
+// rewind has a decode group offer the head of its queue again.
+func (p *Planner) rewind(g *group) {
+	g.cursor, g.full = g.private.Front(), false
+	p.seat(g)
+}
+
+// next returns the oldest request that may be granted, or nil. after is the element
+// of a request that next returned before in this fetch and that stays in the queue.
+func (p *Planner) next(after *list.Element) *request {
+	if p.opts.Network != nil {
+		el := p.unrouted.Front()
+		if after != nil {
+			el = after.Next()
+		}
+		if el == nil {
+			return nil
+		}
+		return el.Value.(*request)
+	}
+	if g := p.oldest.first(); g != nil {
+		return g.cursor.Value.(*request)
+	}
+	return nil
+}
+
+// grant gives requests to the engines of a prefill group that fetches, each
+// together with a decode engine, until its engines are overloaded or full. Requests
+// are granted in the order in which they came; one waits for a decode group that is
+// full only with the requests that are routed there.
+//
+// The paper has one queue for all prefill groups and does not say what keeps the
+// first one that fetches from taking all of it, up to beta. Here a group leaves a
+// request whose tokens fit on an engine of another group before they would make that
+// one as loaded as its own; the other group fetches within Options.Patience, or it is
+// not waited for.
+func (p *Planner) grant(g *group) {
+	full := false // an engine below beta has no room for the next request
+	defer func() { g.noteLeast(p, full) }()
+	if p.queued == 0 {
+		return
+	}
+	p.route()
+	elsewhere := p.leastElsewhere(g)
+	pool := p.pools(g)
+	var skipped []*group
+	defer func() {
+		for _, d := range skipped {
+			p.rewind(d)
+		}
+	}()
+	var after *list.Element
+	for r := p.next(nil); r != nil; r = p.next(after) {
+		pe := pool.leastFor(p, r)
+		if pe == nil && p.takenBy(g, r) {
+			full = pool.least(p) != nil
+			return
+		}
+		if pe == nil {
+			if s := p.shortfallOf(Prefill, r); s.why != NoReason {
+				p.refuse(r, s)
+				continue
+			}
+		}
+		if pe == nil || (p.careful(r) && p.avoids(r, pe) && p.othersTake(r, g)) {
+			// Another group takes it, which fetches soon.
+			if after = r.at; r.home != nil {
+				r.home.cursor = r.at.Next()
+				p.seat(r.home)
+				skipped = append(skipped, r.home)
+			}
+			continue
+		}
+		if elsewhere != noEngine && elsewhere+r.Prompt <= pe.tok {
+			return
+		}
+		de := p.chooseDecode(r, pe)
+		if de.engine == nil {
+			if r.home == nil {
+				return
+			}
+			r.home.full = true
+			p.seat(r.home)
+			continue
+		}
+		p.unqueue(r)
+		p.explainPrefill(r, g, pe, p.classOf(pe), pool)
+		p.explainDecode(r, pe, &de)
+		r.pe, r.de = pe, de.engine
+		moves := pool.root(pe)
+		// A read on its node may take all engines there to another category.
+		short := pe.node.queue <= p.opts.Alpha
+		p.assign(r)
+		p.start(r)
+		if moves {
+			pool.moved(p, pe)
+		}
+		pool.stale = pool.stale || !moves || short != (pe.node.queue <= p.opts.Alpha)
+	}
+}
+
+// assign tells both groups of a request and counts it as their engines'.
+func (p *Planner) assign(r *request) {
+	for _, en := range [...]*engine{r.pe, r.de} {
+		role := en.group.role
+		seq := p.say(Action{Kind: Assign, Request: r.ID, Group: en.group.id, Engine: en.id, Side: role})
+		n, tokens := p.least(en, r), r.Prompt
+		if role == Decode {
+			tokens = r.decodeLen()
+		}
+		p.give(en, assigned{seq: seq, tokens: tokens, requests: 1, room: room{hbm: n.hbm}})
+	}
+}
