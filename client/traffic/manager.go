@@ -158,8 +158,8 @@ const (
 	// is 40 KiB.
 	recvBuffers = 64
 	recvBytes   = 64 << 10
-	// maxBlocks bounds the blocks of a job, so that its messages fit.
-	maxBlocks = 8192
+	// MaxBlocks is the longest prompt of a job.
+	MaxBlocks = 8192
 	// maxEarly bounds the messages that a manager keeps for jobs that have not begun
 	// here, about 300 bytes each. Further ones are returned to their sender, which
 	// sends them again; returnsMax bounds how many are being returned at a time, and

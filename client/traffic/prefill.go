@@ -108,8 +108,8 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 // checkLengths refuses lengths that contradict each other.
 func checkLengths(blocks, hit, ids, pages int) error {
 	switch {
-	case blocks < 1 || blocks > maxBlocks:
-		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, maxBlocks, ErrJob)
+	case blocks < 1 || blocks > MaxBlocks:
+		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, MaxBlocks, ErrJob)
 	case hit < 0 || hit > blocks:
 		return fmt.Errorf("%d cached blocks of %d: %w", hit, blocks, ErrJob)
 	case ids < hit:

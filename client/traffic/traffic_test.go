@@ -1027,7 +1027,7 @@ func TestBadJobs(t *testing.T) {
 	for name, j := range map[string]PrefillJob{
 		"no request":   {Blocks: 1, Pages: []uint32{0}},
 		"no blocks":    {Request: "r"},
-		"too many":     {Request: "r", Blocks: maxBlocks + 1},
+		"too many":     {Request: "r", Blocks: MaxBlocks + 1},
 		"hit":          {Request: "r", Blocks: 1, Hit: 2, Pages: []uint32{0}},
 		"ids":          {Request: "r", Blocks: 4, Hit: 4, IDs: ids, Pages: []uint32{0, 1, 2, 3}},
 		"pages":        {Request: "r", Blocks: 2, Pages: []uint32{0}},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/batch"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -48,6 +50,8 @@ type cluster struct {
 	copier func() copier.Copier
 	// wrap, if set, stands between prefill engines and the sockets of their storage NIC.
 	wrap func(net.Conn) net.Conn
+	// buffer, if set, is the size of each engine's buffer, in bytes.
+	buffer int64
 	// quota, if set, is that of prefill engines which hold all layers.
 	quota time.Duration
 	// close ends the planner, its record written.
@@ -180,6 +184,9 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	if c.copier != nil {
 		opts.Copier = c.copier()
 	}
+	if c.buffer > 0 {
+		opts.BufferBytes = c.buffer
+	}
 	if c.quota > 0 {
 		opts.Window, opts.Model.Quota = 0, c.quota
 	}
@@ -251,6 +258,27 @@ func TestCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 2)
 	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
+}
+
+// TestSmallBuffers: buffers that hold little more than one prompt. Both sides take
+// memory of both engines; the planner gives it to a request on both or on none, so that
+// none waits for another that waits for it.
+func TestSmallBuffers(t *testing.T) {
+	const longest = 3*(100+7*7) + 2*20 // tokens of the last agent's last prompt
+	blocks := (longest + geo.BlockTokens - 1) / geo.BlockTokens
+	f := traffic.Footprint{Block: geo.PieceBytes(0), Sums: int64(8 * geo.Groups[0].Layers), Request: 4 * 4096}
+	c := (&cluster{t: t, buffer: f.Of(blocks, blocks) * 5 / 4}).start(2, 2)
+	c.check(c.gateway.Run(t.Context(), sessions(8, 3), 8), 24)
+}
+
+// TestTooLong: a prompt that no engine's buffer holds is rejected at once, with what
+// it needs and what there is.
+func TestTooLong(t *testing.T) {
+	c := (&cluster{t: t, buffer: 64 << 10}).start(1, 1)
+	r := c.gateway.Run(t.Context(), []Session{{Name: "long", Turns: []Turn{{Append: 100 * geo.BlockTokens, Output: 1}}}}, 1)
+	if len(r) != 1 || r[0].Err == nil || !strings.Contains(r[0].Err.Error(), "larger than any engine's buffer") || !strings.Contains(r[0].Err.Error(), "at most 65536 fit") {
+		t.Errorf("%+v", r)
+	}
 }
 
 // TestChunks: a compute quota of 30 tokens cuts every request. All its KV is where it

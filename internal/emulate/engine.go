@@ -223,6 +223,9 @@ func (e *Engine) blocksOf(tokens int) int {
 	return (tokens + bt - 1) / bt
 }
 
+// tokensOf is how many tokens so many blocks hold.
+func (e *Engine) tokensOf(blocks int) int { return blocks * e.opts.Namespace.Geometry.BlockTokens }
+
 // enter makes a request known: orders about it are taken from now on.
 func (e *Engine) enter(ctx context.Context, w Work, done func(error)) (*running, error) {
 	r := &running{work: w, done: done, wake: make(chan struct{})}
@@ -591,9 +594,9 @@ func (e *Engine) content(w Work, block, layer int) content.Content {
 	return content.Of(id, w.Epoch).From(int64(layer) * e.opts.Namespace.Geometry.LayerBytes(0))
 }
 
-// Decode takes a request; done is called when its output is complete, or when it
-// failed.
-func (e *Engine) Decode(ctx context.Context, w Work, prefilled func(), done func(error)) {
+// Decode takes a request. passed is called when its KV has passed through the buffer,
+// done when its output is complete, or when it failed.
+func (e *Engine) Decode(ctx context.Context, w Work, passed func(), done func(error)) {
 	r, err := e.enter(ctx, w, done)
 	e.wg.Add(1)
 	go func() {
@@ -617,13 +620,13 @@ func (e *Engine) Decode(ctx context.Context, w Work, prefilled func(), done func
 			return
 		}
 		e.begin(r, nil, d)
-		e.leave(r, e.decodeOne(r, prompt, full, prefilled))
+		e.leave(r, e.decodeOne(r, prompt, full, passed))
 	}()
 }
 
 // decodeOne waits for the prompt, checks it, decodes, and stores what was
 // decoded.
-func (e *Engine) decodeOne(r *running, prompt, full int, prefilled func()) error {
+func (e *Engine) decodeOne(r *running, prompt, full int, passed func()) error {
 	if err := r.decode.Ready(r.ctx); err != nil {
 		r.decode.Cancel()
 		return err
@@ -636,10 +639,13 @@ func (e *Engine) decodeOne(r *running, prompt, full int, prefilled func()) error
 			}
 		}
 	}
-	prefilled()
 	// The prompt's new blocks are stored while the output is decoded.
 	finished := make(chan error, 1)
-	go func() { finished <- r.decode.Finish(r.ctx) }()
+	go func() {
+		err := r.decode.Finish(r.ctx)
+		passed()
+		finished <- err
+	}()
 	if err := errors.Join(e.await(r), <-finished); err != nil {
 		return err
 	}

@@ -88,6 +88,9 @@ type held struct {
 	arrived map[traffic.Part]int
 	// progress is what the planner is to be told at the next fetch; nil: nothing new.
 	progress *pb.ReadProgress
+	// buffer is what the request takes of its engine's buffer, bytes; 0 before its
+	// start, and when its KV has passed.
+	buffer int64
 }
 
 // meter measures what the storage NIC delivers while it has something to do.
@@ -206,11 +209,12 @@ func (l *Leader) registration() (*pb.LeaderMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		spec := &pb.EngineSpec{Engine: m.Engine.opts.Name, Node: l.opts.Node, Address: raw}
-		if l.opts.Role == pb.Side_SIDE_DECODE {
-			spec.HbmTokens = uint64(m.Engine.blocks * m.Engine.opts.Namespace.Geometry.BlockTokens)
-		}
-		r.Engines = append(r.Engines, spec)
+		f := m.Engine.manager.Footprint()
+		r.Engines = append(r.Engines, &pb.EngineSpec{
+			Engine: m.Engine.opts.Name, Node: l.opts.Node, Address: raw,
+			HbmTokens: uint64(m.Engine.tokensOf(m.Engine.blocks)), PromptTokens: uint64(m.Engine.tokensOf(traffic.MaxBlocks)),
+			Buffer: &pb.EngineBuffer{Bytes: uint64(f.Buffer), BlockBytes: uint64(f.Block), SumsBytes: uint64(f.Sums), RequestBytes: uint64(f.Request)},
+		})
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,23 +229,28 @@ func (l *Leader) fetch() *pb.LeaderMessage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := &pb.FetchWork{Seen: l.seen}
-	tokens, requests := make(map[string]int), make(map[string]int)
+	type load struct {
+		tokens, requests, blocks int
+		buffer                   int64
+	}
+	loads := make(map[*Engine]*load, len(l.opts.Members))
+	for _, m := range l.opts.Members {
+		loads[m.Engine] = &load{}
+	}
 	for _, h := range l.held {
-		name := h.member.Engine.opts.Name
-		requests[name]++
-		tokens[name] += h.load.Prompt
+		of, tokens := loads[h.member.Engine], h.load.Prompt
 		if l.opts.Role == pb.Side_SIDE_DECODE {
-			tokens[name] += h.load.Output
+			tokens += h.load.Output
 		}
+		of.tokens, of.requests, of.blocks, of.buffer = of.tokens+tokens, of.requests+1, of.blocks+h.member.Engine.blocksOf(tokens), of.buffer+h.buffer
 	}
 	for _, m := range l.opts.Members {
-		name := m.Engine.opts.Name
-		s := &pb.EngineState{Engine: name, Tokens: uint64(tokens[name]), Requests: uint32(requests[name])}
-		if l.opts.Role == pb.Side_SIDE_DECODE {
-			capacity := m.Engine.blocks * m.Engine.opts.Namespace.Geometry.BlockTokens
-			s.HbmFreeTokens = uint64(max(0, capacity-tokens[name]-requests[name]*m.Engine.opts.Namespace.Geometry.BlockTokens))
-		}
-		f.Engines = append(f.Engines, s)
+		of := loads[m.Engine]
+		f.Engines = append(f.Engines, &pb.EngineState{
+			Engine: m.Engine.opts.Name, Tokens: uint64(of.tokens), Requests: uint32(of.requests),
+			HbmFreeTokens:   uint64(max(0, m.Engine.tokensOf(m.Engine.blocks-of.blocks))),
+			BufferFreeBytes: uint64(max(0, m.Engine.manager.Footprint().Buffer-of.buffer)),
+		})
 	}
 	rate := l.opts.ReadRate
 	if rate == 0 {
@@ -261,12 +270,13 @@ func (l *Leader) receive(ctx context.Context, stream grpc.BidiStreamingClient[pb
 		if err != nil {
 			return err
 		}
-		l.mu.Lock()
-		l.seen = max(l.seen, a.Seq)
-		l.mu.Unlock()
 		if err := l.act(ctx, a); err != nil {
 			l.log.Error("an action that cannot be taken", "group", l.opts.Group, "action", a.Kind.String(), "request", a.Request, "err", err)
 		}
+		// From now on a report contains what the action has assigned.
+		l.mu.Lock()
+		l.seen = max(l.seen, a.Seq)
+		l.mu.Unlock()
 	}
 }
 
@@ -285,7 +295,8 @@ func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
 				h.member.Engine.Recompute(h.name, l.blocks(h, p))
 			}
 		})
-	case pb.LeaderAction_KIND_CUT:
+	case pb.LeaderAction_KIND_CUT, pb.LeaderAction_KIND_DROP:
+		// What a dropped read reports when it stops, the planner ignores.
 		return l.onHeld(a, func(h *held) { h.member.Engine.Cut(h.name) })
 	case pb.LeaderAction_KIND_ABORT:
 		l.mu.Lock()
@@ -358,7 +369,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		return fmt.Errorf("emulate: address of %s: %w", a.PeerEngine, err)
 	}
 	name := fmt.Sprintf("%s#%d", a.Request, a.Seq)
-	w := Work{Request: name, Epoch: kv.Epoch(h.load.Epoch), Prompt: h.load.Prompt, Output: h.load.Output, Hit: h.load.Hit, Peer: traffic.Peer{Addr: addr, Token: peer.Token}}
+	w := Work{Request: name, Epoch: kv.Epoch(a.Epoch), Prompt: h.load.Prompt, Output: h.load.Output, Hit: h.load.Hit, Peer: traffic.Peer{Addr: addr, Token: peer.Token}}
 	for raw := h.load.IDs; len(raw) >= kv.BlockIDSize; raw = raw[kv.BlockIDSize:] {
 		w.IDs = append(w.IDs, kv.BlockID(raw[:kv.BlockIDSize]))
 	}
@@ -368,6 +379,14 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		}
 	}
 	l.expect(h, w.Parts)
+	reads := h.member.Engine.blocksOf(h.load.Prompt) // all of the prompt passes through a decode engine's buffer
+	if l.opts.Role == pb.Side_SIDE_PREFILL {
+		reads = 0
+		for _, p := range w.Parts {
+			reads += p.Len()
+		}
+	}
+	l.passes(h, h.member.Engine.manager.Footprint().Of(h.member.Engine.blocksOf(h.load.Prompt), reads))
 	w.Progress = func(p traffic.Progress) { l.came(a.Request, h, p) }
 	w.Stopped = func(s traffic.Stop) { l.stopped(a.Request, h, s) }
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -385,7 +404,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	if l.opts.Role == pb.Side_SIDE_PREFILL {
 		h.member.Engine.Prefill(work, w, done)
 	} else {
-		h.member.Engine.Decode(work, w, func() {}, done)
+		h.member.Engine.Decode(work, w, func() { l.passes(h, -1) }, done)
 	}
 	return nil
 }
@@ -396,9 +415,24 @@ func (l *Leader) read(a *pb.LeaderAction) error {
 		for _, p := range a.Parts {
 			part := l.blocks(h, p)
 			l.expect(h, []traffic.Part{part})
+			if l.opts.Role == pb.Side_SIDE_PREFILL {
+				l.passes(h, int64(part.Len())*h.member.Engine.manager.Footprint().Block)
+			}
 			h.member.Engine.Read(h.name, part)
 		}
 	})
+}
+
+// passes counts bytes more of an engine's buffer as a request's; less than 0: its KV
+// has passed.
+func (l *Leader) passes(h *held, bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if bytes < 0 {
+		h.buffer = 0
+		return
+	}
+	h.buffer += bytes
 }
 
 // expect counts parts in the node's reading queue.
