@@ -41,12 +41,15 @@ type Decode struct {
 	imm  uint32
 
 	// Guarded by transfer.mu.
-	have   []bool // hit blocks that came from storage here
-	sends  *pb.TrafficSends
-	accept *pb.TrafficAccept
-	device rdma.Desc
-	table  rdma.Desc
-	credit int
+	have []bool // hit blocks that came from storage here
+	// reading are the parts that storage writes to the buffer now. The prefill side
+	// must not write there meanwhile: whichever came last would stay.
+	reading []Part
+	sends   *pb.TrafficSends
+	accept  *pb.TrafficAccept
+	device  rdma.Desc
+	table   rdma.Desc
+	credit  int
 	// returned counts the messages that the PE had no room to keep.
 	returned int
 	// ready: the whole prompt is in device memory.
@@ -141,6 +144,10 @@ func (d *Decode) Read(part Part) {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
 			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", d.request, part.From, part.To, d.job.Hit, ErrJob)
 		}
+		if !d.beginRead(part) {
+			return nil // the prefill side computes it
+		}
+		defer d.endRead(part)
 		have, stop, err := d.load(chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.sums, d.job.Progress)
 		if err != nil {
 			return err
@@ -164,6 +171,41 @@ func (d *Decode) Read(part Part) {
 		}
 		return nil
 	})
+}
+
+// beginRead enters a part that storage is to write; false: the prefill side writes
+// blocks of it.
+func (d *Decode) beginRead(part Part) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if part.holdsAny(d.sends.GetBlocks()) {
+		return false
+	}
+	d.reading = append(d.reading, part)
+	return true
+}
+
+// endRead takes it out.
+func (d *Decode) endRead(part Part) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if i := slices.Index(d.reading, part); i >= 0 {
+		d.reading = slices.Delete(d.reading, i, i+1)
+	}
+}
+
+// takeSends learns what the prefill side sends; not ok: storage writes a part of it.
+func (d *Decode) takeSends(s *pb.TrafficSends) (part Part, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, part := range d.reading {
+		if part.holdsAny(s.Blocks) {
+			return part, false
+		}
+	}
+	d.sends = s
+	d.changedLocked()
+	return Part{}, true
 }
 
 // Ready waits until the whole prompt is in device memory, verified: decoding may
@@ -203,7 +245,9 @@ func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
 				return
 			}
 		}
-		d.update(func() { d.sends = b.Sends })
+		if part, ok := d.takeSends(b.Sends); !ok {
+			d.fail(fmt.Errorf("traffic: request %q: the prefill side sends blocks of [%d, %d), which are being read here: %w", d.request, part.From, part.To, ErrRecompute))
+		}
 	case *pb.TrafficMessage_Again:
 		d.sendAgain(b.Again.Message)
 	case *pb.TrafficMessage_Cancel:

@@ -30,6 +30,8 @@ var (
 	ErrCut = errors.New("told to stop")
 	// ErrJob: the job is not one that can be done; it says why.
 	ErrJob = errors.New("bad job")
+	// ErrRecompute: blocks that are to be computed again have been used already.
+	ErrRecompute = errors.New("to be computed again, and used already")
 	// ErrExists: a job of that request is under way here.
 	ErrExists = errors.New("a job of that request is under way")
 	// ErrBusy: the buffer is used up and so is its queue.

@@ -183,16 +183,23 @@ func (p *Prefill) load1(part Part) error {
 	return nil
 }
 
-// Recompute makes a range of hit blocks the model's to compute: they count as
-// missed from then on. Blocks that have come already stay as they are.
+// Recompute makes a range of hit blocks the model's to compute: they count as missed
+// from then on, also those that have come to a buffer already. Once a layer may have
+// been computed behind such a block (after Loaded), nothing that was computed can be
+// kept: the job fails with ErrRecompute, and its caller begins it anew without them.
 func (p *Prefill) Recompute(part Part) {
+	used := false
 	p.update(func() {
 		for b := max(part.From, 0); b < min(part.To, p.job.Hit); b++ {
-			if p.from[b] == unknown {
-				p.from[b] = computed
+			if used = p.resolved && p.from[b] != computed; used {
+				return
 			}
+			p.from[b] = computed
 		}
 	})
+	if used {
+		p.fail(fmt.Errorf("traffic: request %q: blocks [%d, %d): %w", p.request, part.From, part.To, ErrRecompute))
+	}
 }
 
 // Miss returns the blocks that the model has to compute, once Layer(0) has

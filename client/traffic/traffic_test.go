@@ -660,6 +660,68 @@ func (r *request) both(ctx context.Context, x int) (p *Prefill, d *Decode, pStop
 	return p, d, pStop, dStop
 }
 
+// TestRecomputeWhatCame: blocks that are to be computed again are, on both sides, also
+// those that have come to a buffer. A read that is still under way where the prefill
+// side would write ends the job, and so does what comes after layers may have used them.
+func TestRecomputeWhatCame(t *testing.T) {
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	for _, tc := range []struct {
+		name string
+		cut  bool // the decode side's read has ended before
+	}{{"stopped", true}, {"under way", false}} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newShelf()
+			s.put(1, 8)
+			s.stall, s.stalled = blockName(1, 6), make(chan struct{})
+			pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+			r := newRequest(t, pe, de, 1, 10, 8)
+			p, d, _, dStop := r.both(ctx, 4)
+			<-s.stalled
+			if err := p.await(ctx, func() bool { return p.from[3] == here }); err != nil {
+				t.Fatal(err)
+			}
+			if tc.cut {
+				d.Cut()
+				<-dStop
+			}
+			p.Recompute(Part{0, 8})
+			if !tc.cut {
+				if err := d.Ready(ctx); !errors.Is(err, ErrRecompute) {
+					t.Errorf("ready: %v", err)
+				}
+				d.Cancel()
+				p.Cancel()
+				return
+			}
+			if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+				t.Fatal(err)
+			}
+			if got := fmt.Sprint(p.Miss()); got != "[0 1 2 3 4 5 6 7 8 9]" {
+				t.Errorf("computed %s", got)
+			}
+		})
+	}
+	t.Run("used", func(t *testing.T) {
+		s := newShelf()
+		s.put(1, 8)
+		pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+		r := newRequest(t, pe, de, 1, 10, 8)
+		p, d, _, _ := r.both(ctx, 4)
+		if err := p.Layer(ctx, 0); err != nil {
+			t.Fatal(err)
+		}
+		p.Recompute(Part{8, 9}) // not a hit block: nothing
+		p.Recompute(Part{7, 8})
+		if err := p.Layer(ctx, 1); !errors.Is(err, ErrRecompute) {
+			t.Errorf("layer 1: %v", err)
+		}
+		p.Cancel()
+		d.Cancel()
+	})
+}
+
 // TestLostBlocks: a block that is gone is computed, one whose NIC is down is read
 // by the other side; the rest of the hit is used, and what was computed again is
 // stored again.

@@ -19,6 +19,16 @@ type Part struct{ From, To int }
 // Len is how many blocks it has.
 func (p Part) Len() int { return p.To - p.From }
 
+// holdsAny reports whether one of the blocks is in the part.
+func (p Part) holdsAny(blocks []uint32) bool {
+	for _, b := range blocks {
+		if int(b) >= p.From && int(b) < p.To {
+			return true
+		}
+	}
+	return false
+}
+
 // Progress is how far the read of a part has come.
 type Progress struct {
 	Part Part
