@@ -52,6 +52,8 @@ type cluster struct {
 	wrap func(net.Conn) net.Conn
 	// buffer, if set, is the size of each engine's buffer, in bytes.
 	buffer int64
+	// linear, if set, is what a token computes, in seconds.
+	linear float64
 	// quota, if set, is that of prefill engines which hold all layers.
 	quota time.Duration
 	// close ends the planner, its record written.
@@ -184,6 +186,9 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	if c.copier != nil {
 		opts.Copier = c.copier()
 	}
+	if c.linear > 0 {
+		opts.Model.Linear = c.linear
+	}
 	if c.buffer > 0 {
 		opts.BufferBytes = c.buffer
 	}
@@ -258,6 +263,36 @@ func TestCluster(t *testing.T) {
 	testkit.VerifyNone(t)
 	c := newCluster(t, 2, 2)
 	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
+}
+
+// TestNewWeights: the weights change while a turn's prefix is read or computed behind.
+// The turn is computed with the new weights, all of it, and stored as theirs: the next
+// turn finds it there and compares every byte.
+func TestNewWeights(t *testing.T) {
+	c := (&cluster{t: t, linear: 5e-3}).start(1, 1)
+	conn, err := grpc.NewClient(c.storage.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c.must(err)
+	defer func() { c.must(conn.Close()) }()
+	bumped := map[int]bool{}
+	c.gateway.Started = func(_ string, turn int) {
+		if turn == 0 || turn == 2 || bumped[turn] {
+			return
+		}
+		bumped[turn] = true
+		r, err := pb.NewAdminClient(conn).BumpEpoch(t.Context(), &pb.BumpEpochRequest{Name: "m"})
+		c.must(err)
+		_, err = pb.NewPlannerClient(c.conn).BumpWeights(t.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: r.NewEpoch})
+		c.must(err)
+	}
+	results := c.gateway.Run(t.Context(), sessions(1, 5), 1)
+	replans := 0
+	for _, r := range results {
+		replans += r.Replans
+	}
+	if replans == 0 {
+		t.Errorf("no turn was planned anew: nothing was tested")
+	}
+	c.check(results, 5)
 }
 
 // TestSmallBuffers: buffers that hold little more than one prompt. Both sides take

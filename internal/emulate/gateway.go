@@ -54,6 +54,8 @@ type Gateway struct {
 	Planner   grpc.ClientConnInterface
 	// Deadline of one turn; 0: none.
 	Deadline time.Duration
+	// Started, if set, is called each time that a turn has both engines.
+	Started func(session string, turn int)
 	// Done, if set, is called after each turn; one call at a time.
 	Done func(TurnResult)
 
@@ -220,6 +222,9 @@ func (g *Gateway) follow(ctx context.Context, r *TurnResult, begin time.Time, su
 				} else {
 					r.DecodeSide += int(p.To - p.From)
 				}
+			}
+			if g.Started != nil {
+				g.Started(r.Session, r.Turn)
 			}
 		case pb.RequestUpdate_KIND_PREFILLED:
 			r.FirstToken = time.Since(begin)
