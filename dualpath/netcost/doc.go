@@ -24,10 +24,9 @@
 // Model.CongestionHasOwn, and the count is left out.
 //
 // A Chooser decides by one Policy: NetKV, NetKV with a part of its signals
-// withheld, or one of the rules that know no network. A Scorer prices all
-// candidates for a router that adds scores of its own. A Planner is the
-// dualpath.Network by which the planner node uses the same costs, for its decode
-// choice and for the two hops of a read.
+// withheld, or one of the rules that know no network: in simulation, and in the
+// planner node, whose dualpath.Network is a Planner. It also prices the two hops of a
+// read.
 //
 // # Ties
 //

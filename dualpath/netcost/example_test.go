@@ -47,23 +47,3 @@ func Example() {
 	// decode-1 (cross pod): 1.0 GB in 0.40 s
 	// decode-0 (same pod): 5.0 GB in 1.00 s
 }
-
-// A router that has scores of its own asks for one more: 1 for the cheapest.
-func ExampleScorer_Score() {
-	oracle, err := netcost.NewOracle(netcost.Model{}, netcost.Snapshot[string]{
-		Fabric: netcost.FatTree(),
-		Places: map[string]netcost.Place{"prefill": {Pod: "a", Rack: "1"}, "near": {Pod: "a", Rack: "2"}, "far": {Pod: "b", Rack: "1"}},
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	scorer := netcost.NewScorer(oracle)
-	scores := scorer.Score(
-		netcost.Request[string]{From: "prefill", Tokens: 16384, Bytes: netcost.KVBytes(80, 8, 128, 2, 16384)},
-		[]netcost.Candidate[string]{{ID: "near", Free: 45e9}, {ID: "far", Free: 45e9}, {ID: "full", Free: 1e9}},
-	)
-	fmt.Printf("near %.2f, far %.2f, full %.0f\n", scores["near"], scores["far"], scores["full"])
-	// Output:
-	// near 1.00, far 0.50, full 0
-}
