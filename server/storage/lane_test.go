@@ -3,8 +3,10 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +26,8 @@ type hangingDevice struct {
 	hung chan struct{} // nil: does not hang
 	// held is how many bytes of buffers hang now, heldMax the most there were.
 	held, heldMax int64
+	// reads counts the batches that began to hang.
+	reads atomic.Int64
 }
 
 func (d *hangingDevice) hang() {
@@ -56,6 +60,7 @@ func (d *hangingDevice) Do(ctx context.Context, batch []blockio.Request) error {
 	}
 	d.mu.Unlock()
 	if reads && hung != nil {
+		d.reads.Add(1)
 		<-hung
 		d.mu.Lock()
 		d.held -= bytes
@@ -111,26 +116,29 @@ func TestHungVolumeHoldsUpItselfOnly(t *testing.T) {
 	w := newLaneRig(t, func(o *storage.Options) { o.ReadsMax, o.ReadWait, o.QueueWait = readsMax, time.Hour, time.Hour })
 	w.hung.hang()
 	ctx, cancel := context.WithCancel(t.Context())
-	var stuck, busy sync.WaitGroup
-	busy.Add(5 * readsMax)
-	for i := range 6 * readsMax {
+	var stuck sync.WaitGroup
+	for i := range readsMax {
 		stuck.Go(func() {
-			result, n, err := w.tryLoad(ctx, w.ns, w.on[1][i%len(w.on[1])])
-			if errors.Is(err, context.Canceled) {
-				return // one of those that have a place
+			if _, _, err := w.tryLoad(ctx, w.ns, w.on[1][i]); !errors.Is(err, context.Canceled) {
+				t.Errorf("a Load from a volume that hangs ended: %v", err)
 			}
-			if err != nil || n != 0 {
-				t.Errorf("%d pieces came from a volume that hangs: %v", n, err)
-			}
-			for _, p := range result.Pieces {
-				if p.State != storage.Failed || !errors.Is(p.Err, storage.ErrBusy) {
-					t.Errorf("block %d: %v: %v; want Busy", p.Block, p.State, p.Err)
-				}
-			}
-			busy.Done()
 		})
 	}
-	busy.Wait()
+	for w.hung.reads.Load() < readsMax {
+		runtime.Gosched()
+	}
+	// The volume's places are taken: what else wants to read from it is told so.
+	for i := range 5 * readsMax {
+		result, n, err := w.tryLoad(ctx, w.ns, w.on[1][i%len(w.on[1])])
+		if err != nil || n != 0 {
+			t.Errorf("%d pieces came from a volume that hangs: %v", n, err)
+		}
+		for _, p := range result.Pieces {
+			if p.State != storage.Failed || !errors.Is(p.Err, storage.ErrBusy) {
+				t.Errorf("block %d: %v: %v; want Busy", p.Block, p.State, p.Err)
+			}
+		}
+	}
 	var healthy sync.WaitGroup
 	for i := range readsMax {
 		healthy.Go(func() {
