@@ -338,6 +338,9 @@ func (m memRegion) Window(_, _ uint64, _ ...rdma.EngineID) (rdma.Window, error) 
 	return nil, rdma.ErrUnsupported
 }
 func (m memRegion) Close(context.Context) error { return nil }
+func (m memRegion) WindowSpans([]rdma.Span, ...rdma.EngineID) (rdma.Window, error) {
+	return nil, rdma.ErrUnsupported
+}
 
 // TestErrorsSayThingsOnce: what a caller reads of a call that failed names the
 // kind, the node and the reason, each once.

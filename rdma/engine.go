@@ -126,6 +126,13 @@ type Region interface {
 	// commands of the card over verbs, a registration where the memory or the card has no
 	// cheaper window (rdma/verbs and rdma/fabric say which).
 	Window(off, n uint64, peers ...EngineID) (Window, error)
+	// WindowSpans opens several parts of the region with one key: its Desc counts from
+	// the first byte of the lowest span and reaches to the end of the highest. It
+	// costs what Window does, and 16 bytes a span. A write that touches a byte between
+	// the spans is refused with ReasonBounds where Info.Spans is set. Elsewhere the NIC
+	// checks one range for each key, and what lies between the spans is open too. The
+	// Window's Bytes are nil. spans may be reused when it returns.
+	WindowSpans(spans []Span, peers ...EngineID) (Window, error)
 	// Close revokes the region and all its windows, then waits until the last
 	// write that reads from it has ended and its Done has returned. If ctx ends
 	// first, the revocation stands, and Close may be called again to wait on.
@@ -178,6 +185,8 @@ type Info struct {
 	Provider string
 	// Detail is one line for people: connections per peer, congestion control.
 	Detail string
+	// Spans: what lies between the spans of a window (Region.WindowSpans) is closed.
+	Spans bool
 	// HeartbeatInterval and IdleTimeout: a peer silent for IdleTimeout is dead.
 	HeartbeatInterval, IdleTimeout time.Duration
 }

@@ -79,6 +79,8 @@ type Limits struct {
 	// Windows: Memory.Window works, but for what it calls ErrUnsupported, and is cheap
 	// (no page is pinned again).
 	Windows bool
+	// Spans: its memories are SpanMemory.
+	Spans bool
 	// EmptyUnchecked: the key of a Work without payload is not checked by the
 	// target's NIC (RC). The engine then sends an immediate without payload as a
 	// message, whose key it checks itself. (A key is always named: EFA wants a
@@ -106,6 +108,13 @@ type Memory interface {
 	// guarantees of Works that are landing is Limits.CloseIsFinal. No Work of
 	// ours reads from the memory any more. It is called once.
 	Close() error
+}
+
+// SpanMemory is a Memory that can open several parts of itself with one key:
+// Window for the bytes from the first to the last of spans, which count from off.
+// What lies between them is refused. A Domain that has it sets Limits.Spans.
+type SpanMemory interface {
+	WindowSpans(off, n uint64, spans []rdma.Span) (Memory, error)
 }
 
 // Endpoint is one end of a connection between two domains: a queue pair, or

@@ -210,8 +210,12 @@ func (e *Engine) Info() rdma.Info {
 	if e.opts.Detail != "" {
 		detail += ", " + e.opts.Detail
 	}
+	spans := true
+	for i := range e.nics {
+		spans = spans && e.nics[i].Load().lim.Spans
+	}
 	return rdma.Info{
-		Provider: e.opts.Provider, Detail: detail,
+		Provider: e.opts.Provider, Detail: detail, Spans: spans,
 		HeartbeatInterval: e.opts.HeartbeatInterval, IdleTimeout: e.opts.IdleTimeout,
 	}
 }

@@ -67,7 +67,7 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 		return nil, err
 	}
 	if !opts.Local {
-		w, err := r.open(0, size, nil)
+		w, err := r.open(0, size, nil, nil)
 		if err != nil {
 			return nil, errors.Join(err, r.Close(context.Background()))
 		}
@@ -146,12 +146,23 @@ func (r *region) Window(off, n uint64, peers ...rdma.EngineID) (rdma.Window, err
 	if err := rdma.Range("window", off, n, r.size); err != nil {
 		return nil, err
 	}
-	return r.open(off, n, peers)
+	return r.open(off, n, nil, peers)
 }
 
-// open makes a window known to the engine and its NICs.
-func (r *region) open(off, n uint64, peers []rdma.EngineID) (*window, error) {
-	w := &window{region: r, off: off, n: n, peers: slices.Clone(peers), mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
+// WindowSpans implements rdma.Region.
+func (r *region) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Window, error) {
+	merged, err := rdma.MergeSpans(spans, r.size)
+	if err != nil {
+		return nil, err
+	}
+	relative, reach := rdma.Relative(merged)
+	return r.open(merged[0].Offset, reach, relative, peers)
+}
+
+// open makes a window known to the engine and its NICs; spans, unless nil, are the
+// parts of it that are open.
+func (r *region) open(off, n uint64, spans []rdma.Span, peers []rdma.EngineID) (*window, error) {
+	w := &window{region: r, off: off, n: n, spans: spans, peers: slices.Clone(peers), mems: make([]atomic.Pointer[nicMemory], len(r.mems)), done: make(chan struct{})}
 	if r.mem != nil {
 		// The capacity ends with the window: an append by its owner must not
 		// reach the neighbour's bytes.
@@ -236,8 +247,11 @@ func closeMemory(p *atomic.Pointer[nicMemory]) error {
 type window struct {
 	region *region
 	off, n uint64
-	mem    []byte
-	mems   []atomic.Pointer[nicMemory]
+	// spans, unless nil, are the parts of the window that are open, where a NIC can
+	// tell them apart.
+	spans []rdma.Span
+	mem   []byte
+	mems  []atomic.Pointer[nicMemory]
 	// peers were given the Desc; empty: every peer may have it.
 	peers []rdma.EngineID
 
@@ -267,7 +281,9 @@ func (w *window) openOn(n *nic) error {
 	}
 	var m Memory
 	var err error
-	if n.lim.Windows {
+	if parts, ok := whole.(SpanMemory); ok && n.lim.Spans && w.spans != nil {
+		m, err = parts.WindowSpans(w.off, w.n, w.spans)
+	} else if n.lim.Windows {
 		m, err = whole.Window(w.off, w.n)
 	}
 	if !n.lim.Windows || errors.Is(err, rdma.ErrUnsupported) {
@@ -310,7 +326,12 @@ func (w *window) registerOn(n *nic) (Memory, error) {
 }
 
 // Bytes implements rdma.Window.
-func (w *window) Bytes() []byte { return w.mem }
+func (w *window) Bytes() []byte {
+	if w.spans != nil {
+		return nil
+	}
+	return w.mem
+}
 
 // Desc implements rdma.Window. A NIC that died and was replaced is named with
 // the replacement's key from then on.
@@ -326,7 +347,10 @@ func (w *window) holds(addr, n uint64) bool {
 	base := w.base
 	w.mu.Unlock()
 	off := addr - base
-	return addr >= base && off <= w.n && n <= w.n-off
+	if addr < base || off > w.n || n > w.n-off {
+		return false
+	}
+	return w.spans == nil || rdma.HoldSpan(w.spans, off, n)
 }
 
 // Revoke implements rdma.Window.

@@ -379,6 +379,73 @@ func testWindow(t *env) {
 	}
 }
 
+// A window over spans opens each of them by one key, and what lies between them
+// stays closed where the provider says so. The ends are closed everywhere.
+func testWindowSpans(t *env) {
+	server, client := t.pair()
+	const page = 512
+	mem := t.memory(10 * page)
+	r, err := client.Register(mem, rdma.RegisterOptions{Local: true})
+	t.must(err)
+	src, from := t.random(server, len(mem))
+	// Pages 2, 3 (two spans that touch), 5 and 7, out of order.
+	w, err := r.WindowSpans([]rdma.Span{{Offset: 7 * page, Len: page}, {Offset: 2 * page, Len: page}, {Offset: 5 * page, Len: page}, {Offset: 3 * page, Len: page}})
+	t.must(err)
+	d := t.sent(w.Desc())
+	if d.Len != 6*page || w.Bytes() != nil {
+		t.Fatalf("desc of %d bytes, want those from page 2 to page 7; Bytes of %d", d.Len, len(w.Bytes()))
+	}
+	want := make([]byte, len(mem))
+	place := func(at, n int) {
+		copy(want[2*page+at:2*page+at+n], from)
+		t.must(t.write(server, rdma.Write{Src: src, Dst: d, DstOffset: uint64(at), Len: uint64(n)}))
+	}
+	place(0, 2*page)
+	place(3*page+7, 100)
+	t.must(t.writePaged(server, rdma.PagedWrite{
+		PageLen: page, Src: src, Dst: d, SrcPages: rdma.Pages{Indices: []uint32{4, 6, 1}, Stride: page}, DstPages: rdma.Pages{Indices: []uint32{5, 0, 3}, Stride: page},
+	}))
+	for src, dst := range map[int]int{4: 7, 6: 2, 1: 5} {
+		copy(want[dst*page:(dst+1)*page], from[src*page:])
+	}
+	if !bytes.Equal(mem, want) {
+		t.Error("the memory is not as written")
+	}
+	lie := d
+	lie.Len = 1 << 40
+	imm, x := t.expect(client, 1, 1)
+	refused := func(at, n uint64) {
+		t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: lie, DstOffset: at, Len: n, Imm: rdma.ImmOf(1)}), rdma.ReasonBounds)
+	}
+	refused(6*page-1, 2)
+	refused(6*page, page)
+	if client.Info().Spans {
+		refused(2*page, page)
+		refused(2*page-1, 2)
+		refused(2*page, 2*page)
+		refused(0, 6*page)
+		t.wantRefused(t.writePaged(server, rdma.PagedWrite{
+			PageLen: page, Src: src, Dst: d, Imm: rdma.ImmOf(1), SrcPages: rdma.Pages{Indices: []uint32{8}, Stride: page}, DstPages: rdma.Pages{Indices: []uint32{4}, Stride: page},
+		}), rdma.ReasonBounds)
+		// A refused write may have placed what is in front of the gap.
+		for _, closed := range []int{0, 1, 4, 6, 8, 9} {
+			if !bytes.Equal(mem[closed*page:(closed+1)*page], make([]byte, page)) {
+				t.Errorf("page %d, outside of the spans, was written", closed)
+			}
+		}
+	}
+	t.still(imm)
+	x.Cancel()
+	t.must(w.Revoke(t.ctx))
+	t.wantRefused(t.write(server, rdma.Write{Src: src, Dst: d, Len: 10}), rdma.ReasonKey)
+	for _, bad := range [][]rdma.Span{nil, {{Offset: 5, Len: 0}}, {{Offset: 0, Len: 1}, {Offset: 10 * page, Len: 1}}, {{Offset: ^uint64(0), Len: 2}}} {
+		if _, err := r.WindowSpans(bad); !errors.Is(err, rdma.ErrRange) {
+			t.Errorf("window over %v: %v", bad, err)
+		}
+	}
+	t.roundTrip(server, client)
+}
+
 // What is wrong on this side is an error at once: nothing is sent, Done is not
 // called.
 func testLocalErrors(t *env) {

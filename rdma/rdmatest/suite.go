@@ -107,6 +107,7 @@ func Cases() []Case {
 		{"refused among good ones", testRefusedAmongGood},
 		{"refusals are logged", testRefusalsLogged},
 		{"window isolates", testWindow},
+		{"window over spans", testWindowSpans},
 		{"write refused here", testLocalErrors},
 		{"revoke under fire", testRevokeUnderFire},
 		{"revoke paged under fire", testRevokePagedUnderFire},

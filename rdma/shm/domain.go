@@ -105,7 +105,7 @@ const (
 func (d *Domain) Limits() group.Limits {
 	return group.Limits{
 		MaxWrite: maxWrite, MaxMessage: maxMessage, QueueDepth: depth,
-		Ordered: true, CloseIsFinal: true, Windows: true,
+		Ordered: true, CloseIsFinal: true, Windows: true, Spans: true,
 	}
 }
 

@@ -15,6 +15,8 @@ type memory struct {
 	d   *Domain
 	key uint64
 	mem []byte
+	// spans, unless nil, are the parts of mem that are open.
+	spans []rdma.Span
 	// segment and offset say where peers read it: in a shared arena, or, with
 	// segment 0, at that address of this process.
 	segment, offset uint64
@@ -24,7 +26,10 @@ type memory struct {
 	closed bool
 }
 
-var _ group.Memory = (*memory)(nil)
+var (
+	_ group.Memory     = (*memory)(nil)
+	_ group.SpanMemory = (*memory)(nil)
+)
 
 // Register implements group.Domain. Memory that lies in an arena that was shared
 // with the domain is read by peers where it is; other memory as long as peers
@@ -47,6 +52,15 @@ func (m *memory) Window(off, n uint64) (group.Memory, error) {
 		return nil, fmt.Errorf("shm: window of %d bytes at %d of %d: %w", n, off, size, rdma.ErrRange)
 	}
 	return m.d.enter(&memory{d: m.d, mem: m.mem[off : off+n : off+n], segment: m.segment, offset: m.offset + off})
+}
+
+// WindowSpans implements group.SpanMemory.
+func (m *memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, error) {
+	size := uint64(len(m.mem))
+	if off > size || n > size-off {
+		return nil, fmt.Errorf("shm: window of %d bytes at %d of %d: %w", n, off, size, rdma.ErrRange)
+	}
+	return m.d.enter(&memory{d: m.d, mem: m.mem[off : off+n : off+n], spans: spans, segment: m.segment, offset: m.offset + off})
 }
 
 // enter gives m a key that nothing else has.
@@ -90,10 +104,10 @@ func (m *memory) Close() error {
 }
 
 // sliceLocked returns the bytes that [addr, addr+n) names; false if they are not all
-// inside.
+// inside and open.
 func (m *memory) sliceLocked(addr, n uint64) ([]byte, bool) {
 	size := uint64(len(m.mem))
-	if m.closed || addr > size || n > size-addr {
+	if m.closed || addr > size || n > size-addr || m.spans != nil && !rdma.HoldSpan(m.spans, addr, n) {
 		return nil, false
 	}
 	return m.mem[addr : addr+n], true

@@ -178,7 +178,7 @@ func (d *Domain) Limits() group.Limits {
 	o := d.opts
 	return group.Limits{
 		MaxWrite: o.MaxWrite, MaxMessage: o.MaxMessage, QueueDepth: o.QueueDepth, Ordered: o.Ordered, RefusalBreaks: o.RefusalBreaks,
-		CloseIsFinal: o.CloseIsFinal, Windows: o.Windows, EmptyUnchecked: o.EmptyUnchecked, KeyBits: o.KeyBits,
+		CloseIsFinal: o.CloseIsFinal, Windows: o.Windows, Spans: o.Windows, EmptyUnchecked: o.EmptyUnchecked, KeyBits: o.KeyBits,
 	}
 }
 

@@ -14,6 +14,8 @@ type Memory struct {
 	key    uint64
 	base   uint64
 	buf    []byte
+	// spans, unless nil, are the parts of buf that are open.
+	spans []rdma.Span
 
 	device bool // of a DMABuf
 
@@ -23,7 +25,10 @@ type Memory struct {
 	reads   int // Works in flight that have it as their source
 }
 
-var _ group.Memory = (*Memory)(nil)
+var (
+	_ group.Memory     = (*Memory)(nil)
+	_ group.SpanMemory = (*Memory)(nil)
+)
 
 // Register makes mem known to the NIC. A DMABuf may be of any file that can be
 // mapped: a memfd stands for the memory of a device.
@@ -81,7 +86,10 @@ func (m *Memory) Key() uint64 { return m.key }
 func (m *Memory) Base() uint64 { return m.base }
 
 // Window opens a part of the memory.
-func (m *Memory) Window(off, n uint64) (group.Memory, error) {
+func (m *Memory) Window(off, n uint64) (group.Memory, error) { return m.WindowSpans(off, n, nil) }
+
+// WindowSpans implements group.SpanMemory; nil spans are all of the window.
+func (m *Memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, error) {
 	if !m.d.opts.Windows {
 		return nil, fmt.Errorf("simrdma: %s has no windows: %w", m.d.opts.Name, rdma.ErrUnsupported)
 	}
@@ -100,7 +108,7 @@ func (m *Memory) Window(off, n uint64) (group.Memory, error) {
 		m.d.f.violationLocked("%s: Window of closed memory %#x", m.d.opts.Name, m.key)
 		return nil, fmt.Errorf("simrdma: window of closed memory: %w", rdma.ErrClosed)
 	}
-	w := &Memory{d: m.d, parent: m, buf: m.buf[off : off+n]}
+	w := &Memory{d: m.d, parent: m, buf: m.buf[off : off+n], spans: spans}
 	if m.d.opts.VirtualAddresses {
 		w.base = m.base + off
 	}
@@ -149,11 +157,11 @@ func (m *Memory) holds(buf []byte) bool {
 	return at >= from && at+uint64(len(buf)) <= from+uint64(len(m.buf))
 }
 
-// offset is where [addr, addr+n) lies in the memory, if it does.
+// offset is where [addr, addr+n) lies in the memory, if it does and is open.
 func (m *Memory) offset(addr, n uint64) (uint64, bool) {
 	off := addr - m.base
 	size := uint64(len(m.buf))
-	if addr < m.base || off > size || n > size-off {
+	if addr < m.base || off > size || n > size-off || m.spans != nil && !rdma.HoldSpan(m.spans, off, n) {
 		return 0, false
 	}
 	return off, true

@@ -705,7 +705,7 @@ func (c *conn) admit(h *header) (*window, rdma.Reason) {
 	}
 	size := uint64(len(w.mem))
 	for _, s := range c.r.spans {
-		if s.offset > size || s.length > size-s.offset {
+		if s.offset > size || s.length > size-s.offset || w.spans != nil && !rdma.HoldSpan(w.spans, s.offset, s.length) {
 			return nil, rdma.ReasonBounds
 		}
 	}

@@ -127,7 +127,7 @@ func (e *Engine) Info() rdma.Info {
 		detail += ", zero copy"
 	}
 	return rdma.Info{
-		Provider: "tcp", Detail: detail,
+		Provider: "tcp", Detail: detail, Spans: true,
 		HeartbeatInterval: e.opts.HeartbeatInterval, IdleTimeout: e.opts.IdleTimeout,
 	}
 }

@@ -38,7 +38,7 @@ func (e *Engine) Register(mem []byte, opts rdma.RegisterOptions) (rdma.Region, e
 	}
 	r := &region{e: e, mem: mem, windows: make(map[*window]struct{})}
 	if !opts.Local {
-		w, err := r.open(mem, nil, nil)
+		w, err := r.open(&window{mem: mem})
 		if err != nil {
 			return nil, err
 		}
@@ -73,12 +73,23 @@ func (r *region) WindowLanding(off, n uint64, landed func(off, n uint64), peers 
 	}
 	// The capacity ends with the window: an append by its owner must not reach
 	// the neighbour's bytes.
-	return r.open(r.mem[off:off+n:off+n], landed, peers)
+	return r.open(&window{mem: r.mem[off : off+n : off+n], landed: landed, peers: slices.Clone(peers)})
 }
 
-// open makes a window of mem, a part of the region, known to the engine.
-func (r *region) open(mem []byte, landed func(off, n uint64), peers []rdma.EngineID) (*window, error) {
-	w := &window{region: r, mem: mem, landed: landed, peers: slices.Clone(peers)}
+// WindowSpans implements rdma.Region.
+func (r *region) WindowSpans(spans []rdma.Span, peers ...rdma.EngineID) (rdma.Window, error) {
+	merged, err := rdma.MergeSpans(spans, r.Len())
+	if err != nil {
+		return nil, err
+	}
+	relative, reach := rdma.Relative(merged)
+	off := merged[0].Offset
+	return r.open(&window{mem: r.mem[off : off+reach : off+reach], spans: relative, peers: slices.Clone(peers)})
+}
+
+// open makes a window of the region known to the engine.
+func (r *region) open(w *window) (*window, error) {
+	w.region = r
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
@@ -114,6 +125,8 @@ type window struct {
 	region *region
 	key    uint64
 	mem    []byte
+	// spans, unless nil, are the parts of mem that are open.
+	spans []rdma.Span
 	// landed, if set, is told of all that is placed here, by whoever is inside.
 	landed func(off, n uint64)
 	// peers may write here; empty: every peer.
@@ -134,7 +147,12 @@ type window struct {
 var _ rdma.Window = (*window)(nil)
 
 // Bytes implements rdma.Window.
-func (w *window) Bytes() []byte { return w.mem }
+func (w *window) Bytes() []byte {
+	if w.spans != nil {
+		return nil
+	}
+	return w.mem
+}
 
 // Desc implements rdma.Window.
 func (w *window) Desc() rdma.Desc { return w.region.e.desc(w.key, len(w.mem)) }

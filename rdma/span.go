@@ -1,0 +1,59 @@
+package rdma
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Span is a range of a region: Len bytes from Offset.
+type Span struct{ Offset, Len uint64 }
+
+// MergeSpans returns spans in order, those that touch or overlap as one, for
+// providers. ErrRange if there are none, or one is empty or not within size bytes.
+func MergeSpans(spans []Span, size uint64) ([]Span, error) {
+	if len(spans) == 0 {
+		return nil, fmt.Errorf("rdma: window of no spans: %w", ErrRange)
+	}
+	sorted := slices.Clone(spans)
+	slices.SortFunc(sorted, func(a, b Span) int { return cmp.Compare(a.Offset, b.Offset) })
+	out := sorted[:0]
+	for _, s := range sorted {
+		if s.Len == 0 {
+			return nil, fmt.Errorf("rdma: window with an empty span at %d: %w", s.Offset, ErrRange)
+		}
+		if err := Range("window", s.Offset, s.Len, size); err != nil {
+			return nil, err
+		}
+		if last := len(out) - 1; last >= 0 && out[last].Offset+out[last].Len >= s.Offset {
+			out[last].Len = max(out[last].Len, s.Offset+s.Len-out[last].Offset)
+			continue
+		}
+		out = append(out, s)
+	}
+	return slices.Clip(out), nil
+}
+
+// HoldSpan reports whether n bytes at off lie within one of merged spans. No bytes lie
+// anywhere.
+func HoldSpan(merged []Span, off, n uint64) bool {
+	if n == 0 {
+		return true
+	}
+	i, found := slices.BinarySearchFunc(merged, off, func(s Span, off uint64) int { return cmp.Compare(s.Offset, off) })
+	if !found {
+		i-- // the last that begins before off
+	}
+	return i >= 0 && off-merged[i].Offset <= merged[i].Len && n <= merged[i].Len-(off-merged[i].Offset)
+}
+
+// Relative returns spans counted from the first byte of the first one, and how many
+// bytes they reach over: what a window over merged spans is.
+func Relative(merged []Span) (spans []Span, reach uint64) {
+	first, last := merged[0], merged[len(merged)-1]
+	spans = make([]Span, len(merged))
+	for i, s := range merged {
+		spans[i] = Span{s.Offset - first.Offset, s.Len}
+	}
+	return spans, last.Offset + last.Len - first.Offset
+}
