@@ -282,9 +282,9 @@ func (x *TrafficOffer) GetImm() uint32 {
 	return 0
 }
 
-// TrafficAccept opens the PE's device memory: the page of block b for layer l is
-// at bases[l mod len(bases)] + pages[b] * layer bytes. And its table of sums, as
-// in TrafficOffer.
+// TrafficAccept opens the pages of the request in the PE's device memory: the page
+// of block b for layer l is at bases[l mod len(bases)] + pages[b] * layer bytes of
+// the window. And its table of sums, as in TrafficOffer.
 type TrafficAccept struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Device []byte                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`

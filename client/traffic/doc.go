@@ -75,6 +75,10 @@
 // by that rule and grants the DE credit by it, so that a slow engine is never
 // overrun and a fast one never waits for a round trip.
 //
+// The DE's window on device memory (rdma.Region.WindowSpans) covers the request's
+// pages of the blocks that the DE sends. Over NICs that check one range for each key
+// (rdma.Info.Spans is not set) it reaches from the first of these pages to the last.
+//
 // # What is verified
 //
 // The sums (XXH3-64 of each Layer Block) that storage delivers with a block, or

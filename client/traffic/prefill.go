@@ -351,10 +351,9 @@ func (p *Prefill) feed() error {
 	return nil
 }
 
-// accept opens device memory and the table of sums to the DE.
+// accept opens the pages of blocks and the table of sums to the DE.
 func (p *Prefill) accept(blocks []uint32, layers int) error {
-	d := &p.m.opts.Device
-	device, err := p.window(d.Region, 0, d.Region.Len())
+	device, bases, first, err := p.openPages(blocks)
 	if err != nil {
 		return err
 	}
@@ -362,11 +361,51 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	a := &pb.TrafficAccept{Device: device, Bases: d.Bases, Sums: table, Imm: p.imm, Layers: uint32(layers), Pages: make([]uint32, p.job.Blocks)}
+	a := &pb.TrafficAccept{Device: device, Bases: bases, Sums: table, Imm: p.imm, Layers: uint32(layers), Pages: make([]uint32, p.job.Blocks)}
 	for _, b := range blocks {
-		a.Pages[b] = p.job.Pages[b]
+		a.Pages[b] = p.job.Pages[b] - first
 	}
 	return p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}})
+}
+
+// openPages opens the pages of blocks in each layer that device memory holds, and
+// nothing else of it. bases are where the page number first, the lowest, lies for
+// each layer, counted from the window's first byte.
+func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, first uint32, _ error) {
+	d, n := &p.m.opts.Device, p.m.geo.layerBytes
+	pages := make([]uint32, len(blocks))
+	for i, b := range blocks {
+		pages[i] = p.job.Pages[b]
+	}
+	slices.Sort(pages)
+	first = pages[0]
+	// Runs of pages that follow each other, the same in each layer.
+	var runs []rdma.Span
+	for _, page := range pages {
+		at := uint64(page-first) * n
+		if last := len(runs) - 1; last >= 0 && runs[last].Offset+runs[last].Len >= at {
+			runs[last].Len = at + n - runs[last].Offset
+			continue
+		}
+		runs = append(runs, rdma.Span{Offset: at, Len: n})
+	}
+	lowest := slices.Min(d.Bases)
+	spans := make([]rdma.Span, 0, len(runs)*len(d.Bases))
+	for l, base := range d.Bases {
+		bases = append(bases, base-lowest)
+		for _, r := range runs {
+			spans = append(spans, rdma.Span{Offset: d.offset(l, first, n) + r.Offset, Len: r.Len})
+		}
+	}
+	p.mu.Lock()
+	peer := p.peer
+	p.mu.Unlock()
+	w, err := d.Region.WindowSpans(spans, peer)
+	if err != nil {
+		return nil, nil, 0, fmt.Errorf("traffic: request %q: %w", p.request, err)
+	}
+	window, err = p.opened(w)
+	return window, bases, first, err
 }
 
 // land waits for one layer of the hit, from both sides, and verifies it.

@@ -1389,3 +1389,51 @@ func TestEarlyEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestPagesOnly: the decode side can write the pages of the blocks that it sends, in
+// every layer that the prefill device holds, and no other page of that device.
+func TestPagesOnly(t *testing.T) {
+	testkit.VerifyNone(t)
+	for _, window := range []int{1, 2, 5} {
+		s := newShelf()
+		s.put(1, 6)
+		pe, de := newEngine(t, s, window, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		r := newRequest(t, pe, de, 1, 8, 6)
+		copy(r.pages, []uint32{11, 30, 12, 31, 13, 40, 50, 51})
+		p, d, _, _ := r.both(ctx, 2) // the decode side reads blocks 2 to 5
+		if err := d.await(ctx, func() bool { return d.accept != nil }); err != nil {
+			t.Fatal(err)
+		}
+		lb := uint64(geo.LayerBytes(0))
+		first := uint32(12)
+		junk, err := de.rdma.Register(bytes.Repeat([]byte{0xEE}, int(lb)), rdma.RegisterOptions{Local: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for l, base := range d.accept.Bases {
+			for page := first; page < 64; page++ {
+				if page == 12 || page == 13 || page == 31 || page == 40 {
+					continue
+				}
+				dst := d.device
+				dst.Len = 1 << 40 // a lie
+				ended := rdma.NewFlag()
+				err := de.rdma.Write(ctx, rdma.Write{Src: junk, Dst: dst, DstOffset: base + uint64(page-first)*lb, Len: lb, Done: ended.Set})
+				if err == nil {
+					err = ended.Wait(ctx)
+				}
+				if !errors.Is(err, rdma.ErrRefused) {
+					t.Errorf("a write to page %d of layer %d: %v", page, l, err)
+				}
+			}
+		}
+		if bytes.Contains(pe.device, bytes.Repeat([]byte{0xEE}, int(lb))) {
+			t.Error("a page of another request was written")
+		}
+		if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

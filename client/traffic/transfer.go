@@ -221,6 +221,11 @@ func (t *transfer) window(r rdma.Region, off, n uint64) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("traffic: request %q: %w", t.request, err)
 	}
+	return t.opened(w)
+}
+
+// opened takes a window of the job, and returns its Desc for the peer.
+func (t *transfer) opened(w rdma.Window) ([]byte, error) {
 	t.mu.Lock()
 	t.windows = append(t.windows, w)
 	t.mu.Unlock()
