@@ -394,17 +394,22 @@ func (p *Planner) rescueRequest(r *request) {
 	}
 }
 
-// remaining is how long the rest of the part will take if it goes on as it
-// did: at the speed so far, or, where nothing came yet, at the node's rate and
-// for as long again as it is overdue.
+// remaining is how long the rest of the part will take if it goes on as it did. Where
+// something has arrived, that is at the speed so far. Before, and where other parts
+// are read there too, so that the speed says how they share the NIC, it is no longer
+// than at the node's rate; or, once it is overdue, as long again as it has taken.
 func (s *side) remaining(n *node, elapsed time.Duration) time.Duration {
 	left := s.part.Len() - s.landed
+	bySpeed := time.Duration(math.MaxInt64)
 	if s.landed > 0 {
-		return seconds(elapsed.Seconds() * float64(left) / float64(s.landed))
+		bySpeed = seconds(elapsed.Seconds() * float64(left) / float64(s.landed))
+		if n.queue <= s.part.Len() {
+			return bySpeed
+		}
 	}
 	byRate := drain(n, 0)
-	if overdue := elapsed - s.predicted; overdue > 0 {
-		return max(byRate, elapsed)
+	if elapsed > s.predicted {
+		return min(bySpeed, max(byRate, elapsed))
 	}
-	return max(byRate-elapsed, seconds(float64(left)/n.rate))
+	return min(bySpeed, max(byRate-elapsed, seconds(float64(left)/n.rate)))
 }

@@ -60,11 +60,11 @@ submit id=2 prompt=8292 hit=8192 at=1000
 ----
 nothing
 
-fetch group=2
+fetch group=2 queue=(0)
 ----
 nothing
 
-fetch group=1
+fetch group=1 queue=(0)
 ----
 4 assign request 2: prefill engine 1
 5 assign request 2: decode engine 2
@@ -85,3 +85,50 @@ tick at=1401
 stopped at=1403 request=2 side=prefill upto=256
 ----
 8 read request 2: decode side, engine 2; decode [256, 4096)
+
+progress at=1500 request=2 side=decode upto=4096 landed=3840
+----
+nothing
+
+# Two more at a time: each side of either reads behind, or beside, one of the other. A little has arrived of the prefill
+# side's part, which says how the two share the NIC: the side is cut only when it is overdue.
+
+submit id=3 prompt=8292 hit=8192 at=2000
+----
+nothing
+
+submit id=4 prompt=8292 hit=8192
+----
+nothing
+
+fetch group=2 queue=(0)
+----
+9 assign request 3: decode engine 2
+10 assign request 4: decode engine 2
+
+fetch group=1 queue=(0)
+----
+11 assign request 3: prefill engine 1
+12 start request 3: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
+13 assign request 4: prefill engine 1
+14 start request 4: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
+
+progress at=2500 request=4 side=decode upto=8192
+----
+nothing
+
+progress at=2500 request=4 side=prefill upto=0 landed=100
+----
+nothing
+
+tick at=2501
+----
+nothing
+
+fetch group=2 queue=(0)
+----
+nothing
+
+tick at=3000
+----
+15 cut request 4: prefill side, engine 1
