@@ -53,6 +53,8 @@ type conn struct {
 	rail       *rail
 	generation uint32
 	lane       *lane
+	// control: it takes nothing from its lane (rail.controlConn).
+	control bool
 	// rx and tx count progress, for the watch: reads and writes that moved
 	// something.
 	rx, tx atomic.Uint64
@@ -268,7 +270,7 @@ func (c *conn) takeLocked(out []ended) (some bool, _ []ended) {
 	for c == s.messenger && !s.messages.empty() && len(w.batch) < batchFrames && bytes < batchBytes {
 		bytes, out = c.takeFrameLocked(s.messages.pop(), bytes, out)
 	}
-	for share := l.share(); !l.empty() && len(w.batch) < batchFrames && bytes < share; {
+	for share := l.share(); !c.control && !l.empty() && len(w.batch) < batchFrames && bytes < share; {
 		bytes, out = c.takeFrameLocked(l.pop(), bytes, out)
 	}
 	l.wake()

@@ -18,6 +18,12 @@
 // rail has a number of connections for each lane; there is one lane for all
 // classes, or, where the dialer marks them (Options.QoS), one for each.
 //
+// One connection of a rail more is the rail's control connection: it carries messages,
+// acks and what is said of rails, and no payload of writes. What waits in the socket's
+// queue of a slow NIC is therefore never ahead of a call, its answer, or the ack that
+// lets the next step begin. Where the dialer marks classes it has the mark of the
+// highest.
+//
 // A lane is a queue from which connections take when they can write. So a NIC
 // carries what it can, however unequal they are; large writes are cut over all
 // of them, and small ones rotate over whoever is idle.

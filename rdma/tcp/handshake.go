@@ -275,7 +275,7 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 		lanes = rdma.Classes
 	}
 	n := max(len(e.nics), min(len(addr.NICs), MaxNICs))
-	s := newSession(e, addr.Engine, id, n, lanes, e.opts.Conns, true)
+	s := newSession(e, addr.Engine, id, n, lanes, e.opts.Conns+1, true)
 	s.addr, s.token = addr, token
 	e.mu.Lock()
 	if e.closing {

@@ -133,12 +133,11 @@ func (s *session) landed(h *header, reason rdma.Reason) (complete bool, _ rdma.R
 func (s *session) acknowledge(c *conn, h *header, reason rdma.Reason) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	to := c
-	if c.rail.state != railUp || c.rail.generation != c.generation {
-		// This connection's rail died while the payload landed.
-		if to = s.controlLocked(); to == nil {
-			return // so did the session
-		}
+	var to *conn
+	if c.rail.state == railUp && c.rail.generation == c.generation {
+		to = c.rail.controlConn()
+	} else if to = s.controlLocked(); to == nil {
+		return // this connection's rail died while the payload landed, and with it the session
 	}
 	s.inbound[uint32(h.op)].via = uint8(to.rail.index)
 	to.acks = append(to.acks, ack{h.op, reason})

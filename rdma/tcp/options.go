@@ -41,9 +41,10 @@ type Options struct {
 	// Read and Write.
 	Wrap func(net.Conn) net.Conn
 
-	// Conns is the number of connections that this side opens for each session,
-	// on each pair of NICs, and for each class where QoS is set. Default 4, at
-	// most MaxConns.
+	// Conns is the number of connections for payload that this side opens for each
+	// session, on each pair of NICs, and for each class where QoS is set; and one more:
+	// that of the highest class carries messages and acks, which do not wait behind
+	// payload. Default 4, at most MaxConns.
 	Conns int
 	// QoS, if set, gives each rdma.Class connections of its own, in the sessions
 	// that this side opens, and marks what this side sends on them; the peer marks

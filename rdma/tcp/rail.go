@@ -35,7 +35,7 @@ func (x railState) String() string {
 type rail struct {
 	s         *session
 	index     int
-	connsEach int // in each lane
+	connsEach int // in each lane, the control connection included
 
 	// nic is ours: of the side that dialed for good, otherwise the one that the
 	// latest generation came in by.
@@ -99,10 +99,13 @@ func (r *rail) attach(generation uint32, conns []*conn) error {
 	s.up++
 	for _, c := range conns {
 		c.rail, c.generation, c.lane = r, generation, s.lanes[c.laneIndex]
-		c.lane.add(c)
-		if s.messenger == nil {
-			s.messenger = c
+		c.control = r.connsEach > 1 && c == r.controlConn()
+		if !c.control {
+			c.lane.add(c)
 		}
+	}
+	if s.messenger == nil {
+		s.messenger = r.controlConn()
 	}
 	if s.remote == "" {
 		s.remote = conns[0].nc.RemoteAddr().String()
@@ -186,6 +189,11 @@ func (s *session) drop(r *rail, generation uint32, why error) {
 	s.e.logRail(r, conns[0].nic, why, hungUp)
 }
 
+// controlConn is the connection of messages and acks, and of nothing else where the
+// rail has several: they would wait behind all that a slow NIC has in its socket's
+// queue. It belongs to the highest class. The rail is up or dying.
+func (r *rail) controlConn() *conn { return r.conns[(len(r.s.lanes)-1)*r.connsEach] }
+
 // electLocked chooses the connection for messages.
 func (s *session) electLocked() {
 	s.messenger = s.controlLocked()
@@ -194,11 +202,11 @@ func (s *session) electLocked() {
 	}
 }
 
-// controlLocked returns a connection of a rail that is up, or nil.
+// controlLocked returns the control connection of a rail that is up, or nil.
 func (s *session) controlLocked() *conn {
 	for _, r := range s.rails {
 		if r.state == railUp {
-			return r.conns[0]
+			return r.controlConn()
 		}
 	}
 	return nil

@@ -210,7 +210,7 @@ func (h *hello) decode(from *handshake.Hello) error {
 		lane: int(from.More[0]), lanes: int(from.More[1]), rail: int(from.More[2]), rails: int(from.More[3]),
 		generation: binary.LittleEndian.Uint32(from.More[4:]),
 	}
-	if h.conns < 1 || h.conns > MaxConns || h.index >= h.conns ||
+	if h.conns < 1 || h.conns > MaxConns+1 || h.index >= h.conns ||
 		h.lanes < 1 || h.lanes > rdma.Classes || h.lane >= h.lanes ||
 		h.rails < 1 || h.rails > MaxNICs || h.rail >= h.rails || h.generation == 0 || binary.LittleEndian.Uint64(from.More[8:]) != 0 {
 		return fmt.Errorf("hello for connection %d of %d in lane %d of %d on rail %d of %d, generation %d, engine %v: %w",
