@@ -26,6 +26,11 @@
 // refers to and calls Ready. Without an index it Scans first: headers name the
 // blocks.
 //
+// A store that may be Degraded opens without volumes that are missing: a device
+// that fails every request stands for each, and its volume has failed. Half of the
+// volumes must be there. If those that are there might not have the newest
+// superblock, the boot counter jumps.
+//
 // # Placement
 //
 // Each segment keeps its free slots as a set of runs (internal/runs) and reports

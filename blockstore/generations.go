@@ -64,6 +64,9 @@ func (g *generations) newest() kv.Generation {
 // NewestGeneration is the highest generation that any slot can have by now.
 func (s *Store) NewestGeneration() kv.Generation { return s.generations.newest() }
 
+// Boot is the number of this start of the store; later starts have higher ones.
+func (s *Store) Boot() uint64 { return uint64(s.generations.newest() >> sequenceBits) }
+
 // raiseBoot makes a boot counter beyond the given one durable, unless another call
 // has.
 func (s *Store) raiseBoot(ctx context.Context, beyond uint32) (uint32, error) {

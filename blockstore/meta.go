@@ -129,6 +129,7 @@ func (s *Store) writeSuperblocks(ctx context.Context) error {
 func (v *volume) writeSuperblock(ctx context.Context) error {
 	sb := v.superblock
 	sb.Boot, sb.Count = v.store.boot, uint32(len(v.store.volumes))
+	v.store.members.put(&sb)
 	sb.Sequence++
 	// The copy that is not the newest: were this write torn, the newest would
 	// still be there.

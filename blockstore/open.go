@@ -28,12 +28,12 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 			return nil, fmt.Errorf("blockstore: %w", err)
 		}
 	}
-	found, err := assemble(ctx, opts)
+	found, members, err := assemble(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	s := newStore(opts, found)
-	if err := onVolumes(s.volumes, func(v *volume) error { return v.load(ctx) }); err != nil {
+	s := newStore(opts, found, members)
+	if err := onVolumes(s.present(), func(v *volume) error { return v.load(ctx) }); err != nil {
 		return nil, err
 	}
 	if err := s.loadCatalogue(ctx); err != nil {
@@ -47,10 +47,14 @@ func Open(ctx context.Context, opts Options) (*Store, error) {
 }
 
 // newStore builds the store over volumes that are in order.
-func newStore(opts Options, found []candidate) *Store {
+func newStore(opts Options, found []candidate, members membership) *Store {
 	life, stop := context.WithCancel(context.Background())
 	s := &Store{opts: opts, log: opts.Logger, node: found[0].superblock.Node, meta: make(chan struct{}, 1), closed: make(chan struct{}), life: life, stop: stop}
-	share := opts.CapacityBytes / int64(len(found)) / ondisk.Page * ondisk.Page
+	if opts.CapacityOfPresent {
+		s.opts.CapacityBytes = opts.CapacityBytes / int64(present(found)) * int64(len(found))
+	}
+	share := s.opts.CapacityBytes / int64(len(found)) / ondisk.Page * ondisk.Page
+	s.members = members
 	for i, c := range found {
 		v := &volume{
 			store: s, index: uint32(i), capacityBytes: share, superblock: c.superblock,
@@ -72,6 +76,15 @@ func newStore(opts Options, found []candidate) *Store {
 		})
 		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, failed: v.spoilWritten}
 		s.volumes = append(s.volumes, v)
+		switch cause := absent(c.dev); {
+		case members.removed.has(i):
+			v.dev.order(health.Removed)
+		case cause != nil:
+			v.missing = true
+			v.dev.lost(fmt.Errorf("%w: %w", errAbsent, cause))
+		case members.draining.has(i):
+			v.dev.order(health.Draining)
+		}
 		if n := c.superblock.SegmentBytes - ondisk.Page; s.slotBytesMax == 0 || n < s.slotBytesMax {
 			s.slotBytesMax = n
 		}
@@ -89,33 +102,93 @@ type candidate struct {
 
 func (c *candidate) path() string { return c.dev.Info().Path }
 
+// present counts the volumes that are there.
+func present(all []candidate) (n int) {
+	for i := range all {
+		if absent(all[i].dev) == nil {
+			n++
+		}
+	}
+	return n
+}
+
 // assemble decides whether the devices are the volumes of one store, formats
-// those that are empty, and returns them in the order of their index.
-func assemble(ctx context.Context, opts Options) ([]candidate, error) {
+// those that are empty and wanted, and returns a candidate for each index.
+func assemble(ctx context.Context, opts Options) ([]candidate, membership, error) {
 	all := make([]candidate, len(opts.Devices))
-	var formatted []*candidate
 	for i, d := range opts.Devices {
 		var err error
 		if all[i], err = probe(ctx, d); err != nil {
-			return nil, fmt.Errorf("blockstore: volume %s: %w", d.Info().Path, err)
+			err = fmt.Errorf("blockstore: volume %s: %w", d.Info().Path, err)
+			if !opts.Degraded || errors.Is(err, ErrVersion) || errors.Is(err, ErrDamaged) || ctx.Err() != nil {
+				return nil, membership{}, err
+			}
+			opts.Logger.Error("volume cannot be read; the store is opened without it", "err", err)
+			if err := d.Close(); err != nil {
+				opts.Logger.Warn("close the volume that cannot be read", "err", err)
+			}
+			all[i] = candidate{dev: Absent(d.Info().Path, err)}
 		}
+	}
+	var formatted []*candidate
+	for i := range all {
 		if all[i].formatted {
 			formatted = append(formatted, &all[i])
 		}
 	}
-	if err := checkTogether(formatted, len(all), opts); err != nil {
-		return nil, err
+	members := membershipOf(formatted)
+	if err := checkTogether(formatted, len(all), members, opts); err != nil {
+		return nil, members, err
 	}
-	if err := formatRest(ctx, all, formatted, opts); err != nil {
-		return nil, err
+	return complete(ctx, all, formatted, members, opts)
+}
+
+// complete formats the volumes that are to be formatted, and stands in for those
+// that are missing.
+func complete(ctx context.Context, all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, membership, error) {
+	var use, missing []candidate
+	for _, c := range all {
+		// Beside volumes that have been in use, an empty directory is a disk that is
+		// not mounted, unless AddVolumes says otherwise.
+		lost := absent(c.dev) != nil
+		if !c.formatted && !lost && opts.Degraded && !opts.AddVolumes && slices.ContainsFunc(formatted, func(f *candidate) bool { return !neverBooted(f.superblock) }) {
+			lost = true
+			if err := c.dev.Close(); err != nil {
+				return nil, members, fmt.Errorf("blockstore: volume %s: %w", c.path(), err)
+			}
+			c.dev = Absent(c.path(), errors.New("its directory is empty: the disk is not mounted, or is a new one, which add_volumes formats"))
+		}
+		if lost {
+			missing = append(missing, c)
+		} else {
+			use = append(use, c)
+		}
 	}
-	slices.SortFunc(all, func(a, b candidate) int { return int(a.superblock.Index) - int(b.superblock.Index) })
-	return all, nil
+	if len(use) == 0 || len(formatted) == 0 && len(missing) > 0 {
+		return nil, members, fmt.Errorf("blockstore: volume %s: %w", missing[0].path(), absent(missing[0].dev))
+	}
+	count := 0
+	for _, c := range formatted {
+		count = max(count, int(c.superblock.Count))
+	}
+	// A missing volume that was not formatted yet is in no superblock.
+	if unknown := len(missing) - (count - members.removed.len() - len(formatted)); len(missing) > 0 && unknown > 0 {
+		return nil, members, fmt.Errorf("blockstore: volume %s: %w; node %v has no such volume: take it out of the list, or set add_volumes when it is there: %w",
+			missing[len(missing)-1].path(), absent(missing[len(missing)-1].dev), formatted[0].superblock.Node, ErrForeign)
+	}
+	members, count, err := formatRest(ctx, use, members, count, len(missing) > 0, opts)
+	if err != nil {
+		return nil, members, err
+	}
+	return fillAbsent(use, missing, members, count), members, nil
 }
 
 // probe reads what a device says it is.
 func probe(ctx context.Context, dev blockio.Device) (candidate, error) {
 	c := candidate{dev: dev}
+	if absent(dev) != nil {
+		return c, nil
+	}
 	var err error
 	if c.names, err = dev.List(); err != nil {
 		return c, err
@@ -188,7 +261,7 @@ func newestSuperblock(a, b []byte) (ondisk.Superblock, error) {
 func neverBooted(sb ondisk.Superblock) bool { return sb.Sequence == 1 }
 
 // checkTogether refuses volumes that are not those of one store, all of them.
-func checkTogether(formatted []*candidate, given int, opts Options) error {
+func checkTogether(formatted []*candidate, given int, members membership, opts Options) error {
 	if len(formatted) == 0 {
 		return nil
 	}
@@ -201,46 +274,62 @@ func checkTogether(formatted []*candidate, given int, opts Options) error {
 			return fmt.Errorf("blockstore: %s belongs to node %v, %s to node %v; give the directories of one node: %w",
 				c.path(), sb.Node, first.path(), first.superblock.Node, ErrForeign)
 		}
+		if members.removed.has(int(sb.Index)) {
+			return fmt.Errorf("blockstore: %s is volume %d of node %v and was removed from it: take it out of the list of directories; to use the disk again, empty the directory and set add_volumes: %w",
+				c.path(), sb.Index, sb.Node, ErrForeign)
+		}
 		if other := byIndex[sb.Index]; other != nil {
 			return fmt.Errorf("blockstore: %s and %s are both volume %d of node %v; give one of them: %w", other.path(), c.path(), sb.Index, sb.Node, ErrForeign)
 		}
 		byIndex[sb.Index] = c
-		if int(sb.Count) > given {
-			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them: %w", c.path(), sb.Count, given, ErrForeign)
+		count := int(sb.Count) - members.removed.len()
+		if count > given && !opts.Degraded {
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give all of them, or set degraded to serve what is there: %w", c.path(), count, given, ErrForeign)
 		}
-		if int(sb.Count) < given && !opts.AddVolumes {
-			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), sb.Count, given, ErrForeign)
+		if count < given && !opts.AddVolumes && !opts.Degraded {
+			return fmt.Errorf("blockstore: %s is one of %d volumes, %d are given; give those, or set add_volumes to format the others: %w", c.path(), count, given, ErrForeign)
 		}
 		if opts.SegmentBytes != 0 && opts.SegmentBytes != sb.SegmentBytes {
 			return fmt.Errorf("blockstore: %s was formatted with segments of %d bytes, %d are configured; remove the setting: %w", c.path(), sb.SegmentBytes, opts.SegmentBytes, ErrForeign)
 		}
 		complete = complete && !neverBooted(sb)
 	}
-	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes {
-		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks, or set add_volumes to format the empty ones: %w",
+	if missing := given - len(formatted); missing > 0 && complete && !opts.AddVolumes && !opts.Degraded {
+		return fmt.Errorf("blockstore: %d of %d directories are empty beside volumes of node %v; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: %w",
 			missing, given, first.superblock.Node, ErrForeign)
 	}
 	return nil
 }
 
-// formatRest formats the candidates that are not formatted, with the indices
-// that are free.
-func formatRest(ctx context.Context, all []candidate, formatted []*candidate, opts Options) error {
-	proto := ondisk.Superblock{Count: uint32(len(all))}
+// formatRest formats the candidates that are not formatted, with the indices that
+// are free: those of removed volumes first, and of lost ones unless keep says
+// that a missing volume may come back. It returns the number of indices.
+func formatRest(ctx context.Context, all []candidate, members membership, count int, keep bool, opts Options) (membership, int, error) {
+	proto := ondisk.Superblock{Count: uint32(max(count, len(all)))}
 	taken := make(map[uint32]bool)
-	for _, c := range formatted {
-		proto.Node, proto.SegmentBytes = c.superblock.Node, c.superblock.SegmentBytes
-		taken[c.superblock.Index] = true
+	formatted := 0
+	for _, c := range all {
+		if c.formatted {
+			proto.Node, proto.SegmentBytes = c.superblock.Node, c.superblock.SegmentBytes
+			taken[c.superblock.Index] = true
+			formatted++
+		}
 	}
-	if len(formatted) == 0 {
+	for i := range count {
+		if keep && !members.removed.has(i) {
+			taken[uint32(i)] = true
+		}
+	}
+	if formatted == 0 {
 		var err error
 		if proto.Node, err = ondisk.NewUUID(opts.Rand); err != nil {
-			return err
+			return members, 0, err
 		}
 	}
 	if err := opts.fit(&proto); err != nil {
-		return err
+		return members, 0, err
 	}
+	version := members.version
 	for i := range all {
 		if all[i].formatted {
 			continue
@@ -249,11 +338,18 @@ func formatRest(ctx context.Context, all []candidate, formatted []*candidate, op
 			proto.Index++
 		}
 		taken[proto.Index] = true
+		proto.Count = max(proto.Count, proto.Index+1)
+		if j := int(proto.Index); members.removed.has(j) || members.draining.has(j) {
+			members.removed.drop(j)
+			members.draining.drop(j)
+			members.version = version + 1
+		}
+		proto.MembershipVersion, proto.Draining, proto.Removed = members.version, members.draining, members.removed
 		if err := all[i].format(ctx, proto, opts); err != nil {
-			return fmt.Errorf("blockstore: format %s: %w", all[i].path(), err)
+			return members, 0, fmt.Errorf("blockstore: format %s: %w", all[i].path(), err)
 		}
 	}
-	return nil
+	return members, int(proto.Count), nil
 }
 
 // fit chooses sizes that the capacity allows.
@@ -441,7 +537,7 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 // catalogue cannot be read has failed, until a probe has written the newest one.
 func (s *Store) loadCatalogue(ctx context.Context) error {
 	read := 0
-	for _, v := range s.volumes {
+	for _, v := range s.present() {
 		h, blob, err := v.readCatalogue(ctx)
 		switch {
 		case errors.Is(err, ErrVersion) || ctx.Err() != nil:
@@ -455,7 +551,11 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 			s.catalogueSequence, s.catalogue = h.Sequence, blob
 		}
 	}
-	s.catalogueCertain = catalogueCertain(read, len(s.volumes))
+	s.catalogueCertain = catalogueCertain(read, s.membersCount())
+	if !s.catalogueCertain {
+		// What a missing volume holds beyond this must lose against what follows.
+		s.catalogueSequence += bootMargin << 16
+	}
 	return nil
 }
 
@@ -463,8 +563,14 @@ func (s *Store) loadCatalogue(ctx context.Context) error {
 // many volumes there are.
 func (s *Store) beginBoot(ctx context.Context) error {
 	var last uint32
-	for _, v := range s.volumes {
+	for _, v := range s.present() {
 		last = max(last, v.superblock.Boot)
+	}
+	if n := s.membersCount(); !catalogueCertain(len(s.present()), n) {
+		// A missing volume may have seen starts that these have not: no generation
+		// of theirs may be given out again.
+		s.log.Warn("too few volumes are there to know the newest superblock for certain: the boot counter jumps", "present", len(s.present()), "volumes", n)
+		last += bootMargin
 	}
 	if last >= ondisk.MaxBoot {
 		return fmt.Errorf("blockstore: %s: all %d starts are used up; begin with an empty directory: %w", s.volumes[0].dev.Info().Path, ondisk.MaxBoot, ErrFloor)

@@ -52,6 +52,13 @@ type Options struct {
 	// OnHealth, if set, is called with each change of the status of a volume,
 	// in order for each volume. It must not block nor call the store.
 	OnHealth func(volume int, s health.Status)
+	// Degraded opens the store although volumes are missing, as long as one is
+	// there: an absent device, an empty directory (unless AddVolumes), or one that
+	// was not given. Otherwise all must be there.
+	Degraded bool
+	// CapacityOfPresent says that CapacityBytes is for the volumes that are there,
+	// not for missing and removed ones as well.
+	CapacityOfPresent bool
 	// Alloc gives scratch memory that starts at a multiple of 4096, for scans,
 	// scrubbing and zeroing; release gives it back. Default: the Go heap. An
 	// arena makes them faster.

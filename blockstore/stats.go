@@ -12,10 +12,14 @@ import (
 // Stats describes the store at one moment. Byte gauges of slots count whole
 // slots, header and padding included.
 type Stats struct {
-	// CapacityBytes is the configured cap, FileBytes what all files take of it.
+	// CapacityBytes is the cap of the volumes that are there, FileBytes what all
+	// files take of it.
 	CapacityBytes, FileBytes int64
-	Slots                    SlotStats
-	Counters                 CounterStats
+	// LostBytes are the shares of the configured capacity that missing and removed
+	// volumes would have.
+	LostBytes int64
+	Slots     SlotStats
+	Counters  CounterStats
 	// Classes is one entry for each slot size in use, smallest first.
 	Classes []ClassStats
 	// Volumes is one entry for each volume, by index.
@@ -102,6 +106,10 @@ func (s *Store) Stats() Stats {
 	classes := make(map[int64]*ClassStats)
 	for _, v := range s.volumes {
 		vs := v.stats(classes)
+		if !v.counts() {
+			st.CapacityBytes -= vs.CapacityBytes
+			st.LostBytes += vs.CapacityBytes
+		}
 		st.FileBytes += vs.FileBytes
 		st.Slots.add(vs.Slots)
 		st.Counters.add(vs.Counters)

@@ -39,6 +39,9 @@ type Store struct {
 	// boot counter of this start, and changes only under it.
 	meta chan struct{}
 	boot uint32
+	// members is what the operator wants of the volumes; it changes under the
+	// meta token.
+	members membership
 	// keepers are the volumes' goroutines, which stop ends; background are the
 	// syncs under way.
 	keepers, background sync.WaitGroup
@@ -136,7 +139,7 @@ func (s *Store) Ready() error {
 	if s.ready.Swap(true) {
 		return fmt.Errorf("blockstore: Ready twice: %w", ErrState)
 	}
-	for _, v := range s.volumes {
+	for _, v := range s.present() {
 		for _, g := range v.sorted() {
 			g.findFree()
 		}

@@ -29,6 +29,8 @@ type volume struct {
 	dev   *watchedDevice
 	log   *slog.Logger
 	index uint32
+	// missing: the volume was not there when the store was opened.
+	missing bool
 	// capacityBytes is the volume's share of the store's; metaBytes are in the
 	// superblock and catalogue files.
 	capacityBytes, metaBytes int64

@@ -21,7 +21,7 @@ func (s *Server) status() *pb.StatusResponse {
 		Node:            s.opts.Node,
 		Version:         s.opts.Version,
 		StartUnixMs:     s.started.UnixMilli(),
-		CapacityBytes:   s.opts.CapacityBytes,
+		CapacityBytes:   s.opts.CapacityBytes - st.Store.LostBytes,
 		UsedBytes:       st.Store.Slots.UsedBytes() + st.Index.DiskBytes,
 		Blocks:          st.Index.Pieces,
 		Namespaces:      int64(len(st.Index.Namespaces)),
@@ -88,10 +88,13 @@ func (v Volume) describe(m *pb.VolumeStatus) {
 	m.InFlightBytes, m.InFlightLimitBytes = stats.InFlightBytes, stats.InFlightLimitBytes
 }
 
-// common is the backend of all volumes, or "mixed".
+// common is the backend of all volumes that are there, or "mixed".
 func common(volumes []*pb.VolumeStatus) (io, reason string) {
-	for i, v := range volumes {
-		if i > 0 && v.GetIo() != io {
+	for _, v := range volumes {
+		if v.GetIo() == "" {
+			continue
+		}
+		if io != "" && v.GetIo() != io {
 			return "mixed", "see the volumes"
 		}
 		io, reason = v.GetIo(), v.GetIoReason()

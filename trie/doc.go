@@ -48,10 +48,14 @@
 // every piece is a root. An epoch bump replaces the namespace's space by an empty
 // one, with one write; ReclaimStep gives the old one's slots back.
 //
+// Pieces on a volume that is missing (Options.Absent), and those below them, are
+// not loaded; their records stay, for the Open that finds the volume again.
+//
 // Deleting a block dooms it: it is unlinked at once, so nothing below it can be
 // matched (invariant prefix-closed), and ReclaimStep collects what hung there,
 // leaf first. What was not collected before a restart is dropped then, unless the
-// deleted block was put again meanwhile: then its old descendants are back.
+// deleted block was put again meanwhile: then its old descendants are back until
+// Redo, with the deletions that the owner remembers, dooms them.
 //
 // A lease pins the deepest piece of a prefix; its ancestors are safe because
 // eviction, reclaiming and deletion go leaf first (invariant pinned-stays).

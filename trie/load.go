@@ -17,7 +17,9 @@ type LoadStats struct {
 	// lost an ancestor, Duplicates name a piece that another slot holds too,
 	// Corrupt ones do not decode or do not fit their namespace. All were dropped.
 	StaleEpoch, Orphans, Duplicates, Corrupt int64
-	Took                                     time.Duration
+	// Hidden records lie on a missing volume, or below what does. They were kept.
+	Hidden int64
+	Took   time.Duration
 }
 
 // loading is the state of Open.
@@ -31,6 +33,9 @@ type loading struct {
 	prev       uint32
 	// open are the nodes whose parent was not known when they were read.
 	open []openParent
+	// hides: a record lies on a missing volume. A piece without its ancestor may
+	// be below that one then, so its record is kept.
+	hides bool
 	// moved are the nodes that are in another slot than an older record said.
 	moved map[uint32]bool
 }
@@ -158,6 +163,11 @@ func (l *loading) flush() error {
 // block turns a record into a node, not yet counted among its parent's kids.
 func (l *loading) block(ext kv.Extent, rec *record) error {
 	t := l.t
+	if t.opts.Absent != nil && t.opts.Absent(ext.Volume()) {
+		t.load.Hidden++
+		l.hides = true
+		return nil
+	}
 	number, ok := t.bySerial[rec.serial]
 	if !ok {
 		return l.drop(&t.load.StaleEpoch, ext)
@@ -281,7 +291,9 @@ func (l *loading) prune() error {
 			}
 			continue
 		}
-		if err := l.drop(&t.load.Orphans, nd.extent); err != nil {
+		if l.hides {
+			t.load.Hidden++
+		} else if err := l.drop(&t.load.Orphans, nd.extent); err != nil {
 			return err
 		}
 		nd.parent = 0

@@ -50,6 +50,11 @@ type Options struct {
 	// about growthStep since the last call; while Open reads the index, too. Trie.mu
 	// is held: Grew must not wait and must not call the Trie. Default: not called.
 	Grew func(bytes int64)
+	// Absent reports whether a volume is missing for now. What lies on it, and what
+	// hangs on that, is not matchable and may be put again; the records stay in
+	// Pebble, so that the next Open without the volume missing finds them, except
+	// those whose slots were used again. Default: no volume is.
+	Absent func(volume uint32) bool
 	// Logger takes what a person should act on. Default: discard.
 	Logger *slog.Logger
 }

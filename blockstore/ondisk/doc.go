@@ -43,7 +43,11 @@
 //	76     4  zero
 //	80     8  segment     file bytes of a full segment
 //	88     8  catalogue   room for the blob in each catalogue area
-//	96        zero to the end
+//	96     4  membership  orders changes of the two sets: the highest one, over all volumes, counts
+//	100    4  zero
+//	104   32  draining    a bit for each volume that is being drained
+//	136   32  removed     a bit for each volume that was removed: its directory is refused
+//	168       zero to the end
 //
 // # Catalogue area header (4096 B, the blob follows)
 //

@@ -54,7 +54,22 @@ type Superblock struct {
 	SegmentBytes int64
 	// CatalogueBytes is the room for the blob in each catalogue area.
 	CatalogueBytes int64
+	// MembershipVersion orders changes of the two sets: over all volumes, those
+	// with the highest one count. A bit for each volume of the node: being drained
+	// of its blocks, and removed from the node.
+	MembershipVersion uint32
+	Draining, Removed [VolumeSetBytes]byte
 }
+
+// VolumeSetBytes is the size of a set of volumes, one bit each.
+const VolumeSetBytes = kv.MaxVolumes / 8
+
+// The sets in a superblock.
+const (
+	drainingOffset = 104
+	removedOffset  = drainingOffset + VolumeSetBytes
+	superblockEnd  = removedOffset + VolumeSetBytes
+)
 
 // Encode returns the page that holds s.
 func (s Superblock) Encode() []byte {
@@ -68,6 +83,9 @@ func (s Superblock) Encode() []byte {
 	le.PutUint32(b[72:], s.Boot)
 	le.PutUint64(b[80:], uint64(s.SegmentBytes))
 	le.PutUint64(b[88:], uint64(s.CatalogueBytes))
+	le.PutUint32(b[96:], s.MembershipVersion)
+	copy(b[drainingOffset:], s.Draining[:])
+	copy(b[removedOffset:], s.Removed[:])
 	seal(b, magicSuperblock)
 	return b
 }
@@ -89,6 +107,10 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		Boot:           le.Uint32(b[72:]),
 		SegmentBytes:   int64(le.Uint64(b[80:])),
 		CatalogueBytes: int64(le.Uint64(b[88:])),
+
+		MembershipVersion: le.Uint32(b[96:]),
+		Draining:          [VolumeSetBytes]byte(b[drainingOffset:]),
+		Removed:           [VolumeSetBytes]byte(b[removedOffset:]),
 	}
 	switch {
 	case s.Count < 1 || s.Count > kv.MaxVolumes || s.Index >= s.Count:
@@ -99,7 +121,7 @@ func DecodeSuperblock(b []byte) (Superblock, error) {
 		return Superblock{}, fmt.Errorf("ondisk: superblock with segments of %d bytes: %w", s.SegmentBytes, ErrDamaged)
 	case s.CatalogueBytes < Page || s.CatalogueBytes%Page != 0 || s.CatalogueBytes > MaxCatalogueBytes:
 		return Superblock{}, fmt.Errorf("ondisk: superblock with %d bytes of catalogue: %w", s.CatalogueBytes, ErrDamaged)
-	case !allZero(b[76:80]) || !allZero(b[96:]):
+	case !allZero(b[76:80]) || !allZero(b[100:drainingOffset]) || !allZero(b[superblockEnd:]):
 		return Superblock{}, fmt.Errorf("ondisk: superblock with bytes in reserved space: %w", ErrDamaged)
 	}
 	return s, nil

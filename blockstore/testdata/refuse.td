@@ -20,7 +20,7 @@ ok
 
 open a
 ----
-blockstore: a is one of 2 volumes, 1 are given; give all of them: foreign volume
+blockstore: a is one of 2 volumes, 1 are given; give all of them, or set degraded to serve what is there: foreign volume
 
 open a b c
 ----
@@ -56,7 +56,7 @@ ok
 
 open a d
 ----
-blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, or set add_volumes to format the empty ones: foreign volume
+blockstore: 1 of 2 directories are empty beside volumes of node 6ae6783f4fbde91b6eb88b73a48ed247; mount the missing disks, set degraded to serve what is there, or set add_volumes to format the empty ones: foreign volume
 
 # Order does not matter.
 

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/posixio"
@@ -20,6 +24,8 @@ import (
 type device struct {
 	blockio.Device
 	reason string
+	// missing: the device stands for a volume that cannot be opened.
+	missing bool
 }
 
 // openDevices makes the directories where they are missing and opens each by
@@ -36,6 +42,45 @@ func openDevices(dirs []string, how string, memory []byte) (devices []device, er
 		}
 	}
 	return devices, nil
+}
+
+// openPresent opens the volumes of a node that may be degraded: a device that says
+// so stands for each one that is missing. A directory without a superblock beside
+// others that have one is not touched: it may be where a disk should be mounted.
+func openPresent(cfg config.Config, memory []byte, log *slog.Logger) (devices []device, err error) {
+	if !cfg.Degraded || !slices.ContainsFunc(cfg.Data, func(dir string) bool { return holdsVolume(dir) == nil }) {
+		return openDevices(cfg.Data, cfg.IO, memory)
+	}
+	var present []string
+	for _, dir := range cfg.Data {
+		var cause error
+		if !cfg.AddVolumes {
+			cause = holdsVolume(dir)
+		}
+		var d device
+		if cause == nil {
+			d, cause = openDevice(dir, cfg.IO, memory)
+		}
+		if cause != nil {
+			log.Error("volume is missing", "volume", dir, "err", cause)
+			d = device{Device: blockstore.Absent(dir, cause), reason: "missing", missing: true}
+		}
+		devices = append(devices, d)
+		if d.missing {
+			continue
+		}
+		if err := notAmong(present, dir); err != nil {
+			return nil, errors.Join(fmt.Errorf("volume %s: %w", dir, err), closeDevices(devices))
+		}
+		present = append(present, dir)
+	}
+	return devices, nil
+}
+
+// holdsVolume returns nil if the directory is a formatted volume.
+func holdsVolume(dir string) error {
+	_, err := os.Stat(filepath.Join(dir, ondisk.SuperblockName))
+	return err
 }
 
 // notAmong refuses a directory that is one of the others by another name: its lock
@@ -64,7 +109,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 		if ok {
 			d, err := uring.Open(dir, uring.Options{Regions: regions(memory)})
 			if err == nil {
-				return device{d, why}, nil
+				return device{Device: d, reason: why}, nil
 			}
 			why = err.Error()
 		}
@@ -77,7 +122,7 @@ func openDevice(dir, how string, memory []byte) (device, error) {
 	if err != nil {
 		return device{}, err
 	}
-	return device{d, reason}, nil
+	return device{Device: d, reason: reason}, nil
 }
 
 // regions is the memory that the rings register, if there is any.
@@ -150,6 +195,9 @@ func reachable(dirs []string, devices []device) (int64, error) {
 	seen := make(map[uint64]bool)
 	var total int64
 	for i, dir := range dirs {
+		if devices[i].missing {
+			continue
+		}
 		own, err := treeBytes(dir)
 		if err != nil {
 			return 0, err

@@ -126,7 +126,7 @@ func flagLines(set *pflag.FlagSet) string {
 }
 
 // TestDeploymentFilesAreRight: the example configuration is accepted as it is,
-// and names every key with its default.
+// and names every key with its default, but for data and degraded.
 func TestDeploymentFilesAreRight(t *testing.T) {
 	path := filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.yaml")
 	cfg, err := config.Load(path, nil)
@@ -140,9 +140,12 @@ func TestDeploymentFilesAreRight(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !cfg.Degraded {
+		t.Errorf("%s does not set degraded", path)
+	}
 	def, example := config.Default(), cfg.Keys()
 	for i, k := range def.Keys() {
-		if k.Path != "data" && example[i].String() != k.String() {
+		if k.Path != "data" && k.Path != "degraded" && example[i].String() != k.String() {
 			t.Errorf("%s: %s is %s; the default is %s", path, k.Path, example[i], k)
 		}
 		name := k.Path[strings.LastIndex(k.Path, ".")+1:]

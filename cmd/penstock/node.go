@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +46,8 @@ type node struct {
 	plane   plane
 	data    rdma.Engine
 	volumes []server.Volume
+	// present are the directories of data that hold volumes.
+	present []string
 	share   split
 	budget  *memoryBudget
 	closers []func(context.Context) error
@@ -156,29 +159,39 @@ func (n *node) close(ctx context.Context) error {
 
 // openStore opens the volumes and the index that belongs to them.
 func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstore.Store, _ *trie.Trie, err error) {
-	devices, err := openDevices(n.cfg.Data, n.cfg.IO, memory.Bytes())
+	devices, err := openPresent(n.cfg, memory.Bytes(), n.log)
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, d := range devices {
+	for i, d := range devices {
+		if d.missing {
+			continue
+		}
+		n.present = append(n.present, n.cfg.Data[i])
 		n.volumes = append(n.volumes, server.Volume{Device: d.Device, Reason: d.reason})
 	}
 	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
 	store, err := blockstore.Open(ctx, blockstore.Options{
-		Devices:        plainDevices(devices),
-		Identity:       blockio.Identity(time.Now()),
-		CapacityBytes:  n.share.storeBytes,
-		SegmentBytes:   int64(n.cfg.Segment),
-		AddVolumes:     n.cfg.AddVolumes,
-		FreeFloorBytes: int64(n.cfg.FreeFloor),
-		Prewrite:       n.cfg.Prewrite,
-		Alloc:          scratchFrom(memory),
-		Logger:         n.log,
+		Devices:       plainDevices(devices),
+		Identity:      blockio.Identity(time.Now()),
+		CapacityBytes: n.share.storeBytes,
+		SegmentBytes:  int64(n.cfg.Segment),
+		AddVolumes:    n.cfg.AddVolumes,
+		Degraded:      n.cfg.Degraded,
+		// What was found to be free is of the volumes that are there.
+		CapacityOfPresent: n.cfg.Capacity == 0,
+		FreeFloorBytes:    int64(n.cfg.FreeFloor),
+		Prewrite:          n.cfg.Prewrite,
+		Alloc:             scratchFrom(memory),
+		Logger:            n.log,
 	})
 	if err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
+	}
+	if n.cfg.Capacity == 0 {
+		n.share.capacityBytes += store.Stats().LostBytes
 	}
 	n.warnOfMemory(devices)
 	n.warnOfCapacity(devices)
@@ -194,7 +207,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 // durability says.
 func (n *node) warnOfMemory(devices []device) {
 	for i, d := range devices {
-		if d.Info().Volatile {
+		if !d.missing && d.Info().Volatile {
 			n.log.Warn("this volume is in memory: what is stored takes memory, and is lost when the machine restarts; name a directory on a disk",
 				"volume", n.cfg.Data[i], "file_system", d.Info().Detail)
 		}
@@ -216,7 +229,7 @@ func (n *node) warnOfCapacity(devices []device) {
 func (n *node) warnOfSpace(devices []device) {
 	for i, d := range devices {
 		space, err := d.Stat()
-		if err == nil && space.FreeBytes < int64(n.cfg.FreeFloor) {
+		if err == nil && !d.missing && space.FreeBytes < int64(n.cfg.FreeFloor) {
 			n.log.Warn("no writes are taken on this volume: its file system has less free space than free_floor; free some, or lower it",
 				"volume", n.cfg.Data[i], "free", config.Size(space.FreeBytes), "free_floor", n.cfg.FreeFloor)
 		}
@@ -225,8 +238,8 @@ func (n *node) warnOfSpace(devices []device) {
 
 // openIndex opens the index. If it is gone and the volumes know namespaces, it
 // is rebuilt from them: serving with an empty index would give their slots away.
-func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Trie, error) {
-	dir, err := indexDir(n.cfg.Data)
+func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *trie.Trie, err error) {
+	dir, stale, err := indexDirs(n.present)
 	if err != nil {
 		return nil, err
 	}
@@ -236,10 +249,15 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 		n.budget.watch(store, opts.MemTableBytes)
 		return trie.Open(opts)
 	}
-	index, err := open()
+	index, err = open()
 	if err != nil {
 		return nil, withRebuild(err, n.cfg.Data)
 	}
+	defer func() {
+		if index != nil {
+			err = errors.Join(err, n.retireIndexes(dir, stale, store))
+		}
+	}()
 	lost, err := storage.IndexLost(store, index)
 	if err != nil || !lost {
 		return index, err
@@ -254,6 +272,25 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (*trie.Tr
 	}
 	n.log.Info("index rebuilt", "namespaces", report.Namespaces, "blocks", report.Indexed, "took", report.Took.Round(time.Millisecond))
 	return open()
+}
+
+// retireIndexes notes in the index by which start it was opened last, and moves
+// those away that an earlier start used and this one does not: the volume that
+// holds them was missing, and the index was made anew on another.
+func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store) error {
+	if err := writeIndexBoot(dir, store); err != nil {
+		return err
+	}
+	for _, old := range stale {
+		n.log.Warn("an index that is out of date is moved away: its volume was missing when this one was made", "old", old, "index", dir)
+		if err := os.RemoveAll(old + retiredSuffix); err != nil {
+			return err
+		}
+		if err := os.Rename(old, old+retiredSuffix); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // withRebuild adds to an error of opening the index what to do about it.
@@ -280,6 +317,7 @@ func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBy
 			}
 			return layout.SlotBytes()
 		},
+		Absent:     store.Missing,
 		CacheBytes: int64(cfg.IndexCache),
 		// Several memtables and their logs exist at a time: they stay within the
 		// index's share of a small capacity.
@@ -541,21 +579,56 @@ func (n *node) readyAttrs() []any {
 // indexName is the directory of the index inside the volume that holds it.
 const indexName = "index"
 
-// indexDir finds the index: volumes may be named in any order, so it is where it
-// was made, and in the first volume before it exists.
+// indexDir is the directory of the index: where one is, the newest if there are
+// several, else on the first volume.
 func indexDir(data []string) (string, error) {
-	var found []string
+	dir, _, err := indexDirs(data)
+	return dir, err
+}
+
+// indexDirs is indexDir, with the directories of indexes that are out of date.
+func indexDirs(data []string) (dir string, stale []string, err error) {
+	type found struct {
+		dir  string
+		boot uint64
+	}
+	var all []found
 	for _, d := range data {
 		dir := filepath.Join(d, indexName)
 		if _, err := os.Stat(dir); err == nil {
-			found = append(found, dir)
+			all = append(all, found{dir, indexBoot(dir)})
 		}
 	}
-	switch len(found) {
-	case 0:
-		return filepath.Join(data[0], indexName), nil
-	case 1:
-		return found[0], nil
+	if len(all) == 0 {
+		return filepath.Join(data[0], indexName), nil, nil
 	}
-	return "", fmt.Errorf("%d volumes hold an index (%s); one is left over from another node: move it away", len(found), commaList(found))
+	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.boot, a.boot) })
+	if len(all) > 1 && all[0].boot == all[1].boot {
+		return "", nil, fmt.Errorf("%d volumes hold an index (%s and %s among them), and neither is newer; one is left over from another node: move it away", len(all), all[0].dir, all[1].dir)
+	}
+	for _, f := range all[1:] {
+		stale = append(stale, f.dir)
+	}
+	return all[0].dir, stale, nil
+}
+
+// indexBootName is the file in an index's directory that names the start of the
+// store by which it was opened last.
+const indexBootName = "penstock-start"
+
+// indexBoot reads that start; 0 if it is not known.
+func indexBoot(dir string) uint64 {
+	b, err := os.ReadFile(filepath.Join(dir, indexBootName))
+	if err != nil {
+		return 0
+	}
+	boot, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return boot
+}
+
+func writeIndexBoot(dir string, store *blockstore.Store) error {
+	return os.WriteFile(filepath.Join(dir, indexBootName), fmt.Appendf(nil, "%d\n", store.Boot()), 0o600)
 }

@@ -15,6 +15,7 @@ type Config struct {
 	Data []string `yaml:"data" doc:"directories of the volumes, one per disk; the index lives in the first"`
 	// AddVolumes is said once: the volumes know each other from then on.
 	AddVolumes bool `yaml:"add_volumes" doc:"format directories of data that are empty although others belong to this node: an added disk, or one in place of a lost one; otherwise an empty directory counts as a disk that is not mounted, and is refused"`
+	Degraded   bool `yaml:"degraded" doc:"serve what is there when volumes are missing (a disk that is not mounted, or does not answer), as long as half of them are there: what lies on the others is a miss until they are back and the node is restarted; otherwise the node does not start"`
 	Capacity   Size `yaml:"capacity" doc:"hard cap on what all volumes together may occupy, index included, e.g. 2TiB; 0 takes 90% of what is free or already ours, at each start"`
 
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`

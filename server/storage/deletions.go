@@ -189,6 +189,14 @@ func (d *deletions) collapse() bool {
 	return true
 }
 
+// raiseFloor makes a later rebuild leave out a namespace's slots up to upTo.
+func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.floors[id] = max(d.floors[id], upTo)
+	d.added++
+}
+
 // noteDeleted notes that a block is deleted: with all of its pieces as the index
 // has none, with groups if only those.
 func (n *Node) noteDeleted(ns kv.Namespace, id kv.BlockID, groups ...int) (count uint64) {

@@ -44,6 +44,7 @@ type rig struct {
 type rigOptions struct {
 	capacityBytes, segmentBytes, arenaBytes int64
 	durability                              blockstore.Durability
+	degraded                                bool
 	edit                                    func(*storage.Options)
 	now                                     func() time.Time
 	index                                   vfs.FS // nil: one that can crash
@@ -86,6 +87,7 @@ func (r *rig) tryOpen() error {
 		Identity:      "test",
 		CapacityBytes: r.opts.capacityBytes,
 		SegmentBytes:  r.opts.segmentBytes,
+		Degraded:      r.opts.degraded,
 	})
 	if err != nil {
 		return err
@@ -95,6 +97,7 @@ func (r *rig) tryOpen() error {
 		FS:            r.index,
 		MemTableBytes: 256 << 10,
 		CacheBytes:    1 << 20,
+		Absent:        store.Missing,
 		SlotBytes: func(g kv.Geometry, group int) int64 {
 			l, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)
 			if err != nil {

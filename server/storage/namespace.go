@@ -92,6 +92,21 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 			}
 		}
 	}
+	certain := n.store.CatalogueCertain()
+	for _, ns := range n.index.Namespaces() {
+		switch {
+		case !certain:
+			// A volume that is missing may know deletions and epochs that this catalogue
+			// does not: a later rebuild must not rely on what is older than this start.
+			n.deleted.raiseFloor(ns.ID, n.store.NewestGeneration())
+		case ns.ID <= c.Highest && !slices.ContainsFunc(c.Namespaces, func(old kv.Namespace) bool { return old.ID == ns.ID }):
+			// It left the catalogue, and its deletion from the index was cut short, or
+			// the index was missing at the time.
+			if err := n.index.DeleteNamespace(ns.Name); err != nil {
+				return err
+			}
+		}
+	}
 	if err := n.redoDeletions(c); err != nil {
 		return err
 	}

@@ -67,6 +67,9 @@ type Recovery struct {
 	// Blocks is how many pieces the index holds, Rejected how many entries the
 	// volumes did not back and were dropped.
 	Blocks, Rejected int64
+	// Hidden is how many entries lie on missing volumes, or below what does: they
+	// are misses until the volumes are back.
+	Hidden int64
 	// Took is the time from Open to ready, the index's own load included.
 	Took time.Duration
 }
@@ -152,7 +155,11 @@ func (n *Node) recover(ctx context.Context) error {
 	n.recovered = Recovery{
 		Blocks:   stats.Pieces,
 		Rejected: int64(len(rejected)),
+		Hidden:   stats.Load.Hidden,
 		Took:     n.opts.Now().Sub(start) + stats.Load.Took,
+	}
+	if missing := n.store.MissingVolumes(); len(missing) > 0 {
+		n.opts.Logger.Error("volumes are missing: what they hold is a miss until they are back and the node is restarted", "volumes", missing, "hidden_blocks", n.recovered.Hidden)
 	}
 	m := n.opts.Metrics
 	m.RecoveredBlocks.Set(float64(n.recovered.Blocks))

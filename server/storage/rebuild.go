@@ -129,6 +129,12 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	if err := deleted.load(c); err != nil {
 		return RebuildReport{}, err
 	}
+	if !opts.Store.CatalogueCertain() {
+		opts.Logger.Warn("too few volumes are there to know the newest catalogue: the namespaces are restored without their blocks, some of which may have been deleted")
+		for _, def := range c.Namespaces {
+			deleted.raiseFloor(def.ID, opts.Store.NewestGeneration())
+		}
+	}
 	r.stones, r.floors, r.highest = deleted.stones, deleted.floors, max(r.highest, c.Highest)
 	r.report.Namespaces = len(c.Namespaces)
 	if err := r.scan(ctx); err != nil {

@@ -52,7 +52,9 @@ func (r *rig) online(store *blockstore.Store, index *trie.Trie, fs vfs.FS) {
 
 func (r *rig) reopenDevices() {
 	for i, d := range r.devices {
-		r.devices[i] = d.(*memio.Device).Reopen()
+		if d, ok := d.(*memio.Device); ok {
+			r.devices[i] = d.Reopen()
+		}
 	}
 }
 

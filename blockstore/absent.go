@@ -1,0 +1,136 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/io/blockio"
+)
+
+// errAbsent: the volume was not there when the store was opened.
+var errAbsent = errors.New("the volume was missing when the node started; bring it back and restart")
+
+// Absent stands for the device of a volume that cannot be opened, in
+// Options.Devices of a store that may be Degraded: every request fails with cause.
+func Absent(path string, cause error) blockio.Device {
+	return &absentDevice{path: path, cause: cause}
+}
+
+// absentDevice is the device of a volume that is missing or was removed.
+type absentDevice struct {
+	path  string
+	cause error
+}
+
+var _ blockio.Device = (*absentDevice)(nil)
+
+func (d *absentDevice) failure() error { return fmt.Errorf("%w: %w", errAbsent, d.cause) }
+
+// Create implements blockio.Device.
+func (d *absentDevice) Create(string, int64) (blockio.File, error) { return nil, d.failure() }
+
+// Open implements blockio.Device.
+func (d *absentDevice) Open(string) (blockio.File, error) { return nil, d.failure() }
+
+// Remove implements blockio.Device.
+func (d *absentDevice) Remove(string) error { return d.failure() }
+
+// List implements blockio.Device.
+func (d *absentDevice) List() ([]string, error) { return nil, d.failure() }
+
+// Do implements blockio.Device.
+func (d *absentDevice) Do(context.Context, []blockio.Request) error { return d.failure() }
+
+// Sync implements blockio.Device.
+func (d *absentDevice) Sync(context.Context, ...blockio.File) error { return d.failure() }
+
+// Lock implements blockio.Device: there is nothing to own.
+func (d *absentDevice) Lock(string) error { return nil }
+
+// Stat implements blockio.Device.
+func (d *absentDevice) Stat() (blockio.SpaceStat, error) { return blockio.SpaceStat{}, d.failure() }
+
+// Info implements blockio.Device.
+func (d *absentDevice) Info() blockio.Info { return blockio.Info{Path: d.path, Backend: "none"} }
+
+// Stats implements blockio.Device.
+func (d *absentDevice) Stats() blockio.Stats { return blockio.Stats{} }
+
+// Close implements blockio.Device.
+func (d *absentDevice) Close() error { return nil }
+
+// absent returns the error for which a device is absent, or nil.
+func absent(dev blockio.Device) error {
+	if d, ok := dev.(*absentDevice); ok {
+		return d.cause
+	}
+	return nil
+}
+
+// fillAbsent completes the volumes of a store that may be degraded: found are
+// those that are there, missing the devices that stand for the others. The result
+// has one candidate for each index.
+func fillAbsent(found, missing []candidate, members membership, count int) []candidate {
+	all := make([]candidate, count)
+	for _, c := range found {
+		all[c.superblock.Index] = c
+	}
+	for i := range all {
+		if all[i].formatted {
+			continue
+		}
+		// Of an absent volume only what all volumes have in common is known.
+		sb := found[0].superblock
+		sb.Index, sb.Volume, sb.Boot = uint32(i), ondisk.UUID{}, 0
+		c := candidate{superblock: sb}
+		switch {
+		case members.removed.has(i):
+			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("it was removed from the node"))
+		case len(missing) > 0:
+			c.dev, missing = missing[0].dev, missing[1:]
+		default:
+			c.dev = Absent(fmt.Sprintf("volume-%d", i), errors.New("its directory was not given"))
+		}
+		all[i] = c
+	}
+	return all
+}
+
+// Missing reports whether the volume of that index was missing when the store was
+// opened.
+func (s *Store) Missing(index uint32) bool {
+	return int(index) < len(s.volumes) && s.volumes[index].missing
+}
+
+// MissingVolumes returns the paths of the volumes that were missing when the store
+// was opened, as far as they are known.
+func (s *Store) MissingVolumes() (paths []string) {
+	for _, v := range s.volumes {
+		if v.missing {
+			paths = append(paths, v.dev.Info().Path)
+		}
+	}
+	return paths
+}
+
+// present returns the volumes that are there: not missing, not removed.
+func (s *Store) present() []*volume {
+	var volumes []*volume
+	for _, v := range s.volumes {
+		if v.counts() {
+			volumes = append(volumes, v)
+		}
+	}
+	return volumes
+}
+
+// bootMargin is how far the boot counter, and the sequence of the catalogue, jump
+// when too few volumes are there to be sure of the newest: further than the store
+// can have gone on without those that are.
+const bootMargin = 64
+
+// counts reports whether the volume is there: not missing, not removed.
+func (v *volume) counts() bool { return !v.missing && v.dev.health().State != health.Removed }

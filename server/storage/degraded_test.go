@@ -1,0 +1,175 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// restartWithout closes the node and opens it without the devices of the given
+// numbers, which it returns, ready to be given back.
+func (r *rig) restartWithout(gone ...int) map[int]blockio.Device {
+	r.t.Helper()
+	r.close()
+	r.reopenDevices()
+	taken := map[int]blockio.Device{}
+	for _, i := range gone {
+		taken[i] = r.devices[i]
+		r.devices[i] = blockstore.Absent("gone", errors.New("no such disk"))
+	}
+	r.opts.degraded = true
+	r.open()
+	return taken
+}
+
+// restartWith closes the node and opens it with the devices again.
+func (r *rig) restartWith(back map[int]blockio.Device) {
+	r.t.Helper()
+	r.close()
+	r.reopenDevices()
+	for i, d := range back {
+		r.devices[i] = d
+	}
+	r.open()
+}
+
+// TestDegraded: with some of eight volumes missing, whichever they are, the node
+// serves what is there, and what lay on them is a miss that can be stored again.
+// When they are back, what they hold is a hit again, except what was deleted or
+// stored anew meanwhile; no byte is ever wrong.
+func TestDegraded(t *testing.T) {
+	for seed := range uint64(16) {
+		rng := rand.New(rand.NewPCG(seed, 21))
+		r := newRig(t, rigOptions{capacityBytes: 16 << 20, segmentBytes: 128 << 10, durability: blockstore.DurabilitySync}, memories(8, seed)...)
+		ns := r.namespace("m", kv.SingleGroup(2, 4, 500))
+		var chains [][]kv.BlockID
+		for i := range 40 {
+			ids := chain(ns, 1, i, i+1, i+2)
+			chains = append(chains, ids)
+			r.mustPut(ns, ids[:2])
+		}
+		// The children are put later, so that many lie on another volume.
+		for _, ids := range chains {
+			r.mustPut(ns, ids)
+		}
+		gone := []int{rng.IntN(8)}
+		if seed%2 == 1 {
+			gone = append(gone, (gone[0]+1+rng.IntN(7))%8)
+		}
+		taken := r.restartWithout(gone...)
+		for i, v := range r.node.Stats().Store.Volumes {
+			if want := taken[i] != nil; (v.Health.State == health.Failed) != want {
+				t.Errorf("seed %d: volume %d is %v", seed, i, v.Health.State)
+			}
+		}
+		if got, want := r.node.Stats().Store.CapacityBytes, int64(16<<20)/8*int64(8-len(gone)); got != want {
+			t.Errorf("seed %d: a capacity of %d bytes; want %d", seed, got, want)
+		}
+		hits := 0
+		for _, ids := range chains {
+			_, n := r.load(ns, ids)
+			hits += n
+		}
+		if all := 3 * len(chains); hits == 0 || hits >= all || int64(all-hits) != r.node.Recovered().Hidden {
+			t.Errorf("seed %d: %d of %d blocks are hits, %d hidden", seed, hits, all, r.node.Recovered().Hidden)
+		}
+		// Deleted although the index does not have it, stored anew, and bumped.
+		deleted, anew := chains[3][1], chains[4]
+		if _, err := r.node.DeleteBlocks("m", deleted, false); err != nil && !errors.Is(err, trie.ErrAbsent) {
+			t.Fatal(err)
+		}
+		r.mustPut(ns, anew)
+		if _, n := r.load(ns, anew); n != 3 {
+			t.Errorf("seed %d: %d of 3 blocks that were stored again are hits", seed, n)
+		}
+		for i := range 10 {
+			r.mustPut(ns, chain(ns, 1, 1000+i)) // into slots that hidden entries refer to
+		}
+		if seed%4 == 3 {
+			if _, _, err := r.node.BumpEpoch(context.Background(), "m", 0); err != nil {
+				t.Fatal(err)
+			}
+			if ns, _ = r.node.Namespace("m"); ns.Epoch != 2 {
+				t.Errorf("epoch %d", ns.Epoch)
+			}
+		}
+		r.restartWith(taken)
+		again := 0
+		for _, ids := range chains {
+			result, n := r.load(ns, ids)
+			again += n
+			for _, p := range result.Pieces {
+				if p.State == storage.Failed {
+					t.Errorf("seed %d: %v", seed, p.Err)
+				}
+			}
+		}
+		switch {
+		case ns.Epoch == 2 && again != 0:
+			t.Errorf("seed %d: %d blocks of the old epoch are hits", seed, again)
+		case ns.Epoch == 1 && again <= hits:
+			t.Errorf("seed %d: %d blocks are hits with all volumes, %d were without", seed, again, hits)
+		}
+		if _, _, err := r.node.StatBlock("m", deleted); !errors.Is(err, trie.ErrAbsent) {
+			t.Errorf("seed %d: the block that was deleted while its volume was missing is back: %v", seed, err)
+		}
+		r.close()
+	}
+}
+
+// TestDegradedNeverReusesAGeneration: of two volumes one is missing, then the
+// other: neither start gives out a generation that another start gave out.
+func TestDegradedNeverReusesAGeneration(t *testing.T) {
+	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync}, memories(2, 1)...)
+	ns := r.namespace("m", kv.SingleGroup(1, 4, 100))
+	newest := r.store.NewestGeneration()
+	for i := range 6 {
+		taken := r.restartWithout(i % 2)
+		if got := r.store.NewestGeneration(); got <= newest {
+			t.Fatalf("restart %d: generation %d after %d", i, got, newest)
+		}
+		r.mustPut(ns, chain(ns, 1, i))
+		newest = r.store.NewestGeneration()
+		for j, d := range taken {
+			r.close()
+			r.reopenDevices()
+			r.devices[j] = d
+		}
+		if r.node == nil {
+			r.open()
+		}
+	}
+}
+
+// TestDegradedRefuses: a node that is not told to serve without a volume does not
+// start, and one that is does not start with none.
+func TestDegradedRefuses(t *testing.T) {
+	r := newRig(t, rigOptions{}, memories(2, 1)...)
+	r.close()
+	r.reopenDevices()
+	good := r.devices
+	r.devices = []blockio.Device{good[0], blockstore.Absent("gone", errors.New("no such disk"))}
+	if err := r.tryOpen(); err == nil {
+		t.Fatal("a node without its second volume started")
+	}
+	if err := good[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.devices = []blockio.Device{blockstore.Absent("gone", errors.New("no such disk")), blockstore.Absent("gone", errors.New("no such disk"))}
+	r.opts.degraded = true
+	if err := r.tryOpen(); err == nil {
+		t.Fatal("a node without volumes started")
+	}
+	r.devices = good
+	r.reopenDevices()
+	r.opts.degraded = false
+	r.open()
+}
