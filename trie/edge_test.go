@@ -424,3 +424,27 @@ func TestLeasesAreCountedByNamespace(t *testing.T) {
 		t.Errorf("%v leases at the end; want 0 and 1", got)
 	}
 }
+
+// TestBelowLeavesOutWhatIsDeleted: pieces that wait for ReclaimStep are not
+// counted a second time.
+func TestBelowLeavesOutWhatIsDeleted(t *testing.T) {
+	tr := openTest(t, Options{SlotBytes: func(kv.Geometry, int) int64 { return 10 }})
+	defer closeTest(t, tr)
+	ns := benchNamespace(t, tr)
+	ids := benchIDs(0)[:5]
+	if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids, 0), false); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		block  int
+		pieces int64
+	}{{2, 3}, {1, 1}, {0, 1}} {
+		pieces, bytes, err := tr.Below(ns.ID, ids[c.block])
+		if err != nil || pieces != c.pieces || bytes != 10*c.pieces {
+			t.Errorf("below block %d: %d pieces, %d bytes, %v; want %d of 10 bytes", c.block, pieces, bytes, err, c.pieces)
+		}
+		if err := tr.Delete(ns.ID, ids[c.block]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

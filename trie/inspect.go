@@ -144,6 +144,10 @@ func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, 
 			path = path[:0]
 			for n != 0 && n <= top && !known.has(n) {
 				path = append(path, n)
+				if t.nodes.at(n).has(flagDoomed) {
+					n = 0 // what hangs on a deleted block is unmatchable already
+					break
+				}
 				n = t.nodes.at(n).parent
 			}
 			for _, p := range path {
