@@ -58,6 +58,21 @@ func (f *faulty) pending(t testing.TB) {
 	}
 }
 
+// TestTransientReadError: a read that fails once is tried again in the same call.
+func TestTransientReadError(t *testing.T) {
+	f := openFaulty(t, Options{})
+	b := newBlock("b", 12000, 3)
+	if err := put(t, f.Store, nil, b); err != nil {
+		t.Fatal(err)
+	}
+	f.dev.SetRules(rules(t, `(Err EIO (And Reads (Count 1)))`))
+	f.settle(b, get(t, f.Store, b, 0, 0))
+	f.pending(t)
+	if st := f.Stats().Counters; st.ReadFailures != 0 || st.ReadBytes == 0 {
+		t.Errorf("%d reads failed, %d bytes were read", st.ReadFailures, st.ReadBytes)
+	}
+}
+
 // TestReadFaults: each kind of fault in a read is an error or a miss, and
 // counted as what it is.
 func TestReadFaults(t *testing.T) {
@@ -66,10 +81,10 @@ func TestReadFaults(t *testing.T) {
 		first, layers int
 		corrupt       bool
 	}{
-		{`(Err EIO (And Reads (Count 1)))`, 0, 0, false},
-		{`(Err EIO (And Reads (Count 1)))`, 1, 1, false},
-		{`(Short (And Reads (Count 1)))`, 0, 0, false},
-		{`(Short (And Reads (Count 1)))`, 2, 1, false},
+		{`(Err EIO (And Reads (Count 4)))`, 0, 0, false},
+		{`(Err EIO (And Reads (Count 4)))`, 1, 1, false},
+		{`(Short (And Reads (Count 4)))`, 0, 0, false},
+		{`(Short (And Reads (Count 4)))`, 2, 1, false},
 		{`(Flip 0 (And Reads (Count 1)))`, 0, 0, true},        // the header's magic
 		{`(Flip 1000 (And Reads (Count 1)))`, 0, 0, true},     // a layer sum
 		{`(Flip 40000 (And Reads (Count 1)))`, 0, 0, true},    // layer 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -59,6 +60,8 @@ func (s *Store) Read(ctx context.Context, batch []Read) error {
 	err := m.run(ctx, s.volumes)
 	for i := range batch {
 		if !m.jobs[i].skip {
+			m.jobs[i].retry(ctx)
+			m.jobs[n+i].retry(ctx)
 			batch[i].Err = s.finishRead(&batch[i], &m.jobs[i], &m.jobs[n+i], err)
 		} else {
 			s.countRead(batch[i].Ref, 0, batch[i].Err)
@@ -95,6 +98,9 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	if err != nil {
 		return err
 	}
+	if !g.volume.dev.health().Reads() {
+		return fmt.Errorf("blockstore: read %v: %w", r.Ref, g.volume.dev.failure(health.Read))
+	}
 	slot, err := g.hold(r.Ref, l.SlotBytes(), blockio.Read)
 	if err != nil {
 		return err
@@ -111,6 +117,30 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	}
 	*head = job{volume: g.volume, file: g.file, offset: slot, bufs: [2][]byte{header}, bytes: l.HeaderBytes()}
 	return nil
+}
+
+// retry reads a job again that the device failed, by itself: an error that comes
+// back is persistent.
+func (j *job) retry(ctx context.Context) {
+	if j.outcome == nil || j.volume == nil || volumesFault(j.outcome) == nil || !j.volume.dev.health().Reads() {
+		return
+	}
+	r := blockio.Request{Op: blockio.Read, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}}
+	if j.bufs[1] != nil {
+		r.Bufs = append(r.Bufs, j.bufs[1])
+	}
+	first := j.outcome
+	if j.outcome = doOne(ctx, j.volume.dev, r); j.outcome != nil {
+		j.outcome = fmt.Errorf("%w; and once more: %w", first, j.outcome)
+	}
+}
+
+// Unreadable reports whether the error of a Read or a Scrub says that the slot
+// cannot be read although its volume can: the device failed it twice. Drop the
+// block, so that it is written elsewhere.
+func (s *Store) Unreadable(ref kv.Ref, err error) bool {
+	return err != nil && volumesFault(err) != nil && s.VolumeHealth(ref).Reads() &&
+		!errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrStale) && !errors.Is(err, ErrVolumeFailed) && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrState) && !errors.Is(err, ErrClosed)
 }
 
 // finishRead verifies what came and lets go of the slot.

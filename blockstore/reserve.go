@@ -191,6 +191,44 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 	return nil, runs.Run{}, p.full()
 }
 
+// Writable returns nil if a volume takes new blocks, else ErrFloor with the reason
+// of each volume.
+func (s *Store) Writable() error {
+	if s.Elsewhere(nil) {
+		return nil
+	}
+	return s.noWritableVolume()
+}
+
+// Elsewhere reports whether a volume takes new blocks, other than the one of
+// except, if that is given.
+func (s *Store) Elsewhere(except *kv.Ref) bool {
+	for _, v := range s.volumes {
+		if v.takesWrites() && (except == nil || v.index != except.Extent.Volume()) {
+			return true
+		}
+	}
+	return false
+}
+
+// Readable reports whether blocks of at least one volume can be read.
+func (s *Store) Readable() bool {
+	for _, v := range s.volumes {
+		if v.dev.health().Reads() {
+			return true
+		}
+	}
+	return false
+}
+
+// VolumeHealth returns the state of the volume of a ref.
+func (s *Store) VolumeHealth(ref kv.Ref) health.Status {
+	if v := s.volume(ref.Extent); v != nil {
+		return v.dev.health()
+	}
+	return health.Status{State: health.Removed}
+}
+
 // noWritableVolume says for each volume why it takes no writes.
 func (s *Store) noWritableVolume() error {
 	var why []string

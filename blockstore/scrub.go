@@ -121,13 +121,18 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	if err != nil {
 		return nil // freed meanwhile
 	}
+	if !g.volume.dev.health().Reads() {
+		return nil // what it holds is looked at when it is back
+	}
 	offset, err := g.hold(ref, slotBytes, blockio.Read)
 	if err != nil {
 		return nil
 	}
 	buf := b.buf[:slotBytes]
-	err = doOne(ctx, g.volume.dev, blockio.Request{Op: blockio.Read, File: g.file, Offset: offset, Bufs: [][]byte{buf}})
-	if err == nil {
+	j := job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{buf}}
+	j.outcome = doOne(ctx, g.volume.dev, blockio.Request{Op: blockio.Read, File: g.file, Offset: offset, Bufs: [][]byte{buf}})
+	j.retry(ctx)
+	if err = j.outcome; err == nil {
 		err = verifySlot(ref, slotBytes, buf)
 	}
 	if e := g.unpin(ref); e != nil {

@@ -197,6 +197,7 @@ func (s *adminService) VerifyBlocks(ctx context.Context, req *pb.VerifyBlocksReq
 		index[id] = uint32(i)
 	}
 	resp := &pb.VerifyBlocksResponse{}
+	var texts reasons
 	for _, v := range verified {
 		r := &pb.PieceResult{Block: index[v.ID], Group: uint32(v.Group), LayerSums: v.LayerSums}
 		switch v.State {
@@ -209,9 +210,7 @@ func (s *adminService) VerifyBlocks(ctx context.Context, req *pb.VerifyBlocksReq
 		default:
 			r.State = pb.PieceResult_STATE_FAILED
 		}
-		if v.Err != nil {
-			r.Reason = v.Err.Error()
-		}
+		r.Reason = texts.of("", v.Err)
 		resp.Pieces = append(resp.Pieces, r)
 	}
 	return resp, nil

@@ -170,7 +170,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 	load.Early = by.road == roadMessage
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
-		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
@@ -192,6 +192,7 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 		Pieces:        make([]*pb.PieceResult, len(result.Pieces)),
 	}
 	busy := 0
+	var texts reasons
 	for i, p := range result.Pieces {
 		r := &pb.PieceResult{Block: uint32(p.Block), Group: uint32(p.Group), LayerSums: p.LayerSums}
 		switch p.State {
@@ -206,12 +207,10 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 			r.State = pb.PieceResult_STATE_FAILED
 			if errors.Is(p.Err, storage.ErrBusy) {
 				busy++
-				resp.BusyReason = p.Err.Error()
+				resp.BusyReason = sentence(p.Err)
 			}
 		}
-		if p.Err != nil {
-			r.Reason = p.Err.Error()
-		}
+		r.Reason = texts.of("", p.Err)
 		resp.Pieces[i] = r
 	}
 	if busy > 0 && resp.Outcome == pb.Outcome_OUTCOME_MISS {
@@ -311,7 +310,7 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 	r.Attach = func(res *storage.Reservation) error { return s.attach(res, by, resp) }
 	res, err := s.node.Reserve(ctx, r)
 	if errors.Is(err, storage.ErrBusy) {
-		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 	}
 	if errors.Is(err, storage.ErrReadOnly) {
 		return refuseAll(r, err), nil
@@ -334,9 +333,10 @@ func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
 			pieces[i].Block = i
 		}
 	}
+	var texts reasons
 	for _, p := range pieces {
 		resp.Pieces = append(resp.Pieces, &pb.PieceResult{
-			Block: uint32(p.Block), Group: uint32(p.Group), State: pb.PieceResult_STATE_REFUSED, Reason: "read_only: " + why.Error(),
+			Block: uint32(p.Block), Group: uint32(p.Group), State: pb.PieceResult_STATE_REFUSED, Reason: texts.of("read_only", why),
 		})
 	}
 	return resp
@@ -415,14 +415,15 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 		return win.close()
 	})
 	if errors.Is(err, storage.ErrBusy) {
-		return &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+		return &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	resp := &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_HIT}
+	var texts reasons
 	for _, p := range stored {
-		r := &pb.PieceResult{Block: uint32(p.Block), Group: uint32(p.Group), Reason: p.Reason}
+		r := &pb.PieceResult{Block: uint32(p.Block), Group: uint32(p.Group), Reason: texts.of(p.Reason, p.Err)}
 		switch {
 		case p.Stored:
 			r.State = pb.PieceResult_STATE_STORED
@@ -430,9 +431,6 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 			r.State = pb.PieceResult_STATE_EXISTS
 		default:
 			r.State = pb.PieceResult_STATE_REFUSED
-		}
-		if p.Err != nil {
-			r.Reason += ": " + p.Err.Error()
 		}
 		resp.Pieces = append(resp.Pieces, r)
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/sys"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/handoff"
@@ -26,6 +27,11 @@ type volumeFigure struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
 	value func(Volume) float64
+}
+
+// volumeState returns a metric with one series for each volume and state.
+func volumeState() *prometheus.Desc {
+	return prometheus.NewDesc("penstock_volume_state", "1 for the state that the volume is in (ok, suspect, failed, draining, removed), 0 for the others.", []string{"volume", "state"}, nil)
 }
 
 // nicFigure is one metric with the label nic.
@@ -160,6 +166,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range volumeFigures() {
 		ch <- f.desc
 	}
+	ch <- volumeState()
 	for _, f := range nicFigures() {
 		ch <- f.desc
 	}
@@ -190,6 +197,15 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, v := range c.server.opts.Volumes {
 		for _, f := range volumeFigures() {
 			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(v), v.Device.Info().Path)
+		}
+	}
+	for _, v := range s.node.Store.Volumes {
+		for _, state := range health.States() {
+			is := 0.0
+			if v.Health.State == state {
+				is = 1
+			}
+			ch <- prometheus.MustNewConstMetric(volumeState(), prometheus.GaugeValue, is, v.Path, state.String())
 		}
 	}
 	for _, n := range c.server.data.NICs() {

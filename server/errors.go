@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -54,11 +55,47 @@ func statusOf(err error) error {
 	}
 	for _, e := range errorCodes {
 		if errors.Is(err, e.err) {
-			return status.Error(e.code, err.Error())
+			return status.Error(e.code, sentence(err))
 		}
 	}
-	return status.Error(codes.Internal, err.Error())
+	return status.Error(codes.Internal, sentence(err))
+}
+
+// sentenceBytes bounds the text of one error that crosses a wire: errors of many
+// segments or volumes may be joined in it.
+const sentenceBytes = 1 << 10
+
+// sentence is an error's text, cut where it is too long.
+func sentence(err error) string { return clip(err.Error()) }
+
+func clip(s string) string {
+	if len(s) <= sentenceBytes {
+		return s
+	}
+	return strings.ToValidUTF8(s[:sentenceBytes], "") + "…"
+}
+
+// reasons give the pieces of one reply their texts, of bounded size together: when
+// that is used up, a piece gets the word alone.
+type reasons struct{ used int }
+
+// reasonsBytes bounds the sentences of all pieces of one reply.
+const reasonsBytes = 8 << 10
+
+// of joins a word, which may be empty, and the error's sentence.
+func (r *reasons) of(word string, err error) string {
+	if err == nil {
+		return word
+	}
+	s := sentence(err)
+	if r.used += len(s); r.used > reasonsBytes {
+		return word
+	}
+	if word == "" {
+		return s
+	}
+	return word + ": " + s
 }
 
 // invalid is the status of a request that could not be decoded.
-func invalid(err error) error { return status.Error(codes.InvalidArgument, err.Error()) }
+func invalid(err error) error { return status.Error(codes.InvalidArgument, sentence(err)) }

@@ -39,15 +39,33 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// readyz says whether the node should be sent traffic. A node that only refuses
-// writes is ready: its reads are as good as ever.
+// readyz says whether the node should be sent traffic, and the state of each volume.
+// A node that only refuses writes is ready, since its reads go on; one that is
+// draining, or has no volume that can be read, is not.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
-	if state == "draining" {
+	if state == "draining" || state == "failed" {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(map[string]string{"state": state, "reason": reason}) // the caller has gone
+	type volumeState struct {
+		Path   string `json:"path"`
+		State  string `json:"state"`
+		Reason string `json:"reason,omitempty"`
+	}
+	answer := struct {
+		State   string        `json:"state"`
+		Reason  string        `json:"reason"`
+		Volumes []volumeState `json:"volumes"`
+	}{State: state, Reason: clip(reason)}
+	for _, v := range s.node.Stats().Store.Volumes {
+		vs := volumeState{Path: v.Path, State: v.Health.State.String()}
+		if v.Health.Cause != nil {
+			vs.Reason = sentence(v.Health.Cause)
+		}
+		answer.Volumes = append(answer.Volumes, vs)
+	}
+	_ = json.NewEncoder(w).Encode(answer) // an error: the caller has gone
 }
 
 // summary is one line for a person with curl.

@@ -31,7 +31,7 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	}
 	loan, err := session.Open(req.GetLoan())
 	if errors.Is(err, handoff.ErrFull) {
-		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+		return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 	}
 	if err != nil {
 		return nil, statusOf(err)
@@ -48,7 +48,7 @@ func (s *cacheService) readLocal(ctx context.Context, sessionID []byte, req *pb.
 	if err != nil {
 		loan.End()
 		if errors.Is(err, storage.ErrBusy) {
-			return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: err.Error()}, nil
+			return &pb.ReadResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 		}
 		return nil, statusOf(err)
 	}

@@ -2,10 +2,8 @@ package server
 
 import (
 	"context"
-	"fmt"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
-	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/sys"
 )
 
@@ -38,6 +36,7 @@ func (s *Server) status() *pb.StatusResponse {
 		LastEvent:       s.node.Events().Last(),
 	}
 	m.State, m.StateReason = s.node.WriteState()
+	m.StateReason = clip(m.StateReason)
 	for _, p := range s.memoryParts() {
 		m.MemoryBudgetBytes += p.Bytes
 		m.MemoryParts = append(m.MemoryParts, &pb.MemoryPart{Name: p.Name, Bytes: p.Bytes})
@@ -51,14 +50,19 @@ func (s *Server) status() *pb.StatusResponse {
 			CapacityBytes:       v.CapacityBytes,
 			UsedBytes:           v.Slots.UsedBytes(),
 			FilesystemFreeBytes: v.FreeSpaceBytes,
+			State:               v.Health.State.String(),
+			BelowFloor:          v.BelowFloor,
+		}
+		if v.Health.Cause != nil {
+			volume.StateReason = sentence(v.Health.Cause)
+		}
+		if !v.Health.Since.IsZero() {
+			volume.StateSinceUnixMs = v.Health.Since.UnixMilli()
 		}
 		for _, d := range s.opts.Volumes {
 			if d.Device.Info().Path == v.Path {
 				d.describe(volume)
 			}
-		}
-		if v.Health.State != health.OK {
-			volume.IoDetail += fmt.Sprintf("; %v: %v", v.Health.State, v.Health.Cause)
 		}
 		m.Volumes = append(m.Volumes, volume)
 	}

@@ -160,6 +160,10 @@ func (t *Trie) Sync() error {
 	return t.disk.sync()
 }
 
+// Writable returns nil, or ErrBroken with the cause if the index can be changed no
+// more; matches go on.
+func (t *Trie) Writable() error { return t.disk.broken() }
+
 func (t *Trie) usable() error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

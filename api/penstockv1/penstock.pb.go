@@ -318,6 +318,7 @@ const (
 	Event_KIND_BLOCK_REMOVED      Event_Kind = 2
 	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // epoch bumped or namespace deleted
 	Event_KIND_GAP                Event_Kind = 4 // events were lost to this consumer: resynchronise
+	Event_KIND_VOLUME_STATE       Event_Kind = 5 // reason: the volume's path, its state, and why
 )
 
 // Enum value maps for Event_Kind.
@@ -328,6 +329,7 @@ var (
 		2: "KIND_BLOCK_REMOVED",
 		3: "KIND_ALL_BLOCKS_CLEARED",
 		4: "KIND_GAP",
+		5: "KIND_VOLUME_STATE",
 	}
 	Event_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED":        0,
@@ -335,6 +337,7 @@ var (
 		"KIND_BLOCK_REMOVED":      2,
 		"KIND_ALL_BLOCKS_CLEARED": 3,
 		"KIND_GAP":                4,
+		"KIND_VOLUME_STATE":       5,
 	}
 )
 
@@ -3254,6 +3257,10 @@ type VolumeStatus struct {
 	WriteFailures       uint64                 `protobuf:"varint,11,opt,name=write_failures,json=writeFailures,proto3" json:"write_failures,omitempty"`
 	InFlightBytes       int64                  `protobuf:"varint,12,opt,name=in_flight_bytes,json=inFlightBytes,proto3" json:"in_flight_bytes,omitempty"`
 	InFlightLimitBytes  int64                  `protobuf:"varint,13,opt,name=in_flight_limit_bytes,json=inFlightLimitBytes,proto3" json:"in_flight_limit_bytes,omitempty"`
+	State               string                 `protobuf:"bytes,14,opt,name=state,proto3" json:"state,omitempty"`                                                    // ok, suspect, failed, draining, removed
+	StateReason         string                 `protobuf:"bytes,15,opt,name=state_reason,json=stateReason,proto3" json:"state_reason,omitempty"`                     // why it is not ok
+	StateSinceUnixMs    int64                  `protobuf:"varint,16,opt,name=state_since_unix_ms,json=stateSinceUnixMs,proto3" json:"state_since_unix_ms,omitempty"` // 0: always
+	BelowFloor          bool                   `protobuf:"varint,17,opt,name=below_floor,json=belowFloor,proto3" json:"below_floor,omitempty"`                       // of free space: it takes no new blocks
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -3379,12 +3386,40 @@ func (x *VolumeStatus) GetInFlightLimitBytes() int64 {
 	return 0
 }
 
+func (x *VolumeStatus) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetStateReason() string {
+	if x != nil {
+		return x.StateReason
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetStateSinceUnixMs() int64 {
+	if x != nil {
+		return x.StateSinceUnixMs
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetBelowFloor() bool {
+	if x != nil {
+		return x.BelowFloor
+	}
+	return false
+}
+
 type StatusResponse struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Node              string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Version           string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
 	StartUnixMs       int64                  `protobuf:"varint,3,opt,name=start_unix_ms,json=startUnixMs,proto3" json:"start_unix_ms,omitempty"`
-	State             string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // serving, draining, read_only
+	State             string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // serving, draining, read_only, failed
 	StateReason       string                 `protobuf:"bytes,5,opt,name=state_reason,json=stateReason,proto3" json:"state_reason,omitempty"`
 	Io                string                 `protobuf:"bytes,6,opt,name=io,proto3" json:"io,omitempty"`
 	IoReason          string                 `protobuf:"bytes,7,opt,name=io_reason,json=ioReason,proto3" json:"io_reason,omitempty"`
@@ -4438,7 +4473,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\adropped\x18\x01 \x01(\rR\adropped\"C\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x1c\n" +
-	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"\x83\x03\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"\x9b\x03\n" +
 	"\x05Event\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.penstock.v1.Event.KindR\x04kind\x12\x1c\n" +
@@ -4449,13 +4484,14 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06medium\x18\a \x01(\tR\x06medium\x12\x16\n" +
 	"\x06reason\x18\b \x01(\tR\x06reason\x12 \n" +
 	"\ftime_unix_ms\x18\t \x01(\x03R\n" +
-	"timeUnixMs\"v\n" +
+	"timeUnixMs\"\x8d\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KIND_BLOCK_STORED\x10\x01\x12\x16\n" +
 	"\x12KIND_BLOCK_REMOVED\x10\x02\x12\x1b\n" +
 	"\x17KIND_ALL_BLOCKS_CLEARED\x10\x03\x12\f\n" +
-	"\bKIND_GAP\x10\x04\"N\n" +
+	"\bKIND_GAP\x10\x04\x12\x15\n" +
+	"\x11KIND_VOLUME_STATE\x10\x05\"N\n" +
 	"\x16CreateNamespaceRequest\x124\n" +
 	"\tnamespace\x18\x01 \x01(\v2\x16.penstock.v1.NamespaceR\tnamespace\")\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
@@ -4512,7 +4548,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\x12\x16\n" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\"\x0f\n" +
-	"\rStatusRequest\"\xcd\x03\n" +
+	"\rStatusRequest\"\xd6\x04\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02io\x18\x02 \x01(\tR\x02io\x12\x1b\n" +
@@ -4530,7 +4566,12 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	" \x01(\x04R\freadFailures\x12%\n" +
 	"\x0ewrite_failures\x18\v \x01(\x04R\rwriteFailures\x12&\n" +
 	"\x0fin_flight_bytes\x18\f \x01(\x03R\rinFlightBytes\x121\n" +
-	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\"\x89\b\n" +
+	"\x15in_flight_limit_bytes\x18\r \x01(\x03R\x12inFlightLimitBytes\x12\x14\n" +
+	"\x05state\x18\x0e \x01(\tR\x05state\x12!\n" +
+	"\fstate_reason\x18\x0f \x01(\tR\vstateReason\x12-\n" +
+	"\x13state_since_unix_ms\x18\x10 \x01(\x03R\x10stateSinceUnixMs\x12\x1f\n" +
+	"\vbelow_floor\x18\x11 \x01(\bR\n" +
+	"belowFloor\"\x89\b\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +

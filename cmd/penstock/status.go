@@ -96,6 +96,12 @@ func printStatus(t *table, s *pb.StatusResponse) {
 	// A line without columns ends the alignment of those above it, so the details
 	// come after the last volume.
 	for _, v := range s.GetVolumes() {
+		if v.GetState() != "ok" {
+			t.row("  " + v.GetPath() + ": " + because(v.GetState(), v.GetStateReason()))
+		}
+		if v.GetBelowFloor() {
+			t.row("  " + v.GetPath() + ": takes no new blocks: free space is below free_floor")
+		}
 		switch d := v.GetIoDetail(); {
 		case d == "":
 		case len(s.GetVolumes()) == 1:

@@ -42,6 +42,8 @@ type Node struct {
 	ScrubbedBlocks prometheus.Counter
 	ScrubbedBytes  prometheus.Counter
 	CorruptBlocks  *prometheus.CounterVec // reason: where it was noticed
+	// UnreadableBlocks were dropped because their device cannot read them.
+	UnreadableBlocks *prometheus.CounterVec // reason: where it was noticed
 
 	Syncs        prometheus.Counter
 	SyncFailures prometheus.Counter
@@ -97,9 +99,10 @@ func NewNode(r prometheus.Registerer) *Node {
 		LeasesDenied:  reg.counter("lease_denied_total", "Leases denied because too many were open."),
 		LeasesExpired: reg.counter("lease_expired_total", "Leases that ended by their time to live."),
 
-		ScrubbedBlocks: reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
-		ScrubbedBytes:  reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
-		CorruptBlocks:  reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write"),
+		ScrubbedBlocks:   reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
+		ScrubbedBytes:    reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
+		UnreadableBlocks: reg.reasons("unreadable_blocks_total", "Pieces dropped because their volume cannot read them, by where it was noticed", "read", "scrub", "verify"),
+		CorruptBlocks:    reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write"),
 
 		Syncs:        reg.counter("sync_requests_total", "Syncs of data and index."),
 		SyncFailures: reg.counter("sync_failures_total", "Syncs that failed."),

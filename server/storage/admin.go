@@ -188,6 +188,9 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 		n.dropStale(info.Ref)
 		v.State, v.Err = Absent, err
 	default:
+		if n.store.Unreadable(info.Ref, err) {
+			n.dropUnreadable(info.Ref, "verify", err)
+		}
 		v.State, v.Err = Failed, err
 	}
 	return v, nil

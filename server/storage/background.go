@@ -8,7 +8,6 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/kv"
-	"github.com/penstock-kv/penstock/trie"
 )
 
 const (
@@ -17,9 +16,6 @@ const (
 	// scrubStepBytes is how much the scrubber reads before it looks whether it
 	// should stop.
 	scrubStepBytes = 16 << 20
-	// refusalPause is how long writes are refused after one showed that none can
-	// succeed.
-	refusalPause = 5 * time.Second
 	// scrubPause is the time between two passes.
 	scrubPause = 10 * time.Minute
 )
@@ -57,6 +53,7 @@ func (n *Node) expireLoop() {
 			n.wakeReclaim() // what they held may be unmatchable
 		}
 		n.expireReservations(now)
+		n.noteWriteState()
 	})
 }
 
@@ -76,13 +73,14 @@ func (n *Node) Sync(ctx context.Context) error {
 	m := n.opts.Metrics
 	m.Syncs.Inc()
 	defer func() { m.SyncSeconds.Observe(time.Since(start).Seconds()) }()
+	// The index is synced also when a volume was not: what it says of that volume is
+	// verified when it is read.
 	err := n.store.Sync(ctx)
-	if err == nil {
-		err = n.index.Sync()
+	if ctx.Err() == nil {
+		err = errors.Join(err, n.index.Sync())
 	}
 	if err != nil && ctx.Err() == nil {
 		m.SyncFailures.Inc()
-		n.noteWriteError(err)
 	}
 	return err
 }
@@ -143,8 +141,11 @@ func (n *Node) scrubStep(ctx context.Context, from kv.Extent, bytesPerSecond int
 		From:           from,
 		MaxBytes:       scrubStepBytes,
 		Report: func(ref kv.Ref, err error) {
-			if errors.Is(err, blockstore.ErrCorrupt) {
+			switch {
+			case errors.Is(err, blockstore.ErrCorrupt):
 				n.dropCorrupt(ref, "scrub", err)
+			case n.store.Unreadable(ref, err):
+				n.dropUnreadable(ref, "scrub", err)
 			}
 		},
 	})
@@ -171,39 +172,30 @@ func (n *Node) Scrub(ctx context.Context, bytesPerSecond int64, progress func(sl
 	}
 }
 
-// A refusal of all writes, and until when.
-type refusal struct {
-	why   string
-	until time.Time
-}
-
-// noteWriteError refuses writes for a while if the error says that none can
-// succeed. After that the next writer finds out whether they do again: space may
-// have been freed, or the floor lowered.
-func (n *Node) noteWriteError(err error) {
-	if !errors.Is(err, blockstore.ErrFloor) && !errors.Is(err, trie.ErrBroken) {
-		return
-	}
-	if n.refused.Swap(&refusal{why: err.Error(), until: n.opts.Now().Add(refusalPause)}) == nil {
-		n.opts.Logger.Error("writes are refused; reads go on", "err", err)
-	}
-}
-
 // writable returns ErrDraining, or ErrReadOnly and why, or nil.
 func (n *Node) writable() error {
 	if n.draining.Load() {
 		return ErrDraining
 	}
-	r := n.refused.Load()
-	if r == nil || n.opts.Now().After(r.until) {
-		return nil
+	if err := n.store.Writable(); err != nil {
+		return fmt.Errorf("%w: %w", ErrReadOnly, err)
 	}
-	return fmt.Errorf("%w: %s", ErrReadOnly, r.why)
+	if err := n.index.Writable(); err != nil {
+		return fmt.Errorf("%w: %w", ErrReadOnly, err)
+	}
+	return nil
 }
 
-// noteWritten ends a refusal: a write succeeded.
-func (n *Node) noteWritten() {
-	if n.refused.Load() != nil && n.refused.Swap(nil) != nil {
+// noteWriteState logs when writes begin or cease to be refused.
+func (n *Node) noteWriteState() {
+	err := n.writable()
+	refused := errors.Is(err, ErrReadOnly)
+	if n.refusing.Swap(refused) == refused {
+		return
+	}
+	if refused {
+		n.opts.Logger.Error("writes are refused; reads go on", "err", err)
+	} else {
 		n.opts.Logger.Info("writes are taken again")
 	}
 }

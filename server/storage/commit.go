@@ -147,17 +147,54 @@ func firstDifference(a, b []uint64) int {
 	return -1
 }
 
-// writeSlots gives the pieces slots, group by group, and writes them. A piece
-// whose ancestor in this call was refused is refused as well.
+// placementTries is how many volumes a piece is tried on.
+const placementTries = 3
+
+// writeSlots gives the pieces slots, writes them, and with durability sync makes
+// them durable. What one volume fails goes to another one, as long as there is one.
+// A piece whose ancestor in this call was refused is refused as well.
 func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
 	r.refuseOrphans(all)
+	for try := 1; ; try++ {
+		placed := n.writePlaced(ctx, r, all)
+		if len(placed) == 0 {
+			return nil
+		}
+		if n.opts.Durability == blockstore.DurabilitySync {
+			if err := n.syncData(ctx, placed); err != nil {
+				return err
+			}
+		}
+		again := false
+		for _, c := range placed {
+			if c.Err == nil {
+				continue
+			}
+			elsewhere := n.store.Elsewhere(&c.ref)
+			n.logIf("abandon slot", n.store.Abandon(c.ref))
+			c.ref = kv.Ref{}
+			if !elsewhere || try == placementTries || ctx.Err() != nil {
+				c.refuse("device", c.Err)
+				continue
+			}
+			again, c.Err = true, nil
+		}
+		if !again {
+			return nil
+		}
+	}
+}
+
+// writePlaced gives the pieces that have none a slot, group by group, writes them,
+// and returns them, each with its outcome in Err.
+func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing) []*committing {
 	digest := r.ns.Geometry.Digest()
 	var writes []blockstore.Write
 	var owners []*committing
 	for group := range r.ns.Geometry.Groups {
 		var wanted []*committing
 		for i := range all {
-			if c := &all[i]; c.Group == group && c.Reason == "" {
+			if c := &all[i]; c.Group == group && c.Reason == "" && c.ref.Generation == 0 {
 				wanted = append(wanted, c)
 			}
 		}
@@ -196,17 +233,9 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	// Every failure is in the outcome of a write: what was written stays.
 	_ = n.store.Write(ctx, writes)
 	for i := range writes {
-		if err := writes[i].Err; err != nil {
-			owners[i].refuse("device", err)
-			n.noteWriteError(err)
-			n.logIf("abandon slot", n.store.Abandon(owners[i].ref))
-			owners[i].ref = kv.Ref{}
-		}
+		owners[i].Err = writes[i].Err
 	}
-	if n.opts.Durability == blockstore.DurabilitySync {
-		return n.syncData(ctx, owners)
-	}
-	return nil
+	return owners
 }
 
 // abandon frees the slots of everything on its way and returns err.
@@ -220,19 +249,30 @@ func (n *Node) abandon(owners []*committing, err error) error {
 	return err
 }
 
+// syncData makes the written pieces durable; those that are not have the reason in
+// Err. The error is ctx's.
 func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	var refs []kv.Ref
 	for _, c := range owners {
-		if c.ref.Generation != 0 {
+		if c.Err == nil {
 			refs = append(refs, c.ref)
 		}
 	}
 	if len(refs) == 0 {
 		return nil
 	}
-	if err := n.store.Sync(ctx, refs...); err != nil {
-		n.noteWriteError(err)
-		return n.abandon(owners, fmt.Errorf("storage: commit: sync: %w", err))
+	err := n.store.Sync(ctx, refs...)
+	var failed *blockstore.SyncError
+	switch {
+	case err == nil:
+		return nil
+	case !errors.As(err, &failed):
+		return n.abandon(owners, fmt.Errorf("storage: commit: %w", err))
+	}
+	for _, c := range owners {
+		if e := failed.Of(c.ref); e != nil && c.Err == nil {
+			c.Err = fmt.Errorf("sync: %w", e)
+		}
 	}
 	return nil
 }
@@ -279,11 +319,7 @@ func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count in
 		before = r.ids[first-1]
 	}
 	after, hasAfter := n.extentOf(r.ns.ID, before, group)
-	refs, err := n.room.slots(ctx, layout, count, after, hasAfter)
-	if err != nil {
-		n.noteWriteError(err)
-	}
-	return refs, err
+	return n.room.slots(ctx, layout, count, after, hasAfter)
 }
 
 // extentOf returns where a block's piece lies, for placing the next one.
@@ -341,7 +377,6 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	}
 	statuses, err := n.index.Put(nil, r.ns.ID, r.ns.Epoch, entries, n.opts.Durability == blockstore.DurabilitySync)
 	if err != nil {
-		n.noteWriteError(err)
 		err = fmt.Errorf("storage: commit: %w", err)
 	}
 	if len(statuses) == 0 {
@@ -349,7 +384,6 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		return err
 	}
 	n.unsynced.Store(true)
-	n.noteWritten()
 	for i, c := range owners {
 		if statuses[i] == trie.Added {
 			c.Stored = true

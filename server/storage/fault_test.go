@@ -34,7 +34,7 @@ func TestReadFaultsAreMisses(t *testing.T) {
 		mayMiss bool
 	}{
 		{`(Err EIO (And Reads (Prob 0.3 1)))`, storage.Failed, false},
-		{`(Short (And Reads (Prob 0.3 2)))`, storage.Failed, false},
+		{`(Short (And Reads (Prob 0.6 2)))`, storage.Failed, false},
 		{`(Flip (And Reads (Prob 0.5 3)))`, storage.Corrupt, true},
 		{`(Torn (And Reads (Prob 0.5 4)))`, storage.Corrupt, true},
 	} {

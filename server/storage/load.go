@@ -653,9 +653,18 @@ func (l *load) lost(i int, err error) {
 	case errors.Is(err, blockstore.ErrStale):
 		l.node.dropStale(l.refs[i])
 		l.outcome(i, Absent, err)
+	case l.node.lostForGood(l.refs[i], err):
+		l.node.dropUnreadable(l.refs[i], "read", err)
+		l.outcome(i, Failed, err)
 	default:
 		l.outcome(i, Failed, err)
 	}
+}
+
+// lostForGood reports whether a piece that could not be read should be dropped: its
+// device cannot read it, or its volume has failed and another one takes writes.
+func (n *Node) lostForGood(ref kv.Ref, err error) bool {
+	return n.store.Unreadable(ref, err) || errors.Is(err, blockstore.ErrVolumeFailed) && n.store.Elsewhere(&ref)
 }
 
 func (l *load) fail(pieces []int, err error) {

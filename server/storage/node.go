@@ -37,7 +37,7 @@ type Node struct {
 	loans      loanBook
 
 	draining atomic.Bool
-	refused  atomic.Pointer[refusal] // nil: writes are taken
+	refusing atomic.Bool // writes were refused when last looked at
 	// unsynced is set by every commit and cleared by the sync that covers it.
 	unsynced atomic.Bool
 
@@ -190,7 +190,7 @@ func (n *Node) Events() *EventLog { return n.events }
 func (n *Node) Drain() { n.draining.Store(true) }
 
 // WriteState reports whether writes are taken, and if not, why: "serving",
-// "draining" or "read_only".
+// "draining", "read_only", or "failed" if no volume can be read either.
 func (n *Node) WriteState() (state, reason string) {
 	err := n.writable()
 	switch {
@@ -198,6 +198,8 @@ func (n *Node) WriteState() (state, reason string) {
 		return "serving", ""
 	case errors.Is(err, ErrDraining):
 		return "draining", err.Error()
+	case !n.store.Readable():
+		return "failed", err.Error()
 	}
 	return "read_only", err.Error()
 }

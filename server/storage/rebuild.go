@@ -26,8 +26,16 @@ func IndexLost(store *blockstore.Store, index *trie.Trie) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return len(c.Namespaces) > 0 && index.Fresh(), nil
+	lost := len(c.Namespaces) > 0 && index.Fresh()
+	if lost && !store.CatalogueCertain() {
+		return true, errUncertain
+	}
+	return lost, nil
 }
+
+// errUncertain: too few volumes can be read to know the newest epochs, and the index,
+// which knows them too, is lost.
+var errUncertain = errors.New("storage: the index is lost, and so many volumes cannot be read that a later epoch may be known to those alone; bring them back, or begin with empty directories")
 
 // RebuildOptions are what a rebuild needs.
 type RebuildOptions struct {
@@ -110,6 +118,9 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if !opts.Store.CatalogueCertain() {
+		return RebuildReport{}, errUncertain
 	}
 	c, err := decodeCatalogue(opts.Store.Catalogue())
 	if err != nil {

@@ -344,6 +344,14 @@ func (n *Node) dropPiece(ref kv.Ref) {
 	n.wakeReclaim()
 }
 
+// dropUnreadable makes a piece unmatchable that its device cannot read, and what is
+// below it, so that the next write puts it elsewhere.
+func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
+	n.opts.Metrics.UnreadableBlocks.WithLabelValues(where).Inc()
+	n.opts.Logger.Error("unreadable block dropped", "ref", ref, "noticed", where, "err", cause)
+	n.dropStale(ref)
+}
+
 // dropStale forgets an index entry whose slot holds something else.
 func (n *Node) dropStale(ref kv.Ref) {
 	n.forget(ref)

@@ -1,0 +1,161 @@
+package storage_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// newPair returns a rig on two volumes of which the first, bad, fails by rules.
+// Nothing stays hot.
+func newPair(t *testing.T, opts rigOptions) (*rig, *faultio.Device) {
+	bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), nil)
+	opts.edit = func(o *storage.Options) { o.HotBytes = -1 }
+	return newRig(t, opts, bad, memio.New(memio.Options{Path: "good"})), bad
+}
+
+// health returns the state of the volume with that path.
+func (r *rig) health(path string) health.Status {
+	for _, v := range r.node.Stats().Store.Volumes {
+		if v.Path == path {
+			return v.Health
+		}
+	}
+	r.t.Fatalf("no volume %q", path)
+	return health.Status{}
+}
+
+// TestOneDiskFailsWrites: with one of two disks failing every write, or every
+// sync, no block is refused, whatever durability was asked for.
+func TestOneDiskFailsWrites(t *testing.T) {
+	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO (Or Writes Syncs))`, `(Short Writes)`} {
+		for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
+			t.Run(fault+" "+d.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					r, bad := newPair(t, rigOptions{durability: d})
+					ns := r.namespace("m", small)
+					bad.SetRules(faultio.MustParse(fault))
+					for i := range 200 {
+						r.mustPut(ns, chain(ns, 3, i))
+					}
+					if err := r.node.Sync(t.Context()); err != nil && d == blockstore.DurabilitySync {
+						t.Errorf("sync after the volume has failed: %v", err)
+					}
+					if err := r.node.Sync(t.Context()); err != nil {
+						t.Errorf("second sync: %v", err)
+					}
+					if got := r.health("bad").State; got == health.OK {
+						t.Errorf("the failing volume is %v", got)
+					}
+					if state, why := r.node.WriteState(); state != "serving" {
+						t.Errorf("the node is %s: %s", state, why)
+					}
+					if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+						t.Errorf("epoch bump: %v", err)
+					}
+					if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); err != nil {
+						t.Errorf("quota: %v", err)
+					}
+					r.namespace("other", small)
+					bad.SetRules(nil)
+					time.Sleep(2 * time.Minute)
+					if got := r.health("bad"); got.State != health.OK {
+						t.Errorf("two minutes after the fault the volume is %v: %v", got.State, got.Cause)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestUnreadableBlockIsDropped: a block that its device cannot read is a miss, is
+// counted apart from corrupt ones, and the next write puts it elsewhere.
+func TestUnreadableBlockIsDropped(t *testing.T) {
+	for _, by := range []string{"read", "scrub", "verify"} {
+		t.Run(by, func(t *testing.T) {
+			r, dev := faulty(t, rigOptions{})
+			ns := r.namespace("m", small)
+			ids := chain(ns, 1, 7)
+			r.mustPut(ns, ids)
+			r.mustPut(ns, chain(ns, 1, 8))
+			_, infos, err := r.node.StatBlock("m", ids[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			first := infos[0].Ref
+			dev.SetRules(faultio.MustParse(`(Err EIO (And Reads (File "segment-*") (Offset 4096 16384)))`))
+			switch by {
+			case "read":
+				if _, n := r.load(ns, ids); n != 0 {
+					t.Fatal("the fault did not fall on the block")
+				}
+			case "scrub":
+				if err := r.node.Scrub(t.Context(), 0, func(_, _, _ int64) error { return nil }); err != nil {
+					t.Fatal(err)
+				}
+			case "verify":
+				if _, err := r.node.Verify(t.Context(), "m", ids); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := testutil.ToFloat64(r.stats.UnreadableBlocks.WithLabelValues(by)); got != 1 {
+				t.Errorf("%v unreadable blocks were counted, want 1", got)
+			}
+			if got := testutil.ToFloat64(r.stats.CorruptBlocks.WithLabelValues(by)); got != 0 {
+				t.Errorf("%v corrupt blocks were counted", got)
+			}
+			r.mustPut(ns, ids)
+			_, infos, err = r.node.StatBlock("m", ids[0])
+			if err != nil || infos[0].Ref == first {
+				t.Errorf("the block was not written anew: %v, %v", infos, err)
+			}
+			dev.SetRules(nil)
+			if _, n := r.load(ns, ids); n != 1 {
+				t.Error("the block that was written anew cannot be read")
+			}
+		})
+	}
+}
+
+// TestLostMount: a mount that loses its backend makes the node read-only, and it
+// writes again, without a restart, when the mount is back.
+func TestLostMount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dev := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), nil)
+		r := newRig(t, rigOptions{edit: func(o *storage.Options) { o.HotBytes = -1 }}, dev)
+		ns := r.namespace("m", small)
+		ids := chain(ns, 4, 1)
+		r.mustPut(ns, ids)
+		dev.SetRules(faultio.MustParse(`(Err ENOTCONN Any)`))
+		for i := range 10 {
+			if _, err := r.put(ns, chain(ns, 4, 100+i), 0); errors.Is(err, storage.ErrReadOnly) {
+				break
+			}
+		}
+		if state, why := r.node.WriteState(); state == "serving" || why == "" {
+			t.Errorf("the node is %s (%s)", state, why)
+		}
+		time.Sleep(10 * time.Minute)
+		if got := r.health("bad").State; got != health.Failed {
+			t.Errorf("the volume is %v", got)
+		}
+		dev.SetRules(nil)
+		time.Sleep(2 * time.Minute)
+		if state, why := r.node.WriteState(); state != "serving" {
+			t.Errorf("the mount is back, and the node is %s: %s", state, why)
+		}
+		if _, n := r.load(ns, ids); n != 4 {
+			t.Errorf("%d of 4 blocks are left: what was not asked for must not be dropped", n)
+		}
+		r.mustPut(ns, chain(ns, 4, 2))
+	})
+}
