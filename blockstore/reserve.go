@@ -237,6 +237,10 @@ func (s *Store) noWritableVolume() error {
 			why = append(why, fmt.Sprintf("volume %d is %v: %s", v.index, h.State, causeOf(h)))
 			continue
 		}
+		if v.full.Load() {
+			why = append(why, fmt.Sprintf("volume %d: the file system is full", v.index))
+			continue
+		}
 		why = append(why, fmt.Sprintf("volume %d: %d bytes free, which is below the floor of %d: free some, or lower free_floor", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
 	}
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))

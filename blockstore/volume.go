@@ -83,6 +83,9 @@ type volume struct {
 	// denied is set when the file system refused to hold another segment, and
 	// cleared when the keeper looks again.
 	denied atomic.Bool
+	// full is set when a write into a segment found no space, and cleared likewise:
+	// a file system may have promised more than it has.
+	full atomic.Bool
 
 	syncer  syncer
 	kick    chan struct{} // wakes the keeper
@@ -138,7 +141,7 @@ func (v *volume) sorted() []*segment {
 
 // takesWrites reports whether new blocks may be put on the volume.
 func (v *volume) takesWrites() bool {
-	return !v.belowFloor() && v.dev.health().Places()
+	return !v.belowFloor() && !v.full.Load() && v.dev.health().Places()
 }
 
 func (v *volume) belowFloor() bool {

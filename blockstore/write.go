@@ -2,6 +2,7 @@ package blockstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -115,6 +116,9 @@ func (s *Store) finishWrite(w *Write, j *job, admission error) error {
 		g.written(w.Ref)
 	} else {
 		c.writeFailures.Add(1)
+		if errors.Is(err, blockio.ErrNoSpace) {
+			j.volume.full.Store(true)
+		}
 		err = fmt.Errorf("blockstore: write %v: %w", w.Ref, err)
 	}
 	if stale := g.unpin(w.Ref); stale != nil {
