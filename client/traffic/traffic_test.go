@@ -675,10 +675,11 @@ func TestRecomputeWhatCame(t *testing.T) {
 			s := newShelf()
 			s.put(1, 8)
 			s.stall, s.stalled = blockName(1, 6), make(chan struct{})
+			stalled := s.stalled // the shelf forgets it when it closes it
 			pe, de := newEngine(t, s, 2, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
 			r := newRequest(t, pe, de, 1, 10, 8)
 			p, d, _, dStop := r.both(ctx, 4)
-			<-s.stalled
+			<-stalled
 			if err := p.await(ctx, func() bool { return p.from[3] == here }); err != nil {
 				t.Fatal(err)
 			}
