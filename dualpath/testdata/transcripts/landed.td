@@ -103,14 +103,15 @@ nothing
 
 fetch group=2 queue=(0)
 ----
-9 assign request 3: decode engine 2
-10 assign request 4: decode engine 2
+nothing
 
 fetch group=1 queue=(0)
 ----
-11 assign request 3: prefill engine 1
-12 start request 3: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
-13 assign request 4: prefill engine 1
+9 assign request 3: prefill engine 1
+10 assign request 3: decode engine 2
+11 start request 3: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
+12 assign request 4: prefill engine 1
+13 assign request 4: decode engine 2
 14 start request 4: prefill 1, decode 2; prefill [0, 4096); decode [4096, 8192)
 
 progress at=2500 request=4 side=decode upto=8192
