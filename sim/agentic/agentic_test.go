@@ -171,7 +171,7 @@ func TestAblation(t *testing.T) {
 		case RoundRobin:
 			between(t, "round robin: storage max/avg", nic, 1.45, 1.62)
 		case DualPath, DualPathSplit:
-			between(t, s.String()+": storage max/avg", nic, 1, map[System]float64{DualPath: 1.20, DualPathSplit: 1.25}[s])
+			between(t, s.String()+": storage max/avg", nic, 1, map[System]float64{DualPath: 1.20, DualPathSplit: 1.22}[s])
 			between(t, s.String()+": attention max/avg", attention, 1, 1.10)
 		}
 	}

@@ -334,8 +334,12 @@ func (c *Cluster) readDone(r *request, p dualpath.Part) {
 		c.loaded(r)
 	}
 	c.step(dualpath.Progress{At: c.k.Now(), Request: r.id, Attempt: r.attempt, Side: p.Side, Upto: p.To})
-	// A shorter reading queue may put engines into the first class.
+	// A shorter reading queue may put engines into the first class, and on either side
+	// it decides who reads the next prefix.
 	r.pe.group.wake(c)
+	if p.Side == dualpath.Decode {
+		r.de.group.wake(c)
+	}
 }
 
 // loaded makes a request ready for prefill.
