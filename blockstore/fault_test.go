@@ -81,10 +81,10 @@ func TestReadFaults(t *testing.T) {
 		first, layers int
 		corrupt       bool
 	}{
-		{`(Err EIO (And Reads (Count 4)))`, 0, 0, false},
-		{`(Err EIO (And Reads (Count 4)))`, 1, 1, false},
-		{`(Short (And Reads (Count 4)))`, 0, 0, false},
-		{`(Short (And Reads (Count 4)))`, 2, 1, false},
+		{`(Err EIO (And Reads (File "segment-*") (Count 4)))`, 0, 0, false},
+		{`(Err EIO (And Reads (File "segment-*") (Count 4)))`, 1, 1, false},
+		{`(Short (And Reads (File "segment-*") (Count 4)))`, 0, 0, false},
+		{`(Short (And Reads (File "segment-*") (Count 4)))`, 2, 1, false},
 		{`(Flip 0 (And Reads (Count 1)))`, 0, 0, true},        // the header's magic
 		{`(Flip 1000 (And Reads (Count 1)))`, 0, 0, true},     // a layer sum
 		{`(Flip 40000 (And Reads (Count 1)))`, 0, 0, true},    // layer 0

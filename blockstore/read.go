@@ -119,25 +119,31 @@ func (s *Store) prepareRead(r *Read, body, head *job) error {
 	return nil
 }
 
-// retry reads a job again that the device failed, by itself: an error that comes
-// back is persistent.
+// retry reads a job again that the device failed, by itself, unless that was done:
+// an error that comes back is persistent. It is the volume's error rather than the
+// block's if the catalogue cannot be read either.
 func (j *job) retry(ctx context.Context) {
 	if j.outcome == nil || j.volume == nil || volumesFault(j.outcome) == nil || !j.volume.dev.health().Reads() {
 		return
 	}
-	r := blockio.Request{Op: blockio.Read, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}}
-	if j.bufs[1] != nil {
-		r.Bufs = append(r.Bufs, j.bufs[1])
-	}
-	first := j.outcome
-	if j.outcome = doOne(ctx, j.volume.dev, r); j.outcome != nil {
+	if first := j.outcome; !j.twice {
+		if j.outcome = j.again(ctx, blockio.Read); j.outcome == nil {
+			return
+		}
 		j.outcome = fmt.Errorf("%w; and once more: %w", first, j.outcome)
+	}
+	switch _, err := readPages(ctx, j.volume.dev, j.volume.catalogue, 0, ondisk.Page); {
+	case err == nil:
+	case volumesFault(err) == nil:
+		j.outcome = fmt.Errorf("%w; and the catalogue: %w", j.outcome, err)
+	default:
+		j.outcome = fmt.Errorf("%w: %w; and its catalogue cannot be read: %w", ErrVolumeFailed, j.outcome, err)
 	}
 }
 
 // Unreadable reports whether the error of a Read or a Scrub says that the slot
-// cannot be read although its volume can: the device failed it twice. Drop the
-// block, so that it is written elsewhere.
+// cannot be read although its volume can: the device failed it twice, and other
+// pages can be read. Drop the block, so that it is written elsewhere.
 func (s *Store) Unreadable(ref kv.Ref, err error) bool {
 	return err != nil && volumesFault(err) != nil && s.VolumeHealth(ref).Reads() &&
 		!errors.Is(err, ErrCorrupt) && !errors.Is(err, ErrStale) && !errors.Is(err, ErrVolumeFailed) && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrState) && !errors.Is(err, ErrClosed)

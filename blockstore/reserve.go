@@ -241,7 +241,8 @@ func (s *Store) noWritableVolume() error {
 			why = append(why, fmt.Sprintf("volume %d: the file system is full", v.index))
 			continue
 		}
-		why = append(why, fmt.Sprintf("volume %d: %d bytes free, which is below the floor of %d: free some, or lower free_floor", v.index, v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes))
+		free, floor := v.freeSpaceBytes.Load(), s.opts.FreeFloorBytes
+		why = append(why, fmt.Sprintf("volume %d: %d bytes free, %d fewer than the floor of %d: free as many, or lower free_floor", v.index, free, max(0, floor-free), floor))
 	}
 	return fmt.Errorf("blockstore: %w: %s", ErrFloor, strings.Join(why, "; "))
 }

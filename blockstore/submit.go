@@ -24,6 +24,8 @@ type job struct {
 	bufs    [2][]byte // the second may be nil
 	bytes   int64
 	outcome error
+	// twice: the outcome is that of a second try.
+	twice bool
 	// skip: decided already, nothing to submit.
 	skip bool
 	// entire: the whole slot, which may be merged with its neighbour.
@@ -177,9 +179,19 @@ func (m *submission) do(ctx context.Context, v *volume) error {
 		for _, k := range m.order[sp.first : sp.first+sp.n] {
 			j := &m.jobs[k]
 			if j.outcome = err; err != nil && sp.n > 1 {
-				j.outcome = doOne(ctx, v.dev, blockio.Request{Op: m.op, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}})
+				j.outcome = j.again(ctx, m.op)
 			}
 		}
 	}
 	return nil
+}
+
+// again performs by itself a job whose first try failed.
+func (j *job) again(ctx context.Context, op blockio.Op) error {
+	j.twice = true
+	r := blockio.Request{Op: op, File: j.file, Offset: j.offset, Bufs: [][]byte{j.bufs[0]}}
+	if j.bufs[1] != nil {
+		r.Bufs = append(r.Bufs, j.bufs[1])
+	}
+	return doOne(ctx, j.volume.dev, r)
 }

@@ -460,8 +460,32 @@ func TestDeviceErrors(t *testing.T) {
 		t.Fatalf("read: %+v", got)
 	}
 	h.faults.SetRules(faultio.MustParse(""))
+	if m := r.match(ns, ids); m.Blocks != 0 || m.Cut != client.CutAbsent {
+		t.Errorf("a block that could not be read, twice, is matched: %+v", m)
+	}
+	r.mustPut(ns, ids)
 	if got := r.get(ns, ids); got.Blocks != 8 {
 		t.Fatalf("read: %+v", got)
+	}
+}
+
+// TestVolumeErrors: blocks stay when nothing of their volume can be read, and are
+// read again as soon as the volume can be.
+func TestVolumeErrors(t *testing.T) {
+	h := newHost(t, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	for range 2 {
+		h.faults.SetRules(faultio.MustParse(`(Err EIO Reads)`))
+		if got := r.get(ns, ids[:1]); got.Outcome != client.Miss || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostFailed {
+			t.Fatalf("read: %+v", got)
+		}
+		h.faults.SetRules(faultio.MustParse(""))
+		if got := r.get(ns, ids); got.Blocks != 8 {
+			t.Fatalf("read: %+v", got)
+		}
 	}
 }
 

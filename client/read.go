@@ -612,7 +612,7 @@ func (r *reading) result() ReadResult {
 		if state.lost == "" && state.cut == "" && !r.brokenAbsent {
 			state.lost = LostSkipped
 		}
-		if missing < 0 || p.Block < r.pieces[missing].Block || p.Block == r.pieces[missing].Block && r.states[missing].lost == LostSkipped {
+		if missing < 0 || r.decides(i, missing) {
 			missing = i
 		}
 		if state.lost != "" {
@@ -638,16 +638,36 @@ func (r *reading) result() ReadResult {
 	return out
 }
 
+// decides reports whether the loss of piece i explains the cut better than that of
+// piece j: the loss of an earlier block does. If any loss leaves nothing, one that
+// the node reported comes first: it may have dropped the piece meanwhile, and then
+// the read's other tasks find their pieces absent.
+func (r *reading) decides(i, j int) bool {
+	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && r.allOrNothing() {
+		return a
+	}
+	block, other := r.pieces[i].Block, r.pieces[j].Block
+	return block < other || block == other && r.states[j].lost == LostSkipped
+}
+
+// reported reports whether the piece was lost by itself, and is not merely absent or
+// behind one that was.
+func (s pieceState) reported() bool { return s.lost != "" && s.lost != LostSkipped }
+
 // usable is the prefix that can be used when block is the first that is missing.
-// A shorter prefix of a window or a state needs other pieces than the longer one
-// had, so nothing is left of it: match again.
 func (r *reading) usable(block int) int {
-	for _, p := range r.pieces {
-		if r.req.Namespace.Geometry.Groups[p.Group].Kind != kv.Full {
-			return 0
-		}
+	if r.allOrNothing() {
+		return 0
 	}
 	return block
+}
+
+// allOrNothing reports whether the loss of a piece leaves nothing: a shorter prefix
+// of a window or a state needs other pieces than the longer one had, so match again.
+func (r *reading) allOrNothing() bool {
+	return slices.ContainsFunc(r.pieces, func(p Piece) bool {
+		return r.req.Namespace.Geometry.Groups[p.Group].Kind != kv.Full
+	})
 }
 
 // why is the cut that the loss of a piece causes.

@@ -56,7 +56,7 @@ ok
 
 put q
 ----
-blockstore: no volume takes writes: volume 0: 59888 bytes free, which is below the floor of 100000: free some, or lower free_floor
+blockstore: no volume takes writes: volume 0: 59888 bytes free, 40112 fewer than the floor of 100000: free as many, or lower free_floor
 
 read x0 x2 z
 ----

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -81,8 +82,8 @@ func TestServerIsNotGRPC(t *testing.T) {
 	}
 }
 
-// TestBelowTheFloor: a node whose disk is full says so at its start, to the writer
-// who finds out, and to those who come after; none is told that it is down.
+// TestBelowTheFloor: a node whose disk is full says so at its start, to each writer
+// and in its status, with the setting and both sizes; none is told that it is down.
 func TestBelowTheFloor(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--free-floor", "1000TiB")
@@ -91,13 +92,14 @@ func TestBelowTheFloor(t *testing.T) {
 	}
 	tokensFile, dataFile := prompt2(t, dir)
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
-	for _, why := range []string{"refused: full: ", "refused: read_only: "} {
+	remedy := regexp.MustCompile(`volume 0: (\d+) bytes free, (\d+) fewer than the floor of 1099511627776000: free as many, or lower free_floor`)
+	for range 2 {
 		r := s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile)
-		if r.code != exitFailed || !strings.Contains(r.err, why) || !strings.Contains(r.err, "lower free_floor") || strings.Contains(r.err, "down") {
-			t.Errorf("exit %d, %q without %q", r.code, r.err, why)
+		if r.code != exitFailed || !strings.Contains(r.err, "refused: read_only: ") || !remedy.MatchString(r.err) || strings.Contains(r.err, "down") {
+			t.Errorf("exit %d, %q", r.code, r.err)
 		}
 	}
-	if out := s.run("status").must(t); !strings.Contains(out, "read_only: node takes no writes") {
+	if out := s.run("status").must(t); !strings.Contains(out, "read_only: node takes no writes") || !remedy.MatchString(out) {
 		t.Errorf("status:\n%s", out)
 	}
 }

@@ -37,7 +37,40 @@ get m prompt=1 blocks=6
 ----
 hit: 6 blocks, 49152 bytes, every one as it was written; cut: complete
 
-# A device that fails loses the block for this read only.
+# A read that fails once is tried again.
+
+faults
+(Err EIO (And Reads (File "segment-*") (Count 1)))
+----
+
+get m prompt=1 blocks=6
+----
+hit: 6 blocks, 49152 bytes, every one as it was written; cut: complete
+
+# A device that fails altogether loses the blocks for this read only.
+
+faults
+(Err EIO Reads)
+----
+
+get m prompt=1 blocks=6
+----
+miss: 0 blocks, 0 bytes, every one as it was written; cut: lost
+  block 0 lost: failed
+  block 1 lost: skipped
+  block 2 lost: skipped
+  block 3 lost: skipped
+  block 4 lost: skipped
+  block 5 lost: skipped
+
+faults
+----
+
+get m prompt=1 blocks=6
+----
+hit: 6 blocks, 49152 bytes, every one as it was written; cut: complete
+
+# Blocks that cannot be read, twice, on a device that can are dropped, and stored anew.
 
 faults
 (Err EIO (And Reads (File "segment-*") (After 4)))
@@ -51,6 +84,14 @@ hit: 4 blocks, 32768 bytes, every one as it was written; cut: lost
 
 faults
 ----
+
+get m prompt=1 blocks=6
+----
+hit: 4 blocks, 32768 bytes, every one as it was written; cut: absent
+
+put m prompt=1 blocks=6 first=4
+----
+hit: 2 stored, 0 were there; the prefix has 6 blocks
 
 get m prompt=1 blocks=6
 ----
