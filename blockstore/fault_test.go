@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -376,6 +377,110 @@ func TestSyncFailure(t *testing.T) {
 	}
 	if !strings.Contains(s.Stats().String(), ", failed: a sync failed: faultio") {
 		t.Errorf("the stats do not say that a volume failed:\n%v", s.Stats())
+	}
+}
+
+// TestSyncReportsLostSlots: a Sync of all volumes returns nil only if every
+// committed slot is durable, or an earlier one has reported its volume, whatever
+// made the volume fail, and also if the volume has recovered since.
+func TestSyncReportsLostSlots(t *testing.T) {
+	const syncsFail = `(Err EIO Syncs)`
+	// failByCatalogue makes a volume fail without a sync of its blocks: the other
+	// volume is enough for a catalogue.
+	failByCatalogue := func(t *testing.T, s *Store, bad *faultio.Device) {
+		bad.SetRules(rules(t, `(Err EIO (And Writes (File "catalogue")))`))
+		if err := s.SetCatalogue(t.Context(), []byte("c")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name string
+		// fail makes the volume fail when blocks on both volumes are committed.
+		fail func(t *testing.T, s *Store, bad *faultio.Device)
+		want []bool // does this call of Sync report the volume?
+	}{
+		{"catalogue", failByCatalogue, []bool{true, false}},
+		{"sync", func(t *testing.T, s *Store, bad *faultio.Device) { bad.SetRules(rules(t, syncsFail)) }, []bool{true, false}},
+		{"nothing unsynced", func(t *testing.T, s *Store, bad *faultio.Device) {
+			if err := s.Sync(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			failByCatalogue(t, s, bad)
+		}, []bool{false, false}},
+		{"caller of the sync was not of all volumes", func(t *testing.T, s *Store, bad *faultio.Device) {
+			bad.SetRules(rules(t, syncsFail))
+			if err := s.Sync(t.Context(), onVolume(t, s, bad)); !errors.Is(err, syscall.EIO) {
+				t.Fatalf("sync of the volume: %v", err)
+			}
+		}, []bool{true, false}},
+		{"caller had gone, volume recovered", func(t *testing.T, s *Store, bad *faultio.Device) {
+			bad.SetRules(rules(t, "(Delay 1s Syncs)\n(Err EIO Syncs)"))
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			if err := s.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Fatalf("sync with a deadline: %v", err)
+			}
+			time.Sleep(2 * time.Second)
+			if st := s.Stats().Volumes[0].Health.State; st != health.Failed {
+				t.Fatalf("the volume is %v", st)
+			}
+			recoverVolume(t, s, bad)
+		}, []bool{true, false}},
+		{"recovered after failed writes", func(t *testing.T, s *Store, bad *faultio.Device) {
+			failByCatalogue(t, s, bad)
+			recoverVolume(t, s, bad) // the system has all writes of the blocks
+		}, []bool{false, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
+				s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))
+				var blocks []*block
+				for i := range 4 { // a stripe is one slot: two on each volume
+					blocks = append(blocks, newBlock(fmt.Sprint(i), 12000, 3))
+				}
+				if err := put(t, s, nil, blocks...); err != nil {
+					t.Fatal(err)
+				}
+				c.fail(t, s, bad)
+				for i, want := range c.want {
+					err := s.Sync(t.Context())
+					var failed *SyncError
+					if errors.As(err, &failed) != want || (err != nil) != want {
+						t.Errorf("sync %d: %v; want an error: %v", i, err, want)
+					} else if want && (len(failed.Volumes) != 1 || failed.Volumes[0] == nil) {
+						t.Errorf("sync %d: %v; want volume 0 alone", i, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// onVolume returns the ref of a live slot on the device.
+func onVolume(t *testing.T, s *Store, dev blockio.Device) kv.Ref {
+	for _, v := range s.volumes {
+		if v.dev.Device != dev {
+			continue
+		}
+		for _, g := range v.sorted() {
+			for i, w := range g.words {
+				if w.state() == slotLive {
+					return kv.Ref{Extent: g.extent(uint32(i)), Generation: w.generation()}
+				}
+			}
+		}
+	}
+	t.Fatal("no live slot on the device")
+	return kv.Ref{}
+}
+
+// recoverVolume ends the faults and waits until probes have brought volume 0 back.
+func recoverVolume(t *testing.T, s *Store, bad *faultio.Device) {
+	bad.SetRules(nil)
+	time.Sleep(2 * time.Minute)
+	if st := s.Stats().Volumes[0].Health; st.State != health.OK {
+		t.Fatalf("two minutes after the fault the volume is %v: %v", st.State, st.Cause)
 	}
 }
 

@@ -156,7 +156,11 @@ func (s *Store) Commit(ref kv.Ref) error {
 	if err != nil {
 		return err
 	}
-	return g.commit(ref)
+	if err := g.commit(ref); err != nil {
+		return err
+	}
+	g.volume.syncer.committed(g.file)
+	return nil
 }
 
 // Abandon frees a slot that was reserved and not committed; at once, or when a
@@ -199,21 +203,30 @@ func (s *Store) Unpin(ref kv.Ref) error {
 	return g.unpin(ref)
 }
 
-// Sync returns once every Write that had returned before is durable, on the
-// volumes of refs, or if there are none on all volumes that have not failed.
+// Sync with refs is for slots that are not committed yet. It makes durable every
+// Write to the volumes of refs that had returned before, and returns an error if
+// one of these volumes has failed; after a failed sync Commit refuses their slots.
+//
+// Sync without refs does so for all volumes. It syncs no failed volume. nil says
+// that every slot committed before is durable, except what an earlier Sync without
+// refs has reported: a failed volume with committed slots that may not be durable
+// is an error of one such call, and the next ones leave the volume out. The report
+// survives the volume's recovery.
+//
 // Concurrent calls share the device's syncs. The error is ctx's, or a *SyncError
-// that says which volumes failed; the others are synced.
+// that names each volume with writes that may not be durable; the others are
+// synced.
 func (s *Store) Sync(ctx context.Context, refs ...kv.Ref) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
 	defer s.gate.Leave()
-	volumes := s.syncing()
+	volumes, sync := s.volumes, (*syncer).syncAll
 	if len(refs) > 0 {
-		volumes = s.volumesOf(refs)
+		volumes, sync = s.volumesOf(refs), (*syncer).sync
 	}
 	failed := &SyncError{Volumes: make(map[uint32]error)}
-	for i, err := range eachVolume(volumes, func(v *volume) error { return v.syncer.sync(ctx) }) {
+	for i, err := range eachVolume(volumes, func(v *volume) error { return sync(&v.syncer, ctx) }) {
 		if err != nil {
 			failed.Volumes[volumes[i].index] = err
 		}
@@ -271,8 +284,8 @@ func (s *Store) volumesOf(refs []kv.Ref) []*volume {
 	return volumes
 }
 
-// Close waits for calls that are in flight, syncs, and closes the devices. It
-// may be called twice. If ctx ends first, Close goes on in the background and
+// Close waits for calls that are in flight, syncs the volumes that have not failed,
+// and closes the devices. It may be called twice. If ctx ends first, Close goes on in the background and
 // returns ctx's error.
 func (s *Store) Close(ctx context.Context) error {
 	s.closing.Do(func() {

@@ -1,7 +1,10 @@
 package blockstore
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -17,37 +20,65 @@ import (
 //	run 1  ───────┴──────────────────┐     │
 //	run 2                            └─────┴────────► both durable
 //
-// A run that fails takes the one that waits behind it with it: a later sync may
-// succeed although the system dropped what the failed one could not write.
+// A run that fails fails the one that waits behind it as well: a later sync may
+// succeed although the system dropped what the failed one could not write. For
+// the same reason syncer remembers that committed slots were at stake until a
+// call of syncAll has reported the failure, also if the volume recovers before.
 type syncer struct {
 	dev *watchedDevice
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
-	// failed is told of a failed run, before its callers are.
+	// failed is called when a run has failed, before the run's callers return.
 	failed func()
 
 	mu sync.Mutex
-	// dirty are the files with completed writes that no run has made durable, but
-	// for the files of the running one.
-	dirty         map[blockio.File]struct{}
+	// dirty are the files with completed writes that no run has made durable, except
+	// the files of the running one. The value is true if a slot of the file was
+	// committed since: somebody may count on that slot.
+	dirty         map[blockio.File]bool
 	running, next *syncRun
+	// lost is the error of a failed run of files with committed slots, until a
+	// syncAll has returned an error.
+	lost error
 }
 
 // syncRun is one sync of the device; done is closed when err is set.
 type syncRun struct {
 	done chan struct{}
 	err  error
+	// files is nil until the run starts; the values are as in syncer.dirty.
+	files map[blockio.File]bool
 }
 
 // wrote notes a completed write.
 func (y *syncer) wrote(files ...blockio.File) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	if y.dirty == nil {
-		y.dirty = make(map[blockio.File]struct{})
-	}
 	for _, f := range files {
-		y.dirty[f] = struct{}{}
+		y.markLocked(f, false)
+	}
+}
+
+func (y *syncer) markLocked(f blockio.File, committed bool) {
+	if y.dirty == nil {
+		y.dirty = make(map[blockio.File]bool)
+	}
+	y.dirty[f] = y.dirty[f] || committed
+}
+
+// committed notes that a slot of the file is live. Unless the file is dirty or
+// being synced, its writes are durable already.
+func (y *syncer) committed(f blockio.File) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if _, ok := y.dirty[f]; ok {
+		y.dirty[f] = true
+	}
+	if y.running == nil {
+		return
+	}
+	if _, ok := y.running.files[f]; ok {
+		y.running.files[f] = true
 	}
 }
 
@@ -91,11 +122,9 @@ func (y *syncer) join() (*syncRun, error) {
 func (y *syncer) startLocked() {
 	run := y.next
 	y.running, y.next = run, nil
-	files := make([]blockio.File, 0, len(y.dirty))
-	for f := range y.dirty {
-		files = append(files, f)
-	}
-	clear(y.dirty)
+	run.files = y.dirty
+	y.dirty = nil
+	files := slices.Collect(maps.Keys(run.files))
 	y.spawn(func() { y.perform(run, files) })
 }
 
@@ -104,11 +133,18 @@ func (y *syncer) perform(run *syncRun, files []blockio.File) {
 	run.err = y.dev.Sync(context.Background(), files...)
 	if run.err != nil {
 		y.wrote(files...)
-		y.failed()
+		y.failed() // no slot is committed after this that the run should have covered
 	}
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	y.running = nil
+	if run.err != nil {
+		for _, committed := range run.files {
+			if committed {
+				y.lost = run.err
+			}
+		}
+	}
 	close(run.done)
 	switch {
 	case y.next == nil:
@@ -133,4 +169,39 @@ func (y *syncer) sync(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// syncAll is sync for a caller who counts on every committed slot. It syncs no
+// failed volume, and returns an error for one only if that has committed slots
+// which may not be durable and which no syncAll has reported.
+func (y *syncer) syncAll(ctx context.Context) error {
+	if y.dev.health().Syncs() {
+		if err := y.sync(ctx); err != nil {
+			if ctx.Err() == nil {
+				y.takeLost()
+			}
+			return err
+		}
+	}
+	return y.takeLost()
+}
+
+// takeLost returns why committed slots may not be durable, or nil if there are
+// none or an earlier call has returned that.
+func (y *syncer) takeLost() error {
+	st := y.dev.health()
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	err := y.lost
+	y.lost = nil
+	if st.Syncs() {
+		return err
+	}
+	for f, committed := range y.dirty {
+		if committed && st.State != health.Removed {
+			err = cmp.Or(err, y.dev.failure(health.Sync))
+		}
+		y.dirty[f] = false
+	}
+	return err
 }

@@ -67,7 +67,10 @@ func (n *Node) syncLoop() {
 	})
 }
 
-// Sync makes everything that was acknowledged durable.
+// Sync makes everything that was acknowledged durable. An error names the volumes
+// whose newest blocks may not be: see blockstore.Store.Sync. syncLoop tries again
+// after an error, so that a device or an index that works again is synced without
+// another commit.
 func (n *Node) Sync(ctx context.Context) error {
 	start := time.Now()
 	m := n.opts.Metrics
@@ -79,8 +82,11 @@ func (n *Node) Sync(ctx context.Context) error {
 	if ctx.Err() == nil {
 		err = errors.Join(err, n.index.Sync())
 	}
-	if err != nil && ctx.Err() == nil {
-		m.SyncFailures.Inc()
+	if err != nil {
+		n.unsynced.Store(true)
+		if ctx.Err() == nil {
+			m.SyncFailures.Inc()
+		}
 	}
 	return err
 }

@@ -38,7 +38,8 @@ type Node struct {
 
 	draining atomic.Bool
 	refusing atomic.Bool // writes were refused when last looked at
-	// unsynced is set by every commit and cleared by the sync that covers it.
+	// unsynced is set by every commit and by a failed sync, and cleared by the sync
+	// that covers it.
 	unsynced atomic.Bool
 
 	recovered Recovery
