@@ -316,7 +316,7 @@ ns delete m --dry-run
 ns delete m --yes --format json
 ns show m
 events --after 99 --count 1
-events --after 1 --count 3
+events --after 1 --count 2
 ----
 stored 5 blocks (40 KiB), 0 were there already, last block ac7b70c04004975cb76c5864bbf1feba
 namespace m: epoch 1 -> 2
@@ -358,7 +358,6 @@ exit 3
 0 TIME gap
 2 TIME block_removed m epoch 1: 1 blocks from ac7b70c04004975cb76c5864bbf1feba (evicted)
 3 TIME block_stored m epoch 1: 1 blocks from ac7b70c04004975cb76c5864bbf1feba
-4 TIME block_removed m epoch 1: 3 blocks from ac7b70c04004975cb76c5864bbf1feba (deleted)
 
 stop
 ----
