@@ -302,3 +302,14 @@ func TestNoDevice(t *testing.T) {
 		t.Errorf("%v; want %q in it", err, want)
 	}
 }
+
+// TestCloseIsFinal: a card places nothing with a key that was taken back; a
+// device in software may still finish a packet.
+func TestCloseIsFinal(t *testing.T) {
+	const mellanox = 0x02c9
+	for vendor, final := range map[uint32]bool{mellanox: true, vendorRXE: false, vendorSIW: false} {
+		if got := limitsOf(1<<30, 64, true, vendor); got.CloseIsFinal != final || got.MaxWrite != 1<<30 || !got.Windows {
+			t.Errorf("vendor %#x: %+v; want CloseIsFinal %t", vendor, got, final)
+		}
+	}
+}
