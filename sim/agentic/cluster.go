@@ -66,6 +66,7 @@ type request struct {
 	parts                [2]dualpath.Part
 	nparts, unread       int
 	computed             int
+	unsent               int // transfers to the decode engine's memory under way
 
 	submitted, started, loaded, first, second time.Duration
 	// target is the decode engine's count of steps at which it is done.
@@ -111,7 +112,8 @@ func (c *Cluster) build() error {
 	for g := range o.PrefillNodes / o.PrefillGroup {
 		pg := &prefillGroup{c: c, id: dualpath.GroupID(g)}
 		pg.steps = c.k.NewTimer(sim.Settle, pg.begin)
-		pg.ends = c.k.NewTimer(sim.Normal, pg.end)
+		pg.streamed = pg.part
+		pg.ends = c.k.NewTimer(sim.Normal, pg.part)
 		pg.fetches = c.k.NewTimer(sim.Settle, func() { c.fetch(&pg.fetcher) })
 		for n := range o.PrefillGroup {
 			for range o.GPUs {
@@ -362,13 +364,15 @@ func (c *Cluster) prefilled(r *request) {
 		r.de.arrive(r)
 	case Basic:
 		// All layers at once, from HBM to HBM.
-		pe.cnic.Put(int64(r.prompt()), func() {
+		send(&pe.cnic, &r.de.cnic, r.prompt(), func() {
 			pe.release(r)
 			r.de.arrive(r)
 		})
 	default:
-		// The decode engine's memory has it already, layer by layer; its HBM has not.
-		r.de.await(r)
+		// Layer by layer the KV goes to the decode engine's memory, and then to its HBM.
+		if r.unsent == 0 {
+			r.de.await(r)
+		}
 	}
 }
 

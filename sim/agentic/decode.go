@@ -1,12 +1,10 @@
 package agentic
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/sim"
-	"github.com/penstock-kv/penstock/sim/flow"
 )
 
 // decoder is a decode engine. All of its requests are in its batch; between two
@@ -17,7 +15,7 @@ type decoder struct {
 	id    dualpath.EngineID
 	group *decodeGroup
 	node  *node
-	cnic  *flow.FIFO // in tokens
+	cnic  computeNIC
 	// tokens and requests are unfinished and assigned.
 	tokens, requests int
 	// free HBM in tokens, and who waits for it.
@@ -46,7 +44,7 @@ type decodeGroup struct {
 
 // newDecoder returns an idle engine.
 func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) (*decoder, error) {
-	cnic, err := flow.NewFIFO(c.k, fmt.Sprintf("engine %d compute NIC", id), c.opts.CNIC/float64(c.opts.Model.KVBytes))
+	cnic, err := newComputeNIC(c, int(id))
 	e := &decoder{c: c, id: id, group: g, node: n, cnic: cnic, free: c.opts.Model.DecodeHBM, finish: c.decoded}
 	e.next = c.k.NewTimer(sim.Normal, e.boundary)
 	return e, err
@@ -85,7 +83,7 @@ func (e *decoder) admit() {
 		r := e.waiting[n]
 		n++
 		e.free -= r.length()
-		e.cnic.Put(int64(r.prompt()), func() { e.join(r) })
+		send(&e.cnic, &e.cnic, r.prompt(), func() { e.join(r) })
 	}
 	e.waiting = shift(e.waiting, n)
 }

@@ -9,12 +9,19 @@
 //	     ┌─────────────────────────────────────────────────────────────────────────────────────────┘
 //	     ▼
 //	storage NIC of the PE's or the DE's node, FIFO ─► ready ─► prefill group: synchronous steps,
-//	  each engine packs its queue (dualpath/batch) up to the quota ─► first token
-//	     └► DE's compute NIC, FIFO ─► HBM ─► decode: the whole batch, a token a step ─► next round
+//	  each engine packs its queue (dualpath/batch) up to the quota      ▲ │  ─► first token
+//	                      hit: memory of the PE's or the DE's node ─────┘ └──► memory of the DE's node
+//	                           over compute NICs, during the step        what it does not have, likewise
+//	     DE's memory ─► DE's compute NIC ─► HBM ─► decode: the whole batch, a token a step ─► next round
 //
 // # What is modelled, and where it comes from
 //
 //   - A storage NIC serves one request after the other at its full rate.
+//   - A compute NIC serves one transfer after the other, in each direction. A transfer
+//     occupies the NICs at both its ends, at the same time, and is over when both have
+//     served it (see send). Loads and stores of a layerwise step run while it computes; the
+//     step lasts until the slowest load is there. What the first and the last layer cannot
+//     overlap, 1/61 of a transfer, is left out.
 //   - A prefill group (expert parallel) steps together: a step takes its overhead, the
 //     longest attention of its engines, and the rest of the model's work spread over
 //     all of them (DualPath section 6.2). Attention of n tokens after c cached ones is

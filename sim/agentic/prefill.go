@@ -1,14 +1,12 @@
 package agentic
 
 import (
-	"fmt"
 	"math"
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/batch"
 	"github.com/penstock-kv/penstock/sim"
-	"github.com/penstock-kv/penstock/sim/flow"
 )
 
 // prefiller is a prefill engine.
@@ -16,7 +14,7 @@ type prefiller struct {
 	id    dualpath.EngineID
 	group *prefillGroup
 	node  *node
-	cnic  *flow.FIFO // in tokens
+	cnic  computeNIC
 	// tokens and requests are unfinished: tok_e and seq_e.
 	tokens, requests int
 	// ready have their prefix and wait for steps, in the order in which they came.
@@ -36,13 +34,17 @@ type prefillGroup struct {
 	id      dualpath.GroupID
 	engines []*prefiller
 	steps   *sim.Timer // a step begins when the instant has settled
-	ends    *sim.Timer
-	items   []batch.Item
+	ends    *sim.Timer // when all of a step is computed
+	// await counts what the step under way still needs: its computation, and each
+	// transfer into an engine's HBM. 0: no step is under way.
+	await    int
+	streamed func() // one of them has ended
+	items    []batch.Item
 }
 
 // newPrefiller returns an idle engine.
 func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) (*prefiller, error) {
-	cnic, err := flow.NewFIFO(c.k, fmt.Sprintf("engine %d compute NIC", id), c.opts.CNIC/float64(c.opts.Model.KVBytes))
+	cnic, err := newComputeNIC(c, int(id))
 	return &prefiller{id: id, group: g, node: n, cnic: cnic, free: c.opts.Model.PrefillHBM}, err
 }
 
@@ -101,7 +103,7 @@ func shift(q []*request, n int) []*request {
 
 // wakeStep begins a step at the end of the instant, unless one is under way.
 func (g *prefillGroup) wakeStep() {
-	if g.ends.Due() == sim.Never && g.steps.Due() == sim.Never {
+	if g.await == 0 && g.steps.Due() == sim.Never {
 		g.steps.Set(g.c.k.Now())
 	}
 }
@@ -126,7 +128,16 @@ func (g *prefillGroup) begin() {
 	c.result.step(c, longest, sum/float64(len(g.engines)))
 	took := time.Duration(math.Ceil((longest + rest) * 1e9))
 	c.k.Note(uint64(tokens), uint64(took))
+	g.await = 1
 	g.ends.SetAfter(c.opts.StepOverhead + took)
+	if c.opts.System == Basic || c.opts.System == Oracle {
+		return // Basic has all layers in the HBM; the oracle moves nothing
+	}
+	for _, e := range g.engines {
+		for _, ch := range e.chunks {
+			g.stream(e.ready[ch.Index], ch.Compute)
+		}
+	}
 }
 
 // pack chooses the engine's part of a step and returns its attention time in
@@ -153,6 +164,13 @@ func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
 		seconds += c.attention.Seconds((*items)[ch.Index].Cached, ch.Compute)
 	}
 	return seconds
+}
+
+// part counts one thing that the step needed; the last of them ends the step.
+func (g *prefillGroup) part() {
+	if g.await--; g.await == 0 {
+		g.end()
+	}
 }
 
 // end ends a step, and begins the next.

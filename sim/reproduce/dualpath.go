@@ -258,15 +258,16 @@ func (c dpCase) noQuota() dpCase {
 	return c.assuming("without quota", func(o *agentic.Options) { o.NoQuota = true })
 }
 
-// storageOnly is the case with compute out of the way. The planner's beta stays that
+// storageOnly is the case with compute and the compute NICs out of the way. The planner's beta stays that
 // of the real GPU.
 func (c dpCase) storageOnly() dpCase {
-	c.variant = "compute out of the way"
+	c.variant = "compute and compute NICs out of the way"
 	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
 		o.Agents = set
 		o.Planner.PrefillRate = o.ProfilePrefill()
 		o.Model.FLOPS, o.Model.StepBase, o.Model.StepPer = 1e18, time.Millisecond, 0
 		o.StepOverhead, o.FetchEvery = time.Millisecond, 5*time.Millisecond
+		o.CNIC = 1e15
 		return set
 	}
 	return c

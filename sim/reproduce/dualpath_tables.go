@@ -238,7 +238,7 @@ func (d *dpRuns) ratios(r *Report) {
 
 	table = Table{
 		Title: "The bound by storage alone", Source: "DualPath, section 4.2", Command: dualPathCommand,
-		Text: "Job time of +layerwise over that of DualPath, which can be at most (P+D)/P: with compute out of the way (DS 660B, 64K, 1024 agents), and with each model's own.",
+		Text: "Job time of +layerwise over that of DualPath, which can be at most (P+D)/P: with compute and the compute NICs out of the way (DS 660B, 64K, 1024 agents), and with each model's own.",
 	}
 	for _, pd := range dpBounds() {
 		bound := float64(pd[0]+pd[1]) / float64(pd[0])

@@ -1,0 +1,86 @@
+package agentic
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/sim/workload"
+)
+
+// TestTransfersByHand: one agent on compute NICs that are slower than the computation, by
+// hand. The oracle's case, and NICs that are faster, are in TestOneRound.
+func TestTransfersByHand(t *testing.T) {
+	m := Model{
+		Name: "round numbers", KVBytes: 1000, Linear: 1e9, AttentionFixed: 1e9, AttentionPerContext: 1e6, FLOPS: 1e12,
+		StepBase: 10 * time.Millisecond, StepPer: 2 * time.Millisecond, PrefillHBM: 1 << 20, DecodeHBM: 1 << 20,
+	}
+	const (
+		computed0            = 0.160                 // 100 tokens
+		computed1, computed2 = 0.08765, 0.09035      // 50 tokens after 128, and after 182
+		hbm                  = 0.100 + 0.178 + 0.232 // whole prompts from memory to HBM
+		decoded              = (27 + 3 + 3) * 0.012  // steps of one request
+		read, loaded         = 0.128, 0.128          // two blocks by the storage NIC, and into the prefill engine's HBM
+		sent                 = 0.178                 // two blocks and 50 tokens to the decode engine
+	)
+	for _, c := range []struct {
+		system    System
+		prefill   int64 // tokens read by the prefill node
+		ttft, jct float64
+	}{
+		// Nothing is streamed: a step computes, and then all of the prompt goes from HBM to HBM.
+		{Basic, 256, computed0 + 2*read + computed1 + computed2, computed0 + 2*read + computed1 + computed2 + hbm + decoded},
+		// The steps wait for what they load. The same NIC sends it on, which takes longer.
+		{Layerwise, 256, computed0 + 2*read + 2*loaded, computed0 + 2*read + 2*(loaded+sent) + hbm + decoded},
+		// In turn: what the decode node read comes from there, and only 50 tokens go back.
+		{RoundRobin, 128, computed0 + 2*read + 2*loaded, computed0 + 2*read + loaded + sent + loaded + hbm + decoded},
+	} {
+		r := run(t, Options{
+			System: c.system, Model: m, PrefillNodes: 1, DecodeNodes: 1, GPUs: 2, SNIC: 1e6, CNIC: 1e6, StepOverhead: 5 * time.Millisecond, FetchEvery: time.Nanosecond,
+			Agents: []workload.Trajectory{{ID: 0, Rounds: []workload.Round{{Append: 100, Gen: 28}, {Append: 50, Gen: 4}, {Append: 50, Gen: 4}}}},
+		})
+		if r.Read[0] != c.prefill || r.Read[0]+r.Read[1] != 256 {
+			t.Errorf("%v: read %v; want %d and the rest of 256", c.system, r.Read, c.prefill)
+		}
+		between(t, fmt.Sprintf("%v: TTFT", c.system), r.Latency.TTFT, c.ttft*(1-1e-6), c.ttft*(1+1e-6))
+		between(t, fmt.Sprintf("%v: JCT", c.system), r.JCT.Seconds(), c.jct*(1-1e-6), c.jct*(1+1e-6))
+	}
+}
+
+// TestTransfersConserved: whatever is read where, and however prompts are cut, each decode
+// engine's NIC takes every token of a prompt once into its node's memory, unless it was
+// read there, and once into the HBM.
+func TestTransfersConserved(t *testing.T) {
+	agents := agents64K(40)
+	var appended, cached int64
+	for i := range agents {
+		agents[i].Turns(func(_ int, turn workload.Turn) bool {
+			appended += int64(turn.Append)
+			cached += int64(turn.Context)
+			return true
+		})
+	}
+	for _, s := range []System{Layerwise, RoundRobin, DualPath, DualPathSplit} {
+		c, err := New(Options{System: s, Model: DeepSeek660B(), PrefillNodes: 1, DecodeNodes: 2, Agents: agents})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := c.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var in, out int64
+		for _, d := range c.decode {
+			in += d.cnic.in.Carried()
+			out += d.cnic.out.Carried()
+		}
+		if want := r.Read[0] + appended + cached + appended; in != want {
+			t.Errorf("%v: decode engines took %d tokens; want %d", s, in, want)
+		}
+		// Out go what was read there, again for each further step of a cut prompt, and the
+		// copies into the HBM.
+		if least := r.Read[1] + r.Read[2] + cached + appended; out < least || (s == Layerwise && out != least) {
+			t.Errorf("%v: decode engines sent %d tokens; want at least %d", s, out, least)
+		}
+	}
+}
