@@ -458,10 +458,7 @@ func FuzzDecode(f *testing.F) {
 		m.StepBase, m.StepPer = time.Duration(1+rng.IntN(50)), time.Duration(rng.IntN(10))
 		c := &Cluster{opts: Options{Model: m, CNIC: 1}, k: sim.New(1)}
 		done := map[int]time.Duration{}
-		e, err := newDecoder(c, nil, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := newDecoder(c, nil, nil, 0)
 		e.finish = func(r *request) { done[r.agent] = c.k.Now() }
 		var arrivals []tokenDue
 		for i := range int(n) % 64 {

@@ -66,7 +66,7 @@ type request struct {
 	parts                [2]dualpath.Part
 	nparts, unread       int
 	computed             int
-	unsent               int // transfers to the decode engine's memory under way
+	sent                 time.Duration // when all of it is in the decode engine's memory
 
 	submitted, started, loaded, first, second time.Duration
 	// target is the decode engine's count of steps at which it is done.
@@ -112,15 +112,11 @@ func (c *Cluster) build() error {
 	for g := range o.PrefillNodes / o.PrefillGroup {
 		pg := &prefillGroup{c: c, id: dualpath.GroupID(g)}
 		pg.steps = c.k.NewTimer(sim.Settle, pg.begin)
-		pg.streamed = pg.part
-		pg.ends = c.k.NewTimer(sim.Normal, pg.part)
+		pg.ends = c.k.NewTimer(sim.Normal, pg.end)
 		pg.fetches = c.k.NewTimer(sim.Settle, func() { c.fetch(&pg.fetcher) })
 		for n := range o.PrefillGroup {
 			for range o.GPUs {
-				pe, err := newPrefiller(c, pg, &c.nodes[g*o.PrefillGroup+n], dualpath.EngineID(len(c.prefill)))
-				if err != nil {
-					return err
-				}
+				pe := newPrefiller(c, pg, &c.nodes[g*o.PrefillGroup+n], dualpath.EngineID(len(c.prefill)))
 				pg.engines, c.prefill = append(pg.engines, pe), append(c.prefill, pe)
 			}
 		}
@@ -133,10 +129,7 @@ func (c *Cluster) build() error {
 		first := o.PrefillNodes + g*o.DecodeGroup
 		for n := range o.DecodeGroup {
 			for range o.GPUs {
-				de, err := newDecoder(c, dg, &c.nodes[first+n], dualpath.EngineID(len(c.prefill)+len(c.decode)))
-				if err != nil {
-					return err
-				}
+				de := newDecoder(c, dg, &c.nodes[first+n], dualpath.EngineID(len(c.prefill)+len(c.decode)))
 				dg.engines, c.decode = append(dg.engines, de), append(c.decode, de)
 			}
 		}
@@ -364,15 +357,17 @@ func (c *Cluster) prefilled(r *request) {
 		r.de.arrive(r)
 	case Basic:
 		// All layers at once, from HBM to HBM.
-		send(&pe.cnic, &r.de.cnic, r.prompt(), func() {
+		c.k.At(c.send(&pe.cnic, &r.de.cnic, r.prompt()), func() {
 			pe.release(r)
 			r.de.arrive(r)
 		})
 	default:
 		// Layer by layer the KV goes to the decode engine's memory, and then to its HBM.
-		if r.unsent == 0 {
-			r.de.await(r)
+		if r.sent > c.k.Now() {
+			c.k.At(r.sent, func() { r.de.await(r) })
+			return
 		}
+		r.de.await(r)
 	}
 }
 

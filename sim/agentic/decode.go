@@ -43,11 +43,10 @@ type decodeGroup struct {
 }
 
 // newDecoder returns an idle engine.
-func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) (*decoder, error) {
-	cnic, err := newComputeNIC(c, int(id))
-	e := &decoder{c: c, id: id, group: g, node: n, cnic: cnic, free: c.opts.Model.DecodeHBM, finish: c.decoded}
+func newDecoder(c *Cluster, g *decodeGroup, n *node, id dualpath.EngineID) *decoder {
+	e := &decoder{c: c, id: id, group: g, node: n, free: c.opts.Model.DecodeHBM, finish: c.decoded}
 	e.next = c.k.NewTimer(sim.Normal, e.boundary)
-	return e, err
+	return e
 }
 
 // report prepares the group's fetches. HBM is free for the planner as far as
@@ -83,7 +82,7 @@ func (e *decoder) admit() {
 		r := e.waiting[n]
 		n++
 		e.free -= r.length()
-		send(&e.cnic, &e.cnic, r.prompt(), func() { e.join(r) })
+		e.c.k.At(e.c.send(&e.cnic, &e.cnic, r.prompt()), func() { e.join(r) })
 	}
 	e.waiting = shift(e.waiting, n)
 }

@@ -34,18 +34,13 @@ type prefillGroup struct {
 	id      dualpath.GroupID
 	engines []*prefiller
 	steps   *sim.Timer // a step begins when the instant has settled
-	ends    *sim.Timer // when all of a step is computed
-	// await counts what the step under way still needs: its computation, and each
-	// transfer into an engine's HBM. 0: no step is under way.
-	await    int
-	streamed func() // one of them has ended
-	items    []batch.Item
+	ends    *sim.Timer
+	items   []batch.Item
 }
 
 // newPrefiller returns an idle engine.
-func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) (*prefiller, error) {
-	cnic, err := newComputeNIC(c, int(id))
-	return &prefiller{id: id, group: g, node: n, cnic: cnic, free: c.opts.Model.PrefillHBM}, err
+func newPrefiller(c *Cluster, g *prefillGroup, n *node, id dualpath.EngineID) *prefiller {
+	return &prefiller{id: id, group: g, node: n, free: c.opts.Model.PrefillHBM}
 }
 
 // report prepares the group's fetches.
@@ -103,7 +98,7 @@ func shift(q []*request, n int) []*request {
 
 // wakeStep begins a step at the end of the instant, unless one is under way.
 func (g *prefillGroup) wakeStep() {
-	if g.await == 0 && g.steps.Due() == sim.Never {
+	if g.ends.Due() == sim.Never && g.steps.Due() == sim.Never {
 		g.steps.Set(g.c.k.Now())
 	}
 }
@@ -128,16 +123,15 @@ func (g *prefillGroup) begin() {
 	c.result.step(c, longest, sum/float64(len(g.engines)))
 	took := time.Duration(math.Ceil((longest + rest) * 1e9))
 	c.k.Note(uint64(tokens), uint64(took))
-	g.await = 1
-	g.ends.SetAfter(c.opts.StepOverhead + took)
-	if c.opts.System == Basic || c.opts.System == Oracle {
-		return // Basic has all layers in the HBM; the oracle moves nothing
-	}
-	for _, e := range g.engines {
-		for _, ch := range e.chunks {
-			g.stream(e.ready[ch.Index], ch.Compute)
+	end := c.k.Now() + c.opts.StepOverhead + took
+	if c.opts.System != Basic && c.opts.System != Oracle { // Basic has all layers in the HBM; the oracle moves nothing
+		for _, e := range g.engines {
+			for _, ch := range e.chunks {
+				end = max(end, c.stream(e.ready[ch.Index], ch.Compute))
+			}
 		}
 	}
+	g.ends.Set(end)
 }
 
 // pack chooses the engine's part of a step and returns its attention time in
@@ -164,13 +158,6 @@ func (e *prefiller) pack(c *Cluster, items *[]batch.Item) float64 {
 		seconds += c.attention.Seconds((*items)[ch.Index].Cached, ch.Compute)
 	}
 	return seconds
-}
-
-// part counts one thing that the step needed; the last of them ends the step.
-func (g *prefillGroup) part() {
-	if g.await--; g.await == 0 {
-		g.end()
-	}
 }
 
 // end ends a step, and begins the next.

@@ -71,8 +71,8 @@ func TestTransfersConserved(t *testing.T) {
 		}
 		var in, out int64
 		for _, d := range c.decode {
-			in += d.cnic.in.Carried()
-			out += d.cnic.out.Carried()
+			in += d.cnic.in.carried
+			out += d.cnic.out.carried
 		}
 		if want := r.Read[0] + appended + cached + appended; in != want {
 			t.Errorf("%v: decode engines took %d tokens; want %d", s, in, want)
