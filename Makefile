@@ -23,7 +23,7 @@ WITH_VERBS = lab=$$(bin/rdmalab -packages) && export CGO_CFLAGS="-g -O2 -I$$lab/
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo demo-node test test-rdma bench-verbs race fuzz bench bench-compare reproduce lint ci proto install clean print-goflags-uring
+.PHONY: build demo demo-node test test-rdma bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -67,6 +67,9 @@ bench-compare: ## Go benchmarks of REF and of the working tree, by benchstat
 
 reproduce: build ## the papers' tables beside ours, in under 15 minutes; writes bin/reproduction/ and docs/reproduction.md
 	bin/penstock sim reproduce --out bin/reproduction --write docs/reproduction.md
+
+reproduce-quick: build ## the same without the longest simulations and with one seed, in under 5 minutes; writes bin/reproduction/
+	bin/penstock sim reproduce --quick --out bin/reproduction
 
 lint: ## import DAG, docs, gofmt, vet, staticcheck
 	go test ./internal/lint

@@ -1,8 +1,10 @@
 // Package sim is the kernel of the simulators: virtual time, a queue of events in
 // an order that is written down, and random numbers by name. It knows nothing of
-// what happens in it; sim/flow is a network, sim/agentic, sim/netkv and
-// sim/datacenters are clusters, which ask the production planner (package
-// dualpath) what the server would ask it.
+// what happens in it; sim/flow is a network, and three packages are clusters.
+// sim/agentic asks the planner (package dualpath) what a planner node would ask it;
+// sim/netkv asks the chooser (dualpath/netcost) that a planner node has when it is
+// given the network; sim/datacenters asks the router and the controllers of
+// dualpath/prfaas, which no server runs.
 //
 // It is not a framework of processes: an event is a function that is called once,
 // at its time, and returns. Nothing sleeps and nothing runs beside it.

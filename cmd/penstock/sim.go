@@ -28,6 +28,7 @@ type reproduction struct {
 	out     string
 	page    string
 	workers int
+	quick   bool
 }
 
 func newSimReproduce(w world) *cobra.Command {
@@ -36,8 +37,10 @@ func newSimReproduce(w world) *cobra.Command {
 		Use:   "reproduce [SUITE…]",
 		Short: "The papers' tables beside ours, with the deviation of each cell",
 		Long: `Run the simulators and the closed forms behind the papers' tables and print each number
-beside the published one, with its deviation and the range in which it is accepted. A
-suite is one paper: ` + strings.Join(suiteNames(), ", ") + `; without a name all are run.
+beside the published one, with its deviation and the range in which it is accepted. Each
+is predicted, fitted, derived, or a check without a published value; the totals count
+predictions only. A suite is one paper: ` + strings.Join(suiteNames(), ", ") + `;
+without a name all are run.
 
 Exit code 1 says that a number left its range, deviates from the paper without a note, or
 could not be computed. The traces that some suites need are looked for in
@@ -46,6 +49,7 @@ $PENSTOCK_TRACES or in shared/traces in or beside this directory.
 Everything happens in virtual time, and every seed is fixed: two runs give the same
 numbers, on any machine.`,
 		Example: `  penstock sim reproduce prfaas
+  penstock sim reproduce --quick
   penstock sim reproduce --out results --write docs/reproduction.md`,
 		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return suiteNames(), cobra.ShellCompDirectiveNoFileComp
@@ -53,6 +57,7 @@ numbers, on any machine.`,
 	}
 	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it is not there")
 	cmd.Flags().StringVar(&f.page, "write", "", "page to write, as markdown: the tables of the suites that were run; figures go to a directory beside it")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "leave out the longest simulations and all seeds but the first, and say which; a number keeps its range")
 	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "simulations that run at once")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -77,7 +82,7 @@ func suiteNames() []string {
 }
 
 func (f reproduction) run(cmd *cobra.Command, w world, suites []reproduce.Suite) error {
-	results, err := reproduceSuites(cmd.Context(), w, suites, f.workers)
+	results, err := reproduceSuites(cmd.Context(), w, suites, f.workers, f.quick)
 	if err != nil {
 		return err
 	}
@@ -102,7 +107,7 @@ func (f reproduction) run(cmd *cobra.Command, w world, suites []reproduce.Suite)
 }
 
 // reproduceSuites runs the suites with a bar for all of them.
-func reproduceSuites(ctx context.Context, w world, suites []reproduce.Suite, workers int) ([]reproduce.Result, error) {
+func reproduceSuites(ctx context.Context, w world, suites []reproduce.Suite, workers int, quick bool) ([]reproduce.Result, error) {
 	bar := newProgress(w, "reproduce", unitRuns)
 	defer bar.finish()
 	var mu sync.Mutex
@@ -110,6 +115,7 @@ func reproduceSuites(ctx context.Context, w world, suites []reproduce.Suite, wor
 	done, total := make(map[part]int), make(map[part]int)
 	return reproduce.Run(ctx, suites, reproduce.Options{
 		Workers: workers,
+		Quick:   quick,
 		Traces:  traceDirs(w.env("PENSTOCK_TRACES")),
 		Progress: func(suite string, n, of int, what string) {
 			mu.Lock()

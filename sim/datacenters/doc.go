@@ -1,6 +1,6 @@
 // Package datacenters is a PrfaaS system in virtual time: a cluster that only
 // prefills, a cluster that prefills and decodes, and the link between them (PrfaaS,
-// section 3). Package prfaas, the code of production, decides: who prefills, what
+// section 3). Package prfaas decides, which no server runs: who prefills, what
 // is fetched, where the threshold is, which instances prefill and which decode. It
 // is lengths and times: no KV, no failure of a machine.
 //

@@ -1,7 +1,7 @@
 // Package netkv is the cluster of the NetKV paper (arXiv 2606.03910, section VI) in
 // virtual time: prefill instances, a fat-tree, decode instances with continuous
-// batching and prefix caches, and package netcost, the code of production, choosing
-// where each request's KV goes. It is not a model of prefill queues (the paper has
+// batching and prefix caches, and the Chooser of package netcost, which a planner node
+// with a network has too, choosing where each request's KV goes. It is not a model of prefill queues (the paper has
 // none: a prefill is a delay), of packets, or of layers that travel while others are
 // computed.
 //

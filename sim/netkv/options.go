@@ -26,6 +26,9 @@ type Options struct {
 	// A rack has as many uplinks as it has NICs below, a pod too, each as wide as its
 	// tier: that is what oversubscribes them.
 	NICs int
+	// Port is an instance's bandwidth in each direction, bytes/s; 0: its half of the
+	// server's NICs.
+	Port float64
 	// Background is the share of every uplink that others take. With Swing it is
 	// drawn anew for each tier, uniformly from 0 to twice that, at exponential
 	// intervals of mean Swing; 0: it is steady.
@@ -71,7 +74,7 @@ func (o *Options) Validate() error {
 		name             string
 		value, low, high float64
 	}{
-		{"Pods", float64(o.Pods), 2, 1 << 16}, {"Oversubscription", o.Oversubscription, 1, 1e3}, {"NICs", float64(o.NICs), 2, 1024}, {"Background", o.Background, 0, 0.499},
+		{"Pods", float64(o.Pods), 2, 1 << 16}, {"Oversubscription", o.Oversubscription, 1, 1e3}, {"NICs", float64(o.NICs), 2, 1024}, {"Port", o.Port, 0, 1e15}, {"Background", o.Background, 0, 0.499},
 		{"Refresh", float64(o.Refresh), 1, math.MaxInt64}, {"Swing", float64(o.Swing), 0, math.MaxInt64},
 		{"PrefillToken", float64(o.PrefillToken), 0, 1e12}, {"PrefillFixed", float64(o.PrefillFixed), 0, 1e15},
 		{"KVToken", float64(o.KVToken), 1, 1e12}, {"Memory", float64(o.Memory), 1, 1e18},
@@ -103,7 +106,10 @@ const racks, servers, instances = 2, 2, 2
 // Tree is the network.
 func (o *Options) Tree() flow.FatTree {
 	f := o.fabric()
-	own := f.Bandwidth[netcost.SameRack] * float64(o.NICs) / instances
+	own := o.Port
+	if own == 0 {
+		own = f.Bandwidth[netcost.SameRack] * float64(o.NICs) / instances
+	}
 	return flow.FatTree{
 		Pods: o.Pods, Racks: racks, Servers: servers, Endpoints: instances,
 		Inside: f.Bandwidth[netcost.SameNode], Out: own, In: own,

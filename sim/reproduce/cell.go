@@ -12,6 +12,29 @@ import (
 // which a cell must explain itself.
 const NoteAbove = 0.05
 
+// Kind says what a cell shows.
+type Kind uint8
+
+const (
+	// Predicted: no constant of ours was chosen to meet the published value, nor another
+	// one of its figure or table.
+	Predicted Kind = iota + 1
+	// Fitted: a constant was.
+	Fitted
+	// Derived: arithmetic on numbers that the paper prints; nothing is simulated.
+	Derived
+)
+
+var kindNames = [...]string{Predicted: "predicted", Fitted: "fitted", Derived: "derived"}
+
+// String returns the kind as on the page.
+func (k Kind) String() string {
+	if k == 0 || int(k) >= len(kindNames) {
+		return fmt.Sprintf("kind %d", uint8(k))
+	}
+	return kindNames[k]
+}
+
 // Cell is one number of a table.
 type Cell struct {
 	// ID is the oracle's name of the number ("PF-5", "NK-A1"), or "".
@@ -29,6 +52,8 @@ type Cell struct {
 	Std float64
 	// Note explains a deviation from Paper.
 	Note string
+	// Kind is that of the table where it is 0.
+	Kind Kind
 }
 
 // UnitHolds is the unit of a statement: 1 where it holds, 0 where it does not.
@@ -62,6 +87,24 @@ func (c Cell) Noted(format string, args ...any) Cell {
 	return c
 }
 
+// As returns the cell with a kind of its own.
+func (c Cell) As(k Kind) Cell {
+	c.Kind = k
+	return c
+}
+
+// Published reports whether the paper has the number.
+func (c Cell) Published() bool { return !math.IsNaN(c.Paper) }
+
+// Claim names the cell's kind on the page: a predicted cell without a published value
+// is a check of ours.
+func (c Cell) Claim() string {
+	if c.Kind == Predicted && !c.Published() {
+		return "check"
+	}
+	return c.Kind.String()
+}
+
 // OK reports whether ours lies in the accepted range; NaN never does.
 func (c Cell) OK() bool { return c.Ours >= c.Low && c.Ours <= c.High }
 
@@ -85,6 +128,8 @@ func (c Cell) NeedsNote() bool {
 // validate returns an error about a cell that says nothing.
 func (c Cell) validate() error {
 	switch {
+	case c.Kind == 0 || int(c.Kind) >= len(kindNames):
+		return fmt.Errorf("cell %q has %v: say whether it was predicted, fitted or derived", c.Name, c.Kind)
 	case c.Name == "":
 		return fmt.Errorf("a cell (id %q) has no name", c.ID)
 	case math.IsNaN(c.Low) || math.IsNaN(c.High) || c.Low > c.High:
@@ -100,6 +145,7 @@ type cellJSON struct {
 	ID        string   `json:"id,omitempty"`
 	Name      string   `json:"name"`
 	Unit      string   `json:"unit,omitempty"`
+	Kind      string   `json:"kind"`
 	Paper     *float64 `json:"paper"`
 	Ours      *float64 `json:"ours"`
 	Std       *float64 `json:"std,omitempty"`
@@ -113,7 +159,7 @@ type cellJSON struct {
 // MarshalJSON writes null for NaN and the infinities, which JSON does not have.
 func (c Cell) MarshalJSON() ([]byte, error) {
 	j := cellJSON{
-		ID: c.ID, Name: c.Name, Unit: c.Unit, Paper: finite(c.Paper), Ours: finite(c.Ours),
+		ID: c.ID, Name: c.Name, Unit: c.Unit, Kind: c.Claim(), Paper: finite(c.Paper), Ours: finite(c.Ours),
 		Low: finite(c.Low), High: finite(c.High), Deviation: finite(c.Deviation()), OK: c.OK(), Note: c.Note,
 	}
 	if c.Std != 0 {
@@ -137,8 +183,16 @@ type Table struct {
 	// Command reproduces this table alone.
 	Command string `json:"command,omitempty"`
 	// Text is a paragraph before the table: what was assumed.
-	Text  string `json:"text,omitempty"`
+	Text string `json:"text,omitempty"`
+	// Kind is that of the cells which have none of their own.
+	Kind  Kind   `json:"-"`
 	Cells []Cell `json:"cells"`
+}
+
+// Omission is something of a paper that is not among the tables, and why.
+type Omission struct {
+	What string `json:"what"`
+	Why  string `json:"why"`
 }
 
 // Figure is one figure, with its data.

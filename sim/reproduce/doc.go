@@ -1,7 +1,8 @@
 // Package reproduce puts the tables of the papers beside ours. A suite is one
 // paper: it runs the simulators and the closed forms and reports cells; each cell
 // has the published value, ours, and the range in which ours is accepted. It is
-// not a simulator and decides nothing; what it runs is the code of production.
+// not a simulator and decides nothing. Suite.Drives says which code of the product a
+// suite runs, and whether a server runs it too.
 //
 //	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
 //	  netkv.go                   ├── Figure{Chart}   ├─ []Result ─┼── WriteMarkdown  docs/reproduction.md
@@ -14,6 +15,11 @@
 //	Near(id, name, unit, paper, ours, tolerance)    ours within tolerance (a share) of the published value
 //	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
 //	Holds(id, name, what is true)                   a statement, such as an order
+//
+// Each has a Kind, or its table has: Predicted, Fitted (a constant of ours was chosen to
+// meet the number, or another one of its figure or table), or Derived (arithmetic on printed
+// numbers). Totals count predictions with a published value. A formula beside a constant
+// that it contains is no cell. What of a paper has no cell is named by Report.Missing.
 //
 // A cell is out if ours lies outside Low..High: the reproduction then fails. A
 // cell that deviates from its published value by more than NoteAbove, or whose
@@ -31,7 +37,7 @@
 //				ours[i], err = simulate(runs[i])                      // on a core of the pool
 //				…
 //			})
-//			r.Table(Table{Title: …, Source: "NetKV, Table II", Command: "penstock sim run …", Cells: …})
+//			r.Table(Table{Title: …, Kind: Predicted, Source: "NetKV, Table II", Command: "penstock sim run …", Cells: …})
 //			return nil
 //		}}
 //	}
@@ -39,6 +45,10 @@
 // Suites run at the same time; their Each share one pool of workers, and heavy work
 // belongs there. The order of tables and figures is that in which a suite
 // reports them, so a suite reports from its own goroutine, after Each.
+//
+// A run with Options.Quick leaves out the longest simulations and all seeds but the first,
+// for continuous integration. A suite names what it leaves out by Report.LeftOut; the cells
+// that remain keep their ranges.
 //
 // # Determinism
 //

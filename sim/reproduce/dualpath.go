@@ -14,8 +14,11 @@ import (
 
 // DualPath is the paper that the planner follows.
 func DualPath() Suite {
-	return Suite{Name: "dualpath", Paper: "DualPath: Breaking the Storage Bandwidth Bottleneck in Agentic LLM Inference", Run: dualPath}
+	return Suite{Name: "dualpath", Paper: "DualPath: Breaking the Storage Bandwidth Bottleneck in Agentic LLM Inference", Drives: dualPathDrives, Run: dualPath}
 }
+
+// dualPathDrives says what the suite runs.
+const dualPathDrives = "the planner of `dualpath` and the packing of `dualpath/batch`, which a planner node and its engines run in production. Every assignment and every reading side is its decision; storage, NICs and engines are simulated. The policies `basic`, `layerwise` and `round-robin` are the paper's baselines; what production runs by default is `dualpath-split`."
 
 const dualPathCommand = "penstock sim reproduce dualpath"
 
@@ -30,7 +33,13 @@ func dualPath(ctx context.Context, r *Report) error {
 	if err := dpBottleneckFree(ctx, r); err != nil {
 		return err
 	}
-	d := newDPRuns()
+	d := newDPRuns(r.Quick())
+	if d.quick {
+		r.LeftOut("all seeds but the first", "each number of the ablation and of the load balance is of one run")
+		r.LeftOut("4096 agents (Figure 7)", "four runs of half a minute")
+		r.LeftOut("capacities (Figure 10), DS 27B online, and the rates 0.15, 0.3 and 0.45 agents/s", "each capacity is a search over runs of 90 minutes of virtual time")
+		r.LeftOut("large clusters (Table 3)", "up to 1152 engines and 49 152 agents")
+	}
 	dpTrajectories(r, d)
 	d.plan()
 	if err := d.run(ctx, r); err != nil {
@@ -42,14 +51,22 @@ func dualPath(ctx context.Context, r *Report) error {
 	d.balance(r)
 	d.scaling(r)
 	d.online(r)
+	d.agentTime(r)
 	d.large(r)
 	d.assumptions(r)
+	r.Missing("Figure 15, details of the large offline run over time", "which quantities it shows is not in the text that we have; the tokens generated over time of the same run are drawn")
+	r.Missing("Figure 11, values", "the paper prints none but the working sets that follow from them, which are in the online table")
+	r.Missing("Figure 12 on the left, values", "the paper prints none; the parts of the TTFT are below Figure 11's table")
 	return nil
 }
 
 // dpRuns are the simulations behind the tables: planned by key, run once, looked up
 // by key.
 type dpRuns struct {
+	// quick leaves out the longest; seeds repeat the ablation and the online runs.
+	quick bool
+	seeds int
+
 	specs []workload.Spec
 	// sets by seed and name; made when first asked for.
 	mu   sync.Mutex
@@ -67,8 +84,13 @@ type dpJob struct {
 	run    func(ctx context.Context) error
 }
 
-func newDPRuns() *dpRuns {
+func newDPRuns(quick bool) *dpRuns {
+	seeds := dpSeeds
+	if quick {
+		seeds = 1
+	}
 	return &dpRuns{
+		quick: quick, seeds: seeds,
 		specs: workload.Table2(), sets: make(map[string][]workload.Trajectory),
 		results: make(map[string]*agentic.Result), capacities: make(map[string]float64),
 	}
@@ -274,12 +296,28 @@ func (c dpCase) storageOnly() dpCase {
 }
 
 // dpSizes are the numbers of agents of Figure 7 by set.
-func dpSizes() map[string][]int {
+func (d *dpRuns) sizes() map[string][]int {
+	if d.quick {
+		return map[string][]int{"32K": {512, 1024}, "48K": {512, 1024}, "64K": {256, 512, 1024, 2048}}
+	}
 	return map[string][]int{"32K": {512, 1024, 2048}, "48K": {512, 1024, 2048}, "64K": {256, 512, 1024, 2048, 4096}}
 }
 
-// Rates of the online runs, agents a second.
-func dpRates() []float64 { return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45} }
+// rates of the online runs, agents a second.
+func (d *dpRuns) rates() []float64 {
+	if d.quick {
+		return []float64{0.1, 0.2, 0.4}
+	}
+	return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45}
+}
+
+// onlineModels are how many of the two clusters run online: the first is DS 660B.
+func (d *dpRuns) onlineModels() int {
+	if d.quick {
+		return 1
+	}
+	return 2
+}
 
 // The large clusters of Table 3, in multiples of 2P4D.
 const (
@@ -294,7 +332,7 @@ const dpLargeHorizon = time.Hour
 // plan lists every simulation.
 func (d *dpRuns) plan() {
 	for _, s := range d.specs {
-		for _, n := range dpSizes()[s.Name] {
+		for _, n := range d.sizes()[s.Name] {
 			for _, system := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
 				d.add(dp660(system, s.Name, n))
 			}
@@ -302,7 +340,7 @@ func (d *dpRuns) plan() {
 	}
 	for _, n := range []int{1024, 2048} {
 		for system := agentic.Basic; system <= agentic.Oracle; system++ {
-			for seed := range uint64(dpSeeds) {
+			for seed := range uint64(d.seeds) {
 				d.add(dp660(system, "64K", n).with(seed + 1))
 			}
 		}
@@ -328,25 +366,41 @@ func (d *dpRuns) plan() {
 	for _, c := range dpAssumptions() {
 		d.add(c)
 	}
-	for _, k := range []int{1, 4, dpLargeOffline} {
-		d.add(dp660(agentic.DualPath, "48K", 2048).scaled(k))
+	if !d.quick {
+		for _, k := range []int{1, 4, dpLargeOffline} {
+			d.add(dp660(agentic.DualPath, "48K", 2048).scaled(k))
+		}
 	}
 	for _, system := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
-		d.addCapacity(dp660(system, "64K", 0), 0.8)
-		d.addCapacity(dp27(system, 1, 1), 1.2)
-		for _, aps := range dpRates() {
+		if !d.quick {
+			d.addCapacity(dp660(system, "64K", 0), 0.8)
+			d.addCapacity(dp27(system, 1, 1), 1.2)
+		}
+		for _, aps := range d.rates() {
 			if system == agentic.Basic && aps > 0.2 {
 				continue // far beyond its capacity: nothing is steady there
 			}
-			d.addOnline(dpOnline{dp660(system, "64K", 0), aps, agentic.DefaultHorizon})
-			d.addOnline(dpOnline{dp27(system, 1, 1), aps, agentic.DefaultHorizon})
+			for m := range d.onlineModels() {
+				d.addOnline(dpOnline{dpOnlineCase(system, m), aps, agentic.DefaultHorizon})
+			}
 		}
 	}
-	for seed := range uint64(dpSeeds - 1) {
+	if d.quick {
+		return
+	}
+	for seed := range uint64(d.seeds - 1) {
 		d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0).with(seed + 2), 0.4, agentic.DefaultHorizon})
 	}
 	d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0), 0.4, dpLargeHorizon}.named("an hour"))
 	d.addOnline(dpOnline{dp660(agentic.DualPath, "64K", 0).scaled(dpLargeOnline), 0.4, dpLargeHorizon}.named("an hour"))
+}
+
+// dpOnlineCase is one of the two clusters of Figure 10.
+func dpOnlineCase(s agentic.System, model int) dpCase {
+	if model == 0 {
+		return dp660(s, "64K", 0)
+	}
+	return dp27(s, 1, 1)
 }
 
 // named returns the run under a name of its own.

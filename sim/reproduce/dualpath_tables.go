@@ -18,7 +18,7 @@ import (
 // model of the simulator.
 func dpIntensity(r *Report) {
 	table := Table{
-		Title: "KV bytes per computation", Source: "DualPath, Table 1", Command: dualPathCommand,
+		Title: "KV bytes per computation", Kind: Derived, Source: "DualPath, Table 1", Command: dualPathCommand,
 		Text: "GB read for each PFLOP computed, 429 tokens appended to a cached context: kv ctx / (429 (lin + att ctx)).",
 	}
 	const appended = 429
@@ -48,7 +48,7 @@ func dpIntensity(r *Report) {
 // dpBottleneckFree is section 4.2, in closed form and in the flow simulator.
 func dpBottleneckFree(ctx context.Context, r *Report) error {
 	table := Table{
-		Title: "Bottleneck-free ratios", Source: "DualPath, section 4.2", Command: dualPathCommand,
+		Title: "Bottleneck-free ratios", Kind: Derived, Source: "DualPath, section 4.2", Command: dualPathCommand,
 		Text: "8 GPUs a node, compute and storage NICs of 50 GB/s. The shares are measured in the flow simulator, all paths of all pairs of engines at saturation.",
 	}
 	cluster := func(p, d int, dram float64) dualpath.Cluster {
@@ -77,7 +77,7 @@ func dpBottleneckFree(ctx context.Context, r *Report) error {
 		}
 		name := fmt.Sprintf("storage bandwidth reached, %dP%dD, %v GB/s of memory", c.p, c.d, c.dram)
 		table.Cells = append(table.Cells,
-			Within("DP-3", name, "", math.NaN(), share, c.want*0.99, c.want*1.01),
+			Within("DP-3", name, "", math.NaN(), share, c.want*0.99, c.want*1.01).As(Predicted),
 			Within("DP-3", name+", closed form", "", math.NaN(), closed.Saturation, c.want*(1-1e-9), c.want*(1+1e-9)))
 	}
 	r.Table(table)
@@ -120,8 +120,8 @@ func dpReachable(ctx context.Context, p, d int, dram float64) (float64, error) {
 // dpTrajectories is Table 2.
 func dpTrajectories(r *Report, d *dpRuns) {
 	table := Table{
-		Title: "Trajectories", Source: "DualPath, Table 2", Command: dualPathCommand,
-		Text: "500 generated trajectories a set. Append and gen are means of each trajectory's own mean: pooled over rounds the table would contradict itself.",
+		Title: "Trajectories", Kind: Fitted, Source: "DualPath, Table 2", Command: dualPathCommand,
+		Text: "500 generated trajectories a set. Append and gen are means of each trajectory's own mean: pooled over rounds the table would contradict itself. The generator was fitted to this table.",
 	}
 	for _, s := range d.specs {
 		set, _ := d.set(s.Name, 1)
@@ -148,15 +148,15 @@ func noted(c Cell, note string) Cell {
 // offline is Figure 7: job times by agents and MaxLen.
 func (d *dpRuns) offline(r *Report) {
 	table := Table{
-		Title: "Offline, DS 660B 2P4D: job completion time", Source: "DualPath, Figure 7", Command: dualPathCommand,
-		Text: "One model of hardware for all cells of this page: 50 GB/s a storage NIC, 78 080 bytes of KV a token, 163 TFLOP/s a GPU, 30 ms a prefill step, 18 ms + 0.7 ms a request a decode step (see sim/agentic).",
+		Title: "Offline, DS 660B 2P4D: job completion time", Kind: Fitted, Source: "DualPath, Figure 7", Command: dualPathCommand,
+		Text: "One model of hardware for all cells of this page: 50 GB/s a storage NIC, 78 080 bytes of KV a token, 163 TFLOP/s a GPU, 30 ms a prefill step, 18 ms + 0.7 ms a request a decode step (see sim/agentic). Rates and step times were fitted to this figure and to Figures 8, 10 and 12.",
 	}
 	printed := map[string]float64{
 		"512 basic": 2900, "512 dualpath": 2100, "512 oracle": 2000, "1024 basic": 5400, "1024 dualpath": 3000,
 		"2048 basic": 10100, "2048 dualpath": 5400, "2048 oracle": 4800, "4096 basic": 19500, "4096 dualpath": 10400, "4096 oracle": 9400,
 	}
 	systems := []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle}
-	for _, n := range dpSizes()["64K"] {
+	for _, n := range d.sizes()["64K"] {
 		for _, s := range systems {
 			key := fmt.Sprintf("%d %v", n, s)
 			ours := d.jct(dp660(s, "64K", n))
@@ -176,7 +176,7 @@ func (d *dpRuns) offline(r *Report) {
 		return d.jct(dp660(agentic.Basic, set, n)) / d.jct(dp660(agentic.DualPath, set, n))
 	}
 	best, grows, last := 0.0, true, 0.0
-	for _, n := range dpSizes()["64K"] {
+	for _, n := range d.sizes()["64K"] {
 		s := speedup("64K", n)
 		table.Cells = append(table.Cells, Within("DP-A10", fmt.Sprintf("speedup over basic, 64K, %d agents", n), "", math.NaN(), s, 1, 3.06))
 		// Past saturation it stays where it is, up to noise.
@@ -199,7 +199,7 @@ func (d *dpRuns) offline(r *Report) {
 	for _, set := range []string{"32K", "48K", "64K"} {
 		for _, s := range systems {
 			line := chart.Series{Name: fmt.Sprintf("%s, %v", set, s), Points: true}
-			for _, n := range dpSizes()[set] {
+			for _, n := range d.sizes()[set] {
 				line.X, line.Y = append(line.X, float64(n)), append(line.Y, d.jct(dp660(s, set, n)))
 			}
 			fig.Series = append(fig.Series, line)
@@ -210,7 +210,7 @@ func (d *dpRuns) offline(r *Report) {
 
 // ratios is Figure 8, and the bound by storage alone.
 func (d *dpRuns) ratios(r *Report) {
-	table := Table{Title: "P/D ratios, DS 27B", Source: "DualPath, Figure 8", Command: dualPathCommand, Text: "64K, 2048 agents, 36 480 bytes of KV a token, 62 TFLOP/s a GPU."}
+	table := Table{Title: "P/D ratios, DS 27B", Kind: Fitted, Source: "DualPath, Figure 8", Command: dualPathCommand, Text: "64K, 2048 agents, 36 480 bytes of KV a token, 62 TFLOP/s a GPU."}
 	jct := func(s agentic.System, p, dn int) float64 { return d.jct(dp27(s, p, dn)) }
 	table.Cells = append(table.Cells,
 		noted(Near("", "1P2D, basic", "s", 8300, jct(agentic.Basic, 1, 2), 0.1), dpFigureNote),
@@ -237,7 +237,7 @@ func (d *dpRuns) ratios(r *Report) {
 	r.Table(table)
 
 	table = Table{
-		Title: "The bound by storage alone", Source: "DualPath, section 4.2", Command: dualPathCommand,
+		Title: "The bound by storage alone", Kind: Predicted, Source: "DualPath, section 4.2", Command: dualPathCommand,
 		Text: "Job time of +layerwise over that of DualPath, which can be at most (P+D)/P: with compute and the compute NICs out of the way (DS 660B, 64K, 1024 agents), and with each model's own.",
 	}
 	for _, pd := range dpBounds() {
@@ -256,28 +256,28 @@ func (d *dpRuns) ratios(r *Report) {
 }
 
 // overSeeds is the mean and the standard deviation of f over the seeds.
-func overSeeds(f func(seed uint64) float64) (mean, std float64) {
-	var x [dpSeeds]float64
+func (d *dpRuns) overSeeds(f func(seed uint64) float64) (mean, std float64) {
+	x := make([]float64, d.seeds)
 	for i := range x {
 		x[i] = f(uint64(i) + 1)
-		mean += x[i] / dpSeeds
+		mean += x[i] / float64(len(x))
 	}
 	for _, v := range x {
-		std += (v - mean) * (v - mean) / (dpSeeds - 1)
+		std += (v - mean) * (v - mean) / float64(max(1, len(x)-1))
 	}
 	return mean, math.Sqrt(std)
 }
 
 // seeded returns a cell whose value is a mean over the seeds.
-func seeded(c Cell, f func(seed uint64) float64) Cell {
-	c.Ours, c.Std = overSeeds(f)
+func (d *dpRuns) seeded(c Cell, f func(seed uint64) float64) Cell {
+	c.Ours, c.Std = d.overSeeds(f)
 	return c
 }
 
 // ablation is the left of Figure 12.
 func (d *dpRuns) ablation(r *Report) {
 	table := Table{
-		Title: "Ablation, DS 660B 2P4D, 64K", Source: "DualPath, section 7.5 and Figure 12", Command: dualPathCommand,
+		Title: "Ablation, DS 660B 2P4D, 64K", Kind: Fitted, Source: "DualPath, section 7.5 and Figure 12", Command: dualPathCommand,
 		Text: "Five seeds, each with its own trajectories. Every system but Basic has the compute quota (section A.4); they differ in who reads.",
 	}
 	printed := map[int]map[agentic.System]float64{
@@ -294,7 +294,7 @@ func (d *dpRuns) ablation(r *Report) {
 			if !ok {
 				cell.Paper, cell.Low, cell.High = math.NaN(), 0, math.Inf(1)
 			}
-			cell = seeded(cell, func(seed uint64) float64 { return d.jct(dp660(s, "64K", n).with(seed)) })
+			cell = d.seeded(cell, func(seed uint64) float64 { return d.jct(dp660(s, "64K", n).with(seed)) })
 			table.Cells = append(table.Cells, noted(cell, dpFigureNote))
 			bars.Y, theirs = append(bars.Y, cell.Ours), append(theirs, cell.Paper)
 		}
@@ -312,13 +312,13 @@ func (d *dpRuns) ablation(r *Report) {
 	}
 	note := "how much Basic loses to its HBM, which this is relative to, rests on 260 000 free tokens; the paper does not say how many there were"
 	table.Cells = append(table.Cells,
-		noted(seeded(Cell{ID: "DP-A2", Name: "reduction by layerwise prefill", Unit: "%", Paper: 17.21, Low: 8, High: 25}, reduction(agentic.Layerwise)), note),
-		noted(seeded(Cell{ID: "DP-A2", Name: "and by both paths, in turn", Unit: "%", Paper: 38.19, Low: 30, High: 48}, reduction(agentic.RoundRobin)), note),
-		noted(seeded(Cell{ID: "DP-A2", Name: "and by the scheduler", Unit: "%", Paper: 45.62, Low: 40, High: 55}, reduction(agentic.DualPath)), note),
-		seeded(Cell{Name: "with one request read by both sides", Unit: "%", Paper: math.NaN(), Low: 40, High: 55}, reduction(agentic.DualPathSplit)))
+		noted(d.seeded(Cell{ID: "DP-A2", Name: "reduction by layerwise prefill", Unit: "%", Paper: 17.21, Low: 8, High: 25}, reduction(agentic.Layerwise)), note),
+		noted(d.seeded(Cell{ID: "DP-A2", Name: "and by both paths, in turn", Unit: "%", Paper: 38.19, Low: 30, High: 48}, reduction(agentic.RoundRobin)), note),
+		noted(d.seeded(Cell{ID: "DP-A2", Name: "and by the scheduler", Unit: "%", Paper: 45.62, Low: 40, High: 55}, reduction(agentic.DualPath)), note),
+		d.seeded(Cell{Name: "with one request read by both sides", Unit: "%", Paper: math.NaN(), Low: 40, High: 55}, reduction(agentic.DualPathSplit)))
 	ordered := true
 	for _, n := range []int{1024, 2048} {
-		for seed := range uint64(dpSeeds) {
+		for seed := range uint64(d.seeds) {
 			at := func(s agentic.System) float64 { return d.jct(dp660(s, "64K", n).with(seed + 1)) }
 			ordered = ordered && at(agentic.Basic) > at(agentic.Layerwise) && at(agentic.Layerwise) > at(agentic.RoundRobin) &&
 				at(agentic.RoundRobin) > at(agentic.DualPath) && at(agentic.DualPath) >= at(agentic.Oracle)
@@ -333,7 +333,7 @@ func (d *dpRuns) ablation(r *Report) {
 func (d *dpRuns) conserved() Cell {
 	exact := true
 	for s := agentic.Basic; s < agentic.Oracle; s++ {
-		for seed := range uint64(dpSeeds) {
+		for seed := range uint64(d.seeds) {
 			res := d.of(dp660(s, "64K", 2048).with(seed + 1))
 			read := int64(0)
 			for _, n := range res.Read {
@@ -355,28 +355,34 @@ const (
 // balance is Figures 13 and 14.
 func (d *dpRuns) balance(r *Report) {
 	table := Table{
-		Title: "Load balance", Source: "DualPath, Figures 13 and 14", Command: dualPathCommand,
-		Text: "Storage NICs: mean of max/avg over windows of 5 s with a load above 30 %, in the first half of the job. Attention: mean of max/avg over the engines of a prefill step, in the first 5 % of the job.",
+		Title: "Load balance", Kind: Predicted, Source: "DualPath, Figures 13 and 14", Command: dualPathCommand,
+		Text: "Storage NICs: mean of max/avg over windows of 1 and of 5 s with a load above 30 %, in the first half of the job. Attention: mean of max/avg over the engines of a prefill step, in the first 5 % of the job. The paper's Figure 13 is of three machines, 1P2D.",
 	}
 	nic := func(c dpCase, nics int) float64 {
 		res := d.of(c)
 		return res.NICBalance(dpBalanceWindow, res.JCT/2, dpBalanceFloor, nics)
 	}
+	second := func(c dpCase, nics int) float64 {
+		res := d.of(c)
+		return res.NICBalance(time.Second, res.JCT/2, dpBalanceFloor, nics)
+	}
 	attention := func(c dpCase) float64 { res := d.of(c); return res.AttentionBalance(res.JCT / 20) }
 	rr := "in turn, each prefill node of 2P4D reads a quarter of the bytes, 1.5 times the mean; the rest is which agents happen to meet"
-	sched := "the paper's window and which model it shows are not printed; ours depends on the window, 1.20 in 1 s"
+	sched := "the paper's window is not printed, and ours depends on it: a window of 1 s holds some 20 whole prompts of a NIC"
 	table.Cells = append(table.Cells,
-		noted(seeded(Cell{ID: "DP-A6", Name: "storage NICs, round robin, DS 660B 2P4D", Paper: 1.53, Low: 1.45, High: 1.62}, func(seed uint64) float64 {
+		noted(d.seeded(Cell{ID: "DP-A6", Name: "storage NICs, round robin, DS 660B 2P4D", Paper: 1.53, Low: 1.45, High: 1.62}, func(seed uint64) float64 {
 			return nic(dp660(agentic.RoundRobin, "64K", 1024).with(seed), 6)
 		}), rr),
-		noted(seeded(Cell{ID: "DP-A6", Name: "storage NICs, scheduler, DS 660B 2P4D", Paper: 1.18, Low: 1, High: 1.20}, func(seed uint64) float64 {
+		noted(d.seeded(Cell{ID: "DP-A6", Name: "storage NICs, scheduler, DS 660B 2P4D", Paper: 1.18, Low: 1, High: 1.20}, func(seed uint64) float64 {
 			return nic(dp660(agentic.DualPath, "64K", 1024).with(seed), 6)
 		}), sched),
-		seeded(Cell{ID: "DP-A6", Name: "storage NICs, split, DS 660B 2P4D", Paper: math.NaN(), Low: 1, High: 1.20}, func(seed uint64) float64 {
+		d.seeded(Cell{ID: "DP-A6", Name: "storage NICs, split, DS 660B 2P4D", Paper: math.NaN(), Low: 1, High: 1.20}, func(seed uint64) float64 {
 			return nic(dp660(agentic.DualPathSplit, "64K", 1024).with(seed), 6)
 		}),
 		noted(Within("DP-A6", "storage NICs, round robin, DS 27B 1P2D", "", 1.53, nic(dp27(agentic.RoundRobin, 1, 2), 3), 1.45, 1.62), rr),
 		noted(Within("DP-A6", "storage NICs, scheduler, DS 27B 1P2D", "", 1.18, nic(dp27(agentic.DualPath, 1, 2), 3), 1, 1.20), sched),
+		noted(Within("DP-A6", "storage NICs, scheduler, DS 660B 2P4D, windows of 1 s", "", 1.18, second(dp660(agentic.DualPath, "64K", 1024), 6), 1, 1.35), sched),
+		noted(Within("DP-A6", "storage NICs, scheduler, DS 27B 1P2D, windows of 1 s", "", 1.18, second(dp27(agentic.DualPath, 1, 2), 3), 1, 1.35), sched),
 		noted(Within("DP-A7", "attention, with the quota", "", 1.06, attention(dp660(agentic.DualPath, "64K", 1024)), 1, 1.10), "when all engines have more work than the quota allows they all reach it; a real kernel's time varies where the model's does not"),
 		Within("DP-A7", "attention, without the quota", "", math.NaN(), attention(dp660(agentic.DualPath, "64K", 1024).noQuota()), 1.3, 5),
 		Within("DP-A7", "attention, basic", "", math.NaN(), attention(dp660(agentic.Basic, "64K", 1024)), 1.3, 5))
@@ -394,7 +400,7 @@ func (d *dpRuns) balance(r *Report) {
 // scaling is Figure 9: longer appends, longer generations.
 func (d *dpRuns) scaling(r *Report) {
 	table := Table{
-		Title: "Append and generation length, DS 660B 2P4D, 64K, 1024 agents", Source: "DualPath, Figure 9", Command: dualPathCommand,
+		Title: "Append and generation length, DS 660B 2P4D, 64K, 1024 agents", Kind: Predicted, Source: "DualPath, Figure 9", Command: dualPathCommand,
 		Text: "Each round's length is multiplied and the trajectory cut at 64K, which leaves fewer rounds. The paper prints speedups of 1.82 to 1.99 over appends, without numbers of agents, and says that " +
 			"DualPath and the oracle change only slightly. Here the speedups are near those, but both take up to 1.4 times as long: trajectories that ended below 64K grow. Longer generations leave the storage NICs idle, and the systems alike.",
 	}
@@ -435,35 +441,32 @@ func (d *dpRuns) steady(o dpOnline) agentic.Window { return d.results[o.key()].S
 // online is Figures 10 to 12: capacity, latencies, working set.
 func (d *dpRuns) online(r *Report) {
 	table := Table{
-		Title: "Online", Source: "DualPath, section 7.4 and Figure 10", Command: dualPathCommand,
+		Title: "Online", Kind: Fitted, Source: "DualPath, section 7.4 and Figure 10", Command: dualPathCommand,
 		Text: "Capacity: the highest rate, to 0.025 agents/s, at which no window of 150 s of 90 minutes has a mean TTFT above 4 s or a mean TPOT above 50 ms. Latencies are means over the last half hour.",
 	}
 	systems := []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle}
 	capacity := func(c dpCase) float64 { return d.capacities[c.key()] }
-	model := func(s agentic.System, m int) dpCase {
-		if m == 0 {
-			return dp660(s, "64K", 0)
-		}
-		return dp27(s, 1, 1)
-	}
+	model := dpOnlineCase
 	names := [2]string{"DS 660B 2P4D", "DS 27B 1P1D"}
 	printed := [2][2]float64{{0.20, 0.45}, {0.3, 0.5}}
-	for m := range names {
-		for i, s := range systems {
-			ours := capacity(model(s, m))
-			if i < 2 {
-				table.Cells = append(table.Cells, noted(Within("", fmt.Sprintf("%s, %v: capacity", names[m], s), "agents/s", printed[m][i], ours, printed[m][i]*0.7, printed[m][i]*1.3), dpFigureNote))
-			} else {
-				table.Cells = append(table.Cells, Within("", fmt.Sprintf("%s, %v: capacity", names[m], s), "agents/s", math.NaN(), ours, 0.1, 1.2))
+	if !d.quick {
+		for m := range names {
+			for i, s := range systems {
+				ours := capacity(model(s, m))
+				if i < 2 {
+					table.Cells = append(table.Cells, noted(Within("", fmt.Sprintf("%s, %v: capacity", names[m], s), "agents/s", printed[m][i], ours, printed[m][i]*0.7, printed[m][i]*1.3), dpFigureNote))
+				} else {
+					table.Cells = append(table.Cells, Within("", fmt.Sprintf("%s, %v: capacity", names[m], s), "agents/s", math.NaN(), ours, 0.1, 1.2))
+				}
 			}
 		}
+		gain := func(m int) float64 {
+			return capacity(model(agentic.DualPath, m)) / capacity(model(agentic.Basic, m))
+		}
+		table.Cells = append(table.Cells,
+			noted(Within("DP-A9", "DS 660B: capacity over basic's", "", 2.25, gain(0), 1.8, 3), "a capacity is a step of 0.025 wide, 15 % of Basic's"),
+			noted(Within("DP-A9", "DS 27B: capacity over basic's", "", 1.67, gain(1), 1.5, 2.2), "a capacity is a step of 0.025 wide; storage alone would allow 2"))
 	}
-	gain := func(m int) float64 {
-		return capacity(model(agentic.DualPath, m)) / capacity(model(agentic.Basic, m))
-	}
-	table.Cells = append(table.Cells,
-		noted(Within("DP-A9", "DS 660B: capacity over basic's", "", 2.25, gain(0), 1.8, 3), "a capacity is a step of 0.025 wide, 15 % of Basic's"),
-		noted(Within("DP-A9", "DS 27B: capacity over basic's", "", 1.67, gain(1), 1.5, 2.2), "a capacity is a step of 0.025 wide; storage alone would allow 2"))
 	at := func(s agentic.System, m int, aps float64) agentic.Window {
 		return d.steady(dpOnline{model(s, m), aps, agentic.DefaultHorizon})
 	}
@@ -474,33 +477,42 @@ func (d *dpRuns) online(r *Report) {
 	}
 	load := "a mean at nine tenths of capacity, where it depends on the trajectories; the paper's are not known"
 	table.Cells = append(table.Cells,
-		noted(seeded(Cell{Name: "DS 660B, DualPath at 0.4: TTFT", Unit: "s", Paper: 1.739, Low: 1.2, High: 2.4}, seeds(agentic.Window.MeanTTFT)), load),
-		noted(seeded(Cell{Name: "DS 660B, DualPath at 0.4: first to second token", Unit: "s", Paper: 0.228, Low: 0.05, High: 0.3}, seeds(agentic.Window.MeanTTST)),
-			"the copy into the decode engine's HBM and one step; what else the paper's includes is not printed"),
-		noted(seeded(Cell{Name: "DS 660B, DualPath at 0.4: TPOT", Unit: "s", Paper: 0.039, Low: 0.015, High: 0.05}, seeds(agentic.Window.MeanTPOT)),
+		noted(d.seeded(Cell{Name: "DS 660B, DualPath at 0.4: TTFT", Unit: "s", Paper: 1.739, Low: 1.2, High: 2.4, Kind: Predicted}, seeds(agentic.Window.MeanTTFT)), load),
+		noted(d.seeded(Cell{Name: "DS 660B, DualPath at 0.4: first to second token", Unit: "s", Paper: 0.228, Low: 0.05, High: 0.3, Kind: Predicted}, seeds(agentic.Window.MeanTTST)),
+			"the rest of the transfer, the copy into the decode engine's HBM, and one step; what else the paper's includes is not printed"),
+		noted(d.seeded(Cell{Name: "DS 660B, DualPath at 0.4: TPOT", Unit: "s", Paper: 0.039, Low: 0.015, High: 0.05, Kind: Predicted}, seeds(agentic.Window.MeanTPOT)),
 			"the decode step was fitted to job times, which do not depend on it much; the paper's engines have other work between steps"))
-	for _, aps := range []float64{0.1, 0.2, 0.3, 0.4} {
-		table.Cells = append(table.Cells, Within("DP-A9", fmt.Sprintf("DS 660B at %v: TTFT of DualPath over oracle's", aps), "", math.NaN(), at(agentic.DualPath, 0, aps).MeanTTFT()/at(agentic.Oracle, 0, aps).MeanTTFT(), 1, 1.15))
+	for _, aps := range d.rates() {
+		if aps > 0.4 {
+			continue // at capacity both wait
+		}
+		table.Cells = append(table.Cells, Within("DP-A9", fmt.Sprintf("DS 660B at %v: TTFT of DualPath over oracle's", aps), "", math.NaN(), at(agentic.DualPath, 0, aps).MeanTTFT()/at(agentic.Oracle, 0, aps).MeanTTFT(), 1, 1.15).As(Predicted))
+	}
+	if !d.quick {
+		table.Cells = append(table.Cells,
+			Within("", "DS 27B at 0.3: TTFT of DualPath over oracle's", "", math.NaN(), at(agentic.DualPath, 1, 0.3).MeanTTFT()/at(agentic.Oracle, 1, 0.3).MeanTTFT(), 1, 1.25).As(Predicted))
 	}
 	table.Cells = append(table.Cells,
-		Within("", "DS 27B at 0.3: TTFT of DualPath over oracle's", "", math.NaN(), at(agentic.DualPath, 1, 0.3).MeanTTFT()/at(agentic.Oracle, 1, 0.3).MeanTTFT(), 1, 1.25),
 		Holds("", "at 0.2, beyond Basic's capacity, its waiting grows and DualPath's does not",
-			at(agentic.Basic, 0, 0.2).Queued+at(agentic.Basic, 0, 0.2).Reading > 10*(at(agentic.DualPath, 0, 0.2).Queued+at(agentic.DualPath, 0, 0.2).Reading)))
+			at(agentic.Basic, 0, 0.2).Queued+at(agentic.Basic, 0, 0.2).Reading > 10*(at(agentic.DualPath, 0, 0.2).Queued+at(agentic.DualPath, 0, 0.2).Reading)).As(Predicted))
 	for _, w := range []struct{ aps, paper float64 }{{0.1, 69}, {0.45, 681}} {
 		res := d.results[dpOnline{dp660(agentic.DualPath, "64K", 0), w.aps, agentic.DefaultHorizon}.key()]
+		if res == nil {
+			continue // a rate that a quick run leaves out
+		}
 		kv := float64(agentic.DeepSeek660B().KVBytes)
 		_, spec := d.set("64K", 1)
 		set := w.aps * res.AgentTime.Seconds() / float64(res.Agents) * spec.Total / 2 * kv / 1e9
-		table.Cells = append(table.Cells, noted(Within("", fmt.Sprintf("working set at %v agents/s", w.aps), "GB", w.paper, set, w.paper*0.4, w.paper*2),
+		table.Cells = append(table.Cells, noted(Within("", fmt.Sprintf("working set at %v agents/s", w.aps), "GB", w.paper, set, w.paper*0.4, w.paper*2).As(Predicted),
 			"rate x agents' time x half of the total length; the paper's numbers imply 43 to 49 KB a token, its job times 78 KB"))
 	}
 	r.Table(table)
 
-	for m, name := range names {
+	for m, name := range names[:d.onlineModels()] {
 		fig := chart.Chart{Title: name + ": TTFT", XLabel: "agents/s", YLabel: "s", LogY: true}
 		for _, s := range systems {
 			line := chart.Series{Name: s.String(), Points: true}
-			for _, aps := range dpRates() {
+			for _, aps := range d.rates() {
 				if res := d.results[(dpOnline{model(s, m), aps, agentic.DefaultHorizon}).key()]; res != nil {
 					if ttft := res.Steady(agentic.DefaultHorizon).MeanTTFT(); ttft > 0 {
 						line.X, line.Y = append(line.X, aps), append(line.Y, ttft)
@@ -513,18 +525,59 @@ func (d *dpRuns) online(r *Report) {
 	}
 }
 
+// agentTime is Figure 11, and the left of Figure 12.
+func (d *dpRuns) agentTime(r *Report) {
+	table := Table{
+		Title: "Time of an agent, and what a first token waits for, DS 660B 2P4D", Kind: Predicted, Source: "DualPath, Figures 11 and 12 (left)", Command: dualPathCommand,
+		Text: "The mean over the agents that ended within 90 minutes, from arrival to the last token; the parts of the TTFT over the last half hour. The paper prints no values of either; it says that DualPath's parts stay as they are when the rate grows, while Basic's waiting grows.",
+	}
+	fig := chart.Chart{Title: "DS 660B, 2P4D: mean time of an agent", XLabel: "agents/s", YLabel: "s"}
+	for _, s := range []agentic.System{agentic.Basic, agentic.DualPath, agentic.Oracle} {
+		line := chart.Series{Name: s.String(), Points: true}
+		for _, aps := range d.rates() {
+			o := dpOnline{dp660(s, "64K", 0), aps, agentic.DefaultHorizon}
+			res := d.results[o.key()]
+			if res == nil || res.Agents == 0 {
+				continue // far beyond Basic's capacity
+			}
+			mean := res.AgentTime.Seconds() / float64(res.Agents)
+			line.X, line.Y = append(line.X, aps), append(line.Y, mean)
+			row, w := fmt.Sprintf("%v at %v: ", s, aps), d.steady(o)
+			table.Cells = append(table.Cells, Within("", row+"time of an agent", "s", math.NaN(), mean, 100, agentic.DefaultHorizon.Seconds()))
+			if w.Rounds == 0 {
+				continue
+			}
+			for _, p := range []struct {
+				name string
+				sum  float64
+			}{{"waiting for engines", w.Queued}, {"reading", w.Reading}, {"prefill", w.Prefill}} {
+				table.Cells = append(table.Cells, Within("", row+p.name, "s", math.NaN(), p.sum/float64(w.Rounds), 0, agentic.DefaultHorizon.Seconds()))
+			}
+		}
+		fig.Series = append(fig.Series, line)
+	}
+	low, high := d.steady(dpOnline{dp660(agentic.DualPath, "64K", 0), 0.1, agentic.DefaultHorizon}), d.steady(dpOnline{dp660(agentic.DualPath, "64K", 0), 0.4, agentic.DefaultHorizon})
+	table.Cells = append(table.Cells, Within("", "dualpath: waiting and reading at 0.4, less that at 0.1", "s", math.NaN(),
+		(high.Queued+high.Reading)/float64(high.Rounds)-(low.Queued+low.Reading)/float64(low.Rounds), -0.1, 0.5))
+	r.Table(table)
+	r.Figure(Figure{Name: "dualpath-fig11", Title: "Figure 11: mean time of an agent by rate", Chart: fig})
+}
+
 // large is Table 3.
 func (d *dpRuns) large(r *Report) {
+	if d.quick {
+		return
+	}
 	table := Table{
-		Title: "Large clusters, DS 660B", Source: "DualPath, Table 3", Command: dualPathCommand,
+		Title: "Large clusters, DS 660B", Kind: Predicted, Source: "DualPath, Table 3", Command: dualPathCommand,
 		Text: "Offline with the 48K set, which fits the printed 3 167 s best; 48P96D is 1152 engines and 49 152 agents. Online 0.4 agents/s for each 2P4D, the last third of an hour.",
 	}
 	c := dp660(agentic.DualPath, "48K", 2048)
 	one, large := d.jct(c), d.jct(c.scaled(dpLargeOffline))
 	trace := "which trajectories the paper ran is not printed: 3 167 s cannot be its 64K set, which takes 5 400 s in Figure 7"
 	table.Cells = append(table.Cells,
-		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace),
-		noted(Near("", "48P96D, 49152 agents", "s", 3201, large, 0.25), trace),
+		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace).As(Fitted), // the set was chosen by it
+		noted(Near("", "48P96D, 49152 agents", "s", 3201, large, 0.25), trace).As(Fitted),
 		Within("DP-A8", "48P96D over 2P4D", "", 3201./3167, large/one, 0.95, 1.05),
 		Within("DP-A8", "8P16D over 2P4D", "", math.NaN(), d.jct(c.scaled(4))/one, 0.95, 1.05))
 	at := func(k int) agentic.Window {
@@ -537,12 +590,20 @@ func (d *dpRuns) large(r *Report) {
 		noted(Within("", "44P88D, 8.8 agents/s: TTFT", "s", 1.847, many.MeanTTFT(), 1.0, 2.4), note),
 		noted(Within("", "44P88D over 2P4D: TTFT", "", 1.847/1.739, many.MeanTTFT()/few.MeanTTFT(), 0.75, 1.25), "the arrivals of 22 clusters are smoother than those of one"))
 	r.Table(table)
+	fig := chart.Chart{Title: "48P96D, 49152 agents", XLabel: "s", YLabel: "thousand tokens/s"}
+	line := chart.Series{Name: "generated"}
+	for i, w := range d.of(c.scaled(dpLargeOffline)).Series {
+		line.X = append(line.X, (float64(i)+0.5)*agentic.SeriesWindow.Seconds())
+		line.Y = append(line.Y, float64(w.Tokens)/agentic.SeriesWindow.Seconds()/1000)
+	}
+	fig.Series = append(fig.Series, line)
+	r.Figure(Figure{Name: "dualpath-large", Title: "The large offline run: tokens generated, counted when their round ends", Chart: fig})
 }
 
 // assumptions says what the results rest on.
 func (d *dpRuns) assumptions(r *Report) {
 	table := Table{
-		Title: "What is not printed, taken the other way", Source: "DualPath, sections 6.2, 7 and A.4", Command: dualPathCommand,
+		Title: "What is not printed, taken the other way", Kind: Predicted, Source: "DualPath, sections 6.2, 7 and A.4", Command: dualPathCommand,
 		Text: "Job time of DualPath (DS 660B 2P4D, 64K, 1024 agents) over that of the tables above, with one assumption changed.",
 	}
 	base := d.jct(dp660(agentic.DualPath, "64K", 1024))

@@ -10,7 +10,7 @@ import (
 func TestDualPathClosedForms(t *testing.T) {
 	results, err := Run(t.Context(), []Suite{{Name: "dualpath", Paper: "closed forms", Run: func(ctx context.Context, r *Report) error {
 		dpIntensity(r)
-		dpTrajectories(r, newDPRuns())
+		dpTrajectories(r, newDPRuns(false))
 		return dpBottleneckFree(ctx, r)
 	}}}, Options{Workers: 1})
 	if err != nil {
@@ -36,7 +36,7 @@ func TestDualPathClosedForms(t *testing.T) {
 // TestDualPathPlan: no two simulations have one name, or a table would show the
 // wrong one.
 func TestDualPathPlan(t *testing.T) {
-	d := newDPRuns()
+	d := newDPRuns(false)
 	d.plan()
 	seen := make(map[string]bool)
 	for _, j := range d.jobs {

@@ -15,10 +15,18 @@ import (
 // NetKV is the paper that package netcost follows, on the cluster of package
 // sim/netkv.
 func NetKV() Suite {
-	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Run: func(ctx context.Context, r *Report) error {
-		return netKV(ctx, r, netkv.Windows(), netkvSeeds)
+	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Drives: netkvDrives, Run: func(ctx context.Context, r *Report) error {
+		seeds := netkvSeeds
+		if r.Quick() {
+			seeds = 1
+			r.LeftOut("all seeds but the first", "each number is a mean over the six windows of the trace")
+		}
+		return netKV(ctx, r, netkv.Windows(), seeds)
 	}}
 }
+
+// netkvDrives says what the suite runs.
+const netkvDrives = "the chooser and the oracle of `dualpath/netcost`. A planner node that is given the network chooses each decode engine by the same chooser (`netcost.Planner`); prefill engines, reads and queues are decided by DualPath's planner there and are not part of this suite."
 
 const (
 	netkvTrace   = "mooncake_conversation_trace.jsonl.gz"
@@ -97,6 +105,7 @@ var (
 	netkvFresh   = []time.Duration{100 * time.Millisecond, time.Second, 10 * time.Second, 60 * time.Second}
 	netkvShares  = []float64{0, 0.3, 0.5, 0.7, 0.9}
 	netkvPods    = []int{2, 4, 8, 16, 32}
+	netkvPorts   = []float64{50e9, 25e9, 18.75e9, 12.5e9}
 )
 
 // netKV reports every table, over some windows of the trace and seeds.
@@ -119,7 +128,7 @@ func netKV(ctx context.Context, r *Report, windows []time.Duration, seeds int) e
 	if err := errors.Join(netkvClosed(r), netkvNetwork(r)); err != nil {
 		return err
 	}
-	for _, table := range []func(*netkvStudies, *Report){netkvLoad, netkvOrders, netkvContext, netkvTopology, netkvStale, netkvSharing, netkvAblation, netkvScale, netkvTiers} {
+	for _, table := range []func(*netkvStudies, *Report){netkvLoad, netkvOrders, netkvContext, netkvTopology, netkvStale, netkvSharing, netkvAblation, netkvPortWidth, netkvScale, netkvTiers, netkvMissing} {
 		table(n, r)
 	}
 	return nil
@@ -160,6 +169,15 @@ func (n *netkvStudies) plan() error {
 	for _, every := range netkvFresh {
 		sweep(fmt.Sprintf("refresh %v", every), []netcost.Policy{netcost.CacheLoad, netcost.Static, netcost.Full}, netkv.Study{
 			Edit: func(o *netkv.Options) { o.Background, o.Swing, o.Refresh = 0.2, 2*time.Second, every }})
+	}
+	for _, port := range netkvPorts {
+		edit := func(o *netkv.Options) { o.Port = port }
+		ladder := []netcost.Policy{netcost.RoundRobin, netcost.CacheLoad, netcost.TopoOnly, netcost.Static}
+		sweep(fmt.Sprintf("port %v", port), ladder, netkv.Study{Edit: edit})
+		sweep(fmt.Sprintf("port %v, 32K", port), ladder, netkv.Study{Edit: edit, Input: 32768})
+		for _, p := range ladder {
+			n.want(fmt.Sprintf("port %v, 250 %% %v", port, p), netkv.Study{Workload: rag, Policy: p, Load: 2.5, Edit: edit})
+		}
 	}
 	for _, share := range netkvShares {
 		w := rag

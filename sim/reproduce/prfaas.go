@@ -14,13 +14,16 @@ import (
 
 // PrfaaS is the paper that package prfaas follows.
 func PrfaaS() Suite {
-	return Suite{Name: "prfaas", Paper: "Prefill-as-a-Service: KVCache of Next-Generation Models Could Go Cross-Datacenter", Run: func(ctx context.Context, r *Report) error {
+	return Suite{Name: "prfaas", Paper: "Prefill-as-a-Service: KVCache of Next-Generation Models Could Go Cross-Datacenter", Drives: prfaasDrives, Run: func(ctx context.Context, r *Report) error {
 		return prfaaS(ctx, r, prfaasSeeds)
 	}}
 }
 
 // egressNote explains why the printed 13 Gbps are ours too.
 const egressNote = `"approximately 13 Gbps" in the paper; 1.61 req/s times the 916 MiB of the mean long prompt are 12.3`
+
+// prfaasDrives says what the suite runs.
+const prfaasDrives = "the model, the router and the two controllers of `dualpath/prfaas`. `penstock plan prfaas` computes plans with the model; the router and the controllers are imported by no server: no request crosses datacenters by them in production."
 
 const prfaasCommand = "penstock sim reproduce prfaas"
 
@@ -46,6 +49,10 @@ func prfaaS(ctx context.Context, r *Report, seeds int) error {
 	c.lengths(r)
 	c.configurations(r)
 	c.search(r)
+	if r.Quick() {
+		seeds = 1
+		r.LeftOut("all seeds but the first", "each simulated number is of one run")
+	}
 	if err := c.simulated(ctx, r, seeds); err != nil {
 		return err
 	}
@@ -64,7 +71,7 @@ type prfaasCase struct {
 // throughputs is Table 5 and the bandwidths of section 2.3.
 func (c prfaasCase) throughputs(r *Report) error {
 	table := Table{
-		Title: "KV throughput of the 1T hybrid", Source: "PrfaaS, Table 5", Command: prfaasCommand,
+		Title: "KV throughput of the 1T hybrid", Kind: Derived, Source: "PrfaaS, Table 5", Command: prfaasCommand,
 		Text: "S over T; sizes in MiB, K = 1000 tokens. The parabola that stands for T_prefill between the points is a least-squares fit.",
 	}
 	printed := []struct{ tokens, seconds, gbps float64 }{{1000, 0.44, 3.61}, {8000, 0.72, 3.59}, {32000, 1.84, 3.19}, {128000, 7.40, 2.62}}
@@ -72,12 +79,12 @@ func (c prfaasCase) throughputs(r *Report) error {
 		name := fmt.Sprintf("%.0fK", p.tokens/1000)
 		table.Cells = append(table.Cells,
 			Near("PF-1", "KV throughput at "+name, "Gbps", p.gbps, prfaas.Gbps(c.KVBytes.At(p.tokens)/p.seconds), 0.012),
-			Near("", "prefill time at "+name+", fitted", "s", p.seconds, c.RemotePrefill.At(p.tokens), 0.025))
+			Near("", "prefill time at "+name, "s", p.seconds, c.RemotePrefill.At(p.tokens), 0.025).As(Fitted))
 	}
 	r.Table(table)
 
 	table = Table{
-		Title: "Egress of whole prefill clusters", Source: "PrfaaS, section 2.3", Command: prfaasCommand,
+		Title: "Egress of whole prefill clusters", Kind: Derived, Source: "PrfaaS, section 2.3", Command: prfaasCommand,
 		Text: "N/P times the measured KV throughput of one 8-GPU instance (equation 2, Table 3).",
 	}
 	figure := chart.Chart{Title: "KV throughput of one 8 x H200 instance", XLabel: "prompt, tokens", YLabel: "Gbps", LogX: true, LogY: true}
@@ -109,7 +116,7 @@ func (c prfaasCase) throughputs(r *Report) error {
 		return err
 	}
 	phi, _ := ring.KVThroughput("h200", 128000)
-	table.Cells = append(table.Cells, Within("PF-8", "ring-2.5-1t, 512 GPUs, 128K tokens", "Gbps", math.NaN(), prfaas.ClusterEgress(512, 8, prfaas.Gbps(phi)), 0, 100).
+	table.Cells = append(table.Cells, Within("PF-8", "ring-2.5-1t, 512 GPUs, 128K tokens", "Gbps", math.NaN(), prfaas.ClusterEgress(512, 8, prfaas.Gbps(phi)), 0, 100).As(Predicted).
 		Noted(`"below 100 Gbps" in the paper`))
 	r.Table(table)
 
@@ -135,7 +142,7 @@ func (c prfaasCase) lengths(r *Report) {
 	least, greatest := c.Lengths.Bounds()
 	t := c.printed.Threshold
 	r.Table(Table{
-		Title: "The traffic", Source: "PrfaaS, sections 4.1 and 4.3.1", Command: prfaasCommand,
+		Title: "The traffic", Kind: Derived, Source: "PrfaaS, sections 4.1 and 4.3.1", Command: prfaasCommand,
 		Text: "Closed moments of the truncated log-normal; the paper rounds, and its means are printed to the thousand.",
 		Cells: []Cell{
 			Near("PF-2", "mean length", "tokens", 27000, prfaas.Mean(c.Lengths, least, greatest), 0.025),
@@ -150,32 +157,30 @@ func (c prfaasCase) configurations(r *Report) {
 	x := c.Evaluate(c.printed)
 	h, n := c.homogeneous, c.naive
 	ttft := func(p prfaas.Plan) prfaas.TTFT { return c.TTFT(p) }
-	// What the paper does not print of the H20 had to be read off three numbers; these do not test anything.
-	const source = "the H20's prefill time, which the paper does not print, was read off this number; it is no test of ours"
-	equation := "Equations 3 to 6 at the printed plans, service times at the mean lengths. TTFT is prefill and, where it is crossed, the idle link; there is no queue in it."
+	equation := "Equations 3 to 6 at the printed plans, service times at the mean lengths. TTFT is prefill and, where it is crossed, the idle link; there is no queue in it. The H20's prefill time, which the paper does not print, was read off three numbers of this table, and its decode step off three others: what depends on either is fitted. The rest follows from Table 5 and is derived."
 	r.Table(Table{
-		Title: "The three deployments", Source: "PrfaaS, Table 6", Command: prfaasCommand, Text: equation,
+		Title: "The three deployments", Kind: Fitted, Source: "PrfaaS, Table 6", Command: prfaasCommand, Text: equation,
 		Cells: []Cell{
-			Near("PF-3", "PrfaaS: throughput of its cluster", "req/s", 1.61, x.Remote, 0.015),
-			Near("PF-3", "PrfaaS: throughput of PD-P", "req/s", 1.64, x.LocalPrefill, 0.015).Noted(source),
-			Near("PF-3", "PrfaaS: throughput of PD-D", "req/s", 3.91, x.DecodeRate, 0.004).Noted("20 requests in steps of 25 ms: inferred from the three printed decode rates and the 40 tokens/s of the SLO"),
-			Near("PF-5", "PrfaaS: throughput", "req/s", 3.24, x.Max, 0.015),
+			Near("PF-3", "PrfaaS: throughput of its cluster", "req/s", 1.61, x.Remote, 0.015).As(Derived),
+			Near("PF-3", "PrfaaS: throughput of PD-P", "req/s", 1.64, x.LocalPrefill, 0.015),
+			Near("PF-3", "PrfaaS: throughput of PD-D", "req/s", 3.91, x.DecodeRate, 0.004).Noted("20 requests in steps of 25 ms: inferred from the three printed decode rates and the 40 tokens/s of the SLO").As(Fitted),
+			Near("PF-5", "PrfaaS: throughput", "req/s", 3.24, x.Max, 0.015).As(Derived),
 			Near("PF-4", "PrfaaS: mean TTFT", "s", 2.22, ttft(c.printed).Mean(), 0.015),
 			Near("PF-4", "PrfaaS: P90 TTFT", "s", 3.51, ttft(c.printed).Quantile(0.9), 0.015),
-			Near("PF-6", "PrfaaS: egress", "Gbps", 13, prfaas.Gbps(x.EgressBytes), 0.10).Noted(egressNote),
+			Near("PF-6", "PrfaaS: egress", "Gbps", 13, prfaas.Gbps(x.EgressBytes), 0.10).Noted(egressNote).As(Derived),
 			Near("PF-7", "homogeneous: prefill instances", "", 9, float64(h.Prefill), 0),
 			Near("PF-7", "homogeneous: decode instances", "", 3, float64(h.Decode), 0),
-			Near("PF-3", "homogeneous: throughput of PD-P", "req/s", 2.11, h.LocalPrefill, 0.015).Noted(source),
+			Near("PF-3", "homogeneous: throughput of PD-P", "req/s", 2.11, h.LocalPrefill, 0.015),
 			Near("PF-3", "homogeneous: throughput of PD-D", "req/s", 2.35, h.DecodeRate, 0.004),
 			Near("PF-7", "homogeneous: throughput", "req/s", 2.11, h.Max, 0.01),
 			Near("PF-4", "homogeneous: mean TTFT", "s", 4.44, ttft(h.Plan).Mean(), 0.015),
-			Near("PF-4", "homogeneous: P90 TTFT", "s", 9.73, ttft(h.Plan).Quantile(0.9), 0.015).Noted(source),
-			Near("PF-3", "naive: throughput of its cluster", "req/s", 2.45, n.Remote, 0.015),
+			Near("PF-4", "homogeneous: P90 TTFT", "s", 9.73, ttft(h.Plan).Quantile(0.9), 0.015),
+			Near("PF-3", "naive: throughput of its cluster", "req/s", 2.45, n.Remote, 0.015).As(Derived),
 			Near("PF-3", "naive: throughput of PD-D", "req/s", 6.25, n.DecodeRate, 0.004),
-			Near("PF-4", "naive: mean TTFT", "s", 1.74, ttft(n.Plan).Mean(), 0.015),
-			Near("PF-4", "naive: P90 TTFT", "s", 3.51, ttft(n.Plan).Quantile(0.9), 0.015),
+			Near("PF-4", "naive: mean TTFT", "s", 1.74, ttft(n.Plan).Mean(), 0.015).As(Derived),
+			Near("PF-4", "naive: P90 TTFT", "s", 3.51, ttft(n.Plan).Quantile(0.9), 0.015).As(Derived),
 			Near("PF-5", "PrfaaS over homogeneous", "", 1.54, x.Max/h.Max, 0.015),
-			Near("PF-5", "PrfaaS over naive", "", 1.32, x.Max/n.Max, 0.015),
+			Near("PF-5", "PrfaaS over naive", "", 1.32, x.Max/n.Max, 0.015).As(Derived),
 			Near("PF-5", "naive over homogeneous", "", 1.16, n.Max/h.Max, 0.015),
 			Near("PF-4", "mean TTFT, reduction to homogeneous", "", 0.50, 1-ttft(c.printed).Mean()/ttft(h.Plan).Mean(), 0.03),
 			Near("PF-4", "P90 TTFT, reduction to homogeneous", "", 0.64, 1-ttft(c.printed).Quantile(0.9)/ttft(h.Plan).Quantile(0.9), 0.03),
@@ -186,7 +191,7 @@ func (c prfaasCase) configurations(r *Report) {
 // search is the grid search of section 4.2 and Figure 5.
 func (c prfaasCase) search(r *Report) {
 	r.Table(Table{
-		Title: "The best configuration", Source: "PrfaaS, section 4.2", Command: prfaasCommand,
+		Title: "The best configuration", Kind: Fitted, Source: "PrfaaS, section 4.2", Command: prfaasCommand,
 		Text: fmt.Sprintf("Grid search over %d steps of the threshold and all divisions of the 8 instances.", prfaas.StepsDefault),
 		Cells: []Cell{
 			Near("PF-7", "threshold", "tokens", 19400, c.best.Threshold, 0.03),
@@ -293,29 +298,29 @@ func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 		return err
 	}
 	table := Table{
-		Title: "The model against the simulation", Source: "PrfaaS, equations 3 to 6; sim/datacenters", Command: prfaasCommand,
-		Text: fmt.Sprintf("150 requests always in the system for three hours of virtual time, %d seeds", seeds) + `. The column "paper" is what its equations predict, with the service time at the mean length; a queue serves the mean time, E[T(L)], which is longer, and the simulation must come to that within 1 %.`,
+		Title: "The model against the simulation", Kind: Predicted, Source: "PrfaaS, equations 3 to 6; sim/datacenters", Command: prfaasCommand,
+		Text: fmt.Sprintf("150 requests always in the system for three hours of virtual time, %d seeds", seeds) + `. The paper's equations have the service time at the mean length; a queue serves the mean time, E[T(L)], which is longer, and the simulation must come to that within 1 %.`,
 	}
 	for _, x := range runs[:4] {
-		predicted := x.opts.System.Evaluate(x.opts.Plan)
+		atMean := x.opts.System.Evaluate(x.opts.Plan)
 		x.opts.System.Service = prfaas.Expected
 		expected := x.opts.System.Evaluate(x.opts.Plan)
 		mean, std := x.over(throughput)
 		table.Cells = append(table.Cells,
-			Cell{Name: x.name + ": throughput", Unit: "req/s", Paper: predicted.Max, Ours: mean, Std: std, Low: expected.Max * 0.99, High: expected.Max * 1.01}.
-				Noted("%v binds; by mean service times %.3f", expected.Binds, expected.Max))
+			Cell{Name: x.name + ": throughput", Unit: "req/s", Paper: math.NaN(), Ours: mean, Std: std, Low: expected.Max * 0.99, High: expected.Max * 1.01}.
+				Noted("%v binds; by mean service times %.3f, by service times at the mean length %.3f", expected.Binds, expected.Max, atMean.Max))
 	}
 	prfaaS, _ := runs[0].over(throughput)
 	homogeneous, _ := runs[1].over(throughput)
 	naive, _ := runs[2].over(throughput)
 	table.Cells = append(table.Cells,
-		Near("PF-5", "PrfaaS over homogeneous, simulated", "", 1.54, prfaaS/homogeneous, 0.03),
+		Near("PF-5", "PrfaaS over homogeneous, simulated", "", 1.54, prfaaS/homogeneous, 0.03).As(Fitted),
 		Near("PF-5", "PrfaaS over naive, simulated", "", 1.32, prfaaS/naive, 0.03),
 		runs[0].cell("PrfaaS: egress, simulated", "Gbps", 13, 0.10, func(r *datacenters.Result) float64 { return prfaas.Gbps(r.EgressBytes) }).Noted(egressNote))
 	r.Table(table)
 
 	table = Table{
-		Title: "Time to first token by load", Source: "PrfaaS, Table 6; sim/datacenters", Command: prfaasCommand,
+		Title: "Time to first token by load", Kind: Fitted, Source: "PrfaaS, Table 6; sim/datacenters", Command: prfaasCommand,
 		Text: "Poisson arrivals at a share of the predicted throughput; KV crosses the link when its prefill has ended. Table 6 has no queue in it: the simulation meets it at a low load and says what waiting adds above.",
 	}
 	means, tails := chart.Series{Name: "mean", Points: true}, chart.Series{Name: "P90", Points: true}
@@ -326,13 +331,14 @@ func (c prfaasCase) simulated(ctx context.Context, r *Report, seeds int) error {
 		if load > 0.1 {
 			mean.Low, mean.High = mean.Paper, 10*mean.Paper
 			p90.Low, p90.High = p90.Paper, 12*p90.Paper
-			mean, p90 = mean.Noted("Table 6 has no queue"), p90.Noted("Table 6 has no queue")
+			mean.Paper, p90.Paper = math.NaN(), math.NaN() // Table 6 has no queue
+			mean, p90 = mean.As(Predicted), p90.As(Predicted)
 		}
 		table.Cells = append(table.Cells, mean, p90)
 		means.X, means.Y = append(means.X, 100*load), append(means.Y, mean.Ours)
 		tails.X, tails.Y = append(tails.X, 100*load), append(tails.Y, p90.Ours)
 	}
-	table.Cells = append(table.Cells, Holds("", "waiting grows with load", slices.IsSorted(means.Y) && slices.IsSorted(tails.Y)))
+	table.Cells = append(table.Cells, Holds("", "waiting grows with load", slices.IsSorted(means.Y) && slices.IsSorted(tails.Y)).As(Predicted))
 	r.Table(table)
 	r.Figure(Figure{Name: "prfaas-ttft", Title: "Time to first token by load, simulated", Chart: chart.Chart{
 		Title: "PrfaaS 4/3/5, threshold 19.4K", XLabel: "load, % of the predicted throughput", YLabel: "s", Series: []chart.Series{means, tails},
@@ -374,14 +380,14 @@ func (c prfaasCase) steered(ctx context.Context, r *Report, seeds int) error {
 	after, _ := runs[3].over(throughput)
 	prefill, _ := runs[3].over(func(r *datacenters.Result) float64 { return float64(r.Series[len(r.Series)-1].Prefill) })
 	r.Table(Table{
-		Title: "The controllers", Source: "PrfaaS, section 3.4.3; sim/datacenters", Command: prfaasCommand,
+		Title: "The controllers", Kind: Predicted, Source: "PrfaaS, section 3.4.3; sim/datacenters", Command: prfaasCommand,
 		Text: fmt.Sprintf("The paper describes both controllers and reports no numbers. Above: a link of 16 Gbps falls to 8 after ten minutes at 2.1 req/s. Below: prompts grow after twenty minutes (mu from 8 to 9.9), on a cluster divided %d/%d for the short ones.", first.Prefill, first.Plan.Decode),
 		Cells: []Cell{
 			Within("", "link at half: P90 TTFT with a fixed threshold", "s", math.NaN(), fixed, 20, math.Inf(1)),
 			Within("", "link at half: P90 TTFT with the short-term controller", "s", math.NaN(), kept, 0, fixed/2),
 			Within("", "longer prompts: throughput with the old division", "req/s", math.NaN(), before, 0, 0.85*after),
-			Near("PF-7", "longer prompts: throughput with the long-term controller", "req/s", 3.24, after, 0.03),
-			Near("PF-7", "longer prompts: prefill instances in the end", "", 3, prefill, 0),
+			Near("PF-7", "longer prompts: throughput with the long-term controller", "req/s", 3.24, after, 0.03).As(Fitted),
+			Near("PF-7", "longer prompts: prefill instances in the end", "", 3, prefill, 0).As(Fitted),
 		},
 	})
 	series := func(name string, r *datacenters.Result, value func(datacenters.Window) float64, dashed bool) chart.Series {

@@ -19,6 +19,8 @@ type Suite struct {
 	Name string
 	// Paper is its title.
 	Paper string
+	// Drives says which code of the product the suite runs, and who else runs it.
+	Drives string
 	// Run reports tables and figures. An error ends this suite alone.
 	Run func(ctx context.Context, r *Report) error
 }
@@ -27,6 +29,8 @@ type Suite struct {
 type Options struct {
 	// Workers is how many jobs of Each run at once, over all suites; 0: 1.
 	Workers int
+	// Quick leaves out the longest simulations, and repeats the others with one seed.
+	Quick bool
 	// Traces are directories in which Trace looks, in this order.
 	Traces []string
 	// Progress is called as work is done, from several goroutines; nil: not.
@@ -43,6 +47,8 @@ type Report struct {
 	mu      sync.Mutex
 	tables  []Table
 	figures []Figure
+	missing []Omission
+	leftOut []Omission
 	faults  []error // what was handed in and is no table or figure
 }
 
@@ -52,6 +58,10 @@ type Result struct {
 	Paper   string   `json:"paper"`
 	Tables  []Table  `json:"tables"`
 	Figures []Figure `json:"figures,omitempty"`
+	Drives  string   `json:"drives,omitempty"`
+	// Missing is what of the paper is not reproduced, LeftOut what a quick run left out.
+	Missing []Omission `json:"not_reproduced,omitempty"`
+	LeftOut []Omission `json:"left_out,omitempty"`
 	// Err is why the suite ended early; nil: it did not.
 	Err error `json:"-"`
 	// Elapsed is how long it took on this machine.
@@ -76,7 +86,7 @@ func Run(ctx context.Context, suites []Suite, opts Options) ([]Result, error) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			results[i] = Result{
-				Suite: s.Name, Paper: s.Paper, Tables: r.tables, Figures: r.figures,
+				Suite: s.Name, Paper: s.Paper, Drives: s.Drives, Tables: r.tables, Figures: r.figures, Missing: r.missing, LeftOut: r.leftOut,
 				Err: errors.Join(slices.Concat([]error{err}, r.faults)...), Elapsed: time.Since(start),
 			}
 		})
@@ -95,7 +105,12 @@ func (r *Report) Table(t Table) {
 		faults = append(faults, fmt.Errorf("reproduce: table %q has no cells", t.Title))
 	}
 	seen := make(map[string]bool)
-	for _, c := range t.Cells {
+	t.Cells = slices.Clone(t.Cells)
+	for i := range t.Cells {
+		c := &t.Cells[i]
+		if c.Kind == 0 {
+			c.Kind = t.Kind
+		}
 		if err := c.validate(); err != nil {
 			faults = append(faults, fmt.Errorf("reproduce: table %q: %w", t.Title, err))
 		}
@@ -108,6 +123,24 @@ func (r *Report) Table(t Table) {
 	defer r.mu.Unlock()
 	r.tables = append(r.tables, t)
 	r.faults = append(r.faults, faults...)
+}
+
+// Missing says what of the paper is not reproduced, and why.
+func (r *Report) Missing(what, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.missing = append(r.missing, Omission{what, why})
+}
+
+// Quick reports whether the longest simulations are to be left out. Whatever a suite
+// leaves out for it, it names by LeftOut.
+func (r *Report) Quick() bool { return r.opts.Quick }
+
+// LeftOut says what a quick run leaves out.
+func (r *Report) LeftOut(what, why string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leftOut = append(r.leftOut, Omission{what, why})
 }
 
 // Figure hands in one figure.

@@ -75,7 +75,8 @@ func fake(name string, more ...Cell) Suite {
 			return nil
 		})
 		cells := append([]Cell{Near("X-1", "last square", "s", 49, v[7], 0.01), Holds("X-2", "they grow | always", v[7] > v[1])}, more...)
-		r.Table(Table{Title: "Squares", Source: "A paper, Table 1", Text: "Nothing was assumed.", Command: "penstock sim reproduce " + name, Cells: cells})
+		r.Missing("cubes", "none were asked for")
+		r.Table(Table{Title: "Squares", Kind: Predicted, Source: "A paper, Table 1", Text: "Nothing was assumed.", Command: "penstock sim reproduce " + name, Cells: cells})
 		r.Figure(Figure{Name: name + "-fig1", Title: "Squares", Chart: chart.Chart{Title: "Squares", Series: []chart.Series{{Name: "ours", X: []float64{0, 1, 2}, Y: []float64{0, 1, math.NaN()}}}}})
 		return err
 	}}
@@ -85,7 +86,8 @@ func TestRun(t *testing.T) {
 	broken := Suite{Name: "broken", Paper: "Another", Run: func(context.Context, *Report) error { return errors.New("no trace") }}
 	var mu sync.Mutex
 	last := make(map[string]int)
-	results, err := Run(t.Context(), []Suite{fake("good"), broken, fake("bad", Near("", "far off", "", 1, 2, 0.1), Near("", "unsaid", "", 1, 1.2, 0.5))},
+	results, err := Run(t.Context(), []Suite{fake("good"), broken, fake("bad", Near("", "far off", "", 1, 2, 0.1), Near("", "unsaid", "", 1, 1.2, 0.5),
+		Near("", "chosen so", "", 1, 1, 0).As(Fitted), Near("", "worked out", "", 1, 1, 0).As(Derived))},
 		Options{Workers: 2, Progress: func(suite string, done, total int, what string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -100,7 +102,7 @@ func TestRun(t *testing.T) {
 	if last["good"] != 8 || last["bad"] != 8 {
 		t.Errorf("progress ended at %v", last)
 	}
-	want := []Summary{{Cells: 2, Published: 1}, {Failed: true}, {Cells: 4, Published: 3, Out: 1, Unexplained: 2}}
+	want := []Summary{{Cells: 2, Predictions: 1, Within: 1, Checks: 1}, {Failed: true}, {Cells: 6, Predictions: 3, Within: 1, Checks: 1, Fitted: 1, Derived: 1, Out: 1, Unexplained: 2}}
 	for i, r := range results {
 		s := r.Summarize()
 		s.MedianDeviation = 0
@@ -117,16 +119,17 @@ func TestRun(t *testing.T) {
 		WriteMarkdown(&page, results, func(f Figure) string { return "figures/" + f.Name + ".svg" })); err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{"Squares (A paper, Table 1)", "far off", "OUT", "UNEXPLAINED", "broken failed: no trace"} {
+	for _, line := range []string{"Squares (A paper, Table 1)", "far off", "OUT", "UNEXPLAINED", "broken failed: no trace", "not reproduced: cubes: none were asked for"} {
 		if !strings.Contains(text.String(), line) {
 			t.Errorf("the text has no %q:\n%s", line, &text)
 		}
 	}
 	for _, line := range []string{
-		"| last square, s | X-1 | 49 | 49 | +0.0 % | 48.51 to 49.49 |  |\n",
-		"| they grow \\| always | X-2 |  | holds |  |  |  |\n",
-		"| far off |  | 1 | 2 | +100.0 % | 0.9 to 1.1 | OUT |\n",
-		"![Squares](figures/bad-fig1.svg)", "**This suite failed:** no trace", "## good",
+		"| last square, s | X-1 | predicted | 49 | 49 | +0.0 % | 48.51 to 49.49 |  |\n",
+		"| they grow \\| always | X-2 | check |  | holds |  |  |  |\n",
+		"| far off |  | predicted | 1 | 2 | +100.0 % | 0.9 to 1.1 | OUT |\n",
+		"![Squares](figures/bad-fig1.svg)", "**This suite failed:** no trace", "## good", "| chosen so |  | fitted |", "| worked out |  | derived |", "| all |  | 4 | 2 | 10.0 % |\n",
+		"Not in these totals: 1 fitted cells, 1 derived cells and 2 checks. Of all 8 cells, 1 lie outside", "### Not reproduced: good\n\n- cubes: none were asked for\n",
 	} {
 		if !strings.Contains(page.String(), line) {
 			t.Errorf("the page has no %q:\n%s", line, &page)
@@ -158,18 +161,21 @@ func TestRun(t *testing.T) {
 
 // TestFaults: what is no table, figure or cell fails its suite.
 func TestFaults(t *testing.T) {
-	cells := []Cell{Holds("", "h", true)}
+	cells := []Cell{Holds("", "h", true).As(Predicted)}
 	c := chart.Chart{Title: "T", Series: []chart.Series{{X: []float64{1}, Y: []float64{1}}}}
 	for word, hand := range map[string]func(r *Report){
 		"both must be given": func(r *Report) { r.Table(Table{Title: "T", Cells: cells}) },
 		"has no cells":       func(r *Report) { r.Table(Table{Title: "T", Source: "S"}) },
 		"two cells":          func(r *Report) { r.Table(Table{Title: "T", Source: "S", Cells: append(cells, cells...)}) },
-		"has no name":        func(r *Report) { r.Table(Table{Title: "T", Source: "S", Cells: []Cell{Holds("", "", true)}}) },
+		"has no name": func(r *Report) {
+			r.Table(Table{Title: "T", Source: "S", Kind: Predicted, Cells: []Cell{Holds("", "", true)}})
+		},
+		"say whether": func(r *Report) { r.Table(Table{Title: "T", Source: "S", Cells: []Cell{Holds("", "h", true)}}) },
 		"asserts nothing": func(r *Report) {
-			r.Table(Table{Title: "T", Source: "S", Cells: []Cell{Within("", "a", "", math.NaN(), 1, math.Inf(-1), math.Inf(1))}})
+			r.Table(Table{Title: "T", Source: "S", Kind: Predicted, Cells: []Cell{Within("", "a", "", math.NaN(), 1, math.Inf(-1), math.Inf(1))}})
 		},
 		"must be a range": func(r *Report) {
-			r.Table(Table{Title: "T", Source: "S", Cells: []Cell{Within("", "a", "", 1, 1, 2, 1)}})
+			r.Table(Table{Title: "T", Source: "S", Kind: Predicted, Cells: []Cell{Within("", "a", "", 1, 1, 2, 1)}})
 		},
 		"no series":       func(r *Report) { r.Figure(Figure{Name: "f"}) },
 		"must be that of": func(r *Report) { r.Figure(Figure{Name: "a/b", Chart: c}) },

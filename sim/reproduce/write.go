@@ -15,39 +15,69 @@ import (
 // Summary counts cells.
 type Summary struct {
 	Cells int `json:"cells"`
-	// Published have a value in the paper.
-	Published int `json:"published"`
-	// Out lie outside their accepted range; Unexplained deviate without a note.
+	// Predictions are predicted and have a value in the paper. Within of them deviate from
+	// it by no more than NoteAbove.
+	Predictions int `json:"predictions"`
+	Within      int `json:"within_5_percent"`
+	// The other cells: Fitted and Derived, and Checks, which have no value in the paper.
+	Fitted  int `json:"fitted"`
+	Derived int `json:"derived"`
+	Checks  int `json:"checks"`
+	// Out lie outside their accepted range; Unexplained deviate without a note. Both are
+	// of all cells.
 	Out         int `json:"out_of_range"`
 	Unexplained int `json:"unexplained"`
-	// MedianDeviation of those published, without sign; NaN without any.
+	// MedianDeviation is that of the predictions, without sign; NaN without any.
 	MedianDeviation float64 `json:"-"`
 	Failed          bool    `json:"failed"`
 }
 
 // Summarize counts the cells of one result.
-func (r Result) Summarize() Summary {
-	s := Summary{Failed: r.Err != nil}
+func (r Result) Summarize() Summary { return summarize([]Result{r}) }
+
+// summarize counts the cells of several results.
+func summarize(results []Result) Summary {
+	var s Summary
 	var dev []float64
-	for _, t := range r.Tables {
-		for _, c := range t.Cells {
-			s.Cells++
-			if !math.IsNaN(c.Paper) {
-				s.Published++
-			}
-			if d := math.Abs(c.Deviation()); !math.IsNaN(d) {
-				dev = append(dev, d)
-			}
-			if !c.OK() {
-				s.Out++
-			}
-			if c.NeedsNote() {
-				s.Unexplained++
-			}
+	for _, r := range results {
+		s.Failed = s.Failed || r.Err != nil
+		for _, t := range r.Tables {
+			dev = s.count(t, dev)
 		}
 	}
 	s.MedianDeviation = median(dev)
 	return s
+}
+
+// count adds the cells of a table, and the deviations of its predictions to dev.
+func (s *Summary) count(t Table, dev []float64) []float64 {
+	for _, c := range t.Cells {
+		s.Cells++
+		switch {
+		case c.Kind == Fitted:
+			s.Fitted++
+		case c.Kind == Derived:
+			s.Derived++
+		case !c.Published():
+			s.Checks++
+		default:
+			s.Predictions++
+			d := math.Abs(c.Deviation())
+			if d <= NoteAbove || c.Ours == c.Paper {
+				s.Within++
+			}
+			if !math.IsNaN(d) { // the published value is not 0
+				dev = append(dev, d)
+			}
+		}
+		if !c.OK() {
+			s.Out++
+		}
+		if c.NeedsNote() {
+			s.Unexplained++
+		}
+	}
+	return dev
 }
 
 // OK reports whether the suite ran to its end with every cell in its range and
@@ -70,15 +100,17 @@ func WriteText(w io.Writer, results []Result) error {
 		for _, t := range r.Tables {
 			textTable(&b, t)
 		}
+		textOmissions(&b, "not reproduced", r.Missing)
+		textOmissions(&b, "left out of this quick run", r.LeftOut)
 		if r.Err != nil {
 			fmt.Fprintf(&b, "%s failed: %v\n\n", r.Suite, r.Err)
 		}
 	}
 	tw := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, "suite\tcells\tpublished\tmedian deviation\tout of range\tunexplained\ttime")
+	fmt.Fprintln(tw, "suite\tpredictions\twithin 5 %\tmedian deviation\tfitted\tderived\tchecks\tout of range\tunexplained\ttime")
 	for _, r := range results {
 		s := r.Summarize()
-		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%d\t%s\n", r.Suite, s.Cells, s.Published, percent(s.MedianDeviation, false), s.Out, s.Unexplained, r.Elapsed.Round(time.Millisecond))
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%s\n", r.Suite, s.Predictions, s.Within, percent(s.MedianDeviation, false), s.Fitted, s.Derived, s.Checks, s.Out, s.Unexplained, r.Elapsed.Round(time.Millisecond))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -87,17 +119,27 @@ func WriteText(w io.Writer, results []Result) error {
 	return err
 }
 
+// textOmissions lists what is not among the tables.
+func textOmissions(b *strings.Builder, title string, omitted []Omission) {
+	for _, o := range omitted {
+		fmt.Fprintf(b, "%s: %s: %s\n", title, o.What, o.Why)
+	}
+	if len(omitted) > 0 {
+		b.WriteByte('\n')
+	}
+}
+
 func textTable(b *strings.Builder, t Table) {
 	fmt.Fprintf(b, "%s (%s)\n", t.Title, t.Source)
 	tw := tabwriter.NewWriter(b, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, "  \tid\tpaper\tours\tdeviation\taccepted\t")
+	fmt.Fprintln(tw, "  \tid\tkind\tpaper\tours\tdeviation\taccepted\t")
 	var notes []string
 	for _, c := range t.Cells {
 		mark := verdict(c)
 		if c.Note != "" {
 			mark = strings.TrimSpace(fmt.Sprintf("%s [%d]", mark, note(&notes, c.Note)))
 		}
-		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\n", named(c), c.ID, published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
+		fmt.Fprintf(tw, "  %s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", named(c), c.ID, c.Claim(), published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
 	}
 	_ = tw.Flush() // a strings.Builder takes everything
 	for i, n := range notes {
@@ -111,10 +153,22 @@ func textTable(b *strings.Builder, t Table) {
 func WriteMarkdown(w io.Writer, results []Result, figure func(Figure) string) error {
 	var b strings.Builder
 	b.WriteString(pageHead)
-	b.WriteString("| suite | paper | cells | published | median deviation | out of range |\n| --- | --- | --- | --- | --- | --- |\n")
+	if slices.ContainsFunc(results, func(r Result) bool { return len(r.LeftOut) > 0 }) {
+		b.WriteString("**This page is of a quick run** (`--quick`). Each suite ends with what that leaves out.\n\n")
+	}
+	b.WriteString("| suite | paper | predictions | within 5 % | median deviation |\n| --- | --- | --- | --- | --- |\n")
+	row := func(suite, paper string, s Summary) {
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s |\n", suite, paper, s.Predictions, s.Within, percent(s.MedianDeviation, false))
+	}
 	for _, r := range results {
-		s := r.Summarize()
-		fmt.Fprintf(&b, "| [%s](#%s) | %s | %d | %d | %s | %d |\n", r.Suite, r.Suite, r.Paper, s.Cells, s.Published, percent(s.MedianDeviation, false), s.Out)
+		row(fmt.Sprintf("[%s](#%s)", r.Suite, r.Suite), r.Paper, r.Summarize())
+	}
+	all := summarize(results)
+	row("all", "", all)
+	fmt.Fprintf(&b, "\nNot in these totals: %d fitted cells, %d derived cells and %d checks. Of all %d cells, %d lie outside their accepted range.\n\n", all.Fitted, all.Derived, all.Checks, all.Cells, all.Out)
+	b.WriteString("Which code of the product each suite runs:\n\n")
+	for _, r := range results {
+		fmt.Fprintf(&b, "- **%s**: %s\n", r.Suite, r.Drives)
 	}
 	for _, r := range results {
 		fmt.Fprintf(&b, "\n## %s\n\n%s. Alone: `penstock sim reproduce %s`.\n", r.Suite, r.Paper, r.Suite)
@@ -126,6 +180,8 @@ func WriteMarkdown(w io.Writer, results []Result, figure func(Figure) string) er
 				fmt.Fprintf(&b, "\n![%s](%s)\n", f.Title, link)
 			}
 		}
+		markdownOmissions(&b, "Not reproduced", r.Suite, r.Missing)
+		markdownOmissions(&b, "Left out of this quick run", r.Suite, r.LeftOut)
 		if r.Err != nil {
 			fmt.Fprintf(&b, "\n**This suite failed:** %s\n", cell(r.Err.Error()))
 		}
@@ -137,10 +193,30 @@ func WriteMarkdown(w io.Writer, results []Result, figure func(Figure) string) er
 const pageHead = `# The papers' numbers and ours
 
 This page is made by ` + "`make reproduce`" + ` (` + "`penstock sim reproduce --write docs/reproduction.md`" + `), which fails if a number leaves its accepted
-range or deviates from the paper by more than 5 % without a note. The decisions are made by the planner that production
-runs; the networks and engines around it are simulated in virtual time. Seeds are fixed: two runs give the same page.
+range or deviates from the paper by more than 5 % without a note. Networks and engines are simulated in virtual time.
+Seeds are fixed: two runs give the same page.
+
+Each cell is of one kind:
+
+- **predicted**: no constant of ours was chosen to meet this number or another one of its figure or table.
+- **fitted**: a constant was. That such a cell agrees shows that the model can have the paper's shape, not that it foretells it.
+- **derived**: arithmetic on numbers that the paper prints. It shows that our formula is the paper's.
+- **check**: the paper prints no number; the accepted range is ours, or an order that the paper states in words.
+
+The totals count predictions only.
 
 `
+
+// markdownOmissions lists what is not among the tables of a suite.
+func markdownOmissions(b *strings.Builder, title, suite string, omitted []Omission) {
+	if len(omitted) == 0 {
+		return
+	}
+	fmt.Fprintf(b, "\n### %s: %s\n\n", title, suite)
+	for _, o := range omitted {
+		fmt.Fprintf(b, "- %s: %s\n", o.What, o.Why)
+	}
+}
 
 func markdownTable(b *strings.Builder, t Table) {
 	fmt.Fprintf(b, "\n### %s\n\n%s.", t.Title, strings.TrimSuffix(t.Source, "."))
@@ -150,14 +226,14 @@ func markdownTable(b *strings.Builder, t Table) {
 	if t.Command != "" {
 		fmt.Fprintf(b, " `%s`", t.Command)
 	}
-	b.WriteString("\n\n| | id | paper | ours | deviation | accepted | |\n| --- | --- | --- | --- | --- | --- | --- |\n")
+	b.WriteString("\n\n| | id | kind | paper | ours | deviation | accepted | |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
 	var notes []string
 	for _, c := range t.Cells {
 		mark := verdict(c)
 		if c.Note != "" {
 			mark = strings.TrimSpace(fmt.Sprintf("%s (%d)", mark, note(&notes, c.Note)))
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", cell(named(c)), c.ID, published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s |\n", cell(named(c)), c.ID, c.Claim(), published(c), ours(c), percent(c.Deviation(), true), accepted(c), mark)
 	}
 	if len(notes) > 0 {
 		b.WriteByte('\n')
