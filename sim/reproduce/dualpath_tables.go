@@ -376,7 +376,7 @@ func (d *dpRuns) balance(r *Report) {
 		noted(d.seeded(Cell{ID: "DP-A6", Name: "storage NICs, scheduler, DS 660B 2P4D", Paper: 1.18, Low: 1, High: 1.20}, func(seed uint64) float64 {
 			return nic(dp660(agentic.DualPath, "64K", 1024).with(seed), 6)
 		}), sched),
-		d.seeded(Cell{ID: "DP-A6", Name: "storage NICs, split, DS 660B 2P4D", Paper: math.NaN(), Low: 1, High: 1.20}, func(seed uint64) float64 {
+		d.seeded(Cell{Name: "storage NICs, split, DS 660B 2P4D", Paper: math.NaN(), Low: 1, High: 1.3}, func(seed uint64) float64 {
 			return nic(dp660(agentic.DualPathSplit, "64K", 1024).with(seed), 6)
 		}),
 		noted(Within("DP-A6", "storage NICs, round robin, DS 27B 1P2D", "", 1.53, nic(dp27(agentic.RoundRobin, 1, 2), 3), 1.45, 1.62), rr),

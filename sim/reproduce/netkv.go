@@ -16,12 +16,7 @@ import (
 // sim/netkv.
 func NetKV() Suite {
 	return Suite{Name: "netkv", Paper: "NetKV: Network-Aware Decode Instance Selection for Disaggregated LLM Inference (arXiv 2606.03910)", Drives: netkvDrives, Run: func(ctx context.Context, r *Report) error {
-		seeds := netkvSeeds
-		if r.Quick() {
-			seeds = 1
-			r.LeftOut("all seeds but the first", "each number is a mean over the six windows of the trace")
-		}
-		return netKV(ctx, r, netkv.Windows(), seeds)
+		return netKV(ctx, r, netkv.Windows(), netkvSeeds)
 	}}
 }
 
