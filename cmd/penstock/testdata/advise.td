@@ -48,12 +48,12 @@ run
 plan advise --trace @agents.jsonl --cluster @cluster.yaml
 ----
                                  predicted      simulated
-job of 200 agents, 1,799 rounds  95 s           86 s
-throughput                       19.0 rounds/s  20.9 rounds/s
-TTFT, mean                       7.50 s         8.45 s
+job of 200 agents, 1,799 rounds  95 s           87 s
+throughput                       19.0 rounds/s  20.7 rounds/s
+TTFT, mean                       7.50 s         8.50 s
 TPOT, mean                       0.0106 s       0.0112 s
 read by the prefill side         39 %           37 %
-prediction's error               +10.0 %
+prediction's error               +9.2 %
 cached                           88.3 % of the prompts
 binds                            prefill compute, 98 %
 used                             storage NICs, 7 %
