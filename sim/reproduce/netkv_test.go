@@ -41,7 +41,7 @@ func TestNetKV(t *testing.T) {
 			}
 		}
 	}
-	if len(r.Tables) != 11 || cells < 150 || len(r.Figures) < 6 {
+	if len(r.Tables) != 12 || cells < 150 || len(r.Figures) < 6 {
 		t.Errorf("%d tables, %d cells, %d figures", len(r.Tables), cells, len(r.Figures))
 	}
 	if out > cells/20 {
