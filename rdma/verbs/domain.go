@@ -370,6 +370,12 @@ func (d *domain) reapAllLocked() {
 
 // reserve makes room in the completion queue for n more entries.
 func (d *domain) reserve(n int) error {
+	d.mu.Lock()
+	doomed := d.doomed
+	d.mu.Unlock()
+	if doomed {
+		return group.ErrDead
+	}
 	d.roomMu.Lock()
 	defer d.roomMu.Unlock()
 	need := d.cqUsed + n
