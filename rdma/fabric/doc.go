@@ -82,10 +82,13 @@
 // that is half made when the domain is closed costs a descriptor for good: closing
 // lingers for some milliseconds so that it is made, or fails.
 //
-// Three of shm: the target copies from the source's memory by itself, also after
-// the source's endpoint was closed, so that a write which ended with an error may
-// still be counted with bytes that its owner has put there since; a node refuses
-// shm for that (data_plane.libfabric). What two endpoints of one process share is pulled from under one
+// A write that ended because its session was cut off may still be read from its
+// source: libfabric gives no sign when the last byte has left. The target may then
+// count it with bytes that its owner has put there since. The checksums of the
+// last hop catch that; over shm, whose target copies from the source's memory by
+// itself, it is frequent, and a node refuses shm (data_plane.libfabric).
+//
+// Two of shm: what two endpoints of one process share is pulled from under one
 // when the other is closed (neighbours.go), and a peer killed with a lock in
 // shared memory held stops whoever needs it. Keys are no protection there: a
 // process of the same user can write our memory by other ways too.
