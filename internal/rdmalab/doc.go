@@ -1,21 +1,26 @@
-// Command rdmalab runs programs in a virtual machine that has RDMA devices:
-// soft-RoCE (rdma_rxe) over pairs of virtual cables. A container has no kernel
-// of its own to load such a driver into, and a machine with RDMA cards is not
-// to be had everywhere; QEMU and Debian's packages are.
+// Command rdmalab runs programs in a virtual machine of their own, with devices
+// that this machine lacks: soft-RoCE NICs (rdma_rxe) over pairs of virtual
+// cables, or NVMe drives under a device mapper that fails, delays and records
+// what is written. A container has no kernel of its own to load such drivers
+// into, and machines with the hardware are rare; QEMU and Debian's packages are
+// everywhere.
 //
-//	make test-rdma     tests
+//	make test-rdma     tests over the NICs
 //	make bench-verbs   bench rdma, for docs/benchmarks.md
+//	make test-disks    power cuts and faults of drives, on ext4 and xfs
 //	rdmalab -bin bin/verbs.test -- 'verbs.test -test.v' 'ib_write_bw …'
+//	rdmalab -equipment disks -drive 2G -- 'mkfs.xfs /dev/nvme0n1'
 //
 //	 this machine                                 the guest (QEMU, KVM if there is, no network outside)
 //	 ────────────                                 ─────────────────────────────────────────────────────
 //	 packages: apt-get download, unpack into
 //	        a cache; nothing is installed
 //	 image: vmlinuz of linux-image-amd64
-//	        initramfs = busybox, modules in the
-//	        order of modules.dep, programs with   init: insmod, cables, addresses, rdma link add
-//	        their shared libraries, init                  p0a ═══ p0b      p1a ═══ p1b
-//	 qemu  ── kernel, initramfs ─────────────►            rxe0    rxe1     rxe2    rxe3
+//	        initramfs = busybox, modules in the   init: insmod, then by equipment
+//	        order of modules.dep, programs with     rdma:  cables, addresses, rdma link add
+//	        their shared libraries, init                   p0a ═══ p0b      p1a ═══ p1b
+//	                                                       rxe0    rxe1     rxe2    rxe3
+//	 qemu  ── kernel, initramfs ─────────────►      disks: /dev/nvme0n1 …, one a -drive; dmsetup, mkfs
 //	 stdout ◄── ttyS0 ─── output ─────────────    each command under sh -c, until one fails
 //	 report ◄── ttyS1 ─── exit code, dmesg ───
 //	 -out   ◄── ttyS2 ─── tar of /out ────────    then the machine is switched off
@@ -30,13 +35,13 @@
 // (BUG, WARNING, a lockup) and the end of -timeout are failures of their own
 // kind: exit code 125, and a line that says what happened.
 //
-// All four devices live in one network namespace, because rdma_rxe of Linux 6.1
+// All four NICs live in one network namespace, because rdma_rxe of Linux 6.1
 // knows no other. So that traffic between them takes the cables and not the
 // loopback device, routes to the far ends stand before the table of local
 // addresses, and only what comes in by a cable is looked up in that table.
 //
 // It is no test: what is asserted is in the programs that it is given. It
-// simulates no hardware's speed: rxe computes everything on the guest's CPUs.
+// simulates no hardware's speed: rxe and the drives are computed on CPUs.
 //
 // Lock order: there is no lock.
 package main

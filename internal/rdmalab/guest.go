@@ -31,7 +31,11 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 		// A panic ends the guest; a quiet console leaves ttyS0 to the commands.
 		"-append", "console=ttyS0 panic=-1 oops=panic loglevel=4 rdinit=/init mitigations=off no_timer_check",
 		"-serial", "stdio", "-serial", "file:"+reportFile, "-serial", "file:"+outFile)
-	cmd, err := r.command(ctx, "qemu-system-x86_64", args...)
+	drives, err := makeDrives(dir, o.Drives)
+	if err != nil {
+		return 0, err
+	}
+	cmd, err := r.command(ctx, "qemu-system-x86_64", append(args, drives...)...)
 	if err != nil {
 		return 0, err
 	}
@@ -64,8 +68,31 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	return code, err
 }
 
-// machine returns the arguments that say what hardware the guest has: none but
-// CPUs, memory and serial lines.
+// makeDrives makes the files behind the NVMe drives, without a block of their
+// own yet, and returns the arguments that make drives of them. The guest's
+// flushes reach QEMU but not this machine's disk: a drive ends with its guest.
+func makeDrives(dir string, sizes []string) (args []string, err error) {
+	for i, size := range sizes {
+		n, err := strconv.ParseInt(size[:len(size)-1], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("drive of %s: %w", size, err)
+		}
+		unit := map[byte]int64{'M': 1 << 20, 'G': 1 << 30}[size[len(size)-1]]
+		file := fmt.Sprintf("%s/drive%d", dir, i)
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			return nil, err
+		}
+		if err := os.Truncate(file, n*unit); err != nil {
+			return nil, err
+		}
+		args = append(args, "-drive", fmt.Sprintf("if=none,id=drive%d,file=%s,format=raw,discard=unmap,cache=unsafe", i, file),
+			"-device", fmt.Sprintf("nvme,serial=penstock%d,drive=drive%d", i, i))
+	}
+	return args, nil
+}
+
+// machine returns the arguments for a guest whose hardware is CPUs, memory and
+// serial lines.
 func machine(r root, accel string) []string {
 	cpu := "host"
 	if accel == "tcg" {

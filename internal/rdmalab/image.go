@@ -16,10 +16,6 @@ import (
 //go:embed init.sh
 var initScript []byte
 
-// guestBins are the programs that the guest has in any case. The shell is not
-// busybox's, which would run its own ip, and that knows no policy routes.
-var guestBins = []string{"sh", "ip", "rdma", "ib_write_bw"}
-
 // writeImage writes the initramfs for the guest.
 func writeImage(file string, r root, k kernel, o options) (err error) {
 	f, err := os.Create(file)
@@ -34,9 +30,11 @@ func writeImage(file string, r root, k kernel, o options) (err error) {
 	a := newArchive(f)
 	for _, add := range []func(*archive) error{
 		func(a *archive) error { return addBase(a, r) },
-		func(a *archive) error { return addModules(a, k, append(slices.Clone(rxeModules), o.Modules...)) },
-		func(a *archive) error { return addPrograms(a, r, append(slices.Clone(guestBins), o.Bins...)) },
-		func(a *archive) error { return addProviders(a, r) },
+		func(a *archive) error { return addModules(a, k, slices.Concat(o.Equipment.modules, o.Modules)) },
+		func(a *archive) error {
+			return addPrograms(a, r, slices.Concat([]string{"sh"}, o.Equipment.programs, o.Bins))
+		},
+		func(a *archive) error { return o.Equipment.add(a, r, o) },
 		func(a *archive) error { return addFiles(a, o.Files) },
 		func(a *archive) error { return addCommands(a, o) },
 	} {
@@ -47,7 +45,7 @@ func writeImage(file string, r root, k kernel, o options) (err error) {
 	return a.close()
 }
 
-// addBase adds what any guest needs: a shell, device nodes for the first
+// addBase adds what any guest needs: busybox, device nodes for the first
 // messages, names for localhost.
 func addBase(a *archive, r root) error {
 	busybox, err := os.ReadFile(r.file("/bin/busybox"))
@@ -93,21 +91,6 @@ func addPrograms(a *archive, r root, programs []string) error {
 		}
 	}
 	return nil
-}
-
-// addProviders adds libibverbs' driver for rxe. libibverbs opens the driver at
-// run time, so no program is linked to it.
-func addProviders(a *archive, r root) error {
-	found, err := filepath.Glob(r.file("/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"))
-	if err != nil || len(found) == 0 {
-		return fmt.Errorf("no driver of libibverbs for rxe (package ibverbs-providers) in %s: %v", r, err)
-	}
-	for _, lib := range found {
-		if err := addLinked(a, r, lib, strings.TrimPrefix(lib, string(r))); err != nil {
-			return err
-		}
-	}
-	return addFiles(a, []string{r.file("/etc/libibverbs.d/rxe.driver") + ":/etc/libibverbs.d/rxe.driver"})
 }
 
 // addLinked adds a program or library, its loader, and the libraries it is

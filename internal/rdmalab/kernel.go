@@ -12,10 +12,6 @@ import (
 	"strings"
 )
 
-// rxeModules are what the guest loads, in this order, each after what it
-// depends on. crc32_generic is asked for by rxe at run time, by name.
-var rxeModules = []string{"crc32_generic", "veth", "ib_uverbs", "rdma_rxe"}
-
 // kernel is one kernel of the root.
 type kernel struct {
 	image   string // vmlinuz
@@ -113,7 +109,8 @@ func readModule(file string) ([]byte, error) {
 }
 
 // addModules puts the modules into the archive, decompressed, and a list of
-// them in the order of loading.
+// them in the order of loading. A module is its name and, after spaces, its
+// parameters.
 func addModules(a *archive, k kernel, modules []string) error {
 	dep, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
 	if err != nil {
@@ -123,21 +120,26 @@ func addModules(a *archive, k kernel, modules []string) error {
 	if err != nil {
 		return err
 	}
-	order, err := loadOrder(dep, builtin, modules)
+	names, parameters := make([]string, len(modules)), make(map[string]string)
+	for i, m := range modules {
+		names[i], _, _ = strings.Cut(m, " ")
+		parameters[moduleName(names[i])] = m[len(names[i]):]
+	}
+	order, err := loadOrder(dep, builtin, names)
 	if err != nil {
 		return fmt.Errorf("%s: %w", k.modules, err)
 	}
-	var names bytes.Buffer
+	var lines bytes.Buffer
 	for _, f := range order {
 		text, err := readModule(filepath.Join(k.modules, f))
 		if err != nil {
 			return err
 		}
 		name := moduleName(f) + ".ko"
-		fmt.Fprintln(&names, name)
+		fmt.Fprintln(&lines, name+parameters[moduleName(f)])
 		if err := a.file("/lab/modules/"+name, 0o644, text); err != nil {
 			return err
 		}
 	}
-	return a.file("/lab/modules/order", 0o644, names.Bytes())
+	return a.file("/lab/modules/order", 0o644, lines.Bytes())
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -14,6 +15,9 @@ import (
 
 // exitLab is the exit code when it was the lab that failed and not a command.
 const exitLab = 125
+
+// driveSize is a size as qemu-img and QEMU take it.
+var driveSize = regexp.MustCompile(`^[1-9][0-9]*[MG]$`)
 
 // list is a flag that may be given several times.
 type list []string
@@ -26,8 +30,11 @@ type options struct {
 	// Bins are programs of this machine, by path or by name in PATH; they are
 	// /bin/NAME in the guest. Files are "HOST:GUEST" copies.
 	Bins, Files list
-	// Modules are kernel modules beyond those that rxe needs.
-	Modules list
+	// Equipment is chosen by -equipment; Modules are kernel modules beyond its own.
+	Equipment equipment
+	Modules   list
+	// Drives are the sizes of emulated NVMe drives, empty at the start.
+	Drives list
 	// Env are "NAME=value" for the commands.
 	Env list
 	// Out receives what the commands leave in /out.
@@ -73,7 +80,9 @@ func parse(args []string) (options, error) {
 	}
 	f.Var(&o.Bins, "bin", "a `program` to take along, with its shared libraries; may be repeated")
 	f.Var(&o.Files, "file", "a file to take along, as `HOST:GUEST`; may be repeated")
-	f.Var(&o.Modules, "module", "a kernel `module` to load beyond rdma_rxe; may be repeated")
+	name := f.String("equipment", "rdma", "devices of the guest: `rdma` (soft-RoCE) or disks (NVMe drives, device mapper, ext4, xfs)")
+	f.Var(&o.Drives, "drive", "an emulated NVMe drive of `SIZE`, such as 2G; may be repeated")
+	f.Var(&o.Modules, "module", "a kernel `module` to load beyond those of the equipment; may be repeated")
 	f.Var(&o.Env, "env", "`NAME=value` for the commands; may be repeated")
 	f.StringVar(&o.Out, "out", "", "`directory` for what the commands leave in /out")
 	f.DurationVar(&o.Timeout, "timeout", 3*time.Minute, "the machine is switched off after this time, booting included")
@@ -84,6 +93,15 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.Packages, "packages", false, "download the packages if they are missing, print the directory that they are unpacked in, boot nothing")
 	if err := f.Parse(args); err != nil {
 		return o, err
+	}
+	var ok bool
+	if o.Equipment, ok = equipments[*name]; !ok {
+		return o, fmt.Errorf("-equipment %q: want rdma or disks", *name)
+	}
+	for _, size := range o.Drives {
+		if !driveSize.MatchString(size) {
+			return o, fmt.Errorf("-drive %q: want a size such as 512M or 2G", size)
+		}
 	}
 	o.Commands = f.Args()
 	if len(o.Commands) == 0 && !o.Packages {

@@ -23,6 +23,10 @@ var packages = []string{
 	"iproute2",
 	"ibverbs-providers",
 	"perftest",
+	"dmsetup",
+	"e2fsprogs",
+	"xfsprogs",
+	"util-linux",     // blkdiscard
 	"libibverbs-dev", // to build the programs that run in the guest
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -221,7 +222,10 @@ func TestParse(t *testing.T) {
 	if err != nil || !reflect.DeepEqual([]string(o.Bins), []string{"a", "b"}) || !slices.Equal(o.Commands, []string{"one", "two words"}) {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for _, args := range [][]string{{}, {"--", "a\nb"}, {"-env", "X", "--", "a"}} {
+	if o, err := parse([]string{"-equipment", "disks", "-drive", "512M", "-drive", "2G", "--", "one"}); err != nil || len(o.Drives) != 2 || !slices.Contains(o.Equipment.programs, "dmsetup") {
+		t.Errorf("a guest with two drives: %+v, %v", o, err)
+	}
+	for _, args := range [][]string{{}, {"--", "a\nb"}, {"-env", "X", "--", "a"}, {"-equipment", "tape", "--", "a"}, {"-drive", "2", "--", "a"}, {"-drive", "0G", "--", "a"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q was taken", args)
 		}
@@ -256,5 +260,42 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 	if err := unpack(write("../escape"), filepath.Join(dir, "to")); err == nil {
 		t.Error("a name that leads out was taken")
+	}
+}
+
+// TestModuleParameters: what follows a module's name reaches insmod, and what
+// the module depends on is loaded without it.
+func TestModuleParameters(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"modules.dep": "kernel/brd.ko: kernel/blk.ko\nkernel/blk.ko:\n", "modules.builtin": "", "kernel/brd.ko": "brd", "kernel/blk.ko": "blk",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var image bytes.Buffer
+	a := newArchive(&image)
+	if err := errors.Join(addModules(a, kernel{modules: dir}, []string{"brd rd_nr=4 rd_size=100"}), a.close()); err != nil {
+		t.Fatal(err)
+	}
+	if want := "blk.ko\nbrd.ko rd_nr=4 rd_size=100\n"; !bytes.Contains(image.Bytes(), []byte(want)) {
+		t.Errorf("the archive does not hold the list %q", want)
+	}
+}
+
+// TestDrives: a drive has its size and no block of its own yet.
+func TestDrives(t *testing.T) {
+	dir := t.TempDir()
+	args, err := makeDrives(dir, []string{"512M", "2G"})
+	if err != nil || len(args) != 8 || !strings.Contains(args[3], "nvme,serial=penstock0,") {
+		t.Fatalf("%q, %v", args, err)
+	}
+	info, err := os.Stat(filepath.Join(dir, "drive1"))
+	if err != nil || info.Size() != 2<<30 {
+		t.Errorf("the second drive: %v, %v; want a file of 2 GiB", info, err)
 	}
 }

@@ -1,0 +1,71 @@
+package main
+
+import (
+	_ "embed"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// equipment is what a guest has beyond CPUs, memory and serial lines.
+type equipment struct {
+	modules  []string // to load, in this order, each with its parameters
+	programs []string
+	setup    []byte // the part of init that makes the devices
+	files    func(*archive, root) error
+}
+
+//go:embed rdma.sh
+var rdmaSetup []byte
+
+//go:embed disks.sh
+var disksSetup []byte
+
+// equipments are those that -equipment chooses from. The shell is not busybox's,
+// which would run its own ip, and that has no policy routes.
+var equipments = map[string]equipment{
+	// rxe asks for crc32_generic at run time, by name.
+	"rdma": {
+		modules:  []string{"crc32_generic", "veth", "ib_uverbs", "rdma_rxe"},
+		programs: []string{"ip", "rdma", "ib_write_bw"},
+		setup:    rdmaSetup,
+		files:    addProviders,
+	},
+	// brd is memory for replayed logs and for snapshots. ext4 and xfs ask for crc32c at run time.
+	"disks": {
+		modules: []string{"crc32c_generic", "nvme", "ext4", "xfs", "dm_mod", "dm_flakey", "dm_delay", "dm_log_writes", "dm_snapshot",
+			"brd rd_nr=4 rd_size=655360"},
+		programs: []string{"dmsetup", "mkfs.ext4", "mkfs.xfs", "blkdiscard", "dd"},
+		setup:    disksSetup,
+	},
+}
+
+// add adds the equipment's setup and files.
+func (e equipment) add(a *archive, r root, o options) error {
+	if err := a.file("/lab/setup", 0o644, e.setup); err != nil {
+		return err
+	}
+	if err := a.file("/lab/drives", 0o644, []byte(strconv.Itoa(len(o.Drives))+"\n")); err != nil {
+		return err
+	}
+	if e.files == nil {
+		return nil
+	}
+	return e.files(a, r)
+}
+
+// addProviders adds libibverbs' driver for rxe. libibverbs opens the driver at
+// run time, so no program is linked to it.
+func addProviders(a *archive, r root) error {
+	found, err := filepath.Glob(r.file("/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"))
+	if err != nil || len(found) == 0 {
+		return fmt.Errorf("no driver of libibverbs for rxe (package ibverbs-providers) in %s: %v", r, err)
+	}
+	for _, lib := range found {
+		if err := addLinked(a, r, lib, strings.TrimPrefix(lib, string(r))); err != nil {
+			return err
+		}
+	}
+	return addFiles(a, []string{r.file("/etc/libibverbs.d/rxe.driver") + ":/etc/libibverbs.d/rxe.driver"})
+}
