@@ -1,12 +1,17 @@
 // Package testnode is a storage node inside a test's process: the real server,
-// store, index and data plane, on a device in memory. Only tests import it.
+// store, index and data plane, on a device in memory or on directories. Only
+// tests import it.
 package testnode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,6 +25,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/io/posixio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
@@ -36,67 +42,158 @@ type Options struct {
 	CapacityBytes, SegmentBytes int64
 	// Device, if set, is used in place of one in memory.
 	Device blockio.Device
+	// Dirs, if set, are the volumes in place of one in memory, as penstock serve
+	// has them: the index lies in "index" of the first.
+	Dirs []string
+	// Durability; the zero value is batch.
+	Durability blockstore.Durability
+	// Logger takes what the node logs. Default: discard.
+	Logger *slog.Logger
 }
 
 // Node is a running storage node.
 type Node struct {
 	// Addr is its gRPC address.
 	Addr string
+
+	closers []func(context.Context) error
 }
 
 // Start starts one, which the end of the test stops.
 func Start(t testing.TB, o Options) *Node {
 	t.Helper()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if o.SegmentBytes == 0 {
-		o.SegmentBytes = 1 << 20
-	}
-	if o.CapacityBytes == 0 {
-		o.CapacityBytes = 64 << 20
-	}
-	if o.Device == nil {
-		o.Device = memio.New(memio.Options{})
-	}
-	ctx := context.Background()
-	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{o.Device}, CapacityBytes: o.CapacityBytes, SegmentBytes: o.SegmentBytes})
-	must(err)
-	index, err := trie.Open(trie.Options{Dir: "index", FS: vfs.NewMem()})
-	must(err)
-	memory, err := arena.New(arena.Options{SizeBytes: 16 << 20})
-	must(err)
-	registry := prometheus.NewRegistry()
-	counters := metrics.NewNode(registry)
-	node, err := storage.Open(ctx, storage.Options{
-		Index: index, Store: store, Arena: memory, Metrics: counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20, ChainBlocksMax: 4096, QueueWait: 20 * time.Second,
-	})
-	must(err)
-	token := rdma.Token("the data plane's token of a test")
-	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
-	must(err)
-	s, err := server.New(server.Options{
-		Node: "test", Version: "v0", Storage: node, Arena: memory, Data: data, DataToken: token,
-		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: time.Minute},
-		Volumes: []server.Volume{{Device: o.Device, Reason: "a test"}}, Durability: "batch", CapacityBytes: o.CapacityBytes,
-		Metrics: counters, Registry: registry, Logger: slog.New(slog.DiscardHandler),
-	})
-	must(err)
-	control, err := net.Listen("tcp", "127.0.0.1:0")
-	must(err)
-	served := make(chan error, 1)
-	go func() { served <- s.Serve(control, nil) }()
+	n := &Node{}
+	err := n.open(context.Background(), o)
 	t.Cleanup(func() {
 		within, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		if err := errors.Join(s.Shutdown(within), <-served, node.Close(within), memory.Close()); err != nil {
+		if err := n.close(within); err != nil {
 			t.Errorf("storage node: %v", err)
 		}
 	})
-	return &Node{Addr: control.Addr().String()}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *Node) open(ctx context.Context, o Options) error {
+	engine, err := OpenEngine(ctx, o)
+	if err != nil {
+		return err
+	}
+	n.closers = append(n.closers, engine.Close)
+	token := rdma.Token("the data plane's token of a test")
+	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	if err != nil {
+		return err
+	}
+	volumes := make([]server.Volume, len(engine.devices))
+	for i, d := range engine.devices {
+		volumes[i] = server.Volume{Device: d, Reason: "a test"}
+	}
+	s, err := server.New(server.Options{
+		Node: "test", Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token,
+		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: time.Minute},
+		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
+		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
+	})
+	if err != nil {
+		return errors.Join(err, data.Close())
+	}
+	control, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return errors.Join(err, s.Shutdown(ctx))
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(control, nil) }()
+	n.closers = append(n.closers, func(ctx context.Context) error { return errors.Join(s.Shutdown(ctx), <-served) })
+	n.Addr = control.Addr().String()
+	return nil
+}
+
+func (n *Node) close(ctx context.Context) error {
+	var errs []error
+	for _, c := range slices.Backward(n.closers) {
+		errs = append(errs, c(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// Engine is a storage node without its network.
+type Engine struct {
+	*storage.Node
+
+	devices       []blockio.Device
+	memory        *arena.Arena
+	registry      *prometheus.Registry
+	counters      *metrics.Node
+	capacityBytes int64
+	log           *slog.Logger
+}
+
+// OpenEngine opens one.
+func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
+	e = &Engine{log: o.Logger, registry: prometheus.NewRegistry(), capacityBytes: cmp.Or(o.CapacityBytes, 64<<20)}
+	if e.log == nil {
+		e.log = slog.New(slog.DiscardHandler)
+	}
+	e.counters = metrics.NewNode(e.registry)
+	indexOptions := trie.Options{Dir: "index", FS: vfs.NewMem(), Logger: e.log}
+	if len(o.Dirs) > 0 {
+		indexOptions.Dir, indexOptions.FS = filepath.Join(o.Dirs[0], "index"), vfs.Default
+	}
+	if e.devices, err = openDevices(o); err != nil {
+		return nil, err
+	}
+	store, err := blockstore.Open(ctx, blockstore.Options{
+		Devices: e.devices, CapacityBytes: e.capacityBytes, SegmentBytes: cmp.Or(o.SegmentBytes, 1<<20), Logger: e.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	indexOptions.Owner = store.Node().String()
+	index, err := trie.Open(indexOptions)
+	if err != nil {
+		return nil, errors.Join(err, store.Close(ctx))
+	}
+	if e.memory, err = arena.New(arena.Options{SizeBytes: 16 << 20}); err != nil {
+		return nil, errors.Join(err, index.Close(), store.Close(ctx))
+	}
+	e.Node, err = storage.Open(ctx, storage.Options{
+		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20, ChainBlocksMax: 4096,
+		QueueWait: 20 * time.Second, Durability: o.Durability, Logger: e.log,
+	})
+	if err != nil {
+		return nil, errors.Join(err, index.Close(), store.Close(ctx), e.memory.Close())
+	}
+	return e, nil
+}
+
+// Close stops the engine and gives back its memory.
+func (e *Engine) Close(ctx context.Context) error {
+	return errors.Join(e.Node.Close(ctx), e.memory.Close())
+}
+
+func openDevices(o Options) ([]blockio.Device, error) {
+	if o.Device != nil {
+		return []blockio.Device{o.Device}, nil
+	}
+	if len(o.Dirs) == 0 {
+		return []blockio.Device{memio.New(memio.Options{})}, nil
+	}
+	var devices []blockio.Device
+	for _, dir := range o.Dirs {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		d, err := posixio.Open(dir, posixio.Options{})
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
 }
 
 // Namespace creates a namespace.
