@@ -87,9 +87,15 @@ func TestKillLoop(t *testing.T) {
 	}
 }
 
+// envBinary names the penstock program to test where there is no compiler, as in the guest of make test-disks.
+const envBinary = "PENSTOCK_LAB_BINARY"
+
 // buildBinary builds what is shipped.
 func buildBinary(t *testing.T) string {
 	t.Helper()
+	if binary := os.Getenv(envBinary); binary != "" {
+		return binary
+	}
 	binary := filepath.Join(t.TempDir(), "penstock")
 	args := append(append([]string{"build"}, buildFlags...), "-o", binary, "./cmd/penstock")
 	build := exec.Command("go", args...)
@@ -124,18 +130,27 @@ var readyLine = regexp.MustCompile(`msg=ready .*\blisten=(\S+)`)
 // start runs the node and returns when it says that it is ready.
 func (v *volume) start(t *testing.T, binary string) *node {
 	t.Helper()
+	n, err := v.tryStart(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// tryStart runs the node until it is ready or has ended, with flags beyond those of every node here.
+func (v *volume) tryStart(binary string, flags ...string) (*node, error) {
 	n := &node{gone: make(chan struct{}), log: &bytes.Buffer{}}
-	n.cmd = exec.Command(binary, "serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
+	n.cmd = exec.Command(binary, append([]string{"serve", "--data", v.dir, "--capacity", v.capacity, "--durability", v.durability,
 		"--listen", "127.0.0.1:0", "--data-listen", "127.0.0.1:0", "--http", "", "--arena", "32MiB", "--segment", "2MiB", "--index-cache", "8MiB",
-		"--free-floor", "0", "--sync-interval", "50ms")
+		"--free-floor", "0", "--sync-interval", "50ms"}, flags...)...)
 	// The node refuses variables that name none of its keys, such as ours.
 	n.cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "PENSTOCK_") })
 	stderr, err := n.cmd.StderrPipe()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if err := n.cmd.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	ready := make(chan string, 1)
 	go func() {
@@ -152,10 +167,10 @@ func (v *volume) start(t *testing.T, binary string) *node {
 	}()
 	if n.listen = <-ready; n.listen == "" {
 		<-n.gone
-		t.Fatalf("volume %s does not start in its life %d:\n%s", v.name, v.lives, n.log)
+		return nil, fmt.Errorf("volume %s does not start in its life %d:\n%s", v.name, v.lives, n.log)
 	}
 	v.lives++
-	return n
+	return n, nil
 }
 
 func (n *node) kill(t *testing.T) {
@@ -218,19 +233,28 @@ func (v *volume) connect(t *testing.T, n *node, totals *counts) *session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine, err := tcp.New(ctx, tcp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := client.Open(ctx, client.Options{Servers: []string{n.listen}, Engine: engine, DialTimeout: time.Minute, RetryMax: -1})
+	store, closeStore, err := openStore(ctx, n.listen)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return &session{t: t, v: v, ns: ns, store: store, totals: totals, close: func() {
-		if err := errors.Join(store.Close(), engine.Close()); err != nil {
+		if err := closeStore(); err != nil {
 			t.Errorf("close the client: %v", err)
 		}
 	}}
+}
+
+// openStore connects an engine to the node.
+func openStore(ctx context.Context, listen string) (store *client.Store, closeAll func() error, err error) {
+	engine, err := tcp.New(ctx, tcp.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err = client.Open(ctx, client.Options{Servers: []string{listen}, Engine: engine, DialTimeout: time.Minute, RetryMax: -1})
+	if err != nil {
+		return nil, nil, errors.Join(err, engine.Close())
+	}
+	return store, func() error { return errors.Join(store.Close(), engine.Close()) }, nil
 }
 
 // round is one life: read back, load, kill.

@@ -1,5 +1,6 @@
 // Package crash holds the tests that run the real binary into the ground: the
-// kill -9 loop and the full disk. There is nothing to import.
+// kill -9 loop, the full disk, power cuts and drives that fail. There is nothing
+// to import.
 //
 // The loop runs the node as a child process, writes and reads through the real
 // client under mixed load, kills the node at a random operation, starts it again
@@ -14,4 +15,12 @@
 // evicts all the time and in which only the bytes are judged.
 //
 //	PENSTOCK_CRASH_ROUNDS=200 go test -count=1 -v ./internal/crash
+//
+// Power cuts and drives that fail need block devices that may be overwritten and
+// a device mapper. Both are in the guest of make test-disks (internal/rdmalab);
+// elsewhere these tests skip. A power cut is a prefix of what dm-log-writes has
+// recorded below two file systems; the failing drives are dm-error, dm-flakey and
+// dm-delay under one of two volumes.
+//
+//	make test-disks POWER_CUTS=1000
 package crash
