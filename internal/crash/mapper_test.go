@@ -87,17 +87,6 @@ func (m mapped) load(t *testing.T, table string) {
 	command(t, "dmsetup", "resume", m.name)
 }
 
-// hang stops the device: whatever is asked of it waits until resume.
-func (m mapped) hang(t *testing.T) {
-	t.Helper()
-	command(t, "dmsetup", "suspend", "--noflush", "--nolockfs", m.name)
-}
-
-func (m mapped) resume(t *testing.T) {
-	t.Helper()
-	command(t, "dmsetup", "resume", m.name)
-}
-
 func (m mapped) message(t *testing.T, words ...string) {
 	t.Helper()
 	command(t, "dmsetup", append([]string{"message", m.name, "0"}, words...)...)

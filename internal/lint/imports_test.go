@@ -110,7 +110,7 @@ var testEdges = []struct {
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
 	{"internal/emulate", []string{"internal/testnode", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
-	{"internal/crash", []string{"kv", "api/...", "client"}, "its tests see the node as its users do"},
+	{"internal/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "internal/testnode"}, "its tests see the node as its users do; the states of hundreds of power cuts are opened in one process"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
 
