@@ -112,8 +112,9 @@ func present(all []candidate) (n int) {
 	return n
 }
 
-// assemble decides whether the devices are the volumes of one store, formats
-// those that are empty and wanted, and returns a candidate for each index.
+// assemble checks that the devices are the volumes of one store, formats the empty
+// devices that the options allow to format, and returns one candidate per volume
+// index.
 func assemble(ctx context.Context, opts Options) ([]candidate, membership, error) {
 	all := make([]candidate, len(opts.Devices))
 	for i, d := range opts.Devices {

@@ -36,7 +36,7 @@ func TestSamePlace(t *testing.T) {
 		if err != nil || got.Blocks != c.hit {
 			t.Fatalf("%+v: read: %+v, %v", c, got, err)
 		}
-		prompt(mem, c.base, ids, size) // what the engine computes, behind what it loaded
+		prompt(mem, c.base, ids, size) // the engine computes the blocks after the loaded prefix
 		w, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, First: got.Blocks, From: mem, Base: c.base})
 		if err != nil || w.Stored != blocks-c.hit || w.Blocks != blocks {
 			t.Fatalf("%+v: write: %+v, %v", c, w, err)

@@ -26,13 +26,14 @@
 //	Finished (prefill) ─► Finished (decode)
 //
 // A request holds nothing until both engines have room for all of it, in device
-// memory and in their buffers; then it has all of it. So no two requests hold each
-// other, whatever groups are lost. A part that is moved to a prefill engine whose
-// buffer has no room is recomputed: it waits for nobody either. A request that no
-// engine could ever hold is rejected when it is submitted.
+// memory and in their buffers; then it has all of it. So no two requests wait for
+// each other, whatever groups are lost. A part that is moved to a prefill engine
+// whose buffer has no room is recomputed, so the part never waits for room. A
+// request that no engine could ever hold is rejected when it is submitted.
 //
-// New weights (Epoch) have the requests that are not computed yet planned anew,
-// without their cached prefix: nobody here knows how much of it was used.
+// When the weights change (Epoch), the planner plans every request that is not yet
+// prefilled again, without its cached prefix. The planner has no record of how much
+// of the old prefix the model has already used.
 //
 // With Options.Network (package netcost) the decode engine is the one with the first
 // token soonest, as the network is between it and the prefill engine, among all

@@ -34,8 +34,8 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 	}
 	if progress != nil {
 		req.Progress = func(p client.ReadProgress) {
-			// The last block counts when the read has ended: whoever is told of Part.To
-			// takes the part for complete.
+			// Progress up to Part.To means that the part is complete, so the last block
+			// is reported only after the read has ended well.
 			progress(Progress{part, min(max(p.Blocks, part.From), part.To-1), p.Bytes})
 		}
 	}

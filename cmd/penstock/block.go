@@ -461,8 +461,8 @@ func (g *getCommand) open() (*outFile, error) {
 	}
 }
 
-// outFile is where a result goes: into a file beside path, which commit renames
-// to path. So path holds what it held before, or the whole result.
+// outFile receives a result in a temporary file beside path; commit renames the
+// temporary file to path. Until commit, the file at path keeps its old content.
 type outFile struct {
 	io.Writer
 	file *os.File // nil: standard output

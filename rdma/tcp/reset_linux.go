@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resetProbe reports whether the peer has reset a connection. What a peer spliced may
-// still be the pages of its source when it lies in our receive queue: both ends on one
-// host share them. A peer resets the connection before it gives such a source back, so
-// payload that was copied out of the queue before a reset is what was written. It belongs
-// to the reader.
+// resetProbe reports whether the peer has reset a connection. When both ends are on one
+// host, spliced payload in our receive queue may still be the pages of the peer's source.
+// The peer resets the connection before it returns such a source to its owner, so payload
+// that the reader copied out of the queue before a reset holds the bytes that were written.
+// Only the connection's reader uses the probe.
 type resetProbe struct {
 	raw   syscall.RawConn
 	fd    [1]unix.PollFd

@@ -180,8 +180,8 @@ func (d *domain) checkPort() error {
 // errGIDGone: packets with our address can't be sent any more.
 var errGIDGone = errors.New("the port has lost its GID: was an address taken off its network interface?")
 
-// checkGID returns an error if the domain's row of the GID table is not what it was. A row
-// that moved is found when the domain is opened again.
+// checkGID returns errGIDGone if the port's GID table no longer has the domain's entry at
+// its index. An entry that moved to another index is found when the domain is opened again.
 func (d *domain) checkGID() error {
 	table, err := d.nic.gids()
 	if err == nil && !slices.Contains(table, d.gid) {

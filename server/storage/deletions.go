@@ -157,8 +157,8 @@ func epochsOf(namespaces []kv.Namespace) map[kv.NamespaceID]kv.Epoch {
 	return epochs
 }
 
-// wrote notes that the catalogue with these namespaces, and the first count
-// changes, is durable: what it left out is over.
+// wrote notes that the catalogue with these namespaces and the first count changes
+// is durable. Tombstones of namespaces that the catalogue does not list are dropped.
 func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
