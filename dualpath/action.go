@@ -69,8 +69,8 @@ type Action struct {
 	// Epoch, in a Start, is the version of the weights that the request is computed
 	// and stored with.
 	Epoch uint64
-	// Need and Most, in a Reject for the size of a request: what it needs, and the
-	// most that an engine has; in tokens or, for TooLarge, in bytes.
+	// Need is what a rejected request needs and Most the largest amount that any engine
+	// has, in a Reject because of the request's size. In tokens; for TooLarge in bytes.
 	Need, Most int
 }
 

@@ -5,8 +5,7 @@ import "container/list"
 // A request holds nothing of any engine until both engines have room for all of it:
 // a prefill engine's device memory and buffer, and a decode engine's. A request that
 // held one of them while it waited for another could wait for a request that waits
-// for it. So whatever is held belongs to a request that can end, and what it holds
-// comes back.
+// for it. So every grant belongs to a request that can end and return its memory.
 
 // room is what a request takes of an engine, or what an engine has left.
 type room struct {
@@ -160,7 +159,7 @@ func (p *Planner) unqueue(r *request) {
 	p.seat(g)
 }
 
-// seat puts a decode group among those that offer a request, or takes it out.
+// seat adds a decode group to the groups that offer a request, or removes it from them.
 func (p *Planner) seat(g *group) {
 	if g.cursor == nil || g.full {
 		p.oldest.remove(g)
@@ -269,7 +268,8 @@ func (p *Planner) grant(g *group) {
 	}
 }
 
-// assign tells both groups of a request and counts it as their engines'.
+// assign emits the assignment to both groups of a request and counts the request in both
+// engines' state.
 func (p *Planner) assign(r *request) {
 	for _, en := range [...]*engine{r.pe, r.de} {
 		role := en.group.role

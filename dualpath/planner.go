@@ -673,7 +673,7 @@ func (p *Planner) failed(e Failed) {
 }
 
 // epoch plans the requests anew that load a prefix of an older epoch, or compute
-// behind one: nobody here knows how much of it has been used already. All of it is
+// behind one: the planner has no record of how much of it the model has used. All of it is
 // recomputed, and what is stored belongs to the new epoch.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch <= p.epochs[e.Namespace] {

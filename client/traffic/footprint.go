@@ -2,13 +2,14 @@ package traffic
 
 import "github.com/penstock-kv/penstock/internal/arena"
 
-// Footprint is what jobs take of a manager's buffer, in bytes. Whoever gives an engine
-// its jobs keeps their sum within Buffer, for a job waits for memory that others hold.
+// Footprint describes how many bytes of a manager's buffer a job takes. The planner
+// keeps the sum over an engine's jobs within Buffer, because a job that finds no room
+// waits until other jobs return theirs.
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
-	// Block is what one block takes while it passes: on the prefill side each that is
-	// read there, on the decode side each of the prompt. Sums is what each block of the
+	// Block is the bytes that one block takes while it passes through the buffer: each
+	// block that is read on the prefill side, each block of the prompt on the decode side. Sums is what each block of the
 	// prompt takes beside it, Request what each job does.
 	Block, Sums, Request int64
 }
@@ -21,7 +22,8 @@ func (m *Manager) Footprint() Footprint {
 	}
 }
 
-// Of is what a job takes that has so many blocks, of which so many pass.
+// Of returns the bytes that a job of the given number of blocks takes; pass of the blocks
+// pass through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }
