@@ -358,7 +358,8 @@ func FuzzChoose(f *testing.F) {
 		// value is the policy's objective, written out from the paper.
 		value := func(k Candidate[int]) float64 {
 			hit := min(float64(k.Hit)/float64(r.Tokens), 1)
-			if float64(k.Free) < float64(r.Bytes)*(1-hit)+float64(o.model.Reserve) {
+			// Sizes are whole bytes, the fraction is not: less than a byte too few is enough.
+			if float64(k.Free) <= float64(r.Bytes)*(1-hit)+float64(o.model.Reserve)-1 {
 				return math.Inf(1)
 			}
 			tier := s.Pairs[[2]int{0, k.ID}]
