@@ -65,7 +65,7 @@
 // # Health
 //
 // Package health decides the state of each volume from its I/O; watchedDevice
-// reports every request to it, and Stats and Options.OnHealth say it. A failed
+// reports every request to it, and Stats and OnVolumeChange report it. A failed
 // volume gets no new blocks, is not synced and holds no newer catalogue. Requests
 // without a caller's buffer return with ErrVolumeFailed when their volume fails,
 // however long the device takes.

@@ -69,11 +69,7 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 			space:    space{classes: make(map[int64]*class)},
 		}
 		v.table.Store(new([]*segment))
-		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go, func(st health.Status) {
-			if opts.OnHealth != nil {
-				opts.OnHealth(i, st)
-			}
-		})
+		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go)
 		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, failed: v.spoilWritten}
 		s.volumes = append(s.volumes, v)
 		switch cause := absent(c.dev); {

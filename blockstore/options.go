@@ -49,9 +49,6 @@ type Options struct {
 	AddVolumes bool
 	// Health are the limits by which a volume's state is decided.
 	Health health.Options
-	// OnHealth, if set, is called with each change of the status of a volume,
-	// in order for each volume. It must not block nor call the store.
-	OnHealth func(volume int, s health.Status)
 	// Degraded opens the store although volumes are missing, as long as one is
 	// there: an absent device, an empty directory (unless AddVolumes), or one that
 	// was not given. Otherwise all must be there.

@@ -27,12 +27,12 @@ type watchedDevice struct {
 	log            *slog.Logger
 	// spawn runs f on a goroutine that Close waits for.
 	spawn func(f func())
-	// onChange is called with each new status, under mu.
-	onChange func(health.Status)
 
 	status atomic.Pointer[health.Status]
 
 	mu sync.Mutex
+	// onChange, if not nil, is called under mu with each change of the state.
+	onChange func(was health.State, is health.Status)
 	// down is closed while the volume is failed or removed.
 	down    chan struct{}
 	machine *health.Machine
@@ -47,8 +47,8 @@ type outstanding struct {
 	prev, next *outstanding
 }
 
-func watchDevice(dev blockio.Device, o health.Options, log *slog.Logger, spawn func(func()), onChange func(health.Status)) *watchedDevice {
-	w := &watchedDevice{Device: dev, log: log, spawn: spawn, onChange: onChange, machine: health.New(o), down: make(chan struct{})}
+func watchDevice(dev blockio.Device, o health.Options, log *slog.Logger, spawn func(func())) *watchedDevice {
+	w := &watchedDevice{Device: dev, log: log, spawn: spawn, machine: health.New(o), down: make(chan struct{})}
 	w.status.Store(new(w.machine.Status()))
 	return w
 }
@@ -127,8 +127,39 @@ func (w *watchedDevice) publishLocked() {
 	default:
 		w.log.Warn("volume changed its state", "state", is.State, "was", was.State, "cause", is.Cause)
 	}
-	if w.onChange != nil {
-		w.onChange(is)
+	if was.State != is.State && w.onChange != nil {
+		w.onChange(was.State, is)
+	}
+}
+
+// VolumeChange is a change of the state of a volume.
+type VolumeChange struct {
+	Volume uint32
+	Path   string
+	// Was is the state before, Is the one now. Is.Cause is nil if the volume is
+	// OK, or if the operator ordered the state.
+	Was health.State
+	Is  health.Status
+}
+
+// OnVolumeChange makes the store call f with each change of the state of a volume,
+// in order for each volume, and at once for each volume that is not OK. f must not
+// block nor call the store. A second call replaces f.
+func (s *Store) OnVolumeChange(f func(VolumeChange)) {
+	for _, v := range s.volumes {
+		v.dev.onStateChange(func(was health.State, is health.Status) {
+			f(VolumeChange{Volume: v.index, Path: v.dev.Device.Info().Path, Was: was, Is: is})
+		})
+	}
+}
+
+// onStateChange sets onChange, and reports a state other than OK.
+func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.onChange = f
+	if is := w.machine.Status(); is.State != health.OK {
+		f(health.OK, is)
 	}
 }
 

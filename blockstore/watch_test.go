@@ -23,11 +23,12 @@ func TestHungRequest(t *testing.T) {
 		bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
 		var mu sync.Mutex
 		var seen []string
-		s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10, OnHealth: func(_ int, st health.Status) {
+		s := mustOpenBroken(t, Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}, bad, memio.New(memio.Options{Path: "good"}))
+		s.OnVolumeChange(func(c VolumeChange) {
 			mu.Lock()
 			defer mu.Unlock()
-			seen = append(seen, st.State.String())
-		}}, bad, memio.New(memio.Options{Path: "good"}))
+			seen = append(seen, fmt.Sprintf("%s: %v to %v", c.Path, c.Was, c.Is.State))
+		})
 		var onBad *block
 		for _, name := range []string{"0", "1"} {
 			b := newBlock(name, 12000, 3)
@@ -62,7 +63,7 @@ func TestHungRequest(t *testing.T) {
 			t.Errorf("the read that hung: %v", err)
 		}
 		mu.Lock()
-		if got := strings.Join(seen, " "); got != "suspect failed" {
+		if got := strings.Join(seen, ", "); got != "bad: ok to suspect, bad: suspect to failed" {
 			t.Errorf("reported: %q", got)
 		}
 		mu.Unlock()

@@ -30,9 +30,11 @@ const (
 	AllBlocksCleared
 	// Gap: events were lost, or the node restarted; resynchronise.
 	Gap
+	// VolumeChanged: a volume of the node changed its state.
+	VolumeChanged
 )
 
-// String returns stored, removed, cleared or gap.
+// String returns stored, removed, cleared, gap or volume.
 func (k EventKind) String() string {
 	switch k {
 	case BlockStored:
@@ -43,11 +45,13 @@ func (k EventKind) String() string {
 		return "cleared"
 	case Gap:
 		return "gap"
+	case VolumeChanged:
+		return "volume"
 	}
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// Event is one change of what a node holds.
+// Event is one change of what a node holds, or of the state of one of its volumes.
 type Event struct {
 	// Server is the node, as in Options.Servers; Sequence counts its events
 	// since its start.
@@ -58,14 +62,27 @@ type Event struct {
 	Epoch     kv.Epoch
 	IDs       []kv.BlockID
 	Parent    kv.BlockID
-	// Reason says why blocks were removed: evicted, deleted, corrupt, delivered.
+	// Reason says why blocks were removed (evicted, deleted, corrupt, delivered), or
+	// in a sentence why a volume is in its state; empty for a volume that is ok.
 	Reason string
 	Time   time.Time
+	// Volume is set for VolumeChanged only.
+	Volume VolumeState
+}
+
+// VolumeState is a change of the state of a volume.
+type VolumeState struct {
+	// Volume numbers the volumes of the node from 0, Path is its directory there.
+	Volume int
+	Path   string
+	// Was and Is are the states before and after: ok, suspect (new blocks go
+	// elsewhere where possible), failed (no writes), draining, or removed.
+	Was, Is string
 }
 
 // EventsRequest says which events are wanted.
 type EventsRequest struct {
-	// Namespace to report; empty means all.
+	// Namespace to report; empty means all, and the volumes.
 	Namespace string
 	// After is the last sequence number seen, by server; a server that is not
 	// in it begins with what happens from now on.
@@ -189,6 +206,9 @@ func (f *follower) event(m *pb.Event) (Event, error) {
 		Epoch:     kv.Epoch(m.GetEpoch()),
 		Reason:    m.GetReason(),
 		Time:      time.UnixMilli(m.GetTimeUnixMs()),
+	}
+	if v := m.GetVolume(); v != nil {
+		e.Volume = VolumeState{Volume: int(v.GetVolume()), Path: v.GetPath(), Was: v.GetWas(), Is: v.GetState()}
 	}
 	var err error
 	if e.IDs, err = api.IDs(m.GetBlockIds(), math.MaxInt); err != nil {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -74,5 +76,59 @@ func TestEventsConsumerFails(t *testing.T) {
 	err := r.store.Events(t.Context(), client.EventsRequest{After: map[string]uint64{h.control: 1 << 60}}, func(client.Event) error { return full })
 	if !errors.Is(err, full) {
 		t.Errorf("events: %v", err)
+	}
+}
+
+// TestVolumeEvents: a volume that fails is reported to those who follow all
+// namespaces, and not to a follower of one.
+func TestVolumeEvents(t *testing.T) {
+	h := newHost(t, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ctx, cancel := context.WithCancel(t.Context())
+	events := map[string]chan client.Event{"": make(chan client.Event, 100), "m": make(chan client.Event, 100)}
+	ended := make(chan error)
+	for namespace, seen := range events {
+		go func() {
+			ended <- r.store.Events(ctx, client.EventsRequest{Namespace: namespace, After: map[string]uint64{h.control: 1 << 60}}, func(e client.Event) error {
+				seen <- e
+				return nil
+			})
+		}()
+		if e := <-seen; e.Kind != client.Gap {
+			t.Fatalf("the first event is %+v", e)
+		}
+	}
+	r.mustPut(ns, chain(ns, 1, 1))
+	h.faults.SetRules(faultio.MustParse(`(Err EIO Syncs)`))
+	if err := h.node.Sync(t.Context()); err == nil {
+		t.Error("no error of the sync that fails")
+	}
+	h.faults.SetRules(nil)
+	for namespace, seen := range events {
+		e := <-seen
+		if e.Kind != client.BlockStored {
+			t.Errorf("followers of %q see %+v; want what was stored", namespace, e)
+		}
+	}
+	e := <-events[""]
+	want := client.VolumeState{Volume: 0, Path: h.medium.Info().Path, Was: "ok", Is: "failed"}
+	if e.Kind != client.VolumeChanged || e.Kind.String() != "volume" || e.Volume != want || !strings.Contains(e.Reason, "sync") || e.Time.IsZero() || e.Namespace != "" {
+		t.Errorf("event %+v; want the change %+v, and why", e, want)
+	}
+	for _, want := range []client.VolumeState{{Path: want.Path, Was: "failed", Is: "suspect"}, {Path: want.Path, Was: "suspect", Is: "ok"}} {
+		if e := <-events[""]; e.Kind != client.VolumeChanged || e.Volume != want || (e.Reason == "") != (want.Is == "ok") {
+			t.Errorf("event %+v; want the change %+v", e, want)
+		}
+	}
+	r.bump("m")
+	if e := <-events["m"]; e.Kind != client.AllBlocksCleared {
+		t.Errorf("a follower of one namespace sees %+v", e)
+	}
+	cancel()
+	for range events {
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("events: %v", err)
+		}
 	}
 }

@@ -517,5 +517,11 @@ func eventProto(e storage.Event) *pb.Event {
 	if e.Kind == storage.BlockStored || e.Kind == storage.BlockRemoved {
 		m.Medium = "ssd"
 	}
+	if v := e.Volume; v != nil {
+		m.Volume = &pb.VolumeState{Volume: v.Volume, Path: v.Path, Was: v.Was.String(), State: v.Is.State.String()}
+		if v.Is.Cause != nil {
+			m.Reason = sentence(v.Is.Cause)
+		}
+	}
 	return m
 }

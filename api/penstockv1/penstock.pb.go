@@ -318,7 +318,7 @@ const (
 	Event_KIND_BLOCK_REMOVED      Event_Kind = 2
 	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // epoch bumped or namespace deleted
 	Event_KIND_GAP                Event_Kind = 4 // events were lost to this consumer: resynchronise
-	Event_KIND_VOLUME_STATE       Event_Kind = 5 // reason: the volume's path, its state, and why
+	Event_KIND_VOLUME_STATE       Event_Kind = 5 // a volume changed its state; reason says why, if it is not ok
 )
 
 // Enum value maps for Event_Kind.
@@ -365,7 +365,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type Group struct {
@@ -2176,7 +2176,7 @@ type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// after is the last sequence number seen; 0 means from now on.
 	After         uint64 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
-	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: all
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: all, and the events of the volumes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2225,6 +2225,75 @@ func (x *EventsRequest) GetNamespace() string {
 	return ""
 }
 
+// VolumeState is a change of the state of a volume.
+type VolumeState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        uint32                 `protobuf:"varint,1,opt,name=volume,proto3" json:"volume,omitempty"` // its number, in the order of status
+	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Was           string                 `protobuf:"bytes,3,opt,name=was,proto3" json:"was,omitempty"`     // ok, suspect, failed, draining, removed
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // as was
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeState) Reset() {
+	*x = VolumeState{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeState) ProtoMessage() {}
+
+func (x *VolumeState) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
+func (*VolumeState) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *VolumeState) GetVolume() uint32 {
+	if x != nil {
+		return x.Volume
+	}
+	return 0
+}
+
+func (x *VolumeState) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VolumeState) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
+}
+
+func (x *VolumeState) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
 type Event struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -2236,13 +2305,14 @@ type Event struct {
 	Medium        string                 `protobuf:"bytes,7,opt,name=medium,proto3" json:"medium,omitempty"` // "ssd"
 	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"` // removed: evicted, deleted, corrupt, delivered
 	TimeUnixMs    int64                  `protobuf:"varint,9,opt,name=time_unix_ms,json=timeUnixMs,proto3" json:"time_unix_ms,omitempty"`
+	Volume        *VolumeState           `protobuf:"bytes,10,opt,name=volume,proto3" json:"volume,omitempty"` // of KIND_VOLUME_STATE only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2324,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2337,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2333,6 +2403,13 @@ func (x *Event) GetTimeUnixMs() int64 {
 	return 0
 }
 
+func (x *Event) GetVolume() *VolumeState {
+	if x != nil {
+		return x.Volume
+	}
+	return nil
+}
+
 type CreateNamespaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     *Namespace             `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2342,7 +2419,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2431,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2444,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -2386,7 +2463,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2475,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2488,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -2429,7 +2506,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2518,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2531,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 type ListNamespacesResponse struct {
@@ -2466,7 +2543,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2555,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2568,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -2511,7 +2588,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2600,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2613,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -2563,7 +2640,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2575,7 +2652,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2588,7 +2665,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -2615,7 +2692,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2704,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2717,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -2667,7 +2744,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2756,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2769,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -2719,7 +2796,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2731,7 +2808,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2744,7 +2821,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -2772,7 +2849,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2861,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2874,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -2831,7 +2908,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +2920,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +2933,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -2884,7 +2961,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +2973,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +2986,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -2943,7 +3020,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3032,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3045,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -2997,7 +3074,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3086,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3099,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -3063,7 +3140,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3152,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3165,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -3122,7 +3199,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3211,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3224,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -3214,7 +3291,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3226,7 +3303,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3239,7 +3316,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 type VolumeStatus struct {
@@ -3267,7 +3344,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3279,7 +3356,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3292,7 +3369,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -3453,7 +3530,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3542,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3555,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -3694,7 +3771,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3706,7 +3783,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3719,7 +3796,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -3750,7 +3827,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3839,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3852,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *NICStatus) GetName() string {
@@ -3830,7 +3907,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3919,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3932,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -3890,7 +3967,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +3979,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +3992,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Block) GetId() []byte {
@@ -3999,7 +4076,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4011,7 +4088,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4024,7 +4101,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -4058,7 +4135,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4147,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4160,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4110,7 +4187,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4122,7 +4199,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4135,7 +4212,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -4161,7 +4238,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4250,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4263,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -4205,7 +4282,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4294,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4307,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -4252,7 +4329,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4264,7 +4341,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4277,7 +4354,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -4473,7 +4550,12 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\adropped\x18\x01 \x01(\rR\adropped\"C\n" +
 	"\rEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x1c\n" +
-	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"\x9b\x03\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"a\n" +
+	"\vVolumeState\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\rR\x06volume\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x10\n" +
+	"\x03was\x18\x03 \x01(\tR\x03was\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\"\xcd\x03\n" +
 	"\x05Event\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12+\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x17.penstock.v1.Event.KindR\x04kind\x12\x1c\n" +
@@ -4484,7 +4566,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06medium\x18\a \x01(\tR\x06medium\x12\x16\n" +
 	"\x06reason\x18\b \x01(\tR\x06reason\x12 \n" +
 	"\ftime_unix_ms\x18\t \x01(\x03R\n" +
-	"timeUnixMs\"\x8d\x01\n" +
+	"timeUnixMs\x120\n" +
+	"\x06volume\x18\n" +
+	" \x01(\v2\x18.penstock.v1.VolumeStateR\x06volume\"\x8d\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KIND_BLOCK_STORED\x10\x01\x12\x16\n" +
@@ -4723,7 +4807,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -4758,36 +4842,37 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DeliveredRequest)(nil),        // 30: penstock.v1.DeliveredRequest
 	(*DeliveredResponse)(nil),       // 31: penstock.v1.DeliveredResponse
 	(*EventsRequest)(nil),           // 32: penstock.v1.EventsRequest
-	(*Event)(nil),                   // 33: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 34: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 35: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 36: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 37: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 38: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 39: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 40: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 41: penstock.v1.BumpEpochResponse
-	(*SetQuotaRequest)(nil),         // 42: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 43: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 44: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 45: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 46: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 47: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 48: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 49: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 50: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 51: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 52: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 53: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 54: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 55: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 56: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 57: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 58: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 59: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 60: penstock.v1.VerifyBlocksResponse
-	(*ScrubRequest)(nil),            // 61: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 62: penstock.v1.ScrubProgress
+	(*VolumeState)(nil),             // 33: penstock.v1.VolumeState
+	(*Event)(nil),                   // 34: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 35: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 36: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 37: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 38: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 39: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 40: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 41: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 42: penstock.v1.BumpEpochResponse
+	(*SetQuotaRequest)(nil),         // 43: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 44: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 45: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 46: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 47: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 48: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 49: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 50: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 51: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 52: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 53: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 54: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 55: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 56: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 57: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 58: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 59: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 60: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 61: penstock.v1.VerifyBlocksResponse
+	(*ScrubRequest)(nil),            // 62: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 63: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -4807,70 +4892,71 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	0,  // 14: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
 	19, // 15: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
 	5,  // 16: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	8,  // 17: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 18: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	49, // 19: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	51, // 20: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	54, // 21: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	53, // 22: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 23: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	56, // 24: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	19, // 25: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	9,  // 26: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 27: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 28: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 29: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	18, // 30: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 31: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	23, // 32: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	26, // 33: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	28, // 34: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	30, // 35: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	32, // 36: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	34, // 37: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	35, // 38: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	36, // 39: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	38, // 40: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	40, // 41: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	42, // 42: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	43, // 43: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	45, // 44: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	50, // 45: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	55, // 46: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	57, // 47: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	59, // 48: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	47, // 49: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	61, // 50: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	10, // 51: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 52: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 53: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 54: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 55: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 56: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	24, // 57: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	27, // 58: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	29, // 59: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	31, // 60: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	33, // 61: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 62: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 63: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	37, // 64: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	39, // 65: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	41, // 66: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 67: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	44, // 68: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	46, // 69: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	52, // 70: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	56, // 71: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	58, // 72: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	60, // 73: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	48, // 74: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	62, // 75: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	51, // [51:76] is the sub-list for method output_type
-	26, // [26:51] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	33, // 17: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 18: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 19: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	50, // 20: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	52, // 21: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	55, // 22: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	54, // 23: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 24: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	57, // 25: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	19, // 26: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	9,  // 27: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	11, // 28: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	13, // 29: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	15, // 30: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	18, // 31: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	21, // 32: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	23, // 33: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	26, // 34: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	28, // 35: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	30, // 36: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	32, // 37: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	35, // 38: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	36, // 39: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	37, // 40: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	39, // 41: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	41, // 42: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	43, // 43: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	44, // 44: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	46, // 45: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	51, // 46: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	56, // 47: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	58, // 48: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	60, // 49: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	48, // 50: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	62, // 51: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	10, // 52: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 53: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 54: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 55: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	20, // 56: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	22, // 57: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	24, // 58: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	27, // 59: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	29, // 60: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	31, // 61: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	34, // 62: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 63: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 64: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	38, // 65: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	40, // 66: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	42, // 67: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 68: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	45, // 69: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	47, // 70: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	53, // 71: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	57, // 72: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	59, // 73: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	61, // 74: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	49, // 75: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	63, // 76: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	52, // [52:77] is the sub-list for method output_type
+	27, // [27:52] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -4884,7 +4970,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   57,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -54,6 +54,14 @@ func TestDegradedStart(t *testing.T) {
 		if !strings.Contains(status, "failed") || !strings.Contains(status, lost) {
 			t.Errorf("%s: status does not name the missing volume:\n%s", how, status)
 		}
+		// A number of another run: a gap, and all events of this one.
+		if events := s.run("events", "--after", "999999", "--count", "2").must(t); !strings.Contains(events, "volume_state "+lost+": failed (") || !strings.Contains(events, "), was ok\n") {
+			t.Errorf("%s: events do not name the missing volume:\n%s", how, events)
+		}
+		events := s.run("events", "--after", "999999", "--count", "2", "--format", "json").must(t)
+		if want := fmt.Sprintf(`"path":%q,"was":"ok","state":"failed"`, lost); !strings.Contains(events, want) || !strings.Contains(events, `"kind":"volume_state"`) {
+			t.Errorf("%s: events as JSON do not have %s:\n%s", how, want, events)
+		}
 		s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
 		s.run("block", "verify", "m", "--tokens-file", tokensFile).must(t)
 		s.stop()

@@ -114,6 +114,16 @@ type eventLine struct {
 	Parent    string   `json:"parent,omitempty"`
 	Medium    string   `json:"medium,omitempty"`
 	Reason    string   `json:"reason,omitempty"`
+	// Volume is set for volume_state only.
+	Volume *volumeLine `json:"volume,omitempty"`
+}
+
+// volumeLine is the change of a volume's state as JSON.
+type volumeLine struct {
+	Volume uint32 `json:"volume"`
+	Path   string `json:"path"`
+	Was    string `json:"was"`
+	State  string `json:"state"`
 }
 
 func newEventsCommand(w world) *cobra.Command {
@@ -122,10 +132,12 @@ func newEventsCommand(w world) *cobra.Command {
 	var most int
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Follow what is stored and removed, as routers do",
+		Short: "Follow what is stored and removed, as routers do, and the state of the volumes",
 		Long: `Follow what is stored and removed, one line an event, until interrupted. A gap says
 that events were lost to this consumer: too old to be kept, or of the node's run before
-this one. The exit code is 1 if --timeout ends it.`,
+this one. A volume_state names a volume, its state before and now (ok, suspect, failed,
+draining, removed), and why; with --namespace there is none. The exit code is 1 if
+--timeout ends it.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -184,6 +196,9 @@ func emitEvent(o output, e *pb.Event) error {
 	if len(e.GetParent()) > 0 {
 		line.Parent = splitIDs(e.GetParent())[0]
 	}
+	if v := e.GetVolume(); v != nil {
+		line.Volume = &volumeLine{Volume: v.GetVolume(), Path: v.GetPath(), Was: v.GetWas(), State: v.GetState()}
+	}
 	if o.json {
 		return o.emitLine(line)
 	}
@@ -193,6 +208,9 @@ func emitEvent(o output, e *pb.Event) error {
 
 // what says of whom the event is, of how much and why, where it is of anyone.
 func (l eventLine) what() string {
+	if v := l.Volume; v != nil {
+		return fmt.Sprintf(" %s: %s, was %s", v.Path, because(v.State, l.Reason), v.Was)
+	}
 	if l.Namespace == "" {
 		return ""
 	}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -21,10 +22,12 @@ const (
 	// Gap: the consumer was too slow, or asked for events that are no longer
 	// kept; what happened in between is lost to it.
 	Gap
+	// VolumeState: a volume changed its state.
+	VolumeState
 )
 
 // Event is one change of what the node holds, for routers that keep an index of
-// their own.
+// their own, or of the state of a volume, for those who look after the node.
 type Event struct {
 	// Sequence grows by one with each event of this run of the node.
 	Sequence  uint64
@@ -37,6 +40,8 @@ type Event struct {
 	// delivered.
 	Reason string
 	Time   time.Time
+	// Volume is set for VolumeState only.
+	Volume *blockstore.VolumeChange
 }
 
 // eventIDs is how many block ids the log keeps for each event that it keeps, on

@@ -105,6 +105,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}
+	n.store.OnVolumeChange(n.reportVolume)
 	n.stopped, n.stop = context.WithCancel(context.Background())
 	n.startLoops()
 	return n, nil
@@ -183,7 +184,12 @@ func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error 
 // Recovered returns what Open found.
 func (n *Node) Recovered() Recovery { return n.recovered }
 
-// Events returns the log of what was stored and removed.
+// reportVolume publishes the change of a volume's state.
+func (n *Node) reportVolume(c blockstore.VolumeChange) {
+	n.events.Publish(Event{Kind: VolumeState, Volume: &c, Time: n.opts.Now()})
+}
+
+// Events returns the log of what was stored and removed, and of the volumes' states.
 func (n *Node) Events() *EventLog { return n.events }
 
 // Drain refuses new reservations, so that writers move on; reads go on until

@@ -2,6 +2,9 @@ package storage_test
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -158,4 +161,55 @@ func TestLostMount(t *testing.T) {
 		}
 		r.mustPut(ns, chain(ns, 4, 2))
 	})
+}
+
+// TestVolumeStateEvents: the log of events has each change of the state of a volume,
+// and nothing of the other volume, which has no fault.
+func TestVolumeStateEvents(t *testing.T) {
+	for _, tc := range []struct {
+		fault string
+		lasts time.Duration
+		want  []string
+	}{
+		{`(Err EIO Syncs)`, 0, []string{"bad: ok to failed: a sync failed", "bad: failed to suspect: recovering", "bad: suspect to ok"}},
+		{`(Err EIO (And Writes (File "segment-*")))`, 0, []string{"bad: ok to suspect: a write failed", "bad: suspect to ok"}},
+		{`(Err EIO (Or Writes Creates))`, time.Minute, []string{"bad: ok to suspect", "bad: suspect to failed", "bad: failed to suspect: recovering", "bad: suspect to ok"}},
+	} {
+		t.Run(tc.fault, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, bad := newPair(t, rigOptions{})
+				ns := r.namespace("m", small)
+				for i := range 8 {
+					r.mustPut(ns, chain(ns, 1, i))
+				}
+				after := r.node.Events().Last()
+				bad.SetRules(faultio.MustParse(tc.fault))
+				r.mustPut(ns, chain(ns, 1, 100))
+				r.mustPut(ns, chain(ns, 1, 101))
+				_ = r.node.Sync(t.Context()) // its error is not what is tested
+				time.Sleep(tc.lasts)
+				bad.SetRules(nil)
+				time.Sleep(5 * time.Minute)
+				events, err := r.node.Events().After(t.Context(), after, 1000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for _, e := range events {
+					if e.Kind != storage.VolumeState {
+						continue
+					}
+					c := e.Volume
+					line := fmt.Sprintf("%s: %v to %v", c.Path, c.Was, c.Is.State)
+					if c.Is.Cause != nil {
+						line += ": " + c.Is.Cause.Error()
+					}
+					got = append(got, line)
+				}
+				if !slices.EqualFunc(got, tc.want, strings.HasPrefix) {
+					t.Errorf("%q\nwant %q", got, tc.want)
+				}
+			})
+		})
+	}
 }
