@@ -45,6 +45,8 @@ func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 // index serves: a crash between Delete and ReclaimStep leaves the records below a
 // deleted block, and if the block was put again they hang on its new piece.
 func (t *Trie) Redo(id kv.NamespaceID, deletions []Deletion) (pieces int, err error) {
+	t.records.RLock()
+	defer t.records.RUnlock()
 	d, err := t.doomDeleted(id, deletions)
 	if err != nil || len(d.extents) == 0 {
 		return 0, err

@@ -57,6 +57,14 @@
 // deleted block was put again meanwhile: then its old descendants are back until
 // Redo, with the deletions that the owner remembers, dooms them.
 //
+// Move gives a piece another slot: the owner has copied the bytes. The node stays,
+// and with it leases, children and the place in the order of eviction; record and
+// key change in one batch.
+//
+//	slots   … │ a │ b │ c │ …            … │ b' │ …
+//	records     b: parent in the slot before    b': parent a, by its id
+//	            c: parent in the slot before    c:  parent b, by its id
+//
 // A lease pins the deepest piece of a prefix; its ancestors are safe because
 // eviction, reclaiming and deletion go leaf first (invariant pinned-stays).
 // Leases live in DRAM only: a restart ends all of them, the permanent ones too.
@@ -70,11 +78,13 @@
 //
 // # Lock order
 //
-//	Trie.mu  →  leases.mu
+//	Trie.records  →  Trie.mu  →  leases.mu
 //
 // Match, Known, Stat, List, Stats take Trie.mu for reading; touching the policy
 // and pinning are atomic and need no more. Put, Evict, Delete, ReclaimStep take
-// it for writing in short steps. No Pebble call is made under Trie.mu. namespace
+// it for writing in short steps. No Pebble call is made under Trie.mu. Calls that
+// write the records of nodes that are in the index hold Trie.records for reading
+// meanwhile, and Move, which changes where a record lies, for writing. Namespace
 // definitions have their own mutex, Trie.defMu, which is taken first and is held
 // across the one synced write of a create, bump or delete.
 //

@@ -123,6 +123,8 @@ type putScratch struct {
 	// exists: some entries are there already, perhaps not durably; pending: some
 	// of those are on their way with another Put.
 	exists, pending bool
+	// wrote: there was something to write.
+	wrote bool
 }
 
 // addedNode is a piece on its way to disk.
@@ -135,7 +137,7 @@ type addedNode struct {
 
 func (s *putScratch) reset() {
 	s.added, s.gone, s.raised = s.added[:0], s.gone[:0], s.raised[:0]
-	s.exists, s.pending = false, false
+	s.exists, s.pending, s.wrote = false, false, false
 }
 
 // Put indexes pieces whose bytes are on storage. Entries of one call may be
@@ -156,24 +158,36 @@ func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries [
 	defer t.putPool.Put(s)
 	s.reset()
 	base := len(dst)
-	dst, err := t.stage(s, dst, id, epoch, entries)
+	dst, err := t.stageAndWrite(s, dst, id, epoch, entries, durable)
 	if err != nil {
 		return dst[:base], err
 	}
-	if err := t.writePut(s, durable); err != nil {
-		t.unstage(s)
-		return dst[:base], err
-	}
-	wrote := len(s.added)+len(s.raised) > 0
-	t.settle(s, dst[base:])
 	if len(s.gone) > 0 {
 		if err := t.forget(s.gone); err != nil {
 			return dst, err
 		}
 	}
-	if durable && (s.pending || s.exists && !wrote) {
+	if durable && (s.pending || s.exists && !s.wrote) {
 		return dst, t.awaitExisting(id, epoch, entries, dst[base:])
 	}
+	return dst, nil
+}
+
+// stageAndWrite puts the entries without a Move in between.
+func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
+	t.records.RLock()
+	defer t.records.RUnlock()
+	base := len(dst)
+	dst, err := t.stage(s, dst, id, epoch, entries)
+	if err != nil {
+		return dst, err
+	}
+	if err := t.writePut(s, durable); err != nil {
+		t.unstage(s)
+		return dst, err
+	}
+	s.wrote = len(s.added)+len(s.raised) > 0
+	t.settle(s, dst[base:])
 	return dst, nil
 }
 

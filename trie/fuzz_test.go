@@ -227,7 +227,7 @@ func (f *fuzzer) create() {
 }
 
 func (f *fuzzer) step() {
-	op, ns := f.byte()%17, f.byte()%4
+	op, ns := f.byte()%18, f.byte()%4
 	switch op {
 	case 0, 1, 2, 3, 4:
 		f.put(ns)
@@ -249,6 +249,8 @@ func (f *fuzzer) step() {
 		f.rare(ns)
 	case 16:
 		f.vacate()
+	case 17:
+		f.move()
 	}
 }
 
@@ -396,6 +398,39 @@ func (f *fuzzer) remove() {
 		f.t.Fatal(err)
 	}
 	f.m.discard(func(q *mpiece) bool { return q == p })
+}
+
+// move gives a few pieces new slots, next to each other. What can be matched moves
+// and everything else stays.
+func (f *fuzzer) move() {
+	if len(f.m.pieces) == 0 {
+		return
+	}
+	var moves []Moved
+	var pieces []*mpiece
+	at, step := f.byte(), f.byte()%3
+	for i := range f.byte()%4 + 1 {
+		f.slot++
+		p := f.m.pieces[(at+i*step)%len(f.m.pieces)]
+		pieces = append(pieces, p)
+		moves = append(moves, Moved{From: p.ref, To: kv.Ref{Extent: kv.Extent(f.slot), Generation: kv.Generation(f.slot)}})
+	}
+	moved, err := f.tr.Move(moves)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for i, p := range pieces {
+		if want := !p.garbage && p.ref == moves[i].From; moved[i] != want {
+			f.t.Fatalf("move %+v to %v: %v; the model says %v\n%v", *p, moves[i].To, moved[i], want, f.tr)
+		}
+		if moved[i] {
+			p.ref = moves[i].To
+		}
+		got, ok := f.tr.Find(f.defs[p.ns].ID, f.defs[p.ns].Epoch, PieceKey{ID: p.id, Group: uint8(p.group)})
+		if q := f.m.find(p.ns, p.group, p.id); ok != (q != nil) || ok && got != q.ref {
+			f.t.Fatalf("find %+v: %v, %v\n%v", *p, got, ok, f.tr)
+		}
+	}
 }
 
 func (f *fuzzer) reclaim() {

@@ -9,6 +9,8 @@ import (
 // Delete makes a block and everything below it unmatchable, durably, and returns
 // ErrAbsent if it is not there. ReclaimStep returns the pieces.
 func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID) error {
+	t.records.RLock()
+	defer t.records.RUnlock()
 	doomed, err := t.doomBlock(id, block)
 	if err != nil {
 		return err
@@ -66,6 +68,8 @@ func (t *Trie) Remove(ref kv.Ref) error {
 	if err := t.usable(); err != nil {
 		return err
 	}
+	t.records.RLock()
+	defer t.records.RUnlock()
 	value, err := t.get(appendBlockKey(nil, ref.Extent))
 	if err != nil {
 		return err
@@ -89,7 +93,7 @@ func (t *Trie) Remove(ref kv.Ref) error {
 func (t *Trie) doomRecord(ref kv.Ref, rec *record) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.table.find(t.bySerial[rec.serial], rec.group, &rec.id)
+	n := t.nodeOf(rec)
 	if n == 0 || t.nodes.at(n).ref() != ref {
 		return d
 	}

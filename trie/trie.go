@@ -22,6 +22,11 @@ type Trie struct {
 	defMu sync.Mutex
 	marks marks
 
+	// records is held for reading from the moment at which a call decides on the
+	// record of a node in the index until the record is written, and for writing by
+	// Move, which changes where those records lie. It comes before mu.
+	records sync.RWMutex
+
 	// mu guards everything below, except what says otherwise.
 	mu     sync.RWMutex
 	closed bool
