@@ -29,10 +29,11 @@ type Read struct {
 	// LayerSums gets the checksums of the chosen layers, as the writer made
 	// them; its capacity is reused.
 	LayerSums []uint64
-	// Class, Parent and Depth are as in the slot's header.
+	// Class, Parent, Depth and Origin are as in the slot's header.
 	Class  ondisk.Class
 	Parent kv.BlockID
 	Depth  uint32
+	Origin kv.Generation
 	// Err is the outcome: nil means that the bytes are those that were written.
 	// ErrStale and ErrCorrupt are misses; another error is the device's.
 	Err error
@@ -201,7 +202,7 @@ func (r *Read) verify(header []byte) error {
 	case h.SlotKey != r.Want:
 		return fmt.Errorf("blockstore: read %v: slot holds %+v, wanted %+v: %w", r.Ref, h.SlotKey, r.Want, ErrCorrupt)
 	}
-	r.Class, r.Parent, r.Depth = h.Class, h.Parent, h.Depth
+	r.Class, r.Parent, r.Depth, r.Origin = h.Class, h.Parent, h.Depth, h.Origin()
 	l, err := h.Layout()
 	if err != nil {
 		return fmt.Errorf("blockstore: read %v: %w: %w", r.Ref, ErrCorrupt, err)

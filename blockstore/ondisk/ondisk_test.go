@@ -29,7 +29,7 @@ var (
 			Namespace: 9, Epoch: 4, ID: kv.BlockID(uuid(0x30)), Group: 1,
 			Geometry: kv.GeometryDigest(uuid(0x50)), PayloadBytes: 12000, Layers: 3,
 		},
-		Generation: 1<<32 | 2, Extent: kv.MakeExtent(1, 7, 12), Class: ClassPrefix,
+		Generation: 1<<32 | 2, Born: 1 << 32, Extent: kv.MakeExtent(1, 7, 12), Class: ClassPrefix,
 		Parent: kv.BlockID(uuid(0x40)), Depth: 6, LayerSums: []uint64{0xa, 0xb, 0xc},
 	}
 )
@@ -110,7 +110,7 @@ func dump(b []byte) string {
 
 func equalSlots(a, b SlotHeader) bool {
 	sums := slices.Equal(a.LayerSums, b.LayerSums)
-	return sums && a.SlotKey == b.SlotKey && a.Ref() == b.Ref() && a.Class == b.Class && a.Parent == b.Parent && a.Depth == b.Depth
+	return sums && a.SlotKey == b.SlotKey && a.Ref() == b.Ref() && a.Class == b.Class && a.Parent == b.Parent && a.Depth == b.Depth && a.Born == b.Born
 }
 
 // TestEveryBitCounts flips each bit of each record: none may go unnoticed.
@@ -216,7 +216,14 @@ func TestSealedNonsense(t *testing.T) {
 		},
 		"slot reserved": func() error {
 			b := encodeSlot(t, exampleSlot)
-			b[120] = 1
+			b[46] = 1
+			putChecksum(b)
+			_, err := DecodeSlotHeader(b, nil)
+			return err
+		},
+		"slot born later": func() error {
+			b := encodeSlot(t, exampleSlot)
+			b[127] = 1
 			putChecksum(b)
 			_, err := DecodeSlotHeader(b, nil)
 			return err
@@ -246,6 +253,7 @@ func TestSealedNonsense(t *testing.T) {
 func TestEncodeRefuses(t *testing.T) {
 	for name, spoil := range map[string]func(*SlotHeader){
 		"no generation": func(h *SlotHeader) { h.Generation = 0 },
+		"born later":    func(h *SlotHeader) { h.Born = h.Generation },
 		"no namespace":  func(h *SlotHeader) { h.Namespace = 0 },
 		"no class":      func(h *SlotHeader) { h.Class = 0 },
 		"group":         func(h *SlotHeader) { h.Group = kv.MaxGroups },

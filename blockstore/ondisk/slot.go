@@ -50,7 +50,10 @@ type SlotHeader struct {
 	// Generation and Extent are filled in by blockstore when it writes.
 	Generation kv.Generation
 	Extent     kv.Extent
-	Class      Class
+	// Born is the generation of the slot that the content was first written to, if
+	// it was moved from there; else zero. Ask Origin.
+	Born  kv.Generation
+	Class Class
 	// Parent is zero for the first block of a chain, Depth the number of
 	// blocks before this one.
 	Parent kv.BlockID
@@ -61,6 +64,15 @@ type SlotHeader struct {
 
 // Ref returns the slot and the generation that the header claims.
 func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
+
+// Origin returns the generation at which the content was first written: moves keep
+// it. It tells the order of a block's lives, and what a deletion covers.
+func (h *SlotHeader) Origin() kv.Generation {
+	if h.Born != 0 {
+		return h.Born
+	}
+	return h.Generation
+}
 
 // Layout returns the shape of the slot. It fails with ErrLayout.
 func (k SlotKey) Layout() (Layout, error) { return NewLayout(k.PayloadBytes, k.Layers) }
@@ -94,6 +106,7 @@ func (h *SlotHeader) EncodeTo(b []byte) error {
 	le.PutUint64(b[104:], uint64(h.PayloadBytes))
 	le.PutUint32(b[112:], uint32(h.Layers))
 	le.PutUint32(b[116:], h.Depth)
+	le.PutUint64(b[120:], uint64(h.Born))
 	for i, sum := range h.LayerSums {
 		le.PutUint64(b[slotFixedBytes+8*i:], sum)
 	}
@@ -129,6 +142,7 @@ func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
 		Class:      Class(b[44]),
 		Parent:     kv.BlockID(b[72:88]),
 		Depth:      le.Uint32(b[116:]),
+		Born:       kv.Generation(le.Uint64(b[120:])),
 	}
 	l, err := h.Layout()
 	if err != nil {
@@ -138,7 +152,7 @@ func DecodeSlotHeader(b []byte, sums []uint64) (SlotHeader, error) {
 		return SlotHeader{}, fmt.Errorf("ondisk: slot header of %d bytes for %d layers; want %d: %w", len(b), h.Layers, l.HeaderBytes(), ErrDamaged)
 	}
 	end := slotFixedBytes + 8*h.Layers
-	if !allZero(b[46:48]) || !allZero(b[120:128]) || !allZero(b[end:]) {
+	if !allZero(b[46:48]) || !allZero(b[end:]) {
 		return SlotHeader{}, fmt.Errorf("ondisk: slot header with bytes in reserved space: %w", ErrDamaged)
 	}
 	h.LayerSums = sums[:0]
@@ -158,6 +172,8 @@ func (h *SlotHeader) validate() error {
 		return fmt.Errorf("ondisk: slot header with class %d: %w", h.Class, ErrLayout)
 	case h.Generation == 0 || h.Generation >= 1<<kv.GenerationBits:
 		return fmt.Errorf("ondisk: slot header with generation %d: %w", h.Generation, ErrLayout)
+	case h.Born >= h.Generation:
+		return fmt.Errorf("ondisk: slot header of generation %d with content of generation %d: %w", h.Generation, h.Born, ErrLayout)
 	case h.Namespace == 0:
 		return fmt.Errorf("ondisk: slot header without a namespace: %w", ErrLayout)
 	case int(h.Group) >= kv.MaxGroups:
@@ -172,6 +188,9 @@ func (h *SlotHeader) validate() error {
 func (h *SlotHeader) String() string {
 	var w strings.Builder
 	fmt.Fprintf(&w, "slot %v %v\n", h.Ref(), h.Class)
+	if h.Born != 0 {
+		fmt.Fprintf(&w, "  moved      from a slot of generation %v\n", h.Born)
+	}
 	fmt.Fprintf(&w, "  namespace  %d epoch %d group %d\n", h.Namespace, h.Epoch, h.Group)
 	fmt.Fprintf(&w, "  block      %v depth %d\n", h.ID, h.Depth)
 	fmt.Fprintf(&w, "  parent     %v\n", h.Parent)

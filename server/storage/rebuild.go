@@ -72,6 +72,9 @@ type RebuildReport struct {
 type found struct {
 	id, parent kv.BlockID
 	ref        kv.Ref
+	// born is the generation at which the content was first written: a move gives
+	// it another slot and keeps born.
+	born kv.Generation
 	// deleted is the generation up to which a tombstone covers what hangs on the
 	// piece. It is known once the piece is placed.
 	deleted kv.Generation
@@ -181,7 +184,7 @@ func (r *rebuild) scan(ctx context.Context) (err error) {
 		r.highest = max(r.highest, h.Namespace)
 		if r.wanted(h) {
 			count++
-			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, group: h.Group})
+			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, born: h.Origin(), group: h.Group})
 		}
 		return nil
 	})
@@ -202,7 +205,7 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 		r.report.Geometry++
 	case h.Class == ondisk.ClassTransfer:
 		r.report.Transfer++
-	case h.Generation <= r.floors[h.Namespace]:
+	case h.Origin() <= r.floors[h.Namespace]:
 		r.report.Deleted++
 	default:
 		return true
@@ -251,11 +254,13 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	return flush()
 }
 
-// newest sorts the pieces by slot and keeps the highest generation of each.
+// newest sorts the pieces by slot and keeps the newest content of each. Of slots
+// with the same content, between which a crash cut a move short, one is as good as
+// the other: the one written last is kept.
 func (r *rebuild) newest(id kv.NamespaceID) []found {
 	all := r.found[id]
 	slices.SortFunc(all, func(a, b found) int {
-		return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.ref.Generation, a.ref.Generation))
+		return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.born, a.born), cmp.Compare(b.ref.Generation, a.ref.Generation))
 	})
 	kept := slices.CompactFunc(all, func(a, b found) bool { return a.id == b.id && a.group == b.group })
 	r.report.Copies += int64(len(all) - len(kept))
@@ -300,11 +305,11 @@ func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceNa
 		p.deleted = max(p.deleted, above.deleted)
 		// A piece is written after what it hangs on. One that is older hung on an
 		// earlier copy, and was given up with it.
-		if p.ref.Generation < above.ref.Generation {
+		if p.born < above.born {
 			return true
 		}
 	}
-	return p.ref.Generation <= p.deleted
+	return p.born <= p.deleted
 }
 
 // ancestor names the piece that must be indexed before p, if there is one: see
