@@ -76,6 +76,16 @@
 // that it misses nothing meanwhile, they write superblock and newest catalogue,
 // read the catalogue back, and only then does the volume count again.
 //
+// # Draining and removing a volume
+//
+//	ok ◄── UndrainVolume / DrainVolume ──► draining ── RemoveVolume ──► removed
+//
+// What the operator wants of each volume (the membership) is in every superblock, in
+// versions; a change is acknowledged like one of the catalogue. A draining volume
+// takes no new blocks, and is synced and read as before: the engine finds its slots
+// with LiveFrom, copies the blocks, and frees the slots. A removed volume is not used
+// any more, and Open does without it; its index is given to the next new volume.
+//
 // Open takes the newest catalogue of all volumes by its sequence. It is certain to
 // be the newest acknowledged one if more volumes are read than a quorum leaves out
 // (CatalogueCertain). Otherwise only an index that knows the epochs by itself may

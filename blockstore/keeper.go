@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
 )
@@ -31,7 +32,7 @@ func (v *volume) wake() {
 func (v *volume) keep(ctx context.Context) {
 	ticker := time.NewTicker(keeperInterval)
 	defer ticker.Stop()
-	for {
+	for v.dev.health().State != health.Removed {
 		v.tend(ctx)
 		select {
 		case <-ctx.Done():

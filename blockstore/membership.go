@@ -10,6 +10,7 @@ import (
 type volumeSet [ondisk.VolumeSetBytes]byte
 
 func (s *volumeSet) has(i int) bool { return s[i/8]&(1<<(i%8)) != 0 }
+func (s *volumeSet) add(i int)      { s[i/8] |= 1 << (i % 8) }
 func (s *volumeSet) drop(i int)     { s[i/8] &^= 1 << (i % 8) }
 
 func (s *volumeSet) len() (n int) {

@@ -134,10 +134,58 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 		}
 	}
 	members := membershipOf(formatted)
+	all, formatted, err := leaveOutRemoved(all, formatted, members, opts)
+	if err != nil {
+		return nil, members, err
+	}
 	if err := checkTogether(formatted, len(all), members, opts); err != nil {
 		return nil, members, err
 	}
 	return complete(ctx, all, formatted, members, opts)
+}
+
+// leaveOutRemoved closes the devices of volumes that were removed from the node, and
+// returns the others. If all volumes that belong to the node are there, an empty or
+// missing directory stands for a removed one: a node whose list of directories still
+// names one starts as without it.
+func leaveOutRemoved(all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, []*candidate, error) {
+	removed, count, there := members.removed.len(), 0, 0
+	if removed == 0 {
+		return all, formatted, nil
+	}
+	for _, c := range formatted {
+		if c.superblock.Node != formatted[0].superblock.Node {
+			return all, formatted, nil // checkTogether refuses these
+		}
+		count = max(count, int(c.superblock.Count)-removed)
+		if !members.removed.has(int(c.superblock.Index)) {
+			there++
+		}
+	}
+	if there == 0 {
+		c := formatted[0]
+		return nil, nil, fmt.Errorf("blockstore: %s is volume %d of node %v and was removed from it: give the directories of the other volumes; to use the disk again, empty the directory and set add_volumes: %w",
+			c.path(), c.superblock.Index, c.superblock.Node, ErrForeign)
+	}
+	var left []candidate
+	for _, c := range all {
+		extra := !c.formatted && !opts.AddVolumes && there == count
+		if !extra && !(c.formatted && members.removed.has(int(c.superblock.Index))) {
+			left = append(left, c)
+			continue
+		}
+		opts.Logger.Warn("this directory is of a volume that was removed from the node, and is left out: take it out of the list of directories", "volume", c.path())
+		if err := c.dev.Close(); err != nil {
+			return nil, nil, fmt.Errorf("blockstore: volume %s: %w", c.path(), err)
+		}
+	}
+	formatted = nil
+	for i := range left {
+		if left[i].formatted {
+			formatted = append(formatted, &left[i])
+		}
+	}
+	return left, formatted, nil
 }
 
 // complete formats the volumes that are to be formatted, and stands in for those
@@ -270,10 +318,6 @@ func checkTogether(formatted []*candidate, given int, members membership, opts O
 		if sb.Node != first.superblock.Node {
 			return fmt.Errorf("blockstore: %s belongs to node %v, %s to node %v; give the directories of one node: %w",
 				c.path(), sb.Node, first.path(), first.superblock.Node, ErrForeign)
-		}
-		if members.removed.has(int(sb.Index)) {
-			return fmt.Errorf("blockstore: %s is volume %d of node %v and was removed from it: take it out of the list of directories; to use the disk again, empty the directory and set add_volumes: %w",
-				c.path(), sb.Index, sb.Node, ErrForeign)
 		}
 		if other := byIndex[sb.Index]; other != nil {
 			return fmt.Errorf("blockstore: %s and %s are both volume %d of node %v; give one of them: %w", other.path(), c.path(), sb.Index, sb.Node, ErrForeign)

@@ -364,9 +364,9 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	}, true
 }
 
-// Drain gives the segment of that slot no new slots while there is any other
+// DrainSegment gives the segment of that slot no new slots while there is any other
 // place for them, until it is cut anew: it is being emptied.
-func (s *Store) Drain(e kv.Extent) {
+func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
 		if g := v.segment(e.Segment()); g != nil {
 			g.mu.Lock()

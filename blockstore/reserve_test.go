@@ -97,7 +97,7 @@ func FuzzReserve(f *testing.F) {
 				}
 			default:
 				if e := s.Emptiable(sizes[arg%4], 1); len(e) > 0 {
-					s.Drain(e[0].First)
+					s.DrainSegment(e[0].First)
 				}
 			}
 			for _, v := range s.volumes {

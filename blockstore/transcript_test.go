@@ -421,7 +421,7 @@ func (w *world) emptiable() string {
 	for i, e := range w.store.Emptiable(w.intArg("piece", 12000), int(w.intArg("layers", 3))) {
 		fmt.Fprintf(&out, "%v to %v: %d bytes in use\n", e.First, e.End, e.UsedBytes)
 		if i == 0 {
-			w.store.Drain(e.First)
+			w.store.DrainSegment(e.First)
 		}
 	}
 	return out.String()

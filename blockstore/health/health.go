@@ -77,6 +77,8 @@ type Status struct {
 	Cause error
 	// Since is when the volume entered the state; zero if it was always OK.
 	Since time.Time
+	// Duty is what the operator wants of the volume: OK, Draining or Removed.
+	Duty State
 
 	// unreadable: the volume failed by its reads, or hangs.
 	unreadable bool
@@ -204,7 +206,7 @@ func New(o Options) *Machine {
 
 // Status returns the state, and why it is what it is.
 func (m *Machine) Status() Status {
-	s := Status{State: m.condition, Cause: m.cause, Since: m.since, unreadable: m.unreadable}
+	s := Status{State: m.condition, Cause: m.cause, Since: m.since, Duty: m.duty, unreadable: m.unreadable}
 	switch {
 	case m.duty == Removed, m.duty == Draining && m.condition != Failed:
 		s.State = m.duty

@@ -188,7 +188,7 @@ func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	n.store.Drain(v.Range.From)
+	n.store.DrainSegment(v.Range.From)
 	gone, done, err := n.index.Vacate(nil, v, n.store.Reading)
 	n.free(gone, whyEvicted, whyCorrupt)
 	if err != nil {

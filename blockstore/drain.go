@@ -1,0 +1,189 @@
+package blockstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// ErrVolumeUnknown: the store has no such volume; look at Stats.
+var ErrVolumeUnknown = errors.New("no such volume")
+
+// VolumeNamed returns the index of the volume with that index, in decimal digits, or
+// that path. It fails with ErrVolumeUnknown.
+func (s *Store) VolumeNamed(name string) (uint32, error) {
+	for _, v := range s.volumes {
+		if strconv.Itoa(int(v.index)) == name || v.dev.Info().Path == name {
+			return v.index, nil
+		}
+	}
+	return 0, fmt.Errorf("blockstore: volume %q: %w: want an index from 0 to %d, or the directory of a volume", name, ErrVolumeUnknown, len(s.volumes)-1)
+}
+
+// DrainVolume makes a volume take no new blocks, now and after the next Open, so that
+// the engine can move its blocks away. What is there is read as before. It fails with
+// ErrState if no other volume could take blocks, or if the volume was removed. It is
+// durable when it returns nil; after another error either is found at the next Open.
+func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
+	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
+		switch {
+		case v.is(health.Removed):
+			return fmt.Errorf("%v was removed: %w", v, ErrState)
+		case !s.othersPlace(v.volume):
+			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrState)
+		}
+		v.members.draining.add(int(volume))
+		return v.commit(ctx, health.Draining)
+	})
+}
+
+// UndrainVolume lets a draining volume take new blocks again. It fails as
+// DrainVolume.
+func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
+	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
+		if v.is(health.Removed) {
+			return fmt.Errorf("%v was removed: %w", v, ErrState)
+		}
+		v.members.draining.drop(int(volume))
+		return v.commit(ctx, health.OK)
+	})
+}
+
+// RemoveVolume ends the use of a volume, for good: the store opens without it, and
+// the device is closed. Without force it fails with ErrState unless the volume is
+// draining and empty. With force, what lies there is lost, and the engine has to drop
+// it from its index. A quorum of the volumes that are left must hold the change.
+func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
+	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
+		switch {
+		case v.is(health.Removed):
+			return nil
+		case !s.othersPlace(v.volume):
+			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrState)
+		case !force && !v.members.draining.has(int(volume)):
+			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrState)
+		}
+		v.members.draining.drop(int(volume))
+		v.members.removed.add(int(volume))
+		was := v.volume.dev.health().Duty
+		// From here on no slot of the volume is taken, written or read.
+		v.volume.dev.order(health.Removed)
+		var err error
+		if used := v.volume.usedBytes.Load(); used > 0 && !force {
+			err = fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrState)
+		} else {
+			err = v.commit(ctx, health.Removed)
+		}
+		if err != nil {
+			v.volume.dev.order(was)
+			return err
+		}
+		s.background.Go(func() {
+			if err := v.volume.dev.Close(); err != nil {
+				v.volume.log.Warn("close the removed volume", "err", err)
+			}
+		})
+		return nil
+	})
+}
+
+// volumeOrder is a change of the membership of one volume. Store.meta is held.
+type volumeOrder struct {
+	store   *Store
+	volume  *volume
+	members membership
+}
+
+// String names the volume in errors.
+func (o *volumeOrder) String() string {
+	return fmt.Sprintf("volume %d (%s)", o.volume.index, o.volume.dev.Info().Path)
+}
+
+func (o *volumeOrder) is(duty health.State) bool { return o.volume.dev.health().Duty == duty }
+
+// changeMembers runs change with a copy of the membership of the next version.
+func (s *Store) changeMembers(ctx context.Context, volume uint32, change func(*volumeOrder) error) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.gate.Leave()
+	if int(volume) >= len(s.volumes) {
+		return fmt.Errorf("blockstore: volume %d of %d: %w", volume, len(s.volumes), ErrVolumeUnknown)
+	}
+	if err := s.takeMeta(ctx); err != nil {
+		return err
+	}
+	defer s.giveMeta()
+	o := &volumeOrder{store: s, volume: s.volumes[volume], members: s.members}
+	o.members.version++
+	if err := change(o); err != nil {
+		return fmt.Errorf("blockstore: %w", err)
+	}
+	return nil
+}
+
+// commit writes the membership to the superblocks, and then has the volume obey.
+func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
+	was := o.store.members
+	if was.draining == o.members.draining && was.removed == o.members.removed {
+		return nil
+	}
+	o.store.members = o.members
+	if err := o.store.writeSuperblocks(ctx); err != nil {
+		// A superblock may have the new sets, of that version: the old ones must win
+		// when they are next written.
+		was.version = o.members.version + 1
+		o.store.members = was
+		return err
+	}
+	o.volume.dev.order(duty)
+	return nil
+}
+
+// othersPlace reports whether the operator lets another volume than v take new
+// blocks, and it is there.
+func (s *Store) othersPlace(v *volume) bool {
+	for _, other := range s.volumes {
+		if other != v && !other.missing && other.dev.health().Duty == health.OK {
+			return true
+		}
+	}
+	return false
+}
+
+// LiveFrom returns live slots of one segment of a volume, at most n, from the slot
+// from on, and where to go on. They are of one size. ok is false if there are no more.
+func (s *Store) LiveFrom(from kv.Extent, n int) (refs []kv.Ref, slotBytes int64, next kv.Extent, ok bool) {
+	v := s.volume(from)
+	if v == nil {
+		return nil, 0, from, false
+	}
+	table := *v.table.Load()
+	for number := from.Segment(); number < uint32(len(table)); number++ {
+		slot := uint32(0)
+		if number == from.Segment() {
+			slot = from.Slot()
+		}
+		if g := table[number]; g != nil {
+			if refs, slotBytes = g.liveFrom(slot, n); len(refs) > 0 {
+				return refs, slotBytes, refs[len(refs)-1].Extent + 1, true
+			}
+		}
+	}
+	return nil, 0, from, false
+}
+
+func (g *segment) liveFrom(slot uint32, n int) (refs []kv.Ref, slotBytes int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for ; slot < uint32(len(g.words)) && len(refs) < n; slot++ {
+		if w := g.words[slot]; w.state() == slotLive {
+			refs = append(refs, kv.Ref{Extent: g.extent(slot), Generation: w.generation()})
+		}
+	}
+	return refs, g.header.SlotBytes
+}
