@@ -44,6 +44,7 @@ type watchedDevice struct {
 // outstanding is a request that has not completed.
 type outstanding struct {
 	started    time.Time
+	reads      bool
 	prev, next *outstanding
 }
 
@@ -63,8 +64,8 @@ func (w *watchedDevice) whenDown() <-chan struct{} {
 	return w.down
 }
 
-// begin notes a request.
-func (w *watchedDevice) begin() *outstanding {
+// begin notes a request. reads: some of it is a read.
+func (w *watchedDevice) begin(reads bool) *outstanding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	o := w.spare
@@ -73,7 +74,7 @@ func (w *watchedDevice) begin() *outstanding {
 	} else {
 		w.spare = o.next
 	}
-	*o = outstanding{started: time.Now(), prev: w.last}
+	*o = outstanding{started: time.Now(), reads: reads, prev: w.last}
 	if w.last == nil {
 		w.first = o
 	} else {
@@ -168,11 +169,16 @@ func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)
 func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var oldest time.Time
-	for o := w.first; o != nil; o = o.next {
-		if o.started.After(w.machine.Horizon()) {
-			oldest = o.started
-			break
+	var oldest health.Outstanding
+	for o := w.first; o != nil && oldest.Read.IsZero(); o = o.next {
+		if !o.started.After(w.machine.Horizon()) {
+			continue
+		}
+		if oldest.Any.IsZero() {
+			oldest.Any = o.started
+		}
+		if o.reads {
+			oldest.Read = o.started
 		}
 	}
 	if w.machine.Tick(now, oldest, others) {
@@ -245,7 +251,7 @@ func watched[T any](w *watchedDevice, op health.Op, call func() (T, error), undo
 		err   error
 	}
 	perform := func() outcome {
-		o := w.begin()
+		o := w.begin(op == health.Read)
 		value, err := call()
 		w.end(o, func(m *health.Machine, now time.Time, took time.Duration) bool {
 			fault := volumesFault(err)
@@ -362,7 +368,7 @@ func (w *watchedDevice) doDetached(ctx context.Context, r blockio.Request, pendi
 // Do implements blockio.Device. A batch counts as one request of each direction:
 // the errors of one batch often have one cause.
 func (w *watchedDevice) Do(ctx context.Context, batch []blockio.Request) error {
-	o := w.begin()
+	o := w.begin(slices.ContainsFunc(batch, func(r blockio.Request) bool { return r.Op == blockio.Read }))
 	err := w.Device.Do(ctx, batch)
 	w.end(o, func(m *health.Machine, now time.Time, took time.Duration) bool {
 		if err != nil {

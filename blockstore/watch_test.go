@@ -98,7 +98,7 @@ func (w *twoVolumes) state(path string) health.Status {
 
 // TestOneOfTwoVolumesFails: while one volume cannot be written, new blocks go to
 // the other, syncs and the catalogue go on, and when it works again it is brought
-// up to date before it counts.
+// up to date before it counts. A volume that can be read is read throughout.
 func TestOneOfTwoVolumesFails(t *testing.T) {
 	for _, fault := range []string{`(Err EIO Writes)`, `(Err EIO Syncs)`, `(Err EIO Any)`, `(Delay 3600s Writes)`, `(Delay 3600s Syncs)`, `(Delay 3600s Any)`} {
 		t.Run(fault, func(t *testing.T) {
@@ -112,6 +112,19 @@ func oneOfTwoFails(t *testing.T, fault string) {
 	if err := w.SetCatalogue(t.Context(), []byte("one")); err != nil {
 		t.Fatal(err)
 	}
+	var before [2]*block
+	for i := range before {
+		before[i] = newBlock(fmt.Sprint("before ", i), 12000, 3)
+		if err := put(t, w.Store, nil, before[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if before[0].ref.Extent.Volume() == before[1].ref.Extent.Volume() {
+		t.Fatal("both blocks are on one volume")
+	}
+	if err := w.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	w.bad.SetRules(rules(t, fault))
 	began := time.Now()
 	if err := w.SetCatalogue(t.Context(), []byte("two")); err != nil {
@@ -122,6 +135,13 @@ func oneOfTwoFails(t *testing.T, fault string) {
 	}
 	if got := w.state("bad"); got.State != health.Failed {
 		t.Errorf("a volume that missed a catalogue is %v", got.State)
+	}
+	if !strings.Contains(fault, "Any") {
+		for _, b := range before {
+			if err := get(t, w.Store, b, 0, 0); err != nil {
+				t.Errorf("read of a volume that only fails to write: %v", err)
+			}
+		}
 	}
 	for i := range 20 {
 		b := newBlock(fmt.Sprint(i), 12000, 3)

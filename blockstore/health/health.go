@@ -80,7 +80,7 @@ type Status struct {
 	// Duty is what the operator wants of the volume: OK, Draining or Removed.
 	Duty State
 
-	// unreadable: the volume failed by its reads, or hangs.
+	// unreadable: the volume's reads fail or hang.
 	unreadable bool
 }
 
@@ -280,15 +280,28 @@ func (m *Machine) sample(took time.Duration) {
 	m.mean += (took - m.mean) >> meanShift
 }
 
-// Tick reports the time. oldest is when the oldest outstanding request was
-// started, of those started after Horizon; zero if there is none. others is the
-// mean latency of the other volumes; zero if it is not known.
-func (m *Machine) Tick(now, oldest time.Time, others time.Duration) (changed bool) {
-	m.slow = !oldest.IsZero() && now.Sub(oldest) >= m.opts.SlowAfter
-	if !oldest.IsZero() {
-		switch age := now.Sub(oldest); {
+// Outstanding says since when requests of a volume have not completed. Requests
+// started before Horizon do not count. A zero time means that there is none.
+type Outstanding struct {
+	// Any is when the oldest request was started, Read when the oldest one that
+	// reads was.
+	Any, Read time.Time
+}
+
+// Tick reports the time. others is the mean latency of the other volumes; zero if
+// it is not known. A hung request makes the volume fail; its reads end only if it
+// is a read that hangs.
+func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) (changed bool) {
+	m.slow = !oldest.Any.IsZero() && now.Sub(oldest.Any) >= m.opts.SlowAfter
+	if !oldest.Any.IsZero() {
+		switch age := now.Sub(oldest.Any); {
 		case age >= m.opts.HungAfter:
-			return m.fail(now, fmt.Errorf("a request has not completed for %v", m.opts.HungAfter), true)
+			unreadable := !oldest.Read.IsZero() && now.Sub(oldest.Read) >= m.opts.HungAfter
+			what := "write or sync"
+			if unreadable {
+				what = "read"
+			}
+			return m.fail(now, fmt.Errorf("a %s has not completed for %v", what, m.opts.HungAfter), unreadable)
 		case age >= m.opts.SlowAfter:
 			return m.suspect(now, fmt.Errorf("a request has not completed for %v", m.opts.SlowAfter))
 		}

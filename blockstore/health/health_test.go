@@ -78,9 +78,12 @@ func (w *world) run(t *testing.T, d *datadriven.TestData) string {
 				changed = w.m.Done(now, op, duration("took"), fault) || changed
 			}
 		case "tick":
-			var oldest time.Time
+			var oldest Outstanding
 			if args["oldest"] != "" {
-				oldest = w.start.Add(duration("oldest"))
+				oldest.Any = w.start.Add(duration("oldest"))
+			}
+			if args["read"] != "" {
+				oldest.Read = w.start.Add(duration("read"))
 			}
 			changed = w.m.Tick(now, oldest, duration("others"))
 		case "due":

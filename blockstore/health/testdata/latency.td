@@ -1,17 +1,18 @@
 # A request that has not completed counts before it completes. After 3 s the
-# volume is suspect, after 10 s it has failed and is not read.
+# volume is suspect, after 10 s it has failed. If the request is a read, the volume
+# is not read any more.
 run
-tick at=1s oldest=0s
-tick at=3s oldest=0s
-tick at=9s oldest=0s
-tick at=10s oldest=0s
-tick at=60s oldest=0s
+tick at=1s oldest=0s read=0s
+tick at=3s oldest=0s read=0s
+tick at=9s oldest=0s read=0s
+tick at=10s oldest=0s read=0s
+tick at=60s oldest=0s read=0s
 ----
   ok since always [places true, syncs true, reads true] 
 * suspect since 3s [places true, syncs true, reads true] a request has not completed for 3s
   suspect since 3s [places true, syncs true, reads true] a request has not completed for 3s
-* failed since 10s [places false, syncs false, reads false] a request has not completed for 10s
-  failed since 10s [places false, syncs false, reads false] a request has not completed for 10s
+* failed since 10s [places false, syncs false, reads false] a read has not completed for 10s
+  failed since 10s [places false, syncs false, reads false] a read has not completed for 10s
 
 # The request never completes, and the volume works again: it recovers, and
 # requests started before that are not held against it.
@@ -25,12 +26,12 @@ due at=62s
 probed at=62s took=2ms
 tick at=70s
 ----
-  failed since 10s [places false, syncs false, reads false] a request has not completed for 10s probe due: true
-* suspect since 1m0s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 1m0s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 1m0s [places true, syncs true, reads true] recovering: a request has not completed for 10s probe due: true
-  suspect since 1m0s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 1m0s [places true, syncs true, reads true] recovering: a request has not completed for 10s probe due: true
+  failed since 10s [places false, syncs false, reads false] a read has not completed for 10s probe due: true
+* suspect since 1m0s [places true, syncs true, reads true] recovering: a read has not completed for 10s
+  suspect since 1m0s [places true, syncs true, reads true] recovering: a read has not completed for 10s
+  suspect since 1m0s [places true, syncs true, reads true] recovering: a read has not completed for 10s probe due: true
+  suspect since 1m0s [places true, syncs true, reads true] recovering: a read has not completed for 10s
+  suspect since 1m0s [places true, syncs true, reads true] recovering: a read has not completed for 10s probe due: true
 * ok since 1m2s [places true, syncs true, reads true] 
   ok since 1m2s [places true, syncs true, reads true] 
 
@@ -63,13 +64,13 @@ probed at=8m13s took=1ms
   suspect since 8m3s [places true, syncs true, reads true] a request has not completed for 3s
   suspect since 8m3s [places true, syncs true, reads true] a request has not completed for 3s probe due: true
   suspect since 8m3s [places true, syncs true, reads true] a request has not completed for 3s
-* failed since 8m10s [places false, syncs false, reads false] a request has not completed for 10s
-  failed since 8m10s [places false, syncs false, reads false] a request has not completed for 10s probe due: true
-* suspect since 8m11s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 8m11s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 8m11s [places true, syncs true, reads true] recovering: a request has not completed for 10s probe due: true
-  suspect since 8m11s [places true, syncs true, reads true] recovering: a request has not completed for 10s
-  suspect since 8m11s [places true, syncs true, reads true] recovering: a request has not completed for 10s probe due: true
+* failed since 8m10s [places false, syncs false, reads true] a write or sync has not completed for 10s
+  failed since 8m10s [places false, syncs false, reads true] a write or sync has not completed for 10s probe due: true
+* suspect since 8m11s [places true, syncs true, reads true] recovering: a write or sync has not completed for 10s
+  suspect since 8m11s [places true, syncs true, reads true] recovering: a write or sync has not completed for 10s
+  suspect since 8m11s [places true, syncs true, reads true] recovering: a write or sync has not completed for 10s probe due: true
+  suspect since 8m11s [places true, syncs true, reads true] recovering: a write or sync has not completed for 10s
+  suspect since 8m11s [places true, syncs true, reads true] recovering: a write or sync has not completed for 10s probe due: true
 * ok since 8m13s [places true, syncs true, reads true] 
 
 # A request that completed late makes the volume suspect.
@@ -106,3 +107,29 @@ tick others=2ms
   ok since 20m3s [places true, syncs true, reads true] 
   ok since 20m3s [places true, syncs true, reads true] 
 * suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms
+
+# A write or a sync that hangs ends writes; reads go on until one of them hangs too.
+run
+due at=31m
+probed at=31m took=1ms
+due at=31m1s
+probed at=31m1s took=1ms
+due at=31m2s
+probed at=31m2s took=1ms
+tick at=40m10s oldest=40m
+tick at=40m20s oldest=40m read=40m11s
+tick at=40m21s oldest=40m read=40m11s
+due at=40m22s
+probed at=40m22s took=1ms
+----
+  suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms probe due: true
+  suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms
+  suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms probe due: true
+  suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms
+  suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms probe due: true
+* ok since 31m2s [places true, syncs true, reads true] 
+* failed since 40m10s [places false, syncs false, reads true] a write or sync has not completed for 10s
+  failed since 40m10s [places false, syncs false, reads true] a write or sync has not completed for 10s
+* failed since 40m10s [places false, syncs false, reads false] a read has not completed for 10s
+  failed since 40m10s [places false, syncs false, reads false] a read has not completed for 10s probe due: true
+* suspect since 40m22s [places true, syncs true, reads true] recovering: a read has not completed for 10s
