@@ -18,8 +18,12 @@ type engine struct {
 	opts Options
 	env  env
 	// source is a ring that does nothing but hold the registration of the regions,
-	// for others to clone; nil if there are none or they cannot be registered.
+	// for others to clone; nil if there are no regions, if they cannot be registered,
+	// or if the kernel cannot clone (before 6.12).
 	source *ring
+	// own counts the rings that have tried a registration of their own, ownDone
+	// those of them that have it.
+	own, ownDone atomic.Int32
 
 	callers *pool
 	shared  *sharedRing // nil with WaitCaller
@@ -84,15 +88,27 @@ func (e *engine) newCaller() (*caller, error) {
 	return &caller{ring: r, env: &e.env, registered: e.register(r)}, nil
 }
 
-// newSource makes the ring that holds the registration. Regions that cannot be
-// registered (RLIMIT_MEMLOCK) are no error: the kernel pins the pages of each
-// request then.
+// ownMax is how many rings of a device register the regions themselves where the
+// kernel cannot clone. Each such registration has the kernel keep 16 bytes for each
+// page of 4 KiB: 64 rings would take a quarter of the arena, for each volume. The
+// pool lends the ring used last first, so the first rings carry most batches; the
+// others have the kernel pin the pages of each request.
+const ownMax = 4
+
+// newSource makes the ring that holds the registration, or returns nil if the
+// regions cannot be registered (RLIMIT_MEMLOCK) or no ring could clone them.
 func newSource(regions [][]byte) (*ring, error) {
 	r, err := newRing(1)
 	if err != nil {
 		return nil, err
 	}
-	if r.registerBuffers(regions) != nil {
+	clone, err := newRing(1)
+	if err != nil {
+		r.close()
+		return nil, err
+	}
+	defer clone.close()
+	if r.registerBuffers(regions) != nil || clone.cloneBuffers(r) != nil {
 		r.close()
 		return nil, nil
 	}
@@ -106,9 +122,18 @@ func (e *engine) closeSource() {
 }
 
 // register makes the regions known to r and reports whether that worked: by
-// cloning, or on a kernel that cannot, once more.
+// cloning, or on a kernel that cannot, once more for the first ownMax rings.
 func (e *engine) register(r *ring) bool {
-	return e.source != nil && (r.cloneBuffers(e.source) == nil || r.registerBuffers(e.env.regions) == nil)
+	switch {
+	case len(e.env.regions) == 0:
+		return false
+	case e.source != nil:
+		return r.cloneBuffers(e.source) == nil
+	case e.own.Add(1) > ownMax || r.registerBuffers(e.env.regions) != nil:
+		return false
+	}
+	e.ownDone.Add(1)
+	return true
 }
 
 // do performs the batch, which the volume has admitted, and returns when each
@@ -222,6 +247,8 @@ func (e *engine) detail() string {
 		return s
 	case e.source != nil:
 		return s + ", buffers registered"
+	case e.ownDone.Load() > 0:
+		return s + fmt.Sprintf(", buffers registered with at most %d of %d rings (this kernel cannot clone a registration, 6.12 can)", ownMax, e.opts.Rings)
 	}
 	return s + ", buffers not registered (raise ulimit -l)"
 }

@@ -51,8 +51,10 @@ type Options struct {
 	// Regions are memory that most requests will use (the arena's Bytes), outside
 	// the Go heap and mapped until Close: the rings register them, which saves
 	// the pinning of pages at each request (a tenth of the CPU at 64 KiB, a
-	// quarter at 1 MiB). Where that fails (RLIMIT_MEMLOCK) it goes without, and
-	// Info.Detail says so.
+	// quarter at 1 MiB). All rings share one registration; before Linux 6.12, which
+	// cannot share, four rings have one of their own. Where registration fails
+	// (RLIMIT_MEMLOCK) the kernel pins pages at each request. Info.Detail names
+	// which of the three it is.
 	Regions [][]byte
 	// Budget bounds the bytes in flight; see blockio.BudgetOptions.
 	Budget blockio.BudgetOptions

@@ -54,7 +54,12 @@ func newRing(entries int) (*ring, error) {
 	// Safety: params has the layout of giouring.Params (asserted above), which is
 	// that of struct io_uring_params.
 	if err := g.QueueInitParams(uint32(entries), (*giouring.Params)(unsafe.Pointer(&p))); err != nil {
-		return nil, os.NewSyscallError("io_uring_setup", err)
+		err = os.NewSyscallError("io_uring_setup", err)
+		if errors.Is(err, unix.EINVAL) {
+			// The number of entries is valid, so it is the flag that the kernel refuses.
+			err = fmt.Errorf("%w: the kernel lacks IORING_SETUP_SUBMIT_ALL (before 5.18)", err)
+		}
+		return nil, err
 	}
 	r := &ring{g: g, features: p.features}
 	if p.features&featuresNeeded != featuresNeeded {
