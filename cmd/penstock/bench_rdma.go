@@ -52,6 +52,12 @@ func rdmaProvider(name string) (suite.RDMAOptions, error) {
 	return o, nil
 }
 
+// addRDMAProvider gives a command --provider.
+func addRDMAProvider(cmd *cobra.Command, provider *string) {
+	cmd.Flags().StringVar(provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
+	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric", "sim")
+}
+
 func newBenchRDMA(w world, f *benchFlags) *cobra.Command {
 	var provider string
 	var quick bool
@@ -64,8 +70,7 @@ measured with: iperf3 and bare sockets over the same memory (tcp), copying (shm)
 fabtests, a loop in C (fabric). Then what one call takes and allocates.`,
 		Args: args(cobra.NoArgs),
 	}
-	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
-	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric", "sim")
+	addRDMAProvider(cmd, &provider)
 	cmd.Flags().BoolVar(&quick, "quick", false, "two rounds of the smallest and the largest writes")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o, err := rdmaProvider(provider)
@@ -92,7 +97,7 @@ const envRDMALab = "PENSTOCK_RDMA_LAB"
 func newBenchRDMASink(w world) *cobra.Command {
 	var provider string
 	cmd := &cobra.Command{Use: "rdma-sink", Short: "Offer memory to be written to", Args: args(cobra.NoArgs)}
-	cmd.Flags().StringVar(&provider, "provider", "tcp", "transfer engine")
+	addRDMAProvider(cmd, &provider)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		o, err := rdmaProvider(provider)
 		if err != nil {

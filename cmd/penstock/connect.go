@@ -276,5 +276,13 @@ func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ st
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeNamespaceFlag makes the shell offer the node's namespaces after
+// --namespace.
+func (c *connection) completeNamespaceFlag(cmd *cobra.Command) {
+	completeFlag(cmd, "namespace", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+		return c.completeNamespaces(cmd, nil, typed)
+	})
+}
+
 // completionWait: a shell that waits longer feels broken.
 const completionWait = 2 * time.Second

@@ -49,9 +49,10 @@ The exit code is 1 if a byte is wrong or a turn fails.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&d.shape, "shape", d.shape, "prefill and decode nodes, as 2P4D")
-	d.agents.add(f)
+	d.agents.add(cmd)
 	f.IntVar(&d.rate, "rate", d.rate, "rate of a storage NIC, Mbit/s; a compute NIC has 8 times that")
 	f.StringSliceVar(&d.modes, "modes", d.modes, "what is run, in this order")
+	completeList(cmd, "modes", demoModes...)
 	f.StringVar(&d.dir, "dir", "", "make the storage node's temporary directory in this one (default: the system's)")
 	f.StringVar(&d.picture, "picture", d.picture, "draw what the storage NICs did into this PNG file; empty: no picture")
 	f.BoolVar(&d.loopback, "loopback", false, "shape connections on loopback even where namespaces could be made")
@@ -223,22 +224,20 @@ type agentFlags struct {
 }
 
 // add gives a command the flags.
-func (a *agentFlags) add(f flagSet) {
+func (a *agentFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.StringVar(&a.set, "set", a.set, "agents: 32K, 48K or 64K of DualPath's Table 2")
+	var sets []string
+	for _, s := range workload.Table2() {
+		sets = append(sets, s.Name)
+	}
+	completeValues(cmd, "set", sets...)
 	f.IntVar(&a.agents, "agents", a.agents, "how many agents work at the same time")
 	f.IntVar(&a.rounds, "rounds", a.rounds, "turns of each agent that are replayed, from its first")
 	f.IntVar(&a.divide, "divide", a.divide, "divide all lengths in tokens by this")
 	f.Uint64Var(&a.seed, "seed", a.seed, "seed of the agents")
 }
 
-// flagSet is what add needs of a pflag.FlagSet.
-type flagSet interface {
-	StringVar(p *string, name, value, usage string)
-	IntVar(p *int, name string, value int, usage string)
-	Uint64Var(p *uint64, name string, value uint64, usage string)
-}
-
-// String words them.
 func (a *agentFlags) String() string {
 	return fmt.Sprintf("%d agents of DualPath's %s set, the first %d turns, lengths divided by %d (seed %d)", a.agents, a.set, a.rounds, a.divide, a.seed)
 }

@@ -30,9 +30,7 @@ pinned, leased or being read stays. --dry-run prints an upper bound.`,
 	cmd.Flags().StringVar(&namespace, "namespace", "", "take it from this namespace only")
 	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be evicted and change nothing")
 	_ = cmd.MarkFlagRequired("bytes") // it was defined above
-	_ = cmd.RegisterFlagCompletionFunc("namespace", func(cmd *cobra.Command, _ []string, s string) ([]string, cobra.ShellCompDirective) {
-		return c.completeNamespaces(cmd, nil, s)
-	})
+	c.completeNamespaceFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if bytes <= 0 {
 			return usagef("--bytes must be more than 0")
@@ -144,6 +142,7 @@ draining, removed), and why; with --namespace there is none. The exit code is 1 
 	c.waitForever(cmd)
 	cmd.Flags().Uint64Var(&after, "after", 0, "start after this sequence number; 0: from now on")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
+	c.completeNamespaceFlag(cmd)
 	cmd.Flags().IntVar(&most, "count", 0, "stop after so many events; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {

@@ -48,8 +48,7 @@ func addFormatFlag(root *cobra.Command, w world) {
 		}
 		return refuseNegative(cmd.Flags())
 	}
-	// The flag's name and its completion are ours, so this cannot fail.
-	_ = root.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{formatTable, formatJSON}, cobra.ShellCompDirectiveNoFileComp))
+	completeValues(root, "format", formatTable, formatJSON)
 }
 
 // output prints one command's results.

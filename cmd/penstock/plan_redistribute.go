@@ -113,6 +113,11 @@ layer before, ask with --trips set to the layers that attend.
 	f.IntVar(&r.Request.Requesters, "requesters", r.Request.Requesters, "requesters that the holder serves at once")
 	f.IntVar(&r.Request.Flows, "flows", r.Request.Flows, "flows of others on the same link")
 	f.StringSliceVar(&r.Request.Without, "without", nil, "what cannot be done: route, fetch, local")
+	completeFlag(cmd, "fabric", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return fabricNames(), cobra.ShellCompDirectiveDefault // or a file
+	})
+	completeValues(cmd, "reuse", redistribute.Moved.String(), redistribute.Prefix.String(), redistribute.Selected.String())
+	completeList(cmd, "without", redistribute.Route.String(), redistribute.Fetch.String(), redistribute.Local.String())
 	splice := f.Duration("splice", secondsOf(r.Splice), "adapting a fetched chunk to its new position")
 	prefill := f.Duration("prefill-token", secondsOf(r.Prefill), "computing one token of one layer again")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

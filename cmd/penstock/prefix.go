@@ -126,7 +126,10 @@ func newPinCommand(w world) *cobra.Command {
 		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
 --ttl. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
 the exit code is 3, if no block of the prompt is cached. pin list finds the pins again,
-and deleting the namespace ends them.`,
+and deleting the namespace ends them. A namespace that is called list comes last, after
+--.`,
+		Example: `  penstock pin llama-3/70b --tokens-file prompt.txt
+  penstock pin --tokens-file prompt.txt -- list`,
 		Args: args(cobra.ExactArgs(1)),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -182,7 +185,7 @@ those of pin --ttl, and those of engines.`,
 	}
 	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
 	cmd.Flags().BoolVar(&leases, "leases", false, "list leases that end by themselves, too")
-	_ = cmd.RegisterFlagCompletionFunc("namespace", c.completeNamespaces) // it was defined above
+	c.completeNamespaceFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			lines := []pinLine{}

@@ -80,6 +80,7 @@ is 1 if any byte differs.`,
 	}
 	f.add(cmd)
 	cmd.Flags().StringVar(&f.namespace, "namespace", "", "replay into this namespace, which must exist and have one full layer group; otherwise one is made")
+	c.completeNamespaceFlag(cmd)
 	cmd.Flags().BoolVar(&f.keep, "keep", false, "keep the namespace that was made")
 	cmd.RunE = func(cmd *cobra.Command, files []string) error {
 		target, err := c.one()

@@ -67,7 +67,7 @@ func run(ctx context.Context, w world, args []string) int {
 		return exitOK
 	}
 	code := exitCode(err)
-	if outputOf(cmd).json {
+	if outputOf(cmd).json || asksForJSON(args) {
 		if !errors.Is(err, errReported) {
 			// What cannot be written to standard error cannot be reported.
 			_ = output{w: w.err}.emitLine(jsonError{Error: explain(err), ExitCode: code})
@@ -81,6 +81,19 @@ func run(ctx context.Context, w world, args []string) int {
 		fmt.Fprintf(w.err, "Run '%s --help' for usage.\n", cmd.CommandPath())
 	}
 	return code
+}
+
+// asksForJSON reports whether args say --format json. The flags of a command are
+// parsed up to the first that is wrong only, and --format may come after that one.
+func asksForJSON(args []string) bool {
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	flags.ParseErrorsAllowlist.UnknownFlags = true
+	flags.SetOutput(io.Discard)
+	format := &formatFlag{}
+	flags.Var(format, "format", "")
+	flags.BoolP("help", "h", false, "")
+	_ = flags.Parse(args) // what it understood counts
+	return format.value == formatJSON
 }
 
 // jsonError is how an error is printed with --format json: one line on standard
@@ -212,6 +225,7 @@ JSON on standard error.`,
 	add(groupCluster, newPlannerCommand(w), newPlanCommand(w), newSimCommand(w))
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))
 	noun(root)
+	completeRest(root)
 	return root
 }
 
@@ -271,13 +285,6 @@ func (f sizeFlag) Set(text string) error {
 }
 
 func (f sizeFlag) Type() string { return "size" }
-
-// completeValues offers the values of a flag to the shell, and no file names.
-func completeValues(cmd *cobra.Command, flag string, values ...string) {
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err) // the flag was not defined before, or is completed twice
-	}
-}
 
 // ownRange is the annotation of flags whose range the command itself checks and
 // reports.

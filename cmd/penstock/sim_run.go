@@ -28,8 +28,7 @@ of your own with.`,
 		Args: args(cobra.NoArgs),
 	}
 	cmd.Flags().StringVar(&source, "print", "", "print the file of this scenario")
-	// The flag was defined above.
-	_ = cmd.RegisterFlagCompletionFunc("print", completeScenarios)
+	completeValues(cmd, "print", scenario.Names()...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if source != "" {
 			raw, err := scenario.Source(source)

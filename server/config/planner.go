@@ -22,7 +22,7 @@ type Planner struct {
 // Schedule are the constants of dualpath.Options; 0 leaves the default, which
 // follows from the two rates. Rates are in tokens a second, lengths in tokens.
 type Schedule struct {
-	ReadPolicy   string   `yaml:"read_policy" doc:"which side reads a cached prefix: split (both, by when each would be done), shorter (reading queue), round-robin or prefill-only"`
+	ReadPolicy   string   `yaml:"read_policy" values:"split shorter round-robin prefill-only" doc:"which side reads a cached prefix: split (both, by when each would be done), shorter (reading queue), round-robin or prefill-only"`
 	ReadRate     float64  `yaml:"read_rate" doc:"what one storage NIC reads, tokens a second, until its node reports what it measured"`
 	PrefillRate  float64  `yaml:"prefill_rate" doc:"what one prefill engine computes, tokens a second"`
 	Alpha        int      `yaml:"alpha" doc:"short reading queue threshold, tokens; 0: 3 s of read_rate"`
