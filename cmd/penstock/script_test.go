@@ -328,3 +328,16 @@ func TestNamespaceCalledList(t *testing.T) {
 		t.Errorf("the pin is not in\n%s", out)
 	}
 }
+
+// TestLogOfAPut: a client that is done and leaves is no peer that died.
+func TestLogOfAPut(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume", "--log-level", "debug")
+	tokensFile, dataFile := prompt2(t, dir)
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	s.run("block", "get", "m", "--tokens-file", tokensFile, "--out", dir+"/back").must(t)
+	if log := s.stop().err; strings.Contains(log, "died") || !strings.Contains(log, "data-plane session ended by the peer") {
+		t.Errorf("the log:\n%s", log)
+	}
+}

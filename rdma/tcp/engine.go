@@ -214,15 +214,15 @@ func (e *Engine) buried(s *session) {
 	e.mu.Unlock()
 }
 
-// logEnd logs the end of a session: a peer that leaves when it is done is
-// nothing to warn of.
+// logEnd logs the end of a session. A peer that leaves with nothing in flight has
+// not died, and nobody needs to act.
 func (e *Engine) logEnd(s *session) {
-	args := []any{"peer", s.peer.String(), "remote", s.remote, "why", s.why}
+	args := []any{"peer", s.peer.String(), "remote", s.remote}
 	if s.hungUp() {
-		e.log.Debug("data-plane session ended", args...)
+		e.log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
 		return
 	}
-	e.log.Warn(logSession, "data-plane session ended", args...)
+	e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
 }
 
 // logRail logs that a rail of a session that goes on is down.
