@@ -602,6 +602,7 @@ func (r *reading) result() ReadResult {
 	defer r.mu.Unlock()
 	out := ReadResult{Cut: CutComplete, Epoch: r.req.Epoch}
 	first, last, missing := math.MaxInt, -1, -1
+	allOrNothing := r.allOrNothing()
 	for i, p := range r.pieces {
 		first, last = min(first, p.Block), max(last, p.Block)
 		state := &r.states[i]
@@ -612,7 +613,7 @@ func (r *reading) result() ReadResult {
 		if state.lost == "" && state.cut == "" && !r.brokenAbsent {
 			state.lost = LostSkipped
 		}
-		if missing < 0 || r.decides(i, missing) {
+		if missing < 0 || r.decides(i, missing, allOrNothing) {
 			missing = i
 		}
 		if state.lost != "" {
@@ -623,7 +624,10 @@ func (r *reading) result() ReadResult {
 	out.Blocks = last + 1
 	if missing >= 0 {
 		state := r.states[missing]
-		out.Blocks, out.Cut = r.usable(r.pieces[missing].Block), state.why()
+		out.Blocks, out.Cut = r.pieces[missing].Block, state.why()
+		if allOrNothing {
+			out.Blocks = 0
+		}
 		if out.Blocks <= first && state.lost == LostBusy {
 			out.Outcome, out.Detail = Busy, state.detail
 			r.store.stats.busy.Add(1)
@@ -642,8 +646,8 @@ func (r *reading) result() ReadResult {
 // piece j: the loss of an earlier block does. If any loss leaves nothing, one that
 // the node reported comes first: it may have dropped the piece meanwhile, and then
 // the read's other tasks find their pieces absent.
-func (r *reading) decides(i, j int) bool {
-	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && r.allOrNothing() {
+func (r *reading) decides(i, j int, allOrNothing bool) bool {
+	if a, b := r.states[i].reported(), r.states[j].reported(); a != b && allOrNothing {
 		return a
 	}
 	block, other := r.pieces[i].Block, r.pieces[j].Block
@@ -653,14 +657,6 @@ func (r *reading) decides(i, j int) bool {
 // reported reports whether the piece was lost by itself, and is not merely absent or
 // behind one that was.
 func (s pieceState) reported() bool { return s.lost != "" && s.lost != LostSkipped }
-
-// usable is the prefix that can be used when block is the first that is missing.
-func (r *reading) usable(block int) int {
-	if r.allOrNothing() {
-		return 0
-	}
-	return block
-}
 
 // allOrNothing reports whether the loss of a piece leaves nothing: a shorter prefix
 // of a window or a state needs other pieces than the longer one had, so match again.

@@ -21,6 +21,9 @@ const (
 	// writeChunkPieces bounds the pieces of one Reserve: each is an operation of
 	// the transfer engine and an entry of the node's index.
 	writeChunkPieces = 2048
+	// pieceRoomMin is what a piece counts at least towards the bytes of one Reserve:
+	// the node keeps it in whole pages of its arena, with a page in front.
+	pieceRoomMin = 8 << 10
 	// abortWithin is how long a Write whose ctx has ended asks the node to stop
 	// taking its bytes. After that the data-plane session is ended instead: the
 	// caller's memory must not be read once Write has returned.
@@ -253,7 +256,7 @@ func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 	whole := 0 // pieces up to the end of the last whole block that fits
 	for k, i := range pieces {
 		p := w.pieces[i]
-		bytes += g.PieceBytes(p.Group)
+		bytes += max(g.PieceBytes(p.Group), pieceRoomMin)
 		blocks := k + 1
 		if !w.flat() {
 			blocks = p.Block - first.Block + 1
