@@ -107,7 +107,7 @@ type Server struct {
 	stopOnce sync.Once
 }
 
-// maxMessageBytes bounds one gRPC message: a chain of 65,536 ids is 1 MiB, the
+// maxMessageBytes bounds one gRPC message: a chain of 131,072 ids is 2 MiB, the
 // checksums of a large read a few.
 const maxMessageBytes = 16 << 20
 

@@ -42,7 +42,7 @@ type Options struct {
 	// flat one. Default 4,194,304.
 	MaxPins int
 	// MaxChainBlocks bounds the chain that one match looks at, and with it the
-	// depth of the tree. Default 65,536.
+	// depth of the tree. Default 131,072.
 	MaxChainBlocks int
 	// MaxNamespaces bounds the namespaces. Default 4,096.
 	MaxNamespaces int
@@ -64,7 +64,7 @@ const (
 	defaultMemTableBytes  = 16 << 20
 	defaultMaxLeases      = 1 << 16
 	defaultMaxPins        = 4 << 20
-	defaultMaxChainBlocks = 1 << 16
+	defaultMaxChainBlocks = 1 << 17
 	defaultMaxNamespaces  = 4096
 	// growthStep is 4 MiB: some 50,000 blocks.
 	growthStep = 4 << 20

@@ -118,7 +118,7 @@ func Default() Config {
 			Writes:       256,
 			Leases:       100_000,
 			LeaseTTL:     Duration(10 * time.Minute),
-			ChainBlocks:  65536,
+			ChainBlocks:  131072,
 			Reservation:  Duration(30 * time.Second),
 			EventHistory: 65536,
 			QueueWait:    Duration(2 * time.Second),

@@ -17,7 +17,7 @@ import (
 const (
 	maxNameBytes    = 256
 	maxNames        = 1 << 20
-	maxPayloadBytes = 2 << 20 // the ids of a prompt of 1 M tokens in blocks of 16 are 1 MiB, 1.4 in base64
+	maxPayloadBytes = 4 << 20 // the ids of a prompt of 2 M tokens in blocks of 16 are 2 MiB, 2.7 in base64
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
 	maxResident     = 64

@@ -54,7 +54,7 @@ type Options struct {
 	// LoadBytesMax and WriteBytesMax bound the payload of one Load and of one
 	// Reserve. Default 64 MiB.
 	LoadBytesMax, WriteBytesMax int64
-	// ChainBlocksMax bounds the chain of one request. Default 65,536.
+	// ChainBlocksMax bounds the chain of one request. Default 131,072.
 	ChainBlocksMax int
 	// LeaseTTLMax bounds a lease that is not a pin. Default 10 min.
 	LeaseTTLMax time.Duration
@@ -97,7 +97,7 @@ func (o *Options) EnsureDefaults() {
 	def(&o.ReservationsMax, 256)
 	def(&o.LoadBytesMax, 64<<20)
 	def(&o.WriteBytesMax, 64<<20)
-	def(&o.ChainBlocksMax, 65536)
+	def(&o.ChainBlocksMax, 131072)
 	def(&o.LeaseTTLMax, 10*time.Minute)
 	def(&o.ReservationTTL, 30*time.Second)
 	def(&o.QueueWait, 2*time.Second)
