@@ -45,8 +45,9 @@ type Decode struct {
 	// reading are the parts that storage writes to the buffer now. The prefill side
 	// must not write there meanwhile: whichever came last would stay.
 	reading []Part
-	sends   *pb.TrafficSends
+	sends   incoming
 	accept  *pb.TrafficAccept
+	pages   pageList
 	device  rdma.Desc
 	table   rdma.Desc
 	credit  int
@@ -63,8 +64,9 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
 	}
-	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1)}
-	if err := d.open(ctx, m, job.Request, d); err != nil {
+	d := &Decode{job: job, have: make([]bool, job.Hit), imm: m.imm(1), pages: newPageList(job.Blocks)}
+	d.sends.sent, d.sends.again = make([]bool, job.Blocks), make([]bool, job.Blocks)
+	if err := d.open(ctx, m, job.Request, "prefill side", d); err != nil {
 		return nil, err
 	}
 	if err := d.begin(); err != nil {
@@ -178,7 +180,7 @@ func (d *Decode) Read(part Part) {
 func (d *Decode) beginRead(part Part) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if part.holdsAny(d.sends.GetBlocks()) {
+	if slices.Contains(d.sends.sent[part.From:part.To], true) {
 		return false
 	}
 	d.reading = append(d.reading, part)
@@ -194,18 +196,31 @@ func (d *Decode) endRead(part Part) {
 	}
 }
 
-// takeSends learns what the prefill side sends; not ok: storage writes a part of it.
-func (d *Decode) takeSends(s *pb.TrafficSends) (part Part, ok bool) {
+// takeSends learns which blocks the prefill side sends.
+func (d *Decode) takeSends(s *pb.TrafficSends) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.sends.take(s); err != nil {
+		return fmt.Errorf("traffic: request %q: the prefill side: %w", d.request, err)
+	}
 	for _, part := range d.reading {
-		if part.holdsAny(s.Blocks) {
-			return part, false
+		if slices.Contains(d.sends.sent[part.From:part.To], true) {
+			return fmt.Errorf("traffic: request %q: the prefill side sends blocks of [%d, %d), which are being read here: %w", d.request, part.From, part.To, ErrRecompute)
 		}
 	}
-	d.sends = s
 	d.changedLocked()
-	return Part{}, true
+	return nil
+}
+
+// takePages learns device pages of the prefill side.
+func (d *Decode) takePages(m *pb.TrafficPages) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.pages.take(m); err != nil {
+		return fmt.Errorf("traffic: request %q: the prefill side: %w", d.request, err)
+	}
+	d.changedLocked()
+	return nil
 }
 
 // Ready waits until the whole prompt is in device memory, verified: decoding may
@@ -229,29 +244,23 @@ func (d *Decode) Cancel() {
 
 // message implements job.
 func (d *Decode) message(from rdma.EngineID, m *pb.TrafficMessage) {
-	if err := d.bind(from); err != nil {
-		d.fail(err)
-		return
+	err := d.accepts(from, m)
+	if err == nil {
+		switch b := m.Body.(type) {
+		case *pb.TrafficMessage_Accept:
+			err = d.takeAccept(b.Accept)
+		case *pb.TrafficMessage_Pages:
+			err = d.takePages(b.Pages)
+		case *pb.TrafficMessage_Credit:
+			d.update(func() { d.credit = max(d.credit, int(b.Credit.Layers)) })
+		case *pb.TrafficMessage_Sends:
+			err = d.takeSends(b.Sends)
+		case *pb.TrafficMessage_Again:
+			d.sendAgain(b.Again.Message)
+		}
 	}
-	switch b := m.Body.(type) {
-	case *pb.TrafficMessage_Accept:
-		d.takeAccept(b.Accept)
-	case *pb.TrafficMessage_Credit:
-		d.update(func() { d.credit = max(d.credit, int(b.Credit.Layers)) })
-	case *pb.TrafficMessage_Sends:
-		for _, x := range slices.Concat(b.Sends.Blocks, b.Sends.Recomputed) {
-			if int(x) >= d.job.Blocks {
-				d.fail(fmt.Errorf("traffic: request %q: the prefill side sends block %d of %d: %w", d.request, x, d.job.Blocks, ErrJob))
-				return
-			}
-		}
-		if part, ok := d.takeSends(b.Sends); !ok {
-			d.fail(fmt.Errorf("traffic: request %q: the prefill side sends blocks of [%d, %d), which are being read here: %w", d.request, part.From, part.To, ErrRecompute))
-		}
-	case *pb.TrafficMessage_Again:
-		d.sendAgain(b.Again.Message)
-	case *pb.TrafficMessage_Cancel:
-		d.fail(fmt.Errorf("traffic: request %q: by the prefill side (%s): %w", d.request, b.Cancel.Reason, ErrCancelled))
+	if err != nil {
+		d.fail(err)
 	}
 }
 
@@ -268,27 +277,28 @@ func (d *Decode) sendAgain(raw []byte) {
 }
 
 // takeAccept learns where the PE wants the layers of the hit.
-func (d *Decode) takeAccept(a *pb.TrafficAccept) {
+func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
 	if err == nil {
 		err = table.UnmarshalBinary(a.Sums)
 	}
-	if err == nil && (len(a.Bases) == 0 || len(a.Pages) != d.job.Blocks) {
-		err = fmt.Errorf("%d bases, %d pages for %d blocks: %w", len(a.Bases), len(a.Pages), d.job.Blocks, ErrJob)
+	if err == nil && len(a.Bases) == 0 {
+		err = fmt.Errorf("device memory without a layer: %w", ErrJob)
 	}
 	if err != nil {
-		d.fail(fmt.Errorf("traffic: request %q: answer of the prefill side: %w", d.request, err))
-		return
+		return fmt.Errorf("traffic: request %q: answer of the prefill side: %w", d.request, err)
 	}
 	d.update(func() { d.accept, d.device, d.table, d.credit = a, device, table, max(d.credit, int(a.Layers)) })
+	return nil
 }
 
 // push sends the layers of what was read here to the PE, as far as its credit
 // goes.
 func (d *Decode) push() error {
 	// What the PE does not send is what it takes from here.
-	if err := d.await(d.ctx, func() bool { return d.sends != nil && (d.accept != nil || len(d.mineLocked()) == 0) }); err != nil {
+	known := func() bool { return d.accept != nil && d.pages.left == 0 }
+	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -306,7 +316,7 @@ func (d *Decode) push() error {
 	g, base := d.m.geo, uint64(d.buf.Offset())
 	pages := make([]uint32, len(mine))
 	for i, b := range mine {
-		pages[i] = a.Pages[b]
+		pages[i] = d.pages.pages[b]
 	}
 	for l := range g.layers {
 		if err := d.await(d.ctx, func() bool { return l < d.credit }); err != nil {
@@ -315,13 +325,13 @@ func (d *Decode) push() error {
 		row := d.sums.at(l)
 		b := newBatch(2)
 		imm := rdma.ImmOf(a.Imm + uint32(l))
-		err := d.scope.WritePaged(d.ctx, rdma.PagedWrite{
+		err := d.writePaged(d.ctx, rdma.PagedWrite{
 			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
 			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: a.Bases[l%len(a.Bases)]},
 			Imm: imm, Done: b.done,
 		})
 		if err == nil {
-			err = d.scope.WritePaged(d.ctx, rdma.PagedWrite{
+			err = d.writePaged(d.ctx, rdma.PagedWrite{
 				PageLen: sumBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: base + uint64(d.job.Blocks)*g.fullBytes + row},
 				Dst: table, DstPages: rdma.Pages{Indices: mine, Stride: sumBytes, Offset: row},
 				Imm: imm, Done: b.done,
@@ -342,12 +352,8 @@ func (d *Decode) push() error {
 
 // mineLocked are the blocks that the PE does not send: they are here.
 func (d *Decode) mineLocked() []uint32 {
-	sent := make([]bool, d.job.Blocks)
-	for _, b := range d.sends.GetBlocks() {
-		sent[b] = true
-	}
 	var mine []uint32
-	for b, s := range sent {
+	for b, s := range d.sends.sent {
 		if !s {
 			mine = append(mine, uint32(b))
 		}
@@ -358,12 +364,12 @@ func (d *Decode) mineLocked() []uint32 {
 // assemble waits for the whole prompt, verifies it, persists what is new and
 // brings it to device memory. landed is set when all that the PE sends has come.
 func (d *Decode) assemble(landed *rdma.Flag) error {
-	if err := d.await(d.ctx, func() bool { return d.sends != nil }); err != nil {
+	if err := d.await(d.ctx, d.sends.complete); err != nil {
 		return err
 	}
 	g := d.m.geo
-	sends := d.sends.Blocks
-	if len(sends) > 0 {
+	// A complete list does not change any more.
+	if d.sends.any {
 		if err := landed.Wait(d.ctx); err != nil {
 			return fmt.Errorf("traffic: request %q: the prompt's KV from the prefill side: %w", d.request, err)
 		}
@@ -380,7 +386,7 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		}
 	}
 	d.unwatch() // whatever becomes of the PE now, its work is here
-	persisted := d.persist(d.sends)
+	persisted := d.persist()
 	if err := d.toDevice(base, all); err != nil {
 		return err
 	}

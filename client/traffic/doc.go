@@ -57,8 +57,8 @@
 //
 // The DE stores what it verified: the prompt's new blocks while the output is
 // decoded, decoded blocks as Append is given them. A block waits until its parent is
-// stored. Each write has a minute from its own beginning, however long the prompt
-// took to compute.
+// stored. A long prompt goes in several writes. Each write has a minute from its own
+// beginning, however long the prompt took to compute.
 //
 // # Messages
 //
@@ -67,6 +67,17 @@
 // and returns the others (TrafficAgain); the DE sends those again after a pause. A
 // message that finds no receive buffer free at its peer is sent again too. No
 // message is dropped while its job is under way, and one slow peer delays no other.
+//
+// Nothing in a message grows with the prompt without bound: pages and lists of blocks
+// go in several messages, which may arrive in any order. A manager ends a request
+// whose other side speaks another version of the messages (TrafficMessage.version).
+//
+// # Longest prompt
+//
+// A job has at most MaxBlocks blocks; a longer one is refused when it is submitted, as
+// is one that needs more of a buffer than there is. A leader reports both to the
+// planner, which rejects at once what no engine takes. A layer of more than
+// rdma.MaxPages blocks goes in several writes.
 //
 // # Layers in flight
 //

@@ -101,7 +101,8 @@ type Options struct {
 	Copier       copier.Copier
 	DeviceCopies copier.Memory
 	// PersistMax bounds the blocks that wait for storage; more are dropped (the
-	// cache loses them, nothing else does). Default 4096.
+	// cache loses them, nothing else does). Default: what both buffers hold, which
+	// every such block lies in, and at least 4096.
 	PersistMax int
 	Logger     *slog.Logger
 }
@@ -111,14 +112,17 @@ func (o *Options) EnsureDefaults() {
 	if o.AppendBytes == 0 {
 		o.AppendBytes = o.BufferBytes / 16
 	}
-	if o.PersistMax == 0 {
-		o.PersistMax = 4096
-	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	held := int64(0)
 	if len(o.Namespace.Geometry.Groups) > 0 {
-		o.AppendBytes = max(o.AppendBytes, o.Namespace.Geometry.PieceBytes(0))
+		block := o.Namespace.Geometry.PieceBytes(0)
+		o.AppendBytes = max(o.AppendBytes, block)
+		held = (max(o.BufferBytes, 0) + o.AppendBytes) / max(block, 1)
+	}
+	if o.PersistMax == 0 {
+		o.PersistMax = int(max(4096, held))
 	}
 }
 
@@ -156,12 +160,15 @@ type Peer struct {
 }
 
 const (
-	// recvBuffers and recvBytes hold messages of peers: an Accept of 8,192 pages
-	// is 40 KiB.
+	// recvBuffers and recvBytes hold messages of peers. The longest one lists
+	// pagesPerMessage pages or rangesPerMessage ranges: 40 KiB.
 	recvBuffers = 64
 	recvBytes   = 64 << 10
-	// MaxBlocks is the longest prompt of a job.
-	MaxBlocks = 8192
+	// MaxBlocks is the longest prompt of a job: 2 M tokens in blocks of 16. It is the
+	// longest chain that a storage node takes unless configured otherwise
+	// (limits.chain_blocks), so every block of such a prompt can be found and stored.
+	// A job of more is refused (ErrJob).
+	MaxBlocks = 1 << 17
 	// maxEarly bounds the messages that a manager keeps for jobs that have not begun
 	// here, about 300 bytes each. Further ones are returned to their sender, which
 	// sends them again; returnsMax bounds how many are being returned at a time, and
@@ -287,7 +294,12 @@ func (m *Manager) release() error {
 // toDevice copies from the buffer to device memory. It returns when nothing of it
 // is under way, so that what waits for the caller waits for the copy.
 func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
-	return copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, Spans: spans})
+	for batch := range slices.Chunk(spans, copier.MaxSpans) {
+		if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, Spans: batch}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close cancels what is under way and waits for it, and for what is being
@@ -463,7 +475,7 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 			return
 		}
 	}
-	back := &pb.TrafficMessage{Request: t.Request, Body: &pb.TrafficMessage_Again{Again: &pb.TrafficAgain{Message: bytes.Clone(raw)}}}
+	back := &pb.TrafficMessage{Request: t.Request, Version: wireVersion, Body: &pb.TrafficMessage_Again{Again: &pb.TrafficAgain{Message: bytes.Clone(raw)}}}
 	m.returns <- struct{}{}
 	if !m.start() {
 		<-m.returns

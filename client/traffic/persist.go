@@ -3,13 +3,11 @@ package traffic
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
-	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
@@ -142,21 +140,18 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 // new ones, and those of the hit that had to be computed again. What it returns is
 // closed when the buffer is not read any more. A block that storage refuses is
 // lost to the cache and to nobody else.
-func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
+func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
 	// What was verified is what is stored: the sums go with the blocks, so that
 	// storage refuses one whose memory has changed since.
 	var pieces []client.Piece
 	var sums [][]uint64
 	var ids []kv.BlockID
-	first := d.job.Hit
-	for _, b := range sends.Blocks {
-		again := slices.Contains(sends.Recomputed, b)
-		if int(b) < len(d.job.IDs) && (again || int(b) >= d.job.Hit) {
-			pieces = append(pieces, client.Piece{Block: int(b), Offset: d.buf.Offset() + int64(b)*int64(d.m.geo.fullBytes)})
-			sums = append(sums, d.sums.block(int(b), d.m.geo.layers))
-			ids = append(ids, d.job.IDs[b])
-			first = min(first, int(b))
+	for b, id := range d.job.IDs {
+		if d.sends.sent[b] && (d.sends.again[b] || b >= d.job.Hit) {
+			pieces = append(pieces, client.Piece{Block: b, Offset: d.buf.Offset() + int64(b)*int64(d.m.geo.fullBytes)})
+			sums = append(sums, d.sums.block(b, d.m.geo.layers))
+			ids = append(ids, id)
 		}
 	}
 	if d.job.NoPersist || len(pieces) == 0 {
@@ -172,25 +167,44 @@ func (d *Decode) persist(sends *pb.TrafficSends) <-chan struct{} {
 	go func() {
 		defer close(done)
 		defer end()
-		d.m.store(d.tail, d.request, d.m.buffer.memory, chain{d.job.IDs, d.job.Epoch}, first, pieces, sums)
+		d.m.store(d.tail, d.request, d.m.buffer.memory, chain{d.job.IDs, d.job.Epoch}, pieces, sums)
 	}()
 	return done
 }
 
-// persistWithin bounds how long one write of new blocks may take, from its
-// beginning: the cache may lose them, memory may not be held for ever.
-const persistWithin = time.Minute
+const (
+	// persistWithin bounds how long one write of new blocks may take, from its
+	// beginning: the cache may lose them, memory may not be held for ever.
+	persistWithin = time.Minute
+	// persistBlocks bounds the blocks of one write, so that a long prompt has as many
+	// times persistWithin as it needs.
+	persistBlocks = 2048
+)
 
-// store writes blocks that lie in from to storage.
-func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, first int, pieces []client.Piece, sums [][]uint64) {
+// store writes blocks that lie in from to storage, in the order of the chain. Where
+// one of them is refused those behind it have no parent, and are not offered.
+func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, pieces []client.Piece, sums [][]uint64) {
+	for len(pieces) > 0 && ctx.Err() == nil {
+		n := min(len(pieces), persistBlocks)
+		if !m.storeSome(ctx, request, client.WriteRequest{
+			Namespace: m.opts.Namespace, IDs: c.ids[:pieces[n-1].Block+1], First: pieces[0].Block, Epoch: c.epoch, From: from, Pieces: pieces[:n], Sums: sums[:n],
+		}) {
+			return
+		}
+		pieces, sums = pieces[n:], sums[n:]
+	}
+}
+
+// storeSome performs one write; false: something of it is not stored.
+func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteRequest) bool {
 	ctx, cancel := context.WithTimeout(ctx, persistWithin)
 	defer cancel()
-	res, err := m.opts.Storage.Write(ctx, client.WriteRequest{
-		Namespace: m.opts.Namespace, IDs: c.ids, First: first, Epoch: c.epoch, From: from, Pieces: pieces, Sums: sums,
-	})
-	if err != nil || len(res.Refused) > 0 || res.Outcome != client.Hit {
-		m.log.Warn("new blocks are not stored", "request", request, "blocks", len(pieces), "refused", len(res.Refused), "outcome", res.Outcome.String(), "detail", res.Detail, "err", err)
+	res, err := m.opts.Storage.Write(ctx, w)
+	ok := err == nil && len(res.Refused) == 0 && res.Outcome == client.Hit
+	if !ok {
+		m.log.Warn("new blocks are not stored", "request", request, "first", w.First, "blocks", len(w.Pieces), "refused", len(res.Refused), "outcome", res.Outcome.String(), "detail", res.Detail, "err", err)
 	}
+	return ok
 }
 
 // Append stores one block that decoding has filled: its KV is in a page of every
@@ -237,7 +251,7 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		}
 		m.pending.leave(t)
 		defer t.over()
-		m.store(ctx, request, m.appended.memory, t.chain, t.first, t.pieces, t.sums)
+		m.store(ctx, request, m.appended.memory, t.chain, t.pieces, t.sums)
 	}()
 	return nil
 }

@@ -76,7 +76,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 		return nil, err
 	}
 	p := &Prefill{job: job, from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers)}
-	if err := p.open(ctx, m, job.Request, p); err != nil {
+	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
 	table, err := p.alloc(tableBytes(m.geo.layers, job.Blocks))
@@ -259,7 +259,7 @@ func (p *Prefill) Cancel() {
 
 // message implements job.
 func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
-	if err := p.bind(from); err != nil {
+	if err := p.accepts(from, m); err != nil {
 		p.fail(err)
 		return
 	}
@@ -279,8 +279,6 @@ func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
 				}
 			}
 		})
-	case *pb.TrafficMessage_Cancel:
-		p.fail(fmt.Errorf("traffic: request %q: by the decode side (%s): %w", p.request, b.Cancel.Reason, ErrCancelled))
 	}
 }
 
@@ -328,8 +326,10 @@ func (p *Prefill) feed() error {
 			p.sends = append(p.sends, uint32(b))
 		}
 	})
-	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Sends{Sends: &pb.TrafficSends{Blocks: p.sends, Recomputed: again}}}); err != nil {
-		return err
+	for _, s := range sendsOf(p.sends, again) {
+		if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Sends{Sends: s}}); err != nil {
+			return err
+		}
 	}
 	depth := len(p.m.opts.Device.Bases)
 	if len(theirs) > 0 {
@@ -361,11 +361,21 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	a := &pb.TrafficAccept{Device: device, Bases: bases, Sums: table, Imm: p.imm, Layers: uint32(layers), Pages: make([]uint32, p.job.Blocks)}
-	for _, b := range blocks {
-		a.Pages[b] = p.job.Pages[b] - first
+	a := &pb.TrafficAccept{Device: device, Bases: bases, Sums: table, Imm: p.imm, Layers: uint32(layers)}
+	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
+		return err
 	}
-	return p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}})
+	pages := make([]uint32, p.job.Blocks)
+	for _, b := range blocks {
+		pages[b] = p.job.Pages[b] - first
+	}
+	for from := 0; from < len(pages); from += pagesPerMessage {
+		m := &pb.TrafficPages{First: uint32(from), Pages: pages[from:min(from+pagesPerMessage, len(pages))]}
+		if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Pages{Pages: m}}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // openPages opens the pages of blocks in each layer that device memory holds, and
@@ -469,13 +479,13 @@ func (p *Prefill) forward(layer int) error {
 		}
 		row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
 		b := newBatch(2)
-		err := p.scope.WritePaged(p.ctx, rdma.PagedWrite{
+		err := p.writePaged(p.ctx, rdma.PagedWrite{
 			PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: d.offset(layer, 0, 0)},
 			Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
 			Imm: rdma.ImmOf(offer.Imm), Done: b.done,
 		})
 		if err == nil {
-			err = p.scope.WritePaged(p.ctx, rdma.PagedWrite{
+			err = p.writePaged(p.ctx, rdma.PagedWrite{
 				PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: p.sumsAt + row},
 				Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
 				Imm: rdma.ImmOf(offer.Imm), Done: b.done,

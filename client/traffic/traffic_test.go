@@ -51,6 +51,7 @@ func blockName(sequence, b int) kv.BlockID {
 // contract of client.Store: a lost block shortens the prefix, sums are the
 // writer's.
 type shelf struct {
+	geo    kv.Geometry
 	mu     sync.Mutex
 	blocks map[kv.BlockID][]byte
 	// fail answers for a block in place of its bytes.
@@ -72,7 +73,7 @@ type shelf struct {
 }
 
 func newShelf() *shelf {
-	return &shelf{blocks: map[kv.BlockID][]byte{}, fail: map[kv.BlockID]error{}, flip: map[kv.BlockID]bool{}}
+	return &shelf{blocks: map[kv.BlockID][]byte{}, fail: map[kv.BlockID]error{}, flip: map[kv.BlockID]bool{}, geo: geo}
 }
 
 // put stores the first n blocks of a sequence.
@@ -81,9 +82,9 @@ func (s *shelf) put(sequence, n int) {
 	defer s.mu.Unlock()
 	for b := range n {
 		id := blockName(sequence, b)
-		full := make([]byte, geo.PieceBytes(0))
-		for l := range geo.Groups[0].Layers {
-			fill(full[int64(l)*geo.LayerBytes(0):][:geo.LayerBytes(0)], id, l)
+		full := make([]byte, s.geo.PieceBytes(0))
+		for l := range s.geo.Groups[0].Layers {
+			fill(full[int64(l)*s.geo.LayerBytes(0):][:s.geo.LayerBytes(0)], id, l)
 		}
 		s.blocks[id] = full
 	}
@@ -144,7 +145,7 @@ func (s at) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, 
 		}
 		dst := s.mem(r.Into)[p.Offset:][:len(full)]
 		copy(dst, full)
-		lb := int(geo.LayerBytes(0))
+		lb := int(s.geo.LayerBytes(0))
 		for l := range r.Sums[i] {
 			r.Sums[i][l] = xxh3.Hash(dst[l*lb : (l+1)*lb])
 		}
@@ -178,9 +179,9 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 	}
 	mem := s.mem(w.From)
 	if s.spoil != nil {
-		s.spoil(mem[w.Pieces[0].Offset:][:geo.PieceBytes(0)])
+		s.spoil(mem[w.Pieces[0].Offset:][:s.geo.PieceBytes(0)])
 	}
-	lb := int(geo.LayerBytes(0))
+	lb := int(s.geo.LayerBytes(0))
 	for i, p := range w.Pieces {
 		for l, sum := range w.Sums[i] {
 			if xxh3.Hash(mem[p.Offset:][l*lb:(l+1)*lb]) != sum {
@@ -190,7 +191,7 @@ func (s at) Write(ctx context.Context, w client.WriteRequest) (client.WriteResul
 		if p.Block > 0 && s.blocks[w.IDs[p.Block-1]] == nil {
 			return client.WriteResult{Outcome: client.Miss, Blocks: p.Block, Refused: []client.RefusedPiece{{Block: p.Block}}}, nil
 		}
-		s.blocks[w.IDs[p.Block]] = bytes.Clone(mem[p.Offset:][:geo.PieceBytes(0)])
+		s.blocks[w.IDs[p.Block]] = bytes.Clone(mem[p.Offset:][:s.geo.PieceBytes(0)])
 	}
 	return client.WriteResult{Outcome: client.Hit, Blocks: len(w.IDs)}, nil
 }
@@ -229,7 +230,7 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 	}
 	r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	must(err)
-	lb := int(geo.LayerBytes(0))
+	lb := int(s.geo.LayerBytes(0))
 	device := make([]byte, layers*pages*lb)
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
 	must(err)
@@ -238,7 +239,7 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 		bases[l] = uint64(l * pages * lb)
 	}
 	o := Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: geo}, Storage: newAt(s), Compute: over(r), BufferBytes: bufferBytes,
+		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: newAt(s), Compute: over(r), BufferBytes: bufferBytes,
 		Device: Device{dev, bases}, Copier: c,
 	}
 	if c != nil {
@@ -265,7 +266,7 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 
 // page is the device memory of one page of a layer.
 func (e *engine) page(layer int, page uint32) []byte {
-	lb := int(geo.LayerBytes(0))
+	lb := int(e.opts.Namespace.Geometry.LayerBytes(0))
 	off := int(e.opts.Device.offset(layer, page, uint64(lb)))
 	return e.device[off : off+lb]
 }
@@ -308,7 +309,7 @@ func (r *request) compute(p *Prefill, layer int) error {
 	for _, b := range p.Miss() {
 		missed[b] = true
 	}
-	want := make([]byte, geo.LayerBytes(0))
+	want := make([]byte, r.pe.geo.layerBytes)
 	for b := range r.blocks {
 		id := blockName(r.sequence, b)
 		page := r.pe.page(layer, r.pages[b])
@@ -326,7 +327,7 @@ func (r *request) compute(p *Prefill, layer int) error {
 
 // prefill runs the PE's side.
 func (r *request) prefill(ctx context.Context, p *Prefill) error {
-	for l := range geo.Groups[0].Layers {
+	for l := range r.pe.geo.layers {
 		if err := p.Layer(ctx, l); err != nil {
 			_ = p.Finish(ctx) // it says the same
 			return err
@@ -341,9 +342,9 @@ func (r *request) prefill(ctx context.Context, p *Prefill) error {
 
 // check compares the whole prompt on the decode device.
 func (r *request) check() error {
-	want := make([]byte, geo.LayerBytes(0))
+	want := make([]byte, r.pe.geo.layerBytes)
 	for b := range r.blocks {
-		for l := range geo.Groups[0].Layers {
+		for l := range r.pe.geo.layers {
 			fill(want, blockName(r.sequence, b), l)
 			if !bytes.Equal(r.de.page(l, r.pages[b]), want) {
 				return fmt.Errorf("block %d, layer %d: other bytes on the decode device", b, l)

@@ -19,16 +19,6 @@ type Part struct{ From, To int }
 // Len is how many blocks it has.
 func (p Part) Len() int { return p.To - p.From }
 
-// holdsAny reports whether one of the blocks is in the part.
-func (p Part) holdsAny(blocks []uint32) bool {
-	for _, b := range blocks {
-		if int(b) >= p.From && int(b) < p.To {
-			return true
-		}
-	}
-	return false
-}
-
 // Progress is how far the read of a part has come.
 type Progress struct {
 	Part Part
@@ -60,10 +50,12 @@ const teardownWithin = 30 * time.Second
 type transfer struct {
 	m       *Manager
 	request string
-	self    job
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	scope   *rdma.Scope
+	// other is what errors call the other side.
+	other  string
+	self   job
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	scope  *rdma.Scope
 	// tail outlives ctx when the job ends well: new blocks go on to storage, and
 	// messages to a peer that has no receive buffer free. cut ends it.
 	tail context.Context
@@ -87,11 +79,11 @@ type transfer struct {
 }
 
 // open starts a job's life. ctx bounds all of it.
-func (t *transfer) open(ctx context.Context, m *Manager, request string, self job) error {
+func (t *transfer) open(ctx context.Context, m *Manager, request, other string, self job) error {
 	if request == "" {
 		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)
 	}
-	t.m, t.request, t.self, t.changed, t.reads = m, request, self, make(chan struct{}), make(map[*context.CancelFunc]struct{})
+	t.m, t.request, t.other, t.self, t.changed, t.reads = m, request, other, self, make(chan struct{}), make(map[*context.CancelFunc]struct{})
 	t.scope = rdma.NewScope(m.opts.Compute)
 	t.ctx, t.cancel = context.WithCancelCause(ctx)
 	t.tail, t.cut = context.WithCancel(context.WithoutCancel(ctx))
@@ -264,13 +256,49 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	return nil
 }
 
+// accepts returns an error if the job ends with a message: its sender is a stranger
+// or speaks another version, or cancels the job.
+func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
+	if err := t.bind(from); err != nil {
+		return err
+	}
+	switch c := m.GetCancel(); {
+	case c != nil:
+		return fmt.Errorf("traffic: request %q: by the %s (%s): %w", t.request, t.other, c.Reason, ErrCancelled)
+	case m.Version != wireVersion:
+		return fmt.Errorf("traffic: request %q: the %s sends messages of version %d; this manager knows %d: run the same release on both sides: %w",
+			t.request, t.other, max(m.Version, 1), wireVersion, ErrJob)
+	}
+	return nil
+}
+
+// writePaged is Scope.WritePaged for any number of pages. More than one paged write
+// takes go in several. The immediate goes with the last, once the others have landed,
+// so that the receiver counts it once and finds all pages in place.
+func (t *transfer) writePaged(ctx context.Context, w rdma.PagedWrite) error {
+	src, dst, imm, done := w.SrcPages.Indices, w.DstPages.Indices, w.Imm, w.Done
+	for len(src) > rdma.MaxPages {
+		b := newBatch(1)
+		w.SrcPages.Indices, w.DstPages.Indices, w.Imm, w.Done = src[:rdma.MaxPages], dst[:rdma.MaxPages], rdma.Imm{}, b.done
+		if err := t.scope.WritePaged(ctx, w); err != nil {
+			return err
+		}
+		if err := b.wait(ctx); err != nil {
+			return err
+		}
+		src, dst = src[rdma.MaxPages:], dst[rdma.MaxPages:]
+	}
+	w.SrcPages.Indices, w.DstPages.Indices, w.Imm, w.Done = src, dst, imm, done
+	return t.scope.WritePaged(ctx, w)
+}
+
 // tell sends the peer a message about this request. It waits for room in the
 // session until the job ends.
 func (t *transfer) tell(m *pb.TrafficMessage) error {
 	t.mu.Lock()
 	peer := t.peer
 	t.mu.Unlock()
-	m.Request = t.request
+	m.Request, m.Version = t.request, wireVersion
 	return t.m.send(t.tail, peer, m, t.told)
 }
 
@@ -344,7 +372,7 @@ func (t *transfer) close(err error) error {
 // session or by its deadline.
 func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	ctx, cancel := context.WithTimeout(t.m.life, teardownWithin)
-	m := &pb.TrafficMessage{Request: t.request, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}
+	m := &pb.TrafficMessage{Request: t.request, Version: wireVersion, Body: &pb.TrafficMessage_Cancel{Cancel: &pb.TrafficCancel{Reason: why.Error()}}}
 	if err := t.m.send(ctx, peer, m, func(error) { cancel() }); err != nil {
 		cancel()
 	}

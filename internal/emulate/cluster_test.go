@@ -52,6 +52,9 @@ type cluster struct {
 	wrap func(net.Conn) net.Conn
 	// buffer, if set, is the size of each engine's buffer, in bytes.
 	buffer int64
+	// tiny, if set, has the namespace's Layer Blocks hold 64 bytes each, in two layers,
+	// and the engines' device memory this many blocks.
+	tiny int
 	// linear, if set, is what a token computes, in seconds.
 	linear float64
 	// quota, if set, is that of prefill engines which hold all layers.
@@ -79,8 +82,13 @@ func newRecordedCluster(t *testing.T, p, d int, record *planner.Record) *cluster
 // start starts all of a cluster.
 func (c *cluster) start(p, d int) *cluster {
 	c.t.Helper()
-	c.storage = testnode.Start(c.t, testnode.Options{})
-	c.storage.Namespace(c.t, "m", geo)
+	if c.tiny > 0 {
+		c.storage = testnode.Start(c.t, testnode.Options{CapacityBytes: 1 << 30, SegmentBytes: 32 << 20})
+		c.storage.Namespace(c.t, "m", kv.SingleGroup(2, geo.BlockTokens, 4))
+	} else {
+		c.storage = testnode.Start(c.t, testnode.Options{})
+		c.storage.Namespace(c.t, "m", geo)
+	}
 	c.startPlanner()
 	for i := range p + d {
 		c.stops = append(c.stops, sync.OnceFunc(c.node(i, i < p)))
@@ -191,6 +199,10 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	}
 	if c.buffer > 0 {
 		opts.BufferBytes = c.buffer
+	}
+	if c.tiny > 0 {
+		opts.DeviceBlocks, opts.Model.Layers = c.tiny, 2
+		opts.Model.Linear = 1e-9
 	}
 	if c.quota > 0 {
 		opts.Window, opts.Model.Quota = 0, c.quota
@@ -313,6 +325,23 @@ func TestTooLong(t *testing.T) {
 	r := c.gateway.Run(t.Context(), []Session{{Name: "long", Turns: []Turn{{Append: 100 * geo.BlockTokens, Output: 1}}}}, 1)
 	if len(r) != 1 || r[0].Err == nil || !strings.Contains(r[0].Err.Error(), "larger than any engine's buffer") || !strings.Contains(r[0].Err.Error(), "at most 65536 fit") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestMillionTokens: a turn of 1 M tokens, 65,536 blocks, through planner, storage node
+// and transfers, and a second turn that finds all of the first one, reads it on both
+// sides and compares every byte. Decoded blocks behind them are stored as well. What
+// no engine takes is rejected at once, with both numbers.
+func TestMillionTokens(t *testing.T) {
+	testkit.VerifyNone(t)
+	const turn = 1 << 20
+	c := (&cluster{t: t, tiny: traffic.MaxBlocks + 64, buffer: 64 << 20}).start(1, 1)
+	c.gateway.Deadline = 5 * time.Minute
+	c.check(c.gateway.Run(t.Context(), []Session{{Name: "long", Turns: []Turn{{Append: turn, Output: 20}, {Append: 100, Output: 20}, {Append: 100, Output: 20}}}}, 1), 3)
+	const most = traffic.MaxBlocks * 16
+	r := c.gateway.Run(t.Context(), []Session{{Name: "longer", Turns: []Turn{{Append: most + 1, Output: 1}}}}, 1)
+	if want := fmt.Sprintf("%d tokens, and at most %d fit", most+1, most); len(r) != 1 || r[0].Err == nil || !strings.Contains(r[0].Err.Error(), want) {
+		t.Errorf("%+v, want %q", r, want)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -76,6 +77,8 @@ type Counts struct {
 	// Busy is the time that compute took, in Batches of prefill and steps of decode.
 	Busy    time.Duration
 	Batches uint64
+	// ByEpoch are the Requests by the weights that they were served with.
+	ByEpoch map[kv.Epoch]uint64
 }
 
 // Engine is one emulated engine.
@@ -94,10 +97,11 @@ type Engine struct {
 	busy                                     atomic.Int64
 	batches                                  atomic.Uint64
 
-	mu    sync.Mutex
-	free  []uint32 // device pages
-	jobs  map[string]*running
-	queue []*running // prefill: loaded, in order
+	mu      sync.Mutex
+	byEpoch map[kv.Epoch]uint64
+	free    []uint32 // device pages
+	jobs    map[string]*running
+	queue   []*running // prefill: loaded, in order
 	// started and ready wake the prefill and the decode loop.
 	started, ready chan struct{}
 	// decoding are the requests of the decode loop.
@@ -142,7 +146,7 @@ func NewEngine(opts EngineOptions) (*Engine, error) {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
 	e := &Engine{
-		opts: opts, log: opts.Logger, blocks: opts.DeviceBlocks, jobs: make(map[string]*running),
+		opts: opts, log: opts.Logger, blocks: opts.DeviceBlocks, jobs: make(map[string]*running), byEpoch: make(map[kv.Epoch]uint64),
 		started: make(chan struct{}, 1), ready: make(chan struct{}, 1), decoding: make(map[*running]int), freed: make(chan struct{}),
 	}
 	layer := opts.Namespace.Geometry.LayerBytes(0)
@@ -214,7 +218,10 @@ func (e *Engine) Close() error {
 
 // Counts returns what the engine did.
 func (e *Engine) Counts() Counts {
-	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load()}
+	e.mu.Lock()
+	byEpoch := maps.Clone(e.byEpoch)
+	e.mu.Unlock()
+	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load(), byEpoch}
 }
 
 // blocksOf is how many blocks n tokens take.
@@ -290,6 +297,9 @@ func (e *Engine) leave(r *running, err error) {
 	delete(e.jobs, r.work.Request)
 	delete(e.decoding, r)
 	e.free = append(e.free, r.pages...)
+	if err == nil {
+		e.byEpoch[r.work.Epoch]++
+	}
 	close(e.freed)
 	e.freed = make(chan struct{})
 	e.mu.Unlock()

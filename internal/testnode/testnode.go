@@ -94,7 +94,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	}
 	s, err := server.New(server.Options{
 		Node: "test", Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token,
-		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 4096, LandWithin: time.Minute},
+		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
 	})
@@ -161,7 +161,7 @@ func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 		return nil, errors.Join(err, index.Close(), store.Close(ctx))
 	}
 	e.Node, err = storage.Open(ctx, storage.Options{
-		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20, ChainBlocksMax: 4096,
+		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20,
 		QueueWait: 20 * time.Second, Durability: o.Durability, Logger: e.log,
 	})
 	if err != nil {
