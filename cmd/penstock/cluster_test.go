@@ -2,13 +2,17 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/internal/emulate"
 	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
@@ -88,5 +92,114 @@ func TestClusterFaults(t *testing.T) {
 			}
 			t.Logf("%v, longest turn %v, planned anew %d, recomputed %d, caught %d of %d flipped", r.Completion, r.Longest, r.Replans, r.Planner.Recomputes, r.CaughtBlocks, r.Flipped)
 		})
+	}
+}
+
+// TestClusterNewWeights: the weights change in network namespaces while each of the
+// agents' first turns is being read. Every turn ends well, with the new weights, and
+// stores its KV as theirs; every byte on a device is the epoch's that the request was
+// served with, and no request is served with the old one.
+func TestClusterNewWeights(t *testing.T) {
+	testkit.VerifyNone(t)
+	if testing.Short() {
+		t.Skip("starts 7 processes; not with -short")
+	}
+	netlab.ForTest(t)
+	const agents, rounds, prefix = 4, 3, 8192 // tokens
+	spec := cluster.Spec{Prefill: 2, Decode: 2, Dir: t.TempDir(), Env: append(os.Environ(), childEnv), BufferBytes: 64 << 20}
+	c, err := cluster.Start(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := true
+	defer func() {
+		if open {
+			_ = c.Close() // the test has failed
+		}
+	}()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The tokens of a session follow from its name: what the first replay stores is
+	// the context of the second.
+	var before, after []emulate.Session
+	for i := range agents {
+		name := fmt.Sprintf("agent-%d", i)
+		before = append(before, emulate.Session{Name: name, Turns: []emulate.Turn{{Append: prefix}}})
+		turns := []emulate.Turn{{Append: prefix + 100, Output: 20}}
+		for range rounds - 1 {
+			turns = append(turns, emulate.Turn{Append: 100, Output: 20})
+		}
+		after = append(after, emulate.Session{Name: name, Turns: turns})
+	}
+	warm, _, err := c.Replay(t.Context(), before, agents)
+	must(err)
+	for _, turn := range warm {
+		if turn.Failed {
+			t.Fatalf("%s, before the new weights: %s", turn.Session, turn.Err)
+		}
+	}
+	// Four prefixes of 16 MiB over four NICs of 2 Mbit/s take a minute: none has come
+	// whole when the weights change.
+	rates := func(bits uint64) {
+		for _, n := range c.NICs() {
+			if n.Storage {
+				must(c.SetRate(n, bits))
+			}
+		}
+	}
+	rates(2e6)
+	type outcome struct {
+		turns []cluster.Turn
+		err   error
+	}
+	replayed := make(chan outcome, 1)
+	go func() {
+		turns, _, err := c.Replay(t.Context(), after, agents)
+		replayed <- outcome{turns, err}
+	}()
+	must(c.AfterStarts(t.Context(), agents))
+	must(c.AfterBytes(t.Context(), 512<<10))
+	epoch, err := c.BumpWeights(t.Context())
+	must(err)
+	rates(200e6)
+	r := <-replayed
+	must(r.err)
+	open = false
+	must(c.Close())
+
+	left, replans := map[string]int{}, 0
+	for _, turn := range r.turns {
+		if turn.Failed {
+			t.Errorf("%s, turn %d: %s", turn.Session, turn.Turn, turn.Err)
+		}
+		if want := left[turn.Session] / 32 * 32; turn.Turn > 0 && turn.Hit < want {
+			t.Errorf("%s, turn %d: %d tokens hit; the turn before left %d of the new weights", turn.Session, turn.Turn, turn.Hit, want)
+		}
+		if turn.Turn == 0 && turn.Hit < prefix/2 {
+			t.Errorf("%s: %d tokens of the old weights were hit: nothing was read", turn.Session, turn.Hit)
+		}
+		left[turn.Session] = turn.Prompt + 20
+		replans += turn.Replans
+	}
+	if len(r.turns) != agents*rounds || replans < agents {
+		t.Errorf("%d turns, planned anew %d times; want %d, and each of %d first turns at least once", len(r.turns), replans, agents*rounds, agents)
+	}
+	served, checked, wrong := map[kv.Epoch]uint64{}, uint64(0), uint64(0)
+	for _, n := range c.Counts() {
+		checked, wrong = checked+n.CheckedBytes, wrong+n.WrongBlocks
+		for e, requests := range n.ByEpoch {
+			served[e] += requests
+		}
+	}
+	// A request counts on its prefill engine and on its decode engine.
+	if want := (map[kv.Epoch]uint64{epoch - 1: 2 * agents, epoch: 2 * agents * rounds}); !maps.Equal(served, want) {
+		t.Errorf("requests served by epoch: %v, want %v", served, want)
+	}
+	if checked == 0 || wrong != 0 {
+		t.Errorf("%d wrong blocks among %d bytes on devices", wrong, checked)
 	}
 }

@@ -39,13 +39,15 @@ type Cluster struct {
 
 	mu       sync.Mutex
 	turns    []Turn
+	starts   int // of turns of this replay, each time that one is planned
 	loaded   []emulate.Loaded
 	flipped  map[string]int
 	counts   map[string]emulate.Counts
 	replayed chan PlannerStats
 	sinks    chan *BurstTarget
 	bursts   chan *BurstResult
-	// changed is closed and replaced when a turn has ended.
+	bumped   chan *Bumped
+	// changed is closed and replaced when a turn has started or ended.
 	changed chan struct{}
 }
 
@@ -75,7 +77,7 @@ func Start(ctx context.Context, spec Spec) (_ *Cluster, err error) {
 	}
 	secret := make([]byte, 16)
 	_, _ = rand.Read(secret) // never fails
-	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan PlannerStats, 1), sinks: make(chan *BurstTarget, 1), bursts: make(chan *BurstResult, 1), changed: make(chan struct{})}
+	c := &Cluster{spec: spec, token: hex.EncodeToString(secret), flipped: make(map[string]int), counts: make(map[string]emulate.Counts), replayed: make(chan PlannerStats, 1), sinks: make(chan *BurstTarget, 1), bursts: make(chan *BurstResult, 1), bumped: make(chan *Bumped, 1), changed: make(chan struct{})}
 	if c.net, err = openNetwork(spec.Loopback); err != nil {
 		return nil, err
 	}
@@ -204,8 +206,10 @@ func (c *Cluster) hear(m *member, line []byte) {
 	switch {
 	case e.Turn != nil:
 		c.turns = append(c.turns, *e.Turn)
-		close(c.changed)
-		c.changed = make(chan struct{})
+		c.changedLocked()
+	case e.Started:
+		c.starts++
+		c.changedLocked()
 	case e.Counts != nil:
 		c.counts[m.name] = *e.Counts
 	case e.Loaded != nil:
@@ -221,14 +225,22 @@ func (c *Cluster) hear(m *member, line []byte) {
 		c.sinks <- e.Sink
 	case e.Bursts != nil:
 		c.bursts <- e.Bursts
+	case e.Bumped != nil:
+		c.bumped <- e.Bumped
 	}
+}
+
+// changedLocked wakes those who wait for turns.
+func (c *Cluster) changedLocked() {
+	close(c.changed)
+	c.changed = make(chan struct{})
 }
 
 // Replay replays agents, parallel at a time, and returns their turns and what the
 // planner did.
 func (c *Cluster) Replay(ctx context.Context, agents []emulate.Session, parallel int) ([]Turn, PlannerStats, error) {
 	c.mu.Lock()
-	c.turns, c.loaded = nil, nil
+	c.turns, c.loaded, c.starts = nil, nil, 0
 	c.mu.Unlock()
 	if err := c.gateway.say(Order{Replay: agents, Parallel: parallel}); err != nil {
 		return nil, PlannerStats{}, err

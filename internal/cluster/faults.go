@@ -10,13 +10,25 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // AfterTurns waits until n turns of the replay have ended.
 func (c *Cluster) AfterTurns(ctx context.Context, n int) error {
+	return c.after(ctx, n, func() int { return len(c.turns) })
+}
+
+// AfterStarts waits until the planner has started turns of the replay n times.
+func (c *Cluster) AfterStarts(ctx context.Context, n int) error {
+	return c.after(ctx, n, func() int { return c.starts })
+}
+
+// after waits until count, which is called with mu held, returns n.
+func (c *Cluster) after(ctx context.Context, n int, count func() int) error {
 	for {
 		c.mu.Lock()
-		have, changed := len(c.turns), c.changed
+		have, changed := count(), c.changed
 		c.mu.Unlock()
 		if have >= n {
 			return nil
@@ -26,6 +38,59 @@ func (c *Cluster) AfterTurns(ctx context.Context, n int) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// AfterBytes waits until the storage NICs of the engines have received n bytes since
+// the call.
+func (c *Cluster) AfterBytes(ctx context.Context, n uint64) error {
+	received := func() (sum uint64, _ error) {
+		for _, m := range c.engines {
+			k, err := m.snic.Counters()
+			if err != nil {
+				return 0, err
+			}
+			sum += k.ReceivedBytes
+		}
+		return sum, nil
+	}
+	begin, err := received()
+	if err != nil {
+		return err
+	}
+	t := time.NewTicker(20 * time.Millisecond)
+	defer t.Stop()
+	for {
+		switch now, err := received(); {
+		case err != nil:
+			return err
+		case now-begin >= n:
+			return nil
+		}
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// BumpWeights begins a new epoch of the namespace's weights, on the storage node and
+// then on the planner, and returns it. One call at a time.
+func (c *Cluster) BumpWeights(ctx context.Context) (kv.Epoch, error) {
+	if err := c.gateway.say(Order{Bump: true}); err != nil {
+		return 0, err
+	}
+	select {
+	case b := <-c.bumped:
+		if b.Err != "" {
+			return 0, fmt.Errorf("cluster: new weights: %s", b.Err)
+		}
+		return b.Epoch, nil
+	case <-c.gateway.proc.Over():
+		return 0, fmt.Errorf("cluster: the gateway ended before the new weights:\n%s", c.gateway.proc.Log())
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
 	}
 }
 

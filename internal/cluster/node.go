@@ -79,6 +79,9 @@ type Order struct {
 	// Replay has a gateway replay agents, Parallel at a time.
 	Replay   []emulate.Session `json:"replay,omitempty"`
 	Parallel int               `json:"parallel,omitempty"`
+	// Bump has a gateway begin a new epoch of the weights, on storage and planner,
+	// while it replays.
+	Bump bool `json:"bump,omitempty"`
 	// Flip has an engine flip a bit of its buffer so often, until it has done so
 	// Flips times.
 	Flip  time.Duration `json:"flip,omitempty"`
@@ -101,6 +104,8 @@ type NICCounters struct {
 // Event is what a node tells.
 type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
+	// Started: the planner has chosen both engines of a turn, and their reads begin.
+	Started bool `json:"started,omitempty"`
 	// Replayed: the agents of the last Replay have ended, and what the planner did.
 	Replayed *PlannerStats `json:"replayed,omitempty"`
 	// Counts of an engine since it was started.
@@ -114,6 +119,14 @@ type Event struct {
 	Bursts *BurstResult `json:"bursts,omitempty"`
 	// Flipped is how many bits were flipped so far.
 	Flipped int `json:"flipped,omitempty"`
+	// Bumped is what became of a Bump.
+	Bumped *Bumped `json:"bumped,omitempty"`
+}
+
+// Bumped is a new epoch, or why there is none.
+type Bumped struct {
+	Epoch kv.Epoch `json:"epoch,omitempty"`
+	Err   string   `json:"err,omitempty"`
 }
 
 // PlannerStats are what the planner counted since it was started.
@@ -244,14 +257,16 @@ func (n *node) connect(ctx context.Context) (err error) {
 }
 
 // gateway replays agents.
-func (n *node) gateway(ctx context.Context, orders <-chan Order) error {
+func (n *node) gateway(ctx context.Context, orders <-chan Order) (err error) {
 	conn, err := grpc.NewClient(n.cfg.Storage, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	admin := pb.NewAdminClient(conn)
 	def := kv.Namespace{Name: n.cfg.Namespace, Geometry: kv.SingleGroup(n.cfg.Layers, n.cfg.Tokens, n.cfg.TokenBytes)}
-	_, err = pb.NewAdminClient(conn).CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)})
-	if err = errors.Join(ignore(err, codes.AlreadyExists), conn.Close()); err != nil {
+	_, err = admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: api.NamespaceProto(def)})
+	if err := ignore(err, codes.AlreadyExists); err != nil {
 		return fmt.Errorf("cluster: create namespace %q: %w", def.Name, err)
 	}
 	ns, err := n.store.Namespace(ctx, n.cfg.Namespace)
@@ -267,18 +282,44 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) error {
 		t.TurnResult.Err = nil
 		n.tell(Event{Turn: &t})
 	}
+	g.Started = func(string, int) { n.tell(Event{Started: true}) }
 	n.log.Info("ready")
+	var replay sync.WaitGroup
+	defer replay.Wait()
 	for o := range orders {
-		g.Run(ctx, o.Replay, o.Parallel)
-		stats := PlannerStats{}
-		if top, err := pb.NewPlannerClient(n.planner).Top(ctx, &pb.TopRequest{}); err == nil {
-			stats = PlannerStats{top.Replanned, top.Splits, top.Cuts, top.Hedges, top.Recomputes}
-		} else {
-			n.log.Warn("the planner does not say what it did", "err", err)
+		if o.Bump {
+			b := n.bump(ctx, admin)
+			n.tell(Event{Bumped: &b})
+			continue
 		}
-		n.tell(Event{Replayed: &stats})
+		replay.Wait() // one after the other
+		replay.Go(func() { n.replay(ctx, g, o) })
 	}
 	return nil
+}
+
+// replay replays agents and tells what the planner did.
+func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
+	g.Run(ctx, o.Replay, o.Parallel)
+	stats := PlannerStats{}
+	if top, err := pb.NewPlannerClient(n.planner).Top(ctx, &pb.TopRequest{}); err == nil {
+		stats = PlannerStats{top.Replanned, top.Splits, top.Cuts, top.Hedges, top.Recomputes}
+	} else {
+		n.log.Warn("the planner does not say what it did", "err", err)
+	}
+	n.tell(Event{Replayed: &stats})
+}
+
+// bump begins a new epoch, on storage first: the planner is told of what storage has.
+func (n *node) bump(ctx context.Context, admin pb.AdminClient) Bumped {
+	r, err := admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: n.cfg.Namespace})
+	if err == nil {
+		_, err = pb.NewPlannerClient(n.planner).BumpWeights(ctx, &pb.BumpWeightsRequest{Namespace: n.cfg.Namespace, Epoch: r.NewEpoch})
+	}
+	if err != nil {
+		return Bumped{Err: err.Error()}
+	}
+	return Bumped{Epoch: kv.Epoch(r.NewEpoch)}
 }
 
 // ignore drops an error of one code.
