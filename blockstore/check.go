@@ -54,7 +54,7 @@ func (s *Store) Check(refs iter.Seq[kv.Ref]) []Finding {
 		seen[g][ref.Extent.Slot()] = true
 	}
 	for _, v := range s.volumes {
-		for _, g := range v.sorted() {
+		for _, g := range v.space.sorted() {
 			for _, ref := range g.unreferenced(seen[g]) {
 				report(ref, "live, but not referenced")
 			}

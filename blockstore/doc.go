@@ -33,17 +33,38 @@
 //
 // # Placement
 //
-// Each segment keeps its free slots as a set of runs (internal/runs) and reports
-// the longest run to its volume's space, a heap of segments by slot size. So
-// where a run of free slots is, or that there is none, is known without a look
-// at other segments.
+// Each volume has one allocator, its space. One mutex guards the set of segments,
+// how each is cut, its slots, and the free runs (internal/runs) by slot size:
+//
+//	           created and zeroed by the keeper
+//	preparing ─────────────────► blank ◄───────── bad    a probe of the volume succeeded
+//	    │                          │               ▲
+//	    └────────────┬─────────────┘               │ header not written
+//	no segment ──────┤ claimed for a slot size     │
+//	                 ▼                             │
+//	no segment ◄── changing ───────────────────────┘
+//	   file removed  │   ▲
+//	  header durable ▼   │ empty, and wanted for another slot size or surplus
+//	                cut ─┘
+//
+//	cut segments of  8 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
+//	cut segments of 64 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
+//
+// The columns are heaps, so where a run of free slots is, or that there is none, is
+// known without a look at other segments. I/O happens only while a segment is
+// preparing or changing, and without the mutex: one goroutine owns the segment
+// then. For each slot size at most one cut is under way. Writers that need a
+// segment of that size wait for it as long as their context and the volume's health
+// last; all other calls go on.
 //
 // Reserve puts the n slots of one sequence next to each other where it can:
 // right after the slot the caller names, else into the longest free run of the
 // segments of that slot size, else into a fresh segment. With several volumes a
 // sequence changes the volume every StripeBytes, so that one long read uses all
 // of them. A segment is cut to one slot size; when all its slots are free it may
-// be cut to another, with the new header synced before a slot of it is used.
+// be cut to another, with the new header synced before a slot of it is used. A
+// segment whose header could not be written is cut again after the volume has
+// recovered, and only when there is no other.
 //
 // # What is promised
 //
@@ -94,10 +115,8 @@
 //
 // # Lock order
 //
-// Three tokens (one-element channels) serialise slow work and are taken before
-// every lock: volume.growth (the set of segments, a segment's cut), then
-// Store.meta (superblocks, catalogue), then volume.meta (those of one volume). Of
-// the locks, volume.mu comes before segment.mu, which comes before space.mu; all
-// others (Store.mu, generations.mu, syncer.mu, watchedDevice.mu) are leaves. No
-// I/O happens under a lock.
+// Two tokens (one-element channels) serialise slow work and are taken before every
+// lock: Store.meta (superblocks, catalogue), then volume.meta (those of one
+// volume). All locks are leaves: space.mu, which segment.mu points to, Store.mu,
+// generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a lock.
 package blockstore

@@ -162,7 +162,7 @@ func (s *Store) LiveFrom(from kv.Extent, n int) (refs []kv.Ref, slotBytes int64,
 	if v == nil {
 		return nil, 0, from, false
 	}
-	table := *v.table.Load()
+	table := *v.space.table.Load()
 	for number := from.Segment(); number < uint32(len(table)); number++ {
 		slot := uint32(0)
 		if number == from.Segment() {

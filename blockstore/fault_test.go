@@ -246,7 +246,7 @@ func (f *faulty) settleFree(live map[string]*block) {
 	for _, b := range live {
 		used[b.ref.Extent] = true
 	}
-	for _, g := range f.volumes[0].sorted() {
+	for _, g := range f.volumes[0].space.sorted() {
 		for slot := range g.header.Slots {
 			if !used[g.extent(slot)] {
 				f.dev.Counter().Repaired(g.file.Name(), g.header.SlotOffset(slot), g.header.SlotBytes)
@@ -463,7 +463,7 @@ func onVolume(t *testing.T, s *Store, dev blockio.Device) kv.Ref {
 		if v.dev.Device != dev {
 			continue
 		}
-		for _, g := range v.sorted() {
+		for _, g := range v.space.sorted() {
 			for i, w := range g.words {
 				if w.state() == slotLive {
 					return kv.Ref{Extent: g.extent(uint32(i)), Generation: w.generation()}

@@ -2,8 +2,7 @@ package blockstore
 
 import (
 	"context"
-	"maps"
-	"slices"
+	"errors"
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -46,7 +45,10 @@ func (v *volume) keep(ctx context.Context) {
 
 // tend does what is due once.
 func (v *volume) tend(ctx context.Context) {
-	if err := v.retire(ctx); err != nil && ctx.Err() == nil {
+	if !v.dev.health().Syncs() {
+		return
+	}
+	if err := v.retire(); err != nil && ctx.Err() == nil {
 		v.log.Warn("could not give back a surplus segment", "err", err)
 	}
 	if v.store.opts.Prewrite && ctx.Err() == nil {
@@ -69,46 +71,14 @@ func (v *volume) watchSpace() {
 	}
 }
 
-// markSurplus decides which segments go when the files exceed the capacity: the
-// emptiest, so that least is lost.
-func (v *volume) markSurplus() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	over := v.fileBytes - v.capacityBytes
-	for over > 0 {
-		var pick *segment
-		var least uint32
-		for _, g := range v.segments {
-			g.mu.Lock()
-			used := g.header.Slots - g.counts.free
-			if !g.retiring && (pick == nil || used < least || (used == least && g.number > pick.number)) {
-				pick, least = g, used
-			}
-			g.mu.Unlock()
-		}
-		if pick == nil {
-			return
-		}
-		pick.mu.Lock()
-		pick.retiring = true
-		v.space.report(pick)
-		v.surplus[pick.number] = pick
-		pick.mu.Unlock()
-		over -= pick.file.Size()
-	}
-}
-
 // retire removes the surplus segments that are empty.
-func (v *volume) retire(ctx context.Context) error {
-	for _, g := range v.surplusSegments() {
-		if !g.mayRetire() {
+func (v *volume) retire() error {
+	for _, g := range v.space.surplusSegments() {
+		if !v.space.claimSurplus(g) {
 			continue
 		}
-		if err := v.takeGrowth(ctx); err != nil {
-			return err
-		}
 		err := v.remove(g)
-		v.giveGrowth()
+		v.space.finishRemoval(g, err)
 		if err != nil {
 			return err
 		}
@@ -116,30 +86,14 @@ func (v *volume) retire(ctx context.Context) error {
 	return nil
 }
 
-// surplusSegments returns the segments that are to be removed.
-func (v *volume) surplusSegments() []*segment {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return slices.SortedFunc(maps.Values(v.surplus), func(a, b *segment) int { return int(a.number) - int(b.number) })
-}
-
-func (g *segment) mayRetire() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.retiring && g.phase != phaseZeroing && g.phase != phaseChanging && g.isEmptyLocked()
-}
-
-// remove deletes a segment's file; the growth token is held.
+// remove deletes the file of a claimed segment.
 func (v *volume) remove(g *segment) error {
-	v.mu.Lock()
-	g.mu.Lock()
-	g.blankLocked(phaseChanging)
-	v.dropLocked(g)
-	g.mu.Unlock()
-	v.mu.Unlock()
-	v.syncer.forget(g.file)
-	if err := g.file.Close(); err != nil {
-		return err
+	if !g.closed {
+		v.syncer.forget(g.file)
+		if err := g.file.Close(); err != nil {
+			return err
+		}
+		g.closed = true
 	}
 	return v.dev.Remove(g.file.Name())
 }
@@ -147,63 +101,36 @@ func (v *volume) remove(g *segment) error {
 // zeroAhead makes sure that one blank segment is ready for the next cut, as long
 // as the capacity has room for it.
 func (v *volume) zeroAhead(ctx context.Context) error {
-	g, err := v.createAhead(ctx)
-	if g == nil || err != nil {
-		return err
+	if !v.takesWrites() || !v.space.wantsBlank() {
+		return nil
 	}
-	err = v.zero(ctx, g)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	g.setPhase(phaseBlank)
-	close(g.zeroed)
-	return err
-}
-
-// createAhead creates the file if there is no blank segment, or returns nil.
-func (v *volume) createAhead(ctx context.Context) (*segment, error) {
-	if err := v.takeGrowth(ctx); err != nil {
-		return nil, err
-	}
-	defer v.giveGrowth()
-	if v.hasBlank() || !v.takesWrites() {
-		return nil, nil
-	}
-	size := v.nextFileBytes(0)
-	g, err := v.create(size, phaseChanging)
-	if err == errNoRoom {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	g.zeroed = make(chan struct{})
-	g.setPhase(phaseZeroing)
-	return g, nil
-}
-
-func (v *volume) hasBlank() bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, g := range v.uncut {
-		if g.phase == phaseBlank && !g.retiring {
-			return true
-		}
-	}
-	return false
-}
-
-// zero writes zeroes over the file until the end, or until it is asked to stop.
-func (v *volume) zero(ctx context.Context, g *segment) error {
+	// Before the segment is claimed: a writer that takes the segment away waits for
+	// the keeper, and the keeper may wait here for the writer's memory.
 	buf, release, err := v.store.opts.Alloc(ctx, zeroChunkBytes)
 	if err != nil {
 		return err
 	}
 	defer release()
+	g := v.space.claimAhead()
+	if g == nil {
+		return nil
+	}
+	defer v.space.finishAhead(g)
+	if err := v.create(g); err != nil {
+		if errors.Is(err, errNoRoom) {
+			return nil
+		}
+		return err
+	}
+	return v.zero(ctx, g, buf)
+}
+
+// zero writes zeroes over the file until the end, or until a writer takes the
+// segment away.
+func (v *volume) zero(ctx context.Context, g *segment, buf []byte) error {
 	clear(buf)
-	for off := int64(0); off < g.file.Size() && !v.zeroingAborted(g); off += zeroChunkBytes {
-		n := min(zeroChunkBytes, g.file.Size()-off)
+	for off := int64(0); off < g.sizeBytes && g.isBeingPrepared(); off += zeroChunkBytes {
+		n := min(zeroChunkBytes, g.sizeBytes-off)
 		if err := doOne(ctx, v.dev, blockio.Request{Op: blockio.Write, File: g.file, Offset: off, Bufs: [][]byte{buf[:n/ondisk.Page*ondisk.Page]}}); err != nil {
 			return err
 		}
@@ -211,8 +138,8 @@ func (v *volume) zero(ctx context.Context, g *segment) error {
 	return nil
 }
 
-func (v *volume) zeroingAborted(g *segment) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return g.abort
+func (g *segment) isBeingPrepared() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.use == usePreparing
 }

@@ -193,6 +193,9 @@ func (v *volume) probe() {
 	defer late.Stop()
 	select {
 	case err := <-done:
+		if err == nil {
+			v.space.retryBad()
+		}
 		v.dev.probed(started, err)
 		v.store.giveMeta()
 	case <-late.C:

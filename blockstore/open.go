@@ -59,16 +59,11 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 		v := &volume{
 			store: s, index: uint32(i), capacityBytes: share, superblock: c.superblock,
 			id: c.superblock.Volume, segmentBytes: c.superblock.SegmentBytes,
-			log:      opts.Logger.With("volume", i, "path", c.dev.Info().Path),
-			growth:   make(chan struct{}, 1),
-			meta:     make(chan struct{}, 1),
-			kick:     make(chan struct{}, 1),
-			segments: make(map[uint32]*segment),
-			uncut:    make(map[uint32]*segment),
-			surplus:  make(map[uint32]*segment),
-			space:    space{classes: make(map[int64]*class)},
+			log:  opts.Logger.With("volume", i, "path", c.dev.Info().Path),
+			meta: make(chan struct{}, 1),
+			kick: make(chan struct{}, 1),
 		}
-		v.table.Store(new([]*segment))
+		v.space.init(v)
 		v.dev = watchDevice(c.dev, opts.Health, v.log, s.background.Go)
 		v.syncer = syncer{dev: v.dev, spawn: s.background.Go, failed: v.spoilWritten}
 		s.volumes = append(s.volumes, v)
@@ -508,7 +503,7 @@ func (v *volume) loadFiles(ctx context.Context) error {
 		return fmt.Errorf("catalogue file of %d bytes, want %d; restore it, or empty the directory: %w", got, want, ErrDamaged)
 	}
 	v.metaBytes = v.super.Size() + v.catalogue.Size()
-	v.fileBytes = v.metaBytes
+	v.space.fileBytes = v.metaBytes
 	names, err := v.dev.List()
 	if err != nil {
 		return err
@@ -542,10 +537,7 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 		}
 		return v.dev.Remove(name)
 	}
-	g := &segment{volume: v, number: number, file: f}
-	v.mu.Lock()
-	v.addLocked(g)
-	v.mu.Unlock()
+	g := v.space.found(number, f)
 	page, err := readPages(ctx, v.dev, f, 0, ondisk.Page)
 	if err != nil {
 		return err
@@ -567,10 +559,9 @@ func (v *volume) loadSegment(ctx context.Context, number uint32, name string) er
 		v.log.Warn("segment file is too short for its slots; its blocks are lost", "segment", number, "slots", h.Slots, "bytes", f.Size())
 		return nil
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.cutLocked(h)
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.trackLocked(g)
 	return nil
 }
 

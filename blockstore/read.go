@@ -166,10 +166,8 @@ func (s *Store) finishRead(r *Read, body, head *job, admission error) error {
 	}
 	g, stale := s.segmentOf(r.Ref)
 	if stale == nil {
-		if !g.holds(r.Ref) {
-			stale = fmt.Errorf("blockstore: read %v: slot was reused meanwhile (pinned-stays): %w", r.Ref, ErrStale)
-		} else {
-			stale = g.unpin(r.Ref)
+		if e := g.unpin(r.Ref); e != nil {
+			stale = fmt.Errorf("blockstore: read %v: slot was reused meanwhile (pinned-stays): %w: %w", r.Ref, ErrStale, e)
 		}
 	}
 	if stale != nil {

@@ -73,7 +73,7 @@ func (p *placement) find(ctx context.Context, after kv.Extent, hasAfter bool) er
 	if hasAfter {
 		if v := p.store.volume(after); v != nil && v.takesWrites() && v.dev.health().State == p.store.bestState() {
 			at = int(v.index)
-			if g, r := v.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.N > 0 {
+			if g, r := v.space.takeAfter(p.slotBytes, after, p.upTo(after.Slot()+1)); r.N > 0 {
 				p.add(g, r)
 			}
 			if p.atStripeEnd(after.Slot() + 1 + uint32(p.n)) {
@@ -158,7 +158,7 @@ func (p *placement) leastUsed() int {
 // that has room; on a suspect one only if no volume that is ok has.
 func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.Run, error) {
 	var trouble []error
-	writable := false
+	writable, full := false, false
 	for i := range 2 * len(p.store.volumes) {
 		v := p.store.volumes[at]
 		at = p.next(at)
@@ -177,15 +177,17 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 		if ctx.Err() != nil {
 			return nil, runs.Run{}, err
 		}
-		if !errors.Is(err, errNoRoom) {
-			v.log.Warn("could not make room", "err", err)
-			trouble = append(trouble, err)
+		if errors.Is(err, errNoRoom) {
+			full = true
+			continue
 		}
+		v.log.Warn("could not make room", "err", err)
+		trouble = append(trouble, err)
 	}
 	switch {
 	case !writable:
 		return nil, runs.Run{}, p.store.noWritableVolume()
-	case len(trouble) > 0:
+	case len(trouble) > 0 && !full: // were one full, eviction would help
 		return nil, runs.Run{}, errors.Join(trouble...)
 	}
 	return nil, runs.Run{}, p.full()
@@ -288,7 +290,7 @@ func (p *placement) refs(gen kv.Generation) []kv.Ref {
 func (s *Store) Surplus() []kv.Ref {
 	var refs []kv.Ref
 	for _, v := range s.volumes {
-		for _, g := range v.surplusSegments() {
+		for _, g := range v.space.surplusSegments() {
 			refs = g.appendSurplus(refs)
 		}
 	}
@@ -338,7 +340,7 @@ func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 		if !v.takesWrites() {
 			continue
 		}
-		for _, g := range *v.table.Load() {
+		for _, g := range *v.space.table.Load() {
 			if g == nil {
 				continue
 			}
@@ -354,13 +356,13 @@ func (s *Store) Emptiable(pieceBytes int64, layers int) []EmptiableSegment {
 func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	fits := ondisk.SegmentSlots(g.file.Size(), slotBytes) > 0
-	if g.phase != phaseCut || g.header.SlotBytes == slotBytes || g.retiring || g.counts.reserved > 0 || g.reading.Load() > 0 || !fits {
+	fits := ondisk.SegmentSlots(g.sizeBytes, slotBytes) > 0
+	if g.use != useCut || g.header.SlotBytes == slotBytes || g.retiring || g.counts.reserved > 0 || g.reading > 0 || !fits {
 		return EmptiableSegment{}, false
 	}
 	return EmptiableSegment{
 		First: g.extent(0), End: g.extent(g.header.Slots),
-		UsedBytes: int64(g.counts.live) * g.header.SlotBytes,
+		UsedBytes: g.counts.live * g.header.SlotBytes,
 	}, true
 }
 
@@ -368,11 +370,11 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 // place for them, until it is cut anew: it is being emptied.
 func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
-		if g := v.segment(e.Segment()); g != nil {
+		if g := v.space.segment(e.Segment()); g != nil {
 			g.mu.Lock()
 			defer g.mu.Unlock()
 			g.draining = true
-			v.space.report(g)
+			g.settleLocked()
 		}
 	}
 }
@@ -380,5 +382,5 @@ func (s *Store) DrainSegment(e kv.Extent) {
 // Reading reports whether the slot has a reader in that generation.
 func (s *Store) Reading(ref kv.Ref) bool {
 	g, err := s.segmentOf(ref)
-	return err == nil && g.reading.Load() > 0 && g.holds(ref)
+	return err == nil && g.beingRead(ref)
 }

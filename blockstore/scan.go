@@ -69,8 +69,8 @@ func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, 
 	defer cancel()
 	all := &scan{store: s, opts: opts, fn: fn}
 	for _, v := range s.volumes {
-		for _, g := range v.sorted() {
-			all.totalBytes += g.file.Size()
+		for _, g := range v.space.sorted() {
+			all.totalBytes += g.sizeBytes
 		}
 	}
 	err := onVolumes(s.volumes, func(v *volume) error {
@@ -105,19 +105,19 @@ func (c *scan) volume(ctx context.Context, v *volume) error {
 		return fmt.Errorf("blockstore: scan: scratch memory: %w", err)
 	}
 	defer release()
-	for _, g := range v.sorted() {
+	for _, g := range v.space.sorted() {
 		h, ok := g.cutHeader()
 		if ok {
 			w := &segmentScan{scan: c, segment: g, header: h, buf: buf}
 			err := w.run(ctx)
-			c.account(w.stats, g.file.Size())
-			// A surplus segment may be given back while it is being scanned.
-			if err != nil && (v.segment(g.number) == g || !errors.Is(err, blockio.ErrClosed)) {
+			c.account(w.stats, g.sizeBytes)
+			// A surplus segment may be removed while it is being scanned.
+			if _, still := g.cutHeader(); err != nil && (still || !errors.Is(err, blockio.ErrClosed)) {
 				return err
 			}
 			continue
 		}
-		c.account(ScanStats{}, g.file.Size())
+		c.account(ScanStats{}, g.sizeBytes)
 	}
 	return nil
 }
@@ -137,7 +137,7 @@ func (c *scan) account(st ScanStats, fileBytes int64) {
 func (g *segment) cutHeader() (ondisk.SegmentHeader, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.header, g.phase == phaseCut
+	return g.header, g.use == useCut
 }
 
 // segmentScan reads one segment.

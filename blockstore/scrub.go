@@ -196,7 +196,7 @@ func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) 
 		if v.index > from.Volume() {
 			from = kv.MakeExtent(v.index, 0, 0)
 		}
-		table := *v.table.Load()
+		table := *v.space.table.Load()
 		for number := from.Segment(); number < uint32(len(table)); number++ {
 			slot := uint32(0)
 			if number == from.Segment() {

@@ -3,7 +3,6 @@ package blockstore
 import (
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
@@ -12,38 +11,45 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// phase is what a segment file is being used for.
-type phase uint8
+// use is what a segment is used for.
+type use uint8
 
 const (
-	// phaseBlank: not cut, nobody's.
-	phaseBlank phase = iota
-	// phaseZeroing: not cut, the keeper is writing zeroes into it.
-	phaseZeroing
-	// phaseChanging: being cut or removed; only the holder of the volume's
-	// growth token touches it.
-	phaseChanging
-	// phaseCut: has slots.
-	phaseCut
-	// phaseBad: its header could not be written; out of use until the next Open.
-	phaseBad
+	// useBlank: it has no slots.
+	useBlank use = iota
+	// usePreparing: it has no slots, and the keeper creates its file or writes
+	// zeroes into it. A writer may take it away.
+	usePreparing
+	// useChanging: its file is being created, its header written or its file
+	// removed, by the one goroutine that has claimed it.
+	useChanging
+	// useCut: it has slots.
+	useCut
+	// useBad: its header could not be written. It is blank again when a probe of
+	// the volume has succeeded.
+	useBad
 )
 
 // segment is one preallocated file and the table of its slots.
 type segment struct {
-	volume *volume
-	number uint32
-	file   blockio.File
+	volume    *volume
+	number    uint32
+	sizeBytes int64
+	// prepared is closed when the keeper has done with a segment that it created.
+	// It is nil for other segments.
+	prepared chan struct{}
+	// closed: the file was closed, in order to be removed. Only the keeper uses it.
+	closed bool
 
-	// abort asks the keeper to stop zeroing; zeroed is closed when it has. Both
-	// are set while the phase is phaseZeroing, under volume.mu.
-	abort  bool
-	zeroed chan struct{}
-
-	mu sync.Mutex
-	// phase changes with volume.mu held as well.
-	phase  phase
+	// mu is the mutex of the volume's space. It guards all that follows.
+	mu *sync.Mutex
+	// file is nil while it does not exist.
+	file blockio.File
+	use  use
+	// failed: the header could not be written when the segment was last cut.
+	failed bool
 	header ondisk.SegmentHeader // of a cut segment
+	class  *class               // of a cut segment
 	words  []slotWord
 	// free are the free slots; nil before Ready, while words alone says what
 	// they are.
@@ -52,19 +58,32 @@ type segment struct {
 	// retiring: beyond the capacity; takes no new slots and is removed when
 	// empty. draining: being emptied; takes new slots only as a last resort.
 	retiring, draining bool
-	// reported is what the volume's space knows of the segment.
-	reported vacancy
+	places             [heapKinds]place
 	// looks counts the slots that nextLive looked at.
 	looks uint64
-	// reading counts the readers of all slots. It changes under mu.
-	reading atomic.Int64
+	// reading counts the readers of all slots.
+	reading int64
+}
+
+// setUseLocked changes what the segment is used for.
+func (g *segment) setUseLocked(u use) {
+	s := &g.volume.space
+	s.uses[g.use]--
+	s.uses[u]++
+	if g.use = u; u == useBlank || u == usePreparing {
+		s.blank[g.number] = g
+		return
+	}
+	delete(s.blank, g.number)
 }
 
 // cutLocked makes the segment a set of free slots.
 func (g *segment) cutLocked(h ondisk.SegmentHeader) {
-	g.phase, g.header = phaseCut, h
+	g.setUseLocked(useCut)
+	g.header, g.class = h, g.volume.space.classLocked(h.SlotBytes)
 	g.words = make([]slotWord, h.Slots)
-	g.counts = slotCounts{free: h.Slots}
+	g.class.segments++
+	g.countLocked(slotFree, int64(h.Slots))
 	g.draining = false
 	if g.volume.store.ready.Load() {
 		g.findFreeLocked()
@@ -73,7 +92,7 @@ func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 
 // findFreeLocked makes the set of free slots from the words.
 func (g *segment) findFreeLocked() {
-	if g.phase != phaseCut || g.free != nil {
+	if g.use != useCut || g.free != nil {
 		return
 	}
 	g.free = runs.New(g.header.Slots)
@@ -85,14 +104,54 @@ func (g *segment) findFreeLocked() {
 		r.N = at - r.Start
 		g.free.Add(r)
 	}
-	g.volume.space.report(g)
+	g.settleLocked()
 }
 
 // blankLocked forgets the slots, all of which are free.
-func (g *segment) blankLocked(p phase) {
-	g.phase, g.header = p, ondisk.SegmentHeader{}
-	g.words, g.free, g.counts, g.draining = nil, nil, slotCounts{}, false
-	g.volume.space.report(g)
+func (g *segment) blankLocked(u use) {
+	g.countLocked(slotFree, -g.counts.free)
+	if g.class.segments--; g.class.segments == 0 {
+		delete(g.volume.space.classes, g.header.SlotBytes)
+	}
+	g.setUseLocked(u)
+	g.settleLocked()
+	g.header, g.class = ondisk.SegmentHeader{}, nil
+	g.words, g.free, g.draining = nil, nil, false
+}
+
+// countLocked counts n slots more in a state, in the segment and in its class.
+func (g *segment) countLocked(s slotState, n int64) {
+	*g.counts.of(s) += n
+	*g.class.counts.of(s) += n
+	if s == slotFree && !g.retiring {
+		g.class.free += n
+	}
+}
+
+// settleLocked puts the segment where it belongs in the heaps of its class.
+func (g *segment) settleLocked() {
+	var byRuns, byEmptiness *segmentHeap
+	if g.use == useCut && g.free != nil && !g.retiring && g.counts.free > 0 {
+		byRuns = &g.class.open
+		if g.draining {
+			byRuns = &g.class.last
+		}
+		if g.isEmptyLocked() {
+			byEmptiness = &g.class.empty
+		}
+	}
+	g.move(byRun, byRuns)
+	g.move(byEmpty, byEmptiness)
+}
+
+// retireLocked makes the segment one that is to be removed.
+func (g *segment) retireLocked() {
+	if g.class != nil {
+		g.class.free -= g.counts.free
+	}
+	g.retiring = true
+	g.volume.space.surplus[g.number] = g
+	g.settleLocked()
 }
 
 func (g *segment) extent(slot uint32) kv.Extent {
@@ -100,18 +159,18 @@ func (g *segment) extent(slot uint32) kv.Extent {
 }
 
 // isEmptyLocked reports whether no slot is in use.
-func (g *segment) isEmptyLocked() bool { return g.counts.free == g.header.Slots }
+func (g *segment) isEmptyLocked() bool { return g.counts.free == int64(g.header.Slots) }
 
 // setLocked moves a slot to a state, with the counts and the free map.
 func (g *segment) setLocked(slot uint32, w slotWord) {
 	old := g.words[slot].state()
 	g.words[slot] = w
-	*g.counts.of(old)--
-	*g.counts.of(w.state())++
+	g.countLocked(old, -1)
+	g.countLocked(w.state(), 1)
 	if w.state() == slotFree && old != slotFree {
 		if g.free != nil {
 			g.free.Add(runs.Run{Start: slot, N: 1})
-			g.volume.space.report(g)
+			g.settleLocked()
 		}
 		g.volume.usedBytes.Add(-g.header.SlotBytes)
 		if g.retiring && g.isEmptyLocked() {
@@ -136,7 +195,7 @@ func (g *segment) checkLocked() {
 			g.extent(uint32(i)), w.state(), g.free == nil || g.free.Has(uint32(i)))
 	}
 	invariants.Assert(c == g.counts, "segment %d counts %+v, its table says %+v", g.number, g.counts, c)
-	invariants.Assert(g.free == nil || c.free == g.free.Size(), "segment %d has %d free slots, and its set another number", g.number, c.free)
+	invariants.Assert(g.free == nil || c.free == int64(g.free.Size()), "segment %d has %d free slots, and its set another number", g.number, c.free)
 }
 
 // takeLocked reserves a run of free slots. Their generations come later, from
@@ -145,14 +204,14 @@ func (g *segment) takeLocked(r runs.Run) {
 	if g.free != nil {
 		g.free.Remove(r)
 	}
-	g.counts.free -= r.N
-	g.counts.reserved += r.N
+	g.countLocked(slotFree, -int64(r.N))
+	g.countLocked(slotReserved, int64(r.N))
 	g.volume.usedBytes.Add(int64(r.N) * g.header.SlotBytes)
 	for i := r.Start; i < r.Start+r.N; i++ {
 		g.words[i] = makeSlotWord(0, slotReserved)
 	}
 	if g.free != nil {
-		g.volume.space.report(g)
+		g.settleLocked()
 	}
 }
 
@@ -178,7 +237,7 @@ func (g *segment) adopt(ref kv.Ref, slotBytes int64) error {
 	defer g.mu.Unlock()
 	slot := ref.Extent.Slot()
 	switch {
-	case g.phase != phaseCut || g.header.SlotBytes != slotBytes || slot >= g.header.Slots:
+	case g.use != useCut || g.header.SlotBytes != slotBytes || slot >= g.header.Slots:
 		return fmt.Errorf("blockstore: adopt %v with slots of %d bytes: segment has %d of %d: %w", ref, slotBytes, g.header.Slots, g.header.SlotBytes, ErrStale)
 	case ref.Generation <= g.header.Cut:
 		return fmt.Errorf("blockstore: adopt %v: segment was cut later, at generation %d: %w", ref, g.header.Cut, ErrStale)
@@ -244,7 +303,7 @@ func (g *segment) addReaderLocked(ref kv.Ref, slot uint32) error {
 		return fmt.Errorf("blockstore: pin %v: %d readers: %w", ref, MaxReaders, ErrBusy)
 	}
 	g.words[slot]++
-	g.reading.Add(1)
+	g.reading++
 	return nil
 }
 
@@ -259,7 +318,7 @@ func (g *segment) unpin(ref kv.Ref) error {
 	case w.readers() == 0:
 		return fmt.Errorf("blockstore: unpin %v: slot has no readers: %w", ref, ErrState)
 	}
-	g.reading.Add(-1)
+	g.reading--
 	if w--; w.readers() == 0 && w.state() == slotCondemned {
 		g.setLocked(slot, w.withState(slotFree))
 		return nil
@@ -312,8 +371,8 @@ func (g *segment) release(ref kv.Ref, live bool) error {
 	return nil
 }
 
-// holds reports whether the slot is still of the ref's generation and pinned.
-func (g *segment) holds(ref kv.Ref) bool {
+// beingRead reports whether the slot is still of the ref's generation and pinned.
+func (g *segment) beingRead(ref kv.Ref) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	_, w, err := g.findLocked(ref)

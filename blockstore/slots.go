@@ -74,13 +74,12 @@ func (w slotWord) withState(s slotState) slotWord {
 	return w&^((1<<stateBits-1)<<stateShift) | slotWord(s)<<stateShift
 }
 
-// slotCounts is how many slots of a segment are in each state; written ones
-// count as reserved.
+// slotCounts is how many slots are in each state; written ones count as reserved.
 type slotCounts struct {
-	free, reserved, live, condemned uint32
+	free, reserved, live, condemned int64
 }
 
-func (c *slotCounts) of(s slotState) *uint32 {
+func (c *slotCounts) of(s slotState) *int64 {
 	switch s {
 	case slotFree:
 		return &c.free

@@ -1,137 +1,441 @@
 package blockstore
 
 import (
+	"cmp"
 	"container/heap"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/runs"
+	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// space is the index of a volume's cut segments by what they have free: it
-// answers where the longest run of free slots of a size is, how many slots of a
-// size are free, and which segments are empty, without looking at any segment
-// but the one it names. Segments report their changes to it.
-//
-// Its mutex is a leaf: it is taken under segment.mu.
+// space is the allocator of one volume: its segments, how each is cut, the slots
+// of each, and the free runs by slot size. One mutex guards all of it. No I/O
+// happens under the mutex: a segment that is useChanging belongs to the goroutine
+// that does I/O for it.
 type space struct {
-	mu      sync.Mutex
+	volume *volume
+	// table is the segments by number, nil where there is none. It is replaced,
+	// never changed, so that a segment is found without mu.
+	table atomic.Pointer[[]*segment]
+
+	mu sync.Mutex
+	// uses counts the segments of each use.
+	uses [useBad + 1]int
+	// blank are the segments that are useBlank or usePreparing, surplus those that
+	// are retiring.
+	blank, surplus map[uint32]*segment
+	// lowest: every segment number below it is taken.
+	lowest uint32
+	// fileBytes is the size of all files of the volume. creatingBytes is the part
+	// of it in files that are being created.
+	fileBytes, creatingBytes int64
+	// classes are the cut segments by slot size.
 	classes map[int64]*class
+	// cutting are the cuts under way by slot size. There is at most one of a size,
+	// and every writer that needs a segment of that size waits for it.
+	cutting map[int64]*cutting
 	// steps counts the places of heaps that were looked at.
 	steps uint64
 }
 
 // class is the segments of one slot size.
 type class struct {
-	// open are the segments with free slots, the one with the longest run first.
+	segments int
+	// counts are the sums of the segments' counts.
+	counts slotCounts
+	// free counts the slots that may be taken: the free ones, except those of
+	// retiring segments.
+	free int64
+	// open are the segments with such slots, the one with the longest run first.
 	// last are those that are being emptied, which are a last resort.
 	open, last segmentHeap
 	// empty are the segments that have only free slots.
 	empty segmentHeap
-	// free counts the free slots.
-	free int64
 }
 
-// vacancy is what a segment last reported, and where it stands in the heaps. It
-// is guarded by space.mu. A segment that takes no new slots reports nothing.
-type vacancy struct {
-	slotBytes       int64
-	longest, free   uint32
-	draining, empty bool
-	// cut is the generation at which the segment was cut.
-	cut kv.Generation
-	// runAt and emptyAt are places in heaps, counted from 1; 0 is none.
-	runAt, emptyAt int
+// cutting is one cut that is under way. done is closed when err is set.
+type cutting struct {
+	slotBytes int64
+	done      chan struct{}
+	err       error
 }
 
-// vacancyLocked is what the segment has to report.
-func (g *segment) vacancyLocked() vacancy {
-	if g.phase != phaseCut || g.retiring || g.free == nil {
-		return vacancy{}
+// init makes an empty space.
+func (s *space) init(v *volume) {
+	s.volume = v
+	s.table.Store(new([]*segment))
+	s.blank, s.surplus = make(map[uint32]*segment), make(map[uint32]*segment)
+	s.classes, s.cutting = make(map[int64]*class), make(map[int64]*cutting)
+}
+
+// segment returns the segment of that number, or nil.
+func (s *space) segment(number uint32) *segment {
+	table := *s.table.Load()
+	if number >= uint32(len(table)) {
+		return nil
 	}
-	return vacancy{
-		slotBytes: g.header.SlotBytes, longest: g.free.Longest(), free: g.counts.free,
-		draining: g.draining, empty: g.isEmptyLocked(), cut: g.header.Cut,
-	}
+	return table[number]
 }
 
-// report takes the state of a segment into the index; g.mu is held.
-func (s *space) report(g *segment) {
-	now := g.vacancyLocked()
+// sorted returns all segments by number.
+func (s *space) sorted() []*segment {
+	return slices.DeleteFunc(slices.Clone(*s.table.Load()), func(g *segment) bool { return g == nil })
+}
+
+// found adds a segment whose file is there.
+func (s *space) found(number uint32, f blockio.File) *segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := &g.reported
-	now.runAt, now.emptyAt = was.runAt, was.emptyAt
-	if now == *was {
-		return
-	}
-	// A class without a free slot has nothing in its heaps.
-	defer s.forget(was.slotBytes)
-	if c := s.classes[was.slotBytes]; c != nil {
-		c.free -= int64(was.free)
-		if was.runAt > 0 && (now.longest == 0 || now.slotBytes != was.slotBytes || now.draining != was.draining) {
-			heap.Remove(c.runs(was.draining).with(s, runPlace), was.runAt-1)
-		}
-		if was.emptyAt > 0 && (!now.empty || now.slotBytes != was.slotBytes) {
-			heap.Remove(c.empty.with(s, emptyPlace), was.emptyAt-1)
-		}
-	}
-	now.runAt, now.emptyAt = was.runAt, was.emptyAt
-	if *was = now; now.free == 0 {
-		return
-	}
-	c := s.classes[now.slotBytes]
-	if c == nil {
-		c = new(class)
-		s.classes[now.slotBytes] = c
-	}
-	c.free += int64(now.free)
-	runs := c.runs(now.draining).with(s, runPlace)
-	switch {
-	case was.runAt == 0:
-		heap.Push(runs, g)
-	default:
-		heap.Fix(runs, was.runAt-1)
-	}
-	if now.empty && was.emptyAt == 0 {
-		heap.Push(c.empty.with(s, emptyPlace), g)
-	}
+	g := &segment{volume: s.volume, mu: &s.mu, number: number, sizeBytes: f.Size(), file: f}
+	s.addLocked(g)
+	return g
 }
 
-// forget drops a class that has no free slot; mu is held.
-func (s *space) forget(slotBytes int64) {
-	if c := s.classes[slotBytes]; c != nil && c.free == 0 {
-		delete(s.classes, slotBytes)
-	}
+// addLocked makes a segment known.
+func (s *space) addLocked(g *segment) {
+	s.fileBytes += g.sizeBytes
+	s.uses[g.use]++
+	g.setUseLocked(g.use)
+	s.publishLocked(g.number, g)
 }
 
-func (c *class) runs(draining bool) *segmentHeap {
-	if draining {
-		return &c.last
-	}
-	return &c.open
+// dropLocked forgets a segment that has no slots.
+func (s *space) dropLocked(g *segment) {
+	s.fileBytes -= g.sizeBytes
+	s.uses[g.use]--
+	delete(s.blank, g.number)
+	delete(s.surplus, g.number)
+	s.lowest = min(s.lowest, g.number)
+	s.publishLocked(g.number, nil)
 }
 
-// longest returns the segment with the longest run of free slots of a size, and
-// the run's length, as last reported; nil if none is free.
-func (s *space) longest(slotBytes int64, lastResort bool) (*segment, uint32) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *space) publishLocked(number uint32, g *segment) {
+	old := *s.table.Load()
+	table := make([]*segment, max(len(old), int(number)+1))
+	copy(table, old)
+	table[number] = g
+	s.table.Store(&table)
+}
+
+// classLocked returns the class of a slot size, which it makes if there is none.
+func (s *space) classLocked(slotBytes int64) *class {
 	c := s.classes[slotBytes]
 	if c == nil {
-		return nil, 0
+		c = &class{open: s.newHeap(byRun), last: s.newHeap(byRun), empty: s.newHeap(byEmpty)}
+		s.classes[slotBytes] = c
 	}
-	s.steps++
-	best := c.open.first()
-	if drained := c.last.first(); lastResort && drained != nil && (best == nil || drained.reported.longest > best.reported.longest) {
-		best = drained
-	}
-	if best == nil {
-		return nil, 0
-	}
-	return best, best.reported.longest
+	return c
 }
 
-// free counts the free slots of a size.
+// take reserves one run of free slots, of the longest one there is, if that has
+// at least enough. Draining segments are left alone unless lastResort.
+func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.takeLocked(slotBytes, bound, enough, lastResort)
+}
+
+func (s *space) takeLocked(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
+	c := s.classes[slotBytes]
+	if c == nil {
+		return nil, runs.Run{}
+	}
+	s.steps++
+	g := c.open.first()
+	if drained := c.last.first(); lastResort && drained != nil && (g == nil || drained.free.Longest() > g.free.Longest()) {
+		g = drained
+	}
+	if g == nil || g.free.Longest() < enough {
+		return nil, runs.Run{}
+	}
+	r, _ := g.free.First(g.free.Longest(), 0, g.header.Slots)
+	r.N = min(r.N, bound.upTo(r.Start))
+	g.takeLocked(r)
+	return g, r
+}
+
+// takeAfter reserves up to n free slots right after a slot, in its segment.
+func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment, runs.Run) {
+	g := s.segment(after.Segment())
+	if g == nil {
+		return nil, runs.Run{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g.free == nil || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots {
+		return nil, runs.Run{}
+	}
+	r := runs.Run{Start: after.Slot() + 1}
+	if r.N = g.free.From(r.Start, n); r.N == 0 {
+		return nil, runs.Run{}
+	}
+	g.takeLocked(r)
+	return g, r
+}
+
+// takeOrCut is take. If there is no such run, it returns the cut of that slot size
+// which is under way, and starts one if there is none; nil if no segment can be
+// cut.
+func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if g, r := s.takeLocked(slotBytes, bound, enough, false); g != nil {
+		return g, r, nil
+	}
+	c := s.cutting[slotBytes]
+	if c == nil {
+		g := s.claimLocked(slotBytes)
+		if g == nil {
+			return nil, runs.Run{}, nil
+		}
+		c = &cutting{slotBytes: slotBytes, done: make(chan struct{})}
+		s.cutting[slotBytes] = c
+		// On a goroutine of its own: a writer that gives up must not leave the
+		// segment half cut.
+		s.volume.store.background.Go(func() { s.volume.cut(g, c) })
+	}
+	return nil, runs.Run{}, c
+}
+
+// claimLocked takes a segment to be cut: a blank one, else an empty one of another
+// slot size, else a new one, else one whose last cut failed. It returns nil if
+// there is none.
+func (s *space) claimLocked(slotBytes int64) *segment {
+	var blank, failed *segment
+	for _, g := range s.blank {
+		switch {
+		case g.retiring || ondisk.SegmentSlots(g.sizeBytes, slotBytes) == 0:
+		case g.failed:
+			if failed == nil || g.number < failed.number {
+				failed = g
+			}
+		case blank == nil || g.use < blank.use || (g.use == blank.use && g.number < blank.number):
+			blank = g
+		}
+	}
+	if blank == nil {
+		if g := s.emptyLocked(slotBytes); g != nil {
+			g.blankLocked(useChanging)
+			return g
+		}
+		if g := s.newLocked(slotBytes, useChanging); g != nil {
+			return g
+		}
+		blank = failed
+	}
+	if blank != nil {
+		blank.setUseLocked(useChanging)
+	}
+	return blank
+}
+
+// emptyLocked returns an empty segment of another slot size that has room for a
+// slot, the one that was cut first, or nil. Only a volume's last segment is shorter
+// than the others, so of a size one or two are looked at.
+func (s *space) emptyLocked(slotBytes int64) (oldest *segment) {
+	for size, c := range s.classes {
+		if size == slotBytes {
+			continue
+		}
+		for _, g := range c.empty.list {
+			s.steps++
+			if ondisk.SegmentSlots(g.sizeBytes, slotBytes) > 0 {
+				if oldest == nil || g.header.Cut < oldest.header.Cut {
+					oldest = g
+				}
+				break
+			}
+		}
+	}
+	return oldest
+}
+
+// newBytesLocked is the size of the next segment file, 0 if there is no room for it.
+func (s *space) newBytesLocked() int64 {
+	full := s.volume.segmentBytes
+	size := min(full, (s.volume.capacityBytes-s.fileBytes)/ondisk.Page*ondisk.Page)
+	if s.volume.denied.Load() || size < max(full/shortSegmentShare, 2*ondisk.Page) {
+		return 0
+	}
+	return size
+}
+
+// newLocked adds a segment whose file does not exist yet. It returns nil if there
+// is no room for one that holds a slot.
+func (s *space) newLocked(slotBytes int64, u use) *segment {
+	size := s.newBytesLocked()
+	if ondisk.SegmentSlots(size, max(slotBytes, ondisk.Page)) == 0 {
+		return nil
+	}
+	for ; s.segment(s.lowest) != nil; s.lowest++ {
+	}
+	if s.lowest >= kv.MaxSegments {
+		return nil
+	}
+	g := &segment{volume: s.volume, mu: &s.mu, number: s.lowest, sizeBytes: size, use: u}
+	if u == usePreparing {
+		g.prepared = make(chan struct{})
+	}
+	s.addLocked(g)
+	return g
+}
+
+// beginCreate notes that a segment's file is being created. It returns the size of
+// all such files.
+func (s *space) beginCreate(g *segment) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.creatingBytes += g.sizeBytes
+	return s.creatingBytes
+}
+
+// endCreate ends the creation of a segment's file; f is nil if it failed.
+func (s *space) endCreate(g *segment, f blockio.File) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.creatingBytes -= g.sizeBytes
+	g.file = f
+}
+
+// finishCut ends a cut: with err nil the segment has the slots that h says.
+// Otherwise it gets another use, or is forgotten if it has no file.
+func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g.failed = otherwise == useBad
+	switch {
+	case err == nil:
+		g.cutLocked(h)
+	case g.file == nil:
+		s.dropLocked(g)
+	default:
+		g.setUseLocked(otherwise)
+	}
+	delete(s.cutting, c.slotBytes)
+	c.err = err
+	close(c.done)
+}
+
+// claimAhead adds a segment for the keeper to prepare, or returns nil if a blank
+// one is there or there is no room for another.
+func (s *space) claimAhead() *segment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hasBlankLocked() {
+		return nil
+	}
+	return s.newLocked(0, usePreparing)
+}
+
+// wantsBlank reports whether claimAhead might add a segment.
+func (s *space) wantsBlank() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.hasBlankLocked() && s.newBytesLocked() > 0
+}
+
+func (s *space) hasBlankLocked() bool {
+	for _, g := range s.blank {
+		if !g.retiring && !g.failed {
+			return true
+		}
+	}
+	return false
+}
+
+// finishAhead ends the keeper's work on a segment, which a writer may have claimed
+// meanwhile.
+func (s *space) finishAhead(g *segment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(g.prepared)
+	switch {
+	case g.use != usePreparing:
+	case g.file == nil:
+		s.dropLocked(g)
+	default:
+		g.setUseLocked(useBlank)
+	}
+}
+
+// retryBad lets the segments be cut again whose headers could not be written.
+func (s *space) retryBad() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.sorted() {
+		if s.uses[useBad] == 0 {
+			return
+		}
+		if g.use == useBad {
+			g.setUseLocked(useBlank)
+		}
+	}
+}
+
+// markSurplus decides which segments go when the files exceed the capacity: the
+// emptiest, so that least is lost.
+func (s *space) markSurplus() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	over := s.fileBytes - s.volume.capacityBytes
+	if over <= 0 {
+		return
+	}
+	used := func(g *segment) int64 { return int64(g.header.Slots) - g.counts.free }
+	all := s.sorted()
+	slices.SortFunc(all, func(a, b *segment) int {
+		return cmp.Or(cmp.Compare(used(a), used(b)), cmp.Compare(b.number, a.number))
+	})
+	for _, g := range all {
+		if over <= 0 {
+			return
+		}
+		g.retireLocked()
+		over -= g.sizeBytes
+	}
+}
+
+// surplusSegments returns the segments that are to be removed.
+func (s *space) surplusSegments() []*segment {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.SortedFunc(maps.Values(s.surplus), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
+}
+
+// claimSurplus takes a surplus segment that is to be removed now, if it is empty.
+func (s *space) claimSurplus(g *segment) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case g.use == useCut && g.isEmptyLocked():
+		g.blankLocked(useChanging)
+	case g.use == useBlank, g.use == useBad:
+		g.setUseLocked(useChanging)
+	default:
+		return false
+	}
+	return true
+}
+
+// finishRemoval forgets a segment whose file was removed, or lets it be removed
+// again.
+func (s *space) finishRemoval(g *segment, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		g.setUseLocked(useBlank)
+		return
+	}
+	s.dropLocked(g)
+}
+
+// free counts the slots of a size that may be taken.
 func (s *space) free(slotBytes int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,39 +445,43 @@ func (s *space) free(slotBytes int64) int64 {
 	return 0
 }
 
-// emptyOf returns an empty segment of another slot size for which fits is true,
-// or nil. Only a volume's last segment is shorter than the others, so of a size
-// one or two are looked at.
-func (s *space) emptyOf(slotBytes int64, fits func(*segment) bool) *segment {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for size, c := range s.classes {
-		if size == slotBytes {
-			continue
-		}
-		for _, g := range c.empty.list {
-			s.steps++
-			if fits(g) {
-				return g
-			}
-		}
-	}
-	return nil
+// The heaps that a segment can be in.
+const (
+	byRun = iota
+	byEmpty
+	heapKinds
+)
+
+// place is where a segment stands in a heap; heap is nil if it is in none.
+type place struct {
+	heap *segmentHeap
+	at   int
 }
 
 // segmentHeap is a heap of segments that know their places in it.
 type segmentHeap struct {
-	list  []*segment
+	list []*segment
+	// kind is which place of a segment is the one in this heap.
+	kind  int
 	space *space
-	place func(g *segment) *int
 }
 
-func runPlace(g *segment) *int   { return &g.reported.runAt }
-func emptyPlace(g *segment) *int { return &g.reported.emptyAt }
+func (s *space) newHeap(kind int) segmentHeap { return segmentHeap{kind: kind, space: s} }
 
-func (h *segmentHeap) with(s *space, place func(*segment) *int) *segmentHeap {
-	h.space, h.place = s, place
-	return h
+// move puts the segment into a heap of a kind, out of the one it was in, or to
+// where it now belongs in the same one. to may be nil.
+func (g *segment) move(kind int, to *segmentHeap) {
+	p := &g.places[kind]
+	switch {
+	case p.heap == to && to != nil:
+		heap.Fix(to, p.at)
+		return
+	case p.heap != nil:
+		heap.Remove(p.heap, p.at)
+	}
+	if p.heap = to; to != nil {
+		heap.Push(to, g)
+	}
 }
 
 func (h *segmentHeap) first() *segment {
@@ -183,31 +491,30 @@ func (h *segmentHeap) first() *segment {
 	return h.list[0]
 }
 
-// Len, Less, Swap, Push and Pop are container/heap's. Among equals the segment
-// that was cut first comes first.
+// Len is for container/heap, as are Less, Swap, Push and Pop.
 func (h *segmentHeap) Len() int { return len(h.list) }
 
-// Less is for container/heap.
+// Less puts longer runs first, and of equals the segment that was cut first.
 func (h *segmentHeap) Less(i, j int) bool {
 	h.space.steps++
 	a, b := h.list[i], h.list[j]
-	if a.reported.longest != b.reported.longest {
-		return a.reported.longest > b.reported.longest
+	if x, y := a.free.Longest(), b.free.Longest(); x != y {
+		return x > y
 	}
-	return a.reported.cut < b.reported.cut
+	return a.header.Cut < b.header.Cut
 }
 
 // Swap is for container/heap.
 func (h *segmentHeap) Swap(i, j int) {
 	h.list[i], h.list[j] = h.list[j], h.list[i]
-	*h.place(h.list[i]), *h.place(h.list[j]) = i+1, j+1
+	h.list[i].places[h.kind].at, h.list[j].places[h.kind].at = i, j
 }
 
 // Push is for container/heap.
 func (h *segmentHeap) Push(x any) {
 	g := x.(*segment)
+	g.places[h.kind].at = len(h.list)
 	h.list = append(h.list, g)
-	*h.place(g) = len(h.list)
 }
 
 // Pop is for container/heap.
@@ -216,6 +523,5 @@ func (h *segmentHeap) Pop() any {
 	g := h.list[last]
 	h.list[last] = nil
 	h.list = h.list[:last]
-	*h.place(g) = 0
 	return g
 }

@@ -93,7 +93,7 @@ func TestSpaceSteps(t *testing.T) {
 		s, refs := spacious(t, segments)
 		defer s.Close(t.Context())
 		v := s.volumes[0]
-		count := func() uint64 { return v.space.steps + v.segment(refs[len(refs)/2].Extent.Segment()).free.Steps() }
+		count := func() uint64 { return v.space.steps + v.space.segment(refs[len(refs)/2].Extent.Segment()).free.Steps() }
 		before := count()
 		if _, err := s.Reserve(t.Context(), 4096, 1, 1, 0, false); !errors.Is(err, ErrFull) {
 			t.Fatal(err)
@@ -124,7 +124,7 @@ func TestSpaceSteps(t *testing.T) {
 			at = ref.Extent + 1
 		}
 		var looks uint64
-		for _, g := range v.sorted() {
+		for _, g := range v.space.sorted() {
 			looks += g.looks
 		}
 		if looks > uint64(len(refs)) {
@@ -140,21 +140,36 @@ func TestSpaceSteps(t *testing.T) {
 	}
 }
 
-// checkSpace compares a volume's space with a look at every segment.
+// checkSpace compares what a volume's space knows with a look at every slot.
 func checkSpace(t *testing.T, v *volume) {
 	t.Helper()
-	type class struct {
-		open, last uint32
+	s := &v.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	type summary struct {
+		segments   int
+		counts     slotCounts
 		free       int64
+		open, last uint32
 		empty      int
 	}
-	want := map[int64]class{}
-	for _, g := range v.sorted() {
-		if g.phase != phaseCut || g.retiring || g.counts.free == 0 {
+	want := map[int64]summary{}
+	var uses [useBad + 1]int
+	bytes := v.metaBytes
+	for _, g := range s.sorted() {
+		uses[g.use]++
+		bytes += g.sizeBytes
+		if blank := g.use == useBlank || g.use == usePreparing; blank != (s.blank[g.number] == g) || g.retiring != (s.surplus[g.number] == g) {
+			t.Fatalf("segment %d of use %d, retiring %v, is in the wrong sets", g.number, g.use, g.retiring)
+		}
+		if g.use != useCut {
 			continue
 		}
-		run, longest, free := uint32(0), uint32(0), uint32(0)
+		c := want[g.header.SlotBytes]
+		c.segments++
+		run, longest, free := uint32(0), uint32(0), int64(0)
 		for _, w := range g.words {
+			*c.counts.of(w.state())++
 			if run++; w.state() != slotFree {
 				run = 0
 			} else {
@@ -162,27 +177,31 @@ func checkSpace(t *testing.T, v *volume) {
 			}
 			longest = max(longest, run)
 		}
-		c := want[g.header.SlotBytes]
-		if g.draining {
-			c.last = max(c.last, longest)
-		} else {
-			c.open = max(c.open, longest)
+		switch {
+		case g.retiring:
+		case g.draining:
+			c.free, c.last = c.free+free, max(c.last, longest)
+		default:
+			c.free, c.open = c.free+free, max(c.open, longest)
 		}
-		if c.free += int64(free); free == g.header.Slots {
+		if !g.retiring && free == int64(g.header.Slots) {
 			c.empty++
 		}
 		want[g.header.SlotBytes] = c
 	}
-	for size, c := range v.space.classes {
-		got := class{free: c.free, empty: len(c.empty.list)}
+	if uses != s.uses || bytes != s.fileBytes {
+		t.Fatalf("%v segments of each use and %d bytes of files; a look at every segment says %v and %d", s.uses, s.fileBytes, uses, bytes)
+	}
+	for size, c := range s.classes {
+		got := summary{segments: c.segments, counts: c.counts, free: c.free, empty: len(c.empty.list)}
 		if g := c.open.first(); g != nil {
-			got.open = g.reported.longest
+			got.open = g.free.Longest()
 		}
 		if g := c.last.first(); g != nil {
-			got.last = g.reported.longest
+			got.last = g.free.Longest()
 		}
 		if got != want[size] {
-			t.Fatalf("slots of %d bytes: %+v; a look at every segment says %+v", size, got, want[size])
+			t.Fatalf("slots of %d bytes: %+v; a look at every slot says %+v", size, got, want[size])
 		}
 		delete(want, size)
 	}

@@ -127,43 +127,35 @@ func (v *volume) stats(classes map[int64]*ClassStats) VolumeStats {
 		Path: v.dev.Info().Path, CapacityBytes: v.capacityBytes,
 		FreeSpaceBytes: v.freeSpaceBytes.Load(), BelowFloor: v.belowFloor(), Health: v.dev.health(), Counters: v.counter.load(),
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	vs.FileBytes = v.fileBytes
-	for _, g := range v.segments {
-		g.addTo(&vs, classes)
-	}
+	v.space.addTo(&vs, classes)
 	return vs
 }
 
-// addTo adds one segment to the sums; volume.mu is held.
-func (g *segment) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	vs.Segments++
-	if g.retiring {
-		vs.Retiring++
+// addTo adds the space's gauges to the sums.
+func (s *space) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	vs.FileBytes = s.fileBytes
+	for _, n := range s.uses {
+		vs.Segments += n
 	}
-	switch g.phase {
-	case phaseBad:
-		vs.Bad++
-	case phaseCut:
-		size := g.header.SlotBytes
+	vs.Bad, vs.Retiring = s.uses[useBad], len(s.surplus)
+	vs.Blank = vs.Segments - s.uses[useCut] - vs.Bad
+	for size, from := range s.classes {
+		n := from.counts
 		vs.Slots.add(SlotStats{
-			LiveBytes: int64(g.counts.live) * size, ReservedBytes: int64(g.counts.reserved) * size,
-			CondemnedBytes: int64(g.counts.condemned) * size, FreeBytes: int64(g.counts.free) * size, Live: int64(g.counts.live),
+			LiveBytes: n.live * size, ReservedBytes: n.reserved * size,
+			CondemnedBytes: n.condemned * size, FreeBytes: n.free * size, Live: n.live,
 		})
 		c := classes[size]
 		if c == nil {
 			c = &ClassStats{SlotBytes: size}
 			classes[size] = c
 		}
-		c.Segments++
-		c.Slots += int64(g.header.Slots)
-		c.Live += int64(g.counts.live)
-		c.Free += int64(g.counts.free)
-	default:
-		vs.Blank++
+		c.Segments += from.segments
+		c.Slots += n.free + n.reserved + n.live + n.condemned
+		c.Live += n.live
+		c.Free += n.free
 	}
 }
 

@@ -87,7 +87,7 @@ func (s *Store) volume(e kv.Extent) *volume {
 // segmentOf returns the segment of a ref. It fails with ErrStale.
 func (s *Store) segmentOf(ref kv.Ref) (*segment, error) {
 	if v := s.volume(ref.Extent); v != nil {
-		if g := v.segment(ref.Extent.Segment()); g != nil {
+		if g := v.space.segment(ref.Extent.Segment()); g != nil {
 			return g, nil
 		}
 	}
@@ -140,10 +140,10 @@ func (s *Store) Ready() error {
 		return fmt.Errorf("blockstore: Ready twice: %w", ErrState)
 	}
 	for _, v := range s.present() {
-		for _, g := range v.sorted() {
+		for _, g := range v.space.sorted() {
 			g.findFree()
 		}
-		v.markSurplus()
+		v.space.markSurplus()
 		s.keepers.Go(func() { v.keep(s.life) })
 	}
 	return nil

@@ -309,7 +309,7 @@ func (w *world) flip() string {
 	}
 	for _, b := range w.made() {
 		v := w.store.volume(b.ref.Extent)
-		g := v.segment(b.ref.Extent.Segment())
+		g := v.space.segment(b.ref.Extent.Segment())
 		w.flipAt(v.dev.Device.(*memio.Device), g.file.Name(), g.header.SlotOffset(b.ref.Extent.Slot())+at)
 	}
 	return "ok\n"
