@@ -82,6 +82,7 @@ func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	g.setUseLocked(useCut)
 	g.header, g.class = h, g.volume.space.classLocked(h.SlotBytes)
 	g.words = make([]slotWord, h.Slots)
+	g.volume.space.tableBytes += g.tableBytesLocked()
 	g.class.segments++
 	g.countLocked(slotFree, int64(h.Slots))
 	g.draining = false
@@ -104,6 +105,7 @@ func (g *segment) findFreeLocked() {
 		r.N = at - r.Start
 		g.free.Add(r)
 	}
+	g.volume.space.tableBytes += heapBytes(g.free.MemoryBytes())
 	g.settleLocked()
 }
 
@@ -113,10 +115,34 @@ func (g *segment) blankLocked(u use) {
 	if g.class.segments--; g.class.segments == 0 {
 		delete(g.volume.space.classes, g.header.SlotBytes)
 	}
+	g.volume.space.tableBytes -= g.tableBytesLocked()
 	g.setUseLocked(u)
 	g.settleLocked()
 	g.header, g.class = ondisk.SegmentHeader{}, nil
 	g.words, g.free, g.draining = nil, nil, false
+}
+
+// segmentDRAM is what a segment without slots takes in DRAM, with its places in the
+// table, the sets and the heaps of its volume.
+const segmentDRAM = 512
+
+// tableBytesLocked is the DRAM of the table of the slots.
+func (g *segment) tableBytesLocked() int64 {
+	n := heapBytes(int64(len(g.words)) * 8)
+	if g.free != nil {
+		n += heapBytes(g.free.MemoryBytes())
+	}
+	return n
+}
+
+// heapBytes is what the Go heap takes for n bytes, at most: small ones are rounded
+// up to a size class by an eighth, large ones to a page of 8 KiB.
+func heapBytes(n int64) int64 {
+	const large, page = 32 << 10, 8 << 10
+	if n <= large {
+		return n + n/8
+	}
+	return (n + page - 1) / page * page
 }
 
 // countLocked counts n slots more in a state, in the segment and in its class.

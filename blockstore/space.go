@@ -40,6 +40,8 @@ type space struct {
 	// cutting are the cuts under way by slot size. There is at most one of a size,
 	// and every writer that needs a segment of that size waits for it.
 	cutting map[int64]*cutting
+	// tableBytes is the DRAM of the segments and of the tables of their slots.
+	tableBytes int64
 	// steps counts the places of heaps that were looked at.
 	steps uint64
 }
@@ -100,6 +102,7 @@ func (s *space) found(number uint32, f blockio.File) *segment {
 // addLocked makes a segment known.
 func (s *space) addLocked(g *segment) {
 	s.fileBytes += g.sizeBytes
+	s.tableBytes += segmentDRAM
 	s.uses[g.use]++
 	g.setUseLocked(g.use)
 	s.publishLocked(g.number, g)
@@ -108,6 +111,7 @@ func (s *space) addLocked(g *segment) {
 // dropLocked forgets a segment that has no slots.
 func (s *space) dropLocked(g *segment) {
 	s.fileBytes -= g.sizeBytes
+	s.tableBytes -= segmentDRAM
 	s.uses[g.use]--
 	delete(s.blank, g.number)
 	delete(s.surplus, g.number)

@@ -2,6 +2,7 @@ package blockstore
 
 import (
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/penstock-kv/penstock/io/memio"
@@ -208,4 +209,60 @@ func checkSpace(t *testing.T, v *volume) {
 	if len(want) > 0 {
 		t.Fatalf("the space does not know of %+v", want)
 	}
+}
+
+// TestTableBytes compares TableBytes with what the Go heap grows by when a store is
+// opened, for segments of few and of many slots.
+func TestTableBytes(t *testing.T) {
+	for _, c := range []struct{ segments, slots int }{{4096, 7}, {4096, 100}, {1024, 512}, {512, 4096}, {16, 131071}, {5, 300001}} {
+		const slotBytes = 8 << 10
+		segmentBytes := int64(c.slots)*slotBytes + 4096
+		opts := Options{CapacityBytes: int64(c.segments)*segmentBytes + 64<<10, SegmentBytes: segmentBytes, CatalogueBytes: 4096}
+		dev := memio.New(memio.Options{})
+		s, err := open(t, opts, dev)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		for range c.segments {
+			if _, err := s.Reserve(t.Context(), 4096, 1, c.slots, 0, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		says := s.Stats().TableBytes
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s, dev = nil, dev.Reopen()
+		before := heapBytesNow()
+		if s, err = open(t, opts, dev); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Ready(); err != nil {
+			t.Fatal(err)
+		}
+		grown := heapBytesNow() - before
+		if again := s.Stats().TableBytes; again != says {
+			t.Errorf("%d segments of %d slots: TableBytes is %d, and %d when opened again", c.segments, c.slots, says, again)
+		}
+		const fixed = 256 << 10 // a store without segments
+		t.Logf("%d segments of %d slots: %d B of heap, %.2f B a slot; TableBytes %d", c.segments, c.slots, grown, float64(grown)/float64(c.segments*c.slots), says)
+		if grown > says+fixed || grown < says/2 {
+			t.Errorf("%d segments of %d slots: the heap grew by %d B, TableBytes is %d", c.segments, c.slots, grown, says)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// heapBytesNow is the size of what is reachable on the heap.
+func heapBytesNow() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what a sync.Pool held
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }

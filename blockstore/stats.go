@@ -15,6 +15,8 @@ type Stats struct {
 	// CapacityBytes is the cap of the volumes that are there, FileBytes what all
 	// files take of it.
 	CapacityBytes, FileBytes int64
+	// TableBytes is the DRAM of the tables of segments and slots.
+	TableBytes int64
 	// LostBytes are the shares of the configured capacity that missing and removed
 	// volumes would have.
 	LostBytes int64
@@ -111,6 +113,7 @@ func (s *Store) Stats() Stats {
 			st.LostBytes += vs.CapacityBytes
 		}
 		st.FileBytes += vs.FileBytes
+		st.TableBytes += v.space.memory()
 		st.Slots.add(vs.Slots)
 		st.Counters.add(vs.Counters)
 		st.Volumes = append(st.Volumes, vs)
@@ -157,6 +160,13 @@ func (s *space) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
 		c.Live += n.live
 		c.Free += n.free
 	}
+}
+
+// memory is the DRAM of the segments and of the tables of their slots.
+func (s *space) memory() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.tableBytes
 }
 
 func (c *counters) load() CounterStats {

@@ -27,9 +27,6 @@ const (
 	processBytes = 32 << 20
 	// memtablesMax is how many memtables the index has at a time, under load.
 	memtablesMax = 3
-	// slotDRAM is what the store keeps in memory of each slot: 8 bytes of state, a
-	// bit in the map of free slots, and the slice's slack.
-	slotDRAM = 9
 )
 
 // memoryBudget is the budget of one node. Its methods may be called concurrently.
@@ -91,12 +88,7 @@ func (m *memoryBudget) setIndex(bytes int64) {
 // index does, and counts the index's memtables, of memTableBytes each.
 func (m *memoryBudget) watch(store *blockstore.Store, memTableBytes int64) {
 	m.memtables.Store(memtablesMax * memTableBytes)
-	read := func() (bytes int64) {
-		for _, c := range store.Stats().Classes {
-			bytes += c.Slots * slotDRAM
-		}
-		return bytes
-	}
+	read := func() int64 { return store.Stats().TableBytes }
 	m.measure.Store(&read)
 }
 

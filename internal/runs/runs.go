@@ -208,6 +208,9 @@ func (s *Set) From(start, limit uint32) uint32 {
 	return min(n, limit)
 }
 
+// MemoryBytes is the size of the words and of the tree.
+func (s *Set) MemoryBytes() int64 { return int64(len(s.words))*8 + int64(len(s.tree))*12 }
+
 // Steps counts the nodes that were looked at or changed since New: what the
 // operations cost, for tests that compare it with the size of the set.
 func (s *Set) Steps() uint64 { return s.steps }
