@@ -104,11 +104,17 @@ func fill(ctx context.Context, r root) error {
 	if err := os.WriteFile(filepath.Join(apt, "state/status"), nil, 0o600); err != nil {
 		return err
 	}
-	fmt.Fprintf(os.Stderr, "rdmalab: downloading %s and what they depend on, about 120 MB, into %s; nothing is installed\n", strings.Join(packages, " "), r)
-	for _, args := range [][]string{{"update"}, append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)} {
-		if err := run(ctx, exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...)); err != nil {
-			return err
-		}
+	fmt.Fprintf(os.Stderr, "rdmalab: downloading %s and what they depend on, about 150 MB, into %s; nothing is installed\n", strings.Join(packages, " "), r)
+	aptGet := func(args ...string) (string, error) {
+		return output(exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...))
+	}
+	// An update that reaches no source succeeds; its output says why the next call finds nothing.
+	updated, err := aptGet("update")
+	if err == nil {
+		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)
+	}
+	if err != nil {
+		return fmt.Errorf("apt-get did not download them, which takes a Debian with sources of packages that it can reach: %w; apt-get update said: %s", err, lastOf(updated))
 	}
 	if err := unpackAll(ctx, r, filepath.Join(apt, "cache/archives")); err != nil {
 		return err
@@ -155,7 +161,7 @@ func unpackAll(ctx context.Context, r root, debs string) error {
 		if err := content.Start(); err != nil {
 			return err
 		}
-		err := run(ctx, tar)
+		err := run(tar)
 		if e := content.Wait(); e != nil {
 			err = fmt.Errorf("dpkg-deb --fsys-tarfile: %w", e)
 		}
@@ -199,27 +205,33 @@ func indexModules(ctx context.Context, r root) error {
 		if err != nil {
 			return err
 		}
-		if err := run(ctx, cmd); err != nil {
+		if err := run(cmd); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// run runs the command, which may take a minute, and returns its last words
-// with its error.
-func run(ctx context.Context, cmd *exec.Cmd) error {
+// run runs the command, which may take a minute.
+func run(cmd *exec.Cmd) error {
+	_, err := output(cmd)
+	return err
+}
+
+// output runs the command and returns what it wrote; an error ends with the last of that.
+func output(cmd *exec.Cmd) (string, error) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "DEBIAN_FRONTEND=noninteractive")
 	if err := cmd.Run(); err != nil {
-		text := out.Bytes()
-		if len(text) > 2000 {
-			text = text[len(text)-2000:]
-		}
-		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, bytes.TrimSpace(text))
+		return out.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, lastOf(out.String()))
 	}
-	return nil
+	return out.String(), nil
+}
+
+// lastOf returns at most the last 2,000 bytes of a text.
+func lastOf(text string) string {
+	return strings.TrimSpace(text[max(0, len(text)-2000):])
 }
 
 // file returns the path of a file of the root; name is absolute.

@@ -178,6 +178,32 @@ esac
 	}
 }
 
+// TestNoPackages: where apt-get is missing, or reaches no source of packages, the error says so.
+func TestNoPackages(t *testing.T) {
+	for name, c := range map[string]struct{ aptGet, want string }{
+		"no apt-get": {"", `"apt-get": executable file not found`},
+		"no source": {`#!/bin/sh
+case "$*" in
+*" update") echo "W: Failed to fetch http://mirror.example: could not connect" ;;
+*) echo "E: Unable to locate package kmod"; exit 100 ;;
+esac
+`, "could not connect"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bin, cache := t.TempDir(), t.TempDir()
+			if c.aptGet != "" {
+				if err := os.WriteFile(filepath.Join(bin, "apt-get"), []byte(c.aptGet), 0o755); err != nil {
+					t.Fatal(err)
+				}
+			}
+			t.Setenv("PATH", bin)
+			if r, err := ensureRoot(t.Context(), cache); err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "did not download") {
+				t.Errorf("%q, %v; want an error with %q", r, err, c.want)
+			}
+		})
+	}
+}
+
 func TestLinkedTo(t *testing.T) {
 	sh, err := exec.LookPath("sh")
 	if err != nil {
