@@ -50,7 +50,11 @@
 //
 // A manager maps and registers two buffers. The PE or DE buffer holds whole prompts,
 // each from the beginning of its job to the end; jobs wait for room in order of
-// arrival. A second, small one (Options.AppendBytes) holds decoded blocks only, so
+// arrival. A job takes memory on the decode side first: the PE waits for the DE's offer,
+// then takes all that it needs in one piece, and starts to read. So whoever has memory
+// on a PE waits for no other memory, however the buffers are fragmented, and ends. A
+// range that the PE is told to read later is read if there is room at once, and
+// otherwise is Stopped (ErrBusy). A second, small one (Options.AppendBytes) holds decoded blocks only, so
 // that Append never waits behind a prompt.
 //
 // # New blocks

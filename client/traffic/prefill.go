@@ -3,12 +3,14 @@ package traffic
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/zeebo/xxh3"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/copier"
@@ -56,6 +58,9 @@ type Prefill struct {
 	imm    uint32
 
 	// Guarded by transfer.mu.
+	// begun: the job has its memory. Until then parts are what is to be read.
+	begun  bool
+	parts  []Part
 	from   []source // of the hit blocks
 	at     []uint64 // where a block that is here lies in the region
 	offer  *pb.TrafficOffer
@@ -69,24 +74,20 @@ type Prefill struct {
 	passed int
 }
 
-// Prefill begins a job: its parts are read at once. ctx bounds all of it. Call
-// Finish or Cancel in the end.
+// Prefill begins a job: its parts are read as soon as the decode side has offered its
+// memory. ctx bounds all of it. Call Finish or Cancel in the end.
 func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error) {
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
 	}
-	p := &Prefill{job: job, from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers)}
+	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers)}
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
-	table, err := p.alloc(tableBytes(m.geo.layers, job.Blocks))
-	if err != nil {
-		return nil, p.close(err)
+	if size := tableBytes(m.geo.layers, job.Blocks); size > uint64(m.buffer.Stats().SizeBytes) {
+		return nil, p.close(fmt.Errorf("traffic: request %q: %d bytes for the sums of %d blocks; the buffer has %d: %w", job.Request, size, job.Blocks, m.buffer.Stats().SizeBytes, ErrJob))
 	}
-	p.sums, p.sumsAt, p.imm = tableIn(table, 0, m.geo.layers, job.Blocks), uint64(table.Offset()), m.imm(m.geo.layers)
-	for _, part := range job.Parts {
-		p.Read(part)
-	}
+	p.run(p.begin)
 	p.run(p.feed)
 	for _, e := range m.takeEarly(job.Request) {
 		p.message(e.from, e.m)
@@ -147,21 +148,79 @@ func checkParts(request string, parts []Part, hit int) error {
 	return nil
 }
 
-// Read has this side read a range of hit blocks that nobody has or reads.
-func (p *Prefill) Read(part Part) {
-	p.run(func() error { return p.load1(part) })
-}
-
-// load1 reads one part into memory of its own.
-func (p *Prefill) load1(part Part) error {
-	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
-		return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob)
+// begin takes the job's memory and starts to read. It waits for the decode side's
+// offer first: whoever has memory here has it there too, so that it waits for nobody's
+// memory any more, and returns its own. The memory is one piece for the same reason.
+func (p *Prefill) begin() error {
+	if err := p.await(p.ctx, func() bool { return p.offer != nil }); err != nil {
+		return err
 	}
-	buf, err := p.alloc(uint64(part.Len()) * p.m.geo.fullBytes)
+	p.mu.Lock()
+	parts := p.parts
+	p.mu.Unlock()
+	g := p.m.geo
+	at := tableBytes(g.layers, p.job.Blocks)
+	size := at
+	for _, part := range parts {
+		size += uint64(part.Len()) * g.fullBytes
+	}
+	buf, err := p.alloc(size)
 	if err != nil {
 		return err
 	}
-	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, 0, p.sums, p.job.Progress)
+	var late []Part
+	p.update(func() {
+		p.sums, p.sumsAt, p.begun = tableIn(buf, 0, g.layers, p.job.Blocks), uint64(buf.Offset()), true
+		late = p.parts[len(parts):]
+	})
+	for _, part := range parts {
+		base := at
+		p.run(func() error { return p.load1(part, buf, base) })
+		at += uint64(part.Len()) * g.fullBytes
+	}
+	for _, part := range late {
+		p.run(func() error { return p.loadLate(part) })
+	}
+	return nil
+}
+
+// Read has this side read a range of hit blocks that nobody has or reads. Where the
+// buffer has no room for them now, Stopped says so (ErrBusy): a job that has memory
+// never waits for more.
+func (p *Prefill) Read(part Part) {
+	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
+		p.fail(fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob))
+		return
+	}
+	p.mu.Lock()
+	begun := p.begun
+	if !begun {
+		p.parts = append(slices.Clip(p.parts), part)
+	}
+	p.mu.Unlock()
+	if begun {
+		p.run(func() error { return p.loadLate(part) })
+	}
+}
+
+// loadLate reads one part into memory of its own, if there is some.
+func (p *Prefill) loadLate(part Part) error {
+	buf, err := p.tryAlloc(uint64(part.Len()) * p.m.geo.fullBytes)
+	if errors.Is(err, ErrBusy) {
+		if p.job.Stopped != nil {
+			p.job.Stopped(Stop{Part: part, Upto: part.From, Err: err})
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.load1(part, buf, 0)
+}
+
+// load1 reads one part to where it begins in a buffer.
+func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
+	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, base, p.sums, p.job.Progress)
 	if err != nil {
 		return err
 	}
@@ -169,7 +228,7 @@ func (p *Prefill) load1(part Part) error {
 		for b := have.From; b < have.To; b++ {
 			if p.from[b] == unknown {
 				p.from[b] = here
-				p.at[b] = uint64(buf.Offset()) + uint64(b-part.From)*p.m.geo.fullBytes
+				p.at[b] = uint64(buf.Offset()) + base + uint64(b-part.From)*p.m.geo.fullBytes
 			}
 		}
 	})
@@ -302,7 +361,7 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 
 // feed brings the layers in, as many at a time as device memory holds.
 func (p *Prefill) feed() error {
-	err := p.await(p.ctx, func() bool { return p.offer != nil && !slices.Contains(p.from, unknown) })
+	err := p.await(p.ctx, func() bool { return p.begun && !slices.Contains(p.from, unknown) })
 	if err != nil {
 		return err
 	}

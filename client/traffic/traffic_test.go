@@ -222,14 +222,23 @@ func newEngineCopying(t testing.TB, s *shelf, layers, pages int, bufferBytes int
 // newEngineOver is newEngineCopying with a compute NIC that over makes of a real one.
 func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64, c copier.Copier, over func(rdma.Engine) rdma.Engine) *engine {
 	t.Helper()
+	r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newEngineOn(t, s, newAt(s), layers, pages, bufferBytes, c, r, over(r))
+}
+
+// newEngineOn is newEngineOver with a storage and with a NIC of any provider, which it
+// closes in the end; compute is what the manager gets.
+func newEngineOn(t testing.TB, s *shelf, storage Storage, layers, pages int, bufferBytes int64, c copier.Copier, r, compute rdma.Engine) *engine {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	r, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
-	must(err)
 	lb := int(s.geo.LayerBytes(0))
 	device := make([]byte, layers*pages*lb)
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
@@ -239,7 +248,7 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 		bases[l] = uint64(l * pages * lb)
 	}
 	o := Options{
-		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: newAt(s), Compute: over(r), BufferBytes: bufferBytes,
+		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: storage, Compute: compute, BufferBytes: bufferBytes,
 		Device: Device{dev, bases}, Copier: c,
 	}
 	if c != nil {

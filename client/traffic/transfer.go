@@ -192,6 +192,17 @@ func (t *transfer) reading() (ctx context.Context, after func()) {
 // alloc takes memory of the buffer, until the job ends.
 func (t *transfer) alloc(sizeBytes uint64) (arena.Buffer, error) {
 	b, err := t.m.buffer.Alloc(t.ctx, int(sizeBytes))
+	return t.allocated(b, sizeBytes, err)
+}
+
+// tryAlloc is alloc that does not wait: ErrBusy.
+func (t *transfer) tryAlloc(sizeBytes uint64) (arena.Buffer, error) {
+	b, err := t.m.buffer.TryAlloc(int(sizeBytes))
+	return t.allocated(b, sizeBytes, err)
+}
+
+// allocated takes the result of an allocation.
+func (t *transfer) allocated(b arena.Buffer, sizeBytes uint64, err error) (arena.Buffer, error) {
 	switch {
 	case errors.Is(err, arena.ErrBusy):
 		return b, fmt.Errorf("traffic: request %q: %d bytes: %w: %w", t.request, sizeBytes, ErrBusy, err)
