@@ -23,7 +23,9 @@
 // handler of Recv; and short ones, for a Connect of an endpoint, a revocation,
 // the end of a session. A caller posts by itself: what finds no room stays in
 // the lane's queue, which the budget of the peer bounds, until a completion
-// makes room and the poller goes on.
+// makes room and the poller goes on. Messages of Send stand before all writes in that
+// queue: a message waits for the Works that are posted already, at most QueueDepth,
+// and for no others. There is no order between a message and a write.
 //
 // # Session
 //

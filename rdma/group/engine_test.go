@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -823,4 +824,73 @@ func TestStall(t *testing.T) {
 			t.Errorf("%d immediates for 10 writes", n)
 		}
 	})
+}
+
+// TestMessagesPassWrites: over NICs of each kind, one and several, messages that are
+// sent behind large writes arrive when no more writes have ended than the NIC had been
+// given before: the others wait in the lanes' queues.
+func TestMessagesPassWrites(t *testing.T) {
+	const depth = 4
+	for _, k := range kinds {
+		for _, nics := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s, %d NICs", k.name, nics), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					// Each packet takes a millisecond, and few Works are posted at a time.
+					f := fabricOf(t, 3, simrdma.FabricOptions{Delay: simrdma.Span{Min: time.Millisecond, Max: time.Millisecond}})
+					nic := k.nic
+					nic.QueueDepth = depth
+					small := func(o *group.Options) { o.PieceBytes = 64 << 10 }
+					a, b := start(t, f, "a", true, nics, nic, small), start(t, f, "b", false, nics, nic, small)
+					connect(t, b, a)
+					// One NIC gets each write as one Work, two get pieces of it.
+					const size, writes, messages = 4 << 20, 12, 3
+					dst, _ := region(t, a, writes*size, false)
+					src, _ := region(t, b, size, true)
+					var mu sync.Mutex
+					var order []string
+					note := func(what string) {
+						mu.Lock()
+						order = append(order, what)
+						mu.Unlock()
+					}
+					if err := a.Recv(16, 1<<10, func(_ rdma.EngineID, msg []byte) { note(string(msg)) }); err != nil {
+						t.Fatal(err)
+					}
+					var ended sync.WaitGroup
+					for i := range writes {
+						ended.Add(1)
+						err := b.Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: uint64(i * size), Len: size, Done: func(err error) {
+							if err != nil {
+								t.Error(err)
+							}
+							note("write")
+							ended.Done()
+						}})
+						if err != nil {
+							t.Fatal(err)
+						}
+					}
+					for i := range messages {
+						ended.Add(1)
+						err := b.Send(t.Context(), a.Addr().Engine, fmt.Appendf(nil, "message %d", i), func(err error) {
+							if err != nil {
+								t.Error(err)
+							}
+							ended.Done()
+						})
+						if err != nil {
+							t.Fatal(err)
+						}
+					}
+					ended.Wait()
+					mu.Lock()
+					defer mu.Unlock()
+					before := slices.Index(order, fmt.Sprintf("message %d", messages-1)) - (messages - 1)
+					if len(order) != writes+messages || before < 0 || before > depth {
+						t.Errorf("arrived and ended in this order: %q", order)
+					}
+				})
+			})
+		}
+	}
 }

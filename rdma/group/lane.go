@@ -3,6 +3,7 @@ package group
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,10 +31,13 @@ type lane struct {
 	touched bool
 
 	mu sync.Mutex
-	// queue[head:] are jobs to be posted on cur; empty unless cur is up.
-	queue []job
-	head  int
-	works []Work
+	// queue[head:] are jobs to be posted on cur; empty unless cur is up. The first
+	// urgent ones of them are messages: a message is posted before every write that
+	// has not been posted, because calls and their answers wait for it.
+	queue  []job
+	head   int
+	urgent int
+	works  []Work
 	// cur is the endpoint in use, until both sides are through with it; last is
 	// the last that there was.
 	cur, last *end
@@ -176,7 +180,12 @@ func (l *lane) push(j job) bool {
 		clear(l.queue[k:])
 		l.queue, l.head = l.queue[:k], 0
 	}
-	l.queue = append(l.queue, j)
+	if j.isMessage() {
+		l.queue = slices.Insert(l.queue, l.head+l.urgent, j)
+		l.urgent++
+	} else {
+		l.queue = append(l.queue, j)
+	}
 	l.load.Add(j.load())
 	return true
 }
@@ -283,6 +292,7 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 // pop drops the head of the queue.
 func (l *lane) pop() {
 	l.queue[l.head] = job{}
+	l.urgent = max(0, l.urgent-1)
 	if l.head++; l.head == len(l.queue) {
 		l.queue, l.head = l.queue[:0], 0
 	}
@@ -341,7 +351,10 @@ func (l *lane) takeBack(en *end, n int) {
 		en.drop(slot)
 	}
 	l.queue = append(back, l.queue[l.head:]...)
-	l.head = 0
+	l.head, l.urgent = 0, 0
+	for l.urgent < len(l.queue) && l.queue[l.urgent].isMessage() {
+		l.urgent++
+	}
 }
 
 // drop frees a record.

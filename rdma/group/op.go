@@ -195,6 +195,9 @@ type job struct {
 // postCost is what a Work weighs beyond its bytes when lanes are compared.
 const postCost = 512
 
+// isMessage reports whether j is a message of Send.
+func (j job) isMessage() bool { return j.op.kind == opMessage && !j.op.empty }
+
 // load is the weight of the runs of j.
 func (j job) load() int64 {
 	n := int64(j.hi-j.lo) * postCost
