@@ -66,7 +66,7 @@ var latencyBuckets = prometheus.ExponentialBuckets(5e-6, 2, 22)
 func NewNode(r prometheus.Registerer) *Node {
 	reg := registrar{r}
 	ns := newNamespaces()
-	removals := []string{"evicted", "deleted", "epoch", "corrupt", "delivered"}
+	removals := []string{"evicted", "deleted", "epoch", "corrupt", "delivered", "volume"}
 	return &Node{
 		namespaces: ns,
 
@@ -101,8 +101,8 @@ func NewNode(r prometheus.Registerer) *Node {
 
 		ScrubbedBlocks:   reg.counter("scrub_blocks_total", "Pieces verified by the scrubber."),
 		ScrubbedBytes:    reg.counter("scrub_bytes_total", "Slot bytes read by the scrubber."),
-		UnreadableBlocks: reg.reasons("unreadable_blocks_total", "Pieces dropped because their volume cannot read them, by where it was noticed", "read", "scrub", "verify"),
-		CorruptBlocks:    reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write"),
+		UnreadableBlocks: reg.reasons("unreadable_blocks_total", "Pieces dropped because their volume cannot read them, by where it was noticed", "read", "scrub", "verify", "drain"),
+		CorruptBlocks:    reg.reasons("corrupt_blocks_total", "Pieces that failed a checksum, by where it was noticed", "read", "scrub", "verify", "write", "drain"),
 
 		Syncs:        reg.counter("sync_requests_total", "Syncs of data and index."),
 		SyncFailures: reg.counter("sync_failures_total", "Syncs that failed."),

@@ -185,6 +185,10 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 		n.dropCorrupt(info.Ref, "verify", err)
 		v.State, v.Err = Corrupt, err
 	case errors.Is(err, blockstore.ErrStale):
+		if ref, ok := n.index.Find(ns.ID, ns.Epoch, trie.PieceKey{ID: info.ID, Group: uint8(info.Group)}); ok && ref != info.Ref {
+			info.Ref = ref // it was moved meanwhile
+			return n.verifyPiece(ctx, ns, info)
+		}
 		n.dropStale(info.Ref)
 		v.State, v.Err = Absent, err
 	default:

@@ -23,6 +23,9 @@ const (
 func (n *Node) startLoops() {
 	n.loops.Go(n.expireLoop)
 	n.loops.Go(n.reclaimLoop)
+	for _, m := range n.movers {
+		n.loops.Go(m.run)
+	}
 	if n.opts.Durability == blockstore.DurabilityBatch {
 		n.loops.Go(n.syncLoop)
 	}

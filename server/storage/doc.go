@@ -10,12 +10,15 @@
 //	Reserve  known? ─► arena ─► Reservation (the writer fills its pieces)
 //	Commit   verify layers ─► slots (evict if none is free) ─► device write ─► [sync] ─► trie.Put ─► ack
 //
+//	drain    slots of a draining volume ─► device read, verified ─► slots elsewhere ─► sync ─► trie.Move, synced ─► free
+//
 // Order of effects, by invariant:
 //
 //   - data-before-index: trie.Put comes after the device completed the write,
 //     and with durability sync after it was made durable.
 //   - pinned-stays: Load pins a slot and compares its generation before it
 //     reads, and the block store compares the header's after.
+//     A piece that was moved since it was matched is read from its new slot.
 //   - prefix-closed: eviction is the trie's, leaf first. The trie forgets a
 //     piece before its slot is freed, never the other way round.
 //   - A deletion reaches the catalogue on the volumes before it is acknowledged

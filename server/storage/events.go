@@ -37,7 +37,7 @@ type Event struct {
 	IDs       []kv.BlockID
 	Parent    kv.BlockID
 	// Reason says why blocks were removed: evicted, deleted, epoch, corrupt,
-	// delivered.
+	// delivered, volume (it was removed with them).
 	Reason string
 	Time   time.Time
 	// Volume is set for VolumeState only.

@@ -83,6 +83,23 @@ func (h *hotSet) put(p hotPiece) {
 	}
 }
 
+// rename keeps a piece that was moved to another slot.
+func (h *hotSet) rename(from, to kv.Ref) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	e, ok := h.byRef[from]
+	if !ok {
+		return
+	}
+	if _, ok := h.byRef[to]; ok { // a reader that knows the new slot was here first
+		h.removeLocked(e)
+		return
+	}
+	delete(h.byRef, from)
+	e.Value.(*hotPiece).ref = to
+	h.byRef[to] = e
+}
+
 // suspend keeps further pieces from being kept, until resume: somebody waits for
 // memory.
 func (h *hotSet) suspend() { h.suspended.Add(1) }

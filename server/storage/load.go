@@ -554,7 +554,7 @@ func (l *load) loadPieces(ctx context.Context, u unit) []Part {
 		payload := offset + layouts[j].HeaderBytes()
 		offset += layouts[j].SlotBytes()
 		if reads[j].Err != nil {
-			l.lost(i, reads[j].Err)
+			parts = append(parts, l.readMoved(ctx, i, reads[j], layouts[j])...)
 			continue
 		}
 		n.hot.put(hotPiece{ref: l.refs[i], hold: h, payload: payload, bytes: layouts[j].PayloadBytes, slotBytes: layouts[j].SlotBytes(), sums: reads[j].LayerSums})
@@ -581,11 +581,58 @@ func (l *load) loadLayers(ctx context.Context, u unit) []Part {
 	}
 	defer h.release()
 	if batch[0].Err != nil {
-		l.lost(i, batch[0].Err)
-		return nil
+		moved, r, err := l.follow(ctx, batch[0], size)
+		if err != nil {
+			l.lost(i, r.Ref, err)
+			return nil
+		}
+		defer moved.release()
+		h, batch[0] = moved, r
 	}
 	at := int64(u.firstLayer-l.req.FirstLayer) * layout.LayerBytes()
 	return []Part{l.part(i, at, h, skip, int64(u.layers)*layout.LayerBytes(), batch[0].LayerSums)}
+}
+
+// readMoved brings a whole piece that was moved to another slot before it was read, or
+// records what became of it.
+func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout ondisk.Layout) []Part {
+	h, r, err := l.follow(ctx, r, layout.SlotBytes())
+	if err != nil {
+		l.lost(i, r.Ref, err)
+		return nil
+	}
+	defer h.release()
+	l.node.hot.put(hotPiece{ref: r.Ref, hold: h, payload: layout.HeaderBytes(), bytes: layout.PayloadBytes, slotBytes: layout.SlotBytes(), sums: r.LayerSums})
+	return []Part{l.part(i, 0, h, layout.HeaderBytes(), layout.PayloadBytes, r.LayerSums)}
+}
+
+// follow repeats a read that failed, if the reason is that the piece was moved, at its
+// new slot, into memory of its own. The read comes back with the slot that was tried
+// last. Without an error the hold is the caller's to release.
+func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hold, blockstore.Read, error) {
+	n := l.node
+	for errors.Is(r.Err, blockstore.ErrStale) {
+		ref, ok := n.index.Find(l.ns.ID, l.ns.Epoch, trie.PieceKey{ID: r.Want.ID, Group: r.Want.Group})
+		if !ok || ref == r.Ref {
+			break
+		}
+		r.Ref = ref
+		lane := n.lanes[ref.Extent.Volume()]
+		if err := lane.enter(); err != nil {
+			return nil, r, err
+		}
+		batch := []blockstore.Read{r}
+		h, err := n.readSlots(ctx, lane, bytes, batch, func(buf arena.Buffer) { batch[0].Buf = buf.Bytes()[:bytes] })
+		lane.leave()
+		if err != nil {
+			return nil, r, err
+		}
+		if r = batch[0]; r.Err == nil {
+			return h, r, nil
+		}
+		h.release()
+	}
+	return nil, r, r.Err
 }
 
 // want is what the slot of piece i must hold.
@@ -643,18 +690,18 @@ func (l *load) partDone(i int, err error) {
 	l.release()
 }
 
-// lost records a piece that the store could not give, and drops it from the
+// lost records a piece that the store could not give from ref, and drops it from the
 // index if it is broken or gone.
-func (l *load) lost(i int, err error) {
+func (l *load) lost(i int, ref kv.Ref, err error) {
 	switch {
 	case errors.Is(err, blockstore.ErrCorrupt):
-		l.node.dropCorrupt(l.refs[i], "read", err)
+		l.node.dropCorrupt(ref, "read", err)
 		l.outcome(i, Corrupt, err)
 	case errors.Is(err, blockstore.ErrStale):
-		l.node.dropStale(l.refs[i])
+		l.node.dropStale(ref)
 		l.outcome(i, Absent, err)
-	case l.node.lostForGood(l.refs[i], err):
-		l.node.dropUnreadable(l.refs[i], "read", err)
+	case l.node.lostForGood(ref, err):
+		l.node.dropUnreadable(ref, "read", err)
 		l.outcome(i, Failed, err)
 	default:
 		l.outcome(i, Failed, err)

@@ -34,6 +34,7 @@ type Node struct {
 	strays     sync.WaitGroup
 	writeBytes *semaphore.Weighted
 	room       *roomMaker
+	movers     []*mover // by volume
 	loans      loanBook
 
 	draining atomic.Bool
@@ -101,6 +102,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 	// place for a Load from that one.
 	n.reads = newGate(opts.ReadsMax * len(n.lanes))
 	n.room = newRoomMaker(n)
+	n.movers = newMovers(n)
 	n.loans.max = n.opts.LoanBytesMax
 	if err := n.recover(ctx); err != nil {
 		return nil, fmt.Errorf("storage: recover: %w", err)

@@ -90,14 +90,7 @@ func (r *roomMaker) wait(ctx context.Context, s *semaphore.Weighted, weight int6
 // slots reserves count slots of the layout, right after an extent where that is
 // possible, and evicts if there are none.
 func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
-	take := func() ([]kv.Ref, error) {
-		return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
-	}
-	if err := r.wait(ctx, r.turn, 1); err != nil {
-		return nil, err
-	}
-	refs, err := take()
-	r.turn.Release(1)
+	refs, err := r.free(ctx, layout, count, after, hasAfter)
 	if !errors.Is(err, blockstore.ErrFull) {
 		return refs, err
 	}
@@ -106,7 +99,7 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 	}
 	defer r.turn.Release(roomAlone)
 	for round := 0; ; round++ {
-		refs, err := take()
+		refs, err := r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 		if !errors.Is(err, blockstore.ErrFull) || round == roomRounds {
 			return refs, err
 		}
@@ -117,6 +110,16 @@ func (r *roomMaker) slots(ctx context.Context, layout ondisk.Layout, count int, 
 			return nil, err
 		}
 	}
+}
+
+// free reserves slots as slots does, and evicts nothing: it fails with
+// blockstore.ErrFull where there are none.
+func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, after kv.Extent, hasAfter bool) ([]kv.Ref, error) {
+	if err := r.wait(ctx, r.turn, 1); err != nil {
+		return nil, err
+	}
+	defer r.turn.Release(1)
+	return r.node.store.Reserve(ctx, layout.PayloadBytes, layout.Layers, count, after, hasAfter)
 }
 
 // evictFor evicts until count slots of the layout should be free. The policy's
@@ -220,6 +223,7 @@ const (
 	whyCorrupt   = "corrupt"
 	whyDelivered = "delivered"
 	whyEpoch     = "epoch"
+	whyVolume    = "volume"
 )
 
 // free gives back the slots of pieces that left the index, counts them, and

@@ -1,0 +1,465 @@
+package storage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
+)
+
+const (
+	// moveBytes and moveSlots bound what is moved at a time: enough that a sync of
+	// data and index is shared by many blocks, little enough that readers of the
+	// volume wait for one such batch at most.
+	moveBytes = 4 << 20
+	moveSlots = 256
+	// movePause is the time between two passes over a volume on which blocks are
+	// left.
+	movePause = time.Second
+)
+
+// A mover takes the blocks of one volume to the others while the volume is draining.
+//
+//	slot on the draining volume ─► read, verified ─► slot elsewhere: write ─► sync ─► live
+//	                                                                                  │
+//	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
+//
+// A crash before the index is synced leaves the block where it was, and a copy that is
+// free; after that, the block in its new slot. The mover never evicts: what finds no
+// room stays where it is, can be read, and is tried again. It has one batch in flight,
+// through the volume's lane and in the arena, as any reader.
+type mover struct {
+	node   *Node
+	volume uint32
+	kick   chan struct{}
+
+	mu    sync.Mutex
+	stats MoveStats
+}
+
+// MoveStats say how far the draining of a volume is.
+type MoveStats struct {
+	// MovedBlocks and MovedBytes were moved since the node started, in slots of their
+	// sizes. Failures are blocks whose move failed and is tried again.
+	MovedBlocks, MovedBytes, Failures int64
+	// BytesPerSecond is the rate of the pass over the volume that is under way, or of
+	// the last one; 0 if nothing was moved.
+	BytesPerSecond int64
+	// Stalled says why the last pass left blocks on the volume; nil if it left none,
+	// or there was none.
+	Stalled error
+}
+
+// VolumeInfo describes one volume.
+type VolumeInfo struct {
+	Index uint32
+	blockstore.VolumeStats
+	Move MoveStats
+}
+
+// Volumes describes the volumes, by index.
+func (n *Node) Volumes() []VolumeInfo {
+	var out []VolumeInfo
+	for i, v := range n.store.Stats().Volumes {
+		out = append(out, VolumeInfo{Index: uint32(i), VolumeStats: v, Move: n.movers[i].status()})
+	}
+	return out
+}
+
+// VolumeNamed returns the index of the volume with that index or path. It fails with
+// blockstore.ErrVolumeUnknown.
+func (n *Node) VolumeNamed(name string) (uint32, error) { return n.store.VolumeNamed(name) }
+
+// DrainVolume begins to move the blocks of a volume to the others; new blocks go
+// there as well. It goes on after a restart. See blockstore.Store.DrainVolume.
+func (n *Node) DrainVolume(ctx context.Context, volume uint32) error {
+	if err := n.store.DrainVolume(ctx, volume); err != nil {
+		return err
+	}
+	n.movers[volume].wake()
+	return nil
+}
+
+// UndrainVolume ends the draining of a volume. What was moved stays where it is.
+func (n *Node) UndrainVolume(ctx context.Context, volume uint32) error {
+	if err := n.store.UndrainVolume(ctx, volume); err != nil {
+		return err
+	}
+	n.movers[volume].wake()
+	return nil
+}
+
+// RemoveVolume ends the use of a volume for good, and returns what was lost with it:
+// the blocks on it and what hangs on them, nothing without force. See
+// blockstore.Store.RemoveVolume.
+func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Removed, error) {
+	if err := n.store.RemoveVolume(ctx, volume, force); err != nil {
+		return Removed{}, err
+	}
+	n.movers[volume].wake()
+	var lost []kv.Ref
+	for ref := range n.index.Refs() {
+		if ref.Extent.Volume() == volume {
+			lost = append(lost, ref)
+		}
+	}
+	before := n.index.Stats()
+	// Not the caller's context: the volume is gone. What is left after a crash is
+	// dropped by the next start.
+	err := n.dropAll(n.stopped, lost, whyVolume)
+	after := n.index.Stats()
+	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, err
+}
+
+func newMovers(n *Node) []*mover {
+	movers := make([]*mover, n.store.Volumes())
+	for i := range movers {
+		movers[i] = &mover{node: n, volume: uint32(i), kick: make(chan struct{}, 1)}
+	}
+	return movers
+}
+
+// wake makes the mover look at what it should do.
+func (m *mover) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (m *mover) status() MoveStats {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stats
+}
+
+func (m *mover) draining() bool {
+	return m.node.store.VolumeHealth(kv.Ref{Extent: kv.MakeExtent(m.volume, 0, 0)}).Duty == health.Draining
+}
+
+// run moves while the volume is draining, until the node stops.
+func (m *mover) run() {
+	n := m.node
+	for {
+		var again <-chan time.Time
+		if m.draining() {
+			m.pass(n.stopped)
+			if m.left() {
+				again = time.After(movePause)
+			} else if m.draining() {
+				n.opts.Logger.Info("volume is drained: it holds no block and can be removed", "volume", m.volume)
+			}
+		}
+		select {
+		case <-n.stopped.Done():
+			return
+		case <-m.kick:
+		case <-again:
+		}
+	}
+}
+
+// left reports whether a slot of the volume is in use.
+func (m *mover) left() bool {
+	return m.draining() && m.node.store.Stats().Volumes[m.volume].Slots.UsedBytes() > 0
+}
+
+// errNotMatchable: what is left on the volume was deleted, and its slots are not
+// reclaimed yet, or is being written.
+var errNotMatchable = errors.New("what is left is being written, or was deleted and is still leased")
+
+// pass is one pass over the volume.
+type pass struct {
+	mover *mover
+	began time.Time
+	moved int64
+	// full are the slot sizes for which there is no room, with the store's answer.
+	full map[int64]error
+	// after is the slot behind which the next block is best put.
+	after    kv.Extent
+	hasAfter bool
+	stalled  error
+}
+
+// pass moves what it can.
+func (m *mover) pass(ctx context.Context) {
+	p := &pass{mover: m, began: time.Now(), full: make(map[int64]error), stalled: errNotMatchable}
+	from := kv.MakeExtent(m.volume, 0, 0)
+	for ctx.Err() == nil && m.draining() {
+		refs, slotBytes, _, ok := m.node.store.LiveFrom(from, moveSlots)
+		if !ok {
+			break
+		}
+		if p.full[slotBytes] != nil {
+			from = kv.MakeExtent(m.volume, refs[0].Extent.Segment()+1, 0)
+			continue
+		}
+		refs = refs[:min(len(refs), int(max(1, moveBytes/slotBytes)))]
+		done, err := p.batch(ctx, refs, slotBytes)
+		if err != nil {
+			p.stall(err)
+			break
+		}
+		if done > 0 {
+			from = refs[done-1].Extent + 1
+		}
+	}
+	for _, err := range p.full {
+		p.stall(err)
+	}
+	if ctx.Err() == nil && !m.left() {
+		p.stalled = nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stats.Stalled = p.stalled
+}
+
+func (p *pass) stall(err error) { p.stalled = err }
+
+// moving is one block on its way.
+type moving struct {
+	from, to kv.Ref
+	layout   ondisk.Layout
+	key      ondisk.SlotKey
+	// err says why it is not moved.
+	err error
+}
+
+// batch moves blocks of one slot size, and returns how many of refs it dealt with. An
+// error ends the pass: the volume cannot be read, or the node cannot write now.
+func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done int, err error) {
+	n := p.mover.node
+	blocks := n.movable(refs)
+	if len(blocks) == 0 {
+		return len(refs), nil
+	}
+	to, err := p.reserve(ctx, blocks)
+	if err != nil {
+		if errors.Is(err, blockstore.ErrFull) {
+			p.full[slotBytes] = fmt.Errorf("no room on the other volumes: %w", err)
+			return 0, nil
+		}
+		return 0, err
+	}
+	done = len(refs)
+	if len(to) < len(blocks) {
+		last := blocks[len(to)-1].from
+		for done = 1; refs[done-1] != last; done++ {
+		}
+		blocks = blocks[:len(to)]
+	}
+	for i := range blocks {
+		blocks[i].to = to[i]
+	}
+	err = p.copy(ctx, blocks, slotBytes)
+	p.publish(ctx, blocks, slotBytes)
+	return done, err
+}
+
+// movable returns those of the slots that hold a block that can be matched.
+func (n *Node) movable(refs []kv.Ref) (blocks []moving) {
+	for _, ref := range refs {
+		owner, ok := n.index.Owner(ref)
+		if !ok {
+			continue
+		}
+		ns, err := n.index.NamespaceByID(owner.Namespace)
+		if err != nil {
+			continue
+		}
+		at, ok := n.index.Find(owner.Namespace, owner.Epoch, trie.PieceKey{ID: owner.ID, Group: uint8(owner.Group)})
+		if !ok || at != ref {
+			continue
+		}
+		ns.Epoch = owner.Epoch
+		b := moving{from: ref, key: slotKey(ns, ns.Geometry.Digest(), owner.ID, owner.Group)}
+		if b.layout, err = b.key.Layout(); err == nil {
+			blocks = append(blocks, b)
+		}
+	}
+	return blocks
+}
+
+// reserve takes slots for the blocks, or for the first of them if there are not
+// enough.
+func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err error) {
+	for count := len(blocks); count > 0; count /= 2 {
+		refs, err = p.mover.node.room.free(ctx, blocks[0].layout, count, p.after, p.hasAfter)
+		if !errors.Is(err, blockstore.ErrFull) {
+			break
+		}
+	}
+	if len(refs) > 0 {
+		p.after, p.hasAfter = refs[len(refs)-1].Extent, true
+	}
+	return refs, err
+}
+
+// copy brings the blocks into their new slots, durably. What became of each is in its
+// err. The error is that of the pass; the new slots without an error are written.
+func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error {
+	n := p.mover.node
+	fail := func(err error) error {
+		for i := range blocks {
+			blocks[i].err = err
+		}
+		return err
+	}
+	lane := n.lanes[p.mover.volume]
+	if err := lane.enter(); err != nil {
+		return fail(err)
+	}
+	defer lane.leave()
+	reads := make([]blockstore.Read, len(blocks))
+	for i, b := range blocks {
+		reads[i] = blockstore.Read{Ref: b.from, Want: b.key}
+	}
+	h, err := n.readSlots(ctx, lane, slotBytes*int64(len(blocks)), reads, func(buf arena.Buffer) {
+		for i := range reads {
+			reads[i].Buf = buf.Bytes()[int64(i)*slotBytes:][:slotBytes]
+		}
+	})
+	if err != nil {
+		return fail(err)
+	}
+	defer h.release()
+	var writes []blockstore.Write
+	var owners []*moving
+	for i := range blocks {
+		b, r := &blocks[i], &reads[i]
+		if b.err = r.Err; b.err != nil {
+			if err := p.unread(b); err != nil {
+				return fail(err)
+			}
+			continue
+		}
+		writes = append(writes, blockstore.Write{Ref: b.to, Buf: r.Buf, Header: ondisk.SlotHeader{
+			SlotKey: b.key, Born: r.Origin, Class: r.Class, Parent: r.Parent, Depth: r.Depth, LayerSums: r.LayerSums,
+		}})
+		owners = append(owners, b)
+	}
+	if len(writes) == 0 {
+		return nil
+	}
+	// Every failure is in the outcome of a write.
+	_ = n.store.Write(ctx, writes)
+	var written []kv.Ref
+	for i := range writes {
+		if owners[i].err = writes[i].Err; owners[i].err == nil {
+			written = append(written, owners[i].to)
+		}
+	}
+	if len(written) == 0 {
+		return nil
+	}
+	err = n.store.Sync(ctx, written...)
+	var failed *blockstore.SyncError
+	if err != nil && !errors.As(err, &failed) {
+		return fail(err)
+	}
+	for _, b := range owners {
+		if failed != nil && b.err == nil {
+			b.err = failed.Of(b.to)
+		}
+	}
+	return nil
+}
+
+// unread deals with a block that could not be read. It fails if that is the volume's
+// fault: then no other block can be read either.
+func (p *pass) unread(b *moving) error {
+	n := p.mover.node
+	switch {
+	case errors.Is(b.err, blockstore.ErrStale): // it has left the slot meanwhile
+	case errors.Is(b.err, blockstore.ErrCorrupt):
+		n.dropCorrupt(b.from, "drain", b.err)
+	case n.store.Unreadable(b.from, b.err):
+		n.dropUnreadable(b.from, "drain", b.err)
+	case errors.Is(b.err, blockstore.ErrVolumeFailed):
+		return b.err
+	}
+	return nil
+}
+
+// publish makes the index name the new slots, frees the old ones, and gives back new
+// slots that were not used.
+func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
+	n := p.mover.node
+	var moves []trie.Moved
+	var owners []*moving
+	for i := range blocks {
+		b := &blocks[i]
+		if b.err == nil {
+			b.err = n.store.Commit(b.to)
+		}
+		if b.err != nil {
+			n.logIf("abandon slot", n.store.Abandon(b.to))
+			continue
+		}
+		moves = append(moves, trie.Moved{From: b.from, To: b.to})
+		owners = append(owners, b)
+	}
+	if len(moves) == 0 {
+		p.count(blocks, 0, slotBytes)
+		return
+	}
+	moved, err := n.index.Move(moves)
+	if err == nil {
+		// The old slots may be written again only when the index is known to refer to
+		// the new ones.
+		err = n.index.Sync()
+	}
+	var gone int64
+	for i, b := range owners {
+		if moved == nil || !moved[i] {
+			n.logIf("free slot", n.store.Free(b.to))
+			if b.err = err; err == nil {
+				b.err = blockstore.ErrStale // it was deleted or evicted meanwhile
+			}
+			continue
+		}
+		n.hot.rename(b.from, b.to)
+		n.logIf("free slot", ignoreStale(n.store.Free(b.from)))
+		gone++
+	}
+	n.unsynced.Store(true)
+	p.count(blocks, gone, slotBytes)
+	if err != nil {
+		p.stall(fmt.Errorf("index: %w", err))
+	}
+}
+
+func ignoreStale(err error) error {
+	if errors.Is(err, blockstore.ErrStale) {
+		return nil
+	}
+	return err
+}
+
+// count adds the outcome of a batch to what is shown.
+func (p *pass) count(blocks []moving, moved, slotBytes int64) {
+	m := p.mover
+	p.moved += moved * slotBytes
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.stats.MovedBlocks += moved
+	m.stats.MovedBytes += moved * slotBytes
+	if took := time.Since(p.began).Seconds(); took > 0 && p.moved > 0 {
+		m.stats.BytesPerSecond = int64(float64(p.moved) / took)
+	}
+	for i := range blocks {
+		if err := blocks[i].err; err != nil && !errors.Is(err, blockstore.ErrStale) {
+			m.stats.Failures++
+			p.stall(err)
+		}
+	}
+}

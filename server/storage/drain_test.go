@@ -1,0 +1,441 @@
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// three returns the devices of three volumes, each with its path for a name.
+func three() []blockio.Device {
+	var devs []blockio.Device
+	for _, path := range []string{"a", "b", "c"} {
+		devs = append(devs, memio.New(memio.Options{Path: path}))
+	}
+	return devs
+}
+
+// volume returns what the node says of a volume.
+func (r *rig) volume(i uint32) storage.VolumeInfo { return r.node.Volumes()[i] }
+
+// drained waits until a volume holds no block, in the time of the bubble.
+func (r *rig) drained(volume uint32) {
+	r.t.Helper()
+	for range 10_000 {
+		if r.volume(volume).Slots.UsedBytes() == 0 {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	r.t.Fatalf("the volume is not drained: %+v", r.volume(volume))
+}
+
+// whole fails the test unless every piece of every prompt is there and exact.
+func (r *rig) whole(when string, prompts map[string][][]kv.BlockID) {
+	r.t.Helper()
+	for name, chains := range prompts {
+		ns, err := r.node.Namespace(name)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for i, ids := range chains {
+			result, n := r.load(ns, ids)
+			if result.Match.Blocks != len(ids) || n != len(result.Pieces) {
+				r.t.Errorf("%s: prompt %d of %s: %d of %d blocks match, %d of %d pieces were delivered", when, i, name, result.Match.Blocks, len(ids), n, len(result.Pieces))
+			}
+		}
+	}
+}
+
+// fillTenants stores prompts of several kinds of namespaces.
+func (r *rig) fillTenants(each int) map[string][][]kv.BlockID {
+	hybrid := kv.Geometry{BlockTokens: 4, Groups: []kv.Group{
+		{Kind: kv.Full, Layers: 2, TokenBytes: 300}, {Kind: kv.Window, Layers: 1, TokenBytes: 100, WindowTokens: 6}, {Kind: kv.State, Layers: 1, TokenBytes: 500},
+	}}
+	prompts := map[string][][]kv.BlockID{}
+	for _, ns := range []kv.Namespace{
+		r.namespace("full", kv.SingleGroup(3, 4, 700)),
+		r.namespace("quota", kv.SingleGroup(3, 4, 700), func(ns *kv.Namespace) { ns.QuotaBytes = 8 << 20 }),
+		r.namespace("flat", kv.SingleGroup(1, 4, 1000), func(ns *kv.Namespace) { ns.Index = kv.IndexFlat }),
+		r.namespace("hybrid", hybrid),
+	} {
+		for i := range each {
+			ids := chain(ns, 3, i%3, i)
+			r.putAll(ns, ids)
+			prompts[ns.Name] = append(prompts[ns.Name], ids)
+		}
+	}
+	return prompts
+}
+
+// TestDrainBesideLoad: while a volume is drained, readers miss nothing, writers,
+// deletions and leases go on, and afterwards every block is on the other volumes, as
+// it was. Then the volume is removed and the node starts without it.
+func TestDrainBesideLoad(t *testing.T) {
+	for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
+		t.Run(d.String(), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { drainBesideLoad(t, d) }) })
+	}
+}
+
+func drainBesideLoad(t *testing.T, d blockstore.Durability) {
+	const gone = 1
+	devs := three()
+	for i := range devs {
+		devs[i] = faultio.Wrap(devs[i], faultio.MustParse(`(Delay 1ms (File "segment-*"))`))
+	}
+	r := newRig(t, rigOptions{capacityBytes: 48 << 20, segmentBytes: 512 << 10, durability: d, edit: func(o *storage.Options) { o.HotBytes = 1 << 20 }}, devs...)
+	prompts := r.fillTenants(16)
+	full, err := r.node.Namespace("full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doomed [][]kv.BlockID
+	for i := range 20 {
+		ids := chain(full, 2, 1000+i)
+		r.mustPut(full, ids)
+		doomed = append(doomed, ids)
+	}
+	before := r.node.Stats()
+	_, pinned, err := r.node.Match("full", 0, prompts["full"][0], 0, true)
+	if err != nil || pinned.Lease == 0 {
+		t.Fatal(pinned, err)
+	}
+	if r.volume(gone).Slots.Live == 0 {
+		t.Fatal("nothing lies on the volume")
+	}
+	if err := r.node.DrainVolume(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	worker := func(f func(rng *rand.Rand)) {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(1, 2))
+			for ctx.Err() == nil {
+				f(rng)
+				time.Sleep(time.Millisecond)
+			}
+		})
+	}
+	for name, chains := range prompts {
+		ns, err := r.node.Namespace(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		worker(func(rng *rand.Rand) {
+			i := rng.IntN(len(chains))
+			result, n, err := r.tryLoad(context.Background(), ns, chains[i], func(req *storage.LoadRequest) {
+				if name == "full" && rng.IntN(2) == 0 {
+					req.FirstLayer, req.Layers = 1, 1
+					for b := range chains[i] {
+						req.Pieces = append(req.Pieces, storage.PieceRef{Block: b})
+					}
+				}
+			})
+			if err != nil || result.Match.Blocks != len(chains[i]) || n != len(result.Pieces) {
+				t.Errorf("prompt %d of %s during the drain: %d of %d blocks, %d of %d pieces: %v", i, name, result.Match.Blocks, len(chains[i]), n, len(result.Pieces), err)
+			}
+		})
+	}
+	written := map[string][][]kv.BlockID{}
+	next := 0
+	worker(func(*rand.Rand) {
+		if next++; next <= 60 {
+			ids := chain(full, 2, 2000+next)
+			r.mustPut(full, ids)
+			written["full"] = append(written["full"], ids)
+		}
+	})
+	worker(func(*rand.Rand) {
+		if len(doomed) > 0 {
+			if _, err := r.node.DeleteBlocks("full", doomed[0][1], false); err != nil {
+				t.Error(err)
+			}
+			doomed = doomed[1:]
+		}
+	})
+	worker(func(rng *rand.Rand) {
+		for _, v := range must(r.node.Verify(context.Background(), "full", prompts["full"][rng.IntN(4)])) {
+			if v.State != storage.Delivered {
+				t.Errorf("verify during the drain: %v: %v", v.State, v.Err)
+			}
+		}
+	})
+	r.drained(gone)
+	for len(doomed) > 0 || next < 60 {
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	wg.Wait()
+	r.whole("drained", prompts)
+	r.whole("drained, written meanwhile", written)
+	for i := range 20 {
+		if result, _ := r.load(full, chain(full, 2, 1000+i)); result.Match.Blocks != 1 {
+			t.Errorf("deleted block %d: %d blocks match; want the one before it", i, result.Match.Blocks)
+		}
+	}
+	after := r.node.Stats()
+	if after.Index.Leases != before.Index.Leases+1 {
+		t.Errorf("%d leases after the drain, %d before", after.Index.Leases, before.Index.Leases)
+	}
+	if err := r.node.Release(pinned.Lease); err != nil {
+		t.Errorf("the lease from before: %v", err)
+	}
+	v := r.volume(gone)
+	if v.Move.MovedBlocks == 0 || v.Move.MovedBytes < v.Move.MovedBlocks*4096 || v.Move.Failures != 0 || v.Move.BytesPerSecond <= 0 {
+		t.Errorf("what is said of the move: %+v", v.Move)
+	}
+	for _, why := range []string{"evicted", "corrupt", "volume"} {
+		if n := testutil.ToFloat64(r.stats.RemovedBlocks.WithLabelValues(why)); n != 0 {
+			t.Errorf("%v blocks were removed: %s", n, why)
+		}
+	}
+	if lost, err := r.node.RemoveVolume(t.Context(), gone, false); err != nil || lost.Blocks != 0 {
+		t.Fatalf("remove the drained volume: %+v, %v", lost, err)
+	}
+	r.whole("removed", prompts)
+	r.close()
+	for i, d := range devs {
+		devs[i] = d.(*faultio.Device).Device.(*memio.Device).Reopen()
+	}
+	r.devices = []blockio.Device{devs[0], devs[2]}
+	if v.Path != "b" {
+		t.Fatalf("volume %d is %s", gone, v.Path)
+	}
+	r.open()
+	r.whole("after a start without it", prompts)
+	if r.volume(gone).Health.State != health.Removed || r.node.Recovered().Rejected != 0 {
+		t.Errorf("volume %+v, recovered %+v", r.volume(gone).Health, r.node.Recovered())
+	}
+	r.close()
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+// TestDrainFaults: with faults on the source or on one of two targets, what can be
+// read is moved, what cannot is dropped and counted, and nothing is wrong.
+func TestDrainFaults(t *testing.T) {
+	for _, c := range []struct {
+		name, path, rules string
+		// lost: some blocks cannot be read; cleared: the drain ends only when the rules
+		// are taken away.
+		lost, cleared bool
+	}{
+		{"a bad sector of the source", "a", `(Err EIO (And Reads (File "segment-*") (Offset 8192 32768)))`, true, false},
+		{"flipped bits of the source", "a", `(Flip (And Reads (File "segment-*") (Offset 8192 32768)))`, true, false},
+		{"a target that fails writes", "b", `(Err EIO (And Writes (File "segment-*")))`, false, false},
+		{"a target that fails syncs", "b", `(Err EIO Syncs)`, false, false},
+		{"torn writes of a target", "b", `(Short (And Writes (File "segment-*") (Count 3)))`, false, false},
+		{"a source that hangs", "a", `(Delay 3600s Reads)`, false, true},
+		{"targets that are full", "b c", `(Err ENOSPC (And Writes (File "segment-*")))`, false, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				devs := three()
+				for i := range devs {
+					devs[i] = faultio.Wrap(devs[i], nil)
+				}
+				r := newRig(t, rigOptions{capacityBytes: 48 << 20, segmentBytes: 512 << 10, edit: func(o *storage.Options) { o.HotBytes = -1 }}, devs...)
+				prompts := r.fillTenants(8)
+				source := must(r.node.VolumeNamed("a"))
+				for _, d := range devs {
+					if strings.Contains(c.path, d.Info().Path) {
+						d.(*faultio.Device).SetRules(faultio.MustParse(c.rules))
+					}
+				}
+				if err := r.node.DrainVolume(t.Context(), source); err != nil {
+					t.Fatal(err)
+				}
+				if c.cleared {
+					time.Sleep(time.Minute)
+					if v := r.volume(source); v.Slots.Live == 0 || v.Move.Stalled == nil {
+						t.Errorf("while the fault lasts: %+v", v)
+					}
+				}
+				if c.cleared || c.lost {
+					defer func() { r.drained(source) }()
+				}
+				if c.lost {
+					time.Sleep(10 * time.Second)
+					dropped := testutil.ToFloat64(r.stats.UnreadableBlocks.WithLabelValues("drain")) + testutil.ToFloat64(r.stats.CorruptBlocks.WithLabelValues("drain"))
+					if dropped == 0 {
+						t.Error("no block was dropped")
+					}
+					r.matches(prompts) // judges every byte
+					return
+				}
+				if c.cleared {
+					for _, d := range devs {
+						d.(*faultio.Device).SetRules(nil)
+					}
+					time.Sleep(2 * time.Hour) // the requests that hang complete
+				}
+				r.drained(source)
+				r.whole("drained", prompts)
+			})
+		})
+	}
+}
+
+// TestDrainWithoutRoom: what finds no room stays, can be read, and is moved when there
+// is room; cancelling the drain leaves all where it is.
+func TestDrainWithoutRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 256 << 10}, three()[:2]...)
+		ns := r.namespace("m", kv.SingleGroup(3, 4, 700))
+		prompts := map[string][][]kv.BlockID{}
+		for i := range 45 { // 180 blocks of 16 KiB: more than one volume holds
+			ids := chain(ns, 4, i)
+			r.mustPut(ns, ids)
+			prompts["m"] = append(prompts["m"], ids)
+		}
+		if err := r.node.DrainVolume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Second)
+		v := r.volume(0)
+		if v.Slots.Live == 0 || v.Move.MovedBlocks == 0 || !errors.Is(v.Move.Stalled, blockstore.ErrFull) {
+			t.Fatalf("volume without room elsewhere: %+v", v)
+		}
+		r.whole("no room", prompts)
+		if n := testutil.ToFloat64(r.stats.RemovedBlocks.WithLabelValues("evicted")); n != 0 {
+			t.Errorf("%v blocks were evicted", n)
+		}
+		if _, err := r.node.RemoveVolume(t.Context(), 0, false); !errors.Is(err, blockstore.ErrState) {
+			t.Fatalf("remove a volume that holds blocks: %v", err)
+		}
+		if err := r.node.UndrainVolume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		left := r.volume(0).Slots.Live
+		r.mustPut(ns, chain(ns, 4, 100))
+		if now := r.volume(0).Slots.Live; now <= left {
+			t.Errorf("after the cancel the volume holds %d blocks, before %d", now, left)
+		}
+		prompts["m"] = append(prompts["m"], chain(ns, 4, 100))
+		if err := r.node.DrainVolume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		for _, ids := range prompts["m"][20:] {
+			if _, err := r.node.DeleteBlocks("m", ids[0], false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		prompts["m"] = prompts["m"][:20]
+		r.drained(0)
+		r.whole("after room appeared", prompts)
+	})
+}
+
+// TestRemoveByForce: a removal by force loses what lies on the volume and what hangs on
+// it, and nothing else; the node goes on, and starts without the volume.
+func TestRemoveByForce(t *testing.T) {
+	r := newRig(t, rigOptions{}, three()...)
+	prompts := r.fillTenants(8)
+	holds := r.volume(2).Slots.Live
+	lost, err := r.node.RemoveVolume(t.Context(), 2, true)
+	if err != nil || lost.Blocks < holds || holds == 0 {
+		t.Fatalf("%d blocks are lost of a volume with %d: %v", lost.Blocks, holds, err)
+	}
+	after := r.matches(prompts)
+	full := r.namespace("after", kv.SingleGroup(3, 4, 700))
+	r.mustPut(full, chain(full, 2, 1))
+	r.close()
+	r.reopenDevices()
+	r.devices = r.devices[:2]
+	r.open()
+	for name, blocks := range r.matches(prompts) {
+		for i := range blocks {
+			if blocks[i] != after[name][i] {
+				t.Errorf("prompt %d of %s: %d blocks after the restart, %d before", i, name, blocks[i], after[name][i])
+			}
+		}
+	}
+}
+
+// TestDrainCrashPoints: wherever in a drain the power fails, every block is there and
+// exact afterwards, the drain goes on, and a rebuilt index knows the same blocks.
+func TestDrainCrashPoints(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { drainCrash(t, seed) })
+		})
+	}
+}
+
+func drainCrash(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	r := newRig(t, rigOptions{capacityBytes: 24 << 20, segmentBytes: 512 << 10, durability: blockstore.DurabilitySync, edit: func(o *storage.Options) { o.SyncEvery = time.Hour }}, three()...)
+	prompts := r.fillTenants(8)
+	full, err := r.node.Namespace("full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Deleted blocks, of which some are put again, must not come back as they were.
+	deleted := chain(full, 1, 500, 501, 502)
+	r.mustPut(full, deleted)
+	r.mustPut(full, chain(full, 1, 600, 601))
+	if err := r.node.Sync(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gone := uint32(rng.IntN(3))
+	for i, d := range r.devices {
+		if n := rng.IntN(40); i == int(seed%3) {
+			d.(*memio.Device).PowerOffAfter(int64(n))
+		}
+	}
+	if err := r.node.DrainVolume(t.Context(), gone); err != nil {
+		return // the power failed here: nothing was promised
+	}
+	time.Sleep(time.Duration(rng.IntN(3)) * time.Second)
+	_, deletion := r.node.DeleteBlocks("full", deleted[1], false)
+	r.crash(seed)
+	check := func(when string) {
+		t.Helper()
+		r.whole(when, prompts)
+		if result, _ := r.load(full, deleted); deletion == nil && result.Match.Blocks != 1 {
+			t.Errorf("%s: %d blocks match of a chain whose second was deleted", when, result.Match.Blocks)
+		}
+	}
+	check("after the crash")
+	if r.volume(gone).Health.Duty != health.Draining {
+		t.Fatalf("the drain is forgotten: %+v", r.volume(gone))
+	}
+	if seed%2 == 0 {
+		r.drained(gone)
+		check("drained")
+	}
+	r.close()
+	r.reopenDevices()
+	fresh := vfs.NewCrashableMem()
+	store, index := r.offline(fresh)
+	if _, err := storage.Rebuild(context.Background(), storage.RebuildOptions{Store: store, Index: index}); err != nil {
+		t.Fatal(err)
+	}
+	r.online(store, index, fresh)
+	check("after a rebuild of the index")
+	r.drained(gone)
+	check("drained with the rebuilt index")
+}
