@@ -10,8 +10,12 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// ErrVolumeUnknown: the store has no such volume; look at Stats.
-var ErrVolumeUnknown = errors.New("no such volume")
+var (
+	// ErrVolumeUnknown: the store has no such volume; look at Stats.
+	ErrVolumeUnknown = errors.New("no such volume")
+	// ErrVolumeState: the order does not fit the state of the volume.
+	ErrVolumeState = errors.New("refused in this state of the volume")
+)
 
 // VolumeNamed returns the index of the volume with that index, in decimal digits, or
 // that path. It fails with ErrVolumeUnknown.
@@ -26,15 +30,15 @@ func (s *Store) VolumeNamed(name string) (uint32, error) {
 
 // DrainVolume makes a volume take no new blocks, now and after the next Open, so that
 // the engine can move its blocks away. What is there is read as before. It fails with
-// ErrState if no other volume could take blocks, or if the volume was removed. It is
+// ErrVolumeState if no other volume could take blocks, or if the volume was removed. It is
 // durable when it returns nil; after another error either is found at the next Open.
 func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
 		case v.is(health.Removed):
-			return fmt.Errorf("%v was removed: %w", v, ErrState)
+			return fmt.Errorf("%v was removed: %w", v, ErrVolumeState)
 		case !s.othersPlace(v.volume):
-			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrState)
+			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrVolumeState)
 		}
 		v.members.draining.add(int(volume))
 		return v.commit(ctx, health.Draining)
@@ -46,7 +50,7 @@ func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		if v.is(health.Removed) {
-			return fmt.Errorf("%v was removed: %w", v, ErrState)
+			return fmt.Errorf("%v was removed: %w", v, ErrVolumeState)
 		}
 		v.members.draining.drop(int(volume))
 		return v.commit(ctx, health.OK)
@@ -54,7 +58,7 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 }
 
 // RemoveVolume ends the use of a volume, for good: the store opens without it, and
-// the device is closed. Without force it fails with ErrState unless the volume is
+// the device is closed. Without force it fails with ErrVolumeState unless the volume is
 // draining and empty. With force, what lies there is lost, and the engine has to drop
 // it from its index. A quorum of the volumes that are left must hold the change.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
@@ -63,9 +67,9 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 		case v.is(health.Removed):
 			return nil
 		case !s.othersPlace(v.volume):
-			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrState)
+			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrVolumeState)
 		case !force && !v.members.draining.has(int(volume)):
-			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrState)
+			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrVolumeState)
 		}
 		v.members.draining.drop(int(volume))
 		v.members.removed.add(int(volume))
@@ -74,7 +78,7 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 		v.volume.dev.order(health.Removed)
 		var err error
 		if used := v.volume.usedBytes.Load(); used > 0 && !force {
-			err = fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrState)
+			err = fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
 		} else {
 			err = v.commit(ctx, health.Removed)
 		}

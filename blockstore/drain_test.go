@@ -76,7 +76,7 @@ func TestDrainAndRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := putMany(t, s, "old", 9)
-	if err := s.RemoveVolume(t.Context(), gone, false); !errors.Is(err, ErrState) {
+	if err := s.RemoveVolume(t.Context(), gone, false); !errors.Is(err, ErrVolumeState) {
 		t.Fatalf("remove a volume that is not draining: %v", err)
 	}
 	if n, err := s.VolumeNamed(s.Stats().Volumes[gone].Path); n != gone || err != nil {
@@ -106,7 +106,7 @@ func TestDrainAndRemove(t *testing.T) {
 	if err := s.UndrainVolume(t.Context(), gone); err != nil || duty(s, gone) != health.OK {
 		t.Fatalf("undrain: %v, %v", err, duty(s, gone))
 	}
-	if err := errors.Join(s.DrainVolume(t.Context(), gone), s.RemoveVolume(t.Context(), gone, false)); !errors.Is(err, ErrState) {
+	if err := errors.Join(s.DrainVolume(t.Context(), gone), s.RemoveVolume(t.Context(), gone, false)); !errors.Is(err, ErrVolumeState) {
 		t.Fatalf("remove a volume with blocks: %v", err)
 	}
 	if duty(s, gone) != health.Draining {
@@ -142,7 +142,7 @@ func TestDrainAndRemove(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.DrainVolume(t.Context(), gone); !errors.Is(err, ErrState) {
+	if err := s.DrainVolume(t.Context(), gone); !errors.Is(err, ErrVolumeState) {
 		t.Errorf("drain a removed volume: %v", err)
 	}
 	putMany(t, s, "later", 3)
@@ -199,7 +199,7 @@ func TestLastVolumeStays(t *testing.T) {
 		"drain":  s.DrainVolume(t.Context(), 1),
 		"remove": s.RemoveVolume(t.Context(), 1, true),
 	} {
-		if !errors.Is(err, ErrState) {
+		if !errors.Is(err, ErrVolumeState) {
 			t.Errorf("%s the last volume: %v", name, err)
 		}
 	}

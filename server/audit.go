@@ -34,6 +34,7 @@ var adminReads = map[string]bool{
 	"StatBlock":      true,
 	"ListBlocks":     true,
 	"ListPins":       true,
+	"ListVolumes":    true,
 }
 
 // unary is a grpc.UnaryServerInterceptor.

@@ -34,6 +34,26 @@ func volumeState() *prometheus.Desc {
 	return prometheus.NewDesc("penstock_volume_state", "1 for the state that the volume is in (ok, suspect, failed, draining, removed), 0 for the others.", []string{"volume", "state"}, nil)
 }
 
+// moveFigure is one metric with the label volume, about the draining of volumes.
+type moveFigure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(storage.VolumeInfo) float64
+}
+
+func perMove(kind prometheus.ValueType, name, help string, value func(storage.VolumeInfo) float64) moveFigure {
+	return moveFigure{prometheus.NewDesc("penstock_"+name, help, []string{"volume"}, nil), kind, value}
+}
+
+func moveFigures() []moveFigure {
+	return []moveFigure{
+		perMove(prometheus.CounterValue, "volume_moved_blocks_total", "Pieces moved to other volumes while the volume was draining.", func(v storage.VolumeInfo) float64 { return float64(v.Move.MovedBlocks) }),
+		perMove(prometheus.CounterValue, "volume_moved_bytes_total", "Slot bytes moved to other volumes while the volume was draining.", func(v storage.VolumeInfo) float64 { return float64(v.Move.MovedBytes) }),
+		perMove(prometheus.CounterValue, "volume_move_failures_total", "Moves of pieces that failed and are tried again.", func(v storage.VolumeInfo) float64 { return float64(v.Move.Failures) }),
+		perMove(prometheus.GaugeValue, "volume_used_bytes", "Bytes of slots on the volume that hold or receive a block: what is left to move while it is draining.", func(v storage.VolumeInfo) float64 { return float64(v.Slots.UsedBytes()) }),
+	}
+}
+
 // nicFigure is one metric with the label nic.
 type nicFigure struct {
 	desc  *prometheus.Desc
@@ -167,6 +187,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		ch <- f.desc
 	}
 	ch <- volumeState()
+	for _, f := range moveFigures() {
+		ch <- f.desc
+	}
 	for _, f := range nicFigures() {
 		ch <- f.desc
 	}
@@ -199,7 +222,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(v), v.Device.Info().Path)
 		}
 	}
-	for _, v := range s.node.Store.Volumes {
+	for _, v := range c.server.node.Volumes() {
+		for _, f := range moveFigures() {
+			ch <- prometheus.MustNewConstMetric(f.desc, f.kind, f.value(v), v.Path)
+		}
 		for _, state := range health.States() {
 			is := 0.0
 			if v.Health.State == state {

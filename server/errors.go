@@ -35,6 +35,8 @@ var errorCodes = []struct {
 	{trie.ErrNamespaceUnknown, codes.NotFound},
 	{trie.ErrLeaseUnknown, codes.NotFound},
 	{trie.ErrAbsent, codes.NotFound},
+	{storage.ErrVolumeUnknown, codes.NotFound},
+	{storage.ErrVolumeState, codes.FailedPrecondition},
 	{storage.ErrReservation, codes.NotFound},
 	{trie.ErrTooManyNamespaces, codes.ResourceExhausted},
 	{storage.ErrBusy, codes.ResourceExhausted},

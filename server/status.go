@@ -44,28 +44,7 @@ func (s *Server) status() *pb.StatusResponse {
 	if mem, err := sys.ReadMemory(); err == nil {
 		m.RssBytes = mem.RSSBytes
 	}
-	for _, v := range st.Store.Volumes {
-		volume := &pb.VolumeStatus{
-			Path:                v.Path,
-			CapacityBytes:       v.CapacityBytes,
-			UsedBytes:           v.Slots.UsedBytes(),
-			FilesystemFreeBytes: v.FreeSpaceBytes,
-			State:               v.Health.State.String(),
-			BelowFloor:          v.BelowFloor,
-		}
-		if v.Health.Cause != nil {
-			volume.StateReason = sentence(v.Health.Cause)
-		}
-		if !v.Health.Since.IsZero() {
-			volume.StateSinceUnixMs = v.Health.Since.UnixMilli()
-		}
-		for _, d := range s.opts.Volumes {
-			if d.Device.Info().Path == v.Path {
-				d.describe(volume)
-			}
-		}
-		m.Volumes = append(m.Volumes, volume)
-	}
+	m.Volumes = s.volumes()
 	m.Io, m.IoReason = common(m.Volumes)
 	info := s.data.Info()
 	m.DataProvider, m.DataDetail = info.Provider, info.Detail

@@ -2303,7 +2303,7 @@ type Event struct {
 	BlockIds      []byte                 `protobuf:"bytes,5,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	Parent        []byte                 `protobuf:"bytes,6,opt,name=parent,proto3" json:"parent,omitempty"`
 	Medium        string                 `protobuf:"bytes,7,opt,name=medium,proto3" json:"medium,omitempty"` // "ssd"
-	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"` // removed: evicted, deleted, corrupt, delivered
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"` // removed: evicted, deleted, corrupt, delivered, volume
 	TimeUnixMs    int64                  `protobuf:"varint,9,opt,name=time_unix_ms,json=timeUnixMs,proto3" json:"time_unix_ms,omitempty"`
 	Volume        *VolumeState           `protobuf:"bytes,10,opt,name=volume,proto3" json:"volume,omitempty"` // of KIND_VOLUME_STATE only
 	unknownFields protoimpl.UnknownFields
@@ -3338,6 +3338,14 @@ type VolumeStatus struct {
 	StateReason         string                 `protobuf:"bytes,15,opt,name=state_reason,json=stateReason,proto3" json:"state_reason,omitempty"`                     // why it is not ok
 	StateSinceUnixMs    int64                  `protobuf:"varint,16,opt,name=state_since_unix_ms,json=stateSinceUnixMs,proto3" json:"state_since_unix_ms,omitempty"` // 0: always
 	BelowFloor          bool                   `protobuf:"varint,17,opt,name=below_floor,json=belowFloor,proto3" json:"below_floor,omitempty"`                       // of free space: it takes no new blocks
+	Index               uint32                 `protobuf:"varint,18,opt,name=index,proto3" json:"index,omitempty"`                                                   // on the node; extents begin with it
+	Duty                string                 `protobuf:"bytes,19,opt,name=duty,proto3" json:"duty,omitempty"`                                                      // what the operator wants of it: ok, draining, removed
+	Blocks              int64                  `protobuf:"varint,20,opt,name=blocks,proto3" json:"blocks,omitempty"`                                                 // in its slots
+	MovedBlocks         int64                  `protobuf:"varint,21,opt,name=moved_blocks,json=movedBlocks,proto3" json:"moved_blocks,omitempty"`                    // to other volumes, since the node started
+	MovedBytes          int64                  `protobuf:"varint,22,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
+	MoveFailures        int64                  `protobuf:"varint,23,opt,name=move_failures,json=moveFailures,proto3" json:"move_failures,omitempty"` // moves that failed and are tried again
+	MoveBytesPerSecond  int64                  `protobuf:"varint,24,opt,name=move_bytes_per_second,json=moveBytesPerSecond,proto3" json:"move_bytes_per_second,omitempty"`
+	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // why the last pass left blocks on the volume
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -3489,6 +3497,62 @@ func (x *VolumeStatus) GetBelowFloor() bool {
 		return x.BelowFloor
 	}
 	return false
+}
+
+func (x *VolumeStatus) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetDuty() string {
+	if x != nil {
+		return x.Duty
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetMovedBlocks() int64 {
+	if x != nil {
+		return x.MovedBlocks
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetMovedBytes() int64 {
+	if x != nil {
+		return x.MovedBytes
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetMoveFailures() int64 {
+	if x != nil {
+		return x.MoveFailures
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetMoveBytesPerSecond() int64 {
+	if x != nil {
+		return x.MoveBytesPerSecond
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetMoveStalled() string {
+	if x != nil {
+		return x.MoveStalled
+	}
+	return ""
 }
 
 type StatusResponse struct {
@@ -4273,6 +4337,310 @@ func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
 	return nil
 }
 
+type ListVolumesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesRequest) Reset() {
+	*x = ListVolumesRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesRequest) ProtoMessage() {}
+
+func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
+func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+}
+
+type ListVolumesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volumes       []*VolumeStatus        `protobuf:"bytes,1,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListVolumesResponse) Reset() {
+	*x = ListVolumesResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListVolumesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListVolumesResponse) ProtoMessage() {}
+
+func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
+func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+type DrainVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`  // its index, or its directory
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"` // let it take new blocks again instead
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainVolumeRequest) Reset() {
+	*x = DrainVolumeRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainVolumeRequest) ProtoMessage() {}
+
+func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *DrainVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *DrainVolumeRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+func (x *DrainVolumeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type DrainVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // on the volume, to be moved
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainVolumeResponse) Reset() {
+	*x = DrainVolumeResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainVolumeResponse) ProtoMessage() {}
+
+func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
+func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *DrainVolumeResponse) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *DrainVolumeResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type RemoveVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // its index, or its directory
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`  // lose the blocks on it
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeRequest) Reset() {
+	*x = RemoveVolumeRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeRequest) ProtoMessage() {}
+
+func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *RemoveVolumeRequest) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *RemoveVolumeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RemoveVolumeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RemoveVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // that were lost, or would be
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveVolumeResponse) Reset() {
+	*x = RemoveVolumeResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveVolumeResponse) ProtoMessage() {}
+
+func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *RemoveVolumeResponse) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *RemoveVolumeResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type ScrubRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	BytesPerSecond int64                  `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"`
@@ -4282,7 +4650,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4662,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4675,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -4329,7 +4697,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +4709,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4354,7 +4722,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -4632,7 +5000,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\x12\x16\n" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
 	"\x05bytes\x18\b \x01(\x03R\x05bytes\"\x0f\n" +
-	"\rStatusRequest\"\xd6\x04\n" +
+	"\rStatusRequest\"\xd7\x06\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02io\x18\x02 \x01(\tR\x02io\x12\x1b\n" +
@@ -4655,7 +5023,16 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fstate_reason\x18\x0f \x01(\tR\vstateReason\x12-\n" +
 	"\x13state_since_unix_ms\x18\x10 \x01(\x03R\x10stateSinceUnixMs\x12\x1f\n" +
 	"\vbelow_floor\x18\x11 \x01(\bR\n" +
-	"belowFloor\"\x89\b\n" +
+	"belowFloor\x12\x14\n" +
+	"\x05index\x18\x12 \x01(\rR\x05index\x12\x12\n" +
+	"\x04duty\x18\x13 \x01(\tR\x04duty\x12\x16\n" +
+	"\x06blocks\x18\x14 \x01(\x03R\x06blocks\x12!\n" +
+	"\fmoved_blocks\x18\x15 \x01(\x03R\vmovedBlocks\x12\x1f\n" +
+	"\vmoved_bytes\x18\x16 \x01(\x03R\n" +
+	"movedBytes\x12#\n" +
+	"\rmove_failures\x18\x17 \x01(\x03R\fmoveFailures\x121\n" +
+	"\x15move_bytes_per_second\x18\x18 \x01(\x03R\x12moveBytesPerSecond\x12!\n" +
+	"\fmove_stalled\x18\x19 \x01(\tR\vmoveStalled\"\x89\b\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\"\n" +
@@ -4737,7 +5114,24 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
 	"\tblock_ids\x18\x02 \x01(\fR\bblockIds\"H\n" +
 	"\x14VerifyBlocksResponse\x120\n" +
-	"\x06pieces\x18\x01 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"8\n" +
+	"\x06pieces\x18\x01 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"\x14\n" +
+	"\x12ListVolumesRequest\"J\n" +
+	"\x13ListVolumesResponse\x123\n" +
+	"\avolumes\x18\x01 \x03(\v2\x19.penstock.v1.VolumeStatusR\avolumes\"]\n" +
+	"\x12DrainVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x16\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"C\n" +
+	"\x13DrainVolumeResponse\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"\\\n" +
+	"\x13RemoveVolumeRequest\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"D\n" +
+	"\x14RemoveVolumeResponse\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"8\n" +
 	"\fScrubRequest\x12(\n" +
 	"\x10bytes_per_second\x18\x01 \x01(\x03R\x0ebytesPerSecond\"\xa9\x01\n" +
 	"\rScrubProgress\x12'\n" +
@@ -4776,7 +5170,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06Commit\x12\x1a.penstock.v1.CommitRequest\x1a\x1b.penstock.v1.CommitResponse\x12>\n" +
 	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12J\n" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xaf\b\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xa8\n" +
+	"\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
@@ -4792,7 +5187,10 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"ListBlocks\x12\x1e.penstock.v1.ListBlocksRequest\x1a\x1f.penstock.v1.ListBlocksResponse\x12S\n" +
 	"\fVerifyBlocks\x12 .penstock.v1.VerifyBlocksRequest\x1a!.penstock.v1.VerifyBlocksResponse\x12G\n" +
 	"\bListPins\x12\x1c.penstock.v1.ListPinsRequest\x1a\x1d.penstock.v1.ListPinsResponse\x12@\n" +
-	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01B;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
+	"\x05Scrub\x12\x19.penstock.v1.ScrubRequest\x1a\x1a.penstock.v1.ScrubProgress0\x01\x12P\n" +
+	"\vListVolumes\x12\x1f.penstock.v1.ListVolumesRequest\x1a .penstock.v1.ListVolumesResponse\x12P\n" +
+	"\vDrainVolume\x12\x1f.penstock.v1.DrainVolumeRequest\x1a .penstock.v1.DrainVolumeResponse\x12S\n" +
+	"\fRemoveVolume\x12 .penstock.v1.RemoveVolumeRequest\x1a!.penstock.v1.RemoveVolumeResponseB;Z9github.com/penstock-kv/penstock/api/penstockv1;penstockv1b\x06proto3"
 
 var (
 	file_penstockv1_penstock_proto_rawDescOnce sync.Once
@@ -4807,7 +5205,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -4871,8 +5269,14 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ListBlocksResponse)(nil),      // 59: penstock.v1.ListBlocksResponse
 	(*VerifyBlocksRequest)(nil),     // 60: penstock.v1.VerifyBlocksRequest
 	(*VerifyBlocksResponse)(nil),    // 61: penstock.v1.VerifyBlocksResponse
-	(*ScrubRequest)(nil),            // 62: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 63: penstock.v1.ScrubProgress
+	(*ListVolumesRequest)(nil),      // 62: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 63: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 64: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 65: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 66: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 67: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 68: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 69: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -4902,61 +5306,68 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	3,  // 24: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
 	57, // 25: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
 	19, // 26: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	9,  // 27: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 28: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 29: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 30: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	18, // 31: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 32: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	23, // 33: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	26, // 34: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	28, // 35: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	30, // 36: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	32, // 37: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	35, // 38: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	36, // 39: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	37, // 40: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	39, // 41: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	41, // 42: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	43, // 43: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	44, // 44: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	46, // 45: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	51, // 46: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	56, // 47: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	58, // 48: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	60, // 49: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	48, // 50: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	62, // 51: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	10, // 52: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 53: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 54: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 55: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 56: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 57: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	24, // 58: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	27, // 59: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	29, // 60: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	31, // 61: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	34, // 62: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 63: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 64: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	38, // 65: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	40, // 66: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	42, // 67: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 68: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	45, // 69: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	47, // 70: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	53, // 71: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	57, // 72: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	59, // 73: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	61, // 74: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	49, // 75: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	63, // 76: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	52, // [52:77] is the sub-list for method output_type
-	27, // [27:52] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	52, // 27: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	9,  // 28: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	11, // 29: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	13, // 30: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	15, // 31: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	18, // 32: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	21, // 33: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	23, // 34: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	26, // 35: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	28, // 36: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	30, // 37: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	32, // 38: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	35, // 39: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	36, // 40: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	37, // 41: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	39, // 42: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	41, // 43: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	43, // 44: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	44, // 45: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	46, // 46: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	51, // 47: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	56, // 48: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	58, // 49: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	60, // 50: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	48, // 51: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	68, // 52: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	62, // 53: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	64, // 54: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	66, // 55: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	10, // 56: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 57: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 58: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 59: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	20, // 60: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	22, // 61: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	24, // 62: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	27, // 63: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	29, // 64: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	31, // 65: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	34, // 66: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 67: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 68: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	38, // 69: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	40, // 70: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	42, // 71: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 72: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	45, // 73: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	47, // 74: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	53, // 75: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	57, // 76: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	59, // 77: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	61, // 78: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	49, // 79: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	69, // 80: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	63, // 81: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	65, // 82: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	67, // 83: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	56, // [56:84] is the sub-list for method output_type
+	28, // [28:56] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -4970,7 +5381,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   58,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -561,6 +561,9 @@ const (
 	Admin_VerifyBlocks_FullMethodName    = "/penstock.v1.Admin/VerifyBlocks"
 	Admin_ListPins_FullMethodName        = "/penstock.v1.Admin/ListPins"
 	Admin_Scrub_FullMethodName           = "/penstock.v1.Admin/Scrub"
+	Admin_ListVolumes_FullMethodName     = "/penstock.v1.Admin/ListVolumes"
+	Admin_DrainVolume_FullMethodName     = "/penstock.v1.Admin/DrainVolume"
+	Admin_RemoveVolume_FullMethodName    = "/penstock.v1.Admin/RemoveVolume"
 )
 
 // AdminClient is the client API for Admin service.
@@ -590,6 +593,13 @@ type AdminClient interface {
 	ListPins(ctx context.Context, in *ListPinsRequest, opts ...grpc.CallOption) (*ListPinsResponse, error)
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubProgress], error)
+	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
+	// DrainVolume moves the blocks of a volume to the others while the node serves, also
+	// after a restart, until it is removed or the draining is cancelled.
+	DrainVolume(ctx context.Context, in *DrainVolumeRequest, opts ...grpc.CallOption) (*DrainVolumeResponse, error)
+	// RemoveVolume ends the use of a volume for good. It is refused unless the volume is
+	// draining and empty, or force is set.
+	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
 }
 
 type adminClient struct {
@@ -749,6 +759,36 @@ func (c *adminClient) Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_ScrubClient = grpc.ServerStreamingClient[ScrubProgress]
 
+func (c *adminClient) ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListVolumesResponse)
+	err := c.cc.Invoke(ctx, Admin_ListVolumes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) DrainVolume(ctx context.Context, in *DrainVolumeRequest, opts ...grpc.CallOption) (*DrainVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_DrainVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveVolumeResponse)
+	err := c.cc.Invoke(ctx, Admin_RemoveVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -776,6 +816,13 @@ type AdminServer interface {
 	ListPins(context.Context, *ListPinsRequest) (*ListPinsResponse, error)
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubProgress]) error
+	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
+	// DrainVolume moves the blocks of a volume to the others while the node serves, also
+	// after a restart, until it is removed or the draining is cancelled.
+	DrainVolume(context.Context, *DrainVolumeRequest) (*DrainVolumeResponse, error)
+	// RemoveVolume ends the use of a volume for good. It is refused unless the volume is
+	// draining and empty, or force is set.
+	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -827,6 +874,15 @@ func (UnimplementedAdminServer) ListPins(context.Context, *ListPinsRequest) (*Li
 }
 func (UnimplementedAdminServer) Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubProgress]) error {
 	return status.Error(codes.Unimplemented, "method Scrub not implemented")
+}
+func (UnimplementedAdminServer) ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListVolumes not implemented")
+}
+func (UnimplementedAdminServer) DrainVolume(context.Context, *DrainVolumeRequest) (*DrainVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainVolume not implemented")
+}
+func (UnimplementedAdminServer) RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveVolume not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -1094,6 +1150,60 @@ func _Admin_Scrub_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_ScrubServer = grpc.ServerStreamingServer[ScrubProgress]
 
+func _Admin_ListVolumes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListVolumesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListVolumes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListVolumes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListVolumes(ctx, req.(*ListVolumesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_DrainVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).DrainVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_DrainVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).DrainVolume(ctx, req.(*DrainVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RemoveVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RemoveVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RemoveVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RemoveVolume(ctx, req.(*RemoveVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1152,6 +1262,18 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPins",
 			Handler:    _Admin_ListPins_Handler,
+		},
+		{
+			MethodName: "ListVolumes",
+			Handler:    _Admin_ListVolumes_Handler,
+		},
+		{
+			MethodName: "DrainVolume",
+			Handler:    _Admin_DrainVolume_Handler,
+		},
+		{
+			MethodName: "RemoveVolume",
+			Handler:    _Admin_RemoveVolume_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -17,7 +17,7 @@ import (
 
 // TestTranscripts runs testdata/*.td: what a person types, and what they see.
 //
-//	start [settings]       a node on the transcript's directory
+//	start [settings]       a node on the transcript's directory; @NAME is one beside it
 //	stop                   …drained
 //	tokens NAME FIRST N    a file with N token ids
 //	data NAME SEED BYTES   a file with bytes that follow from the seed
@@ -59,7 +59,7 @@ func (tr *transcript) command(d *datadriven.TestData) string {
 	case "start":
 		var more []string
 		for i := range d.CmdArgs {
-			more = append(more, arg(i))
+			more = append(more, strings.ReplaceAll(arg(i), "@", tr.dir+"/"))
 		}
 		return tr.start(more)
 	case "stop":

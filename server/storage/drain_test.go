@@ -249,7 +249,7 @@ func TestDrainFaults(t *testing.T) {
 		{"a target that fails syncs", "b", `(Err EIO Syncs)`, false, false},
 		{"torn writes of a target", "b", `(Short (And Writes (File "segment-*") (Count 3)))`, false, false},
 		{"a source that hangs", "a", `(Delay 3600s Reads)`, false, true},
-		{"targets that are full", "b c", `(Err ENOSPC (And Writes (File "segment-*")))`, false, true},
+		{"targets that are full", "b c", `(Err ENOSPC (And Writes (File "segment-*") (Offset 4096 1000000)))`, false, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestDrainWithoutRoom(t *testing.T) {
 		if n := testutil.ToFloat64(r.stats.RemovedBlocks.WithLabelValues("evicted")); n != 0 {
 			t.Errorf("%v blocks were evicted", n)
 		}
-		if _, err := r.node.RemoveVolume(t.Context(), 0, false); !errors.Is(err, blockstore.ErrState) {
+		if _, err := r.node.RemoveVolume(t.Context(), 0, false); !errors.Is(err, blockstore.ErrVolumeState) {
 			t.Fatalf("remove a volume that holds blocks: %v", err)
 		}
 		if err := r.node.UndrainVolume(t.Context(), 0); err != nil {

@@ -28,6 +28,11 @@ var (
 	// ErrRequest: the request cannot be right whatever the node holds; fix the
 	// caller.
 	ErrRequest = errors.New("bad request")
+	// ErrVolumeUnknown: the node has no such volume.
+	ErrVolumeUnknown = blockstore.ErrVolumeUnknown
+	// ErrVolumeState: the order does not fit the state of the volume; the error says
+	// what to do first.
+	ErrVolumeState = blockstore.ErrVolumeState
 	// ErrMismatch: the caller's geometry or epoch is not the namespace's.
 	ErrMismatch = errors.New("namespace differs")
 )
