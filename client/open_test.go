@@ -1,11 +1,9 @@
 package client_test
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -80,7 +78,7 @@ func TestNobodyAnswers(t *testing.T) {
 		"one of two is up":      {[]string{testkit.Port(t), h.control}, false, 0},
 		"one is up, one logger": {[]string{testkit.Port(t), h.control}, true, 0},
 	} {
-		var own, global logText
+		var own, global testkit.Log
 		before := slog.Default()
 		slog.SetDefault(slog.New(slog.NewTextHandler(&global, nil)))
 		newRig(t, func(o *client.Options) {
@@ -101,23 +99,4 @@ func TestNobodyAnswers(t *testing.T) {
 			t.Errorf("%s: the other logger got %s", name, other)
 		}
 	}
-}
-
-// logText is what a logger wrote: a Store connects to its nodes in the background
-// and logs that.
-type logText struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }

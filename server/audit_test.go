@@ -1,11 +1,9 @@
 package server_test
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -15,38 +13,25 @@ import (
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/server"
 )
 
-// lockedBuffer is a bytes.Buffer for several goroutines.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-// take returns the lines of admin calls since the last take.
-func (l *lockedBuffer) take() (lines []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for line := range strings.Lines(l.b.String()) {
+// audited returns the lines of admin calls that were logged since it was called
+// last.
+func audited(log *testkit.Log) (lines []string) {
+	for line := range strings.Lines(log.Take()) {
 		if strings.Contains(line, `msg="admin call"`) {
 			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
-	l.b.Reset()
 	return lines
 }
 
 // TestEachAdminCallIsAudited calls every method of the service, with the token
 // and without it.
 func TestEachAdminCallIsAudited(t *testing.T) {
-	var log lockedBuffer
+	var log testkit.Log
 	h := newHost(t, func(o *server.Options) {
 		o.BearerToken = "right"
 		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -88,13 +73,13 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 		if err := call(with("wrong"), name); status.Code(err) != codes.Unauthenticated {
 			t.Errorf("%s with a wrong token: %v", name, err)
 		}
-		lines := log.take()
+		lines := audited(&log)
 		if len(lines) != 1 || !strings.Contains(lines[0], "level=WARN") || !strings.Contains(lines[0], "call="+name+" ") ||
 			!strings.Contains(lines[0], "result=Unauthenticated") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
 			t.Errorf("%s refused: lines %q; want one, with method, peer and result", name, lines)
 		}
 		_ = call(with("right"), name) // what an empty request is answered with is not the matter here
-		if lines := log.take(); len(lines) != 1 || !strings.Contains(lines[0], "call="+name+" ") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
+		if lines := audited(&log); len(lines) != 1 || !strings.Contains(lines[0], "call="+name+" ") || !strings.Contains(lines[0], "peer=127.0.0.1:") {
 			t.Errorf("%s: lines %q; want one, with method and peer", name, lines)
 		}
 	}
@@ -139,7 +124,7 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 		if err := c.call(); err != nil {
 			t.Errorf("%s: %v", c.name, err)
 		}
-		lines := log.take()
+		lines := audited(&log)
 		if len(lines) != 1 || len(lines[0]) > 2000 {
 			t.Errorf("%s: %d lines: %.3000q; want a short one", c.name, len(lines), lines)
 			continue

@@ -2,6 +2,7 @@ package emulate
 
 import (
 	"bytes"
+	"io"
 	"sync"
 	"testing"
 
@@ -25,14 +26,7 @@ func TestRecordedRun(t *testing.T) {
 	}
 	c.check(c.gateway.Run(t.Context(), sessions(6, 5), 4), 30)
 	left.Wait()
-	for _, stop := range c.stops {
-		stop()
-	}
-	c.close()
-	r, err := record.NewReader(&file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := c.recorded(&file)
 	sum, err := record.Replay(r)
 	if err != nil {
 		t.Fatal(err)
@@ -46,4 +40,16 @@ func TestRecordedRun(t *testing.T) {
 		t.Errorf("%d requests finished with %d actions; want 30", sum.Stats.Finished, sum.Actions)
 	}
 	t.Logf("%d events in %v, %d actions: %v", sum.Events, sum.Span, sum.Actions, sum.Kinds)
+}
+
+// recorded stops the engines and the planner and reads what the planner recorded.
+func (c *cluster) recorded(file io.Reader) *record.Reader {
+	c.t.Helper()
+	for _, stop := range c.stops {
+		stop()
+	}
+	c.close()
+	r, err := record.NewReader(file)
+	c.must(err)
+	return r
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath"
-	"github.com/penstock-kv/penstock/dualpath/record"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/server/planner"
 )
@@ -81,14 +80,7 @@ func TestSlowSide(t *testing.T) {
 	c.gateway.Done = func(TurnResult) { nic.left.Store(300 << 10) } // of some 750 KiB
 	work := []Session{{Name: "agent", Turns: []Turn{{Append: 1600, Output: 20}, {Append: 20, Output: 20}}}}
 	c.check(c.gateway.Run(t.Context(), work, 1), 2)
-	for _, stop := range c.stops {
-		stop()
-	}
-	c.close()
-	r, err := record.NewReader(&file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := c.recorded(&file)
 	p, err := dualpath.New(r.Header().Options)
 	if err != nil {
 		t.Fatal(err)

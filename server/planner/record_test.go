@@ -5,33 +5,15 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/record"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// logged is a log that may be read while streams that end still write to it.
-type logged struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-func logTo(l *logged) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
+func logTo(l *testkit.Log) *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // serveSome lets a service have two groups and serve requests through them.
 func (h *host) serveSome(ids ...string) {
@@ -75,7 +57,7 @@ func TestRecord(t *testing.T) {
 // written can be replayed.
 func TestRecordIsFull(t *testing.T) {
 	var whole, file bytes.Buffer
-	var log logged
+	var log testkit.Log
 	h := newHost(t, Options{Record: &Record{To: &whole}})
 	h.serveSome("r1")
 	h.close()
@@ -116,7 +98,7 @@ func (f failing) Write(p []byte) (int, error) {
 func TestRecordFails(t *testing.T) {
 	open := make(chan struct{})
 	close(open)
-	var log logged
+	var log testkit.Log
 	h := newHost(t, Options{Record: &Record{To: failing{errors.New("no space left on device"), open}}, Logger: logTo(&log)})
 	h.serveSome("r1")
 	h.close()
@@ -128,7 +110,7 @@ func TestRecordFails(t *testing.T) {
 // TestRecordFallsBehind: a disk that does not answer takes no more than the backlog.
 func TestRecordFallsBehind(t *testing.T) {
 	wait := make(chan struct{})
-	var log logged
+	var log testkit.Log
 	rec, err := newRecorder(&Record{To: failing{wait: wait}, Bytes: 1 << 40}, dualpath.Options{}, logTo(&log))
 	if err != nil {
 		t.Fatal(err)
