@@ -143,7 +143,7 @@ func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr 
 	name := string(f.Name())
 	switch {
 	case f.IsList():
-		return slog.String(name, fmt.Sprintf("%d of them", v.List().Len()))
+		return slog.String(name, fmt.Sprintf("%d elements", v.List().Len()))
 	case f.Kind() == protoreflect.MessageKind:
 		return slog.Attr{Key: name, Value: slog.GroupValue(auditFields(v.Message().Interface())...)}
 	case f.Kind() == protoreflect.BytesKind && (name == "salt" || len(v.Bytes()) > 32):

@@ -193,7 +193,7 @@ func newBlockList(c *connection) *cobra.Command {
 		Use:   "list NS",
 		Short: "List the blocks of a namespace, in no particular order",
 	}
-	cmd.Flags().IntVar(&limit, "limit", 1000, "stop after so many; 0: list all")
+	cmd.Flags().IntVar(&limit, "limit", 1000, "stop after this many blocks; 0: list all")
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		lines := []blockLine{}
 		var cursor []byte

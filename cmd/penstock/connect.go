@@ -59,7 +59,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
 	env(&c.ca, "ca", "PENSTOCK_CA", "", "CA (PEM) that the node's certificate is signed by; implies --tls")
 	env(&c.cert, "cert", "PENSTOCK_CERT", "", "client certificate (PEM); implies --tls")
-	env(&c.key, "key", "PENSTOCK_KEY", "", "its private key (PEM)")
+	env(&c.key, "key", "PENSTOCK_KEY", "", "private key (PEM) of the client certificate")
 	f.BoolVar(&c.tls, "tls", false, "use TLS, with the system's CAs unless --ca is given")
 	f.BoolVar(&c.insecure, "insecure", false, "send the bearer token in plain text to a node on another machine")
 	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "give up after this long; 0 waits for ever")

@@ -226,7 +226,7 @@ type agentFlags struct {
 // add gives a command the flags.
 func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&a.set, "set", a.set, "agents: 32K, 48K or 64K of DualPath's Table 2")
+	f.StringVar(&a.set, "set", a.set, "agents to replay: 32K, 48K or 64K of DualPath's Table 2")
 	var sets []string
 	for _, s := range workload.Table2() {
 		sets = append(sets, s.Name)

@@ -21,8 +21,8 @@ func newEvictCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "evict --bytes SIZE",
 		Short: "Free storage in the eviction policy's order",
-		Long: `Free at least so many bytes, in the order of the eviction policy, leaf first. What is
-pinned, leased or being read stays. --dry-run prints an upper bound.`,
+		Long: `Free at least --bytes, in the order of the eviction policy, leaf first. Blocks that are
+pinned, leased or being read stay. --dry-run prints an upper bound.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
@@ -58,7 +58,7 @@ if there was one.`,
 	}
 	c := addConnectionFlags(cmd, w)
 	c.waitForever(cmd) // a pass takes as long as the disks are large
-	cmd.Flags().Var(sizeFlag{&rate}, "rate", "read at most so much in a second; 0: as fast as it goes")
+	cmd.Flags().Var(sizeFlag{&rate}, "rate", "bytes to read in a second, at most; 0: no limit")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			stream, err := a.Scrub(ctx, &pb.ScrubRequest{BytesPerSecond: rate})
@@ -131,19 +131,17 @@ func newEventsCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Follow what is stored and removed, as routers do, and the state of the volumes",
-		Long: `Follow what is stored and removed, one line an event, until interrupted. A gap says
-that events were lost to this consumer: too old to be kept, or of the node's run before
-this one. A volume_state names a volume, its state before and now (ok, suspect, failed,
-draining, removed), and why; with --namespace there is none. The exit code is 1 if
---timeout ends it.`,
+		Long: `Print an event for each change of what is stored, one a line, until interrupted. A gap
+means that this consumer missed events: the node no longer had them, or they came
+before its last start. The exit code is 1 if --timeout ends it.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
 	c.waitForever(cmd)
 	cmd.Flags().Uint64Var(&after, "after", 0, "start after this sequence number; 0: from now on")
-	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only what is in this namespace")
 	c.completeNamespaceFlag(cmd)
-	cmd.Flags().IntVar(&most, "count", 0, "stop after so many events; 0: never")
+	cmd.Flags().IntVar(&most, "count", 0, "stop after this many events; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			req := &pb.EventsRequest{After: after, Namespace: namespace}

@@ -131,7 +131,7 @@ compared with penstock's marks (deploy/qos); a deviation there is a failure.`,
 	cmd.Flags().DurationVar(&c.interval, "interval", time.Second, "how long to watch the counters of pause frames; 0: not at all")
 	cmd.Flags().Float64Var(&c.rate, "rate", 0, "the Gb/s that every RDMA NIC must run at; 0: what others of its model and role do")
 	cmd.Flags().StringVar(&c.qos, "qos", "", "an OpenSM file, or what `dcb` prints, to compare with the marks; - is standard input")
-	cmd.Flags().StringVar(&c.marks, "qos-map", "", "the marks, if they are not the default: "+qos.Default().String())
+	cmd.Flags().StringVar(&c.marks, "qos-map", "", "marks of the traffic classes, if not the default: "+qos.Default().String())
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return c.run(cmd) }
 	return cmd
 }

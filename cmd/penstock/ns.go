@@ -49,7 +49,7 @@ func newNamespaceCreate(c *connection) *cobra.Command {
 model has several, each given by --group:
 
   full:LAYERS:BYTES             bytes per token and layer
-  window:LAYERS:BYTES:TOKENS    sliding window of so many tokens
+  window:LAYERS:BYTES:TOKENS    sliding window of TOKENS tokens
   state:LAYERS:BYTES            recurrent state, bytes per layer
 
 The full group, if there is one, comes first.`,
@@ -60,7 +60,7 @@ The full group, if there is one, comes first.`,
 	}
 	f := cmd.Flags()
 	f.IntVar(&g.layers, "layers", 0, "layers of the one full-attention group")
-	f.IntVar(&g.tokenBytes, "token-bytes", 0, "its bytes per token and layer")
+	f.IntVar(&g.tokenBytes, "token-bytes", 0, "bytes per token and layer of the geometry")
 	f.IntVar(&g.blockTokens, "block-tokens", 0, "tokens in a block")
 	f.StringArrayVar(&g.groups, "group", nil, "a layer group of a hybrid model, instead of --layers and --token-bytes (repeatable)")
 	f.StringVar(&g.dtype, "dtype", "", "tag of the element type, part of the geometry's identity")

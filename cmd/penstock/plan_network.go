@@ -64,8 +64,8 @@ its configuration.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&file, "config", "", "the planner's configuration file (YAML)")
-	f.StringVar(&from, "from", "", "machine that has the KV")
-	f.StringVar(&to, "to", "", "machine that it goes to")
+	f.StringVar(&from, "from", "", "machine that holds the KV")
+	f.StringVar(&to, "to", "", "machine that receives the KV")
 	f.IntVar(&tokens, "tokens", 8192, "length of the prompt")
 	addConfigFlags(f, networkKeys(&cfg))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -136,7 +136,7 @@ and deleting the namespace ends them. A namespace that is called list comes last
 	cmd.AddCommand(newPinListCommand(c))
 	cmd.ValidArgsFunction = c.completeNamespaces
 	flags := addChainFlags(cmd)
-	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "end of the pin; 0: unpin ends it")
+	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "how long the pin lasts; 0: until unpin")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		opts.pin = opts.ttl == 0
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
@@ -183,7 +183,7 @@ those of pin --ttl, and those of engines.`,
   penstock unpin 4294967296`,
 		Args: args(cobra.NoArgs),
 	}
-	cmd.Flags().StringVar(&namespace, "namespace", "", "of this namespace only")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only what is in this namespace")
 	cmd.Flags().BoolVar(&leases, "leases", false, "list leases that end by themselves, too")
 	c.completeNamespaceFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

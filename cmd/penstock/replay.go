@@ -45,8 +45,8 @@ func replayDefaults() replayFlags {
 func (f *replayFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.IntVar(&f.layers, "layers", f.layers, "layers of the geometry")
-	fs.IntVar(&f.tokenBytes, "token-bytes", f.tokenBytes, "its bytes per token and layer")
-	fs.IntVar(&f.requests, "requests", f.requests, "stop after so many requests; 0: replay all")
+	fs.IntVar(&f.tokenBytes, "token-bytes", f.tokenBytes, "bytes per token and layer of the geometry")
+	fs.IntVar(&f.requests, "requests", f.requests, "stop after this many requests; 0: replay all")
 	fs.IntVar(&f.concurrency, "concurrency", f.concurrency, "requests under way at once; those of one session stay in order")
 	fs.IntVar(&f.sessions, "sessions", f.sessions, "sessions of an agentic trace that are open at once; 0: all")
 	fs.Var(sizeFlag{&f.window}, "window", "memory of each request under way")
