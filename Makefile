@@ -30,7 +30,7 @@ NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo demo-node test test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -69,6 +69,9 @@ bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten m
 	bin/rdmalab -timeout 20m -env PENSTOCK_RDMA_LAB=1 -out bench -bin bin/penstock-verbs -- \
 		"penstock-verbs bench rdma --provider verbs --rounds 3 --only '$(RDMA_ROWS)' --data /tmp --save /out/rdma-verbs.json"
 	bin/penstock bench report bench/rdma-verbs.json
+
+memory-budget: ## whether a node with 32 M blocks stays within the memory that its status says; 3 GiB, some minutes
+	PENSTOCK_MEMORY_BLOCKS=32000000 go test -count=1 -v -timeout 60m -run TestMemoryBudget ./cmd/penstock
 
 race:
 	go test -race $(GOFLAGS_CHECKED) $(RACE)

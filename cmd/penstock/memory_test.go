@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/sys"
+	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/trie"
@@ -26,8 +29,8 @@ const memoryBlocks = "PENSTOCK_MEMORY_BLOCKS"
 
 // memoryReport is what the child of TestMemoryBudget measured.
 type memoryReport struct {
-	PeakBytes, BudgetBytes, IndexBytes, LimitBytes int64
-	AllocBytes, Collections                        uint64
+	PeakBytes, BudgetBytes, IndexBytes, SlotsBytes, LimitBytes int64
+	AllocBytes, Collections                                    uint64
 }
 
 // TestMemoryBudget fills a synthetic index in a process of its own, evicts a
@@ -65,8 +68,8 @@ func TestMemoryBudget(t *testing.T) {
 			if err := json.Unmarshal(text, &r); err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%d blocks: RSS at most %s of a budget of %s, index %s (%.1f B a block), runtime's limit %s, %d collections for %s",
-				blocks, size(r.PeakBytes), size(r.BudgetBytes), size(r.IndexBytes), float64(r.IndexBytes)/float64(blocks), size(r.LimitBytes), r.Collections, size(int64(r.AllocBytes)))
+			t.Logf("%d blocks: RSS at most %s of a budget of %s, index %s (%.1f B a block), slots %s (%.1f B a block), runtime's limit %s, %d collections for %s",
+				blocks, size(r.PeakBytes), size(r.BudgetBytes), size(r.IndexBytes), float64(r.IndexBytes)/float64(blocks), size(r.SlotsBytes), float64(r.SlotsBytes)/float64(blocks), size(r.LimitBytes), r.Collections, size(int64(r.AllocBytes)))
 			if r.PeakBytes > r.BudgetBytes {
 				t.Errorf("RSS was %s; the budget is %s", size(r.PeakBytes), size(r.BudgetBytes))
 			}
@@ -96,7 +99,9 @@ func memoryChild(t *testing.T) {
 	budget := newMemoryBudget(cfg)
 	defer budget.close()
 	opts := trie.Options{Dir: t.TempDir(), CacheBytes: int64(cfg.IndexCache), MemTableBytes: 16 << 20, Grew: budget.setIndex}
-	budget.memtables.Store(memtablesMax * opts.MemTableBytes)
+	store := fillStore(t, blocks)
+	defer store.Close(t.Context())
+	budget.watch(store, opts.MemTableBytes)
 	index, err := trie.Open(opts)
 	if err != nil {
 		t.Fatal(err)
@@ -108,9 +113,12 @@ func memoryChild(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	fillIndex(t, index, ns, blocks, 0)
-	gone, err := index.Evict(nil, int64(blocks/10)*ns.Geometry.PieceBytes(0), 0, time.Unix(1, 0))
-	if err != nil || len(gone) < blocks/10 {
-		t.Fatal(len(gone), err)
+	var gone []trie.Evicted
+	for left := blocks / 10; left > 0; left -= len(gone) { // in rounds, as the node does
+		gone, err = index.Evict(gone[:0], int64(min(left, 1<<15))*ns.Geometry.PieceBytes(0), 0, time.Unix(1, 0))
+		if err != nil || len(gone) == 0 {
+			t.Fatal(len(gone), err)
+		}
 	}
 	gone = nil
 	fillIndex(t, index, ns, blocks/10, blocks)
@@ -132,6 +140,9 @@ func memoryChild(t *testing.T) {
 	}
 	for _, p := range budget.parts() {
 		r.BudgetBytes += p.Bytes
+		if p.Name == "slots" {
+			r.SlotsBytes = p.Bytes
+		}
 	}
 	m, err := sys.ReadMemory()
 	if err != nil {
@@ -145,6 +156,29 @@ func memoryChild(t *testing.T) {
 	if err := os.WriteFile(os.Getenv("PENSTOCK_MEMORY_CHILD"), text, 0o600); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// fillStore returns a store with a slot for each block, on a volume in memory that
+// holds little but the segments' headers.
+func fillStore(t *testing.T, blocks int) *blockstore.Store {
+	const slotBytes, perSegment = 8 << 10, 1<<17 - 1 // as many as a segment of 1 GiB has
+	segments := int64(blocks+perSegment-1) / perSegment
+	store, err := blockstore.Open(t.Context(), blockstore.Options{
+		Devices: []blockio.Device{memio.New(memio.Options{})}, SegmentBytes: 1 << 30, CatalogueBytes: 4096, CapacityBytes: segments<<30 + 64<<10,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	for done, n := 0, 0; done < blocks; done += n {
+		n = min(1<<12, blocks-done)
+		if _, err := store.Reserve(t.Context(), slotBytes-4096, 1, n, 0, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return store
 }
 
 // fillIndex puts chains of 512 blocks; slot numbers begin at first.

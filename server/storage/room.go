@@ -205,13 +205,33 @@ type Removed struct {
 	Blocks, Bytes int64
 }
 
+// evictRoundBytes is how many bytes of slots evict takes out of the index before it
+// frees them. It bounds the list of evicted pieces to some MiB of heap.
+const evictRoundBytes = 256 << 20
+
 // evict removes at least wantBytes of slots by the policy, from one namespace if
 // only is set, and frees them.
-func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (Removed, error) {
-	gone, err := n.index.Evict(nil, wantBytes, only, n.opts.Now())
-	removed := n.free(gone, whyEvicted, whyCorrupt)
-	if err != nil {
-		return removed, fmt.Errorf("storage: evict: %w", err)
+func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err error) {
+	var gone []trie.Evicted
+	for now, left := n.opts.Now(), wantBytes; left > 0; {
+		round := min(left, evictRoundBytes)
+		gone, err = n.index.Evict(gone[:0], round, only, now)
+		r := n.free(gone, whyEvicted, whyCorrupt)
+		removed.Blocks += r.Blocks
+		removed.Bytes += r.Bytes
+		if err != nil {
+			return removed, fmt.Errorf("storage: evict: %w", err)
+		}
+		var freed int64
+		for _, e := range gone {
+			if only == 0 || e.Namespace == only {
+				freed += e.SlotBytes
+			}
+		}
+		if freed < round {
+			break // nothing else may go
+		}
+		left -= freed
 	}
 	return removed, nil
 }
