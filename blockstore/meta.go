@@ -91,6 +91,22 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 	return nil
 }
 
+// Quorate returns nil if enough volumes are healthy for a change of the catalogue,
+// else ErrVolumeFailed with the cause of each that has failed.
+func (s *Store) Quorate() error {
+	count, need := s.membersCount(), metaQuorum(s.membersCount())
+	if len(s.syncing()) >= need {
+		return nil
+	}
+	var why []error
+	for _, v := range s.volumes {
+		if h := v.dev.health(); h.State == health.Failed {
+			why = append(why, fmt.Errorf("volume %d: %w", v.index, causeOf(h)))
+		}
+	}
+	return fmt.Errorf("blockstore: of %d volumes, %d must be healthy: %w: %w", count, need, ErrVolumeFailed, errors.Join(why...))
+}
+
 // membersCount is how many volumes the store has, without those that were removed.
 func (s *Store) membersCount() int {
 	n := 0

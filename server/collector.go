@@ -92,6 +92,12 @@ func figures() []figure {
 		counter("store_write_failures_total", "Slot writes that the device failed.", func(s *scrape) float64 { return float64(s.node.Store.Counters.WriteFailures) }),
 
 		gauge("index_disk_bytes", "Bytes of the index's files.", func(s *scrape) float64 { return float64(s.node.Index.DiskBytes) }),
+		gauge("index_writable", "1 while the index can be written, 0 while its drive fails or hangs: writes are refused.", func(s *scrape) float64 {
+			if s.server.node.IndexWritable() != nil {
+				return 0
+			}
+			return 1
+		}),
 		gauge("index_memory_bytes", "DRAM of the index: nodes, tables, policy, leases.", func(s *scrape) float64 {
 			i := s.node.Index
 			return float64(i.NodeBytes + i.TableBytes + i.PolicyBytes + i.LeaseBytes)

@@ -39,13 +39,13 @@ func healthz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// readyz says whether the node should be sent traffic, and the state of each volume.
-// A node that only refuses writes is ready, since its reads go on; one that is
-// draining, or has no volume that can be read, is not.
+// readyz answers 200 if the node should be sent traffic and 503 if not
+// (storage.Node.Ready), with the reason and the state of each volume.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")
-	if state == "draining" || state == "failed" {
+	if err := s.node.Ready(); err != nil {
+		reason = err.Error()
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	type volumeState struct {

@@ -17,8 +17,10 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,6 +39,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
@@ -47,6 +50,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -64,6 +68,9 @@ type host struct {
 	admin   pb.AdminClient
 	engine  rdma.Engine // the client's
 	memory  rdma.Region
+	// faults are those of the volume; indexFault fails every write of the index.
+	faults     *faultio.Device
+	indexFault *errorfs.Toggle
 }
 
 var geometry = kv.SingleGroup(4, 4, 512)
@@ -77,10 +84,16 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 		}
 	}
 	ctx := context.Background()
-	device := memio.New(memio.Options{})
+	device := faultio.Wrap(memio.New(memio.Options{}), nil)
 	store, err := blockstore.Open(ctx, blockstore.Options{Devices: []blockio.Device{device}, CapacityBytes: 16 << 20, SegmentBytes: 1 << 20})
 	must(err)
-	index, err := trie.Open(trie.Options{Dir: "index", FS: vfs.NewMem()})
+	indexFault := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			return syscall.EIO
+		}
+		return nil
+	})}
+	index, err := trie.Open(trie.Options{Dir: "index", FS: errorfs.Wrap(vfs.NewMem(), indexFault)})
 	must(err)
 	mem, err := arena.New(arena.Options{SizeBytes: 8 << 20, Shared: true})
 	must(err)
@@ -100,7 +113,7 @@ func newHost(t testing.TB, edit func(*server.Options), creds credentials.Transpo
 	if edit != nil {
 		edit(&opts)
 	}
-	h := &host{t: t, node: node, served: make(chan error, 1)}
+	h := &host{t: t, node: node, faults: device, indexFault: indexFault, served: make(chan error, 1)}
 	h.server, err = server.New(opts)
 	must(err)
 	control, err := net.Listen("tcp", "127.0.0.1:0")
@@ -528,6 +541,59 @@ func TestHTTP(t *testing.T) {
 	var state struct{ State string }
 	if err := json.Unmarshal([]byte(body), &state); err != nil || code != http.StatusServiceUnavailable || state.State != "draining" {
 		t.Errorf("while draining: %d, %s, %v", code, body, err)
+	}
+}
+
+// TestReadyWhileFaulty: a node is not ready while its volumes or its index cannot be
+// written, says why, and is ready again when the fault has ended.
+func TestReadyWhileFaulty(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	h.write(ns, 2)
+	ready := func(want int, reason string) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
+			code, body := get(t, h.web+"/readyz")
+			if code == want && strings.Contains(body, reason) {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("/readyz stays %d: %s; want %d and %q", code, body, want, reason)
+			}
+		}
+	}
+	create := func(name string) error {
+		_, err := h.admin.CreateNamespace(t.Context(), &pb.CreateNamespaceRequest{Namespace: &pb.Namespace{Name: name, Geometry: api.GeometryProto(ns.Geometry)}})
+		return err
+	}
+	writable := func(want string) {
+		t.Helper()
+		if _, body := get(t, h.web+"/metrics"); !strings.Contains(body, "penstock_index_writable "+want+"\n") {
+			t.Errorf("penstock_index_writable is not %s", want)
+		}
+	}
+	ready(http.StatusOK, "serving")
+	h.indexFault.On()
+	if err := create("x"); err == nil || !strings.Contains(err.Error(), "input/output error") {
+		t.Errorf("create while the index fails: %v", err)
+	}
+	ready(http.StatusServiceUnavailable, "index cannot be written")
+	writable("0")
+	if st, err := h.admin.Status(t.Context(), &pb.StatusRequest{}); err != nil || st.GetState() != "read_only" || !strings.Contains(st.GetStateReason(), "index") {
+		t.Errorf("status: %s (%s), %v", st.GetState(), st.GetStateReason(), err)
+	}
+	h.indexFault.Off()
+	ready(http.StatusOK, "serving")
+	writable("1")
+	h.faults.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs))`))
+	if err := create("x"); err == nil {
+		t.Error("a namespace was created on a volume that fails")
+	}
+	ready(http.StatusServiceUnavailable, "of 1 volumes, 1 must be healthy")
+	h.faults.SetRules(nil)
+	ready(http.StatusOK, "serving")
+	if err := create("x"); err != nil {
+		t.Errorf("create after the faults: %v", err)
 	}
 }
 

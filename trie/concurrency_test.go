@@ -6,12 +6,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie/evict"
@@ -323,42 +321,4 @@ func testCrash(t *testing.T, seed uint64) {
 		}
 	}
 	closeTest(t, tr)
-}
-
-// TestBroken lets Pebble's log fail. Put fails with ErrBroken, nothing of it is
-// matchable, and what was there before still is.
-func TestBroken(t *testing.T) {
-	var injected atomic.Int64
-	toggle := &errorfs.Toggle{Injector: errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if op.Kind.ReadOrWrite() != errorfs.OpIsWrite {
-			return nil
-		}
-		injected.Add(1)
-		return errorfs.ErrInjected
-	})}
-	tr := openTest(t, Options{FS: errorfs.Wrap(vfs.NewMem(), toggle)})
-	ns := benchNamespace(t, tr)
-	ids := benchIDs(0)
-	entries := benchEntries(ids, 0)
-	if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], true); err != nil {
-		t.Fatal(err)
-	}
-	toggle.On()
-	for range 3 {
-		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[10:20], true); !errors.Is(err, ErrBroken) {
-			t.Errorf("put on a broken disk: %v; want ErrBroken", err)
-		}
-	}
-	if _, _, err := tr.BumpEpoch(ns.Name, 0); !errors.Is(err, ErrBroken) {
-		t.Errorf("bump on a broken disk: %v; want ErrBroken", err)
-	}
-	if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != 10 {
-		t.Errorf("%d blocks match: %v; want the 10 that were put", m.Blocks, err)
-	}
-	if injected.Load() == 0 {
-		t.Error("no fault was injected")
-	}
-	if err := tr.Close(); !errors.Is(err, ErrBroken) {
-		t.Errorf("close: %v; want ErrBroken", err)
-	}
 }

@@ -6,8 +6,8 @@
 // block, and does not free slots. It hands out Refs; whoever owns the slots
 // (blockstore, through server/storage) frees them. It has no goroutine and no
 // clock of its own: time is an argument, background work is a step that the
-// caller asks for. Pebble's compactions are the only things that run by
-// themselves.
+// caller asks for. What runs by itself are Pebble's compactions, and the repair of
+// the index after its drive failed.
 //
 //	               ids of a prompt ─► Match ─► pieces + lease + cut
 //	                                   │ read lock only

@@ -290,15 +290,25 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 		return nil
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
 	for _, list := range [][]addedNode{s.added, s.raised} {
 		for i := range list {
 			if err := s.set(b, &list[i]); err != nil {
+				b.Close()
 				return fmt.Errorf("%w: %w", ErrBroken, err)
 			}
 		}
 	}
-	return t.disk.commit(b, durable)
+	return t.disk.commit(b, durable, s.owe)
+}
+
+// owe names what must be on disk instead of what was to be put.
+func (s *putScratch) owe(o owed) {
+	for _, a := range s.added {
+		o.remove(appendBlockKey(s.buf[:0], a.ext))
+	}
+	for _, r := range s.raised { // their class has changed already
+		o.set(appendBlockKey(nil, r.ext), r.rec.append(nil))
+	}
 }
 
 func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {

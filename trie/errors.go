@@ -6,10 +6,9 @@ import "errors"
 var (
 	// ErrClosed: the trie is closed; stop.
 	ErrClosed = errors.New("trie: closed")
-	// ErrBroken: a write to Pebble failed; what was committed stays matchable,
-	// nothing more can be put. Restart the node. One failure is not survived: where
-	// Pebble cannot begin its next log (every MemTableBytes) it ends the process,
-	// with a mutex in a state from which Go does not recover.
+	// ErrBroken: the drive of the index fails or hangs, or Pebble found it damaged;
+	// the error says which. What was committed stays matchable, and nothing is put.
+	// When the drive works again, so does the index; damage needs a restart.
 	ErrBroken = errors.New("trie: index cannot be written")
 	// ErrNamespaceUnknown: no namespace of that name or id.
 	ErrNamespaceUnknown = errors.New("namespace unknown")

@@ -217,14 +217,18 @@ func (t *Trie) forget(gone []Evicted) error {
 		return nil
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
 	var key [blockKeyLen]byte
 	for i := range gone {
 		if err := b.Delete(appendBlockKey(key[:0], gone[i].Ref.Extent), nil); err != nil {
+			b.Close()
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, false)
+	return t.disk.commit(b, false, func(o owed) {
+		for i := range gone {
+			o.remove(appendBlockKey(key[:0], gone[i].Ref.Extent))
+		}
+	})
 }
 
 // Delivered drops the transfer pieces of the given blocks, which are in order of

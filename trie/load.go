@@ -153,11 +153,9 @@ func (l *loading) flush() error {
 	if l.drops.Empty() {
 		return nil
 	}
-	defer func() {
-		l.drops.Close()
-		l.drops = l.t.disk.db.NewBatch()
-	}()
-	return l.t.disk.commit(l.drops, false)
+	b := l.drops
+	l.drops = l.t.disk.db.NewBatch()
+	return l.t.disk.commit(b, false, nil)
 }
 
 // block turns a record into a node, not yet counted among its parent's kids.

@@ -25,13 +25,18 @@ func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	}
 	t.records.Lock()
 	defer t.records.Unlock()
-	m := moving{t: t, moves: moves, moved: make([]bool, len(moves)), batch: t.disk.db.NewBatch()}
-	defer func() { m.batch.Close() }()
+	if err := t.disk.broken(); err != nil {
+		return nil, err
+	}
+	m := moving{t: t, moves: moves, moved: make([]bool, len(moves))}
 	if err := m.read(); err != nil {
 		return nil, err
 	}
+	m.batch = t.disk.db.NewBatch()
 	if err = m.stage(); err == nil {
-		err = t.disk.commit(m.batch, false)
+		err = t.disk.commit(m.batch, false, m.owe)
+	} else {
+		m.batch.Close()
 	}
 	m.settle(err != nil)
 	if err != nil {
@@ -52,7 +57,9 @@ type moving struct {
 	// nodes are the moved nodes, by move. guarded stay in the index until settle.
 	nodes   []uint32
 	guarded []uint32
-	batch   *pebble.Batch
+	// rewritten: by move, the record of next is in the batch.
+	rewritten []bool
+	batch     *pebble.Batch
 }
 
 // read brings the records.
@@ -88,7 +95,7 @@ func (m *moving) stage() error {
 	t := m.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	m.nodes = make([]uint32, len(m.moves))
+	m.nodes, m.rewritten = make([]uint32, len(m.moves)), make([]bool, len(m.moves))
 	for i, mv := range m.moves {
 		n := t.nodeOf(m.pieces[i])
 		if n == 0 || t.nodes.at(n).ref() != mv.From || t.spaces[t.nodes.at(n).space].dead || !t.rootedLocked(n) {
@@ -118,6 +125,7 @@ func (m *moving) stage() error {
 		if err := m.set(c); err != nil {
 			return err
 		}
+		m.rewritten[i] = true
 	}
 	return nil
 }
@@ -143,6 +151,20 @@ func (m *moving) set(n uint32) error {
 		return fmt.Errorf("%w: %w", ErrBroken, err)
 	}
 	return nil
+}
+
+// owe names the records that settle goes back to.
+func (m *moving) owe(o owed) {
+	for i, mv := range m.moves {
+		if m.nodes[i] == 0 {
+			continue
+		}
+		o.remove(appendBlockKey(nil, mv.To.Extent))
+		o.set(appendBlockKey(nil, mv.From.Extent), m.pieces[i].append(nil))
+		if m.rewritten[i] {
+			o.set(appendBlockKey(nil, mv.From.Extent+1), m.next[i].append(nil))
+		}
+	}
 }
 
 // settle lets go of the nodes, which get their old slots back if undo is set.

@@ -2,6 +2,7 @@ package trie
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -66,7 +67,7 @@ func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, fresh bool) erro
 			return err
 		}
 	}
-	err := t.commitDefinition(def, sp.serial, next)
+	err := t.commitDefinition(ns, def, sp.serial, next)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil {
@@ -95,7 +96,8 @@ func (t *Trie) reserveSpace(sp *space) error {
 	return t.addSpaceLocked(sp)
 }
 
-func (t *Trie) commitDefinition(def kv.Namespace, serial uint64, m marks) error {
+// commitDefinition writes the definition. If that fails, the one that ns has stays.
+func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, serial uint64, m marks) error {
 	value, err := encodeNamespace(def, serial)
 	if err != nil {
 		return fmt.Errorf("trie: namespace %q: %w", def.Name, err)
@@ -105,14 +107,30 @@ func (t *Trie) commitDefinition(def kv.Namespace, serial uint64, m marks) error 
 		return fmt.Errorf("trie: marks: %w", err)
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
-	if err := b.Set(appendNamespaceKey(nil, def.ID), value, nil); err != nil {
+	if err := errors.Join(b.Set(appendNamespaceKey(nil, def.ID), value, nil), b.Set(marksKey, meta, nil)); err != nil {
+		b.Close()
 		return fmt.Errorf("trie: namespace %q: %w", def.Name, err)
 	}
-	if err := b.Set(marksKey, meta, nil); err != nil {
-		return fmt.Errorf("trie: marks: %w", err)
+	key, old, err := ns.stored(def.ID)
+	if err != nil {
+		b.Close()
+		return err
 	}
-	return t.disk.commit(b, true)
+	return t.disk.commit(b, true, func(o owed) { o[string(key)] = old })
+}
+
+// stored is the record of the definition that ns has; nil if it has none yet. defMu
+// is held.
+func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
+	key = appendNamespaceKey(nil, id)
+	if ns.space == nil {
+		return key, nil, nil
+	}
+	value, err = encodeNamespace(ns.def, ns.space.serial)
+	if err != nil {
+		return nil, nil, fmt.Errorf("trie: namespace %q: %w", ns.def.Name, err)
+	}
+	return key, value, nil
 }
 
 // byNameOrErr finds a namespace; what it returns may change under defMu only.
@@ -178,12 +196,16 @@ func (t *Trie) DeleteNamespace(name string) error {
 	if err != nil {
 		return err
 	}
+	key, old, err := ns.stored(ns.def.ID)
+	if err != nil {
+		return err
+	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
-	if err := b.Delete(appendNamespaceKey(nil, ns.def.ID), nil); err != nil {
+	if err := b.Delete(key, nil); err != nil {
+		b.Close()
 		return fmt.Errorf("trie: delete namespace %q: %w", name, err)
 	}
-	if err := t.disk.commit(b, true); err != nil {
+	if err := t.disk.commit(b, true, func(o owed) { o[string(key)] = old }); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -306,11 +328,11 @@ func (t *Trie) checkOwner() error {
 		return fmt.Errorf("it was made for store %s, not for %s: %w", owner, t.opts.Owner, ErrForeign)
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
 	if err := b.Set(ownerKey, []byte(t.opts.Owner), nil); err != nil {
+		b.Close()
 		return err
 	}
-	return t.disk.commit(b, true)
+	return t.disk.commit(b, true, nil)
 }
 
 func (t *Trie) format() error {
@@ -326,16 +348,15 @@ func (t *Trie) format() error {
 		return fmt.Errorf("there is a database, but not ours: %w", ErrFormat)
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
-	if err := b.Set(formatKey, []byte(formatVersion), nil); err != nil {
+	err = b.Set(formatKey, []byte(formatVersion), nil)
+	if t.opts.Owner != "" {
+		err = errors.Join(err, b.Set(ownerKey, []byte(t.opts.Owner), nil))
+	}
+	if err != nil {
+		b.Close()
 		return err
 	}
-	if t.opts.Owner != "" {
-		if err := b.Set(ownerKey, []byte(t.opts.Owner), nil); err != nil {
-			return err
-		}
-	}
-	return t.disk.commit(b, true)
+	return t.disk.commit(b, true, nil)
 }
 
 // get returns a copy of the value, or nil if the key is absent.

@@ -3,6 +3,7 @@ package trie
 import (
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -35,6 +36,9 @@ type Options struct {
 	// MemTableBytes is the size of one Pebble memtable; up to three exist at a
 	// time under load. Default 16 MiB.
 	MemTableBytes int64
+	// HungAfter is how long an operation of the file system may take before the
+	// index is ErrBroken until it has completed. Default 10 s.
+	HungAfter time.Duration
 	// MaxLeases bounds the open leases. Default 65,536.
 	MaxLeases int
 	// MaxPins bounds the pieces pinned by all leases together: a lease pins one
@@ -62,6 +66,7 @@ type Options struct {
 const (
 	defaultCacheBytes     = 8 << 20
 	defaultMemTableBytes  = 16 << 20
+	defaultHungAfter      = 10 * time.Second
 	defaultMaxLeases      = 1 << 16
 	defaultMaxPins        = 4 << 20
 	defaultMaxChainBlocks = 1 << 17
@@ -87,6 +92,7 @@ func (o *Options) EnsureDefaults() {
 	}
 	setDefault(&o.CacheBytes, defaultCacheBytes)
 	setDefault(&o.MemTableBytes, defaultMemTableBytes)
+	setDefault(&o.HungAfter, defaultHungAfter)
 	setDefault(&o.MaxLeases, defaultMaxLeases)
 	setDefault(&o.MaxPins, defaultMaxPins)
 	setDefault(&o.MaxChainBlocks, defaultMaxChainBlocks)
@@ -96,7 +102,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-func setDefault[T int | int64](p *T, v T) {
+func setDefault[T int | int64 | time.Duration](p *T, v T) {
 	if *p == 0 {
 		*p = v
 	}
@@ -109,6 +115,8 @@ func (o Options) Validate() error {
 		return fmt.Errorf("trie: Options.Dir is empty; name the directory of the index")
 	case o.CacheBytes < 0 || o.MemTableBytes < 256<<10:
 		return fmt.Errorf("trie: cache of %d bytes and memtable of %d; want at least 0 and 262144", o.CacheBytes, o.MemTableBytes)
+	case o.HungAfter < 0:
+		return fmt.Errorf("trie: HungAfter is %v; want a positive time", o.HungAfter)
 	case o.MaxLeases < 1 || o.MaxLeases > 1<<24:
 		return fmt.Errorf("trie: MaxLeases is %d; want 1 to %d", o.MaxLeases, 1<<24)
 	case o.MaxPins < 1:

@@ -111,13 +111,17 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 		t.leases.unguard(t, d.guarded...)
 	}()
 	b := t.disk.db.NewBatch()
-	defer b.Close()
 	for _, e := range d.extents {
 		if err := b.Delete(appendBlockKey(nil, e), nil); err != nil {
+			b.Close()
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, sync)
+	return t.disk.commit(b, sync, func(o owed) {
+		for _, e := range d.extents {
+			o.remove(appendBlockKey(nil, e))
+		}
+	})
 }
 
 // doomLocked unlinks a node from the table: it cannot be matched any more, nor

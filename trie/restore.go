@@ -85,11 +85,11 @@ func (t *Trie) raiseHighest(highest kv.NamespaceID) error {
 		return fmt.Errorf("trie: marks: %w", err)
 	}
 	b := t.disk.db.NewBatch()
-	defer b.Close()
 	if err := b.Set(marksKey, value, nil); err != nil {
+		b.Close()
 		return fmt.Errorf("trie: marks: %w", err)
 	}
-	if err := t.disk.commit(b, true); err != nil {
+	if err := t.disk.commit(b, true, nil); err != nil {
 		return err
 	}
 	t.mu.Lock()

@@ -141,6 +141,7 @@ func Open(opts Options) (*Trie, error) {
 		d.close()
 		return nil, fmt.Errorf("trie: open %s: %w", opts.Dir, err)
 	}
+	d.fs.patient.Store(true)
 	return t, nil
 }
 
@@ -165,8 +166,8 @@ func (t *Trie) Sync() error {
 	return t.disk.sync()
 }
 
-// Writable returns nil, or ErrBroken with the cause if the index can be changed no
-// more; matches go on.
+// Writable returns nil, or ErrBroken with the cause while the index cannot be
+// changed; matches go on.
 func (t *Trie) Writable() error { return t.disk.broken() }
 
 func (t *Trie) usable() error {

@@ -1,11 +1,7 @@
 package storage_test
 
 import (
-	"context"
 	"errors"
-	"fmt"
-	"os"
-	"os/exec"
 	"runtime"
 	"strings"
 	"sync/atomic"
@@ -44,31 +40,11 @@ func (l *logSyncs) fail(op errorfs.Op) error {
 	return errorfs.ErrInjected
 }
 
-// TestIndexBreaksAfterAdding runs in a process of its own: a Pebble whose log
-// failed keeps its goroutines.
-func TestIndexBreaksAfterAdding(t *testing.T) {
-	const child = "PENSTOCK_TEST_BROKEN_INDEX"
-	if os.Getenv(child) == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestIndexBreaksAfterAdding$", "-test.v")
-		cmd.Env = append(os.Environ(), child+"=1")
-		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "the block stayed") {
-			t.Fatalf("%v\n%s", err, out)
-		}
-		return
-	}
-	indexBreaksAfterAdding(t)
-	if t.Failed() {
-		return
-	}
-	fmt.Println("the block stayed")
-	os.Exit(0)
-}
-
-// indexBreaksAfterAdding: two writers of one prompt meet. The longer one's own
+// TestIndexBreaksAfterAdding: two writers of one prompt meet. The longer one's own
 // block is in the index, durable, when the sync for what the shorter one put
 // fails. That is an error to the writer, and the block stays: its slot is not
 // given up while the index refers to it.
-func indexBreaksAfterAdding(t *testing.T) {
+func TestIndexBreaksAfterAdding(t *testing.T) {
 	syncs := &logSyncs{waiting: make(chan struct{}), release: make(chan struct{})}
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))})
 	ns := r.namespace("m", kv.SingleGroup(2, 4, 512))
@@ -111,11 +87,16 @@ func indexBreaksAfterAdding(t *testing.T) {
 	if result, delivered := r.load(ns, ids); delivered != 2 {
 		t.Errorf("%d of 2 blocks delivered: %+v", delivered, result)
 	}
-	if err := r.node.Close(context.Background()); !errors.Is(err, trie.ErrBroken) {
-		t.Errorf("close: %v, want ErrBroken", err)
+	if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); !errors.Is(err, trie.ErrBroken) {
+		t.Errorf("quota while the index is broken: %v, want ErrBroken", err)
 	}
-	r.node = nil
-	if err := r.arena.Close(); err != nil {
-		t.Error(err)
+	syncs.armed.Store(false)
+	for deadline := time.Now().Add(time.Minute); r.node.Ready() != nil; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatal("the index never came back")
+		}
+	}
+	if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); err != nil {
+		t.Errorf("quota after the fault: %v", err)
 	}
 }

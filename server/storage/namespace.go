@@ -207,12 +207,15 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	if dryRun {
 		return held, nil
 	}
+	if err := n.index.Writable(); err != nil {
+		return Removed{}, err
+	}
 	rest := slices.DeleteFunc(n.index.Namespaces(), func(other kv.Namespace) bool { return other.ID == ns.ID })
 	if err := n.writeCatalogue(ctx, rest); err != nil {
 		return Removed{}, err
 	}
 	if err := n.index.DeleteNamespace(name); err != nil {
-		return Removed{}, err
+		return Removed{}, n.undoCatalogue(ctx, err)
 	}
 	n.opts.Metrics.RemoveNamespace(name)
 	n.cleared(ns, whyDeleted)
@@ -234,6 +237,9 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, cu
 	if to <= ns.Epoch {
 		return 0, 0, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
 	}
+	if err := n.index.Writable(); err != nil {
+		return 0, 0, err
+	}
 	namespaces := n.index.Namespaces()
 	for i := range namespaces {
 		if namespaces[i].ID == ns.ID {
@@ -245,10 +251,17 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, cu
 	}
 	old, current, err = n.index.BumpEpoch(name, to)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, n.undoCatalogue(ctx, err)
 	}
 	n.cleared(ns, whyEpoch)
 	return old, current, nil
+}
+
+// undoCatalogue brings the catalogue back to what the index says after the index
+// refused a change, and returns why it did: otherwise the next start would make the
+// change, and drop what was stored meanwhile.
+func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
+	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
 // cleared tells consumers that no block of ns is matchable, and has the space

@@ -213,6 +213,24 @@ func (n *Node) WriteState() (state, reason string) {
 	return "read_only", err.Error()
 }
 
+// IndexWritable returns nil, or trie.ErrBroken and why the index cannot be written.
+func (n *Node) IndexWritable() error { return n.index.Writable() }
+
+// Ready returns nil if the node should be sent traffic. It should not while it is
+// draining, nor while a fault keeps it from its work: no volume can be read, fewer
+// volumes are healthy than a change of epochs or namespaces needs, or the index
+// cannot be written. A node that is full, or below its floor of free space, is ready:
+// its reads go on.
+func (n *Node) Ready() error {
+	switch {
+	case n.draining.Load():
+		return ErrDraining
+	case !n.store.Readable():
+		return n.writable()
+	}
+	return errors.Join(n.store.Quorate(), n.index.Writable())
+}
+
 // Close ends the background work, aborts open reservations, waits for Loads,
 // syncs, and closes index and store. It may be called twice.
 func (n *Node) Close(ctx context.Context) error {

@@ -1,0 +1,296 @@
+package trie
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// driveFault fails the operations that kinds select, with err, or lets them take
+// hang, while it is armed.
+type driveFault struct {
+	kinds []errorfs.OpKind // nil: all that write
+	err   error
+	hang  time.Duration
+
+	armed    atomic.Bool
+	injected atomic.Int64
+}
+
+func (f *driveFault) MaybeError(op errorfs.Op) error {
+	selected := f.kinds == nil && op.Kind.ReadOrWrite() == errorfs.OpIsWrite
+	for _, k := range f.kinds {
+		selected = selected || k == op.Kind
+	}
+	if !selected || !f.armed.Load() {
+		return nil
+	}
+	f.injected.Add(1)
+	if f.err == nil {
+		time.Sleep(f.hang)
+	}
+	return f.err
+}
+
+func (f *driveFault) String() string { return fmt.Sprintf("%v, %v", f.err, f.hang) }
+
+var (
+	syncKinds   = []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}
+	createKinds = []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite, errorfs.OpOpenDir}
+)
+
+// TestDriveFails: while the drive of the index fails or hangs, what was put is
+// matched, and every change is refused, at once or when the drive is taken for hung.
+// When the drive works again, so does the index, with what it had in DRAM and nothing
+// else; also after it was closed and opened.
+func TestDriveFails(t *testing.T) {
+	for name, fault := range map[string]*driveFault{
+		"EIO":          {err: syscall.EIO},
+		"ENOSPC":       {err: syscall.ENOSPC},
+		"EIO of syncs": {err: syscall.EIO, kinds: syncKinds},
+		"hang":         {hang: 10 * time.Minute},
+		"hung syncs":   {hang: 10 * time.Minute, kinds: syncKinds},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				mem := vfs.NewMem()
+				tr := openTest(t, Options{FS: errorfs.Wrap(mem, fault)})
+				ns := benchNamespace(t, tr)
+				ids := benchIDs(0)
+				entries := benchEntries(ids, 0)
+				if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], true); err != nil {
+					t.Fatal(err)
+				}
+				fault.armed.Store(true)
+				began := time.Now()
+				refused := func(what string, err error) {
+					t.Helper()
+					if !errors.Is(err, ErrBroken) {
+						t.Errorf("%s: %v; want ErrBroken", what, err)
+					}
+					if d := time.Since(began); d > defaultHungAfter {
+						t.Errorf("%s: after %v", what, d)
+					}
+				}
+				_, err := tr.Put(nil, ns.ID, ns.Epoch, entries[10:20], true)
+				refused("the put that meets the fault", err)
+				refused("writable", tr.Writable())
+				_, err = tr.Put(nil, ns.ID, ns.Epoch, entries[20:30], false)
+				refused("put", err)
+				_, _, err = tr.BumpEpoch(ns.Name, 0)
+				refused("bump", err)
+				_, err = tr.Create(kv.Namespace{Name: "other", Geometry: ns.Geometry, Index: ns.Index})
+				refused("create", err)
+				refused("sync", tr.Sync())
+				gone, err := tr.Evict(nil, 3*tr.Stats().Bytes/10, 0, epoch0)
+				refused("evict", err)
+				kept := 10 - len(gone)
+				if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != kept || kept == 10 {
+					t.Errorf("while the drive fails %d blocks match (%v); want the %d that were not evicted", m.Blocks, err, kept)
+				}
+				fault.armed.Store(false)
+				time.Sleep(15 * time.Minute)
+				if err := tr.Writable(); err != nil || fault.injected.Load() == 0 {
+					t.Fatalf("when the drive works again: %v; %d operations failed", err, fault.injected.Load())
+				}
+				check := func(when string, want int) {
+					t.Helper()
+					if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != want {
+						t.Errorf("%s %d blocks match (%v), want %d", when, m.Blocks, err, want)
+					}
+					if err := tr.Check(); err != nil {
+						t.Errorf("%s: %v", when, err)
+					}
+				}
+				check("after the fault", kept)
+				if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids, 100)[kept:25], true); err != nil {
+					t.Errorf("put after the fault: %v", err)
+				}
+				check("after a put", 25)
+				if now, err := tr.Namespace(ns.Name); err != nil || now.Epoch != ns.Epoch {
+					t.Errorf("epoch %d (%v); the bump was refused at %d", now.Epoch, err, ns.Epoch)
+				}
+				closeTest(t, tr)
+				tr = openTest(t, Options{FS: mem})
+				check("after a restart", 25)
+				if _, err := tr.Namespace("other"); !errors.Is(err, ErrNamespaceUnknown) {
+					t.Errorf("the namespace that was refused: %v", err)
+				}
+				closeTest(t, tr)
+			})
+		})
+	}
+}
+
+// TestDriveFailsAtRotation: the drive takes no new file when the log is full, which
+// is where Pebble ends the process if it sees the error, and then fails every write.
+func TestDriveFailsAtRotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fault := &driveFault{err: syscall.ENOSPC, kinds: createKinds}
+		tr := openTest(t, Options{FS: errorfs.Wrap(vfs.NewMem(), fault), MemTableBytes: 256 << 10})
+		ns := benchNamespace(t, tr)
+		fault.armed.Store(true)
+		stored := 0
+		for i := 0; tr.Writable() == nil && i < 10_000; i++ {
+			ids := benchIDs(i)[:10]
+			if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids, 10*i), true); err == nil {
+				stored++
+			}
+		}
+		if err := tr.Writable(); !errors.Is(err, syscall.ENOSPC) || stored == 0 {
+			t.Fatalf("%v after %d puts; want the error of the new log", err, stored)
+		}
+		fault.armed.Store(false)
+		time.Sleep(time.Minute)
+		if err := tr.Check(); err != nil {
+			t.Error(err)
+		}
+		for i := range stored {
+			if m, err := tr.Match(ns.ID, benchIDs(i)[:10], MatchOptions{}); err != nil || m.Blocks != 10 {
+				t.Fatalf("%d blocks of chain %d match, %v", m.Blocks, i, err)
+			}
+		}
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(benchIDs(1 << 20)[:10], 1<<20), true); err != nil {
+			t.Errorf("put after the fault: %v", err)
+		}
+		closeTest(t, tr)
+	})
+}
+
+// forgetfulFS is a file system whose failed sync loses what was written since the
+// last one, as the page cache of Linux does.
+type forgetfulFS struct {
+	vfs.FS
+	fail   atomic.Bool
+	failed atomic.Int64
+}
+
+func (f *forgetfulFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	file, err := f.FS.Create(name, c)
+	return &forgetfulFile{File: file, fs: f}, err
+}
+
+type forgetfulFile struct {
+	vfs.File
+	fs              *forgetfulFS
+	written, synced int64
+}
+
+func (f *forgetfulFile) Write(p []byte) (int, error) {
+	n, err := f.File.Write(p)
+	f.written += int64(n)
+	return n, err
+}
+
+func (f *forgetfulFile) sync(how func() error) error {
+	if f.fs.fail.Load() {
+		f.fs.failed.Add(1)
+		if _, err := f.WriteAt(make([]byte, f.written-f.synced), f.synced); err != nil {
+			return err
+		}
+		return syscall.EIO
+	}
+	f.synced = f.written
+	return how()
+}
+
+func (f *forgetfulFile) Sync() error     { return f.sync(f.File.Sync) }
+func (f *forgetfulFile) SyncData() error { return f.sync(f.File.SyncData) }
+func (f *forgetfulFile) SyncTo(int64) (bool, error) {
+	return true, f.sync(f.File.SyncData)
+}
+
+// TestDriveForgetsUnsynced: what a failed sync lost is on the drive once the index
+// can be written again, and a crash after that finds it.
+func TestDriveForgetsUnsynced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := vfs.NewCrashableMem()
+		fs := &forgetfulFS{FS: mem}
+		tr := openTest(t, Options{FS: fs})
+		ns := benchNamespace(t, tr)
+		ids := benchIDs(0)
+		entries := benchEntries(ids, 0)
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], false); err != nil {
+			t.Fatal(err)
+		}
+		fs.fail.Store(true)
+		if err := tr.Sync(); !errors.Is(err, ErrBroken) {
+			t.Errorf("the sync that fails: %v", err)
+		}
+		fs.fail.Store(false)
+		time.Sleep(time.Minute)
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[10:20], true); err != nil || fs.failed.Load() == 0 {
+			t.Fatalf("put after the fault: %v; %d syncs failed", err, fs.failed.Load())
+		}
+		crashed := mem.CrashClone(vfs.CrashCloneCfg{})
+		closeTest(t, tr)
+		tr = openTest(t, Options{FS: crashed})
+		if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != 20 {
+			t.Errorf("after the crash %d blocks match (%v); 20 were durable", m.Blocks, err)
+		}
+		closeTest(t, tr)
+	})
+}
+
+// TestDriveFailsDuringMove: a Move that was given up is applied by Pebble all the
+// same; once the index can be written again, Pebble has the slots that DRAM has.
+func TestDriveFailsDuringMove(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := vfs.NewMem()
+		tr := openTest(t, Options{FS: mem})
+		ns := benchNamespace(t, tr)
+		ids := benchIDs(0)[:10]
+		entries := benchEntries(ids, 0)
+		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries, true); err != nil {
+			t.Fatal(err)
+		}
+		moves := make([]Moved, 4)
+		for i := range moves {
+			from := entries[i+2].Ref
+			moves[i] = Moved{From: from, To: kv.Ref{Extent: from.Extent + 1000, Generation: from.Generation + 1}}
+		}
+		m := moving{t: tr, moves: moves, moved: make([]bool, len(moves)), batch: tr.disk.db.NewBatch()}
+		if err := errors.Join(m.read(), m.stage()); err != nil {
+			t.Fatal(err)
+		}
+		o := &driveOp{fs: tr.disk.fs}
+		o.fail(syscall.EIO)
+		m.owe(tr.disk.owed)
+		if err := tr.disk.apply(m.batch, true); err != nil {
+			t.Fatal(err)
+		}
+		m.batch.Close()
+		m.settle(true)
+		if _, err := tr.Move(moves); !errors.Is(err, ErrBroken) {
+			t.Errorf("move while the drive fails: %v", err)
+		}
+		o.end()
+		synctest.Wait()
+		for _, when := range []string{"after the fault", "after a restart"} {
+			found, err := tr.Match(ns.ID, ids, MatchOptions{})
+			if err != nil || found.Blocks != 10 {
+				t.Fatalf("%s %d blocks match, %v", when, found.Blocks, err)
+			}
+			for i, p := range found.Pieces {
+				if p.Ref != entries[i].Ref {
+					t.Errorf("%s block %d lies in %v, want %v", when, i, p.Ref, entries[i].Ref)
+				}
+			}
+			closeTest(t, tr)
+			tr = openTest(t, Options{FS: mem})
+		}
+		if moved, err := tr.Move(moves); err != nil || !moved[0] || !moved[3] {
+			t.Errorf("move after the fault: %v, %v", moved, err)
+		}
+		closeTest(t, tr)
+	})
+}
