@@ -4,11 +4,21 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/io/blockio"
+	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -172,4 +182,137 @@ func TestDegradedRefuses(t *testing.T) {
 	r.reopenDevices()
 	r.opts.degraded = false
 	r.open()
+}
+
+// alone opens the store with only the given devices of all, without an index.
+func alone(t *testing.T, all []blockio.Device, present ...int) *blockstore.Store {
+	t.Helper()
+	devices := make([]blockio.Device, len(all))
+	for i := range devices {
+		devices[i] = blockstore.Absent("gone", errors.New("no such disk"))
+	}
+	for _, i := range present {
+		devices[i] = all[i].(*memio.Device).Reopen()
+	}
+	store, err := blockstore.Open(t.Context(), blockstore.Options{Devices: devices, Identity: "alone", CapacityBytes: 16 << 20, Degraded: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// TestUncertainCatalogue: an epoch was bumped while four of eight volumes failed. With
+// those four alone nobody can know of the bump but the index; if that is lost as well,
+// neither a start nor a rebuild goes on with the old epoch. A fifth volume is enough
+// to know.
+func TestUncertainCatalogue(t *testing.T) {
+	base := memories(8, 1)
+	devices := slices.Clone(base)
+	var stale []*faultio.Device
+	for i := range 4 {
+		stale = append(stale, faultio.Wrap(base[i], nil))
+		devices[i] = stale[i]
+	}
+	r := newRig(t, rigOptions{segmentBytes: 128 << 10}, devices...)
+	r.namespace("m", small)
+	for _, d := range stale {
+		d.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs))`))
+	}
+	if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	for _, c := range []struct {
+		present   []int
+		uncertain bool
+	}{{[]int{0, 1, 2, 3}, true}, {[]int{0, 1, 2, 3, 4}, false}} {
+		store := alone(t, base, c.present...)
+		for i, d := range base { // alone opened a new handle of each
+			base[i] = d.(*memio.Device).Reopen()
+		}
+		fs := vfs.NewMem()
+		index, err := trie.Open(trie.Options{Dir: "index", FS: fs})
+		if err != nil {
+			t.Fatal(err)
+		}
+		uncertain := func(err error) bool { return err != nil && strings.Contains(err.Error(), "a later epoch may be known") }
+		if lost, err := storage.IndexLost(store, index); !lost || uncertain(err) != c.uncertain {
+			t.Errorf("with volumes %v the index is lost: %v, %v", c.present, lost, err)
+		}
+		_, err = storage.Rebuild(t.Context(), storage.RebuildOptions{Store: store, Index: index})
+		if uncertain(err) != c.uncertain || !c.uncertain && err != nil {
+			t.Errorf("with volumes %v the rebuild returns %v", c.present, err)
+		}
+		if ns, err := index.Namespace("m"); !c.uncertain && (err != nil || ns.Epoch != 2) {
+			t.Errorf("with volumes %v the rebuilt namespace is at epoch %d, %v", c.present, ns.Epoch, err)
+		}
+		if err := errors.Join(index.Close(), store.Close(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestSevenOfEight: with one of eight volumes failing, epochs, namespaces and quotas
+// change, and the node is ready. When the volume is back, it holds all that it missed.
+func TestSevenOfEight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := memories(8, 2)
+		bad := faultio.Wrap(base[3], nil)
+		devices := slices.Clone(base)
+		devices[3] = bad
+		r := newRig(t, rigOptions{segmentBytes: 128 << 10}, devices...)
+		r.namespace("m", small)
+		bad.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs Creates))`))
+		if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+			t.Errorf("bump: %v", err)
+		}
+		r.namespace("other", small)
+		if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); err != nil {
+			t.Errorf("quota: %v", err)
+		}
+		state := func() health.State { return r.node.Stats().Store.Volumes[3].Health.State }
+		if err := r.node.Ready(); err != nil || state() != health.Failed {
+			t.Errorf("the volume that missed changes is %v; ready: %v", state(), err)
+		}
+		time.Sleep(time.Hour)
+		if got := state(); got != health.Failed {
+			t.Errorf("after an hour of faults the volume is %v", got)
+		}
+		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad == good {
+			t.Errorf("the volume has catalogue %s, the others have %s: it missed none", bad, good)
+		}
+		bad.SetRules(nil)
+		for i := 0; i < 3000 && state() == health.Failed; i++ {
+			time.Sleep(100 * time.Millisecond)
+		}
+		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad != good {
+			t.Errorf("the volume counts again with catalogue %s, the others have %s", bad, good)
+		}
+		time.Sleep(5 * time.Minute)
+		if got := state(); got != health.OK {
+			t.Errorf("after the fault the volume is %v", got)
+		}
+		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad != good {
+			t.Errorf("the volume has catalogue %s, the others have %s", bad, good)
+		}
+	})
+}
+
+// newestCatalogue is the checksum of the newest catalogue on the device.
+func newestCatalogue(t *testing.T, dev blockio.Device) (sum string) {
+	t.Helper()
+	var b strings.Builder
+	if err := blockstore.InspectVolume(t.Context(), dev, &b); err != nil {
+		t.Fatal(err)
+	}
+	newest := 0
+	for _, m := range regexp.MustCompile(`catalogue sequence (\d+), .* checksum (\w+)`).FindAllStringSubmatch(b.String(), -1) {
+		if n, err := strconv.Atoi(m[1]); err != nil || n > newest {
+			newest, sum = n, m[2]
+		}
+	}
+	if sum == "" {
+		t.Fatalf("no catalogue in\n%s", b.String())
+	}
+	return sum
 }
