@@ -15,9 +15,12 @@ import (
 
 // Limits that keep a caller from taking more than its share.
 const (
-	maxNameBytes    = 256
-	maxNames        = 1 << 20
-	maxPayloadBytes = 4 << 20 // the ids of a prompt of 2 M tokens in blocks of 16 are 2 MiB, 2.7 in base64
+	maxNameBytes = 256
+	maxNames     = 1 << 20
+	// maxPayloadBytes leaves room for a Start around the payload in a message of 4 MiB,
+	// which is what a gRPC client accepts by default. The ids of a prompt of 2 M tokens in
+	// blocks of 16 are 2 MiB, 2.7 in base64.
+	maxPayloadBytes = 3 << 20
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
 	maxResident     = 64

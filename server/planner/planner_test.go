@@ -345,7 +345,7 @@ func TestBadInput(t *testing.T) {
 		{&pb.SubmitRequest{}, codes.InvalidArgument, "id has 0 bytes"},
 		{&pb.SubmitRequest{Id: strings.Repeat("x", 257)}, codes.InvalidArgument, "257 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: ""}, codes.InvalidArgument, "namespaces"},
-		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 4<<20+1)}, codes.InvalidArgument, "payload of 4194305"},
+		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 3<<20+1)}, codes.InvalidArgument, "payload of 3145729"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", Payload: make([]byte, 101)}, codes.ResourceExhausted, "0 of 100 bytes"},
 		{&pb.SubmitRequest{Id: "a", Namespace: "m", PromptTokens: 1 << 29}, codes.InvalidArgument, "536870912 prompt"},
 	} {
