@@ -60,6 +60,10 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 		return 0, err
 	}
 	code, err := parseReport(string(text))
+	if said := bytes.TrimSpace(stderr.Bytes()); err != nil && len(said) > 0 {
+		// QEMU exits with 0 after SIGTERM, and says so.
+		err = fmt.Errorf("%w; qemu: %s", err, said)
+	}
 	if o.Out != "" {
 		if e := unpack(outFile, o.Out); e != nil {
 			err = errors.Join(err, fmt.Errorf("what the commands left in /out: %w", e))
