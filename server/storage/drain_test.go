@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -155,6 +156,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		})
 	}
 	written := map[string][][]kv.BlockID{}
+	var wrote, deleted atomic.Bool // all that is to be
 	next := 0
 	worker(func(*rand.Rand) {
 		if next++; next <= 60 {
@@ -162,6 +164,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 			r.mustPut(full, ids)
 			written["full"] = append(written["full"], ids)
 		}
+		wrote.Store(next >= 60)
 	})
 	worker(func(*rand.Rand) {
 		if len(doomed) > 0 {
@@ -170,6 +173,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 			}
 			doomed = doomed[1:]
 		}
+		deleted.Store(len(doomed) == 0)
 	})
 	worker(func(rng *rand.Rand) {
 		for _, v := range must(r.node.Verify(context.Background(), "full", prompts["full"][rng.IntN(4)])) {
@@ -179,7 +183,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		}
 	})
 	r.drained(gone)
-	for len(doomed) > 0 || next < 60 {
+	for !wrote.Load() || !deleted.Load() {
 		time.Sleep(10 * time.Millisecond)
 	}
 	cancel()
