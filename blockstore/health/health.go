@@ -99,7 +99,7 @@ func (s Status) Reads() bool {
 // default.
 type Options struct {
 	// SlowAfter is how long a request may take before the volume is suspect.
-	// Default 3 s.
+	// Default 3 s, or HungAfter if that is less.
 	SlowAfter time.Duration
 	// HungAfter is how long a request may be outstanding before the volume has
 	// failed. Default 10 s.
@@ -125,8 +125,8 @@ type Options struct {
 
 // EnsureDefaults fills the fields that are zero.
 func (o *Options) EnsureDefaults() {
-	setDefault(&o.SlowAfter, 3*time.Second)
 	setDefault(&o.HungAfter, 10*time.Second)
+	setDefault(&o.SlowAfter, min(3*time.Second, o.HungAfter))
 	setDefault(&o.WriteErrors, 3)
 	setDefault(&o.ReadErrors, 16)
 	setDefault(&o.ProbeEvery, time.Second)

@@ -27,6 +27,16 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
+// TestHungBeforeSlow: a volume that may hang for less than the default of SlowAfter
+// is slow as soon as it hangs.
+func TestHungBeforeSlow(t *testing.T) {
+	o := Options{HungAfter: 2 * time.Second}
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil || o.SlowAfter != 2*time.Second {
+		t.Errorf("slow after %v, %v", o.SlowAfter, err)
+	}
+}
+
 type world struct {
 	m     *Machine
 	start time.Time

@@ -21,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
@@ -184,6 +185,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		CapacityOfPresent: n.cfg.Capacity == 0,
 		FreeFloorBytes:    int64(n.cfg.FreeFloor),
 		Prewrite:          n.cfg.Prewrite,
+		Health:            health.Options{HungAfter: n.cfg.Limits.HungAfter.Std()},
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
 	})
@@ -324,6 +326,7 @@ func indexOptions(cfg config.Config, dir string, store *blockstore.Store, diskBy
 		MemTableBytes:  min(16<<20, max(1<<20, diskBytes/8)),
 		MaxLeases:      cfg.Limits.Leases,
 		MaxChainBlocks: cfg.Limits.ChainBlocks,
+		HungAfter:      cfg.Limits.HungAfter.Std(),
 		Logger:         log,
 	}
 }
@@ -346,6 +349,7 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		LeaseTTLMax:         limits.LeaseTTL.Std(),
 		ReservationTTL:      limits.Reservation.Std(),
 		QueueWait:           limits.QueueWait.Std(),
+		ReadWait:            limits.ReadWait.Std(),
 		EventHistory:        limits.EventHistory,
 		LoanBytesMax:        int64(limits.LoanBytes),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),

@@ -83,6 +83,8 @@ type Limits struct {
 	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
 	LoanBytes    Size     `yaml:"loan_bytes" doc:"arena memory that engines on this host may keep at a time; more is Busy; 0 is a quarter of the arena"`
 	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
+	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that it has not read by then are a miss"`
+	HungAfter    Duration `yaml:"hung_after" doc:"a request to a volume, or to the drive of the index, that takes longer makes that volume, or the index, fail until it answers again; at least 1s. More than the longest pause that a shared file system is allowed, e.g. for a failover"`
 }
 
 // Log says what is logged to standard error.
@@ -122,6 +124,8 @@ func Default() Config {
 			Reservation:  Duration(30 * time.Second),
 			EventHistory: 65536,
 			QueueWait:    Duration(2 * time.Second),
+			ReadWait:     Duration(5 * time.Second),
+			HungAfter:    Duration(10 * time.Second),
 		},
 		Log: Log{Level: "info", Format: "text"},
 	}
@@ -205,6 +209,10 @@ func (c *Config) Validate() error {
 	positive("limits.reservation_ttl", int64(c.Limits.Reservation))
 	positive("limits.event_history", int64(c.Limits.EventHistory))
 	positive("limits.queue_wait", int64(c.Limits.QueueWait))
+	positive("limits.read_wait", int64(c.Limits.ReadWait))
+	if c.Limits.HungAfter < Duration(time.Second) {
+		bad("limits.hung_after", "%v is less than 1s: a volume that is only busy would fail", c.Limits.HungAfter)
+	}
 	c.Auth.check(bad)
 	if !c.Insecure {
 		c.Auth.checkExposure(bad, c.exposed())

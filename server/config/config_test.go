@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-kv/penstock/server/config"
 )
@@ -125,7 +126,11 @@ func TestOneComplaintForOneMistake(t *testing.T) {
 	for want, spoil := range map[string]func(*config.Config){
 		`config: listen: "foo" is not host:port: bad configuration`:                                          func(c *config.Config) { c.Listen = "foo" },
 		`config: listen: "localhost:99999": port "99999" is not a number from 0 to 65535: bad configuration`: func(c *config.Config) { c.Listen = "localhost:99999" },
-		`config: arena: 1.0 KiB is outside 8.0 MiB to 1.0 TiB: bad configuration`:                            func(c *config.Config) { c.Arena = 1 << 10 },
+		`config: limits.read_wait: must be positive, is 0: bad configuration`:                                func(c *config.Config) { c.Limits.ReadWait = 0 },
+		`config: limits.hung_after: 500ms is less than 1s: a volume that is only busy would fail: bad configuration`: func(c *config.Config) {
+			c.Limits.HungAfter = config.Duration(500 * time.Millisecond)
+		},
+		`config: arena: 1.0 KiB is outside 8.0 MiB to 1.0 TiB: bad configuration`: func(c *config.Config) { c.Arena = 1 << 10 },
 	} {
 		c := config.Default()
 		c.Data = []string{"/x"}
