@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/io/blockio"
@@ -34,7 +35,9 @@ type ScrubResult struct {
 }
 
 // Scrub reads live slots in order and verifies header and every layer. It ends
-// at the end, at MaxBytes, or with ctx (and its error).
+// at the end, at MaxBytes, or with ctx (and its error). A read that hangs is left
+// to the device, with its memory; until the device has completed it, the slots of
+// its volume are passed over.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {
 		return ScrubResult{Next: opts.From}, err
@@ -121,7 +124,7 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	if err != nil {
 		return nil // freed meanwhile
 	}
-	if !g.volume.dev.health().Reads() {
+	if !g.volume.dev.health().Reads() || g.volume.scrubsHung.Load() > 0 {
 		return nil // what it holds is looked at when it is back
 	}
 	offset, err := g.hold(ref, slotBytes, blockio.Read)
@@ -129,16 +132,46 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 		return nil
 	}
 	buf := b.buf[:slotBytes]
-	j := job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{buf}}
-	j.outcome = doOne(ctx, g.volume.dev, blockio.Request{Op: blockio.Read, File: g.file, Offset: offset, Bufs: [][]byte{buf}})
-	j.retry(ctx)
-	if err = j.outcome; err == nil {
+	done := make(chan error, 1)
+	b.store.background.Go(func() {
+		j := job{volume: g.volume, file: g.file, offset: offset, bufs: [2][]byte{buf}}
+		j.outcome = doOne(ctx, g.volume.dev, blockio.Request{Op: blockio.Read, File: g.file, Offset: offset, Bufs: [][]byte{buf}})
+		j.retry(ctx)
+		done <- j.outcome
+	})
+	hung := time.NewTimer(b.store.opts.Health.HungAfter)
+	defer hung.Stop()
+	select {
+	case err = <-done:
+	case <-hung.C:
+		b.leave(g, ref, done)
+		return nil
+	case <-ctx.Done():
+		b.leave(g, ref, done)
+		return context.Cause(ctx)
+	}
+	if err == nil {
 		err = verifySlot(ref, slotBytes, buf)
 	}
 	if e := g.unpin(ref); e != nil {
 		return e
 	}
 	return b.account(ctx, &g.volume.counter, ref, slotBytes, err)
+}
+
+// leave gives memory and slot to a read that has not completed.
+func (b *scrub) leave(g *segment, ref kv.Ref, done <-chan error) {
+	release := b.release
+	b.buf, b.release = nil, nil
+	g.volume.scrubsHung.Add(1)
+	b.store.background.Go(func() {
+		<-done
+		release()
+		g.volume.scrubsHung.Add(-1)
+		if err := g.unpin(ref); err != nil {
+			b.store.opts.Logger.Error("scrub", "err", err)
+		}
+	})
 }
 
 func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes int64, err error) error {

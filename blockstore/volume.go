@@ -47,6 +47,8 @@ type volume struct {
 	catArea    int
 	// metaPending counts the writes of either that have not completed.
 	metaPending atomic.Int32
+	// scrubsHung counts the reads of scrubs that were left to the device.
+	scrubsHung atomic.Int32
 
 	// space is the allocator.
 	space space

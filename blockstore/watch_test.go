@@ -3,8 +3,10 @@ package blockstore
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +69,68 @@ func TestHungRequest(t *testing.T) {
 			t.Errorf("reported: %q", got)
 		}
 		mu.Unlock()
+		if err := s.Close(context.Background()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+}
+
+// TestScrubPassesHungVolume: a volume whose reads hang does not keep the scrubber
+// from the others. The slot and the memory of the read that hangs stay as they are
+// until the device has completed it.
+func TestScrubPassesHungVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var lent atomic.Int32
+		opts := Options{SegmentBytes: 64 << 10, StripeBytes: 16 << 10}
+		opts.Alloc = func(ctx context.Context, n int) ([]byte, func(), error) {
+			lent.Add(1)
+			b, release, err := heapAlloc(ctx, n)
+			return b, func() { lent.Add(-1); release() }, err
+		}
+		bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), rules(t, ""))
+		s := mustOpenBroken(t, opts, bad, memio.New(memio.Options{Path: "good"}))
+		var onBad, onGood int64
+		var hung kv.Ref
+		for i := range 8 {
+			b := newBlock(strconv.Itoa(i), 12000, 3)
+			if err := put(t, s, nil, b); err != nil {
+				t.Fatal(err)
+			}
+			if b.ref.Extent.Volume() != 0 {
+				onGood++
+				continue
+			}
+			if onBad++; hung == (kv.Ref{}) || b.ref.Extent < hung.Extent {
+				hung = b.ref
+			}
+		}
+		if onBad == 0 || onGood == 0 {
+			t.Fatalf("%d blocks on one volume, %d on the other", onBad, onGood)
+		}
+		kept := lent.Load() // what Open keeps
+		bad.SetRules(rules(t, `(Delay 60s (And Reads (File "segment-*")))`))
+		began := time.Now()
+		res, err := s.Scrub(t.Context(), ScrubOptions{})
+		if took := time.Since(began); err != nil || !res.Done || res.Slots != onGood || took > 15*time.Second {
+			t.Errorf("scrub: %+v, %v after %v; want %d slots", res, err, took, onGood)
+		}
+		if n := lent.Load(); n != kept+1 {
+			t.Errorf("%d pieces of memory are lent while the read hangs; want 1", n-kept)
+		}
+		if err := s.Free(hung); err != nil {
+			t.Error(err)
+		}
+		if n := s.Stats().Slots.CondemnedBytes; n == 0 {
+			t.Errorf("%d condemned bytes; want the slot that is being read", n)
+		}
+		bad.SetRules(rules(t, ""))
+		time.Sleep(5 * time.Minute)
+		if n, condemned := lent.Load(), s.Stats().Slots.CondemnedBytes; n != kept || condemned != 0 {
+			t.Errorf("%d pieces of memory and %d condemned bytes after the read", n-kept, condemned)
+		}
+		if res, err := s.Scrub(t.Context(), ScrubOptions{}); err != nil || res.Slots != onGood+onBad-1 {
+			t.Errorf("scrub after the fault: %+v, %v; want %d slots", res, err, onGood+onBad-1)
+		}
 		if err := s.Close(context.Background()); err != nil {
 			t.Errorf("close: %v", err)
 		}
