@@ -305,7 +305,8 @@ func TestAnotherProvider(t *testing.T) {
 }
 
 // TestDeadDataPlane: the session of the data plane ends under a Read. It is
-// opened again, and the Read succeeds.
+// opened again, and the Read succeeds; with a third call where the node has not yet
+// noticed that the old session has ended.
 func TestDeadDataPlane(t *testing.T) {
 	f := newFake(t)
 	r, ns, ids := fakeRig(t, f, nil)
@@ -321,7 +322,7 @@ func TestDeadDataPlane(t *testing.T) {
 		}
 		return resp, nil
 	}
-	if got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(4 * 8192)}); err != nil || got.Blocks != 4 || calls != 2 {
+	if got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(4 * 8192)}); err != nil || got.Blocks != 4 || calls < 2 {
 		t.Fatalf("read: %+v, %v after %d calls", got, err, calls)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -256,6 +257,12 @@ func (n *node) drop(sess *session) {
 
 // dataAlive reports whether the data-plane session is up.
 func (n *node) dataAlive(sess *session) bool { return !sess.road.gone.Load() }
+
+// dataConnected is dataAlive by what the engine says now: word of a session's end
+// reaches gone a moment later.
+func (n *node) dataConnected(sess *session) bool {
+	return n.dataAlive(sess) && slices.ContainsFunc(n.store.opts.Engine.Peers(), func(p rdma.Peer) bool { return p.ID == sess.engine })
+}
 
 // live is use for calls that move bytes: a session whose data plane has gone is
 // replaced first.

@@ -413,7 +413,7 @@ func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY && len(resp.GetPieces()) == 0 {
 		return fmt.Errorf("client: read: %s: %w", t.node.target, inWords(errBusy, resp.GetBusyReason()))
 	}
-	if anyFailed(resp) && !t.node.dataAlive(sess) {
+	if anyFailed(resp) && !t.node.dataConnected(sess) {
 		return fmt.Errorf("client: read: %s: %w: its data plane has gone", t.node.target, errDown)
 	}
 	r.verify(t, resp, arrival)
