@@ -350,6 +350,7 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		ReservationTTL:      limits.Reservation.Std(),
 		QueueWait:           limits.QueueWait.Std(),
 		ReadWait:            limits.ReadWait.Std(),
+		WriteWait:           limits.HungAfter.Std(),
 		EventHistory:        limits.EventHistory,
 		LoanBytesMax:        int64(limits.LoanBytes),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),

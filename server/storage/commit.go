@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore"
@@ -34,9 +35,11 @@ type StoredPiece struct {
 // committing is one piece on its way from the window to the index.
 type committing struct {
 	StoredPiece
-	offset int64 // of the slot, in the reservation's bytes
-	sums   []uint64
-	ref    kv.Ref
+	// slot is the slot's content, in mem: the reservation's memory, or a copy of it.
+	slot []byte
+	mem  *hold
+	sums []uint64
+	ref  kv.Ref
 }
 
 // Commit stores the pieces that the writer has put into the reservation's
@@ -105,9 +108,11 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 		if want := r.ns.Geometry.Groups[p.Group].Layers; len(p.LayerSums) != want {
 			return nil, fmt.Errorf("%w: %d layer checksums for block %d, group %d, which has %d layers", ErrRequest, len(p.LayerSums), p.Block, p.Group, want)
 		}
+		layout := r.layouts[p.Group]
 		all = append(all, committing{
 			StoredPiece: StoredPiece{PieceRef: p.PieceRef},
-			offset:      g.Offset - r.layouts[p.Group].HeaderBytes(),
+			slot:        r.Bytes()[g.Offset-layout.HeaderBytes():][:layout.SlotBytes()],
+			mem:         r.mem,
 			sums:        p.LayerSums,
 		})
 	}
@@ -129,7 +134,7 @@ func (n *Node) verify(r *Reservation, all []committing) {
 	for i := range all {
 		c := &all[i]
 		layout := r.layouts[c.Group]
-		payload := r.Bytes()[c.offset+layout.HeaderBytes():][:layout.PayloadBytes]
+		payload := c.slot[layout.HeaderBytes():][:layout.PayloadBytes]
 		sums = ondisk.AppendLayerSums(sums[:0], payload, layout.Layers)
 		if k := firstDifference(sums, c.sums); k >= 0 {
 			n.opts.Metrics.CorruptBlocks.WithLabelValues("write").Inc()
@@ -150,10 +155,19 @@ func firstDifference(a, b []uint64) int {
 // placementTries is how many volumes a piece is tried on.
 const placementTries = 3
 
+// errHung: a volume has not completed a write, and reads its memory still.
+var errHung = errors.New("the volume does not answer")
+
 // writeSlots gives the pieces slots, writes them, and with durability sync makes
-// them durable. What one volume fails goes to another one, as long as there is one.
-// A piece whose ancestor in this call was refused is refused as well.
+// them durable. What one volume fails, or has not completed within WriteWait, goes
+// to another one, as long as there is one. A piece whose ancestor in this call was
+// refused is refused as well.
 func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
+	defer func() {
+		for i := range all {
+			all[i].dropCopy(r)
+		}
+	}()
 	r.refuseOrphans(all)
 	for try := 1; ; try++ {
 		placed := n.writePlaced(ctx, r, all)
@@ -177,6 +191,12 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 				c.refuse("device", c.Err)
 				continue
 			}
+			if errors.Is(c.Err, errHung) {
+				if err := n.copySlot(ctx, r, c); err != nil {
+					c.refuse("device", fmt.Errorf("%w; and no memory for another try: %w", c.Err, err))
+					continue
+				}
+			}
 			again, c.Err = true, nil
 		}
 		if !again {
@@ -185,11 +205,34 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
+// copySlot gives the piece memory of its own, which the device that hangs does not
+// read.
+func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
+	buf, err := n.allocShare(ctx, int64(len(c.slot)))
+	if err != nil {
+		return err
+	}
+	layout := r.layouts[c.Group]
+	// The header and the padding are the writer's to fill in.
+	copy(buf.Bytes()[layout.HeaderBytes():][:layout.PayloadBytes], c.slot[layout.HeaderBytes():])
+	c.dropCopy(r)
+	c.mem, c.slot = newHold(buf), buf.Bytes()[:len(c.slot)]
+	return nil
+}
+
+// dropCopy lets go of the piece's own memory, if it has some.
+func (c *committing) dropCopy(r *Reservation) {
+	if c.mem != r.mem {
+		c.mem.release()
+		c.mem = r.mem
+	}
+}
+
 // writePlaced gives the pieces that have none a slot, group by group, writes them,
 // and returns them, each with its outcome in Err.
 func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing) []*committing {
 	digest := r.ns.Geometry.Digest()
-	var writes []blockstore.Write
+	parts := make(map[uint32]*volumeWrites)
 	var owners []*committing
 	for group := range r.ns.Geometry.Groups {
 		var wanted []*committing
@@ -212,10 +255,15 @@ func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing
 		for i, c := range wanted {
 			c.ref = refs[i]
 			entry := r.entry(c.PieceRef)
-			layout := r.layouts[group]
-			writes = append(writes, blockstore.Write{
+			volume := c.ref.Extent.Volume()
+			part := parts[volume]
+			if part == nil {
+				part = &volumeWrites{volume: volume}
+				parts[volume] = part
+			}
+			part.writes = append(part.writes, blockstore.Write{
 				Ref: c.ref,
-				Buf: r.Bytes()[c.offset : c.offset+layout.SlotBytes()],
+				Buf: c.slot,
 				Header: ondisk.SlotHeader{
 					SlotKey:   slotKey(r.ns, digest, entry.ID, group),
 					Class:     ondiskClass(r.class),
@@ -224,18 +272,55 @@ func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing
 					LayerSums: c.sums,
 				},
 			})
+			part.owners = append(part.owners, c)
 			owners = append(owners, c)
 		}
 	}
-	if len(writes) == 0 {
-		return nil
+	var volumes sync.WaitGroup
+	for _, part := range parts {
+		volumes.Go(func() { n.writeVolume(ctx, part) })
 	}
-	// Every failure is in the outcome of a write: what was written stays.
-	_ = n.store.Write(ctx, writes)
-	for i := range writes {
-		owners[i].Err = writes[i].Err
-	}
+	volumes.Wait()
 	return owners
+}
+
+// volumeWrites are the writes of one Commit to one volume.
+type volumeWrites struct {
+	volume uint32
+	writes []blockstore.Write
+	owners []*committing // of each write
+}
+
+// writeVolume writes and leaves the outcome of each write in its owner's Err. A
+// write that the device has not completed within WriteWait is errHung: it keeps its
+// memory, and an abandoned slot, until the device has completed it.
+func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
+	held := make([]*hold, len(part.owners))
+	for i, c := range part.owners {
+		held[i] = c.mem
+		c.mem.retain()
+	}
+	done := make(chan struct{})
+	n.stray(func() {
+		// Every failure is in the outcome of a write: what was written stays.
+		_ = n.store.Write(ctx, part.writes)
+		close(done)
+		for _, h := range held {
+			h.release()
+		}
+	})
+	timer := time.NewTimer(n.opts.WriteWait)
+	defer timer.Stop()
+	select {
+	case <-done:
+		for i, c := range part.owners {
+			c.Err = part.writes[i].Err
+		}
+	case <-timer.C:
+		for _, c := range part.owners {
+			c.Err = fmt.Errorf("volume %d has not completed a write within %v: %w", part.volume, n.opts.WriteWait, errHung)
+		}
+	}
 }
 
 // abandon frees the slots of everything on its way and returns err.

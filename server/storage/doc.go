@@ -29,7 +29,9 @@
 //     that the device has not completed within ReadWait is a miss and its Load
 //     goes on; the memory stays the device's, and the lane's budget with it,
 //     until the device completes. So a volume that hangs fills its own lane and
-//     no other.
+//     no other. A write that is not completed within WriteWait is repeated on
+//     another volume from a copy; its memory counts as the writers' until the
+//     device completes.
 //
 // Locks: Node.nsMu orders namespace changes and is held across the catalogue's
 // I/O, which no data path touches. Node.mu guards the table of reservations and nothing else. It is taken

@@ -10,10 +10,13 @@ import (
 )
 
 // A hold is an arena buffer shared by all who still need its bytes: the parts on
-// their way to a reader, the hot set, and loans. The last one to let go releases it.
+// their way to a reader, the hot set, loans, and writes that the device has not
+// completed. The last one to let go releases it.
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
+	// released, if not nil, is called after the buffer was released.
+	released func()
 	// lent is how many loans keep it; guarded by the loanBook's lock.
 	lent int
 }
@@ -27,8 +30,12 @@ func newHold(buf arena.Buffer) *hold {
 func (h *hold) retain() { h.refs.Add(1) }
 
 func (h *hold) release() {
-	if h.refs.Add(-1) == 0 {
-		h.buf.Release()
+	if h.refs.Add(-1) != 0 {
+		return
+	}
+	h.buf.Release()
+	if h.released != nil {
+		h.released()
 	}
 }
 

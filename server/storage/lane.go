@@ -88,7 +88,7 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 	h := newHold(buf)
 	done := make(chan error, 1)
 	h.retain()
-	n.strays.Go(func() {
+	n.stray(func() {
 		err := n.store.Read(ctx, batch)
 		h.release()
 		l.budget.Release(budget)
@@ -108,6 +108,18 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 		return nil, err
 	}
 	return h, nil
+}
+
+// stray runs a request of a device that its caller may not wait for. Close waits for
+// it, unless it was started after that.
+func (n *Node) stray(f func()) {
+	counted := n.strays.TryAcquire(1)
+	go func() {
+		f()
+		if counted {
+			n.strays.Release(1)
+		}
+	}()
 }
 
 // laneUse is the places that one Load has in the lanes. Each is held from the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,12 +27,13 @@ type Node struct {
 	events *EventLog
 	hot    *hotSet
 
-	// reads admits Loads, and lanes the reads of each volume. strays are the reads
-	// that a device has not completed. writeBytes keeps reservations to half of the arena, so
-	// that writers cannot starve readers of memory.
+	// reads admits Loads, and lanes the reads of each volume. strays counts the reads
+	// and writes that a device has not completed; it is never full until Close takes
+	// all of it. writeBytes keeps reservations to half of the arena, so that writers
+	// cannot starve readers of memory.
 	reads      *gate
 	lanes      []*lane
-	strays     sync.WaitGroup
+	strays     *semaphore.Weighted
 	writeBytes *semaphore.Weighted
 	room       *roomMaker
 	movers     []*mover // by volume
@@ -91,6 +93,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		store:        opts.Store,
 		events:       NewEventLog(opts.EventHistory),
 		hot:          newHotSet(opts.HotBytes),
+		strays:       semaphore.NewWeighted(math.MaxInt64),
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
@@ -251,7 +254,8 @@ func (n *Node) Close(ctx context.Context) error {
 		closed := n.store.Close(ctx)
 		n.closeErr = errors.Join(n.closeErr, closed, n.index.Sync(), n.index.Close())
 		if closed == nil {
-			n.strays.Wait() // the store has none of their reads any more
+			// The store has none of their requests any more.
+			n.closeErr = errors.Join(n.closeErr, n.strays.Acquire(context.WithoutCancel(ctx), math.MaxInt64))
 		}
 	})
 	return n.closeErr

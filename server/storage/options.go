@@ -70,6 +70,9 @@ type Options struct {
 	// ReadWait is the longest time that a Load waits for a device to complete a
 	// read, after which the pieces are a miss. Default 5 s.
 	ReadWait time.Duration
+	// WriteWait is the longest time that a Commit waits for a device to complete a
+	// write, after which the pieces are written to another volume. Default 10 s.
+	WriteWait time.Duration
 	// EventHistory is how many events are kept. Default 65,536.
 	EventHistory int
 	// ScrubBytesPerSecond limits the background scrubber; 0 turns it off.
@@ -107,6 +110,7 @@ func (o *Options) EnsureDefaults() {
 	def(&o.ReservationTTL, 30*time.Second)
 	def(&o.QueueWait, 2*time.Second)
 	def(&o.ReadWait, 5*time.Second)
+	def(&o.WriteWait, 10*time.Second)
 	def(&o.EventHistory, 65536)
 	def(&o.CutThroughBytes, 8<<20)
 	if o.HotBytes == 0 && o.Arena != nil {
@@ -137,8 +141,8 @@ func (o *Options) Validate() error {
 		return errors.New("storage: Options.Index, Store, Arena and Metrics are required")
 	case o.ReadsMax < 1 || o.ReservationsMax < 1 || o.ChainBlocksMax < 1 || o.EventHistory < 1:
 		return fmt.Errorf("storage: limits of %d reads, %d reservations, %d blocks, %d events; each must be positive", o.ReadsMax, o.ReservationsMax, o.ChainBlocksMax, o.EventHistory)
-	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0 || o.ReadWait <= 0:
-		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL, QueueWait and ReadWait must be positive")
+	case o.SyncEvery <= 0 || o.LeaseTTLMax <= 0 || o.ReservationTTL <= 0 || o.QueueWait <= 0 || o.ReadWait <= 0 || o.WriteWait <= 0:
+		return errors.New("storage: SyncEvery, LeaseTTLMax, ReservationTTL, QueueWait, ReadWait and WriteWait must be positive")
 	case o.LoanBytesMax < 0 || o.LoanBytesMax > int64(len(o.Arena.Bytes())):
 		return fmt.Errorf("storage: loans of %d bytes at most, in an arena of %d", o.LoanBytesMax, len(o.Arena.Bytes()))
 	case o.ScrubBytesPerSecond < 0:

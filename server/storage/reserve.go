@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
-	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/trie"
 )
@@ -60,8 +59,7 @@ type Reservation struct {
 	class   trie.Class
 	parent  kv.BlockID
 	ids     []kv.BlockID
-	buf     arena.Buffer
-	held    int64
+	mem     *hold
 	layouts []ondisk.Layout // by group
 	// above keeps the parent from being evicted, so that the blocks still hang on
 	// something when they are committed; 0: none.
@@ -72,10 +70,10 @@ type Reservation struct {
 }
 
 // Bytes is the window's memory; ArenaOffset is where it lies in the arena.
-func (r *Reservation) Bytes() []byte { return r.buf.Bytes() }
+func (r *Reservation) Bytes() []byte { return r.mem.buf.Bytes() }
 
 // ArenaOffset is where Bytes starts in the arena.
-func (r *Reservation) ArenaOffset() int64 { return r.buf.Offset() }
+func (r *Reservation) ArenaOffset() int64 { return r.mem.buf.Offset() }
 
 // Namespace returns the namespace as it was when the reservation was made.
 func (r *Reservation) Namespace() kv.Namespace { return r.ns }
@@ -228,7 +226,8 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 		n.writeBytes.Release(sizeBytes)
 		return err
 	}
-	r.buf, r.held = buf, sizeBytes
+	r.mem = newHold(buf)
+	r.mem.released = func() { n.writeBytes.Release(sizeBytes) }
 	r.ID = ReservationID(n.nextReserve.Add(1))
 	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
 	if !r.parent.IsZero() {
@@ -282,8 +281,7 @@ func (n *Node) end(r *Reservation) {
 	if r.above != 0 {
 		n.logIf("release the parent", n.index.Release(r.above))
 	}
-	r.buf.Release()
-	n.writeBytes.Release(r.held)
+	r.mem.release()
 }
 
 // Abort ends a reservation without storing anything.

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -35,6 +36,57 @@ func (r *rig) health(path string) health.Status {
 	}
 	r.t.Fatalf("no volume %q", path)
 	return health.Status{}
+}
+
+// TestHungWrites: what a volume does not complete is written to another one within
+// the same Commit. The first memory and slots stay untouched until the volume has
+// completed the writes, however late.
+func TestHungWrites(t *testing.T) {
+	for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
+		t.Run(d.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r, bad := newPair(t, rigOptions{durability: d})
+				ns := r.namespace("m", small)
+				var chains [][]kv.BlockID
+				for i := range 4 {
+					chains = append(chains, chain(ns, 6, i))
+					r.mustPut(ns, chains[i])
+				}
+				idle := r.arena.Stats().UsedBytes
+				bad.SetRules(faultio.MustParse(`(Delay 5m (And Writes (File "segment-*")))`))
+				for i := range 8 {
+					ids := chain(ns, 6, 100+i)
+					began := time.Now()
+					r.mustPut(ns, ids)
+					if took := time.Since(began); took > 15*time.Second {
+						t.Errorf("a put took %v", took)
+					}
+					chains = append(chains, ids)
+				}
+				if used := r.arena.Stats().UsedBytes; used == idle {
+					t.Error("no memory is kept for the writes that hang")
+				}
+				if n := r.store.Stats().Slots.CondemnedBytes; n == 0 {
+					t.Error("the slots of the writes that hang are free")
+				}
+				read := func() {
+					t.Helper()
+					for i, ids := range chains {
+						if _, n := r.load(ns, ids); n != len(ids) {
+							t.Errorf("chain %d: %d of %d blocks", i, n, len(ids))
+						}
+					}
+				}
+				read()
+				bad.SetRules(nil)
+				time.Sleep(10 * time.Minute)
+				if used, slots := r.arena.Stats().UsedBytes, r.store.Stats().Slots.CondemnedBytes; used != idle || slots != 0 {
+					t.Errorf("after the writes have completed, %d bytes of memory and %d of slots are not given back", used-idle, slots)
+				}
+				read()
+			})
+		})
+	}
 }
 
 // TestOneDiskFailsWrites: with one of two disks failing every write, or every
