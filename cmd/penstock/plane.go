@@ -214,6 +214,11 @@ func (p *plane) chooseRDMA(names []string, libfabric string, w planeWorld) error
 	} else if libfabric == "auto" {
 		p.libfabric = "tcp"
 	}
+	o := fabric.DomainOptions{Provider: p.libfabric}
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("data_plane.libfabric: %w", err)
+	}
 	if p.libfabric != "efa" {
 		for _, name := range names {
 			p.fabricNICs = append(p.fabricNICs, fabricNIC(name))

@@ -48,13 +48,15 @@ func hostOfTest(t *testing.T, name string, built ...string) planeWorld {
 // host's NICs, and auto takes RDMA only where NICs do it and this program can.
 func TestChoosePlane(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		cfg   string // provider, and NICs behind it
-		host  string
-		built []string
-		tls   bool
-		want  string // provider and its NICs
-		err   string
+		name string
+		cfg  string // provider, and NICs behind it
+		// libfabric is data_plane.libfabric; empty: its default.
+		libfabric string
+		host      string
+		built     []string
+		tls       bool
+		want      string // provider and its NICs
+		err       string
 	}{
 		{name: "tcp", cfg: "tcp", want: "tcp"},
 		{name: "addresses", cfg: "tcp 127.0.0.1 127.0.0.2", want: "tcp 127.0.0.1:7421 127.0.0.2:7421"},
@@ -71,6 +73,7 @@ func TestChoosePlane(t *testing.T) {
 		{name: "verbs, and TLS", cfg: "verbs", host: "dgx-h100", built: []string{"verbs"}, tls: true, err: "NICs write in plain text"},
 		{name: "fabric, over EFA", cfg: "fabric rdmap79s0", host: "p5", built: []string{"fabric"}, want: "fabric efa rdmap79s0-rdm"},
 		{name: "fabric without EFA", cfg: "fabric", host: "plain", built: []string{"fabric"}, want: "fabric tcp"},
+		{name: "libfabric's shm", cfg: "fabric", libfabric: "shm", host: "plain", built: []string{"fabric"}, err: "data_plane.libfabric: fabric: option Provider is shm"},
 		{name: "fabric over an address", cfg: "fabric 10.1.0.4", host: "plain", built: []string{"fabric"}, want: "fabric tcp (10.1.0.4)"},
 		{name: "auto in a plain build", cfg: "auto", host: "dgx-h100", want: "tcp"},
 		{name: "auto with cards", cfg: "auto", host: "dgx-h100", built: []string{"verbs", "fabric"}, want: "verbs mlx5_1@3 mlx5_2@3 mlx5_7@3 mlx5_8@3"},
@@ -83,6 +86,9 @@ func TestChoosePlane(t *testing.T) {
 			cfg := config.Default()
 			f := strings.Fields(c.cfg)
 			cfg.DataPlane.Provider, cfg.DataPlane.NICs = f[0], f[1:]
+			if c.libfabric != "" {
+				cfg.DataPlane.Libfabric = c.libfabric
+			}
 			if c.tls {
 				cfg.Auth.TLSCert, cfg.Auth.TLSKey = "cert", "key"
 			}

@@ -174,4 +174,9 @@ func TestNoProvider(t *testing.T) {
 	if _, err := Open(DomainOptions{QueueDepth: 1000}); err == nil {
 		t.Error("a queue too deep")
 	}
+	for _, o := range []Options{{Domain: DomainOptions{Provider: "shm"}}, {Domain: DomainOptions{Provider: "shm"}, NICs: []NIC{{}}}} {
+		if _, err := New(t.Context(), o); !errors.Is(err, rdma.ErrUnsupported) || !strings.Contains(err.Error(), "use rdma/shm") {
+			t.Errorf("an engine over libfabric's shm: %v", err)
+		}
+	}
 }

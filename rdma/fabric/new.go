@@ -35,6 +35,9 @@ func newEngine(ctx context.Context, o Options, open func(int, DomainOptions) (*d
 		return nil, err
 	}
 	o.Domain.EnsureDefaults()
+	if err := o.Domain.Validate(); err != nil {
+		return fail(err)
+	}
 	nics := o.NICs
 	if len(nics) == 0 {
 		var err error

@@ -12,8 +12,8 @@ const Provider = "fabric"
 
 // DomainOptions configure one NIC.
 type DomainOptions struct {
-	// Provider is libfabric's name: tcp, shm, efa. Default tcp, which is the one
-	// with reliable datagrams of its own (net, before libfabric 1.18).
+	// Provider is libfabric's name: tcp, efa. Default tcp, which is the one with
+	// reliable datagrams of its own (net, before libfabric 1.18). shm is refused.
 	Provider string
 	// NIC is the domain to open. Default: the provider's first.
 	NIC NIC
@@ -24,8 +24,8 @@ type DomainOptions struct {
 	// size. Default 64 KiB and 64 bytes, 256 bytes to 1 MiB and 64 bytes.
 	MaxMessage int
 	// TrafficClass is libfabric's FI_TC value for each class; 0 is unspecified.
-	// Open fails where the provider is known to mark nothing (shm, and tcp before
-	// libfabric 1.18), NewEndpoint where it does not know the value.
+	// Open fails where the provider is known to mark nothing (tcp before libfabric
+	// 1.18), NewEndpoint where it does not know the value.
 	TrafficClass [rdma.Classes]uint32
 }
 
@@ -45,8 +45,15 @@ func (o *DomainOptions) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first option out of its range.
+// Validate returns an error that names the first option out of its range. It
+// refuses libfabric's shm, whose target copies from the source's memory by
+// itself: it may count a write with bytes that were put there after the write
+// had ended.
 func (o *DomainOptions) Validate() error {
+	if o.Provider == "shm" {
+		return fmt.Errorf("fabric: option Provider is shm: libfabric's shm may deliver bytes that were overwritten after their write; between processes of one host use rdma/shm (data_plane.provider: shm): %w",
+			rdma.ErrUnsupported)
+	}
 	for _, r := range []struct {
 		name            string
 		value, min, max int
@@ -83,7 +90,7 @@ func (o *Options) separate() bool {
 
 // NIC names one domain of a provider.
 type NIC struct {
-	// Domain is libfabric's name of it: eth0 (tcp), rdmap0s6-rdm (efa), shm.
+	// Domain is libfabric's name of it: eth0 (tcp), rdmap0s6-rdm (efa).
 	// Empty: the one that has Addr, or the first.
 	Domain string
 	// Addr is the local address to use, where the provider has IP addresses.

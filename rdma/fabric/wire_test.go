@@ -131,6 +131,7 @@ func TestOptions(t *testing.T) {
 		{DomainOptions{QueueDepth: -1}, "QueueDepth is -1"},
 		{DomainOptions{MaxMessage: 255}, "MaxMessage is 255"},
 		{DomainOptions{MaxMessage: 2 << 20}, "MaxMessage is 2097152"},
+		{DomainOptions{Provider: "shm"}, "use rdma/shm (data_plane.provider: shm)"},
 	} {
 		c.o.EnsureDefaults()
 		err := c.o.Validate()

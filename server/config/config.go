@@ -233,9 +233,6 @@ func (c *Config) checkDataPlane(bad complaint) {
 	if p.TLS == "on" && c.Auth.TLSCert == "" {
 		bad("data_plane.tls", "on needs auth.tls_cert and auth.tls_key")
 	}
-	if p.Libfabric == "shm" {
-		bad("data_plane.libfabric", "shm can't be served: a client of libfabric's shm may get bytes that were overwritten after their write; for clients on this host set data_plane.provider to shm")
-	}
 	for i, n := range p.NICs {
 		if n == "" || slices.Contains(p.NICs[:i], n) {
 			bad("data_plane.nics", "NIC %q is empty or named twice", n)

@@ -246,13 +246,3 @@ func TestPlannerMistakes(t *testing.T) {
 		t.Errorf("a rate of fast: %v", err)
 	}
 }
-
-// TestLibfabricsSHM: a node refuses the provider whose target may read a source
-// after its write has ended, and names the one to take.
-func TestLibfabricsSHM(t *testing.T) {
-	c := config.Default()
-	c.Data, c.DataPlane.Provider, c.DataPlane.Libfabric = []string{"/data"}, "fabric", "shm"
-	if err := c.Validate(); !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), "set data_plane.provider to shm") {
-		t.Errorf("libfabric's shm: %v", err)
-	}
-}
