@@ -13,8 +13,7 @@ import (
 // A write costs no allocation, from Post to the completions on both sides. What
 // would break that: a closure on the way, or an event that is not read in place.
 func TestWriteAllocatesNothing(t *testing.T) {
-	p := providers[0]
-	a, b := openDomain(t, p.name, p.nic), openDomain(t, p.name, p.nic)
+	a, b := openDomain(t), openDomain(t)
 	defer func() {
 		// At once: what one still says to the other, the other has to hear.
 		var closing sync.WaitGroup

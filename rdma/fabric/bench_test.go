@@ -39,31 +39,27 @@ func rounds(size int) (count, depth int) {
 // else; the two take turns. of-peak is the ratio of the best rounds of each: what
 // else runs on the machine only ever takes away.
 func BenchmarkWrite(b *testing.B) {
-	for _, p := range providers {
-		b.Run(p.name, func(b *testing.B) {
-			peak := startPeak(b, p.name, p.nic)
-			ours := startOurs(b, p.name, p.nic)
-			for _, size := range benchSizes {
-				for _, paged := range []bool{false, true} {
-					if paged && size > 64<<10 {
-						continue // fabric-lib's pages are 1 to 64 KiB
-					}
-					name := map[bool]string{false: "single", true: "paged"}[paged]
-					b.Run(fmt.Sprintf("%s/%dKiB", name, size>>10), func(b *testing.B) {
-						count, depth := rounds(size)
-						peak.run(b, size, count/4, depth) // warm
-						ours.run(b, size, count/4, depth, paged)
-						theirs, own := time.Duration(1<<62), time.Duration(1<<62)
-						for b.Loop() {
-							theirs = min(theirs, peak.run(b, size, count, depth))
-							own = min(own, ours.run(b, size, count, depth, paged))
-						}
-						b.ReportMetric(theirs.Seconds()/own.Seconds(), "of-peak")
-						b.ReportMetric(float64(count)*float64(size)/own.Seconds()/1e9, "GB/s")
-					})
-				}
+	peak := startPeak(b)
+	ours := startOurs(b)
+	for _, size := range benchSizes {
+		for _, paged := range []bool{false, true} {
+			if paged && size > 64<<10 {
+				continue // fabric-lib's pages are 1 to 64 KiB
 			}
-		})
+			name := map[bool]string{false: "single", true: "paged"}[paged]
+			b.Run(fmt.Sprintf("%s/%dKiB", name, size>>10), func(b *testing.B) {
+				count, depth := rounds(size)
+				peak.run(b, size, count/4, depth) // warm
+				ours.run(b, size, count/4, depth, paged)
+				theirs, own := time.Duration(1<<62), time.Duration(1<<62)
+				for b.Loop() {
+					theirs = min(theirs, peak.run(b, size, count, depth))
+					own = min(own, ours.run(b, size, count, depth, paged))
+				}
+				b.ReportMetric(theirs.Seconds()/own.Seconds(), "of-peak")
+				b.ReportMetric(float64(count)*float64(size)/own.Seconds()/1e9, "GB/s")
+			})
+		}
 	}
 }
 
@@ -73,7 +69,7 @@ const envPeak = "PENSTOCK_FABRIC_PEAK"
 // peak is the provider by itself: two processes of testdata/peak.c.
 type peak struct{ source *process }
 
-func startPeak(b *testing.B, provider string, nic NIC) *peak {
+func startPeak(b *testing.B) *peak {
 	b.Helper()
 	bin := os.Getenv(envPeak)
 	if bin == "" {
@@ -84,8 +80,8 @@ func startPeak(b *testing.B, provider string, nic NIC) *peak {
 	}
 	major, minor := libraryVersion()
 	name := candidates(provider, major, minor)[0]
-	target := start(b, exec.Command(bin, "target", name, nic.Addr, fmt.Sprint(sinkBytes)))
-	args := append([]string{"source", name, nic.Addr, fmt.Sprint(sinkBytes)}, strings.Fields(target.line(b))...)
+	target := start(b, exec.Command(bin, "target", name, loopback.Addr, fmt.Sprint(sinkBytes)))
+	args := append([]string{"source", name, loopback.Addr, fmt.Sprint(sinkBytes)}, strings.Fields(target.line(b))...)
 	return &peak{start(b, exec.Command(bin, args...))}
 }
 
@@ -111,10 +107,10 @@ type ours struct {
 	idx  []uint32
 }
 
-func startOurs(b *testing.B, provider string, nic NIC) *ours {
+func startOurs(b *testing.B) *ours {
 	b.Helper()
-	dst, _ := startSink(b, provider, nic)
-	e := engineOver(b, provider, nic, 1, group.Options{InFlightBytes: 1 << 30}, false)
+	dst, _ := startSink(b)
+	e := engineOver(b, 1, group.Options{InFlightBytes: 1 << 30}, false)
 	b.Cleanup(func() {
 		if err := e.Close(); err != nil {
 			b.Error(err)

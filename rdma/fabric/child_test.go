@@ -9,12 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/penstock-kv/penstock/rdma"
@@ -39,26 +36,18 @@ func child(role string) error {
 	if err != nil {
 		return err
 	}
-	var provider, addr, text string
-	if _, err := fmt.Sscanf(line, "%s %s %s", &provider, &addr, &text); err != nil {
-		return fmt.Errorf("%q: %w", line, err)
-	}
-	nic := NIC{}
-	if addr != "-" {
-		nic.Addr = addr
-	}
 	switch role {
 	case "sink":
-		return sink(ctx, in, provider, nic)
+		return sink(ctx, in)
 	case "source":
-		return source(ctx, in, provider, nic, text)
+		return source(ctx, line)
 	}
 	return fmt.Errorf("no such child: %s", role)
 }
 
 // sink opens memory to whoever has its Desc, until stdin ends.
-func sink(ctx context.Context, in *bufio.Reader, provider string, nic NIC) error {
-	e, err := childEngine(ctx, provider, nic, "127.0.0.1:0")
+func sink(ctx context.Context, in io.Reader) error {
+	e, err := childEngine(ctx, "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -71,37 +60,13 @@ func sink(ctx context.Context, in *bufio.Reader, provider string, nic NIC) error
 		return errors.Join(err, e.Close())
 	}
 	fmt.Println(base64.StdEncoding.EncodeToString(b))
-	freezeWhenTold(e, in)
-	return e.Close()
+	_, err = io.Copy(io.Discard, in)
+	return errors.Join(err, e.Close())
 }
-
-// freezeWhenTold returns when stdin ends. Upon a line it stops every goroutine at
-// the door of libfabric, so that this process is in none of its calls from then
-// on, says so, and stays like that.
-func freezeWhenTold(e *testEngine, in *bufio.Reader) {
-	if _, err := in.ReadString('\n'); err != nil {
-		return
-	}
-	e.mu.Lock() // no NIC is opened any more
-	for _, d := range e.domains {
-		d.poll.Lock() // nor is an endpoint
-		d.mu.RLock()
-		all := slices.Collect(maps.Values(d.byTag))
-		d.mu.RUnlock()
-		for _, x := range all {
-			x.mu.Lock()
-		}
-	}
-	fmt.Println(frozen)
-	select {}
-}
-
-// frozen is what a child says once it is.
-const frozen = "frozen"
 
 // source writes to the memory that text describes until it is killed.
-func source(ctx context.Context, in *bufio.Reader, provider string, nic NIC, text string) error {
-	b, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(text, "."))
+func source(ctx context.Context, text string) error {
+	b, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
 		return err
 	}
@@ -109,7 +74,7 @@ func source(ctx context.Context, in *bufio.Reader, provider string, nic NIC, tex
 	if err := d.UnmarshalBinary(b); err != nil {
 		return err
 	}
-	e, err := childEngine(ctx, provider, nic, "")
+	e, err := childEngine(ctx, "")
 	if err != nil {
 		return err
 	}
@@ -120,7 +85,6 @@ func source(ctx context.Context, in *bufio.Reader, provider string, nic NIC, tex
 	if err != nil {
 		return err
 	}
-	go freezeWhenTold(e, in)
 	for {
 		if err := e.Write(ctx, rdma.Write{Src: src, Dst: d, Len: d.Len, Imm: rdma.ImmOf(1)}); err != nil {
 			return err
@@ -128,16 +92,14 @@ func source(ctx context.Context, in *bufio.Reader, provider string, nic NIC, tex
 	}
 }
 
-func childEngine(ctx context.Context, provider string, nic NIC, listen string) (*testEngine, error) {
+func childEngine(ctx context.Context, listen string) (*group.Engine, error) {
 	c, err := group.TCP(ctx, listen, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	e := &testEngine{}
-	e.Engine, err = newEngine(ctx, Options{
-		Domain: DomainOptions{Provider: provider}, NICs: []NIC{nic}, Group: group.Options{Token: rdma.Token(childToken), Control: c},
-	}, e.open)
-	return e, err
+	return New(ctx, Options{
+		Domain: DomainOptions{Provider: provider}, NICs: []NIC{loopback}, Group: group.Options{Token: rdma.Token(childToken), Control: c},
+	})
 }
 
 // process is a child that runs.
@@ -174,26 +136,6 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
-// killOutside is kill -9 of a child: of one over shm while it is in no call of
-// the library, for the reason that TestKilledTarget has.
-func (p *process) killOutside(t testing.TB, provider string) {
-	t.Helper()
-	if provider == "shm" {
-		if _, err := fmt.Fprintln(p.in); err != nil {
-			t.Fatal(err)
-		}
-		if s := p.line(t); s != frozen {
-			t.Fatalf("a child that was to stop says %q", s)
-		}
-	}
-	p.kill()
-	// What a process shared, and did not live to take away.
-	left, _ := filepath.Glob(fmt.Sprintf("/dev/shm/%d:*", p.cmd.Process.Pid))
-	for _, f := range left {
-		_ = os.Remove(f)
-	}
-}
-
 // line reads what the program says next.
 func (p *process) line(t testing.TB) string {
 	t.Helper()
@@ -205,25 +147,21 @@ func (p *process) line(t testing.TB) string {
 }
 
 // startChild starts this binary as a peer.
-func startChild(t testing.TB, role, provider string, nic NIC, text string) *process {
+func startChild(t testing.TB, role, text string) *process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), envChild+"="+role)
 	p := start(t, cmd)
-	addr := nic.Addr
-	if addr == "" {
-		addr = "-"
-	}
-	if _, err := fmt.Fprintln(p.in, provider, addr, text+"."); err != nil {
+	if _, err := fmt.Fprintln(p.in, text); err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
 // startSink starts a sink and returns its memory.
-func startSink(t testing.TB, provider string, nic NIC) (rdma.Desc, *process) {
+func startSink(t testing.TB) (rdma.Desc, *process) {
 	t.Helper()
-	p := startChild(t, "sink", provider, nic, "")
+	p := startChild(t, "sink", "")
 	b, err := base64.StdEncoding.DecodeString(p.line(t))
 	if err != nil {
 		t.Fatal(err)

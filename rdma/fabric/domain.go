@@ -50,7 +50,6 @@ type domain struct {
 	// asking are the endpoints with a question on its way, by its number.
 	asking    map[uint64]*endpoint
 	questions uint64
-	verdicts  []verdict
 	halves    []halfMade
 	nextSweep time.Time
 	fatal     error // dead, once the turn is over
@@ -148,9 +147,6 @@ func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 	for i := range uint32(hubSends) {
 		d.sendFree = append(d.sendFree, hubRecvs+i)
 	}
-	if q.sharedInProcess {
-		neighbours.open(d)
-	}
 	return d, nil
 }
 
@@ -185,7 +181,7 @@ func (d *domain) limitsOf() group.Limits {
 	maxWrite := min(t.maxWrite, maxWriteBytes)
 	return group.Limits{
 		MaxWrite: maxWrite, MaxMessage: int(min(t.maxWrite-headLen, uint64(d.opts.MaxMessage))), QueueDepth: min(d.opts.QueueDepth, max(t.depth, 1)),
-		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite || d.quirks.ownQueues,
+		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite,
 		RefusalBreaks: true,
 		// Providers in software look at the key when the header arrives and copy
 		// for as long as it takes, and no document promises more of the others.
@@ -279,7 +275,7 @@ func (d *domain) turn(room int) {
 	}
 	d.breakFailing()
 	d.payReceipts()
-	if d.quirks.silentRefusal || d.busy.Load() {
+	if d.busy.Load() {
 		d.sweep()
 	}
 	if d.fatal != nil {
@@ -406,18 +402,17 @@ func (d *domain) breakFailing() {
 func (d *domain) cut(e *endpoint) {
 	// A connection that is being made is made first: net forgets that it has
 	// accepted one when the endpoint is closed (doc.go).
-	d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+	d.drain()
 	if e.close() {
-		d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
-		d.drain(func() ([]event, error) { return e.native.rest(d.native) })
+		d.drain()
 	}
 }
 
-// drain handles what a queue holds. That is bounded by the queue's depth: what
+// drain handles what the queue holds. That is bounded by the queue's depth: what
 // comes in meanwhile is of others.
-func (d *domain) drain(read func() ([]event, error)) {
+func (d *domain) drain() {
 	for range 2 * queueEvents / maxEvents {
-		events, err := read()
+		events, err := d.native.poll(maxEvents)
 		if err != nil {
 			d.fatal = err
 		}
@@ -445,7 +440,7 @@ func (d *domain) die(err error) {
 		e.close()
 		d.goodbye(e) // as far as the hub still can
 	}
-	d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+	d.drain()
 	d.dead = fmt.Errorf("fabric: %s of provider %s: %w: %w", d.traits.domain, d.traits.provider, err, group.ErrDead)
 }
 
@@ -458,7 +453,7 @@ func (d *domain) Close() error {
 	}
 	d.closed = true
 	for range lingerPolls {
-		d.drain(func() ([]event, error) { return d.native.poll(maxEvents) })
+		d.drain()
 		d.wait.wait(lingerPause)
 	}
 	for len(d.halves) > 0 {
@@ -467,9 +462,6 @@ func (d *domain) Close() error {
 	err := d.wait.close()
 	if d.door != nil {
 		err = errors.Join(err, d.door.Close())
-	}
-	if d.quirks.sharedInProcess {
-		return errors.Join(err, neighbours.close(d))
 	}
 	return errors.Join(err, d.native.close())
 }

@@ -20,26 +20,21 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// Providers open descriptors of their own, once in a process and for good.
-	for _, p := range providers {
-		_, _ = list(p.name)
-	}
+	// A provider opens descriptors of its own, once in a process and for good.
+	_, _ = List(provider)
 	testkit.Main(m)
 }
 
-// providers are those of libfabric that need no hardware.
-var providers = []struct {
-	name string
-	nic  NIC
-}{
-	{"tcp", NIC{Addr: "127.0.0.1"}},
-	{"shm", NIC{}},
-}
+// provider is the one of libfabric that needs no hardware.
+const provider = "tcp"
+
+// loopback is the NIC of every test.
+var loopback = NIC{Addr: "127.0.0.1"}
 
 // openDomain opens a domain for a test.
-func openDomain(t testing.TB, provider string, nic NIC) *domain {
+func openDomain(t testing.TB) *domain {
 	t.Helper()
-	d, err := open(DomainOptions{Provider: provider, NIC: nic})
+	d, err := open(DomainOptions{Provider: provider, NIC: loopback})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,14 +42,28 @@ func openDomain(t testing.TB, provider string, nic NIC) *domain {
 }
 
 func TestDomain(t *testing.T) {
-	for _, p := range providers {
-		t.Run(p.name, func(t *testing.T) {
-			domaintest.Run(t, func(t testing.TB) domaintest.Pair {
-				a, b := openDomain(t, p.name, p.nic), openDomain(t, p.name, p.nic)
-				return domaintest.Pair{A: a, B: b, KillB: func() { kill(b) }}
-			})
-		})
+	domaintest.Run(t, func(t testing.TB) domaintest.Pair {
+		a, b := openDomain(t), openDomain(t)
+		return domaintest.Pair{A: a, B: b, KillB: func() { kill(b) }}
+	})
+}
+
+// TestDomainPolled: domains whose queue has no descriptor, as EFA's, are polled,
+// and keep the same promises.
+func TestDomainPolled(t *testing.T) {
+	polled := func(t testing.TB) *domain {
+		d := openDomain(t)
+		w, err := newWaiter(d.native, -1)
+		if err = errors.Join(err, d.wait.close()); err != nil {
+			t.Fatal(err)
+		}
+		d.wait = w
+		return d
 	}
+	domaintest.Run(t, func(t testing.TB) domaintest.Pair {
+		a, b := polled(t), polled(t)
+		return domaintest.Pair{A: a, B: b, KillB: func() { kill(b) }}
+	})
 }
 
 // errKilled is what kill ends a domain with.

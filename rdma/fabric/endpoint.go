@@ -34,11 +34,6 @@ type endpoint struct {
 	question                               question
 	receipts                               []receipt // owed to the peer
 	owing                                  bool      // it is in d.owing
-	// ticks are sweeps that saw works and no completion; asked is how many of
-	// them the last inquiry came after.
-	ticks, asked int
-	missed       int    // questions without an answer
-	seen         uint64 // completions at the last sweep
 
 	mu        sync.Mutex
 	native    *nativeEndpoint // Post, and whoever cuts it off
@@ -49,7 +44,6 @@ type endpoint struct {
 	slots     []slot
 	free      []uint32
 	posted    uint64 // sequence number of the last work
-	completed uint64
 	isLate    bool
 	lateSince time.Time // the provider has had none of its works since
 }
@@ -99,7 +93,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	var name []byte
 	err := d.dead
 	if err == nil {
-		e.native, name, err = d.native.openEndpoint(e.tag, depth, d.opts.TrafficClass[class], d.quirks.ownQueues, d.localKey())
+		e.native, name, err = d.native.openEndpoint(e.tag, depth, d.opts.TrafficClass[class], d.localKey())
 	}
 	l := local{format: d.traits.format, tag: e.tag, provider: d.traits.provider, endpoint: name, hub: d.hub}
 	if d.door != nil {
@@ -166,9 +160,6 @@ func (e *endpoint) join(l *local) error {
 	hub, err := d.insertHub(l.hub)
 	if err != nil {
 		return errors.Join(err, d.native.remove(source))
-	}
-	if d.quirks.sharedInProcess {
-		neighbours.join(d, string(l.hub))
 	}
 	e.joined, e.source, e.hub = true, source, hub
 	d.mu.Lock()
@@ -256,11 +247,6 @@ func (d *domain) checkPeer(l *local) error {
 // or take for another kind. ours is how long our own is.
 func checkAddress(format uint32, a []byte, ours int) error {
 	switch format {
-	case formatText:
-		if len(a) < 2 || bytes.IndexByte(a, 0) != len(a)-1 {
-			return fmt.Errorf("%w: text of %d bytes that does not end with its only zero", errLocal, len(a))
-		}
-		return nil
 	case formatIPv4, formatIPv6:
 		family := map[uint32]uint16{formatIPv4: 2, formatIPv6: 10}[format]
 		if len(a) != ours || binary.NativeEndian.Uint16(a) != family || binary.BigEndian.Uint16(a[2:]) == 0 {
@@ -330,7 +316,7 @@ func (e *endpoint) putLocked(w *group.Work) {
 		f := frame{kind: frameMessage, tag: e.peerTag, ref: ref(s.seq, i)}
 		f.appendHead(e.native.head(i)[:0], 0)
 		e.native.putFrame(i, buf, desc, w.Len)
-	case w.Len == 0 && e.d.quirks.emptyPlain, w.RemoteAddr+w.Len < w.RemoteAddr:
+	case w.RemoteAddr+w.Len < w.RemoteAddr:
 		// The end of a write that wraps around is inside of everything, to a
 		// provider that only compares; key 0 makes the peer refuse it.
 		s.framed = true
@@ -375,9 +361,6 @@ func (e *endpoint) flushLocked(added int) (left int) {
 		e.d.late = append(e.d.late, e)
 		e.d.noted.Unlock()
 		e.d.Wake()
-	}
-	if e.d.quirks.silentRefusal {
-		e.d.busy.Store(true)
 	}
 	return left
 }
@@ -484,10 +467,6 @@ var (
 func (e *endpoint) releaseLocked(i uint32) {
 	e.slots[i] = slot{}
 	e.free = append(e.free, i)
-	e.completed++
-	if e.native.ended() && e.open {
-		e.flushLocked(0)
-	}
 }
 
 // close cuts the endpoint off, once: the provider touches nothing of it from
@@ -501,11 +480,6 @@ func (e *endpoint) close() bool {
 	e.cutOff, e.open = true, false
 	if e.why == nil || e.why == errNotConnected {
 		e.why = errShut
-	}
-	if e.d.quirks.sharedInProcess {
-		// What the peer does to us happens when we poll: so we do not any more.
-		e.native.unpoll(e.d.native)
-		return true
 	}
 	if e.d.quirks.connects && !e.met {
 		e.d.keepHalf(e)
@@ -584,24 +558,20 @@ func (e *endpoint) Close() error {
 	d.mu.Lock()
 	delete(d.byTag, e.tag)
 	d.mu.Unlock()
-	switch {
-	case e.half:
+	if e.half {
 		return nil
-	case d.quirks.sharedInProcess:
-		return neighbours.bury(d, e.release)
 	}
 	return e.release()
 }
 
-// release frees what libfabric has of the endpoint.
-func (e *endpoint) release() error {
+// release frees what is left of an endpoint that was cut off.
+func (e *endpoint) release() (err error) {
 	d := e.d
-	err := e.native.cut()
 	if e.joined {
 		d.mu.Lock()
 		delete(d.bySource, e.source)
 		d.mu.Unlock()
-		err = errors.Join(err, d.native.remove(e.source), d.dropHub(e.hub))
+		err = errors.Join(d.native.remove(e.source), d.dropHub(e.hub))
 	}
 	e.native.free()
 	return err

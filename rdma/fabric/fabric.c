@@ -180,19 +180,18 @@ int pf_close(struct pf_domain *d) {
 		ret = close_fid(&d->fabric->fid, ret);
 	if (d->info)
 		fi_freeinfo(d->info);
-	free(d->polled);
 	free(d);
 	return ret;
 }
 
-// make_ep opens and enables an endpoint on cq.
-static int make_ep(struct pf_domain *d, struct fid_cq *cq, struct fid_ep **out, uint8_t *name, size_t *name_len, const char **what) {
+// make_ep opens and enables an endpoint.
+static int make_ep(struct pf_domain *d, struct fid_ep **out, uint8_t *name, size_t *name_len, const char **what) {
 	int ret;
 	*what = "fi_endpoint";
 	if ((ret = fi_endpoint(d->domain, d->info, out, NULL)))
 		return ret;
 	*what = "fi_ep_bind";
-	if (!(ret = fi_ep_bind(*out, &d->av->fid, 0)) && !(ret = fi_ep_bind(*out, &cq->fid, FI_TRANSMIT | FI_RECV))) {
+	if (!(ret = fi_ep_bind(*out, &d->av->fid, 0)) && !(ret = fi_ep_bind(*out, &d->cq->fid, FI_TRANSMIT | FI_RECV))) {
 		*what = "fi_enable";
 		if (!(ret = fi_enable(*out))) {
 			*what = "fi_getname";
@@ -207,31 +206,10 @@ static int make_ep(struct pf_domain *d, struct fid_cq *cq, struct fid_ep **out, 
 }
 
 int pf_hub_open(struct pf_domain *d, uint8_t *name, size_t *name_len, const char **what) {
-	return make_ep(d, d->cq, &d->hub, name, name_len, what);
+	return make_ep(d, &d->hub, name, name_len, what);
 }
 
-static int add_polled(struct pf_domain *d, struct pf_ep *e) {
-	if (d->polled_count == d->polled_cap) {
-		uint32_t cap = d->polled_cap ? 2 * d->polled_cap : 16;
-		struct pf_ep **p = realloc(d->polled, cap * sizeof *p);
-		if (!p)
-			return -FI_ENOMEM;
-		d->polled = p;
-		d->polled_cap = cap;
-	}
-	d->polled[d->polled_count++] = e;
-	return 0;
-}
-
-void pf_ep_unpoll(struct pf_domain *d, struct pf_ep *e) {
-	for (uint32_t i = 0; i < d->polled_count; i++)
-		if (d->polled[i] == e) {
-			d->polled[i] = d->polled[--d->polled_count];
-			return;
-		}
-}
-
-int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tclass, int own_cq, uint64_t local_key,
+int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tclass, uint64_t local_key,
 	       struct pf_ep **out, uint8_t *name, size_t *name_len, const char **what) {
 	struct pf_ep *e = calloc(1, sizeof *e);
 	int ret = -FI_ENOMEM;
@@ -254,21 +232,8 @@ int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tcl
 		if ((ret = pf_mr_reg(d, (uintptr_t)e->heads, depth * PF_HEAD, 0, local_key, &e->heads_mr, &key, &e->heads_desc)))
 			goto fail;
 	}
-
-	struct fid_cq *cq = d->cq;
-	if (own_cq) {
-		struct fi_cq_attr attr = {.size = 4 * depth, .format = FI_CQ_FORMAT_DATA, .wait_obj = FI_WAIT_NONE};
-		*what = "fi_cq_open";
-		if ((ret = fi_cq_open(d->domain, &attr, &e->own_cq, NULL)))
-			goto fail;
-		cq = e->own_cq;
-	}
 	d->info->tx_attr->tclass = tclass;
-	if ((ret = make_ep(d, cq, &e->ep, name, name_len, what)))
-		goto fail;
-	e->serial = !!own_cq;
-	*what = "alloc";
-	if (own_cq && (ret = add_polled(d, e)))
+	if ((ret = make_ep(d, &e->ep, name, name_len, what)))
 		goto fail;
 	*out = e;
 	return 0;
@@ -325,8 +290,6 @@ int pf_ep_cut(struct pf_ep *e) {
 }
 
 void pf_ep_free(struct pf_ep *e) {
-	if (e->own_cq)
-		fi_close(&e->own_cq->fid);
 	if (e->heads_mr)
 		fi_close(&e->heads_mr->fid);
 	free(e->ops);
@@ -367,13 +330,12 @@ static ssize_t post_write(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 
 // pf_flush hands the works in the ring, with those just added behind, to the
 // provider, in order. It returns how many are left because the provider is
-// full; an error leaves the work that it befell at the head. Works that wait for
-// another to end are not counted: its end calls again.
+// full; an error leaves the work that it befell at the head.
 int pf_flush(struct pf_ep *e, uint32_t added) {
 	e->count += added;
-	while (e->count && !(e->serial && e->busy)) {
+	while (e->count) {
 		struct pf_work *w = &e->ring[e->head];
-		uint64_t more = e->count > 1 && !e->serial ? FI_MORE : 0;
+		uint64_t more = e->count > 1 ? FI_MORE : 0;
 		ssize_t ret = w->head ? post_head(e, w, more) : post_write(e, w, more);
 		if (ret == -FI_EAGAIN)
 			return (int)e->count;
@@ -381,7 +343,6 @@ int pf_flush(struct pf_ep *e, uint32_t added) {
 			return (int)ret;
 		e->head = (e->head + 1) % e->depth;
 		e->count--;
-		e->busy = 1;
 	}
 	return 0;
 }
@@ -435,9 +396,9 @@ static void set_origin(struct pf_event *ev, const void *context, uint64_t flags)
 	ev->slot = op->slot;
 }
 
-static int read_error(struct fid_cq *cq, struct pf_event *ev) {
+static int read_error(struct pf_domain *d, struct pf_event *ev) {
 	struct fi_cq_err_entry e = {0};
-	ssize_t n = fi_cq_readerr(cq, &e, 0);
+	ssize_t n = fi_cq_readerr(d->cq, &e, 0);
 	if (n == -FI_EAGAIN)
 		return 0;
 	if (n < 0)
@@ -450,17 +411,17 @@ static int read_error(struct fid_cq *cq, struct pf_event *ev) {
 	return 1;
 }
 
-// poll_cq moves up to max completions of one queue to out.
-static int poll_cq(struct fid_cq *cq, struct pf_event *out, int max) {
+// pf_poll makes progress and moves up to max completions to out.
+int pf_poll(struct pf_domain *d, struct pf_event *out, int max) {
 	struct fi_cq_data_entry entries[PF_EVENTS];
 	fi_addr_t src[PF_EVENTS];
 	if (max > PF_EVENTS)
 		max = PF_EVENTS;
-	ssize_t n = fi_cq_readfrom(cq, entries, (size_t)max, src);
+	ssize_t n = fi_cq_readfrom(d->cq, entries, (size_t)max, src);
 	if (n == -FI_EAGAIN)
 		return 0;
 	if (n == -FI_EAVAIL)
-		return read_error(cq, out);
+		return read_error(d, out);
 	for (ssize_t i = 0; i < n; i++) {
 		memset(&out[i], 0, sizeof out[i]);
 		set_origin(&out[i], entries[i].op_context, entries[i].flags);
@@ -470,26 +431,6 @@ static int poll_cq(struct fid_cq *cq, struct pf_event *out, int max) {
 	}
 	return (int)n;
 }
-
-// pf_poll makes progress on every queue and returns the completions of those
-// that it got to before out was full; the next call begins where it stopped.
-// Endpoints with a queue of their own come before the hub: what a peer sends
-// there after a write has landed is not seen before the write is.
-int pf_poll(struct pf_domain *d, struct pf_event *out, int max) {
-	int n = 0;
-	for (uint32_t i = 0; i < d->polled_count; i++) {
-		int m = poll_cq(d->polled[d->turn++ % d->polled_count]->own_cq, out + n, max - n);
-		if (m < 0)
-			return m;
-		if ((n += m) >= max)
-			return n;
-	}
-	int m = poll_cq(d->cq, out + n, max - n);
-	return m < 0 ? m : n + m;
-}
-
-// pf_poll_ep reads what is left of an endpoint's own queue.
-int pf_poll_ep(struct pf_ep *e, struct pf_event *out, int max) { return poll_cq(e->own_cq, out, max); }
 
 int pf_try_wait(struct pf_domain *d) {
 	struct fid *f = &d->cq->fid;

@@ -69,15 +69,12 @@ struct pf_traits {
 
 struct pf_ep {
 	struct fid_ep *ep;
-	struct fid_cq *own_cq;  // where the provider's queue tells nothing of the endpoint
 	struct pf_op *ops;
 	struct pf_work *ring;
 	uint8_t *heads;  // PF_HEAD bytes for each slot
 	struct fid_mr *heads_mr;
 	void *heads_desc;
 	uint32_t depth, head, count;
-	uint32_t serial;  // one work at a time
-	uint32_t busy;    // and there is one; Go clears it when that has ended
 	fi_addr_t peer, hub;
 	// Templates: what does not change from one work to the next.
 	struct iovec iov[2];
@@ -94,8 +91,6 @@ struct pf_domain {
 	struct fid_av *av;
 	struct fid_cq *cq;
 	struct fid_ep *hub;
-	struct pf_ep **polled;  // endpoints with a queue of their own
-	uint32_t polled_count, polled_cap, turn;
 };
 
 int pf_list(uint32_t api, const char *provider, char *out, size_t size);
@@ -103,11 +98,10 @@ int pf_open(const struct pf_wish *wish, struct pf_domain **out, struct pf_traits
 int pf_close(struct pf_domain *d);
 int pf_hub_open(struct pf_domain *d, uint8_t *name, size_t *name_len, const char **what);
 
-int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tclass, int own_cq, uint64_t local_key,
+int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tclass, uint64_t local_key,
 	struct pf_ep **out, uint8_t *name, size_t *name_len, const char **what);
 int pf_ep_cut(struct pf_ep *e);
 int pf_ep_hush(struct pf_ep *e);
-void pf_ep_unpoll(struct pf_domain *d, struct pf_ep *e);
 void pf_ep_free(struct pf_ep *e);
 int pf_flush(struct pf_ep *e, uint32_t added);
 
@@ -122,7 +116,6 @@ int pf_hub_recv(struct pf_domain *d, struct pf_op *op, void *buf, uint64_t len, 
 int pf_hub_send(struct pf_domain *d, struct pf_op *op, void *buf, uint64_t len, void *desc, uint64_t to);
 
 int pf_poll(struct pf_domain *d, struct pf_event *out, int max);
-int pf_poll_ep(struct pf_ep *e, struct pf_event *out, int max);
 int pf_try_wait(struct pf_domain *d);
 void pf_clear(struct pf_domain *d);
 const char *pf_strerror(int err);

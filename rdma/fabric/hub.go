@@ -25,24 +25,12 @@ type question struct {
 	deadline time.Time
 }
 
-// verdict is a refusal that the provider was silent about.
-type verdict struct {
-	e       *endpoint
-	refused uint64
-}
-
 const (
 	// sweepInterval is how often endpoints are looked at by the clock.
 	sweepInterval = 20 * time.Millisecond
-	// askAfter is how many sweeps without a completion make us ask, where a
-	// refusal is silent; each further question waits twice as long.
-	askAfter = 3
 	// answerTimeout is how long a broken endpoint's works wait for the target's
 	// verdict; without it they count as broken.
 	answerTimeout = time.Second
-	// maxMissed is how many questions in a row may have no answer, where nothing
-	// else would tell that the peer is gone.
-	maxMissed = 3
 	// maxOutbox bounds the frames that wait.
 	maxOutbox = 256
 )
@@ -241,7 +229,6 @@ func (d *domain) ask(e *endpoint) bool {
 	if len(f.asks) == 0 {
 		return false
 	}
-	d.forget(e)
 	d.questions++
 	q.id, f.ref = d.questions, d.questions
 	if !d.post(letter{to: e.hub, frame: f, deadline: q.deadline}) {
@@ -296,51 +283,12 @@ func (d *domain) takeAnswer(e *endpoint, f *frame) {
 			break
 		}
 	}
-	d.forget(e)
-	e.missed = 0
-	if e.broken || refused != 0 && e.has(refused) {
-		d.verdicts = append(d.verdicts, verdict{e, refused})
-		d.busy.Store(true)
-	}
+	d.finish(e, refused)
 }
 
-// has reports whether the work with that sequence number is in flight.
-func (e *endpoint) has(seq uint64) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i := range e.slots {
-		if e.slots[i].used && e.slots[i].seq == seq {
-			return true
-		}
-	}
-	return false
-}
-
-// judge ends the works that a verdict came for.
-func (d *domain) judge() {
-	for len(d.verdicts) > 0 {
-		v := d.verdicts[0]
-		d.verdicts = d.verdicts[1:]
-		switch {
-		case v.e.deaf:
-		case v.e.broken:
-			d.finish(v.e, v.refused)
-		default:
-			// The provider is silent about it: the endpoint is stuck with the work.
-			v.e.mu.Lock()
-			v.e.open, v.e.why = false, errRefused
-			v.e.mu.Unlock()
-			v.e.broken = true
-			d.cut(v.e)
-			d.finish(v.e, v.refused)
-		}
-	}
-}
-
-// sweep does what the clock asks for: frames that wait, answers that did not
-// come, works that do not end.
+// sweep does what the clock asks for: frames that wait, and answers that did not
+// come.
 func (d *domain) sweep() {
-	d.judge()
 	now := time.Now()
 	if now.Before(d.nextSweep) {
 		return
@@ -351,58 +299,8 @@ func (d *domain) sweep() {
 	d.endHalves(now)
 	for _, e := range d.asking {
 		if now.After(e.question.deadline) {
-			d.forget(e)
-			d.unanswered(e)
+			d.finish(e, 0)
 		}
 	}
-	busy := len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.halves) > 0
-	if d.quirks.silentRefusal {
-		busy = d.watch() || busy
-	}
-	d.busy.Store(busy)
-}
-
-// unanswered is what becomes of an endpoint whose peer did not answer in time.
-func (d *domain) unanswered(e *endpoint) {
-	if e.broken {
-		d.finish(e, 0)
-		return
-	}
-	if e.missed++; e.missed >= maxMissed {
-		e.mu.Lock()
-		e.failLocked(fmt.Errorf("the peer's domain gave no answer to %d questions", e.missed))
-		e.mu.Unlock()
-		e.peerGone = true
-	}
-}
-
-// watch asks about works that do not end, and reports whether any is in flight.
-func (d *domain) watch() bool {
-	d.mu.RLock()
-	all := make([]*endpoint, 0, len(d.byTag))
-	for _, e := range d.byTag {
-		all = append(all, e)
-	}
-	d.mu.RUnlock()
-	inFlight := false
-	for _, e := range all {
-		e.mu.Lock()
-		idle, done := len(e.free) == len(e.slots), e.completed
-		e.mu.Unlock()
-		if idle || e.broken || e.deaf {
-			e.ticks, e.asked = 0, 0
-			continue
-		}
-		inFlight = true
-		if done != e.seen {
-			e.seen, e.ticks, e.asked, e.missed = done, 0, 0, 0
-			continue
-		}
-		e.ticks++
-		if e.question.id == 0 && e.ticks >= max(askAfter, 2*e.asked) {
-			e.asked = e.ticks
-			d.ask(e)
-		}
-	}
-	return inFlight
+	d.busy.Store(len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.halves) > 0)
 }

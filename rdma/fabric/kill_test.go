@@ -20,55 +20,48 @@ import (
 const killTimeout = 3 * time.Minute
 
 // TestKilledTarget: kill -9 of a process that is being written to ends what is in
-// flight to it with ErrPeerDied, each operation once, and its expectations. Over
-// shm the process dies between two calls of the library: its peers copy with a
-// lock held that lies in shared memory, so that one which is killed then leaves
-// the other waiting for ever, inside of the library.
+// flight to it with ErrPeerDied, each operation once, and its expectations.
 func TestKilledTarget(t *testing.T) {
-	for _, p := range providers {
-		t.Run(p.name, func(t *testing.T) {
-			testkit.VerifyNone(t)
-			ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
-			defer cancel()
-			dst, sink := startSink(t, p.name, p.nic)
-			e := engineOver(t, p.name, p.nic, 1, group.Options{InFlightOps: 64}, false)
-			defer closeEngine(t, e)
-			if _, err := e.Connect(ctx, dst.Addr(), rdma.Token(childToken)); err != nil {
-				t.Fatal(err)
-			}
-			const n = 4 << 20
-			src, err := e.Register(make([]byte, n), rdma.RegisterOptions{Local: true})
-			if err != nil {
-				t.Fatal(err)
-			}
-			expected := rdma.NewFlag()
-			if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{dst.Engine}, Done: expected.Set}); err != nil {
-				t.Fatal(err)
-			}
-			w := writer{landing: make(chan struct{})}
-			w.running.Go(func() { w.run(ctx, t, e, rdma.Write{Src: src, Dst: dst, Len: n, Done: w.done(t)}) })
-			select {
-			case <-w.landing:
-			case <-ctx.Done():
-				t.Fatal("nothing lands")
-			}
-			sink.killOutside(t, p.name)
-			w.running.Wait()
-			if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
-				t.Errorf("expectation: %v", err)
-			}
-			if err := src.Close(ctx); err != nil {
-				t.Fatal(err)
-			}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			if w.landed+w.died != w.submitted || w.died == 0 {
-				t.Errorf("%d submitted, %d landed, %d died", w.submitted, w.landed, w.died)
-			}
-			if st := e.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
-				t.Errorf("counters: %+v", st)
-			}
-		})
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
+	defer cancel()
+	dst, sink := startSink(t)
+	e := engineOver(t, 1, group.Options{InFlightOps: 64}, false)
+	defer closeEngine(t, e)
+	if _, err := e.Connect(ctx, dst.Addr(), rdma.Token(childToken)); err != nil {
+		t.Fatal(err)
+	}
+	const n = 4 << 20
+	src, err := e.Register(make([]byte, n), rdma.RegisterOptions{Local: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expected := rdma.NewFlag()
+	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{dst.Engine}, Done: expected.Set}); err != nil {
+		t.Fatal(err)
+	}
+	w := writer{landing: make(chan struct{})}
+	w.running.Go(func() { w.run(ctx, t, e, rdma.Write{Src: src, Dst: dst, Len: n, Done: w.done(t)}) })
+	select {
+	case <-w.landing:
+	case <-ctx.Done():
+		t.Fatal("nothing lands")
+	}
+	sink.kill()
+	w.running.Wait()
+	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
+		t.Errorf("expectation: %v", err)
+	}
+	if err := src.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.landed+w.died != w.submitted || w.died == 0 {
+		t.Errorf("%d submitted, %d landed, %d died", w.submitted, w.landed, w.died)
+	}
+	if st := e.Stats(); st.InFlightOps != 0 || st.InFlightBytes != 0 || st.SessionsClosed != 1 {
+		t.Errorf("counters: %+v", st)
 	}
 }
 
@@ -124,54 +117,50 @@ func closeEngine(t *testing.T, e rdma.Engine) {
 // TestKilledSource: once OnPeerDown was called for a writer that was killed in
 // the middle of its writes, nothing of them touches memory any more.
 func TestKilledSource(t *testing.T) {
-	for _, p := range providers {
-		t.Run(p.name, func(t *testing.T) {
-			testkit.VerifyNone(t)
-			ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
-			defer cancel()
-			down := rdma.NewFlag()
-			var first sync.Once
-			e := engineOver(t, p.name, p.nic, 1, group.Options{
-				Token: rdma.Token(childToken), OnPeerDown: func(_ rdma.EngineID, err error) { first.Do(func() { down.Set(err) }) },
-			}, true)
-			defer closeEngine(t, e)
-			const n = 8 << 20
-			mem := make([]byte, n)
-			r, err := e.Register(mem, rdma.RegisterOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			counted := rdma.NewFlag()
-			if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 20, Done: counted.Set}); err != nil {
-				t.Fatal(err)
-			}
-			b, err := r.Desc().MarshalBinary()
-			if err != nil {
-				t.Fatal(err)
-			}
-			source := startChild(t, "source", p.name, p.nic, base64.StdEncoding.EncodeToString(b))
-			if err := counted.Wait(ctx); err != nil {
-				t.Fatal(err)
-			}
-			source.killOutside(t, p.name)
-			<-down.C()
-			poison := bytes.Repeat([]byte{0xA5}, n)
-			copy(mem, poison)
-			// Another peer's traffic drives what would still be driven.
-			other := startChild(t, "source", p.name, p.nic, base64.StdEncoding.EncodeToString(elsewhere(t, e)))
-			again := rdma.NewFlag()
-			if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1 << 10, Done: again.Set}); err != nil {
-				t.Fatal(err)
-			}
-			if err := again.Wait(ctx); err != nil {
-				t.Fatal(err)
-			}
-			if !bytes.Equal(mem, poison) {
-				t.Error("memory changed after the peer was down")
-			}
-			other.killOutside(t, p.name)
-		})
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
+	defer cancel()
+	down := rdma.NewFlag()
+	var first sync.Once
+	e := engineOver(t, 1, group.Options{
+		Token: rdma.Token(childToken), OnPeerDown: func(_ rdma.EngineID, err error) { first.Do(func() { down.Set(err) }) },
+	}, true)
+	defer closeEngine(t, e)
+	const n = 8 << 20
+	mem := make([]byte, n)
+	r, err := e.Register(mem, rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
+	counted := rdma.NewFlag()
+	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 20, Done: counted.Set}); err != nil {
+		t.Fatal(err)
+	}
+	b, err := r.Desc().MarshalBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := startChild(t, "source", base64.StdEncoding.EncodeToString(b))
+	if err := counted.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	source.kill()
+	<-down.C()
+	poison := bytes.Repeat([]byte{0xA5}, n)
+	copy(mem, poison)
+	// Another peer's traffic drives what would still be driven.
+	other := startChild(t, "source", base64.StdEncoding.EncodeToString(elsewhere(t, e)))
+	again := rdma.NewFlag()
+	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1 << 10, Done: again.Set}); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(mem, poison) {
+		t.Error("memory changed after the peer was down")
+	}
+	other.kill()
 }
 
 // elsewhere registers other memory and returns its Desc.

@@ -146,7 +146,6 @@ func openNative(provider, domain, addr string, depth int) (*native, traits, erro
 const (
 	formatIPv4 = C.FI_SOCKADDR_IN
 	formatIPv6 = C.FI_SOCKADDR_IN6
-	formatText = C.FI_ADDR_STR
 	formatEFA  = C.FI_ADDR_EFA
 )
 
@@ -310,25 +309,18 @@ type nativeEndpoint struct {
 }
 
 // openEndpoint opens an endpoint and returns its address. key is as in openBuffers.
-func (n *native) openEndpoint(owner uint32, depth int, tclass uint32, ownQueue bool, key uint64) (*nativeEndpoint, []byte, error) {
+func (n *native) openEndpoint(owner uint32, depth int, tclass uint32, key uint64) (*nativeEndpoint, []byte, error) {
 	name := make([]byte, C.PF_NAME_MAX)
 	size := C.size_t(len(name))
 	var call *C.char
 	e := &nativeEndpoint{}
-	if ret := C.pf_ep_open(n.d, C.uint32_t(owner), C.uint32_t(depth), C.uint32_t(tclass), flag(ownQueue), C.uint64_t(key),
+	if ret := C.pf_ep_open(n.d, C.uint32_t(owner), C.uint32_t(depth), C.uint32_t(tclass), C.uint64_t(key),
 		&e.e, (*C.uint8_t)(&name[0]), &size, &call); ret != 0 {
 		return nil, nil, errno(C.GoString(call), ret)
 	}
 	e.ring = unsafe.Slice(e.e.ring, depth)
 	e.heads = unsafe.Slice((*byte)(e.e.heads), depth*headLen)
 	return e, name[:min(int(size), len(name))], nil
-}
-
-func flag(b bool) C.int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // join sets where works go.
@@ -374,13 +366,6 @@ func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	return max(int(ret), 0), errno("post", ret)
 }
 
-// ended notes that the work in the provider has ended, where there is one at a
-// time, and reports whether others wait for that.
-func (e *nativeEndpoint) ended() bool {
-	e.e.busy = 0
-	return e.e.serial != 0 && e.e.count > 0
-}
-
 // hush makes the endpoint take no connection any more.
 func (e *nativeEndpoint) hush() error {
 	return errno("close the endpoint's listening socket", C.pf_ep_hush(e.e))
@@ -391,21 +376,6 @@ func (e *nativeEndpoint) hush() error {
 func (e *nativeEndpoint) cut() error {
 	return errno("fi_close of an endpoint", C.pf_ep_cut(e.e))
 }
-
-// rest reads what is left in the endpoint's own queue; n.events are used for it.
-func (e *nativeEndpoint) rest(n *native) ([]event, error) {
-	if e.e.own_cq == nil {
-		return nil, nil
-	}
-	ret := C.pf_poll_ep(e.e, &n.events[0], maxEvents)
-	if ret < 0 {
-		return nil, errno("fi_cq_read", ret)
-	}
-	return n.events[:ret], nil
-}
-
-// unpoll takes the endpoint's own queue out of poll.
-func (e *nativeEndpoint) unpoll(n *native) { C.pf_ep_unpoll(n.d, e.e) }
 
 // free releases what is left of a cut endpoint.
 func (e *nativeEndpoint) free() { C.pf_ep_free(e.e) }

@@ -2,23 +2,11 @@
 
 package fabric
 
-// quirks are what fi_getinfo does not tell of a provider, found by asking it
-// (quirks_test.go) or by its documentation.
+// quirks are what fi_getinfo does not tell of a provider, found by trying it or
+// in its documentation.
 type quirks struct {
-	// ownQueues: an endpoint has a completion queue of its own, so that not
-	// polling it stops everything that its peer does to us. Elsewhere closing
-	// the endpoint does that, and one queue serves all. Works go one at a time:
-	// the provider takes no second one either, and so they are ordered although
-	// some go by hub.
-	ownQueues bool
-	// emptyPlain: a work without payload that asks for delivery-complete never
-	// completes; and its key is not checked.
-	emptyPlain bool
-	// silentRefusal: a refused work never completes. The endpoint's oldest work
-	// is asked about once it is older than inquireAfter.
-	silentRefusal bool
-	// sourceLies: the source address beside a completion is not to be trusted,
-	// whatever the capabilities say.
+	// sourceLies: there is no source address beside a completion, or none to be
+	// trusted.
 	sourceLies bool
 	// dearWindows: registering a part pins its pages again.
 	dearWindows bool
@@ -28,17 +16,12 @@ type quirks struct {
 	connects bool
 	// unmarked: a traffic class is taken and changes nothing of the packets.
 	unmarked bool
-	// sharedInProcess: two endpoints of one process share their state, so that
-	// neither may be closed while the other is polled.
-	sharedInProcess bool
 }
 
 // quirksOf returns what is known of a provider, by the name that fi_getinfo
 // gives it.
 func quirksOf(provider string) quirks {
 	switch provider {
-	case "shm":
-		return quirks{ownQueues: true, emptyPlain: true, silentRefusal: true, sourceLies: true, sharedInProcess: true, unmarked: true}
 	case "net":
 		return quirks{connects: true, unmarked: true}
 	case "tcp": // net's successor: not tried
