@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
 )
 
@@ -75,4 +77,22 @@ func kill(d *domain) {
 	d.fatal = errKilled
 	d.poll.Unlock()
 	d.Wake()
+}
+
+// TestSenderBesideImmediate: where the provider tells no source address, the tag
+// beside an immediate says whose it is, and an unknown one nobody's.
+func TestSenderBesideImmediate(t *testing.T) {
+	theirs := endpoint{d: &domain{quirks: quirks{sourceLies: true}}}
+	d := &domain{quirks: quirks{sourceLies: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}
+	for _, tag := range []uint32{7, 8, 9} {
+		theirs.peerTag = tag
+		var ev event
+		ev.kind, ev.has_data, ev.len = evRemote, 1, 100
+		*(*uint64)(&ev.data) = theirs.data(&group.Work{Imm: 1 << 31, Len: 100})
+		d.handle(&ev)
+	}
+	want := []group.Completion{{Kind: group.KindImmediate, Cookie: 70, Imm: 1 << 31, Len: 100}, {Kind: group.KindImmediate, Cookie: 80, Imm: 1 << 31, Len: 100}}
+	if !slices.Equal(d.backlog, want) {
+		t.Errorf("%+v, want %+v", d.backlog, want)
+	}
 }

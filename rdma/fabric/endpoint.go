@@ -310,28 +310,20 @@ func (e *endpoint) putLocked(w *group.Work) {
 		m := w.Src.(*memory)
 		buf, desc = m.addr+uintptr(w.SrcOff), m.reg.desc
 	}
-	switch {
-	case w.Op == group.OpSend:
+	if w.Op == group.OpSend {
 		s.framed = true
 		f := frame{kind: frameMessage, tag: e.peerTag, ref: ref(s.seq, i)}
 		f.appendHead(e.native.head(i)[:0], 0)
 		e.native.putFrame(i, buf, desc, w.Len)
-	case w.RemoteAddr+w.Len < w.RemoteAddr:
-		// The end of a write that wraps around is inside of everything, to a
-		// provider that only compares; key 0 makes the peer refuse it.
-		s.framed = true
-		f := frame{kind: frameEmpty, tag: e.peerTag, ref: ref(s.seq, i), addr: w.RemoteAddr}
-		if w.Len == 0 {
-			f.key = w.RemoteKey
-		}
-		if w.Op == group.OpWriteImm {
-			f.hasImm, f.imm = true, w.Imm
-		}
-		f.appendHead(e.native.head(i)[:0], 0)
-		e.native.putFrame(i, 0, nil, 0)
-	default:
-		e.native.put(i, buf, desc, w.Len, w.RemoteAddr, w.RemoteKey, e.data(w), w.Op == group.OpWriteImm)
+		return
 	}
+	key := w.RemoteKey
+	if w.RemoteAddr+w.Len < w.RemoteAddr {
+		// To a provider that compares the end alone, a write that wraps around
+		// is in bounds. Key 0 opens no memory, so the peer refuses it.
+		key = 0
+	}
+	e.native.put(i, buf, desc, w.Len, w.RemoteAddr, key, e.data(w), w.Op == group.OpWriteImm)
 }
 
 // data is what travels beside a write: the immediate, and in the other half of
@@ -443,19 +435,11 @@ func (e *endpoint) endLocked(i uint32) {
 	}
 	c := group.Completion{Kind: group.KindDone, Cookie: s.cookie, Status: s.status}
 	if s.status != group.StatusOK {
-		c.Err = statusError(s.status)
+		c.Err = errNoBuffer // the one fault that a receipt tells
 		e.failLocked(c.Err)
 	}
 	e.mu.Unlock()
 	e.d.emit(c)
-}
-
-// statusError is for people; the engine asks the target for the reason.
-func statusError(s group.Status) error {
-	if s == group.StatusNoBuffer {
-		return errNoBuffer
-	}
-	return errRefused
 }
 
 // What a target says.

@@ -13,7 +13,7 @@
 #define PF_NAME_MAX 256
 #define PF_TEXT_MAX 256
 #define PF_EVENTS 64
-#define PF_HEAD 40
+#define PF_HEAD 20
 
 // What an operation is, and so what its completion means.
 enum {

@@ -49,8 +49,6 @@ func (d *domain) takeFrame(b []byte) {
 	switch f.kind {
 	case frameMessage:
 		d.takeMessage(e, &f)
-	case frameEmpty:
-		d.takeEmpty(e, &f)
 	case frameQuestion:
 		d.answer(e, &f)
 	case frameAnswer:
@@ -83,22 +81,6 @@ func (d *domain) takeMessage(e *endpoint, f *frame) {
 	d.lent = d.lent[1:]
 	n := copy(l.buf, f.payload)
 	d.emit(group.Completion{Kind: group.KindMessage, Cookie: e.cookie, Slot: l.slot, Len: uint64(n)})
-	d.owe(e, receipt{ref: f.ref})
-}
-
-// takeEmpty is a write without payload: what the provider would have checked is
-// checked here.
-func (d *domain) takeEmpty(e *endpoint, f *frame) {
-	if e.deaf {
-		return
-	}
-	if !d.opens(target{key: f.key, addr: f.addr}) {
-		d.owe(e, receipt{ref: f.ref, status: group.StatusRefused})
-		return
-	}
-	if f.hasImm {
-		d.emit(group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: f.imm})
-	}
 	d.owe(e, receipt{ref: f.ref})
 }
 

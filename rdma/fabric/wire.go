@@ -10,7 +10,7 @@ import (
 
 // local is what an endpoint tells its peer, little-endian:
 //
-//	version 1 = 0xF1 | address format 4 | tag 4 | door's key 8 | door's address 8 |
+//	version 1 = 0xF2 | address format 4 | tag 4 | door's key 8 | door's address 8 |
 //	provider length 1 | provider | endpoint length 1 | endpoint | hub length 1 | hub
 //
 // Endpoint and hub are addresses as the provider writes them (fi_getname). The
@@ -27,7 +27,7 @@ type local struct {
 
 const (
 	// localVersion is the first byte of the encoding.
-	localVersion = 0xF1
+	localVersion = 0xF2
 	localHead    = 25
 	doorSize     = 1
 )
@@ -80,25 +80,20 @@ func parseLocal(b []byte) (local, error) {
 
 // frame is what goes to a hub, little-endian:
 //
-//	0       4      5       6       8     12    16    24    32     40
-//	┌───────┬──────┬───────┬───────┬─────┬─────┬─────┬─────┬──────┬───────────┐
-//	│ magic │ type │ flags │ count │ tag │ imm │ ref │ key │ addr │ body      │
-//	│ 4     │ 1    │ 1     │ 2     │ 4   │ 4   │ 8   │ 8   │ 8    │           │
-//	└───────┴──────┴───────┴───────┴─────┴─────┴─────┴─────┴──────┴───────────┘
+//	0       4      6       8     12    20
+//	┌───────┬──────┬───────┬─────┬─────┬───────────┐
+//	│ magic │ type │ count │ tag │ ref │ body      │
+//	│ 4     │ 2    │ 2     │ 4   │ 8   │           │
+//	└───────┴──────┴───────┴─────┴─────┴───────────┘
 //	magic   "PFH1"
-//	tag     the receiver's, of the endpoint that it belongs to
-//	ref     message, empty: echoed in the receipt; question: echoed in the answer
-//	flags   empty: bit 0, imm is to be counted
 //	count   entries of the body; 0 for a message, whose body is its payload
-//	        A field that a type does not name is zero.
+//	tag     the receiver's, of the endpoint that it belongs to
+//	ref     message: echoed in the receipt; question: echoed in the answer;
+//	        otherwise 0
 type frame struct {
 	kind     frameKind
-	imm      uint32
-	hasImm   bool
 	tag      uint32
 	ref      uint64
-	key      uint64
-	addr     uint64
 	payload  []byte    // message; a part of what was parsed
 	asks     []target  // question
 	refused  []bool    // answer
@@ -106,24 +101,21 @@ type frame struct {
 }
 
 // frameKind is the type of a frame.
-type frameKind byte
+type frameKind uint16
 
 const (
 	// frameMessage carries the payload of an OpSend.
 	frameMessage frameKind = 1
-	// frameEmpty is a write without payload, where the provider can't do that:
-	// key and addr are checked, imm is counted.
-	frameEmpty frameKind = 2
 	// frameQuestion asks which of some writes the receiver would refuse;
 	// entries key 8 | address 8 | length 8.
-	frameQuestion frameKind = 3
+	frameQuestion frameKind = 2
 	// frameAnswer answers it; entries 1 refused, 0 not.
-	frameAnswer frameKind = 4
-	// frameReceipts tell how messages and empty writes ended; entries
-	// ref 8 | status 1, a group.Status.
-	frameReceipts frameKind = 5
+	frameAnswer frameKind = 3
+	// frameReceipts tell how messages ended; entries ref 8 | status 1, a
+	// group.Status.
+	frameReceipts frameKind = 4
 	// frameGoodbye: the sender's endpoint takes nothing any more.
-	frameGoodbye frameKind = 6
+	frameGoodbye frameKind = 5
 )
 
 // target is the remote part of a work.
@@ -136,7 +128,7 @@ type receipt struct {
 }
 
 const (
-	headLen    = 40
+	headLen    = 20
 	targetLen  = 24
 	receiptLen = 9
 	// maxControl is the longest frame but for messages, in bytes.
@@ -154,18 +146,11 @@ var errFrame = errors.New("fabric: malformed frame")
 
 // appendHead appends the header of f, whose body has count entries.
 func (f *frame) appendHead(b []byte, count int) []byte {
-	flags := byte(0)
-	if f.hasImm {
-		flags = 1
-	}
 	b = append(b, frameMagic...)
-	b = append(b, byte(f.kind), flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(f.kind))
 	b = binary.LittleEndian.AppendUint16(b, uint16(count))
 	b = binary.LittleEndian.AppendUint32(b, f.tag)
-	b = binary.LittleEndian.AppendUint32(b, f.imm)
-	b = binary.LittleEndian.AppendUint64(b, f.ref)
-	b = binary.LittleEndian.AppendUint64(b, f.key)
-	return binary.LittleEndian.AppendUint64(b, f.addr)
+	return binary.LittleEndian.AppendUint64(b, f.ref)
 }
 
 // append appends the encoding of f.
@@ -196,24 +181,12 @@ func parseFrame(b []byte) (frame, error) {
 		return frame{}, fmt.Errorf("%w: %d bytes without its magic", errFrame, len(b))
 	}
 	le := binary.LittleEndian
-	f := frame{
-		kind: frameKind(b[4]), hasImm: b[5] == 1, tag: le.Uint32(b[8:]), imm: le.Uint32(b[12:]),
-		ref: le.Uint64(b[16:]), key: le.Uint64(b[24:]), addr: le.Uint64(b[32:]),
-	}
-	count, body := int(le.Uint16(b[6:])), b[headLen:]
-	if err := f.parseBody(count, body); err != nil {
+	f := frame{kind: frameKind(le.Uint16(b[4:])), tag: le.Uint32(b[8:]), ref: le.Uint64(b[12:])}
+	if err := f.parseBody(int(le.Uint16(b[6:])), b[headLen:]); err != nil {
 		return frame{}, err
 	}
-	// What a kind does not name is zero: so the encoding of what was read is b.
-	zero := frame{kind: f.kind, tag: f.tag, ref: f.ref, payload: f.payload, asks: f.asks, refused: f.refused, receipts: f.receipts}
-	switch f.kind {
-	case frameReceipts, frameGoodbye:
-		zero.ref = 0
-	case frameEmpty:
-		zero.imm, zero.hasImm, zero.key, zero.addr = f.imm, f.hasImm, f.key, f.addr
-	}
-	if b[5] > 1 || zero.imm != f.imm || zero.hasImm != f.hasImm || zero.ref != f.ref || zero.key != f.key || zero.addr != f.addr {
-		return frame{}, fmt.Errorf("%w: kind %d with fields that it does not have", errFrame, f.kind)
+	if f.ref != 0 && (f.kind == frameReceipts || f.kind == frameGoodbye) {
+		return frame{}, fmt.Errorf("%w: kind %d with ref %d, it has none", errFrame, f.kind, f.ref)
 	}
 	return f, nil
 }
@@ -225,7 +198,7 @@ func (f *frame) parseBody(count int, body []byte) error {
 	case frameMessage:
 		f.payload = body
 		body = nil
-	case frameEmpty, frameGoodbye:
+	case frameGoodbye:
 	case frameQuestion:
 		entry, most = targetLen, maxQuestion
 	case frameAnswer:
@@ -259,7 +232,7 @@ func (f *frame) parseEntry(b []byte) error {
 		f.refused = append(f.refused, b[0] == 1)
 	case frameReceipts:
 		s := group.Status(b[8])
-		if s != group.StatusOK && s != group.StatusRefused && s != group.StatusNoBuffer {
+		if s != group.StatusOK && s != group.StatusNoBuffer {
 			return fmt.Errorf("%w: receipt with status %d", errFrame, s)
 		}
 		f.receipts = append(f.receipts, receipt{ref: le.Uint64(b), status: s})

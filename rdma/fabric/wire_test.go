@@ -15,11 +15,9 @@ import (
 var frames = []frame{
 	{kind: frameMessage, tag: 7, ref: 1<<40 | 3, payload: []byte("payload")},
 	{kind: frameMessage, tag: 7, ref: 2},
-	{kind: frameEmpty, tag: 1 << 31, ref: 9, key: 1 << 63, addr: 4096, imm: 5, hasImm: true},
-	{kind: frameEmpty, tag: 1, ref: 9, key: 1},
 	{kind: frameQuestion, tag: 2, ref: 11, asks: []target{{1, 2, 3}, {1 << 63, 5, 0}}},
 	{kind: frameAnswer, tag: 3, ref: 11, refused: []bool{true, false}},
-	{kind: frameReceipts, tag: 4, receipts: []receipt{{1, group.StatusOK}, {2, group.StatusNoBuffer}, {3, group.StatusRefused}}},
+	{kind: frameReceipts, tag: 4, receipts: []receipt{{1, group.StatusOK}, {2, group.StatusNoBuffer}}},
 	{kind: frameGoodbye, tag: 5},
 }
 
