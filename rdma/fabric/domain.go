@@ -355,6 +355,13 @@ func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
 	}
+	if d.quirks.connects && ev.data>>32 == knockMark {
+		// The tag says whose it is: the peer's address may not be known yet.
+		if e := d.endpointOf(uint32(ev.data)); e != nil {
+			e.meet()
+		}
+		return
+	}
 	var e *endpoint
 	size := uint64(ev.len)
 	if d.quirks.sourceLies {
@@ -365,10 +372,6 @@ func (d *domain) handleRemote(ev *event) {
 		d.mu.RUnlock()
 		if d.traits.dataBytes >= 8 {
 			size = uint64(ev.data >> 32)
-		}
-		if e != nil && d.quirks.connects && size == knockMark {
-			e.meet()
-			return
 		}
 	}
 	if e == nil || e.deaf {

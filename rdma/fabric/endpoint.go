@@ -38,6 +38,7 @@ type endpoint struct {
 	mu        sync.Mutex
 	native    *nativeEndpoint // Post, and whoever cuts it off
 	open      bool            // works are taken
+	held      bool            // and wait in the ring until the endpoint has met
 	cutOff    bool
 	why       error // open is false
 	peerTag   uint32
@@ -77,7 +78,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		return nil, fmt.Errorf("fabric: %v: %w", class, rdma.ErrRange)
 	}
 	depth := d.limits.QueueDepth
-	e := &endpoint{d: d, cookie: cookie, why: errNotConnected, slots: make([]slot, depth), free: make([]uint32, 0, depth)}
+	e := &endpoint{d: d, cookie: cookie, why: errNotConnected, held: d.quirks.connects, slots: make([]slot, depth), free: make([]uint32, 0, depth)}
 	for i := range uint32(depth) {
 		e.free = append(e.free, uint32(depth)-1-i)
 	}
@@ -183,6 +184,7 @@ func (e *endpoint) knock(door target) error {
 		defer e.mu.Unlock()
 		return e.why
 	}
+	e.held = false
 	if err := e.native.hush(); err != nil {
 		defer e.mu.Unlock()
 		return err
@@ -193,7 +195,7 @@ func (e *endpoint) knock(door target) error {
 	e.posted++
 	e.slots[i] = slot{seq: e.posted, used: true, knock: true, target: door}
 	src := e.d.door
-	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, knockMark<<32, true)
+	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, knockMark<<32|uint64(e.peerTag), true)
 	_, err := e.native.flush(1)
 	e.mu.Unlock()
 	for deadline := time.Now().Add(lateTimeout); err == nil; {
@@ -342,8 +344,10 @@ func (e *endpoint) data(w *group.Work) uint64 {
 // flushLocked offers the ring to the provider. What it does not take is offered
 // again by Poll; an error breaks the endpoint.
 func (e *endpoint) flushLocked(added int) (left int) {
-	left, err := e.native.flush(added)
-	if err != nil {
+	var err error
+	if e.held {
+		left = e.native.hold(added)
+	} else if left, err = e.native.flush(added); err != nil {
 		e.failLocked(err)
 		return 0
 	}
@@ -352,7 +356,9 @@ func (e *endpoint) flushLocked(added int) (left int) {
 		e.d.noted.Lock()
 		e.d.late = append(e.d.late, e)
 		e.d.noted.Unlock()
-		e.d.Wake()
+		if !e.held || added > 0 { // what is held waits for a knock, which wakes the poller
+			e.d.Wake()
+		}
 	}
 	return left
 }
@@ -539,9 +545,6 @@ func (e *endpoint) Close() error {
 		return errors.New("fabric: close of an endpoint that is not shut")
 	}
 	e.closed = true
-	d.mu.Lock()
-	delete(d.byTag, e.tag)
-	d.mu.Unlock()
 	if e.half {
 		return nil
 	}
@@ -551,10 +554,13 @@ func (e *endpoint) Close() error {
 // release frees what is left of an endpoint that was cut off.
 func (e *endpoint) release() (err error) {
 	d := e.d
+	d.mu.Lock()
+	delete(d.byTag, e.tag)
 	if e.joined {
-		d.mu.Lock()
 		delete(d.bySource, e.source)
-		d.mu.Unlock()
+	}
+	d.mu.Unlock()
+	if e.joined {
 		err = errors.Join(d.native.remove(e.source), d.dropHub(e.hub))
 	}
 	e.native.free()

@@ -12,11 +12,13 @@ import "time"
 //	the one with the greater address      the other
 //	Connect: stop listening
 //	         knock ════════════════════►  knock seen: met; stop listening
-//	         knock ended: met
+//	         knock ended: met             works that were posted go to the provider
 //	Close at any time                     Close when met, or meetTimeout after Shut
 //
 // Until it has met, an endpoint has nothing to cut off: its peer's Connect has
-// not returned, so that nothing was posted.
+// not returned, so that the peer posted nothing, and what was posted here has
+// waited in the ring. A knock carries the tag of the endpoint that it is for,
+// because it may arrive before that one knows its peer's address.
 
 // meetTimeout is how long after its Shut an endpoint that has not met is kept.
 const meetTimeout = 2 * lateTimeout
@@ -43,9 +45,14 @@ func (e *endpoint) meet() {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.cutOff {
-		// If it listens on, a stranger may still knock: no more than that.
-		_ = e.native.hush()
+	if e.cutOff {
+		return
+	}
+	// If it listens on, a stranger may still knock: no more than that.
+	_ = e.native.hush()
+	e.held = false
+	if e.open {
+		e.flushLocked(0)
 	}
 }
 

@@ -366,6 +366,13 @@ func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	return max(int(ret), 0), errno("post", ret)
 }
 
+// hold adds works to the ring and hands none to the provider. left is how many
+// are there.
+func (e *nativeEndpoint) hold(added int) (left int) {
+	e.e.count += C.uint32_t(added)
+	return int(e.e.count)
+}
+
 // hush makes the endpoint take no connection any more.
 func (e *nativeEndpoint) hush() error {
 	return errno("close the endpoint's listening socket", C.pf_ep_hush(e.e))

@@ -1085,9 +1085,6 @@ func testPeerCloses(t *env) {
 // the bytes that were written, in sessions that end well and in sessions that are cut
 // off in the middle.
 func testPoisonedSources(t *env) {
-	if t.p.LateReads != "" {
-		t.Skip("needs a provider that reads no source after its write: " + t.p.LateReads)
-	}
 	down := make(chan error, 1)
 	server, client := t.engine(Config{Listen: true, OnPeerDown: func(_ rdma.EngineID, why error) { down <- why }}), t.engine(Config{})
 	const writes = 16

@@ -53,9 +53,6 @@ type Provider struct {
 	Vanishes bool
 	// Logs: Open obeys Config.Logger.
 	Logs bool
-	// LateReads says why a peer may still read a source after its write has ended
-	// with an error; empty if it never does. No engine of a product may.
-	LateReads string
 	// Device, if set, returns memory of a device and how to look into it.
 	Device func(t testing.TB, e rdma.Engine, bytes int) Device
 	// Quick makes every case small: for those who run the suite many times.
