@@ -142,7 +142,11 @@ func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 		err = d.openDoor()
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("fabric: open %s of provider %s: %w", t.domain, t.provider, err), n.close())
+		err = fmt.Errorf("fabric: open %s of provider %s: %w", t.domain, t.provider, err)
+		if d.wait != nil {
+			err = errors.Join(err, d.wait.close())
+		}
+		return nil, errors.Join(err, n.close())
 	}
 	for i := range uint32(hubSends) {
 		d.sendFree = append(d.sendFree, hubRecvs+i)

@@ -83,10 +83,8 @@ func (c Case) Run(t *testing.T, open Factory) {
 	e := &env{T: t, ctx: ctx, rng: rand.New(rand.NewPCG(1, 2))}
 	e.pair = open(t)
 	e.a, e.b = newNIC(e, "a", e.pair.A), newNIC(e, "b", e.pair.B)
-	defer func() {
-		e.a.close()
-		e.b.close()
-	}()
+	defer e.b.close() // also where the end of A fails
+	defer e.a.close()
 	c.run(e)
 }
 
