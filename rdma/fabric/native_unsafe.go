@@ -142,11 +142,10 @@ func openNative(provider, domain, addr string, depth int) (*native, traits, erro
 	}, nil
 }
 
-// address formats that Local can carry.
+// Formats of socket addresses, which checkAddress looks into.
 const (
 	formatIPv4 = C.FI_SOCKADDR_IN
 	formatIPv6 = C.FI_SOCKADDR_IN6
-	formatEFA  = C.FI_ADDR_EFA
 )
 
 // openHub opens the endpoint that takes messages and control, and returns its
