@@ -25,13 +25,13 @@
 // promises it. TCP pays 22 KiB an endpoint for that; EFA a queue pair.
 //
 // Works go into a ring in C memory and from there, by one call for a batch, to
-// the provider, as far as it takes them; what it does not take (it is connecting,
-// or full) is offered again by Poll, in order. So Post takes QueueDepth works
-// whatever the provider's mood. fi_writemsg is called with FI_DELIVERY_COMPLETE:
-// its completion means "in place". An immediate is the low half of the remote CQ
+// the provider, as far as it takes them; what it does not take (it is full), or
+// must not have yet (the endpoint has not met its peer's, meet.go), is offered
+// again by Poll, in order. So Post takes QueueDepth works at any time. fi_writemsg
+// is called with FI_DELIVERY_COMPLETE: its completion means "in place". An immediate is the low half of the remote CQ
 // data. The other half tells the length, or, where there is no source address
-// beside a completion (quirks.go, sourceLies), whose it is. EFA has 4 bytes of CQ data: it gets
-// the immediate alone.
+// beside a completion (quirks.go, sourceLies), whose it is. EFA has 4 bytes of CQ
+// data: it gets the immediate alone.
 //
 // # The hub
 //
@@ -86,13 +86,14 @@
 // section 3.5; the engine always names one), no order, and no windows: a window costs a
 // registration, which pins its part again, and a deregistration. The behaviour of libfabric
 // 1.18 is asked for, where the library has it: from that version on efa writes by RDMA of the
-// device on p5. A completion queue without a descriptor is
-// polled: without a pause for 1 ms behind the last work, then every 50 µs. A host with
-// more domains than an engine takes (p5 has 32) has to name those to use.
+// device on p5. A completion queue without a descriptor is polled: without a pause for 1 ms
+// behind the last work, then every 50 µs. A host with more domains than an engine takes
+// (p5 has 32) has to name those to use.
 //
 // The library loads providers that catch SIGSEGV and print a trace of their own
 // (psm, psm2); IPATH_NO_BACKTRACE=1 and HFI_NO_BACKTRACE=1 leave crashes to Go.
 //
 // Lock order: domain.poll → endpoint.mu → domain.noted; domain.mu is a leaf but
-// for calls into libfabric, whose own locks come last. Post takes endpoint.mu alone.
+// for calls into libfabric, whose own locks come last. Post takes endpoint.mu
+// alone.
 package fabric
