@@ -28,10 +28,11 @@
 // the provider, as far as it takes them; what it does not take (it is full), or
 // must not have yet (the endpoint has not met its peer's, meet.go), is offered
 // again by Poll, in order. So Post takes QueueDepth works at any time. fi_writemsg
-// is called with FI_DELIVERY_COMPLETE: its completion means "in place". An immediate is the low half of the remote CQ
-// data. The other half tells the length, or, where there is no source address
-// beside a completion (quirks.go, sourceLies), whose it is. EFA has 4 bytes of CQ
-// data: it gets the immediate alone.
+// is called with FI_DELIVERY_COMPLETE: its completion means "in place". An
+// immediate is the low half of the remote CQ data. The other half tells the
+// length, or, where there is no source address beside a completion (quirks.go,
+// sourceLies), whose it is. EFA has 4 bytes of CQ data: it gets the immediate
+// alone.
 //
 // # The hub
 //
