@@ -172,7 +172,7 @@ func (d *domain) usable() error {
 	case d.traits.dataBytes < 4:
 		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
 	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):
-		return fmt.Errorf("a knock needs source addresses and 8 bytes of remote CQ data: %w", rdma.ErrUnsupported)
+		return fmt.Errorf("a knock needs 8 bytes of remote CQ data, of which its mark takes the half that tells senders where there are no source addresses: %w", rdma.ErrUnsupported)
 	case d.quirks.sourceLies && d.traits.dataBytes < 8:
 		return fmt.Errorf("neither source addresses nor 8 bytes of remote CQ data: immediates have no sender: %w", rdma.ErrUnsupported)
 	}
