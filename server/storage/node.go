@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
@@ -189,8 +190,12 @@ func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error 
 // Recovered returns what Open found.
 func (n *Node) Recovered() Recovery { return n.recovered }
 
-// reportVolume publishes the change of a volume's state.
+// reportVolume publishes the change of a volume's state. A volume that is back may
+// have committed blocks that were never synced: the syncs meanwhile left it out.
 func (n *Node) reportVolume(c blockstore.VolumeChange) {
+	if c.Was == health.Failed && c.Is.Syncs() {
+		n.unsynced.Store(true)
+	}
 	n.events.Publish(Event{Kind: VolumeState, Volume: &c, Time: n.opts.Now()})
 }
 

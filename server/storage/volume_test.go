@@ -1,8 +1,10 @@
 package storage_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
@@ -87,6 +91,67 @@ func TestHungWrites(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRecoveredVolumeIsSynced: what was committed on a volume that then failed is
+// made durable when the volume is back, also if nothing is written any more.
+func TestRecoveredVolumeIsSynced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := memio.New(memio.Options{Path: "bad"})
+		bad := faultio.Wrap(disk, nil)
+		r := newRig(t, rigOptions{}, bad, memio.New(memio.Options{Path: "good"}))
+		ns := r.namespace("m", small)
+		for i := range 8 {
+			r.mustPut(ns, chain(ns, 6, i))
+		}
+		bad.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs))`))
+		time.Sleep(time.Minute)
+		if s := r.health("bad"); s.State != health.Failed {
+			t.Fatalf("the volume is %v after a failed sync", s.State)
+		}
+		bad.SetRules(nil)
+		time.Sleep(10 * time.Minute)
+		if s := r.health("bad"); s.State != health.OK {
+			t.Fatalf("the volume is %v: %v", s.State, s.Cause)
+		}
+		want := segmentsOf(t, disk.Clone())
+		for seed := range uint64(8) {
+			if got := segmentsOf(t, disk.Clone().Crash(seed)); !maps.EqualFunc(got, want, bytes.Equal) {
+				t.Errorf("seed %d: the segments are other ones after a power loss", seed)
+			}
+		}
+	})
+}
+
+// segmentsOf reads the segments of a volume.
+func segmentsOf(t *testing.T, d *memio.Device) map[string][]byte {
+	names, err := d.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[string][]byte)
+	for _, name := range names {
+		if !strings.HasPrefix(name, "segment-") {
+			continue
+		}
+		f, err := d.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		memory, err := arena.New(arena.Options{SizeBytes: f.Size()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch := []blockio.Request{{Op: blockio.Read, File: f, Bufs: [][]byte{memory.Bytes()[:f.Size()]}}}
+		if err := errors.Join(d.Do(t.Context(), batch), batch[0].Err); err != nil {
+			t.Fatal(err)
+		}
+		out[name] = bytes.Clone(batch[0].Bufs[0])
+		if err := errors.Join(f.Close(), memory.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
 }
 
 // TestOneDiskFailsWrites: with one of two disks failing every write, or every
