@@ -56,12 +56,12 @@ type slots struct {
 	mu   sync.Mutex
 	next uint32
 	used map[kv.Ref]bool
-	// moves are the slots to which Move was asked to move what lay in a slot.
+	// moves are the targets of the moves from a slot, whether Move succeeded or not.
 	moves map[kv.Ref][]kv.Ref
 }
 
-// moving notes that the piece in from may be in the result from now on.
-func (s *slots) moving(from kv.Ref) Moved {
+// moveFrom takes a slot as the target of a move. From now on the piece may be in either.
+func (s *slots) moveFrom(from kv.Ref) Moved {
 	to := s.get()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +224,7 @@ func testConcurrent(t *testing.T, kind evict.Kind) {
 		var moves []Moved
 		for ref := range tr.Refs() {
 			if len(moves) < 4 && rng.IntN(3) == 0 {
-				moves = append(moves, s.moving(ref))
+				moves = append(moves, s.moveFrom(ref))
 			}
 		}
 		moved, err := tr.Move(moves)

@@ -24,22 +24,25 @@ type disk struct {
 	closeErr  error
 
 	mu sync.Mutex
-	// cause is why the drive has failed; nil if it has not. down is closed while it
-	// has. ailing: driveFS has operations that fail or hang. When the last of them has
-	// succeeded, repair runs, and then the drive is well.
-	cause             error
-	down              chan struct{}
-	ailing, repairing bool
-	// underWay counts commits and their callers; idle is signalled when it is 0.
-	underWay int
+	// cause is the error of the drive that stopped commits, nil while commits are
+	// accepted. failed is closed exactly while cause is set.
+	cause  error
+	failed chan struct{}
+	// faulty is set while an operation of driveFS fails or hangs. When the last such
+	// operation succeeds, repair runs. repairing is set while repair runs. repair
+	// clears cause.
+	faulty, repairing bool
+	// inFlight counts 1 for each caller of commit and 1 for each goroutine that
+	// applies a batch. idle is signalled when inFlight reaches 0.
+	inFlight int
 	idle     *sync.Cond
-	owed     owed
+	reverts  reverts
 }
 
 func openDisk(opts Options) (*disk, error) {
-	d := &disk{cache: pebble.NewCache(opts.CacheBytes), log: &pebbleLog{log: opts.Logger}, down: make(chan struct{}), owed: make(owed)}
+	d := &disk{cache: pebble.NewCache(opts.CacheBytes), log: &pebbleLog{log: opts.Logger}, failed: make(chan struct{}), reverts: make(reverts)}
 	d.idle = sync.NewCond(&d.mu)
-	d.fs = &driveFS{FS: opts.FS, hungAfter: opts.HungAfter, trouble: d.trouble, better: d.better}
+	d.fs = &driveFS{FS: opts.FS, hungAfter: opts.HungAfter, onFault: d.driveFailed, onRecovery: d.driveRecovered}
 	po := &pebble.Options{
 		FS:     d.fs,
 		Cache:  d.cache,
@@ -64,21 +67,21 @@ func openDisk(opts Options) (*disk, error) {
 	return d, nil
 }
 
-// owed are records that DRAM and Pebble may differ in, by key; nil means that there
-// is none. DRAM is right.
-type owed map[string][]byte
+// reverts are the records, by key, that make Pebble equal to DRAM again after commits
+// of unknown outcome. A nil value deletes the record.
+type reverts map[string][]byte
 
-func (o owed) set(key, value []byte) { o[string(key)] = slices.Clone(value) }
-func (o owed) remove(key []byte)     { o[string(key)] = nil }
+func (r reverts) set(key, value []byte) { r[string(key)] = slices.Clone(value) }
+func (r reverts) remove(key []byte)     { r[string(key)] = nil }
 
-// commit applies the batch, and closes it. It is the only way to Pebble for writes.
+// commit applies the batch and closes it. All writes to Pebble go through commit.
 //
-// If the drive fails, before or during the call, commit returns ErrBroken at once.
-// The batch may be applied later or not at all, so owe names the records that must
-// be in Pebble instead; they are written before any other commit is taken. nil: it
-// makes no difference.
-func (d *disk) commit(b *pebble.Batch, sync bool, owe func(owed)) error {
-	down, err := d.begin(owe)
+// If the drive fails before or during the call, commit returns ErrBroken at once.
+// Pebble may then apply the batch later or never. revert adds the records that Pebble
+// must hold instead; repair writes them before any other commit is accepted. revert
+// may be nil if the index is right with and without the batch.
+func (d *disk) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
+	failed, err := d.begin(revert)
 	if err != nil {
 		b.Close()
 		return err
@@ -94,47 +97,48 @@ func (d *disk) commit(b *pebble.Batch, sync bool, owe func(owed)) error {
 	case err := <-done:
 		d.end(nil)
 		return err
-	case <-down:
+	case <-failed:
 	}
 	select {
-	case err := <-done: // the drive failed at the same time
+	case err := <-done: // the batch completed while the drive failed
 		d.end(nil)
 		return err
 	default:
 	}
 	err = d.broken()
-	d.end(owe)
+	d.end(revert)
 	return err
 }
 
-// begin counts a commit in, or fails and notes what is owed. What begin counts in,
-// its caller and the goroutine that applies the batch each count out.
-func (d *disk) begin(owe func(owed)) (down <-chan struct{}, err error) {
+// begin adds 2 to inFlight: the caller of commit and the goroutine that applies the
+// batch each subtract 1 with end. If the drive has failed, begin calls revert and
+// returns ErrBroken instead.
+func (d *disk) begin(revert func(reverts)) (failed <-chan struct{}, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.brokenLocked(); err != nil {
-		if owe != nil {
-			owe(d.owed)
+		if revert != nil {
+			revert(d.reverts)
 		}
 		return nil, err
 	}
-	d.underWay += 2
-	return d.down, nil
+	d.inFlight += 2
+	return d.failed, nil
 }
 
-func (d *disk) end(owe func(owed)) {
+func (d *disk) end(revert func(reverts)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if owe != nil {
-		owe(d.owed)
+	if revert != nil {
+		revert(d.reverts)
 	}
-	if d.underWay--; d.underWay == 0 {
+	if d.inFlight--; d.inFlight == 0 {
 		d.idle.Broadcast()
 	}
 }
 
-// apply hands the batch to Pebble. Pebble calls Fatalf for what the drive's repair
-// does not mend, such as a damaged manifest, and that must end here, as ErrBroken.
+// apply commits the batch to Pebble. Pebble calls Fatalf on faults that repair cannot
+// fix, such as a damaged manifest. apply recovers that panic and returns ErrBroken.
 func (d *disk) apply(b *pebble.Batch, sync bool) (err error) {
 	defer func() {
 		switch f := recover().(type) {
@@ -165,7 +169,7 @@ func (d *disk) sync() error {
 	return d.commit(b, true, nil)
 }
 
-// broken returns nil, or ErrBroken and why the index cannot be written.
+// broken returns nil, or ErrBroken with the reason why the index cannot be written.
 func (d *disk) broken() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -182,64 +186,62 @@ func (d *disk) brokenLocked() error {
 	return nil
 }
 
-// trouble notes that the drive has failed. driveFS calls it.
-func (d *disk) trouble(cause error) {
+// driveFailed is driveFS.onFault: it makes commits fail with ErrBroken.
+func (d *disk) driveFailed(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ailing = true
+	d.faulty = true
 	if d.cause != nil {
 		return
 	}
 	d.cause = cause
-	close(d.down)
-	d.log.log.Error("the index cannot be written; matches go on, and the drive is tried again", "cause", cause)
+	close(d.failed)
+	d.log.log.Error("the drive of the index failed: prefixes are still matched, changes are refused until a retry succeeds", "cause", cause)
 }
 
-// better notes that no operation of the drive fails or hangs any more. driveFS calls
-// it.
-func (d *disk) better() {
+// driveRecovered is driveFS.onRecovery: it starts repair.
+func (d *disk) driveRecovered() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.ailing = false
+	d.faulty = false
 	if !d.repairing {
 		d.repairing = true
 		go d.repair()
 	}
 }
 
-// repair waits until what was under way when the drive failed has ended, writes what
-// is owed, and lets commits in again. It gives up when the drive fails anew; better
-// starts the next one.
+// repair waits until inFlight is 0, writes the reverts, and accepts commits again. It
+// returns early if the drive fails again; driveRecovered then starts it anew.
 func (d *disk) repair() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	defer func() { d.repairing = false }()
-	for !d.ailing {
-		if d.underWay > 0 {
+	for !d.faulty {
+		if d.inFlight > 0 {
 			d.idle.Wait()
 			continue
 		}
-		owes := d.owed
-		d.owed = make(owed)
+		rs := d.reverts
+		d.reverts = make(reverts)
 		d.mu.Unlock()
-		err := d.settle(owes) // tried again by driveFS if the drive fails meanwhile
+		err := d.writeReverts(rs) // driveFS retries while the drive fails
 		d.mu.Lock()
 		switch {
 		case err != nil:
-			return // not the drive: broken for good
-		case !d.ailing && len(d.owed) == 0:
-			d.cause, d.down = nil, make(chan struct{})
-			d.log.log.Info("the index can be written again")
+			return // Pebble is damaged: commits fail until a restart
+		case !d.faulty && len(d.reverts) == 0:
+			d.cause, d.failed = nil, make(chan struct{})
+			d.log.log.Info("the index accepts changes again")
 			return
 		}
 	}
 }
 
-// settle writes what is owed, and syncs.
-func (d *disk) settle(owes owed) error {
+// writeReverts writes the records durably.
+func (d *disk) writeReverts(rs reverts) error {
 	b := d.db.NewBatch()
 	defer b.Close()
-	for key, value := range owes {
+	for key, value := range rs {
 		var err error
 		if value == nil {
 			err = b.Delete([]byte(key), nil)
@@ -250,7 +252,7 @@ func (d *disk) settle(owes owed) error {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	if len(owes) == 0 {
+	if len(rs) == 0 {
 		if err := b.LogData(nil, nil); err != nil {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
@@ -265,8 +267,8 @@ func (d *disk) close() error {
 
 func (d *disk) closeDB() error {
 	if err := d.broken(); err != nil {
-		// A Pebble that failed half way may wait for itself or for the drive; what was
-		// durable is.
+		// db.Close could wait for ever, for the drive or for a goroutine of Pebble that
+		// Fatalf ended. What was synced stays durable without it.
 		return err
 	}
 	err := d.sync()
@@ -278,7 +280,7 @@ func (d *disk) closeDB() error {
 	select {
 	case e := <-closed:
 		err = errors.Join(err, e)
-	case <-d.down:
+	case <-d.failed:
 		return d.broken()
 	}
 	d.cache.Unref()
@@ -288,7 +290,7 @@ func (d *disk) closeDB() error {
 	return nil
 }
 
-// pebbleLog hands Pebble's words to slog and survives its Fatalf.
+// pebbleLog writes Pebble's messages to slog. After Fatalf the process goes on.
 type pebbleLog struct {
 	log   *slog.Logger
 	fatal atomic.Pointer[string]
@@ -307,13 +309,14 @@ func (l *pebbleLog) Errorf(format string, args ...any) {
 	l.log.Warn("pebble: " + strings.TrimSpace(fmt.Sprintf(format, args...)))
 }
 
-// Fatalf implements pebble.Logger: it must not return, and only main exits. The
-// index is broken from now on and goes on serving matches from DRAM. In a call
-// from disk.apply it unwinds to there; in a goroutine of Pebble's it ends that.
+// Fatalf implements pebble.Logger. Pebble requires that it does not return, and only
+// main may exit. After it every commit fails with ErrBroken; matches are still answered
+// from DRAM. Below disk.apply, Fatalf panics, and apply recovers. In a goroutine of
+// Pebble, Fatalf ends that goroutine.
 func (l *pebbleLog) Fatalf(format string, args ...any) {
 	msg := strings.TrimSpace(fmt.Sprintf(format, args...))
 	l.fatal.CompareAndSwap(nil, &msg)
-	l.log.Error("the index cannot be written any more; restart the node when the cause is gone", "cause", msg)
+	l.log.Error("Pebble reported a fatal error: the index refuses changes until a restart; remove the cause and restart the node", "cause", msg)
 	if calledFromApply() {
 		panic(fatal{msg})
 	}

@@ -6,7 +6,7 @@
 // block, and does not free slots. It hands out Refs; whoever owns the slots
 // (blockstore, through server/storage) frees them. It has no goroutine and no
 // clock of its own: time is an argument, background work is a step that the
-// caller asks for. What runs by itself are Pebble's compactions, and the repair of
+// caller asks for. There are two exceptions: Pebble's compactions, and the repair of
 // the index after its drive failed.
 //
 //	               ids of a prompt ─► Match ─► pieces + lease + cut
@@ -57,9 +57,9 @@
 // deleted block was put again meanwhile: then its old descendants are back until
 // Redo, with the deletions that the owner remembers, dooms them.
 //
-// Move gives a piece another slot: the owner has copied the bytes. The node stays,
-// and with it leases, children and the place in the order of eviction; record and
-// key change in one batch.
+// Move gives a piece another slot, to which the owner has copied the bytes. The node
+// keeps its number, and with it leases, children and the place in the order of
+// eviction. The record gets the key of the new slot, in one batch.
 //
 //	slots   … │ a │ b │ c │ …            … │ b' │ …
 //	records     b: parent in the slot before    b': parent a, by its id
@@ -83,10 +83,10 @@
 // Match, Known, Stat, List, Stats take Trie.mu for reading; touching the policy
 // and pinning are atomic and need no more. Put, Evict, Delete, ReclaimStep take
 // it for writing in short steps. No Pebble call is made under Trie.mu. Calls that
-// write the records of nodes that are in the index hold Trie.records for reading
-// meanwhile, and Move, which changes where a record lies, for writing. Namespace
-// definitions have their own mutex, Trie.defMu, which is taken first and is held
-// across the one synced write of a create, bump or delete.
+// change the records of nodes in the index hold Trie.records for reading until the
+// records are written. Move, which changes the keys of records, holds it for writing.
+// Namespace definitions have their own mutex, Trie.defMu, which is taken first and is
+// held across the one synced write of a create, bump or delete.
 //
 // # Example
 //

@@ -13,58 +13,57 @@ import (
 )
 
 const (
-	// retryFirst and retryMax bound the time between two tries of an operation that
-	// failed; it doubles with each try.
+	// retryFirst is the delay before the first retry of an operation. The delay doubles
+	// with each retry, up to retryMax.
 	retryFirst = 250 * time.Millisecond
 	retryMax   = 5 * time.Second
-	// unsyncedMax bounds the copy of what was written to a file since its last sync.
+	// unsyncedMax bounds driveFile.unsynced, in bytes.
 	unsyncedMax = 1 << 20
 )
 
 // driveFS is the file system under Pebble. Pebble ends the process when it cannot
-// write its log, so once the index is open no operation that changes a file returns
-// an error of the drive: the operation is tried again until it succeeds. Meanwhile
-// trouble reports it, and also an operation that does not return.
+// write its log. So once the index is open, driveFS retries each operation that
+// changes a file until the operation succeeds, instead of returning the drive's error.
+// It calls onFault while an operation fails or hangs.
 //
-// A sync that failed proves nothing when it is repeated, because the system may have
-// dropped the pages that it could not write. So what was written to a log or a
-// manifest since its last sync is kept, and written again before the next try. A
-// table is not kept: its failed sync is returned, once the drive syncs again, and
-// Pebble makes the table anew.
+// After a failed sync, a second sync may succeed without the data: the kernel may have
+// dropped the pages that it could not write. So driveFS keeps what was written to a log
+// or a manifest since the file's last sync, and writes it again before the next sync.
+// It keeps nothing of a table: it returns the error of the failed sync when the drive
+// works again, and Pebble writes a new table.
 type driveFS struct {
 	vfs.FS
-	// patient: operations are tried again. While the index is being opened they are
-	// not.
-	patient atomic.Bool
-	// hungAfter is how long an operation may take before it is trouble.
+	// retry is false while the index is being opened: an error then fails Open.
+	retry atomic.Bool
+	// hungAfter is the duration after which an operation counts as faulty.
 	hungAfter time.Duration
 
 	mu sync.Mutex
-	// ailing are the operations under way that failed or take too long.
-	ailing int
-	// trouble is called, under mu, when the first operation becomes ailing, with the
-	// reason; better, when none is any more.
-	trouble func(cause error)
-	better  func()
+	// faulty counts the operations in progress that failed or exceed hungAfter.
+	faulty int
+	// onFault is called under mu with the cause when faulty becomes 1. onRecovery is
+	// called under mu when faulty becomes 0.
+	onFault    func(cause error)
+	onRecovery func()
 }
 
-// driveOp is one operation under way.
+// driveOp is one operation in progress.
 type driveOp struct {
 	fs *driveFS
-	// ailing is guarded by driveFS.mu.
-	ailing, ended bool
+	// faulty and ended are guarded by driveFS.mu.
+	faulty, ended bool
 }
 
-// fail notes that the operation failed or hangs.
+// fail counts the operation as faulty.
 func (o *driveOp) fail(cause error) {
 	o.fs.mu.Lock()
 	defer o.fs.mu.Unlock()
-	if o.ended || o.ailing {
+	if o.ended || o.faulty {
 		return
 	}
-	o.ailing = true
-	if o.fs.ailing++; o.fs.ailing == 1 {
-		o.fs.trouble(cause)
+	o.faulty = true
+	if o.fs.faulty++; o.fs.faulty == 1 {
+		o.fs.onFault(cause)
 	}
 }
 
@@ -72,23 +71,25 @@ func (o *driveOp) end() {
 	o.fs.mu.Lock()
 	defer o.fs.mu.Unlock()
 	o.ended = true
-	if !o.ailing {
+	if !o.faulty {
 		return
 	}
-	if o.fs.ailing--; o.fs.ailing == 0 {
-		o.fs.better()
+	if o.fs.faulty--; o.fs.faulty == 0 {
+		o.fs.onRecovery()
 	}
 }
 
-// answers are errors that say something about a name and not about the drive.
-func answers(err error) bool {
+// driveWorks reports whether err is nil or is about a name or a handle, so that a
+// retry is of no use.
+func driveWorks(err error) bool {
 	return err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
 }
 
-// do calls f until it succeeds. mend, if not nil, is called before each try but the
-// first; its error counts as f's. do returns the error of the first try.
-func (d *driveFS) do(what, name string, f, mend func() error) (first error) {
-	if !d.patient.Load() {
+// do calls f until driveWorks. It calls beforeRetry, if not nil, before each retry; an
+// error of beforeRetry counts as an error of f. do returns the last error of f if there
+// is one, else the error of the first try.
+func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first error) {
+	if !d.retry.Load() {
 		return f()
 	}
 	o := &driveOp{fs: d}
@@ -98,28 +99,28 @@ func (d *driveFS) do(what, name string, f, mend func() error) (first error) {
 	defer o.end()
 	defer hung.Stop()
 	err := f()
-	for wait := retryFirst; !answers(err); wait = min(2*wait, retryMax) {
+	for wait := retryFirst; !driveWorks(err); wait = min(2*wait, retryMax) {
 		if first == nil {
 			first = err
 		}
 		o.fail(fmt.Errorf("%s %s: %w", what, name, err))
 		time.Sleep(wait)
 		err = nil
-		if mend != nil {
-			err = mend()
+		if beforeRetry != nil {
+			err = beforeRetry()
 		}
 		if err == nil {
 			err = f()
 		}
 	}
 	if err != nil {
-		return err // an answer
+		return err
 	}
 	return first
 }
 
-// must is do for an operation whose success at a later try is all that counts.
-func (d *driveFS) must(what, name string, f func() error) error {
+// untilDone is do, but returns nil if the last try succeeded.
+func (d *driveFS) untilDone(what, name string, f func() error) error {
 	var last error
 	first := d.do(what, name, func() error { last = f(); return last }, nil)
 	if last == nil {
@@ -128,14 +129,14 @@ func (d *driveFS) must(what, name string, f func() error) error {
 	return first
 }
 
-// isTable reports whether Pebble makes the file anew after an error.
+// isTable reports whether Pebble writes a new file after an error.
 func isTable(name string) bool {
 	return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, ".blob")
 }
 
 func (d *driveFS) file(what, name string, open func() (vfs.File, error)) (vfs.File, error) {
 	var f vfs.File
-	err := d.must(what, name, func() (err error) { f, err = open(); return err })
+	err := d.untilDone(what, name, func() (err error) { f, err = open(); return err })
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +153,7 @@ func (d *driveFS) ReuseForWrite(from, to string, c vfs.DiskWriteCategory) (vfs.F
 	return d.file("reuse", from, func() (vfs.File, error) {
 		f, err := d.FS.ReuseForWrite(from, to, c)
 		if errors.Is(err, fs.ErrNotExist) {
-			// The rename of an earlier try may have succeeded.
+			// An earlier try may have renamed the file and then failed.
 			return d.FS.Create(to, c)
 		}
 		return f, err
@@ -166,30 +167,31 @@ func (d *driveFS) OpenDir(name string) (vfs.File, error) {
 
 // Link implements vfs.FS.
 func (d *driveFS) Link(from, to string) error {
-	return d.must("link", to, func() error { return d.FS.Link(from, to) })
+	return d.untilDone("link", to, func() error { return d.FS.Link(from, to) })
 }
 
 // Remove implements vfs.FS.
 func (d *driveFS) Remove(name string) error {
-	return d.must("remove", name, func() error { return d.FS.Remove(name) })
+	return d.untilDone("remove", name, func() error { return d.FS.Remove(name) })
 }
 
 // Rename implements vfs.FS.
 func (d *driveFS) Rename(from, to string) error {
-	return d.must("rename", to, func() error { return d.FS.Rename(from, to) })
+	return d.untilDone("rename", to, func() error { return d.FS.Rename(from, to) })
 }
 
 // Unwrap implements vfs.FS.
 func (d *driveFS) Unwrap() vfs.FS { return d.FS }
 
-// driveFile is a file that is being written. Pebble uses one from one goroutine at
-// a time.
+// driveFile is a file opened for writing. Pebble uses each from one goroutine at a
+// time.
 type driveFile struct {
 	vfs.File
 	fs    *driveFS
 	name  string
 	table bool
-	// unsynced is what was written from offset synced on, of a file that is no table.
+	// synced is the offset up to which the file is durable. unsynced holds the bytes
+	// written from there on; it is empty for a table.
 	synced   int64
 	unsynced []byte
 }
@@ -197,10 +199,10 @@ type driveFile struct {
 // Write implements vfs.File.
 func (f *driveFile) Write(p []byte) (int, error) {
 	if !f.table {
-		f.unsynced = append(f.unsynced, p...) // a write that succeeds may change p
+		f.unsynced = append(f.unsynced, p...) // before File.Write, which may change p
 	}
 	done := 0
-	err := f.fs.must("write", f.name, func() error {
+	err := f.fs.untilDone("write", f.name, func() error {
 		n, err := f.File.Write(p[done:])
 		done += n
 		return err
@@ -211,7 +213,7 @@ func (f *driveFile) Write(p []byte) (int, error) {
 	return done, err
 }
 
-// sync calls one of File's ways to sync until it succeeds.
+// sync calls how, a sync method of File, until it succeeds.
 func (f *driveFile) sync(how func() error) error {
 	var last error
 	first := f.fs.do("sync", f.name, func() error { last = how(); return last }, f.writeAgain)
@@ -240,7 +242,7 @@ func (f *driveFile) Sync() error { return f.sync(f.File.Sync) }
 // SyncData implements vfs.File.
 func (f *driveFile) SyncData() error { return f.sync(f.File.SyncData) }
 
-// SyncTo implements vfs.File. It promises nothing unless it synced all.
+// SyncTo implements vfs.File. It syncs all of a file that is no table.
 func (f *driveFile) SyncTo(length int64) (full bool, err error) {
 	if f.table {
 		return f.File.SyncTo(length)
@@ -250,5 +252,5 @@ func (f *driveFile) SyncTo(length int64) (full bool, err error) {
 
 // Preallocate implements vfs.File.
 func (f *driveFile) Preallocate(offset, length int64) error {
-	return f.fs.must("preallocate", f.name, func() error { return f.File.Preallocate(offset, length) })
+	return f.fs.untilDone("preallocate", f.name, func() error { return f.File.Preallocate(offset, length) })
 }

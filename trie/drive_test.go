@@ -15,10 +15,10 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// driveFault fails the operations that kinds select, with err, or lets them take
-// hang, while it is armed.
+// driveFault makes the operations of some kinds return err while it is armed. If err
+// is nil, the operations take the time hang instead.
 type driveFault struct {
-	kinds []errorfs.OpKind // nil: all that write
+	kinds []errorfs.OpKind // nil selects all operations that write
 	err   error
 	hang  time.Duration
 
@@ -43,15 +43,29 @@ func (f *driveFault) MaybeError(op errorfs.Op) error {
 
 func (f *driveFault) String() string { return fmt.Sprintf("%v, %v", f.err, f.hang) }
 
+// openWithPrefix opens an index and puts the first 10 entries of a chain into a
+// namespace. It returns the whole chain.
+func openWithPrefix(t *testing.T, fs vfs.FS, durable bool) (*Trie, kv.Namespace, []kv.BlockID, []Entry) {
+	t.Helper()
+	tr := openTest(t, Options{FS: fs})
+	ns := benchNamespace(t, tr)
+	ids := benchIDs(0)
+	entries := benchEntries(ids, 0)
+	if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], durable); err != nil {
+		t.Fatal(err)
+	}
+	return tr, ns, ids, entries
+}
+
 var (
 	syncKinds   = []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}
 	createKinds = []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite, errorfs.OpOpenDir}
 )
 
-// TestDriveFails: while the drive of the index fails or hangs, what was put is
-// matched, and every change is refused, at once or when the drive is taken for hung.
-// When the drive works again, so does the index, with what it had in DRAM and nothing
-// else; also after it was closed and opened.
+// TestDriveFails: while the drive of the index fails or hangs, the pieces put before
+// are matched and every change is refused within HungAfter. When the drive works
+// again, the index accepts changes again. It then holds exactly the pieces that it had
+// in DRAM, also after it was closed and opened.
 func TestDriveFails(t *testing.T) {
 	for name, fault := range map[string]*driveFault{
 		"EIO":          {err: syscall.EIO},
@@ -63,13 +77,7 @@ func TestDriveFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				mem := vfs.NewMem()
-				tr := openTest(t, Options{FS: errorfs.Wrap(mem, fault)})
-				ns := benchNamespace(t, tr)
-				ids := benchIDs(0)
-				entries := benchEntries(ids, 0)
-				if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], true); err != nil {
-					t.Fatal(err)
-				}
+				tr, ns, ids, entries := openWithPrefix(t, errorfs.Wrap(mem, fault), true)
 				fault.armed.Store(true)
 				began := time.Now()
 				refused := func(what string, err error) {
@@ -131,8 +139,8 @@ func TestDriveFails(t *testing.T) {
 	}
 }
 
-// TestDriveFailsAtRotation: the drive takes no new file when the log is full, which
-// is where Pebble ends the process if it sees the error, and then fails every write.
+// TestDriveFailsAtRotation: the drive refuses to create files when Pebble rotates its
+// log. Pebble would end the process if it saw that error.
 func TestDriveFailsAtRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fault := &driveFault{err: syscall.ENOSPC, kinds: createKinds}
@@ -166,8 +174,8 @@ func TestDriveFailsAtRotation(t *testing.T) {
 	})
 }
 
-// forgetfulFS is a file system whose failed sync loses what was written since the
-// last one, as the page cache of Linux does.
+// forgetfulFS is a file system whose failed sync loses the bytes written since the
+// last sync, as the page cache of Linux does.
 type forgetfulFS struct {
 	vfs.FS
 	fail   atomic.Bool
@@ -209,19 +217,13 @@ func (f *forgetfulFile) SyncTo(int64) (bool, error) {
 	return true, f.sync(f.File.SyncData)
 }
 
-// TestDriveForgetsUnsynced: what a failed sync lost is on the drive once the index
-// can be written again, and a crash after that finds it.
+// TestDriveForgetsUnsynced: once the index accepts changes again, the bytes that a
+// failed sync lost are durable: the index has them after a crash.
 func TestDriveForgetsUnsynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := vfs.NewCrashableMem()
 		fs := &forgetfulFS{FS: mem}
-		tr := openTest(t, Options{FS: fs})
-		ns := benchNamespace(t, tr)
-		ids := benchIDs(0)
-		entries := benchEntries(ids, 0)
-		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries[:10], false); err != nil {
-			t.Fatal(err)
-		}
+		tr, ns, ids, entries := openWithPrefix(t, fs, false)
 		fs.fail.Store(true)
 		if err := tr.Sync(); !errors.Is(err, ErrBroken) {
 			t.Errorf("the sync that fails: %v", err)
@@ -241,18 +243,12 @@ func TestDriveForgetsUnsynced(t *testing.T) {
 	})
 }
 
-// TestDriveFailsDuringMove: a Move that was given up is applied by Pebble all the
-// same; once the index can be written again, Pebble has the slots that DRAM has.
+// TestDriveFailsDuringMove: Pebble applies the batch of a Move that has returned
+// ErrBroken. Once the index accepts changes again, Pebble has the same slots as DRAM.
 func TestDriveFailsDuringMove(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem := vfs.NewMem()
-		tr := openTest(t, Options{FS: mem})
-		ns := benchNamespace(t, tr)
-		ids := benchIDs(0)[:10]
-		entries := benchEntries(ids, 0)
-		if _, err := tr.Put(nil, ns.ID, ns.Epoch, entries, true); err != nil {
-			t.Fatal(err)
-		}
+		tr, ns, ids, entries := openWithPrefix(t, mem, true)
 		moves := make([]Moved, 4)
 		for i := range moves {
 			from := entries[i+2].Ref
@@ -264,12 +260,12 @@ func TestDriveFailsDuringMove(t *testing.T) {
 		}
 		o := &driveOp{fs: tr.disk.fs}
 		o.fail(syscall.EIO)
-		m.owe(tr.disk.owed)
+		m.revert(tr.disk.reverts)
 		if err := tr.disk.apply(m.batch, true); err != nil {
 			t.Fatal(err)
 		}
 		m.batch.Close()
-		m.settle(true)
+		m.finish(true)
 		if _, err := tr.Move(moves); !errors.Is(err, ErrBroken) {
 			t.Errorf("move while the drive fails: %v", err)
 		}

@@ -120,10 +120,10 @@ type putScratch struct {
 	// raised are pieces whose class goes from Transfer to Prefix; they are guarded.
 	raised []addedNode
 	buf    []byte
-	// exists: some entries are there already, perhaps not durably; pending: some
-	// of those are on their way with another Put.
+	// exists is set if some entries are in the index already, perhaps not durably.
+	// pending is set if another Put, still running, added some of these.
 	exists, pending bool
-	// wrote: there was something to write.
+	// wrote is set if the batch had a record.
 	wrote bool
 }
 
@@ -173,7 +173,8 @@ func (t *Trie) Put(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries [
 	return dst, nil
 }
 
-// stageAndWrite puts the entries without a Move in between.
+// stageAndWrite adds the entries. It holds Trie.records, so that no Move runs between
+// the decision on an entry and the write of its record.
 func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry, durable bool) ([]PutStatus, error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
@@ -263,7 +264,7 @@ func (t *Trie) raiseClass(s *putScratch, a *admission, e *Entry, n uint32) {
 	s.raised = append(s.raised, addedNode{node: n, rec: t.recordOf(n), ext: nd.extent})
 }
 
-// recordOf is what is stored for a node.
+// recordOf returns the record of a node.
 func (t *Trie) recordOf(n uint32) record {
 	nd := t.nodes.at(n)
 	r := record{id: nd.id, gen: nd.gen(), serial: t.spaces[nd.space].serial, depth: t.nodes.depth(n), group: nd.group()}
@@ -298,16 +299,17 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 			}
 		}
 	}
-	return t.disk.commit(b, durable, s.owe)
+	return t.disk.commit(b, durable, s.revert)
 }
 
-// owe names what must be on disk instead of what was to be put.
-func (s *putScratch) owe(o owed) {
+// revert adds the records that equal DRAM after a Put that failed: none of the added
+// pieces, and the raised ones with their new class, which DRAM keeps.
+func (s *putScratch) revert(r reverts) {
 	for _, a := range s.added {
-		o.remove(appendBlockKey(s.buf[:0], a.ext))
+		r.remove(appendBlockKey(s.buf[:0], a.ext))
 	}
-	for _, r := range s.raised { // their class has changed already
-		o.set(appendBlockKey(nil, r.ext), r.rec.append(nil))
+	for _, a := range s.raised {
+		r.set(appendBlockKey(nil, a.ext), a.rec.append(nil))
 	}
 }
 

@@ -6,9 +6,10 @@ import "errors"
 var (
 	// ErrClosed: the trie is closed; stop.
 	ErrClosed = errors.New("trie: closed")
-	// ErrBroken: the drive of the index fails or hangs, or Pebble found it damaged;
-	// the error says which. What was committed stays matchable, and nothing is put.
-	// When the drive works again, so does the index; damage needs a restart.
+	// ErrBroken: the index refuses changes. Either its drive fails or hangs, or Pebble
+	// found the index damaged; the error names the cause. Committed pieces stay
+	// matchable. After a fault of the drive the index accepts changes again by itself;
+	// after damage it needs a restart.
 	ErrBroken = errors.New("trie: index cannot be written")
 	// ErrNamespaceUnknown: no namespace of that name or id.
 	ErrNamespaceUnknown = errors.New("namespace unknown")

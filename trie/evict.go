@@ -224,9 +224,9 @@ func (t *Trie) forget(gone []Evicted) error {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, false, func(o owed) {
+	return t.disk.commit(b, false, func(r reverts) {
 		for i := range gone {
-			o.remove(appendBlockKey(key[:0], gone[i].Ref.Extent))
+			r.remove(appendBlockKey(key[:0], gone[i].Ref.Extent))
 		}
 	})
 }

@@ -400,8 +400,8 @@ func (f *fuzzer) remove() {
 	f.m.discard(func(q *mpiece) bool { return q == p })
 }
 
-// move gives a few pieces new slots, next to each other. What can be matched moves
-// and everything else stays.
+// move moves a few pieces to consecutive slots. Matchable pieces must move; all others
+// must keep their slots.
 func (f *fuzzer) move() {
 	if len(f.m.pieces) == 0 {
 		return

@@ -2,9 +2,9 @@ package trie
 
 import "github.com/penstock-kv/penstock/internal/invariants"
 
-// leaves is the list of a namespace's leaves, in the order in which they are
-// evicted when that namespace alone gives up pieces. Any leaf is linked and
-// unlinked in constant time.
+// leaves is the list of a namespace's leaves, in the order in which eviction takes
+// them when it takes pieces of that namespace only. Any leaf is linked and unlinked in
+// constant time.
 //
 //	put, touched ─► newest … oldest ─► evicted
 //	                            ▲
@@ -15,9 +15,9 @@ import "github.com/penstock-kv/penstock/internal/invariants"
 // them while the node has flagLeaf.
 //
 // Invariant: a node that may be evicted is in its namespace's list. A node that
-// has children or is pending is in none. A leased node may be in neither state:
-// eviction takes it out when it meets it, and the end of its last pin puts it
-// back.
+// has children or is pending is in no list. A leased node may be in the list or not:
+// eviction removes a leased node that it finds there, and the end of the node's last
+// pin adds the node again.
 type leaves struct {
 	newest, oldest uint32
 	len            int
@@ -63,17 +63,27 @@ func (l *leaves) link(s *slab, n, newer, older uint32) {
 	invariants.Assert(!nd.has(flagLeaf|flagPending) && nd.kidsOrNewer == 0, "leaves: node %d is linked with %d children, state %x", n, nd.kidsOrNewer, nd.state.Load())
 	nd.state.Or(flagLeaf)
 	nd.kidsOrNewer, nd.depthOrOlder = newer, older
-	if newer != 0 {
-		s.at(newer).depthOrOlder = n
-	} else {
-		l.newest = n
-	}
-	if older != 0 {
-		s.at(older).kidsOrNewer = n
-	} else {
-		l.oldest = n
-	}
+	l.setOlder(s, newer, n)
+	l.setNewer(s, older, n)
 	l.len++
+}
+
+// setOlder makes older the next older leaf of n, or the newest leaf if n is 0.
+func (l *leaves) setOlder(s *slab, n, older uint32) {
+	if n == 0 {
+		l.newest = older
+		return
+	}
+	s.at(n).depthOrOlder = older
+}
+
+// setNewer makes newer the next newer leaf of n, or the oldest leaf if n is 0.
+func (l *leaves) setNewer(s *slab, n, newer uint32) {
+	if n == 0 {
+		l.oldest = newer
+		return
+	}
+	s.at(n).kidsOrNewer = newer
 }
 
 // remove takes n out of the list; a node that is in none is ignored.
@@ -83,16 +93,8 @@ func (l *leaves) remove(s *slab, n uint32) {
 		return
 	}
 	newer, older, depth := nd.kidsOrNewer, nd.depthOrOlder, s.depth(n)
-	if newer != 0 {
-		s.at(newer).depthOrOlder = older
-	} else {
-		l.newest = older
-	}
-	if older != 0 {
-		s.at(older).kidsOrNewer = newer
-	} else {
-		l.oldest = newer
-	}
+	l.setOlder(s, newer, older)
+	l.setNewer(s, older, newer)
 	nd.kidsOrNewer, nd.depthOrOlder = 0, depth
 	nd.state.And(^uint32(flagLeaf))
 	l.len--
@@ -101,9 +103,10 @@ func (l *leaves) remove(s *slab, n uint32) {
 // leavesOf returns the list that n belongs to. Trie.mu is held.
 func (t *Trie) leavesOf(n uint32) *leaves { return &t.namespaceOf(n).leaves }
 
-// evictableAgainLocked puts a node whose last child or pin has gone first in
-// line, both in its namespace and in the policy: its turn had come already. A
-// node that may not go yet is left alone. Trie.mu is held for writing.
+// evictableAgainLocked makes a node that lost its last child or pin the next to be
+// evicted, both in its namespace and in the policy, because eviction had reached the
+// node before. It does nothing if the node may not be evicted yet. Trie.mu is held for
+// writing.
 func (t *Trie) evictableAgainLocked(n uint32) {
 	if !t.evictable(n) {
 		return

@@ -8,17 +8,16 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Moved says that the piece in slot From has been copied to slot To.
+// Moved is a piece whose bytes were copied from slot From to slot To.
 type Moved struct{ From, To kv.Ref }
 
-// Move makes the index name the slots To instead of From, all of them in one Pebble
-// batch, which is not synced. Leases, class, children, quota and the order of
-// eviction stay as they are. moved[i] is false if the index no longer has a piece in
-// moves[i].From that can be matched; it does not refer to moves[i].To then. After an
-// error nothing was moved.
+// Move replaces the slots From by the slots To in the index, in one Pebble batch that
+// is not synced. Leases, class, children, quota and the order of eviction do not
+// change. moved[i] is false if the index has no matchable piece in moves[i].From; then
+// the index does not refer to moves[i].To. After an error no piece was moved.
 //
-// The owner of the slots frees From when Move has returned. A match that was made
-// before may still name it: see Find.
+// The owner of the slots frees From when Move has returned. The result of an earlier
+// match may still name From: its reader calls Find.
 func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	if err := t.usable(); err != nil {
 		return nil, err
@@ -34,35 +33,36 @@ func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	}
 	m.batch = t.disk.db.NewBatch()
 	if err = m.stage(); err == nil {
-		err = t.disk.commit(m.batch, false, m.owe)
+		err = t.disk.commit(m.batch, false, m.revert)
 	} else {
 		m.batch.Close()
 	}
-	m.settle(err != nil)
+	m.finish(err != nil)
 	if err != nil {
 		return nil, err
 	}
 	return m.moved, nil
 }
 
-// moving is one Move. Trie.records is held for writing: no other call writes the
-// record of a node that is in the index.
+// moving is one call of Move. Trie.records is held for writing, so no other call
+// writes the record of a node in the index.
 type moving struct {
 	t     *Trie
 	moves []Moved
 	moved []bool
-	// pieces and next have the records of each slot From, and of the slot behind
-	// it: the piece there may say that its parent is in the slot before.
+	// pieces[i] is the record in slot moves[i].From. next[i] is the record in the slot
+	// after it, which may refer to its parent as "the slot before" (recParentPrev).
 	pieces, next []*record
-	// nodes are the moved nodes, by move. guarded stay in the index until settle.
+	// nodes[i] is the node of moves[i], 0 if none is moved. The nodes in guarded cannot
+	// be removed from the index until finish.
 	nodes   []uint32
 	guarded []uint32
-	// rewritten: by move, the record of next is in the batch.
+	// rewritten[i] is set if the batch has a new record for the slot of next[i].
 	rewritten []bool
 	batch     *pebble.Batch
 }
 
-// read brings the records.
+// read reads pieces and next from Pebble.
 func (m *moving) read() error {
 	at := func(e kv.Extent) (*record, error) {
 		value, err := m.t.get(appendBlockKey(nil, e))
@@ -89,8 +89,8 @@ func (m *moving) read() error {
 	return nil
 }
 
-// stage gives the nodes their new slots and fills the batch. A match finds the new
-// slots from here on, which hold what the old ones do.
+// stage sets the new slots in the nodes and fills the batch. Matches return the new
+// slots from here on; both slots hold the same bytes.
 func (m *moving) stage() error {
 	t := m.t
 	t.mu.Lock()
@@ -105,7 +105,8 @@ func (m *moving) stage() error {
 		t.nodes.at(n).setRef(mv.To)
 		m.nodes[i], m.moved[i] = n, true
 	}
-	// Records say where the parent lies, so all nodes have their new slots first.
+	// A record refers to the slot of the parent, so all nodes get their new slots
+	// before the first record is made.
 	for i, mv := range m.moves {
 		n := m.nodes[i]
 		if n == 0 {
@@ -130,7 +131,7 @@ func (m *moving) stage() error {
 	return nil
 }
 
-// nodeOf returns the node of a record, 0 if the index has none. Trie.mu is held.
+// nodeOf returns the node of a record, or 0 if the index has none. Trie.mu is held.
 func (t *Trie) nodeOf(rec *record) uint32 {
 	if rec == nil {
 		return 0
@@ -144,7 +145,7 @@ func (m *moving) guard(n uint32) {
 	}
 }
 
-// set writes the record of a node as it is now.
+// set adds the current record of a node to the batch.
 func (m *moving) set(n uint32) error {
 	rec := m.t.recordOf(n)
 	if err := m.batch.Set(appendBlockKey(nil, m.t.nodes.at(n).extent), rec.append(nil), nil); err != nil {
@@ -153,22 +154,23 @@ func (m *moving) set(n uint32) error {
 	return nil
 }
 
-// owe names the records that settle goes back to.
-func (m *moving) owe(o owed) {
+// revert adds the records from before the move.
+func (m *moving) revert(r reverts) {
 	for i, mv := range m.moves {
 		if m.nodes[i] == 0 {
 			continue
 		}
-		o.remove(appendBlockKey(nil, mv.To.Extent))
-		o.set(appendBlockKey(nil, mv.From.Extent), m.pieces[i].append(nil))
+		r.remove(appendBlockKey(nil, mv.To.Extent))
+		r.set(appendBlockKey(nil, mv.From.Extent), m.pieces[i].append(nil))
 		if m.rewritten[i] {
-			o.set(appendBlockKey(nil, mv.From.Extent+1), m.next[i].append(nil))
+			r.set(appendBlockKey(nil, mv.From.Extent+1), m.next[i].append(nil))
 		}
 	}
 }
 
-// settle lets go of the nodes, which get their old slots back if undo is set.
-func (m *moving) settle(undo bool) {
+// finish releases the guarded nodes. If undo is set, the moved nodes get their old
+// slots back first.
+func (m *moving) finish(undo bool) {
 	t := m.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -180,8 +182,8 @@ func (m *moving) settle(undo bool) {
 	t.leases.unguard(t, m.guarded...)
 }
 
-// Find returns the slot of a piece that can be matched in that epoch. A reader whose
-// slot was freed asks it whether the piece was moved.
+// Find returns the slot of a matchable piece in that epoch. A reader whose slot was
+// freed calls Find to learn whether the piece was moved.
 func (t *Trie) Find(id kv.NamespaceID, epoch kv.Epoch, piece PieceKey) (kv.Ref, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

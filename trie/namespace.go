@@ -96,7 +96,8 @@ func (t *Trie) reserveSpace(sp *space) error {
 	return t.addSpaceLocked(sp)
 }
 
-// commitDefinition writes the definition. If that fails, the one that ns has stays.
+// commitDefinition writes def durably. If that fails, ns.def stays the definition on
+// disk.
 func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, serial uint64, m marks) error {
 	value, err := encodeNamespace(def, serial)
 	if err != nil {
@@ -116,11 +117,11 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, serial uint64, 
 		b.Close()
 		return err
 	}
-	return t.disk.commit(b, true, func(o owed) { o[string(key)] = old })
+	return t.disk.commit(b, true, func(r reverts) { r[string(key)] = old })
 }
 
-// stored is the record of the definition that ns has; nil if it has none yet. defMu
-// is held.
+// stored returns the key and the value of the record of ns.def. value is nil if ns is
+// being created. defMu is held.
 func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	key = appendNamespaceKey(nil, id)
 	if ns.space == nil {
@@ -133,7 +134,7 @@ func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	return key, value, nil
 }
 
-// byNameOrErr finds a namespace; what it returns may change under defMu only.
+// byNameOrErr finds a namespace. Fields of the result change only while defMu is held.
 func (t *Trie) byNameOrErr(name string) (*namespace, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -186,9 +187,9 @@ func (t *Trie) sortedLocked() []*namespace {
 	})
 }
 
-// DeleteNamespace removes the definition durably; nothing in it can be matched
-// any more, and ReclaimStep returns its pieces. Leases of its pieces that have no
-// end of their own are ended, unless Hold gave them.
+// DeleteNamespace removes the definition durably. Afterwards no piece of the namespace
+// is matchable, and ReclaimStep returns its pieces. Leases without a TTL on its pieces
+// end, unless Hold made them.
 func (t *Trie) DeleteNamespace(name string) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -205,7 +206,7 @@ func (t *Trie) DeleteNamespace(name string) error {
 		b.Close()
 		return fmt.Errorf("trie: delete namespace %q: %w", name, err)
 	}
-	if err := t.disk.commit(b, true, func(o owed) { o[string(key)] = old }); err != nil {
+	if err := t.disk.commit(b, true, func(r reverts) { r[string(key)] = old }); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -217,10 +218,10 @@ func (t *Trie) DeleteNamespace(name string) error {
 	return nil
 }
 
-// BumpEpoch moves a namespace to a later epoch with one synced write, whatever
-// the number of blocks: they all become unmatchable, and ReclaimStep returns
-// them. to 0 means the current epoch + 1; any other must be greater than the
-// current one (ErrEpoch).
+// BumpEpoch moves a namespace to a later epoch with one synced write, whatever the
+// number of its blocks. All its blocks become unmatchable, and ReclaimStep returns
+// them. If to is 0, the new epoch is the current one + 1; else to must be greater than
+// the current epoch (ErrEpoch).
 func (t *Trie) BumpEpoch(name string, to kv.Epoch) (old, current kv.Epoch, err error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -243,8 +244,8 @@ func (t *Trie) BumpEpoch(name string, to kv.Epoch) (old, current kv.Epoch, err e
 	return old, to, nil
 }
 
-// DeleteAll makes every block of the namespace unmatchable, durably. The epoch
-// stays.
+// DeleteAll makes every block of the namespace unmatchable, durably. The epoch does
+// not change.
 func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -257,9 +258,9 @@ func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	return t.writeDefinition(ns, ns.def, true)
 }
 
-// SetQuota changes a namespace's quota durably; 0 means none. A quota below
-// what is stored evicts nothing by itself: Evict takes from such namespaces
-// first, and Put refuses until there is room.
+// SetQuota changes a namespace's quota durably; 0 means none. SetQuota evicts nothing.
+// If the namespace holds more than the new quota, Evict takes from that namespace
+// first, and Put refuses until the namespace is below the quota.
 func (t *Trie) SetQuota(name string, bytes int64) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -275,8 +276,8 @@ func (t *Trie) SetQuota(name string, bytes int64) error {
 	return t.writeDefinition(ns, def, false)
 }
 
-// Room is how many bytes of slots may still be put into the namespace before
-// its quota is reached: math.MaxInt64 without a quota, 0 when it is over.
+// Room returns how many bytes of slots may still be put into the namespace before
+// its quota is reached: math.MaxInt64 without a quota, 0 above the quota.
 func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -316,7 +317,8 @@ func (t *Trie) start() error {
 	return nil
 }
 
-// checkOwner refuses the index of another store, and claims one that is nobody's.
+// checkOwner returns ErrForeign for the index of another store. It writes Options.Owner
+// into an index without an owner.
 func (t *Trie) checkOwner() error {
 	owner, err := t.get(ownerKey)
 	switch {
@@ -345,7 +347,7 @@ func (t *Trie) format() error {
 		return err
 	}
 	if !empty {
-		return fmt.Errorf("there is a database, but not ours: %w", ErrFormat)
+		return fmt.Errorf("the directory holds a Pebble database that is not an index of penstock: %w", ErrFormat)
 	}
 	b := t.disk.db.NewBatch()
 	err = b.Set(formatKey, []byte(formatVersion), nil)

@@ -36,8 +36,8 @@ type Options struct {
 	// MemTableBytes is the size of one Pebble memtable; up to three exist at a
 	// time under load. Default 16 MiB.
 	MemTableBytes int64
-	// HungAfter is how long an operation of the file system may take before the
-	// index is ErrBroken until it has completed. Default 10 s.
+	// HungAfter is the duration after which an operation of the file system counts as
+	// hung. Changes fail with ErrBroken until that operation completes. Default 10 s.
 	HungAfter time.Duration
 	// MaxLeases bounds the open leases. Default 65,536.
 	MaxLeases int

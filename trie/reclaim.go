@@ -117,9 +117,9 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, sync, func(o owed) {
+	return t.disk.commit(b, sync, func(r reverts) {
 		for _, e := range d.extents {
-			o.remove(appendBlockKey(nil, e))
+			r.remove(appendBlockKey(nil, e))
 		}
 	})
 }

@@ -22,9 +22,9 @@ type Trie struct {
 	defMu sync.Mutex
 	marks marks
 
-	// records is held for reading from the moment at which a call decides on the
-	// record of a node in the index until the record is written, and for writing by
-	// Move, which changes where those records lie. It comes before mu.
+	// records orders changes of records with Move, which changes their keys. A call
+	// that changes the record of a node holds records for reading, from the decision
+	// until the record is written. Move holds it for writing. It is locked before mu.
 	records sync.RWMutex
 
 	// mu guards everything below, except what says otherwise.
@@ -141,7 +141,7 @@ func Open(opts Options) (*Trie, error) {
 		d.close()
 		return nil, fmt.Errorf("trie: open %s: %w", opts.Dir, err)
 	}
-	d.fs.patient.Store(true)
+	d.fs.retry.Store(true)
 	return t, nil
 }
 
@@ -166,8 +166,7 @@ func (t *Trie) Sync() error {
 	return t.disk.sync()
 }
 
-// Writable returns nil, or ErrBroken with the cause while the index cannot be
-// changed; matches go on.
+// Writable returns nil, or ErrBroken with the cause while the index refuses changes.
 func (t *Trie) Writable() error { return t.disk.broken() }
 
 func (t *Trie) usable() error {
