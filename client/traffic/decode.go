@@ -16,8 +16,8 @@ import (
 // DecodeJob is a request on its decode engine.
 type DecodeJob struct {
 	Request string
-	// IDs are the chain of the prompt's full blocks, of Epoch: the first Hit are
-	// read, the others are stored when they have come.
+	// IDs are the chain of the prompt's full blocks under Epoch: the first Hit are
+	// read, the others are stored when they have arrived.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
 	// Blocks, Hit, Parts, Pages, Stopped, Progress are as in PrefillJob.
@@ -40,10 +40,11 @@ type Decode struct {
 	sums sumTable
 	imm  uint32
 
-	// Guarded by transfer.mu.
-	have []bool // hit blocks that came from storage here
-	// reading are the parts that storage writes to the buffer now. The prefill side
-	// must not write there meanwhile: whichever came last would stay.
+	// The fields below are guarded by transfer.mu.
+
+	have []bool // by hit block: read from storage into this side's buffer
+	// reading are the parts that storage is writing to the buffer. The prefill side
+	// must not write the same blocks: the later write would win.
 	reading []Part
 	sends   incoming
 	accept  *pb.TrafficAccept
@@ -57,9 +58,9 @@ type Decode struct {
 	ready bool
 }
 
-// Decode begins a job: the buffer is taken, its part of the prefix is read, the
-// prefill side is offered the buffer. ctx bounds all of it. Call Finish or Cancel
-// in the end.
+// Decode begins a job: it allocates the job's memory, offers it to the prefill side and
+// starts to read its parts of the prefix. ctx bounds the whole job. Call Finish or
+// Cancel at the end.
 func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 	if err := m.checkDecode(&job); err != nil {
 		return nil, err
@@ -92,7 +93,7 @@ func (m *Manager) checkDecode(j *DecodeJob) error {
 	return checkParts(j.Request, j.Parts, j.Hit)
 }
 
-// begin takes memory, connects and offers.
+// begin allocates the job's memory, connects to the prefill side and offers the memory.
 func (d *Decode) begin() error {
 	g := d.m.geo
 	blocks := uint64(d.job.Blocks)
@@ -113,8 +114,8 @@ func (d *Decode) begin() error {
 	if err != nil {
 		return err
 	}
-	// The immediates are expected before the PE can write: an engine keeps only a
-	// bounded number of those that nobody expects.
+	// Expect the immediates before the PE can write: an engine keeps only a bounded
+	// number of immediates without an expectation.
 	landed := rdma.NewFlag()
 	x, err := d.m.opts.Compute.ExpectImm(rdma.Expect{Imm: d.imm, Count: uint32(2 * g.layers), From: []rdma.EngineID{peer}, Done: landed.Set})
 	if err != nil {
@@ -140,7 +141,8 @@ func (d *Decode) begin() error {
 	return nil
 }
 
-// Read has this side read a range of hit blocks that nobody has or reads.
+// Read makes this side read a range of hit blocks that are in no buffer and that
+// neither side is reading.
 func (d *Decode) Read(part Part) {
 	d.run(func() error {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
@@ -175,8 +177,8 @@ func (d *Decode) Read(part Part) {
 	})
 }
 
-// beginRead enters a part that storage is to write; false: the prefill side writes
-// blocks of it.
+// beginRead adds a part to reading. It returns false if the prefill side sends blocks
+// of the part.
 func (d *Decode) beginRead(part Part) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -187,7 +189,7 @@ func (d *Decode) beginRead(part Part) bool {
 	return true
 }
 
-// endRead takes it out.
+// endRead removes a part from reading.
 func (d *Decode) endRead(part Part) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,7 +198,7 @@ func (d *Decode) endRead(part Part) {
 	}
 }
 
-// takeSends learns which blocks the prefill side sends.
+// takeSends adds one message to the list of the blocks that the prefill side sends.
 func (d *Decode) takeSends(s *pb.TrafficSends) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -212,7 +214,7 @@ func (d *Decode) takeSends(s *pb.TrafficSends) error {
 	return nil
 }
 
-// takePages learns device pages of the prefill side.
+// takePages adds one message to the list of the prefill side's device pages.
 func (d *Decode) takePages(m *pb.TrafficPages) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,23 +225,23 @@ func (d *Decode) takePages(m *pb.TrafficPages) error {
 	return nil
 }
 
-// Ready waits until the whole prompt is in device memory, verified: decoding may
-// begin.
+// Ready waits until the whole prompt is in device memory and verified. Then decoding
+// may begin.
 func (d *Decode) Ready(ctx context.Context) error {
 	return d.await(ctx, func() bool { return d.ready })
 }
 
 // Finish waits for Ready and until storage has the new blocks of the prompt, and
-// gives everything back. A decode engine calls it when it has decoded: meanwhile
-// the blocks are on their way (Manager.Settle waits for them alone).
+// releases the job's memory. A decode engine calls it when decoding has ended, because
+// the blocks are stored while it decodes. Manager.Settle waits for storage alone.
 func (d *Decode) Finish(ctx context.Context) error {
 	return d.close(d.Ready(ctx))
 }
 
-// Cancel ends the job. When it returns, nothing of it is under way and no write
-// of the other side can touch the buffer.
+// Cancel ends the job. When it returns, no transfer of the job is running and no write
+// of the prefill side can touch the buffer.
 func (d *Decode) Cancel() {
-	_ = d.close(fmt.Errorf("traffic: request %q: %w", d.request, ErrCancelled)) // it is what was asked for
+	_ = d.close(fmt.Errorf("traffic: request %q: %w", d.request, ErrCancelled)) // close returns its argument
 }
 
 // message implements job.
@@ -276,7 +278,7 @@ func (d *Decode) sendAgain(raw []byte) {
 	d.run(func() error { return d.m.sendLater(d.tail, peer, raw, pause, d.told) })
 }
 
-// takeAccept learns where the PE wants the layers of the hit.
+// takeAccept stores the PE's windows, which the layers of the hit are written to.
 func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	var device, table rdma.Desc
 	err := device.UnmarshalBinary(a.Device)
@@ -293,10 +295,10 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	return nil
 }
 
-// push sends the layers of what was read here to the PE, as far as its credit
-// goes.
+// push sends the PE the layers of the blocks that were read here. It waits for the PE's
+// credit before each layer.
 func (d *Decode) push() error {
-	// What the PE does not send is what it takes from here.
+	// The PE needs exactly those blocks from here that it does not send.
 	known := func() bool { return d.accept != nil && d.pages.left == 0 }
 	if err := d.await(d.ctx, func() bool { return d.sends.complete() && (known() || !slices.Contains(d.sends.sent, false)) }); err != nil {
 		return err
@@ -350,7 +352,7 @@ func (d *Decode) push() error {
 	return nil
 }
 
-// mineLocked are the blocks that the PE does not send: they are here.
+// mineLocked returns the blocks that the PE does not send: this side has to send them.
 func (d *Decode) mineLocked() []uint32 {
 	var mine []uint32
 	for b, s := range d.sends.sent {
@@ -361,14 +363,14 @@ func (d *Decode) mineLocked() []uint32 {
 	return mine
 }
 
-// assemble waits for the whole prompt, verifies it, persists what is new and
-// brings it to device memory. landed is set when all that the PE sends has come.
+// assemble waits for the whole prompt, verifies it, stores the new blocks and copies
+// the prompt to device memory. landed is set when every write of the PE has arrived.
 func (d *Decode) assemble(landed *rdma.Flag) error {
 	if err := d.await(d.ctx, d.sends.complete); err != nil {
 		return err
 	}
 	g := d.m.geo
-	// A complete list does not change any more.
+	// No lock is needed: a complete list does not change.
 	if d.sends.any {
 		if err := landed.Wait(d.ctx); err != nil {
 			return fmt.Errorf("traffic: request %q: the prompt's KV from the prefill side: %w", d.request, err)
@@ -385,13 +387,13 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 			return err
 		}
 	}
-	d.unwatch() // whatever becomes of the PE now, its work is here
+	d.unwatch() // the prompt is complete, so the PE's death no longer fails this job
 	persisted := d.persist()
 	if err := d.toDevice(base, all); err != nil {
 		return err
 	}
 	d.update(func() { d.ready = true })
-	// The buffer is read until storage has it.
+	// The write to storage still reads the buffer.
 	<-persisted
 	return nil
 }

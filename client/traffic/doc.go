@@ -3,9 +3,9 @@
 // through the engine's storage NIC into a small buffer in DRAM, and carries them
 // on, a layer at a time, over the compute network while the model computes.
 //
-// It does not decide who reads what (the planner does), does not compute, and
-// keeps no KV beyond the requests that are under way and the blocks that storage
-// has not taken yet.
+// It does not decide who reads what (the planner does) and does not compute. It
+// keeps no KV beyond that of running requests and of blocks that storage has not
+// taken yet.
 //
 //	            prefill engine (PE)                              decode engine (DE)
 //	storage ─1─► PE buffer ─3,4─► device ══ 5,6,7 ══════════════► DE buffer ─8,9─► device
@@ -44,51 +44,52 @@
 // rdma/copier, one span a Layer Block: over the NIC of the GPU where the engine
 // gives a copier.NIC (CNIC-assisted copy, section 5.2 of the paper), by the GPU's
 // copy engine with a CUDA one, by the CPU without any. A job waits for its copies
-// before it ends, so that its pages and its buffer are nobody else's meanwhile.
+// before it ends, so no other job gets its pages or its buffer while they run.
 //
 // # Buffers
 //
 // A manager maps and registers two buffers. The PE or DE buffer holds whole prompts,
 // each from the beginning of its job to the end; jobs wait for room in order of
-// arrival. A job takes memory on the decode side first: the PE waits for the DE's offer,
-// then takes all that it needs in one piece, and starts to read. So whoever has memory
-// on a PE waits for no other memory, however the buffers are fragmented, and ends. A
-// range that the PE is told to read later is read if there is room at once, and
-// otherwise is Stopped (ErrBusy). A second, small one (Options.AppendBytes) holds decoded blocks only, so
-// that Append never waits behind a prompt.
+// arrival. A job takes memory on the decode side first: the PE waits for the DE's
+// offer, then takes all its memory in one piece, and starts to read. A job that has
+// memory on a PE therefore waits for no other memory, however fragmented the buffers
+// are, so every job ends. When the PE is told to read another range later, it reads
+// the range if there is room at once; otherwise it calls Stopped with ErrBusy. The
+// second, small buffer (Options.AppendBytes) holds decoded blocks only, so Append
+// never waits behind a prompt.
 //
 // # New blocks
 //
-// The DE stores what it verified: the prompt's new blocks while the output is
-// decoded, decoded blocks as Append is given them. A block waits until its parent is
-// stored. A long prompt goes in several writes. Each write has a minute from its own
-// beginning, however long the prompt took to compute.
+// The DE stores only verified blocks: the prompt's new blocks while the output is
+// decoded, a decoded block when Append gets it. A block waits until its parent is
+// stored. A long prompt is stored in several writes. Each write has a time limit of
+// one minute from its own start, however long the prompt took to compute.
 //
 // # Messages
 //
 // The two sides of a request start on their own, so the DE's first messages may come
 // before the PE has begun the job. The PE keeps a bounded number of them (maxEarly)
 // and returns the others (TrafficAgain); the DE sends those again after a pause. A
-// message that finds no receive buffer free at its peer is sent again too. No
-// message is dropped while its job is under way, and one slow peer delays no other.
+// message for which the peer has no free receive buffer is sent again too. No
+// message is dropped while its job runs, and one slow peer delays no other.
 //
-// Nothing in a message grows with the prompt without bound: pages and lists of blocks
-// go in several messages, which may arrive in any order. A manager ends a request
-// whose other side speaks another version of the messages (TrafficMessage.version).
+// A message has a bounded size, however long the prompt is: lists of pages and blocks
+// are split into several messages, which may arrive in any order. A manager ends a
+// request whose peer uses another version of the messages (TrafficMessage.version).
 //
 // # Longest prompt
 //
-// A job has at most MaxBlocks blocks; a longer one is refused when it is submitted, as
-// is one that needs more of a buffer than there is. A leader reports both to the
-// planner, which rejects at once what no engine takes. A layer of more than
-// rdma.MaxPages blocks goes in several writes.
+// A job has at most MaxBlocks blocks. A longer job is refused when it is submitted, and
+// so is a job that needs more memory than the whole buffer. A leader reports both
+// limits to the planner, which rejects at once a request that no engine can take. A
+// layer of more than rdma.MaxPages blocks is sent in several writes.
 //
 // # Layers in flight
 //
-// Device memory holds Device.Bases many layers of a request on the PE. Layer l
-// may come once layer l - len(Bases) has been sent on: the PE copies its own part
-// by that rule and grants the DE credit by it, so that a slow engine is never
-// overrun and a fast one never waits for a round trip.
+// On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may
+// arrive once layer l - len(Bases) has been sent to the DE. The PE copies its own part
+// by that rule and grants the DE credit by it: a slow engine is never overrun, and a
+// fast one never waits for a round trip.
 //
 // The DE's window on device memory (rdma.Region.WindowSpans) covers the request's
 // pages of the blocks that the DE sends. Over NICs that check one range for each key
@@ -100,25 +101,25 @@
 // that the PE makes of what it computed, travel with the layers. They are checked
 // in the PE's device memory before Layer returns, in the DE buffer before
 // anything is persisted, and in the DE's device memory before Ready returns. A
-// block that does not match ends the job with a *BlockError: it is never used.
+// block that does not match is never used: it ends the job with a *BlockError.
 //
 // # When something is missing, or slow
 //
 // While a side reads, it reports what has arrived and what is verified
-// (PrefillJob.Progress): the planner estimates from it when the side will be done, and
-// cuts one that is too slow (Cut).
+// (PrefillJob.Progress). From these reports the planner estimates when the side will
+// be done, and it ends the read of a side that is too slow (Cut).
 //
-// A side that cannot read all of its part says so (PrefillJob.Stopped, which
-// goes to the planner) and waits: Read gives it, or the other side, another range; Recompute
-// makes blocks the model's to compute. Layer 0 is held back until every hit block
-// is in a buffer or is to be recomputed.
+// A side that cannot read all of its part reports that (PrefillJob.Stopped, which
+// goes to the planner) and waits. Read gives it, or the other side, another range;
+// Recompute has the model compute blocks. Layer 0 is not given to the model until
+// every hit block is in a buffer or is to be recomputed.
 //
 // # Ends
 //
-// Cancel, a deadline, a dead peer, a block that is wrong: the job's windows are
-// revoked first, so that no later write of the other side touches its memory, then
-// its transfers are waited for, then its buffers are given back. Finish does the
-// same when all went well.
+// A job ends early on Cancel, at a deadline, when its peer dies, or when a block is
+// wrong. First its windows are revoked, so no later write of the peer touches its
+// memory. Then the job waits for its transfers, and then it releases its buffers.
+// Finish does the same after a success.
 //
 // Lock order: Manager.mu, then Prefill.mu or Decode.mu; neither is held across a
 // call of an engine, of storage or of the caller.

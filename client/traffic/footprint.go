@@ -8,13 +8,15 @@ import "github.com/penstock-kv/penstock/internal/arena"
 type Footprint struct {
 	// Buffer is the size of the whole buffer.
 	Buffer int64
-	// Block is the bytes that one block takes while it passes through the buffer: each
-	// block that is read on the prefill side, each block of the prompt on the decode side. Sums is what each block of the
-	// prompt takes beside it, Request what each job does.
+	// Block is the bytes of one block in the buffer. On the prefill side the blocks
+	// that are read pass through the buffer, on the decode side all blocks of the
+	// prompt. Sums is the bytes for the checksums of one block of the prompt, whether
+	// or not the block passes through the buffer. Request is the bytes that each job
+	// takes in addition.
 	Block, Sums, Request int64
 }
 
-// Footprint returns it; it does not change.
+// Footprint returns the manager's Footprint, which does not change.
 func (m *Manager) Footprint() Footprint {
 	return Footprint{
 		Buffer: m.opts.BufferBytes, Block: int64(m.geo.fullBytes), Sums: int64(tableBytes(m.geo.layers, 1)),
@@ -22,13 +24,13 @@ func (m *Manager) Footprint() Footprint {
 	}
 }
 
-// Of returns the bytes that a job of the given number of blocks takes; pass of the blocks
-// pass through the buffer.
+// Of returns the bytes that a job takes whose prompt has the given number of blocks, of
+// which pass blocks go through the buffer.
 func (f Footprint) Of(blocks, pass int) int64 {
 	return f.Request + int64(pass)*f.Block + int64(blocks)*f.Sums
 }
 
-// jobPieces are the pieces of the buffer that a job has at a time, each rounded up to a
-// granule: on the prefill side the table of sums, its first part, and two that it reads
-// later.
+// jobPieces is how many allocations of the buffer a job may hold, each rounded up to a
+// granule. The prefill side has up to four: the table of sums, its first part, and two
+// parts that it reads later.
 const jobPieces = 4

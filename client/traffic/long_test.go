@@ -22,17 +22,23 @@ import (
 // tiny has Layer Blocks of 64 bytes: 2 layers of 16 tokens of 4 bytes.
 var tiny = kv.SingleGroup(2, 16, 4)
 
-// TestLongPrompts: prompts of 1 M tokens and of MaxBlocks, whose pages lie scattered,
-// read by either side or both, with blocks to recompute. Every byte is compared on
-// both devices, and every full block is stored.
-func TestLongPrompts(t *testing.T) {
+// longPair returns a shelf of tiny blocks, a prefill engine with peLayers layers in
+// device memory and a decode engine.
+func longPair(t *testing.T, peLayers, pages int, bufferBytes int64) (ctx context.Context, s *shelf, pe, de *engine) {
+	t.Helper()
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	s := newShelf()
+	t.Cleanup(cancel)
+	s = newShelf()
 	s.geo = tiny
-	const pages, buffer = 2 * MaxBlocks, 32 << 20
-	pe, de := newEngine(t, s, 2, pages, buffer), newEngine(t, s, 2, pages, buffer)
+	return ctx, s, newEngine(t, s, peLayers, pages, bufferBytes), newEngine(t, s, 2, pages, bufferBytes)
+}
+
+// TestLongPrompts runs prompts of 1 M tokens and of MaxBlocks blocks with scattered
+// pages. Either side reads the hit, or both do, and some blocks are recomputed. The test
+// compares every byte on both devices and every stored block.
+func TestLongPrompts(t *testing.T) {
+	ctx, s, pe, de := longPair(t, 2, 2*MaxBlocks, 32<<20)
 	for i, c := range []struct{ blocks, hit, split int }{
 		{1 << 16, 1<<16 - 1, 1 << 14}, {MaxBlocks, MaxBlocks - 1, 0}, {MaxBlocks, 1000, 500},
 	} {
@@ -64,16 +70,11 @@ func TestLongPrompts(t *testing.T) {
 	}
 }
 
-// TestLongRecompute: in a prompt of 1 M tokens every 64th hit block has to be
-// computed again, and is stored again.
+// TestLongRecompute recomputes every 64th hit block of a prompt of 1 M tokens. These
+// blocks are stored again.
 func TestLongRecompute(t *testing.T) {
-	testkit.VerifyNone(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	s := newShelf()
-	s.geo = tiny
 	const blocks, hit = 1 << 16, 1 << 15
-	pe, de := newEngine(t, s, 1, 2*blocks, 16<<20), newEngine(t, s, 2, 2*blocks, 16<<20)
+	ctx, s, pe, de := longPair(t, 1, 2*blocks, 16<<20)
 	s.put(1, hit)
 	r := newRequest(t, pe, de, 1, blocks, hit)
 	d, err := de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: blocks, Hit: hit, Pages: r.pages, Peer: pe.peer})
@@ -103,14 +104,10 @@ func TestLongRecompute(t *testing.T) {
 	}
 }
 
-// TestVersion: the other side's messages are of a version that this manager does not
-// know. The job ends with both versions in its error, and the other side is told.
+// TestVersion: the peer's messages have a version that this manager does not support.
+// The job ends with an error that names both versions.
 func TestVersion(t *testing.T) {
-	testkit.VerifyNone(t)
-	s := newShelf()
-	pe, de := newEngine(t, s, 5, 8, 1<<20), newEngine(t, s, 5, 8, 1<<20)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx, _, pe, de := longPair(t, 2, 8, 1<<20)
 	to, err := de.rdma.Connect(ctx, pe.peer.Addr, pe.peer.Token)
 	if err != nil {
 		t.Fatal(err)
@@ -134,8 +131,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// FuzzLists: what the prefill side lists arrives whole, in whatever order its messages
-// come; each fits in a receive buffer; a message that comes twice is refused.
+// FuzzLists: incoming rebuilds the lists of sendsOf from their messages in any order.
+// Each message fits in a receive buffer, and a repeated message is refused.
 func FuzzLists(f *testing.F) {
 	f.Add(uint64(1), uint32(100), uint8(2))
 	f.Add(uint64(2), uint32(1<<16), uint8(2))
@@ -176,12 +173,12 @@ func FuzzLists(f *testing.F) {
 			}
 		}
 		if err := in.take(list[0]); !errors.Is(err, ErrJob) {
-			t.Fatalf("a message more: %v", err)
+			t.Fatalf("a repeated message: %v", err)
 		}
 	})
 }
 
-// TestBadLists: lists that contradict themselves or the prompt.
+// TestBadLists: lists that contradict themselves or the prompt are refused.
 func TestBadLists(t *testing.T) {
 	for name, list := range map[string][]*pb.TrafficSends{
 		"of no message":     {{}},

@@ -26,31 +26,31 @@ var (
 	ErrClosed = errors.New("traffic manager is closed")
 	// ErrCancelled: the job was cancelled, here or by its other side.
 	ErrCancelled = errors.New("cancelled")
-	// ErrCut: a read was told to stop.
+	// ErrCut: a read was ended by Cut.
 	ErrCut = errors.New("told to stop")
-	// ErrJob: the job is not one that can be done; it says why.
+	// ErrJob: the job or the options are invalid; the error says why.
 	ErrJob = errors.New("bad job")
-	// ErrRecompute: blocks that are to be computed again have been used already.
+	// ErrRecompute: Recompute was called for blocks that the model has used already.
 	ErrRecompute = errors.New("to be computed again, and used already")
 	// ErrExists: a job of that request is under way here.
 	ErrExists = errors.New("a job of that request is under way")
-	// ErrBusy: the buffer is used up and so is its queue.
+	// ErrBusy: the buffer has no room, and the job may not wait or the queue is full.
 	ErrBusy = errors.New("the buffer is used up")
 )
 
 // BlockError says that the bytes of one block are not the writer's.
 type BlockError struct {
 	Block, Layer int
-	// Where it was noticed: "prefill device", "decode buffer", "decode device".
+	// Where the block was checked: "prefill device", "decode buffer", "decode device".
 	Where string
 }
 
-// Error says which.
+// Error names the block, the layer and where it was checked.
 func (e *BlockError) Error() string {
 	return fmt.Sprintf("traffic: block %d, layer %d: not the bytes that were written (noticed in the %s)", e.Block, e.Layer, e.Where)
 }
 
-// Storage is what a manager needs of storage nodes; *client.Store has it.
+// Storage is what a manager needs of storage nodes. *client.Store implements it.
 type Storage interface {
 	// Register makes memory of the manager usable for Read and Write; the manager
 	// closes the result when nothing uses the memory any more.
@@ -59,18 +59,18 @@ type Storage interface {
 	Write(ctx context.Context, w client.WriteRequest) (client.WriteResult, error)
 }
 
-// Device is an engine's device memory, or what stands for it: KV pages of one
+// Device is an engine's device memory, or host memory in its place: KV pages of one
 // Layer Block each.
 type Device struct {
 	// Region is registered with Options.Compute.
 	Region rdma.Region
-	// Bases are the offsets of the layers: layer l is at Bases[l mod len(Bases)].
-	// One for each layer holds a request whole; a decode engine has that. Fewer,
-	// on a prefill engine, hold so many layers at a time (layerwise prefill).
+	// Bases are the offsets of the layers: layer l is at Bases[l mod len(Bases)]. A
+	// decode engine must have one for each layer. A prefill engine may have fewer: it
+	// then holds len(Bases) layers at a time (layerwise prefill).
 	Bases []uint64
 }
 
-// offset is where a block's page of a layer is.
+// offset returns the offset in Region of a page of a layer.
 func (d *Device) offset(layer int, page uint32, layerBytes uint64) uint64 {
 	return d.Bases[layer%len(d.Bases)] + uint64(page)*layerBytes
 }
@@ -80,8 +80,8 @@ type Options struct {
 	Namespace kv.Namespace
 	// Storage reads and writes through the engine's storage NIC.
 	Storage Storage
-	// Compute is the engine's compute NIC; the manager takes its messages
-	// (rdma.Engine.Recv), so nobody else may.
+	// Compute is the engine's compute NIC. The manager calls its Recv, so no one else
+	// may.
 	Compute rdma.Engine
 	// BufferBytes is the size of the PE or DE buffer: DRAM that holds whole prompts
 	// on their way. New maps it and registers it with Storage, Compute and Copier.
@@ -100,9 +100,9 @@ type Options struct {
 	// DeviceCopies must then be nil.
 	Copier       copier.Copier
 	DeviceCopies copier.Memory
-	// PersistMax bounds the blocks that wait for storage; more are dropped (the
-	// cache loses them, nothing else does). Default: what both buffers hold, which
-	// every such block lies in, and at least 4096.
+	// PersistMax bounds the blocks that wait for storage. Further blocks are not
+	// stored; the requests are not affected. Default: the number of blocks that both
+	// buffers hold, because each waiting block is in one of them, and at least 4096.
 	PersistMax int
 	Logger     *slog.Logger
 }
@@ -153,30 +153,30 @@ func (o *Options) Validate() error {
 	return nil
 }
 
-// Peer is how to reach the other side's manager.
+// Peer is the address of the other side's manager, and its token.
 type Peer struct {
 	Addr  rdma.Addr
 	Token rdma.Token
 }
 
 const (
-	// recvBuffers and recvBytes hold messages of peers. The longest one lists
-	// pagesPerMessage pages or rangesPerMessage ranges: 40 KiB.
+	// recvBuffers receive buffers of recvBytes each take the messages of peers. The
+	// longest message lists pagesPerMessage pages or rangesPerMessage ranges: 40 KiB.
 	recvBuffers = 64
 	recvBytes   = 64 << 10
 	// MaxBlocks is the longest prompt of a job: 2 M tokens in blocks of 16. It is the
 	// longest chain that a storage node takes unless configured otherwise
 	// (limits.chain_blocks), so every block of such a prompt can be found and stored.
-	// A job of more is refused (ErrJob).
+	// A longer job is refused (ErrJob).
 	MaxBlocks = 1 << 17
 	// maxEarly bounds the messages that a manager keeps for jobs that have not begun
-	// here, about 300 bytes each. Further ones are returned to their sender, which
-	// sends them again; returnsMax bounds how many are being returned at a time, and
-	// beyond that no message is taken.
+	// here, about 300 bytes each. Further messages are returned to their sender, which
+	// sends them again. returnsMax bounds the messages that are being returned at a
+	// time; when it is reached, receive blocks.
 	maxEarly   = 4096
 	returnsMax = 256
-	// queueMax bounds the jobs that wait for memory. Each has a goroutine of the
-	// engine, which is what bounds them first.
+	// queueMax bounds the jobs that wait for memory. Each takes a goroutine of the engine,
+	// so in practice goroutines are the tighter bound.
 	queueMax = 1 << 16
 	// A message that the other side could not take is sent again after a pause, which
 	// doubles from resendMin to resendMax.
@@ -193,20 +193,20 @@ type Manager struct {
 	imms atomic.Uint32
 	// buffer holds prompts, appended decoded blocks.
 	buffer, appended space
-	// plain is opts.Copier where the caller gave none.
+	// plain is opts.Copier if the caller gave none.
 	plain *copier.Plain
 
 	// returns has an element for each message that is being returned.
 	returns chan struct{}
-	// life ends when Close has ended the jobs; end ends it, under mu.
+	// life ends when Close has ended the jobs. endLife is called with mu held.
 	life    context.Context
 	endLife context.CancelFunc
 
 	mu     sync.Mutex
 	closed bool
 	jobs   map[string]job
-	// early are messages whose job has not begun here, by request. Invariant:
-	// earlyCount is how many there are, at most earlyMax.
+	// early holds messages whose job has not begun here, by request. Invariant:
+	// earlyCount is their number and earlyCount <= earlyMax.
 	early                map[string][]earlyMessage
 	earlyCount, earlyMax int
 
@@ -227,14 +227,14 @@ type earlyMessage struct {
 	m    *pb.TrafficMessage
 }
 
-// geometry is what a manager needs of the namespace's.
+// geometry is what a manager needs of the namespace's geometry.
 type geometry struct {
 	layers                int
 	layerBytes, fullBytes uint64
 	digest                kv.GeometryDigest
 }
 
-// New maps and registers the buffers, returns a manager and takes over the
+// New maps and registers the buffers and returns a manager, which receives the
 // messages of opts.Compute. Close the manager before Storage, Compute and Copier.
 func New(opts Options) (*Manager, error) {
 	opts.EnsureDefaults()
@@ -256,7 +256,7 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// open takes what release gives back.
+// open maps and registers the buffers, which release releases.
 func (m *Manager) open() (err error) {
 	o := &m.opts
 	if o.Copier == nil {
@@ -280,7 +280,7 @@ func (m *Manager) open() (err error) {
 	return o.Compute.Recv(recvBuffers, recvBytes, m.receive)
 }
 
-// release gives the buffers back; nothing is under way.
+// release closes the buffers. No job may be running.
 func (m *Manager) release() error {
 	ctx, cancel := context.WithTimeout(context.Background(), teardownWithin)
 	defer cancel()
@@ -291,8 +291,8 @@ func (m *Manager) release() error {
 	return err
 }
 
-// toDevice copies from the buffer to device memory. It returns when nothing of it
-// is under way, so that what waits for the caller waits for the copy.
+// toDevice copies from the buffer to device memory. It returns after its copies have
+// ended, also after an error, so close waits for them too.
 func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
 	for batch := range slices.Chunk(spans, copier.MaxSpans) {
 		if err := copier.Copy(ctx, m.opts.Copier, copier.Batch{Src: m.buffer.copies, Dst: m.opts.DeviceCopies, Spans: batch}); err != nil {
@@ -302,9 +302,9 @@ func (m *Manager) toDevice(ctx context.Context, spans []copier.Span) error {
 	return nil
 }
 
-// Close cancels what is under way and waits for it, and for what is being
-// persisted; then it gives the buffers back. An error says what of them could not
-// be: it may still be written to. Close may be called twice.
+// Close cancels the running jobs, waits for them and for the blocks that are being
+// stored, and then releases the buffers. It returns an error if a buffer could not be
+// released because it may still be written to. Close may be called twice.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	first := !m.closed
@@ -330,17 +330,20 @@ func (m *Manager) Close() error {
 	return nil
 }
 
-// Stats are what a manager holds now.
+// Stats are a manager's gauges.
 type Stats struct {
-	// BufferBytes of whole prompts, of which BufferUsedBytes are taken.
+	// BufferBytes is the size of the buffer for prompts, BufferUsedBytes the allocated
+	// part of it.
 	BufferBytes, BufferUsedBytes int64
-	// AppendBytes of decoded blocks, of which AppendUsedBytes are taken.
+	// AppendBytes is the size of the buffer for decoded blocks, AppendUsedBytes the
+	// allocated part of it.
 	AppendBytes, AppendUsedBytes int64
-	// Jobs are under way; Persisting blocks wait for storage.
+	// Jobs is the number of running jobs, Persisting the number of blocks that wait
+	// for storage.
 	Jobs, Persisting int
 }
 
-// Stats returns what the manager holds now.
+// Stats returns the manager's gauges.
 func (m *Manager) Stats() Stats {
 	buffer, appended := m.buffer.Stats(), m.appended.Stats()
 	s := Stats{
@@ -358,7 +361,7 @@ func (m *Manager) Stats() Stats {
 // Its bytes belong to the jobs under way.
 func (m *Manager) Buffer() []byte { return m.buffer.Bytes() }
 
-// begin enters a job and hands it what came early.
+// begin adds a job.
 func (m *Manager) begin(request string, j job) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -373,7 +376,7 @@ func (m *Manager) begin(request string, j job) error {
 	return nil
 }
 
-// takeEarly returns what came for a request before its job.
+// takeEarly removes and returns the messages that arrived for a request before its job.
 func (m *Manager) takeEarly(request string) []earlyMessage {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -383,7 +386,8 @@ func (m *Manager) takeEarly(request string) []earlyMessage {
 	return out
 }
 
-// keepEarlyLocked keeps a message for a job to come; false if there is no room.
+// keepEarlyLocked keeps a message for a job that has not begun; false if there is no
+// room.
 func (m *Manager) keepEarlyLocked(from rdma.EngineID, t *pb.TrafficMessage) bool {
 	if m.earlyCount >= m.earlyMax {
 		return false
@@ -393,7 +397,8 @@ func (m *Manager) keepEarlyLocked(from rdma.EngineID, t *pb.TrafficMessage) bool
 	return true
 }
 
-// dropEarlyLocked drops the kept messages of a request that stale names.
+// dropEarlyLocked drops the kept messages of a request from the senders for which stale
+// returns true.
 func (m *Manager) dropEarlyLocked(request string, stale func(from rdma.EngineID) bool) {
 	kept := slices.DeleteFunc(m.early[request], func(e earlyMessage) bool { return stale(e.from) })
 	m.earlyCount -= len(m.early[request]) - len(kept)
@@ -416,7 +421,7 @@ func (m *Manager) dropDead() {
 	}
 }
 
-// end takes a job out.
+// end removes a job.
 func (m *Manager) end(request string, j job) {
 	m.mu.Lock()
 	if m.jobs[request] == j {
@@ -426,11 +431,12 @@ func (m *Manager) end(request string, j job) {
 	m.work.Done()
 }
 
-// receive takes a message of a peer: it has proved the token.
+// receive handles a message of a peer. The engine has authenticated the peer by its
+// token.
 func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 	t := &pb.TrafficMessage{}
 	if err := proto.Unmarshal(raw, t); err != nil {
-		m.log.Warn("a traffic manager sent what does not decode", "peer", from.String(), "bytes", len(raw), "err", err)
+		m.log.Warn("a message of another traffic manager does not decode", "peer", from.String(), "bytes", len(raw), "err", err)
 		return
 	}
 	if j := m.find(from, t); j != nil {
@@ -441,11 +447,11 @@ func (m *Manager) receive(from rdma.EngineID, raw []byte) {
 	case *pb.TrafficMessage_Offer, *pb.TrafficMessage_Held:
 		m.keep(from, t, raw)
 	}
-	// Anything else is about a job that has ended here.
+	// Any other message is about a job that has ended here.
 }
 
-// find returns the job that a message is about; nil if there is none. The end of a
-// job that never began here takes its messages with it.
+// find returns the job that a message is about; nil if there is none. A cancellation of
+// a job that has not begun here drops its kept messages.
 func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -456,8 +462,8 @@ func (m *Manager) find(from rdma.EngineID, t *pb.TrafficMessage) job {
 	return j
 }
 
-// keep keeps a message of a decode side until its job begins here, or returns it to
-// its sender. It is never dropped: the decode side would wait for ever.
+// keep keeps a message of a decode side until its job begins here, or returns it to its
+// sender. The message must not be dropped: the decode side would wait forever.
 func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 	for _, full := range []bool{false, true} {
 		if full {
@@ -466,7 +472,7 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 		m.mu.Lock()
 		if j := m.jobs[t.Request]; j != nil {
 			m.mu.Unlock()
-			j.message(from, t) // it has begun meanwhile
+			j.message(from, t) // the job has begun since find
 			return
 		}
 		kept := m.keepEarlyLocked(from, t)
@@ -484,12 +490,12 @@ func (m *Manager) keep(from rdma.EngineID, t *pb.TrafficMessage, raw []byte) {
 	go func() {
 		defer m.work.Done()
 		defer func() { <-m.returns }()
-		// If the sender is gone, so is its job.
+		// If the sender's session has ended, its job has ended too.
 		_ = m.send(m.life, from, back, func(error) {})
 	}()
 }
 
-// start counts a goroutine in m.work; false if the manager is closed.
+// start adds a goroutine to m.work; false if the manager is closed.
 func (m *Manager) start() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -500,9 +506,9 @@ func (m *Manager) start() bool {
 	return true
 }
 
-// send sends a message. A peer that has no receive buffer free gets it again after
-// a pause, until ctx ends. done is called once, with nil when the peer has the
-// message. A non-nil error: done is not called.
+// send sends a message. If the peer has no free receive buffer, send sends the message
+// again after a pause, until ctx ends. It calls done once, with nil when the peer has
+// the message. If send returns an error, it does not call done.
 func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessage, done func(error)) error {
 	raw, err := proto.Marshal(t)
 	if err != nil {
@@ -511,7 +517,7 @@ func (m *Manager) send(ctx context.Context, to rdma.EngineID, t *pb.TrafficMessa
 	return m.sendRaw(ctx, to, raw, resendMin, done)
 }
 
-// sendRaw is send with the next pause.
+// sendRaw is send for an encoded message. pause is the next pause.
 func (m *Manager) sendRaw(ctx context.Context, to rdma.EngineID, raw []byte, pause time.Duration, done func(error)) error {
 	err := m.opts.Compute.Send(ctx, to, raw, func(err error) {
 		var refused *rdma.RefusedError
@@ -537,8 +543,8 @@ func (m *Manager) sendRaw(ctx context.Context, to rdma.EngineID, raw []byte, pau
 
 // sendLater is sendRaw after a pause.
 func (m *Manager) sendLater(ctx context.Context, to rdma.EngineID, raw []byte, pause time.Duration, done func(error)) error {
-	// Half of the pause is at random: senders that were refused together must not
-	// come back together.
+	// Half of the pause is random, so that senders that were refused at the same time
+	// do not send again at the same time.
 	t := time.NewTimer(pause/2 + rand.N(pause))
 	defer t.Stop()
 	select {

@@ -14,24 +14,24 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// pending are the blocks that are on their way to storage: what a later turn of
-// a session waits for, so that it sees the turn before.
+// pending holds the blocks that are being written to storage. A later turn of a
+// session waits for them, so that it finds the blocks of the turn before.
 type pending struct {
 	max    int
 	mu     sync.Mutex
 	blocks map[kv.BlockID]chan struct{}
-	// trains are those that have not left yet, by their last block.
-	trains map[kv.BlockID]*train
+	// runs are the runs that still take blocks, by their last block.
+	runs map[kv.BlockID]*run
 }
 
 func newPending(n int) pending {
-	return pending{max: n, blocks: make(map[kv.BlockID]chan struct{}), trains: make(map[kv.BlockID]*train)}
+	return pending{max: n, blocks: make(map[kv.BlockID]chan struct{}), runs: make(map[kv.BlockID]*run)}
 }
 
-// train is decoded blocks, each the parent of the next, that wait until storage
-// has what is before them and then go in one write: a write is two round trips,
-// and one for each block would have the last block wait for all of them.
-type train struct {
+// run is decoded blocks, each the parent of the next, that wait until storage has
+// their first block's parent. Then one write stores all of them: a write takes two
+// round trips, and with a write for each block the last block would wait for all.
+type run struct {
 	chain  chain // up to the last block
 	first  int
 	pieces []client.Piece
@@ -40,55 +40,56 @@ type train struct {
 	ends   []func()
 }
 
-// add couples a block, the last of c; pending.mu is held, or nobody knows t.
-func (t *train) add(c chain, buf arena.Buffer, sums []uint64, end func()) {
-	t.chain = c
-	t.pieces = append(t.pieces, client.Piece{Block: len(c.ids) - 1, Offset: buf.Offset()})
-	t.sums, t.bufs, t.ends = append(t.sums, sums), append(t.bufs, buf), append(t.ends, end)
+// add appends a block, the last of c. pending.mu must be held.
+func (r *run) add(c chain, buf arena.Buffer, sums []uint64, end func()) {
+	r.chain = c
+	r.pieces = append(r.pieces, client.Piece{Block: len(c.ids) - 1, Offset: buf.Offset()})
+	r.sums, r.bufs, r.ends = append(r.sums, sums), append(r.bufs, buf), append(r.ends, end)
 }
 
-// over gives everything back.
-func (t *train) over() {
-	for i, buf := range t.bufs {
+// release releases the memory of the blocks and ends them.
+func (r *run) release() {
+	for i, buf := range r.bufs {
 		buf.Release()
-		t.ends[i]()
+		r.ends[i]()
 	}
 }
 
-// board couples a block to the train that its parent waits in, nil if there is
-// none; otherwise it returns a new train, which the caller drives.
-func (p *pending) board(c chain, buf arena.Buffer, sums []uint64, end func()) *train {
+// add appends a block to the run that ends with its parent, and returns nil. If there
+// is no such run, add returns a new one, which the caller has to write.
+func (p *pending) add(c chain, buf arena.Buffer, sums []uint64, end func()) *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := len(c.ids)
-	var t *train
+	var r *run
 	if n > 1 {
-		t = p.trains[c.ids[n-2]]
+		r = p.runs[c.ids[n-2]]
 	}
-	driver := t == nil || t.chain.epoch != c.epoch
-	if driver {
-		t = &train{first: n - 1}
+	fresh := r == nil || r.chain.epoch != c.epoch
+	if fresh {
+		r = &run{first: n - 1}
 	} else {
-		delete(p.trains, c.ids[n-2])
+		delete(p.runs, c.ids[n-2])
 	}
-	t.add(c, buf, sums, end)
-	p.trains[c.ids[n-1]] = t
-	if !driver {
+	r.add(c, buf, sums, end)
+	p.runs[c.ids[n-1]] = r
+	if !fresh {
 		return nil
 	}
-	return t
+	return r
 }
 
-// leave has no more blocks coupled to a train.
-func (p *pending) leave(t *train) {
+// seal makes a run take no more blocks.
+func (p *pending) seal(r *run) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if last := t.chain.ids[len(t.chain.ids)-1]; p.trains[last] == t {
-		delete(p.trains, last)
+	if last := r.chain.ids[len(r.chain.ids)-1]; p.runs[last] == r {
+		delete(p.runs, last)
 	}
 }
 
-// begin enters blocks and returns what ends them; false if there are too many.
+// begin adds blocks and returns the function that removes them; false if there would
+// be too many.
 func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,16 +112,17 @@ func (p *pending) begin(ids []kv.BlockID) (end func(), ok bool) {
 	}, true
 }
 
-// len is how many blocks are on their way.
+// len returns how many blocks are being written.
 func (p *pending) len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.blocks)
 }
 
-// Settle waits until a block that was computed or decoded here is in storage, or
-// is known not to get there: after it, a match of the session's next turn finds
-// what it will ever find. A block that is not on its way costs nothing.
+// Settle waits until a block that was computed or decoded here is in storage, or until
+// its write has failed. A match of the session's next turn after Settle finds all that
+// storage will ever have of this turn. If the block is not being written, Settle
+// returns at once.
 func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	m.pending.mu.Lock()
 	done := m.pending.blocks[id]
@@ -136,14 +138,14 @@ func (m *Manager) Settle(ctx context.Context, id kv.BlockID) error {
 	}
 }
 
-// persist stores the full blocks of the prompt that storage does not have: the
-// new ones, and those of the hit that had to be computed again. What it returns is
-// closed when the buffer is not read any more. A block that storage refuses is
-// lost to the cache and to nobody else.
+// persist stores the full blocks of the prompt that storage does not have: the new
+// ones, and the hit blocks that were computed again. The returned channel is closed
+// when the buffer is not read any more. If storage refuses a block, only the cache
+// lacks it; the request is not affected.
 func (d *Decode) persist() <-chan struct{} {
 	done := make(chan struct{})
-	// What was verified is what is stored: the sums go with the blocks, so that
-	// storage refuses one whose memory has changed since.
+	// The checksums are sent with the blocks, so storage refuses a block whose memory
+	// has changed since it was verified.
 	var pieces []client.Piece
 	var sums [][]uint64
 	var ids []kv.BlockID
@@ -173,16 +175,16 @@ func (d *Decode) persist() <-chan struct{} {
 }
 
 const (
-	// persistWithin bounds how long one write of new blocks may take, from its
-	// beginning: the cache may lose them, memory may not be held for ever.
+	// persistWithin is the time limit of one write of new blocks. The cache may lose
+	// the blocks of a slow write, but their memory must be released.
 	persistWithin = time.Minute
-	// persistBlocks bounds the blocks of one write, so that a long prompt has as many
-	// times persistWithin as it needs.
+	// persistBlocks bounds the blocks of one write. A long prompt takes several
+	// writes, each with a persistWithin of its own.
 	persistBlocks = 2048
 )
 
-// store writes blocks that lie in from to storage, in the order of the chain. Where
-// one of them is refused those behind it have no parent, and are not offered.
+// store writes blocks from memory to storage, in the order of the chain. It stops at
+// the first refused block: the blocks after it would have no parent.
 func (m *Manager) store(ctx context.Context, request string, from *client.Memory, c chain, pieces []client.Piece, sums [][]uint64) {
 	for len(pieces) > 0 && ctx.Err() == nil {
 		n := min(len(pieces), persistBlocks)
@@ -195,7 +197,7 @@ func (m *Manager) store(ctx context.Context, request string, from *client.Memory
 	}
 }
 
-// storeSome performs one write; false: something of it is not stored.
+// storeSome performs one write. It returns false if any block was not stored.
 func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteRequest) bool {
 	ctx, cancel := context.WithTimeout(ctx, persistWithin)
 	defer cancel()
@@ -207,10 +209,10 @@ func (m *Manager) storeSome(ctx context.Context, request string, w client.WriteR
 	return ok
 }
 
-// Append stores one block that decoding has filled: its KV is in a page of every
-// layer of device memory. ids is the chain up to and including it. It returns when
-// the page may change; the write goes on (Settle waits for it). Blocks whose parent
-// is still waiting for storage go with it, in one write.
+// Append stores one block that decoding has filled: its KV is in the given page of
+// every layer of device memory. ids is the chain up to and including the block. Append
+// returns when the page may change, before the write has ended (Settle waits for it).
+// A block whose parent is still waiting to be written is stored by the same write.
 func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, epoch kv.Epoch, page uint32) error {
 	if len(ids) == 0 {
 		return fmt.Errorf("traffic: request %q: append without a chain: %w", request, ErrJob)
@@ -237,28 +239,28 @@ func (m *Manager) Append(ctx context.Context, request string, ids []kv.BlockID, 
 		m.work.Done()
 		return fmt.Errorf("traffic: request %q: %w", request, err)
 	}
-	t := m.pending.board(chain{ids, epoch}, buf, sums, end)
-	if t == nil {
+	r := m.pending.add(chain{ids, epoch}, buf, sums, end)
+	if r == nil {
 		m.work.Done()
 		return nil
 	}
 	go func() {
 		defer m.work.Done()
 		ctx := context.WithoutCancel(ctx)
-		if t.first > 0 {
-			// It ends: the parent's own write is bounded.
-			_ = m.Settle(ctx, ids[t.first-1])
+		if r.first > 0 {
+			// This ends, because the parent's write has a time limit.
+			_ = m.Settle(ctx, ids[r.first-1])
 		}
-		m.pending.leave(t)
-		defer t.over()
-		m.store(ctx, request, m.appended.memory, t.chain, t.pieces, t.sums)
+		m.pending.seal(r)
+		defer r.release()
+		m.store(ctx, request, m.appended.memory, r.chain, r.pieces, r.sums)
 	}()
 	return nil
 }
 
-// take copies one block, all its layers, from the device to memory of Append's, and
-// returns the sums of what the device holds; of what came, where the CPU cannot
-// address the device.
+// take copies one block, all its layers, from the device to the buffer of decoded
+// blocks and returns the checksums of its layers. They are computed over device
+// memory, or over the copy where the CPU cannot address the device.
 func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64, error) {
 	g, dev := m.geo, &m.opts.Device
 	buf, err := m.appended.Alloc(ctx, int(g.fullBytes))

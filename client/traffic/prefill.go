@@ -22,16 +22,16 @@ type PrefillJob struct {
 	// IDs are the chain of the cached prefix, at least Hit long, of Epoch.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
-	// Blocks is the whole prompt's length, the last block perhaps not full, of
-	// which the first Hit are cached.
+	// Blocks is the length of the whole prompt; the last block may be partly filled.
+	// The first Hit blocks are cached.
 	Blocks, Hit int
-	// Parts are what this side reads; the decode side reads the rest of the hit,
-	// or somebody says Read or Recompute later.
+	// Parts are the ranges that this side reads. The rest of the hit is read by the
+	// decode side, or is given to Read or Recompute later.
 	Parts []Part
 	// Pages are the device pages of the blocks, one for each of Blocks.
 	Pages []uint32
-	// Stopped, if set, is told when a read of this side comes to its end before
-	// its part's. It must not block.
+	// Stopped, if set, is called when a read of this side has ended before the end of
+	// its part. It must not block.
 	Stopped func(Stop)
 	// Progress, if set, is called while a part is read and when it is complete, from
 	// goroutines of the transfer engine. It must not block.
@@ -42,7 +42,7 @@ type PrefillJob struct {
 type source uint8
 
 const (
-	unknown  source = iota // nobody has it yet
+	unknown  source = iota // in no buffer yet
 	here                   // in the PE buffer
 	there                  // in the DE buffer
 	computed               // the model computes it again
@@ -57,25 +57,27 @@ type Prefill struct {
 	sumsAt uint64
 	imm    uint32
 
-	// Guarded by transfer.mu.
-	// begun: the job has its memory. Until then parts are what is to be read.
+	// The fields below are guarded by transfer.mu.
+
+	// begun is set once the job has its memory. Until then, parts collects the ranges
+	// to read.
 	begun  bool
 	parts  []Part
-	from   []source // of the hit blocks
-	at     []uint64 // where a block that is here lies in the region
+	from   []source // of each hit block
+	at     []uint64 // offset in the buffer's region of each hit block that is here
 	offer  *pb.TrafficOffer
 	decode rdma.Desc
-	// resolved: every hit block has a source; sends are the blocks that the DE
-	// does not have.
+	// resolved: every hit block has a source. sends are the blocks that the DE does
+	// not have.
 	resolved bool
 	sends    []uint32
 	in, sent []bool // by layer
-	// passed is how many layers from 0 on have been sent: their pages are free.
+	// passed layers, counted from layer 0, have been sent. Their pages are free.
 	passed int
 }
 
-// Prefill begins a job: its parts are read as soon as the decode side has offered its
-// memory. ctx bounds all of it. Call Finish or Cancel in the end.
+// Prefill begins a job. It reads the job's parts once the decode side has offered its
+// memory. ctx bounds the whole job. Call Finish or Cancel at the end.
 func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error) {
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
@@ -149,8 +151,9 @@ func checkParts(request string, parts []Part, hit int) error {
 }
 
 // begin takes the job's memory and starts to read. It waits for the decode side's
-// offer first: whoever has memory here has it there too, so that it waits for nobody's
-// memory any more, and returns its own. The memory is one piece for the same reason.
+// offer first, and takes all memory in one piece. So a job that has memory here has
+// memory on the decode side too and waits for no other: it always ends and returns
+// its memory.
 func (p *Prefill) begin() error {
 	if err := p.await(p.ctx, func() bool { return p.offer != nil }); err != nil {
 		return err
@@ -184,9 +187,9 @@ func (p *Prefill) begin() error {
 	return nil
 }
 
-// Read has this side read a range of hit blocks that nobody has or reads. Where the
-// buffer has no room for them now, Stopped says so (ErrBusy): a job that has memory
-// never waits for more.
+// Read makes this side read a range of hit blocks that are in no buffer and that
+// neither side is reading. If the buffer has no room for them now, Read calls Stopped
+// with ErrBusy, because a job that has memory never waits for more.
 func (p *Prefill) Read(part Part) {
 	if part.From < 0 || part.To > p.job.Hit || part.Len() <= 0 {
 		p.fail(fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", p.request, part.From, part.To, p.job.Hit, ErrJob))
@@ -203,7 +206,8 @@ func (p *Prefill) Read(part Part) {
 	}
 }
 
-// loadLate reads one part into memory of its own, if there is some.
+// loadLate reads one part into a separate allocation. If the buffer has no room, it
+// calls Stopped with ErrBusy.
 func (p *Prefill) loadLate(part Part) error {
 	buf, err := p.tryAlloc(uint64(part.Len()) * p.m.geo.fullBytes)
 	if errors.Is(err, ErrBusy) {
@@ -218,7 +222,7 @@ func (p *Prefill) loadLate(part Part) error {
 	return p.load1(part, buf, 0)
 }
 
-// load1 reads one part to where it begins in a buffer.
+// load1 reads one part into buf, from offset base on.
 func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, base, p.sums, p.job.Progress)
 	if err != nil {
@@ -242,10 +246,11 @@ func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
 	return nil
 }
 
-// Recompute makes a range of hit blocks the model's to compute: they count as missed
-// from then on, also those that have come to a buffer already. Once a layer may have
-// been computed behind such a block (after Loaded), nothing that was computed can be
-// kept: the job fails with ErrRecompute, and its caller begins it anew without them.
+// Recompute has the model compute a range of hit blocks: they count as missed from then
+// on, including blocks that are in a buffer already. After Loaded the model may have
+// computed a layer from such a block, and nothing that was computed from it can be
+// kept: the job then fails with ErrRecompute, and the caller begins a new job that does
+// not count these blocks as hits.
 func (p *Prefill) Recompute(part Part) {
 	used := false
 	p.update(func() {
@@ -282,11 +287,10 @@ func (p *Prefill) missLocked() []int {
 	return miss
 }
 
-// Loaded waits until every hit block is in a buffer or is to be recomputed, and the
-// decode side is there: from then on the job waits for nothing but its own
-// transfers. An engine that takes only such jobs into a batch never has the others
-// of the batch wait for storage, or for a decode engine whose buffer is full of
-// jobs that wait for this engine.
+// Loaded waits until the decode side has offered its memory and every hit block is in a
+// buffer or is to be recomputed. From then on the job waits for its own transfers only.
+// If an engine adds only such jobs to a batch, no job of the batch waits for storage, or
+// for a decode engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
 	return p.await(ctx, func() bool { return p.resolved })
 }
@@ -296,24 +300,24 @@ func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
 
-// Computed says that the KV of a layer's missed blocks is in their pages. All of
-// the layer that the DE does not have is sent there; its pages must stay until
-// layer + len(Device.Bases) is asked for.
+// Computed reports that the KV of a layer's missed blocks is in their pages. The PE
+// then sends the DE all blocks of the layer that the DE does not have. The layer's
+// pages must not change until Layer returns for layer + len(Device.Bases).
 func (p *Prefill) Computed(layer int) {
 	p.run(func() error { return p.forward(layer) })
 }
 
-// Finish waits until every layer has been sent and has landed, and gives
-// everything back.
+// Finish waits until every layer has arrived on the decode side, and releases the job's
+// memory.
 func (p *Prefill) Finish(ctx context.Context) error {
 	err := p.await(ctx, func() bool { return p.passed == p.m.geo.layers })
 	return p.close(err)
 }
 
-// Cancel ends the job. When it returns, nothing of it is under way and no write
-// of the other side can touch device memory or buffer.
+// Cancel ends the job. When it returns, no transfer of the job is running and no write
+// of the decode side can touch device memory or the buffer.
 func (p *Prefill) Cancel() {
-	_ = p.close(fmt.Errorf("traffic: request %q: %w", p.request, ErrCancelled)) // it is what was asked for
+	_ = p.close(fmt.Errorf("traffic: request %q: %w", p.request, ErrCancelled)) // close returns its argument
 }
 
 // message implements job.
@@ -341,7 +345,7 @@ func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// takeOffer learns where the DE wants the prompt's KV.
+// takeOffer stores the DE's offer: the window that the prompt's KV is written to.
 func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	var d rdma.Desc
 	err := d.UnmarshalBinary(o.Window)
@@ -359,7 +363,7 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	p.update(func() { p.offer, p.decode = o, d })
 }
 
-// feed brings the layers in, as many at a time as device memory holds.
+// feed brings the hit's layers to device memory, at most len(Device.Bases) at a time.
 func (p *Prefill) feed() error {
 	err := p.await(p.ctx, func() bool { return p.begun && !slices.Contains(p.from, unknown) })
 	if err != nil {
@@ -410,7 +414,8 @@ func (p *Prefill) feed() error {
 	return nil
 }
 
-// accept opens the pages of blocks and the table of sums to the DE.
+// accept opens windows for the DE on the pages of blocks and on the table of checksums,
+// and sends it both.
 func (p *Prefill) accept(blocks []uint32, layers int) error {
 	device, bases, first, err := p.openPages(blocks)
 	if err != nil {
@@ -437,9 +442,9 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	return nil
 }
 
-// openPages opens the pages of blocks in each layer that device memory holds, and
-// nothing else of it. bases are where the page number first, the lowest, lies for
-// each layer, counted from the window's first byte.
+// openPages opens a window on the pages of blocks, and on nothing else, in each layer
+// that device memory holds. first is the lowest page number. bases are the offsets in
+// the window of page first, one for each layer.
 func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, first uint32, _ error) {
 	d, n := &p.m.opts.Device, p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
@@ -448,7 +453,7 @@ func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, fir
 	}
 	slices.Sort(pages)
 	first = pages[0]
-	// Runs of pages that follow each other, the same in each layer.
+	// Runs of consecutive pages. They are the same in each layer.
 	var runs []rdma.Span
 	for _, page := range pages {
 		at := uint64(page-first) * n
@@ -514,7 +519,7 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 	return nil
 }
 
-// forward sends one layer to the DE: what was read here and what was computed.
+// forward sends the DE one layer of the blocks that were read or computed here.
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
@@ -566,7 +571,7 @@ func (p *Prefill) forward(layer int) error {
 		all = p.passed == g.layers
 	})
 	if all {
-		p.unwatch() // whatever becomes of the DE now, it has everything
+		p.unwatch() // the DE has the whole prompt, so its death no longer fails this job
 	}
 	return nil
 }

@@ -6,18 +6,18 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// wireVersion is TrafficMessage.version of this package.
+// wireVersion is the TrafficMessage.version that this package sends and accepts.
 const wireVersion = 2
 
 const (
-	// pagesPerMessage and rangesPerMessage bound what one message lists, so that it
-	// fits in a receive buffer of the peer (recvBytes): a page has up to 5 bytes, a
-	// range up to 10.
+	// pagesPerMessage and rangesPerMessage bound the list in one message, so that the
+	// message fits in a receive buffer of the peer (recvBytes): a page takes up to 5
+	// bytes on the wire, a range up to 10.
 	pagesPerMessage  = 8192
 	rangesPerMessage = 4096
 )
 
-// appendRanges appends the ranges [from, to) of ascending blocks, two numbers each.
+// appendRanges appends ascending blocks as ranges [from, to), two numbers each.
 func appendRanges(dst, blocks []uint32) []uint32 {
 	for i, b := range blocks {
 		if i > 0 && dst[len(dst)-1] == b {
@@ -29,8 +29,8 @@ func appendRanges(dst, blocks []uint32) []uint32 {
 	return dst
 }
 
-// sendsOf lists blocks and recomputed, both ascending, in as many messages as they
-// need.
+// sendsOf returns the messages that list blocks, which the PE sends, and recomputed,
+// the hit blocks among them that the model computed again. Both must be ascending.
 func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 	var out []*pb.TrafficSends
 	add := func(ranges []uint32, list func(*pb.TrafficSends) *[]uint32) {
@@ -54,21 +54,23 @@ func sendsOf(blocks, recomputed []uint32) []*pb.TrafficSends {
 	return out
 }
 
-// incoming is what the prefill side says that it sends, as far as its messages have
-// arrived.
+// incoming collects the PE's list of the blocks that it sends, which arrives in
+// several messages.
 type incoming struct {
-	// sent and again have an element for each block of the prompt: the prefill side
-	// sends it; it had to be computed again. any: at least one is sent.
+	// sent and again have an element for each block of the prompt. sent: the PE sends
+	// the block. again: the block is of the hit and was computed again. any: at least
+	// one block is sent.
 	sent, again []bool
 	any         bool
-	// arrived messages of messages; 0 messages: none has arrived.
+	// arrived counts the messages so far; messages is their total, 0 until the first
+	// one has arrived.
 	arrived, messages uint32
 }
 
 // complete reports whether every message has arrived.
 func (in *incoming) complete() bool { return in.messages > 0 && in.arrived == in.messages }
 
-// take enters a message.
+// take adds the list of one message.
 func (in *incoming) take(s *pb.TrafficSends) error {
 	if s.Messages == 0 || in.messages != 0 && s.Messages != in.messages || in.complete() {
 		return fmt.Errorf("a list of blocks in %d messages, after %d of %d: %w", s.Messages, in.arrived, in.messages, ErrJob)
@@ -99,21 +101,21 @@ func (in *incoming) take(s *pb.TrafficSends) error {
 	return nil
 }
 
-// pageList is the prefill side's device pages, as far as its messages have arrived.
+// pageList collects the PE's device pages, which arrive in several messages.
 type pageList struct {
-	// pages has an element for each block of the prompt; known tells which have
-	// arrived, left how many have not.
+	// pages has an element for each block of the prompt. known marks the blocks whose
+	// page has arrived, left counts the others.
 	pages []uint32
 	known []bool
 	left  int
 }
 
-// newPageList returns a list of which nothing has arrived.
+// newPageList returns the list before the first message.
 func newPageList(blocks int) pageList {
 	return pageList{make([]uint32, blocks), make([]bool, blocks), blocks}
 }
 
-// take enters a message.
+// take adds the pages of one message.
 func (l *pageList) take(m *pb.TrafficPages) error {
 	from, to := int64(m.First), int64(m.First)+int64(len(m.Pages))
 	if from >= to || to > int64(len(l.pages)) {

@@ -8,16 +8,16 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// chain is what a job reads of storage.
+// chain is the ids of a prompt's blocks under one epoch.
 type chain struct {
 	ids   []kv.BlockID
 	epoch kv.Epoch
 }
 
-// load reads the blocks of a part from storage to the buffer, block b at
-// base + (b - part.From) Full Blocks, and enters their sums. It returns the part
-// that is there, and what became of the rest (nil if there is none). progress, if
-// set, is called meanwhile.
+// load reads the blocks of a part from storage to the buffer, block b to
+// base + (b - part.From) Full Blocks, and adds their checksums to sums. It returns the
+// part that was read, and why the rest was not (nil if the whole part was). progress,
+// if set, is called during the read.
 func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums sumTable, progress func(Progress)) (Part, *Stop, error) {
 	g := t.m.geo
 	pieces := make([]client.Piece, part.Len())
@@ -35,7 +35,7 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 	if progress != nil {
 		req.Progress = func(p client.ReadProgress) {
 			// Progress up to Part.To means that the part is complete, so the last block
-			// is reported only after the read has ended well.
+			// is reported only after the read has succeeded.
 			progress(Progress{part, min(max(p.Blocks, part.From), part.To-1), p.Bytes})
 		}
 	}
@@ -44,7 +44,7 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
 	}
 	cut := ctx.Err() != nil
-	// What had come before an error is in memory and verified.
+	// The blocks before an error are in memory and verified.
 	have := Part{part.From, max(part.From, min(res.Blocks, part.To))}
 	for b := have.From; b < have.To; b++ {
 		sums.setBlock(b, layerSums[b-part.From])

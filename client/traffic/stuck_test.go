@@ -18,23 +18,24 @@ import (
 	"github.com/penstock-kv/penstock/rdma/simrdma"
 )
 
-// TestNobodyStuck: several engines in virtual time, whose buffers are fragmented by
-// prompts of all sizes, with late reads, reads that stop, cancelled requests and lost
-// sessions. With the planner's accounting by bytes and without any, each request ends
-// well or with what befell it, and never because it waited.
-func TestNobodyStuck(t *testing.T) {
+// TestNoDeadlock runs requests between several engines in virtual time. Prompts of all
+// sizes fragment the buffers. Some ranges are ordered late, some reads stop early, some
+// requests are cancelled, and some sessions are lost. Each request must succeed or fail
+// with its own cancellation or lost session, never because it waited for memory. This
+// must hold with the planner's accounting of bytes and without it.
+func TestNoDeadlock(t *testing.T) {
 	testkit.VerifyNone(t)
 	for seed := range uint64(3) {
 		for _, accounted := range []bool{true, false} {
 			t.Run(fmt.Sprintf("seed %d, accounted %v", seed, accounted), func(t *testing.T) {
-				synctest.Test(t, func(t *testing.T) { newPlant(t, seed, accounted).run() })
+				synctest.Test(t, func(t *testing.T) { newEngines(t, seed, accounted).run() })
 			})
 		}
 	}
 }
 
-// plant is the engines of TestNobodyStuck.
-type plant struct {
+// engines are two prefill and three decode engines over one simulated network.
+type engines struct {
 	t         *testing.T
 	rng       *rand.Rand
 	accounted bool
@@ -42,28 +43,33 @@ type plant struct {
 	pes, des  []*engine
 
 	mu sync.Mutex
-	// used is what requests take of each engine's buffer; changed is closed and
-	// replaced when some of it is returned.
+	// used is the bytes of each engine's buffer that requests hold. changed is closed
+	// and replaced when a request returns its bytes.
 	used    map[*engine]int64
 	changed chan struct{}
 }
 
-// slowShelf is storage that takes some time.
+// pause waits for n milliseconds of virtual time, or until ctx ends.
+func pause(ctx context.Context, n int) {
+	select {
+	case <-time.After(time.Duration(n) * time.Millisecond):
+	case <-ctx.Done():
+	}
+}
+
+// slowShelf is storage in which each call takes a random time.
 type slowShelf struct {
 	at
 	mu  sync.Mutex
 	rng *rand.Rand
 }
 
-// pause waits for a random time of the bubble.
+// pause waits for a random time.
 func (s *slowShelf) pause(ctx context.Context) {
 	s.mu.Lock()
-	d := time.Duration(s.rng.IntN(200)) * time.Millisecond
+	n := s.rng.IntN(200)
 	s.mu.Unlock()
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+	pause(ctx, n)
 }
 
 func (s *slowShelf) Read(ctx context.Context, r client.ReadRequest) (client.ReadResult, error) {
@@ -77,29 +83,28 @@ func (s *slowShelf) Write(ctx context.Context, w client.WriteRequest) (client.Wr
 }
 
 const (
-	plantRequests = 30
-	// plantBuffer is the least that a buffer can have: 512 blocks of 4 KiB.
-	plantBuffer = 2 << 20
-	plantLong   = 480
+	// requestCount requests run at a time.
+	requestCount = 30
+	// smallBuffer is the smallest size that a buffer can have: 512 blocks of smallBlocks.
+	smallBuffer = 2 << 20
+	// longBlocks is the length in blocks of the longest prompt.
+	longBlocks = 480
 )
 
-func newPlant(t *testing.T, seed uint64, accounted bool) *plant {
-	w := &plant{t: t, rng: rand.New(rand.NewPCG(seed, 7)), accounted: accounted, shelf: newShelf(), used: map[*engine]int64{}, changed: make(chan struct{})}
-	w.shelf.geo = kv.SingleGroup(2, 4, 512)
-	f := simrdma.NewFabric(seed, simrdma.FabricOptions{Delay: simrdma.Span{Min: time.Microsecond, Max: time.Millisecond}})
+// smallBlocks has blocks of 4 KiB, one granule of a buffer each.
+var smallBlocks = kv.SingleGroup(2, 4, 512)
+
+func newEngines(t *testing.T, seed uint64, accounted bool) *engines {
+	w := &engines{t: t, rng: rand.New(rand.NewPCG(seed, 7)), accounted: accounted, shelf: newShelf(), used: map[*engine]int64{}, changed: make(chan struct{})}
+	w.shelf.geo = smallBlocks
+	f := newSimFabric(seed)
 	for i := range 5 {
-		r, err := simrdma.New(t.Context(), simrdma.Options{
-			Fabric: f, Host: fmt.Sprint("h", i), Listen: true, NICs: []simrdma.NICOptions{simrdma.NICOptions{}.LikeRC()}, Group: group.Options{Token: token},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		layers := 2
 		if i < 2 {
 			layers = 1
 		}
 		storage := &slowShelf{at: newAt(w.shelf), rng: rand.New(rand.NewPCG(seed, uint64(i)))}
-		e := newEngineOn(t, w.shelf, storage, layers, plantRequests*plantLong/2, plantBuffer, nil, r, r)
+		e := newSimEngine(t, f, i, w.shelf, storage, layers, requestCount*longBlocks/2, smallBuffer)
 		if i < 2 {
 			w.pes = append(w.pes, e)
 		} else {
@@ -109,9 +114,26 @@ func newPlant(t *testing.T, seed uint64, accounted bool) *plant {
 	return w
 }
 
-// admit waits, as in the planner's queue, until the request's bytes fit on both
-// engines, and takes them.
-func (w *plant) admit(r *request) (leave func()) {
+// newSimFabric returns a network in virtual time.
+func newSimFabric(seed uint64) *simrdma.Fabric {
+	return simrdma.NewFabric(seed, simrdma.FabricOptions{Delay: simrdma.Span{Min: time.Microsecond, Max: time.Millisecond}})
+}
+
+// newSimEngine returns an engine on host number host of a network in virtual time.
+func newSimEngine(t *testing.T, f *simrdma.Fabric, host int, s *shelf, storage Storage, layers, pages int, bufferBytes int64) *engine {
+	t.Helper()
+	r, err := simrdma.New(t.Context(), simrdma.Options{
+		Fabric: f, Host: fmt.Sprint("h", host), Listen: true, NICs: []simrdma.NICOptions{simrdma.NICOptions{}.LikeRC()}, Group: group.Options{Token: token},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newEngineOn(t, s, storage, layers, pages, bufferBytes, nil, r, r)
+}
+
+// admit waits until the request's bytes fit on both engines, and counts them as used
+// until leave is called. The planner's queue does the same.
+func (w *engines) admit(r *request) (leave func()) {
 	if !w.accounted {
 		return func() {}
 	}
@@ -148,17 +170,17 @@ func (w *plant) admit(r *request) (leave func()) {
 }
 
 // run starts all requests and waits for them.
-func (w *plant) run() {
-	// Far beyond what all of them take one after the other.
+func (w *engines) run() {
+	// This is much longer than all requests take one after another.
 	ctx, cancel := context.WithTimeoutCause(w.t.Context(), 10*time.Minute, errors.New("stuck"))
 	defer cancel()
 	var wg sync.WaitGroup
-	errs := make([]error, plantRequests)
+	errs := make([]error, requestCount)
 	page := uint32(0)
 	for i := range errs {
 		blocks := 1 + w.rng.IntN(200)
 		if w.rng.IntN(4) == 0 {
-			blocks = plantLong - w.rng.IntN(100)
+			blocks = longBlocks - w.rng.IntN(100)
 		}
 		hit := w.rng.IntN(blocks)
 		w.shelf.put(i, hit)
@@ -169,46 +191,47 @@ func (w *plant) run() {
 		}
 		rng := rand.New(rand.NewPCG(w.rng.Uint64(), 1))
 		wg.Go(func() {
-			time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
+			pause(ctx, rng.IntN(500))
 			defer w.admit(r)()
 			errs[i] = w.serve(ctx, r, rng)
 		})
 	}
 	wg.Go(func() {
 		for range 2 {
-			time.Sleep(time.Duration(w.rng.IntN(3000)) * time.Millisecond)
+			pause(ctx, w.rng.IntN(3000))
 			w.des[w.rng.IntN(3)].rdma.Disconnect(w.pes[w.rng.IntN(2)].rdma.Addr().Engine)
 		}
 	})
 	wg.Wait()
-	well := 0
+	succeeded := 0
 	for i, err := range errs {
 		switch {
 		case err == nil:
-			well++
+			succeeded++
 		case ctx.Err() != nil || errors.Is(err, errCheck):
 			w.t.Errorf("request %d: %v", i, err)
 		case !errors.Is(err, ErrCancelled) && !errors.Is(err, context.Canceled) && !errors.Is(err, rdma.ErrPeerDied):
-			w.t.Errorf("request %d: %v; nothing but a cancellation and a lost session was to befall it", i, err)
+			w.t.Errorf("request %d: %v; a request may fail only by a cancellation or a lost session", i, err)
 		}
 	}
-	if well < plantRequests/4 {
-		w.t.Errorf("%d of %d requests went well: too few to test anything", well, plantRequests)
+	if succeeded < requestCount/4 {
+		w.t.Errorf("%d of %d requests succeeded; want at least a quarter, or the test shows little", succeeded, requestCount)
 	}
 	synctest.Wait()
 	for _, e := range append(w.pes, w.des...) {
 		if used := e.Stats().BufferUsedBytes; used != 0 {
-			w.t.Errorf("%d bytes of a buffer are still taken", used)
+			w.t.Errorf("%d bytes of a buffer are still allocated", used)
 		}
 	}
 }
 
-// errCheck: wrong bytes.
+// errCheck: a device holds wrong bytes after a request.
 var errCheck = errors.New("wrong bytes")
 
-// serve serves one request. Its sides start on their own. A range of the hit is
-// ordered later; what a side stops at goes to the other side, and then to the model.
-func (w *plant) serve(ctx context.Context, r *request, rng *rand.Rand) error {
+// serve serves one request, whose sides start at different times. One range of the hit
+// is ordered late. The rest of a read that stopped is given to the other side, and
+// after four stops to the model.
+func (w *engines) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if rng.IntN(5) == 0 {
@@ -227,7 +250,7 @@ func (w *plant) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 	var sides, orders sync.WaitGroup
 	var pErr, dErr error
 	sides.Go(func() {
-		time.Sleep(time.Duration(pauseD) * time.Millisecond)
+		pause(ctx, pauseD)
 		var d *Decode
 		d, dErr = r.de.Decode(ctx, DecodeJob{
 			Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(y, r.hit), Pages: r.pages, Peer: r.pe.peer,
@@ -243,7 +266,7 @@ func (w *plant) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 		}
 	})
 	sides.Go(func() {
-		time.Sleep(time.Duration(pauseP) * time.Millisecond)
+		pause(ctx, pauseP)
 		var p *Prefill
 		p, pErr = r.pe.Prefill(ctx, PrefillJob{
 			Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(0, x), Pages: r.pages, Stopped: func(s Stop) { stops <- stop{s, true} },
@@ -315,17 +338,24 @@ func (w *plant) serve(ctx context.Context, r *request, rng *rand.Rand) error {
 	return nil
 }
 
-// TestFragments: two requests fit in a prefill engine's buffer by their bytes, but not
-// as the free memory lies. The one that has memory there, in the middle, wants more
-// while the other waits for a long piece: it is told to read elsewhere and does not
-// wait behind the other, which waits for it.
+// TestFragments: two requests fit in a prefill engine's buffer by their bytes, but the
+// free memory is fragmented. One request has memory in the middle of the buffer, and is
+// told to read more while the other waits for a long piece. Its read must stop with
+// ErrBusy. If it waited behind the other request, which waits for its memory, both would
+// wait forever.
 func TestFragments(t *testing.T) {
 	testkit.VerifyNone(t)
+	synctest.Test(t, testFragments)
+}
+
+func testFragments(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := newShelf()
-	s.geo = kv.SingleGroup(2, 4, 512) // blocks of 4 KiB, one granule each
-	pe, de := newEngine(t, s, 2, 2048, 2<<20), newEngine(t, s, 2, 2048, 8<<20)
+	s.geo = smallBlocks
+	f := newSimFabric(1)
+	pe := newSimEngine(t, f, 0, s, newAt(s), 2, 2048, smallBuffer)
+	de := newSimEngine(t, f, 1, s, newAt(s), 2, 2048, 4*smallBuffer)
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -344,16 +374,6 @@ func TestFragments(t *testing.T) {
 		must(err)
 		return p, d
 	}
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		for !ok() {
-			if ctx.Err() != nil {
-				t.Fatalf("%s: never", what)
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	taken := func() int64 { return pe.Stats().BufferUsedBytes }
 	const hit = 250
 	for sequence := range 3 {
 		s.put(sequence, 400)
@@ -361,19 +381,22 @@ func TestFragments(t *testing.T) {
 	first := newRequest(t, pe, de, 0, hit+1, hit)
 	p0, d0 := begin(first, 0, parts(0, hit))
 	must(p0.Loaded(ctx))
-	before := taken()
 	middle := newRequest(t, pe, de, 1, 101, 100)
 	p1, d1 := begin(middle, 400, nil)
-	until("the second request has memory", func() bool { return taken() > before })
+	must(p1.await(ctx, func() bool { return p1.begun }))
 	must(errors.Join(first.prefill(ctx, p0), d0.Finish(ctx), first.check()))
 
 	long := newRequest(t, pe, de, 2, 401, 400)
-	f := pe.Footprint()
-	if f.Of(401, 400)+f.Of(101, 100) > f.Buffer {
-		t.Fatal("the planner would not have both at a time")
+	need := pe.Footprint()
+	if need.Of(401, 400)+need.Of(101, 100) > need.Buffer {
+		t.Fatal("the planner would not admit both requests at a time")
 	}
 	p2, d2 := begin(long, 600, parts(0, 400))
-	until("the long request waits", func() bool { return pe.buffer.Stats().Waiting == 1 })
+	must(p2.await(ctx, func() bool { return p2.offer != nil }))
+	synctest.Wait()
+	if waiting := pe.buffer.Stats().Waiting; waiting != 1 {
+		t.Fatalf("%d requests wait for memory; want the long one", waiting)
+	}
 	p1.Read(Part{0, 100})
 	select {
 	case stop := <-stops:
@@ -382,7 +405,7 @@ func TestFragments(t *testing.T) {
 		}
 		d1.Read(stop.Part)
 	case <-ctx.Done():
-		t.Fatal("the second request waits behind the third, which waits for it")
+		t.Fatal("the second request's read waits behind the long request, which waits for the second")
 	}
 	must(errors.Join(middle.prefill(ctx, p1), d1.Finish(ctx), middle.check()))
 	must(errors.Join(long.prefill(ctx, p2), d2.Finish(ctx), long.check()))

@@ -16,26 +16,26 @@ import (
 // Part is a range of blocks of a prompt, [From, To).
 type Part struct{ From, To int }
 
-// Len is how many blocks it has.
+// Len returns the number of blocks.
 func (p Part) Len() int { return p.To - p.From }
 
 // Progress is how far the read of a part has come.
 type Progress struct {
 	Part Part
-	// Upto: the blocks of the part before this one are in the buffer, verified. It is
-	// Part.To once, when the read has ended well.
+	// Upto: the blocks of the part before block Upto are in the buffer, verified. The
+	// last report of a complete read has Upto = Part.To.
 	Upto int
-	// Bytes of the part have arrived, verified or not: how fast the side reads.
+	// Bytes of the part that have arrived, verified or not.
 	Bytes int64
 }
 
-// Stop is a read that came to its end before the end of its part.
+// Stop reports a read that ended before the end of its part.
 type Stop struct {
 	Part Part
-	// Upto: the blocks of the part before this one are in the buffer.
+	// Upto: the blocks of the part before block Upto are in the buffer.
 	Upto int
-	// Gone: storage does not have the block Upto. Otherwise it could not be read
-	// here, and Err may say why.
+	// Gone: storage does not have block Upto. If false, this side could not read the
+	// block; Err may say why.
 	Gone bool
 	Err  error
 }
@@ -45,19 +45,19 @@ type Stop struct {
 // used again.
 const teardownWithin = 30 * time.Second
 
-// transfer is what Prefill and Decode have in common: their life, their memory,
-// their side of the other.
+// transfer is what Prefill and Decode have in common: the start and end of the job, its
+// memory, and its messages to the peer.
 type transfer struct {
 	m       *Manager
 	request string
-	// other is what errors call the other side.
+	// other names the peer in errors: "prefill side" or "decode side".
 	other  string
 	self   job
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	scope  *rdma.Scope
-	// tail outlives ctx when the job ends well: new blocks go on to storage, and
-	// messages to a peer that has no receive buffer free. cut ends it.
+	// tail outlives ctx when the job succeeds, because writes to storage go on, and so
+	// do messages to a peer that had no free receive buffer. cut ends it.
 	tail context.Context
 	cut  context.CancelFunc
 	// deathWatch ends with the session to the peer.
@@ -71,14 +71,14 @@ type transfer struct {
 	peer    rdma.EngineID
 	windows []rdma.Window
 	buffers []arena.Buffer
-	// reads end the reads under way.
+	// reads cancel the running reads.
 	reads map[*context.CancelFunc]struct{}
-	// running are the job's goroutines.
+	// running counts the job's goroutines.
 	running sync.WaitGroup
 	ended   sync.Once
 }
 
-// open starts a job's life. ctx bounds all of it.
+// open begins the job in the manager. ctx bounds the whole job.
 func (t *transfer) open(ctx context.Context, m *Manager, request, other string, self job) error {
 	if request == "" {
 		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)
@@ -95,13 +95,13 @@ func (t *transfer) open(ctx context.Context, m *Manager, request, other string, 
 	return nil
 }
 
-// changedLocked wakes everybody who waits for the state.
+// changedLocked wakes every await.
 func (t *transfer) changedLocked() {
 	close(t.changed)
 	t.changed = make(chan struct{})
 }
 
-// update changes the state.
+// update changes the state by f, with the lock held, and wakes every await.
 func (t *transfer) update(f func()) {
 	t.mu.Lock()
 	f()
@@ -109,8 +109,8 @@ func (t *transfer) update(f func()) {
 	t.mu.Unlock()
 }
 
-// await waits until ready, which is called with the lock held, is true; or until
-// the job fails, or ctx ends.
+// await waits until ready returns true, the job fails, or ctx ends. It calls ready with
+// the lock held.
 func (t *transfer) await(ctx context.Context, ready func() bool) error {
 	for {
 		t.mu.Lock()
@@ -135,7 +135,8 @@ func (t *transfer) await(ctx context.Context, ready func() bool) error {
 	}
 }
 
-// fail ends the job with its first error; what runs stops by itself.
+// fail sets the job's error, unless it has one, and cancels its context, which stops
+// its goroutines.
 func (t *transfer) fail(err error) {
 	t.mu.Lock()
 	if t.err == nil {
@@ -146,8 +147,8 @@ func (t *transfer) fail(err error) {
 	t.cancel(err)
 }
 
-// run starts a goroutine of the job; its error is the job's. It returns false, and
-// starts nothing, if the job has ended.
+// run starts a goroutine of the job; an error of f fails the job. If the job has ended,
+// run starts nothing and returns false.
 func (t *transfer) run(f func() error) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -164,8 +165,9 @@ func (t *transfer) run(f func() error) bool {
 	return true
 }
 
-// Cut ends the reads under way: each stops as soon as it can, and Stopped is told
-// how far it came. The job goes on; what is missing is somebody's to Read.
+// Cut ends the running reads. Each stops as soon as it can and calls Stopped with the
+// point it has reached. The job goes on; the blocks that were not read have to be given
+// to Read or Recompute.
 func (t *transfer) Cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -174,8 +176,8 @@ func (t *transfer) Cut() {
 	}
 }
 
-// reading returns the context of one read, which Cut ends, and what to call after
-// it.
+// reading returns the context of one read, which Cut ends, and a function to call after
+// the read.
 func (t *transfer) reading() (ctx context.Context, after func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.mu.Lock()
@@ -189,19 +191,19 @@ func (t *transfer) reading() (ctx context.Context, after func()) {
 	}
 }
 
-// alloc takes memory of the buffer, until the job ends.
+// alloc allocates memory of the buffer for the job. It waits until there is room.
 func (t *transfer) alloc(sizeBytes uint64) (arena.Buffer, error) {
 	b, err := t.m.buffer.Alloc(t.ctx, int(sizeBytes))
 	return t.allocated(b, sizeBytes, err)
 }
 
-// tryAlloc is alloc that does not wait: ErrBusy.
+// tryAlloc is alloc without waiting: it returns ErrBusy if there is no room now.
 func (t *transfer) tryAlloc(sizeBytes uint64) (arena.Buffer, error) {
 	b, err := t.m.buffer.TryAlloc(int(sizeBytes))
 	return t.allocated(b, sizeBytes, err)
 }
 
-// allocated takes the result of an allocation.
+// allocated records an allocation, which close releases, or wraps its error.
 func (t *transfer) allocated(b arena.Buffer, sizeBytes uint64, err error) (arena.Buffer, error) {
 	switch {
 	case errors.Is(err, arena.ErrBusy):
@@ -215,7 +217,8 @@ func (t *transfer) allocated(b arena.Buffer, sizeBytes uint64, err error) (arena
 	return b, nil
 }
 
-// window opens memory to the peer, which is bound, until the job ends.
+// window opens a window on memory for the peer until the job ends. The peer must be
+// known (bind).
 func (t *transfer) window(r rdma.Region, off, n uint64) ([]byte, error) {
 	t.mu.Lock()
 	peer := t.peer
@@ -227,7 +230,7 @@ func (t *transfer) window(r rdma.Region, off, n uint64) ([]byte, error) {
 	return t.opened(w)
 }
 
-// opened takes a window of the job, and returns its Desc for the peer.
+// opened records a window, which close revokes, and returns its Desc for the peer.
 func (t *transfer) opened(w rdma.Window) ([]byte, error) {
 	t.mu.Lock()
 	t.windows = append(t.windows, w)
@@ -235,7 +238,7 @@ func (t *transfer) opened(w rdma.Window) ([]byte, error) {
 	return w.Desc().MarshalBinary()
 }
 
-// bind makes from the job's other side; a second one is a stranger.
+// bind makes from the job's peer, or returns an error if the job has another peer.
 func (t *transfer) bind(from rdma.EngineID) error {
 	t.mu.Lock()
 	if !t.peer.IsZero() {
@@ -248,7 +251,8 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	}
 	t.peer = from
 	t.mu.Unlock()
-	// Never counted by anybody: it ends with the session, or with the job.
+	// No write carries this immediate: the expectation ends with the session or with
+	// the job.
 	watch, err := t.m.opts.Compute.ExpectImm(rdma.Expect{Imm: t.m.imm(1), Count: 1, From: []rdma.EngineID{from}, Done: func(err error) {
 		if errors.Is(err, rdma.ErrPeerDied) || errors.Is(err, rdma.ErrClosed) {
 			t.fail(fmt.Errorf("traffic: request %q: the other side: %w", t.request, err))
@@ -267,8 +271,8 @@ func (t *transfer) bind(from rdma.EngineID) error {
 	return nil
 }
 
-// accepts returns an error if the job ends with a message: its sender is a stranger
-// or speaks another version, or cancels the job.
+// accepts returns an error if a message must end the job: its sender is not the job's
+// peer, it has another version, or it cancels the job.
 func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	if err := t.bind(from); err != nil {
 		return err
@@ -283,9 +287,10 @@ func (t *transfer) accepts(from rdma.EngineID, m *pb.TrafficMessage) error {
 	return nil
 }
 
-// writePaged is Scope.WritePaged for any number of pages. More than one paged write
-// takes go in several. The immediate goes with the last, once the others have landed,
-// so that the receiver counts it once and finds all pages in place.
+// writePaged is Scope.WritePaged for any number of pages: it splits more than
+// rdma.MaxPages pages into several writes. It sends the last write, which carries the
+// immediate, after the others have arrived, so the receiver counts the immediate once
+// and then finds all pages in place.
 func (t *transfer) writePaged(ctx context.Context, w rdma.PagedWrite) error {
 	src, dst, imm, done := w.SrcPages.Indices, w.DstPages.Indices, w.Imm, w.Done
 	for len(src) > rdma.MaxPages {
@@ -313,14 +318,14 @@ func (t *transfer) tell(m *pb.TrafficMessage) error {
 	return t.m.send(t.tail, peer, m, t.told)
 }
 
-// told takes the end of a message: a job whose message is lost cannot go on.
+// told is the Done of a message. A job whose message is lost cannot go on.
 func (t *transfer) told(err error) {
 	if err != nil {
 		t.fail(err)
 	}
 }
 
-// unwatch ends the watch for the peer's death: the job does not need it any more.
+// unwatch cancels deathWatch, once the job no longer needs the peer.
 func (t *transfer) unwatch() {
 	t.mu.Lock()
 	watch := t.deathWatch
@@ -330,9 +335,9 @@ func (t *transfer) unwatch() {
 	}
 }
 
-// close ends the job's life: nothing of the other side's touches its memory
-// after, nothing of its own is under way. err, if not nil, is told to the peer
-// and returned.
+// close ends the job. When it returns, no write of the peer can touch the job's memory
+// and none of the job's transfers is running. It sends err, if not nil, to the peer and
+// returns it.
 func (t *transfer) close(err error) error {
 	t.ended.Do(func() {
 		cause := err
@@ -361,13 +366,13 @@ func (t *transfer) close(err error) error {
 				safe = false
 			}
 		}
-		// An operation that ended with its session reads no memory of ours.
+		// An operation that ended because its session ended no longer reads our memory.
 		if err := t.scope.Cancel(within); err != nil && within.Err() != nil {
 			safe = false
 		}
 		t.running.Wait()
 		if !safe {
-			t.m.log.Error("memory of a request may still be written to; it is not used again", "request", t.request)
+			t.m.log.Error("a window of the request could not be revoked: its memory may still be written to and is not used again", "request", t.request)
 		} else {
 			for _, b := range t.buffers {
 				b.Release()
@@ -389,10 +394,10 @@ func (t *transfer) tellCancel(peer rdma.EngineID, why error) {
 	}
 }
 
-// errFinished is why a job that went well stops.
+// errFinished is the error of a job that succeeded.
 var errFinished = errors.New("finished")
 
-// batch joins the ends of n operations into one error.
+// batch waits for n operations and keeps their first error.
 type batch struct {
 	mu   sync.Mutex
 	left int
@@ -402,7 +407,7 @@ type batch struct {
 
 func newBatch(n int) *batch { return &batch{left: n, flag: rdma.NewFlag()} }
 
-// done is the Done of one of them.
+// done is the Done of each operation.
 func (b *batch) done(err error) {
 	b.mu.Lock()
 	if b.err == nil {
