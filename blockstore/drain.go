@@ -59,8 +59,8 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 
 // RemoveVolume ends the use of a volume, for good: the store opens without it, and
 // the device is closed. Without force it fails with ErrVolumeState unless the volume is
-// draining and empty. With force, what lies there is lost, and the engine has to drop
-// it from its index. A quorum of the volumes that are left must hold the change.
+// there, draining and empty. With force, what lies there is lost, and the engine has to
+// drop it from its index. A quorum of the volumes that are left must hold the change.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
@@ -70,19 +70,19 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 			return fmt.Errorf("%v is the only one that may take new blocks: %w", v, ErrVolumeState)
 		case !force && !v.members.draining.has(int(volume)):
 			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrVolumeState)
+		case !force && v.volume.missing:
+			return fmt.Errorf("%v is missing, so whether it holds blocks is not known: bring it back and restart, or force the removal to lose them: %w", v, ErrVolumeState)
+		}
+		// A draining volume gives no slots, so what is empty now stays empty.
+		if used := v.volume.space.used(); used > 0 && !force {
+			return fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
 		}
 		v.members.draining.drop(int(volume))
 		v.members.removed.add(int(volume))
 		was := v.volume.dev.health().Duty
 		// From here on no slot of the volume is taken, written or read.
 		v.volume.dev.order(health.Removed)
-		var err error
-		if used := v.volume.usedBytes.Load(); used > 0 && !force {
-			err = fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
-		} else {
-			err = v.commit(ctx, health.Removed)
-		}
-		if err != nil {
+		if err := v.commit(ctx, health.Removed); err != nil {
 			v.volume.dev.order(was)
 			return err
 		}

@@ -253,3 +253,68 @@ func TestRemoveNeedsQuorum(t *testing.T) {
 		}
 	}
 }
+
+// sizeOne asks for one slot at a time.
+type sizeOne struct{}
+
+func (sizeOne) upTo(uint32) uint32 { return 1 }
+
+// TestNoSlotOnceOrdered: a Reserve that chose a volume just before the volume was
+// ordered to drain, or was removed, takes no slot there, starts no cut, and takes the
+// store for neither full nor broken.
+func TestNoSlotOnceOrdered(t *testing.T) {
+	s := mustOpen(t, drainOptions, memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
+	blocks := putMany(t, s, "b", 4)
+	for _, duty := range []health.State{health.Draining, health.Removed} {
+		for _, v := range s.volumes {
+			v.dev.order(duty)
+			used := v.space.used()
+			for _, slotBytes := range []int64{16384, 8192} { // of a size that has free slots, and of one that has none
+				if _, _, err := v.take(t.Context(), slotBytes, sizeOne{}); !errors.Is(err, errNoRoom) {
+					t.Errorf("a %v volume gave a slot of %d bytes: %v", duty, slotBytes, err)
+				}
+			}
+			for _, b := range blocks {
+				if _, r := v.space.takeAfter(16384, b.ref.Extent, 1); b.ref.Extent.Volume() == v.index && r.N != 0 {
+					t.Errorf("a %v volume gave the slot behind %v", duty, b.ref)
+				}
+			}
+			if now := v.space.used(); now != used {
+				t.Errorf("a %v volume had %d bytes in use, and has %d", duty, used, now)
+			}
+			v.dev.order(health.OK)
+		}
+	}
+}
+
+// TestRemoveMissing: what lies on a volume that is missing is not known, so its removal
+// is by force, also if it was draining.
+func TestRemoveMissing(t *testing.T) {
+	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
+	s, err := open(t, drainOptions, devs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ready(); err != nil {
+		t.Fatal(err)
+	}
+	putMany(t, s, "b", 6)
+	gone, err := s.VolumeNamed("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DrainVolume(t.Context(), gone); err != nil {
+		t.Fatal(err)
+	}
+	shut(t, s)
+	degraded := drainOptions
+	degraded.Degraded = true
+	s = reopened(t, degraded, nil, devs[:2]...)
+	if err := s.RemoveVolume(t.Context(), gone, false); !errors.Is(err, ErrVolumeState) {
+		t.Errorf("remove a missing volume that was draining: %v", err)
+	}
+	if err := s.RemoveVolume(t.Context(), gone, true); err != nil {
+		t.Errorf("by force: %v", err)
+	}
+	shut(t, s)
+}

@@ -158,7 +158,7 @@ func (p *placement) leastUsed() int {
 // that has room; on a suspect one only if no volume that is ok has.
 func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.Run, error) {
 	var trouble []error
-	writable, full := false, false
+	full := false
 	for i := range 2 * len(p.store.volumes) {
 		v := p.store.volumes[at]
 		at = p.next(at)
@@ -169,7 +169,6 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 		if !v.takesWrites() || v.dev.health().State != state {
 			continue
 		}
-		writable = true
 		g, r, err := v.take(ctx, p.slotBytes, p)
 		if err == nil {
 			return g, r, nil
@@ -178,19 +177,19 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 			return nil, runs.Run{}, err
 		}
 		if errors.Is(err, errNoRoom) {
-			full = true
+			full = full || v.takesWrites() // it may have ceased to since it was chosen
 			continue
 		}
 		v.log.Warn("could not make room", "err", err)
 		trouble = append(trouble, err)
 	}
 	switch {
-	case !writable:
-		return nil, runs.Run{}, p.store.noWritableVolume()
-	case len(trouble) > 0 && !full: // were one full, eviction would help
+	case full: // eviction would help
+		return nil, runs.Run{}, p.full()
+	case len(trouble) > 0:
 		return nil, runs.Run{}, errors.Join(trouble...)
 	}
-	return nil, runs.Run{}, p.full()
+	return nil, runs.Run{}, p.store.noWritableVolume()
 }
 
 // Writable returns nil if a volume takes new blocks, else ErrFloor with the reason

@@ -137,6 +137,17 @@ func (s *space) classLocked(slotBytes int64) *class {
 	return c
 }
 
+// opensLocked reports whether slots may be taken. It is asked under mu, as used is: once
+// the volume has been ordered to drain, used does not grow.
+func (s *space) opensLocked() bool { return s.volume.dev.health().Places() }
+
+// used is the size of the slots that are not free.
+func (s *space) used() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.volume.usedBytes.Load()
+}
+
 // take reserves one run of free slots, of the longest one there is, if that has
 // at least enough. Draining segments are left alone unless lastResort.
 func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
@@ -147,7 +158,7 @@ func (s *space) take(slotBytes int64, bound sizer, enough uint32, lastResort boo
 
 func (s *space) takeLocked(slotBytes int64, bound sizer, enough uint32, lastResort bool) (*segment, runs.Run) {
 	c := s.classes[slotBytes]
-	if c == nil {
+	if c == nil || !s.opensLocked() {
 		return nil, runs.Run{}
 	}
 	s.steps++
@@ -172,7 +183,7 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if g.free == nil || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots {
+	if g.free == nil || g.header.SlotBytes != slotBytes || g.retiring || after.Slot() >= g.header.Slots || !s.opensLocked() {
 		return nil, runs.Run{}
 	}
 	r := runs.Run{Start: after.Slot() + 1}
@@ -185,7 +196,7 @@ func (s *space) takeAfter(slotBytes int64, after kv.Extent, n uint32) (*segment,
 
 // takeOrCut is take. If there is no such run, it returns the cut of that slot size
 // which is under way, and starts one if there is none; nil if no segment can be
-// cut.
+// cut, or no slot may be taken.
 func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment, runs.Run, *cutting) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,6 +205,9 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 	}
 	c := s.cutting[slotBytes]
 	if c == nil {
+		if !s.opensLocked() {
+			return nil, runs.Run{}, nil
+		}
 		g := s.claimLocked(slotBytes)
 		if g == nil {
 			return nil, runs.Run{}, nil
