@@ -56,14 +56,22 @@ type volume struct {
 	lives int
 }
 
-func TestKillLoop(t *testing.T) {
-	rounds := 8
-	if s := os.Getenv("PENSTOCK_CRASH_ROUNDS"); s != "" {
-		var err error
-		if rounds, err = strconv.Atoi(s); err != nil {
-			t.Fatalf("PENSTOCK_CRASH_ROUNDS=%q is not a number", s)
-		}
+// rounds is what PENSTOCK_CRASH_ROUNDS says, or otherwise.
+func rounds(t *testing.T, otherwise int) int {
+	t.Helper()
+	s := os.Getenv("PENSTOCK_CRASH_ROUNDS")
+	if s == "" {
+		return otherwise
 	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("PENSTOCK_CRASH_ROUNDS=%q is not a number", s)
+	}
+	return n
+}
+
+func TestKillLoop(t *testing.T) {
+	rounds := rounds(t, 8)
 	binary := buildBinary(t)
 	volumes := []*volume{
 		{name: "sync", dir: t.TempDir(), durability: "sync", capacity: "4GiB", roomy: true, acked: map[int]int{}},

@@ -14,6 +14,10 @@
 // acknowledged may ever be missing, and a small one with durability batch, which
 // evicts all the time and in which only the bytes are judged.
 //
+// A second loop kills the node in the middle of draining and removing one of three
+// volumes after another, beside writes, deletions and epoch bumps, and replaces each
+// removed volume by an empty directory. It kills once where the first kills five times.
+//
 //	PENSTOCK_CRASH_ROUNDS=200 go test -count=1 -v ./internal/crash
 //
 // Power cuts and drives that fail need block devices that may be overwritten and
