@@ -186,7 +186,7 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 		v.State, v.Err = Corrupt, err
 	case errors.Is(err, blockstore.ErrStale):
 		if ref, ok := n.index.Find(ns.ID, ns.Epoch, trie.PieceKey{ID: info.ID, Group: uint8(info.Group)}); ok && ref != info.Ref {
-			info.Ref = ref // it was moved meanwhile
+			info.Ref = ref // the piece was moved to another slot
 			return n.verifyPiece(ctx, ns, info)
 		}
 		n.dropStale(info.Ref)

@@ -53,7 +53,7 @@ func (n *Node) expireLoop() {
 		now := n.opts.Now()
 		if ended := n.index.ExpireLeases(now); ended > 0 {
 			n.opts.Metrics.LeasesExpired.Add(float64(ended))
-			n.wakeReclaim() // what they held may be unmatchable
+			n.wakeReclaim() // the pieces of the leases may be unmatchable
 		}
 		n.expireReservations(now)
 		n.noteWriteState()
@@ -79,8 +79,8 @@ func (n *Node) Sync(ctx context.Context) error {
 	m := n.opts.Metrics
 	m.Syncs.Inc()
 	defer func() { m.SyncSeconds.Observe(time.Since(start).Seconds()) }()
-	// The index is synced also when a volume was not: what it says of that volume is
-	// verified when it is read.
+	// The index is synced even if a volume was not. It may then refer to slots of that
+	// volume that are not durable; a read verifies the slot.
 	err := n.store.Sync(ctx)
 	if ctx.Err() == nil {
 		err = errors.Join(err, n.index.Sync())

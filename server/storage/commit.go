@@ -24,28 +24,29 @@ type PieceSums struct {
 // StoredPiece is the outcome of one piece of a Commit.
 type StoredPiece struct {
 	PieceRef
-	// Stored is whether the piece is matchable now and was put there by this
-	// call. If not, Reason says why in one word (corrupt, full, device or
-	// what trie.PutStatus says), and Err in a sentence, if there is one.
+	// Stored is set if this call made the piece matchable. If not, Reason is one word
+	// (corrupt, full, device, or the String of a trie.PutStatus), and Err, if not nil,
+	// has the details.
 	Stored bool
 	Reason string
 	Err    error
 }
 
-// committing is one piece on its way from the window to the index.
+// committing is one piece of a Commit.
 type committing struct {
 	StoredPiece
-	// slot is the slot's content, in mem: the reservation's memory, or a copy of it.
+	// slot is the content of the slot. It lies in mem, which is the reservation's
+	// memory or a copy made by copySlot.
 	slot []byte
 	mem  *hold
 	sums []uint64
 	ref  kv.Ref
 }
 
-// Commit stores the pieces that the writer has put into the reservation's
-// memory, and ends the reservation. closed makes sure that nobody can change that
-// memory any more and that every byte has landed; it is called first, once. Each
-// piece has its own outcome. Errors: ErrReservation, ErrRequest, ctx's.
+// Commit stores the pieces that the writer has written to the reservation's memory, and
+// ends the reservation. It first calls closed once. When closed has returned, all bytes
+// of the writer have arrived and no further write can change the memory. Each piece has
+// its own outcome. Errors: ErrReservation, ErrRequest, and the error of ctx.
 func (n *Node) Commit(ctx context.Context, id ReservationID, pieces []PieceSums, closed func(context.Context) error) ([]StoredPiece, error) {
 	start := time.Now()
 	r, err := n.take(id)
@@ -116,7 +117,7 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 			sums:        p.LayerSums,
 		})
 	}
-	// Ancestors first, and the full group before what hangs on it.
+	// Ancestors come before descendants, and the full group before the other groups.
 	slices.SortStableFunc(all, func(a, b committing) int {
 		if a.Group != b.Group {
 			return a.Group - b.Group
@@ -128,7 +129,7 @@ func (r *Reservation) match(pieces []PieceSums) ([]committing, error) {
 
 func (c *committing) refuse(reason string, err error) { c.Reason, c.Err = reason, err }
 
-// verify compares what landed with the writer's checksums.
+// verify compares the checksums of the bytes in memory with the writer's checksums.
 func (n *Node) verify(r *Reservation, all []committing) {
 	var sums []uint64
 	for i := range all {
@@ -152,16 +153,17 @@ func firstDifference(a, b []uint64) int {
 	return -1
 }
 
-// placementTries is how many volumes a piece is tried on.
+// placementTries is how many times a piece is written, each time to another volume.
 const placementTries = 3
 
-// errHung: a volume has not completed a write, and reads its memory still.
-var errHung = errors.New("the volume does not answer")
+// errHung: a volume did not complete a write within WriteWait. The device may still
+// read the memory of the write.
+var errHung = errors.New("the volume hangs")
 
-// writeSlots gives the pieces slots, writes them, and with durability sync makes
-// them durable. What one volume fails, or has not completed within WriteWait, goes
-// to another one, as long as there is one. A piece whose ancestor in this call was
-// refused is refused as well.
+// writeSlots reserves slots for the pieces, writes them, and with durability sync syncs
+// them. It writes a piece to another volume, if there is one, when the first volume
+// returned an error or did not complete the write within WriteWait. It refuses a piece
+// whose ancestor in this call was refused.
 func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
 	defer func() {
 		for i := range all {
@@ -205,22 +207,22 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 	}
 }
 
-// copySlot gives the piece memory of its own, which the device that hangs does not
-// read.
+// copySlot copies the piece to new memory. The next try must not write the header into
+// the old memory, because the device that hangs may still read it.
 func (n *Node) copySlot(ctx context.Context, r *Reservation, c *committing) error {
 	buf, err := n.allocShare(ctx, int64(len(c.slot)))
 	if err != nil {
 		return err
 	}
 	layout := r.layouts[c.Group]
-	// The header and the padding are the writer's to fill in.
+	// Store.Write fills in the header and the padding.
 	copy(buf.Bytes()[layout.HeaderBytes():][:layout.PayloadBytes], c.slot[layout.HeaderBytes():])
 	c.dropCopy(r)
 	c.mem, c.slot = newHold(buf), buf.Bytes()[:len(c.slot)]
 	return nil
 }
 
-// dropCopy lets go of the piece's own memory, if it has some.
+// dropCopy releases the memory of copySlot, if there is any.
 func (c *committing) dropCopy(r *Reservation) {
 	if c.mem != r.mem {
 		c.mem.release()
@@ -228,8 +230,8 @@ func (c *committing) dropCopy(r *Reservation) {
 	}
 }
 
-// writePlaced gives the pieces that have none a slot, group by group, writes them,
-// and returns them, each with its outcome in Err.
+// writePlaced reserves slots for the pieces without a slot, group by group, writes
+// these pieces, and returns them. The outcome of each is in its Err.
 func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing) []*committing {
 	digest := r.ns.Geometry.Digest()
 	parts := make(map[uint32]*volumeWrites)
@@ -284,16 +286,18 @@ func (n *Node) writePlaced(ctx context.Context, r *Reservation, all []committing
 	return owners
 }
 
-// volumeWrites are the writes of one Commit to one volume.
+// volumeWrites are the writes of one Commit to one volume. writes[i] writes the piece
+// owners[i].
 type volumeWrites struct {
 	volume uint32
 	writes []blockstore.Write
-	owners []*committing // of each write
+	owners []*committing
 }
 
-// writeVolume writes and leaves the outcome of each write in its owner's Err. A
-// write that the device has not completed within WriteWait is errHung: it keeps its
-// memory, and an abandoned slot, until the device has completed it.
+// writeVolume does the writes of one volume and sets the Err of each owner. If the
+// device does not complete them within WriteWait, Err is errHung. The device then keeps
+// the memory and the slots until it completes: the memory is released and the slots,
+// which the caller abandons, become free only after that.
 func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	held := make([]*hold, len(part.owners))
 	for i, c := range part.owners {
@@ -301,9 +305,8 @@ func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 		c.mem.retain()
 	}
 	done := make(chan struct{})
-	n.stray(func() {
-		// Every failure is in the outcome of a write: what was written stays.
-		_ = n.store.Write(ctx, part.writes)
+	n.detach(func() {
+		_ = n.store.Write(ctx, part.writes) // each write has its error in Err
 		close(done)
 		for _, h := range held {
 			h.release()
@@ -323,7 +326,7 @@ func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	}
 }
 
-// abandon frees the slots of everything on its way and returns err.
+// abandon abandons the slots of the pieces and returns err.
 func (n *Node) abandon(owners []*committing, err error) error {
 	for _, c := range owners {
 		if c.ref.Generation != 0 {
@@ -334,8 +337,8 @@ func (n *Node) abandon(owners []*committing, err error) error {
 	return err
 }
 
-// syncData makes the written pieces durable; those that are not have the reason in
-// Err. The error is ctx's.
+// syncData syncs the written pieces. A piece whose volume was not synced gets the
+// reason in its Err. The error of syncData is that of ctx.
 func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	var refs []kv.Ref
 	for _, c := range owners {
@@ -362,7 +365,7 @@ func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	return nil
 }
 
-// refuseOrphans refuses pieces below one that this call refused.
+// refuseOrphans refuses the descendants of refused pieces.
 func (r *Reservation) refuseOrphans(all []committing) {
 	if r.ns.Index == kv.IndexFlat {
 		return
@@ -380,9 +383,9 @@ func (r *Reservation) refuseOrphans(all []committing) {
 	}
 }
 
-// depth is the number of blocks before the first of the reservation. It is
-// written into headers for people and for rebuilding, where order is all that
-// counts, so an ancestor that has just gone is no error.
+// depth returns the number of blocks before the first block of the reservation. The
+// slot headers hold it, for inspection and for the rebuild of the index, which uses
+// only the order. So callers ignore the error if an ancestor was just removed.
 func (n *Node) depth(r *Reservation) (uint32, error) {
 	if r.parent.IsZero() {
 		return 0, nil
@@ -394,9 +397,8 @@ func (n *Node) depth(r *Reservation) (uint32, error) {
 	return uint32(infos[0].Depth) + 1, nil
 }
 
-// slots reserves n consecutive slots for a run of pieces that starts at block
-// first, right behind the block before it where that is possible, and makes room
-// if there is none.
+// slots reserves count slots for consecutive blocks from block first on, right after
+// the slot of the block before if possible. It evicts if no slot is free.
 func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count int) ([]kv.Ref, error) {
 	layout := r.layouts[group]
 	before := r.parent
@@ -407,7 +409,7 @@ func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count in
 	return n.room.slots(ctx, layout, count, after, hasAfter)
 }
 
-// extentOf returns where a block's piece lies, for placing the next one.
+// extentOf returns the extent of a block's piece.
 func (n *Node) extentOf(ns kv.NamespaceID, id kv.BlockID, group int) (kv.Extent, bool) {
 	if id.IsZero() {
 		return 0, false
@@ -438,8 +440,9 @@ func ondiskClass(c trie.Class) ondisk.Class {
 	return ondisk.ClassPrefix
 }
 
-// publish makes the written slots live and then matchable. With an error, those
-// that did reach the index are Stored, and the others are free again.
+// publish makes the written slots live and adds the pieces to the index. After an
+// error, the pieces that are in the index are Stored, and the slots of the others are
+// free.
 func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) error {
 	var entries []trie.Entry
 	var owners []*committing
@@ -480,7 +483,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	return err
 }
 
-// freeAll frees slots that were live and did not reach the index.
+// freeAll frees live slots that are not in the index.
 func (n *Node) freeAll(owners []*committing) {
 	for _, c := range owners {
 		n.logIf("free slot", n.store.Free(c.ref))
@@ -494,7 +497,7 @@ func pointers(all []committing) (out []*committing) {
 	return out
 }
 
-// report counts the outcomes and publishes what became matchable.
+// report counts the outcomes and publishes the stored blocks as an event.
 func (n *Node) report(r *Reservation, all []committing) {
 	m := n.opts.Metrics
 	var ids []kv.BlockID

@@ -184,8 +184,8 @@ func TestDegradedRefuses(t *testing.T) {
 	r.open()
 }
 
-// alone opens the store with only the given devices of all, without an index.
-func alone(t *testing.T, all []blockio.Device, present ...int) *blockstore.Store {
+// openSubset opens the store with the present devices only; the others are absent.
+func openSubset(t *testing.T, all []blockio.Device, present ...int) *blockstore.Store {
 	t.Helper()
 	devices := make([]blockio.Device, len(all))
 	for i := range devices {
@@ -201,10 +201,10 @@ func alone(t *testing.T, all []blockio.Device, present ...int) *blockstore.Store
 	return store
 }
 
-// TestUncertainCatalogue: an epoch was bumped while four of eight volumes failed. With
-// those four alone nobody can know of the bump but the index; if that is lost as well,
-// neither a start nor a rebuild goes on with the old epoch. A fifth volume is enough
-// to know.
+// TestUncertainCatalogue: an epoch is bumped while four of eight volumes fail. The other
+// four volumes and the index hold the new epoch. A start with only the four stale
+// volumes and without the index must fail, and so must a rebuild: they cannot tell the
+// current epoch. With a fifth volume both find the new epoch.
 func TestUncertainCatalogue(t *testing.T) {
 	base := memories(8, 1)
 	devices := slices.Clone(base)
@@ -226,8 +226,8 @@ func TestUncertainCatalogue(t *testing.T) {
 		present   []int
 		uncertain bool
 	}{{[]int{0, 1, 2, 3}, true}, {[]int{0, 1, 2, 3, 4}, false}} {
-		store := alone(t, base, c.present...)
-		for i, d := range base { // alone opened a new handle of each
+		store := openSubset(t, base, c.present...)
+		for i, d := range base { // openSubset has opened the devices
 			base[i] = d.(*memio.Device).Reopen()
 		}
 		fs := vfs.NewMem()
@@ -252,8 +252,9 @@ func TestUncertainCatalogue(t *testing.T) {
 	}
 }
 
-// TestSevenOfEight: with one of eight volumes failing, epochs, namespaces and quotas
-// change, and the node is ready. When the volume is back, it holds all that it missed.
+// TestSevenOfEight: while one of eight volumes fails, epochs, namespaces and quotas can
+// be changed, and the node is ready. When the volume has recovered, it holds these
+// changes too.
 func TestSevenOfEight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := memories(8, 2)
@@ -279,26 +280,21 @@ func TestSevenOfEight(t *testing.T) {
 			t.Errorf("after an hour of faults the volume is %v", got)
 		}
 		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad == good {
-			t.Errorf("the volume has catalogue %s, the others have %s: it missed none", bad, good)
+			t.Errorf("the volume has catalogue %s as the others (%s); want an older one", bad, good)
 		}
 		bad.SetRules(nil)
-		for i := 0; i < 3000 && state() == health.Failed; i++ {
-			time.Sleep(100 * time.Millisecond)
-		}
+		r.awaitState("mem3", health.Suspect, 5*time.Minute)
 		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad != good {
-			t.Errorf("the volume counts again with catalogue %s, the others have %s", bad, good)
+			t.Errorf("the volume takes writes again with catalogue %s; the others have %s", bad, good)
 		}
-		time.Sleep(5 * time.Minute)
-		if got := state(); got != health.OK {
-			t.Errorf("after the fault the volume is %v", got)
-		}
+		r.awaitState("mem3", health.OK, 5*time.Minute)
 		if bad, good := newestCatalogue(t, base[3]), newestCatalogue(t, base[0]); bad != good {
 			t.Errorf("the volume has catalogue %s, the others have %s", bad, good)
 		}
 	})
 }
 
-// newestCatalogue is the checksum of the newest catalogue on the device.
+// newestCatalogue returns the checksum of the newest catalogue on the device.
 func newestCatalogue(t *testing.T, dev blockio.Device) (sum string) {
 	t.Helper()
 	var b strings.Builder

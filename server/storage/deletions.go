@@ -71,7 +71,7 @@ func (d *deletedPieces) stones() (out []trie.Deletion, err error) {
 	return out, nil
 }
 
-// load takes over what the catalogue has.
+// load replaces the deletions by those of the catalogue.
 func (d *deletions) load(c catalogue) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,8 +96,8 @@ func (d *deletions) load(c catalogue) error {
 	return nil
 }
 
-// add notes a deletion, to be written, and returns the count by which written
-// tells that it was.
+// add adds a deletion, which the next catalogue will hold. It returns the number of this
+// change, for has.
 func (d *deletions) add(key stoneKey, upTo kv.Generation) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,8 +120,8 @@ func (d *deletions) has(n uint64) bool {
 	return d.written >= n
 }
 
-// encode returns what the catalogue with these namespaces says, and the count of
-// the changes in it.
+// encode returns the deletions for a catalogue with these namespaces, and the number of
+// the last change in them.
 func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,8 +157,9 @@ func epochsOf(namespaces []kv.Namespace) map[kv.NamespaceID]kv.Epoch {
 	return epochs
 }
 
-// wrote notes that the catalogue with these namespaces and the first count changes
-// is durable. Tombstones of namespaces that the catalogue does not list are dropped.
+// wrote is called when a catalogue with these namespaces and the first count changes is
+// durable. It drops the tombstones of namespaces and epochs that the catalogue does not
+// list.
 func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

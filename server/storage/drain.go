@@ -16,26 +16,29 @@ import (
 )
 
 const (
-	// moveBytes and moveSlots bound what is moved at a time: enough that a sync of
-	// data and index is shared by many blocks, little enough that readers of the
-	// volume wait for one such batch at most.
+	// moveBytes and moveSlots bound one batch of moves. A larger batch shares a sync of
+	// data and index among more blocks. A smaller batch delays readers of the volume
+	// less, because the mover has one batch of reads in flight.
 	moveBytes = 4 << 20
 	moveSlots = 256
-	// movePause is the time between two passes over a volume on which blocks are
-	// left.
+	// movePause is the time between two passes over a volume if the first pass left
+	// blocks there.
 	movePause = time.Second
 )
 
-// A mover takes the blocks of one volume to the others while the volume is draining.
+// A mover moves the blocks of one volume to the other volumes while the volume is
+// draining.
 //
 //	slot on the draining volume ─► read, verified ─► slot elsewhere: write ─► sync ─► live
 //	                                                                                  │
 //	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
 //
-// A crash before the index is synced leaves the block where it was, and a copy that is
-// free; after that, the block in its new slot. The mover never evicts: what finds no
-// room stays where it is, can be read, and is tried again. It has one batch in flight,
-// through the volume's lane and in the arena, as any reader.
+// After a crash before the sync of the index, the index refers to the old slot, and the
+// new slot is free. After a crash later than that, the index refers to the new slot.
+// The mover never evicts. If there is no room for a block on the other volumes, the
+// block stays in its slot and is served from there, and the next pass tries again. The
+// mover has one batch in flight. Like a reader, it uses the volume's lane and memory of
+// the arena.
 type mover struct {
 	node   *Node
 	volume uint32
@@ -45,27 +48,27 @@ type mover struct {
 	stats MoveStats
 }
 
-// MoveStats say how far the draining of a volume is.
+// MoveStats is the progress of the draining of a volume.
 type MoveStats struct {
-	// MovedBlocks and MovedBytes were moved since the node started, in slots of their
-	// sizes. Failures are blocks whose move failed and is tried again.
+	// MovedBlocks counts the blocks moved since the node started, MovedBytes the bytes
+	// of their slots. Failures counts the failed moves; the mover tries them again.
 	MovedBlocks, MovedBytes, Failures int64
-	// BytesPerSecond is the rate of the pass over the volume that is under way, or of
-	// the last one; 0 if nothing was moved.
+	// BytesPerSecond is the rate of the current or the last pass over the volume. It is
+	// 0 if no pass moved a block.
 	BytesPerSecond int64
-	// Stalled says why the last pass left blocks on the volume; nil if it left none,
-	// or there was none.
+	// Stalled is the reason why the last pass left blocks on the volume. It is nil if
+	// the pass left none or there was no pass.
 	Stalled error
 }
 
-// VolumeInfo describes one volume.
+// VolumeInfo is the state of one volume.
 type VolumeInfo struct {
 	Index uint32
 	blockstore.VolumeStats
 	Move MoveStats
 }
 
-// Volumes describes the volumes, by index.
+// Volumes returns the state of each volume, by index.
 func (n *Node) Volumes() []VolumeInfo {
 	var out []VolumeInfo
 	for i, v := range n.store.Stats().Volumes {
@@ -74,12 +77,13 @@ func (n *Node) Volumes() []VolumeInfo {
 	return out
 }
 
-// VolumeNamed returns the index of the volume with that index or path. It fails with
-// blockstore.ErrVolumeUnknown.
+// VolumeNamed returns the index of a volume. name is the index in decimal digits, or
+// the path. VolumeNamed fails with blockstore.ErrVolumeUnknown.
 func (n *Node) VolumeNamed(name string) (uint32, error) { return n.store.VolumeNamed(name) }
 
-// DrainVolume begins to move the blocks of a volume to the others; new blocks go
-// there as well. It goes on after a restart. See blockstore.Store.DrainVolume.
+// DrainVolume begins to move the blocks of a volume to the other volumes. The volume
+// takes no new blocks. The draining continues after a restart. See
+// blockstore.Store.DrainVolume.
 func (n *Node) DrainVolume(ctx context.Context, volume uint32) error {
 	if err := n.store.DrainVolume(ctx, volume); err != nil {
 		return err
@@ -88,7 +92,8 @@ func (n *Node) DrainVolume(ctx context.Context, volume uint32) error {
 	return nil
 }
 
-// UndrainVolume ends the draining of a volume. What was moved stays where it is.
+// UndrainVolume ends the draining of a volume. The moved blocks stay on the other
+// volumes.
 func (n *Node) UndrainVolume(ctx context.Context, volume uint32) error {
 	if err := n.store.UndrainVolume(ctx, volume); err != nil {
 		return err
@@ -97,9 +102,9 @@ func (n *Node) UndrainVolume(ctx context.Context, volume uint32) error {
 	return nil
 }
 
-// RemoveVolume ends the use of a volume for good, and returns what was lost with it:
-// the blocks on it and what hangs on them, nothing without force. See
-// blockstore.Store.RemoveVolume.
+// RemoveVolume ends the use of a volume permanently. It returns the pieces that were
+// lost: those on the volume and all descendants of these. Without force none are lost.
+// See blockstore.Store.RemoveVolume.
 func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Removed, error) {
 	if err := n.store.RemoveVolume(ctx, volume, force); err != nil {
 		return Removed{}, err
@@ -112,8 +117,8 @@ func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Rem
 		}
 	}
 	before := n.index.Stats()
-	// Not the caller's context: the volume is gone. What is left after a crash is
-	// dropped by the next start.
+	// The volume is removed already, so the end of the caller's context must not stop
+	// the dropping. If the node crashes here, the next start drops the rest.
 	err := n.dropAll(n.stopped, lost, whyVolume)
 	after := n.index.Stats()
 	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, err
@@ -127,7 +132,7 @@ func newMovers(n *Node) []*mover {
 	return movers
 }
 
-// wake makes the mover look at what it should do.
+// wake makes run check the state of the volume.
 func (m *mover) wake() {
 	select {
 	case m.kick <- struct{}{}:
@@ -145,7 +150,7 @@ func (m *mover) draining() bool {
 	return m.node.store.VolumeHealth(kv.Ref{Extent: kv.MakeExtent(m.volume, 0, 0)}).Duty == health.Draining
 }
 
-// run moves while the volume is draining, until the node stops.
+// run makes passes while the volume is draining. It returns when the node stops.
 func (m *mover) run() {
 	n := m.node
 	for {
@@ -167,29 +172,30 @@ func (m *mover) run() {
 	}
 }
 
-// left reports whether a slot of the volume is in use.
+// left reports whether the volume is draining and a slot of it is in use.
 func (m *mover) left() bool {
 	return m.draining() && m.node.store.Stats().Volumes[m.volume].Slots.UsedBytes() > 0
 }
 
-// errNotMatchable: what is left on the volume was deleted, and its slots are not
-// reclaimed yet, or is being written.
-var errNotMatchable = errors.New("what is left is being written, or was deleted and is still leased")
+// errNotMatchable: the slots in use hold no matchable block. Their blocks are being
+// written, or were deleted and are not reclaimed yet.
+var errNotMatchable = errors.New("the remaining blocks are being written, or were deleted and are still leased")
 
 // pass is one pass over the volume.
 type pass struct {
 	mover *mover
 	began time.Time
 	moved int64
-	// full are the slot sizes for which there is no room, with the store's answer.
+	// full has the error of the store for each slot size that found no room.
 	full map[int64]error
-	// after is the slot behind which the next block is best put.
+	// after is the last slot written. If hasAfter, the next block is put right after it
+	// where possible.
 	after    kv.Extent
 	hasAfter bool
 	stalled  error
 }
 
-// pass moves what it can.
+// pass tries to move every block of the volume once.
 func (m *mover) pass(ctx context.Context) {
 	p := &pass{mover: m, began: time.Now(), full: make(map[int64]error), stalled: errNotMatchable}
 	from := kv.MakeExtent(m.volume, 0, 0)
@@ -225,17 +231,18 @@ func (m *mover) pass(ctx context.Context) {
 
 func (p *pass) stall(err error) { p.stalled = err }
 
-// moving is one block on its way.
+// moving is one block that is being moved.
 type moving struct {
 	from, to kv.Ref
 	layout   ondisk.Layout
 	key      ondisk.SlotKey
-	// err says why it is not moved.
+	// err is the reason why the block was not moved.
 	err error
 }
 
-// batch moves blocks of one slot size, and returns how many of refs it dealt with. An
-// error ends the pass: the volume cannot be read, or the node cannot write now.
+// batch moves blocks of one slot size. It returns how many of refs it has handled,
+// moved or not. After an error the pass must end, because the volume cannot be read or
+// the node cannot write.
 func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done int, err error) {
 	n := p.mover.node
 	blocks := n.movable(refs)
@@ -265,7 +272,7 @@ func (p *pass) batch(ctx context.Context, refs []kv.Ref, slotBytes int64) (done 
 	return done, err
 }
 
-// movable returns those of the slots that hold a block that can be matched.
+// movable returns the matchable blocks in the slots.
 func (n *Node) movable(refs []kv.Ref) (blocks []moving) {
 	for _, ref := range refs {
 		owner, ok := n.index.Owner(ref)
@@ -289,8 +296,8 @@ func (n *Node) movable(refs []kv.Ref) (blocks []moving) {
 	return blocks
 }
 
-// reserve takes slots for the blocks, or for the first of them if there are not
-// enough.
+// reserve takes slots on the other volumes for the blocks, in order. It may return
+// fewer slots than blocks.
 func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err error) {
 	for count := len(blocks); count > 0; count /= 2 {
 		refs, err = p.mover.node.room.free(ctx, blocks[0].layout, count, p.after, p.hasAfter)
@@ -304,8 +311,8 @@ func (p *pass) reserve(ctx context.Context, blocks []moving) (refs []kv.Ref, err
 	return refs, err
 }
 
-// copy brings the blocks into their new slots, durably. What became of each is in its
-// err. The error is that of the pass; the new slots without an error are written.
+// copy reads the blocks, writes them to their new slots and syncs these. The outcome of
+// each block is in its err. An error of copy ends the pass.
 func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error {
 	n := p.mover.node
 	fail := func(err error) error {
@@ -337,7 +344,7 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 	for i := range blocks {
 		b, r := &blocks[i], &reads[i]
 		if b.err = r.Err; b.err != nil {
-			if err := p.unread(b); err != nil {
+			if err := p.readFailed(b); err != nil {
 				return fail(err)
 			}
 			continue
@@ -350,8 +357,7 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 	if len(writes) == 0 {
 		return nil
 	}
-	// Every failure is in the outcome of a write.
-	_ = n.store.Write(ctx, writes)
+	_ = n.store.Write(ctx, writes) // each write has its error in Err
 	var written []kv.Ref
 	for i := range writes {
 		if owners[i].err = writes[i].Err; owners[i].err == nil {
@@ -374,12 +380,12 @@ func (p *pass) copy(ctx context.Context, blocks []moving, slotBytes int64) error
 	return nil
 }
 
-// unread deals with a block that could not be read. It fails if that is the volume's
-// fault: then no other block can be read either.
-func (p *pass) unread(b *moving) error {
+// readFailed drops a block that is corrupt or unreadable from the index. It returns an
+// error if the volume has failed, because then no other block can be read either.
+func (p *pass) readFailed(b *moving) error {
 	n := p.mover.node
 	switch {
-	case errors.Is(b.err, blockstore.ErrStale): // it has left the slot meanwhile
+	case errors.Is(b.err, blockstore.ErrStale): // the block was deleted or evicted
 	case errors.Is(b.err, blockstore.ErrCorrupt):
 		n.dropCorrupt(b.from, "drain", b.err)
 	case n.store.Unreadable(b.from, b.err):
@@ -390,8 +396,8 @@ func (p *pass) unread(b *moving) error {
 	return nil
 }
 
-// publish makes the index name the new slots, frees the old ones, and gives back new
-// slots that were not used.
+// publish makes the index refer to the new slots and frees the old ones. It frees the
+// new slots of blocks that were not moved.
 func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 	n := p.mover.node
 	var moves []trie.Moved
@@ -414,8 +420,7 @@ func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 	}
 	moved, err := n.index.Move(moves)
 	if err == nil {
-		// The old slots may be written again only when the index is known to refer to
-		// the new ones.
+		// After a crash, the index must not refer to an old slot that was written again.
 		err = n.index.Sync()
 	}
 	var gone int64
@@ -423,7 +428,7 @@ func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 		if moved == nil || !moved[i] {
 			n.logIf("free slot", n.store.Free(b.to))
 			if b.err = err; err == nil {
-				b.err = blockstore.ErrStale // it was deleted or evicted meanwhile
+				b.err = blockstore.ErrStale // the block was deleted or evicted
 			}
 			continue
 		}
@@ -445,7 +450,7 @@ func ignoreStale(err error) error {
 	return err
 }
 
-// count adds the outcome of a batch to what is shown.
+// count adds the outcome of a batch to the mover's stats.
 func (p *pass) count(blocks []moving, moved, slotBytes int64) {
 	m := p.mover
 	p.moved += moved * slotBytes

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,7 +24,7 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// three returns the devices of three volumes, each with its path for a name.
+// three returns the devices of three volumes with the paths a, b and c.
 func three() []blockio.Device {
 	var devs []blockio.Device
 	for _, path := range []string{"a", "b", "c"} {
@@ -33,22 +33,42 @@ func three() []blockio.Device {
 	return devs
 }
 
-// volume returns what the node says of a volume.
+// volume returns the state of a volume.
 func (r *rig) volume(i uint32) storage.VolumeInfo { return r.node.Volumes()[i] }
 
-// drained waits until a volume holds no block, in the time of the bubble.
-func (r *rig) drained(volume uint32) {
-	r.t.Helper()
-	for range 10_000 {
-		if r.volume(volume).Slots.UsedBytes() == 0 {
-			return
+// drainLog is a slog.Handler that sends on its channel, of capacity 1, when the node
+// logs that a volume is drained. It ignores all other messages.
+type drainLog chan struct{}
+
+func (l drainLog) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+func (l drainLog) WithAttrs([]slog.Attr) slog.Handler               { return l }
+func (l drainLog) WithGroup(string) slog.Handler                    { return l }
+
+func (l drainLog) Handle(_ context.Context, rec slog.Record) error {
+	if strings.HasPrefix(rec.Message, "volume is drained") {
+		select {
+		case l <- struct{}{}:
+		default:
 		}
-		time.Sleep(50 * time.Millisecond)
 	}
-	r.t.Fatalf("the volume is not drained: %+v", r.volume(volume))
+	return nil
 }
 
-// whole fails the test unless every piece of every prompt is there and exact.
+// drained waits until no slot of a volume is in use.
+func (r *rig) drained(volume uint32) {
+	r.t.Helper()
+	limit := time.After(24 * time.Hour)
+	for r.volume(volume).Slots.UsedBytes() != 0 {
+		select {
+		case <-r.drains:
+		case <-limit:
+			r.t.Fatalf("the volume is not drained: %+v", r.volume(volume))
+		}
+	}
+}
+
+// whole fails the test unless every piece of every prompt is delivered with the right
+// bytes.
 func (r *rig) whole(when string, prompts map[string][][]kv.BlockID) {
 	r.t.Helper()
 	for name, chains := range prompts {
@@ -65,7 +85,8 @@ func (r *rig) whole(when string, prompts map[string][][]kv.BlockID) {
 	}
 }
 
-// fillTenants stores prompts of several kinds of namespaces.
+// fillTenants stores prompts in namespaces of several kinds, and returns them by
+// namespace.
 func (r *rig) fillTenants(each int) map[string][][]kv.BlockID {
 	hybrid := kv.Geometry{BlockTokens: 4, Groups: []kv.Group{
 		{Kind: kv.Full, Layers: 2, TokenBytes: 300}, {Kind: kv.Window, Layers: 1, TokenBytes: 100, WindowTokens: 6}, {Kind: kv.State, Layers: 1, TokenBytes: 500},
@@ -86,9 +107,9 @@ func (r *rig) fillTenants(each int) map[string][][]kv.BlockID {
 	return prompts
 }
 
-// TestDrainBesideLoad: while a volume is drained, readers miss nothing, writers,
-// deletions and leases go on, and afterwards every block is on the other volumes, as
-// it was. Then the volume is removed and the node starts without it.
+// TestDrainBesideLoad: while a volume is drained, no read is a miss, and writes,
+// deletions and leases work. Afterwards every block is on the other volumes, unchanged.
+// Then the volume is removed and the node starts without it.
 func TestDrainBesideLoad(t *testing.T) {
 	for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
 		t.Run(d.String(), func(t *testing.T) { synctest.Test(t, func(t *testing.T) { drainBesideLoad(t, d) }) })
@@ -129,9 +150,15 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 	worker := func(f func(rng *rand.Rand)) {
 		wg.Go(func() {
 			rng := rand.New(rand.NewPCG(1, 2))
-			for ctx.Err() == nil {
-				f(rng)
-				time.Sleep(time.Millisecond)
+			rate := time.NewTicker(time.Millisecond)
+			defer rate.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-rate.C:
+					f(rng)
+				}
 			}
 		})
 	}
@@ -156,24 +183,27 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		})
 	}
 	written := map[string][][]kv.BlockID{}
-	var wrote, deleted atomic.Bool // all that is to be
-	next := 0
-	worker(func(*rand.Rand) {
-		if next++; next <= 60 {
-			ids := chain(full, 2, 2000+next)
-			r.mustPut(full, ids)
-			written["full"] = append(written["full"], ids)
-		}
-		wrote.Store(next >= 60)
-	})
-	worker(func(*rand.Rand) {
-		if len(doomed) > 0 {
-			if _, err := r.node.DeleteBlocks("full", doomed[0][1], false); err != nil {
-				t.Error(err)
+	changed := make(chan struct{}, 2) // the writer and the deleter each send when they are done
+	repeat := func(n int, f func(i int)) {
+		wg.Go(func() {
+			rate := time.NewTicker(time.Millisecond)
+			defer rate.Stop()
+			for i := range n {
+				<-rate.C
+				f(i)
 			}
-			doomed = doomed[1:]
+			changed <- struct{}{}
+		})
+	}
+	repeat(60, func(i int) {
+		ids := chain(full, 2, 2000+i)
+		r.mustPut(full, ids)
+		written["full"] = append(written["full"], ids)
+	})
+	repeat(len(doomed), func(i int) {
+		if _, err := r.node.DeleteBlocks("full", doomed[i][1], false); err != nil {
+			t.Error(err)
 		}
-		deleted.Store(len(doomed) == 0)
 	})
 	worker(func(rng *rand.Rand) {
 		for _, v := range must(r.node.Verify(context.Background(), "full", prompts["full"][rng.IntN(4)])) {
@@ -183,13 +213,12 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		}
 	})
 	r.drained(gone)
-	for !wrote.Load() || !deleted.Load() {
-		time.Sleep(10 * time.Millisecond)
-	}
+	<-changed
+	<-changed
 	cancel()
 	wg.Wait()
 	r.whole("drained", prompts)
-	r.whole("drained, written meanwhile", written)
+	r.whole("drained, written during the drain", written)
 	for i := range 20 {
 		if result, _ := r.load(full, chain(full, 2, 1000+i)); result.Match.Blocks != 1 {
 			t.Errorf("deleted block %d: %d blocks match; want the one before it", i, result.Match.Blocks)
@@ -200,11 +229,11 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		t.Errorf("%d leases after the drain, %d before", after.Index.Leases, before.Index.Leases)
 	}
 	if err := r.node.Release(pinned.Lease); err != nil {
-		t.Errorf("the lease from before: %v", err)
+		t.Errorf("release of the lease taken before the drain: %v", err)
 	}
 	v := r.volume(gone)
 	if v.Move.MovedBlocks == 0 || v.Move.MovedBytes < v.Move.MovedBlocks*4096 || v.Move.Failures != 0 || v.Move.BytesPerSecond <= 0 {
-		t.Errorf("what is said of the move: %+v", v.Move)
+		t.Errorf("stats of the moves: %+v", v.Move)
 	}
 	for _, why := range []string{"evicted", "corrupt", "volume"} {
 		if n := testutil.ToFloat64(r.stats.RemovedBlocks.WithLabelValues(why)); n != 0 {
@@ -238,13 +267,13 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// TestDrainFaults: with faults on the source or on one of two targets, what can be
-// read is moved, what cannot is dropped and counted, and nothing is wrong.
+// TestDrainFaults: with faults on the source or on the targets, readable blocks are
+// moved, unreadable ones are dropped and counted, and no read returns wrong bytes.
 func TestDrainFaults(t *testing.T) {
 	for _, c := range []struct {
 		name, path, rules string
-		// lost: some blocks cannot be read; cleared: the drain ends only when the rules
-		// are taken away.
+		// lost is set if some blocks cannot be read. cleared is set if the drain ends only
+		// after the rules are cleared.
 		lost, cleared bool
 	}{
 		{"a bad sector of the source", "a", `(Err EIO (And Reads (File "segment-*") (Offset 8192 32768)))`, true, false},
@@ -278,33 +307,29 @@ func TestDrainFaults(t *testing.T) {
 						t.Errorf("while the fault lasts: %+v", v)
 					}
 				}
-				if c.cleared || c.lost {
-					defer func() { r.drained(source) }()
-				}
-				if c.lost {
-					time.Sleep(10 * time.Second)
-					dropped := testutil.ToFloat64(r.stats.UnreadableBlocks.WithLabelValues("drain")) + testutil.ToFloat64(r.stats.CorruptBlocks.WithLabelValues("drain"))
-					if dropped == 0 {
-						t.Error("no block was dropped")
-					}
-					r.matches(prompts) // judges every byte
-					return
-				}
 				if c.cleared {
 					for _, d := range devs {
 						d.(*faultio.Device).SetRules(nil)
 					}
-					time.Sleep(2 * time.Hour) // the requests that hang complete
 				}
 				r.drained(source)
+				if c.lost {
+					dropped := testutil.ToFloat64(r.stats.UnreadableBlocks.WithLabelValues("drain")) + testutil.ToFloat64(r.stats.CorruptBlocks.WithLabelValues("drain"))
+					if dropped == 0 {
+						t.Error("no block was dropped")
+					}
+					r.matches(prompts) // compares every byte
+					return
+				}
 				r.whole("drained", prompts)
 			})
 		})
 	}
 }
 
-// TestDrainWithoutRoom: what finds no room stays, can be read, and is moved when there
-// is room; cancelling the drain leaves all where it is.
+// TestDrainWithoutRoom: blocks without room on the other volume stay readable on the
+// draining one. They are moved when there is room. Cancelling the drain moves nothing
+// back, and the volume takes new blocks again.
 func TestDrainWithoutRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{capacityBytes: 4 << 20, segmentBytes: 256 << 10}, three()[:2]...)
@@ -318,7 +343,7 @@ func TestDrainWithoutRoom(t *testing.T) {
 		if err := r.node.DrainVolume(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(5 * time.Second)
+		synctest.Wait() // until the first pass has ended
 		v := r.volume(0)
 		if v.Slots.Live == 0 || v.Move.MovedBlocks == 0 || !errors.Is(v.Move.Stalled, blockstore.ErrFull) {
 			t.Fatalf("volume without room elsewhere: %+v", v)
@@ -353,8 +378,9 @@ func TestDrainWithoutRoom(t *testing.T) {
 	})
 }
 
-// TestRemoveByForce: a removal by force loses what lies on the volume and what hangs on
-// it, and nothing else; the node goes on, and starts without the volume.
+// TestRemoveByForce: a removal by force loses the blocks on the volume and their
+// descendants, and no others. The node serves afterwards, and starts without the
+// volume.
 func TestRemoveByForce(t *testing.T) {
 	r := newRig(t, rigOptions{}, three()...)
 	prompts := r.fillTenants(8)
@@ -379,8 +405,9 @@ func TestRemoveByForce(t *testing.T) {
 	}
 }
 
-// TestDrainCrashPoints: wherever in a drain the power fails, every block is there and
-// exact afterwards, the drain goes on, and a rebuilt index knows the same blocks.
+// TestDrainCrashPoints: the power fails at some point of a drain. After the restart
+// every block is served with the right bytes, the drain continues, and a rebuilt index
+// has the same blocks.
 func TestDrainCrashPoints(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -397,7 +424,7 @@ func drainCrash(t *testing.T, seed uint64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Deleted blocks, of which some are put again, must not come back as they were.
+	// Deleted blocks must not be matchable again after the crash.
 	deleted := chain(full, 1, 500, 501, 502)
 	r.mustPut(full, deleted)
 	r.mustPut(full, chain(full, 1, 600, 601))
@@ -411,7 +438,7 @@ func drainCrash(t *testing.T, seed uint64) {
 		}
 	}
 	if err := r.node.DrainVolume(t.Context(), gone); err != nil {
-		return // the power failed here: nothing was promised
+		return // the power failed before the drain was acknowledged
 	}
 	time.Sleep(time.Duration(rng.IntN(3)) * time.Second)
 	_, deletion := r.node.DeleteBlocks("full", deleted[1], false)
@@ -425,7 +452,7 @@ func drainCrash(t *testing.T, seed uint64) {
 	}
 	check("after the crash")
 	if r.volume(gone).Health.Duty != health.Draining {
-		t.Fatalf("the drain is forgotten: %+v", r.volume(gone))
+		t.Fatalf("the volume is no longer draining: %+v", r.volume(gone))
 	}
 	if seed%2 == 0 {
 		r.drained(gone)

@@ -19,15 +19,14 @@ const (
 	BlockRemoved
 	// AllBlocksCleared: no block of the namespace's earlier epochs is matchable.
 	AllBlocksCleared
-	// Gap: the consumer was too slow, or asked for events that are no longer
-	// kept; what happened in between is lost to it.
+	// Gap: events that the consumer has not read are no longer kept.
 	Gap
 	// VolumeState: a volume changed its state.
 	VolumeState
 )
 
-// Event is one change of what the node holds, for routers that keep an index of
-// their own, or of the state of a volume, for those who look after the node.
+// Event is a change of the blocks that the node holds, for routers with their own
+// index, or a change of the state of a volume, for operators.
 type Event struct {
 	// Sequence grows by one with each event of this run of the node.
 	Sequence  uint64
@@ -36,8 +35,8 @@ type Event struct {
 	Epoch     kv.Epoch
 	IDs       []kv.BlockID
 	Parent    kv.BlockID
-	// Reason says why blocks were removed: evicted, deleted, epoch, corrupt,
-	// delivered, volume (it was removed with them).
+	// Reason is why blocks were removed: evicted, deleted, epoch, corrupt, delivered,
+	// or volume, for blocks on a volume that was removed.
 	Reason string
 	Time   time.Time
 	// Volume is set for VolumeState only.

@@ -16,11 +16,11 @@ import (
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
-// TestFDLimit: a node on files that has no file descriptor left keeps the promises
-// of both tables of ARCHITECTURE.md, and goes on when it needs new segments and new
-// files of the index: what it can't store is refused, and what it has stored is read
-// exactly. When there are descriptors again, it stores again. It runs in a process of
-// its own, whose limit it lowers.
+// TestFDLimit: a node without a free file descriptor has the outcomes that both tables
+// of ARCHITECTURE.md promise. Then it needs new segment files and new files of the
+// index: it refuses new blocks and still reads the stored ones exactly. When there are
+// descriptors again, it stores new blocks. The test runs in a child process, because it
+// lowers the limit of the process.
 func TestFDLimit(t *testing.T) {
 	const child = "PENSTOCK_TEST_FD_LIMIT"
 	if os.Getenv(child) == "" {
@@ -32,7 +32,7 @@ func TestFDLimit(t *testing.T) {
 		return
 	}
 	data, index := matrix(t, "one of two data volumes")["fd limit"], matrix(t, "the volume of the index")["fd limit"]
-	t.Chdir(t.TempDir()) // the index is in a relative directory
+	t.Chdir(t.TempDir()) // the path of the index is relative
 	a, errA := posixio.Open(t.TempDir(), posixio.Options{Buffered: true})
 	b, errB := posixio.Open(t.TempDir(), posixio.Options{Buffered: true})
 	if err := errors.Join(errA, errB); err != nil {
@@ -59,7 +59,7 @@ func TestFDLimit(t *testing.T) {
 		stored++
 	}
 	if stored == 0 || refused == 0 {
-		t.Errorf("%d blocks were stored and %d refused; the test wants to need more files than it has", stored, refused)
+		t.Errorf("%d blocks were stored and %d refused; want some of each, so that the files ran out", stored, refused)
 	}
 	restore()
 	for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
@@ -69,12 +69,12 @@ func TestFDLimit(t *testing.T) {
 		}
 		if time.Now().After(deadline) {
 			state, why := r.node.WriteState()
-			t.Fatalf("no block is stored when there are descriptors again: %v, %+v; the node is %s: %s", err, pieces, state, why)
+			t.Fatalf("a minute after the descriptors were closed no block is stored: %v, %+v; the node is %s: %s", err, pieces, state, why)
 		}
 	}
 	for i := 1000; i < 1000+stored; i++ {
 		if _, n := r.load(ns, chain(ns, 1, i)); n != 1 {
-			t.Fatalf("block %d was stored and is a miss", i)
+			t.Fatalf("stored block %d is a miss", i)
 		}
 	}
 	restore = exhaustFDs(t)
@@ -85,7 +85,8 @@ func TestFDLimit(t *testing.T) {
 	restore()
 }
 
-// exhaustFDs leaves the process without a free descriptor, until restore is called.
+// exhaustFDs opens files until the process has no free descriptor. restore closes them
+// and restores the limit.
 func exhaustFDs(t *testing.T) (restore func()) {
 	t.Helper()
 	var old syscall.Rlimit

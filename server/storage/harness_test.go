@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -38,7 +39,8 @@ type rig struct {
 	stats *metrics.Node
 
 	registry *prometheus.Registry
-	reasons  map[string]bool // that the registry has of itself
+	reasons  map[string]bool // the label values of the registry before any event
+	drains   chan struct{}   // see drainLog
 }
 
 type rigOptions struct {
@@ -67,7 +69,7 @@ func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
 	if opts.index == nil {
 		opts.index = vfs.NewCrashableMem()
 	}
-	r := &rig{t: t, devices: devices, index: opts.index, opts: opts}
+	r := &rig{t: t, devices: devices, index: opts.index, opts: opts, drains: make(chan struct{}, 1)}
 	r.open()
 	t.Cleanup(r.close)
 	return r
@@ -121,6 +123,7 @@ func (r *rig) tryOpen() error {
 		Index: index, Store: store, Arena: r.arena, Metrics: r.stats,
 		Durability: r.opts.durability, Now: r.opts.now, CheckOnClose: true,
 		LoadBytesMax: 4 << 20, WriteBytesMax: 2 << 20,
+		Logger: slog.New(drainLog(r.drains)),
 	}
 	if r.opts.edit != nil {
 		r.opts.edit(&o)

@@ -9,15 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/internal/arena"
 )
 
-// A hold is an arena buffer shared by all who still need its bytes: the parts on
-// their way to a reader, the hot set, loans, and writes that the device has not
-// completed. The last one to let go releases it.
+// A hold is an arena buffer with a reference count. Its users are the parts that are
+// being sent to a reader, the hot set, loans, and writes that the device has not
+// completed. The last release frees the buffer.
 type hold struct {
 	buf  arena.Buffer
 	refs atomic.Int32
-	// released, if not nil, is called after the buffer was released.
+	// released, if not nil, is called after the buffer was freed.
 	released func()
-	// lent is how many loans keep it; guarded by the loanBook's lock.
+	// lent counts the loans that hold a reference; guarded by the loanBook's lock.
 	lent int
 }
 
@@ -39,15 +39,16 @@ func (h *hold) release() {
 	}
 }
 
-// alloc lends arena memory to a read. Hot pieces give way first; then it waits
-// for others to be done, at most QueueWait, after which the answer is ErrBusy.
+// alloc allocates arena memory for a read. If none is free, it drops hot pieces, and
+// then waits up to QueueWait for other reads to release theirs. After that it fails with
+// ErrBusy.
 func (n *Node) alloc(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAlloc, m.Alloc, func(arena.Buffer) bool { return true })
 }
 
-// allocShare is alloc for a write: from the writers' share of the arena, where
-// neither reads hold it up nor it them. Only the hot pieces there give way.
+// allocShare is alloc for a write. It allocates from the writers' share of the arena, so
+// that reads and writes do not wait for each other, and drops only hot pieces there.
 func (n *Node) allocShare(ctx context.Context, sizeBytes int64) (arena.Buffer, error) {
 	m := n.opts.Arena
 	return n.allocFrom(ctx, sizeBytes, m.TryAllocShare, m.AllocShare, m.InShare)
@@ -58,8 +59,7 @@ func (n *Node) allocFrom(ctx context.Context, sizeBytes int64, try func(int) (ar
 	if err == nil || !errors.Is(err, arena.ErrBusy) {
 		return buf, err
 	}
-	// From here on, what was read is not kept: it would take what this one waits
-	// for.
+	// New hot pieces would take the memory that this call waits for.
 	n.hot.suspend()
 	defer n.hot.resume()
 	for n.hot.drop(max(sizeBytes, hotDropBytes), helps) > 0 {

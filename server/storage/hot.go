@@ -83,7 +83,7 @@ func (h *hotSet) put(p hotPiece) {
 	}
 }
 
-// rename keeps a piece that was moved to another slot.
+// rename changes the slot of a piece that was moved.
 func (h *hotSet) rename(from, to kv.Ref) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -91,7 +91,7 @@ func (h *hotSet) rename(from, to kv.Ref) {
 	if !ok {
 		return
 	}
-	if _, ok := h.byRef[to]; ok { // a reader that knows the new slot was here first
+	if _, ok := h.byRef[to]; ok { // a reader of the new slot has put the piece already
 		h.removeLocked(e)
 		return
 	}
@@ -100,15 +100,16 @@ func (h *hotSet) rename(from, to kv.Ref) {
 	h.byRef[to] = e
 }
 
-// suspend keeps further pieces from being kept, until resume: somebody waits for
-// memory.
+// suspend makes put do nothing until resume. A caller that waits for memory suspends
+// the set.
 func (h *hotSet) suspend() { h.suspended.Add(1) }
 
 func (h *hotSet) resume() { h.suspended.Add(-1) }
 
-// drop gives back the least recently read pieces of those whose buffer helps, at
-// least wantBytes of them if there are so many, all if negative, and returns how
-// many bytes it let go of. Memory that a reader still needs comes back later.
+// drop removes the least recently read pieces whose buffer helps, until it has removed
+// wantBytes or, if wantBytes is negative, all of them. It returns how many bytes it
+// removed. The memory of a piece that a reader still uses is freed when that reader
+// releases it.
 func (h *hotSet) drop(wantBytes int64, helps func(arena.Buffer) bool) int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -88,7 +88,7 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 	h := newHold(buf)
 	done := make(chan error, 1)
 	h.retain()
-	n.stray(func() {
+	n.detach(func() {
 		err := n.store.Read(ctx, batch)
 		h.release()
 		l.budget.Release(budget)
@@ -110,14 +110,14 @@ func (n *Node) readSlots(ctx context.Context, l *lane, total int64, batch []bloc
 	return h, nil
 }
 
-// stray runs a request of a device that its caller may not wait for. Close waits for
-// it, unless it was started after that.
-func (n *Node) stray(f func()) {
-	counted := n.strays.TryAcquire(1)
+// detach runs f, a device request, on its own goroutine: the caller may stop waiting for
+// it. Close waits for all requests that were detached before Close.
+func (n *Node) detach(f func()) {
+	counted := n.detached.TryAcquire(1)
 	go func() {
 		f()
 		if counted {
-			n.strays.Release(1)
+			n.detached.Release(1)
 		}
 	}()
 }

@@ -593,8 +593,8 @@ func (l *load) loadLayers(ctx context.Context, u unit) []Part {
 	return []Part{l.part(i, at, h, skip, int64(u.layers)*layout.LayerBytes(), batch[0].LayerSums)}
 }
 
-// readMoved brings a whole piece that was moved to another slot before it was read, or
-// records what became of it.
+// readMoved reads a whole piece that was moved to another slot before its read. If that
+// fails, it records the outcome.
 func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout ondisk.Layout) []Part {
 	h, r, err := l.follow(ctx, r, layout.SlotBytes())
 	if err != nil {
@@ -606,9 +606,9 @@ func (l *load) readMoved(ctx context.Context, i int, r blockstore.Read, layout o
 	return []Part{l.part(i, 0, h, layout.HeaderBytes(), layout.PayloadBytes, r.LayerSums)}
 }
 
-// follow repeats a read that failed, if the reason is that the piece was moved, at its
-// new slot, into memory of its own. The read comes back with the slot that was tried
-// last. Without an error the hold is the caller's to release.
+// follow repeats a read that failed because the piece was moved. It reads the new slot
+// into new memory, which the caller releases if there is no error. The result names the
+// slot that was read last.
 func (l *load) follow(ctx context.Context, r blockstore.Read, bytes int64) (*hold, blockstore.Read, error) {
 	n := l.node
 	for errors.Is(r.Err, blockstore.ErrStale) {
@@ -690,8 +690,8 @@ func (l *load) partDone(i int, err error) {
 	l.release()
 }
 
-// lost records a piece that the store could not give from ref, and drops it from the
-// index if it is broken or gone.
+// lost records the outcome of a piece whose read from ref failed. It drops the piece
+// from the index if the piece is corrupt, unreadable or no longer in the slot.
 func (l *load) lost(i int, ref kv.Ref, err error) {
 	switch {
 	case errors.Is(err, blockstore.ErrCorrupt):
@@ -708,8 +708,8 @@ func (l *load) lost(i int, ref kv.Ref, err error) {
 	}
 }
 
-// lostForGood reports whether a piece that could not be read should be dropped: its
-// device cannot read it, or its volume has failed and another one takes writes.
+// lostForGood reports whether to drop a piece whose read failed: its device cannot read
+// it, or its volume has failed and another volume takes writes.
 func (n *Node) lostForGood(ref kv.Ref, err error) bool {
 	return n.store.Unreadable(ref, err) || errors.Is(err, blockstore.ErrVolumeFailed) && n.store.Elsewhere(&ref)
 }

@@ -16,14 +16,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// dataFaults are the rules behind the rows of the fault matrix in ARCHITECTURE.md:
-// what one of two data volumes does. A fault that only some operations can meet has
-// its cells for those.
+// dataFaults are the faults of one of two data volumes, by row of the fault matrix in
+// ARCHITECTURE.md. A row has cells only for the operations that the fault can affect.
 var dataFaults = map[string]string{
 	"EIO":      `(Err EIO Any)`,
 	"hang":     `(Delay 30s Any)`,
@@ -33,13 +33,13 @@ var dataFaults = map[string]string{
 	"fd limit": `(Err EMFILE (Or Creates Opens))`,
 }
 
-// indexFault is what the volume of the index does to the operations that kinds
-// select, while it is armed.
+// indexFault is a fault of the volume of the index while it is armed. It makes the
+// operations that kinds selects return err or, if err is nil, take the time hang.
 type indexFault struct {
 	kinds func(errorfs.Op) bool
 	err   error
 	hang  time.Duration
-	// damage changes what is written to the log; the write is reported as done.
+	// damage changes the bytes of each write to the log. The write returns success.
 	damage func(p []byte) []byte
 	armed  atomic.Bool
 	met    atomic.Int64
@@ -59,7 +59,8 @@ func grows(op errorfs.Op) bool {
 	return opens(op) || op.Kind == errorfs.OpFileWrite || op.Kind == errorfs.OpFilePreallocate
 }
 
-// indexFaults are behind the rows of the second table.
+// indexFaults returns the faults of the volume of the index, by row of the second
+// table.
 func indexFaults() map[string]*indexFault {
 	return map[string]*indexFault{
 		"EIO":      {kinds: func(errorfs.Op) bool { return true }, err: syscall.EIO},
@@ -85,7 +86,7 @@ func (f *indexFault) MaybeError(op errorfs.Op) error {
 
 func (f *indexFault) String() string { return fmt.Sprint(f.err) }
 
-// damagedFS damages what is written to the index's logs.
+// damagedFS applies indexFault.damage to writes to the logs of the index.
 type damagedFS struct {
 	vfs.FS
 	fault *indexFault
@@ -111,13 +112,13 @@ func (f *damagedFile) Write(p []byte) (int, error) {
 	}
 	f.fault.met.Add(1)
 	q := slices.Clone(f.fault.damage(p))
-	q = append(q, make([]byte, len(p)-len(q))...) // the file has its length
+	q = append(q, make([]byte, len(p)-len(q))...) // as long as p
 	n, err := f.File.Write(q)
 	return n, err
 }
 
-// matrix reads the promised outcomes of a table of ARCHITECTURE.md, whose first
-// column has that name, by fault and operation.
+// matrix returns the outcomes that a table of ARCHITECTURE.md promises, by fault and
+// operation. of is the heading of the table's first column.
 func matrix(t *testing.T, of string) map[string]map[string]string {
 	page, err := os.ReadFile("../../ARCHITECTURE.md")
 	if err != nil {
@@ -216,7 +217,7 @@ func TestFaultMatrix(t *testing.T) {
 						t.Errorf("took %v", took)
 					}
 					bad.SetRules(nil)
-					time.Sleep(5 * time.Minute) // the volume recovers, and Close finds it well
+					r.awaitState("bad", health.OK, 5*time.Minute) // so that Close meets no fault
 				})
 				if got != want {
 					t.Errorf("%s; ARCHITECTURE.md promises %s", got, want)
@@ -227,8 +228,8 @@ func TestFaultMatrix(t *testing.T) {
 }
 
 // TestIndexFaultMatrix: each fault of the volume of the index has the outcome for
-// each operation that ARCHITECTURE.md promises, and when it has ended the node serves
-// as before, without a restart.
+// each operation that ARCHITECTURE.md promises. After the fault the node serves as
+// before, without a restart.
 func TestIndexFaultMatrix(t *testing.T) {
 	promised := matrix(t, "the volume of the index")
 	if len(promised) != len(indexFaults()) {
@@ -304,9 +305,9 @@ func indexCell(t *testing.T, fault *indexFault, operation func(*rig) string) str
 	return got
 }
 
-// restartDamaged starts the node on an index whose log is damaged: it is refused and
-// made anew from the volumes, or it opens. Either way namespace m is there, and what
-// is read is what was written (load compares it).
+// restartDamaged restarts the node on an index whose log is damaged. The index opens, or
+// it is refused and rebuilt from the volumes. In both cases namespace m exists and reads
+// return the bytes that were written (load compares them).
 func (r *rig) restartDamaged() {
 	r.t.Helper()
 	r.close()

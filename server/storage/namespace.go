@@ -222,8 +222,8 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	return held, nil
 }
 
-// BumpEpoch makes every block of the namespace unmatchable, at a cost that does
-// not depend on how many there are. to 0 means the next epoch.
+// BumpEpoch makes every block of the namespace unmatchable. Its cost does not depend on
+// the number of blocks. If to is 0, the new epoch is the current one + 1.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, current kv.Epoch, err error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
@@ -257,15 +257,16 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, cu
 	return old, current, nil
 }
 
-// undoCatalogue brings the catalogue back to what the index says after the index
-// refused a change, and returns why it did: otherwise the next start would make the
-// change, and drop what was stored meanwhile.
+// undoCatalogue writes the namespaces of the index to the catalogue again, after the
+// index refused a change that the catalogue already had. Otherwise the next start would
+// apply the change and drop the blocks stored since. It returns refused, joined with the
+// error of the write.
 func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared tells consumers that no block of ns is matchable, and has the space
-// reclaimed.
+// cleared publishes that no block of ns is matchable, and wakes reclaimLoop to free
+// their slots.
 func (n *Node) cleared(ns kv.Namespace, reason string) {
 	n.events.Publish(Event{Kind: AllBlocksCleared, Namespace: ns.Name, Epoch: ns.Epoch, Reason: reason, Time: n.opts.Now()})
 	n.wakeReclaim()

@@ -28,20 +28,20 @@ type Node struct {
 	events *EventLog
 	hot    *hotSet
 
-	// reads admits Loads, and lanes the reads of each volume. strays counts the reads
-	// and writes that a device has not completed; it is never full until Close takes
-	// all of it. writeBytes keeps reservations to half of the arena, so that writers
-	// cannot starve readers of memory.
+	// reads admits Loads, and lanes the reads of each volume. detached counts the
+	// device requests of detach; only Close, which acquires all of it, waits for it.
+	// writeBytes keeps reservations to half of the arena, so that writers cannot starve
+	// readers of memory.
 	reads      *gate
 	lanes      []*lane
-	strays     *semaphore.Weighted
+	detached   *semaphore.Weighted
 	writeBytes *semaphore.Weighted
 	room       *roomMaker
 	movers     []*mover // by volume
 	loans      loanBook
 
 	draining atomic.Bool
-	refusing atomic.Bool // writes were refused when last looked at
+	refusing atomic.Bool // noteWriteState last found that writes are refused
 	// unsynced is set by every commit and by a failed sync, and cleared by the sync
 	// that covers it.
 	unsynced atomic.Bool
@@ -67,22 +67,22 @@ type Node struct {
 	reservations map[ReservationID]*Reservation
 }
 
-// Recovery says what Open found.
+// Recovery is the result of the recovery in Open.
 type Recovery struct {
-	// Blocks is how many pieces the index holds, Rejected how many entries the
-	// volumes did not back and were dropped.
+	// Blocks counts the pieces of the index. Rejected counts the entries that were
+	// dropped because no slot on a volume holds their piece.
 	Blocks, Rejected int64
-	// Hidden is how many entries lie on missing volumes, or below what does: they
+	// Hidden counts the entries on missing volumes and the descendants of these. They
 	// are misses until the volumes are back.
 	Hidden int64
-	// Took is the time from Open to ready, the index's own load included.
+	// Took is the time from Open to ready, including the time that the index loaded.
 	Took time.Duration
 }
 
-// Open reconciles index and store: every entry of the index is backed by a slot
-// or dropped, every other slot is free, and both agree on the namespaces. Then
-// it starts the background work. If it fails, index and store stay open and the
-// caller's.
+// Open reconciles index and store. It drops the entries of the index that have no slot,
+// frees the slots that have no entry, and makes both agree on the namespaces. Then it
+// starts the background work. If Open fails, the caller still owns index and store, and
+// both are open.
 func Open(ctx context.Context, opts Options) (*Node, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -94,12 +94,12 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		store:        opts.Store,
 		events:       NewEventLog(opts.EventHistory),
 		hot:          newHotSet(opts.HotBytes),
-		strays:       semaphore.NewWeighted(math.MaxInt64),
+		detached:     semaphore.NewWeighted(math.MaxInt64),
 		writeBytes:   semaphore.NewWeighted(int64(len(opts.Arena.Bytes())) / 2),
 		reservations: make(map[ReservationID]*Reservation),
 		reclaim:      make(chan struct{}, 1),
 	}
-	// Writers have one half of the arena for themselves, and never more.
+	// Half of the arena is reserved for writers, and writers use only that half.
 	opts.Arena.SetShare(int64(len(opts.Arena.Bytes())) / 2)
 	n.lanes = newLanes(opts.Store.Volumes(), opts.ReadsMax, int64(len(opts.Arena.Bytes())))
 	// Each lane takes ReadsMax Loads, so with all volumes but one hung there is a
@@ -152,7 +152,8 @@ func (n *Node) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	// A smaller capacity holds from the start (bounded).
+	// If the configured capacity is smaller than before, it holds from the start
+	// (bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
 		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
 		if err := n.dropAll(ctx, surplus, whyEvicted); err != nil {
@@ -176,8 +177,8 @@ func (n *Node) recover(ctx context.Context) error {
 	return nil
 }
 
-// dropAll removes the pieces in the slots, and what hangs on them, and frees the
-// slots.
+// dropAll removes the pieces in the slots and their descendants from the index, and
+// frees their slots.
 func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error {
 	for _, ref := range refs {
 		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
@@ -187,11 +188,12 @@ func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error 
 	return n.reclaimAll(ctx, reason)
 }
 
-// Recovered returns what Open found.
+// Recovered returns the result of the recovery in Open.
 func (n *Node) Recovered() Recovery { return n.recovered }
 
-// reportVolume publishes the change of a volume's state. A volume that is back may
-// have committed blocks that were never synced: the syncs meanwhile left it out.
+// reportVolume publishes the change of a volume's state. When a failed volume has
+// recovered, reportVolume requests a sync: the volume may hold committed blocks that
+// are not durable, because syncs leave out a failed volume.
 func (n *Node) reportVolume(c blockstore.VolumeChange) {
 	if c.Was == health.Failed && c.Is.Syncs() {
 		n.unsynced.Store(true)
@@ -199,11 +201,11 @@ func (n *Node) reportVolume(c blockstore.VolumeChange) {
 	n.events.Publish(Event{Kind: VolumeState, Volume: &c, Time: n.opts.Now()})
 }
 
-// Events returns the log of what was stored and removed, and of the volumes' states.
+// Events returns the log of stored and removed blocks and of changes of volume states.
 func (n *Node) Events() *EventLog { return n.events }
 
-// Drain refuses new reservations, so that writers move on; reads go on until
-// Close.
+// Drain makes the node refuse new reservations, so that writers use other nodes. Reads
+// are served until Close.
 func (n *Node) Drain() { n.draining.Store(true) }
 
 // WriteState reports whether writes are taken, and if not, why: "serving",
@@ -221,14 +223,15 @@ func (n *Node) WriteState() (state, reason string) {
 	return "read_only", err.Error()
 }
 
-// IndexWritable returns nil, or trie.ErrBroken and why the index cannot be written.
+// IndexWritable returns nil, or trie.ErrBroken with the reason why the index refuses
+// changes.
 func (n *Node) IndexWritable() error { return n.index.Writable() }
 
-// Ready returns nil if the node should be sent traffic. It should not while it is
-// draining, nor while a fault keeps it from its work: no volume can be read, fewer
-// volumes are healthy than a change of epochs or namespaces needs, or the index
-// cannot be written. A node that is full, or below its floor of free space, is ready:
-// its reads go on.
+// Ready returns nil if clients should send traffic to the node. It returns an error
+// while the node is draining, while no volume can be read, while fewer volumes are
+// healthy than a change of epochs or namespaces needs, and while the index refuses
+// changes. A node that is full or below its floor of free space is ready, because it
+// serves reads.
 func (n *Node) Ready() error {
 	switch {
 	case n.draining.Load():
@@ -259,15 +262,15 @@ func (n *Node) Close(ctx context.Context) error {
 		closed := n.store.Close(ctx)
 		n.closeErr = errors.Join(n.closeErr, closed, n.index.Sync(), n.index.Close())
 		if closed == nil {
-			// The store has none of their requests any more.
-			n.closeErr = errors.Join(n.closeErr, n.strays.Acquire(context.WithoutCancel(ctx), math.MaxInt64))
+			// The devices have completed all requests, so this does not wait for one.
+			n.closeErr = errors.Join(n.closeErr, n.detached.Acquire(context.WithoutCancel(ctx), math.MaxInt64))
 		}
 	})
 	return n.closeErr
 }
 
-// check verifies the invariants of index and store and that they agree. Nothing
-// else may be going on.
+// check verifies the invariants of index and store and that they agree. No other call
+// may run.
 func (n *Node) check() error {
 	errs := []error{n.index.Check()}
 	for _, f := range n.store.Check(n.liveRefs()) {

@@ -22,16 +22,15 @@ var (
 	ErrReadOnly = errors.New("node takes no writes")
 	// ErrDraining: the node is shutting down; use another.
 	ErrDraining = errors.New("node is draining")
-	// ErrReservation: no such reservation: it expired, was committed, aborted,
-	// or never was.
+	// ErrReservation: there is no such reservation. It expired, was committed or
+	// aborted, or never existed.
 	ErrReservation = errors.New("reservation unknown")
-	// ErrRequest: the request cannot be right whatever the node holds; fix the
-	// caller.
+	// ErrRequest: the request is invalid, whatever the node holds; fix the caller.
 	ErrRequest = errors.New("bad request")
 	// ErrVolumeUnknown: the node has no such volume.
 	ErrVolumeUnknown = blockstore.ErrVolumeUnknown
-	// ErrVolumeState: the order does not fit the state of the volume; the error says
-	// what to do first.
+	// ErrVolumeState: the volume is not in a state that allows the operation. The error
+	// names what to do first.
 	ErrVolumeState = blockstore.ErrVolumeState
 	// ErrMismatch: the caller's geometry or epoch is not the namespace's.
 	ErrMismatch = errors.New("namespace differs")
@@ -50,9 +49,10 @@ type Options struct {
 	// batch leaves data and index unsynced; default 1 s.
 	Durability blockstore.Durability
 	SyncEvery  time.Duration
-	// ReadsMax is how many Loads may read from one volume at once; what the next
-	// one wants from the volume is Busy. That many Loads for each volume may run,
-	// and as many may wait; the next one is Busy. Default 256.
+	// ReadsMax bounds the Loads that read from one volume at once. The pieces that a
+	// further Load wants from that volume are Busy. ReadsMax times the number of
+	// volumes bounds the Loads that run, and as many again may wait; a further Load is
+	// Busy. Default 256.
 	ReadsMax int
 	// ReservationsMax is how many reservations are open at once. Default 256.
 	ReservationsMax int
@@ -67,11 +67,11 @@ type Options struct {
 	ReservationTTL time.Duration
 	// QueueWait is the longest wait for memory before Busy. Default 2 s.
 	QueueWait time.Duration
-	// ReadWait is the longest time that a Load waits for a device to complete a
-	// read, after which the pieces are a miss. Default 5 s.
+	// ReadWait bounds the time that a Load waits for a device to complete a read. After
+	// ReadWait the pieces are misses. Default 5 s.
 	ReadWait time.Duration
-	// WriteWait is the longest time that a Commit waits for a device to complete a
-	// write, after which the pieces are written to another volume. Default 10 s.
+	// WriteWait bounds the time that a Commit waits for a device to complete a write.
+	// After WriteWait the pieces are written to another volume. Default 10 s.
 	WriteWait time.Duration
 	// EventHistory is how many events are kept. Default 65,536.
 	EventHistory int
@@ -82,17 +82,17 @@ type Options struct {
 	// the disk (docs/benchmarks.md, "cut through"). Default 8 MiB; negative:
 	// every piece is loaded whole.
 	CutThroughBytes int64
-	// HotBytes is how much of the arena, while nobody else needs it, keeps what
-	// was read last, so that the next reader needs no device. Default: all of it
-	// but for a quarter; negative: none.
+	// HotBytes bounds the part of the arena that keeps the pieces read last, so that
+	// the next read of them needs no device. Other uses of the arena come first.
+	// Default: three quarters of the arena; negative: none.
 	HotBytes int64
-	// LoanBytesMax is how much of the arena readers on this host may keep at a
-	// time (Part.Keep); the next one is Busy. Default: a quarter of it.
+	// LoanBytesMax bounds the part of the arena that readers on this host may keep at a
+	// time (Part.Keep); a further reader is Busy. Default: a quarter of the arena.
 	LoanBytesMax int64
-	// CheckOnClose makes Close verify that index and store agree, which takes a
-	// look at every piece; it is always on under the build tag invariants.
+	// CheckOnClose makes Close verify that index and store agree, for every piece. The
+	// build tag invariants sets it always.
 	CheckOnClose bool
-	// Logger takes what a person should act on. Default: discard.
+	// Logger gets the messages that a person should act on. Default: discard.
 	Logger *slog.Logger
 	// Now is the clock. Default: time.Now.
 	Now func() time.Time

@@ -72,8 +72,8 @@ type RebuildReport struct {
 type found struct {
 	id, parent kv.BlockID
 	ref        kv.Ref
-	// born is the generation at which the content was first written: a move gives
-	// it another slot and keeps born.
+	// born is the generation of the slot to which the content was first written. A move
+	// to another slot keeps born.
 	born kv.Generation
 	// deleted is the generation up to which a tombstone covers what hangs on the
 	// piece. It is known once the piece is placed.
@@ -254,9 +254,9 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	return flush()
 }
 
-// newest sorts the pieces by slot and keeps the newest content of each. Of slots
-// with the same content, between which a crash cut a move short, one is as good as
-// the other: the one written last is kept.
+// newest sorts the slots by extent and keeps one slot for each piece: the one with the
+// newest content, and among slots with the same content the one written last. A crash
+// during a move leaves two slots with the same content; either is correct.
 func (r *rebuild) newest(id kv.NamespaceID) []found {
 	all := r.found[id]
 	slices.SortFunc(all, func(a, b found) int {

@@ -2,6 +2,7 @@ package storage_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,9 +43,24 @@ func (r *rig) health(path string) health.Status {
 	return health.Status{}
 }
 
-// TestHungWrites: what a volume does not complete is written to another one within
-// the same Commit. The first memory and slots stay untouched until the volume has
-// completed the writes, however late.
+// awaitState waits until the volume with that path has the state. It fails the test if
+// that takes longer than limit.
+func (r *rig) awaitState(path string, want health.State, limit time.Duration) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
+	defer cancel()
+	for seq := r.node.Events().Last(); r.health(path).State != want; {
+		events, err := r.node.Events().After(ctx, seq, 1000)
+		if err != nil {
+			r.t.Fatalf("volume %s is %+v; want %v: %v", path, r.health(path), want, err)
+		}
+		seq = events[len(events)-1].Sequence
+	}
+}
+
+// TestHungWrites: if a volume does not complete a write, the same Commit writes the
+// piece to another volume. The memory and the slot of the first write are not reused
+// until the volume has completed that write.
 func TestHungWrites(t *testing.T) {
 	for _, d := range []blockstore.Durability{blockstore.DurabilityBatch, blockstore.DurabilitySync} {
 		t.Run(d.String(), func(t *testing.T) {
@@ -93,8 +109,9 @@ func TestHungWrites(t *testing.T) {
 	}
 }
 
-// TestRecoveredVolumeIsSynced: what was committed on a volume that then failed is
-// made durable when the volume is back, also if nothing is written any more.
+// TestRecoveredVolumeIsSynced: blocks are committed on a volume, and the volume fails
+// before the next sync. After the volume has recovered, the blocks are durable, without
+// another write.
 func TestRecoveredVolumeIsSynced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		disk := memio.New(memio.Options{Path: "bad"})
@@ -105,15 +122,10 @@ func TestRecoveredVolumeIsSynced(t *testing.T) {
 			r.mustPut(ns, chain(ns, 6, i))
 		}
 		bad.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs))`))
-		time.Sleep(time.Minute)
-		if s := r.health("bad"); s.State != health.Failed {
-			t.Fatalf("the volume is %v after a failed sync", s.State)
-		}
+		r.awaitState("bad", health.Failed, time.Minute)
 		bad.SetRules(nil)
-		time.Sleep(10 * time.Minute)
-		if s := r.health("bad"); s.State != health.OK {
-			t.Fatalf("the volume is %v: %v", s.State, s.Cause)
-		}
+		r.awaitState("bad", health.OK, 10*time.Minute)
+		time.Sleep(time.Minute) // SyncEvery passes several times
 		want := segmentsOf(t, disk.Clone())
 		for seed := range uint64(8) {
 			if got := segmentsOf(t, disk.Clone().Crash(seed)); !maps.EqualFunc(got, want, bytes.Equal) {
@@ -123,7 +135,7 @@ func TestRecoveredVolumeIsSynced(t *testing.T) {
 	})
 }
 
-// segmentsOf reads the segments of a volume.
+// segmentsOf returns the content of each segment file of a volume, by name.
 func segmentsOf(t *testing.T, d *memio.Device) map[string][]byte {
 	names, err := d.List()
 	if err != nil {
@@ -187,10 +199,7 @@ func TestOneDiskFailsWrites(t *testing.T) {
 					}
 					r.namespace("other", small)
 					bad.SetRules(nil)
-					time.Sleep(2 * time.Minute)
-					if got := r.health("bad"); got.State != health.OK {
-						t.Errorf("two minutes after the fault the volume is %v: %v", got.State, got.Cause)
-					}
+					r.awaitState("bad", health.OK, 2*time.Minute)
 				})
 			})
 		}
@@ -269,19 +278,19 @@ func TestLostMount(t *testing.T) {
 			t.Errorf("the volume is %v", got)
 		}
 		dev.SetRules(nil)
-		time.Sleep(2 * time.Minute)
+		r.awaitState("bad", health.OK, 2*time.Minute)
 		if state, why := r.node.WriteState(); state != "serving" {
 			t.Errorf("the mount is back, and the node is %s: %s", state, why)
 		}
 		if _, n := r.load(ns, ids); n != 4 {
-			t.Errorf("%d of 4 blocks are left: what was not asked for must not be dropped", n)
+			t.Errorf("%d of 4 blocks are left; no block was read during the fault, so none may be dropped", n)
 		}
 		r.mustPut(ns, chain(ns, 4, 2))
 	})
 }
 
-// TestVolumeStateEvents: the log of events has each change of the state of a volume,
-// and nothing of the other volume, which has no fault.
+// TestVolumeStateEvents: the log of events has each change of the state of the faulty
+// volume, and no event of the other volume.
 func TestVolumeStateEvents(t *testing.T) {
 	for _, tc := range []struct {
 		fault string
@@ -306,7 +315,7 @@ func TestVolumeStateEvents(t *testing.T) {
 				_ = r.node.Sync(t.Context()) // its error is not what is tested
 				time.Sleep(tc.lasts)
 				bad.SetRules(nil)
-				time.Sleep(5 * time.Minute)
+				r.awaitState("bad", health.OK, 5*time.Minute)
 				events, err := r.node.Events().After(t.Context(), after, 1000)
 				if err != nil {
 					t.Fatal(err)
