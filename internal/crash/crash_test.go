@@ -95,7 +95,7 @@ func TestKillLoop(t *testing.T) {
 	}
 }
 
-// envBinary names the penstock program to test where there is no compiler, as in the guest of make test-disks.
+// envBinary is the path of the penstock program to test. The guest of make test-disks sets it, because it has no compiler.
 const envBinary = "PENSTOCK_LAB_BINARY"
 
 // buildBinary builds what is shipped.

@@ -24,28 +24,28 @@ import (
 //	node ─► file system (index, volume 0) ─► mapped device ─► drive 0   ◄─ "index": the fault is here
 //	     └► file system (volume 1)        ─► mapped device ─► drive 1   ◄─ "data": or here
 //
-// The mapped device changes its table in the middle: to one that fails, or that answers after 30 s.
+// During the test the mapped device gets a table that fails requests or completes them after 30 s.
 
 const (
-	// driveSlice is what one case takes of each drive.
+	// driveSlice is the bytes of each drive that one case uses.
 	driveSlice = 320 << 20
-	// faultTime is how long a fault lasts.
+	// faultTime is the duration of a fault.
 	faultTime = 30 * time.Second
-	// callTime is what a caller waits for. A node that outlives it hangs the caller.
+	// callTime is the deadline of each call to the node.
 	callTime = 60 * time.Second
 )
 
-// driveFault is the table of a device that fails; the arguments are its length in sectors, its drive, and where on the
-// drive it begins.
+// driveFault is the device-mapper table of a failing device.
 type driveFault struct {
-	name  string
+	name string
+	// table takes the device's length in sectors, its drive, and the sector of the drive at which the device begins.
 	table func(length int64, drive string, from int64) string
-	// errors: requests fail, so the file system may be shut down until it is mounted again. reads: those of the node fail
-	// or hang too, so the node may have dropped what they asked for.
+	// errors: requests fail, so the file system may be shut down until it is mounted again. reads: the node's reads fail
+	// or hang, so the node may have dropped the blocks that it could not read.
 	errors, reads bool
 }
 
-// delays is a table of dm-delay, in milliseconds for reads, writes and flushes.
+// delays returns a table of dm-delay with separate delays for reads, writes and flushes.
 func delays(read, write, flush time.Duration) func(int64, string, int64) string {
 	return func(n int64, d string, from int64) string {
 		return fmt.Sprintf("0 %d delay %s %d %d %s %d %d %s %d %d", n, d, from, read.Milliseconds(), d, from, write.Milliseconds(), d, from, flush.Milliseconds())
@@ -62,8 +62,9 @@ var driveFaults = []driveFault{
 	{"flushes hang", delays(0, 0, faultTime), false, false},
 }
 
-// TestDriveFaults: a fault of one drive costs what lies on that drive, for as long as it lasts. No byte is wrong and no
-// call outlives its deadline; with the fault on the data drive, writes and epoch bumps go on.
+// TestDriveFaults makes one of two drives fail for faultTime. Afterwards the blocks stored before are hits, except where
+// the fault made reads fail. No byte may be wrong, and no call may last longer than its deadline. While the data drive
+// fails, writes and epoch bumps must succeed.
 func TestDriveFaults(t *testing.T) {
 	drives := labDrives(t, 2)
 	binary := buildBinary(t)
@@ -168,10 +169,10 @@ func (c *driveCase) run(t *testing.T) {
 	s.close(t)
 }
 
-// engine is a caller that gives up after callTime.
+// engine is a client whose calls have the deadline callTime.
 type engine struct {
 	*space
-	weights *space // a namespace whose epoch is bumped
+	weights *space // the namespace whose epoch the test bumps
 }
 
 func (c *driveCase) connect(t *testing.T, n *node) *engine {
@@ -195,7 +196,7 @@ func (e *engine) close(t *testing.T) {
 	}
 }
 
-// store offers a chain and returns how many of its blocks are stored. A call may end by its deadline, but not later.
+// store writes a chain and returns the number of its blocks that are stored. The call may fail only by its deadline.
 func (e *engine) store(t *testing.T, seed int) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
@@ -207,7 +208,8 @@ func (e *engine) store(t *testing.T, seed int) int {
 	return got
 }
 
-// load reads a chain, compares what is delivered and returns how many blocks are.
+// load reads a chain, compares the blocks that the node delivers, and returns their number. The call may fail only by its
+// deadline.
 func (e *engine) load(t *testing.T, seed int) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
@@ -238,7 +240,7 @@ func (e *engine) bump(t *testing.T) {
 	}
 }
 
-// spread requires that both volumes hold blocks: a fault of an empty one would show nothing.
+// spread requires that both volumes hold blocks: a fault of an empty volume would test nothing.
 func (e *engine) spread(t *testing.T) {
 	t.Helper()
 	for _, v := range e.status(t).Volumes {
@@ -259,7 +261,7 @@ func (e *engine) status(t *testing.T) *pb.StatusResponse {
 	return status
 }
 
-// recovers offers blocks until each volume is ok again, without a restart.
+// recovers writes blocks until every volume is ok again, without a restart of the node.
 func (e *engine) recovers(t *testing.T, n *node) {
 	t.Helper()
 	deadline, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
@@ -281,8 +283,8 @@ func (e *engine) recovers(t *testing.T, n *node) {
 	}
 }
 
-// TestDiscards: the space of segments that the node gives up reaches the drive as discards, on a file system that is
-// mounted with discard.
+// TestDiscards: when the node frees segments on a file system mounted with discard, the drive gets discards for their
+// space.
 func TestDiscards(t *testing.T) {
 	drives := labDrives(t, 2)
 	binary := buildBinary(t)
@@ -302,7 +304,7 @@ func TestDiscards(t *testing.T) {
 			}
 			s.close(t)
 			n.kill(t)
-			// mkfs discards the whole device, and the node's index removes files of its own.
+			// Count discards from here on: mkfs has discarded the whole device, and the index removes files too.
 			before, large := discarded(t, device), segmentBytes(t, mount)
 			const small = 16 << 20
 			v.capacity = strconv.Itoa(small)
@@ -312,23 +314,24 @@ func TestDiscards(t *testing.T) {
 			for began := time.Now(); segmentBytes(t, mount) > small && time.Since(began) < 4*time.Minute; {
 				<-look.C
 			}
-			given := large - segmentBytes(t, mount)
+			freed := large - segmentBytes(t, mount)
 			n.kill(t)
-			// A file system discards in the background after its journal has been committed; ext4 forgets the rest at the unmount.
+			// A file system issues discards in the background once its journal has been committed. ext4 drops the discards
+			// that it has not issued when it is unmounted, so wait for them here.
 			var got int64
-			for began := time.Now(); got < given && time.Since(began) < 2*time.Minute; <-look.C {
+			for began := time.Now(); got < freed && time.Since(began) < 2*time.Minute; <-look.C {
 				unix.Sync()
 				got = discarded(t, device) - before
 			}
-			t.Logf("%s: segments of %d bytes given up, %d bytes discarded", fs.name, given, got)
-			if given < 4<<20 || got < given {
-				t.Errorf("the node gave up segments of %d bytes; the drive got discards of %d", given, got)
+			t.Logf("%s: segments of %d bytes freed, %d bytes discarded", fs.name, freed, got)
+			if freed < 4<<20 || got < freed {
+				t.Errorf("the node freed segments of %d bytes; the drive got discards of %d bytes", freed, got)
 			}
 		})
 	}
 }
 
-// segmentBytes is what the segments of the volume on a file system occupy.
+// segmentBytes returns the space that the segments of the volume on a file system occupy.
 func segmentBytes(t *testing.T, mount string) (sum int64) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dataDirs([]string{mount})[0], "segment-*"))
@@ -339,14 +342,14 @@ func segmentBytes(t *testing.T, mount string) (sum int64) {
 		var st syscall.Stat_t
 		if err := syscall.Stat(f, &st); err == nil {
 			sum += st.Blocks * sectorBytes
-		} else if !errors.Is(err, syscall.ENOENT) { // removed meanwhile
+		} else if !errors.Is(err, syscall.ENOENT) { // the node may remove a segment after Glob
 			t.Fatal(err)
 		}
 	}
 	return sum
 }
 
-// discarded is how many bytes of discards the device got (Documentation/block/stat.rst).
+// discarded returns the bytes that the device was told to discard (Linux, Documentation/block/stat.rst).
 func discarded(t *testing.T, m mapped) int64 {
 	t.Helper()
 	var st syscall.Stat_t

@@ -15,9 +15,9 @@ import (
 //	  sector u64 | sectors u64 | flags u64 | data bytes u64 | the data of a mark, in the same sector
 //	  the bytes that were written: sectors × bytes per sector; none for a discard or a mark
 //
-// A write is logged when a flush that came after its completion completes, so the entries before a flush are what the
-// drive must keep once that flush is done. The entries between two flushes are in the order of their completion; a
-// drive that loses power may keep any of them, and any whole sector of one.
+// dm-log-writes logs a write when the next flush after the write's completion completes. So the drive must keep all entries
+// before a flush once that flush has completed. The entries between two flushes are in the order of their completion. A
+// drive that loses power may have kept any of them, and any whole sectors of each.
 const (
 	logMagic = 0x6a736677736872
 
@@ -34,15 +34,15 @@ const (
 // logged is one entry of the log.
 type logged struct {
 	flags  uint64
-	offset int64 // in bytes, on the device that was recorded
+	offset int64 // bytes, on the recorded device
 	bytes  int64 // length of the write or discard
-	at     int64 // where in the log the data are
+	at     int64 // offset of the data in the log
 	mark   string
 }
 
 func (l logged) has(flag uint64) bool { return l.flags&flag != 0 }
 
-// readLog reads the entries of a log; the data stay where they are.
+// readLog reads the entries of a log without their data.
 func readLog(log io.ReaderAt) ([]logged, error) {
 	head := make([]byte, logSuper)
 	if _, err := log.ReadAt(head, 0); err != nil {
@@ -78,13 +78,13 @@ func readLog(log io.ReaderAt) ([]logged, error) {
 	return entries, nil
 }
 
-// device is what a log is replayed to.
+// device is the target of a replay.
 type device interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// apply does to a device what the entry did. Of a torn entry only the first keep bytes arrive.
+// apply repeats the entry's write or discard on a device, but only its first keep bytes.
 func (l logged) apply(to device, log io.ReaderAt, keep int64) error {
 	n := min(l.bytes, keep)
 	if n == 0 || l.has(logMark) {
@@ -100,7 +100,7 @@ func (l logged) apply(to device, log io.ReaderAt, keep int64) error {
 	return err
 }
 
-// TestReadLog: entries of each kind, as the kernel writes them.
+// TestReadLog reads and replays entries of each kind, in the kernel's format.
 func TestReadLog(t *testing.T) {
 	var log bytes.Buffer
 	sector := func(words ...uint64) {

@@ -11,16 +11,19 @@ import (
 	"testing"
 )
 
-// envDrives names the emulated NVMe drives that a test may overwrite, separated by commas. make test-disks sets it in the
-// guest. Nothing but a guest may set it: the tests write to the drives from their first sector.
+// envDrives lists the emulated NVMe drives that a test may overwrite, separated by commas. make test-disks sets it in the
+// guest. It must not be set outside a guest: the tests overwrite the drives from their first sector.
 const envDrives = "PENSTOCK_LAB_DRIVES"
 
-// labDrives returns the drives of the guest, at least n.
+// labDrives returns the drives of the guest, at least n. Outside a guest it skips the test.
 func labDrives(t *testing.T, n int) []string {
 	t.Helper()
 	value := os.Getenv(envDrives)
-	if value == "" {
-		t.Skipf("%s is not set: block devices that may be overwritten are in the guest of make test-disks", envDrives)
+	switch {
+	case value == "" && os.Getenv(envBinary) != "":
+		t.Fatalf("%s is set, so this is the guest of make test-disks, but %s is not: the drives to overwrite are missing", envBinary, envDrives)
+	case value == "":
+		t.Skipf("%s is not set: this test needs drives that it may overwrite, which only the guest of make test-disks has", envDrives)
 	}
 	drives := strings.Split(value, ",")
 	if len(drives) < n {
@@ -48,13 +51,13 @@ func tryCommand(name string, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// mapped is one device of the kernel's device mapper, /dev/mapper/name.
+// mapped is a device of the kernel's device mapper, /dev/mapper/name.
 type mapped struct {
 	name string
 	path string
 }
 
-// mapDevice makes a device of the given tables, one per line, and removes it when the test ends.
+// mapDevice creates a device with the given table, a target on each line, and removes it when the test ends.
 func mapDevice(t *testing.T, name, table string) mapped {
 	t.Helper()
 	m, err := tryMapDevice(name, table)
@@ -74,8 +77,8 @@ func tryMapDevice(name, table string) (mapped, error) {
 	return mapped{name, "/dev/mapper/" + name}, nil
 }
 
-// load gives the device another table. What is in flight is completed by the old table first, unless the old table never
-// completes it (a suspended or delaying target): noflush then leaves it queued for the new one.
+// load replaces the device's table. The old table completes the requests in flight. A request that the old table
+// never completes stays queued for the new table, because of --noflush.
 func (m mapped) load(t *testing.T, table string) {
 	t.Helper()
 	cmd := exec.Command("dmsetup", "load", m.name)
@@ -92,7 +95,7 @@ func (m mapped) message(t *testing.T, words ...string) {
 	command(t, "dmsetup", append([]string{"message", m.name, "0"}, words...)...)
 }
 
-// remove ends the device. It may be called twice.
+// remove removes the device. It may be called twice.
 func (m mapped) remove(t *testing.T) {
 	t.Helper()
 	if _, err := os.Stat(m.path); err != nil {
@@ -101,10 +104,10 @@ func (m mapped) remove(t *testing.T) {
 	command(t, "dmsetup", "remove", "--retry", m.name)
 }
 
-// fileSystem is one of those that a node's volumes lie on.
+// fileSystem is a kind of file system under a node's volumes.
 type fileSystem struct {
 	name string
-	make []string // the command that makes it, without the device
+	make []string // the mkfs command, without the device
 }
 
 var (
@@ -132,7 +135,7 @@ func (f fileSystem) tryMount(device, dir string) error {
 	}
 	options := "discard"
 	if f.name == "xfs" {
-		options = "discard,nouuid" // snapshots of one file system have one UUID
+		options = "discard,nouuid" // snapshots of one file system have the same UUID
 	}
 	if err := syscall.Mount(device, dir, f.name, 0, options); err != nil {
 		return fmt.Errorf("mount %s on %s as %s: %w", device, dir, f.name, err)
@@ -149,7 +152,7 @@ func unmount(t *testing.T, dir string) {
 }
 
 func tryUnmount(dir string) error {
-	// Between fork and exec a child of another goroutine has all our files open, also those on this file system.
+	// Between fork and exec, a child process holds our open files, including those on this file system.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	if err := syscall.Unmount(dir, 0); err != nil {

@@ -26,41 +26,42 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// Power cuts on real file systems. A node works on an ext4 and an xfs whose every write goes through dm-log-writes:
+// Power cuts on real file systems. A node uses an ext4 and an xfs, and dm-log-writes records every write of both:
 //
 //	node ─► ext4 (index, volume 0) ─► linear ┐
 //	     └► xfs (volume 1)         ─► linear ┴► log-writes ─► drive 0
 //	                                                └──────► drive 1: the log, with a mark "k<n>" after the n-th acknowledgement
 //
-// Both file systems lie on one recorded device, so that the log has one order for both and each cut hits both at once.
-// Then the log is replayed. At each cut the file systems are mounted, which replays their journals, the node is started
-// over them, and everything that was ever written is read:
+// Both file systems lie on one recorded device, so one log orders the writes of both, and a cut hits both at the same
+// moment. Then the log is replayed up to each cut. The file systems are mounted, which replays their journals, the node is
+// started over them, and every block that was ever written is read:
 //
 //	base ◄─ entries up to a flush ─┐
 //	  └─ snapshot ◄─ some of the entries after it, the last of them torn ─► mount ─► node ─► read all ─► compare
 //
-// Two namespaces: "kept" is written by one worker, step by step, so that what each cut owes is known exactly (ledger);
-// "noise" has a quota that it always exceeds, so that slots are reused all the time, and only its bytes are judged.
+// There are two namespaces. One worker changes "kept" step by step, so it is known exactly which blocks must be there
+// after each cut (ledger). "noise" always exceeds its quota, so slots are reused all the time; its blocks may be missing,
+// but no byte may be wrong.
 
 const (
 	// halfBytes is the size of each file system. mkfs.xfs refuses less than 300 MiB.
 	halfBytes = 320 << 20
-	// keptSteps are the acknowledged changes of one recording.
+	// keptSteps is the number of acknowledged changes in one recording.
 	keptSteps = 90
-	// keptBlocks is the longest chain of "kept".
+	// keptBlocks is the length in blocks of the longest chain of "kept".
 	keptBlocks = 12
-	// keptChains are the chains of "kept".
+	// keptChains is the number of chains of "kept".
 	keptChains = 24
-	// noiseQuota is that of "noise".
+	// noiseQuota is the quota of "noise" in bytes.
 	noiseQuota = 2 << 20
-	// cutCapacity and cutSegment are the node's. cutSegment is that of tryStart.
+	// cutCapacity is the node's capacity per volume, cutSegment its segment size in bytes, as tryStart sets it.
 	cutCapacity = 192 << 20
 	cutSegment  = 2 << 20
-	// cutWorkers states are judged at a time.
+	// cutWorkers is how many cuts are checked at a time.
 	cutWorkers = 2
 )
 
-// cutGeometry is smaller than that of the kill loop: a state is read in full hundreds of times.
+// cutGeometry has smaller blocks than the kill loop, because all blocks are read hundreds of times.
 var cutGeometry = kv.SingleGroup(2, 16, 256) // 8 KiB a block
 
 func TestPowerCuts(t *testing.T) {
@@ -75,9 +76,9 @@ func TestPowerCuts(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		durability string
-		index      fileSystem // that of the first volume, where the index lies
-		other      fileSystem
-		share      int // of the cuts, in percent
+		index      fileSystem // of the first volume and the index
+		other      fileSystem // of the second volume
+		share      int        // percent of the cuts
 	}{
 		{"sync index on ext4", "sync", ext4, xfs, 60},
 		{"sync index on xfs", "sync", xfs, ext4, 25},
@@ -91,20 +92,20 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
-// recording is one run of the node with each write logged, and what the run promised.
+// recording is one run of the node: the log of its writes, and the changes that it acknowledged.
 type recording struct {
 	drive, logDrive string
 	durability      string
 	systems         [2]fileSystem
 	binary          string
 
-	base    string // a copy of the drive as it was before the node started
+	base    string // the device with a copy of the drive from before the node started
 	entries []logged
 	ledger  ledger
-	noise   int // chains of "noise" that were written
+	noise   int // number of chains written to "noise"
 }
 
-// record formats the drive, copies it to the base and lets the node work.
+// record formats the drive, copies it to the base, and records the node under load.
 func (r *recording) record(t *testing.T) {
 	r.binary = buildBinary(t)
 	const total = 2 * halfBytes
@@ -165,7 +166,7 @@ func cutVolume(mounts []string, durability string) *volume {
 	return &volume{name: dirs, dir: dirs, durability: durability, capacity: strconv.Itoa(cutCapacity), acked: map[int]int{}}
 }
 
-// dataDirs are the node's volumes on the file systems.
+// dataDirs returns the directories of the node's volumes on the file systems.
 func dataDirs(mounts []string) []string {
 	var dirs []string
 	for _, m := range mounts {
@@ -174,7 +175,7 @@ func dataDirs(mounts []string) []string {
 	return dirs
 }
 
-// load works on both namespaces until the ledger is full.
+// load writes to both namespaces until the ledger has keptSteps changes.
 func (r *recording) load(t *testing.T, n *node, lw mapped) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -227,11 +228,11 @@ func (r *recording) load(t *testing.T, n *node, lw mapped) {
 	}
 }
 
-// change is one acknowledged step on "kept".
+// change is one acknowledged change of "kept".
 type change struct {
 	kind changeKind
-	seed int // of the chain
-	to   int // stored: blocks of the chain from its start; deleted: the first block that went
+	seed int // identifies the chain
+	to   int // stored: the chain's number of blocks afterwards; deleted: the first deleted block
 }
 
 type changeKind uint8
@@ -242,10 +243,10 @@ const (
 	bumped
 )
 
-// ledger are the changes in order.
+// ledger lists the changes in order.
 type ledger []change
 
-// ledgerState is what "kept" holds: the blocks of each chain, under one epoch.
+// ledgerState is the contents of "kept": the epoch, and the number of blocks of each chain.
 type ledgerState struct {
 	epoch  kv.Epoch
 	blocks map[int]int
@@ -263,8 +264,8 @@ func (s *ledgerState) apply(c change) {
 	}
 }
 
-// at returns what a cut after n acknowledgements owes: what is held at least, and, because the next change may or may
-// not have happened, what may be held instead.
+// at returns the two contents that "kept" may have after a cut that follows n acknowledgements: with the first n changes,
+// or also with the next one, which may have been written without being acknowledged.
 func (l ledger) at(n int, epoch kv.Epoch) (now, next ledgerState) {
 	states := [2]ledgerState{}
 	for i := range states {
@@ -305,7 +306,7 @@ type space struct {
 	close func() error
 }
 
-// openSpace creates the namespace, or finds it, and connects to it.
+// openSpace connects to a namespace, and creates it if it does not exist.
 func openSpace(listen, name string, quota int64) (*space, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -335,7 +336,7 @@ func openSpace(listen, name string, quota int64) (*space, error) {
 	}}, nil
 }
 
-// cutChain returns the ids of a chain that shares no block with another one.
+// cutChain returns the ids of a chain. Chains of different seeds share no block.
 func cutChain(ns kv.Namespace, seed int) []kv.BlockID {
 	c, err := ns.Chain()
 	if err != nil {
@@ -349,13 +350,13 @@ func cutChain(ns kv.Namespace, seed int) []kv.BlockID {
 	return ids
 }
 
-// epochContent fills buf with what block id must hold under the epoch's weights.
+// epochContent fills buf with the contents of block id under an epoch.
 func epochContent(id kv.BlockID, epoch kv.Epoch, buf []byte) {
 	binary.LittleEndian.PutUint64(id[8:], binary.LittleEndian.Uint64(id[8:])^uint64(epoch)*0x9E3779B97F4A7C15)
 	content(id, buf)
 }
 
-// put stores the first blocks of a chain and returns how many of them are stored now.
+// put writes the first blocks of a chain and returns how many of them are stored then.
 func (s *space) put(ctx context.Context, seed, blocks int) (int, error) {
 	ids := cutChain(s.ns, seed)[:blocks]
 	size := cutGeometry.BlockBytes()
@@ -390,10 +391,10 @@ func (s *space) change(ctx context.Context, c change) error {
 	return nil
 }
 
-// cut is one moment at which the power fails.
+// cut is the set of log entries that reached the drive before a power failure.
 type cut struct {
-	flush int // the base holds the entries before this one
-	// extra are the later entries that arrived too, in order; of the last one only the first keep bytes.
+	flush int // all entries before this one reached the drive
+	// extra lists later entries that reached it too, in order. Only the first keep bytes of the last one did.
 	extra []int
 	keep  int64
 }
@@ -405,8 +406,8 @@ func (c cut) String() string {
 	return fmt.Sprintf("after entry %d, with entries %v, %d bytes of the last", c.flush, c.extra, c.keep)
 }
 
-// chooseCuts returns at most n cuts right after a flush or FUA write, evenly spread, and after every fourth of them one
-// in the middle of what follows.
+// chooseCuts returns at most n cuts, evenly spread, each right after a flush or FUA write. After every fourth of them it
+// adds a torn cut among the entries that follow.
 func (r *recording) chooseCuts(n int) []cut {
 	var points []int
 	ready := slices.IndexFunc(r.entries, func(e logged) bool { return e.mark == "ready" })
@@ -429,8 +430,8 @@ func (r *recording) chooseCuts(n int) []cut {
 	return cuts
 }
 
-// torn chooses some of the writes between entry p and the next flush, as a drive's cache may have kept them, and tears
-// the last.
+// torn returns a cut with some of the writes between entry p and the next flush, because a drive's cache may write any of
+// them. The last write is torn.
 func (r *recording) torn(rng *rand.Rand, p int) (cut, bool) {
 	c := cut{flush: p}
 	for i := p; i < len(r.entries); i++ {
@@ -450,7 +451,7 @@ func (r *recording) torn(rng *rand.Rand, p int) (cut, bool) {
 	return c, true
 }
 
-// replay judges the node after each of about n cuts.
+// replay checks the node after each of about n cuts.
 func (r *recording) replay(t *testing.T, n int) {
 	log, err := os.Open(r.logDrive)
 	if err != nil {
@@ -463,10 +464,10 @@ func (r *recording) replay(t *testing.T, n int) {
 	}
 	defer base.Close()
 	cuts := r.chooseCuts(n)
-	done := 0 // entries in the base
-	var judged tally
+	done := 0 // number of entries written to the base
+	var total tally
 	for group := range slices.Chunk(cuts, cutWorkers) {
-		// The base stands still while snapshots of it are in use.
+		// The base must not change while snapshots of it are in use.
 		for ; done < group[0].flush; done++ {
 			if err := r.entries[done].apply(base, log, r.entries[done].bytes); err != nil {
 				t.Fatal(err)
@@ -478,7 +479,7 @@ func (r *recording) replay(t *testing.T, n int) {
 		var wg sync.WaitGroup
 		for i, c := range group {
 			wg.Go(func() {
-				if err := r.judge(i, c, done, log, &judged); err != nil {
+				if err := r.check(i, c, done, log, &total); err != nil {
 					t.Errorf("power cut %v: %v", c, err)
 				}
 			})
@@ -487,17 +488,17 @@ func (r *recording) replay(t *testing.T, n int) {
 		if t.Failed() {
 			break
 		}
-		if judged.cuts%20 == 0 {
-			t.Logf("%d of %d power cuts", judged.cuts, len(cuts))
+		if total.cuts%20 == 0 {
+			t.Logf("%d of %d power cuts", total.cuts, len(cuts))
 		}
 	}
-	t.Logf("%d power cuts, %d of them torn: %v", judged.cuts, judged.torn, &judged)
-	if judged.blocks == 0 {
+	t.Logf("%d power cuts, %d of them torn: %v", total.cuts, total.torn, &total)
+	if total.blocks == 0 {
 		t.Error("no block was read after any cut")
 	}
 }
 
-// tally counts what the cuts found.
+// tally counts the cuts, and the blocks that were read after them.
 type tally struct {
 	mu                  sync.Mutex
 	cuts, torn          int
@@ -515,11 +516,11 @@ func (c *tally) add(at cut, found *tally) {
 }
 
 func (c *tally) String() string {
-	return fmt.Sprintf("%d acknowledged blocks owed; %d blocks of that namespace and %d of the noise read and compared", c.owed, c.blocks, c.noise)
+	return fmt.Sprintf("%d acknowledged blocks had to be there; %d blocks of that namespace and %d of the noise were read and compared", c.owed, c.blocks, c.noise)
 }
 
-// judge mounts the state of one cut and reads everything.
-func (r *recording) judge(worker int, c cut, done int, log io.ReaderAt, judged *tally) (err error) {
+// check mounts the file systems as they are after one cut, and reads every block.
+func (r *recording) check(worker int, c cut, done int, log io.ReaderAt, total *tally) (err error) {
 	var undo []func() error
 	defer func() {
 		for _, f := range slices.Backward(undo) {
@@ -561,10 +562,10 @@ func (r *recording) judge(worker int, c cut, done int, log io.ReaderAt, judged *
 		undo = append(undo, func() error { return tryUnmount(dir) })
 		dirs = append(dirs, dir)
 	}
-	return r.read(c, dirs, judged)
+	return r.read(c, dirs, total)
 }
 
-// write brings a snapshot of the base, which holds the first done entries, to the state of the cut.
+// write writes the entries of a cut to a snapshot of the base, which has the first done entries already.
 func (r *recording) write(snapshot string, c cut, done int, log io.ReaderAt) error {
 	f, err := os.OpenFile(snapshot, os.O_RDWR, 0)
 	if err != nil {
@@ -588,8 +589,8 @@ func (r *recording) write(snapshot string, c cut, done int, log io.ReaderAt) err
 	return errors.Join(err, f.Close())
 }
 
-// read starts the node over the state and compares everything with what the cut owes.
-func (r *recording) read(c cut, mounts []string, judged *tally) (err error) {
+// read starts the node over the mounted file systems, reads every block, and compares the blocks with the ledger.
+func (r *recording) read(c cut, mounts []string, total *tally) (err error) {
 	acked := 0
 	for _, e := range r.entries[:c.flush] {
 		if strings.HasPrefix(e.mark, "k") {
@@ -648,11 +649,11 @@ func (r *recording) read(c cut, mounts []string, judged *tally) (err error) {
 		}
 		found.noise += got
 	}
-	judged.add(c, &found)
+	total.add(c, &found)
 	return nil
 }
 
-// loadCut loads a chain and compares each block that is delivered. It returns how many are.
+// loadCut loads a chain, compares each block that the node delivers, and returns the number of these blocks.
 func loadCut(ctx context.Context, node *storage.Node, ns kv.Namespace, seed int) (blocks int, err error) {
 	ids := cutChain(ns, seed)
 	var mu sync.Mutex

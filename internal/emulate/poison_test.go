@@ -20,21 +20,21 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// poisonGeo has pieces of 256 KiB, which tcp sends without copying them: 8 layers
-// of 16 tokens of 2 KiB.
+// poisonGeo has pieces of 256 KiB (8 layers of 16 tokens of 2 KiB), which rdma/tcp
+// sends without a copy.
 var poisonGeo = kv.SingleGroup(8, 16, 2<<10)
 
 const poisonByte = 0xCC
 
-// poison overwrites memory that the product has declared free.
+// poison overwrites memory that has been returned to its owner.
 func poison(mem []byte) {
 	for i := range mem {
 		mem[i] = poisonByte
 	}
 }
 
-// poisoned is one process of a test: a transfer engine, a store and its memory.
-type poisoned struct {
+// process stands for one process: a transfer engine, a store and its memory.
+type process struct {
 	t      *testing.T
 	engine *late
 	store  *client.Store
@@ -43,10 +43,10 @@ type poisoned struct {
 	pages  *client.Memory
 }
 
-// late is a transfer engine that submits each write after its caller has gone on, so
-// that whoever frees a source before the write has ended is seen. It calls cut when
-// so many more writes have been asked for. A write that it has taken is not affected
-// by the end of its context.
+// late is a transfer engine that submits each write some time after Write has returned.
+// So the test notices a caller that frees a source before its write has ended. Ending
+// the context of a write does not stop the write. late calls cut at the write at which
+// left becomes 0.
 type late struct {
 	rdma.Engine
 	left atomic.Int64
@@ -64,7 +64,7 @@ func (l *late) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	return nil
 }
 
-// yields is how often a write lets others run before it is submitted.
+// yields is how often late yields the CPU before it submits a write.
 const yields = 200
 
 func (l *late) later(done func(error), submit func() error) {
@@ -81,14 +81,14 @@ func (l *late) later(done func(error), submit func() error) {
 	}
 }
 
-// newPoisoned opens a store of its own over tcp, with memory for so many blocks.
-func newPoisoned(t *testing.T, node *testnode.Node, tenant string, blocks int) *poisoned {
+// newProcess opens a store over TCP, with memory for the given number of blocks.
+func newProcess(t *testing.T, node *testnode.Node, tenant string, blocks int) *process {
 	t.Helper()
 	engine, err := tcp.New(t.Context(), tcp.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &poisoned{t: t, engine: &late{Engine: engine}, mem: make([]byte, int64(blocks)*poisonGeo.BlockBytes())}
+	p := &process{t: t, engine: &late{Engine: engine}, mem: make([]byte, int64(blocks)*poisonGeo.BlockBytes())}
 	t.Cleanup(func() { p.must(engine.Close()) })
 	p.store, err = client.Open(t.Context(), client.Options{Servers: []string{node.Addr}, Engine: p.engine})
 	p.must(err)
@@ -100,15 +100,15 @@ func newPoisoned(t *testing.T, node *testnode.Node, tenant string, blocks int) *
 	return p
 }
 
-func (p *poisoned) must(err error) {
+func (p *process) must(err error) {
 	p.t.Helper()
 	if err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-// fill puts the bytes of blocks where the prompt has them.
-func (p *poisoned) fill(ids []kv.BlockID) {
+// fill writes the contents of blocks to the process's memory.
+func (p *process) fill(ids []kv.BlockID) {
 	for b, id := range ids {
 		for l := range poisonGeo.Groups[0].Layers {
 			layerOf(id, p.ns.Epoch, l).Fill(p.layer(b, l))
@@ -116,17 +116,17 @@ func (p *poisoned) fill(ids []kv.BlockID) {
 	}
 }
 
-func (p *poisoned) layer(block, layer int) []byte {
+func (p *process) layer(block, layer int) []byte {
 	return p.mem[poisonGeo.PieceOffset(block, 0)+int64(layer)*poisonGeo.LayerBytes(0):][:poisonGeo.LayerBytes(0)]
 }
 
-// check reads a chain of which at least atLeast blocks must be there, and compares.
-func (p *poisoned) check(ids []kv.BlockID, atLeast int) {
+// check reads a chain and compares its blocks. At least atLeast blocks must be hits.
+func (p *process) check(ids []kv.BlockID, atLeast int) {
 	p.t.Helper()
 	r, err := p.store.Read(p.t.Context(), client.ReadRequest{Namespace: p.ns, IDs: ids, Into: p.pages})
 	p.must(err)
 	if r.Blocks < atLeast || len(r.Lost) > 0 {
-		p.t.Errorf("%d of %d blocks are there (%v), lost: %v; want at least %d", r.Blocks, len(ids), r.Cut, r.Lost, atLeast)
+		p.t.Errorf("%d of %d blocks are hits (%v), lost: %v; want at least %d", r.Blocks, len(ids), r.Cut, r.Lost, atLeast)
 	}
 	for b := range r.Blocks {
 		for l := range poisonGeo.Groups[0].Layers {
@@ -137,12 +137,12 @@ func (p *poisoned) check(ids []kv.BlockID, atLeast int) {
 	}
 }
 
-// layerOf is what one layer of a block must hold.
+// layerOf returns the contents of one layer of a block.
 func layerOf(id kv.BlockID, epoch kv.Epoch, layer int) content.Content {
 	return content.Of(id, epoch).From(int64(layer) * poisonGeo.LayerBytes(0))
 }
 
-// poisonChain names the blocks of a sequence.
+// poisonChain returns the ids of a sequence's blocks.
 func poisonChain(tenant, sequence, blocks int) []kv.BlockID {
 	ids := make([]kv.BlockID, blocks)
 	for b := range ids {
@@ -151,12 +151,11 @@ func poisonChain(tenant, sequence, blocks int) []kv.BlockID {
 	return ids
 }
 
-// TestPoisonedSources: whatever the product declares free, its owner may overwrite at
-// once, and nobody reads those bytes: memory that a Write has returned, with success
-// and after it was cancelled; device pages of a prefill engine that has finished, of
-// a block that Append has taken, and of jobs that were cancelled. Built with the tag
-// invariants, the arenas of the node and of the traffic managers overwrite their
-// buffers in the same way when these are released.
+// TestPoisonedSources overwrites memory as soon as it is returned to its owner, and then
+// checks that no overwritten byte was sent or stored. The memory is that of a Write that
+// has succeeded or was cancelled, and the device pages of a finished prefill job, of a
+// block after Append, and of cancelled jobs. With the build tag invariants, the arenas of
+// the node and of the traffic managers overwrite released buffers too.
 func TestPoisonedSources(t *testing.T) {
 	node := testnode.Start(t, testnode.Options{CapacityBytes: 256 << 20})
 	tenants := []string{"a", "b"}
@@ -168,7 +167,7 @@ func TestPoisonedSources(t *testing.T) {
 	t.Run("written and read", func(t *testing.T) {
 		var all sync.WaitGroup
 		for i, tenant := range tenants {
-			w, r := newPoisoned(t, node, tenant, blocks), newPoisoned(t, node, tenant, blocks)
+			w, r := newProcess(t, node, tenant, blocks), newProcess(t, node, tenant, blocks)
 			all.Go(func() {
 				for s := range sequences {
 					ids := poisonChain(i, s, blocks)
@@ -187,7 +186,7 @@ func TestPoisonedSources(t *testing.T) {
 	})
 
 	t.Run("cancelled writes", func(t *testing.T) {
-		w, r := newPoisoned(t, node, "a", blocks), newPoisoned(t, node, "a", blocks)
+		w, r := newProcess(t, node, "a", blocks), newProcess(t, node, "a", blocks)
 		for s := range sequences {
 			ids := poisonChain(0, 100+s, blocks)
 			w.fill(ids)
@@ -201,7 +200,7 @@ func TestPoisonedSources(t *testing.T) {
 			}
 			cancel()
 			r.check(ids, 0)
-			// The blocks can be stored after all.
+			// A second write stores the blocks.
 			w.fill(ids)
 			res, err := w.store.Write(t.Context(), client.WriteRequest{Namespace: w.ns, IDs: ids, From: w.pages})
 			poison(w.mem)
@@ -214,8 +213,8 @@ func TestPoisonedSources(t *testing.T) {
 
 	t.Run("dual path", func(t *testing.T) {
 		const hit, jobs = 5, 4
-		writer, reader := newPoisoned(t, node, "b", blocks), newPoisoned(t, node, "b", blocks+1)
-		pe, de := newPoisonedEngine(t, node, (blocks+1)*jobs), newPoisonedEngine(t, node, (blocks+1)*jobs)
+		writer, reader := newProcess(t, node, "b", blocks), newProcess(t, node, "b", blocks+1)
+		pe, de := newPoisonEngine(t, node, (blocks+1)*jobs), newPoisonEngine(t, node, (blocks+1)*jobs)
 		for s := range jobs {
 			ids := poisonChain(1, 200+s, blocks)
 			writer.fill(ids[:hit])
@@ -225,12 +224,12 @@ func TestPoisonedSources(t *testing.T) {
 				t.Fatalf("wrote %+v, %v", res, err)
 			}
 		}
-		// Jobs that are cancelled in the middle, and then as a whole.
+		// Round 0 cancels each job halfway, round 1 completes it.
 		for round := range 2 {
 			var all sync.WaitGroup
 			for s := range jobs {
 				all.Go(func() {
-					j := poisonedJob{t: t, name: fmt.Sprintf("round %d, job %d", round, s), pe: pe, de: de, ids: poisonChain(1, 200+s, blocks+1), blocks: blocks, hit: hit, split: s % (hit + 1), page: s * (blocks + 1)}
+					j := poisonJob{t: t, name: fmt.Sprintf("round %d, job %d", round, s), pe: pe, de: de, ids: poisonChain(1, 200+s, blocks+1), blocks: blocks, hit: hit, split: s % (hit + 1), page: s * (blocks + 1)}
 					j.run(round == 0)
 				})
 			}
@@ -246,8 +245,8 @@ func TestPoisonedSources(t *testing.T) {
 	})
 }
 
-// poisonedEngine is an engine's traffic manager with its device memory.
-type poisonedEngine struct {
+// poisonEngine is an engine's traffic manager with its device memory.
+type poisonEngine struct {
 	*traffic.Manager
 	peer   traffic.Peer
 	ns     kv.Namespace
@@ -255,14 +254,15 @@ type poisonedEngine struct {
 	pages  int
 }
 
-// newPoisonedEngine starts one whose device has so many pages for each layer.
-func newPoisonedEngine(t *testing.T, node *testnode.Node, pages int) *poisonedEngine {
+// newPoisonEngine starts an engine whose device memory has the given number of pages for
+// each layer.
+func newPoisonEngine(t *testing.T, node *testnode.Node, pages int) *poisonEngine {
 	t.Helper()
-	storage := newPoisoned(t, node, "b", 1)
+	storage := newProcess(t, node, "b", 1)
 	compute, err := tcp.New(t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	storage.must(err)
 	t.Cleanup(func() { storage.must(compute.Close()) })
-	e := &poisonedEngine{peer: traffic.Peer{Addr: compute.Addr(), Token: token}, ns: storage.ns, pages: pages}
+	e := &poisonEngine{peer: traffic.Peer{Addr: compute.Addr(), Token: token}, ns: storage.ns, pages: pages}
 	layers, lb := poisonGeo.Groups[0].Layers, int(poisonGeo.LayerBytes(0))
 	e.device = make([]byte, layers*pages*lb)
 	region, err := compute.Register(e.device, rdma.RegisterOptions{Local: true})
@@ -279,22 +279,22 @@ func newPoisonedEngine(t *testing.T, node *testnode.Node, pages int) *poisonedEn
 	return e
 }
 
-func (e *poisonedEngine) page(layer, page int) []byte {
+func (e *poisonEngine) page(layer, page int) []byte {
 	lb := int(poisonGeo.LayerBytes(0))
 	return e.device[(layer*e.pages+page)*lb:][:lb]
 }
 
-// poisonedJob is one request with a chain of blocks blocks and a decoded one.
-type poisonedJob struct {
+// poisonJob is one request: a prompt of blocks blocks, and one decoded block.
+type poisonJob struct {
 	t                        *testing.T
 	name                     string
-	pe, de                   *poisonedEngine
+	pe, de                   *poisonEngine
 	ids                      []kv.BlockID
 	blocks, hit, split, page int
 }
 
 // poison overwrites the job's pages on a device.
-func (j *poisonedJob) poison(e *poisonedEngine) {
+func (j *poisonJob) poison(e *poisonEngine) {
 	for l := range poisonGeo.Groups[0].Layers {
 		for b := range j.blocks + 1 {
 			poison(e.page(l, j.page+b))
@@ -302,9 +302,9 @@ func (j *poisonedJob) poison(e *poisonedEngine) {
 	}
 }
 
-// run serves the request, or begins it and cancels both sides.
-func (j *poisonedJob) run(cancelled bool) {
-	// A test that waits for ever says less than one that fails.
+// run serves the request. If cancelled is set, it cancels both sides halfway.
+func (j *poisonJob) run(cancelled bool) {
+	// With a deadline, a job that hangs fails with its name.
 	ctx, cancel := context.WithTimeout(j.t.Context(), time.Minute)
 	defer cancel()
 	layers := poisonGeo.Groups[0].Layers
@@ -368,7 +368,7 @@ func (j *poisonedJob) run(cancelled bool) {
 			}
 		}
 	}
-	// The next block is decoded while the prompt is on its way to storage.
+	// Decode the next block while the prompt is being stored.
 	for l := range layers {
 		layerOf(j.ids[j.blocks], j.de.ns.Epoch, l).Fill(j.de.page(l, j.page+j.blocks))
 	}
