@@ -101,29 +101,30 @@ type NICCounters struct {
 	CNIC netlab.Counters `json:"cnic"`
 }
 
-// Event is what a node tells.
+// Event is a report of a node.
 type Event struct {
 	Turn *Turn `json:"turn,omitempty"`
 	// Started: the planner has chosen both engines of a turn, and their reads begin.
 	Started bool `json:"started,omitempty"`
 	// Replayed: the agents of the last Replay have ended, and what the planner did.
 	Replayed *PlannerStats `json:"replayed,omitempty"`
-	// Counts of an engine since it was started.
+	// Counts are an engine's counters since its start.
 	Counts *emulate.Counts `json:"counts,omitempty"`
-	// NICs go with Counts, from an engine that shapes its own.
+	// NICs are sent with Counts by engines that rate-limit their own NICs.
 	NICs *NICCounters `json:"nics,omitempty"`
-	// Loaded: a prefill engine has had the hit KV of a request.
+	// Loaded: a prefill engine has the hit KV of a request.
 	Loaded *emulate.Loaded `json:"loaded,omitempty"`
-	// Sink is memory for bursts; Bursts is what became of those ordered.
+	// Sink is memory for bursts to write to. Bursts is the result of the bursts that
+	// were ordered.
 	Sink   *BurstTarget `json:"sink,omitempty"`
 	Bursts *BurstResult `json:"bursts,omitempty"`
-	// Flipped is how many bits were flipped so far.
+	// Flipped is the number of bits flipped so far.
 	Flipped int `json:"flipped,omitempty"`
-	// Bumped is what became of a Bump.
+	// Bumped is the result of a Bump.
 	Bumped *Bumped `json:"bumped,omitempty"`
 }
 
-// Bumped is a new epoch, or why there is none.
+// Bumped is a new epoch, or the error that prevented it.
 type Bumped struct {
 	Epoch kv.Epoch `json:"epoch,omitempty"`
 	Err   string   `json:"err,omitempty"`
@@ -292,25 +293,25 @@ func (n *node) gateway(ctx context.Context, orders <-chan Order) (err error) {
 			n.tell(Event{Bumped: &b})
 			continue
 		}
-		replay.Wait() // one after the other
+		replay.Wait() // one replay at a time
 		replay.Go(func() { n.replay(ctx, g, o) })
 	}
 	return nil
 }
 
-// replay replays agents and tells what the planner did.
+// replay replays agents and reports the planner's counters.
 func (n *node) replay(ctx context.Context, g *emulate.Gateway, o Order) {
 	g.Run(ctx, o.Replay, o.Parallel)
 	stats := PlannerStats{}
 	if top, err := pb.NewPlannerClient(n.planner).Top(ctx, &pb.TopRequest{}); err == nil {
 		stats = PlannerStats{top.Replanned, top.Splits, top.Cuts, top.Hedges, top.Recomputes}
 	} else {
-		n.log.Warn("the planner does not say what it did", "err", err)
+		n.log.Warn("the planner's counters cannot be read", "err", err)
 	}
 	n.tell(Event{Replayed: &stats})
 }
 
-// bump begins a new epoch, on storage first: the planner is told of what storage has.
+// bump begins a new epoch on storage, and then gives the planner storage's epoch.
 func (n *node) bump(ctx context.Context, admin pb.AdminClient) Bumped {
 	r, err := admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: n.cfg.Namespace})
 	if err == nil {

@@ -196,19 +196,26 @@ func content(id kv.BlockID, buf []byte) {
 	}
 }
 
-// chain is the prompt of a seed: the first half is shared by ten seeds.
+// chain returns the ids of a seed's prompt. Ten seeds share the first half of their prompts.
 func chain(ns kv.Namespace, seed int) []kv.BlockID {
+	n := chainBlocks * geometry.BlockTokens
+	return chainOf(ns, n, func(i int) int {
+		if i < n/2 {
+			return seed/10*10*1_000_003 + i
+		}
+		return seed*1_000_003 + i
+	})
+}
+
+// chainOf returns the ids of a prompt of n tokens.
+func chainOf(ns kv.Namespace, n int, token func(i int) int) []kv.BlockID {
 	c, err := ns.Chain()
 	if err != nil {
 		panic(err)
 	}
-	tokens := make([]kv.Token, chainBlocks*geometry.BlockTokens)
+	tokens := make([]kv.Token, n)
 	for i := range tokens {
-		s := seed
-		if i < len(tokens)/2 {
-			s = seed / 10 * 10
-		}
-		tokens[i] = kv.Token(s*1_000_003 + i)
+		tokens[i] = kv.Token(token(i))
 	}
 	ids, _ := c.Append(nil, tokens)
 	return ids

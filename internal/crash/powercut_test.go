@@ -338,16 +338,7 @@ func openSpace(listen, name string, quota int64) (*space, error) {
 
 // cutChain returns the ids of a chain. Chains of different seeds share no block.
 func cutChain(ns kv.Namespace, seed int) []kv.BlockID {
-	c, err := ns.Chain()
-	if err != nil {
-		panic(err)
-	}
-	tokens := make([]kv.Token, keptBlocks*cutGeometry.BlockTokens)
-	for i := range tokens {
-		tokens[i] = kv.Token(seed*1_000_003 + i)
-	}
-	ids, _ := c.Append(nil, tokens)
-	return ids
+	return chainOf(ns, keptBlocks*cutGeometry.BlockTokens, func(i int) int { return seed*1_000_003 + i })
 }
 
 // epochContent fills buf with the contents of block id under an epoch.

@@ -8,11 +8,12 @@ import (
 	"strings"
 )
 
-// equipment is what a guest has beyond CPUs, memory and serial lines.
+// equipment is the devices of a guest beyond CPUs, memory and serial lines, and the
+// software for them.
 type equipment struct {
-	modules  []string // to load, in this order, each with its parameters
+	modules  []string // kernel modules in the order of loading, each with its parameters
 	programs []string
-	setup    []byte // the part of init that makes the devices
+	setup    []byte // the part of init that sets up the devices
 	files    func(*archive, root) error
 }
 
@@ -22,17 +23,18 @@ var rdmaSetup []byte
 //go:embed disks.sh
 var disksSetup []byte
 
-// equipments are those that -equipment chooses from. The shell is not busybox's,
-// which would run its own ip, and that has no policy routes.
+// equipments holds the values of -equipment. The guest uses bash, because busybox's shell
+// runs busybox's ip, which has no policy routing.
 var equipments = map[string]equipment{
-	// rxe asks for crc32_generic at run time, by name.
+	// rdma_rxe looks crc32_generic up by name when it runs, so modules.dep does not list it.
 	"rdma": {
 		modules:  []string{"crc32_generic", "veth", "ib_uverbs", "rdma_rxe"},
 		programs: []string{"ip", "rdma", "ib_write_bw"},
 		setup:    rdmaSetup,
 		files:    addProviders,
 	},
-	// brd is memory for replayed logs and for snapshots. ext4 and xfs ask for crc32c at run time.
+	// brd provides RAM disks for replayed logs and snapshots. ext4 and xfs look crc32c up by
+	// name when they run.
 	"disks": {
 		modules: []string{"crc32c_generic", "nvme", "ext4", "xfs", "dm_mod", "dm_flakey", "dm_delay", "dm_log_writes", "dm_snapshot",
 			"brd rd_nr=4 rd_size=655360"},
@@ -55,8 +57,8 @@ func (e equipment) add(a *archive, r root, o options) error {
 	return e.files(a, r)
 }
 
-// addProviders adds libibverbs' driver for rxe. libibverbs opens the driver at
-// run time, so no program is linked to it.
+// addProviders adds libibverbs' driver for rxe. libibverbs loads the driver when it runs,
+// so no program is linked to it.
 func addProviders(a *archive, r root) error {
 	found, err := filepath.Glob(r.file("/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so"))
 	if err != nil || len(found) == 0 {

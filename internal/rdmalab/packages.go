@@ -212,13 +212,13 @@ func indexModules(ctx context.Context, r root) error {
 	return nil
 }
 
-// run runs the command, which may take a minute.
+// run runs the command.
 func run(cmd *exec.Cmd) error {
 	_, err := output(cmd)
 	return err
 }
 
-// output runs the command and returns what it wrote; an error ends with the last of that.
+// output runs the command and returns its output. An error quotes the end of the output.
 func output(cmd *exec.Cmd) (string, error) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -229,7 +229,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return out.String(), nil
 }
 
-// lastOf returns at most the last 2,000 bytes of a text.
+// lastOf returns the last 2,000 bytes of a text.
 func lastOf(text string) string {
 	return strings.TrimSpace(text[max(0, len(text)-2000):])
 }

@@ -316,7 +316,8 @@ func TestModuleParameters(t *testing.T) {
 	}
 }
 
-// TestDrives: a drive has its size and no block of its own yet.
+// TestDrives: makeDrives creates files of the given sizes and returns QEMU's arguments for
+// them.
 func TestDrives(t *testing.T) {
 	dir := t.TempDir()
 	args, err := makeDrives(dir, []string{"512M", "2G"})

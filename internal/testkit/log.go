@@ -5,8 +5,7 @@ import (
 	"sync"
 )
 
-// Log keeps what a logger writes. A test may read it while goroutines of what it
-// tests still write.
+// Log collects the output of a logger. A test may read it while other goroutines write.
 type Log struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -19,14 +18,14 @@ func (l *Log) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// String returns what was written.
+// String returns the output so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
-// Take returns what was written since the last Take, and forgets it.
+// Take returns the output since the last Take and drops it.
 func (l *Log) Take() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

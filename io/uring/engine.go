@@ -13,28 +13,28 @@ import (
 	"github.com/penstock-kv/penstock/io/posixio"
 )
 
-// engine moves batches through rings; the volume's directory is not its business.
+// engine runs batches of requests on rings.
 type engine struct {
 	opts Options
 	env  env
-	// source is a ring that does nothing but hold the registration of the regions,
-	// for others to clone; nil if there are no regions, if they cannot be registered,
-	// or if the kernel cannot clone (before 6.12).
+	// source is a ring that only holds the registration of the regions, which other
+	// rings clone. It is nil if there are no regions, if they cannot be registered, or
+	// if the kernel cannot clone registrations (before 6.12).
 	source *ring
-	// own counts the rings that have tried a registration of their own, ownDone
-	// those of them that have it.
+	// Without source, own counts the rings that tried to register the regions
+	// themselves, and ownDone those that succeeded.
 	own, ownDone atomic.Int32
 
 	callers *pool
 	shared  *sharedRing // nil with WaitCaller
-	// batches keeps tables of requests of the shared mode for the next use.
+	// batches holds unused request tables of the shared mode for reuse.
 	batches chan *batch
 	// active counts the batches in flight, for WaitAuto.
 	active  atomic.Int64
 	closing sync.Once
 }
 
-// newEngine makes an engine and proves that rings work by making the first.
+// newEngine makes an engine and its first ring, which shows that rings work.
 func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	budget, err := blockio.NewBudget(o.Budget)
 	if err != nil {
@@ -64,10 +64,10 @@ func newEngine(o Options, count *blockio.Counters) (*engine, error) {
 	return e, nil
 }
 
-// regionMax is the longest buffer that a ring registers: the kernel's 1 GiB.
+// regionMax is the longest buffer that the kernel registers, 1 GiB.
 const regionMax = 1 << 30
 
-// chunks cuts regions to lengths that a ring registers.
+// chunks cuts regions into buffers of at most regionMax.
 func chunks(regions [][]byte) (out [][]byte) {
 	for _, r := range regions {
 		for len(r) > 0 {
@@ -88,15 +88,15 @@ func (e *engine) newCaller() (*caller, error) {
 	return &caller{ring: r, env: &e.env, registered: e.register(r)}, nil
 }
 
-// ownMax is how many rings of a device register the regions themselves where the
-// kernel cannot clone. Each such registration has the kernel keep 16 bytes for each
-// page of 4 KiB: 64 rings would take a quarter of the arena, for each volume. The
-// pool lends the ring used last first, so the first rings carry most batches; the
-// others have the kernel pin the pages of each request.
+// ownMax is how many rings of a device register the regions themselves if the kernel
+// cannot clone registrations. The kernel keeps 16 bytes for each page of 4 KiB of such a
+// registration, so 64 rings would take a quarter of the arena for each volume. The pool
+// hands out the ring that was used last, so the first rings run most batches. For the
+// other rings the kernel pins the pages of each request.
 const ownMax = 4
 
-// newSource makes the ring that holds the registration, or returns nil if the
-// regions cannot be registered (RLIMIT_MEMLOCK) or no ring could clone them.
+// newSource makes the ring that holds the registration. It returns nil if the regions
+// cannot be registered (RLIMIT_MEMLOCK) or the registration cannot be cloned.
 func newSource(regions [][]byte) (*ring, error) {
 	r, err := newRing(1)
 	if err != nil {
@@ -121,8 +121,9 @@ func (e *engine) closeSource() {
 	}
 }
 
-// register makes the regions known to r and reports whether that worked: by
-// cloning, or on a kernel that cannot, once more for the first ownMax rings.
+// register registers the regions with r and reports whether that succeeded. It clones the
+// registration of source. If the kernel cannot clone, only the first ownMax rings
+// register the regions.
 func (e *engine) register(r *ring) bool {
 	switch {
 	case len(e.env.regions) == 0:

@@ -2,11 +2,11 @@
 // on AWS, and TCP anywhere. It asks for reliable datagrams (FI_EP_RDM) with
 // one-sided writes (FI_RMA) and remote CQ data.
 //
-// It is not built unless asked for: the tag fabric, cgo, and libfabric-dev 1.17
-// or later; without them New says so. It is not for processes of one host
-// (rdma/shm is; libfabric's shm is refused, see Providers), nor the fastest way
-// over sockets (rdma/tcp is), and libfabric's provider over TCP is not for a
-// network with strangers in it.
+// It is built with the tag fabric, cgo, and libfabric-dev 1.17 or later only;
+// otherwise New returns an error that says so. Do not use it between processes of
+// one host: use rdma/shm (libfabric's shm is refused, see Providers). Over sockets
+// rdma/tcp is faster. Do not use libfabric's provider over TCP in a network that
+// others can reach: it does not authenticate peers.
 //
 //	 Domain ─── fi_domain, one NIC                                  peer's Domain
 //	┌─────────────────────────────────────────┐           ┌─────────────────────────┐
@@ -19,82 +19,82 @@
 //
 // # Endpoints
 //
-// A group.Endpoint is a fi_endpoint of its own, and not an address that a shared
-// one sends to. Only closing a fi_endpoint cuts a peer off that does not
-// cooperate: removing its address does not, in any provider, and Endpoint.Shut
-// promises it. TCP pays 22 KiB an endpoint for that; EFA a queue pair.
+// Each group.Endpoint has its own fi_endpoint; endpoints do not share one.
+// Endpoint.Shut has to cut off a peer that does not cooperate, and only closing the
+// fi_endpoint does so: removing the peer's address does not, in any provider. This
+// costs 22 KiB an endpoint over TCP, and a queue pair over EFA.
 //
-// Works go into a ring in C memory and from there, by one call for a batch, to
-// the provider, as far as it takes them; what it does not take (it is full), or
-// must not have yet (the endpoint has not met its peer's, meet.go), is offered
-// again by Poll, in order. So Post takes QueueDepth works at any time. fi_writemsg
-// is called with FI_DELIVERY_COMPLETE: its completion means "in place". An
-// immediate is the low half of the remote CQ data. The other half tells the
-// length, or, where there is no source address beside a completion (quirks.go,
-// sourceLies), whose it is. EFA has 4 bytes of CQ data: it gets the immediate
-// alone.
+// Post puts works into a ring in C memory and gives them to the provider by one call
+// for a batch. Works stay in the ring while the provider is full, or before the
+// handshake with the peer's endpoint (handshake.go); Poll offers them again, in order.
+// So Post takes QueueDepth works at any time. fi_writemsg is called with
+// FI_DELIVERY_COMPLETE: its completion means that the bytes are in place. The low half
+// of the remote CQ data is the immediate. The high half is the length, or the sender's
+// tag for a provider without source addresses (quirks.go, sourceLies). EFA has 4 bytes
+// of CQ data, which hold the immediate only.
 //
 // # The hub
 //
-// Messages go to the peer's hub, one more fi_endpoint for the whole domain, in
-// frames (wire.go). It has buffers of its own and copies a message to the first
-// that PostRecv lent: a provider holds up a message without a buffer, and with it
-// the connection, where we must say "no buffer". Receipts say so, and by hub go
-// also
+// Messages are sent in frames (wire.go) to the peer's hub, one more fi_endpoint for the
+// whole domain. The hub has its own buffers and copies a message to the first buffer
+// of PostRecv. Without the hub, a provider would delay a message that has no buffer,
+// and with it the whole connection, but a NIC has to report "no buffer" to the sender.
+// The hub sends that in receipts. It also sends
 //
-//   - a question, when an endpoint breaks: which of these would you refuse? Over
-//     TCP libfabric closes the connection upon a bad key and does not say why.
-//     The target looks the keys up; the first that it refuses is StatusRefused,
-//     the rest StatusBroken. A window that was revoked meanwhile counts as
+//   - a question, when an endpoint breaks: which of these keys do you refuse? Over
+//     TCP libfabric closes the connection upon a bad key without a reason. The target
+//     looks the keys up: the first write that it refuses ends with StatusRefused, the
+//     others with StatusBroken. A key of a window that was revoked meanwhile is
 //     refused.
-//   - goodbye, when an endpoint is shut or broken: libfabric would have the peer
-//     try to connect for ever.
+//   - a goodbye, when an endpoint is shut or broken. Without it the peer's libfabric
+//     would try to connect forever.
 //
 // # Providers
 //
-// What was found out about net, which is tcp from 1.18 on, with 1.17.0, the
-// library of Debian 12; quirks.go holds it as data:
+// These properties of the provider net were measured with libfabric 1.17.0, the version
+// of Debian 12. From 1.18 on, net is called tcp. quirks.go holds them as data:
 //
 //	remote CQ data          8 bytes, without a length
-//	source address          right
-//	bad key or bounds       connection closed
-//	key of 0 bytes          checked
-//	closing a region while  the write goes on to its end and is counted
-//	a write lands
-//	traffic class           taken, changes nothing
+//	source address          correct
+//	bad key or bounds       closes the connection
+//	key of a 0-byte write   checked
+//	closing a region while  the write completes and is counted
+//	a write arrives
+//	traffic class           accepted, without effect
 //	order of immediates     as posted
-//	waiting                 descriptor, in the runtime's poller
+//	waiting                 by a descriptor, in the runtime's poller
 //	peer is killed          writes in flight fail
 //	an endpoint             22 KiB, 1 socket
 //
 // So CloseIsFinal is false, and the engine revokes by asking (group, revoke).
 //
-// Two defects of net to know. Closing an endpoint while a connection to it is
-// half made (accepted, nothing read yet) leaves a pointer to freed memory: meet.go
-// says how that is kept from happening. And fi_trywait does not reset the
-// descriptor that it answers for; see pf_clear. tcp;ofi_rxm, the older way over
-// TCP, is refused: it takes 69 MiB an endpoint and gives no source address. A connection to the hub
-// that is half made when the domain is closed costs a descriptor for good: closing
-// lingers for some milliseconds so that it is made, or fails.
+// net has three defects. If an endpoint is closed while a connection to it is half open
+// (accepted, nothing read yet), net uses freed memory; handshake.go prevents that.
+// fi_trywait does not reset the descriptor that it reports on; see pf_clear. A
+// connection to the hub that is half open when the domain is closed leaks a
+// descriptor; Close therefore polls for some milliseconds first, so that the
+// connection is made or fails. tcp;ofi_rxm, libfabric's older provider over TCP, is
+// refused: it takes 69 MiB an endpoint and reports no source addresses.
 //
 // libfabric's shm is refused (DomainOptions.Validate). Its target copies from the
-// source's memory by itself, also after the source's endpoint was closed, and may
-// then count a write with bytes that were put there after the write had ended.
+// source's memory itself, even after the source's endpoint was closed, and may then
+// count a write whose bytes were changed after the write had ended.
 //
-// efa could not be tried: no machine at hand has one. What it needs by its manual
-// is there: FI_MR_LOCAL, keys chosen by the provider, 4 bytes of CQ data told
-// apart by source address, a valid key for an immediate alone (fabric-lib,
-// section 3.5; the engine always names one), no order, and no windows: a window costs a
-// registration, which pins its part again, and a deregistration. The behaviour of libfabric
-// 1.18 is asked for, where the library has it: from that version on efa writes by RDMA of the
-// device on p5. A completion queue without a descriptor is polled: without a pause for 1 ms
-// behind the last work, then every 50 µs. A host with more domains than an engine takes
-// (p5 has 32) has to name those to use.
+// efa is untested, because no machine with EFA was available. The package has what
+// efa's manual requires: FI_MR_LOCAL, keys chosen by the provider, 4 bytes of CQ data
+// with a source address, a valid key also for an immediate without payload (fabric-lib,
+// section 3.5; the engine always names one), and no assumption of order. Windows are
+// off, because each would cost a registration, which pins its pages again, and a
+// deregistration. The package asks for the behaviour of libfabric 1.18 if the library
+// has it: from that version on, efa uses the device's RDMA writes on p5. A completion
+// queue without a descriptor is polled, without a pause until 1 ms after the last work
+// and then every 50 µs. On a host with more domains than an engine takes (p5 has 32),
+// the domains to use have to be named.
 //
-// The library loads providers that catch SIGSEGV and print a trace of their own
-// (psm, psm2); IPATH_NO_BACKTRACE=1 and HFI_NO_BACKTRACE=1 leave crashes to Go.
+// The library loads the providers psm and psm2, which catch SIGSEGV and print their own
+// trace. IPATH_NO_BACKTRACE=1 and HFI_NO_BACKTRACE=1 leave SIGSEGV to Go.
 //
-// Lock order: domain.poll → endpoint.mu → domain.noted; domain.mu is a leaf but
-// for calls into libfabric, whose own locks come last. Post takes endpoint.mu
-// alone.
+// Lock order: domain.poll → endpoint.mu → domain.noted. domain.mu is acquired last and
+// held only across calls into libfabric, which takes its own locks. Post takes
+// endpoint.mu only.
 package fabric

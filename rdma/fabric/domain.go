@@ -15,20 +15,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// maxWriteBytes is the longest write, where the provider has no bound of its own.
-// It fits in the half of an immediate's remote CQ data that tells the length.
+// maxWriteBytes is the longest write, unless the provider's own limit is lower. It fits
+// in the length half of the remote CQ data.
 const maxWriteBytes = 1 << 30
 
-// domain is one NIC, or what stands for it.
+// domain is one NIC.
 type domain struct {
-	native *native
-	name   string
-	traits traits
-	quirks quirks
-	opts   DomainOptions
-	limits group.Limits
-	hub    []byte // address of the endpoint that takes messages
-	door   *memory
+	native       *native
+	name         string
+	traits       traits
+	quirks       quirks
+	opts         DomainOptions
+	limits       group.Limits
+	hub          []byte // address of the endpoint that takes messages
+	handshakeMem *memory
 
 	// poll is held by Poll, and by everything else that reads completions or
 	// closes endpoints.
@@ -45,12 +45,12 @@ type domain struct {
 	// sendFree are the hub's send buffers; outbox waits for one, or for the
 	// provider, and so do the receipts of the endpoints in owing.
 	sendFree []uint32
-	outbox   []letter
+	outbox   []pendingFrame
 	owing    []*endpoint
 	// asking are the endpoints with a question on its way, by its number.
 	asking    map[uint64]*endpoint
 	questions uint64
-	halves    []halfMade
+	delayed   []delayedClose
 	nextSweep time.Time
 	fatal     error // dead, once the turn is over
 	dead      error
@@ -139,7 +139,7 @@ func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 		d.wait, err = newWaiter(n, t.fd)
 	}
 	if err == nil && q.connects {
-		err = d.openDoor()
+		err = d.openHandshake()
 	}
 	if err != nil {
 		err = fmt.Errorf("fabric: open %s of provider %s: %w", t.domain, t.provider, err)
@@ -154,16 +154,16 @@ func newDomain(n *native, t traits, o DomainOptions) (*domain, error) {
 	return d, nil
 }
 
-// openDoor registers what peers knock at.
-func (d *domain) openDoor() error {
-	m, err := d.Register(make([]byte, doorSize), rdma.RegisterOptions{})
+// openHandshake registers the byte that peers write to in a handshake.
+func (d *domain) openHandshake() error {
+	m, err := d.Register(make([]byte, handshakeSize), rdma.RegisterOptions{})
 	if err == nil {
-		d.door = m.(*memory)
+		d.handshakeMem = m.(*memory)
 	}
 	return err
 }
 
-// usable says why the provider can't do what a domain must.
+// usable returns an error if the provider lacks a feature that a domain needs.
 func (d *domain) usable() error {
 	switch {
 	case d.quirks.unmarked && d.opts.TrafficClass != [rdma.Classes]uint32{}:
@@ -172,7 +172,7 @@ func (d *domain) usable() error {
 	case d.traits.dataBytes < 4:
 		return fmt.Errorf("%d bytes of remote CQ data, 4 are needed: %w", d.traits.dataBytes, rdma.ErrUnsupported)
 	case d.quirks.connects && (d.quirks.sourceLies || d.traits.dataBytes < 8):
-		return fmt.Errorf("a knock needs 8 bytes of remote CQ data, of which its mark takes the half that tells senders where there are no source addresses: %w", rdma.ErrUnsupported)
+		return fmt.Errorf("this provider makes connections, and their handshake needs source addresses and 8 bytes of remote CQ data: %w", rdma.ErrUnsupported)
 	case d.quirks.sourceLies && d.traits.dataBytes < 8:
 		return fmt.Errorf("neither source addresses nor 8 bytes of remote CQ data: immediates have no sender: %w", rdma.ErrUnsupported)
 	}
@@ -353,16 +353,16 @@ func (d *domain) endpointOf(tag uint32) *endpoint {
 	return d.byTag[tag]
 }
 
-// handleRemote counts the immediate of a peer's write. An error here is a write
-// that was cut off while it landed: its writer is told, not we.
+// handleRemote counts the immediate of a peer's write. An event with an error is a write
+// that was cut off while it arrived; its sender reports that.
 func (d *domain) handleRemote(ev *event) {
 	if ev.err != 0 || ev.has_data == 0 {
 		return
 	}
-	if d.quirks.connects && ev.data>>32 == knockMark {
-		// The tag says whose it is: the peer's address may not be known yet.
+	if d.quirks.connects && ev.data>>32 == handshakeMark {
+		// Find the endpoint by the tag: the peer's address may not be known yet.
 		if e := d.endpointOf(uint32(ev.data)); e != nil {
-			e.meet()
+			e.peerConnected()
 		}
 		return
 	}
@@ -415,8 +415,8 @@ func (d *domain) cut(e *endpoint) {
 	}
 }
 
-// drain handles what the queue holds. That is bounded by the queue's depth: what
-// comes in meanwhile is of others.
+// drain handles the events in the queue, at most as many as it can hold. Events that
+// arrive during drain belong to other endpoints.
 func (d *domain) drain() {
 	for range 2 * queueEvents / maxEvents {
 		events, err := d.native.poll(maxEvents)
@@ -463,12 +463,12 @@ func (d *domain) Close() error {
 		d.drain()
 		d.wait.wait(lingerPause)
 	}
-	for len(d.halves) > 0 {
-		d.endHalf(d.halves[0].e)
+	for len(d.delayed) > 0 {
+		d.endDelayed(d.delayed[0].e)
 	}
 	err := d.wait.close()
-	if d.door != nil {
-		err = errors.Join(err, d.door.Close())
+	if d.handshakeMem != nil {
+		err = errors.Join(err, d.handshakeMem.Close())
 	}
 	return errors.Join(err, d.native.close())
 }

@@ -22,12 +22,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// A provider opens descriptors of its own, once in a process and for good.
+	// List first: the provider opens descriptors once in a process and never closes them,
+	// which is no leak of a test.
 	_, _ = List(provider)
 	testkit.Main(m)
 }
 
-// provider is the one of libfabric that needs no hardware.
+// provider is libfabric's provider that needs no hardware.
 const provider = "tcp"
 
 // loopback is the NIC of every test.
@@ -50,8 +51,8 @@ func TestDomain(t *testing.T) {
 	})
 }
 
-// TestDomainPolled: domains whose queue has no descriptor, as EFA's, are polled,
-// and keep the same promises.
+// TestDomainPolled: domains whose completion queue has no descriptor are polled, and pass
+// the same suite. EFA's queues have none.
 func TestDomainPolled(t *testing.T) {
 	polled := func(t testing.TB) *domain {
 		d := openDomain(t)
@@ -68,10 +69,10 @@ func TestDomainPolled(t *testing.T) {
 	})
 }
 
-// errKilled is what kill ends a domain with.
+// errKilled is the error of a domain after kill.
 var errKilled = errors.New("killed by a test")
 
-// kill makes d die in its next Poll, as if its queue had failed.
+// kill makes the next Poll of d fail, as if d's queue had failed.
 func kill(d *domain) {
 	d.poll.Lock()
 	d.fatal = errKilled
@@ -79,8 +80,8 @@ func kill(d *domain) {
 	d.Wake()
 }
 
-// TestSenderBesideImmediate: where the provider tells no source address, the tag
-// beside an immediate says whose it is, and an unknown one nobody's.
+// TestSenderBesideImmediate: for a provider without source addresses, the tag sent with
+// an immediate names the sender. An immediate with an unknown tag is dropped.
 func TestSenderBesideImmediate(t *testing.T) {
 	theirs := endpoint{d: &domain{quirks: quirks{sourceLies: true}}}
 	d := &domain{quirks: quirks{sourceLies: true}, byTag: map[uint32]*endpoint{7: {cookie: 70}, 8: {cookie: 80}}}

@@ -23,22 +23,26 @@ type endpoint struct {
 	local   []byte
 	address []byte // of ours, as the provider writes it
 
-	// Guarded by d.poll. deaf: what the peer sends is not delivered any more.
-	// met: the connection underneath is made; half: it is not, and the endpoint
-	// is kept for that (meet.go).
-	met, half bool
-	// peerGone: there is nobody to ask or to take leave of.
+	// The fields below are guarded by d.poll.
+
+	// deaf: messages and immediates of the peer are not delivered any more.
+	// handshakeDone: the endpoint may be closed, because the handshake is done or this
+	// side makes it. closeDelayed: the endpoint was shut before the handshake and is
+	// closed later (handshake.go).
+	handshakeDone, closeDelayed bool
+	// peerGone: the peer's endpoint is gone, so this side sends it no question and no
+	// goodbye.
 	deaf, broken, closed, joined, peerGone bool
 	source                                 uint64 // the peer's address
 	hub                                    *peerHub
 	question                               question
-	receipts                               []receipt // owed to the peer
-	owing                                  bool      // it is in d.owing
+	receipts                               []receipt // to be sent to the peer
+	owing                                  bool      // the endpoint is in d.owing
 
 	mu        sync.Mutex
-	native    *nativeEndpoint // Post, and whoever cuts it off
-	open      bool            // works are taken
-	held      bool            // and wait in the ring until the endpoint has met
+	native    *nativeEndpoint // used by Post and by close
+	open      bool            // Post takes works
+	held      bool            // works wait in the ring until the handshake
 	cutOff    bool
 	why       error // open is false
 	peerTag   uint32
@@ -46,7 +50,7 @@ type endpoint struct {
 	free      []uint32
 	posted    uint64 // sequence number of the last work
 	isLate    bool
-	lateSince time.Time // the provider has had none of its works since
+	lateSince time.Time // the provider has taken no work since
 }
 
 // slot is a work in flight.
@@ -58,8 +62,8 @@ type slot struct {
 	// has given a receipt.
 	framed, sent, told bool
 	status             group.Status
-	// A knock is ours; nobody is told of its end.
-	knock bool
+	// handshake: the work is the endpoint's own and has no completion for the user.
+	handshake bool
 }
 
 // ref is how a receipt names a work.
@@ -97,8 +101,8 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 		e.native, name, err = d.native.openEndpoint(e.tag, depth, d.opts.TrafficClass[class], d.localKey())
 	}
 	l := local{format: d.traits.format, tag: e.tag, provider: d.traits.provider, endpoint: name, hub: d.hub}
-	if d.door != nil {
-		l.door = target{key: d.door.Key(), addr: d.door.Base()}
+	if d.handshakeMem != nil {
+		l.handshake = target{key: d.handshakeMem.Key(), addr: d.handshakeMem.Base()}
 	}
 	if err == nil && (len(name) > maxName || len(d.hub) > maxName) {
 		err = fmt.Errorf("address of %d bytes, at most %d", max(len(name), len(d.hub)), maxName)
@@ -130,7 +134,7 @@ func (e *endpoint) Connect(remote []byte) error {
 		return fmt.Errorf("fabric: connect: %w", err)
 	}
 	if e.d.quirks.connects && bytes.Compare(e.address, l.endpoint) > 0 {
-		if err := e.knock(l.door); err != nil {
+		if err := e.handshake(l.handshake); err != nil {
 			return fmt.Errorf("fabric: connect: %w", err)
 		}
 	}
@@ -143,7 +147,7 @@ func (e *endpoint) Connect(remote []byte) error {
 	return nil
 }
 
-// join makes the peer known.
+// join adds the peer's addresses to the provider.
 func (e *endpoint) join(l *local) error {
 	d := e.d
 	d.poll.Lock()
@@ -173,11 +177,11 @@ func (e *endpoint) join(l *local) error {
 	return nil
 }
 
-// knock writes to the peer's door, which makes the connection, and waits until
-// that is done. It makes progress itself: our poller may be the caller.
-func (e *endpoint) knock(door target) error {
+// handshake writes one byte to the peer, which makes the connection, and waits until the
+// write has completed. It polls the queue itself, because its caller may be the poller.
+func (e *endpoint) handshake(at target) error {
 	e.d.poll.Lock()
-	e.met = true // the peer knocks at nobody
+	e.handshakeDone = true // no peer connects to this endpoint
 	e.d.poll.Unlock()
 	e.mu.Lock()
 	if e.cutOff {
@@ -185,7 +189,7 @@ func (e *endpoint) knock(door target) error {
 		return e.why
 	}
 	e.held = false
-	if err := e.native.hush(); err != nil {
+	if err := e.native.stopListening(); err != nil {
 		defer e.mu.Unlock()
 		return err
 	}
@@ -193,9 +197,9 @@ func (e *endpoint) knock(door target) error {
 	i := e.free[last]
 	e.free = e.free[:last]
 	e.posted++
-	e.slots[i] = slot{seq: e.posted, used: true, knock: true, target: door}
-	src := e.d.door
-	e.native.put(i, src.addr, src.reg.desc, doorSize, door.addr, door.key, knockMark<<32|uint64(e.peerTag), true)
+	e.slots[i] = slot{seq: e.posted, used: true, handshake: true, target: at}
+	src := e.d.handshakeMem
+	e.native.put(i, src.addr, src.reg.desc, handshakeSize, at.addr, at.key, handshakeMark<<32|uint64(e.peerTag), true)
 	_, err := e.native.flush(1)
 	e.mu.Unlock()
 	for deadline := time.Now().Add(lateTimeout); err == nil; {
@@ -206,12 +210,12 @@ func (e *endpoint) knock(door target) error {
 		if time.Now().After(deadline) {
 			err = fmt.Errorf("the peer's endpoint did not answer in %v", lateTimeout)
 		}
-		<-time.After(knockPause)
+		<-time.After(handshakePause)
 	}
 	return err
 }
 
-// answered makes progress and reports whether the knock in slot i has ended.
+// answered polls the queue and reports whether the handshake in slot i has completed.
 func (e *endpoint) answered(i uint32) (bool, error) {
 	d := e.d
 	d.poll.Lock()
@@ -224,7 +228,7 @@ func (e *endpoint) answered(i uint32) (bool, error) {
 	switch {
 	case e.why != errNotConnected:
 		return false, e.why
-	case e.slots[i].knock:
+	case e.slots[i].handshake:
 		_, err := e.native.flush(0)
 		return false, err
 	}
@@ -328,9 +332,9 @@ func (e *endpoint) putLocked(w *group.Work) {
 	e.native.put(i, buf, desc, w.Len, w.RemoteAddr, key, e.data(w), w.Op == group.OpWriteImm)
 }
 
-// data is what travels beside a write: the immediate, and in the other half of
-// eight bytes either whose it is, or how long the payload is, which not every
-// provider tells.
+// data returns the remote CQ data of a write. Its low half is the immediate. If it has 8
+// bytes, its high half is the peer's tag for a provider without source addresses, and
+// otherwise the length of the payload, which some providers do not report.
 func (e *endpoint) data(w *group.Work) uint64 {
 	switch {
 	case e.d.quirks.sourceLies:
@@ -341,8 +345,8 @@ func (e *endpoint) data(w *group.Work) uint64 {
 	return uint64(w.Imm)
 }
 
-// flushLocked offers the ring to the provider. What it does not take is offered
-// again by Poll; an error breaks the endpoint.
+// flushLocked gives the works in the ring to the provider. Poll offers those again that
+// the provider does not take. An error breaks the endpoint.
 func (e *endpoint) flushLocked(added int) (left int) {
 	var err error
 	if e.held {
@@ -356,15 +360,15 @@ func (e *endpoint) flushLocked(added int) (left int) {
 		e.d.noted.Lock()
 		e.d.late = append(e.d.late, e)
 		e.d.noted.Unlock()
-		if !e.held || added > 0 { // what is held waits for a knock, which wakes the poller
+		if !e.held || added > 0 { // held works wait for the handshake, which wakes the poller
 			e.d.Wake()
 		}
 	}
 	return left
 }
 
-// flushLate is Poll's part of flushLocked. An endpoint of which the provider has
-// taken nothing for a long time leads nowhere.
+// flushLate is Poll's part of flushLocked. It breaks an endpoint of which the provider has
+// taken no work for lateTimeout.
 func (e *endpoint) flushLate() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -383,13 +387,13 @@ func (e *endpoint) flushLate() {
 	}
 }
 
-// knockPause is how soon Connect looks again whether it is connected.
-const knockPause = 100 * time.Microsecond
+// handshakePause is how often handshake polls.
+const handshakePause = 100 * time.Microsecond
 
 // lateTimeout is how long a provider may fail to connect.
 const lateTimeout = 5 * time.Second
 
-// failLocked ends the taking of works; the next Poll does the rest.
+// failLocked makes the endpoint refuse works. The next Poll ends the posted ones.
 func (e *endpoint) failLocked(err error) {
 	if e.open || e.why == errNotConnected {
 		e.open, e.why = false, fmt.Errorf("fabric: the endpoint is broken: %w", err)
@@ -435,20 +439,20 @@ func (e *endpoint) endLocked(i uint32) {
 		return
 	}
 	e.releaseLocked(i)
-	if s.knock {
+	if s.handshake {
 		e.mu.Unlock()
 		return
 	}
 	c := group.Completion{Kind: group.KindDone, Cookie: s.cookie, Status: s.status}
 	if s.status != group.StatusOK {
-		c.Err = errNoBuffer // the one fault that a receipt tells
+		c.Err = errNoBuffer // receipts report no other fault
 		e.failLocked(c.Err)
 	}
 	e.mu.Unlock()
 	e.d.emit(c)
 }
 
-// What a target says.
+// The errors that a target reports.
 var (
 	errRefused  = errors.New("fabric: the target's domain refuses key or bounds")
 	errNoBuffer = errors.New("fabric: the target's domain has no buffer for the message")
@@ -459,8 +463,8 @@ func (e *endpoint) releaseLocked(i uint32) {
 	e.free = append(e.free, i)
 }
 
-// close cuts the endpoint off, once: the provider touches nothing of it from
-// here on. It reports whether it was this call.
+// close closes the provider's endpoint, which then touches none of its memory. It reports
+// whether this call, and not an earlier one, closed it.
 func (e *endpoint) close() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -471,12 +475,11 @@ func (e *endpoint) close() bool {
 	if e.why == nil || e.why == errNotConnected {
 		e.why = errShut
 	}
-	if e.d.quirks.connects && !e.met {
-		e.d.keepHalf(e)
+	if e.d.quirks.connects && !e.handshakeDone {
+		e.d.delayClose(e)
 		return true
 	}
-	// fi_close of an endpoint fails only where something else holds on to it,
-	// which nothing does.
+	// fi_close of an endpoint fails only while another object refers to it. None does.
 	_ = e.native.cut()
 	return true
 }
@@ -498,8 +501,8 @@ func (e *endpoint) pending() []uint32 {
 	return used
 }
 
-// settle ends every work that is left: the one with sequence number refused as
-// refused, the others as broken.
+// settle completes every posted work: the work with sequence number refused as refused,
+// the others as broken.
 func (e *endpoint) settle(refused uint64) {
 	for _, i := range e.pending() {
 		e.mu.Lock()
@@ -507,7 +510,7 @@ func (e *endpoint) settle(refused uint64) {
 		e.releaseLocked(i)
 		c := group.Completion{Kind: group.KindDone, Status: group.StatusBroken, Cookie: s.cookie, Err: e.why}
 		e.mu.Unlock()
-		if s.knock {
+		if s.handshake {
 			continue
 		}
 		if s.seq == refused {
@@ -545,13 +548,13 @@ func (e *endpoint) Close() error {
 		return errors.New("fabric: close of an endpoint that is not shut")
 	}
 	e.closed = true
-	if e.half {
+	if e.closeDelayed {
 		return nil
 	}
 	return e.release()
 }
 
-// release frees what is left of an endpoint that was cut off.
+// release frees the memory and the addresses of a closed endpoint.
 func (e *endpoint) release() (err error) {
 	d := e.d
 	d.mu.Lock()
@@ -567,8 +570,8 @@ func (e *endpoint) release() (err error) {
 	return err
 }
 
-// dropHub gives a reference to a peer's hub back; after the last the provider
-// forgets it.
+// dropHub drops a reference to a peer's hub. After the last one it removes the hub's
+// address from the provider.
 func (d *domain) dropHub(h *peerHub) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -256,10 +256,10 @@ static int listens(int fd, const uint8_t *addr, size_t len) {
 	return !getsockname(fd, (struct sockaddr *)name, &size) && size == len && !memcmp(name, addr, len);
 }
 
-// pf_ep_hush closes the socket that the endpoint listens on, and leaves a
-// descriptor in its place that the provider can close. Nobody connects to the
-// endpoint from here on.
-int pf_ep_hush(struct pf_ep *e) {
+// pf_ep_stop_listening closes the socket that the endpoint listens on, and leaves a
+// descriptor in its place that the provider can close. The endpoint accepts no
+// connections from then on.
+int pf_ep_stop_listening(struct pf_ep *e) {
 	uint8_t addr[PF_NAME_MAX];
 	size_t len = sizeof addr;
 	int ret = fi_getname(&e->ep->fid, addr, &len);

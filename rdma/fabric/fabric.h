@@ -101,7 +101,7 @@ int pf_hub_open(struct pf_domain *d, uint8_t *name, size_t *name_len, const char
 int pf_ep_open(struct pf_domain *d, uint32_t owner, uint32_t depth, uint32_t tclass, uint64_t local_key,
 	struct pf_ep **out, uint8_t *name, size_t *name_len, const char **what);
 int pf_ep_cut(struct pf_ep *e);
-int pf_ep_hush(struct pf_ep *e);
+int pf_ep_stop_listening(struct pf_ep *e);
 void pf_ep_free(struct pf_ep *e);
 int pf_flush(struct pf_ep *e, uint32_t added);
 

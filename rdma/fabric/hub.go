@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// letter is a frame that is not sent yet. It has a reference to the hub.
-type letter struct {
+// pendingFrame is a frame that is not sent yet. It has a reference to the hub.
+type pendingFrame struct {
 	to       *peerHub
 	frame    frame
 	deadline time.Time
@@ -133,7 +133,7 @@ func (d *domain) send(to *peerHub, f *frame) bool {
 
 // post sends a frame as soon as the provider takes it. It is lost, and false
 // returned, if too many wait.
-func (d *domain) post(l letter) bool {
+func (d *domain) post(l pendingFrame) bool {
 	if len(d.outbox) == 0 && d.send(l.to, &l.frame) {
 		return true
 	}
@@ -167,7 +167,7 @@ func (d *domain) deliver(now time.Time) {
 func (d *domain) goodbye(e *endpoint) {
 	if e.joined && !e.peerGone && d.dead == nil {
 		e.peerGone = true
-		d.post(letter{to: e.hub, frame: frame{kind: frameGoodbye, tag: e.peerTag}, deadline: time.Now().Add(answerTimeout)})
+		d.post(pendingFrame{to: e.hub, frame: frame{kind: frameGoodbye, tag: e.peerTag}, deadline: time.Now().Add(answerTimeout)})
 	}
 }
 
@@ -213,7 +213,7 @@ func (d *domain) ask(e *endpoint) bool {
 	}
 	d.questions++
 	q.id, f.ref = d.questions, d.questions
-	if !d.post(letter{to: e.hub, frame: f, deadline: q.deadline}) {
+	if !d.post(pendingFrame{to: e.hub, frame: f, deadline: q.deadline}) {
 		return false
 	}
 	e.question = q
@@ -236,7 +236,7 @@ func (d *domain) answer(e *endpoint, f *frame) {
 	for i, t := range f.asks {
 		a.refused[i] = !d.opens(t)
 	}
-	d.post(letter{to: e.hub, frame: a, deadline: time.Now().Add(answerTimeout)})
+	d.post(pendingFrame{to: e.hub, frame: a, deadline: time.Now().Add(answerTimeout)})
 }
 
 // opens reports whether a peer may write to t.
@@ -268,8 +268,8 @@ func (d *domain) takeAnswer(e *endpoint, f *frame) {
 	d.finish(e, refused)
 }
 
-// sweep does what the clock asks for: frames that wait, and answers that did not
-// come.
+// sweep does the periodic work: it sends waiting frames and receipts, and it ends
+// questions without an answer and delayed closes.
 func (d *domain) sweep() {
 	now := time.Now()
 	if now.Before(d.nextSweep) {
@@ -278,11 +278,11 @@ func (d *domain) sweep() {
 	d.nextSweep = now.Add(sweepInterval)
 	d.deliver(now)
 	d.payReceipts()
-	d.endHalves(now)
+	d.endDelayedCloses(now)
 	for _, e := range d.asking {
 		if now.After(e.question.deadline) {
 			d.finish(e, 0)
 		}
 	}
-	d.busy.Store(len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.halves) > 0)
+	d.busy.Store(len(d.asking) > 0 || len(d.outbox) > 0 || len(d.owing) > 0 || len(d.delayed) > 0)
 }

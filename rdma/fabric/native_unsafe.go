@@ -358,23 +358,23 @@ func (e *nativeEndpoint) next(slot uint32, buf uintptr, desc cpointer, size uint
 	return w
 }
 
-// flush hands the ring to the provider, added works of which are new. left is
-// how many it did not take.
+// flush gives the works in the ring to the provider; added of them are new. left is how
+// many works the provider did not take.
 func (e *nativeEndpoint) flush(added int) (left int, err error) {
 	ret := C.pf_flush(e.e, C.uint32_t(added))
 	return max(int(ret), 0), errno("post", ret)
 }
 
-// hold adds works to the ring and hands none to the provider. left is how many
-// are there.
+// hold adds works to the ring and gives none to the provider. left is the number of works
+// in the ring.
 func (e *nativeEndpoint) hold(added int) (left int) {
 	e.e.count += C.uint32_t(added)
 	return int(e.e.count)
 }
 
-// hush makes the endpoint take no connection any more.
-func (e *nativeEndpoint) hush() error {
-	return errno("close the endpoint's listening socket", C.pf_ep_hush(e.e))
+// stopListening makes the endpoint accept no further connections.
+func (e *nativeEndpoint) stopListening() error {
+	return errno("close the endpoint's listening socket", C.pf_ep_stop_listening(e.e))
 }
 
 // cut closes the endpoint: the provider touches nothing of it from here on. Its

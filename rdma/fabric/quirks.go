@@ -2,39 +2,36 @@
 
 package fabric
 
-// quirks are what fi_getinfo does not tell of a provider, found by trying it or
-// in its documentation.
+// quirks are properties of a provider that fi_getinfo does not report. They were found by
+// experiment or in the provider's documentation.
 type quirks struct {
-	// sourceLies: there is no source address beside a completion, or none to be
-	// trusted.
+	// sourceLies: completions have no source address, or a wrong one.
 	sourceLies bool
-	// dearWindows: registering a part pins its pages again.
+	// dearWindows: registering a part of a region pins its pages again.
 	dearWindows bool
-	// connects: there is a connection under the endpoint, made by the first work.
-	// Closing an endpoint while one to it is half made makes the library touch
-	// memory that it has freed (meet.go).
+	// connects: the first work of an endpoint makes a connection. If an endpoint is
+	// closed while a connection to it is half open, the library uses freed memory
+	// (handshake.go).
 	connects bool
-	// unmarked: a traffic class is taken and changes nothing of the packets.
+	// unmarked: a traffic class is accepted, but packets are not marked.
 	unmarked bool
 }
 
-// quirksOf returns what is known of a provider, by the name that fi_getinfo
-// gives it.
+// quirksOf returns the quirks of a provider, by its name in fi_getinfo.
 func quirksOf(provider string) quirks {
 	switch provider {
 	case "net":
 		return quirks{connects: true, unmarked: true}
-	case "tcp": // net's successor: not tried
+	case "tcp": // net's successor, untested
 		return quirks{connects: true}
 	}
-	// efa, and whatever else has hardware behind it.
+	// efa and other hardware
 	return quirks{dearWindows: true}
 }
 
-// candidates are the names under which the library may know a provider, best
-// first. TCP with reliable datagrams of its own is "tcp" from libfabric 1.18 on
-// and "net" before that; the older "tcp;ofi_rxm" is not tried by itself: it
-// takes 69 MiB an endpoint.
+// candidates returns the library's names of a provider, best first. TCP with its own
+// reliable datagrams is "tcp" from libfabric 1.18 on, and "net" before. The older
+// "tcp;ofi_rxm" has to be named explicitly, because it takes 69 MiB an endpoint.
 func candidates(provider string, major, minor int) []string {
 	if provider != "tcp" {
 		return []string{provider}
@@ -48,7 +45,7 @@ func candidates(provider string, major, minor int) []string {
 // found is a domain that the library lists.
 type found struct{ provider, domain, addr string }
 
-// traits are what a provider says of an open domain.
+// traits are what a provider reports about an open domain.
 type traits struct {
 	provider, domain                                        string
 	maxWrite, maxOrder                                      uint64

@@ -8,34 +8,34 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// local is what an endpoint tells its peer, little-endian:
+// local is what an endpoint sends its peer before they connect, little-endian:
 //
-//	version 1 = 0xF2 | address format 4 | tag 4 | door's key 8 | door's address 8 |
+//	version 1 = 0xF2 | address format 4 | tag 4 | handshake key 8 | handshake address 8 |
 //	provider length 1 | provider | endpoint length 1 | endpoint | hub length 1 | hub
 //
-// Endpoint and hub are addresses as the provider writes them (fi_getname). The
-// tag is what the peer puts beside what it sends, so that we know whose it is.
-// The door is a byte that every peer may write: how one knocks.
+// Endpoint and hub are addresses in the provider's format (fi_getname). The peer sends
+// the tag with its frames and immediates, and the tag identifies the endpoint. Handshake
+// key and address are of a byte that every peer may write (handshake.go).
 type local struct {
-	format   uint32
-	tag      uint32
-	door     target
-	provider string
-	endpoint []byte
-	hub      []byte
+	format    uint32
+	tag       uint32
+	handshake target
+	provider  string
+	endpoint  []byte
+	hub       []byte
 }
 
 const (
 	// localVersion is the first byte of the encoding.
-	localVersion = 0xF2
-	localHead    = 25
-	doorSize     = 1
+	localVersion  = 0xF2
+	localHead     = 25
+	handshakeSize = 1
 )
 
 // maxName is the longest address or provider name, in bytes.
 const maxName = 255
 
-// errLocal: the bytes are not what an endpoint tells its peer.
+// errLocal: the bytes do not decode as a local.
 var errLocal = errors.New("fabric: malformed endpoint address")
 
 // append appends the encoding of l, whose parts are at most maxName long.
@@ -43,8 +43,8 @@ func (l *local) append(b []byte) []byte {
 	b = append(b, localVersion)
 	b = binary.LittleEndian.AppendUint32(b, l.format)
 	b = binary.LittleEndian.AppendUint32(b, l.tag)
-	b = binary.LittleEndian.AppendUint64(b, l.door.key)
-	b = binary.LittleEndian.AppendUint64(b, l.door.addr)
+	b = binary.LittleEndian.AppendUint64(b, l.handshake.key)
+	b = binary.LittleEndian.AppendUint64(b, l.handshake.addr)
 	for _, part := range [][]byte{[]byte(l.provider), l.endpoint, l.hub} {
 		b = append(b, byte(len(part)))
 		b = append(b, part...)
@@ -61,7 +61,7 @@ func parseLocal(b []byte) (local, error) {
 		return local{}, fmt.Errorf("%w: version %#x, want %#x", errLocal, b[0], localVersion)
 	}
 	le := binary.LittleEndian
-	l := local{format: le.Uint32(b[1:]), tag: le.Uint32(b[5:]), door: target{key: le.Uint64(b[9:]), addr: le.Uint64(b[17:]), size: doorSize}}
+	l := local{format: le.Uint32(b[1:]), tag: le.Uint32(b[5:]), handshake: target{key: le.Uint64(b[9:]), addr: le.Uint64(b[17:]), size: handshakeSize}}
 	b = b[localHead:]
 	var parts [3][]byte
 	for i := range parts {

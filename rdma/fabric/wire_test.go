@@ -76,7 +76,7 @@ func FuzzFrame(f *testing.F) {
 
 // someLocal is what an endpoint over IPv4 tells its peer.
 var someLocal = local{
-	format: 2, tag: 77, door: target{key: 3, addr: 1 << 40, size: doorSize},
+	format: 2, tag: 77, handshake: target{key: 3, addr: 1 << 40, size: handshakeSize},
 	provider: "net", endpoint: bytes.Repeat([]byte{2}, 16), hub: []byte{},
 }
 

@@ -162,7 +162,7 @@ func (e *Engine) activate(s *session) error {
 		}
 		e.mu.Unlock()
 		old.fail(fmt.Errorf("rdma: %v opened a new session: %w", s.peer, rdma.ErrPeerDied))
-		<-old.buried
+		<-old.removed
 	}
 	e.all[s] = struct{}{}
 	e.peers.Put(k, s)

@@ -54,7 +54,7 @@ type Engine struct {
 
 	mu      sync.Mutex
 	closing bool
-	// all are the sessions not yet buried; admitted counts those that are about
+	// all are the sessions not yet removed; admitted counts those that are about
 	// to be in it.
 	all      map[*session]struct{}
 	admitted int
@@ -281,8 +281,8 @@ func (e *Engine) forget(s *session) {
 // key is the session's in the table of peers.
 func (s *session) key() peers.Key { return peers.Key{ID: s.peer, Dialed: s.dialed} }
 
-// buried is told by a session that nothing of it is left.
-func (e *Engine) buried(s *session) {
+// removed removes a session whose operations have all ended.
+func (e *Engine) removed(s *session) {
 	e.stats.sessionsClosed.Add(1)
 	e.imms.PeerDied(s.peer, s.why)
 	e.logEnd(s)
@@ -294,8 +294,8 @@ func (e *Engine) buried(s *session) {
 	e.mu.Unlock()
 }
 
-// logEnd logs the end of a session. A peer that leaves with nothing in flight has
-// not died, and nobody needs to act.
+// logEnd logs the end of a session. It warns unless the peer closed the session with
+// nothing in flight, which needs no action.
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote}
 	if s.hungUp() {
@@ -492,7 +492,7 @@ func (e *Engine) Close() error {
 		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
 	}
 	for _, s := range all {
-		<-s.buried
+		<-s.removed
 	}
 	e.imms.Close()
 	e.revokes.Wait()

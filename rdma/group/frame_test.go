@@ -197,7 +197,7 @@ func FuzzSession(f *testing.F) {
 			s.received(b)
 		}
 		_ = there.Close()
-		<-s.buried
+		<-s.removed
 		if s.why == nil || !errors.Is(s.why, rdma.ErrPeerDied) {
 			t.Errorf("the session ended with %v", s.why)
 		}

@@ -244,7 +244,7 @@ func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 		}
 		select {
 		case <-done:
-		case <-s.buried:
+		case <-s.removed:
 		case <-late.C:
 			expired = true
 			sessions[s] = true
@@ -269,7 +269,7 @@ func (s *session) cutOff(why error) {
 		l.breakEnd(en, why)
 		select {
 		case <-en.quiet:
-		case <-s.buried:
+		case <-s.removed:
 		}
 	}
 }

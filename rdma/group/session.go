@@ -35,8 +35,8 @@ type session struct {
 	next, ups atomic.Uint32
 
 	// settled is closed when each lane has come up or failed once; dying when
-	// the session begins to end, buried when nothing of it is left.
-	settled, dying, buried chan struct{}
+	// the session begins to end, removed when nothing of it is left.
+	settled, dying, removed chan struct{}
 	// running counts the goroutines of the session.
 	running sync.WaitGroup
 	// withdrawn are keys that the peer has asked not to use.
@@ -78,7 +78,7 @@ const (
 func newSession(e *Engine, peer rdma.EngineID, dialed bool, ctl *stream, theirs *setup) *session {
 	s := &session{
 		e: e, peer: peer, dialed: dialed, ctl: ctl, remote: ctl.remoteAddr(),
-		settled: make(chan struct{}), dying: make(chan struct{}), buried: make(chan struct{}),
+		settled: make(chan struct{}), dying: make(chan struct{}), removed: make(chan struct{}),
 		freeBytes: e.opts.InFlightBytes, seq: 0, low: 1,
 		pairs: max(len(e.nics), len(theirs.nics)), classes: 1,
 	}
@@ -651,7 +651,7 @@ func (s *session) fail(why error) {
 	close(s.dying)
 	s.e.forget(s)
 	s.ctl.close()
-	go s.bury()
+	go s.remove()
 }
 
 // dead reports whether the session has begun to end.
@@ -664,9 +664,9 @@ func (s *session) dead() bool {
 	}
 }
 
-// bury shuts the endpoints, and ends the operations that the session leaves
+// remove shuts the endpoints, and ends the operations that the session leaves
 // behind once nothing of it can touch memory any more.
-func (s *session) bury() {
+func (s *session) remove() {
 	for _, l := range s.lanes {
 		l.kill(s.why)
 	}
@@ -685,8 +685,8 @@ func (s *session) bury() {
 	}
 	s.mu.Unlock()
 	callAll(out)
-	s.e.buried(s)
-	close(s.buried)
+	s.e.removed(s)
+	close(s.removed)
 }
 
 // idle reports whether nothing is in flight from here.

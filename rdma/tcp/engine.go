@@ -45,7 +45,7 @@ type Engine struct {
 
 	mu      sync.Mutex
 	closing bool
-	// all are the sessions not yet buried; accepted those that a peer dialed, by
+	// all are the sessions not yet removed; accepted those that a peer dialed, by
 	// the name it gave them.
 	all      map[*session]struct{}
 	accepted map[acceptedKey]*session
@@ -197,8 +197,8 @@ func (e *Engine) forget(s *session) {
 // key is the session's in the table of peers.
 func (s *session) key() peers.Key { return peers.Key{ID: s.peerID(), Dialed: s.dialed} }
 
-// buried is told by a session that nothing of it is left.
-func (e *Engine) buried(s *session) {
+// removed removes a session whose operations have all ended.
+func (e *Engine) removed(s *session) {
 	select {
 	case <-s.ready:
 		e.stats.sessionsClosed.Add(1)
@@ -214,8 +214,8 @@ func (e *Engine) buried(s *session) {
 	e.mu.Unlock()
 }
 
-// logEnd logs the end of a session. A peer that leaves with nothing in flight has
-// not died, and nobody needs to act.
+// logEnd logs the end of a session. It warns unless the peer closed the session with
+// nothing in flight, which needs no action.
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote}
 	if s.hungUp() {
@@ -258,7 +258,7 @@ func (e *Engine) activate(s *session) error {
 		}
 		e.mu.Unlock()
 		old.fail(fmt.Errorf("rdma: %v opened a new session: %w", s.peer, rdma.ErrPeerDied))
-		<-old.buried
+		<-old.removed
 	}
 	s.mu.Lock()
 	ok := s.why == nil
@@ -274,7 +274,7 @@ func (e *Engine) activate(s *session) error {
 	if e.opts.OnPeerUp != nil {
 		e.opts.OnPeerUp(s.peer)
 	}
-	// Last, so that OnPeerDown cannot come first: the session is not buried
+	// Last, so that OnPeerDown cannot come first: the session is not removed
 	// before each connection of the rail has been started or abandoned.
 	close(s.ready)
 	return nil
@@ -435,7 +435,7 @@ func (e *Engine) Close() error {
 		s.fail(fmt.Errorf("rdma: %w", rdma.ErrClosed))
 	}
 	for _, s := range all {
-		<-s.buried
+		<-s.removed
 	}
 	e.winMu.Lock()
 	e.windows = nil

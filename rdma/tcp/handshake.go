@@ -294,7 +294,7 @@ func (e *Engine) dial(ctx context.Context, addr rdma.Addr, token rdma.Token) (*s
 	s.mu.Unlock()
 	if err := s.awaitRails(ctx, told); err != nil {
 		s.fail(fmt.Errorf("rdma: session with %v not assembled: %w", addr.Engine, err))
-		<-s.buried
+		<-s.removed
 		return nil, err
 	}
 	return s, nil

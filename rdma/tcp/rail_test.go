@@ -328,7 +328,7 @@ func TestLastRail(t *testing.T) {
 	}
 	dialer.cut(0, 0, true)
 	ended.Wait()
-	<-s.buried
+	<-s.removed
 	if err := expected.Wait(ctx); !errors.Is(err, rdma.ErrPeerDied) {
 		t.Errorf("expectation: %v", err)
 	}

@@ -28,10 +28,10 @@ type session struct {
 	token rdma.Token
 	rails []*rail
 	// ctx ends, and dying is closed, when the session begins to end; ready is
-	// closed when the first rail is up, buried when nothing is left.
-	ctx                  context.Context
-	cancel               context.CancelFunc
-	ready, dying, buried chan struct{}
+	// closed when the first rail is up, removed when nothing is left.
+	ctx                   context.Context
+	cancel                context.CancelFunc
+	ready, dying, removed chan struct{}
 	// activating makes the first rail introduce the session to the engine.
 	activating sync.Once
 	// running counts readers, writers and menders. It grows under mu, and only
@@ -80,7 +80,7 @@ type session struct {
 func newSession(e *Engine, peer rdma.EngineID, id [16]byte, n, lanes, conns int, dialed bool) *session {
 	s := &session{
 		e: e, peer: peer, id: id, dialed: dialed,
-		ready: make(chan struct{}), dying: make(chan struct{}), buried: make(chan struct{}), ended: make(chan struct{}),
+		ready: make(chan struct{}), dying: make(chan struct{}), removed: make(chan struct{}), ended: make(chan struct{}),
 		freeBytes: e.opts.InFlightBytes,
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -365,15 +365,15 @@ func (s *session) failed(conns []*conn) {
 	for _, c := range conns {
 		c.hangUp(s.unacked) // does not change any more
 	}
-	go s.bury(conns)
+	go s.remove(conns)
 }
 
-// bury ends the operations that the session leaves behind, once no reader or
+// remove ends the operations that the session leaves behind, once no reader or
 // writer of it can touch memory any more, and no packet of conns that has not left this
 // host refers to a source. A queue that does not empty, of a NIC without carrier, is
 // waited for as long as the peer keeps a session that is silent: what leaves later finds
 // the peer's end closed.
-func (s *session) bury(conns []*conn) {
+func (s *session) remove(conns []*conn) {
 	s.running.Wait()
 	for _, c := range conns {
 		if c.w.splicer != nil {
@@ -391,8 +391,8 @@ func (s *session) bury(conns []*conn) {
 	}
 	s.mu.Unlock()
 	callAll(out)
-	s.e.buried(s)
-	close(s.buried)
+	s.e.removed(s)
+	close(s.removed)
 }
 
 // part has the acks written that are queued: a peer that does not get them takes the

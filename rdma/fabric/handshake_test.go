@@ -12,16 +12,15 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// strangers are two endpoints of two domains which do not know each other yet:
-// knocker is the one whose Connect knocks, other the one it knocks at. The end of
-// the test closes all.
-func strangers(t *testing.T) (knocker, other *endpoint) {
+// unconnected returns two endpoints of two domains that are not connected. The Connect
+// of connector makes the handshake with other. Both are closed when the test ends.
+func unconnected(t *testing.T) (connector, other *endpoint) {
 	t.Helper()
 	var ends [2]*endpoint
 	for i := range ends {
 		d := openDomain(t)
 		if !d.quirks.connects {
-			t.Skip("needs a provider with connections underneath")
+			skipProvider(t, "makes no connections under its endpoints (quirks.connects), so it needs no handshake")
 		}
 		e, err := d.NewEndpoint(uint64(i), rdma.ClassKV)
 		if err != nil {
@@ -30,7 +29,7 @@ func strangers(t *testing.T) (knocker, other *endpoint) {
 		ends[i] = e.(*endpoint)
 	}
 	t.Cleanup(func() {
-		// At once: what one still says to the other, the other has to hear.
+		// Close both at the same time: each still sends to the other while it closes.
 		var closing sync.WaitGroup
 		for _, e := range ends {
 			closing.Go(func() {
@@ -48,8 +47,8 @@ func strangers(t *testing.T) (knocker, other *endpoint) {
 	return ends[0], ends[1]
 }
 
-// polling polls the endpoints' domains while do runs, at least once, and returns
-// all completions and what do does.
+// polling polls the endpoints' domains, at least once, until do returns. It returns all
+// completions and the error of do.
 func polling(t *testing.T, do func() error, all ...*endpoint) (polled []group.Completion, err error) {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -71,7 +70,8 @@ func polling(t *testing.T, do func() error, all ...*endpoint) (polled []group.Co
 	}
 }
 
-// region registers memory full of a byte until the test ends.
+// region registers 64 KiB filled with one byte value. It closes the region when the test
+// ends.
 func region(t *testing.T, d *domain, fill byte) ([]byte, group.Memory) {
 	t.Helper()
 	mem := bytes.Repeat([]byte{fill}, 64<<10)
@@ -87,27 +87,27 @@ func region(t *testing.T, d *domain, fill byte) ([]byte, group.Memory) {
 	return mem, m
 }
 
-// TestShutBeforeMet: what is posted before the peer has knocked waits, so that an
-// endpoint which is shut then reads no source any more, although libfabric's is
-// kept until the knock.
-func TestShutBeforeMet(t *testing.T) {
-	knocker, other := strangers(t)
+// TestShutBeforeHandshake: works that are posted before the handshake wait. If the endpoint
+// is shut then, it does not read their sources any more, although libfabric's endpoint
+// stays open until the handshake.
+func TestShutBeforeHandshake(t *testing.T) {
+	connector, other := unconnected(t)
 	src, sm := region(t, other.d, 1)
-	dst, dm := region(t, knocker.d, 0)
-	if err := other.Connect(knocker.Local()); err != nil {
+	dst, dm := region(t, connector.d, 0)
+	if err := other.Connect(connector.Local()); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := other.Post([]group.Work{{Op: group.OpWrite, Src: sm, Len: uint64(len(src)), RemoteAddr: dm.Base(), RemoteKey: dm.Key()}}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	for range 1000 { // would be enough for a connection and the write
-		if polled, _ := polling(t, func() error { return nil }, knocker, other); len(polled) > 0 {
-			t.Fatalf("polled %+v before the knock", polled)
+	for range 1000 { // enough turns for a connection and the write
+		if polled, _ := polling(t, func() error { return nil }, connector, other); len(polled) > 0 {
+			t.Fatalf("polled %+v before the handshake", polled)
 		}
 	}
 	other.Shut()
 	copy(src, bytes.Repeat([]byte{0xCC}, len(src)))
-	polled, err := polling(t, func() error { return knocker.Connect(other.Local()) }, knocker, other)
+	polled, err := polling(t, func() error { return connector.Connect(other.Local()) }, connector, other)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,22 +119,22 @@ func TestShutBeforeMet(t *testing.T) {
 	}
 }
 
-// TestEarlyKnock: a knock counts though the endpoint does not know its peer yet,
-// and what is posted after Connect goes on its way.
-func TestEarlyKnock(t *testing.T) {
-	knocker, other := strangers(t)
+// TestEarlyHandshake: a handshake that arrives before the endpoint's own Connect counts,
+// and a write posted after Connect is sent.
+func TestEarlyHandshake(t *testing.T) {
+	connector, other := unconnected(t)
 	src, sm := region(t, other.d, 1)
-	dst, dm := region(t, knocker.d, 0)
-	if _, err := polling(t, func() error { return knocker.Connect(other.Local()) }, knocker, other); err != nil {
+	dst, dm := region(t, connector.d, 0)
+	if _, err := polling(t, func() error { return connector.Connect(other.Local()) }, connector, other); err != nil {
 		t.Fatal(err)
 	}
 	other.d.poll.Lock()
-	met := other.met
+	done := other.handshakeDone
 	other.d.poll.Unlock()
-	if !met {
-		t.Fatal("the knock was not seen")
+	if !done {
+		t.Fatal("the handshake has not arrived")
 	}
-	if err := other.Connect(knocker.Local()); err != nil {
+	if err := other.Connect(connector.Local()); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := other.Post([]group.Work{{Op: group.OpWrite, Src: sm, Len: uint64(len(src)), RemoteAddr: dm.Base(), RemoteKey: dm.Key()}}); n != 1 || err != nil {
@@ -142,7 +142,7 @@ func TestEarlyKnock(t *testing.T) {
 	}
 	var polled []group.Completion
 	for len(polled) == 0 {
-		polled, _ = polling(t, func() error { return nil }, knocker, other)
+		polled, _ = polling(t, func() error { return nil }, connector, other)
 	}
 	if polled[0].Status != group.StatusOK || !bytes.Equal(dst, src) {
 		t.Errorf("the write ended as %+v", polled[0])
