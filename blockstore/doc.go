@@ -33,8 +33,9 @@
 //
 // # Placement
 //
-// Each volume has one allocator, its space. One mutex guards the set of segments,
-// how each is cut, its slots, and the free runs (internal/runs) by slot size:
+// Each volume has one allocator, its space. To cut a segment is to write a header that
+// divides the segment into slots of one size. One mutex guards the segments, their
+// slots, and the free runs (internal/runs) by slot size:
 //
 //	           created and zeroed by the keeper
 //	preparing ─────────────────► blank ◄───────── bad    a probe of the volume succeeded
@@ -50,12 +51,11 @@
 //	cut segments of  8 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //	cut segments of 64 KiB   open  ▼ by longest free run │ being emptied ▼ │ empty
 //
-// The columns are heaps, so where a run of free slots is, or that there is none, is
-// known without a look at other segments. I/O happens only while a segment is
-// preparing or changing, and without the mutex: one goroutine owns the segment
-// then. For each slot size at most one cut is under way. Writers that need a
-// segment of that size wait for it as long as their context and the volume's health
-// last; all other calls go on.
+// The columns are heaps, so a search for a run of free slots reads one segment only. I/O
+// happens only while a segment is preparing or changing, and without the mutex: one
+// goroutine owns the segment then. For each slot size at most one cut runs at a time.
+// Writers that need a segment of that size wait for the cut, until their context ends or
+// the volume fails; other calls do not wait.
 //
 // Reserve puts the n slots of one sequence next to each other where it can:
 // right after the slot the caller names, else into the longest free run of the
@@ -63,8 +63,8 @@
 // sequence changes the volume every StripeBytes, so that one long read uses all
 // of them. A segment is cut to one slot size; when all its slots are free it may
 // be cut to another, with the new header synced before a slot of it is used. A
-// segment whose header could not be written is cut again after the volume has
-// recovered, and only when there is no other.
+// segment whose header could not be written may be cut again after the volume has
+// recovered, but only when there is no other.
 //
 // # What is promised
 //
@@ -85,27 +85,28 @@
 //
 // # Health
 //
-// Package health decides the state of each volume from its I/O; watchedDevice
-// reports every request to it, and Stats and OnVolumeChange report it. A failed
-// volume gets no new blocks, is not synced and holds no newer catalogue. Requests
-// without a caller's buffer return with ErrVolumeFailed when their volume fails,
-// however long the device takes.
+// Package health decides the state of each volume from its I/O. watchedDevice reports
+// every request to package health. Stats and OnVolumeChange return the state. A failed
+// volume gets no new blocks, no syncs and no newer catalogue. Requests without a
+// caller's buffer return ErrVolumeFailed as soon as their volume fails, even if the
+// device has not completed them.
 //
 // A change of superblocks or catalogue is acknowledged when half of the volumes
 // hold it (metaQuorum), so one of two is enough. A volume that misses an
-// acknowledged change has failed. Probes bring it back: under the meta token, so
-// that it misses nothing meanwhile, they write superblock and newest catalogue,
-// read the catalogue back, and only then does the volume count again.
+// acknowledged change fails. A probe of the failed volume writes superblock and newest
+// catalogue and reads the catalogue back; after that the volume is no longer failed. The
+// probe holds the meta token, so that no change happens meanwhile.
 //
 // # Draining and removing a volume
 //
 //	ok ◄── UndrainVolume / DrainVolume ──► draining ── RemoveVolume ──► removed
 //
-// What the operator wants of each volume (the membership) is in every superblock, in
-// versions; a change is acknowledged like one of the catalogue. A draining volume
-// takes no new blocks, and is synced and read as before: the engine finds its slots
-// with LiveFrom, copies the blocks, and frees the slots. A removed volume is not used
-// any more, and Open does without it; its index is given to the next new volume.
+// The membership is the set of draining and of removed volumes, as ordered by the
+// operator. Every superblock holds it, with a version. A change is acknowledged like a
+// change of the catalogue. A draining volume takes no new blocks; it is synced and read
+// as before. The engine finds its slots with LiveFrom, copies the blocks, and frees the
+// slots. A removed volume is not used, and Open does not need it. The next new volume
+// gets its index.
 //
 // Open takes the newest catalogue of all volumes by its sequence. It is certain to
 // be the newest acknowledged one if more volumes are read than a quorum leaves out
@@ -115,8 +116,9 @@
 //
 // # Lock order
 //
-// Two tokens (one-element channels) serialise slow work and are taken before every
-// lock: Store.meta (superblocks, catalogue), then volume.meta (those of one
-// volume). All locks are leaves: space.mu, which segment.mu points to, Store.mu,
-// generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a lock.
+// Two tokens (channels of capacity 1) serialise slow work and are taken before every
+// lock: Store.meta (superblocks and catalogue of all volumes), then volume.meta (those
+// of one volume). No lock is taken under another lock: space.mu, to which segment.mu
+// points, Store.mu, generations.mu, syncer.mu, watchedDevice.mu. No I/O happens under a
+// lock.
 package blockstore

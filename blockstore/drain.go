@@ -13,12 +13,12 @@ import (
 var (
 	// ErrVolumeUnknown: the store has no such volume; look at Stats.
 	ErrVolumeUnknown = errors.New("no such volume")
-	// ErrVolumeState: the order does not fit the state of the volume.
+	// ErrVolumeState: the volume is not in a state that allows the operation.
 	ErrVolumeState = errors.New("refused in this state of the volume")
 )
 
-// VolumeNamed returns the index of the volume with that index, in decimal digits, or
-// that path. It fails with ErrVolumeUnknown.
+// VolumeNamed returns the index of a volume. name is the index in decimal digits, or
+// the path. VolumeNamed fails with ErrVolumeUnknown.
 func (s *Store) VolumeNamed(name string) (uint32, error) {
 	for _, v := range s.volumes {
 		if strconv.Itoa(int(v.index)) == name || v.dev.Info().Path == name {
@@ -29,9 +29,10 @@ func (s *Store) VolumeNamed(name string) (uint32, error) {
 }
 
 // DrainVolume makes a volume take no new blocks, now and after the next Open, so that
-// the engine can move its blocks away. What is there is read as before. It fails with
-// ErrVolumeState if no other volume could take blocks, or if the volume was removed. It is
-// durable when it returns nil; after another error either is found at the next Open.
+// the engine can move its blocks away. Its blocks can be read as before. DrainVolume
+// fails with ErrVolumeState if no other volume could take blocks, or if the volume was
+// removed. When it returns nil, the change is durable. After any other error the next
+// Open may find the volume draining or not.
 func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
@@ -45,8 +46,8 @@ func (s *Store) DrainVolume(ctx context.Context, volume uint32) error {
 	})
 }
 
-// UndrainVolume lets a draining volume take new blocks again. It fails as
-// DrainVolume.
+// UndrainVolume lets a draining volume take new blocks again. It fails with
+// ErrVolumeState if the volume was removed.
 func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		if v.is(health.Removed) {
@@ -57,10 +58,11 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 	})
 }
 
-// RemoveVolume ends the use of a volume, for good: the store opens without it, and
+// RemoveVolume ends the use of a volume permanently: the store opens without it, and
 // the device is closed. Without force it fails with ErrVolumeState unless the volume is
-// there, draining and empty. With force, what lies there is lost, and the engine has to
-// drop it from its index. A quorum of the volumes that are left must hold the change.
+// present, draining and empty. With force, the blocks on the volume are lost, and the
+// engine has to drop them from its index. A quorum of the other volumes must hold the
+// change.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
@@ -71,16 +73,16 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 		case !force && !v.members.draining.has(int(volume)):
 			return fmt.Errorf("%v is not draining: drain it first: %w", v, ErrVolumeState)
 		case !force && v.volume.missing:
-			return fmt.Errorf("%v is missing, so whether it holds blocks is not known: bring it back and restart, or force the removal to lose them: %w", v, ErrVolumeState)
+			return fmt.Errorf("%v is missing, so it may hold blocks: mount it and restart the node, or force the removal to lose them: %w", v, ErrVolumeState)
 		}
-		// A draining volume gives no slots, so what is empty now stays empty.
+		// No slot of a draining volume is taken, so an empty volume stays empty.
 		if used := v.volume.space.used(); used > 0 && !force {
 			return fmt.Errorf("%v still holds %d bytes of blocks: wait until it is drained, or force the removal to lose them: %w", v, used, ErrVolumeState)
 		}
 		v.members.draining.drop(int(volume))
 		v.members.removed.add(int(volume))
 		was := v.volume.dev.health().Duty
-		// From here on no slot of the volume is taken, written or read.
+		// From here on the store neither takes, writes nor reads slots of the volume.
 		v.volume.dev.order(health.Removed)
 		if err := v.commit(ctx, health.Removed); err != nil {
 			v.volume.dev.order(was)
@@ -95,7 +97,8 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 	})
 }
 
-// volumeOrder is a change of the membership of one volume. Store.meta is held.
+// volumeOrder is a change of the membership of one volume: the operator's decision that
+// the volume is used, draining or removed. Store.meta is held.
 type volumeOrder struct {
 	store   *Store
 	volume  *volume
@@ -109,7 +112,7 @@ func (o *volumeOrder) String() string {
 
 func (o *volumeOrder) is(duty health.State) bool { return o.volume.dev.health().Duty == duty }
 
-// changeMembers runs change with a copy of the membership of the next version.
+// changeMembers calls change with a copy of the membership that has the next version.
 func (s *Store) changeMembers(ctx context.Context, volume uint32, change func(*volumeOrder) error) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -130,7 +133,7 @@ func (s *Store) changeMembers(ctx context.Context, volume uint32, change func(*v
 	return nil
 }
 
-// commit writes the membership to the superblocks, and then has the volume obey.
+// commit writes the membership to the superblocks, and then sets the volume's duty.
 func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	was := o.store.members
 	if was.draining == o.members.draining && was.removed == o.members.removed {
@@ -138,8 +141,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	}
 	o.store.members = o.members
 	if err := o.store.writeSuperblocks(ctx); err != nil {
-		// A superblock may have the new sets, of that version: the old ones must win
-		// when they are next written.
+		// Some superblocks may have the new membership with that version. The old one
+		// needs a higher version, so that it wins when it is next written.
 		was.version = o.members.version + 1
 		o.store.members = was
 		return err
@@ -148,8 +151,8 @@ func (o *volumeOrder) commit(ctx context.Context, duty health.State) error {
 	return nil
 }
 
-// othersPlace reports whether the operator lets another volume than v take new
-// blocks, and it is there.
+// othersPlace reports whether another volume than v is present and neither draining nor
+// removed, so that it can take new blocks.
 func (s *Store) othersPlace(v *volume) bool {
 	for _, other := range s.volumes {
 		if other != v && !other.missing && other.dev.health().Duty == health.OK {
@@ -159,8 +162,9 @@ func (s *Store) othersPlace(v *volume) bool {
 	return false
 }
 
-// LiveFrom returns live slots of one segment of a volume, at most n, from the slot
-// from on, and where to go on. They are of one size. ok is false if there are no more.
+// LiveFrom returns up to n live slots of a volume, in order, starting at the slot from.
+// All are in one segment, so all have the size slotBytes. next is the slot to continue
+// from. ok is false if there are no more.
 func (s *Store) LiveFrom(from kv.Extent, n int) (refs []kv.Ref, slotBytes int64, next kv.Extent, ok bool) {
 	v := s.volume(from)
 	if v == nil {
@@ -185,6 +189,7 @@ func (g *segment) liveFrom(slot uint32, n int) (refs []kv.Ref, slotBytes int64) 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for ; slot < uint32(len(g.words)) && len(refs) < n; slot++ {
+		g.looks++
 		if w := g.words[slot]; w.state() == slotLive {
 			refs = append(refs, kv.Ref{Extent: g.extent(slot), Generation: w.generation()})
 		}

@@ -15,7 +15,7 @@ import (
 
 var drainOptions = Options{CapacityBytes: 3 << 20, SegmentBytes: 64 << 10, StripeBytes: 16 << 10}
 
-// reopened opens a store over what these devices hold, and adopts the blocks.
+// reopened opens the devices as a store, adopts the blocks and reads them.
 func reopened(t *testing.T, opts Options, blocks []*block, devs ...*memio.Device) *Store {
 	t.Helper()
 	for i, d := range devs {
@@ -63,8 +63,9 @@ func putMany(t *testing.T, s *Store, name string, n int) (blocks []*block) {
 
 func duty(s *Store, volume uint32) health.State { return s.Stats().Volumes[volume].Health.Duty }
 
-// TestDrainAndRemove: a draining volume takes no new blocks and is read, across
-// restarts; an empty one can be removed, and the store opens whole without it.
+// TestDrainAndRemove: a draining volume takes no new blocks and can be read, also after
+// a restart. An empty draining volume can be removed. The store then opens without it
+// and misses no other block.
 func TestDrainAndRemove(t *testing.T) {
 	const gone = 1
 	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
@@ -85,7 +86,7 @@ func TestDrainAndRemove(t *testing.T) {
 	if _, err := s.VolumeNamed("7"); !errors.Is(err, ErrVolumeUnknown) {
 		t.Fatalf("a volume that is not there: %v", err)
 	}
-	for range 2 { // the second time it is draining already
+	for range 2 { // draining a draining volume changes nothing
 		if err := s.DrainVolume(t.Context(), gone); err != nil {
 			t.Fatal(err)
 		}
@@ -209,8 +210,8 @@ func TestLastVolumeStays(t *testing.T) {
 	putMany(t, s, "b", 2)
 }
 
-// TestRemoveNeedsQuorum: a removal that the other volumes cannot hold changes
-// nothing, and blocks with it.
+// TestRemoveNeedsQuorum: a removal fails if too few other volumes can write their
+// superblocks. Then the volume is draining as before, and its blocks can be read.
 func TestRemoveNeedsQuorum(t *testing.T) {
 	var devs []blockio.Device
 	var bad []*faultio.Device
@@ -259,9 +260,9 @@ type sizeOne struct{}
 
 func (sizeOne) upTo(uint32) uint32 { return 1 }
 
-// TestNoSlotOnceOrdered: a Reserve that chose a volume just before the volume was
-// ordered to drain, or was removed, takes no slot there, starts no cut, and takes the
-// store for neither full nor broken.
+// TestNoSlotOnceOrdered: a Reserve has chosen a volume, and then the volume is ordered
+// to drain or removed. The Reserve takes no slot there and starts no cut. Its error is
+// neither that the store is full nor that it is broken.
 func TestNoSlotOnceOrdered(t *testing.T) {
 	s := mustOpen(t, drainOptions, memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}))
 	blocks := putMany(t, s, "b", 4)
@@ -287,8 +288,8 @@ func TestNoSlotOnceOrdered(t *testing.T) {
 	}
 }
 
-// TestRemoveMissing: what lies on a volume that is missing is not known, so its removal
-// is by force, also if it was draining.
+// TestRemoveMissing: a missing volume can be removed by force only, even if it was
+// draining, because it may hold blocks.
 func TestRemoveMissing(t *testing.T) {
 	devs := []*memio.Device{memio.New(memio.Options{Path: "a"}), memio.New(memio.Options{Path: "b"}), memio.New(memio.Options{Path: "c"})}
 	s, err := open(t, drainOptions, devs...)

@@ -260,13 +260,10 @@ func (f *faulty) settleFree(live map[string]*block) {
 	}
 }
 
-// settleProbes accounts for the faults that the probes of the volume met: they are
-// repaired, since a volume without faults recovers.
+// settleProbes waits until the volume has recovered, and then counts the faults that
+// its probes met as repaired.
 func (f *faulty) settleProbes(t *testing.T) {
-	time.Sleep(2 * time.Minute)
-	if h := f.Stats().Volumes[0].Health; h.State != health.OK {
-		t.Errorf("the volume did not recover: %v: %v", h.State, h.Cause)
-	}
+	awaitState(t, f.Store, 0, health.OK, 2*time.Minute)
 	for _, name := range []string{ondisk.SuperblockName, ondisk.CatalogueName} {
 		f.dev.Counter().Repaired(name, 0, 1<<40)
 	}
@@ -420,10 +417,7 @@ func TestSyncReportsLostSlots(t *testing.T) {
 			if err := s.Sync(ctx); !errors.Is(err, context.DeadlineExceeded) {
 				t.Fatalf("sync with a deadline: %v", err)
 			}
-			time.Sleep(2 * time.Second)
-			if st := s.Stats().Volumes[0].Health.State; st != health.Failed {
-				t.Fatalf("the volume is %v", st)
-			}
+			awaitState(t, s, 0, health.Failed, 2*time.Second)
 			recoverVolume(t, s, bad)
 		}, []bool{true, false}},
 		{"recovered after failed writes", func(t *testing.T, s *Store, bad *faultio.Device) {
@@ -475,13 +469,10 @@ func onVolume(t *testing.T, s *Store, dev blockio.Device) kv.Ref {
 	return kv.Ref{}
 }
 
-// recoverVolume ends the faults and waits until probes have brought volume 0 back.
+// recoverVolume ends the faults and waits until volume 0 is OK.
 func recoverVolume(t *testing.T, s *Store, bad *faultio.Device) {
 	bad.SetRules(nil)
-	time.Sleep(2 * time.Minute)
-	if st := s.Stats().Volumes[0].Health; st.State != health.OK {
-		t.Fatalf("two minutes after the fault the volume is %v: %v", st.State, st.Cause)
-	}
+	awaitState(t, s, 0, health.OK, 2*time.Minute)
 }
 
 // mustOpenBroken is mustOpen for a store that will not close without an error.

@@ -14,9 +14,9 @@ import (
 // others, to use what is left of the capacity, but not shorter than this part.
 const shortSegmentShare = 16
 
-// cut makes a claimed segment one of the slot size that c names.
+// cut gives a claimed segment slots of the size c.slotBytes.
 func (v *volume) cut(g *segment, c *cutting) {
-	// Not a request's context: others wait for this cut too.
+	// Several requests wait for this cut, so it must not end with the context of one.
 	ctx := context.Background()
 	otherwise := useBlank
 	h, err := v.plan(ctx, g, c.slotBytes)
@@ -29,7 +29,7 @@ func (v *volume) cut(g *segment, c *cutting) {
 	v.wake()
 }
 
-// plan makes the header of a claimed segment, and its file if it has none.
+// plan returns the header of a claimed segment. It creates the file if there is none.
 func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.SegmentHeader, error) {
 	if g.prepared != nil {
 		<-g.prepared
@@ -46,10 +46,10 @@ func (v *volume) plan(ctx context.Context, g *segment, slotBytes int64) (ondisk.
 	}, err
 }
 
-// writeHeader writes a segment's header, durably, before its slots are used: a
-// slot whose place the header does not say could not be found again, and one found
-// by an older header could be taken for something else. It waits for the device
-// even if the volume fails meanwhile: a late write must not replace a newer header.
+// writeHeader writes a segment's header durably, before the first slot is used. Without
+// the header, a start could not find the slots; with an older header, it could read
+// parts of slots as slots of another size. writeHeader waits for the device even if the
+// volume fails: a write that completes later must not replace a newer header.
 func (v *volume) writeHeader(ctx context.Context, g *segment, h ondisk.SegmentHeader) error {
 	page, release, err := heapAlloc(ctx, ondisk.Page)
 	if err != nil {
@@ -69,15 +69,15 @@ func (v *volume) writeHeader(ctx context.Context, g *segment, h ondisk.SegmentHe
 	return nil
 }
 
-// create makes the file of a segment.
+// create creates the file of a segment.
 func (v *volume) create(g *segment) error {
 	f, err := v.createFile(g, v.space.beginCreate(g))
 	v.space.endCreate(g, f)
 	return err
 }
 
-// createFile creates a segment file, within the floor. creatingBytes is the size
-// of the files that are being created, this one included.
+// createFile creates a segment file, unless the free space would fall below the floor.
+// creatingBytes is the size of the files that are being created, including this one.
 func (v *volume) createFile(g *segment, creatingBytes int64) (blockio.File, error) {
 	if floor := v.store.opts.FreeFloorBytes; floor > 0 {
 		if err := v.lookAtSpace(); err != nil {
@@ -100,8 +100,8 @@ func (v *volume) createFile(g *segment, creatingBytes int64) (blockio.File, erro
 	return f, nil
 }
 
-// writePage writes one record to a file and syncs it. It returns early if the
-// volume fails meanwhile; pending counts the write until it has completed.
+// writePage writes one record to a file and syncs the file. It returns when the volume
+// fails, even if the write has not completed; pending counts the write until then.
 func (v *volume) writePage(ctx context.Context, f blockio.File, offset int64, page []byte, pending *atomic.Int32) error {
 	buf, release, err := heapAlloc(ctx, len(page))
 	if err != nil {

@@ -33,8 +33,8 @@ func reserveSlots(ctx context.Context, s *Store, pieceBytes int64, n int) ([]kv.
 	return s.Reserve(ctx, pieceBytes, 1, n, 0, false)
 }
 
-// TestBadSegmentIsCutAgain: a segment whose header could not be written has slots
-// after a probe of its volume has succeeded.
+// TestBadSegmentIsCutAgain: a segment whose header could not be written is blank, and
+// can be cut, after a probe of its volume has succeeded.
 func TestBadSegmentIsCutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d := openGrowing(t, Options{}, `(Err EIO (And Writes (File "segment-00000000") (Offset 0 4096) (Count 1)))`)
@@ -50,9 +50,10 @@ func TestBadSegmentIsCutAgain(t *testing.T) {
 		if st := s.Stats().Volumes[0]; st.Bad != 1 || st.Health.State != health.Suspect {
 			t.Errorf("%d bad segments of a volume that is %v; want 1 and suspect", st.Bad, st.Health.State)
 		}
-		time.Sleep(time.Minute)
-		if st := s.Stats().Volumes[0]; st.Bad != 0 || st.Blank != 1 || st.Health.State != health.OK {
-			t.Errorf("after a minute: %d bad and %d blank segments of a volume that is %v; want 0, 1 and ok", st.Bad, st.Blank, st.Health.State)
+		awaitState(t, s, 0, health.OK, time.Minute)
+		synctest.Wait()
+		if st := s.Stats().Volumes[0]; st.Bad != 0 || st.Blank != 1 {
+			t.Errorf("after the recovery of the volume: %d bad and %d blank segments; want 0 and 1", st.Bad, st.Blank)
 		}
 		if _, err := reserveSlots(t.Context(), s, growPiece, growSlots); err != nil {
 			t.Errorf("reserve after the probe: %v", err)
@@ -60,8 +61,8 @@ func TestBadSegmentIsCutAgain(t *testing.T) {
 	})
 }
 
-// TestBadHeaderForEver: a segment whose header can never be written costs its own
-// room and no more. The store is full without it, so that the caller evicts.
+// TestBadHeaderForEver: one segment's header can never be written. The store uses the
+// other segments, and returns ErrFull when these are full, so that the caller evicts.
 func TestBadHeaderForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, d := openGrowing(t, Options{}, `(Err EIO (And Writes (File "segment-00000000") (Offset 0 4096)))`)
@@ -81,28 +82,29 @@ func TestBadHeaderForEver(t *testing.T) {
 				t.Fatal(err)
 			}
 			refs[0] = again[0]
-			time.Sleep(time.Minute)
+			awaitState(t, s, 0, health.OK, time.Minute)
+			synctest.Wait()
 		}
 		if n := d.Counter().Repaired("segment-00000000", 0, 4096); n < 2 {
-			t.Errorf("the header was tried %d times; want once for each recovery", n)
+			t.Errorf("the header was written %d times; want once for each recovery", n)
 		}
 	})
 }
 
-// TestCutIsWaitedFor: a writer waits for the cut of a segment no longer than its
-// context says, and leaves the cut to the writers after it. A writer of another
-// size does not wait.
+// TestCutIsWaitedFor: several writers wait for one cut. A writer whose context ends
+// first returns, and the cut goes on for the others. A writer of another slot size does
+// not wait.
 func TestCutIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := openGrowing(t, Options{}, `(Delay 2s (And Writes (File "segment-00000000") (Offset 0 4096)))`)
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		patient := make(chan error, growSlots)
+		waiters := make(chan error, growSlots)
 		for range growSlots {
 			go func() {
 				_, err := reserveSlots(t.Context(), s, growPiece, 1)
-				patient <- err
+				waiters <- err
 			}()
 		}
 		synctest.Wait()
@@ -113,7 +115,7 @@ func TestCutIsWaitedFor(t *testing.T) {
 			t.Errorf("reserve for 1 s: %v after %v", err, time.Since(start))
 		}
 		for range growSlots {
-			if err := <-patient; err != nil || time.Since(start) != 2*time.Second {
+			if err := <-waiters; err != nil || time.Since(start) != 2*time.Second {
 				t.Errorf("reserve: %v after %v; want 2 s", err, time.Since(start))
 			}
 		}
@@ -123,8 +125,8 @@ func TestCutIsWaitedFor(t *testing.T) {
 	})
 }
 
-// TestReserveWithoutKeepersMemory: a writer does not wait for a keeper that waits
-// for memory, which the writer may hold.
+// TestReserveWithoutKeepersMemory: a writer does not wait for a keeper that waits for
+// memory. Otherwise both could wait for ever, because the writer may hold that memory.
 func TestReserveWithoutKeepersMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})

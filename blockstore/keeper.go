@@ -98,14 +98,15 @@ func (v *volume) remove(g *segment) error {
 	return v.dev.Remove(g.file.Name())
 }
 
-// zeroAhead makes sure that one blank segment is ready for the next cut, as long
-// as the capacity has room for it.
+// zeroAhead prepares one blank segment for the next cut, if there is none and the
+// capacity has room for one.
 func (v *volume) zeroAhead(ctx context.Context) error {
 	if !v.takesWrites() || !v.space.wantsBlank() {
 		return nil
 	}
-	// Before the segment is claimed: a writer that takes the segment away waits for
-	// the keeper, and the keeper may wait here for the writer's memory.
+	// Allocate before the segment is claimed. A writer that claims the segment from the
+	// keeper waits for the keeper, and the keeper may wait here for memory of that
+	// writer.
 	buf, release, err := v.store.opts.Alloc(ctx, zeroChunkBytes)
 	if err != nil {
 		return err
@@ -125,8 +126,7 @@ func (v *volume) zeroAhead(ctx context.Context) error {
 	return v.zero(ctx, g, buf)
 }
 
-// zero writes zeroes over the file until the end, or until a writer takes the
-// segment away.
+// zero writes zeroes to the file, until its end or until a writer claims the segment.
 func (v *volume) zero(ctx context.Context, g *segment, buf []byte) error {
 	clear(buf)
 	for off := int64(0); off < g.sizeBytes && g.isBeingPrepared(); off += zeroChunkBytes {

@@ -54,16 +54,16 @@ func metaQuorum(count int) int { return (count + 1) / 2 }
 // newest acknowledged catalogue: so many that no quorum fits into the others.
 func catalogueCertain(present, count int) bool { return present > count-metaQuorum(count) }
 
-// CatalogueCertain reports whether the newest acknowledged catalogue was found at
-// Open. If it was not, too few volumes could be read, and the catalogue may name an
-// epoch that has been bumped since: it must not be all that a node knows. An index
-// that is there knows every acknowledged epoch by itself.
+// CatalogueCertain reports whether Open is sure to have found the newest acknowledged
+// catalogue. If not, too few volumes could be read, and an epoch of the catalogue may
+// have been bumped since. Then a node must not rebuild its index from the catalogue. An
+// index that was not lost has every acknowledged epoch.
 func (s *Store) CatalogueCertain() bool { return s.catalogueCertain }
 
 // onQuorum performs a change of superblock or catalogue on every volume that has
 // not failed, and returns nil if a quorum holds it. A volume that misses an
-// acknowledged change has failed: it does not count again before a probe has
-// brought it up to date. The store's meta token is held, or the store is not open yet.
+// acknowledged change becomes failed, until a probe has written the newest superblock
+// and catalogue to it. The store's meta token is held, or the store is not open yet.
 func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 	errs := eachVolume(s.volumes, func(v *volume) error {
 		if h := v.dev.health(); !h.Syncs() {
@@ -91,8 +91,8 @@ func (s *Store) onQuorum(what string, change func(v *volume) error) error {
 	return nil
 }
 
-// Quorate returns nil if enough volumes are healthy for a change of the catalogue,
-// else ErrVolumeFailed with the cause of each that has failed.
+// Quorate returns nil if enough volumes are healthy for a change of the catalogue. Else
+// it returns ErrVolumeFailed with the cause of each failed volume.
 func (s *Store) Quorate() error {
 	count, need := s.membersCount(), metaQuorum(s.membersCount())
 	if len(s.syncing()) >= need {
@@ -107,7 +107,7 @@ func (s *Store) Quorate() error {
 	return fmt.Errorf("blockstore: of %d volumes, %d must be healthy: %w: %w", count, need, ErrVolumeFailed, errors.Join(why...))
 }
 
-// membersCount is how many volumes the store has, without those that were removed.
+// membersCount returns the number of volumes that were not removed.
 func (s *Store) membersCount() int {
 	n := 0
 	for _, v := range s.volumes {
@@ -122,8 +122,8 @@ func (s *Store) membersCount() int {
 // completed.
 var errMetaHangs = errors.New("an earlier write of superblock or catalogue has not completed")
 
-// holdMeta performs a change under the volume's meta token. It is refused while an
-// earlier one has not completed, which could overwrite this one when it does.
+// holdMeta performs a change under the volume's meta token. It fails while an earlier
+// change has not completed, because that one could overwrite this one.
 func (v *volume) holdMeta(change func(v *volume) error) error {
 	select {
 	case v.meta <- struct{}{}:

@@ -83,7 +83,7 @@ func newStore(opts Options, found []candidate, members membership) *Store {
 	return s
 }
 
-// candidate is a device before it is known to be a volume.
+// candidate is a device that may be a volume of the store.
 type candidate struct {
 	dev        blockio.Device
 	superblock ondisk.Superblock
@@ -93,7 +93,7 @@ type candidate struct {
 
 func (c *candidate) path() string { return c.dev.Info().Path }
 
-// present counts the volumes that are there.
+// present counts the volumes that are not missing.
 func present(all []candidate) (n int) {
 	for i := range all {
 		if absent(all[i].dev) == nil {
@@ -103,9 +103,8 @@ func present(all []candidate) (n int) {
 	return n
 }
 
-// assemble checks that the devices are the volumes of one store, formats the empty
-// devices that the options allow to format, and returns one candidate per volume
-// index.
+// assemble checks that the devices are the volumes of one store, and formats the empty
+// devices that the options allow to format. It returns one candidate per volume index.
 func assemble(ctx context.Context, opts Options) ([]candidate, membership, error) {
 	all := make([]candidate, len(opts.Devices))
 	for i, d := range opts.Devices {
@@ -140,9 +139,9 @@ func assemble(ctx context.Context, opts Options) ([]candidate, membership, error
 }
 
 // leaveOutRemoved closes the devices of volumes that were removed from the node, and
-// returns the others. If all volumes that belong to the node are there, an empty or
-// missing directory stands for a removed one: a node whose list of directories still
-// names one starts as without it.
+// returns the others. If all other volumes of the node are present, it takes an empty
+// or missing directory for that of a removed volume. So the node starts even if its list
+// of directories still names a removed volume.
 func leaveOutRemoved(all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, []*candidate, error) {
 	removed, count, there := members.removed.len(), 0, 0
 	if removed == 0 {
@@ -150,7 +149,7 @@ func leaveOutRemoved(all []candidate, formatted []*candidate, members membership
 	}
 	for _, c := range formatted {
 		if c.superblock.Node != formatted[0].superblock.Node {
-			return all, formatted, nil // checkTogether refuses these
+			return all, formatted, nil // checkTogether reports volumes of two nodes
 		}
 		count = max(count, int(c.superblock.Count)-removed)
 		if !members.removed.has(int(c.superblock.Index)) {
@@ -169,7 +168,7 @@ func leaveOutRemoved(all []candidate, formatted []*candidate, members membership
 			left = append(left, c)
 			continue
 		}
-		opts.Logger.Warn("this directory is of a volume that was removed from the node, and is left out: take it out of the list of directories", "volume", c.path())
+		opts.Logger.Warn("the volume of this directory was removed from the node: delete the directory from the configured list", "volume", c.path())
 		if err := c.dev.Close(); err != nil {
 			return nil, nil, fmt.Errorf("blockstore: volume %s: %w", c.path(), err)
 		}
@@ -183,13 +182,12 @@ func leaveOutRemoved(all []candidate, formatted []*candidate, members membership
 	return left, formatted, nil
 }
 
-// complete formats the volumes that are to be formatted, and stands in for those
-// that are missing.
+// complete formats the new volumes, and returns an Absent device for each missing one.
 func complete(ctx context.Context, all []candidate, formatted []*candidate, members membership, opts Options) ([]candidate, membership, error) {
 	var use, missing []candidate
 	for _, c := range all {
-		// Beside volumes that have been in use, an empty directory is a disk that is
-		// not mounted, unless AddVolumes says otherwise.
+		// If the other volumes have been in use, an empty directory is taken for a disk
+		// that is not mounted, unless AddVolumes is set.
 		lost := absent(c.dev) != nil
 		if !c.formatted && !lost && opts.Degraded && !opts.AddVolumes && slices.ContainsFunc(formatted, func(f *candidate) bool { return !neverBooted(f.superblock) }) {
 			lost = true

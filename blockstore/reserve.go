@@ -365,8 +365,8 @@ func (g *segment) emptiable(slotBytes int64) (EmptiableSegment, bool) {
 	}, true
 }
 
-// DrainSegment gives the segment of that slot no new slots while there is any other
-// place for them, until it is cut anew: it is being emptied.
+// DrainSegment makes Reserve take slots of a segment only when there are no others, so
+// that the engine can empty the segment. It holds until the segment is cut again.
 func (s *Store) DrainSegment(e kv.Extent) {
 	if v := s.volume(e); v != nil {
 		if g := v.space.segment(e.Segment()); g != nil {

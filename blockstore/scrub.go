@@ -27,17 +27,17 @@ type ScrubOptions struct {
 
 // ScrubResult says how far a Scrub came.
 type ScrubResult struct {
-	// Next is where to go on; Done says that the end was reached and Next is 0.
+	// Next is the slot to continue from. Done is set, and Next is 0, after the last slot.
 	Next kv.Extent
 	Done bool
 	// Slots and Bytes were read, Corrupt and Unreadable were reported.
 	Slots, Bytes, Corrupt, Unreadable int64
 }
 
-// Scrub reads live slots in order and verifies header and every layer. It ends
-// at the end, at MaxBytes, or with ctx (and its error). A read that hangs is left
-// to the device, with its memory; until the device has completed it, the slots of
-// its volume are passed over.
+// Scrub reads live slots in order and verifies header and every layer. It ends after
+// the last slot, after MaxBytes, or with ctx, whose error it returns. If a read hangs,
+// Scrub does not wait for it: the memory and the slot of that read are released when the
+// device completes, and until then Scrub skips the slots of that volume.
 func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, error) {
 	if err := s.enter(); err != nil {
 		return ScrubResult{Next: opts.From}, err
@@ -66,7 +66,7 @@ func (s *Store) Scrub(ctx context.Context, opts ScrubOptions) (ScrubResult, erro
 	}
 }
 
-// scrub is one Scrub under way.
+// scrub is one call of Scrub.
 type scrub struct {
 	store   *Store
 	opts    ScrubOptions
@@ -112,7 +112,7 @@ func (b *scrub) wait(ctx context.Context, n int64) error {
 	return nil
 }
 
-// slot verifies one slot; the error is ctx's or about memory.
+// slot verifies one slot. It fails with the error of ctx, or for want of memory.
 func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	if err := b.wait(ctx, slotBytes); err != nil {
 		return err
@@ -122,10 +122,10 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	}
 	g, err := b.store.segmentOf(ref)
 	if err != nil {
-		return nil // freed meanwhile
+		return nil // the segment was removed since nextLive
 	}
 	if !g.volume.dev.health().Reads() || g.volume.scrubsHung.Load() > 0 {
-		return nil // what it holds is looked at when it is back
+		return nil // a later Scrub verifies the slot
 	}
 	offset, err := g.hold(ref, slotBytes, blockio.Read)
 	if err != nil {
@@ -144,10 +144,10 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	select {
 	case err = <-done:
 	case <-hung.C:
-		b.leave(g, ref, done)
+		b.releaseWhenDone(g, ref, done)
 		return nil
 	case <-ctx.Done():
-		b.leave(g, ref, done)
+		b.releaseWhenDone(g, ref, done)
 		return context.Cause(ctx)
 	}
 	if err == nil {
@@ -159,8 +159,9 @@ func (b *scrub) slot(ctx context.Context, ref kv.Ref, slotBytes int64) error {
 	return b.account(ctx, &g.volume.counter, ref, slotBytes, err)
 }
 
-// leave gives memory and slot to a read that has not completed.
-func (b *scrub) leave(g *segment, ref kv.Ref, done <-chan error) {
+// releaseWhenDone releases the memory and unpins the slot of a read when the read
+// completes.
+func (b *scrub) releaseWhenDone(g *segment, ref kv.Ref, done <-chan error) {
 	release := b.release
 	b.buf, b.release = nil, nil
 	g.volume.scrubsHung.Add(1)
@@ -176,7 +177,7 @@ func (b *scrub) leave(g *segment, ref kv.Ref, done <-chan error) {
 
 func (b *scrub) account(ctx context.Context, c *counters, ref kv.Ref, slotBytes int64, err error) error {
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ErrCorrupt) {
-		return context.Cause(ctx) // it was not read
+		return context.Cause(ctx) // the end of ctx may be the cause of err
 	}
 	b.result.Slots++
 	b.result.Bytes += slotBytes
@@ -229,30 +230,8 @@ func (s *Store) nextLive(from kv.Extent) (ref kv.Ref, slotBytes int64, ok bool) 
 		if v.index > from.Volume() {
 			from = kv.MakeExtent(v.index, 0, 0)
 		}
-		table := *v.space.table.Load()
-		for number := from.Segment(); number < uint32(len(table)); number++ {
-			slot := uint32(0)
-			if number == from.Segment() {
-				slot = from.Slot()
-			}
-			if g := table[number]; g != nil {
-				if ref, slotBytes, ok := g.nextLive(slot); ok {
-					return ref, slotBytes, true
-				}
-			}
-		}
-	}
-	return kv.Ref{}, 0, false
-}
-
-// nextLive returns the segment's first live slot from a slot on.
-func (g *segment) nextLive(slot uint32) (kv.Ref, int64, bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for ; slot < uint32(len(g.words)); slot++ {
-		g.looks++
-		if w := g.words[slot]; w.state() == slotLive {
-			return kv.Ref{Extent: g.extent(slot), Generation: w.generation()}, g.header.SlotBytes, true
+		if refs, slotBytes, _, ok := s.LiveFrom(from, 1); ok {
+			return refs[0], slotBytes, true
 		}
 	}
 	return kv.Ref{}, 0, false

@@ -15,18 +15,18 @@ import (
 type use uint8
 
 const (
-	// useBlank: it has no slots.
+	// useBlank: the segment has no slots.
 	useBlank use = iota
-	// usePreparing: it has no slots, and the keeper creates its file or writes
-	// zeroes into it. A writer may take it away.
+	// usePreparing: the segment has no slots. The keeper creates its file or writes
+	// zeroes into it. A writer may claim the segment meanwhile.
 	usePreparing
-	// useChanging: its file is being created, its header written or its file
-	// removed, by the one goroutine that has claimed it.
+	// useChanging: one goroutine has claimed the segment. It creates the file, writes
+	// the header, or removes the file.
 	useChanging
-	// useCut: it has slots.
+	// useCut: the segment has slots.
 	useCut
-	// useBad: its header could not be written. It is blank again when a probe of
-	// the volume has succeeded.
+	// useBad: the header of the segment could not be written. The segment becomes blank
+	// when a probe of the volume has succeeded.
 	useBad
 )
 
@@ -35,37 +35,38 @@ type segment struct {
 	volume    *volume
 	number    uint32
 	sizeBytes int64
-	// prepared is closed when the keeper has done with a segment that it created.
-	// It is nil for other segments.
+	// prepared is closed when the keeper has ended its work on a segment that it
+	// created. It is nil for other segments.
 	prepared chan struct{}
-	// closed: the file was closed, in order to be removed. Only the keeper uses it.
+	// closed is set when the keeper has closed the file in order to remove it. Only the
+	// keeper uses closed.
 	closed bool
 
-	// mu is the mutex of the volume's space. It guards all that follows.
+	// mu is the mutex of the volume's space. It guards the fields below.
 	mu *sync.Mutex
-	// file is nil while it does not exist.
+	// file is nil if the segment has no file yet.
 	file blockio.File
 	use  use
-	// failed: the header could not be written when the segment was last cut.
+	// failed is set if the last cut could not write the header.
 	failed bool
 	header ondisk.SegmentHeader // of a cut segment
 	class  *class               // of a cut segment
 	words  []slotWord
-	// free are the free slots; nil before Ready, while words alone says what
-	// they are.
+	// free has the free slots. It is nil before Ready; until then only words has the
+	// state of the slots.
 	free   *runs.Set
 	counts slotCounts
-	// retiring: beyond the capacity; takes no new slots and is removed when
-	// empty. draining: being emptied; takes new slots only as a last resort.
+	// A retiring segment exceeds the capacity: it takes no new slots and is removed when
+	// empty. A draining segment takes new slots only when there are no others.
 	retiring, draining bool
 	places             [heapKinds]place
-	// looks counts the slots that nextLive looked at.
+	// looks counts the slots that liveFrom has read, for tests of the complexity.
 	looks uint64
 	// reading counts the readers of all slots.
 	reading int64
 }
 
-// setUseLocked changes what the segment is used for.
+// setUseLocked changes the use of the segment.
 func (g *segment) setUseLocked(u use) {
 	s := &g.volume.space
 	s.uses[g.use]--
@@ -77,7 +78,7 @@ func (g *segment) setUseLocked(u use) {
 	delete(s.blank, g.number)
 }
 
-// cutLocked makes the segment a set of free slots.
+// cutLocked gives the segment the slots that h describes, all free.
 func (g *segment) cutLocked(h ondisk.SegmentHeader) {
 	g.setUseLocked(useCut)
 	g.header, g.class = h, g.volume.space.classLocked(h.SlotBytes)
@@ -109,7 +110,7 @@ func (g *segment) findFreeLocked() {
 	g.settleLocked()
 }
 
-// blankLocked forgets the slots, all of which are free.
+// blankLocked drops the slots of a segment, all of which are free.
 func (g *segment) blankLocked(u use) {
 	g.countLocked(slotFree, -g.counts.free)
 	if g.class.segments--; g.class.segments == 0 {
@@ -122,11 +123,11 @@ func (g *segment) blankLocked(u use) {
 	g.words, g.free, g.draining = nil, nil, false
 }
 
-// segmentDRAM is what a segment without slots takes in DRAM, with its places in the
-// table, the sets and the heaps of its volume.
+// segmentDRAM is the DRAM of a segment without slots, in bytes, including its entries in
+// the table, the sets and the heaps of the volume.
 const segmentDRAM = 512
 
-// tableBytesLocked is the DRAM of the table of the slots.
+// tableBytesLocked returns the DRAM of the segment's slot table, in bytes.
 func (g *segment) tableBytesLocked() int64 {
 	n := heapBytes(int64(len(g.words)) * 8)
 	if g.free != nil {
@@ -135,8 +136,9 @@ func (g *segment) tableBytesLocked() int64 {
 	return n
 }
 
-// heapBytes is what the Go heap takes for n bytes, at most: small ones are rounded
-// up to a size class by an eighth, large ones to a page of 8 KiB.
+// heapBytes returns an upper bound of the heap memory of an allocation of n bytes. The
+// Go allocator rounds small sizes up to a size class, by at most an eighth, and large
+// sizes to pages of 8 KiB.
 func heapBytes(n int64) int64 {
 	const large, page = 32 << 10, 8 << 10
 	if n <= large {
@@ -145,7 +147,7 @@ func heapBytes(n int64) int64 {
 	return (n + page - 1) / page * page
 }
 
-// countLocked counts n slots more in a state, in the segment and in its class.
+// countLocked adds n to the number of slots in a state, in the segment and its class.
 func (g *segment) countLocked(s slotState, n int64) {
 	*g.counts.of(s) += n
 	*g.class.counts.of(s) += n
@@ -154,7 +156,7 @@ func (g *segment) countLocked(s slotState, n int64) {
 	}
 }
 
-// settleLocked puts the segment where it belongs in the heaps of its class.
+// settleLocked moves the segment to the heaps of its class that fit its state.
 func (g *segment) settleLocked() {
 	var byRuns, byEmptiness *segmentHeap
 	if g.use == useCut && g.free != nil && !g.retiring && g.counts.free > 0 {
@@ -170,7 +172,7 @@ func (g *segment) settleLocked() {
 	g.move(byEmpty, byEmptiness)
 }
 
-// retireLocked makes the segment one that is to be removed.
+// retireLocked marks the segment for removal.
 func (g *segment) retireLocked() {
 	if g.class != nil {
 		g.class.free -= g.counts.free
@@ -377,8 +379,8 @@ func (g *segment) commit(ref kv.Ref) error {
 	return nil
 }
 
-// release gives a slot up: to the free ones, or to the condemned ones while it
-// has readers. live says which half of its life it must be in.
+// release makes a slot free, or condemned while it has readers. The slot must be live if
+// live is set, and else reserved or written.
 func (g *segment) release(ref kv.Ref, live bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -397,7 +399,7 @@ func (g *segment) release(ref kv.Ref, live bool) error {
 	return nil
 }
 
-// beingRead reports whether the slot is still of the ref's generation and pinned.
+// beingRead reports whether the slot still has the ref's generation and is pinned.
 func (g *segment) beingRead(ref kv.Ref) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -74,7 +74,7 @@ func (w slotWord) withState(s slotState) slotWord {
 	return w&^((1<<stateBits-1)<<stateShift) | slotWord(s)<<stateShift
 }
 
-// slotCounts is how many slots are in each state; written ones count as reserved.
+// slotCounts has the number of slots in each state. Written slots count as reserved.
 type slotCounts struct {
 	free, reserved, live, condemned int64
 }

@@ -14,61 +14,62 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// space is the allocator of one volume: its segments, how each is cut, the slots
-// of each, and the free runs by slot size. One mutex guards all of it. No I/O
-// happens under the mutex: a segment that is useChanging belongs to the goroutine
-// that does I/O for it.
+// space is the allocator of one volume. It has the segments of the volume, the slots of
+// each segment, and the free runs by slot size. To cut a segment is to write a header
+// that divides it into slots of one size. One mutex guards the whole space. No I/O
+// happens under the mutex: a segment that is useChanging belongs to the goroutine that
+// does I/O for it.
 type space struct {
 	volume *volume
-	// table is the segments by number, nil where there is none. It is replaced,
-	// never changed, so that a segment is found without mu.
+	// table has the segments by number, nil where there is none. A change replaces the
+	// slice, so that readers need no mutex.
 	table atomic.Pointer[[]*segment]
 
 	mu sync.Mutex
 	// uses counts the segments of each use.
 	uses [useBad + 1]int
-	// blank are the segments that are useBlank or usePreparing, surplus those that
-	// are retiring.
+	// blank has the segments that are useBlank or usePreparing, surplus the segments
+	// that are retiring.
 	blank, surplus map[uint32]*segment
-	// lowest: every segment number below it is taken.
+	// Invariant: every segment number below lowest is taken.
 	lowest uint32
-	// fileBytes is the size of all files of the volume. creatingBytes is the part
-	// of it in files that are being created.
+	// fileBytes is the size of all files of the volume. creatingBytes is the part of
+	// fileBytes in files that are being created.
 	fileBytes, creatingBytes int64
-	// classes are the cut segments by slot size.
+	// classes has the cut segments by slot size.
 	classes map[int64]*class
-	// cutting are the cuts under way by slot size. There is at most one of a size,
-	// and every writer that needs a segment of that size waits for it.
+	// cutting has the running cuts by slot size, at most one for each size. Every writer
+	// that needs a segment of that size waits for the cut.
 	cutting map[int64]*cutting
-	// tableBytes is the DRAM of the segments and of the tables of their slots.
+	// tableBytes is the DRAM of the segments and of their slot tables.
 	tableBytes int64
-	// steps counts the places of heaps that were looked at.
+	// steps counts the heap entries that were read, for tests of the complexity.
 	steps uint64
 }
 
-// class is the segments of one slot size.
+// class has the segments of one slot size.
 type class struct {
 	segments int
-	// counts are the sums of the segments' counts.
+	// counts is the sum of the segments' counts.
 	counts slotCounts
-	// free counts the slots that may be taken: the free ones, except those of
-	// retiring segments.
+	// free counts the free slots of the segments that are not retiring.
 	free int64
-	// open are the segments with such slots, the one with the longest run first.
-	// last are those that are being emptied, which are a last resort.
+	// open has the segments with such slots that are not draining, last the draining
+	// ones. In both the segment with the longest free run is first. last is used only
+	// when open and the other sources of slots have none.
 	open, last segmentHeap
-	// empty are the segments that have only free slots.
+	// empty has the segments whose slots are all free.
 	empty segmentHeap
 }
 
-// cutting is one cut that is under way. done is closed when err is set.
+// cutting is one running cut. done is closed when err is set.
 type cutting struct {
 	slotBytes int64
 	done      chan struct{}
 	err       error
 }
 
-// init makes an empty space.
+// init makes the space of a volume without segments.
 func (s *space) init(v *volume) {
 	s.volume = v
 	s.table.Store(new([]*segment))
@@ -90,7 +91,7 @@ func (s *space) sorted() []*segment {
 	return slices.DeleteFunc(slices.Clone(*s.table.Load()), func(g *segment) bool { return g == nil })
 }
 
-// found adds a segment whose file is there.
+// found adds a segment whose file exists.
 func (s *space) found(number uint32, f blockio.File) *segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +100,7 @@ func (s *space) found(number uint32, f blockio.File) *segment {
 	return g
 }
 
-// addLocked makes a segment known.
+// addLocked adds a segment to the table and the counts.
 func (s *space) addLocked(g *segment) {
 	s.fileBytes += g.sizeBytes
 	s.tableBytes += segmentDRAM
@@ -108,7 +109,7 @@ func (s *space) addLocked(g *segment) {
 	s.publishLocked(g.number, g)
 }
 
-// dropLocked forgets a segment that has no slots.
+// dropLocked removes a segment without slots from the table and the counts.
 func (s *space) dropLocked(g *segment) {
 	s.fileBytes -= g.sizeBytes
 	s.tableBytes -= segmentDRAM
@@ -127,7 +128,7 @@ func (s *space) publishLocked(number uint32, g *segment) {
 	s.table.Store(&table)
 }
 
-// classLocked returns the class of a slot size, which it makes if there is none.
+// classLocked returns the class of a slot size. It adds the class if there is none.
 func (s *space) classLocked(slotBytes int64) *class {
 	c := s.classes[slotBytes]
 	if c == nil {
@@ -137,11 +138,11 @@ func (s *space) classLocked(slotBytes int64) *class {
 	return c
 }
 
-// opensLocked reports whether slots may be taken. It is asked under mu, as used is: once
-// the volume has been ordered to drain, used does not grow.
+// opensLocked reports whether slots may be taken. Takers call it under mu, which used
+// takes as well. So used cannot grow after the volume was ordered to drain.
 func (s *space) opensLocked() bool { return s.volume.dev.health().Places() }
 
-// used is the size of the slots that are not free.
+// used returns the size of the slots that are not free.
 func (s *space) used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -304,8 +305,8 @@ func (s *space) newLocked(slotBytes int64, u use) *segment {
 	return g
 }
 
-// beginCreate notes that a segment's file is being created. It returns the size of
-// all such files.
+// beginCreate adds the size of a file that is about to be created to creatingBytes, and
+// returns the sum.
 func (s *space) beginCreate(g *segment) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -321,8 +322,8 @@ func (s *space) endCreate(g *segment, f blockio.File) {
 	g.file = f
 }
 
-// finishCut ends a cut: with err nil the segment has the slots that h says.
-// Otherwise it gets another use, or is forgotten if it has no file.
+// finishCut ends a cut. If err is nil, the segment gets the slots that h describes. If
+// not, it gets the use otherwise, or is dropped if it has no file.
 func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *cutting, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -340,8 +341,8 @@ func (s *space) finishCut(g *segment, h ondisk.SegmentHeader, otherwise use, c *
 	close(c.done)
 }
 
-// claimAhead adds a segment for the keeper to prepare, or returns nil if a blank
-// one is there or there is no room for another.
+// claimAhead adds a segment for the keeper to prepare. It returns nil if there is a
+// blank segment already, or no room for another.
 func (s *space) claimAhead() *segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,8 +368,8 @@ func (s *space) hasBlankLocked() bool {
 	return false
 }
 
-// finishAhead ends the keeper's work on a segment, which a writer may have claimed
-// meanwhile.
+// finishAhead ends the keeper's preparation of a segment. A writer may have claimed the
+// segment before the preparation was complete.
 func (s *space) finishAhead(g *segment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -382,7 +383,7 @@ func (s *space) finishAhead(g *segment) {
 	}
 }
 
-// retryBad lets the segments be cut again whose headers could not be written.
+// retryBad makes the segments that are useBad blank, so that they may be cut again.
 func (s *space) retryBad() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -396,8 +397,8 @@ func (s *space) retryBad() {
 	}
 }
 
-// markSurplus decides which segments go when the files exceed the capacity: the
-// emptiest, so that least is lost.
+// markSurplus marks segments for removal until the rest fits the capacity. It takes
+// those with the fewest used slots first, so that the fewest blocks are lost.
 func (s *space) markSurplus() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,14 +420,15 @@ func (s *space) markSurplus() {
 	}
 }
 
-// surplusSegments returns the segments that are to be removed.
+// surplusSegments returns the segments marked for removal, by number.
 func (s *space) surplusSegments() []*segment {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.surplus), func(a, b *segment) int { return cmp.Compare(a.number, b.number) })
 }
 
-// claimSurplus takes a surplus segment that is to be removed now, if it is empty.
+// claimSurplus claims a surplus segment for removal. It returns false if the segment is
+// not empty yet.
 func (s *space) claimSurplus(g *segment) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -441,8 +443,8 @@ func (s *space) claimSurplus(g *segment) bool {
 	return true
 }
 
-// finishRemoval forgets a segment whose file was removed, or lets it be removed
-// again.
+// finishRemoval drops a segment whose file was removed. After an error the segment is
+// blank and still surplus, so that the keeper tries again.
 func (s *space) finishRemoval(g *segment, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -453,7 +455,7 @@ func (s *space) finishRemoval(g *segment, err error) {
 	s.dropLocked(g)
 }
 
-// free counts the slots of a size that may be taken.
+// free returns the number of slots of a size that may be taken.
 func (s *space) free(slotBytes int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -470,24 +472,24 @@ const (
 	heapKinds
 )
 
-// place is where a segment stands in a heap; heap is nil if it is in none.
+// place is the index of a segment in a heap. heap is nil if the segment is in none.
 type place struct {
 	heap *segmentHeap
 	at   int
 }
 
-// segmentHeap is a heap of segments that know their places in it.
+// segmentHeap is a heap of segments, each of which has its index in the heap.
 type segmentHeap struct {
 	list []*segment
-	// kind is which place of a segment is the one in this heap.
+	// segment.places[kind] is the place of a segment in this heap.
 	kind  int
 	space *space
 }
 
 func (s *space) newHeap(kind int) segmentHeap { return segmentHeap{kind: kind, space: s} }
 
-// move puts the segment into a heap of a kind, out of the one it was in, or to
-// where it now belongs in the same one. to may be nil.
+// move moves the segment from its heap of a kind to another one. If both are the same
+// heap, move restores the heap order after a change of the segment. to may be nil.
 func (g *segment) move(kind int, to *segmentHeap) {
 	p := &g.places[kind]
 	switch {
@@ -512,7 +514,7 @@ func (h *segmentHeap) first() *segment {
 // Len is for container/heap, as are Less, Swap, Push and Pop.
 func (h *segmentHeap) Len() int { return len(h.list) }
 
-// Less puts longer runs first, and of equals the segment that was cut first.
+// Less orders by the longest free run, longest first, then by the time of the cut.
 func (h *segmentHeap) Less(i, j int) bool {
 	h.space.steps++
 	a, b := h.list[i], h.list[j]

@@ -141,7 +141,8 @@ func TestSpaceSteps(t *testing.T) {
 	}
 }
 
-// checkSpace compares what a volume's space knows with a look at every slot.
+// checkSpace compares the counts and heaps of a volume's space with the state of every
+// slot.
 func checkSpace(t *testing.T, v *volume) {
 	t.Helper()
 	s := &v.space
@@ -191,7 +192,7 @@ func checkSpace(t *testing.T, v *volume) {
 		want[g.header.SlotBytes] = c
 	}
 	if uses != s.uses || bytes != s.fileBytes {
-		t.Fatalf("%v segments of each use and %d bytes of files; a look at every segment says %v and %d", s.uses, s.fileBytes, uses, bytes)
+		t.Fatalf("%v segments of each use and %d bytes of files; want %v and %d", s.uses, s.fileBytes, uses, bytes)
 	}
 	for size, c := range s.classes {
 		got := summary{segments: c.segments, counts: c.counts, free: c.free, empty: len(c.empty.list)}
@@ -202,16 +203,16 @@ func checkSpace(t *testing.T, v *volume) {
 			got.last = g.free.Longest()
 		}
 		if got != want[size] {
-			t.Fatalf("slots of %d bytes: %+v; a look at every slot says %+v", size, got, want[size])
+			t.Fatalf("slots of %d bytes: %+v; want %+v", size, got, want[size])
 		}
 		delete(want, size)
 	}
 	if len(want) > 0 {
-		t.Fatalf("the space does not know of %+v", want)
+		t.Fatalf("the space lacks the classes %+v", want)
 	}
 }
 
-// TestTableBytes compares TableBytes with what the Go heap grows by when a store is
+// TestTableBytes compares TableBytes with the growth of the Go heap when a store is
 // opened, for segments of few and of many slots.
 func TestTableBytes(t *testing.T) {
 	for _, c := range []struct{ segments, slots int }{{4096, 7}, {4096, 100}, {1024, 512}, {512, 4096}, {16, 131071}, {5, 300001}} {
@@ -247,7 +248,7 @@ func TestTableBytes(t *testing.T) {
 		if again := s.Stats().TableBytes; again != says {
 			t.Errorf("%d segments of %d slots: TableBytes is %d, and %d when opened again", c.segments, c.slots, says, again)
 		}
-		const fixed = 256 << 10 // a store without segments
+		const fixed = 256 << 10 // heap of a store without segments
 		t.Logf("%d segments of %d slots: %d B of heap, %.2f B a slot; TableBytes %d", c.segments, c.slots, grown, float64(grown)/float64(c.segments*c.slots), says)
 		if grown > says+fixed || grown < says/2 {
 			t.Errorf("%d segments of %d slots: the heap grew by %d B, TableBytes is %d", c.segments, c.slots, grown, says)
@@ -258,11 +259,11 @@ func TestTableBytes(t *testing.T) {
 	}
 }
 
-// heapBytesNow is the size of what is reachable on the heap.
+// heapBytesNow returns the size of the reachable heap.
 func heapBytesNow() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what a sync.Pool held
+	runtime.GC() // a sync.Pool holds its objects through one collection
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }

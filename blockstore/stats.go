@@ -12,10 +12,10 @@ import (
 // Stats describes the store at one moment. Byte gauges of slots count whole
 // slots, header and padding included.
 type Stats struct {
-	// CapacityBytes is the cap of the volumes that are there, FileBytes what all
-	// files take of it.
+	// CapacityBytes is the capacity of the present volumes, FileBytes the size of their
+	// files.
 	CapacityBytes, FileBytes int64
-	// TableBytes is the DRAM of the tables of segments and slots.
+	// TableBytes is the DRAM of the segment tables and the slot tables.
 	TableBytes int64
 	// LostBytes are the shares of the configured capacity that missing and removed
 	// volumes would have.
@@ -28,11 +28,11 @@ type Stats struct {
 	Volumes []VolumeStats
 }
 
-// SlotStats says how many bytes are in slots of each state.
+// SlotStats has the bytes of the slots in each state.
 type SlotStats struct {
-	// LiveBytes are referred to by the index, ReservedBytes are being written,
-	// CondemnedBytes are given up but still read, FreeBytes are ready to be
-	// reserved at their size.
+	// LiveBytes are in slots that the index refers to, ReservedBytes in slots that are
+	// being written, CondemnedBytes in freed slots that still have readers, FreeBytes in
+	// free slots of cut segments.
 	LiveBytes, ReservedBytes, CondemnedBytes, FreeBytes int64
 	// Live is the number of live slots.
 	Live int64
@@ -162,7 +162,7 @@ func (s *space) addTo(vs *VolumeStats, classes map[int64]*ClassStats) {
 	}
 }
 
-// memory is the DRAM of the segments and of the tables of their slots.
+// memory returns the DRAM of the segments and of their slot tables, in bytes.
 func (s *space) memory() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

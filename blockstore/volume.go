@@ -27,7 +27,7 @@ type volume struct {
 	dev   *watchedDevice
 	log   *slog.Logger
 	index uint32
-	// missing: the volume was not there when the store was opened.
+	// missing is set if Open had no device for the volume, or could not read it.
 	missing bool
 	// capacityBytes is the volume's share of the store's; metaBytes are in the
 	// superblock and catalogue files.
@@ -39,30 +39,30 @@ type volume struct {
 
 	super     blockio.File
 	catalogue blockio.File
-	// meta is the token of whoever writes the superblock or the catalogue of this
-	// volume. superblock and catArea (the area that holds the newest durable
-	// catalogue) change only under it.
+	// meta is the token for writes of the superblock and the catalogue of this volume.
+	// superblock and catArea (the area that holds the newest durable catalogue) change
+	// only under it.
 	meta       chan struct{}
 	superblock ondisk.Superblock
 	catArea    int
 	// metaPending counts the writes of either that have not completed.
 	metaPending atomic.Int32
-	// scrubsHung counts the reads of scrubs that were left to the device.
+	// scrubsHung counts the reads that Scrub gave up and the device has not completed.
 	scrubsHung atomic.Int32
 
 	// space is the allocator.
 	space space
 
-	// usedBytes are in slots that are not free; the placement compares volumes
+	// usedBytes is the size of the slots that are not free. Placement compares volumes
 	// by it.
 	usedBytes atomic.Int64
-	// freeSpaceBytes is what the file system had left when last asked.
+	// freeSpaceBytes is the free space of the file system at the last lookAtSpace.
 	freeSpaceBytes atomic.Int64
-	// denied is set when the file system refused to hold another segment, and
-	// cleared when the keeper looks again.
+	// denied is set when the file system had no room for another segment. The keeper
+	// clears it when it next reads the free space.
 	denied atomic.Bool
-	// full is set when a write into a segment found no space, and cleared likewise:
-	// a file system may have promised more than it has.
+	// full is set when a write into a segment found no space, because a file system may
+	// preallocate more than it has. The keeper clears it like denied.
 	full atomic.Bool
 
 	syncer  syncer
@@ -79,7 +79,7 @@ func (v *volume) belowFloor() bool {
 	return v.store.opts.FreeFloorBytes > 0 && v.freeSpaceBytes.Load() < v.store.opts.FreeFloorBytes
 }
 
-// lookAtSpace asks the file system how much is free.
+// lookAtSpace reads the free space of the file system.
 func (v *volume) lookAtSpace() error {
 	st, err := v.dev.Stat()
 	if err != nil {
@@ -89,7 +89,8 @@ func (v *volume) lookAtSpace() error {
 	return nil
 }
 
-// sizer bounds the run that may be taken from a slot on; it is at least 1.
+// sizer bounds the length of the run that may be taken from a slot on. The bound is at
+// least 1.
 type sizer interface{ upTo(slot uint32) uint32 }
 
 // take reserves one run, as long as bound allows: a long run if there is one,
@@ -105,7 +106,8 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 		}
 		err := v.await(ctx, c)
 		if err == nil {
-			// The fresh segment may be shorter than enough, or taken by others.
+			// The new segment may be shorter than enough, or other writers may have
+			// taken its slots.
 			enough = 1
 			continue
 		}

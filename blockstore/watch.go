@@ -64,7 +64,7 @@ func (w *watchedDevice) whenDown() <-chan struct{} {
 	return w.down
 }
 
-// begin notes a request. reads: some of it is a read.
+// begin adds a request to the outstanding ones. reads is set if it contains a read.
 func (w *watchedDevice) begin(reads bool) *outstanding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -84,8 +84,8 @@ func (w *watchedDevice) begin(reads bool) *outstanding {
 	return o
 }
 
-// end notes that a request has completed. report is called with the time that it
-// took, under mu.
+// end removes a completed request from the outstanding ones. It calls report with the
+// duration of the request, under mu.
 func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now time.Time, took time.Duration) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +102,7 @@ func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now t
 	now := time.Now()
 	took := now.Sub(o.started)
 	if !o.started.After(w.machine.Horizon()) {
-		took = 0 // it was late before the volume recovered
+		took = 0 // the request was started before the volume recovered
 	}
 	if report(w.machine, now, took) {
 		w.publishLocked()
@@ -111,7 +111,7 @@ func (w *watchedDevice) end(o *outstanding, report func(m *health.Machine, now t
 	w.spare = o
 }
 
-// publishLocked makes a changed status known.
+// publishLocked publishes a changed status.
 func (w *watchedDevice) publishLocked() {
 	was, is := w.health(), w.machine.Status()
 	w.status.Store(&is)
@@ -137,15 +137,16 @@ func (w *watchedDevice) publishLocked() {
 type VolumeChange struct {
 	Volume uint32
 	Path   string
-	// Was is the state before, Is the one now. Is.Cause is nil if the volume is
-	// OK, or if the operator ordered the state.
+	// Was is the state before the change, Is the status after it. Is.Cause is nil if the
+	// volume is OK, or if the operator ordered the state.
 	Was health.State
 	Is  health.Status
 }
 
-// OnVolumeChange makes the store call f with each change of the state of a volume,
-// in order for each volume, and at once for each volume that is not OK. f must not
-// block nor call the store. A second call replaces f.
+// OnVolumeChange makes the store call f with each change of the state of a volume. The
+// calls for one volume are in order. OnVolumeChange itself calls f for each volume that
+// is not OK. f must not block and must not call the store. A second OnVolumeChange
+// replaces f.
 func (s *Store) OnVolumeChange(f func(VolumeChange)) {
 	for _, v := range s.volumes {
 		v.dev.onStateChange(func(was health.State, is health.Status) {
@@ -154,7 +155,7 @@ func (s *Store) OnVolumeChange(f func(VolumeChange)) {
 	}
 }
 
-// onStateChange sets onChange, and reports a state other than OK.
+// onStateChange sets onChange, and calls it if the state is not OK.
 func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -164,8 +165,7 @@ func (w *watchedDevice) onStateChange(f func(was health.State, is health.Status)
 	}
 }
 
-// tick lets the machine see the time. others is the mean latency of the other
-// volumes.
+// tick passes the time to the machine. others is the mean latency of the other volumes.
 func (w *watchedDevice) tick(now time.Time, others time.Duration) (probeDue bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -10,9 +10,9 @@
 //
 //	draining, removed: an order of the operator, over any of the three
 //
-// A request that has not completed counts as well: Tick reports when the oldest
-// one was started, so a disk that never answers fails without any completion. A
-// disk whose writes or flushes hang goes on with its reads, until a read hangs.
+// Requests that have not completed count too: Tick reports the start of the oldest one.
+// So a disk that never completes a request fails. A disk whose writes or flushes hang
+// is still read, until a read hangs.
 //
 // # What each state permits
 //

@@ -72,12 +72,12 @@ func (o Op) String() string {
 // Status is the state of a volume at one moment.
 type Status struct {
 	State State
-	// Cause says why the volume is not OK; nil if it is, or if the operator wants
-	// the state.
+	// Cause is the reason why the volume is not OK. It is nil if the volume is OK, or if
+	// the operator ordered the state.
 	Cause error
 	// Since is when the volume entered the state; zero if it was always OK.
 	Since time.Time
-	// Duty is what the operator wants of the volume: OK, Draining or Removed.
+	// Duty is the state that the operator ordered: OK, Draining or Removed.
 	Duty State
 
 	// unreadable: the volume's reads fail or hang.
@@ -98,11 +98,11 @@ func (s Status) Reads() bool {
 // Options are the limits of a Machine. The zero value of each field is its
 // default.
 type Options struct {
-	// SlowAfter is how long a request may take before the volume is suspect.
-	// Default 3 s, or HungAfter if that is less.
+	// SlowAfter is the duration of a request that makes the volume suspect. Default 3 s,
+	// or HungAfter if that is less.
 	SlowAfter time.Duration
-	// HungAfter is how long a request may be outstanding before the volume has
-	// failed. Default 10 s.
+	// HungAfter is the time without a completion after which a request hangs and the
+	// volume fails. Default 10 s.
 	HungAfter time.Duration
 	// WriteErrors and ReadErrors are how many errors in a row, without a success
 	// of the same kind between them, make the volume fail. Defaults 3 and 16: a
@@ -280,17 +280,17 @@ func (m *Machine) sample(took time.Duration) {
 	m.mean += (took - m.mean) >> meanShift
 }
 
-// Outstanding says since when requests of a volume have not completed. Requests
-// started before Horizon do not count. A zero time means that there is none.
+// Outstanding has the start times of the oldest requests that have not completed.
+// Requests started before Horizon do not count. A zero time means that there is none.
 type Outstanding struct {
-	// Any is when the oldest request was started, Read when the oldest one that
-	// reads was.
+	// Any is the start of the oldest request, Read the start of the oldest request that
+	// contains a read.
 	Any, Read time.Time
 }
 
-// Tick reports the time. others is the mean latency of the other volumes; zero if
-// it is not known. A hung request makes the volume fail; its reads end only if it
-// is a read that hangs.
+// Tick reports the time. others is the mean latency of the other volumes, zero if it is
+// not known. A request that hangs makes the volume fail. The volume stays readable
+// unless the request is a read.
 func (m *Machine) Tick(now time.Time, oldest Outstanding, others time.Duration) (changed bool) {
 	m.slow = !oldest.Any.IsZero() && now.Sub(oldest.Any) >= m.opts.SlowAfter
 	if !oldest.Any.IsZero() {

@@ -27,8 +27,8 @@ func TestTranscripts(t *testing.T) {
 	}
 }
 
-// TestHungBeforeSlow: a volume that may hang for less than the default of SlowAfter
-// is slow as soon as it hangs.
+// TestHungBeforeSlow: if HungAfter is less than the default of SlowAfter, the default of
+// SlowAfter is HungAfter.
 func TestHungBeforeSlow(t *testing.T) {
 	o := Options{HungAfter: 2 * time.Second}
 	o.EnsureDefaults()

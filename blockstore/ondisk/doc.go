@@ -81,8 +81,8 @@
 //	104     8  payload     bytes, without padding
 //	112     4  layers      the payload is that many equal parts
 //	116     4  depth       blocks before this one in its chain
-//	120     8  born        generation of the slot that the content was first written to, if it
-//	                      was moved from there; zero if not
+//	120     8  born        generation of the slot that the content was first written to;
+//	                       zero if the content was never moved
 //	128  8×L   layer sums  XXH3-64 of each layer, made by the writer: a layer range is verified
 //	                       without reading the rest
 //	           zero to the end

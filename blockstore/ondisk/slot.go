@@ -38,8 +38,8 @@ type SlotKey struct {
 	ID        kv.BlockID
 	Group     uint8
 	Geometry  kv.GeometryDigest
-	// PayloadBytes and Layers follow from the geometry; they are compared all
-	// the same, because lengths of requests are computed from them.
+	// PayloadBytes and Layers follow from the geometry. They are compared too, because
+	// the lengths of requests are computed from them.
 	PayloadBytes int64
 	Layers       int
 }
@@ -50,8 +50,8 @@ type SlotHeader struct {
 	// Generation and Extent are filled in by blockstore when it writes.
 	Generation kv.Generation
 	Extent     kv.Extent
-	// Born is the generation of the slot that the content was first written to, if
-	// it was moved from there; else zero. Ask Origin.
+	// Born is the generation of the slot that the content was first written to. It is
+	// zero if the content was never moved. Origin returns it for both cases.
 	Born  kv.Generation
 	Class Class
 	// Parent is zero for the first block of a chain, Depth the number of
@@ -65,8 +65,9 @@ type SlotHeader struct {
 // Ref returns the slot and the generation that the header claims.
 func (h *SlotHeader) Ref() kv.Ref { return kv.Ref{Extent: h.Extent, Generation: h.Generation} }
 
-// Origin returns the generation at which the content was first written: moves keep
-// it. It tells the order of a block's lives, and what a deletion covers.
+// Origin returns the generation of the slot that the content was first written to. A
+// move keeps it. Origin orders the versions of a block that was deleted and put again: a
+// deletion covers content up to a generation.
 func (h *SlotHeader) Origin() kv.Generation {
 	if h.Born != 0 {
 		return h.Born

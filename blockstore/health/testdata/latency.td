@@ -108,7 +108,7 @@ tick others=2ms
   ok since 20m3s [places true, syncs true, reads true] 
 * suspect since 30m0s [places true, syncs true, reads true] requests take 500ms, those of other volumes 2ms
 
-# A write or a sync that hangs ends writes; reads go on until one of them hangs too.
+# A write or a sync that hangs makes the volume fail; it is still read until a read hangs.
 run
 due at=31m
 probed at=31m took=1ms
