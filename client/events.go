@@ -62,8 +62,8 @@ type Event struct {
 	Epoch     kv.Epoch
 	IDs       []kv.BlockID
 	Parent    kv.BlockID
-	// Reason says why blocks were removed (evicted, deleted, corrupt, delivered), or
-	// in a sentence why a volume is in its state; empty for a volume that is ok.
+	// Reason is why blocks were removed: evicted, deleted, corrupt or delivered. For a
+	// volume it is a sentence that explains the state, empty if the volume is ok.
 	Reason string
 	Time   time.Time
 	// Volume is set for VolumeChanged only.
@@ -72,7 +72,7 @@ type Event struct {
 
 // VolumeState is a change of the state of a volume.
 type VolumeState struct {
-	// Volume numbers the volumes of the node from 0, Path is its directory there.
+	// Volume is the volume's number on the node, from 0. Path is its directory there.
 	Volume int
 	Path   string
 	// Was and Is are the states before and after: ok, suspect (new blocks go
@@ -80,12 +80,13 @@ type VolumeState struct {
 	Was, Is string
 }
 
-// EventsRequest says which events are wanted.
+// EventsRequest selects events.
 type EventsRequest struct {
-	// Namespace to report; empty means all, and the volumes.
+	// Namespace selects the events of one namespace. Empty selects all namespaces and
+	// the volumes.
 	Namespace string
-	// After is the last sequence number seen, by server; a server that is not
-	// in it begins with what happens from now on.
+	// After is the last sequence number seen, by server. For a server without an entry
+	// only future events are reported.
 	After map[string]uint64
 }
 

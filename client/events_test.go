@@ -79,8 +79,8 @@ func TestEventsConsumerFails(t *testing.T) {
 	}
 }
 
-// TestVolumeEvents: a volume that fails is reported to those who follow all
-// namespaces, and not to a follower of one.
+// TestVolumeEvents: a failed volume is reported to subscribers of all namespaces, and not
+// to a subscriber of one namespace.
 func TestVolumeEvents(t *testing.T) {
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)

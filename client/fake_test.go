@@ -304,9 +304,9 @@ func TestAnotherProvider(t *testing.T) {
 	}
 }
 
-// TestDeadDataPlane: the session of the data plane ends under a Read. It is
-// opened again, and the Read succeeds; with a third call where the node has not yet
-// noticed that the old session has ended.
+// TestDeadDataPlane: the data plane's session ends during a Read. The client opens it
+// again, and the Read succeeds. It takes a third call if the node has not yet noticed
+// the end of the old session.
 func TestDeadDataPlane(t *testing.T) {
 	f := newFake(t)
 	r, ns, ids := fakeRig(t, f, nil)

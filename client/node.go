@@ -258,8 +258,8 @@ func (n *node) drop(sess *session) {
 // dataAlive reports whether the data-plane session is up.
 func (n *node) dataAlive(sess *session) bool { return !sess.road.gone.Load() }
 
-// dataConnected is dataAlive by what the engine says now: word of a session's end
-// reaches gone a moment later.
+// dataConnected also asks the engine whether the session is up. The engine sets gone
+// only some time after a session has ended.
 func (n *node) dataConnected(sess *session) bool {
 	return n.dataAlive(sess) && slices.ContainsFunc(n.store.opts.Engine.Peers(), func(p rdma.Peer) bool { return p.ID == sess.engine })
 }

@@ -21,8 +21,8 @@ const (
 	// writeChunkPieces bounds the pieces of one Reserve: each is an operation of
 	// the transfer engine and an entry of the node's index.
 	writeChunkPieces = 2048
-	// pieceRoomMin is what a piece counts at least towards the bytes of one Reserve:
-	// the node keeps it in whole pages of its arena, with a page in front.
+	// pieceRoomMin is the least number of bytes that a piece counts for in one Reserve,
+	// because the node holds it in whole pages of its arena, with a page in front.
 	pieceRoomMin = 8 << 10
 	// abortWithin is how long a Write whose ctx has ended asks the node to stop
 	// taking its bytes. After that the data-plane session is ended instead: the

@@ -69,8 +69,9 @@ type Action struct {
 	// Epoch, in a Start, is the version of the weights that the request is computed
 	// and stored with.
 	Epoch uint64
-	// Need is what a rejected request needs and Most the largest amount that any engine
-	// has, in a Reject because of the request's size. In tokens; for TooLarge in bytes.
+	// Need and Most are set in a Reject because of the request's size: Need is the
+	// amount that the request needs, Most the largest amount that any engine has. The
+	// unit is tokens; for TooLarge it is bytes.
 	Need, Most int
 }
 

@@ -25,15 +25,16 @@
 //	Progress … a side slows or dies: Cut, what is unread goes to the other side; a tail is read by both; neither can: Recompute
 //	Finished (prefill) ─► Finished (decode)
 //
-// A request holds nothing until both engines have room for all of it, in device
-// memory and in their buffers; then it has all of it. So no two requests wait for
-// each other, whatever groups are lost. A part that is moved to a prefill engine
-// whose buffer has no room is recomputed, so the part never waits for room. A
-// request that no engine could ever hold is rejected when it is submitted.
+// A request holds no memory until both engines have room for the whole request, in
+// device memory and in their buffers. Then it takes all its memory at once. So no two
+// requests wait for each other, whichever groups are lost. If a part is moved to a
+// prefill engine whose buffer has no room, the part is recomputed instead, so it never
+// waits for room. A request that no engine could ever hold is rejected when it is
+// submitted.
 //
-// When the weights change (Epoch), the planner plans every request that is not yet
-// prefilled again, without its cached prefix. The planner has no record of how much
-// of the old prefix the model has already used.
+// When the weights change (Epoch), the planner plans every request that is not prefilled
+// yet again, without its cached prefix, because it does not know how much of the old
+// prefix the model has used already.
 //
 // With Options.Network (package netcost) the decode engine is the one with the first
 // token soonest, as the network is between it and the prefill engine, among all

@@ -2,12 +2,12 @@ package dualpath
 
 import "container/list"
 
-// A request holds nothing of any engine until both engines have room for all of it:
-// a prefill engine's device memory and buffer, and a decode engine's. A request that
-// held one of them while it waited for another could wait for a request that waits
-// for it. So every grant belongs to a request that can end and return its memory.
+// A request holds no memory until both its engines have room for the whole request, each
+// in device memory and in its buffer. A request that held memory of one engine while it
+// waited for the other could deadlock with another request. So every request that
+// holds memory can end and return it.
 
-// room is what a request takes of an engine, or what an engine has left.
+// room is the memory that a request takes of an engine, or that an engine has left.
 type room struct {
 	// hbm is device memory, in tokens; buffer is the buffer in DRAM, in bytes.
 	hbm, buffer int

@@ -672,9 +672,9 @@ func (p *Planner) failed(e Failed) {
 	p.requeue(r, EngineFailed)
 }
 
-// epoch plans the requests anew that load a prefix of an older epoch, or compute
-// behind one: the planner has no record of how much of it the model has used. All of it is
-// recomputed, and what is stored belongs to the new epoch.
+// epoch plans every request again that loads or computes with a prefix of an older epoch,
+// because the planner does not know how much of the prefix the model has used. The whole
+// prompt is computed, and its blocks are stored under the new epoch.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch <= p.epochs[e.Namespace] {
 		return

@@ -1,10 +1,9 @@
-// Package sim is the kernel of the simulators: virtual time, a queue of events in
-// an order that is written down, and random numbers by name. It knows nothing of
-// what happens in it; sim/flow is a network, and three packages are clusters.
-// sim/agentic asks the planner (package dualpath) what a planner node would ask it;
-// sim/netkv asks the chooser (dualpath/netcost) that a planner node has when it is
-// given the network; sim/datacenters asks the router and the controllers of
-// dualpath/prfaas, which no server runs.
+// Package sim is the kernel of the simulators: virtual time, a queue of events with a
+// defined order, and named streams of random numbers. It is independent of what is
+// simulated: sim/flow is a network, and three packages are clusters. sim/agentic runs the
+// planner of a planner node (package dualpath). sim/netkv runs the chooser of a planner
+// node that has a network (dualpath/netcost). sim/datacenters runs the router and the
+// controllers of dualpath/prfaas, which no server runs.
 //
 // It is not a framework of processes: an event is a function that is called once,
 // at its time, and returns. Nothing sleeps and nothing runs beside it.

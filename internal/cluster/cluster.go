@@ -39,7 +39,7 @@ type Cluster struct {
 
 	mu       sync.Mutex
 	turns    []Turn
-	starts   int // of turns of this replay, each time that one is planned
+	starts   int // how often the planner has started turns of this replay
 	loaded   []emulate.Loaded
 	flipped  map[string]int
 	counts   map[string]emulate.Counts
@@ -230,7 +230,7 @@ func (c *Cluster) hear(m *member, line []byte) {
 	}
 }
 
-// changedLocked wakes those who wait for turns.
+// changedLocked wakes every after.
 func (c *Cluster) changedLocked() {
 	close(c.changed)
 	c.changed = make(chan struct{})

@@ -24,7 +24,7 @@ func (c *Cluster) AfterStarts(ctx context.Context, n int) error {
 	return c.after(ctx, n, func() int { return c.starts })
 }
 
-// after waits until count, which is called with mu held, returns n.
+// after waits until count returns at least n. It calls count with mu held.
 func (c *Cluster) after(ctx context.Context, n int, count func() int) error {
 	for {
 		c.mu.Lock()
@@ -76,7 +76,7 @@ func (c *Cluster) AfterBytes(ctx context.Context, n uint64) error {
 }
 
 // BumpWeights begins a new epoch of the namespace's weights, on the storage node and
-// then on the planner, and returns it. One call at a time.
+// then on the planner, and returns it. Only one call may run at a time.
 func (c *Cluster) BumpWeights(ctx context.Context) (kv.Epoch, error) {
 	if err := c.gateway.say(Order{Bump: true}); err != nil {
 		return 0, err

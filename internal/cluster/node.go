@@ -74,20 +74,19 @@ type NodeConfig struct {
 	Deadline time.Duration `json:"deadline,omitempty"`
 }
 
-// Order is what a node is told after its configuration.
+// Order is a command to a node. Orders follow the configuration.
 type Order struct {
-	// Replay has a gateway replay agents, Parallel at a time.
+	// Replay makes a gateway replay agents, Parallel at a time.
 	Replay   []emulate.Session `json:"replay,omitempty"`
 	Parallel int               `json:"parallel,omitempty"`
-	// Bump has a gateway begin a new epoch of the weights, on storage and planner,
-	// while it replays.
+	// Bump makes a gateway begin a new epoch of the weights on storage and planner, also
+	// during a replay.
 	Bump bool `json:"bump,omitempty"`
-	// Flip has an engine flip a bit of its buffer so often, until it has done so
-	// Flips times.
+	// Flip makes an engine flip a bit of its buffer at this interval, Flips times.
 	Flip  time.Duration `json:"flip,omitempty"`
 	Flips int           `json:"flips,omitempty"`
-	// BurstSink has an engine's node take bursts on an address; Bursts has it send
-	// some.
+	// BurstSink makes an engine's node receive bursts on an address. Bursts makes it send
+	// bursts.
 	BurstSink string  `json:"burst_sink,omitempty"`
 	Bursts    *Bursts `json:"bursts,omitempty"`
 	// SNICBits and CNICBits, unless 0, change the limits of a shaped NIC.
@@ -95,7 +94,7 @@ type Order struct {
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
 }
 
-// NICCounters are those of an engine that shapes its own NICs.
+// NICCounters are the counters of an engine that rate-limits its own NICs.
 type NICCounters struct {
 	SNIC netlab.Counters `json:"snic"`
 	CNIC netlab.Counters `json:"cnic"`

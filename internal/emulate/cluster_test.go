@@ -42,24 +42,24 @@ type cluster struct {
 	conn    *grpc.ClientConn
 	engines []*Engine
 	gateway *Gateway
-	// restart replaces the planner by one that knows nothing.
+	// restart replaces the planner by a new one without state.
 	restart func()
 	// record, if set, takes the events of the first planner.
 	record *planner.Record
 	// copier, if set, makes the copier of each engine.
 	copier func() copier.Copier
-	// wrap, if set, stands between prefill engines and the sockets of their storage NIC.
+	// wrap, if set, wraps the sockets of the prefill engines' storage NICs.
 	wrap func(net.Conn) net.Conn
 	// buffer, if set, is the size of each engine's buffer, in bytes.
 	buffer int64
-	// tiny, if set, has the namespace's Layer Blocks hold 64 bytes each, in two layers,
-	// and the engines' device memory this many blocks.
+	// tiny, if set, is the engines' device memory in blocks. The namespace then has two
+	// layers and Layer Blocks of 64 bytes.
 	tiny int
-	// linear, if set, is what a token computes, in seconds.
+	// linear, if set, is the compute time of a token, in seconds.
 	linear float64
-	// quota, if set, is that of prefill engines which hold all layers.
+	// quota, if set, is the quota of prefill engines that hold all layers.
 	quota time.Duration
-	// close ends the planner, its record written.
+	// close ends the planner and writes its record.
 	close func()
 	// stops end the nodes, in the order of engines; each may be called twice.
 	stops []func()
@@ -328,10 +328,10 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestMillionTokens: a turn of 1 M tokens, 65,536 blocks, through planner, storage node
-// and transfers, and a second turn that finds all of the first one, reads it on both
-// sides and compares every byte. Decoded blocks behind them are stored as well. What
-// no engine takes is rejected at once, with both numbers.
+// TestMillionTokens runs a turn of 1 M tokens (65,536 blocks) through planner, storage
+// node and transfers. The second turn finds all blocks of the first, reads them on both
+// sides and compares every byte. The decoded blocks are stored too. A request that no
+// engine can take is rejected at once, with its size and the largest possible size.
 func TestMillionTokens(t *testing.T) {
 	testkit.VerifyNone(t)
 	const turn = 1 << 20

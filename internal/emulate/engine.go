@@ -57,8 +57,8 @@ type EngineOptions struct {
 	Logger *slog.Logger
 }
 
-// Loaded says when the hit KV of a request was in the device memory of its
-// prefill engine, since the request was started there.
+// Loaded reports when the hit KV of a request was in the device memory of its prefill
+// engine. Times count from the start of the request there.
 type Loaded struct {
 	Request string `json:"request"`
 	// Hit is in tokens.
@@ -68,16 +68,16 @@ type Loaded struct {
 	Last  time.Duration `json:"last"`
 }
 
-// Counts is what an engine did since it was made.
+// Counts are an engine's counters since its start.
 type Counts struct {
-	// Requests ended well; Failed did not. CheckedBytes of KV on the device were
-	// compared with what they must be; WrongBlocks of them were not. CaughtBlocks
-	// did not get there: a checksum on the way found them.
+	// Requests succeeded, Failed did not. CheckedBytes of KV on the device were compared
+	// with the expected bytes, and WrongBlocks blocks differed. CaughtBlocks wrong blocks
+	// did not reach the device, because a checksum found them before.
 	Requests, Failed, CheckedBytes, WrongBlocks, CaughtBlocks uint64
 	// Busy is the time that compute took, in Batches of prefill and steps of decode.
 	Busy    time.Duration
 	Batches uint64
-	// ByEpoch are the Requests by the weights that they were served with.
+	// ByEpoch counts Requests by the epoch of the weights that served them.
 	ByEpoch map[kv.Epoch]uint64
 }
 
@@ -101,7 +101,7 @@ type Engine struct {
 	byEpoch map[kv.Epoch]uint64
 	free    []uint32 // device pages
 	jobs    map[string]*running
-	queue   []*running // prefill: loaded, in order
+	queue   []*running // prefill: the loaded requests, in order
 	// started and ready wake the prefill and the decode loop.
 	started, ready chan struct{}
 	// decoding are the requests of the decode loop.

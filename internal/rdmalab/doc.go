@@ -1,9 +1,8 @@
 // Command rdmalab runs programs in a virtual machine of their own, with devices
-// that this machine lacks: soft-RoCE NICs (rdma_rxe) over pairs of virtual
-// cables, or NVMe drives under a device mapper that fails, delays and records
-// what is written. A container has no kernel of its own to load such drivers
-// into, and machines with the hardware are rare; QEMU and Debian's packages are
-// everywhere.
+// that this machine lacks: soft-RoCE NICs (rdma_rxe) over veth pairs, or NVMe
+// drives under a device mapper that fails, delays and records writes. A container
+// cannot load the drivers into its host's kernel, and machines with the hardware
+// are rare. QEMU and Debian's packages are available everywhere.
 //
 //	make test-rdma     tests over the NICs
 //	make bench-verbs   bench rdma, for docs/benchmarks.md
@@ -30,18 +29,17 @@
 // programs run with the libraries of that cache. This machine is not changed, and the lab
 // needs no root. Delete the cache directory to fetch newer packages.
 //
-// The exit code is that of the command that failed, or 0. Anything that is
-// missing, a guest that does not come up, a kernel that complains of itself
-// (BUG, WARNING, a lockup) and the end of -timeout are failures of their own
-// kind: exit code 125, and a line that says what happened.
+// The exit code is that of the command that failed, or 0. The exit code is 125, with
+// a line that says what happened, if something is missing, the guest does not boot,
+// its kernel reports a BUG, a WARNING or a lockup, or -timeout has passed.
 //
-// All four NICs live in one network namespace, because rdma_rxe of Linux 6.1
-// knows no other. So that traffic between them takes the cables and not the
-// loopback device, routes to the far ends stand before the table of local
-// addresses, and only what comes in by a cable is looked up in that table.
+// All four NICs are in one network namespace, because rdma_rxe of Linux 6.1 supports
+// only one. Traffic between them must use the veth pairs and not the loopback device.
+// Therefore routes to the remote ends come before the table of local addresses, and
+// only packets that arrive on a veth device are looked up in that table.
 //
-// It is no test: what is asserted is in the programs that it is given. It
-// simulates no hardware's speed: rxe and the drives are computed on CPUs.
+// rdmalab tests nothing itself; the programs that it runs do. It does not simulate the
+// speed of hardware: rxe and the drives run on CPUs.
 //
 // Lock order: there is no lock.
 package main

@@ -61,7 +61,7 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	}
 	code, err := parseReport(string(text))
 	if said := bytes.TrimSpace(stderr.Bytes()); err != nil && len(said) > 0 {
-		// QEMU exits with 0 after SIGTERM, and says so.
+		// QEMU exits with 0 after SIGTERM, so its error output is the only trace of it.
 		err = fmt.Errorf("%w; qemu: %s", err, said)
 	}
 	if o.Out != "" {
@@ -72,9 +72,9 @@ func boot(ctx context.Context, r root, k kernel, initramfs, dir string, o option
 	return code, err
 }
 
-// makeDrives makes the files behind the NVMe drives, without a block of their
-// own yet, and returns the arguments that make drives of them. The guest's
-// flushes reach QEMU but not this machine's disk: a drive ends with its guest.
+// makeDrives creates sparse files for the NVMe drives and returns QEMU's arguments for
+// the drives. QEMU does not pass the guest's flushes on to this machine's disk, because
+// a drive is not used after its guest has ended.
 func makeDrives(dir string, sizes []string) (args []string, err error) {
 	for i, size := range sizes {
 		n, err := strconv.ParseInt(size[:len(size)-1], 10, 64)
@@ -95,8 +95,7 @@ func makeDrives(dir string, sizes []string) (args []string, err error) {
 	return args, nil
 }
 
-// machine returns the arguments for a guest whose hardware is CPUs, memory and
-// serial lines.
+// machine returns QEMU's arguments for a guest with CPUs, memory and serial lines only.
 func machine(r root, accel string) []string {
 	cpu := "host"
 	if accel == "tcg" {

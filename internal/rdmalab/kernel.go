@@ -108,9 +108,9 @@ func readModule(file string) ([]byte, error) {
 	return out, nil
 }
 
-// addModules puts the modules into the archive, decompressed, and a list of
-// them in the order of loading. A module is its name and, after spaces, its
-// parameters.
+// addModules adds the decompressed modules to the archive, and a list of them in the
+// order of loading. Each element of modules is a name, optionally followed by a space
+// and parameters.
 func addModules(a *archive, k kernel, modules []string) error {
 	dep, err := os.ReadFile(filepath.Join(k.modules, "modules.dep"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // exitLab is the exit code when it was the lab that failed and not a command.
 const exitLab = 125
 
-// driveSize is a size as qemu-img and QEMU take it.
+// driveSize matches a drive's size: a number of MiB or GiB.
 var driveSize = regexp.MustCompile(`^[1-9][0-9]*[MG]$`)
 
 // list is a flag that may be given several times.
@@ -25,12 +25,12 @@ type list []string
 func (l *list) String() string     { return strings.Join(*l, " ") }
 func (l *list) Set(s string) error { *l = append(*l, s); return nil }
 
-// options are what the command line says.
+// options are the command's flags.
 type options struct {
 	// Bins are programs of this machine, by path or by name in PATH; they are
 	// /bin/NAME in the guest. Files are "HOST:GUEST" copies.
 	Bins, Files list
-	// Equipment is chosen by -equipment; Modules are kernel modules beyond its own.
+	// Equipment is the value of -equipment. Modules are additional kernel modules.
 	Equipment equipment
 	Modules   list
 	// Drives are the sizes of emulated NVMe drives, empty at the start.

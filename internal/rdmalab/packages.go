@@ -108,7 +108,7 @@ func fill(ctx context.Context, r root) error {
 	aptGet := func(args ...string) (string, error) {
 		return output(exec.CommandContext(ctx, "apt-get", append(aptOptions(apt), args...)...))
 	}
-	// An update that reaches no source succeeds; its output says why the next call finds nothing.
+	// apt-get update succeeds even if it reaches no source. Keep its output, which says why the install finds no package.
 	updated, err := aptGet("update")
 	if err == nil {
 		_, err = aptGet(append([]string{"install", "--download-only", "-y", "--no-install-recommends"}, packages...)...)

@@ -178,7 +178,7 @@ esac
 	}
 }
 
-// TestNoPackages: where apt-get is missing, or reaches no source of packages, the error says so.
+// TestNoPackages: the error says that apt-get is missing, or that it reaches no source of packages.
 func TestNoPackages(t *testing.T) {
 	for name, c := range map[string]struct{ aptGet, want string }{
 		"no apt-get": {"", `"apt-get": executable file not found`},
@@ -292,8 +292,8 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
-// TestModuleParameters: what follows a module's name reaches insmod, and what
-// the module depends on is loaded without it.
+// TestModuleParameters: a module's parameters are passed to insmod, and not to the
+// modules that it depends on.
 func TestModuleParameters(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -1,4 +1,4 @@
-// Package testnode is a storage node inside a test's process: the real server,
+// Package testnode runs a storage node inside a test's process: the real server,
 // store, index and data plane, on a device in memory or on directories. Only
 // tests import it.
 package testnode
@@ -37,17 +37,17 @@ import (
 
 // Options of a Node.
 type Options struct {
-	// CapacityBytes of the store, a multiple of SegmentBytes; defaults 64 MiB and
-	// 1 MiB.
+	// CapacityBytes is the store's capacity, a multiple of SegmentBytes. Defaults:
+	// 64 MiB and 1 MiB.
 	CapacityBytes, SegmentBytes int64
-	// Device, if set, is used in place of one in memory.
+	// Device, if set, replaces the device in memory.
 	Device blockio.Device
-	// Dirs, if set, are the volumes in place of one in memory, as penstock serve
-	// has them: the index lies in "index" of the first.
+	// Dirs, if set, are the directories of the volumes, which replace the device in
+	// memory. As with penstock serve, the index is in "index" of the first.
 	Dirs []string
-	// Durability; the zero value is batch.
+	// Durability is batch by default.
 	Durability blockstore.Durability
-	// Logger takes what the node logs. Default: discard.
+	// Logger is the node's logger. Default: discard.
 	Logger *slog.Logger
 }
 
@@ -59,7 +59,7 @@ type Node struct {
 	closers []func(context.Context) error
 }
 
-// Start starts one, which the end of the test stops.
+// Start starts a node and stops it when the test ends.
 func Start(t testing.TB, o Options) *Node {
 	t.Helper()
 	n := &Node{}
@@ -132,7 +132,7 @@ type Engine struct {
 	log           *slog.Logger
 }
 
-// OpenEngine opens one.
+// OpenEngine opens an Engine.
 func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 	e = &Engine{log: o.Logger, registry: prometheus.NewRegistry(), capacityBytes: cmp.Or(o.CapacityBytes, 64<<20)}
 	if e.log == nil {
@@ -170,7 +170,7 @@ func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 	return e, nil
 }
 
-// Close stops the engine and gives back its memory.
+// Close stops the engine and releases its memory.
 func (e *Engine) Close(ctx context.Context) error {
 	return errors.Join(e.Node.Close(ctx), e.memory.Close())
 }

@@ -20,15 +20,17 @@
 //
 // # Kernels
 //
-// Nothing is concluded from the kernel's version: Probe and Open try what they need.
+// Probe and Open try the features that they need; they do not look at the kernel's
+// version.
 //
-//	before 5.18   no IORING_SETUP_SUBMIT_ALL: blockio.ErrUnsupported, by that name;
-//	              the node takes posixio, or refuses if io is uring
-//	5.18 to 6.11  a registration of buffers cannot be cloned: four rings of each
-//	              device register the arena themselves, each at 16 bytes of kernel
-//	              memory for a page of 4 KiB and, without CAP_IPC_LOCK, counted
-//	              against ulimit -l; the other rings pin the pages of each request
-//	from 6.12     all rings of a device share one registration
+//	before 5.18   The kernel lacks IORING_SETUP_SUBMIT_ALL. Open returns
+//	              blockio.ErrUnsupported and names the flag. The node uses posixio, or
+//	              does not start if io is uring.
+//	5.18 to 6.11  The kernel cannot clone a registration of buffers. Four rings of each
+//	              device register the arena themselves. Each registration takes 16 bytes
+//	              of kernel memory for a page of 4 KiB and, without CAP_IPC_LOCK, counts
+//	              against ulimit -l. The other rings pin the pages of each request.
+//	from 6.12     All rings of a device share one registration.
 //
 // make test-disks runs this package's tests on Debian's 6.1, on ext4 and on xfs.
 //

@@ -48,13 +48,13 @@ type Options struct {
 	// SharedEntries is the number of requests in flight on the shared ring, a
 	// power of two; default 1024.
 	SharedEntries int
-	// Regions are memory that most requests will use (the arena's Bytes), outside
-	// the Go heap and mapped until Close: the rings register them, which saves
-	// the pinning of pages at each request (a tenth of the CPU at 64 KiB, a
-	// quarter at 1 MiB). All rings share one registration; before Linux 6.12, which
-	// cannot share, four rings have one of their own. Where registration fails
-	// (RLIMIT_MEMLOCK) the kernel pins pages at each request. Info.Detail names
-	// which of the three it is.
+	// Regions are the memory of most requests (the arena's Bytes). They must be outside
+	// the Go heap and mapped until Close. The rings register them, so the kernel need
+	// not pin pages at each request, which takes a tenth of the CPU at 64 KiB and a
+	// quarter at 1 MiB. All rings share one registration. Linux before 6.12 cannot share
+	// it; there four rings have their own. If the registration fails (RLIMIT_MEMLOCK),
+	// the kernel pins pages at each request. Info.Detail names which of the three
+	// applies.
 	Regions [][]byte
 	// Budget bounds the bytes in flight; see blockio.BudgetOptions.
 	Budget blockio.BudgetOptions

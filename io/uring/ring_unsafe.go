@@ -56,7 +56,7 @@ func newRing(entries int) (*ring, error) {
 	if err := g.QueueInitParams(uint32(entries), (*giouring.Params)(unsafe.Pointer(&p))); err != nil {
 		err = os.NewSyscallError("io_uring_setup", err)
 		if errors.Is(err, unix.EINVAL) {
-			// The number of entries is valid, so it is the flag that the kernel refuses.
+			// The number of entries is valid, so the kernel must have refused the flag.
 			err = fmt.Errorf("%w: the kernel lacks IORING_SETUP_SUBMIT_ALL (before 5.18)", err)
 		}
 		return nil, err

@@ -24,8 +24,8 @@ const (
 	kernelName = "PENSTOCK_TEST_KERNEL"
 )
 
-// otherKernel is a filter that answers as another kernel or a container does, and
-// what the package makes of that.
+// otherKernel is a seccomp filter that fails system calls as another kernel or a
+// container does, and a check of the package's behaviour under it.
 type otherKernel struct {
 	name   string
 	filter []unix.SockFilter
@@ -97,8 +97,8 @@ func checkRefused(t *testing.T, dir string, errno unix.Errno, reason string) {
 	}
 }
 
-// checkNoCloning: some rings register the regions, the others work without, and Info
-// says so.
+// checkNoCloning requires that some rings register the regions, that the others work
+// without a registration, and that Info reports it.
 func checkNoCloning(t *testing.T, dir string) {
 	if ok, why := Probe(dir); !ok {
 		t.Errorf("Probe: %s", why)
@@ -124,7 +124,7 @@ func checkNoCloning(t *testing.T, dir string) {
 		t.Errorf("%d rings of %d have a registration, want %d: %q", registered, len(lent), ownMax, detail)
 	}
 	f := create(t, d, "f", 16*page)
-	for _, c := range lent { // one of each kind is lent in turn: the pool is last in, first out
+	for _, c := range lent { // the pool hands out the last ring returned, so both kinds get their turn
 		d.engine.callers.put(c)
 		want := pattern(t, 8, byte(len(lent)))
 		copy(mem, want)

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// pendingFrame is a frame that is not sent yet. It has a reference to the hub.
+// pendingFrame is a frame that waits to be sent. It holds a reference to the hub.
 type pendingFrame struct {
 	to       *peerHub
 	frame    frame

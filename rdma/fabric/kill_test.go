@@ -19,8 +19,8 @@ import (
 // killTimeout bounds each of these tests: what takes longer hangs.
 const killTimeout = 3 * time.Minute
 
-// TestKilledTarget: kill -9 of a process that is being written to ends what is in
-// flight to it with ErrPeerDied, each operation once, and its expectations.
+// TestKilledTarget: kill -9 of the target process ends each operation in flight to it
+// once, with ErrPeerDied, and also its expectations.
 func TestKilledTarget(t *testing.T) {
 	testkit.VerifyNone(t)
 	ctx, cancel := context.WithTimeout(t.Context(), killTimeout)
@@ -148,7 +148,8 @@ func TestKilledSource(t *testing.T) {
 	<-down.C()
 	poison := bytes.Repeat([]byte{0xA5}, n)
 	copy(mem, poison)
-	// Another peer's traffic drives what would still be driven.
+	// Another peer's traffic makes the engine poll: a write that is still running would
+	// continue now.
 	other := startChild(t, "source", base64.StdEncoding.EncodeToString(elsewhere(t, e)))
 	again := rdma.NewFlag()
 	if _, err := e.ExpectImm(rdma.Expect{Imm: 1, Count: 1 << 10, Done: again.Set}); err != nil {

@@ -7,32 +7,33 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Provider is what Info tells of an engine of this package.
+// Provider is the Info.Provider of an engine of this package.
 const Provider = "fabric"
 
 // DomainOptions configure one NIC.
 type DomainOptions struct {
-	// Provider is libfabric's name: tcp, efa. Default tcp, which is the one with
-	// reliable datagrams of its own (net, before libfabric 1.18). shm is refused.
+	// Provider is libfabric's name of the provider: tcp, efa. The default tcp is the
+	// provider with its own reliable datagrams, called net before libfabric 1.18. shm is
+	// refused.
 	Provider string
 	// NIC is the domain to open. Default: the provider's first.
 	NIC NIC
-	// QueueDepth is how many works an endpoint takes, 1 to 128; the provider may
-	// have less. Default 128.
+	// QueueDepth is the number of works that an endpoint takes, 1 to 128. The provider
+	// may allow less. Default 128.
 	QueueDepth int
 	// MaxMessage is the longest message in bytes. The hub has 64 buffers of that
 	// size. Default 64 KiB and 64 bytes, 256 bytes to 1 MiB and 64 bytes.
 	MaxMessage int
 	// TrafficClass is libfabric's FI_TC value for each class; 0 is unspecified.
-	// Open fails where the provider is known to mark nothing (tcp before libfabric
-	// 1.18), NewEndpoint where it does not know the value.
+	// Open fails if the provider is known to mark no packets (tcp before libfabric
+	// 1.18). NewEndpoint fails if the provider does not know the value.
 	TrafficClass [rdma.Classes]uint32
 }
 
 // maxQueueDepth is the deepest queue: a question must have room for all of it.
 const maxQueueDepth = 128
 
-// EnsureDefaults fills what is zero.
+// EnsureDefaults sets the fields that are zero.
 func (o *DomainOptions) EnsureDefaults() {
 	if o.Provider == "" {
 		o.Provider = "tcp"
@@ -45,10 +46,9 @@ func (o *DomainOptions) EnsureDefaults() {
 	}
 }
 
-// Validate returns an error that names the first option out of its range. It
-// refuses libfabric's shm, whose target copies from the source's memory by
-// itself: it may count a write with bytes that were put there after the write
-// had ended.
+// Validate returns an error that names the first invalid option. It refuses libfabric's
+// shm, whose target copies from the source's memory itself and may count a write whose
+// bytes were changed after the write had ended.
 func (o *DomainOptions) Validate() error {
 	if o.Provider == "shm" {
 		return fmt.Errorf("fabric: option Provider is shm: libfabric's shm may deliver bytes that were overwritten after their write; between processes of one host use rdma/shm (data_plane.provider: shm): %w",
@@ -90,8 +90,8 @@ func (o *Options) separate() bool {
 
 // NIC names one domain of a provider.
 type NIC struct {
-	// Domain is libfabric's name of it: eth0 (tcp), rdmap0s6-rdm (efa).
-	// Empty: the one that has Addr, or the first.
+	// Domain is libfabric's name of the domain: eth0 (tcp), rdmap0s6-rdm (efa).
+	// Empty: the domain that has Addr, or the first.
 	Domain string
 	// Addr is the local address to use, where the provider has IP addresses.
 	// Empty: the domain's first.

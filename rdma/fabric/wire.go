@@ -78,7 +78,7 @@ func parseLocal(b []byte) (local, error) {
 	return l, nil
 }
 
-// frame is what goes to a hub, little-endian:
+// frame is the format of every message to a hub, little-endian:
 //
 //	0       4      6       8     12    20
 //	┌───────┬──────┬───────┬─────┬─────┬───────────┐
@@ -87,14 +87,14 @@ func parseLocal(b []byte) (local, error) {
 //	└───────┴──────┴───────┴─────┴─────┴───────────┘
 //	magic   "PFH1"
 //	count   entries of the body; 0 for a message, whose body is its payload
-//	tag     the receiver's, of the endpoint that it belongs to
+//	tag     of the receiver's endpoint
 //	ref     message: echoed in the receipt; question: echoed in the answer;
 //	        otherwise 0
 type frame struct {
 	kind     frameKind
 	tag      uint32
 	ref      uint64
-	payload  []byte    // message; a part of what was parsed
+	payload  []byte    // message; a slice of the parsed bytes
 	asks     []target  // question
 	refused  []bool    // answer
 	receipts []receipt // receipts
@@ -109,12 +109,12 @@ const (
 	// frameQuestion asks which of some writes the receiver would refuse;
 	// entries key 8 | address 8 | length 8.
 	frameQuestion frameKind = 2
-	// frameAnswer answers it; entries 1 refused, 0 not.
+	// frameAnswer answers a question; an entry is 1 if the write would be refused, else 0.
 	frameAnswer frameKind = 3
-	// frameReceipts tell how messages ended; entries ref 8 | status 1, a
+	// frameReceipts carries the results of messages; entries ref 8 | status 1, a
 	// group.Status.
 	frameReceipts frameKind = 4
-	// frameGoodbye: the sender's endpoint takes nothing any more.
+	// frameGoodbye: the sender's endpoint is closed.
 	frameGoodbye frameKind = 5
 )
 

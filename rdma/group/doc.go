@@ -21,11 +21,11 @@
 // One poller for each NIC; a reader, and a writer, of each control connection;
 // one that accepts, one that watches (heartbeats, deadlines), one that runs the
 // handler of Recv; and short ones, for a Connect of an endpoint, a revocation,
-// the end of a session. A caller posts by itself: what finds no room stays in
-// the lane's queue, which the budget of the peer bounds, until a completion
-// makes room and the poller goes on. Messages of Send stand before all writes in that
-// queue: a message waits for the Works that are posted already, at most QueueDepth,
-// and for no others. There is no order between a message and a write.
+// the end of a session. A caller posts itself. Works for which there is no room stay in
+// the lane's queue, which the peer's budget bounds, until a completion makes room and
+// the poller posts them. Messages of Send come before all writes in that queue: a
+// message waits only for the Works that are posted already, at most QueueDepth. There
+// is no order between a message and a write.
 //
 // # Session
 //

@@ -826,9 +826,9 @@ func TestStall(t *testing.T) {
 	})
 }
 
-// TestMessagesPassWrites: over NICs of each kind, one and several, messages that are
-// sent behind large writes arrive when no more writes have ended than the NIC had been
-// given before: the others wait in the lanes' queues.
+// TestMessagesPassWrites sends messages after large writes, over one and several NICs of
+// each kind. The messages must arrive before the writes that were still in the lanes'
+// queues: only writes that were posted to the NIC may end before them.
 func TestMessagesPassWrites(t *testing.T) {
 	const depth = 4
 	for _, k := range kinds {
@@ -842,7 +842,7 @@ func TestMessagesPassWrites(t *testing.T) {
 					small := func(o *group.Options) { o.PieceBytes = 64 << 10 }
 					a, b := start(t, f, "a", true, nics, nic, small), start(t, f, "b", false, nics, nic, small)
 					connect(t, b, a)
-					// One NIC gets each write as one Work, two get pieces of it.
+					// With one NIC, each write is one Work; with two, each gets pieces of it.
 					const size, writes, messages = 4 << 20, 12, 3
 					dst, _ := region(t, a, writes*size, false)
 					src, _ := region(t, b, size, true)

@@ -181,7 +181,7 @@ func (d *domain) checkPort() error {
 var errGIDGone = errors.New("the port has lost its GID: was an address taken off its network interface?")
 
 // checkGID returns errGIDGone if the port's GID table no longer has the domain's entry at
-// its index. An entry that moved to another index is found when the domain is opened again.
+// its index. If the entry has moved to another index, reopening the domain finds it there.
 func (d *domain) checkGID() error {
 	table, err := d.nic.gids()
 	if err == nil && !slices.Contains(table, d.gid) {

@@ -303,8 +303,8 @@ func TestNoDevice(t *testing.T) {
 	}
 }
 
-// TestCloseIsFinal: a card places nothing with a key that was taken back; a
-// device in software may still finish a packet.
+// TestCloseIsFinal: after a key was invalidated, a hardware NIC writes no more bytes with
+// it, but a software device may still finish a packet.
 func TestCloseIsFinal(t *testing.T) {
 	const mellanox = 0x02c9
 	for vendor, final := range map[uint32]bool{mellanox: true, vendorRXE: false, vendorSIW: false} {

@@ -189,8 +189,8 @@ func TestAblation(t *testing.T) {
 	between(t, "without quota: attention max/avg", run(t, o.with(DualPath)).AttentionBalance(o.Until), 1.3, 4)
 }
 
-// TestStorageBound is DP-A4: with compute and the compute NICs out of the way the gain is
-// (P+D)/P.
+// TestStorageBound is DP-A4: if storage alone limits the cluster, because compute and the
+// compute NICs are fast, the gain is (P+D)/P.
 func TestStorageBound(t *testing.T) {
 	t.Parallel()
 	real := DeepSeek660B()
@@ -199,11 +199,11 @@ func TestStorageBound(t *testing.T) {
 	agents := agents64K(384)
 	for _, pd := range [][2]int{{2, 1}, {1, 2}} {
 		o := Options{Model: real, PrefillNodes: pd[0], DecodeNodes: pd[1], Agents: agents, CNIC: 1e15, StepOverhead: time.Millisecond, FetchEvery: 5 * time.Millisecond}
-		// Beta is what a GPU does in 5 s, not what this one would.
+		// Beta is the work of a real GPU in 5 s, not of the fast one.
 		o.Planner.PrefillRate = o.ProfilePrefill()
 		o.Model = fast
-		// A little more than the bound where the prefill nodes' own NICs, alone, are not
-		// evenly loaded.
+		// The gain may exceed the bound a little, because layerwise prefill loads the
+		// prefill nodes' NICs unevenly.
 		bound := float64(pd[0]+pd[1]) / float64(pd[0])
 		layer := run(t, o.with(Layerwise)).JCT.Seconds()
 		for _, s := range []System{DualPath, DualPathSplit} {
@@ -223,8 +223,8 @@ func TestScale(t *testing.T) {
 			System: DualPath, Model: DeepSeek660B(), PrefillNodes: 2 * k, DecodeNodes: 4 * k, PrefillGroup: 2, DecodeGroup: 4, Agents: agents64K(300 * k),
 		}).JCT.Seconds()
 	}
-	// The longest of all agents decides, and among four times as many it has more rounds, each
-	// of which waits for its transfers.
+	// The JCT is that of the slowest agent. Among four times as many agents the slowest has
+	// more rounds, and each round waits for its transfers.
 	between(t, "JCT at 4 times the size over JCT", jct(4)/jct(1), 0.9, 1.1)
 }
 

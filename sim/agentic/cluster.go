@@ -66,7 +66,7 @@ type request struct {
 	parts                [2]dualpath.Part
 	nparts, unread       int
 	computed             int
-	sent                 time.Duration // when all of it is in the decode engine's memory
+	sent                 time.Duration // when the whole prompt is in the decode engine's memory
 
 	submitted, started, loaded, first, second time.Duration
 	// target is the decode engine's count of steps at which it is done.
@@ -362,7 +362,7 @@ func (c *Cluster) prefilled(r *request) {
 			r.de.arrive(r)
 		})
 	default:
-		// Layer by layer the KV goes to the decode engine's memory, and then to its HBM.
+		// The KV goes to the decode engine's memory layer by layer, and then to its HBM.
 		if r.sent > c.k.Now() {
 			c.k.At(r.sent, func() { r.de.await(r) })
 			return

@@ -1,7 +1,7 @@
-// Package agentic is DualPath's cluster in virtual time: agents that speak round
-// after round, prefill and decode engines, storage NICs, and the production planner
-// (package dualpath) that decides. It is lengths and times: no KV, no storage node,
-// no failure. What a real cluster does with real bytes is internal/emulate's.
+// Package agentic simulates DualPath's cluster in virtual time: agents with several
+// rounds, prefill and decode engines, storage NICs, and the production planner (package
+// dualpath). It simulates lengths and times: no KV, no storage node, no failure.
+// internal/emulate runs a cluster with real bytes.
 //
 //	agents ─ round j ─► Submit ──────────────┐             ┌──► Assign, Start ─────────────────────┐
 //	                                         ▼             │                                       │
@@ -18,10 +18,10 @@
 //
 //   - A storage NIC serves one request after the other at its full rate.
 //   - A compute NIC serves one transfer after the other, in each direction. A transfer
-//     occupies the NICs at both its ends, at the same time, and is over when both have
-//     served it (see send). Loads and stores of a layerwise step run while it computes; the
-//     step lasts until the slowest load is there. What the first and the last layer cannot
-//     overlap, 1/61 of a transfer, is left out.
+//     occupies the NICs at both its ends and ends when both have served it (see send).
+//     The loads and stores of a layerwise step run while the step computes, and the step
+//     lasts at least until its slowest load has arrived. The model ignores that the
+//     first and the last layer cannot overlap, 1/61 of a transfer.
 //   - A prefill group (expert parallel) steps together: a step takes its overhead, the
 //     longest attention of its engines, and the rest of the model's work spread over
 //     all of them (DualPath section 6.2). Attention of n tokens after c cached ones is
@@ -30,11 +30,11 @@
 //   - Basic needs a request's HBM from the first byte read to the last byte sent to
 //     the decode engine; layerwise prefill does not (section 2.1).
 //   - An Oracle reads and sends nothing (section 7.2).
-//   - Cached tokens are the whole blocks of the context. What is computed are the
-//     appended tokens; Options.RecomputeTail adds the rest of the last block.
+//   - The cached tokens are the whole blocks of the context. The appended tokens are
+//     computed; Options.RecomputeTail adds the rest of the last block.
 //
-// A step of the planner takes no time, and its actions arrive at once. Its Tick, which
-// deals with what is slow or dead, is not called: nothing is.
+// A step of the planner takes no time, and its actions arrive at once. The planner's Tick
+// is not called: it handles slow and dead engines, and the simulation has none.
 //
 // # Metrics
 //

@@ -124,7 +124,7 @@ func (g *prefillGroup) begin() {
 	took := time.Duration(math.Ceil((longest + rest) * 1e9))
 	c.k.Note(uint64(tokens), uint64(took))
 	end := c.k.Now() + c.opts.StepOverhead + took
-	if c.opts.System != Basic && c.opts.System != Oracle { // Basic has all layers in the HBM; the oracle moves nothing
+	if c.opts.System != Basic && c.opts.System != Oracle { // Basic holds all layers in the HBM; the oracle transfers nothing
 		for _, e := range g.engines {
 			for _, ch := range e.chunks {
 				end = max(end, c.stream(e.ready[ch.Index], ch.Compute))

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/sim/workload"
 )
 
-// TestTransfersByHand: one agent on compute NICs that are slower than the computation, by
-// hand. The oracle's case, and NICs that are faster, are in TestOneRound.
+// TestTransfersByHand compares one agent's times with a calculation by hand. The compute
+// NICs are slower than the computation. TestOneRound has faster NICs, and the oracle.
 func TestTransfersByHand(t *testing.T) {
 	m := Model{
 		Name: "round numbers", KVBytes: 1000, Linear: 1e9, AttentionFixed: 1e9, AttentionPerContext: 1e6, FLOPS: 1e12,
@@ -28,11 +28,12 @@ func TestTransfersByHand(t *testing.T) {
 		prefill   int64 // tokens read by the prefill node
 		ttft, jct float64
 	}{
-		// Nothing is streamed: a step computes, and then all of the prompt goes from HBM to HBM.
+		// Basic streams nothing: a step computes, and then the whole prompt goes from HBM to HBM.
 		{Basic, 256, computed0 + 2*read + computed1 + computed2, computed0 + 2*read + computed1 + computed2 + hbm + decoded},
-		// The steps wait for what they load. The same NIC sends it on, which takes longer.
+		// The steps wait for their loads. The same NIC sends the prompt on, which takes longer.
 		{Layerwise, 256, computed0 + 2*read + 2*loaded, computed0 + 2*read + 2*(loaded+sent) + hbm + decoded},
-		// In turn: what the decode node read comes from there, and only 50 tokens go back.
+		// The nodes read in turn. KV that the decode node read comes from there, and only the
+		// 50 new tokens are sent back.
 		{RoundRobin, 128, computed0 + 2*read + 2*loaded, computed0 + 2*read + loaded + sent + loaded + hbm + decoded},
 	} {
 		r := run(t, Options{
@@ -47,9 +48,9 @@ func TestTransfersByHand(t *testing.T) {
 	}
 }
 
-// TestTransfersConserved: whatever is read where, and however prompts are cut, each decode
-// engine's NIC takes every token of a prompt once into its node's memory, unless it was
-// read there, and once into the HBM.
+// TestTransfersConserved: each decode engine's NIC receives every token of a prompt once
+// into the HBM, and once into its node's memory unless the token was read there. This holds
+// wherever tokens are read and however prompts are cut.
 func TestTransfersConserved(t *testing.T) {
 	agents := agents64K(40)
 	var appended, cached int64
@@ -77,8 +78,8 @@ func TestTransfersConserved(t *testing.T) {
 		if want := r.Read[0] + appended + cached + appended; in != want {
 			t.Errorf("%v: decode engines took %d tokens; want %d", s, in, want)
 		}
-		// Out go what was read there, again for each further step of a cut prompt, and the
-		// copies into the HBM.
+		// A decode engine's NIC sends the tokens that were read on its node, again for each
+		// further step of a cut prompt, and the copies into the HBM.
 		if least := r.Read[1] + r.Read[2] + cached + appended; out < least || (s == Layerwise && out != least) {
 			t.Errorf("%v: decode engines sent %d tokens; want at least %d", s, out, least)
 		}

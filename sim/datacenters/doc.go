@@ -1,8 +1,8 @@
 // Package datacenters is a PrfaaS system in virtual time: a cluster that only
 // prefills, a cluster that prefills and decodes, and the link between them (PrfaaS,
-// section 3). Package prfaas decides, which no server runs: who prefills, what
-// is fetched, where the threshold is, which instances prefill and which decode. It
-// is lengths and times: no KV, no failure of a machine.
+// section 3). Package prfaas decides which cluster prefills, which prefixes are fetched,
+// the threshold, and which instances prefill or decode; no server runs that package. The
+// simulation has lengths and times only: no KV, and no failure of a machine.
 //
 //	                       ┌─► fetch a prefix over the link, or not ─► PrfaaS queue ─► N_prfaas instances ══ layer by layer ══╗
 //	arrivals ─► Router ────┤   (sim/flow)                              FIFO            T_prefill(l)        link (sim/flow)    ║

@@ -1,9 +1,9 @@
 // Package netkv is the cluster of the NetKV paper (arXiv 2606.03910, section VI) in
-// virtual time: prefill instances, a fat-tree, decode instances with continuous
-// batching and prefix caches, and the Chooser of package netcost, which a planner node
-// with a network has too, choosing where each request's KV goes. It is not a model of prefill queues (the paper has
-// none: a prefill is a delay), of packets, or of layers that travel while others are
-// computed.
+// virtual time: prefill instances, a fat-tree, and decode instances with continuous
+// batching and prefix caches. The Chooser of package netcost, which a planner node with a
+// network runs too, chooses the decode instance of each request. The package does not
+// model prefill queues (in the paper a prefill is a delay), packets, or layers that are
+// transferred while others are computed.
 //
 //	arrival ─► prefill: c·l + d ─► netcost.Chooser ─► one flow, capped at its tier ─► landed ─► end of the step ─► batch ─► first token
 //	(trace)    pure delay             ▲    │ no room: FIFO        (sim/flow)                       continuous batching: a + bβ

@@ -26,7 +26,7 @@ type Options struct {
 	// A rack has as many uplinks as it has NICs below, a pod too, each as wide as its
 	// tier: that is what oversubscribes them.
 	NICs int
-	// Port is an instance's bandwidth in each direction, bytes/s; 0: its half of the
+	// Port is an instance's bandwidth in each direction, in bytes/s. 0: half of the
 	// server's NICs.
 	Port float64
 	// Background is the share of every uplink that others take. With Swing it is

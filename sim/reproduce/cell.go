@@ -12,22 +12,22 @@ import (
 // which a cell must explain itself.
 const NoteAbove = 0.05
 
-// Kind says what a cell shows.
+// Kind is how our value of a cell was obtained.
 type Kind uint8
 
 const (
-	// Predicted: no constant of ours was chosen to meet the published value, nor another
-	// one of its figure or table.
+	// Predicted: none of our constants was chosen to match the published value, or
+	// another value of the same figure or table.
 	Predicted Kind = iota + 1
-	// Fitted: a constant was.
+	// Fitted: a constant was chosen to match such a value.
 	Fitted
-	// Derived: arithmetic on numbers that the paper prints; nothing is simulated.
+	// Derived: arithmetic on numbers that the paper prints. Nothing is simulated.
 	Derived
 )
 
 var kindNames = [...]string{Predicted: "predicted", Fitted: "fitted", Derived: "derived"}
 
-// String returns the kind as on the page.
+// String returns the kind's name in docs/reproduction.md.
 func (k Kind) String() string {
 	if k == 0 || int(k) >= len(kindNames) {
 		return fmt.Sprintf("kind %d", uint8(k))
@@ -52,7 +52,7 @@ type Cell struct {
 	Std float64
 	// Note explains a deviation from Paper.
 	Note string
-	// Kind is that of the table where it is 0.
+	// Kind 0 means the table's Kind.
 	Kind Kind
 }
 
@@ -87,7 +87,7 @@ func (c Cell) Noted(format string, args ...any) Cell {
 	return c
 }
 
-// As returns the cell with a kind of its own.
+// As returns the cell with another kind than its table's.
 func (c Cell) As(k Kind) Cell {
 	c.Kind = k
 	return c
@@ -96,8 +96,8 @@ func (c Cell) As(k Kind) Cell {
 // Published reports whether the paper has the number.
 func (c Cell) Published() bool { return !math.IsNaN(c.Paper) }
 
-// Claim names the cell's kind on the page: a predicted cell without a published value
-// is a check of ours.
+// Claim returns the cell's kind in docs/reproduction.md. A predicted cell without a
+// published value is a "check".
 func (c Cell) Claim() string {
 	if c.Kind == Predicted && !c.Published() {
 		return "check"
@@ -184,12 +184,12 @@ type Table struct {
 	Command string `json:"command,omitempty"`
 	// Text is a paragraph before the table: what was assumed.
 	Text string `json:"text,omitempty"`
-	// Kind is that of the cells which have none of their own.
+	// Kind is the kind of the cells whose Kind is 0.
 	Kind  Kind   `json:"-"`
 	Cells []Cell `json:"cells"`
 }
 
-// Omission is something of a paper that is not among the tables, and why.
+// Omission is a result of a paper that the tables lack, and the reason.
 type Omission struct {
 	What string `json:"what"`
 	Why  string `json:"why"`

@@ -1,8 +1,8 @@
-// Package reproduce puts the tables of the papers beside ours. A suite is one
-// paper: it runs the simulators and the closed forms and reports cells; each cell
-// has the published value, ours, and the range in which ours is accepted. It is
-// not a simulator and decides nothing. Suite.Drives says which code of the product a
-// suite runs, and whether a server runs it too.
+// Package reproduce compares the papers' tables with our values. A suite is one paper:
+// it runs the simulators and the closed forms and reports cells. Each cell has the
+// published value, our value, and the accepted range of our value. The package
+// simulates nothing itself and makes no decisions. Suite.Drives names the production
+// code that a suite runs, and whether a server runs it too.
 //
 //	Suite ── Run(ctx, *Report) ──┬── Table{Cells…} ──┐            ┌── WriteText      a terminal
 //	  netkv.go                   ├── Figure{Chart}   ├─ []Result ─┼── WriteMarkdown  docs/reproduction.md
@@ -16,10 +16,11 @@
 //	Within(id, name, unit, paper, ours, low, high)  ours within a range, published or not
 //	Holds(id, name, what is true)                   a statement, such as an order
 //
-// Each has a Kind, or its table has: Predicted, Fitted (a constant of ours was chosen to
-// meet the number, or another one of its figure or table), or Derived (arithmetic on printed
-// numbers). Totals count predictions with a published value. A formula beside a constant
-// that it contains is no cell. What of a paper has no cell is named by Report.Missing.
+// Each cell, or its table, has a Kind: Predicted, Fitted (one of our constants was chosen
+// to match the number, or another number of its figure or table), or Derived (arithmetic
+// on printed numbers). Totals count predictions with a published value. Comparing a
+// formula with a constant that it contains is not a cell. Report.Missing names the results
+// of a paper that have no cell.
 //
 // A cell is out if ours lies outside Low..High: the reproduction then fails. A
 // cell that deviates from its published value by more than NoteAbove, or whose
@@ -46,9 +47,9 @@
 // belongs there. The order of tables and figures is that in which a suite
 // reports them, so a suite reports from its own goroutine, after Each.
 //
-// A run with Options.Quick leaves out the longest simulations and all seeds but the first,
-// for continuous integration. A suite names what it leaves out by Report.LeftOut; the cells
-// that remain keep their ranges.
+// A run with Options.Quick, for continuous integration, skips the longest simulations and
+// runs only the first seed. A suite reports what it skips by Report.LeftOut. The remaining
+// cells keep their ranges.
 //
 // # Determinism
 //

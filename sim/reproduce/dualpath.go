@@ -17,7 +17,7 @@ func DualPath() Suite {
 	return Suite{Name: "dualpath", Paper: "DualPath: Breaking the Storage Bandwidth Bottleneck in Agentic LLM Inference", Drives: dualPathDrives, Run: dualPath}
 }
 
-// dualPathDrives says what the suite runs.
+// dualPathDrives is the suite's Drives.
 const dualPathDrives = "the planner of `dualpath` and the packing of `dualpath/batch`, which a planner node and its engines run in production. Every assignment and every reading side is its decision; storage, NICs and engines are simulated. The policies `basic`, `layerwise` and `round-robin` are the paper's baselines; what production runs by default is `dualpath-split`."
 
 const dualPathCommand = "penstock sim reproduce dualpath"
@@ -63,7 +63,8 @@ func dualPath(ctx context.Context, r *Report) error {
 // dpRuns are the simulations behind the tables: planned by key, run once, looked up
 // by key.
 type dpRuns struct {
-	// quick leaves out the longest; seeds repeat the ablation and the online runs.
+	// quick skips the longest simulations. The ablation and the online runs are repeated
+	// with seeds.
 	quick bool
 	seeds int
 
@@ -280,8 +281,8 @@ func (c dpCase) noQuota() dpCase {
 	return c.assuming("without quota", func(o *agentic.Options) { o.NoQuota = true })
 }
 
-// storageOnly is the case with compute and the compute NICs out of the way. The planner's beta stays that
-// of the real GPU.
+// storageOnly is the case with compute and compute NICs that are never the bottleneck. The
+// planner's beta is that of the real GPU.
 func (c dpCase) storageOnly() dpCase {
 	c.variant = "compute and compute NICs out of the way"
 	c.change = func(o *agentic.Options, set []workload.Trajectory, _ int) []workload.Trajectory {
@@ -311,7 +312,7 @@ func (d *dpRuns) rates() []float64 {
 	return []float64{0.1, 0.15, 0.2, 0.3, 0.4, 0.45}
 }
 
-// onlineModels are how many of the two clusters run online: the first is DS 660B.
+// onlineModels is how many of the two clusters run online. The first is DS 660B.
 func (d *dpRuns) onlineModels() int {
 	if d.quick {
 		return 1

@@ -484,7 +484,7 @@ func (d *dpRuns) online(r *Report) {
 			"the decode step was fitted to job times, which do not depend on it much; the paper's engines have other work between steps"))
 	for _, aps := range d.rates() {
 		if aps > 0.4 {
-			continue // at capacity both wait
+			continue // at capacity, requests queue in both systems
 		}
 		table.Cells = append(table.Cells, Within("DP-A9", fmt.Sprintf("DS 660B at %v: TTFT of DualPath over oracle's", aps), "", math.NaN(), at(agentic.DualPath, 0, aps).MeanTTFT()/at(agentic.Oracle, 0, aps).MeanTTFT(), 1, 1.15).As(Predicted))
 	}
@@ -498,7 +498,7 @@ func (d *dpRuns) online(r *Report) {
 	for _, w := range []struct{ aps, paper float64 }{{0.1, 69}, {0.45, 681}} {
 		res := d.results[dpOnline{dp660(agentic.DualPath, "64K", 0), w.aps, agentic.DefaultHorizon}.key()]
 		if res == nil {
-			continue // a rate that a quick run leaves out
+			continue // a quick run skips this rate
 		}
 		kv := float64(agentic.DeepSeek660B().KVBytes)
 		_, spec := d.set("64K", 1)
@@ -538,7 +538,7 @@ func (d *dpRuns) agentTime(r *Report) {
 			o := dpOnline{dp660(s, "64K", 0), aps, agentic.DefaultHorizon}
 			res := d.results[o.key()]
 			if res == nil || res.Agents == 0 {
-				continue // far beyond Basic's capacity
+				continue // this rate is far above Basic's capacity
 			}
 			mean := res.AgentTime.Seconds() / float64(res.Agents)
 			line.X, line.Y = append(line.X, aps), append(line.Y, mean)
@@ -576,7 +576,7 @@ func (d *dpRuns) large(r *Report) {
 	one, large := d.jct(c), d.jct(c.scaled(dpLargeOffline))
 	trace := "which trajectories the paper ran is not printed: 3 167 s cannot be its 64K set, which takes 5 400 s in Figure 7"
 	table.Cells = append(table.Cells,
-		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace).As(Fitted), // the set was chosen by it
+		noted(Near("", "2P4D, 2048 agents", "s", 3167, one, 0.25), trace).As(Fitted), // the set of agents was chosen to match it
 		noted(Near("", "48P96D, 49152 agents", "s", 3201, large, 0.25), trace).As(Fitted),
 		Within("DP-A8", "48P96D over 2P4D", "", 3201./3167, large/one, 0.95, 1.05),
 		Within("DP-A8", "8P16D over 2P4D", "", math.NaN(), d.jct(c.scaled(4))/one, 0.95, 1.05))

@@ -88,7 +88,7 @@ func mtqTable1(m redistribute.Model, r *Report) error {
 		bytes := m.Payload.RouteBytes(p.rows, 1)
 		samples = append(samples, redistribute.Sample{Bytes: bytes, Seconds: p.t})
 		if p.rows == 1024 {
-			continue // it is in the rows above
+			continue // the rows above have this point
 		}
 		cells = append(cells, Near("MQ-5", fmt.Sprintf("route of %d rows", p.rows), "us", p.t/us, f.RoundTrip(bytes)/us, 0.05))
 	}

@@ -20,7 +20,7 @@ func NetKV() Suite {
 	}}
 }
 
-// netkvDrives says what the suite runs.
+// netkvDrives is the suite's Drives.
 const netkvDrives = "the chooser and the oracle of `dualpath/netcost`. A planner node that is given the network chooses each decode engine by the same chooser (`netcost.Planner`); prefill engines, reads and queues are decided by DualPath's planner there and are not part of this suite."
 
 const (

@@ -343,7 +343,7 @@ func netkvAblation(n *netkvStudies, r *Report) {
 			}
 			cell := explained(Near("", fmt.Sprintf("%s, %v: TTFT", w, p), "ms", paper[w][i], ours, 0.35), note)
 			if w == "rag" && p != netcost.TopoOnly {
-				cell = cell.As(Fitted) // Table II's
+				cell = cell.As(Fitted) // Table II, which was fitted, has this value too
 			}
 			cells = append(cells, cell)
 		}
@@ -379,7 +379,7 @@ func netkvScale(n *netkvStudies, r *Report) {
 			explained(Within("", fmt.Sprintf("%d GPUs: gain over CLA*", gpus), "%", q[0], gain(a, b), 8, 26), note),
 			explained(Near("", fmt.Sprintf("%d GPUs: transfer of NetKV", gpus), "ms", q[1], millis(a.Transfer), 0.30), note),
 			explained(Near("", fmt.Sprintf("%d GPUs: transfer of CLA*", gpus), "ms", q[2], millis(b.Transfer), 0.45), note))
-		if pods == 2 { // Table II's cluster and load
+		if pods == 2 { // the cluster and load of Table II, which was fitted
 			for i := range cells {
 				cells[i] = cells[i].As(Fitted)
 			}
@@ -408,8 +408,8 @@ func netkvTiers(n *netkvStudies, r *Report) {
 	}})
 }
 
-// netkvPortWidth varies what Tables III and IV turn on and the paper does not print: how much
-// an instance can send at once.
+// netkvPortWidth varies an instance's bandwidth, which the paper does not print although
+// Tables III and IV depend on it.
 func netkvPortWidth(n *netkvStudies, r *Report) {
 	var cells []Cell
 	var own, over []float64 // gains by width, the widest first
@@ -433,7 +433,7 @@ func netkvPortWidth(n *netkvStudies, r *Report) {
 		Cells: cells})
 }
 
-// netkvMissing says what of the paper our cluster does not reproduce.
+// netkvMissing reports the results of the paper that our cluster does not reproduce.
 func netkvMissing(_ *netkvStudies, r *Report) {
 	r.Missing("Table IV, the sign of the count of own transfers (+1.9 % on retrieval, where ours costs)",
 		"equation 4 divides a tier's bandwidth among the source's transfers on it. In our cluster an instance's port carries eight transfers within the pod at their full rate, so they do not share, and the division sends requests to the far pod for nothing. "+

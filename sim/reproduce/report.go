@@ -19,7 +19,7 @@ type Suite struct {
 	Name string
 	// Paper is its title.
 	Paper string
-	// Drives says which code of the product the suite runs, and who else runs it.
+	// Drives names the production code that the suite runs, and which server runs it too.
 	Drives string
 	// Run reports tables and figures. An error ends this suite alone.
 	Run func(ctx context.Context, r *Report) error
@@ -29,7 +29,7 @@ type Suite struct {
 type Options struct {
 	// Workers is how many jobs of Each run at once, over all suites; 0: 1.
 	Workers int
-	// Quick leaves out the longest simulations, and repeats the others with one seed.
+	// Quick skips the longest simulations and runs the others with one seed.
 	Quick bool
 	// Traces are directories in which Trace looks, in this order.
 	Traces []string
@@ -59,7 +59,8 @@ type Result struct {
 	Tables  []Table  `json:"tables"`
 	Figures []Figure `json:"figures,omitempty"`
 	Drives  string   `json:"drives,omitempty"`
-	// Missing is what of the paper is not reproduced, LeftOut what a quick run left out.
+	// Missing lists results of the paper that are not reproduced, LeftOut what a quick
+	// run skipped.
 	Missing []Omission `json:"not_reproduced,omitempty"`
 	LeftOut []Omission `json:"left_out,omitempty"`
 	// Err is why the suite ended early; nil: it did not.
@@ -125,18 +126,18 @@ func (r *Report) Table(t Table) {
 	r.faults = append(r.faults, faults...)
 }
 
-// Missing says what of the paper is not reproduced, and why.
+// Missing reports a result of the paper that is not reproduced, and why.
 func (r *Report) Missing(what, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.missing = append(r.missing, Omission{what, why})
 }
 
-// Quick reports whether the longest simulations are to be left out. Whatever a suite
-// leaves out for it, it names by LeftOut.
+// Quick reports whether the suite must skip its longest simulations. The suite reports
+// what it skips by LeftOut.
 func (r *Report) Quick() bool { return r.opts.Quick }
 
-// LeftOut says what a quick run leaves out.
+// LeftOut reports a simulation that a quick run skips.
 func (r *Report) LeftOut(what, why string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

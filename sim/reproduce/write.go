@@ -15,19 +15,20 @@ import (
 // Summary counts cells.
 type Summary struct {
 	Cells int `json:"cells"`
-	// Predictions are predicted and have a value in the paper. Within of them deviate from
-	// it by no more than NoteAbove.
+	// Predictions counts predicted cells with a published value. Within counts those that
+	// deviate from it by at most NoteAbove.
 	Predictions int `json:"predictions"`
 	Within      int `json:"within_5_percent"`
-	// The other cells: Fitted and Derived, and Checks, which have no value in the paper.
+	// Fitted, Derived and Checks count the other cells. Checks have no published value.
 	Fitted  int `json:"fitted"`
 	Derived int `json:"derived"`
 	Checks  int `json:"checks"`
-	// Out lie outside their accepted range; Unexplained deviate without a note. Both are
-	// of all cells.
+	// Of all cells, Out counts those outside their accepted range, and Unexplained those
+	// that deviate without a note.
 	Out         int `json:"out_of_range"`
 	Unexplained int `json:"unexplained"`
-	// MedianDeviation is that of the predictions, without sign; NaN without any.
+	// MedianDeviation is the median of the predictions' absolute deviations. NaN if there
+	// are no predictions.
 	MedianDeviation float64 `json:"-"`
 	Failed          bool    `json:"failed"`
 }
@@ -119,7 +120,7 @@ func WriteText(w io.Writer, results []Result) error {
 	return err
 }
 
-// textOmissions lists what is not among the tables.
+// textOmissions lists the omissions for a terminal.
 func textOmissions(b *strings.Builder, title string, omitted []Omission) {
 	for _, o := range omitted {
 		fmt.Fprintf(b, "%s: %s: %s\n", title, o.What, o.Why)
@@ -207,7 +208,7 @@ The totals count predictions only.
 
 `
 
-// markdownOmissions lists what is not among the tables of a suite.
+// markdownOmissions lists a suite's omissions for docs/reproduction.md.
 func markdownOmissions(b *strings.Builder, title, suite string, omitted []Omission) {
 	if len(omitted) == 0 {
 		return

@@ -260,9 +260,9 @@ func (n *nic) close() {
 	n.t.must(n.d.Close())
 }
 
-// abandon ends the NIC without a word about how. It closes memory too: a NIC that
-// holds memory in place, as runtime.Pinner does, would end the test binary with
-// its own complaint before the case's failure is printed.
+// abandon closes the NIC and ignores errors. It closes memory too: if a NIC pins memory
+// by runtime.Pinner, leaked memory would crash the test binary before the case's failure
+// is printed.
 func (n *nic) abandon() {
 	for _, l := range n.links {
 		l.ep.Shut()

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// ledger is a Domain that takes memory and nothing else, and notes what is open.
+// ledger is a Domain that only registers memory, and records which memory is open.
 type ledger struct {
 	group.Domain
 	open   map[*entry]bool
@@ -18,7 +18,7 @@ type ledger struct {
 	woken  chan struct{}
 }
 
-// entry is memory of a ledger.
+// entry is a registration of a ledger.
 type entry struct {
 	group.Memory
 	of *ledger
@@ -44,7 +44,7 @@ func (l *ledger) Close() error {
 	return nil
 }
 
-// TestAbandon: a case that failed leaves no memory registered.
+// TestAbandon: no memory stays registered after a failed case.
 func TestAbandon(t *testing.T) {
 	l := &ledger{open: make(map[*entry]bool), woken: make(chan struct{}, 1)}
 	n := newNIC(&env{T: t}, "a", l)
