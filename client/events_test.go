@@ -22,8 +22,8 @@ func TestEvents(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() {
-		// A number that the node never gave out: it begins with a gap, by which
-		// the test knows that the stream is there.
+		// The node never assigned this number, so its stream begins with a gap, which
+		// shows that the stream is open.
 		ended <- r.store.Events(ctx, client.EventsRequest{Namespace: "m", After: map[string]uint64{h.control: 1 << 60}}, func(e client.Event) error {
 			events <- e
 			return nil

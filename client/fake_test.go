@@ -195,8 +195,8 @@ func TestNothingLandsAfterRead(t *testing.T) {
 	}
 }
 
-// TestLastHop: bytes that differ from the writer's checksums are never
-// delivered, whatever the node says of them.
+// TestLastHop: bytes that differ from the writer's checksums are never delivered, even
+// if the node reports them as good.
 func TestLastHop(t *testing.T) {
 	f := newFake(t)
 	answer := func(bad func(*pb.ReadResponse)) {
@@ -279,8 +279,8 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestAnotherProvider: a Store whose engine cannot speak with the node is told which
-// one can; a node that says nothing is of before the providers, and speaks tcp.
+// TestAnotherProvider: if the Store's engine has another provider than the node, the
+// error names the node's provider. A node that names none is an old one and uses tcp.
 func TestAnotherProvider(t *testing.T) {
 	for said, want := range map[string]error{"": nil, "tcp": nil, "verbs": client.ErrProvider} {
 		f := newFake(t)
@@ -377,8 +377,8 @@ func TestWriteGivenUp(t *testing.T) {
 	}
 }
 
-// TestCommitAnswers: what the node says of each piece is what the caller is told,
-// and a piece that it does not mention is not stored.
+// TestCommitAnswers: the caller gets the node's result for each piece. A piece without a
+// result counts as not stored.
 func TestCommitAnswers(t *testing.T) {
 	f := newFake(t)
 	f.reserve = func(_ context.Context, f *fake, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {

@@ -69,8 +69,8 @@ func TestSamePlace(t *testing.T) {
 	}
 }
 
-// TestTwoBlocksOfOnePlace: pieces that share bytes are refused, since at most one
-// of them can be what is there.
+// TestTwoBlocksOfOnePlace: pieces that share bytes are refused, because they would
+// overwrite each other.
 func TestTwoBlocksOfOnePlace(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)

@@ -126,7 +126,7 @@ func (n *node) connect(attempt chan struct{}) {
 	}
 }
 
-// open connects gRPC, asks who is there, and opens the data plane.
+// open connects over gRPC, calls Describe, and opens the data plane.
 func (n *node) open(ctx context.Context) (*session, error) {
 	o := &n.store.opts
 	conn, err := Dial(n.target, DialOptions{BearerToken: o.BearerToken, TLS: o.TLS, Insecure: o.Insecure, Timeout: o.DialTimeout})
@@ -144,7 +144,7 @@ func (n *node) open(ctx context.Context) (*session, error) {
 func (n *node) describe(ctx context.Context, sess *session) error {
 	d, err := sess.cache.Describe(ctx, &pb.DescribeRequest{})
 	if err != nil {
-		// Whatever the attempt died of, also its time-out, the node is down.
+		// Any failure of the attempt, also its timeout, means that the node is down.
 		if err := callError(context.WithoutCancel(ctx), "describe", n.target, err); errors.Is(err, ErrAuth) || errors.Is(err, errDown) {
 			return err
 		}
@@ -196,8 +196,8 @@ func (n *node) connectData(ctx context.Context, addr rdma.Addr, token rdma.Token
 
 // dataAddresses are the addresses to try, best first. A node that listens on
 // every interface, or on loopback behind a tunnel, advertises what only it can
-// reach. Whatever stands before the host, or behind a # after the port, is kept: it
-// says how to speak there.
+// reach. Text before the host, and text after the port that begins with #, is kept: it
+// belongs to the provider's protocol.
 func dataAddresses(addr rdma.Addr, host string, port uint32) []rdma.Addr {
 	if host == "" || port == 0 {
 		return []rdma.Addr{addr}

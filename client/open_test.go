@@ -63,8 +63,8 @@ func TestServersAreAddresses(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: a Store whose every node is down says so once, also without
-// a Logger; one that has a node says nothing.
+// TestNobodyAnswers: a Store all of whose nodes are down logs it once, also without a
+// Logger. A Store with a node that is up logs nothing.
 func TestNobodyAnswers(t *testing.T) {
 	const said = "no storage node answers"
 	h := newHost(t, nil)

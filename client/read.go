@@ -49,7 +49,7 @@ type reading struct {
 	brokenAbsent bool
 }
 
-// pieceState says what became of a piece.
+// pieceState is the result of a piece.
 type pieceState struct {
 	delivered bool
 	// lost is why it did not arrive; cut is set instead if it did not match.
@@ -69,9 +69,9 @@ type readTask struct {
 }
 
 // Read loads pieces of a chain into the caller's memory and verifies them. A
-// lost block shortens the prefix. When it returns, with whatever result, nothing
-// writes to the memory any more. Where ctx ended, the result says what had
-// arrived until then.
+// lost block shortens the prefix. After it has returned, also with an error, nothing
+// writes to the memory any more. If ctx ended, the result has the blocks that had
+// arrived by then.
 func (s *Store) Read(ctx context.Context, req ReadRequest) (ReadResult, error) {
 	s.stats.reads.Add(1)
 	r, err := s.newReading(req)
@@ -220,8 +220,8 @@ func neededPieces(g kv.Geometry, first, blocks int, base int64, firstLayer int) 
 	return pieces
 }
 
-// checkApart refuses pieces that share bytes: at most one of them could be what
-// is there. Every offset has been checked.
+// checkApart refuses pieces that share bytes, because they would overwrite each other.
+// The offsets must be in range.
 func checkApart(pieces []Piece, pieceBytes func(group int) int64) error {
 	byOffset := func(a, b Piece) int { return cmp.Compare(a.Offset, b.Offset) }
 	if !slices.IsSortedFunc(pieces, byOffset) {
@@ -511,8 +511,8 @@ func (s *Store) forgetImm(imm uint32) {
 	}
 }
 
-// verify hashes what was not hashed as it landed, and records what became of each
-// piece. arrival is nil where nothing was.
+// verify hashes the bytes that were not hashed on arrival, and records the result of
+// each piece. arrival is nil if no bytes were hashed on arrival.
 func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 	for k, i := range t.pieces {
 		result := resp.GetPieces()[k]
@@ -579,7 +579,7 @@ func (r *reading) piece(i int) []byte {
 	return r.req.Into.Bytes()[r.pieces[i].Offset:]
 }
 
-// settle records what became of piece i.
+// settle records the result of piece i.
 func (r *reading) settle(i int, state pieceState) {
 	block := r.pieces[i].Block
 	r.mu.Lock()

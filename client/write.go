@@ -48,8 +48,8 @@ type writing struct {
 // pieceName is a piece within a chain.
 type pieceName struct{ block, group int }
 
-// writeState says what became of a piece; the zero value: it was not offered,
-// because one before it was refused.
+// writeState is the result of a piece. The zero value means that the piece was not sent,
+// because an earlier piece was refused.
 type writeState struct {
 	stored, existed bool
 	refused         Reason
@@ -65,9 +65,9 @@ type writeChunk struct {
 }
 
 // Write stores blocks from the caller's memory. Its chunks are committed in the
-// order of the chain, so that each finds its parent. When it returns, with
-// whatever result, nothing reads the memory any more; for that it may outlast
-// ctx by a second. Where ctx ended, the result says what had been stored until
+// order of the chain, so that each finds its parent. After it has returned, also with an
+// error, nothing reads the memory any more; to ensure that, it may return up to a second
+// after the end of ctx. If ctx ended, the result has the blocks that had been stored by
 // then.
 func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error) {
 	s.stats.writes.Add(1)

@@ -22,8 +22,7 @@ const (
 	// Recompute: the tokens from Parts[0].From to Parts[0].To are not read by
 	// anyone: the prefill engine computes them.
 	Recompute
-	// Abort: Group forgets the request, whatever it was doing with it; it is
-	// planned anew.
+	// Abort: Group drops the request in any state. The request is planned again.
 	Abort
 	// Reject: the request ends here; Why says why. It goes to the gateway.
 	Reject

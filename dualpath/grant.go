@@ -13,7 +13,7 @@ type room struct {
 	hbm, buffer int
 }
 
-// unlimited stands for a memory whose size the engine does not report.
+// unlimited is the size of a memory whose size the engine does not report.
 const unlimited = 1 << 50
 
 // fits reports whether n is available.
@@ -22,14 +22,14 @@ func (r room) fits(n room) bool { return n.hbm <= r.hbm && n.buffer <= r.buffer 
 // minus is what is left of r when n is taken.
 func (r room) minus(n room) room { return room{r.hbm - n.hbm, r.buffer - n.buffer} }
 
-// blocks is how many blocks so many tokens take: engines store whole blocks.
+// blocks returns the number of blocks for tokens, rounded up: engines store whole blocks.
 func (p *Planner) blocks(tokens int) int {
 	b := p.opts.BlockTokens
 	return (tokens + b - 1) / b
 }
 
-// passing is what a request takes of an engine's buffer while so many blocks of its
-// KV pass through.
+// passing returns the bytes of an engine's buffer that a request takes when the given
+// number of its blocks pass through.
 func (b *Buffer) passing(r *request, blocks int) int {
 	return b.Request + blocks*b.Block + r.promptBlocks*b.Sums
 }
@@ -138,7 +138,7 @@ func (p *Planner) enqueue(r *request, again bool) {
 	r.at = p.unrouted.PushBack(r)
 }
 
-// unqueue takes a request out of the queue, if it is there.
+// unqueue removes a request from the queue, if it is queued.
 func (p *Planner) unqueue(r *request) {
 	if r.at == nil {
 		return

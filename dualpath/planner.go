@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Planner is the scheduler's state. It is not safe for concurrent use: whoever
-// owns it feeds it one event after the other.
+// Planner is the scheduler's state. It is not safe for concurrent use: its owner passes
+// it one event at a time.
 type Planner struct {
 	opts Options
 	now  time.Duration
@@ -155,7 +155,7 @@ type request struct {
 	order     int64
 	loadingAt *list.Element
 	sides     [2]side
-	// rest are ranges that a side left unread and nobody reads yet.
+	// rest are ranges that a side left unread and that neither side reads yet.
 	rest      []Part
 	started   time.Duration
 	prefilled bool
@@ -170,7 +170,7 @@ type request struct {
 	why   *Explanation
 }
 
-// New returns a planner that knows no engine yet.
+// New returns a planner without engines.
 func New(opts Options) (*Planner, error) {
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
@@ -403,7 +403,7 @@ func (p *Planner) hold(g *group, h *Held) {
 	}
 }
 
-// requeue plans a request anew from the start; its engines are told to leave it,
+// requeue plans a request again from the start. It aborts the request on its engines,
 // unless they have done their part.
 func (p *Planner) requeue(r *request, why Reason) {
 	p.stats.Replanned++
@@ -420,9 +420,9 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.enqueue(r, true)
 }
 
-// complete looks at requests that were found with a prefill engine after a restart:
-// one that no decode engine has claimed within the time in which a group must come
-// back has none, and would wait for ever.
+// complete checks the requests that a prefill engine reported after a restart. If no
+// decode engine has reported a request within the time in which a group must reconnect,
+// the request has no decode engine and would wait forever.
 func (p *Planner) complete() {
 	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
 		if p.requests[r.ID] != r || r.phase != serving || r.de != nil {
@@ -583,7 +583,7 @@ func (p *Planner) refuse(r *request, s shortfall) {
 	reject.Need, reject.Most = s.need, s.most
 }
 
-// end removes a request that is not served any more, telling whoever has it.
+// end removes a request that is not served any more, and aborts it on its engines.
 func (p *Planner) end(r *request, why Reason) {
 	p.stats.Rejected++
 	for _, en := range [...]*engine{r.pe, r.de} {
@@ -612,9 +612,9 @@ func (p *Planner) unlist(el **list.Element, from *list.List) {
 	}
 }
 
-// finished takes the end of prefill or of decode. A request that was decoded
-// has ended, whatever the planner meant to do with it: its group may have been
-// faster than an Abort.
+// finished handles the end of prefill or of decode. A request that was decoded has
+// ended, even if the planner has just aborted it: the group may have been faster than
+// the Abort.
 func (p *Planner) finished(e Finished) {
 	r := p.about(e.Request, e.Attempt)
 	if e.Role == Decode {
@@ -682,8 +682,8 @@ func (p *Planner) epoch(e Epoch) {
 	p.epochs[e.Namespace] = e.Epoch
 	var old []*request
 	for _, r := range p.requests {
-		// A request that was found with a decode group alone has nobody who would
-		// compute: its prefill is over, or that group will speak for it.
+		// A request that only a decode group reported after a restart has no prefill engine
+		// to compute it. Its prefill has ended, or the prefill group will report it later.
 		orphan := r.phase == serving && r.pe == nil
 		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.prefilled && !orphan {
 			old = append(old, r)

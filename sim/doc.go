@@ -6,7 +6,7 @@
 // controllers of dualpath/prfaas, which no server runs.
 //
 // It is not a framework of processes: an event is a function that is called once,
-// at its time, and returns. Nothing sleeps and nothing runs beside it.
+// at its time, and returns. No event sleeps, and none runs concurrently with another.
 //
 //	            ┌───────────────────────────────┐
 //	At, After ─►│ heap by (time, phase, number) │─► one event at a time ─► its function ─┐

@@ -59,8 +59,8 @@ type shelf struct {
 	// flip spoils the bytes of a block after they were verified: what a broken
 	// buffer would do.
 	flip map[kv.BlockID]bool
-	// gate, if set, holds up writes, and waiting, if set, is told of each; spoil, if
-	// set, then changes what is written.
+	// gate, if set, blocks writes until it is closed. waiting, if set, gets an element
+	// for a blocked write. spoil, if set, changes the bytes before they are stored.
 	gate    chan struct{}
 	waiting chan struct{}
 	spoil   func(mem []byte)
@@ -207,7 +207,8 @@ type engine struct {
 
 var token = rdma.Token("a token for the traffic managers")
 
-// newEngine starts one whose device holds so many layers, of so many pages each.
+// newEngine starts an engine whose device memory holds the given number of layers, each
+// with the given number of pages.
 func newEngine(t testing.TB, s *shelf, layers, pages int, bufferBytes int64) *engine {
 	t.Helper()
 	return newEngineCopying(t, s, layers, pages, bufferBytes, nil)
@@ -229,8 +230,9 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 	return newEngineOn(t, s, newAt(s), layers, pages, bufferBytes, c, r, over(r))
 }
 
-// newEngineOn is newEngineOver with a storage and with a NIC of any provider, which it
-// closes in the end; compute is what the manager gets.
+// newEngineOn starts an engine over the given storage and transfer engine r, of any
+// provider, and closes both at the end of the test. compute is r or wraps r; the manager
+// uses compute.
 func newEngineOn(t testing.TB, s *shelf, storage Storage, layers, pages int, bufferBytes int64, c copier.Copier, r, compute rdma.Engine) *engine {
 	t.Helper()
 	must := func(err error) {
@@ -772,8 +774,8 @@ func TestLostBlocks(t *testing.T) {
 	}
 }
 
-// TestCut: a side that hangs is told to stop; what it had is used, and the other
-// side reads the rest.
+// TestCut: Cut ends the read of a side that hangs. The blocks that it had read are used,
+// and the other side reads the rest.
 func TestCut(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -953,7 +955,7 @@ func TestEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cancel() // nobody ever reads the hit
+		cancel() // no side reads the hit
 		if err := p.Layer(t.Context(), 0); !errors.Is(err, context.Canceled) {
 			t.Errorf("layer 0: %v", err)
 		}
@@ -1003,8 +1005,8 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
-// TestReadYourWrites: a turn that ends in the decode engine's memory is waited
-// for by whoever asks for its last block.
+// TestReadYourWrites: Settle for the last block of a turn waits until the blocks in the
+// decode engine's memory are stored.
 func TestReadYourWrites(t *testing.T) {
 	testkit.VerifyNone(t)
 	s := newShelf()
@@ -1130,8 +1132,8 @@ func TestBadJobs(t *testing.T) {
 	}
 }
 
-// FuzzMessage: whatever a peer sends, a manager neither panics nor forgets how
-// to serve.
+// FuzzMessage: after any message of a peer, a manager still serves requests and has not
+// panicked.
 func FuzzMessage(f *testing.F) {
 	s := newShelf()
 	e := newEngine(f, s, 5, 8, 1<<20)

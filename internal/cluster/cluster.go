@@ -165,7 +165,7 @@ func policyOf(s *Spec) dualpath.ReadPolicy {
 	return s.Policy
 }
 
-// config is what all nodes are told.
+// config returns the configuration that all nodes share.
 func (c *Cluster) config(m *member, storage string) *NodeConfig {
 	s := &c.spec
 	return &NodeConfig{

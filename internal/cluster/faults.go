@@ -120,7 +120,7 @@ func (c *Cluster) Kill(name string) error {
 	m.proc = nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// What it had counted stays, beside what its successor will.
+	// Keep the counters of the old process under another name than its successor's.
 	if n, ok := c.counts[name]; ok {
 		delete(c.counts, name)
 		c.counts[fmt.Sprintf("%s until %v", name, time.Now())] = n

@@ -65,8 +65,8 @@ type NodeConfig struct {
 	// Classes: the compute network has a class for collectives; KV is marked as
 	// such.
 	Classes bool `json:"classes,omitempty"`
-	// Shaped: this process limits its NICs itself, to so many bits a second; 0: it
-	// only counts.
+	// Shaped: this process rate-limits its NICs itself, to SNICBits and CNICBits bits a
+	// second. 0: it only counts.
 	Shaped   bool   `json:"shaped,omitempty"`
 	SNICBits uint64 `json:"snic_bits,omitempty"`
 	CNICBits uint64 `json:"cnic_bits,omitempty"`
@@ -215,7 +215,8 @@ func (n *node) tell(e Event) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Nobody reads: the parent is gone, and standard input ends us.
+	// The write fails only if the parent has exited. Then standard input ends, and this
+	// process exits.
 	_, _ = n.out.Write(append(line, '\n'))
 }
 

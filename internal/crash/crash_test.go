@@ -285,8 +285,8 @@ func (v *volume) round(t *testing.T, binary string, rng *rand.Rand, totals *coun
 		n.kill(t)
 		return
 	}
-	// The kill comes at an operation, not at a time: whatever the others are in
-	// the middle of then is cut off.
+	// The kill comes at a random operation, not at a time. It interrupts the operations
+	// that the other clients are running then.
 	var ops atomic.Int64
 	fatal := int64(20 + rng.IntN(400))
 	killed := make(chan struct{})

@@ -32,7 +32,7 @@ type Work struct {
 	Parts []traffic.Part
 	// Peer is the prefill engine's manager (decode only).
 	Peer traffic.Peer
-	// Stopped and Progress are told how reading goes.
+	// Stopped and Progress are called during reads, as in traffic.PrefillJob.
 	Stopped  func(traffic.Stop)
 	Progress func(traffic.Progress)
 }
@@ -51,8 +51,8 @@ type EngineOptions struct {
 	// holds, of Window layers each (0: all layers).
 	BufferBytes          int64
 	DeviceBlocks, Window int
-	// Loaded, if set, is told of each request that a prefill engine has computed;
-	// it must not block.
+	// Loaded, if set, is called for each request that a prefill engine has computed. It
+	// must not block.
 	Loaded func(Loaded)
 	Logger *slog.Logger
 }
@@ -230,7 +230,7 @@ func (e *Engine) blocksOf(tokens int) int {
 	return (tokens + bt - 1) / bt
 }
 
-// tokensOf is how many tokens so many blocks hold.
+// tokensOf returns the number of tokens in the given number of blocks.
 func (e *Engine) tokensOf(blocks int) int { return blocks * e.opts.Namespace.Geometry.BlockTokens }
 
 // enter makes a request known: orders about it are taken from now on.
@@ -286,7 +286,7 @@ func (e *Engine) begin(r *running, p *traffic.Prefill, d *traffic.Decode) {
 	}
 }
 
-// leave ends a request: its pages are free, whoever gave it is told.
+// leave ends a request: it frees the pages and reports the end.
 func (e *Engine) leave(r *running, err error) {
 	e.mu.Lock()
 	if r.ended {
@@ -330,7 +330,7 @@ func (e *Engine) with(request string, f func(p *traffic.Prefill, d *traffic.Deco
 	}
 }
 
-// Read has the engine read a range of hit blocks beside what it was given.
+// Read makes the engine read a further range of hit blocks.
 func (e *Engine) Read(request string, part traffic.Part) {
 	e.with(request, func(p *traffic.Prefill, d *traffic.Decode) {
 		if p != nil {
@@ -401,8 +401,8 @@ func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
 	}()
 }
 
-// member is a request's part in a batch: so many tokens after those that were
-// computed before. last is whether that is all of it.
+// member is a request's tokens in a batch, which follow the tokens computed before. last
+// is set if they complete the prompt.
 type member struct {
 	*running
 	item batch.Item
@@ -432,7 +432,8 @@ func (e *Engine) prefillLoop() {
 			}
 			members = append(members, m)
 		}
-		// What was cut stays at the head: nobody else takes from the queue.
+		// A request that was cut stays at the head of the queue. Only this goroutine takes
+		// from the queue.
 		e.queue = e.queue[whole:]
 		e.mu.Unlock()
 		if len(members) == 0 {
@@ -496,7 +497,7 @@ func (e *Engine) forward(members []member) {
 	}
 }
 
-// unqueue takes a request from the head of the queue, if it is there.
+// unqueue removes a request from the head of the queue, if it is there.
 func (e *Engine) unqueue(r *running) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-kv/penstock/server/planner"
 )
 
-// stall is a NIC that receives so many bytes and then none.
+// stall is a NIC that receives a given number of bytes and then none.
 type stall struct{ left atomic.Int64 }
 
 // stallingConn is a socket of a stall.

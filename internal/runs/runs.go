@@ -24,7 +24,7 @@ type Set struct {
 // at its beginning, of the run at its end, and of the longest run in it.
 type span struct{ prefix, suffix, best uint32 }
 
-// wordBits is how many numbers a leaf stands for.
+// wordBits is the number of set members that a leaf has bits for.
 const wordBits = 64
 
 // New returns an empty set of numbers below limit, which is at least 1.
@@ -42,7 +42,7 @@ func (s *Set) Has(i uint32) bool {
 	return i < s.limit && s.words[i/wordBits]>>(i%wordBits)&1 != 0
 }
 
-// Add puts a run into the set. None of it is there yet.
+// Add adds a run, none of which may be in the set.
 func (s *Set) Add(r Run) {
 	s.size += r.N
 	s.change(r, func(w, mask uint64) uint64 {
@@ -53,7 +53,7 @@ func (s *Set) Add(r Run) {
 	})
 }
 
-// Remove takes a run out of the set. All of it is there.
+// Remove removes a run, all of which must be in the set.
 func (s *Set) Remove(r Run) {
 	s.size -= r.N
 	s.change(r, func(w, mask uint64) uint64 {
@@ -85,7 +85,7 @@ func (s *Set) change(r Run, f func(w, mask uint64) uint64) {
 	}
 }
 
-// mask is the bits of word w that stand for numbers from from to to, to excluded.
+// mask returns the bits of word w for the numbers in [from, to).
 func mask(w, from, to uint32) uint64 {
 	base := w * wordBits
 	m := ^uint64(0)

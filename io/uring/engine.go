@@ -156,9 +156,9 @@ func (e *engine) do(ctx context.Context, batch []blockio.Request) error {
 	return e.doCaller(ctx, batch)
 }
 
-// useShared chooses the way to wait for the last of so many batches. When the
-// kernel has refused the shared ring, the pool, which replaces broken rings, takes
-// over.
+// useShared reports whether a batch uses the shared ring, given the number of batches in
+// flight. If the kernel has refused the shared ring, the pool is used, which replaces
+// broken rings.
 func (e *engine) useShared(active int64) bool {
 	if e.shared == nil || e.shared.refused.Load() {
 		return false
@@ -166,8 +166,8 @@ func (e *engine) useShared(active int64) bool {
 	return e.opts.Wait == WaitShared || active > int64(e.opts.AutoThreshold)
 }
 
-// doCaller takes the ring before the bytes: who has bytes must be able to go on,
-// or two who each wait for what the other has would wait for ever.
+// doCaller takes a ring before it takes bytes of the budget. A batch that has bytes must
+// be able to go on; otherwise two batches could each wait for what the other holds.
 func (e *engine) doCaller(ctx context.Context, batch []blockio.Request) error {
 	c, err := e.callers.get(ctx)
 	if err != nil {

@@ -39,8 +39,8 @@ type Options struct {
 	// AutoThreshold is the number of batches in flight above which WaitAuto uses
 	// the shared ring; default 8.
 	AutoThreshold int
-	// Rings bounds the pool of WaitCaller: so many batches are in flight, more
-	// wait their turn. Default 64.
+	// Rings is the size of WaitCaller's pool, and so the number of batches in flight.
+	// Further batches wait. Default 64.
 	Rings int
 	// Entries is the number of submission entries of each ring of the pool, a
 	// power of two; a longer batch goes in several steps. Default 128.

@@ -44,10 +44,10 @@ var (
 // iovecs may be reused once they are submitted.
 const featuresNeeded = giouring.FeatNoDrop | giouring.FeatSubmitStable
 
-// newRing sets up a ring of so many entries; its completion queue is twice as
-// long (the kernel's default). The kernel goes on with the rest of a submission when one entry is
-// malformed (SUBMIT_ALL); no other flag: none showed in the bandwidth, and those
-// that tie a ring to a thread do not fit goroutines.
+// newRing sets up a ring with the given number of entries. Its completion queue is twice
+// as long (the kernel's default). With SUBMIT_ALL the kernel submits the rest of a batch
+// when one entry is malformed. No other flag is set: none improved the bandwidth, and
+// those that tie a ring to a thread do not fit goroutines.
 func newRing(entries int) (*ring, error) {
 	p := params{flags: giouring.SetupSubmitAll}
 	g := giouring.NewRing()
@@ -120,10 +120,10 @@ func (r *ring) enterOnce(wait uint32) error {
 	return err
 }
 
-// reap hands every completion that is there to done, in order, and returns their
-// number. Each place in the queue is free again before done is called: done may
-// let another goroutine submit, and the queue must not run over meanwhile. If it
-// ever did, the peek makes the kernel bring what it kept back.
+// reap passes every completion in the queue to done, in order, and returns their number.
+// It frees each place in the queue before it calls done, because done may let another
+// goroutine submit, and the queue must not overflow. If the queue has overflowed, the
+// peek makes the kernel deliver the completions that it kept.
 func (r *ring) reap(done func(userData uint64, res int32)) (n uint32) {
 	var one [1]*giouring.CompletionQueueEvent
 	for r.g.PeekBatchCQE(one[:]) == 1 {

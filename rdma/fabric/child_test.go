@@ -45,7 +45,7 @@ func child(role string) error {
 	return fmt.Errorf("no such child: %s", role)
 }
 
-// sink opens memory to whoever has its Desc, until stdin ends.
+// sink opens memory to every peer that has its Desc, until stdin ends.
 func sink(ctx context.Context, in io.Reader) error {
 	e, err := childEngine(ctx, "127.0.0.1:0")
 	if err != nil {

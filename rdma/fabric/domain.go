@@ -478,7 +478,7 @@ func (d *domain) Wait() {
 	d.wait.wait(d.pause())
 }
 
-// pause is how long Wait may sleep though nothing happens; 0 is for ever.
+// pause returns how long Wait may sleep without an event. 0 means no limit.
 func (d *domain) pause() time.Duration {
 	d.noted.Lock()
 	late := len(d.late) > 0

@@ -19,9 +19,9 @@ import (
 type endpoint struct {
 	d       *domain
 	cookie  uint64
-	tag     uint32 // what the peer puts beside what it sends
+	tag     uint32 // the peer sends it with frames and immediates
 	local   []byte
-	address []byte // of ours, as the provider writes it
+	address []byte // ours, in the provider's format
 
 	// The fields below are guarded by d.poll.
 

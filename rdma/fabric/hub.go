@@ -35,8 +35,8 @@ const (
 	maxOutbox = 256
 )
 
-// takeFrame acts on a frame that arrived at the hub. What does not decode, or
-// names no endpoint, is dropped: whoever sent it gets no receipt.
+// takeFrame handles a frame that arrived at the hub. It drops a frame that does not decode
+// or names no endpoint: the sender gets no receipt.
 func (d *domain) takeFrame(b []byte) {
 	f, err := parseFrame(b)
 	if err != nil {
@@ -162,8 +162,8 @@ func (d *domain) deliver(now time.Time) {
 	d.outbox = kept
 }
 
-// goodbye tells the peer that e is gone, as far as it can be told: libfabric
-// would let it try to connect for ever.
+// goodbye tells the peer, if it can be reached, that e is closed. Without it the peer's
+// libfabric would try to connect forever.
 func (d *domain) goodbye(e *endpoint) {
 	if e.joined && !e.peerGone && d.dead == nil {
 		e.peerGone = true

@@ -42,7 +42,7 @@ type lane struct {
 	// the last that there was.
 	cur, last *end
 	epoch     uint32
-	// opening is set while an endpoint is being made; closed when it is there.
+	// opening is set while an endpoint is being made, and closed when it is made.
 	opening chan struct{}
 	// settled: the lane has come up or failed once. killed: the session ended.
 	settled, killed bool
@@ -175,7 +175,7 @@ func (l *lane) push(j job) bool {
 		return false
 	}
 	if l.head > 0 && len(l.queue) == cap(l.queue) {
-		// A queue that is never empty must not grow for ever.
+		// A queue that is never empty must not grow forever.
 		k := copy(l.queue, l.queue[l.head:])
 		clear(l.queue[k:])
 		l.queue, l.head = l.queue[:k], 0

@@ -235,8 +235,8 @@ func callAll(out []ended) {
 	}
 }
 
-// tie holds operations with one immediate of which the target counted some, and
-// nobody can tell which: all payload is sent again, and then the immediates that
+// tie holds operations with the same immediate of which the target counted some, and it is
+// unknown which. The sender sends all their payload again, and then as many immediates as
 // were lost.
 type tie struct {
 	// left counts members whose payload is neither in place again nor refused.

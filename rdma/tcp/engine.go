@@ -89,7 +89,8 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 	return e, nil
 }
 
-// usablePipes returns nil where everything is copied, and says so if it was not to be.
+// usablePipes returns nil if large writes have to be copied. It logs why if opts asks for
+// zero copy.
 func usablePipes(opts Options) *pipes {
 	if !opts.ZeroCopy || !canSplice {
 		return nil

@@ -31,7 +31,7 @@ func newResetProbe(nc net.Conn) *resetProbe {
 	}
 	raw, err := t.SyscallConn()
 	if err != nil {
-		return nil // closed already: the first read says so
+		return nil // closed already: the first read returns the error
 	}
 	p := &resetProbe{raw: raw}
 	p.step = p.look

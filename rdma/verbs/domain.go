@@ -288,8 +288,8 @@ func (d *domain) takeImmediateLocked(c *completion) {
 	d.out = append(d.out, group.Completion{Kind: group.KindImmediate, Cookie: e.cookie, Imm: c.imm, Len: uint64(c.len)})
 }
 
-// errStray: a queue pair carries immediates or messages, and the other kind came. No peer of
-// this package sends that: its key was checked by nobody.
+// errStray: a queue pair that carries immediates got a message, or the reverse. A peer with
+// this package never sends that.
 var errStray = errors.New("the peer sent a message for an immediate, or the other way round")
 
 // takeMessageLocked delivers a message. A buffer that comes back without one is
@@ -352,7 +352,7 @@ func (d *domain) doomLocked(why error) {
 	})
 }
 
-// reapAllLocked takes all that the card has completed, whatever is in out.
+// reapAllLocked takes all completions from the card.
 func (d *domain) reapAllLocked() {
 	for {
 		done, err := d.nic.poll()
@@ -393,7 +393,7 @@ func (d *domain) reserve(n int) error {
 	return nil
 }
 
-// release gives back what reserve made room for.
+// release returns room that reserve took.
 func (d *domain) release(n int) {
 	d.roomMu.Lock()
 	defer d.roomMu.Unlock()

@@ -41,7 +41,7 @@ func (d *domain) openChannels() error {
 	return nil
 }
 
-// close takes the channel off the netpoller; whoever waits on it returns.
+// close removes the channel from the netpoller. Goroutines that wait on it return.
 func (f *eventFile) close() error {
 	if f.file == nil {
 		return nil
@@ -113,7 +113,7 @@ func (d *domain) Wake() {
 	if d.woken.Swap(true) {
 		return
 	}
-	_ = d.completions.file.SetReadDeadline(time.Unix(1, 0)) // a closed channel has nobody waiting
+	_ = d.completions.file.SetReadDeadline(time.Unix(1, 0)) // no goroutine waits on a closed channel
 }
 
 // watchEvents takes the card's asynchronous events until the domain is closed.

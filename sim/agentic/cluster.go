@@ -344,7 +344,7 @@ func (c *Cluster) loaded(r *request) {
 	r.pe.group.wakeStep()
 }
 
-// prefilled takes a request whose first token is there.
+// prefilled handles the first token of a request.
 func (c *Cluster) prefilled(r *request) {
 	r.first = c.k.Now()
 	pe := r.pe

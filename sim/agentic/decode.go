@@ -93,7 +93,7 @@ func (e *decoder) arrive(r *request) {
 	e.join(r)
 }
 
-// join lets a request into the batch at the next step. Its first token is there.
+// join adds a request, which has its first token, to the batch at the next step.
 func (e *decoder) join(r *request) {
 	e.joining = append(e.joining, r)
 	now := e.c.k.Now()

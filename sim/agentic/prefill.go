@@ -103,7 +103,7 @@ func (g *prefillGroup) wakeStep() {
 	}
 }
 
-// begin starts a step of whatever is ready.
+// begin starts a step of the requests that are ready.
 func (g *prefillGroup) begin() {
 	c := g.c
 	m := &c.opts.Model

@@ -260,7 +260,7 @@ func (x *prfaasRun) over(value func(*datacenters.Result) float64) (mean, std flo
 	return mean, math.Sqrt(std)
 }
 
-// cell is one simulated number beside one from elsewhere.
+// cell compares a simulated number with the number against.
 func (x *prfaasRun) cell(name, unit string, against, tolerance float64, value func(*datacenters.Result) float64) Cell {
 	mean, std := x.over(value)
 	c := Near("", name, unit, against, mean, tolerance)

@@ -249,8 +249,7 @@ func cell(s string) string {
 	return strings.NewReplacer("|", "\\|", "\n", " ").Replace(s)
 }
 
-// note returns the number of a note, from 1; one that is there already is not
-// repeated.
+// note returns the number of a note, from 1, and adds the note if it is new.
 func note(notes *[]string, text string) int {
 	if i := slices.Index(*notes, text); i >= 0 {
 		return i + 1

@@ -174,8 +174,8 @@ func testKeys(t *env) {
 	t.must(local.Close())
 }
 
-// A write puts exactly its bytes in place, at any size and alignment, and nobody
-// is told but the sender.
+// A write puts exactly its bytes in place, at any size and alignment. Only the sender
+// gets a completion.
 func testWrite(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	most := min(t.a.d.Limits().MaxWrite, 3<<20)
@@ -284,8 +284,8 @@ func testMessages(t *env) {
 	}
 }
 
-// A message that finds no buffer is told so; where a refusal does not break the
-// endpoint, the next one goes through.
+// A message for which the receiver has no buffer ends with StatusNoBuffer. If that does
+// not break the endpoint, the next message is delivered.
 func testNoBuffer(t *env) {
 	la, lb := t.connect(rdma.ClassKV)
 	_, sm := t.a.random(1000)
@@ -466,8 +466,8 @@ func (t *env) refusals(dm group.Memory, size uint64) map[string]group.Work {
 	}
 }
 
-// What a NIC refuses changes no byte outside of what is open, counts nothing, and
-// ends so. Where that breaks the endpoint both its user is told once.
+// A write that a NIC refuses changes no byte outside the open memory, counts no immediate
+// and ends as refused. If it breaks the endpoint, each side's user is told once.
 func testRefused(t *env) {
 	const size = 8192
 	dst, dm := t.b.memory(size)
@@ -582,8 +582,8 @@ func testClosedMemory(t *env) {
 // fireMax ends a fire that should have been ended by the other side.
 const fireMax = 5000
 
-// fire posts writes with immediates of one endpoint to dst until one does not end
-// well or stop says so, and returns how many ended well.
+// fire posts writes with immediates of one endpoint to dst until one fails or stop is
+// set. wait returns how many succeeded.
 func (l *link) fire(dst group.Memory, size, each uint64, src group.Memory, stop *atomic.Bool) (wait func() int) {
 	ended := make(chan int, 1)
 	go func() {
