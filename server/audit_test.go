@@ -17,8 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/server"
 )
 
-// audited returns the lines of admin calls that were logged since it was called
-// last.
+// audited returns the log lines of admin calls since its last call.
 func audited(log *testkit.Log) (lines []string) {
 	for line := range strings.Lines(log.Take()) {
 		if strings.Contains(line, `msg="admin call"`) {

@@ -34,7 +34,7 @@ func volumeState() *prometheus.Desc {
 	return prometheus.NewDesc("penstock_volume_state", "1 for the state that the volume is in (ok, suspect, failed, draining, removed), 0 for the others.", []string{"volume", "state"}, nil)
 }
 
-// moveFigure is one metric with the label volume, about the draining of volumes.
+// moveFigure is a metric of the draining of volumes, with the label volume.
 type moveFigure struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -49,8 +49,8 @@ func moveFigures() []moveFigure {
 	return []moveFigure{
 		perMove(prometheus.CounterValue, "volume_moved_blocks_total", "Pieces moved to other volumes while the volume was draining.", func(v storage.VolumeInfo) float64 { return float64(v.Move.MovedBlocks) }),
 		perMove(prometheus.CounterValue, "volume_moved_bytes_total", "Slot bytes moved to other volumes while the volume was draining.", func(v storage.VolumeInfo) float64 { return float64(v.Move.MovedBytes) }),
-		perMove(prometheus.CounterValue, "volume_move_failures_total", "Moves of pieces that failed and are tried again.", func(v storage.VolumeInfo) float64 { return float64(v.Move.Failures) }),
-		perMove(prometheus.GaugeValue, "volume_used_bytes", "Bytes of slots on the volume that hold or receive a block: what is left to move while it is draining.", func(v storage.VolumeInfo) float64 { return float64(v.Slots.UsedBytes()) }),
+		perMove(prometheus.CounterValue, "volume_move_failures_total", "Moves of pieces that failed. The node tries them again.", func(v storage.VolumeInfo) float64 { return float64(v.Move.Failures) }),
+		perMove(prometheus.GaugeValue, "volume_used_bytes", "Bytes of slots on the volume that hold or receive a block. While the volume is draining, these remain to be moved.", func(v storage.VolumeInfo) float64 { return float64(v.Slots.UsedBytes()) }),
 	}
 }
 

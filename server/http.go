@@ -34,13 +34,13 @@ func (s *Server) routes() http.Handler {
 	return mux
 }
 
-// healthz says that the process answers.
+// healthz answers 200 while the process runs.
 func healthz(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// readyz answers 200 if the node should be sent traffic and 503 if not
-// (storage.Node.Ready), with the reason and the state of each volume.
+// readyz answers 200 if clients should send traffic to the node, and else 503
+// (storage.Node.Ready). The body has the reason and the state of each volume.
 func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 	state, reason := s.node.WriteState()
 	w.Header().Set("Content-Type", "application/json")

@@ -107,15 +107,15 @@ type Server struct {
 	stopOnce sync.Once
 }
 
-// maxMessageBytes bounds one gRPC message: a chain of 131,072 ids is 2 MiB, the
-// checksums of a large read a few.
+// maxMessageBytes bounds one gRPC message. A chain of 131,072 ids takes 2 MiB, the
+// checksums of a large read take a few MiB.
 const maxMessageBytes = 16 << 20
 
-// streamsMax bounds the calls under way on one connection.
+// streamsMax bounds the concurrent calls on one connection.
 const streamsMax = 1024
 
-// What a client may send without being asked for more, in one call and in all
-// calls of a connection: the largest usual request goes without a pause.
+// Flow-control windows of gRPC for one call and for one connection. A usual request fits
+// into one window.
 const (
 	streamWindowBytes = 1 << 20
 	connWindowBytes   = 4 << 20

@@ -68,7 +68,7 @@ type host struct {
 	admin   pb.AdminClient
 	engine  rdma.Engine // the client's
 	memory  rdma.Region
-	// faults are those of the volume; indexFault fails every write of the index.
+	// faults has the faults of the volume. indexFault makes every write of the index fail.
 	faults     *faultio.Device
 	indexFault *errorfs.Toggle
 }
@@ -544,8 +544,8 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-// TestReadyWhileFaulty: a node is not ready while its volumes or its index cannot be
-// written, says why, and is ready again when the fault has ended.
+// TestReadyWhileFaulty: while its volumes or its index cannot be written, a node is not
+// ready and /readyz has the reason. The node is ready again when the fault has ended.
 func TestReadyWhileFaulty(t *testing.T) {
 	h := newHost(t, nil, nil)
 	ns := h.namespace()

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// volumes describes the volumes at this moment, by index.
+// volumes returns the current state of each volume, by index.
 func (s *Server) volumes() []*pb.VolumeStatus {
 	var out []*pb.VolumeStatus
 	for _, v := range s.node.Volumes() {

@@ -318,7 +318,7 @@ const (
 	Event_KIND_BLOCK_REMOVED      Event_Kind = 2
 	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // epoch bumped or namespace deleted
 	Event_KIND_GAP                Event_Kind = 4 // events were lost to this consumer: resynchronise
-	Event_KIND_VOLUME_STATE       Event_Kind = 5 // a volume changed its state; reason says why, if it is not ok
+	Event_KIND_VOLUME_STATE       Event_Kind = 5 // the state of a volume changed; reason is the cause if it is not ok
 )
 
 // Enum value maps for Event_Kind.
@@ -2176,7 +2176,7 @@ type EventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// after is the last sequence number seen; 0 means from now on.
 	After         uint64 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
-	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: all, and the events of the volumes
+	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty: the events of all namespaces and of the volumes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2228,10 +2228,10 @@ func (x *EventsRequest) GetNamespace() string {
 // VolumeState is a change of the state of a volume.
 type VolumeState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Volume        uint32                 `protobuf:"varint,1,opt,name=volume,proto3" json:"volume,omitempty"` // its number, in the order of status
+	Volume        uint32                 `protobuf:"varint,1,opt,name=volume,proto3" json:"volume,omitempty"` // VolumeStatus.index
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	Was           string                 `protobuf:"bytes,3,opt,name=was,proto3" json:"was,omitempty"`     // ok, suspect, failed, draining, removed
-	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // as was
+	Was           string                 `protobuf:"bytes,3,opt,name=was,proto3" json:"was,omitempty"`     // state before the change: ok, suspect, failed, draining, removed
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"` // state after the change, one of the same
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2305,7 +2305,7 @@ type Event struct {
 	Medium        string                 `protobuf:"bytes,7,opt,name=medium,proto3" json:"medium,omitempty"` // "ssd"
 	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"` // removed: evicted, deleted, corrupt, delivered, volume
 	TimeUnixMs    int64                  `protobuf:"varint,9,opt,name=time_unix_ms,json=timeUnixMs,proto3" json:"time_unix_ms,omitempty"`
-	Volume        *VolumeState           `protobuf:"bytes,10,opt,name=volume,proto3" json:"volume,omitempty"` // of KIND_VOLUME_STATE only
+	Volume        *VolumeState           `protobuf:"bytes,10,opt,name=volume,proto3" json:"volume,omitempty"` // set for KIND_VOLUME_STATE only
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3338,14 +3338,14 @@ type VolumeStatus struct {
 	StateReason         string                 `protobuf:"bytes,15,opt,name=state_reason,json=stateReason,proto3" json:"state_reason,omitempty"`                     // why it is not ok
 	StateSinceUnixMs    int64                  `protobuf:"varint,16,opt,name=state_since_unix_ms,json=stateSinceUnixMs,proto3" json:"state_since_unix_ms,omitempty"` // 0: always
 	BelowFloor          bool                   `protobuf:"varint,17,opt,name=below_floor,json=belowFloor,proto3" json:"below_floor,omitempty"`                       // of free space: it takes no new blocks
-	Index               uint32                 `protobuf:"varint,18,opt,name=index,proto3" json:"index,omitempty"`                                                   // on the node; extents begin with it
-	Duty                string                 `protobuf:"bytes,19,opt,name=duty,proto3" json:"duty,omitempty"`                                                      // what the operator wants of it: ok, draining, removed
-	Blocks              int64                  `protobuf:"varint,20,opt,name=blocks,proto3" json:"blocks,omitempty"`                                                 // in its slots
-	MovedBlocks         int64                  `protobuf:"varint,21,opt,name=moved_blocks,json=movedBlocks,proto3" json:"moved_blocks,omitempty"`                    // to other volumes, since the node started
+	Index               uint32                 `protobuf:"varint,18,opt,name=index,proto3" json:"index,omitempty"`                                                   // number of the volume on the node, and in its extents
+	Duty                string                 `protobuf:"bytes,19,opt,name=duty,proto3" json:"duty,omitempty"`                                                      // the state that the operator ordered: ok, draining, removed
+	Blocks              int64                  `protobuf:"varint,20,opt,name=blocks,proto3" json:"blocks,omitempty"`                                                 // live blocks on the volume
+	MovedBlocks         int64                  `protobuf:"varint,21,opt,name=moved_blocks,json=movedBlocks,proto3" json:"moved_blocks,omitempty"`                    // blocks moved to other volumes since the node started
 	MovedBytes          int64                  `protobuf:"varint,22,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"`
-	MoveFailures        int64                  `protobuf:"varint,23,opt,name=move_failures,json=moveFailures,proto3" json:"move_failures,omitempty"` // moves that failed and are tried again
+	MoveFailures        int64                  `protobuf:"varint,23,opt,name=move_failures,json=moveFailures,proto3" json:"move_failures,omitempty"` // failed moves; the node tries them again
 	MoveBytesPerSecond  int64                  `protobuf:"varint,24,opt,name=move_bytes_per_second,json=moveBytesPerSecond,proto3" json:"move_bytes_per_second,omitempty"`
-	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // why the last pass left blocks on the volume
+	MoveStalled         string                 `protobuf:"bytes,25,opt,name=move_stalled,json=moveStalled,proto3" json:"move_stalled,omitempty"` // reason why the last pass left blocks on the volume
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -4420,7 +4420,7 @@ func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
 type DrainVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`  // its index, or its directory
-	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"` // let it take new blocks again instead
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"` // end the draining instead
 	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4479,7 +4479,7 @@ func (x *DrainVolumeRequest) GetDryRun() bool {
 
 type DrainVolumeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // on the volume, to be moved
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // blocks on the volume
 	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4532,7 +4532,7 @@ func (x *DrainVolumeResponse) GetBytes() int64 {
 type RemoveVolumeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"` // its index, or its directory
-	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`  // lose the blocks on it
+	Force         bool                   `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`  // remove it even if the blocks on it are lost
 	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4591,7 +4591,7 @@ func (x *RemoveVolumeRequest) GetDryRun() bool {
 
 type RemoveVolumeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // that were lost, or would be
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"` // blocks that were lost; with dry_run: that would be lost
 	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

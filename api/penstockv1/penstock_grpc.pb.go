@@ -594,11 +594,12 @@ type AdminClient interface {
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(ctx context.Context, in *ScrubRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScrubProgress], error)
 	ListVolumes(ctx context.Context, in *ListVolumesRequest, opts ...grpc.CallOption) (*ListVolumesResponse, error)
-	// DrainVolume moves the blocks of a volume to the others while the node serves, also
-	// after a restart, until it is removed or the draining is cancelled.
+	// DrainVolume makes a volume take no new blocks and moves its blocks to the other
+	// volumes while the node serves. The draining continues after a restart. It ends when
+	// it is cancelled or the volume is removed.
 	DrainVolume(ctx context.Context, in *DrainVolumeRequest, opts ...grpc.CallOption) (*DrainVolumeResponse, error)
-	// RemoveVolume ends the use of a volume for good. It is refused unless the volume is
-	// draining and empty, or force is set.
+	// RemoveVolume removes a volume from the node permanently. It is refused unless the
+	// volume is draining and empty, or force is set.
 	RemoveVolume(ctx context.Context, in *RemoveVolumeRequest, opts ...grpc.CallOption) (*RemoveVolumeResponse, error)
 }
 
@@ -817,11 +818,12 @@ type AdminServer interface {
 	// Scrub asks for a pass over everything now, beside the background one.
 	Scrub(*ScrubRequest, grpc.ServerStreamingServer[ScrubProgress]) error
 	ListVolumes(context.Context, *ListVolumesRequest) (*ListVolumesResponse, error)
-	// DrainVolume moves the blocks of a volume to the others while the node serves, also
-	// after a restart, until it is removed or the draining is cancelled.
+	// DrainVolume makes a volume take no new blocks and moves its blocks to the other
+	// volumes while the node serves. The draining continues after a restart. It ends when
+	// it is cancelled or the volume is removed.
 	DrainVolume(context.Context, *DrainVolumeRequest) (*DrainVolumeResponse, error)
-	// RemoveVolume ends the use of a volume for good. It is refused unless the volume is
-	// draining and empty, or force is set.
+	// RemoveVolume removes a volume from the node permanently. It is refused unless the
+	// volume is draining and empty, or force is set.
 	RemoveVolume(context.Context, *RemoveVolumeRequest) (*RemoveVolumeResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }

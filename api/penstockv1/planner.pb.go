@@ -223,7 +223,7 @@ type SubmitRequest struct {
 	OutputTokens uint32 `protobuf:"varint,6,opt,name=output_tokens,json=outputTokens,proto3" json:"output_tokens,omitempty"`
 	// The answer is of no use after so long; 0: no limit.
 	DeadlineMilliseconds uint64 `protobuf:"varint,7,opt,name=deadline_milliseconds,json=deadlineMilliseconds,proto3" json:"deadline_milliseconds,omitempty"`
-	// Handed to both engines as it is; at most 3 MiB.
+	// Sent to both engines unchanged; at most 3 MiB.
 	Payload []byte `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`
 	// What decode engines hold of the prompt in their device memory and need not be
 	// sent. At most 64.

@@ -1,12 +1,12 @@
-// What two traffic managers say to each other, as messages over the compute
-// network (package client/traffic). KV goes one-sidedly beside it.
+// The messages between two traffic managers over the compute network (package
+// client/traffic). KV is not in these messages: one-sided writes transfer it.
 //
-//   DE ── Offer{where the prompt's KV goes} ─────────────► PE
-//   DE ◄─ Accept{where hit layers go, layers that may come} ── PE
-//   DE ◄─ Pages{the device page of each block} ───────────── PE   … as many as the prompt needs
-//   DE ── Held{which blocks the DE has} ─────────────────► PE
-//   DE ◄─ Credit{layers that may come} ───────────────────── PE   … once a layer
-//   DE ◄─ Sends{which blocks come} ───────────────────────── PE   … as many as the ranges need
+//   DE ── Offer{memory for the prompt's KV} ─────────────► PE
+//   DE ◄─ Accept{memory for hit layers, layers the DE may send} ── PE
+//   DE ◄─ Pages{the device page of each block} ───────────── PE   … one or more messages
+//   DE ── Held{blocks that the DE has} ──────────────────► PE
+//   DE ◄─ Credit{layers the DE may send} ─────────────────── PE   … one for each layer
+//   DE ◄─ Sends{blocks that the PE writes} ───────────────── PE   … one or more messages
 //   either ── Cancel ──► other
 //   DE ◄─ Again{a message} ───────────────────────────────── PE   the PE had no room to keep it
 //
@@ -37,12 +37,12 @@ const (
 
 type TrafficMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The request, as the planner names it.
+	// The planner's name of the request.
 	Request string `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	// Version of these messages, 2. It changes whenever an older manager would not
-	// understand a message. A manager ends a request whose other side has another
-	// version, and sends it a Cancel, which is the same in every version. Version 1
-	// does not fill in this field.
+	// Version of these messages, 2. A message that an older manager could not decode needs
+	// a new version. A manager ends a request whose other side has another version: it
+	// sends a Cancel, whose encoding is the same in every version. A manager of version 1
+	// leaves this field 0.
 	Version uint32 `protobuf:"varint,9,opt,name=version,proto3" json:"version,omitempty"`
 	// Types that are valid to be assigned to Body:
 	//
@@ -234,15 +234,16 @@ func (*TrafficMessage_Again) isTrafficMessage_Body() {}
 
 func (*TrafficMessage_Pages) isTrafficMessage_Body() {}
 
-// TrafficOffer opens the DE buffer of a request: blocks Full Blocks one behind
-// the other, then a table of sums, layer by layer, 8 bytes a block.
+// TrafficOffer gives the PE access to the DE buffer of a request. The buffer has the
+// Full Blocks one after the other, then a table of checksums, layer by layer, 8 bytes
+// for each block.
 type TrafficOffer struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Window         []byte                 `protobuf:"bytes,1,opt,name=window,proto3" json:"window,omitempty"`
 	GeometryDigest []byte                 `protobuf:"bytes,2,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
 	Blocks         uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	HitBlocks      uint32                 `protobuf:"varint,4,opt,name=hit_blocks,json=hitBlocks,proto3" json:"hit_blocks,omitempty"`
-	// Counted twice for each layer: pages, and their sums.
+	// Counted twice for each layer: once for its pages, once for their checksums.
 	Imm           uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -313,18 +314,18 @@ func (x *TrafficOffer) GetImm() uint32 {
 	return 0
 }
 
-// TrafficAccept opens the pages of the request in the PE's device memory: the page
-// of block b for layer l is at bases[l mod len(bases)] + page(b) * layer bytes of
-// the window, where page(b) comes in a TrafficPages. And its table of sums, as in
-// TrafficOffer.
+// TrafficAccept gives the DE access to the pages of the request in the PE's device
+// memory: the page of block b for layer l is at bases[l mod len(bases)] + page(b) *
+// layer bytes of the window, where TrafficPages has page(b). sums is a table of
+// checksums as in TrafficOffer.
 type TrafficAccept struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Device []byte                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
 	Bases  []uint64               `protobuf:"varint,2,rep,packed,name=bases,proto3" json:"bases,omitempty"`
 	Sums   []byte                 `protobuf:"bytes,4,opt,name=sums,proto3" json:"sums,omitempty"`
-	// imm + l is counted twice when layer l has come.
+	// imm + l is counted twice when layer l is complete: pages and checksums.
 	Imm uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
-	// Layers before this may come.
+	// The DE may send the layers before this one.
 	Layers        uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -395,8 +396,9 @@ func (x *TrafficAccept) GetLayers() uint32 {
 	return 0
 }
 
-// TrafficPages has the pages of consecutive blocks, from block first on. Each block of
-// the prompt comes once. The page of a block that the DE does not send is 0.
+// TrafficPages has the pages of consecutive blocks, from block first on. The messages of
+// a request have each block of the prompt once. The page of a block that the DE does not
+// send is 0.
 type TrafficPages struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
@@ -449,8 +451,7 @@ func (x *TrafficPages) GetPages() []uint32 {
 	return nil
 }
 
-// TrafficHeld: the DE has the blocks [from, to) from storage, and nothing else
-// is to be expected of it.
+// TrafficHeld: the DE has read the blocks [from, to) from storage. It sends no others.
 type TrafficHeld struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	From          uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
@@ -547,15 +548,14 @@ func (x *TrafficCredit) GetLayers() uint32 {
 	return 0
 }
 
-// TrafficSends: for each layer the PE writes these blocks, or nothing if there
-// are none. The recomputed are among them: hit blocks that nobody could read. Both
-// are ranges [from, to), two numbers each. No block is in two ranges of a list, over
-// all messages.
+// TrafficSends has the blocks that the PE writes for each layer. recomputed is the subset
+// of hit blocks that neither side could read. Both lists have ranges [from, to), two
+// numbers each. The ranges of a list, over all messages of a request, do not overlap.
 type TrafficSends struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Blocks     []uint32               `protobuf:"varint,3,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
 	Recomputed []uint32               `protobuf:"varint,4,rep,packed,name=recomputed,proto3" json:"recomputed,omitempty"`
-	// How many messages have the lists, this one included. The DE waits for all.
+	// The number of TrafficSends messages of the request. The DE waits for all of them.
 	Messages      uint32 `protobuf:"varint,5,opt,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

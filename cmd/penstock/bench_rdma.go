@@ -43,7 +43,7 @@ func rdmaProviders() map[string]suite.RDMAOptions {
 	return all
 }
 
-// rdmaProvider returns the provider of a name.
+// rdmaProvider returns the options of the provider with that name.
 func rdmaProvider(name string) (suite.RDMAOptions, error) {
 	o, ok := rdmaProviders()[name]
 	if !ok {
@@ -52,7 +52,7 @@ func rdmaProvider(name string) (suite.RDMAOptions, error) {
 	return o, nil
 }
 
-// addRDMAProvider gives a command --provider.
+// addRDMAProvider adds the flag --provider to a command.
 func addRDMAProvider(cmd *cobra.Command, provider *string) {
 	cmd.Flags().StringVar(provider, "provider", "tcp", "transfer engine: tcp, shm, verbs, fabric or sim")
 	completeValues(cmd, "provider", "tcp", "shm", "verbs", "fabric", "sim")

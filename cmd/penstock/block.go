@@ -466,10 +466,10 @@ func (g *getCommand) open() (*outFile, error) {
 type outFile struct {
 	io.Writer
 	file *os.File // nil: standard output
-	path string   // "": file is not a regular file, and is written to as it is
+	path string   // "": file is not a regular file and is written directly
 }
 
-// commit puts the result in its place.
+// commit renames the temporary file to path.
 func (o *outFile) commit() error {
 	if o.path == "" {
 		return nil
@@ -484,7 +484,7 @@ func (o *outFile) commit() error {
 	return nil
 }
 
-// Close removes what was not committed.
+// Close removes the temporary file if it was not committed.
 func (o *outFile) Close() error {
 	if o.file == nil {
 		return nil

@@ -95,10 +95,10 @@ func TestClusterFaults(t *testing.T) {
 	}
 }
 
-// TestClusterNewWeights: the weights change in network namespaces while each of the
-// agents' first turns is being read. Every turn ends well, with the new weights, and
-// stores its KV as theirs; every byte on a device is the epoch's that the request was
-// served with, and no request is served with the old one.
+// TestClusterNewWeights: the weights of a cluster in network namespaces change while the
+// KV of the first turn of each agent is being read. Every turn succeeds with the new
+// weights and stores its KV under the new epoch. The KV on the devices has the epoch of
+// the request, and no request after the change is served with the old epoch.
 func TestClusterNewWeights(t *testing.T) {
 	testkit.VerifyNone(t)
 	if testing.Short() {
@@ -114,7 +114,7 @@ func TestClusterNewWeights(t *testing.T) {
 	open := true
 	defer func() {
 		if open {
-			_ = c.Close() // the test has failed
+			_ = c.Close() // after t.Fatal
 		}
 	}()
 	must := func(err error) {
@@ -123,8 +123,8 @@ func TestClusterNewWeights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The tokens of a session follow from its name: what the first replay stores is
-	// the context of the second.
+	// The tokens of a session follow from its name, so the second replay finds the KV
+	// that the first replay stored.
 	var before, after []emulate.Session
 	for i := range agents {
 		name := fmt.Sprintf("agent-%d", i)
@@ -142,8 +142,8 @@ func TestClusterNewWeights(t *testing.T) {
 			t.Fatalf("%s, before the new weights: %s", turn.Session, turn.Err)
 		}
 	}
-	// Four prefixes of 16 MiB over four NICs of 2 Mbit/s take a minute: none has come
-	// whole when the weights change.
+	// Reading four prefixes of 16 MiB over four NICs of 2 Mbit/s takes a minute, so none
+	// is complete when the weights change.
 	rates := func(bits uint64) {
 		for _, n := range c.NICs() {
 			if n.Storage {
@@ -177,10 +177,10 @@ func TestClusterNewWeights(t *testing.T) {
 			t.Errorf("%s, turn %d: %s", turn.Session, turn.Turn, turn.Err)
 		}
 		if want := left[turn.Session] / 32 * 32; turn.Turn > 0 && turn.Hit < want {
-			t.Errorf("%s, turn %d: %d tokens hit; the turn before left %d of the new weights", turn.Session, turn.Turn, turn.Hit, want)
+			t.Errorf("%s, turn %d: %d tokens hit; the turn before stored %d with the new weights", turn.Session, turn.Turn, turn.Hit, want)
 		}
 		if turn.Turn == 0 && turn.Hit < prefix/2 {
-			t.Errorf("%s: %d tokens of the old weights were hit: nothing was read", turn.Session, turn.Hit)
+			t.Errorf("%s: %d tokens of the old weights hit; want %d or more, so that the change interrupts a read", turn.Session, turn.Hit, prefix/2)
 		}
 		left[turn.Session] = turn.Prompt + 20
 		replans += turn.Replans
@@ -195,7 +195,7 @@ func TestClusterNewWeights(t *testing.T) {
 			served[e] += requests
 		}
 	}
-	// A request counts on its prefill engine and on its decode engine.
+	// Both the prefill engine and the decode engine of a request count it.
 	if want := (map[kv.Epoch]uint64{epoch - 1: 2 * agents, epoch: 2 * agents * rounds}); !maps.Equal(served, want) {
 		t.Errorf("requests served by epoch: %v, want %v", served, want)
 	}

@@ -8,13 +8,13 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// completeValues makes the shell offer the values of a flag, and no file names.
+// completeValues completes a flag to the given values, and not to file names.
 func completeValues(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeList is completeValues for a flag that takes a list with commas: what is
-// in the list already is not offered again.
+// completeList is completeValues for a flag whose value is a list with commas. It does
+// not offer the values that are in the list already.
 func completeList(cmd *cobra.Command, flag string, values ...string) {
 	completeFlag(cmd, flag, func(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		list := ""
@@ -31,16 +31,16 @@ func completeList(cmd *cobra.Command, flag string, values ...string) {
 	})
 }
 
-// completeFlag makes complete answer for a flag. A flag that was not defined
-// before, or is completed already, is our bug.
+// completeFlag registers the completion of a flag. It panics if the flag is not defined
+// or has a completion already.
 func completeFlag(cmd *cobra.Command, flag string, complete cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
 		panic(err)
 	}
 }
 
-// The flags whose value is the name of a file or of a directory, other than those
-// whose name ends in -file.
+// Flags whose value is the path of a file or of a directory. Flags whose name ends in
+// -file are files too.
 var (
 	fileFlags = []string{
 		"auth-client-ca", "auth-tls-cert", "auth-tls-key", "ca", "cert", "cluster", "config", "cpuprofile", "into", "key",
@@ -49,9 +49,9 @@ var (
 	dirFlags = []string{"data", "dir", "sysfs"}
 )
 
-// completeRest decides what the shell offers where a command of the tree does not
-// say: file names for flags that take one and for commands that take arguments, and
-// nothing for the others. Without it the shell offers file names everywhere.
+// completeRest registers the default completions of a command tree: file names for the
+// flags that take a path and for the commands that take arguments, and nothing for all
+// others. Cobra's own default is file names.
 func completeRest(cmd *cobra.Command) {
 	flags := func(f *pflag.Flag) {
 		_, completed := cmd.GetFlagCompletionFunc(f.Name)
@@ -67,7 +67,7 @@ func completeRest(cmd *cobra.Command) {
 	}
 	cmd.PersistentFlags().VisitAll(flags)
 	cmd.LocalNonPersistentFlags().VisitAll(flags)
-	// A command with verbs refuses every other argument in its RunE.
+	// A command with subcommands refuses other arguments in its RunE.
 	takesNone := cmd.HasSubCommands() || cmd.Args != nil && cmd.Args(cmd, []string{"x"}) != nil && cmd.Args(cmd, []string{"x", "x"}) != nil
 	if cmd.ValidArgsFunction == nil && takesNone {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions

@@ -241,7 +241,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	if err := c.awaitListening(ctx); err != nil {
 		return err
 	}
-	// The command reports what it could not do: nothing is left to log.
+	// The command prints its errors itself, so the client need not log them.
 	quiet := slog.New(slog.DiscardHandler)
 	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: quiet})
 	if err != nil {
@@ -257,17 +257,24 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 
 // completeNamespaces offers the node's namespaces to the shell.
 func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	err := c.admin(cmd, func(ctx context.Context, a admin) error {
-		ctx, cancel := context.WithTimeout(ctx, completionWait)
-		defer cancel()
+	return c.completeNames(cmd, given, func(ctx context.Context, a admin) (names []string, err error) {
 		resp, err := a.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
 		for _, ns := range resp.GetNamespaces() {
 			names = append(names, ns.GetName())
 		}
+		return names, err
+	})
+}
+
+// completeNames completes the only argument of a command to a name that list returns.
+func (c *connection) completeNames(cmd *cobra.Command, given []string, list func(context.Context, admin) ([]string, error)) (names []string, directive cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	err := c.admin(cmd, func(ctx context.Context, a admin) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, completionWait)
+		defer cancel()
+		names, err = list(ctx, a)
 		return err
 	})
 	if err != nil {
@@ -276,13 +283,12 @@ func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ st
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeNamespaceFlag makes the shell offer the node's namespaces after
-// --namespace.
+// completeNamespaceFlag completes --namespace to the node's namespaces.
 func (c *connection) completeNamespaceFlag(cmd *cobra.Command) {
 	completeFlag(cmd, "namespace", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return c.completeNamespaces(cmd, nil, typed)
 	})
 }
 
-// completionWait: a shell that waits longer feels broken.
+// completionWait bounds the time that a completion keeps the shell waiting.
 const completionWait = 2 * time.Second

@@ -54,7 +54,8 @@ func TestDegradedStart(t *testing.T) {
 		if !strings.Contains(status, "failed") || !strings.Contains(status, lost) {
 			t.Errorf("%s: status does not name the missing volume:\n%s", how, status)
 		}
-		// A number of another run: a gap, and all events of this one.
+		// 999999 is no sequence number of this run, so the node sends a gap and then all
+		// events of this run.
 		if events := s.run("events", "--after", "999999", "--count", "2").must(t); !strings.Contains(events, "volume_state "+lost+": failed (") || !strings.Contains(events, "), was ok\n") {
 			t.Errorf("%s: events do not name the missing volume:\n%s", how, events)
 		}

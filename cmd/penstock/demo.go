@@ -223,7 +223,7 @@ type agentFlags struct {
 	seed                   uint64
 }
 
-// add gives a command the flags.
+// add adds the flags to a command.
 func (a *agentFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.set, "set", a.set, "agents to replay: 32K, 48K or 64K of DualPath's Table 2")

@@ -116,7 +116,7 @@ type eventLine struct {
 	Volume *volumeLine `json:"volume,omitempty"`
 }
 
-// volumeLine is the change of a volume's state as JSON.
+// volumeLine is a change of a volume's state as JSON.
 type volumeLine struct {
 	Volume uint32 `json:"volume"`
 	Path   string `json:"path"`
@@ -130,16 +130,17 @@ func newEventsCommand(w world) *cobra.Command {
 	var most int
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Follow what is stored and removed, as routers do, and the state of the volumes",
-		Long: `Print an event for each change of what is stored, one a line, until interrupted. A gap
-means that this consumer missed events: the node no longer had them, or they came
-before its last start. The exit code is 1 if --timeout ends it.`,
+		Short: "Follow the events of a node: blocks stored and removed, changes of volume states",
+		Long: `Print the events of a node, one per line, until interrupted: stored and removed blocks,
+as routers read them, and changes of volume states. A gap means that events are missing:
+the node no longer keeps them, or they are from before its last start. The exit code is
+1 if --timeout ends the command.`,
 		Args: args(cobra.NoArgs),
 	}
 	c := addConnectionFlags(cmd, w)
 	c.waitForever(cmd)
 	cmd.Flags().Uint64Var(&after, "after", 0, "start after this sequence number; 0: from now on")
-	cmd.Flags().StringVar(&namespace, "namespace", "", "only what is in this namespace")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only the events of this namespace")
 	c.completeNamespaceFlag(cmd)
 	cmd.Flags().IntVar(&most, "count", 0, "stop after this many events; 0: never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -148,8 +149,8 @@ before its last start. The exit code is 1 if --timeout ends it.`,
 			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, most, outputOf(cmd))
 			switch {
 			case errors.Is(err, io.EOF), cmd.Context().Err() != nil:
-				return nil // the node went, or an interrupt: that is how it ends
-			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may see it first
+				return nil // the node stopped, or the user interrupted the command
+			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may time out first
 				return fmt.Errorf("%d events within --timeout %v", n, c.timeout)
 			}
 			return err

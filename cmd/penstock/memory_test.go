@@ -114,7 +114,7 @@ func memoryChild(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	fillIndex(t, index, ns, blocks, 0)
 	var gone []trie.Evicted
-	for left := blocks / 10; left > 0; left -= len(gone) { // in rounds, as the node does
+	for left := blocks / 10; left > 0; left -= len(gone) { // in rounds, as storage.roomMaker evicts
 		gone, err = index.Evict(gone[:0], int64(min(left, 1<<15))*ns.Geometry.PieceBytes(0), 0, time.Unix(1, 0))
 		if err != nil || len(gone) == 0 {
 			t.Fatal(len(gone), err)
@@ -158,10 +158,10 @@ func memoryChild(t *testing.T) {
 	}
 }
 
-// fillStore returns a store with a slot for each block, on a volume in memory that
-// holds little but the segments' headers.
+// fillStore returns a store with a reserved slot for each block. No block is written, so
+// its volume in memory holds only the segments' headers.
 func fillStore(t *testing.T, blocks int) *blockstore.Store {
-	const slotBytes, perSegment = 8 << 10, 1<<17 - 1 // as many as a segment of 1 GiB has
+	const slotBytes, perSegment = 8 << 10, 1<<17 - 1 // slots of a segment of 1 GiB
 	segments := int64(blocks+perSegment-1) / perSegment
 	store, err := blockstore.Open(t.Context(), blockstore.Options{
 		Devices: []blockio.Device{memio.New(memio.Options{})}, SegmentBytes: 1 << 30, CatalogueBytes: 4096, CapacityBytes: segments<<30 + 64<<10,

@@ -44,13 +44,14 @@ func hostOfTest(t *testing.T, name string, built ...string) planeWorld {
 	}
 }
 
-// TestChoosePlane: what is asked for is taken or refused with the table of the
-// host's NICs, and auto takes RDMA only where NICs do it and this program can.
+// TestChoosePlane: a configured provider is chosen, or refused with the table of the
+// host's NICs. auto chooses RDMA only if the NICs support it and this program was built
+// with the provider.
 func TestChoosePlane(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		cfg  string // provider, and NICs behind it
-		// libfabric is data_plane.libfabric; empty: its default.
+		cfg  string // provider, then NICs
+		// libfabric is data_plane.libfabric; empty means the default.
 		libfabric string
 		host      string
 		built     []string

@@ -126,8 +126,8 @@ func newPinCommand(w world) *cobra.Command {
 		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
 --ttl. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
 the exit code is 3, if no block of the prompt is cached. pin list finds the pins again,
-and deleting the namespace ends them. A namespace that is called list comes last, after
---.`,
+and deleting the namespace ends them. If the namespace is called list, put its name last,
+after --.`,
 		Example: `  penstock pin llama-3/70b --tokens-file prompt.txt
   penstock pin --tokens-file prompt.txt -- list`,
 		Args: args(cobra.ExactArgs(1)),
@@ -183,8 +183,8 @@ those of pin --ttl, and those of engines.`,
   penstock unpin 4294967296`,
 		Args: args(cobra.NoArgs),
 	}
-	cmd.Flags().StringVar(&namespace, "namespace", "", "only what is in this namespace")
-	cmd.Flags().BoolVar(&leases, "leases", false, "list leases that end by themselves, too")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only the pins and leases of this namespace")
+	cmd.Flags().BoolVar(&leases, "leases", false, "also list leases that expire")
 	c.completeNamespaceFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {

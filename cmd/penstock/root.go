@@ -69,7 +69,7 @@ func run(ctx context.Context, w world, args []string) int {
 	code := exitCode(err)
 	if outputOf(cmd).json || asksForJSON(args) {
 		if !errors.Is(err, errReported) {
-			// What cannot be written to standard error cannot be reported.
+			// If standard error cannot be written, the error cannot be reported.
 			_ = output{w: w.err}.emitLine(jsonError{Error: explain(err), ExitCode: code})
 		}
 		return code
@@ -83,8 +83,8 @@ func run(ctx context.Context, w world, args []string) int {
 	return code
 }
 
-// asksForJSON reports whether args say --format json. The flags of a command are
-// parsed up to the first that is wrong only, and --format may come after that one.
+// asksForJSON reports whether args contain --format json. It parses args again, because
+// the command stops parsing at the first invalid flag and --format may come after it.
 func asksForJSON(args []string) bool {
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
@@ -92,7 +92,7 @@ func asksForJSON(args []string) bool {
 	format := &formatFlag{}
 	flags.Var(format, "format", "")
 	flags.BoolP("help", "h", false, "")
-	_ = flags.Parse(args) // what it understood counts
+	_ = flags.Parse(args) // an error leaves the flags before it parsed
 	return format.value == formatJSON
 }
 
@@ -103,7 +103,7 @@ type jsonError struct {
 	ExitCode int    `json:"exit_code"`
 }
 
-// exitCode says what an error is to a script.
+// exitCode returns the exit code for an error.
 func exitCode(err error) int {
 	code := status.Code(err)
 	switch {
@@ -117,8 +117,8 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// cobraUsage recognises the complaints about a command line that cobra makes
-// itself and gives no type.
+// cobraUsage reports whether err is a usage error of cobra, which has no type of its
+// own.
 func cobraUsage(err error) bool {
 	for _, prefix := range []string{"unknown command", "required flag", "if any flags in the group", "at least one of the flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {

@@ -31,7 +31,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		{[]string{"ns", "delete", "nope"}, exitUsage, "--yes"},
 		{[]string{"ns", "nonsense"}, exitUsage, "unknown command"},
 		{[]string{"status", "--timeout", "-1s"}, exitUsage, "negative"},
-		{[]string{"status", "--no-such-flag"}, exitUsage, "no-such-flag"}, // --format comes after what cannot be parsed
+		{[]string{"status", "--no-such-flag"}, exitUsage, "no-such-flag"}, // --format comes after an invalid flag
 		{[]string{"status", "--timeout", "soon"}, exitUsage, "soon"},
 		{[]string{"status", "--server", "127.0.0.1:1"}, exitFailed, "refused"},
 	} {
@@ -244,11 +244,11 @@ func TestFixedValuesComplete(t *testing.T) {
 // TestEveryFlagCompletes: a flag whose help lists its values completes to these and
 // not to file names; only flags that take a path complete to files.
 func TestEveryFlagCompletes(t *testing.T) {
-	// A list of words in the help: a, b or c; before it stands the start, a colon, a
-	// bracket or a word. What is in brackets inside of the list explains a value.
+	// list matches a list of values in a help text, such as "a, b or c", at the start of
+	// the text or after a colon. explained matches remarks in brackets after a value.
 	list := regexp.MustCompile(`(?:^|: )([\w-]+(?:, [\w-]+)*(?:,? or |, )[\w-]+)(?:$|;|\.| of )`)
 	explained := regexp.MustCompile(` \([^)]*\)`)
-	// Help with such a list that is no list of values.
+	// prose has the flags whose help contains such a list that is not a list of values.
 	prose := map[string]string{
 		"--role":    "NIC=ROLE, of NICs that only the machine knows",
 		"--qos-map": "a language of its own",
@@ -298,7 +298,7 @@ func TestEveryFlagCompletes(t *testing.T) {
 	}
 }
 
-// TestListsComplete: in a list with commas the shell is offered what is not in it.
+// TestListsComplete: a flag with a list value completes to the values not in the list.
 func TestListsComplete(t *testing.T) {
 	for typed, want := range map[string]string{
 		"":                       "basic dualpath oracle",
@@ -313,7 +313,8 @@ func TestListsComplete(t *testing.T) {
 	}
 }
 
-// TestNamespaceCalledList: what is called like a verb of pin can be pinned.
+// TestNamespaceCalledList: a namespace with the name of a subcommand of pin can be
+// pinned.
 func TestNamespaceCalledList(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume")
@@ -329,7 +330,8 @@ func TestNamespaceCalledList(t *testing.T) {
 	}
 }
 
-// TestLogOfAPut: a client that is done and leaves is no peer that died.
+// TestLogOfAPut: when a client has closed its session, the node does not log that the
+// peer died.
 func TestLogOfAPut(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--log-level", "debug")

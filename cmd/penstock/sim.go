@@ -37,8 +37,8 @@ func newSimReproduce(w world) *cobra.Command {
 		Use:   "reproduce [SUITE…]",
 		Short: "The papers' tables beside ours, with the deviation of each cell",
 		Long: `Run the simulators and the closed forms behind the papers' tables and print each number
-beside the published one, with its deviation and the range in which it is accepted. Each
-is predicted, fitted, derived, or a check without a published value; the totals count
+beside the published one, with its deviation and its accepted range. Each number is
+predicted, fitted, derived, or a check without a published value; the totals count
 predictions only. A suite is one paper: ` + strings.Join(suiteNames(), ", ") + `;
 without a name all are run.
 
@@ -57,7 +57,7 @@ numbers, on any machine.`,
 	}
 	cmd.Flags().StringVar(&f.out, "out", "", "directory for results.json and each figure as PNG and SVG; made if it is not there")
 	cmd.Flags().StringVar(&f.page, "write", "", "page to write, as markdown: the tables of the suites that were run; figures go to a directory beside it")
-	cmd.Flags().BoolVar(&f.quick, "quick", false, "leave out the longest simulations and all seeds but the first, and say which; a number keeps its range")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "omit the longest simulations and all seeds but the first, and list what was omitted; the accepted ranges stay the same")
 	cmd.Flags().IntVar(&f.workers, "workers", runtime.GOMAXPROCS(0), "simulations that run at once")
 	cmd.Flag("workers").DefValue = "one a core"
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {

@@ -15,18 +15,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/topo/topotest"
 )
 
-// TestTranscripts runs testdata/*.td: what a person types, and what they see.
+// TestTranscripts runs testdata/*.td: command lines and their output.
 //
-//	start [settings]       a node on the transcript's directory; @NAME is one beside it
-//	stop                   …drained
+//	start [settings]       starts a node on the directory of the transcript; @NAME is a
+//	                       path in that directory
+//	stop                   drains and stops the node
 //	tokens NAME FIRST N    a file with N token ids
 //	data NAME SEED BYTES   a file with bytes that follow from the seed
 //	text NAME              a file with the rest of the input
-//	sysfs NAME HOST        a copy of /sys, of the host that rdma/topo/testdata/HOST.host
-//	                       describes and the rest of the input changes
-//	run                    one command line a line; @NAME is a file
+//	sysfs NAME HOST        a copy of /sys of the host in rdma/topo/testdata/HOST.host,
+//	                       with the changes in the rest of the input
+//	run                    runs each line as a command line; @NAME is a file
 //
-// What differs from run to run is replaced: addresses, directories, durations.
+// Addresses, directories and durations are replaced, because they differ from run to
+// run.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".td") {

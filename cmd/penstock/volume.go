@@ -11,23 +11,23 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// Words of VolumeStatus.duty.
+// Values of VolumeStatus.duty.
 const (
 	dutyDraining = "draining"
 	dutyRemoved  = "removed"
 )
 
-// drainPoll is how often drain --wait asks how far the node is.
+// drainPoll is the interval at which drain --wait reads the state of the volume.
 const drainPoll = 200 * time.Millisecond
 
 func newVolumeCommand(w world) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "volume",
-		Short: "Show the volumes of a node, empty one, and take it out, while the node serves",
-		Long: `A volume is one directory of --data. To take a disk out of a node: drain its volume,
-which moves the blocks to the other volumes, then remove it, unmount it, and take it
-out of the list of directories before the next start. A VOLUME is named by its index
-or its directory, as volume list shows them.`,
+		Short: "List, drain and remove the volumes of a node while the node serves",
+		Long: `A volume is one directory of --data. To take a disk out of a node, drain its volume,
+which moves the blocks to the other volumes; remove the volume; unmount the disk; and
+delete its directory from the list of directories before the next start. VOLUME is the
+index or the directory that volume list shows.`,
 	}
 	c := addConnectionFlags(cmd, w)
 	return noun(cmd, newVolumeList(c), newVolumeDrain(w, c), newVolumeRemove(c))
@@ -36,7 +36,7 @@ or its directory, as volume list shows them.`,
 func newVolumeList(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the volumes, and how far those are that are draining",
+		Short: "List the volumes, with the progress of those that are draining",
 		Args:  args(cobra.NoArgs),
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +64,7 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 		}
 		t.row(v.GetIndex(), v.GetState(), size(v.GetCapacityBytes()), size(v.GetUsedBytes()), count(v.GetBlocks()), left, rate, eta, v.GetPath())
 	}
-	// A line without columns ends the alignment of those above it.
+	// A line without columns ends the table, so these lines do not widen its columns.
 	for _, v := range volumes {
 		if why := v.GetStateReason(); why != "" {
 			t.row("  " + v.GetPath() + ": " + because(v.GetState(), why))
@@ -79,15 +79,15 @@ func printVolumes(t *table, volumes []*pb.VolumeStatus) {
 	}
 }
 
-// drained is what volume drain prints.
+// drained is the output of volume drain.
 type drained struct {
 	Volume string `json:"volume"`
-	// Blocks and Bytes are on the volume, to be moved.
+	// Blocks and Bytes were on the volume when the command was called.
 	Blocks    int64 `json:"blocks"`
 	Bytes     int64 `json:"bytes"`
 	DryRun    bool  `json:"dry_run"`
 	Cancelled bool  `json:"cancelled"`
-	// Drained: nothing is on the volume any more.
+	// Drained is set if the command has waited until the volume was empty.
 	Drained bool `json:"drained"`
 }
 
@@ -96,17 +96,17 @@ func newVolumeDrain(w world, c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain VOLUME",
 		Short: "Move the blocks of a volume to the others",
-		Long: `Move the blocks of a volume to the others, in the background, while the node serves.
-New blocks are put on the other volumes from now on, also after a restart. Leases stay,
-and nothing is evicted: a block for which the other volumes have no room stays on the
-volume and can be read, and is tried again; volume list says so. With --wait, show how
-far it is and return when the volume is empty.`,
+		Long: `Move the blocks of a volume to the other volumes, in the background, while the node
+serves. From now on, also after a restart, new blocks are put on the other volumes only.
+Leases stay valid and nothing is evicted. If the other volumes have no room for a block,
+the block stays readable on the volume, volume list shows the reason, and the node tries
+again. With --wait, show the progress and return when the volume is empty.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeVolumes,
 	}
-	cmd.Flags().BoolVar(&wait, "wait", false, "return when nothing is left on the volume; no --timeout unless it is given")
-	cmd.Flags().BoolVar(&cancel, "cancel", false, "let the volume take new blocks again; what was moved stays where it is")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would be moved and change nothing")
+	cmd.Flags().BoolVar(&wait, "wait", false, "return when the volume is empty; without --timeout, wait for ever")
+	cmd.Flags().BoolVar(&cancel, "cancel", false, "stop the draining and let the volume take new blocks; moved blocks stay on the other volumes")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print how much would be moved, and change nothing")
 	cmd.MarkFlagsMutuallyExclusive("wait", "cancel")
 	cmd.MarkFlagsMutuallyExclusive("wait", "dry-run")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -135,7 +135,7 @@ func (d drained) words() string {
 	held := fmt.Sprintf("%s blocks, %s", count(d.Blocks), size(d.Bytes))
 	switch {
 	case d.Cancelled:
-		return "volume takes new blocks again; left on it: " + held
+		return "the volume takes new blocks again; it holds " + held
 	case d.DryRun:
 		return "would be moved: " + held
 	case d.Drained:
@@ -144,7 +144,7 @@ func (d drained) words() string {
 	return "draining: " + held
 }
 
-// untilDrained shows how far a drain is until the volume is empty.
+// untilDrained shows the progress of a drain, and returns when the volume is empty.
 func untilDrained(ctx context.Context, w world, a admin, name string) error {
 	bar := newProgress(w, "drain", unitBytes)
 	defer bar.finish()
@@ -159,7 +159,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 		start = max(start, left)
 		switch {
 		case v.GetDuty() != dutyDraining:
-			return fmt.Errorf("volume %s is not draining any more: it is %s", name, v.GetState())
+			return fmt.Errorf("volume %s is no longer draining; its state is %s", name, v.GetState())
 		case left == 0:
 			return nil
 		}
@@ -169,7 +169,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 			if s := v.GetMoveStalled(); s != "" {
 				why = ": " + s
 			}
-			return fmt.Errorf("%s are left on the volume, which goes on draining%s: %w", size(left), why, context.Cause(ctx))
+			return fmt.Errorf("%s are still on the volume, and the draining continues%s: %w", size(left), why, context.Cause(ctx))
 		}
 	}
 }
@@ -188,16 +188,17 @@ func newVolumeRemove(c *connection) *cobra.Command {
 	var force, dryRun bool
 	cmd := &cobra.Command{
 		Use:   "remove VOLUME",
-		Short: "End the use of a drained volume, for good",
-		Long: `End the use of a volume. The node closes its files, so that the disk can be unmounted,
-and starts without it from now on. To use the disk again, empty the directory and set
-add_volumes. A volume that holds blocks, or is not draining, is refused unless --force
-is given: then the blocks on it, and those that continue them, become misses.`,
+		Short: "Remove a drained volume from the node permanently",
+		Long: `Remove a volume from the node. The node closes the files of the volume, so that the disk
+can be unmounted, and starts without the volume from now on. To use the disk again,
+empty the directory and set add_volumes. The removal is refused if the volume holds
+blocks or is not draining, unless --force is given. With --force, the blocks on the
+volume and all blocks that continue their prefixes become misses.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeVolumes,
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "lose the blocks that are on the volume")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say which blocks would be lost with --force, and change nothing")
+	cmd.Flags().BoolVar(&force, "force", false, "remove the volume even if the blocks on it are lost")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print how many blocks --force would lose, and change nothing")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			resp, err := a.RemoveVolume(ctx, &pb.RemoveVolumeRequest{Volume: names[0], Force: force, DryRun: dryRun})
@@ -212,23 +213,13 @@ is given: then the blocks on it, and those that continue them, become misses.`,
 
 // completeVolumes offers the directories of the node's volumes to the shell.
 func (c *connection) completeVolumes(cmd *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var names []string
-	err := c.admin(cmd, func(ctx context.Context, a admin) error {
-		ctx, cancel := context.WithTimeout(ctx, completionWait)
-		defer cancel()
+	return c.completeNames(cmd, given, func(ctx context.Context, a admin) (names []string, err error) {
 		resp, err := a.ListVolumes(ctx, &pb.ListVolumesRequest{})
 		for _, v := range resp.GetVolumes() {
 			if v.GetDuty() != dutyRemoved {
 				names = append(names, v.GetPath())
 			}
 		}
-		return err
+		return names, err
 	})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -83,8 +83,8 @@ type Limits struct {
 	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
 	LoanBytes    Size     `yaml:"loan_bytes" doc:"arena memory that engines on this host may keep at a time; more is Busy; 0 is a quarter of the arena"`
 	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
-	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that it has not read by then are a miss"`
-	HungAfter    Duration `yaml:"hung_after" doc:"a request to a volume, or to the drive of the index, that takes longer makes that volume, or the index, fail until it answers again; at least 1s. More than the longest pause that a shared file system is allowed, e.g. for a failover"`
+	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that the volume has not read by then are misses"`
+	HungAfter    Duration `yaml:"hung_after" doc:"time after which a request to a volume, or to the drive of the index, counts as hung: the volume fails, or the index refuses changes, until the device works again; at least 1s, and longer than any pause of a shared file system, e.g. a failover"`
 }
 
 // Log says what is logged to standard error.

@@ -17,17 +17,17 @@ import (
 const (
 	maxNameBytes = 256
 	maxNames     = 1 << 20
-	// maxPayloadBytes leaves room for a Start around the payload in a message of 4 MiB,
-	// which is what a gRPC client accepts by default. The ids of a prompt of 2 M tokens in
-	// blocks of 16 are 2 MiB, 2.7 in base64.
+	// maxPayloadBytes is such that a Start with the payload fits into 4 MiB, the largest
+	// message that a gRPC client accepts by default. The ids of a prompt of 2 M tokens in
+	// blocks of 16 are 2 MiB, or 2.7 MiB in base64.
 	maxPayloadBytes = 3 << 20
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
 	maxResident     = 64
-	// leaderActions is how many actions wait for a leader: some fetches' worth.
+	// leaderActions bounds the actions that wait for a leader. It is several times what
+	// one fetch needs.
 	leaderActions = 1 << 14
-	// gatewayUpdates is how many updates wait for a gateway: more than any
-	// request has.
+	// gatewayUpdates bounds the updates that wait for a gateway. No request has as many.
 	gatewayUpdates = 64
 )
 

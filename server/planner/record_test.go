@@ -80,7 +80,7 @@ func TestRecordIsFull(t *testing.T) {
 	}
 }
 
-// failing is a file on a disk that fails, or does not answer until it is let go.
+// failing is a file whose writes block until wait is closed, and then return err.
 type failing struct {
 	err  error
 	wait chan struct{}
@@ -103,11 +103,11 @@ func TestRecordFails(t *testing.T) {
 	h.serveSome("r1")
 	h.close()
 	if n := strings.Count(log.String(), "no space left on device"); n != 1 {
-		t.Errorf("the log says so %d times; want 1: %s", n, log.String())
+		t.Errorf("the log has the error %d times; want 1: %s", n, log.String())
 	}
 }
 
-// TestRecordFallsBehind: a disk that does not answer takes no more than the backlog.
+// TestRecordFallsBehind: while writes block, the recorder keeps no more than its backlog.
 func TestRecordFallsBehind(t *testing.T) {
 	wait := make(chan struct{})
 	var log testkit.Log

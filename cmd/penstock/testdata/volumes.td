@@ -1,4 +1,4 @@
-# A node on three disks. One of them is emptied and taken out while the node serves.
+# A node on three disks. One of them is drained and removed while the node serves.
 
 tokens prompt 1 48
 ----
@@ -39,7 +39,7 @@ penstock: blockstore: volume 1 (DIR/second) is not draining: drain it first: ref
 exit 1
 would be moved: 12 blocks, 144 KiB
 
-# Another prompt is put while the volume drains: none of it goes there.
+# A prompt that is put while the volume drains is stored on the other volumes.
 
 tokens other 100 16
 ----
@@ -91,7 +91,7 @@ exit 1
 intact 12, absent 0, corrupt 0, failed 0
 intact 4, absent 0, corrupt 0, failed 0
 
-# The node starts without the volume, and also while the list of directories names it.
+# The node starts without the volume, also if the list of directories still names it.
 
 stop
 ----
@@ -124,7 +124,7 @@ block verify m --tokens-file @other
 ----
 intact 4, absent 0, corrupt 0, failed 0
 
-# By force, what is on a volume is lost. The last one stays.
+# A removal by force loses the blocks on the volume. The last volume cannot be removed.
 
 run
 volume remove 2
