@@ -358,7 +358,7 @@ func FuzzChoose(f *testing.F) {
 		// value is the policy's objective, written out from the paper.
 		value := func(k Candidate[int]) float64 {
 			hit := min(float64(k.Hit)/float64(r.Tokens), 1)
-			// Sizes are whole bytes, the fraction is not: less than a byte too few is enough.
+			// Free is in whole bytes, the need is not. A shortage of less than a byte fits.
 			if float64(k.Free) <= float64(r.Bytes)*(1-hit)+float64(o.model.Reserve)-1 {
 				return math.Inf(1)
 			}

@@ -1,4 +1,4 @@
-# Part of init: the emulated NVMe drives are there, and the device mapper's control node.
+# Part of init: wait for the emulated NVMe drives, and check the device mapper's control node.
 
 drive() { [ -b /dev/nvme$1n1 ] || { sleep 0.2 && [ -b /dev/nvme$1n1 ]; }; }
 i=0
@@ -11,5 +11,5 @@ while [ $i -lt "$(cat /lab/drives)" ]; do
 	i=$((i + 1))
 done
 [ -e /dev/mapper/control ] || off broken "setup failed: no /dev/mapper/control"
-# There is no udev: dmsetup makes the nodes in /dev/mapper.
+# The guest has no udev, so dmsetup makes the nodes in /dev/mapper.
 export DM_DISABLE_UDEV=1

@@ -29,11 +29,11 @@ off() {
 }
 must() { "$@" || off broken "setup failed: $*"; }
 
-# A line is a file with the parameters of the module.
+# Each line is a module's file, followed by the module's parameters.
 while read -r m; do must insmod /lab/modules/$m; done </lab/modules/order
 ip link set lo up
 
-# What the equipment needs: rdma.sh or disks.sh.
+# The setup of the equipment: rdma.sh or disks.sh.
 . /lab/setup
 
 . /lab/env

@@ -1,7 +1,8 @@
-# Part of init: soft-RoCE devices rxe0 to rxe3 over two pairs of virtual cables.
+# Part of init: soft-RoCE devices rxe0 to rxe3 over two veth pairs.
 
-# cable N: the pair pNa–pNb with the addresses 10.88.N.1 and .2, an rxe device on each end. MTU 4200 makes room for RoCE's
-# 4096 and its headers. Neighbours are written down: an end does not answer for an address that is local to the machine.
+# cable N makes the veth pair pNa–pNb with the addresses 10.88.N.1 and .2. Each end gets an rxe device. MTU 4200 has room for
+# RoCE's 4096 bytes and headers. The neighbour entries are static, because an end does not answer ARP for an address that is
+# local to the machine.
 cable() {
 	a=p$1a b=p$1b
 	must ip link add $a mtu 4200 type veth peer name $b mtu 4200
@@ -14,7 +15,7 @@ cable() {
 	for side in "$a 10.88.$1.1 $b 10.88.$1.2" "$b 10.88.$1.2 $a 10.88.$1.1"; do
 		set -- $1 $side
 		must ip neigh replace $5 lladdr "$(cat /sys/class/net/$4/address)" dev $2 nud permanent
-		# To the far end by the cable; what comes in by it is ours.
+		# Packets to the other end leave by the veth device. Packets that arrive on it are delivered locally.
 		must ip route replace $5 dev $2 src $3 table 1$1
 		must ip rule add pref 10 from $3 to $5 table 1$1
 		must ip rule add pref 5 iif $2 lookup local

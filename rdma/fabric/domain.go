@@ -30,40 +30,40 @@ type domain struct {
 	hub          []byte // address of the endpoint that takes messages
 	handshakeMem *memory
 
-	// poll is held by Poll, and by everything else that reads completions or
-	// closes endpoints.
+	// poll is held by Poll, and by every other function that reads completions or closes
+	// endpoints.
 	poll sync.Mutex
 	dst  []group.Completion // of the Poll that is running
 	n    int
-	// backlog is what was read and is not polled yet; from head on.
+	// backlog[head:] are completions that were read and that Poll has not returned yet.
 	backlog []group.Completion
 	head    int
-	// lent are the buffers of PostRecv, first come first served.
+	// lent are the buffers of PostRecv, in the order in which they are used.
 	lent []loan
-	// recvLate are the hub's buffers that the provider did not take yet.
+	// recvLate are the hub's buffers that the provider has not taken yet.
 	recvLate []uint32
-	// sendFree are the hub's send buffers; outbox waits for one, or for the
-	// provider, and so do the receipts of the endpoints in owing.
+	// sendFree are the hub's free send buffers. The frames in outbox and the receipts of
+	// the endpoints in owing wait for a free buffer, or for the provider.
 	sendFree []uint32
 	outbox   []pendingFrame
 	owing    []*endpoint
-	// asking are the endpoints with a question on its way, by its number.
+	// asking are the endpoints whose question has no answer yet, by the question's number.
 	asking    map[uint64]*endpoint
 	questions uint64
 	delayed   []delayedClose
 	nextSweep time.Time
-	fatal     error // dead, once the turn is over
+	fatal     error // becomes dead at the end of the turn
 	dead      error
 	closed    bool
 
 	wait waiter
 
-	// failing are endpoints that broke and are not cut off yet; late those with
-	// works that the provider did not take.
+	// failing are endpoints that broke and are not cut off yet. late are endpoints with
+	// works that the provider has not taken.
 	noted   sync.Mutex
 	failing []*endpoint
 	late    []*endpoint
-	// busy is set while something is to be done by the clock.
+	// busy is set while sweep has work to do.
 	busy atomic.Bool
 
 	mu       sync.RWMutex
@@ -79,8 +79,8 @@ type loan struct {
 	buf  []byte
 }
 
-// peerHub is a peer's hub, and how many endpoints and frames lead there: an
-// address that the provider was made to forget must not be sent to.
+// peerHub is a peer's hub with a count of the endpoints and frames that refer to it. No
+// frame may be sent to an address that was removed from the provider.
 type peerHub struct {
 	name string
 	addr uint64
@@ -93,7 +93,7 @@ var _ group.Domain = (*domain)(nil)
 func Open(o DomainOptions) (group.Domain, error) {
 	d, err := open(o)
 	if err != nil {
-		return nil, err // not a domain that is nil inside
+		return nil, err // an interface that holds a nil *domain would not be nil
 	}
 	return d, nil
 }
@@ -179,7 +179,7 @@ func (d *domain) usable() error {
 	return nil
 }
 
-// limitsOf makes Limits of what the provider says.
+// limitsOf returns the Limits for a provider's properties.
 func (d *domain) limitsOf() group.Limits {
 	t := d.traits
 	maxWrite := min(t.maxWrite, maxWriteBytes)
@@ -187,16 +187,16 @@ func (d *domain) limitsOf() group.Limits {
 		MaxWrite: maxWrite, MaxMessage: int(min(t.maxWrite-headLen, uint64(d.opts.MaxMessage))), QueueDepth: min(d.opts.QueueDepth, max(t.depth, 1)),
 		Ordered:       t.ordersWrites && t.maxOrder >= maxWrite,
 		RefusalBreaks: true,
-		// Providers in software look at the key when the header arrives and copy
-		// for as long as it takes, and no document promises more of the others.
+		// Software providers check the key when the header arrives and then copy the whole
+		// payload. No document promises more for the other providers.
 		CloseIsFinal: false,
 		Windows:      !d.quirks.dearWindows,
 		KeyBits:      8 * min(t.keyBytes, 8),
 	}
 }
 
-// Name is libfabric's name of the domain, with a number where an engine has it
-// more than once.
+// Name is libfabric's name of the domain, with a number if an engine opens the domain more
+// than once.
 func (d *domain) Name() string { return d.name }
 
 // Limits are constant.
@@ -211,7 +211,7 @@ func (d *domain) newKey() uint64 {
 	}
 }
 
-// random64 is not to be guessed: keys and tags are made of it.
+// random64 returns an unguessable number, for keys and tags.
 func random64() uint64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -227,7 +227,7 @@ func (d *domain) localKey() uint64 {
 }
 
 // PostRecv lends buf to the domain for one message. The message is copied into
-// it from the hub's own buffers: so the sender can be told when there is none.
+// it from the hub's own buffers, so the hub can report to the sender that no buffer is lent.
 func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	if m, ok := mem.(*memory); !ok || m.d != d {
 		return fmt.Errorf("fabric: receive buffer of another domain: %w", rdma.ErrForeign)
@@ -241,7 +241,7 @@ func (d *domain) PostRecv(slot uint32, mem group.Memory, buf []byte) error {
 	return nil
 }
 
-// Poll moves up to len(dst) completions to dst and makes progress.
+// Poll drives the provider's progress and moves up to len(dst) completions to dst.
 func (d *domain) Poll(dst []group.Completion) (int, error) {
 	d.poll.Lock()
 	defer d.poll.Unlock()
@@ -268,7 +268,7 @@ func (d *domain) Poll(dst []group.Completion) (int, error) {
 	return d.n, nil
 }
 
-// turn reads completions once, then does what they and the clock ask for.
+// turn reads completions once and handles them, and then does the periodic work.
 func (d *domain) turn(room int) {
 	events, err := d.native.poll(room)
 	if err != nil {
@@ -297,7 +297,7 @@ func (d *domain) emit(c group.Completion) {
 	d.backlog = append(d.backlog, c)
 }
 
-// again offers the provider what it did not take before.
+// again offers the provider the works and buffers that it did not take before.
 func (d *domain) again() {
 	if len(d.recvLate) > 0 {
 		late := d.recvLate
@@ -403,12 +403,11 @@ func (d *domain) breakFailing() {
 	}
 }
 
-// cut closes e and reads the queue dry, so that everything which had arrived is
-// in the backlog and nothing arrives any more. What did not complete is left in
-// e's slots.
+// cut closes e and empties the queue. Every completion of e is then in the backlog, and no
+// further one arrives. Works that did not complete stay in e's slots.
 func (d *domain) cut(e *endpoint) {
-	// A connection that is being made is made first: net forgets that it has
-	// accepted one when the endpoint is closed (doc.go).
+	// Let a half-open connection complete first: net mishandles it when the endpoint is
+	// closed (doc.go).
 	d.drain()
 	if e.close() {
 		d.drain()
@@ -432,7 +431,7 @@ func (d *domain) drain() {
 	}
 }
 
-// die ends the domain: every endpoint is cut off, what had arrived is kept.
+// die ends the domain: it cuts off every endpoint and keeps the completions so far.
 func (d *domain) die(err error) {
 	if d.dead != nil {
 		return
@@ -445,7 +444,7 @@ func (d *domain) die(err error) {
 	d.mu.RUnlock()
 	for _, e := range all {
 		e.close()
-		d.goodbye(e) // as far as the hub still can
+		d.goodbye(e) // if the hub can still send
 	}
 	d.drain()
 	d.dead = fmt.Errorf("fabric: %s of provider %s: %w: %w", d.traits.domain, d.traits.provider, err, group.ErrDead)
@@ -495,13 +494,13 @@ func (d *domain) pause() time.Duration {
 // Wake makes the current or the next Wait return.
 func (d *domain) Wake() { d.wait.wake() }
 
-// A domain lingers for a moment when it is closed, so that frames still go out
-// and connections that are being made are made, or fail.
+// Close polls for some milliseconds first, so that waiting frames are sent and half-open
+// connections complete or fail.
 const (
 	lingerPolls = 5
 	lingerPause = 2 * time.Millisecond
 )
 
-// latePause is how soon a work that the provider did not take is offered again,
-// where nothing else wakes the poller.
+// latePause is how soon a work that the provider did not take is offered again, if no event
+// wakes the poller earlier.
 const latePause = time.Millisecond

@@ -32,8 +32,8 @@ static struct fi_info *hints(const char *provider) {
 	h->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
 	h->domain_attr->threading = FI_THREAD_SAFE;
 	h->domain_attr->resource_mgmt = FI_RM_ENABLED;
-	// The poller drives progress: a thread of the provider would fight it for
-	// the same locks.
+	// The poller drives progress. A progress thread of the provider would contend with
+	// it for the same locks.
 	h->domain_attr->control_progress = FI_PROGRESS_MANUAL;
 	h->domain_attr->data_progress = FI_PROGRESS_MANUAL;
 	h->fabric_attr->prov_name = strdup(provider);
@@ -298,8 +298,8 @@ void pf_ep_free(struct pf_ep *e) {
 	free(e);
 }
 
-// post_head sends w to the peer's hub, behind its header. The peer's receipt
-// tells how it ended, so that the provider's word that it went out is enough.
+// post_head sends the header of w and then w to the peer's hub. The peer's receipt reports
+// the result, so the provider's completion need only mean that the message was sent.
 static ssize_t post_head(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 	e->iov[0].iov_base = e->heads + (size_t)w->op->slot * PF_HEAD;
 	e->iov[0].iov_len = w->head;
@@ -313,8 +313,8 @@ static ssize_t post_head(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 	return fi_sendmsg(e->ep, &e->msg, FI_COMPLETION | more);
 }
 
-// post_write hands a write to the provider. Its completion is to mean "in place",
-// not "on its way".
+// post_write gives a write to the provider. Its completion must mean that the bytes are in
+// place, not that they were sent.
 static ssize_t post_write(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 	e->iov[0].iov_base = (void *)(uintptr_t)w->buf;
 	e->iov[0].iov_len = w->len;
@@ -328,9 +328,9 @@ static ssize_t post_write(struct pf_ep *e, struct pf_work *w, uint64_t more) {
 	return fi_writemsg(e->ep, &e->rma, FI_COMPLETION | FI_DELIVERY_COMPLETE | more | (w->with_data ? FI_REMOTE_CQ_DATA : 0));
 }
 
-// pf_flush hands the works in the ring, with those just added behind, to the
-// provider, in order. It returns how many are left because the provider is
-// full; an error leaves the work that it befell at the head.
+// pf_flush adds works to the ring and gives the ring's works to the provider, in order. It
+// returns how many are left because the provider is full. After an error the failed work
+// is at the head.
 int pf_flush(struct pf_ep *e, uint32_t added) {
 	e->count += added;
 	while (e->count) {
@@ -382,8 +382,8 @@ int pf_hub_send(struct pf_domain *d, struct pf_op *op, void *buf, uint64_t len, 
 	return (int)fi_send(d->hub, buf, len, desc, to, op);
 }
 
-// set_origin says whose operation completed. A peer's write is told by its flag
-// first: some providers put a pointer of their own into its context.
+// set_origin sets whose operation completed. It checks the flag of a peer's write first,
+// because some providers put a pointer of their own into the context of such a write.
 static void set_origin(struct pf_event *ev, const void *context, uint64_t flags) {
 	const struct pf_op *op = context;
 	ev->has_data = !!(flags & FI_REMOTE_CQ_DATA);
@@ -411,7 +411,7 @@ static int read_error(struct pf_domain *d, struct pf_event *ev) {
 	return 1;
 }
 
-// pf_poll makes progress and moves up to max completions to out.
+// pf_poll drives the provider's progress and moves up to max completions to out.
 int pf_poll(struct pf_domain *d, struct pf_event *out, int max) {
 	struct fi_cq_data_entry entries[PF_EVENTS];
 	fi_addr_t src[PF_EVENTS];
@@ -437,10 +437,9 @@ int pf_try_wait(struct pf_domain *d) {
 	return fi_trywait(d->fabric, &f, 1);
 }
 
-// pf_clear waits for at most a millisecond: not for the wait's sake, but because
-// only that takes the signal back which a completion has left in the queue's
-// descriptor. fi_trywait ought to, and in net (1.17) and its successors does
-// nothing.
+// pf_clear waits for at most a millisecond, because only a wait resets the signal that a
+// completion has left in the queue's descriptor. fi_trywait should reset it, but does
+// nothing in net (1.17) and its successors.
 void pf_clear(struct pf_domain *d) {
 	struct fi_cq_data_entry none;
 	(void)fi_cq_sread(d->cq, &none, 0, NULL, 1);

@@ -1,5 +1,5 @@
-// What Go needs of libfabric, in calls that are few and coarse: one posts a
-// batch, one polls a batch. Errors are negative fi_errno values.
+// The calls of libfabric that Go needs. They are coarse: one posts a batch, one polls a
+// batch. Errors are negative fi_errno values.
 
 #ifndef PENSTOCK_FABRIC_H
 #define PENSTOCK_FABRIC_H
@@ -15,7 +15,7 @@
 #define PF_EVENTS 64
 #define PF_HEAD 20
 
-// What an operation is, and so what its completion means.
+// The kinds of operations. The kind determines the meaning of a completion.
 enum {
 	PF_WORK = 1,      // write or send of an endpoint
 	PF_HUB_RECV = 2,  // buffer of the hub
@@ -23,8 +23,7 @@ enum {
 	PF_REMOTE = 4,    // no operation of ours: a peer's write with CQ data
 };
 
-// pf_op is the context of one operation. The provider may scribble over the
-// first member.
+// pf_op is the context of one operation. The provider may overwrite the first member.
 struct pf_op {
 	struct fi_context2 ctx;
 	uint32_t kind;
@@ -51,14 +50,14 @@ struct pf_event {
 	uint64_t data, len, src;
 };
 
-// pf_wish says which domain to open.
+// pf_wish selects the domain to open.
 struct pf_wish {
 	const char *provider, *domain, *addr;
-	uint32_t api; // the version whose behaviour is asked for, as FI_VERSION counts
+	uint32_t api; // the version whose behaviour is requested, as FI_VERSION
 	uint32_t tx_depth, rx_depth, cq_depth;
 };
 
-// pf_traits is what the provider offers.
+// pf_traits are the provider's properties.
 struct pf_traits {
 	char provider[PF_TEXT_MAX], domain[PF_TEXT_MAX], fabric[PF_TEXT_MAX];
 	uint64_t max_write, max_order, msg_order;
@@ -76,7 +75,7 @@ struct pf_ep {
 	void *heads_desc;
 	uint32_t depth, head, count;
 	fi_addr_t peer, hub;
-	// Templates: what does not change from one work to the next.
+	// Templates hold the fields that are the same in every work.
 	struct iovec iov[2];
 	struct fi_rma_iov rma_iov;
 	void *desc[2];

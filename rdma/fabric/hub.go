@@ -17,7 +17,7 @@ type pendingFrame struct {
 	deadline time.Time
 }
 
-// question is one of ours that has no answer yet.
+// question is a question of this side that has no answer yet.
 type question struct {
 	id uint64 // 0: none
 	// seqs are the works asked about, in the order of the question.
@@ -26,12 +26,12 @@ type question struct {
 }
 
 const (
-	// sweepInterval is how often endpoints are looked at by the clock.
+	// sweepInterval is how often sweep runs.
 	sweepInterval = 20 * time.Millisecond
-	// answerTimeout is how long a broken endpoint's works wait for the target's
-	// verdict; without it they count as broken.
+	// answerTimeout is how long the works of a broken endpoint wait for the target's
+	// answer. Without an answer they end as broken.
 	answerTimeout = time.Second
-	// maxOutbox bounds the frames that wait.
+	// maxOutbox bounds the waiting frames.
 	maxOutbox = 256
 )
 
@@ -84,8 +84,8 @@ func (d *domain) takeMessage(e *endpoint, f *frame) {
 	d.owe(e, receipt{ref: f.ref})
 }
 
-// owe notes a receipt. A peer keeps at most maxQueueDepth works in flight; one
-// that sends more is cut off.
+// owe adds a receipt to be sent. A peer may have at most maxQueueDepth works in flight; a
+// peer that sends more is cut off.
 func (d *domain) owe(e *endpoint, r receipt) {
 	if len(e.receipts) >= maxReceipts {
 		e.mu.Lock()
@@ -100,7 +100,7 @@ func (d *domain) owe(e *endpoint, r receipt) {
 	}
 }
 
-// payReceipts sends the receipts that are owed, as far as there is room.
+// payReceipts sends the waiting receipts, as far as there is room.
 func (d *domain) payReceipts() {
 	for len(d.owing) > 0 {
 		e := d.owing[0]
@@ -131,8 +131,8 @@ func (d *domain) send(to *peerHub, f *frame) bool {
 	return true
 }
 
-// post sends a frame as soon as the provider takes it. It is lost, and false
-// returned, if too many wait.
+// post sends a frame as soon as the provider takes it. If too many frames wait, it drops
+// the frame and returns false.
 func (d *domain) post(l pendingFrame) bool {
 	if len(d.outbox) == 0 && d.send(l.to, &l.frame) {
 		return true
@@ -148,7 +148,7 @@ func (d *domain) post(l pendingFrame) bool {
 	return true
 }
 
-// deliver sends what is in the outbox and drops what is overdue.
+// deliver sends the frames in the outbox and drops those past their deadline.
 func (d *domain) deliver(now time.Time) {
 	kept := d.outbox[:0]
 	for _, l := range d.outbox {
@@ -171,8 +171,8 @@ func (d *domain) goodbye(e *endpoint) {
 	}
 }
 
-// breakDown cuts a broken endpoint off, and asks the target which work it would
-// have refused before its works end.
+// breakDown cuts off a broken endpoint. Before the endpoint's works end, it asks the target
+// which work the target would have refused.
 func (d *domain) breakDown(e *endpoint) {
 	if e.deaf || e.broken {
 		return
@@ -184,7 +184,7 @@ func (d *domain) breakDown(e *endpoint) {
 	}
 }
 
-// finish ends the works of a broken endpoint, and tells that it is broken.
+// finish ends the works of a broken endpoint, and reports the endpoint as broken.
 func (d *domain) finish(e *endpoint, refused uint64) {
 	d.forget(e)
 	e.settle(refused)
@@ -195,8 +195,8 @@ func (d *domain) finish(e *endpoint, refused uint64) {
 	d.goodbye(e)
 }
 
-// ask sends a question about every write in flight on e, and reports whether
-// there is one to wait for.
+// ask sends a question about every write in flight on e, and reports whether an answer is
+// to be expected.
 func (d *domain) ask(e *endpoint) bool {
 	f := frame{kind: frameQuestion, tag: e.peerTag}
 	q := question{deadline: time.Now().Add(answerTimeout)}
@@ -230,7 +230,7 @@ func (d *domain) forget(e *endpoint) {
 	}
 }
 
-// answer says which of the writes asked about we would refuse now.
+// answer sends which writes of a question this side would refuse now.
 func (d *domain) answer(e *endpoint, f *frame) {
 	a := frame{kind: frameAnswer, tag: e.peerTag, ref: f.ref, refused: make([]bool, len(f.asks))}
 	for i, t := range f.asks {
@@ -251,9 +251,8 @@ func (d *domain) opens(t target) bool {
 	return carry == 0 && end <= m.size
 }
 
-// takeAnswer ends the works of an endpoint by the target's verdict. The first
-// that it refuses is the one that broke the endpoint: those behind it were not
-// performed.
+// takeAnswer ends the works of an endpoint according to the target's answer. The first
+// refused work broke the endpoint; the works after it were not performed.
 func (d *domain) takeAnswer(e *endpoint, f *frame) {
 	if d.asking[f.ref] != e || len(f.refused) != len(e.question.seqs) {
 		return
