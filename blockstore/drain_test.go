@@ -255,7 +255,7 @@ func TestRemoveNeedsQuorum(t *testing.T) {
 	}
 }
 
-// sizeOne asks for one slot at a time.
+// sizeOne is a sizer that bounds every run to one slot.
 type sizeOne struct{}
 
 func (sizeOne) upTo(uint32) uint32 { return 1 }

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// use is what a segment is used for.
+// use is the state of a segment in its space.
 type use uint8
 
 const (

@@ -215,8 +215,8 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 		}
 		c = &cutting{slotBytes: slotBytes, done: make(chan struct{})}
 		s.cutting[slotBytes] = c
-		// On a goroutine of its own: a writer that gives up must not leave the
-		// segment half cut.
+		// The cut runs on its own goroutine, so that it completes even if the writer
+		// stops waiting for it.
 		s.volume.store.background.Go(func() { s.volume.cut(g, c) })
 	}
 	return nil, runs.Run{}, c

@@ -131,7 +131,7 @@ func (v *volume) await(ctx context.Context, c *cutting) error {
 	case <-v.dev.whenDown():
 	}
 	select {
-	case <-c.done: // this cut was what failed
+	case <-c.done: // prefer the error of the cut, which may have made the volume fail
 		return c.err
 	default:
 		return v.dev.failure(health.Write)

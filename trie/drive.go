@@ -227,7 +227,7 @@ func (f *driveFile) sync(how func() error) error {
 	return first
 }
 
-// writeAgain writes what a failed sync may have lost.
+// writeAgain writes the bytes again that a failed sync may have lost.
 func (f *driveFile) writeAgain() error {
 	if len(f.unsynced) == 0 {
 		return nil

@@ -312,7 +312,7 @@ func TestVolumeStateEvents(t *testing.T) {
 				bad.SetRules(faultio.MustParse(tc.fault))
 				r.mustPut(ns, chain(ns, 1, 100))
 				r.mustPut(ns, chain(ns, 1, 101))
-				_ = r.node.Sync(t.Context()) // its error is not what is tested
+				_ = r.node.Sync(t.Context()) // fails in some of the cases
 				time.Sleep(tc.lasts)
 				bad.SetRules(nil)
 				r.awaitState("bad", health.OK, 5*time.Minute)
