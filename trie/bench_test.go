@@ -66,8 +66,10 @@ func benchEntries(ids []kv.BlockID, firstSlot int) []Entry {
 
 func quiet() pebble.Logger { return &pebbleLog{log: slog.New(slog.DiscardHandler)} }
 
-func benchNamespace(b testing.TB, tr *Trie) kv.Namespace {
-	def, err := tr.Create(kv.Namespace{Name: "bench", Index: kv.IndexTrie, Geometry: kv.SingleGroup(61, 64, 656), Epoch: 1})
+func benchNamespace(b testing.TB, tr *Trie) kv.Namespace { return benchNamed(b, tr, "bench") }
+
+func benchNamed(b testing.TB, tr *Trie, name string) kv.Namespace {
+	def, err := tr.Create(kv.Namespace{Name: name, Index: kv.IndexTrie, Geometry: kv.SingleGroup(61, 64, 656), Epoch: 1})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -76,7 +76,8 @@ func (r reverts) remove(key []byte)     { r[string(key)] = nil }
 
 // commit applies the batch and closes it. All writes to Pebble go through commit.
 //
-// If the drive fails before or during the call, commit returns ErrBroken at once.
+// If the drive fails before or during the call, commit returns ErrBroken at once. A
+// batch that Pebble has not taken after hungAfter, for whatever reason, is such a fault.
 // Pebble may then apply the batch later or never. revert adds the records that Pebble
 // must hold instead; repair writes them before any other commit is accepted. revert
 // may be nil if the index is right with and without the batch.
@@ -87,9 +88,11 @@ func (d *disk) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
 		return err
 	}
 	done := make(chan error, 1)
+	op := d.fs.begin("commit", "to the index")
 	go func() {
 		err := d.apply(b, sync)
 		b.Close()
+		op.end()
 		d.end(nil)
 		done <- err
 	}()
@@ -167,6 +170,40 @@ func (d *disk) sync() error {
 		return fmt.Errorf("%w: %w", ErrBroken, err)
 	}
 	return d.commit(b, true, nil)
+}
+
+// get returns a copy of the value, or nil if the key is absent. It returns ErrBroken
+// while the drive cannot be read.
+func (d *disk) get(key []byte) ([]byte, error) {
+	type found struct {
+		value []byte
+		err   error
+	}
+	done := make(chan found, 1)
+	go func() {
+		var f found
+		v, closer, err := d.db.Get(key)
+		switch {
+		case err == pebble.ErrNotFound:
+		case err != nil:
+			f.err = fmt.Errorf("trie: read index: %w", err)
+		default:
+			f.value = slices.Clone(v)
+			f.err = closer.Close()
+		}
+		done <- f
+	}()
+	for {
+		select {
+		case f := <-done:
+			return f.value, f.err
+		case <-d.fs.readFault():
+		}
+		// nil if the drive has recovered meanwhile.
+		if err := d.broken(); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // broken returns nil, or ErrBroken with the reason why the index cannot be written.

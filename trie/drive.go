@@ -3,6 +3,7 @@ package trie
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"strings"
 	"sync"
@@ -22,9 +23,10 @@ const (
 )
 
 // driveFS is the file system under Pebble. Pebble ends the process when it cannot
-// write its log. So once the index is open, driveFS retries each operation that
-// changes a file until the operation succeeds, instead of returning the drive's error.
-// It calls onFault while an operation fails or hangs.
+// write its log, and repeats a compaction that cannot read, without a pause, while
+// commits wait for it. So once the index is open, driveFS retries each operation on a
+// file until the operation succeeds, instead of returning the drive's error. It calls
+// onFault while an operation fails or hangs.
 //
 // After a failed sync, a second sync may succeed without the data: the kernel may have
 // dropped the pages that it could not write. So driveFS keeps what was written to a log
@@ -39,8 +41,11 @@ type driveFS struct {
 	hungAfter time.Duration
 
 	mu sync.Mutex
-	// faulty counts the operations in progress that failed or exceed hungAfter.
-	faulty int
+	// faulty counts the operations in progress that failed or exceed hungAfter, and
+	// faultyReads those of them that read. unreadable is closed exactly while
+	// faultyReads is not 0; it is nil before the first call of readFault.
+	faulty, faultyReads int
+	unreadable          chan struct{}
 	// onFault is called under mu with the cause when faulty becomes 1. onRecovery is
 	// called under mu when faulty becomes 0.
 	onFault    func(cause error)
@@ -49,10 +54,25 @@ type driveFS struct {
 
 // driveOp is one operation in progress.
 type driveOp struct {
-	fs *driveFS
+	fs   *driveFS
+	read bool
+	hung *time.Timer
 	// faulty and ended are guarded by driveFS.mu.
 	faulty, ended bool
 }
+
+// begin starts an operation, which counts as faulty if it has not ended after
+// hungAfter. what and name describe it in the error.
+func (d *driveFS) begin(what, name string) *driveOp {
+	o := &driveOp{fs: d, read: what == opRead}
+	o.hung = time.AfterFunc(d.hungAfter, func() {
+		o.fail(fmt.Errorf("%s %s has not completed for %v", what, name, d.hungAfter))
+	})
+	return o
+}
+
+// opRead is the name of operations that bring bytes from the drive.
+const opRead = "read"
 
 // fail counts the operation as faulty.
 func (o *driveOp) fail(cause error) {
@@ -62,27 +82,52 @@ func (o *driveOp) fail(cause error) {
 		return
 	}
 	o.faulty = true
+	if o.read {
+		if o.fs.faultyReads++; o.fs.faultyReads == 1 {
+			close(o.fs.unreadableLocked())
+		}
+	}
 	if o.fs.faulty++; o.fs.faulty == 1 {
 		o.fs.onFault(cause)
 	}
 }
 
 func (o *driveOp) end() {
+	o.hung.Stop()
 	o.fs.mu.Lock()
 	defer o.fs.mu.Unlock()
 	o.ended = true
 	if !o.faulty {
 		return
 	}
+	if o.read {
+		if o.fs.faultyReads--; o.fs.faultyReads == 0 {
+			o.fs.unreadable = nil
+		}
+	}
 	if o.fs.faulty--; o.fs.faulty == 0 {
 		o.fs.onRecovery()
 	}
 }
 
-// driveWorks reports whether err is nil or is about a name or a handle, so that a
-// retry is of no use.
+// readFault returns a channel that is closed while the drive cannot be read.
+func (d *driveFS) readFault() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unreadableLocked()
+}
+
+func (d *driveFS) unreadableLocked() chan struct{} {
+	if d.unreadable == nil {
+		d.unreadable = make(chan struct{})
+	}
+	return d.unreadable
+}
+
+// driveWorks reports whether err is nil or is about a name, a handle or the end of a
+// file, so that a retry is of no use.
 func driveWorks(err error) bool {
-	return err == nil || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
+	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, fs.ErrExist) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrClosed)
 }
 
 // do calls f until driveWorks. It calls beforeRetry, if not nil, before each retry; an
@@ -92,12 +137,8 @@ func (d *driveFS) do(what, name string, f, beforeRetry func() error) (first erro
 	if !d.retry.Load() {
 		return f()
 	}
-	o := &driveOp{fs: d}
-	hung := time.AfterFunc(d.hungAfter, func() {
-		o.fail(fmt.Errorf("%s %s has not completed for %v", what, name, d.hungAfter))
-	})
+	o := d.begin(what, name)
 	defer o.end()
-	defer hung.Stop()
 	err := f()
 	for wait := retryFirst; !driveWorks(err); wait = min(2*wait, retryMax) {
 		if first == nil {
@@ -143,6 +184,16 @@ func (d *driveFS) file(what, name string, open func() (vfs.File, error)) (vfs.Fi
 	return &driveFile{File: f, fs: d, name: name, table: isTable(name)}, nil
 }
 
+// Open implements vfs.FS.
+func (d *driveFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	var f vfs.File
+	err := d.untilDone(opRead, name, func() (err error) { f, err = d.FS.Open(name, opts...); return err })
+	if err != nil {
+		return nil, err
+	}
+	return &driveReader{File: f, fs: d, name: name}, nil
+}
+
 // Create implements vfs.FS.
 func (d *driveFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 	return d.file("create", name, func() (vfs.File, error) { return d.FS.Create(name, c) })
@@ -182,6 +233,29 @@ func (d *driveFS) Rename(from, to string) error {
 
 // Unwrap implements vfs.FS.
 func (d *driveFS) Unwrap() vfs.FS { return d.FS }
+
+// driveReader is a file opened for reading.
+type driveReader struct {
+	vfs.File
+	fs   *driveFS
+	name string
+}
+
+// ReadAt implements vfs.File.
+func (f *driveReader) ReadAt(p []byte, offset int64) (n int, err error) {
+	err = f.fs.untilDone(opRead, f.name, func() (err error) { n, err = f.File.ReadAt(p, offset); return err })
+	return n, err
+}
+
+// Read implements vfs.File.
+func (f *driveReader) Read(p []byte) (done int, err error) {
+	err = f.fs.untilDone(opRead, f.name, func() error {
+		n, err := f.File.Read(p[done:])
+		done += n
+		return err
+	})
+	return done, err
+}
 
 // driveFile is a file opened for writing. Pebble uses each from one goroutine at a
 // time.

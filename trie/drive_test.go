@@ -258,7 +258,7 @@ func TestDriveFailsDuringMove(t *testing.T) {
 		if err := errors.Join(m.read(), m.stage()); err != nil {
 			t.Fatal(err)
 		}
-		o := &driveOp{fs: tr.disk.fs}
+		o := tr.disk.fs.begin("write", "the log")
 		o.fail(syscall.EIO)
 		m.revert(tr.disk.reverts)
 		if err := tr.disk.apply(m.batch, true); err != nil {
@@ -289,4 +289,100 @@ func TestDriveFailsDuringMove(t *testing.T) {
 		}
 		closeTest(t, tr)
 	})
+}
+
+// readKinds are the operations that bring bytes of the index from the drive.
+var readKinds = []errorfs.OpKind{errorfs.OpOpen, errorfs.OpFileRead, errorfs.OpFileReadAt}
+
+// TestDriveReadsFail: while the drive of the index cannot be read, prefixes are matched,
+// and each call that changes the index returns at once, or when the drive counts as hung:
+// also those that only wait for compactions. When reads work again, so do changes, and
+// nothing is lost.
+func TestDriveReadsFail(t *testing.T) {
+	for name, fault := range map[string]*driveFault{
+		"EIO":  {kinds: readKinds, err: syscall.EIO},
+		"hang": {kinds: readKinds, hang: 30 * time.Minute},
+	} {
+		for _, compactions := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, compactions first: %v", name, compactions), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { driveReadsFail(t, fault, compactions) })
+			})
+		}
+	}
+}
+
+func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
+	const chains = 16 // more than a memtable holds
+	mem := vfs.NewMem()
+	tr := openTest(t, Options{FS: errorfs.Wrap(mem, fault), MemTableBytes: 256 << 10, CacheBytes: 1})
+	ns, churn := benchNamespace(t, tr), benchNamed(t, tr, "churn")
+	fillFrom(t, tr, ns, 0, chains)
+	if err := tr.disk.db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	fault.armed.Store(true)
+	timed := func(what string, call func() error) {
+		t.Helper()
+		began := time.Now()
+		err := call()
+		if d := time.Since(began); d > defaultHungAfter {
+			t.Errorf("%s took %v: %v", what, d, err)
+		}
+		if err != nil && !errors.Is(err, ErrBroken) {
+			t.Errorf("%s: %v; want ErrBroken", what, err)
+		}
+	}
+	// Slots that are used again and again: Pebble has to merge what it wrote of them.
+	for range 300 {
+		if !compactions || tr.Writable() != nil {
+			break
+		}
+		timed("bump", func() (err error) { _, churn.Epoch, err = tr.BumpEpoch(churn.Name, 0); return err })
+		timed("reclaim", func() (err error) {
+			for more := true; more && err == nil; {
+				_, more, err = tr.ReclaimStep(nil, benchChain)
+			}
+			return err
+		})
+		timed("put", func() error {
+			_, err := tr.Put(nil, churn.ID, churn.Epoch, benchEntries(benchIDs(1000), 1000*benchChain), true)
+			return err
+		})
+	}
+	ref := func(i int) kv.Ref { return benchEntries(benchIDs(0), 0)[i].Ref }
+	timed("owner", func() error { tr.Owner(ref(3)); return nil })
+	timed("remove", func() error { return tr.Remove(ref(benchChain - 1)) })
+	timed("move", func() error {
+		_, err := tr.Move([]Moved{{From: ref(5), To: kv.Ref{Extent: kv.MakeExtent(1, 0, 0), Generation: 9 << 32}}})
+		return err
+	})
+	timed("delete", func() error { return tr.Delete(ns.ID, benchIDs(0)[benchChain-2]) })
+	timed("sync", tr.Sync)
+	if err := tr.Writable(); !errors.Is(err, ErrBroken) {
+		t.Errorf("while reads fail the index says %v", err)
+	}
+	whole := func(when string) {
+		t.Helper()
+		for i := 1; i < chains; i++ {
+			if m, err := tr.Match(ns.ID, benchIDs(i), MatchOptions{}); err != nil || m.Blocks != benchChain {
+				t.Errorf("%s %d blocks of chain %d match, %v", when, m.Blocks, i, err)
+			}
+		}
+	}
+	timed("match", func() error { whole("while reads fail"); return nil })
+	fault.armed.Store(false)
+	time.Sleep(2 * time.Hour)
+	if err := tr.Writable(); err != nil || fault.injected.Load() == 0 {
+		t.Fatalf("when reads work again: %v; %d operations failed", err, fault.injected.Load())
+	}
+	if _, err := tr.Put(nil, churn.ID, churn.Epoch, benchEntries(benchIDs(1001), 1001*benchChain), true); err != nil {
+		t.Errorf("put when reads work again: %v", err)
+	}
+	closeTest(t, tr)
+	tr = openTest(t, Options{FS: mem})
+	whole("after a restart")
+	if m, err := tr.Match(churn.ID, benchIDs(1001), MatchOptions{}); err != nil || m.Blocks != benchChain {
+		t.Errorf("%d blocks match of what was put when reads worked again, %v", m.Blocks, err)
+	}
+	closeTest(t, tr)
 }

@@ -65,7 +65,7 @@ type moving struct {
 // read reads pieces and next from Pebble.
 func (m *moving) read() error {
 	at := func(e kv.Extent) (*record, error) {
-		value, err := m.t.get(appendBlockKey(nil, e))
+		value, err := m.t.disk.get(appendBlockKey(nil, e))
 		if value == nil || err != nil {
 			return nil, err
 		}

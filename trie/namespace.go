@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cockroachdb/pebble/v2"
-
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -294,7 +292,7 @@ func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 // start writes the format version into an empty database, or checks it, and
 // reads the marks.
 func (t *Trie) start() error {
-	version, err := t.get(formatKey)
+	version, err := t.disk.get(formatKey)
 	if err != nil {
 		return err
 	}
@@ -307,7 +305,7 @@ func (t *Trie) start() error {
 	if err := t.checkOwner(); err != nil {
 		return err
 	}
-	meta, err := t.get(marksKey)
+	meta, err := t.disk.get(marksKey)
 	if err != nil || meta == nil {
 		return err
 	}
@@ -320,7 +318,7 @@ func (t *Trie) start() error {
 // checkOwner returns ErrForeign for the index of another store. It writes Options.Owner
 // into an index without an owner.
 func (t *Trie) checkOwner() error {
-	owner, err := t.get(ownerKey)
+	owner, err := t.disk.get(ownerKey)
 	switch {
 	case err != nil:
 		return err
@@ -359,17 +357,4 @@ func (t *Trie) format() error {
 		return err
 	}
 	return t.disk.commit(b, true, nil)
-}
-
-// get returns a copy of the value, or nil if the key is absent.
-func (t *Trie) get(key []byte) ([]byte, error) {
-	v, closer, err := t.disk.db.Get(key)
-	switch {
-	case err == pebble.ErrNotFound:
-		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("trie: read index: %w", err)
-	}
-	defer closer.Close()
-	return slices.Clone(v), nil
 }

@@ -70,7 +70,7 @@ func (t *Trie) Remove(ref kv.Ref) error {
 	}
 	t.records.RLock()
 	defer t.records.RUnlock()
-	value, err := t.get(appendBlockKey(nil, ref.Extent))
+	value, err := t.disk.get(appendBlockKey(nil, ref.Extent))
 	if err != nil {
 		return err
 	}

@@ -147,6 +147,10 @@ func Open(opts Options) (*Trie, error) {
 
 // Close syncs and closes Pebble. No other call may be in progress; later ones
 // fail with ErrClosed. It is safe to call twice.
+//
+// While the drive fails or hangs, Close returns ErrBroken without closing Pebble, whose
+// Close would wait for the drive: Pebble's goroutines, open files and lock stay until
+// the process ends. Everything that was durable is found by the next Open.
 func (t *Trie) Close() error {
 	t.mu.Lock()
 	was := t.closed
