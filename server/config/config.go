@@ -191,25 +191,30 @@ func (c *Config) Validate() error {
 	if c.Capacity > 0 && c.Capacity < 16<<20 {
 		bad("capacity", "%v is less than the smallest useful store, 16 MiB", c.Capacity)
 	}
-	positive := func(key string, v int64) {
+	positive := func(key string, v int) {
 		if v <= 0 {
 			bad(key, "must be positive, is %d", v)
+		}
+	}
+	lasting := func(key string, d Duration) {
+		if d <= 0 {
+			bad(key, "must be positive, is %v", d)
 		}
 	}
 	if c.DrainWithin < 0 {
 		bad("drain_timeout", "must not be negative, is %v", c.DrainWithin)
 	}
 	c.Trace.check(bad)
-	positive("sync_interval", int64(c.SyncEvery))
-	positive("limits.reads", int64(c.Limits.Reads))
-	positive("limits.writes", int64(c.Limits.Writes))
-	positive("limits.leases", int64(c.Limits.Leases))
-	positive("limits.lease_ttl", int64(c.Limits.LeaseTTL))
-	positive("limits.chain_blocks", int64(c.Limits.ChainBlocks))
-	positive("limits.reservation_ttl", int64(c.Limits.Reservation))
-	positive("limits.event_history", int64(c.Limits.EventHistory))
-	positive("limits.queue_wait", int64(c.Limits.QueueWait))
-	positive("limits.read_wait", int64(c.Limits.ReadWait))
+	lasting("sync_interval", c.SyncEvery)
+	positive("limits.reads", c.Limits.Reads)
+	positive("limits.writes", c.Limits.Writes)
+	positive("limits.leases", c.Limits.Leases)
+	lasting("limits.lease_ttl", c.Limits.LeaseTTL)
+	positive("limits.chain_blocks", c.Limits.ChainBlocks)
+	lasting("limits.reservation_ttl", c.Limits.Reservation)
+	positive("limits.event_history", c.Limits.EventHistory)
+	lasting("limits.queue_wait", c.Limits.QueueWait)
+	lasting("limits.read_wait", c.Limits.ReadWait)
 	if c.Limits.HungAfter < Duration(time.Second) {
 		bad("limits.hung_after", "%v is less than 1s: a volume that is only busy would fail", c.Limits.HungAfter)
 	}

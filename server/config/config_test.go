@@ -126,7 +126,7 @@ func TestOneComplaintForOneMistake(t *testing.T) {
 	for want, spoil := range map[string]func(*config.Config){
 		`config: listen: "foo" is not host:port: bad configuration`:                                          func(c *config.Config) { c.Listen = "foo" },
 		`config: listen: "localhost:99999": port "99999" is not a number from 0 to 65535: bad configuration`: func(c *config.Config) { c.Listen = "localhost:99999" },
-		`config: limits.read_wait: must be positive, is 0: bad configuration`:                                func(c *config.Config) { c.Limits.ReadWait = 0 },
+		`config: limits.read_wait: must be positive, is 0s: bad configuration`:                               func(c *config.Config) { c.Limits.ReadWait = 0 },
 		`config: limits.hung_after: 500ms is less than 1s: a volume that is only busy would fail: bad configuration`: func(c *config.Config) {
 			c.Limits.HungAfter = config.Duration(500 * time.Millisecond)
 		},
