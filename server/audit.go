@@ -20,7 +20,8 @@ import (
 // audit logs each call of the Admin service on one line: who called, what was
 // asked and what came of it, refused calls too. A call that changes something is
 // logged at info, a refused one at warn, one that only reads at debug, since
-// status is polled.
+// status is polled. Pins are made and ended by calls of the Cache service, which
+// are logged in the same way; leases with an end, which engines take, are not.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -89,10 +90,23 @@ func (a audit) line(ctx context.Context, method string, req, resp any, err error
 	case adminReads[name]:
 		level = slog.LevelDebug
 	}
+	a.record(ctx, level, name, who(ctx), req, resp, err)
+}
+
+// pin logs a call that makes or ends a pin.
+func (a audit) pin(ctx context.Context, name, peer string, req, resp any, err error) {
+	level := slog.LevelInfo
+	if err != nil {
+		level = slog.LevelWarn
+	}
+	a.record(ctx, level, name, peer, req, resp, err)
+}
+
+func (a audit) record(ctx context.Context, level slog.Level, name, peer string, req, resp any, err error) {
 	if !a.log.Enabled(ctx, level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", who(ctx)), slog.String("result", status.Code(err).String())}
+	attrs := []slog.Attr{slog.String("call", shorten(name)), slog.String("peer", peer), slog.String("result", status.Code(err).String())}
 	if asked := auditFields(req); len(asked) > 0 {
 		attrs = append(attrs, slog.Attr{Key: "request", Value: slog.GroupValue(asked...)})
 	}
@@ -153,6 +167,9 @@ func auditField(f protoreflect.FieldDescriptor, v protoreflect.Value) slog.Attr 
 	case f.Kind() == protoreflect.StringKind:
 		return slog.String(name, shorten(v.String()))
 	case f.Kind() == protoreflect.EnumKind:
+		if word := f.Enum().Values().ByNumber(v.Enum()); word != nil {
+			return slog.String(name, string(word.Name()))
+		}
 		return slog.Int(name, int(v.Enum()))
 	}
 	return slog.Any(name, v.Interface())

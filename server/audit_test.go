@@ -83,7 +83,7 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 		}
 	}
 	ctx := with("right")
-	m := &pb.Namespace{Name: "m", Salt: []byte("the secret"), Geometry: api.GeometryProto(geometry)}
+	m := &pb.Namespace{Name: "m", Salt: []byte("the secret"), Index: pb.IndexKind_INDEX_KIND_TRIE, Geometry: api.GeometryProto(geometry)}
 	for _, c := range []struct {
 		name string
 		call func() error
@@ -92,7 +92,7 @@ func TestEachAdminCallIsAudited(t *testing.T) {
 		{"create", func() error {
 			_, err := h.admin.CreateNamespace(ctx, &pb.CreateNamespaceRequest{Namespace: m})
 			return err
-		}, []string{"level=INFO", "request.namespace.name=m", `request.namespace.salt="10 bytes"`, "result=OK"}},
+		}, []string{"level=INFO", "request.namespace.name=m", `request.namespace.salt="10 bytes"`, "request.namespace.index=INDEX_KIND_TRIE", "result=OK"}},
 		{"bump", func() error {
 			_, err := h.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: "m", To: 7})
 			return err

@@ -65,6 +65,14 @@ func (s *cacheService) Match(ctx context.Context, req *pb.MatchRequest) (*pb.Mat
 
 // match is Match by any road; by is the zero caller for gRPC.
 func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
+	resp, err := s.find(ctx, by, req)
+	if req.GetPin() {
+		audit{log: s.opts.Logger}.pin(ctx, "Pin", by.owner(ctx), req, resp, err)
+	}
+	return resp, err
+}
+
+func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	ids, err := s.chain(req.GetBlockIds())
 	if err != nil {
 		return nil, err
@@ -87,6 +95,9 @@ func (s *cacheService) match(ctx context.Context, by caller, req *pb.MatchReques
 		Epoch:         uint64(m.Epoch),
 		Bytes:         ns.Geometry.NeededBytes(m.Blocks),
 	}
+	if m.Lease != 0 && !req.GetPin() {
+		resp.LeaseTtlMs = uint64(s.node.LeaseTTL(ttl).Milliseconds())
+	}
 	switch {
 	case m.Cut == trie.CutLeaseDenied:
 		resp.Outcome = pb.Outcome_OUTCOME_BUSY
@@ -104,8 +115,14 @@ func (s *cacheService) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) 
 	return &pb.RenewLeaseResponse{}, statusOf(s.node.Renew(trie.LeaseID(req.GetLease()), ttl))
 }
 
-func (s *cacheService) ReleaseLease(_ context.Context, req *pb.ReleaseLeaseRequest) (*pb.ReleaseLeaseResponse, error) {
-	return &pb.ReleaseLeaseResponse{}, statusOf(s.node.Release(trie.LeaseID(req.GetLease())))
+func (s *cacheService) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseRequest) (*pb.ReleaseLeaseResponse, error) {
+	id := trie.LeaseID(req.GetLease())
+	pin := s.node.IsPin(id)
+	err := statusOf(s.node.Release(id))
+	if pin {
+		audit{log: s.opts.Logger}.pin(ctx, "Unpin", who(ctx), req, nil, err)
+	}
+	return &pb.ReleaseLeaseResponse{}, err
 }
 
 // pieceRefs checks nothing but the conversion; storage checks the range.

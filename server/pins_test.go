@@ -1,6 +1,8 @@
 package server_test
 
 import (
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -8,6 +10,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/server"
 )
 
 // TestListPins: a pin is found by whoever asks, and ends with its namespace.
@@ -53,5 +57,51 @@ func TestListPins(t *testing.T) {
 	}
 	if pins := list(&pb.ListPinsRequest{}); len(pins) != 0 {
 		t.Errorf("pins %v; want none after the namespace was deleted", pins)
+	}
+}
+
+// TestPinsAreAudited: making and ending a pin are logged like the calls of the Admin
+// service; a lease with an end is not.
+func TestPinsAreAudited(t *testing.T) {
+	var log testkit.Log
+	h := newHost(t, func(o *server.Options) {
+		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}, nil)
+	ns := h.namespace()
+	h.write(ns, 3)
+	ctx := t.Context()
+	audited(&log)
+	lease := func(req *pb.MatchRequest) uint64 {
+		req.BlockIds = chain(ns, 3)
+		resp, _ := h.cache.Match(ctx, req) // a refused one is looked for in the log
+		return resp.GetLease()
+	}
+	release := func(id uint64) {
+		if _, err := h.cache.ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Lease: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release(lease(&pb.MatchRequest{Namespace: "m", LeaseTtlMs: 60_000}))
+	if lines := audited(&log); len(lines) != 0 {
+		t.Errorf("a lease with an end was audited: %q", lines)
+	}
+	id := lease(&pb.MatchRequest{Namespace: "m", Pin: true})
+	release(id)
+	lease(&pb.MatchRequest{Namespace: "nope", Pin: true})
+	lines := audited(&log)
+	want := [][]string{
+		{"level=INFO", "call=Pin ", "peer=127.0.0.1:", "result=OK", "request.namespace=m", fmt.Sprintf("response.lease=%d ", id)},
+		{"level=INFO", "call=Unpin ", "peer=127.0.0.1:", "result=OK", fmt.Sprintf("request.lease=%d", id)},
+		{"level=WARN", "call=Pin ", "peer=127.0.0.1:", "result=NotFound", "request.namespace=nope", "err="},
+	}
+	if len(lines) != len(want) {
+		t.Fatalf("lines %q; want %d", lines, len(want))
+	}
+	for i, words := range want {
+		for _, word := range words {
+			if !strings.Contains(lines[i], word) {
+				t.Errorf("%s: want %s in it", lines[i], word)
+			}
+		}
 	}
 }

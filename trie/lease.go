@@ -212,6 +212,15 @@ func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	return nil
 }
 
+// Endless reports whether an open lease ends with Release only: whether it is a pin.
+func (t *Trie) Endless(id LeaseID) bool {
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	i, err := l.openLocked(id)
+	return err == nil && l.slots[i].expires == math.MaxInt64
+}
+
 // Release ends the lease. Ending it twice is ErrLeaseUnknown.
 func (t *Trie) Release(id LeaseID) error {
 	t.mu.RLock()

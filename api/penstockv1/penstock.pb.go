@@ -893,10 +893,13 @@ type MatchResponse struct {
 	MatchedTokens uint64                 `protobuf:"varint,3,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
 	// cut says why the match is not longer: complete, absent, epoch,
 	// window_missing, state_missing, lease_denied.
-	Cut           string `protobuf:"bytes,4,opt,name=cut,proto3" json:"cut,omitempty"`
-	Lease         uint64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
-	Epoch         uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Bytes         int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // payload of the pieces that a read of this match moves
+	Cut   string `protobuf:"bytes,4,opt,name=cut,proto3" json:"cut,omitempty"`
+	Lease uint64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
+	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Bytes int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // payload of the pieces that a read of this match moves
+	// lease_ttl_ms is how long the lease lasts: what was asked for, or the node's
+	// limit if that is less; 0: no lease, or a pin, which lasts until ReleaseLease.
+	LeaseTtlMs    uint64 `protobuf:"varint,8,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -976,6 +979,13 @@ func (x *MatchResponse) GetEpoch() uint64 {
 func (x *MatchResponse) GetBytes() int64 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *MatchResponse) GetLeaseTtlMs() uint64 {
+	if x != nil {
+		return x.LeaseTtlMs
 	}
 	return 0
 }
@@ -4806,7 +4816,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\x12 \n" +
 	"\flease_ttl_ms\x18\x04 \x01(\x04R\n" +
 	"leaseTtlMs\x12\x10\n" +
-	"\x03pin\x18\x05 \x01(\bR\x03pin\"\xe1\x01\n" +
+	"\x03pin\x18\x05 \x01(\bR\x03pin\"\x83\x02\n" +
 	"\rMatchResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12%\n" +
 	"\x0ematched_blocks\x18\x02 \x01(\rR\rmatchedBlocks\x12%\n" +
@@ -4814,7 +4824,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x03cut\x18\x04 \x01(\tR\x03cut\x12\x14\n" +
 	"\x05lease\x18\x05 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\x14\n" +
-	"\x05bytes\x18\a \x01(\x03R\x05bytes\"@\n" +
+	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12 \n" +
+	"\flease_ttl_ms\x18\b \x01(\x04R\n" +
+	"leaseTtlMs\"@\n" +
 	"\x11RenewLeaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x15\n" +
 	"\x06ttl_ms\x18\x02 \x01(\x04R\x05ttlMs\"\x14\n" +

@@ -26,16 +26,18 @@ func newPrefixCommand(w world) *cobra.Command {
 
 // matched is what prefix match and pin print.
 type matched struct {
-	Namespace     string       `json:"namespace"`
-	Epoch         uint64       `json:"epoch"`
-	AskedTokens   int          `json:"asked_tokens"`
-	AskedBlocks   int          `json:"asked_blocks"`
-	MatchedTokens uint64       `json:"matched_tokens"`
-	MatchedBlocks uint32       `json:"matched_blocks"`
-	MatchedBytes  int64        `json:"matched_bytes"`
-	Cut           string       `json:"cut"`
-	Lease         uint64       `json:"lease,omitempty"`
-	BlockIDs      []kv.BlockID `json:"block_ids,omitempty"`
+	Namespace     string `json:"namespace"`
+	Epoch         uint64 `json:"epoch"`
+	AskedTokens   int    `json:"asked_tokens"`
+	AskedBlocks   int    `json:"asked_blocks"`
+	MatchedTokens uint64 `json:"matched_tokens"`
+	MatchedBlocks uint32 `json:"matched_blocks"`
+	MatchedBytes  int64  `json:"matched_bytes"`
+	Cut           string `json:"cut"`
+	Lease         uint64 `json:"lease,omitempty"`
+	// TTLSeconds is how long the lease lasts; absent: until unpin.
+	TTLSeconds float64      `json:"ttl_seconds,omitempty"`
+	BlockIDs   []kv.BlockID `json:"block_ids,omitempty"`
 }
 
 // matchOptions are how a chain is matched.
@@ -65,7 +67,7 @@ func (a admin) match(ctx context.Context, w world, flags *chainFlags, name strin
 		Namespace: name, Epoch: resp.GetEpoch(),
 		AskedTokens: ch.tokens, AskedBlocks: len(ch.ids),
 		MatchedTokens: resp.GetMatchedTokens(), MatchedBlocks: resp.GetMatchedBlocks(), MatchedBytes: resp.GetBytes(),
-		Cut: resp.GetCut(), Lease: resp.GetLease(),
+		Cut: resp.GetCut(), Lease: resp.GetLease(), TTLSeconds: float64(resp.GetLeaseTtlMs()) / 1e3,
 	}, ch, nil
 }
 
@@ -113,6 +115,9 @@ func printMatch(t *table, m matched) {
 	if m.Lease != 0 {
 		t.pair("lease", m.Lease)
 	}
+	if m.TTLSeconds != 0 {
+		t.pair("ttl", seconds(m.TTLSeconds))
+	}
 	for i, id := range m.BlockIDs {
 		t.row(i, id)
 	}
@@ -124,7 +129,8 @@ func newPinCommand(w world) *cobra.Command {
 		Use:   "pin NS --tokens-file F",
 		Short: "Keep a cached prefix from being evicted, and print the lease",
 		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
---ttl. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
+--ttl, which the node shortens to its limits.lease_ttl: the ttl that is printed is what
+it granted. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
 the exit code is 3, if no block of the prompt is cached. pin list finds the pins again,
 and deleting the namespace ends them. If the namespace is called list, put its name last,
 after --.`,
@@ -138,7 +144,9 @@ after --.`,
 	flags := addChainFlags(cmd)
 	cmd.Flags().DurationVar(&opts.ttl, "ttl", 0, "how long the pin lasts; 0: until unpin")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
-		opts.pin = opts.ttl == 0
+		if opts.pin = opts.ttl == 0; !opts.pin && opts.ttl < time.Millisecond {
+			return usagef("--ttl %v: want at least 1ms, or 0 for a pin until unpin", opts.ttl)
+		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			m, _, err := a.match(ctx, w, flags, names[0], opts)
 			if err != nil {

@@ -29,7 +29,7 @@ func (n *Node) MatchFor(owner, namespace string, epoch kv.Epoch, ids []kv.BlockI
 	if ttl < 0 {
 		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
 	}
-	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: min(ttl, n.opts.LeaseTTLMax), Now: n.opts.Now(), Owner: owner}
+	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: n.LeaseTTL(ttl), Now: n.opts.Now(), Owner: owner}
 	if pin {
 		opts.TTL = 0
 	}
@@ -67,12 +67,15 @@ func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m.HitTokens.Of(ns.Name).Add(float64(match.Tokens))
 }
 
+// LeaseTTL is how long a lease lasts that was asked for with ttl.
+func (n *Node) LeaseTTL(ttl time.Duration) time.Duration { return min(ttl, n.opts.LeaseTTLMax) }
+
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.
 func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
 	}
-	return n.index.Renew(id, min(ttl, n.opts.LeaseTTLMax), n.opts.Now())
+	return n.index.Renew(id, n.LeaseTTL(ttl), n.opts.Now())
 }
 
 // Pins appends to dst the open leases that matches were granted, endless ones
@@ -91,6 +94,9 @@ func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32
 	pins, next = n.index.Pins(dst, f, cursor, limit)
 	return pins, next, nil
 }
+
+// IsPin reports whether a lease is open and ends with Release only.
+func (n *Node) IsPin(id trie.LeaseID) bool { return n.index.Endless(id) }
 
 // Release ends a lease.
 func (n *Node) Release(id trie.LeaseID) error { return n.index.Release(id) }
