@@ -46,7 +46,7 @@ const (
 // wait for the node. Proxies in the environment are ignored: storage nodes are
 // on the local network.
 func Dial(target string, opts DialOptions) (*grpc.ClientConn, error) {
-	if err := checkTarget(target); err != nil {
+	if err := CheckServer(target); err != nil {
 		return nil, fmt.Errorf("client: dial: %w", err)
 	}
 	def(&opts.Timeout, 3*time.Second)
@@ -103,9 +103,9 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // decided whether plaintext is allowed.
 func (b bearer) RequireTransportSecurity() bool { return false }
 
-// checkTarget refuses what cannot be the address of a node: such a node would be
-// a miss for ever, and nothing would say why.
-func checkTarget(target string) error {
+// CheckServer returns an error for what cannot be the address of a node: such a node
+// would be a miss for ever.
+func CheckServer(target string) error {
 	if target == "" {
 		return errors.New("no server given; want host:port")
 	}

@@ -90,7 +90,7 @@ func (o *Options) Validate() error {
 	}
 	seen := make(map[string]bool, len(o.Servers))
 	for _, s := range o.Servers {
-		if err := checkTarget(s); err != nil {
+		if err := CheckServer(s); err != nil {
 			return fmt.Errorf("client: Options.Servers: %w", err)
 		}
 		if seen[s] {

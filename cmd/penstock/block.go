@@ -388,12 +388,22 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	if err != nil {
 		return r, err
 	}
+	// Before the match: what cannot be written is no miss.
+	out, err := g.open()
+	if err != nil {
+		return r, fmt.Errorf("--out: %w", err)
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
 	m, err := s.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ch.ids, Epoch: kv.Epoch(g.epoch), Lease: getLease})
 	if err != nil {
 		return r, err
 	}
 	if m.Lease != nil {
-		defer func() { err = errors.Join(err, m.Lease.Release(context.WithoutCancel(ctx))) }()
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+			defer cancel()
+			err = errors.Join(err, m.Lease.Release(ctx))
+		}()
 	}
 	r = getResult{Namespace: name, Epoch: uint64(m.Epoch), AskedBlocks: len(ch.ids), Cut: string(m.Cut)}
 	switch m.Cut {
@@ -405,11 +415,6 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	if m.Blocks == 0 {
 		return r, nil
 	}
-	out, err := g.open()
-	if err != nil {
-		return r, fmt.Errorf("--out: %w", err)
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
 	if err := g.copy(ctx, s, ns, m, out, &r); err != nil || r.Blocks == 0 {
 		return r, err
 	}
@@ -419,15 +424,21 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 // getLease keeps the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
+// releaseWait bounds the release of that lease, which ends by itself too.
+const releaseWait = 5 * time.Second
+
+// open makes the file that receives the result.
 func (g *getCommand) open() (*outFile, error) {
 	if g.out == "-" {
 		return &outFile{Writer: g.world.out}, nil
 	}
-	path, mode := g.out, os.FileMode(0o666)
 	// What is there decides what the result is: a link's target is replaced and
 	// keeps its permissions, a device or a pipe is written to.
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		path = target
+	path, mode := g.out, os.FileMode(0o666)
+	if _, err := os.Lstat(path); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err != nil {
+			return nil, err
+		}
 	}
 	info, err := os.Stat(path)
 	switch {
@@ -443,7 +454,8 @@ func (g *getCommand) open() (*outFile, error) {
 		mode = info.Mode().Perm()
 	}
 	for attempt := 0; ; attempt++ {
-		beside := fmt.Sprintf("%s.penstock-%d-%d", path, os.Getpid(), attempt)
+		// Its name is short: that of the result may be as long as names can be.
+		beside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".penstock-%d-%d", os.Getpid(), attempt))
 		f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 		if errors.Is(err, fs.ErrExist) && attempt < 100 {
 			continue

@@ -8,8 +8,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// completeValues completes a flag to the given values, and not to file names.
+// completeValues completes a flag to the given values, and not to file names. Other
+// values of a flag that holds a string are refused.
 func completeValues(cmd *cobra.Command, flag string, values ...string) {
+	annotate(cmd, flag, fixedValues, values...)
 	completeFlag(cmd, flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 

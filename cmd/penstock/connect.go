@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
@@ -54,6 +56,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 			def = v
 		}
 		f.StringVar(p, flag, def, usage+" (environment: "+variable+")")
+		annotate(cmd, flag, emptyAllowed) // an empty one takes back what the variable says
 	}
 	env(&c.servers, e.flag, e.variable, e.def, e.usage)
 	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
@@ -62,7 +65,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	env(&c.key, "key", "PENSTOCK_KEY", "", "private key (PEM) of the client certificate")
 	f.BoolVar(&c.tls, "tls", false, "use TLS, with the system's CAs unless --ca is given")
 	f.BoolVar(&c.insecure, "insecure", false, "send the bearer token in plain text to a node on another machine")
-	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "give up after this long; 0 waits for ever")
+	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "give up after this long, 0: never; commands that move blocks have no limit unless it is given")
 	return c
 }
 
@@ -80,15 +83,34 @@ func (c *connection) limit(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(ctx, c.timeout)
 }
 
+// limitMove bounds a command that moves blocks by --timeout if it was given: how
+// long moving takes depends on how much there is.
+func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	if f := cmd.Flag("timeout"); f == nil || !f.Changed {
+		return context.WithCancel(cmd.Context())
+	}
+	return c.limit(cmd.Context())
+}
+
 // list is --server as a list: data commands spread sequences over several nodes.
 func (c *connection) list() []string { return strings.Split(c.servers, ",") }
 
+// checkServers returns a usage error if --server holds what is not an address.
+func (c *connection) checkServers() error {
+	for _, server := range c.list() {
+		if err := client.CheckServer(server); err != nil {
+			return usagef("--%s: %w", c.endpoint.flag, err)
+		}
+	}
+	return nil
+}
+
 // one is the node that an admin command talks to.
 func (c *connection) one() (string, error) {
-	if l := c.list(); len(l) == 1 && l[0] != "" {
-		return l[0], nil
+	if l := c.list(); len(l) != 1 || l[0] == "" {
+		return "", usagef("--%s %q: this command talks to one node; name it", c.endpoint.flag, c.servers)
 	}
-	return "", usagef("--server %q: this command talks to one node; name it", c.servers)
+	return c.servers, c.checkServers()
 }
 
 func (c *connection) tlsConfig() (*tls.Config, error) {
@@ -109,7 +131,7 @@ func (c *connection) tlsConfig() (*tls.Config, error) {
 	if c.cert != "" {
 		cert, err := tls.LoadX509KeyPair(c.cert, c.key)
 		if err != nil {
-			return nil, fmt.Errorf("--cert: %w", err)
+			return nil, fmt.Errorf("--cert %s, --key %s: %w", c.cert, c.key, err)
 		}
 		t.Certificates = []tls.Certificate{cert}
 	}
@@ -163,35 +185,50 @@ func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, c
 
 // awaitListening waits, for a few seconds and within --timeout, while a node
 // refuses connections: it may have been started a moment ago. It returns an error
-// if ctx was cancelled; whatever else is wrong, the call that follows reports.
+// if ctx ended meanwhile; whatever else is wrong, the call that follows reports.
 func (c *connection) awaitListening(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, c.startWithin)
 	defer cancel()
+	servers := c.list()
+	refusals := make([]error, len(servers))
 	var wg sync.WaitGroup
-	for _, target := range c.list() {
+	for i, target := range servers {
 		wg.Go(func() {
-			for refuses(within, target) && pause(within, connectPause) {
+			for {
+				refused, err := refuses(within, target)
+				if refused {
+					refusals[i] = err
+				} else if within.Err() == nil {
+					refusals[i] = nil
+				}
+				if !refused || !pause(within, connectPause) {
+					return
+				}
 			}
 		})
 	}
 	wg.Wait()
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return ctx.Err()
+	switch refused := errors.Join(refusals...); {
+	case ctx.Err() == nil:
+		return nil
+	case errors.Is(ctx.Err(), context.DeadlineExceeded) && refused != nil:
+		return c.hinted(status.Errorf(codes.Unavailable, "no connection within --timeout %v: %v", c.timeout, refused))
 	}
-	return nil
+	return ctx.Err()
 }
 
 // connectPause is the time between two attempts to reach a node that starts.
 const connectPause = 100 * time.Millisecond
 
-// refuses reports whether the host of a target, host:port, refuses a connection.
-func refuses(ctx context.Context, target string) bool {
+// refuses reports whether the host of a target, host:port, refuses a connection,
+// and what the system said.
+func refuses(ctx context.Context, target string) (bool, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", target)
 	if err == nil {
 		_ = conn.Close() // nothing was sent
 	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return errors.Is(err, syscall.ECONNREFUSED), err
 }
 
 // pause waits for d. It reports false if ctx ended first.
@@ -217,9 +254,11 @@ func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context
 	return cmd
 }
 
-// data opens a Store, and the transfer engine it needs, for the length of f. It
-// is not bounded by --timeout: moving bytes takes as long as it takes.
+// data opens a Store, and the transfer engine it needs, for the length of f.
 func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *client.Store) error) (err error) {
+	if err := c.checkServers(); err != nil {
+		return err
+	}
 	token, err := readToken(c.tokenFile)
 	if err != nil {
 		return err
@@ -228,7 +267,14 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	if err != nil {
 		return err
 	}
-	ctx := cmd.Context()
+	ctx, cancel := c.limitMove(cmd)
+	defer cancel()
+	defer func() {
+		// What was interrupted may look like a miss.
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = fmt.Errorf("not done within --timeout %v: %s", c.timeout, explain(err))
+		}
+	}()
 	engine, err := c.engine(ctx, t)
 	if err != nil {
 		return err

@@ -55,6 +55,7 @@ The exit code is 1 if a byte is wrong or a turn fails.`,
 	completeList(cmd, "modes", demoModes...)
 	f.StringVar(&d.dir, "dir", "", "make the storage node's temporary directory in this one (default: the system's)")
 	f.StringVar(&d.picture, "picture", d.picture, "draw what the storage NICs did into this PNG file; empty: no picture")
+	annotate(cmd, "picture", emptyAllowed)
 	f.BoolVar(&d.loopback, "loopback", false, "shape connections on loopback even where namespaces could be made")
 	cmd.AddCommand(newDemoNodeCommand(w), newClusterNodeCommand(w))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

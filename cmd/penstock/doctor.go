@@ -144,8 +144,11 @@ func (d *doctor) examine(ctx context.Context) {
 		if err != nil {
 			return "", "check --token-file, --ca, --cert and --key", err
 		}
-		var err error
-		if s, err = a.Status(ctx, &pb.StatusRequest{}); err != nil {
+		err := d.connection.awaitListening(ctx)
+		if err == nil {
+			s, err = a.Status(ctx, &pb.StatusRequest{})
+		}
+		if err != nil {
 			return "", d.connection.controlHint(err), err
 		}
 		return fmt.Sprintf("gRPC at %s, node %s %s, up %v", d.target, s.GetNode(), s.GetVersion(), time.Since(time.UnixMilli(s.GetStartUnixMs())).Round(time.Second)), versionHint(s), nil
@@ -167,6 +170,8 @@ func (c *connection) controlHint(err error) string {
 		return "give the node's bearer token with --token-file"
 	case codes.Unavailable:
 		return "is `penstock serve` running? Compare its --listen with --server"
+	case codes.DeadlineExceeded:
+		return "the node did not answer within --timeout: is it busy, or stopped?"
 	}
 	return "see the node's log"
 }

@@ -148,8 +148,10 @@ the node no longer keeps them, or they are from before its last start. The exit 
 			req := &pb.EventsRequest{After: after, Namespace: namespace}
 			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, most, outputOf(cmd))
 			switch {
-			case errors.Is(err, io.EOF), cmd.Context().Err() != nil:
-				return nil // the node stopped, or the user interrupted the command
+			case errors.Is(err, io.EOF):
+				return fmt.Errorf("the node ended the stream after %d events: it stops", n)
+			case cmd.Context().Err() != nil:
+				return cmd.Context().Err()
 			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may time out first
 				return fmt.Errorf("%d events within --timeout %v", n, c.timeout)
 			}

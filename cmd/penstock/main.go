@@ -10,34 +10,28 @@ import (
 )
 
 func main() {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
-	first := make(chan os.Signal, 1)
 	go func() {
-		s := <-signals
-		first <- s
-		cancel() // a command ends well from here: a node drains, a demo cleans up
-		s = <-signals
+		cancel(signalError{<-signals}) // a command ends well from here: a node drains, a demo cleans up
+		second := signalError{<-signals}
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
-		os.Exit(exitOfSignal(s))
+		os.Exit(second.exitCode())
 	}()
 	w := world{in: os.Stdin, out: os.Stdout, err: os.Stderr, environ: os.Environ(), startWithin: 5 * time.Second}
-	code := run(ctx, w, os.Args[1:])
-	select {
-	case s := <-first:
-		if code != exitOK { // a node that has drained did what it was told
-			code = exitOfSignal(s)
-		}
-	default:
-	}
-	os.Exit(code)
+	os.Exit(run(ctx, w, os.Args[1:]))
 }
 
-// exitOfSignal is the exit code of a process that a signal ended, as shells have
-// it: 128 and the signal's number.
-func exitOfSignal(s os.Signal) int {
-	if n, ok := s.(syscall.Signal); ok {
+// signalError is the cause of a context that a signal ended.
+type signalError struct{ os.Signal }
+
+func (e signalError) Error() string { return "interrupted" }
+
+// exitCode is the exit code of a process that a signal ended, as shells have it:
+// 128 and the signal's number.
+func (e signalError) exitCode() int {
+	if n, ok := e.Signal.(syscall.Signal); ok {
 		return 128 + int(n)
 	}
 	return exitFailed

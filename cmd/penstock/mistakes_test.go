@@ -35,6 +35,74 @@ func TestMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
+// TestRefusedValues: what a flag or an argument has no meaning for is exit code 2
+// and not taken for something else.
+func TestRefusedValues(t *testing.T) {
+	dir := t.TempDir()
+	geometry := " --layers 2 --block-tokens 4 --token-bytes 64"
+	for line, say := range map[string]string{
+		"evict --bytes 1 --namespace=":                                    `--namespace "": must not be empty`,
+		"pin list --namespace=":                                           `--namespace "": must not be empty`,
+		"events --namespace=":                                             `--namespace "": must not be empty`,
+		"ns create m --salt=" + geometry:                                  `--salt "": must not be empty`,
+		"ns create m --salt-file=" + geometry:                             `--salt-file "": must not be empty`,
+		"ns create m --salt=hex:" + geometry:                              `--salt: nothing follows hex:`,
+		"ns create m --tenant=" + geometry:                                `--tenant "": must not be empty`,
+		"ns create m --index=tree" + geometry:                             `--index "tree": want trie or flat`,
+		"ns quota m -1":                                                   `-1: must not be negative`,
+		"unpin -1":                                                        `-1: must not be negative`,
+		"block get m --tokens-file x --out=":                              `--out "": must not be empty`,
+		"pin m --tokens-file x --ttl 100us":                               `--ttl 100µs: want at least 1ms`,
+		"store check --data=":                                             `--data "": must not be empty`,
+		"store check --io=foo --data " + dir:                              `--io "foo": want auto, uring or posix`,
+		"store rebuild-index --io=foo --data " + dir:                      `--io "foo": want auto, uring or posix`,
+		"demo node --io=foo":                                              `--io "foo": want auto, uring or posix`,
+		"status --server=foo":                                             `server "foo" is not host:port`,
+		"status --server=127.0.0.1:99999":                                 `port "99999" is not a number`,
+		"status --server=a:1,b:2":                                         `this command talks to one node`,
+		"doctor --server=foo":                                             `server "foo" is not host:port`,
+		"block get m --tokens-file x --out y --server=foo":                `server "foo" is not host:port`,
+		"block put m --tokens-file x --data-file y --server=127.0.0.1:1,": `no server given`,
+		"plan explain x --planner=foo":                                    `server "foo" is not host:port`,
+		"completion nonsense":                                             `unknown command "nonsense"`,
+		"help nonsense":                                                   `unknown command "nonsense"`,
+		"help ns nonsense":                                                `unknown command "nonsense"`,
+	} {
+		r := penstock(t, "", nil, strings.Fields(line)...)
+		if r.code != exitUsage || !strings.Contains(r.err, say) || r.out != "" {
+			t.Errorf("%s: exit %d, %q without %q", line, r.code, r.err, say)
+		}
+	}
+	for _, line := range []string{"help ns create", "help", "completion bash", "completion"} {
+		if out := penstock(t, "", nil, strings.Fields(line)...).must(t); out == "" {
+			t.Errorf("%s prints nothing", line)
+		}
+	}
+	// An empty flag takes back what the environment says.
+	s := startServed(t, dir+"/volume")
+	environ := []string{"PENSTOCK_SERVER=" + s.ready.Listen, "PENSTOCK_TOKEN_FILE=/does/not/exist"}
+	if r := penstock(t, "", environ, "status"); r.code != exitFailed || !strings.Contains(r.err, "/does/not/exist") {
+		t.Errorf("with the variable: exit %d, %q", r.code, r.err)
+	}
+	penstock(t, "", environ, "status", "--token-file", "").must(t)
+}
+
+// TestPinSaysItsTTL: pin prints the time that the node granted, which may be less
+// than what was asked for.
+func TestPinSaysItsTTL(t *testing.T) {
+	dir := t.TempDir()
+	s := startServed(t, dir+"/volume", "--limits-lease-ttl", "2m")
+	tokensFile, dataFile := prompt2(t, dir)
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	s.run("block", "put", "m", "--tokens-file", tokensFile, "--data-file", dataFile).must(t)
+	for ttl, want := range map[string]float64{"1h": 120, "90s": 90, "0": 0} {
+		got := decode[matched](t, s.run("pin", "m", "--tokens-file", tokensFile, "--ttl", ttl, "--format", "json"))
+		if got.Lease == 0 || got.TTLSeconds != want {
+			t.Errorf("--ttl %s: lease %d for %v seconds; want %v", ttl, got.Lease, got.TTLSeconds, want)
+		}
+	}
+}
+
 // TestNoEventsInTime: --timeout is not said to be a node that is silent.
 func TestNoEventsInTime(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")

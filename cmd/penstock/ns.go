@@ -73,7 +73,7 @@ The full group, if there is one, comes first.`,
 	f.Var(sizeFlag{&g.quota}, "quota", "cap on the storage of this namespace, e.g. 500GiB; 0: none")
 	_ = cmd.MarkFlagRequired("block-tokens") // it was defined above
 	for _, name := range []string{"layers", "token-bytes", "block-tokens"} {
-		_ = f.SetAnnotation(name, ownRange, nil) // as above; kv.Geometry.Validate checks them
+		annotate(cmd, name, ownRange) // kv.Geometry.Validate checks them
 	}
 	completeValues(cmd, "index", "trie", "flat")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -145,6 +145,9 @@ func parseSalt(flag, text string) ([]byte, error) {
 	digits, ok := strings.CutPrefix(text, "hex:")
 	if !ok {
 		return []byte(text), nil
+	}
+	if digits == "" {
+		return nil, usagef("%s: nothing follows hex:", flag)
 	}
 	salt, err := hex.DecodeString(digits)
 	if err != nil {

@@ -46,7 +46,7 @@ func addFormatFlag(root *cobra.Command, w world) {
 		if wrong != nil && !cmd.Flag("format").Changed {
 			return usagef("PENSTOCK_FORMAT: %w", wrong)
 		}
-		return refuseNegative(cmd.Flags())
+		return checkFlags(cmd.Flags())
 	}
 	completeValues(root, "format", formatTable, formatJSON)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,16 +68,20 @@ func run(ctx context.Context, w world, args []string) int {
 	if err == nil {
 		return exitOK
 	}
-	code := exitCode(err)
+	code, text := exitCode(err), explain(err)
+	var by signalError
+	if errors.As(context.Cause(ctx), &by) {
+		code, text = by.exitCode(), strings.ReplaceAll(text, context.Canceled.Error(), by.Error())
+	}
 	if outputOf(cmd).json || asksForJSON(args) {
 		if !errors.Is(err, errReported) {
 			// If standard error cannot be written, the error cannot be reported.
-			_ = output{w: w.err}.emitLine(jsonError{Error: explain(err), ExitCode: code})
+			_ = output{w: w.err}.emitLine(jsonError{Error: text, ExitCode: code})
 		}
 		return code
 	}
 	if !errors.Is(err, errReported) {
-		fmt.Fprintf(w.err, "penstock: %s\n", explain(err))
+		fmt.Fprintf(w.err, "penstock: %s\n", text)
 	}
 	if code == exitUsage {
 		fmt.Fprintf(w.err, "Run '%s --help' for usage.\n", cmd.CommandPath())
@@ -102,6 +108,9 @@ type jsonError struct {
 	Error    string `json:"error"`
 	ExitCode int    `json:"exit_code"`
 }
+
+// negativeNumber is how pflag complains of an argument like -1.
+var negativeNumber = regexp.MustCompile(`^unknown shorthand flag: '[0-9]' in (-.+)$`)
 
 // exitCode returns the exit code for an error.
 func exitCode(err error) int {
@@ -206,7 +215,12 @@ JSON on standard error.`,
 	root.SetIn(w.in)
 	root.SetOut(w.out)
 	root.SetErr(w.err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if m := negativeNumber.FindStringSubmatch(err.Error()); m != nil {
+			return usagef("%s: must not be negative; an argument that begins with - comes after --", m[1])
+		}
+		return usageError{err}
+	})
 	addFormatFlag(root, w)
 	root.AddGroup(
 		&cobra.Group{ID: groupNode, Title: "The node:"},
@@ -225,6 +239,16 @@ JSON on standard error.`,
 	add(groupCluster, newPlannerCommand(w), newPlanCommand(w), newSimCommand(w))
 	add(groupMeasure, newDemoCommand(w), newTraceCommand(w), newBenchCommand(w), newFabricCommand(w), newProfileCommand(w))
 	noun(root)
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			noun(cmd)
+		case "help":
+			cmd.Args = knownTopic(root)
+		}
+	}
 	completeRest(root)
 	return root
 }
@@ -246,12 +270,26 @@ func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 			return cmd.Help()
 		}
 		hint := ""
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		if near := cmd.SuggestionsFor(args[0]); args[0] != "" && len(near) > 0 { // every name begins with ""
 			hint = "; did you mean " + strings.Join(near, " or ") + "?"
 		}
 		return usagef("unknown command %q for %q%s", args[0], cmd.CommandPath(), hint)
 	}
 	return cmd
+}
+
+// knownTopic refuses to help with what is no command.
+func knownTopic(root *cobra.Command) cobra.PositionalArgs {
+	return func(_ *cobra.Command, topic []string) error {
+		cmd, rest, err := root.Find(topic)
+		if err == nil && len(rest) > 0 && (cmd == root || cmd.HasSubCommands()) {
+			err = fmt.Errorf("unknown command %q for %q", rest[0], cmd.CommandPath())
+		}
+		if err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
 }
 
 // args wraps a check of positional arguments so that its complaint counts as
@@ -286,28 +324,76 @@ func (f sizeFlag) Set(text string) error {
 
 func (f sizeFlag) Type() string { return "size" }
 
-// ownRange is the annotation of flags whose range the command itself checks and
-// reports.
-const ownRange = "penstock: range is checked by the command"
+// Annotations of flags.
+const (
+	// ownRange: the command itself checks the range of the number, and reports it.
+	ownRange = "penstock: range is checked by the command"
+	// emptyAllowed: an empty text has a meaning of its own.
+	emptyAllowed = "penstock: may be empty"
+	// fixedValues are the only values of the flag.
+	fixedValues = "penstock: fixed values"
+)
 
-// refuseNegative refuses a number below 0: no flag of ours has a meaning for one,
-// and a negative limit would be taken for none.
-func refuseNegative(flags *pflag.FlagSet) (err error) {
+// annotate sets an annotation of a flag of cmd that was defined before.
+func annotate(cmd *cobra.Command, flag, annotation string, values ...string) {
+	flags := cmd.Flags()
+	if flags.Lookup(flag) == nil {
+		flags = cmd.PersistentFlags()
+	}
+	if err := flags.SetAnnotation(flag, annotation, values); err != nil {
+		panic(err) // there is no such flag: our bug
+	}
+}
+
+// checkFlags refuses values that no flag of ours has a meaning for.
+func checkFlags(flags *pflag.FlagSet) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
-		if _, own := f.Annotations[ownRange]; own {
-			return
-		}
-		var n float64
-		switch f.Value.Type() {
-		case "int", "int64", "float64":
-			n, _ = strconv.ParseFloat(f.Value.String(), 64) // pflag has parsed it
-		case "duration":
-			d, _ := time.ParseDuration(f.Value.String())
-			n = d.Seconds()
-		}
-		if err == nil && (n < 0 || math.IsNaN(n) || math.IsInf(n, 0)) {
-			err = usagef("--%s %s: must not be negative", f.Name, f.Value)
+		if err == nil {
+			err = checkFlag(f)
 		}
 	})
 	return err
+}
+
+// checkFlag refuses a number below 0, which would be taken for no limit; an empty
+// text, which is mostly a variable of a script that is not set and would be taken
+// for a flag that was not given; and a value that is none of the fixed ones.
+func checkFlag(f *pflag.Flag) error {
+	has := func(annotation string) bool {
+		_, ok := f.Annotations[annotation]
+		return ok
+	}
+	var n float64
+	switch f.Value.Type() {
+	case "string":
+		text := f.Value.String()
+		if values := f.Annotations[fixedValues]; values != nil && !slices.Contains(values, text) {
+			return usagef("--%s %q: want %s", f.Name, text, alternatives(values))
+		}
+		if text == "" && !has(emptyAllowed) {
+			return usagef("--%s %q: must not be empty; leave the flag out instead", f.Name, text)
+		}
+	case "stringSlice":
+		if v, ok := f.Value.(pflag.SliceValue); ok && (len(v.GetSlice()) == 0 || slices.Contains(v.GetSlice(), "")) {
+			return usagef("--%s %q: must not be empty", f.Name, strings.Join(v.GetSlice(), ","))
+		}
+	case "int", "int64", "float64":
+		n, _ = strconv.ParseFloat(f.Value.String(), 64) // pflag has parsed it
+	case "duration":
+		d, _ := time.ParseDuration(f.Value.String())
+		n = d.Seconds()
+	}
+	if (n < 0 || math.IsNaN(n) || math.IsInf(n, 0)) && !has(ownRange) {
+		return usagef("--%s %s: must not be negative", f.Name, f.Value)
+	}
+	return nil
+}
+
+// alternatives words a choice: a, b or c.
+func alternatives(values []string) string {
+	last := len(values) - 1
+	if last == 0 {
+		return values[0]
+	}
+	return strings.Join(values[:last], ", ") + " or " + values[last]
 }

@@ -2,7 +2,11 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"context"
 	"encoding/json"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -10,12 +14,15 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/server/config"
 )
 
 // TestErrorsAsJSON: with --format json every kind of error is one line of JSON on
@@ -103,6 +110,45 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// TestInterruptedAsJSON: the exit code in an error is that of the process, and the
+// error says what ended the command.
+func TestInterruptedAsJSON(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(signalError{syscall.SIGINT})
+	for _, args := range [][]string{{"status", "--wait"}, {"events"}, {"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"}} {
+		r := penstockIn(ctx, "", nil, append(args, "--server", testkit.Port(t), "--format", "json")...)
+		var got jsonError
+		if err := json.Unmarshal([]byte(r.err), &got); err != nil || r.code != 130 || got.ExitCode != 130 || !strings.Contains(got.Error, "interrupted") {
+			t.Errorf("%v: exit %d, %q, %v", args, r.code, r.err, err)
+		}
+	}
+}
+
+// TestEventsOfANodeThatStops: a stream that the node ends has not seen what it was
+// to wait for.
+func TestEventsOfANodeThatStops(t *testing.T) {
+	s := startServed(t, t.TempDir()+"/volume")
+	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
+	s.run("ns", "bump-epoch", "m").must(t)
+	out, print := io.Pipe()
+	var errs bytes.Buffer
+	code := make(chan int)
+	go func() {
+		// After an event of another life of the node, the first is a gap.
+		code <- run(t.Context(), world{in: strings.NewReader(""), out: print, err: &errs},
+			[]string{"events", "--server", s.ready.Listen, "--after", "99", "--count", "1000"})
+	}()
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }() // it ends with the test
+	s.stop()
+	if got := <-code; got != exitFailed || !strings.Contains(errs.String(), "shutting down") {
+		t.Errorf("exit %d, %q", got, errs.String())
+	}
+	print.Close()
+}
+
 // TestOnlyNothing: a benchmark that runs nothing because no comparison has the name
 // asked for has failed.
 func TestOnlyNothing(t *testing.T) {
@@ -151,6 +197,26 @@ func TestLoggedDurations(t *testing.T) {
 	}
 	if found < 2 {
 		t.Errorf("the log has %d time spans: %s", found, log)
+	}
+}
+
+// TestLoggedText: a value that has a text is logged as it, in both formats, and one
+// that is nil is left out.
+func TestLoggedText(t *testing.T) {
+	values := []any{
+		"span", 1500 * time.Millisecond, "setting", config.Duration(time.Minute), "state", health.Draining,
+		"remote", &net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: 7421}, "capacity", config.Size(1 << 30),
+		"cause", error(nil), "err", io.ErrUnexpectedEOF, "count", 3,
+	}
+	for format, want := range map[string]string{
+		"json": `"span":"1.5s","setting":"1m0s","state":"draining","remote":"10.0.0.1:7421","capacity":"1.0 GiB","err":"unexpected EOF","count":3}`,
+		"text": `span=1.5s setting=1m0s state=draining remote=10.0.0.1:7421 capacity="1.0 GiB" err="unexpected EOF" count=3`,
+	} {
+		var out bytes.Buffer
+		newLogger(&out, config.Log{Format: format, Level: "info"}).Info("said", values...)
+		if !strings.HasSuffix(out.String(), want+"\n") {
+			t.Errorf("%s: %s; want %s at its end", format, out.String(), want)
+		}
 	}
 }
 

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -178,22 +180,30 @@ func newLogger(w io.Writer, c config.Log) *slog.Logger {
 	if level.UnmarshalText([]byte(c.Level)) != nil {
 		level = slog.LevelInfo // Validate has refused anything else
 	}
-	opts := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: logText}
 	if c.Format == "json" {
-		// The JSON handler would write some time spans as numbers of nanoseconds, and
-		// others, which were rounded for people, as text: all are text, like 1.5s.
-		opts.ReplaceAttr = func(_ []string, a slog.Attr) slog.Attr {
-			switch d := a.Value.Any().(type) {
-			case time.Duration:
-				a.Value = slog.StringValue(d.String())
-			case config.Duration:
-				a.Value = slog.StringValue(d.Std().String())
-			}
-			return a
-		}
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// logText logs a value that has a text as that text, in both formats: the JSON handler
+// would write time spans and states as numbers, and addresses as their fields. A value
+// that is nil is left out.
+func logText(_ []string, a slog.Attr) slog.Attr {
+	switch a.Value.Kind() {
+	case slog.KindDuration:
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	case slog.KindAny:
+		switch v := a.Value.Any().(type) {
+		case nil:
+			return slog.Attr{}
+		case error, json.Marshaler, encoding.TextMarshaler, *slog.Source:
+		case fmt.Stringer:
+			a.Value = slog.StringValue(v.String())
+		}
+	}
+	return a
 }
 
 // serve runs a node until ctx ends, and then drains it.

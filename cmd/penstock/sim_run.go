@@ -33,7 +33,7 @@ of your own with.`,
 		if source != "" {
 			raw, err := scenario.Source(source)
 			if err != nil {
-				return usagef("--print: no scenario is called %q; built in are %s", source, strings.Join(scenario.Names(), ", "))
+				return err
 			}
 			_, err = cmd.OutOrStdout().Write(raw)
 			return err

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,15 +50,38 @@ func TestClientWaitsForStart(t *testing.T) {
 // none, and its error is that of the connection.
 func TestClientStopsWaiting(t *testing.T) {
 	nobody := testkit.Port(t)
-	for _, args := range [][]string{{"ns", "list"}, {"status", "--wait"}} {
-		args = append(args, "--server", nobody, "--timeout", "10ms")
+	for _, args := range [][]string{
+		{"ns", "list"}, {"status", "--wait"},
+		{"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"},
+	} {
+		args = append(args, "--server", nobody, "--timeout", "1s")
 		r := penstockWaiting(t.Context(), time.Hour, args...)
-		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") && !strings.Contains(r.err, "--timeout") {
+		if r.code != exitFailed || !strings.Contains(r.err, "connection refused") || !strings.Contains(r.err, "--timeout 1s") {
 			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
 		}
 	}
 	if r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", nobody); r.code != exitFailed || !strings.Contains(r.err, "connection refused") {
 		t.Errorf("without a wait: exit %d, %q", r.code, r.err)
+	}
+}
+
+// TestTimeoutOfMoves: --timeout ends a command that moves blocks where the node
+// accepts connections and does not answer; that is no miss.
+func TestTimeoutOfMoves(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for _, args := range [][]string{
+		{"block", "get", "m", "--tokens-file", "/dev/null", "--out", "/dev/null"},
+		{"block", "put", "m", "--tokens-file", "/dev/null", "--data-file", "/dev/null"},
+		{"trace", "replay", "sample"},
+	} {
+		r := penstock(t, "", nil, append(args, "--server", silent.Addr().String(), "--timeout", "10ms")...)
+		if r.code != exitFailed || !strings.Contains(r.err, "within --timeout") {
+			t.Errorf("%v: exit %d, %q", args, r.code, r.err)
+		}
 	}
 }
 
@@ -125,9 +149,19 @@ func TestGetKeepsTheFile(t *testing.T) {
 	if r := s.run("block", "get", "m", "--tokens-file", known, "--out", "/dev/null"); r.code != exitOK {
 		t.Errorf("to a device: exit %d, %s", r.code, r.err)
 	}
-	for _, to := range []string{dir, filepath.Join(dir, "none", "out")} {
-		if r := s.run("block", "get", "m", "--tokens-file", known, "--out", to); r.code != exitFailed || !strings.Contains(r.err, "--out: ") {
-			t.Errorf("to %s: exit %d, %s", to, r.code, r.err)
+	if r := s.run("block", "get", "m", "--tokens-file", known, "--out", filepath.Join(dir, strings.Repeat("n", 255))); r.code != exitOK {
+		t.Errorf("to the longest name: exit %d, %s", r.code, r.err)
+	}
+	dangling := filepath.Join(dir, "dangling")
+	if err := os.Symlink(filepath.Join(dir, "nothing", "here"), dangling); err != nil {
+		t.Fatal(err)
+	}
+	// What cannot be written is a failure, also where nothing is cached.
+	for _, to := range []string{dir, filepath.Join(dir, "none", "out"), dangling} {
+		for _, prompt := range []string{known, unknown} {
+			if r := s.run("block", "get", "m", "--tokens-file", prompt, "--out", to); r.code != exitFailed || !strings.Contains(r.err, "--out: ") {
+				t.Errorf("to %s: exit %d, %s", to, r.code, r.err)
+			}
 		}
 	}
 	left, err := filepath.Glob(filepath.Join(dir, "*.penstock-*"))

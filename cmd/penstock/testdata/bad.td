@@ -95,7 +95,7 @@ exit 2
 penstock: give either --layers and --token-bytes, or --group for each layer group
 Run 'penstock ns create --help' for usage.
 exit 2
-penstock: --index: kv: index kind "tree"; want trie or flat: bad namespace
+penstock: --index "tree": want trie or flat
 Run 'penstock ns create --help' for usage.
 exit 2
 penstock: invalid argument "lots" for "--quota" flag: "lots" is not a size; write it like 512MiB, 2TiB or 4096

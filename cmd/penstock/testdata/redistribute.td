@@ -304,7 +304,7 @@ exit 2
 penstock: redistribute: query rows: 0; it must be between 1 and 2^40
 Run 'penstock plan redistribute --help' for usage.
 exit 2
-penstock: redistribute: reuse "often": it must be one of [moved prefix selected]
+penstock: --reuse "often": want moved, prefix or selected
 Run 'penstock plan redistribute --help' for usage.
 exit 2
 penstock: redistribute: a moved chunk on 2 holders: only selected tokens are scattered; ask for each holder's chunk by itself
