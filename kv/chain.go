@@ -54,6 +54,31 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 // Tip returns the id of the last block appended, or the root before the first.
 func (c Chain) Tip() BlockID { return c.tip }
 
+// saltDomain separates a salted tip from the id of a block.
+const saltDomain = "penstock kv salt v1\x00"
+
+// Resume returns a chain whose last block is parent.
+func (c Chain) Resume(parent BlockID) Chain {
+	c.tip = parent
+	return c
+}
+
+// Salt makes every id from here on depend on extra: what decides the KV beside the
+// tokens (an adapter, a cache salt, the hash of an image).
+//
+//	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
+func (c Chain) Salt(extra []byte) Chain {
+	h := sha256.New()
+	h.Write([]byte(saltDomain))
+	h.Write(c.tip[:])
+	h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(extra))))
+	h.Write(extra)
+	var sum [sha256.Size]byte
+	h.Sum(sum[:0])
+	c.tip = BlockID(sum[:BlockIDSize])
+	return c
+}
+
 // Append hashes every whole block of tokens onto the chain, appends the ids to
 // dst and returns it with the number of tokens consumed (a multiple of the block
 // length; a shorter tail is left for the caller).

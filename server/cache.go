@@ -467,6 +467,41 @@ func (s *cacheService) Delivered(_ context.Context, req *pb.DeliveredRequest) (*
 	return &pb.DeliveredResponse{Dropped: uint32(removed.Blocks)}, statusOf(err)
 }
 
+func (s *cacheService) Exists(_ context.Context, req *pb.ExistsRequest) (*pb.ExistsResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	present, epoch, err := s.node.Exists(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids, req.GetTouch())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.ExistsResponse{Present: flags(present), Epoch: uint64(epoch)}, nil
+}
+
+func (s *cacheService) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return nil, err
+	}
+	deleted, err := s.node.Delete(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.DeleteResponse{Deleted: flags(deleted)}, nil
+}
+
+// flags has a byte for each of set.
+func flags(set []bool) []byte {
+	out := make([]byte, len(set))
+	for i, ok := range set {
+		if ok {
+			out[i] = 1
+		}
+	}
+	return out
+}
+
 // eventBatch is how many events are looked up at once for one consumer.
 const eventBatch = 256
 

@@ -45,6 +45,8 @@ const (
 	Cache_Commit_FullMethodName       = "/penstock.v1.Cache/Commit"
 	Cache_Abort_FullMethodName        = "/penstock.v1.Cache/Abort"
 	Cache_Delivered_FullMethodName    = "/penstock.v1.Cache/Delivered"
+	Cache_Exists_FullMethodName       = "/penstock.v1.Cache/Exists"
+	Cache_Delete_FullMethodName       = "/penstock.v1.Cache/Delete"
 	Cache_Events_FullMethodName       = "/penstock.v1.Cache/Events"
 )
 
@@ -74,6 +76,11 @@ type CacheClient interface {
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(ctx context.Context, in *DeliveredRequest, opts ...grpc.CallOption) (*DeliveredResponse, error)
+	// Exists says of each block by itself whether it is stored.
+	Exists(ctx context.Context, in *ExistsRequest, opts ...grpc.CallOption) (*ExistsResponse, error)
+	// Delete removes blocks with everything below them: Admin's DeleteBlocks for an
+	// engine that evicts by itself, many at once.
+	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// Events streams what was stored and removed, from a sequence number on.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
 }
@@ -186,6 +193,26 @@ func (c *cacheClient) Delivered(ctx context.Context, in *DeliveredRequest, opts 
 	return out, nil
 }
 
+func (c *cacheClient) Exists(ctx context.Context, in *ExistsRequest, opts ...grpc.CallOption) (*ExistsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExistsResponse)
+	err := c.cc.Invoke(ctx, Cache_Exists_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *cacheClient) Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteResponse)
+	err := c.cc.Invoke(ctx, Cache_Delete_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *cacheClient) Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Cache_ServiceDesc.Streams[0], Cache_Events_FullMethodName, cOpts...)
@@ -231,6 +258,11 @@ type CacheServer interface {
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error)
+	// Exists says of each block by itself whether it is stored.
+	Exists(context.Context, *ExistsRequest) (*ExistsResponse, error)
+	// Delete removes blocks with everything below them: Admin's DeleteBlocks for an
+	// engine that evicts by itself, many at once.
+	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// Events streams what was stored and removed, from a sequence number on.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
 	mustEmbedUnimplementedCacheServer()
@@ -272,6 +304,12 @@ func (UnimplementedCacheServer) Abort(context.Context, *AbortRequest) (*AbortRes
 }
 func (UnimplementedCacheServer) Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delivered not implemented")
+}
+func (UnimplementedCacheServer) Exists(context.Context, *ExistsRequest) (*ExistsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Exists not implemented")
+}
+func (UnimplementedCacheServer) Delete(context.Context, *DeleteRequest) (*DeleteResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Delete not implemented")
 }
 func (UnimplementedCacheServer) Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error {
 	return status.Error(codes.Unimplemented, "method Events not implemented")
@@ -477,6 +515,42 @@ func _Cache_Delivered_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cache_Exists_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExistsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CacheServer).Exists(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cache_Exists_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CacheServer).Exists(ctx, req.(*ExistsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Cache_Delete_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CacheServer).Delete(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cache_Delete_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CacheServer).Delete(ctx, req.(*DeleteRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cache_Events_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(EventsRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -534,6 +608,14 @@ var Cache_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Delivered",
 			Handler:    _Cache_Delivered_Handler,
+		},
+		{
+			MethodName: "Exists",
+			Handler:    _Cache_Exists_Handler,
+		},
+		{
+			MethodName: "Delete",
+			Handler:    _Cache_Delete_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -393,7 +393,7 @@ int32_t penstock_lease_release(penstock_lease lease, penstock_error *error);
  *   id   = SHA-256("penstock kv key v1\0" ‖ root ‖ key)[:16]
  *
  * with little-endian integers. Two of 2^40 keys of one namespace have the same id with
- * a probability below 2^-48, and nobody can search for such a pair in fewer than about 2^64 steps.
+ * a probability below 2^-48, and to search for such a pair takes about 2^64 steps.
  * Errors: INVALID, CLOSED, FORKED.
  */
 int32_t penstock_key_ids(penstock_namespace ns, const void *keys, const uint32_t *key_offsets, uint32_t n, uint8_t *ids, penstock_error *error);

@@ -1,0 +1,117 @@
+package client_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// TestExistsAndDelete: each block of several nodes by itself, flat and chained.
+func TestExistsAndDelete(t *testing.T) {
+	a, b := newHost(t, nil), newHost(t, nil)
+	r := newRig(t, nil, a, b)
+	flat := r.namespace("flat", geometry, kv.IndexFlat)
+	all := keys(68, 1)
+	r.mustPut(flat, all[:64])
+	del, err := r.store.Delete(t.Context(), client.KeysRequest{Namespace: flat, IDs: []kv.BlockID{all[3], all[66], all[7]}})
+	if want := []client.Presence{client.Present, client.Absent, client.Present}; err != nil || !slices.Equal(del, want) {
+		t.Fatalf("delete: %v, %v; want %v", del, err, want)
+	}
+	got, err := r.store.Exists(t.Context(), client.KeysRequest{Namespace: flat, IDs: all}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range got {
+		if want := i < 64 && i != 3 && i != 7; want != (p == client.Present) {
+			t.Errorf("key %d: %v", i, p)
+		}
+	}
+
+	tree := r.namespace("tree", geometry, kv.IndexTrie)
+	ids := chain(tree, 6, 1)
+	r.mustPut(tree, ids)
+	if del, err = r.store.Delete(t.Context(), client.KeysRequest{Namespace: tree, IDs: ids[4:5]}); err != nil {
+		t.Fatal(err)
+	}
+	got, err = r.store.Exists(t.Context(), client.KeysRequest{Namespace: tree, IDs: ids}, false)
+	if want := []client.Presence{1, 1, 1, 1, 0, 0}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("after the deletion of block 4 of 6 (%v): %v, %v", del, got, err)
+	}
+
+	// A node that is down is unknown for its keys, and the others are known.
+	down := 0
+	a.kill()
+	if got, err = r.store.Exists(t.Context(), client.KeysRequest{Namespace: flat, IDs: all[8:64]}, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range got {
+		switch p {
+		case client.Unknown:
+			down++
+		case client.Absent:
+			t.Errorf("with one of two nodes down: %v", got)
+		}
+	}
+	if down == 0 || down == 56 {
+		t.Errorf("with one of two nodes down: %v", got)
+	}
+}
+
+// TestEnsureNamespace: created once, the same afterwards, and one error for another.
+func TestEnsureNamespace(t *testing.T) {
+	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
+	def := kv.Namespace{Name: "m", Geometry: geometry, Index: kv.IndexFlat}
+	first, err := r.store.EnsureNamespace(t.Context(), def)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := r.store.EnsureNamespace(t.Context(), def)
+	if err != nil || again.Epoch != first.Epoch {
+		t.Fatalf("again: %+v, %v", again, err)
+	}
+	other := def
+	other.Geometry.Groups = slices.Clone(geometry.Groups)
+	other.Geometry.Groups[0].Layers = 77
+	other.Geometry.DType = "fp8"
+	if _, err = r.store.EnsureNamespace(t.Context(), other); !errors.Is(err, client.ErrMismatch) {
+		t.Fatalf("another geometry: %v", err)
+	}
+	for _, word := range []string{"full 4×512 B", "full 77×512 B", `"fp8"`} {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q lacks %s", err, word)
+		}
+	}
+	if _, err = r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "a b"}); !errors.Is(err, client.ErrRequest) {
+		t.Errorf("a bad name: %v", err)
+	}
+}
+
+// TestBumpEpoch: on every node, and twice to the same epoch is once.
+func TestBumpEpoch(t *testing.T) {
+	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
+	ns := r.namespace("m", geometry, kv.IndexFlat)
+	all := keys(8, 1)
+	r.mustPut(ns, all)
+	for range 2 {
+		if epoch, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch+1); err != nil || epoch != ns.Epoch+1 {
+			t.Fatalf("bump: %d, %v", epoch, err)
+		}
+	}
+	next, err := r.store.Namespace(t.Context(), "m")
+	if err != nil || next.Epoch != ns.Epoch+1 {
+		t.Fatalf("epoch %d, %v", next.Epoch, err)
+	}
+	for _, of := range []kv.Namespace{ns, next} {
+		got, err := r.store.Exists(t.Context(), client.KeysRequest{Namespace: of, IDs: all}, false)
+		if err != nil || slices.Contains(got, client.Present) {
+			t.Errorf("epoch %d: %v, %v", of.Epoch, got, err)
+		}
+	}
+	if _, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch); !errors.Is(err, client.ErrMismatch) {
+		t.Errorf("backwards: %v", err)
+	}
+}
