@@ -30,10 +30,16 @@ NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build lib demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
+
+# The linker's version script hides every symbol but those of penstock.h. Go writes a header of its own beside the library, which nobody needs.
+lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
+	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o bin/libpenstock.so ./client/capi
+	rm -f bin/libpenstock.h
+	cp client/capi/penstock.h bin/penstock.h
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
 	bin/penstock demo --picture bin/demo.png

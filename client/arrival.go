@@ -25,11 +25,16 @@ const arrivedLayerMax = 1 << 20
 // is placed later, be it sent twice, late or by malice, is counted too, and then
 // the layer is hashed when the window is revoked, like one that never was.
 type arrival struct {
-	mem    []byte       // of the window
-	runs   []arrivalRun // by at, disjoint
+	places []arrivalPlace // by target
 	layers []arrivedLayer
 	// firsts is where the layers of the task's pieces begin in layers.
 	firsts []int
+}
+
+// arrivalPlace is one window.
+type arrivalPlace struct {
+	mem  []byte
+	runs []arrivalRun // by at, disjoint
 }
 
 // arrivalRun is where a piece lies in the window, in bytes.
@@ -45,59 +50,75 @@ type arrivedLayer struct {
 	sum    uint64
 }
 
-// newArrival prepares for the task's pieces in a window from lo; nil if all
+// newArrival prepares for the task's pieces in windows over the zones; nil if all
 // layers are too long to be hashed as they land.
-func (r *reading) newArrival(t *readTask, lo, hi int64) *arrival {
-	l := &arrival{mem: r.req.Into.Bytes()[lo:hi], firsts: make([]int, len(t.pieces)), runs: make([]arrivalRun, 0, len(t.pieces))}
-	layers := 0
-	for k, i := range t.pieces {
-		p := r.pieces[i]
-		l.firsts[k] = layers
-		if n := r.req.Namespace.Geometry.LayerBytes(p.Group); n <= arrivedLayerMax {
-			l.runs = append(l.runs, arrivalRun{at: p.Offset - lo, end: p.Offset - lo + r.pieceBytes(p.Group), layerBytes: n, first: layers})
+func (r *reading) newArrival(t *readTask, zones []zone) *arrival {
+	l := &arrival{places: make([]arrivalPlace, len(zones)), firsts: make([]int, len(t.pieces))}
+	for k, z := range zones {
+		if z.lo < z.hi {
+			l.places[k].mem = r.targets[k].Bytes()[z.lo:z.hi]
 		}
-		layers += r.layers(p.Group)
 	}
-	slices.SortFunc(l.runs, func(a, b arrivalRun) int { return cmp.Compare(a.at, b.at) })
-	if len(l.runs) == 0 {
+	if len(zones) == 1 {
+		l.places[0].runs = make([]arrivalRun, 0, len(t.pieces))
+	}
+	layers, hashed := 0, false
+	var one [1]run
+	for k, i := range t.pieces {
+		l.firsts[k] = layers
+		n := r.req.Namespace.Geometry.LayerBytes(r.pieces[i].Group)
+		for _, f := range r.runs(i, &one) {
+			if at := f.offset - zones[f.target].lo; n <= arrivedLayerMax {
+				p := &l.places[f.target]
+				p.runs = append(p.runs, arrivalRun{at: at, end: at + int64(f.layers)*n, layerBytes: n, first: layers})
+				hashed = true
+			}
+			layers += f.layers
+		}
+	}
+	if !hashed {
 		return nil
+	}
+	for _, p := range l.places {
+		slices.SortFunc(p.runs, func(a, b arrivalRun) int { return cmp.Compare(a.at, b.at) })
 	}
 	l.layers = make([]arrivedLayer, layers)
 	return l
 }
 
-// window opens a window to the node that tells l, and counts, what lands, if the provider
-// can say it; l and counted may be nil.
-func (l *arrival) window(region rdma.Region, off, n uint64, node rdma.EngineID, counted *attemptBytes) (rdma.Window, error) {
+// window opens a window of a target to the node that tells l, and counts, what lands, if
+// the provider can say it; l and counted may be nil.
+func (l *arrival) window(target int, region rdma.Region, off, n uint64, node rdma.EngineID, counted *attemptBytes) (rdma.Window, error) {
 	early, ok := region.(rdma.LandingRegion)
 	switch {
 	case !ok || l == nil && counted == nil:
 		return region.Window(off, n, node)
 	case counted == nil:
-		return early.WindowLanding(off, n, l.landed, node)
+		return early.WindowLanding(off, n, func(off, n uint64) { l.landed(target, off, n) }, node)
 	}
 	return early.WindowLanding(off, n, func(off, n uint64) {
 		if l != nil {
-			l.landed(off, n)
+			l.landed(target, off, n)
 		}
 		counted.add(int64(n))
 	}, node)
 }
 
-// landed notes that n bytes from off in the window were placed, and hashes the
+// landed notes that n bytes from off in a target's window were placed, and hashes the
 // layers that are whole now.
-func (l *arrival) landed(off, n uint64) {
+func (l *arrival) landed(target int, off, n uint64) {
+	place := &l.places[target]
 	at, end := int64(off), int64(off+n)
-	i := sort.Search(len(l.runs), func(i int) bool { return l.runs[i].end > at })
-	for ; i < len(l.runs) && l.runs[i].at < end; i++ {
-		run := l.runs[i]
+	i := sort.Search(len(place.runs), func(i int) bool { return place.runs[i].end > at })
+	for ; i < len(place.runs) && place.runs[i].at < end; i++ {
+		run := place.runs[i]
 		from, to := max(at, run.at)-run.at, min(end, run.end)-run.at
 		for k := from / run.layerBytes; k*run.layerBytes < to; k++ {
 			start := k * run.layerBytes
 			part := min(to, start+run.layerBytes) - max(from, start)
 			layer := &l.layers[run.first+int(k)]
 			if layer.placed.Add(uint64(part)) == uint64(run.layerBytes) {
-				layer.sum = xxh3.Hash(l.mem[run.at+start:][:run.layerBytes])
+				layer.sum = xxh3.Hash(place.mem[run.at+start:][:run.layerBytes])
 			}
 		}
 	}

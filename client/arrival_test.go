@@ -22,7 +22,7 @@ func (h heap) Bytes() []byte { return h.mem }
 
 // arriving is a read of pieces of four layers of layerBytes at the offsets given.
 func arriving(mem []byte, layerBytes int, offsets []int64) (*reading, *readTask) {
-	r := &reading{req: ReadRequest{Namespace: kv.Namespace{Geometry: kv.SingleGroup(4, 1, layerBytes)}, Into: &Memory{region: heap{mem: mem}}}}
+	r := &reading{req: ReadRequest{Namespace: kv.Namespace{Geometry: kv.SingleGroup(4, 1, layerBytes)}}, targets: []*Memory{{region: heap{mem: mem}}}}
 	t := &readTask{}
 	for i, at := range offsets {
 		r.pieces = append(r.pieces, Piece{Block: i, Offset: at})
@@ -33,11 +33,11 @@ func arriving(mem []byte, layerBytes int, offsets []int64) (*reading, *readTask)
 
 // placing writes random bytes to a range of the window and says so.
 func placing(rng *rand.Rand, a *arrival, off, n int) {
-	b := a.mem[off : off+n]
+	b := a.places[0].mem[off : off+n]
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
-	a.landed(uint64(off), uint64(n))
+	a.landed(0, uint64(off), uint64(n))
 }
 
 // checkArrived compares what a says of its layers with the bytes that are there, and
@@ -54,7 +54,7 @@ func checkArrived(t *testing.T, r *reading, task *readTask, a *arrival, lo int64
 			}
 			known++
 			at := r.pieces[i].Offset - lo + int64(j)*layerBytes
-			if want := xxh3.Hash(a.mem[at:][:layerBytes]); sum != want {
+			if want := xxh3.Hash(a.places[0].mem[at:][:layerBytes]); sum != want {
 				t.Errorf("piece %d, layer %d: sum %x; its bytes have %x", i, j, sum, want)
 			}
 		}
@@ -76,8 +76,9 @@ func TestArrival(t *testing.T) {
 		}
 		rng.Shuffle(pieces, func(i, j int) { offsets[i], offsets[j] = offsets[j], offsets[i] })
 		r, task := arriving(make([]byte, end+50), layerBytes, offsets)
-		lo, hi := r.span(task)
-		a := r.newArrival(task, lo, hi)
+		zones := r.zones(task)
+		lo, hi := zones[0].lo, zones[0].hi
+		a := r.newArrival(task, zones)
 		size := int(hi - lo)
 		var cuts []int // the window in runs, which are placed in any order
 		for at := 0; at < size; {
@@ -101,7 +102,7 @@ func TestArrival(t *testing.T) {
 			checkArrived(t, r, task, a, lo)
 		}
 		// Any runs, over each other, so that layers have bytes enough and holes.
-		a = r.newArrival(task, lo, hi)
+		a = r.newArrival(task, zones)
 		for range 40 {
 			at := rng.IntN(size)
 			placing(rng, a, at, 1+rng.IntN(min(size-at, layerBytes)))
@@ -114,16 +115,17 @@ func TestArrival(t *testing.T) {
 func TestArrivalAtOnce(t *testing.T) {
 	const layerBytes, shares = 64 << 10, 8
 	r, task := arriving(make([]byte, 8*layerBytes), layerBytes, []int64{4 * layerBytes, 0})
-	lo, hi := r.span(task)
-	a := r.newArrival(task, lo, hi)
+	zones := r.zones(task)
+	lo, hi := zones[0].lo, zones[0].hi
+	a := r.newArrival(task, zones)
 	var wg sync.WaitGroup
 	for g := range shares {
 		wg.Go(func() {
 			for at := g * 1024; at < int(hi-lo); at += shares * 1024 {
 				for i := 0; i < 1024; i += 8 {
-					binary.LittleEndian.PutUint64(a.mem[at+i:], uint64(at+i))
+					binary.LittleEndian.PutUint64(a.places[0].mem[at+i:], uint64(at+i))
 				}
-				a.landed(uint64(at), 1024)
+				a.landed(0, uint64(at), 1024)
 			}
 		})
 	}
@@ -136,8 +138,7 @@ func TestArrivalAtOnce(t *testing.T) {
 // TestArrivalNot: long layers are hashed afterwards.
 func TestArrivalNot(t *testing.T) {
 	r, task := arriving(make([]byte, 8<<20), arrivedLayerMax+1, []int64{0})
-	lo, hi := r.span(task)
-	if a := r.newArrival(task, lo, hi); a != nil || a.sumsOf(0, 4) != nil {
+	if a := r.newArrival(task, r.zones(task)); a != nil || a.sumsOf(0, 4) != nil {
 		t.Errorf("layers of %d bytes are to be hashed as they land", arrivedLayerMax+1)
 	}
 }

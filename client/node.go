@@ -34,6 +34,7 @@ type session struct {
 	readBytes     int64 // payload of one Read
 	writeBytes    int64 // payload of one Reserve
 	chainBlocks   int
+	fragments     bool // it reads into fragments
 	// localID is what the node says of itself on its unix socket; zero if it has
 	// none.
 	localID api.LocalID
@@ -155,6 +156,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	}
 	sess.name, sess.version = d.GetNode(), d.GetVersion()
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
+	sess.fragments = d.GetFragments()
 	copy(sess.localID[:], d.GetLocalId())
 	var addr rdma.Addr
 	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {

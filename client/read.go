@@ -36,6 +36,10 @@ type reading struct {
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
+	// targets are the memories that pieces go to, and fragments says where of them each
+	// piece does; nil: all to the one target, at their offsets.
+	targets   []*Memory
+	fragments [][]run
 	// local is nil unless the pieces are borrowed rather than moved.
 	local *borrowing
 	// progress is nil unless the caller asked for it.
@@ -154,6 +158,9 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err := r.checkSums(); err != nil {
 		return nil, err
 	}
+	if n := len(req.Arrived); req.Arrived != nil && n != len(r.pieces) {
+		return nil, fmt.Errorf("client: read: %w: room for the arrival of %d pieces of %d", ErrRequest, n, len(r.pieces))
+	}
 	r.states = make([]pieceState, len(r.pieces))
 	r.progress = r.newProgress()
 	return r, nil
@@ -177,6 +184,9 @@ func (r *reading) checkSums() error {
 
 // checkInto checks that the caller's memory has room for every piece.
 func (r *reading) checkInto() error {
+	if err := r.place(); err != nil || r.fragments != nil {
+		return err
+	}
 	if len(r.pieces) > 0 && r.req.Into == nil {
 		return fmt.Errorf("client: read: %w: no memory to read into (ReadRequest.Into)", ErrRequest)
 	}
@@ -387,24 +397,30 @@ func (r *reading) skip(t *readTask) bool {
 
 // attempt is one Read RPC: window, call, immediates, revoke, verify.
 func (r *reading) attempt(ctx context.Context, t *readTask, sess *session) error {
-	lo, hi := r.span(t)
-	arrival := r.newArrival(t, lo, hi)
+	zones := r.zones(t)
+	arrival := r.newArrival(t, zones)
 	counted, delivered := r.progress.attempt(), int64(0)
 	defer func() { counted.end(delivered) }()
-	window, err := arrival.window(r.req.Into.region, uint64(lo), uint64(hi-lo), sess.engine, counted)
-	if err != nil {
-		return fmt.Errorf("client: read: open a window of %d bytes at %d: %w", hi-lo, lo, err)
-	}
+	windows, err := r.openWindows(arrival, zones, sess, counted)
 	imm := r.store.imms.Add(1)
-	resp, landed, err := r.call(ctx, t, sess, window, lo, imm)
-	if err == nil && !landed {
-		err = r.land(ctx, sess, imm, resp.GetImmediates())
+	var resp *pb.ReadResponse
+	if err == nil {
+		var landed bool
+		resp, landed, err = r.call(ctx, t, sess, windows, zones, imm)
+		if err == nil && !landed {
+			err = r.land(ctx, sess, imm, resp.GetImmediates())
+		}
 	}
 	// Always, and without ctx: after this nothing changes the bytes, so that
 	// what is hashed below, and what was placed once and hashed then, is what the
 	// caller sees.
-	if revokeErr := window.Revoke(context.WithoutCancel(ctx)); revokeErr != nil {
-		return fmt.Errorf("client: read: memory [%d,%d) may still be written to: %w", lo, hi, revokeErr)
+	for k, window := range windows {
+		if window == nil {
+			continue
+		}
+		if revokeErr := window.Revoke(context.WithoutCancel(ctx)); revokeErr != nil {
+			return fmt.Errorf("client: read: memory [%d,%d) may still be written to: %w", zones[k].lo, zones[k].hi, revokeErr)
+		}
 	}
 	if err != nil {
 		r.store.forgetImm(imm)
@@ -428,28 +444,47 @@ func anyFailed(resp *pb.ReadResponse) bool {
 	return slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool { return p.GetState() == pb.PieceResult_STATE_FAILED })
 }
 
-// span is the range of memory that the task's pieces lie in.
-func (r *reading) span(t *readTask) (lo, hi int64) {
-	lo = math.MaxInt64
-	for _, i := range t.pieces {
-		p := r.pieces[i]
-		lo, hi = min(lo, p.Offset), max(hi, p.Offset+r.pieceBytes(p.Group))
+// openWindows opens a window to the node over each zone. Those that it has opened are
+// returned with an error too.
+func (r *reading) openWindows(a *arrival, zones []zone, sess *session, counted *attemptBytes) ([]rdma.Window, error) {
+	windows := make([]rdma.Window, len(zones))
+	for k, z := range zones {
+		if z.lo > z.hi {
+			continue
+		}
+		var err error
+		if windows[k], err = a.window(k, r.targets[k].region, uint64(z.lo), uint64(z.hi-z.lo), sess.engine, counted); err != nil {
+			windows[k] = nil
+			return windows, fmt.Errorf("client: read: open a window of %d bytes at %d: %w", z.hi-z.lo, z.lo, err)
+		}
 	}
-	return lo, hi
+	return windows, nil
 }
 
 // call asks for the task's pieces. landed is whether they are in place already: the
 // immediates have been counted.
-func (r *reading) call(ctx context.Context, t *readTask, sess *session, window rdma.Window, lo int64, imm uint32) (_ *pb.ReadResponse, landed bool, _ error) {
-	desc, err := window.Desc().MarshalBinary()
-	if err != nil {
-		return nil, false, fmt.Errorf("client: read: %w", err)
+func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows []rdma.Window, zones []zone, imm uint32) (_ *pb.ReadResponse, landed bool, _ error) {
+	number := make([]uint32, len(windows))
+	var descs [][]byte
+	for k, w := range windows {
+		if w == nil {
+			continue
+		}
+		desc, err := w.Desc().MarshalBinary()
+		if err != nil {
+			return nil, false, fmt.Errorf("client: read: %w", err)
+		}
+		number[k] = uint32(len(descs))
+		descs = append(descs, desc)
+	}
+	if r.fragments != nil && !sess.fragments {
+		return nil, false, fmt.Errorf("client: read: %s is of version %s, which does not read into fragments: %w", t.node.target, sess.version, ErrUnsupported)
 	}
 	refs := make([]*pb.PieceRef, len(t.pieces))
 	sums := 0
 	for k, i := range t.pieces {
 		sums += r.layers(r.pieces[i].Group)
-		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group), Offset: uint64(r.pieces[i].Offset - lo)}
+		refs[k] = r.pieceRef(t, k, zones, number)
 	}
 	req := &pb.ReadRequest{
 		Namespace:   r.req.Namespace.Name,
@@ -458,10 +493,11 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, window r
 		Pieces:      refs,
 		FirstLayer:  uint32(r.req.FirstLayer),
 		Layers:      uint32(r.req.Layers),
-		Destination: desc,
+		Destination: descs[0],
 		Imm:         imm,
 
-		GeometryDigest: r.digest[:],
+		GeometryDigest:   r.digest[:],
+		MoreDestinations: descs[1:],
 	}
 	resp, landed, err := ask(ctx, sess, api.MethodRead, req, imm, replyMax(len(refs), sums), func() (*pb.ReadResponse, error) { return sess.cache.Read(ctx, req) })
 	if err != nil {
@@ -560,23 +596,28 @@ func (r *reading) intact(i int, sums []uint64, landed []arrivedLayer) (ok bool, 
 	if len(sums) != layers {
 		return false, fmt.Sprintf("%d checksums for %d layers", len(sums), layers)
 	}
-	mem := r.piece(i)
-	if int64(len(mem)) < int64(layers)*layerBytes {
-		return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), int64(layers)*layerBytes)
+	first := 0 // layer of the piece
+	var one [1]run
+	for _, f := range r.runs(i, &one) {
+		mem, want := r.bytesOf(i, f), int64(f.layers)*layerBytes
+		if int64(len(mem)) < want {
+			return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), want)
+		}
+		if k, got := r.store.firstBadOf(mem, layerBytes, sums[first:first+f.layers], landed[min(first, len(landed)):]); k >= 0 {
+			k += first
+			return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, sums[k])
+		}
+		first += f.layers
 	}
-	k, got := r.store.firstBadOf(mem, layerBytes, sums, landed)
-	if k < 0 {
-		return true, ""
-	}
-	return false, fmt.Sprintf("layer %d has checksum %016x; its writer computed %016x", r.req.FirstLayer+k, got, sums[k])
+	return true, ""
 }
 
-// piece is where piece i is in memory, and what lies behind it.
-func (r *reading) piece(i int) []byte {
+// bytesOf is where a run of piece i is in memory, and what lies behind it.
+func (r *reading) bytesOf(i int, f run) []byte {
 	if r.local != nil {
 		return r.local.pieces[i]
 	}
-	return r.req.Into.Bytes()[r.pieces[i].Offset:]
+	return r.targets[f.target].Bytes()[f.offset:]
 }
 
 // settle records the result of piece i.
@@ -607,6 +648,9 @@ func (r *reading) result() ReadResult {
 		first, last = min(first, p.Block), max(last, p.Block)
 		state := &r.states[i]
 		if state.delivered {
+			if r.req.Arrived != nil {
+				r.req.Arrived[i] = true
+			}
 			out.Bytes += r.pieceBytes(p.Group)
 			continue
 		}

@@ -16,6 +16,15 @@ type Piece struct {
 	Offset int64
 }
 
+// A Fragment is where a run of a piece's layers lies, in any registered memory.
+type Fragment struct {
+	Memory *Memory
+	// Offset is where the run starts in the Memory, in bytes.
+	Offset int64
+	// Layers is its length.
+	Layers int
+}
+
 // MatchRequest asks for the longest cached prefix.
 type MatchRequest struct {
 	Namespace kv.Namespace
@@ -70,6 +79,9 @@ type ReadRequest struct {
 	// by its index in the prompt, and Write takes it from the same place.
 	Base   int64
 	Pieces []Piece
+	// Fragments, if not nil, has an entry for each of Pieces: where its layers go, run
+	// after run, in place of Into and the piece's Offset. Together they are the layers read.
+	Fragments [][]Fragment
 	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
 	// means all from FirstLayer on. With Pieces nil each layer goes to its place in
 	// its block; the offset of one of Pieces is that of the first layer read.
@@ -79,6 +91,9 @@ type ReadRequest struct {
 	// memory have been compared with it, for whoever carries them further. What
 	// did not arrive leaves its entry as it was.
 	Sums [][]uint64
+	// Arrived, if not nil, has an entry for each of Pieces, which is set to true once the
+	// piece is in memory and verified.
+	Arrived []bool
 	// Progress, if set, is called while the Read goes on: when more blocks are
 	// verified, and, over a transfer engine that says what lands
 	// (rdma.LandingRegion), when another block's bytes have come. There is one call at
@@ -138,12 +153,18 @@ type WriteRequest struct {
 	// Read puts it.
 	Base   int64
 	Pieces []Piece
+	// Fragments, if not nil, has an entry for each of Pieces: where its layers are, run
+	// after run, in place of From and the piece's Offset.
+	Fragments [][]Fragment
 	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its
 	// layers, made when the bytes were. The node refuses a piece that is not what
 	// its sums say, so memory that changed since then is never stored as if it were
 	// right. Nil: they are made of what is in memory now.
-	Sums  [][]uint64
-	Class Class
+	Sums [][]uint64
+	// Existed, if not nil, has an entry for each of Pieces, which is set to true if the
+	// piece was stored before.
+	Existed []bool
+	Class   Class
 }
 
 // WriteResult is what was stored.

@@ -39,6 +39,10 @@ type writing struct {
 	pieces []Piece // in order of blocks, then groups
 	// given are the caller's sums, by piece; nil if there are none.
 	given map[pieceName][]uint64
+	// fragments say where each piece lies; nil: in From, at its offset.
+	fragments map[pieceName][]Fragment
+	// asked is the place of each piece in the caller's request; nil if nobody asks.
+	asked map[pieceName]int
 
 	mu     sync.Mutex
 	states []writeState // of pieces
@@ -126,24 +130,39 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 			w.pieces = append(w.pieces, Piece{Block: b, Offset: req.Base + g.PieceOffset(b, 0)})
 		}
 	}
-	if len(w.pieces) > 0 && req.From == nil {
+	if req.Fragments != nil && len(req.Fragments) != len(w.pieces) {
+		return nil, fmt.Errorf("client: write: %w: fragments of %d pieces of %d", ErrRequest, len(req.Fragments), len(w.pieces))
+	}
+	if len(w.pieces) > 0 && req.From == nil && req.Fragments == nil {
 		return nil, fmt.Errorf("client: write: %w: no memory to write from (WriteRequest.From)", ErrRequest)
 	}
-	for _, p := range w.pieces {
+	for i, p := range w.pieces {
 		if err := checkPiece(g, len(ids), p); err != nil {
 			return nil, fmt.Errorf("client: write: %w", err)
 		}
 		if p.Block < req.First {
 			return nil, fmt.Errorf("client: write: %w: a piece of block %d, before the first block to write, %d", ErrRequest, p.Block, req.First)
 		}
+		if req.Fragments != nil {
+			if err := checkFragments(req.Fragments[i], g.Groups[p.Group].Layers, g.LayerBytes(p.Group)); err != nil {
+				return nil, fmt.Errorf("client: write: %w: piece %d: %w", ErrRequest, i, err)
+			}
+			continue
+		}
 		if err := checkRange(p, g.PieceBytes(p.Group), req.From); err != nil {
 			return nil, fmt.Errorf("client: write: %w", err)
 		}
 	}
-	if err := checkApart(w.pieces, g.PieceBytes); err != nil {
-		return nil, fmt.Errorf("client: write: %w", err)
+	w.takeFragments()
+	if w.fragments == nil {
+		if err := checkApart(w.pieces, g.PieceBytes); err != nil {
+			return nil, fmt.Errorf("client: write: %w", err)
+		}
 	}
 	if err := w.takeSums(); err != nil {
+		return nil, err
+	}
+	if err := w.takeExisted(); err != nil {
 		return nil, err
 	}
 	slices.SortStableFunc(w.pieces, func(a, b Piece) int {
@@ -172,6 +191,41 @@ func (w *writing) takeSums() error {
 			return fmt.Errorf("client: write: %w: %d sums for block %d, group %d, which has %d layers", ErrRequest, got, p.Block, p.Group, want)
 		}
 		w.given[pieceName{p.Block, p.Group}] = w.req.Sums[i]
+	}
+	return nil
+}
+
+// takeFragments keeps the caller's fragments, whose order is that of the caller's pieces.
+func (w *writing) takeFragments() {
+	if w.req.Fragments == nil {
+		return
+	}
+	w.fragments = make(map[pieceName][]Fragment, len(w.pieces))
+	for i, p := range w.pieces {
+		w.fragments[pieceName{p.Block, p.Group}] = w.req.Fragments[i]
+	}
+}
+
+// runs are where a piece lies. one is room for the answer.
+func (w *writing) runs(p Piece, one *[1]Fragment) []Fragment {
+	if w.fragments != nil {
+		return w.fragments[pieceName{p.Block, p.Group}]
+	}
+	one[0] = Fragment{Memory: w.req.From, Offset: p.Offset, Layers: w.req.Namespace.Geometry.Groups[p.Group].Layers}
+	return one[:]
+}
+
+// takeExisted keeps where each piece is in the caller's order, to report there.
+func (w *writing) takeExisted() error {
+	if w.req.Existed == nil {
+		return nil
+	}
+	if n := len(w.req.Existed); n != len(w.pieces) {
+		return fmt.Errorf("client: write: %w: room for what existed of %d pieces of %d", ErrRequest, n, len(w.pieces))
+	}
+	w.asked = make(map[pieceName]int, len(w.pieces))
+	for i, p := range w.pieces {
+		w.asked[pieceName{p.Block, p.Group}] = i
 	}
 	return nil
 }
@@ -392,23 +446,12 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	if err := window.UnmarshalBinary(resp.GetWindow()); err != nil {
 		return nil, fmt.Errorf("client: reserve: %s: window: %w", n.target, err)
 	}
-	g := w.req.Namespace.Geometry
-	// One more than there are pieces, until all are submitted.
+	// One more than there are writes, until all are submitted.
 	land := &landing{pending: 1, done: make(chan struct{})}
 	sums := make([]*pb.PieceSums, 0, len(granted))
 	for _, k := range granted {
 		p := w.pieces[c.pieces[k]]
-		land.add()
-		err := w.store.opts.Engine.Write(ctx, rdma.Write{
-			Src:       w.req.From.region,
-			SrcOffset: uint64(p.Offset),
-			Dst:       window,
-			DstOffset: resp.GetPieces()[k].GetOffset(),
-			Len:       uint64(g.PieceBytes(p.Group)),
-			Imm:       rdma.ImmOf(resp.GetImm()),
-			Done:      land.one,
-		})
-		if err != nil {
+		if err := w.sendPiece(ctx, p, window, resp.GetPieces()[k].GetOffset(), resp.GetImm(), land); err != nil {
 			land.one(err)
 			break
 		}
@@ -434,6 +477,33 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	return nil, fmt.Errorf("client: write: %s: %w: %w", n.target, errDown, err)
 }
 
+// sendPiece writes the runs of a piece to an offset of the window. The node counts one
+// immediate for each piece: the last run's. It is asked to commit when all have landed.
+func (w *writing) sendPiece(ctx context.Context, p Piece, window rdma.Desc, offset uint64, imm uint32, land *landing) error {
+	layerBytes := w.req.Namespace.Geometry.LayerBytes(p.Group)
+	var one [1]Fragment
+	runs := w.runs(p, &one)
+	for k, f := range runs {
+		write := rdma.Write{
+			Src:       f.Memory.region,
+			SrcOffset: uint64(f.Offset),
+			Dst:       window,
+			DstOffset: offset,
+			Len:       uint64(int64(f.Layers) * layerBytes),
+			Done:      land.one,
+		}
+		if k+1 == len(runs) {
+			write.Imm = rdma.ImmOf(imm)
+		}
+		land.add()
+		if err := w.store.opts.Engine.Write(ctx, write); err != nil {
+			return err
+		}
+		offset += write.Len
+	}
+	return nil
+}
+
 func (l *landing) add() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -454,10 +524,13 @@ func (w *writing) sums(p Piece) []uint64 {
 	}
 	g := w.req.Namespace.Geometry
 	layerBytes := g.LayerBytes(p.Group)
-	sums := make([]uint64, g.Groups[p.Group].Layers)
-	mem := w.req.From.Bytes()[p.Offset:]
-	for k := range sums {
-		sums[k] = xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes])
+	sums := make([]uint64, 0, g.Groups[p.Group].Layers)
+	var one [1]Fragment
+	for _, f := range w.runs(p, &one) {
+		mem := f.Memory.Bytes()[f.Offset:]
+		for k := range f.Layers {
+			sums = append(sums, xxh3.Hash(mem[int64(k)*layerBytes:][:layerBytes]))
+		}
 	}
 	return sums
 }
@@ -580,6 +653,9 @@ func (w *writing) result() WriteResult {
 			r.Bytes += w.req.Namespace.Geometry.PieceBytes(p.Group)
 			continue
 		case s.existed:
+			if w.asked != nil {
+				w.req.Existed[w.asked[pieceName{p.Block, p.Group}]] = true
+			}
 			r.Existed++
 			continue
 		case s.refused == "":

@@ -40,6 +40,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		MaxReadBytes:   s.opts.Limits.ReadBytes,
 		MaxWriteBytes:  s.opts.Limits.WriteBytes,
 		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),
+		Fragments:      true,
 	}
 	if s.messages.Load() {
 		resp.CallVersion, resp.CallBytes = api.CallVersion, callBytes
@@ -176,14 +177,10 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		}
 		return s.readLocal(ctx, req.GetLocalSession(), req, load)
 	}
-	var dst rdma.Desc
-	if err := dst.UnmarshalBinary(req.GetDestination()); err != nil {
-		return nil, invalid(fmt.Errorf("destination: %w", err))
+	d, err := s.newDelivery(by, req)
+	if err != nil {
+		return nil, err
 	}
-	if by.road == roadMessage && dst.Engine != by.peer {
-		return nil, invalid(fmt.Errorf("destination: memory of %v; a read by message goes to its sender, %v", dst.Engine, by.peer))
-	}
-	d := &delivery{server: s.Server, dst: dst, imm: rdma.ImmOf(req.GetImm()), pieces: req.GetPieces()}
 	load.Early = by.road == roadMessage
 	result, err := s.node.Load(ctx, load, d.deliver)
 	if errors.Is(err, storage.ErrBusy) {
@@ -234,44 +231,6 @@ func readResponse(result storage.LoadResult, immediates uint32) *pb.ReadResponse
 		resp.Outcome = pb.Outcome_OUTCOME_BUSY
 	}
 	return resp
-}
-
-// delivery writes the parts of one Read into the client's memory.
-type delivery struct {
-	server *Server
-	dst    rdma.Desc
-	imm    rdma.Imm
-	pieces []*pb.PieceRef
-	// posted operations were taken by the transfer engine; counted ones landed,
-	// each with its immediate.
-	posted, counted atomic.Uint32
-}
-
-// deliver posts one write for each part. The parts of a batch of small pieces
-// lie apart, with slot headers in between, so they cannot share an operation.
-func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
-	for i := range parts {
-		p := &parts[i]
-		err := d.server.data.Write(ctx, rdma.Write{
-			Src:       d.server.region,
-			SrcOffset: uint64(p.ArenaOffset),
-			Dst:       d.dst,
-			DstOffset: d.pieces[p.Piece].GetOffset() + uint64(p.At),
-			Len:       uint64(len(p.Bytes)),
-			Imm:       d.imm,
-			Done: func(err error) {
-				if err == nil {
-					d.counted.Add(1)
-				}
-				p.Done(err)
-			},
-		})
-		if err != nil {
-			p.Done(err)
-			continue
-		}
-		d.posted.Add(1)
-	}
 }
 
 // openWindow is one reservation on the data plane.

@@ -307,7 +307,7 @@ func (x PieceResult_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PieceResult_State.Descriptor instead.
 func (PieceResult_State) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14, 0}
 }
 
 type Event_Kind int32
@@ -365,7 +365,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33, 0}
 }
 
 type Group struct {
@@ -689,7 +689,9 @@ type DescribeResponse struct {
 	// data_provider is the transfer engine behind data_address: tcp, shm, verbs,
 	// fabric. Both ends need the same one. Empty: tcp, of a node that does not know
 	// this field.
-	DataProvider  string `protobuf:"bytes,14,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
+	DataProvider string `protobuf:"bytes,14,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
+	// fragments: a Read may name fragments of its pieces, and several destinations.
+	Fragments     bool `protobuf:"varint,15,opt,name=fragments,proto3" json:"fragments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -806,6 +808,13 @@ func (x *DescribeResponse) GetDataProvider() string {
 		return x.DataProvider
 	}
 	return ""
+}
+
+func (x *DescribeResponse) GetFragments() bool {
+	if x != nil {
+		return x.Fragments
+	}
+	return false
 }
 
 type MatchRequest struct {
@@ -1160,10 +1169,13 @@ func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
 
 // PieceRef is one group of one block of the call's chain.
 type PieceRef struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Block         uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"` // index in block_ids
-	Group         uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
-	Offset        uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // where its bytes start in the destination
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Block  uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"` // index in block_ids
+	Group  uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
+	Offset uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // where its bytes start in the destination
+	// fragments of a Read, if any, say where its layers go, run after run, in place of
+	// offset. Together they are the layers that are read.
+	Fragments     []*Fragment `protobuf:"bytes,4,rep,name=fragments,proto3" json:"fragments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1219,6 +1231,74 @@ func (x *PieceRef) GetOffset() uint64 {
 	return 0
 }
 
+func (x *PieceRef) GetFragments() []*Fragment {
+	if x != nil {
+		return x.Fragments
+	}
+	return nil
+}
+
+// Fragment is a run of a piece's layers.
+type Fragment struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Destination   uint32                 `protobuf:"varint,1,opt,name=destination,proto3" json:"destination,omitempty"` // 0: ReadRequest.destination; i: the i-th of more_destinations, from 1
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`           // where its bytes start there
+	Layers        uint32                 `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Fragment) Reset() {
+	*x = Fragment{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Fragment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Fragment) ProtoMessage() {}
+
+func (x *Fragment) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
+func (*Fragment) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Fragment) GetDestination() uint32 {
+	if x != nil {
+		return x.Destination
+	}
+	return 0
+}
+
+func (x *Fragment) GetOffset() uint64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *Fragment) GetLayers() uint32 {
+	if x != nil {
+		return x.Layers
+	}
+	return 0
+}
+
 type ReadRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1239,15 +1319,17 @@ type ReadRequest struct {
 	// loan in place of a transfer; destination and imm are empty then. loan is its
 	// number, which the caller has not used before in this session: so it can
 	// return also a loan of which it never heard.
-	LocalSession  []byte `protobuf:"bytes,10,opt,name=local_session,json=localSession,proto3" json:"local_session,omitempty"`
-	Loan          uint64 `protobuf:"varint,11,opt,name=loan,proto3" json:"loan,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LocalSession []byte `protobuf:"bytes,10,opt,name=local_session,json=localSession,proto3" json:"local_session,omitempty"`
+	Loan         uint64 `protobuf:"varint,11,opt,name=loan,proto3" json:"loan,omitempty"`
+	// more_destinations are further windows of the same engine, for fragments.
+	MoreDestinations [][]byte `protobuf:"bytes,12,rep,name=more_destinations,json=moreDestinations,proto3" json:"more_destinations,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1341,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1354,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReadRequest) GetNamespace() string {
@@ -1352,6 +1434,13 @@ func (x *ReadRequest) GetLoan() uint64 {
 	return 0
 }
 
+func (x *ReadRequest) GetMoreDestinations() [][]byte {
+	if x != nil {
+		return x.MoreDestinations
+	}
+	return nil
+}
+
 type PieceResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Block  uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"`
@@ -1370,7 +1459,7 @@ type PieceResult struct {
 
 func (x *PieceResult) Reset() {
 	*x = PieceResult{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1382,7 +1471,7 @@ func (x *PieceResult) String() string {
 func (*PieceResult) ProtoMessage() {}
 
 func (x *PieceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1395,7 +1484,7 @@ func (x *PieceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceResult.ProtoReflect.Descriptor instead.
 func (*PieceResult) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PieceResult) GetBlock() uint32 {
@@ -1464,7 +1553,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1565,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1578,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ReadResponse) GetOutcome() Outcome {
@@ -1558,7 +1647,7 @@ type ReturnLoansRequest struct {
 
 func (x *ReturnLoansRequest) Reset() {
 	*x = ReturnLoansRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1659,7 @@ func (x *ReturnLoansRequest) String() string {
 func (*ReturnLoansRequest) ProtoMessage() {}
 
 func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1672,7 @@ func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
 func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReturnLoansRequest) GetLocalSession() []byte {
@@ -1608,7 +1697,7 @@ type ReturnLoansResponse struct {
 
 func (x *ReturnLoansResponse) Reset() {
 	*x = ReturnLoansResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1709,7 @@ func (x *ReturnLoansResponse) String() string {
 func (*ReturnLoansResponse) ProtoMessage() {}
 
 func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1722,7 @@ func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
 func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 type ReserveRequest struct {
@@ -1655,7 +1744,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1667,7 +1756,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1680,7 +1769,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -1747,7 +1836,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1759,7 +1848,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1772,7 +1861,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -1835,7 +1924,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +1936,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +1949,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -1896,7 +1985,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1908,7 +1997,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1921,7 +2010,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -1949,7 +2038,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2050,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2063,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -2007,7 +2096,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2108,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2121,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2050,7 +2139,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2151,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2164,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 type DeliveredRequest struct {
@@ -2089,7 +2178,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2190,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2203,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2147,7 +2236,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +2248,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +2261,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2195,7 +2284,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2296,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2309,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -2262,7 +2351,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2363,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2376,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -2315,7 +2404,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2416,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2429,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -2374,7 +2463,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2475,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2488,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -2420,7 +2509,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2432,7 +2521,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2445,7 +2534,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2475,7 +2564,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2576,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2589,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -2549,7 +2638,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2650,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2663,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2656,7 +2745,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2757,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2770,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -2700,7 +2789,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2712,7 +2801,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2725,7 +2814,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -2743,7 +2832,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2755,7 +2844,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2768,7 +2857,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 type ListNamespacesResponse struct {
@@ -2780,7 +2869,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +2881,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +2894,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -2825,7 +2914,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2926,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2939,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -2877,7 +2966,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2889,7 +2978,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2902,7 +2991,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -2929,7 +3018,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2941,7 +3030,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2954,7 +3043,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -2981,7 +3070,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2993,7 +3082,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3006,7 +3095,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3033,7 +3122,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3045,7 +3134,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3058,7 +3147,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3086,7 +3175,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3187,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3200,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -3145,7 +3234,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3246,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3259,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -3198,7 +3287,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3299,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3312,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -3257,7 +3346,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3269,7 +3358,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3282,7 +3371,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -3311,7 +3400,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3412,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3425,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -3377,7 +3466,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3478,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3491,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -3436,7 +3525,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3537,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3550,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -3528,7 +3617,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3629,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3642,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 type VolumeStatus struct {
@@ -3589,7 +3678,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3601,7 +3690,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3614,7 +3703,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -3831,7 +3920,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3843,7 +3932,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3856,7 +3945,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -4072,7 +4161,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4084,7 +4173,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4097,7 +4186,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -4128,7 +4217,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4140,7 +4229,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4153,7 +4242,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *NICStatus) GetName() string {
@@ -4208,7 +4297,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4220,7 +4309,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4233,7 +4322,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -4268,7 +4357,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4280,7 +4369,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4293,7 +4382,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Block) GetId() []byte {
@@ -4377,7 +4466,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4478,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4491,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -4436,7 +4525,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4537,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4550,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4488,7 +4577,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4500,7 +4589,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4513,7 +4602,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -4539,7 +4628,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4551,7 +4640,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4564,7 +4653,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -4582,7 +4671,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4594,7 +4683,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4607,7 +4696,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 type ListVolumesResponse struct {
@@ -4619,7 +4708,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4631,7 +4720,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4644,7 +4733,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -4665,7 +4754,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4677,7 +4766,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4690,7 +4779,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -4724,7 +4813,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4736,7 +4825,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4749,7 +4838,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -4777,7 +4866,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4789,7 +4878,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4802,7 +4891,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -4836,7 +4925,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4848,7 +4937,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4861,7 +4950,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -4887,7 +4976,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4899,7 +4988,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4912,7 +5001,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -4934,7 +5023,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4946,7 +5035,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4959,7 +5048,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5021,7 +5110,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
 	"\x06leases\x18\v \x01(\x03R\x06leases\"\x11\n" +
-	"\x0fDescribeRequest\"\x99\x03\n" +
+	"\x0fDescribeRequest\"\xb7\x03\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -5036,7 +5125,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fcall_version\x18\f \x01(\rR\vcallVersion\x12\x1d\n" +
 	"\n" +
 	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
-	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\"\x93\x01\n" +
+	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
+	"\tfragments\x18\x0f \x01(\bR\tfragments\"\x93\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5060,11 +5150,16 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x12RenewLeaseResponse\"+\n" +
 	"\x13ReleaseLeaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\"\x16\n" +
-	"\x14ReleaseLeaseResponse\"N\n" +
+	"\x14ReleaseLeaseResponse\"\x83\x01\n" +
 	"\bPieceRef\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x12\x16\n" +
-	"\x06offset\x18\x03 \x01(\x04R\x06offset\"\xdc\x02\n" +
+	"\x06offset\x18\x03 \x01(\x04R\x06offset\x123\n" +
+	"\tfragments\x18\x04 \x03(\v2\x15.penstock.v1.FragmentR\tfragments\"\\\n" +
+	"\bFragment\x12 \n" +
+	"\vdestination\x18\x01 \x01(\rR\vdestination\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06layers\x18\x03 \x01(\rR\x06layers\"\x89\x03\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5078,7 +5173,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x0fgeometry_digest\x18\t \x01(\fR\x0egeometryDigest\x12#\n" +
 	"\rlocal_session\x18\n" +
 	" \x01(\fR\flocalSession\x12\x12\n" +
-	"\x04loan\x18\v \x01(\x04R\x04loan\"\x96\x03\n" +
+	"\x04loan\x18\v \x01(\x04R\x04loan\x12+\n" +
+	"\x11more_destinations\x18\f \x03(\fR\x10moreDestinations\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +
@@ -5460,7 +5556,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -5480,62 +5576,63 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*ReleaseLeaseRequest)(nil),     // 15: penstock.v1.ReleaseLeaseRequest
 	(*ReleaseLeaseResponse)(nil),    // 16: penstock.v1.ReleaseLeaseResponse
 	(*PieceRef)(nil),                // 17: penstock.v1.PieceRef
-	(*ReadRequest)(nil),             // 18: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 19: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 20: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 21: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 22: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 23: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 24: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 25: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 26: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 27: penstock.v1.CommitResponse
-	(*AbortRequest)(nil),            // 28: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 29: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 30: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 31: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 32: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 33: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 34: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 35: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 36: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 37: penstock.v1.VolumeState
-	(*Event)(nil),                   // 38: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 39: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 40: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 41: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 42: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 43: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 44: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 45: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 46: penstock.v1.BumpEpochResponse
-	(*SetQuotaRequest)(nil),         // 47: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 48: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 49: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 50: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 51: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 52: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 53: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 54: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 55: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 56: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 57: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 58: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 59: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 60: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 61: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 62: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 63: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 64: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 65: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 66: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 67: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 68: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 69: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 70: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 71: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 72: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 73: penstock.v1.ScrubProgress
+	(*Fragment)(nil),                // 18: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 19: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 20: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 21: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 22: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 23: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 24: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 25: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 26: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 27: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 28: penstock.v1.CommitResponse
+	(*AbortRequest)(nil),            // 29: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 30: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 31: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 32: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 33: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 34: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 35: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 36: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 37: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 38: penstock.v1.VolumeState
+	(*Event)(nil),                   // 39: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 40: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 41: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 42: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 43: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 44: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 45: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 46: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 47: penstock.v1.BumpEpochResponse
+	(*SetQuotaRequest)(nil),         // 48: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 49: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 50: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 51: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 52: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 53: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 54: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 55: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 56: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 57: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 58: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 59: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 60: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 61: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 62: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 63: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 64: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 65: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 66: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 67: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 68: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 69: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 70: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 71: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 72: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 73: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 74: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -5543,94 +5640,95 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	7,  // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
 	2,  // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
 	0,  // 4: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	17, // 5: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,  // 6: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,  // 7: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	19, // 8: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	17, // 9: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,  // 10: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,  // 11: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	19, // 12: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	25, // 13: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,  // 14: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	19, // 15: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	5,  // 16: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	37, // 17: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 18: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 19: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	54, // 20: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	56, // 21: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	59, // 22: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	58, // 23: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 24: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	61, // 25: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	19, // 26: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	56, // 27: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	9,  // 28: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 29: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 30: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 31: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	18, // 32: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	21, // 33: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	23, // 34: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	26, // 35: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	28, // 36: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	30, // 37: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	32, // 38: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	34, // 39: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	36, // 40: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	39, // 41: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	40, // 42: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	41, // 43: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	43, // 44: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	45, // 45: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	47, // 46: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	48, // 47: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	50, // 48: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	55, // 49: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	60, // 50: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	62, // 51: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	64, // 52: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	52, // 53: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	72, // 54: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	66, // 55: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	68, // 56: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	70, // 57: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	10, // 58: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 59: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 60: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 61: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	20, // 62: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	22, // 63: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	24, // 64: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	27, // 65: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	29, // 66: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	31, // 67: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	33, // 68: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	35, // 69: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	38, // 70: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 71: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 72: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	42, // 73: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	44, // 74: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	46, // 75: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 76: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	49, // 77: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	51, // 78: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	57, // 79: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	61, // 80: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	63, // 81: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	65, // 82: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	53, // 83: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	73, // 84: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	67, // 85: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	69, // 86: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	71, // 87: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	58, // [58:88] is the sub-list for method output_type
-	28, // [28:58] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	18, // 5: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	17, // 6: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	4,  // 7: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,  // 8: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	20, // 9: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	17, // 10: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,  // 11: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,  // 12: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	20, // 13: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	26, // 14: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,  // 15: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	20, // 16: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	5,  // 17: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	38, // 18: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 19: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 20: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	55, // 21: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	57, // 22: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	60, // 23: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	59, // 24: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 25: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	62, // 26: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	20, // 27: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	57, // 28: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	9,  // 29: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	11, // 30: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	13, // 31: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	15, // 32: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	19, // 33: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	22, // 34: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	24, // 35: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	27, // 36: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	29, // 37: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	31, // 38: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	33, // 39: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	35, // 40: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	37, // 41: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	40, // 42: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	41, // 43: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	42, // 44: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	44, // 45: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	46, // 46: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	48, // 47: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	49, // 48: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	51, // 49: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	56, // 50: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	61, // 51: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	63, // 52: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	65, // 53: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	53, // 54: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	73, // 55: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	67, // 56: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	69, // 57: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	71, // 58: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	10, // 59: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	12, // 60: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	14, // 61: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	16, // 62: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	21, // 63: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	23, // 64: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	25, // 65: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	28, // 66: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	30, // 67: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	32, // 68: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	34, // 69: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	36, // 70: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	39, // 71: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 72: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 73: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	43, // 74: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	45, // 75: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	47, // 76: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	8,  // 77: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	50, // 78: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	52, // 79: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	58, // 80: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	62, // 81: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	64, // 82: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	66, // 83: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	54, // 84: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	74, // 85: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	68, // 86: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	70, // 87: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	72, // 88: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	59, // [59:89] is the sub-list for method output_type
+	29, // [29:59] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -5644,7 +5742,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   68,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

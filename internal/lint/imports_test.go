@@ -64,6 +64,9 @@ var edges = []struct {
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena"}, "a client links into an engine: it must not carry the server, the index or a device"},
 
+	{"client/capi", []string{"kv", "rdma", "rdma/tcp", "client", "client/capi/binding"}, "the composition root of a library: as cmd does, it chooses the provider"},
+	{"client/capi/binding", []string{"kv", "rdma", "client", "internal/sys"}, "handles and batches over the client; the provider is capi's to choose"},
+
 	{"internal/invariants", nil, "every package imports it"},
 	{"internal/sys", nil, "system calls know no caller"},
 	{"internal/arena", []string{"internal/runs", "internal/sys"}, "memory knows no user"},
@@ -124,7 +127,7 @@ var forbidden = []struct {
 	{[]string{"trie/..."}, []string{"io/...", "blockstore/...", "rdma/..."}, "trie knows no block device: an index that reads data would need locks across both"},
 	{[]string{"blockstore/..."}, []string{"trie/...", "rdma/..."}, "blockstore does not know prefixes: it must be able to rebuild an index from data alone"},
 	{[]string{"blockstore/...", "server/...", "client/...", "trie/..."}, []string{"io/uring", "io/posixio", "io/memio", "io/faultio"}, "concrete devices are chosen in cmd, by probing"},
-	{[]string{"server/...", "client/..."}, []string{"rdma/tcp", "rdma/verbs", "rdma/fabric", "rdma/shm"}, "providers are chosen in cmd"},
+	{[]string{"server/...", "client", "client/traffic", "client/capi/binding"}, []string{"rdma/tcp", "rdma/verbs", "rdma/fabric", "rdma/shm"}, "providers are chosen in cmd, and in capi"},
 	{[]string{"client/..."}, []string{"server/..."}, "a client must not carry the server into an engine's process"},
 	{[]string{"server/..."}, []string{"client/..."}, "a storage node serves clients and is not one"},
 	{[]string{"api/..."}, []string{"server/...", "client/...", "trie/...", "blockstore/...", "rdma/..."}, "both sides of the wire import the API"},

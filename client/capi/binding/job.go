@@ -1,0 +1,161 @@
+package binding
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// job is a batch that was submitted.
+type job struct {
+	handle Handle
+	cancel context.CancelFunc
+	// ended is closed when result is set.
+	ended  chan struct{}
+	result Result
+}
+
+// Submit begins a batch and returns its job.
+func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
+	s := n.store
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	j := &job{handle: s.library.next(), ended: make(chan struct{})}
+	s.mu.Lock()
+	if open := len(s.jobs); open >= s.opts.JobsMax {
+		s.mu.Unlock()
+		s.calls.Done()
+		return 0, fmt.Errorf("%w: %d jobs are under way or not drained; drain them, or raise jobs_max", ErrBusy, open)
+	}
+	s.jobs[j.handle] = j
+	s.mu.Unlock()
+	c, err := n.plan(op, b)
+	if err != nil {
+		s.mu.Lock()
+		delete(s.jobs, j.handle)
+		s.mu.Unlock()
+		s.calls.Done()
+		return 0, err
+	}
+	ctx, cancel := s.within(c.within)
+	s.mu.Lock()
+	j.cancel = cancel
+	s.mu.Unlock()
+	go func() {
+		defer s.calls.Done()
+		defer cancel()
+		s.finish(j, s.perform(ctx, c))
+	}()
+	return j.handle, nil
+}
+
+// perform runs a call when it is its turn.
+func (s *Store) perform(ctx context.Context, c *call) Result {
+	defer c.end()
+	select {
+	case s.turns <- struct{}{}:
+		defer func() { <-s.turns }()
+	case <-ctx.Done():
+		return Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Err: fmt.Errorf("a job waited for others: %w", ctx.Err())}
+	}
+	return c.run(ctx)
+}
+
+// finish makes the completion known.
+func (s *Store) finish(j *job, r Result) {
+	r.Job = j.handle
+	s.mu.Lock()
+	j.result = r
+	s.done = append(s.done, j)
+	close(j.ended)
+	s.signalLocked()
+	s.mu.Unlock()
+}
+
+// signalLocked makes the eventfd readable exactly while completions wait.
+func (s *Store) signalLocked() {
+	signal := s.event.Signal
+	if len(s.done) == 0 {
+		signal = s.event.Clear
+	}
+	if err := signal(); err != nil {
+		s.logs.logger().Error("eventfd", "err", err)
+	}
+}
+
+// Drain moves up to len(dst) completions into dst and returns how many.
+func (s *Store) Drain(dst []Result) (int, error) {
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	defer s.calls.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := min(len(dst), len(s.done))
+	for i, j := range s.done[:n] {
+		dst[i] = j.result
+		delete(s.jobs, j.handle)
+	}
+	s.done = slices.Delete(s.done, 0, n)
+	s.signalLocked()
+	return n, nil
+}
+
+// Wait waits until a job is complete and returns its completion, which Drain then does not.
+func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
+	if err := s.begin(); err != nil {
+		return Result{}, err
+	}
+	defer s.calls.Done()
+	s.mu.Lock()
+	j := s.jobs[h]
+	s.mu.Unlock()
+	if j == nil {
+		return Result{}, fmt.Errorf("%w: %d", ErrNoJob, h)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, timeout)
+	defer cancel()
+	select {
+	case <-j.ended:
+	case <-ctx.Done():
+		return Result{}, fmt.Errorf("job %d is under way: %w", h, ctx.Err())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.jobs[h] != j {
+		return Result{}, fmt.Errorf("%w: %d: its completion was returned to another", ErrNoJob, h)
+	}
+	delete(s.jobs, h)
+	s.done = slices.DeleteFunc(s.done, func(d *job) bool { return d == j })
+	s.signalLocked()
+	return j.result, nil
+}
+
+// Cancel ends a job soon.
+func (s *Store) Cancel(h Handle) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	j := s.jobs[h]
+	if j == nil {
+		return fmt.Errorf("%w: %d", ErrNoJob, h)
+	}
+	if j.cancel != nil {
+		j.cancel()
+	}
+	return nil
+}
+
+// EventFD returns the descriptor that is readable while a completion waits.
+func (s *Store) EventFD() (int, error) {
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	defer s.calls.Done()
+	return s.event.FD(), nil
+}

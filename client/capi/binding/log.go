@@ -1,0 +1,119 @@
+package binding
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// logLines is how many lines may wait for a slow callback; more are dropped, and counted.
+const logLines = 256
+
+// logQueue carries log lines to a callback on a goroutine of its own, so that no call
+// waits for the callback, which may want the lock of the caller's interpreter.
+type logQueue struct {
+	level   slog.Level
+	lines   chan logLine
+	dropped atomic.Uint64
+	ended   sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+}
+
+type logLine struct {
+	level slog.Level
+	text  string
+}
+
+// newLogQueue begins to call take, unless that is nil.
+func newLogQueue(take func(slog.Level, string), level slog.Level) *logQueue {
+	q := &logQueue{level: level}
+	if take == nil {
+		return q
+	}
+	q.lines = make(chan logLine, logLines)
+	q.ended.Go(func() {
+		for l := range q.lines {
+			take(l.level, l.text)
+		}
+	})
+	return q
+}
+
+// close returns when the callback has returned for the last time.
+func (q *logQueue) close() {
+	q.mu.Lock()
+	if !q.closed && q.lines != nil {
+		close(q.lines)
+	}
+	q.closed = true
+	q.mu.Unlock()
+	q.ended.Wait()
+}
+
+func (q *logQueue) put(l logLine) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	select {
+	case q.lines <- l:
+	default:
+		q.dropped.Add(1)
+	}
+}
+
+// logger writes to the queue.
+func (q *logQueue) logger() *slog.Logger {
+	if q.lines == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(logHandler{queue: q, text: newText})
+}
+
+// newText writes a record without the time, which the callback knows better.
+func newText(w io.Writer) slog.Handler {
+	return slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+		if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey) {
+			return slog.Attr{}
+		}
+		return a
+	}})
+}
+
+// logHandler is a slog.Handler that puts lines into a queue.
+type logHandler struct {
+	queue *logQueue
+	text  func(io.Writer) slog.Handler
+}
+
+var _ slog.Handler = logHandler{}
+
+// Enabled implements slog.Handler.
+func (h logHandler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.queue.level }
+
+// Handle implements slog.Handler.
+func (h logHandler) Handle(ctx context.Context, r slog.Record) error {
+	var b bytes.Buffer
+	if err := h.text(&b).Handle(ctx, r); err != nil {
+		return err
+	}
+	h.queue.put(logLine{r.Level, strings.TrimSuffix(b.String(), "\n")})
+	return nil
+}
+
+// WithAttrs implements slog.Handler.
+func (h logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return logHandler{h.queue, func(w io.Writer) slog.Handler { return h.text(w).WithAttrs(attrs) }}
+}
+
+// WithGroup implements slog.Handler.
+func (h logHandler) WithGroup(name string) slog.Handler {
+	return logHandler{h.queue, func(w io.Writer) slog.Handler { return h.text(w).WithGroup(name) }}
+}

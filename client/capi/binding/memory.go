@@ -1,0 +1,112 @@
+package binding
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+)
+
+// Memory is registered memory of the caller.
+type Memory struct {
+	store  *Store
+	handle Handle
+	client *client.Memory
+	// addr and end are its bounds.
+	addr, end uint64
+	// users counts the batches that move values there, guarded by Store.mu. At -1 it is being
+	// unregistered.
+	users int
+}
+
+func (m *Memory) of() *Store { return m.store }
+
+// register makes n bytes at addr known to the transfer engine.
+func (s *Store) register(addr, n uint64) (*Memory, error) {
+	if addr == 0 || n == 0 || n > math.MaxInt64 || addr > math.MaxUint64-n {
+		return nil, fmt.Errorf("%w: memory of %d bytes at address %#x", ErrInvalid, n, addr)
+	}
+	mem, err := s.client.Register(bytesAt(addr, n))
+	if err != nil {
+		return nil, err
+	}
+	return &Memory{store: s, client: mem, addr: addr, end: addr + n}, nil
+}
+
+// Register makes memory usable for values.
+func (s *Store) Register(addr, n uint64) (Handle, error) {
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	defer s.calls.Done()
+	m, err := s.register(addr, n)
+	if err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	i, _ := slices.BinarySearchFunc(s.memories, m.addr, func(m *Memory, addr uint64) int { return cmp.Compare(m.addr, addr) })
+	for _, near := range s.memories[max(0, i-1):min(len(s.memories), i+1)] {
+		if near.addr < m.end && m.addr < near.end {
+			s.mu.Unlock()
+			return 0, errors.Join(fmt.Errorf("%w: memory [%#x,%#x) overlaps [%#x,%#x), which is registered", ErrInvalid, m.addr, m.end, near.addr, near.end),
+				m.client.Close(context.Background()))
+		}
+	}
+	s.memories = slices.Insert(s.memories, i, m)
+	s.mu.Unlock()
+	m.handle = s.library.add(m)
+	return m.handle, nil
+}
+
+// Unregister ends a registration, unless batches use it.
+func (m *Memory) Unregister() error {
+	s := m.store
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	s.mu.Lock()
+	if m.users != 0 {
+		users := m.users
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %d batches use memory [%#x,%#x)", ErrBusy, users, m.addr, m.end)
+	}
+	m.users = -1
+	s.memories = slices.DeleteFunc(s.memories, func(x *Memory) bool { return x == m })
+	s.mu.Unlock()
+	s.library.remove(m.handle)
+	// Nobody uses the memory, so this waits for nothing but the engine's own bookkeeping.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	return m.client.Close(ctx)
+}
+
+// use returns the memory in which [addr, addr+n) lies, and counts a user; nil if none
+// does.
+func (s *Store) use(addr, n uint64) *Memory {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i, found := slices.BinarySearchFunc(s.memories, addr, func(m *Memory, addr uint64) int { return cmp.Compare(m.addr, addr) })
+	if !found {
+		i--
+	}
+	if i < 0 || addr < s.memories[i].addr || n > s.memories[i].end-s.memories[i].addr || addr-s.memories[i].addr > s.memories[i].end-s.memories[i].addr-n {
+		return nil
+	}
+	s.memories[i].users++
+	return s.memories[i]
+}
+
+// unuse ends uses.
+func (s *Store) unuse(memories []*Memory) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range memories {
+		m.users--
+	}
+}

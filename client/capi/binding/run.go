@@ -1,0 +1,244 @@
+package binding
+
+import (
+	"context"
+	"slices"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Do performs a batch and returns when it is done.
+func (n *Namespace) Do(op Op, b *Batch) Result {
+	s := n.store
+	if err := s.begin(); err != nil {
+		return Result{Op: op, Err: err}
+	}
+	defer s.calls.Done()
+	c, err := n.plan(op, b)
+	if err != nil {
+		return Result{Op: op, Err: err}
+	}
+	defer c.end()
+	ctx, cancel := s.within(c.within)
+	defer cancel()
+	return c.run(ctx)
+}
+
+// run performs the call and fills in its results.
+func (c *call) run(ctx context.Context) Result {
+	r := Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Cut: client.CutComplete}
+	switch c.op {
+	case OpMatch:
+		c.match(ctx, &r)
+		return r
+	case OpGet:
+		c.get(ctx, &r)
+	case OpPut:
+		c.put(ctx, &r)
+	default:
+		c.each(ctx, &r)
+	}
+	for _, k := range c.results {
+		if k == KeyOK || k == KeyExists {
+			r.OK++
+		}
+	}
+	r.Prefix = c.prefix()
+	return r
+}
+
+// prefix is how many keys from the first on are a success; keys of which nothing was
+// asked count.
+func (c *call) prefix() int {
+	first := len(c.ids)
+	for i, k := range c.results {
+		if k == KeyOK || k == KeyExists {
+			continue
+		}
+		key := i
+		if c.op.moves() {
+			key = c.pieces[i].Block
+		}
+		first = min(first, key)
+	}
+	return first
+}
+
+func (c *call) match(ctx context.Context, r *Result) {
+	s := c.ns.store
+	m, err := s.client.Match(ctx, client.MatchRequest{Namespace: c.def, IDs: c.ids, Lease: c.lease})
+	r.Prefix, r.Cut, r.Bytes, r.Err = m.Blocks, m.Cut, m.Bytes, err
+	if m.Lease != nil {
+		l := &Lease{store: s, lease: m.Lease}
+		r.Lease = s.library.addLease(l)
+	}
+}
+
+func (l *Library) addLease(lease *Lease) Handle {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last++
+	lease.handle = l.last
+	l.open[lease.handle] = lease
+	return lease.handle
+}
+
+// each performs exists, touch and delete.
+func (c *call) each(ctx context.Context, r *Result) {
+	s := c.ns.store
+	req := client.KeysRequest{Namespace: c.def, IDs: c.ids}
+	var found []client.Presence
+	if c.op == OpDelete {
+		found, r.Err = s.client.Delete(ctx, req)
+	} else {
+		found, r.Err = s.client.Exists(ctx, req, c.op == OpTouch)
+	}
+	for i, p := range found {
+		switch p {
+		case client.Present:
+			c.results[i] = KeyOK
+		case client.Unknown:
+			c.results[i] = KeyDown
+		}
+	}
+}
+
+// put stores the pieces.
+func (c *call) put(ctx context.Context, r *Result) {
+	existed := make([]bool, len(c.pieces))
+	w, err := c.ns.store.client.Write(ctx, client.WriteRequest{
+		Namespace: c.def, IDs: c.ids, First: c.first, From: c.memory, Pieces: c.pieces, Fragments: c.fragments, Existed: existed,
+	})
+	r.Bytes, r.Err = w.Bytes, err
+	if err != nil && w.Stored+w.Existed == 0 {
+		return
+	}
+	refused := make(map[client.Piece]KeyState, len(w.Refused))
+	for _, p := range w.Refused {
+		state := KeyRefused
+		switch p.Reason {
+		case client.LostBusy:
+			state = KeyBusy
+		case client.LostNodeDown:
+			state = KeyDown
+		case client.LostSkipped:
+			state = KeyMiss
+		}
+		refused[client.Piece{Block: p.Block, Group: p.Group}] = state
+	}
+	for i, p := range c.pieces {
+		switch state, no := refused[client.Piece{Block: p.Block, Group: p.Group}]; {
+		case no:
+			c.results[i] = state
+		case existed[i]:
+			c.results[i] = KeyExists
+		default:
+			c.results[i] = KeyOK
+		}
+	}
+}
+
+// get loads the pieces. Keys of a flat namespace are each for themselves, but a node
+// reads the run before the first that is absent: the rest is then asked about, and what of
+// it is stored is read. Each turn settles at least one piece, and the second nearly always
+// all of them.
+func (c *call) get(ctx context.Context, r *Result) {
+	open := make([]int, len(c.pieces))
+	for i := range open {
+		open[i] = i
+	}
+	for turn := 0; len(open) > 0; turn++ {
+		if turn > 0 {
+			if open = c.present(ctx, open, r); len(open) == 0 {
+				return
+			}
+		}
+		open = c.read(ctx, open, r)
+		if r.Err != nil || c.def.Index != kv.IndexFlat {
+			return
+		}
+	}
+}
+
+// present leaves out of open the pieces whose keys are not stored.
+func (c *call) present(ctx context.Context, open []int, r *Result) []int {
+	req := client.KeysRequest{Namespace: c.def, IDs: make([]kv.BlockID, len(open))}
+	for k, i := range open {
+		req.IDs[k] = c.ids[c.pieces[i].Block]
+	}
+	found, err := c.ns.store.client.Exists(ctx, req, false)
+	if err != nil {
+		r.Err = err
+		return nil
+	}
+	var left []int
+	for k, i := range open {
+		switch found[k] {
+		case client.Present:
+			left = append(left, i)
+		case client.Unknown:
+			c.results[i] = KeyDown
+		}
+	}
+	return left
+}
+
+// read reads the open pieces once, and returns those of which it is not known whether they
+// are stored.
+func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
+	req := client.ReadRequest{Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments}
+	if len(open) < len(c.pieces) {
+		// Only of a flat namespace: the keys of the pieces, in their order.
+		req.IDs, req.First, req.Pieces, req.Fragments = make([]kv.BlockID, len(open)), 0, make([]client.Piece, len(open)), nil
+		for k, i := range open {
+			req.IDs[k] = c.ids[c.pieces[i].Block]
+			req.Pieces[k] = client.Piece{Block: k, Offset: c.pieces[i].Offset}
+			if c.fragments != nil {
+				req.Fragments = append(req.Fragments, c.fragments[i])
+			}
+		}
+	}
+	req.Arrived = make([]bool, len(open))
+	got, err := c.ns.store.client.Read(ctx, req)
+	r.Bytes += got.Bytes
+	r.Err = err
+	if len(open) == len(c.pieces) {
+		r.Cut = got.Cut
+	}
+	lost := make(map[client.Piece]client.Reason, len(got.Lost))
+	for _, p := range got.Lost {
+		lost[client.Piece{Block: p.Block, Group: p.Group}] = p.Reason
+	}
+	for k, i := range open {
+		p := req.Pieces[k]
+		why, isLost := lost[client.Piece{Block: p.Block, Group: p.Group}]
+		switch {
+		case req.Arrived[k]:
+			c.results[i] = KeyOK
+		case isLost && why != client.LostSkipped:
+			c.results[i] = lostState(why)
+		case got.Cut == client.CutNodeDown:
+			c.results[i] = KeyDown
+		case got.Cut == client.CutBusy:
+			c.results[i] = KeyBusy
+		case got.Cut == client.CutEpoch || p.Block == got.Blocks && !isLost:
+			// It is the absent one, or all are.
+		default:
+			left = append(left, i)
+		}
+	}
+	return slices.Clip(left)
+}
+
+func lostState(why client.Reason) KeyState {
+	switch why {
+	case client.LostGone, client.LostEpoch:
+		return KeyMiss
+	case client.LostBusy:
+		return KeyBusy
+	case client.LostNodeDown:
+		return KeyDown
+	}
+	return KeyLost
+}

@@ -1,0 +1,147 @@
+//go:build cgo
+
+// The functions of penstock.h. Each asks first whether this process is the one that loaded
+// the library: in a forked child Go's threads do not exist, and a call into Go waits for ever.
+
+#include <stdio.h>
+#include <unistd.h>
+
+#include "_cgo_export.h"
+#include "penstock.h"
+
+// owner is the process that loaded the library, set before anybody can call.
+static pid_t owner;
+
+__attribute__((constructor)) static void loaded(void) { owner = getpid(); }
+
+static int32_t forked(penstock_error *error) {
+	if (error != NULL) {
+		error->code = PENSTOCK_ERR_FORKED;
+		snprintf(error->message, sizeof error->message,
+			"libpenstock was loaded by process %ld and this is its child %ld: load the library after the fork, or start the child as a new program",
+			(long)owner, (long)getpid());
+	}
+	return PENSTOCK_ERR_FORKED;
+}
+
+#define IN_OWNER(error)            \
+	do {                           \
+		if (getpid() != owner)     \
+			return forked(error);  \
+	} while (0)
+
+uint32_t penstock_abi_version(void) { return PENSTOCK_ABI_VERSION; }
+
+int32_t penstock_open(const penstock_options *options, penstock_store *store, penstock_error *error) {
+	IN_OWNER(error);
+	return goOpen((penstock_options *)options, store, error);
+}
+
+int32_t penstock_close(penstock_store store, penstock_error *error) {
+	IN_OWNER(error);
+	return goClose(store, error);
+}
+
+int32_t penstock_ensure(penstock_store store, const penstock_definition *definition, penstock_namespace *ns, penstock_error *error) {
+	IN_OWNER(error);
+	return goEnsure(store, (penstock_definition *)definition, ns, error);
+}
+
+int32_t penstock_epoch(penstock_namespace ns, uint32_t refresh, uint64_t *epoch, penstock_error *error) {
+	IN_OWNER(error);
+	return goEpoch(ns, refresh, epoch, error);
+}
+
+int32_t penstock_bump(penstock_namespace ns, uint64_t to, uint64_t *epoch, penstock_error *error) {
+	IN_OWNER(error);
+	return goBump(ns, to, epoch, error);
+}
+
+int32_t penstock_register(penstock_store store, void *addr, uint64_t n, penstock_memory *memory, penstock_error *error) {
+	IN_OWNER(error);
+	return goRegister(store, (uint64_t)(uintptr_t)addr, n, memory, error);
+}
+
+int32_t penstock_unregister(penstock_memory memory, penstock_error *error) {
+	IN_OWNER(error);
+	return goUnregister(memory, error);
+}
+
+static int32_t run(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	IN_OWNER(out == NULL ? NULL : &out->error);
+	return goRun(ns, op, (penstock_batch *)batch, results, out);
+}
+
+int32_t penstock_match(penstock_namespace ns, const penstock_batch *batch, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_MATCH, batch, NULL, out);
+}
+
+int32_t penstock_get(penstock_namespace ns, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_GET, batch, results, out);
+}
+
+int32_t penstock_put(penstock_namespace ns, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_PUT, batch, results, out);
+}
+
+int32_t penstock_exists(penstock_namespace ns, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_EXISTS, batch, results, out);
+}
+
+int32_t penstock_touch(penstock_namespace ns, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_TOUCH, batch, results, out);
+}
+
+int32_t penstock_delete(penstock_namespace ns, const penstock_batch *batch, uint8_t *results, penstock_result *out) {
+	return run(ns, PENSTOCK_OP_DELETE, batch, results, out);
+}
+
+int32_t penstock_submit(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, penstock_job *job, penstock_error *error) {
+	IN_OWNER(error);
+	return goSubmit(ns, op, (penstock_batch *)batch, results, job, error);
+}
+
+int32_t penstock_cancel(penstock_store store, penstock_job job, penstock_error *error) {
+	IN_OWNER(error);
+	return goCancel(store, job, error);
+}
+
+int32_t penstock_eventfd(penstock_store store, int32_t *fd, penstock_error *error) {
+	IN_OWNER(error);
+	return goEventfd(store, fd, error);
+}
+
+int32_t penstock_drain(penstock_store store, penstock_result *completions, uint32_t max, uint32_t *n, penstock_error *error) {
+	IN_OWNER(error);
+	return goDrain(store, completions, max, n, error);
+}
+
+int32_t penstock_wait(penstock_store store, penstock_job job, uint32_t timeout_ms, penstock_result *out, penstock_error *error) {
+	IN_OWNER(error);
+	return goWait(store, job, timeout_ms, out, error);
+}
+
+int32_t penstock_lease_renew(penstock_lease lease, uint32_t ms, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaseRenew(lease, ms, error);
+}
+
+int32_t penstock_lease_release(penstock_lease lease, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaseRelease(lease, error);
+}
+
+int32_t penstock_key_ids(penstock_namespace ns, const void *keys, const uint32_t *key_offsets, uint32_t n, uint8_t *ids, penstock_error *error) {
+	IN_OWNER(error);
+	return goKeyIDs(ns, (void *)keys, (uint32_t *)key_offsets, n, ids, error);
+}
+
+int32_t penstock_chain(penstock_namespace ns, const uint8_t *parent, const void *extra, uint32_t extra_bytes, const uint32_t *tokens, uint32_t n_tokens, uint8_t *ids, uint32_t *n_ids, penstock_error *error) {
+	IN_OWNER(error);
+	return goChain(ns, (uint8_t *)parent, (void *)extra, extra_bytes, (uint32_t *)tokens, n_tokens, ids, n_ids, error);
+}
+
+int32_t penstock_stats(penstock_store store, char *buf, uint64_t cap, uint64_t *need, penstock_error *error) {
+	IN_OWNER(error);
+	return goStats(store, buf, cap, need, error);
+}

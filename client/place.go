@@ -1,0 +1,135 @@
+package client
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// run is where some of a piece's layers lie in one of the caller's memories.
+type run struct {
+	target int // of reading.targets
+	offset int64
+	layers int
+}
+
+// zone is the part of a memory that a task's pieces go to; none where lo > hi.
+type zone struct{ lo, hi int64 }
+
+// place takes the request's fragments, or Into for all pieces.
+func (r *reading) place() error {
+	if r.req.Fragments == nil {
+		r.targets = []*Memory{r.req.Into}
+		return nil
+	}
+	if got, want := len(r.req.Fragments), len(r.pieces); got != want {
+		return fmt.Errorf("client: read: %w: fragments of %d pieces of %d", ErrRequest, got, want)
+	}
+	numbers := make(map[*Memory]int)
+	r.fragments = make([][]run, len(r.pieces))
+	for i, p := range r.pieces {
+		if err := checkFragments(r.req.Fragments[i], r.layers(p.Group), r.req.Namespace.Geometry.LayerBytes(p.Group)); err != nil {
+			return fmt.Errorf("client: read: %w: piece %d: %w", ErrRequest, i, err)
+		}
+		r.fragments[i] = make([]run, len(r.req.Fragments[i]))
+		for k, f := range r.req.Fragments[i] {
+			n, ok := numbers[f.Memory]
+			if !ok {
+				n = len(r.targets)
+				numbers[f.Memory] = n
+				r.targets = append(r.targets, f.Memory)
+			}
+			r.fragments[i][k] = run{target: n, offset: f.Offset, layers: f.Layers}
+		}
+	}
+	return r.checkFragmentsApart()
+}
+
+// checkFragments refuses fragments that are not a piece of so many layers, or do not lie
+// in their memories.
+func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
+	left := layers
+	for k, f := range fragments {
+		if f.Memory == nil || f.Layers < 1 || f.Layers > left {
+			return fmt.Errorf("fragment %d has %d layers; %d of %d are left", k, f.Layers, left, layers)
+		}
+		left -= f.Layers
+		if n, have := int64(f.Layers)*layerBytes, int64(len(f.Memory.Bytes())); f.Offset < 0 || f.Offset > have-n {
+			return fmt.Errorf("fragment %d, of %d bytes at offset %d, does not lie in memory of %d", k, n, f.Offset, have)
+		}
+	}
+	if left > 0 {
+		return fmt.Errorf("its fragments lack %d of %d layers", left, layers)
+	}
+	return nil
+}
+
+// checkFragmentsApart is checkApart for fragments.
+func (r *reading) checkFragmentsApart() error {
+	type stretch struct {
+		target, piece int
+		lo, hi        int64
+	}
+	var all []stretch
+	for i, p := range r.pieces {
+		layerBytes := r.req.Namespace.Geometry.LayerBytes(p.Group)
+		for _, f := range r.fragments[i] {
+			all = append(all, stretch{f.target, i, f.offset, f.offset + int64(f.layers)*layerBytes})
+		}
+	}
+	slices.SortFunc(all, func(a, b stretch) int { return cmp.Or(cmp.Compare(a.target, b.target), cmp.Compare(a.lo, b.lo)) })
+	for k := 1; k < len(all); k++ {
+		if a, b := all[k-1], all[k]; a.target == b.target && b.lo < a.hi {
+			return fmt.Errorf("client: read: %w: fragments of pieces %d and %d share bytes, at offset %d", ErrRequest, a.piece, b.piece, b.lo)
+		}
+	}
+	return nil
+}
+
+// runs are where piece i goes. one is room for the answer.
+func (r *reading) runs(i int, one *[1]run) []run {
+	if r.fragments != nil {
+		return r.fragments[i]
+	}
+	p := r.pieces[i]
+	one[0] = run{offset: p.Offset, layers: r.layers(p.Group)}
+	return one[:]
+}
+
+// zones are the parts of the targets that the task's pieces go to.
+func (r *reading) zones(t *readTask) []zone {
+	zones := make([]zone, len(r.targets))
+	for k := range zones {
+		zones[k] = zone{lo: math.MaxInt64, hi: -1}
+	}
+	var one [1]run
+	for _, i := range t.pieces {
+		layerBytes := r.req.Namespace.Geometry.LayerBytes(r.pieces[i].Group)
+		for _, f := range r.runs(i, &one) {
+			z := &zones[f.target]
+			z.lo, z.hi = min(z.lo, f.offset), max(z.hi, f.offset+int64(f.layers)*layerBytes)
+		}
+	}
+	return zones
+}
+
+// pieceRef names the task's k-th piece to the node, and where it goes: number says which
+// of the call's destinations a target is.
+func (r *reading) pieceRef(t *readTask, k int, zones []zone, number []uint32) *pb.PieceRef {
+	i := t.pieces[k]
+	ref := &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
+	var one [1]run
+	runs := r.runs(i, &one)
+	if first := runs[0]; len(runs) == 1 && number[first.target] == 0 {
+		ref.Offset = uint64(first.offset - zones[first.target].lo)
+		return ref
+	}
+	ref.Fragments = make([]*pb.Fragment, len(runs))
+	for j, f := range runs {
+		ref.Fragments[j] = &pb.Fragment{Destination: number[f.target], Offset: uint64(f.offset - zones[f.target].lo), Layers: uint32(f.layers)}
+	}
+	return ref
+}

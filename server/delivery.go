@@ -1,0 +1,175 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// delivery writes the parts of one Read into the client's memory.
+type delivery struct {
+	server *Server
+	// dsts are the client's windows.
+	dsts []rdma.Desc
+	imm  rdma.Imm
+	// places are where each piece goes, run after run.
+	places [][]place
+	// posted operations were taken by the transfer engine; counted ones landed,
+	// each with its immediate.
+	posted, counted atomic.Uint32
+}
+
+// place is where a run of a piece's bytes goes.
+type place struct {
+	dst    int // of delivery.dsts
+	offset uint64
+	bytes  int64 // of the last run: any number
+}
+
+// fragmentsMax bounds the fragments of one Read, each of which is an operation of the
+// transfer engine.
+const fragmentsMax = 1 << 16
+
+// newDelivery reads from a request where its pieces go.
+func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, error) {
+	d := &delivery{server: s.Server, imm: rdma.ImmOf(req.GetImm()), dsts: make([]rdma.Desc, 1+len(req.GetMoreDestinations())), places: make([][]place, len(req.GetPieces()))}
+	for i := range d.dsts {
+		desc := req.GetDestination()
+		if i > 0 {
+			desc = req.GetMoreDestinations()[i-1]
+		}
+		if err := d.dsts[i].UnmarshalBinary(desc); err != nil {
+			return nil, invalid(fmt.Errorf("destination %d: %w", i, err))
+		}
+		if by.road == roadMessage && d.dsts[i].Engine != by.peer {
+			return nil, invalid(fmt.Errorf("destination %d: memory of %v; a read by message goes to its sender, %v", i, d.dsts[i].Engine, by.peer))
+		}
+	}
+	whole := make([]place, len(d.places)) // one allocation for all that are in one run
+	var geometry kv.Geometry
+	total := 0
+	for i, p := range req.GetPieces() {
+		if len(p.GetFragments()) == 0 {
+			whole[i].offset = p.GetOffset()
+			d.places[i] = whole[i : i+1]
+			continue
+		}
+		if total += len(p.GetFragments()); total > fragmentsMax {
+			return nil, invalid(fmt.Errorf("more than %d fragments in one read", fragmentsMax))
+		}
+		if geometry.Groups == nil {
+			ns, err := s.node.Namespace(req.GetNamespace())
+			if err != nil {
+				return nil, statusOf(err)
+			}
+			geometry = ns.Geometry
+		}
+		var err error
+		if d.places[i], err = fragmentPlaces(geometry, req, p, len(d.dsts)); err != nil {
+			return nil, invalid(fmt.Errorf("piece %d: %w", i, err))
+		}
+	}
+	return d, nil
+}
+
+// fragmentPlaces checks the fragments of a piece: together they are the layers asked for.
+func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int) ([]place, error) {
+	if int(p.GetGroup()) >= len(g.Groups) {
+		return nil, fmt.Errorf("group %d; the namespace has %d", p.GetGroup(), len(g.Groups))
+	}
+	left := int64(req.GetLayers())
+	if left == 0 {
+		left = int64(g.Groups[p.GetGroup()].Layers) - int64(req.GetFirstLayer())
+	}
+	places := make([]place, len(p.GetFragments()))
+	for k, f := range p.GetFragments() {
+		if f.GetLayers() == 0 || int64(f.GetLayers()) > left || int64(f.GetDestination()) >= int64(dsts) {
+			return nil, fmt.Errorf("fragment %d is %d layers to destination %d; %d layers are left and there are %d destinations", k, f.GetLayers(), f.GetDestination(), left, dsts)
+		}
+		left -= int64(f.GetLayers())
+		places[k] = place{dst: int(f.GetDestination()), offset: f.GetOffset(), bytes: int64(f.GetLayers()) * g.LayerBytes(int(p.GetGroup()))}
+	}
+	if left != 0 {
+		return nil, fmt.Errorf("its fragments lack %d of the layers", left)
+	}
+	return places, nil
+}
+
+// deliver posts one write for each part, or for each run of it. The parts of a batch of
+// small pieces lie apart, with slot headers in between, so they cannot share an operation.
+func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
+	for i := range parts {
+		p := &parts[i]
+		if places := d.places[p.Piece]; len(places) == 1 {
+			d.post(ctx, p, 0, len(p.Bytes), places[0].dst, places[0].offset+uint64(p.At), p.Done)
+		} else {
+			d.scatter(ctx, p, places)
+		}
+	}
+}
+
+// scatter posts one write for each run of the part.
+func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place) {
+	ends := &partEnds{part: p}
+	ends.open.Store(1) // until all are posted
+	from, end := p.At, p.At+int64(len(p.Bytes))
+	at := int64(0) // where the run begins in the piece
+	for _, to := range places {
+		lo, hi := max(at, from), min(at+to.bytes, end)
+		if lo < hi {
+			ends.open.Add(1)
+			d.post(ctx, p, int(lo-from), int(hi-lo), to.dst, to.offset+uint64(lo-at), ends.one)
+		}
+		at += to.bytes
+	}
+	ends.one(nil)
+}
+
+// post writes n bytes of the part, from off.
+func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, dstOffset uint64, done func(error)) {
+	err := d.server.data.Write(ctx, rdma.Write{
+		Src:       d.server.region,
+		SrcOffset: uint64(p.ArenaOffset) + uint64(off),
+		Dst:       d.dsts[dst],
+		DstOffset: dstOffset,
+		Len:       uint64(n),
+		Imm:       d.imm,
+		Done: func(err error) {
+			if err == nil {
+				d.counted.Add(1)
+			}
+			done(err)
+		},
+	})
+	if err != nil {
+		done(err)
+		return
+	}
+	d.posted.Add(1)
+}
+
+// partEnds joins the ends of a part's writes.
+type partEnds struct {
+	part *storage.Part
+	open atomic.Int32
+	err  atomic.Pointer[error]
+}
+
+func (e *partEnds) one(err error) {
+	if err != nil {
+		e.err.CompareAndSwap(nil, &err)
+	}
+	if e.open.Add(-1) > 0 {
+		return
+	}
+	if first := e.err.Load(); first != nil {
+		e.part.Done(*first)
+		return
+	}
+	e.part.Done(nil)
+}
