@@ -27,6 +27,8 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
+# Where lib puts the library.
+LIB ?= bin
 REF ?= main
 PREFIX ?= /usr/local
 
@@ -37,9 +39,9 @@ build: ## bin/penstock, with io_uring
 
 # The linker's version script hides every symbol but those of penstock.h. Go writes a header of its own beside the library, which nobody needs.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
-	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o bin/libpenstock.so ./client/capi
-	rm -f bin/libpenstock.h
-	cp client/capi/penstock.h bin/penstock.h
+	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi
+	rm -f $(LIB)/libpenstock.h
+	cp client/capi/penstock.h $(LIB)/penstock.h
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
 	bin/penstock demo --picture bin/demo.png

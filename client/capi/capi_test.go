@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testnode"
+)
+
+// built is the library, built once for all tests, in a directory that TestMain removes.
+type built struct {
+	dir string
+	err error
+}
+
+// build makes the library as make lib does.
+var build = sync.OnceValue(func() (b built) {
+	if b.dir, b.err = os.MkdirTemp("", "penstock-capi"); b.err != nil {
+		return b
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		return built{b.dir, err}
+	}
+	out, err := exec.Command("make", "-s", "-C", root, "lib", "LIB="+b.dir).CombinedOutput()
+	if err != nil {
+		b.err = &exec.Error{Name: "make lib: " + string(out), Err: err}
+	}
+	return b
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if _, err := exec.LookPath("gcc"); err == nil {
+		os.RemoveAll(build().dir)
+	}
+	os.Exit(code)
+}
+
+// need skips a test without a tool; where the tests must be whole, that fails.
+func need(t *testing.T, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatalf("CI has no %s: %v", tool, err)
+			}
+			t.Skipf("no %s in PATH", tool)
+		}
+	}
+}
+
+// lib returns the directory with libpenstock.so and penstock.h.
+func lib(t *testing.T) string {
+	t.Helper()
+	need(t, "gcc", "make")
+	b := build()
+	if b.err != nil {
+		t.Fatal(b.err)
+	}
+	return b.dir
+}
+
+// compile makes a program of a C file and the library.
+func compile(t *testing.T, source string, flags ...string) string {
+	t.Helper()
+	dir := lib(t)
+	program := filepath.Join(t.TempDir(), "program")
+	args := append([]string{"-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-I" + dir, source, "-o", program, "-L" + dir, "-lpenstock", "-lpthread", "-Wl,-rpath," + dir}, flags...)
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return program
+}
+
+// run runs a program against a node in this process and returns what it printed.
+func run(t *testing.T, env []string, program string, args ...string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, args...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%s: %v\n%s", filepath.Base(program), err, out)
+	}
+	return string(out)
+}
+
+// TestConformance: what the header promises holds for a program in C.
+func TestConformance(t *testing.T) {
+	run(t, nil, compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{}).Addr)
+}
+
+// TestConformanceSanitized: and neither that program nor entry.c breaks C's rules.
+func TestConformanceSanitized(t *testing.T) {
+	// The leaks that are found belong to Go's runtime, which is never unloaded.
+	env := []string{"ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=halt_on_error=1"}
+	run(t, env, compile(t, "testdata/conformance.c", "-fsanitize=address,undefined"), testnode.Start(t, testnode.Options{}).Addr)
+}
+
+// TestExample: the program that the documentation names stores a prefix in one run and
+// finds it in the next.
+func TestExample(t *testing.T) {
+	program, node := compile(t, "example/prefix.c"), testnode.Start(t, testnode.Options{})
+	for turn, want := range []string{"0 of 4 blocks were stored, 4 are now\n", "4 of 4 blocks were stored, 4 are now\n"} {
+		if got := run(t, nil, program, node.Addr); got != want {
+			t.Errorf("run %d printed %q; want %q", turn+1, got, want)
+		}
+	}
+}
+
+// TestSymbols: the library shows what penstock.h declares, all of it and nothing else.
+func TestSymbols(t *testing.T) {
+	need(t, "nm")
+	out, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(lib(t), "libpenstock.so")).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
+		if f := strings.Fields(s.Text()); f[1] != "A" { // the name of the version
+			got = append(got, strings.TrimSuffix(f[2], "@@PENSTOCK_1"))
+		}
+	}
+	slices.Sort(got)
+	list, err := os.ReadFile("testdata/symbols.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.Fields(string(list)); !slices.Equal(got, want) {
+		t.Errorf("the library shows\n%s\nand testdata/symbols.txt lists\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	header, err := os.ReadFile("penstock.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []string
+	for _, m := range regexp.MustCompile(`(?m)^u?int32_t (penstock_\w+)\(`).FindAllSubmatch(header, -1) {
+		declared = append(declared, string(m[1]))
+	}
+	if slices.Sort(declared); !slices.Equal(got, declared) {
+		t.Errorf("the library shows\n%s\nand penstock.h declares\n%s", strings.Join(got, "\n"), strings.Join(declared, "\n"))
+	}
+}
+
+// TestPython: in a Python process signals, faults and forks are as without the library.
+func TestPython(t *testing.T) {
+	need(t, "python3")
+	run(t, nil, "python3", "testdata/process.py", filepath.Join(lib(t), "libpenstock.so"))
+}

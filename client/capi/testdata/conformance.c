@@ -1,0 +1,529 @@
+// What penstock.h promises, called from C against the node whose address is the first
+// argument. It ends with 0 if all of it holds, and otherwise says what does not.
+#include <penstock.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int failures;
+
+#define CHECK(ok, ...)                                             \
+	do {                                                           \
+		if (!(ok)) {                                               \
+			failures++;                                            \
+			fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #ok); \
+			fprintf(stderr, __VA_ARGS__);                          \
+			fputc('\n', stderr);                                   \
+		}                                                          \
+	} while (0)
+
+enum { KEYS = 16, LAYERS = 4, LAYER = 2048, VALUE = LAYERS * LAYER };
+
+static penstock_error e;
+static penstock_result r;
+static uint8_t results[KEYS];
+
+// keys are KEYS keys of different lengths, packed.
+static char blob[KEYS * PENSTOCK_KEY_MAX];
+static uint32_t offsets[KEYS + 1];
+
+static void make_keys(int seed) {
+	for (int i = 0; i < KEYS; i++) {
+		char key[PENSTOCK_KEY_MAX + 1];
+		int n = snprintf(key, sizeof key, "model@%08x@%*d", seed, 8 + 12 * i, i);
+		memcpy(blob + offsets[i], key, n);
+		offsets[i + 1] = offsets[i] + n;
+	}
+}
+
+static uint8_t byte_of(int key, size_t i) { return (uint8_t)(key * 31 + i * 7 + i / 251); }
+
+static void fill(uint8_t *p, int key, size_t from, size_t n) {
+	for (size_t i = 0; i < n; i++) p[i] = byte_of(key, from + i);
+}
+
+static int same(const uint8_t *p, int key, size_t from, size_t n) {
+	for (size_t i = 0; i < n; i++)
+		if (p[i] != byte_of(key, from + i)) return 0;
+	return 1;
+}
+
+static uint64_t addresses[KEYS * LAYERS], lengths[KEYS * LAYERS];
+static uint32_t fragment_ends[KEYS + 1];
+
+// whole is a batch of the first n keys, value i at base + i * VALUE.
+static penstock_batch whole(uint8_t *base, uint32_t n) {
+	penstock_batch b = {.size = sizeof b, .n_keys = n, .keys = blob, .key_offsets = offsets, .addresses = addresses, .lengths = lengths};
+	for (uint32_t i = 0; i < n; i++) {
+		addresses[i] = (uintptr_t)(base + i * VALUE);
+		lengths[i] = VALUE;
+	}
+	return b;
+}
+
+// scattered is whole with a fragment for each layer, odd ones in another memory, all in
+// places that are not next to each other.
+static penstock_batch scattered(uint8_t *even, uint8_t *odd, uint32_t n) {
+	penstock_batch b = whole(even, n);
+	for (uint32_t i = 0, k = 0; i < n; i++) {
+		for (int l = 0; l < LAYERS; l++, k++) {
+			addresses[k] = (uintptr_t)((l % 2 ? odd : even) + (size_t)(l * KEYS + (KEYS - 1 - i)) * LAYER);
+			lengths[k] = LAYER;
+		}
+		fragment_ends[i + 1] = k;
+	}
+	b.piece_fragments = fragment_ends;
+	return b;
+}
+
+static int all(const uint8_t *got, uint32_t n, uint8_t want) {
+	for (uint32_t i = 0; i < n; i++)
+		if (got[i] != want) return 0;
+	return 1;
+}
+
+static penstock_group group = {.kind = PENSTOCK_GROUP_FULL, .layers = LAYERS, .token_bytes = LAYER / 16};
+
+static penstock_definition define(const char *name, uint32_t index) {
+	penstock_definition d = {.size = sizeof d, .name = name, .index = index, .dtype = "bf16", .layout = "test", .block_tokens = 16, .n_groups = 1, .groups = &group};
+	return d;
+}
+
+static void test_arguments(const char *server) {
+	penstock_options o = {.size = sizeof o, .servers = server};
+	penstock_store store = 0;
+	CHECK(penstock_abi_version() == PENSTOCK_ABI_VERSION, "%x", penstock_abi_version());
+	CHECK(penstock_open(NULL, &store, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_open(&o, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_open(NULL, NULL, NULL) == PENSTOCK_ERR_INVALID, "without a place for the error");
+	o.size--;
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size") != NULL, "%s", e.message);
+	o = (penstock_options){.size = sizeof o};
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "server") != NULL, "%s", e.message);
+	o.servers = "no port";
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "no port") != NULL, "%s", e.message);
+	o.servers = server;
+	o.ca_file = "/no/such/file";
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "/no/such/file") != NULL, "%s", e.message);
+	CHECK(store == 0, "a store was opened");
+	for (penstock_store h = 0; h < 2; h++) {
+		h = h == 0 ? 0 : UINT64_MAX - 1;
+		CHECK(penstock_close(h, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+		CHECK(penstock_match(h, NULL, &r) == PENSTOCK_ERR_CLOSED, "%s", r.error.message);
+		CHECK(penstock_lease_release(h, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+		CHECK(penstock_unregister(h, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	}
+}
+
+static void test_ensure(penstock_store store) {
+	penstock_namespace ns = 0, again = 0;
+	penstock_definition d = define("ensured", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK && ns != 0, "%s", e.message);
+	CHECK(penstock_ensure(store, &d, &again, &e) == PENSTOCK_OK && again != ns, "%s", e.message);
+	CHECK(penstock_ensure(store, NULL, &ns, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_ensure(store, &d, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	d.dtype = "fp8";
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_MISMATCH && strstr(e.message, "bf16") && strstr(e.message, "fp8"), "%s", e.message);
+	d = define("ensured", PENSTOCK_CHAINED);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_MISMATCH, "%s", e.message);
+	d = define("a b", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	d = define("x", 7);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	d = define("x", PENSTOCK_FLAT);
+	d.n_groups = 0;
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	d = define("x", PENSTOCK_FLAT);
+	d.groups = NULL;
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+}
+
+static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
+	penstock_namespace ns;
+	penstock_memory ma, mb, mc;
+	penstock_definition d = define("flat", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	make_keys(1);
+	penstock_batch batch = whole(a, KEYS);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_UNREGISTERED && strstr(r.error.message, "penstock_register"), "%s", r.error.message);
+	CHECK(penstock_register(store, a, KEYS * VALUE, &ma, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_register(store, a + KEYS * VALUE - 1, 2, &mc, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "overlaps"), "%s", e.message);
+	CHECK(penstock_register(store, NULL, 1, &mc, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_register(store, a, 0, &mc, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_register(store, b, KEYS * VALUE, &mb, &e) == PENSTOCK_OK, "%s", e.message);
+
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 0 && r.prefix == 0 && r.n == KEYS, "%s", r.error.message);
+	CHECK(all(results, KEYS, PENSTOCK_KEY_MISS) && r.cut == PENSTOCK_CUT_ABSENT, "cut %u", r.cut);
+	for (int i = 0; i < KEYS; i++) fill(a + i * VALUE, i, 0, VALUE);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS && r.bytes == KEYS * VALUE, "%s", r.error.message);
+	CHECK(all(results, KEYS, PENSTOCK_KEY_OK), "first %u", results[0]);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_EXISTS) && r.bytes == 0, "%s", r.error.message);
+	memset(a, 0, KEYS * VALUE);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK) && r.prefix == KEYS, "%s", r.error.message);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
+
+	// Scattered over two memories, and gathered from them.
+	memset(a, 0, KEYS * VALUE);
+	batch = scattered(a, b, KEYS);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
+	for (int i = 0; i < KEYS; i++)
+		for (int l = 0; l < LAYERS; l++) CHECK(same((uint8_t *)(uintptr_t)addresses[i * LAYERS + l], i, l * LAYER, LAYER), "key %d, layer %d", i, l);
+	CHECK(penstock_delete(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
+	memset(a, 0, KEYS * VALUE);
+	batch = whole(a, KEYS);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "gathered key %d", i);
+
+	// With holes: each key is for itself.
+	uint32_t gone[] = {0, 5, 6, 15};
+	for (int i = 0; i < 4; i++) {
+		penstock_batch one = batch;
+		uint32_t ends[2] = {offsets[gone[i]], offsets[gone[i] + 1]};
+		one.n_keys = 1;
+		one.key_offsets = ends;
+		CHECK(penstock_delete(ns, &one, results, &r) == PENSTOCK_OK && results[0] == PENSTOCK_KEY_OK, "%s", r.error.message);
+		CHECK(penstock_delete(ns, &one, results, &r) == PENSTOCK_OK && results[0] == PENSTOCK_KEY_MISS, "%s", r.error.message);
+	}
+	for (int call = 0; call < 3; call++) {
+		memset(a, 0, KEYS * VALUE);
+		int32_t code = call == 0 ? penstock_get(ns, &batch, results, &r) : call == 1 ? penstock_exists(ns, &batch, results, &r) : penstock_touch(ns, &batch, results, &r);
+		CHECK(code == PENSTOCK_OK && r.ok == KEYS - 4 && r.prefix == 0, "call %d: %s, %u", call, r.error.message, r.ok);
+		for (uint32_t i = 0; i < KEYS; i++) {
+			int there = i != 0 && i != 5 && i != 6 && i != 15;
+			CHECK((results[i] == PENSTOCK_KEY_OK) == there, "call %d, key %u: %u", call, i, results[i]);
+			if (call == 0 && there) CHECK(same(a + i * VALUE, (int)i, 0, VALUE), "key %u", i);
+		}
+	}
+
+	// A value of another length, keys that cannot be, arrays that are not there.
+	batch = whole(a, KEYS);
+	lengths[3] = VALUE - LAYER;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "piece 3"), "%s", r.error.message);
+	lengths[3] = VALUE - 1;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	uint32_t bad[] = {0, 0, 300, 200};
+	for (int i = 0; i < 3; i++) {
+		batch.n_keys = 1;
+		batch.key_offsets = bad + i;
+		CHECK(penstock_exists(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "key"), "%d: %s", i, r.error.message);
+	}
+	batch = whole(a, KEYS);
+	batch.key_offsets = NULL;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	batch.keys = NULL;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	batch.addresses = NULL;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	batch.n_keys = 0;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	batch.first = 1;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	batch.size = 8;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	CHECK(penstock_get(ns, NULL, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch = whole(a, KEYS);
+	addresses[2] = addresses[1] + LAYER;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "share bytes"), "%s", r.error.message);
+
+	// Without registration, and without results.
+	CHECK(penstock_unregister(mb, &e) == PENSTOCK_OK && penstock_unregister(mb, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	batch = whole(b, 5);
+	batch.flags = PENSTOCK_ANY_MEMORY;
+	CHECK(penstock_get(ns, &batch, NULL, &r) == PENSTOCK_OK && r.ok == 4 && same(b + VALUE, 1, 0, VALUE), "%s, %u", r.error.message, r.ok);
+	CHECK(penstock_get(ns, &batch, NULL, NULL) == PENSTOCK_OK, "without a place for the result");
+	batch.flags = 0;
+	CHECK(penstock_get(ns, &batch, NULL, &r) == PENSTOCK_ERR_UNREGISTERED, "%s", r.error.message);
+
+	// Another epoch: everything stored is missed; an epoch twice is one.
+	uint64_t epoch = 0, next = 0;
+	CHECK(penstock_epoch(ns, 0, &epoch, &e) == PENSTOCK_OK && epoch > 0, "%s", e.message);
+	CHECK(penstock_bump(ns, epoch + 1, &next, &e) == PENSTOCK_OK && next == epoch + 1, "%s", e.message);
+	CHECK(penstock_bump(ns, epoch + 1, &next, &e) == PENSTOCK_OK && next == epoch + 1, "%s", e.message);
+	CHECK(penstock_bump(ns, epoch, &next, &e) == PENSTOCK_ERR_MISMATCH, "%s", e.message);
+	CHECK(penstock_epoch(ns, 1, &next, &e) == PENSTOCK_OK && next == epoch + 1, "%s", e.message);
+	batch = whole(a, KEYS);
+	CHECK(penstock_exists(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 0 && r.epoch == epoch + 1, "%s", r.error.message);
+	batch.epoch = epoch;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 0, "%s", r.error.message);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK || r.error.code == PENSTOCK_ERR_MISMATCH, "%s", r.error.message);
+	CHECK(r.ok == 0, "%u values of old weights were stored", r.ok);
+	CHECK(penstock_unregister(ma, &e) == PENSTOCK_OK, "%s", e.message);
+}
+
+static void test_chained(penstock_store store, uint8_t *a) {
+	penstock_namespace ns;
+	penstock_memory m;
+	penstock_definition d = define("chained", PENSTOCK_CHAINED);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_register(store, a, KEYS * VALUE, &m, &e) == PENSTOCK_OK, "%s", e.message);
+	make_keys(2);
+	for (int i = 0; i < KEYS; i++) fill(a + i * VALUE, i, 0, VALUE);
+	penstock_batch batch = whole(a, 10);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 10 && r.prefix == 10, "%s", r.error.message);
+	batch = whole(a + 10 * VALUE, KEYS);
+	batch.first = 10;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.n == 6 && r.ok == 6 && r.prefix == KEYS, "%s, %u", r.error.message, r.prefix);
+	batch.first = 0;
+	batch.lease_ms = 60000;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == KEYS && r.lease != 0 && r.bytes == KEYS * VALUE && r.cut == PENSTOCK_CUT_COMPLETE, "%s, %u", r.error.message, r.prefix);
+	CHECK(penstock_match(ns, &batch, NULL) == PENSTOCK_ERR_INVALID, "a lease nobody gets");
+	CHECK(penstock_lease_renew(r.lease, 1000, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_lease_renew(r.lease, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_lease_release(r.lease, &e) == PENSTOCK_OK && penstock_lease_release(r.lease, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	// The deletion of one takes those behind it.
+	penstock_batch one = batch;
+	uint32_t ends[2] = {offsets[12], offsets[13]};
+	one.n_keys = 1;
+	one.key_offsets = ends;
+	CHECK(penstock_delete(ns, &one, results, &r) == PENSTOCK_OK && results[0] == PENSTOCK_KEY_OK, "%s", r.error.message);
+	batch.lease_ms = 0;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 12 && r.cut == PENSTOCK_CUT_ABSENT && r.lease == 0, "%s, %u", r.error.message, r.prefix);
+	memset(a, 0, KEYS * VALUE);
+	batch = whole(a, KEYS);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.prefix == 12 && r.ok == 12, "%s, %u", r.error.message, r.prefix);
+	CHECK(all(results, 12, PENSTOCK_KEY_OK) && all(results + 12, 4, PENSTOCK_KEY_MISS) && same(a + 11 * VALUE, 11, 0, VALUE), "result 12 is %u", results[12]);
+	CHECK(penstock_unregister(m, &e) == PENSTOCK_OK, "%s", e.message);
+}
+
+static void test_ids(penstock_store store, uint8_t *a) {
+	penstock_namespace ns;
+	penstock_definition d = define("ids", PENSTOCK_CHAINED);
+	d.keys = PENSTOCK_KEYS_IDS;
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	uint32_t tokens[16 * 4 + 3], n = 0, ends[5] = {0, 16, 32, 48, 64};
+	for (int i = 0; i < 67; i++) tokens[i] = 7 * i;
+	uint8_t ids[64], salted[64], rest[64];
+	CHECK(penstock_chain(ns, NULL, NULL, 0, tokens, 67, ids, &n, &e) == PENSTOCK_OK && n == 4, "%s, %u", e.message, n);
+	CHECK(penstock_chain(ns, NULL, "lora", 4, tokens, 67, salted, &n, &e) == PENSTOCK_OK && memcmp(ids, salted, 16) != 0, "%s", e.message);
+	CHECK(penstock_chain(ns, ids + 16, NULL, 0, tokens + 32, 35, rest, &n, &e) == PENSTOCK_OK && n == 2 && memcmp(rest, ids + 32, 32) == 0, "%s", e.message);
+	CHECK(penstock_chain(ns, NULL, NULL, 0, NULL, 16, ids, &n, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	penstock_batch batch = whole(a, 4);
+	batch.keys = ids;
+	batch.key_offsets = ends;
+	batch.flags = PENSTOCK_ANY_MEMORY;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 4, "%s", r.error.message);
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 4, "%s", r.error.message);
+	batch.keys = salted;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 0, "%s", r.error.message);
+	ends[1] = 15;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	CHECK(penstock_key_ids(ns, blob, offsets, 3, salted, &e) == PENSTOCK_ERR_INVALID, "keys of other lengths than ids");
+}
+
+// next waits for the eventfd and returns one completion.
+static penstock_result next(penstock_store store, int fd) {
+	penstock_result done = {0};
+	for (uint32_t n = 0; n == 0;) {
+		struct pollfd p = {.fd = fd, .events = POLLIN};
+		CHECK(poll(&p, 1, 60000) == 1, "no completion within a minute");
+		CHECK(penstock_drain(store, &done, 1, &n, &e) == PENSTOCK_OK, "%s", e.message);
+		if (failures > 0) break;
+	}
+	return done;
+}
+
+static int readable(int fd) {
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	return poll(&p, 1, 0) == 1;
+}
+
+static void test_jobs(penstock_store store, uint8_t *a, uint8_t *b) {
+	penstock_namespace ns;
+	penstock_memory m;
+	penstock_job put = 0, get = 0, again = 0;
+	int32_t fd = -1;
+	uint32_t n = 9;
+	penstock_definition d = define("jobs", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_register(store, a, KEYS * VALUE, &m, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_eventfd(store, &fd, &e) == PENSTOCK_OK && fd >= 0 && !readable(fd), "%s", e.message);
+	CHECK(penstock_drain(store, &r, 1, &n, &e) == PENSTOCK_OK && n == 0, "%s", e.message);
+	make_keys(3);
+	for (int i = 0; i < KEYS; i++) fill(a + i * VALUE, i, 0, VALUE);
+	penstock_batch batch = whole(a, KEYS);
+	CHECK(penstock_submit(ns, PENSTOCK_OP_PUT, &batch, results, &put, &e) == PENSTOCK_OK && put != 0, "%s", e.message);
+	// What the batch is made of is the caller's again.
+	memset(&batch, 0xff, sizeof batch);
+	memset(blob, 0xff, sizeof blob);
+	memset(addresses, 0xff, sizeof addresses);
+	memset(lengths, 0xff, sizeof lengths);
+	penstock_result done = next(store, fd);
+	CHECK(done.job == put && done.op == PENSTOCK_OP_PUT && done.ok == KEYS && done.error.code == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", done.error.message);
+	CHECK(!readable(fd), "the eventfd is readable and there is no completion");
+	CHECK(penstock_wait(store, put, 1, &r, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	CHECK(penstock_cancel(store, put, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+
+	make_keys(3);
+	memset(a, 0, KEYS * VALUE);
+	batch = whole(a, KEYS);
+	uint8_t more[KEYS];
+	CHECK(penstock_submit(ns, PENSTOCK_OP_GET, &batch, results, &get, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_submit(ns, PENSTOCK_OP_EXISTS, &batch, more, &again, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_wait(store, again, 60000, &done, &e) == PENSTOCK_OK && done.job == again && all(more, KEYS, PENSTOCK_KEY_OK), "%s", e.message);
+	done = next(store, fd);
+	CHECK(done.job == get && done.bytes == KEYS * VALUE, "%s", done.error.message);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
+	// After its completion the library touches neither memory nor results.
+	memset(a, 0x5a, KEYS * VALUE);
+	CHECK(penstock_submit(ns, 77, &batch, results, &get, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_submit(ns, PENSTOCK_OP_GET, &batch, results, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_wait(store, 1, 0, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+
+	// As many as may be, then BUSY, and none of them twice.
+	penstock_job jobs[8], seen[8] = {0};
+	for (int i = 0; i < 8; i++) {
+		batch = whole(b + (i % 4) * 4 * VALUE, 4);
+		batch.flags = PENSTOCK_ANY_MEMORY;
+		CHECK(penstock_submit(ns, PENSTOCK_OP_EXISTS, &batch, NULL, &jobs[i], &e) == PENSTOCK_OK, "%s", e.message);
+	}
+	CHECK(penstock_submit(ns, PENSTOCK_OP_EXISTS, &batch, NULL, &get, &e) == PENSTOCK_ERR_BUSY && strstr(e.message, "jobs_max"), "%s", e.message);
+	for (int i = 0; i < 8; i++) {
+		done = next(store, fd);
+		for (int k = 0; k < 8; k++)
+			if (jobs[k] == done.job) seen[k]++;
+	}
+	for (int k = 0; k < 8; k++) CHECK(seen[k] == 1, "job %d completed %d times", k, (int)seen[k]);
+	CHECK(penstock_unregister(m, &e) == PENSTOCK_OK, "%s", e.message);
+
+	uint64_t need = 0;
+	char stats[4096];
+	CHECK(penstock_stats(store, NULL, 0, &need, &e) == PENSTOCK_ERR_INVALID && need > 1, "%s", e.message);
+	CHECK(penstock_stats(store, stats, sizeof stats, &need, &e) == PENSTOCK_OK && strlen(stats) + 1 == need && strstr(stats, "\"Up\":true"), "%s", stats);
+}
+
+struct worker {
+	penstock_store store;
+	penstock_namespace ns;
+	int number, bad;
+};
+
+// work stores and loads values of its own, with memory and jobs of its own.
+static void *work(void *arg) {
+	struct worker *w = arg;
+	uint8_t *mem = malloc(2 * VALUE), got[2];
+	penstock_memory m = 0;
+	penstock_error err;
+	penstock_result out;
+	w->bad += penstock_register(w->store, mem, 2 * VALUE, &m, &err) != PENSTOCK_OK;
+	for (int round = 0; round < 20; round++) {
+		char keys[64];
+		uint32_t ends[3] = {0, 0, 0};
+		for (int i = 0; i < 2; i++) {
+			ends[i + 1] = ends[i] + snprintf(keys + ends[i], 32, "%d/%d/%d", w->number, round, i);
+			fill(mem + i * VALUE, w->number + round + i, 0, VALUE);
+		}
+		uint64_t at[2] = {(uintptr_t)mem, (uintptr_t)(mem + VALUE)}, n[2] = {VALUE, VALUE};
+		penstock_batch b = {.size = sizeof b, .n_keys = 2, .keys = keys, .key_offsets = ends, .addresses = at, .lengths = n};
+		w->bad += penstock_put(w->ns, &b, got, &out) != PENSTOCK_OK || out.ok != 2;
+		memset(mem, 0, 2 * VALUE);
+		w->bad += penstock_get(w->ns, &b, got, &out) != PENSTOCK_OK || out.ok != 2;
+		for (int i = 0; i < 2; i++) w->bad += !same(mem + i * VALUE, w->number + round + i, 0, VALUE);
+	}
+	w->bad += penstock_unregister(m, &err) != PENSTOCK_OK;
+	free(mem);
+	return NULL;
+}
+
+static void test_threads(penstock_store store) {
+	enum { WORKERS = 8 };
+	pthread_t threads[WORKERS];
+	struct worker workers[WORKERS];
+	penstock_namespace ns;
+	penstock_definition d = define("threads", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	for (int i = 0; i < WORKERS; i++) {
+		workers[i] = (struct worker){.store = store, .ns = ns, .number = i};
+		CHECK(pthread_create(&threads[i], NULL, work, &workers[i]) == 0, "thread %d", i);
+	}
+	for (int i = 0; i < WORKERS; i++) {
+		pthread_join(threads[i], NULL);
+		CHECK(workers[i].bad == 0, "thread %d: %d calls", i, workers[i].bad);
+	}
+}
+
+static void test_fork(penstock_store store, penstock_namespace ns) {
+	pid_t child = fork();
+	if (child == 0) {
+		alarm(20); // a call that enters Go never returns here
+		penstock_options o = {.size = sizeof o, .servers = "127.0.0.1:1"};
+		penstock_store other;
+		penstock_batch batch = whole(NULL, 1);
+		uint32_t n;
+		int bad = 0;
+		bad += penstock_open(&o, &other, &e) != PENSTOCK_ERR_FORKED || strstr(e.message, "fork") == NULL;
+		bad += penstock_close(store, &e) != PENSTOCK_ERR_FORKED;
+		bad += penstock_get(ns, &batch, results, &r) != PENSTOCK_ERR_FORKED || r.error.code != PENSTOCK_ERR_FORKED;
+		bad += penstock_match(ns, NULL, NULL) != PENSTOCK_ERR_FORKED;
+		bad += penstock_drain(store, NULL, 0, &n, NULL) != PENSTOCK_ERR_FORKED;
+		bad += penstock_abi_version() != PENSTOCK_ABI_VERSION;
+		_exit(bad);
+	}
+	int status = -1;
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "child's status %#x", status);
+	penstock_batch batch = whole(NULL, KEYS);
+	CHECK(penstock_exists(ns, &batch, results, &r) == PENSTOCK_OK, "the parent after the fork: %s", r.error.message);
+}
+
+static int lines;
+
+static void count_line(void *arg, int32_t level, const char *line) {
+	lines += *(int *)arg;
+	(void)level;
+	(void)line;
+}
+
+static void test_down(const char *nobody) {
+	penstock_store store;
+	penstock_namespace ns;
+	int one = 1;
+	penstock_options o = {.size = sizeof o, .servers = nobody, .timeout_ms = 2000, .log = count_line, .log_arg = &one};
+	penstock_definition d = define("down", PENSTOCK_FLAT);
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK, "a node that does not answer is tolerated: %s", e.message);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_UNAVAILABLE, "%s", e.message);
+	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(lines > 0, "nothing was logged of a node that does not answer");
+}
+
+int main(int argc, char **argv) {
+	if (argc != 2) return 2;
+	uint8_t *a = malloc(KEYS * VALUE), *b = malloc(KEYS * VALUE);
+	penstock_store store = 0;
+	penstock_namespace ns = 0;
+	test_arguments(argv[1]);
+	penstock_options o = {.size = sizeof o, .servers = argv[1], .jobs_max = 8};
+	if (penstock_open(&o, &store, &e) != PENSTOCK_OK) {
+		fprintf(stderr, "open %s: %s\n", argv[1], e.message);
+		return 1;
+	}
+	test_ensure(store);
+	test_flat(store, a, b);
+	test_chained(store, a);
+	test_ids(store, a);
+	test_jobs(store, a, b);
+	test_threads(store);
+	penstock_definition d = define("flat", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	test_fork(store, ns);
+	test_down("127.0.0.1:1");
+	int32_t fd = -1;
+	CHECK(penstock_eventfd(store, &fd, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_close(store, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	penstock_batch batch = whole(a, KEYS);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_CLOSED && r.error.message[0] != 0, "a closed store: %s", r.error.message);
+	free(a);
+	free(b);
+	if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
+	return failures > 0;
+}
