@@ -71,6 +71,9 @@ var edges = []struct {
 	{"internal/sys", nil, "system calls know no caller"},
 	{"internal/arena", []string{"internal/runs", "internal/sys"}, "memory knows no user"},
 	{"internal/runs", nil, "a set of numbers knows neither memory nor disks"},
+	{"internal/zmtp", nil, "a wire protocol knows nothing of what it carries"},
+	{"internal/zmtp/zmtptest", []string{"internal/zmtp"}, "the other end of the protocol, for tests"},
+	{"internal/kvevents", []string{"kv", "api/...", "internal/zmtp"}, "a publisher is a client of the nodes' gRPC: it must not see how a node keeps its index"},
 	{"internal/netlab", nil, "a network on one machine knows nothing of what runs in it"},
 	{"internal/testkit", nil, "every package's tests import it; anything here would be a cycle somewhere"},
 	{"internal/lint", nil, "it judges the others"},
@@ -115,6 +118,8 @@ var testEdges = []struct {
 	{"rdma/topo", []string{"rdma/topo/topotest"}, "hosts that the tests don't run on"},
 	{"dualpath/prfaas", []string{"kv", "trie", "trie/evict"}, "what its pools say is reusable is what the index of a storage node finds"},
 	{"internal/emulate", []string{"internal/testnode", "server/planner"}, "an emulated cluster is tested against real nodes in one process"},
+	{"internal/zmtp", []string{"internal/zmtp/zmtptest"}, "it is tested with peers"},
+	{"internal/kvevents", []string{"client", "internal/testnode", "internal/zmtp/zmtptest"}, "what is published is compared with what real nodes hold"},
 	{"internal/crash", []string{"kv", "api/...", "client", "blockstore", "server/storage", "internal/testnode"}, "its tests see the node as its users do; the states of hundreds of power cuts are opened in one process"},
 	{"internal/trace", []string{"trie/evict"}, "traces are what policies are compared on"},
 }
