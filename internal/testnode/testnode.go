@@ -47,6 +47,10 @@ type Options struct {
 	Dirs []string
 	// Durability is batch by default.
 	Durability blockstore.Durability
+	// Name is the node's name. Default: test.
+	Name string
+	// EventHistory is storage.Options.EventHistory.
+	EventHistory int
 	// Logger is the node's logger. Default: discard.
 	Logger *slog.Logger
 }
@@ -93,7 +97,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 		volumes[i] = server.Volume{Device: d, Reason: "a test"}
 	}
 	s, err := server.New(server.Options{
-		Node: "test", Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token,
+		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
@@ -162,7 +166,7 @@ func OpenEngine(ctx context.Context, o Options) (e *Engine, err error) {
 	}
 	e.Node, err = storage.Open(ctx, storage.Options{
 		Index: index, Store: store, Arena: e.memory, Metrics: e.counters, LoadBytesMax: 4 << 20, WriteBytesMax: 4 << 20,
-		QueueWait: 20 * time.Second, Durability: o.Durability, Logger: e.log,
+		QueueWait: 20 * time.Second, Durability: o.Durability, EventHistory: o.EventHistory, Logger: e.log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, index.Close(), store.Close(ctx), e.memory.Close())

@@ -1,0 +1,358 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/internal/zmtp/zmtptest"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+// hangs bounds what waits for something that must happen: only a test that fails
+// needs it.
+const hangs = 2 * time.Minute
+
+// host is a storage node, an engine that writes to it, and a wire to it that can be
+// cut.
+type host struct {
+	t     *testing.T
+	admin pb.AdminClient
+	store *client.Store
+	wire  *wire
+}
+
+func newHost(t *testing.T, o testnode.Options) *host {
+	t.Helper()
+	n := testnode.Start(t, o)
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, wire: newWire(t, n.Addr)}
+	h.store, err = client.Open(t.Context(), client.Options{Servers: []string{n.Addr}, Engine: engine, DialTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(errors.Join(err, engine.Close()))
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(h.store.Close(), engine.Close()); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	h.admin = dial(t, n.Addr).Admin
+	return h
+}
+
+// dial connects a follower to an address.
+func dial(t *testing.T, addr string) Node {
+	t.Helper()
+	conn, err := client.Dial(addr, client.DialOptions{Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return Node{Server: addr, Cache: pb.NewCacheClient(conn), Admin: pb.NewAdminClient(conn)}
+}
+
+// must fails the test for an error of a call.
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func (h *host) namespace(name string, index kv.IndexKind) {
+	h.t.Helper()
+	must[*pb.Namespace](h.t)(h.admin.CreateNamespace(h.t.Context(), &pb.CreateNamespaceRequest{
+		Namespace: api.NamespaceProto(kv.Namespace{Name: name, Geometry: kv.SingleGroup(1, 16, 16), Index: index}),
+	}))
+}
+
+func (h *host) bump(name string) {
+	h.t.Helper()
+	must[*pb.BumpEpochResponse](h.t)(h.admin.BumpEpoch(h.t.Context(), &pb.BumpEpochRequest{Name: name}))
+}
+
+func (h *host) drop(name string) {
+	h.t.Helper()
+	must[*pb.DeleteNamespaceResponse](h.t)(h.admin.DeleteNamespace(h.t.Context(), &pb.DeleteNamespaceRequest{Name: name}))
+}
+
+// put stores blocks, each the child of the one before it unless the namespace is
+// flat.
+func (h *host) put(name string, ids ...kv.BlockID) {
+	h.t.Helper()
+	ns := must[kv.Namespace](h.t)(h.store.Namespace(h.t.Context(), name))
+	from := must[*client.Memory](h.t)(h.store.Register(make([]byte, int64(len(ids))*ns.Geometry.PieceBytes(0))))
+	defer from.Close(context.Background())
+	w, err := h.store.Write(h.t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: from, Epoch: ns.Epoch})
+	if err != nil || w.Outcome != client.Hit || w.Blocks != len(ids) {
+		h.t.Fatalf("write of %d blocks to %s: %+v, %v", len(ids), name, w, err)
+	}
+}
+
+// list returns what the node holds in a namespace.
+func (h *host) list(name string) map[kv.BlockID]bool {
+	h.t.Helper()
+	held := make(map[kv.BlockID]bool)
+	for cursor := []byte(nil); ; {
+		r := must[*pb.ListBlocksResponse](h.t)(h.admin.ListBlocks(h.t.Context(), &pb.ListBlocksRequest{Namespace: name, Cursor: cursor, Limit: 7}))
+		for _, b := range r.GetBlocks() {
+			held[kv.BlockID(b.GetId())] = true
+		}
+		if cursor = r.GetCursor(); len(cursor) == 0 {
+			return held
+		}
+	}
+}
+
+// wire is a TCP proxy that can be cut, and joined to another node.
+type wire struct {
+	l  net.Listener
+	wg sync.WaitGroup
+
+	mu     sync.Mutex
+	target string // empty: cut
+	conns  []net.Conn
+}
+
+func newWire(t *testing.T, target string) *wire {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &wire{l: l, target: target}
+	w.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			w.wg.Go(func() { w.carry(c) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		w.join("")
+		w.wg.Wait()
+	})
+	return w
+}
+
+func (w *wire) addr() string { return w.l.Addr().String() }
+
+// join ends all connections and leads later ones to another target; "" cuts the wire.
+func (w *wire) join(target string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.target = target
+	for _, c := range w.conns {
+		_ = c.Close()
+	}
+	w.conns = nil
+}
+
+// reader hides what else a connection can do: io.Copy would splice, through pipes that
+// it keeps.
+type reader struct{ io.Reader }
+
+func (w *wire) carry(near net.Conn) {
+	defer near.Close()
+	w.mu.Lock()
+	far, err := net.Dial("tcp", w.target)
+	if err != nil {
+		w.mu.Unlock()
+		return
+	}
+	defer far.Close()
+	w.conns = append(w.conns, near, far)
+	w.mu.Unlock()
+	var back sync.WaitGroup
+	back.Go(func() {
+		_, _ = io.Copy(near, reader{far})
+		_ = near.Close()
+	})
+	_, _ = io.Copy(far, reader{near})
+	_ = far.Close()
+	back.Wait()
+}
+
+// show is a Follower and its Publisher, with a subscriber that saw all from the
+// beginning.
+type show struct {
+	t        *testing.T
+	pub      *Publisher
+	endpoint string
+	reports  chan Report
+	view     *view
+}
+
+// newShow follows hosts. Of o, Nodes, Publisher and Report are set here.
+func newShow(t *testing.T, o Options, hosts ...*host) *show {
+	t.Helper()
+	s := &show{t: t, reports: make(chan Report, 1000)}
+	joined := make(chan struct{}, 1000)
+	var f *Follower
+	s.pub = NewPublisher(PublisherOptions{Missed: func(a net.Addr, lost uint64) {
+		f.Missed(a, lost)
+		joined <- struct{}{}
+	}})
+	for _, h := range hosts {
+		o.Nodes = append(o.Nodes, dial(t, h.wire.addr()))
+	}
+	o.Publisher, o.Report = s.pub, func(r Report) { s.reports <- r }
+	if o.Topic == "" {
+		o.Topic = DefaultTopic
+	}
+	o.Wire.Medium = MediumStorage
+	f, err := NewFollower(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.endpoint = must[string](t)(s.pub.Listen(t.Context(), "tcp://127.0.0.1:0"))
+	s.view = s.subscribe("")
+	<-joined
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- f.Run(ctx) }()
+	stop := func() error {
+		cancel()
+		err := <-ended
+		return errors.Join(err, s.pub.Close())
+	}
+	t.Cleanup(func() {
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("the follower ended with %v", err)
+		}
+	})
+	return s
+}
+
+func (s *show) subscribe(prefix string) *view {
+	c := zmtptest.Subscribe(s.t, s.endpoint, prefix)
+	if err := c.Net().SetReadDeadline(time.Now().Add(hangs)); err != nil {
+		s.t.Fatal(err)
+	}
+	return &view{t: s.t, client: c, topics: make(map[string]map[kv.BlockID]bool), all: prefix == "", next: -1}
+}
+
+// report waits for a report of a kind.
+func (s *show) report(what string) Report {
+	s.t.Helper()
+	for {
+		select {
+		case r := <-s.reports:
+			if r.What == what {
+				return r
+			}
+		case <-time.After(hangs):
+			s.t.Fatalf("no report of %s", what)
+		}
+	}
+}
+
+// view is the dumbest router: a set of blocks for each topic. It forgets all of a pod
+// when a topic of the pod is cleared, as llm-d does.
+type view struct {
+	t      *testing.T
+	client *zmtptest.Client
+	topics map[string]map[kv.BlockID]bool
+	// all: the view is of all topics, and so of all numbers.
+	all bool
+	// next is the number that the next message must have; -1: any.
+	next  int64
+	beats int
+}
+
+// receive applies the next message.
+func (v *view) receive() {
+	v.t.Helper()
+	m := v.client.MustReceive()
+	seq := int64(binary.BigEndian.Uint64(m[1]))
+	if v.all && v.next >= 0 && seq != v.next {
+		v.t.Fatalf("message %d; want %d", seq, v.next)
+	}
+	v.next = seq + 1
+	v.apply(string(m[0]), m[2])
+}
+
+func (v *view) apply(topic string, payload []byte) {
+	v.t.Helper()
+	var batch llmdBatch
+	if err := msgpack.Unmarshal(payload, &batch); err != nil {
+		v.t.Fatal(err)
+	}
+	if len(batch.Events) == 0 {
+		v.beats++
+	}
+	for _, e := range batch.Events {
+		var fields []any
+		if err := msgpack.Unmarshal(e, &fields); err != nil {
+			v.t.Fatal(err)
+		}
+		switch fields[0] {
+		case "AllBlocksCleared":
+			maps.DeleteFunc(v.topics, func(other string, _ map[kv.BlockID]bool) bool {
+				return Topic(other).pod() == Topic(topic).pod()
+			})
+		case "BlockRemoved":
+			for _, h := range fields[1].([]any) {
+				delete(v.topics[topic], kv.BlockID(h.([]byte)))
+			}
+		case "BlockStored":
+			if v.topics[topic] == nil {
+				v.topics[topic] = make(map[kv.BlockID]bool)
+			}
+			for _, h := range fields[1].([]any) {
+				v.topics[topic][kv.BlockID(h.([]byte))] = true
+			}
+		default:
+			v.t.Fatalf("event %v", fields)
+		}
+	}
+}
+
+// until receives until a topic has exactly the blocks that a host lists.
+func (v *view) until(topic string, h *host, namespace string) {
+	v.t.Helper()
+	for !maps.Equal(v.topics[topic], h.list(namespace)) {
+		v.receive()
+	}
+}
+
+// has receives until a topic has a block.
+func (v *view) has(topic string, id kv.BlockID) {
+	v.t.Helper()
+	for !v.topics[topic][id] {
+		v.receive()
+	}
+}
+
+// chainOf is a prompt of n blocks; those of other seeds share none of them.
+func chainOf(n int, seed uint64) []kv.BlockID {
+	ids := make([]kv.BlockID, n)
+	for i := range ids {
+		binary.BigEndian.PutUint64(ids[i][:], seed+1)
+		binary.BigEndian.PutUint64(ids[i][8:], uint64(i)+1)
+	}
+	return slices.Clip(ids)
+}

@@ -1,0 +1,451 @@
+package kvevents
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/zmtp"
+)
+
+// PublisherOptions of a Publisher. The zero value of a field is its default.
+type PublisherOptions struct {
+	// Keep and KeepBytes bound the messages that are kept for slow subscribers and
+	// replays. Defaults 10,000, as in vLLM, and 64 MiB.
+	Keep      int
+	KeepBytes int64
+	// Peers bounds the connections of each socket; those beyond are closed at once.
+	// Default 256.
+	Peers int
+	// BareReplays leaves the topic out of the answers to replays, as vLLM did before
+	// it added one.
+	BareReplays bool
+	// StallTimeout ends a connection whose peer reads nothing for so long while
+	// something is sent to it. Default 5 min.
+	StallTimeout time.Duration
+	// Linger bounds how long Close waits for subscribers to receive what was
+	// published. Default 1 s, as in vLLM.
+	Linger time.Duration
+	// Missed is called when a subscriber joins, with 0, and when messages that a peer
+	// should have are no longer kept, with their number. It must not wait. May be nil.
+	Missed func(peer net.Addr, lost uint64)
+}
+
+func (o *PublisherOptions) ensureDefaults() {
+	if o.Keep == 0 {
+		o.Keep = 10000
+	}
+	if o.KeepBytes == 0 {
+		o.KeepBytes = 64 << 20
+	}
+	if o.Peers == 0 {
+		o.Peers = 256
+	}
+	if o.StallTimeout == 0 {
+		o.StallTimeout = 5 * time.Minute
+	}
+	if o.Linger == 0 {
+		o.Linger = time.Second
+	}
+	if o.Missed == nil {
+		o.Missed = func(net.Addr, uint64) {}
+	}
+}
+
+// Stats counts since the start of a Publisher.
+type Stats struct {
+	// Messages that were published.
+	Messages uint64 `json:"messages"`
+	// Lost is how many messages subscribers did not get because they were too slow,
+	// and how many a replay was asked for in vain.
+	Lost uint64 `json:"lost"`
+	// Replays is how many requests for a replay were answered.
+	Replays uint64 `json:"replays"`
+	// Joined is how often a subscriber joined.
+	Joined uint64 `json:"joined"`
+	// Refused is how many connections were refused: too many, or not ZeroMQ.
+	Refused uint64 `json:"refused"`
+}
+
+// Publisher is a PUB socket and, if there is one for it, a ROUTER socket for
+// replays. Close ends it.
+type Publisher struct {
+	opts PublisherOptions
+	ring *ring
+	wg   sync.WaitGroup
+
+	lost, replays, joined, refused atomic.Uint64
+
+	mu        sync.Mutex // guards what follows
+	closing   bool
+	listeners []net.Listener
+	conns     map[net.Conn]*connection
+}
+
+// connection is one that was accepted.
+type connection struct {
+	kind string // type of our socket
+	// greeted: the handshake is over.
+	greeted bool
+}
+
+// NewPublisher returns a Publisher that listens nowhere yet.
+func NewPublisher(o PublisherOptions) *Publisher {
+	o.ensureDefaults()
+	return &Publisher{opts: o, ring: newRing(o.Keep, o.KeepBytes), conns: make(map[net.Conn]*connection)}
+}
+
+// Publish numbers and sends a message. It never waits. payload is the Publisher's
+// from then on.
+func (p *Publisher) Publish(topic string, payload []byte) { p.ring.publish(topic, payload) }
+
+// Stats returns the counters.
+func (p *Publisher) Stats() Stats {
+	return Stats{Messages: p.ring.place(), Lost: p.lost.Load(), Replays: p.replays.Load(), Joined: p.joined.Load(), Refused: p.refused.Load()}
+}
+
+// Listen takes subscribers at an endpoint (see zmtp.Listen) and returns the one in
+// use.
+func (p *Publisher) Listen(ctx context.Context, endpoint string) (string, error) {
+	return p.listen(ctx, endpoint, p.pub())
+}
+
+// ListenReplay takes requests for replays at an endpoint.
+func (p *Publisher) ListenReplay(ctx context.Context, endpoint string) (string, error) {
+	return p.listen(ctx, endpoint, p.router())
+}
+
+// socket is what a listener is for.
+type socket struct {
+	kind  string
+	peers []string
+	// serve talks to one peer until it goes or the Publisher closes.
+	serve func(c *zmtp.Conn) error
+}
+
+func (p *Publisher) pub() socket { return socket{"PUB", []string{"SUB", "XSUB"}, p.subscriber} }
+
+func (p *Publisher) router() socket {
+	return socket{"ROUTER", []string{"REQ", "DEALER", "ROUTER"}, p.replayer}
+}
+
+func (p *Publisher) listen(ctx context.Context, endpoint string, s socket) (string, error) {
+	l, err := zmtp.Listen(ctx, endpoint)
+	if err != nil {
+		return "", err
+	}
+	if !p.serve(l, s) {
+		return "", errors.Join(fmt.Errorf("kvevents: listen on %s: the publisher is closed", endpoint), l.Close())
+	}
+	return zmtp.Endpoint(l.Addr()), nil
+}
+
+// serve takes connections from a listener, which Close closes. It reports false if
+// the Publisher is closed.
+func (p *Publisher) serve(l net.Listener, s socket) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing {
+		return false
+	}
+	p.listeners = append(p.listeners, l)
+	p.wg.Go(func() { p.accept(l, s) })
+	return true
+}
+
+// acceptPause follows an accept that failed while the listener is open, as for want
+// of file descriptors.
+const acceptPause = 50 * time.Millisecond
+
+func (p *Publisher) accept(l net.Listener, s socket) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			time.Sleep(acceptPause)
+			continue
+		}
+		if !p.add(c, s.kind) {
+			p.refused.Add(1)
+			_ = c.Close() // nothing was said
+			continue
+		}
+		p.wg.Go(func() {
+			defer p.remove(c)
+			z, err := zmtp.Handshake(c, s.kind, s.peers, zmtp.Options{})
+			if err != nil {
+				p.refused.Add(1)
+				return
+			}
+			if p.greeted(c) {
+				// Peers come and go: what ended a connection is of no interest.
+				_ = s.serve(z)
+			}
+		})
+	}
+}
+
+// add counts a connection, if there may be one more.
+func (p *Publisher) add(c net.Conn, kind string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var same int
+	for _, other := range p.conns {
+		if other.kind == kind {
+			same++
+		}
+	}
+	if p.closing || same >= p.opts.Peers {
+		return false
+	}
+	p.conns[c] = &connection{kind: kind}
+	return true
+}
+
+// greeted notes that a handshake is over. It reports false if the Publisher closes.
+func (p *Publisher) greeted(c net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conns[c].greeted = true
+	return !p.closing
+}
+
+func (p *Publisher) remove(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.conns, c)
+	_ = c.Close() // nothing is left to send, or the peer is gone
+}
+
+// Close stops listening, lets subscribers receive what was published, for Linger
+// at most, and ends all connections. It may be called twice.
+func (p *Publisher) Close() error {
+	p.mu.Lock()
+	p.closing = true
+	var errs []error
+	for _, l := range p.listeners {
+		errs = append(errs, l.Close())
+	}
+	p.listeners = nil
+	p.ring.close()
+	within := time.Now().Add(p.opts.Linger)
+	for c, is := range p.conns {
+		if is.kind == "PUB" && is.greeted {
+			_ = c.SetWriteDeadline(within) // fails if its goroutine has closed it
+		} else {
+			_ = c.Close() // as above
+		}
+	}
+	p.mu.Unlock()
+	p.wg.Wait()
+	return errors.Join(errs...)
+}
+
+// sendPage is how many messages are taken from the ring at once.
+const sendPage = 64
+
+// subscriber serves one SUB socket: what it subscribes to is received here, what is
+// published is sent by a second goroutine.
+func (p *Publisher) subscriber(c *zmtp.Conn) error {
+	s := &subscriptions{topics: make(map[string]int)}
+	from := p.ring.place()
+	var sending sync.WaitGroup
+	gone := make(chan struct{})
+	defer sending.Wait()
+	defer close(gone)
+	sending.Go(func() {
+		defer c.Close() // ends Receive
+		_ = p.follow(c, s, from, gone)
+	})
+	for {
+		m, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		first, err := s.take(m)
+		if err != nil {
+			return err
+		}
+		if first {
+			p.joined.Add(1)
+			p.opts.Missed(c.Net().RemoteAddr(), 0)
+		}
+	}
+}
+
+// follow sends what is published, from a place on, until the ring is closed, the
+// peer is gone, or it cannot be sent to.
+func (p *Publisher) follow(c *zmtp.Conn, s *subscriptions, from uint64, gone <-chan struct{}) error {
+	for {
+		pg := p.ring.read(from, sendPage)
+		if pg.lost > 0 {
+			from += pg.lost
+			if s.any() {
+				p.miss(c, pg.lost)
+			}
+		}
+		if len(pg.messages) == 0 {
+			if pg.closed {
+				return nil
+			}
+			select {
+			case <-pg.more:
+			case <-gone:
+				return nil
+			}
+			continue
+		}
+		from = pg.messages[len(pg.messages)-1].seq + 1
+		if err := p.send(c, pg.messages, func(m message) [][]byte {
+			if !s.match(m.topic) {
+				return nil
+			}
+			return [][]byte{[]byte(m.topic), sequence(m.seq), m.payload}
+		}); err != nil {
+			return err
+		}
+	}
+}
+
+// send sends messages in the frames that frames returns, and flushes them. The time
+// for it is bounded.
+func (p *Publisher) send(c *zmtp.Conn, messages []message, frames func(message) [][]byte) error {
+	if err := p.extend(c); err != nil {
+		return err
+	}
+	for _, m := range messages {
+		f := frames(m)
+		if f == nil {
+			continue
+		}
+		if err := c.Send(f...); err != nil {
+			return err
+		}
+	}
+	return c.Flush()
+}
+
+// extend gives a peer more time to read, unless the Publisher is closing.
+func (p *Publisher) extend(c *zmtp.Conn) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closing {
+		return nil
+	}
+	return c.Net().SetWriteDeadline(time.Now().Add(p.opts.StallTimeout))
+}
+
+func (p *Publisher) miss(c *zmtp.Conn, n uint64) {
+	p.lost.Add(n)
+	p.opts.Missed(c.Net().RemoteAddr(), n)
+}
+
+// sequence is a number as it is sent.
+func sequence(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
+
+// endOfReplay, -1, follows the last message of a replay.
+const endOfReplay = ^uint64(0)
+
+// replayer answers the requests of one peer, [empty] [8 bytes: first sequence
+// number]. Others are ignored, as vLLM does.
+func (p *Publisher) replayer(c *zmtp.Conn) error {
+	for {
+		m, err := c.Receive()
+		if err != nil {
+			return err
+		}
+		if len(m) != 2 || len(m[0]) != 0 || len(m[1]) != 8 {
+			continue
+		}
+		p.replays.Add(1)
+		if err := p.replay(c, binary.BigEndian.Uint64(m[1])); err != nil {
+			return err
+		}
+	}
+}
+
+// replay sends what is kept from a place on, up to what is published when it
+// begins, and the end marker.
+func (p *Publisher) replay(c *zmtp.Conn, from uint64) error {
+	frames := func(m message) [][]byte {
+		if p.opts.BareReplays {
+			return [][]byte{nil, sequence(m.seq), m.payload}
+		}
+		return [][]byte{nil, []byte(m.topic), sequence(m.seq), m.payload}
+	}
+	for end := p.ring.place(); from < end; {
+		pg := p.ring.read(from, sendPage)
+		if pg.lost > 0 {
+			p.miss(c, pg.lost)
+		}
+		from = pg.messages[len(pg.messages)-1].seq + 1
+		if err := p.send(c, pg.messages, frames); err != nil {
+			return err
+		}
+	}
+	return p.send(c, []message{{seq: endOfReplay}}, frames)
+}
+
+// Bounds of what one peer may subscribe to.
+const (
+	topicsMax     = 1024
+	topicBytesMax = 4096
+)
+
+var errSubscription = errors.New("kvevents: not a subscription, or too many")
+
+// subscriptions are the prefixes of topics that one peer wants.
+type subscriptions struct {
+	mu     sync.Mutex
+	topics map[string]int // how often it subscribed
+}
+
+// take does what a message of a SUB socket says, and reports whether the peer has
+// now subscribed to something for the first time.
+func (s *subscriptions) take(m [][]byte) (first bool, err error) {
+	if len(m) != 1 || len(m[0]) == 0 || len(m[0]) > topicBytesMax {
+		return false, errSubscription
+	}
+	topic := string(m[0][1:])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch m[0][0] {
+	case 1:
+		first = s.topics[topic] == 0
+		if s.topics[topic]++; len(s.topics) > topicsMax {
+			return false, errSubscription
+		}
+		return first, nil
+	case 0:
+		if s.topics[topic]--; s.topics[topic] <= 0 {
+			delete(s.topics, topic)
+		}
+		return false, nil
+	}
+	return false, errSubscription
+}
+
+func (s *subscriptions) any() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.topics) > 0
+}
+
+func (s *subscriptions) match(topic string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for prefix := range s.topics {
+		if strings.HasPrefix(topic, prefix) {
+			return true
+		}
+	}
+	return false
+}
