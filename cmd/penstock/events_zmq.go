@@ -1,0 +1,232 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/kvevents"
+	"github.com/penstock-kv/penstock/internal/zmtp"
+)
+
+// zmqFlags are the flags of events --zmq.
+type zmqFlags struct {
+	endpoint, replay  string
+	topic             string
+	form, hashes      choiceFlag
+	medium            string
+	keep              int
+	keepBytes         int64
+	bareReplays       bool
+	resync, heartbeat time.Duration
+}
+
+// choiceFlag is a flag that is one of some words.
+type choiceFlag struct {
+	value string
+	words []string
+}
+
+func (f *choiceFlag) String() string { return f.value }
+func (f *choiceFlag) Type() string   { return strings.Join(f.words, "|") }
+
+func (f *choiceFlag) Set(s string) error {
+	for _, w := range f.words {
+		if s == w {
+			f.value = s
+			return nil
+		}
+	}
+	return fmt.Errorf("%q is none of %s", s, strings.Join(f.words, ", "))
+}
+
+func addZMQFlags(cmd *cobra.Command) *zmqFlags {
+	z := &zmqFlags{
+		form:      choiceFlag{"arrays", []string{"arrays", "maps"}},
+		hashes:    choiceFlag{"bytes", []string{"bytes", "int"}},
+		keepBytes: 64 << 20,
+	}
+	f := cmd.Flags()
+	f.StringVar(&z.endpoint, "zmq", "", "publish on a ZeroMQ PUB socket at this endpoint: tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
+	f.StringVar(&z.replay, "zmq-replay", "", "take requests for replays on a ROUTER socket at this endpoint")
+	f.StringVar(&z.topic, "zmq-topic", kvevents.DefaultTopic, "topic of the messages; {node} is the node's name (penstock serve --node), {namespace} the namespace. Routers read kv@POD@MODEL")
+	f.Var(&z.form, "zmq-form", "how an event is encoded: arrays, as vLLM did up to 0.23, read by every router; maps, as vLLM does since 0.24")
+	f.Var(&z.hashes, "zmq-hashes", "block hashes as bytes, or their last 8 bytes as an integer")
+	f.StringVar(&z.medium, "zmq-medium", kvevents.MediumStorage, "what events report as the medium of the blocks")
+	f.IntVar(&z.keep, "zmq-keep", 10000, "messages kept for slow subscribers and replays")
+	f.Var(sizeFlag{&z.keepBytes}, "zmq-keep-bytes", "bound on their size")
+	f.BoolVar(&z.bareReplays, "zmq-bare-replays", false, "leave the topic out of replays, as older versions of vLLM do")
+	f.DurationVar(&z.resync, "zmq-resync", time.Minute, "publish all that there is for subscribers that have joined or lost messages, at most this often; 0: not for them")
+	f.DurationVar(&z.heartbeat, "zmq-heartbeat", 0, "publish a message without events on each topic this often; 0: never")
+	completeValues(cmd, "zmq-form", z.form.words...)
+	completeValues(cmd, "zmq-hashes", z.hashes.words...)
+	return z
+}
+
+// given returns the first flag on the command line that only --zmq has a use for, or
+// "".
+func (z *zmqFlags) given(cmd *cobra.Command) string {
+	for _, name := range []string{"zmq-replay", "zmq-topic", "zmq-form", "zmq-hashes", "zmq-medium", "zmq-keep", "zmq-keep-bytes", "zmq-bare-replays", "zmq-resync", "zmq-heartbeat"} {
+		if cmd.Flag(name).Changed {
+			return name
+		}
+	}
+	return ""
+}
+
+// check refuses flags that cannot go together, before a node is asked.
+func (z *zmqFlags) check(cmd *cobra.Command, nodes int, namespace string) error {
+	if z.endpoint == "" {
+		return usagef("--%s is about publishing: give --zmq the endpoint to publish at, for example tcp://*:5557", z.given(cmd))
+	}
+	for _, name := range []string{"after", "count"} {
+		if cmd.Flag(name).Changed {
+			return usagef("--%s %s: --zmq publishes all that there is, until interrupted; leave one of the two out", name, cmd.Flag(name).Value)
+		}
+	}
+	if err := zmtp.Check(z.endpoint); err != nil {
+		return usagef("--zmq: %w", err)
+	}
+	if z.replay != "" {
+		if err := zmtp.Check(z.replay); err != nil {
+			return usagef("--zmq-replay: %w", err)
+		}
+	}
+	if err := kvevents.Topic(z.topic).Check(nodes, namespace); err != nil {
+		return usagef("--zmq-topic: %w", err)
+	}
+	switch {
+	case z.keep == 0 || z.keepBytes == 0:
+		return usagef("--zmq-keep %d, --zmq-keep-bytes %s: each must be more than 0: what is not kept cannot be sent", z.keep, size(z.keepBytes))
+	case z.bareReplays && z.replay == "":
+		return usagef("--zmq-bare-replays: there are no replays without --zmq-replay")
+	case z.bareReplays && (nodes > 1 || namespace == ""):
+		return usagef("--zmq-bare-replays: without topics a subscriber cannot tell nodes and namespaces apart; name one node, and a --namespace")
+	}
+	return nil
+}
+
+// publish follows the nodes and publishes their events until it is interrupted.
+func (c *connection) publish(cmd *cobra.Command, z *zmqFlags, namespace string) (err error) {
+	if err := z.check(cmd, len(c.list()), namespace); err != nil {
+		return err
+	}
+	o := kvevents.Options{
+		Namespace: namespace, Topic: kvevents.Topic(z.topic), Resync: z.resync, Heartbeat: z.heartbeat,
+		Wire: kvevents.Wire{Maps: z.form.value == "maps", IntHashes: z.hashes.value == "int", Medium: z.medium},
+	}
+	for _, target := range c.list() {
+		conn, err := c.dial(target)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		o.Nodes = append(o.Nodes, kvevents.Node{Server: target, Cache: pb.NewCacheClient(conn), Admin: pb.NewAdminClient(conn)})
+	}
+	lines := &zmqLines{o: outputOf(cmd)}
+	var follower *kvevents.Follower
+	o.Publisher = kvevents.NewPublisher(kvevents.PublisherOptions{
+		Keep: z.keep, KeepBytes: z.keepBytes, BareReplays: z.bareReplays,
+		Missed: func(peer net.Addr, lost uint64) {
+			follower.Missed(peer, lost)
+			lines.missed(peer, lost)
+		},
+	})
+	o.Report = lines.report
+	if follower, err = kvevents.NewFollower(o); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, o.Publisher.Close())
+		lines.print(zmqLine{What: "ended", Stats: new(o.Publisher.Stats())})
+	}()
+	ctx, cancel := c.limit(cmd.Context())
+	defer cancel()
+	listening := zmqLine{What: "listening"}
+	if listening.Endpoint, err = o.Publisher.Listen(ctx, z.endpoint); err != nil {
+		return err
+	}
+	if z.replay != "" {
+		if listening.Replay, err = o.Publisher.ListenReplay(ctx, z.replay); err != nil {
+			return err
+		}
+	}
+	lines.print(listening)
+	err = follower.Run(ctx)
+	if ctx.Err() != nil {
+		return nil // an interrupt, or --timeout: that is how it ends
+	}
+	return c.hinted(err)
+}
+
+// zmqLine is what events --zmq prints of itself.
+type zmqLine struct {
+	// What is listening, joined, lost, ended, or one of kvevents.Report.
+	What string `json:"what"`
+	Time string `json:"time"`
+	// Endpoint and Replay are where it listens.
+	Endpoint string `json:"endpoint,omitempty"`
+	Replay   string `json:"replay,omitempty"`
+	// Peer is a subscriber, Messages how many messages it has lost.
+	Peer     string           `json:"peer,omitempty"`
+	Messages uint64           `json:"messages,omitempty"`
+	Report   *kvevents.Report `json:"node,omitempty"`
+	Stats    *kvevents.Stats  `json:"stats,omitempty"`
+}
+
+// zmqLines prints lines, of which several goroutines make some.
+type zmqLines struct {
+	mu sync.Mutex
+	o  output
+}
+
+func (l *zmqLines) missed(peer net.Addr, lost uint64) {
+	line := zmqLine{What: "joined", Peer: peer.String()}
+	if lost > 0 {
+		line.What, line.Messages = "lost", lost
+	}
+	l.print(line)
+}
+
+func (l *zmqLines) report(r kvevents.Report) { l.print(zmqLine{What: r.What, Report: &r}) }
+
+func (l *zmqLines) print(line zmqLine) {
+	line.Time = time.Now().UTC().Format("2006-01-02T15:04:05.000Z")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// What cannot be printed does not stop the publishing.
+	if l.o.json {
+		_ = l.o.emitLine(line)
+		return
+	}
+	_, _ = fmt.Fprintf(l.o.w, "%s %s%s\n", line.Time, line.What, line.rest())
+}
+
+// rest words what a line is about.
+func (l zmqLine) rest() string {
+	switch r := l.Report; {
+	case r != nil && r.What == "announced":
+		return fmt.Sprintf(" %s (%s): %s blocks in %d namespaces", r.Server, r.Node, count(int64(r.Blocks)), r.Namespaces)
+	case r != nil && r.Reason != "":
+		return fmt.Sprintf(" %s: %s", r.Server, dialWords(r.Reason))
+	case r != nil:
+		return " " + r.Server
+	case l.Stats != nil:
+		s := l.Stats
+		return fmt.Sprintf(": %s messages, %s lost by slow subscribers, %s replays, %s subscribers joined, %s refused",
+			count(s.Messages), count(s.Lost), count(s.Replays), count(s.Joined), count(s.Refused))
+	case l.What == "listening" && l.Replay != "":
+		return fmt.Sprintf(" at %s, replays at %s", l.Endpoint, l.Replay)
+	case l.What == "listening":
+		return " at " + l.Endpoint
+	case l.What == "lost":
+		return fmt.Sprintf(" %s messages: %s reads too slowly, or has asked for what is no longer kept", count(l.Messages), l.Peer)
+	}
+	return ": " + l.Peer
+}
