@@ -180,7 +180,9 @@ func (p *placement) takeSomewhere(ctx context.Context, at int) (*segment, runs.R
 			full = full || v.takesWrites() // it may have ceased to since it was chosen
 			continue
 		}
-		v.log.Warn("could not make room", "err", err)
+		if !errors.Is(err, errCutHangs) { // the change of the volume's state was logged
+			v.log.Warn("could not make room", "err", err)
+		}
 		trouble = append(trouble, err)
 	}
 	switch {

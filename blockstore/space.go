@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/runs"
@@ -65,6 +66,7 @@ type class struct {
 // cutting is one running cut. done is closed when err is set.
 type cutting struct {
 	slotBytes int64
+	began     time.Time
 	done      chan struct{}
 	err       error
 }
@@ -213,7 +215,7 @@ func (s *space) takeOrCut(slotBytes int64, bound sizer, enough uint32) (*segment
 		if g == nil {
 			return nil, runs.Run{}, nil
 		}
-		c = &cutting{slotBytes: slotBytes, done: make(chan struct{})}
+		c = &cutting{slotBytes: slotBytes, began: time.Now(), done: make(chan struct{})}
 		s.cutting[slotBytes] = c
 		// The cut runs on its own goroutine, so that it completes even if the writer
 		// stops waiting for it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
@@ -15,6 +16,9 @@ import (
 
 // errNoRoom: the volume can take no slot of that size as things are.
 var errNoRoom = errors.New("no room on volume")
+
+// errCutHangs: the volume has not completed the header of a new segment.
+var errCutHangs = errors.New("the header of a new segment has not been written in time")
 
 // runTargetBytes is how long a run of free slots should be before it is worth
 // taking while the volume could still grow: long enough that a device reads it
@@ -118,16 +122,22 @@ func (v *volume) take(ctx context.Context, slotBytes int64, bound sizer) (*segme
 	}
 }
 
-// await waits for a cut, until ctx ends or the volume fails.
+// await waits for a cut, until ctx ends, the volume fails, or the cut is
+// Health.HungAfter old. A volume can recover while the header of a new segment, whose
+// write or sync began before that, still hangs.
 func (v *volume) await(ctx context.Context, c *cutting) error {
 	if c == nil {
 		return errNoRoom
 	}
+	hung := time.NewTimer(time.Until(c.began.Add(v.store.opts.Health.HungAfter)))
+	defer hung.Stop()
 	select {
 	case <-c.done:
 		return c.err
 	case <-ctx.Done():
 		return fmt.Errorf("blockstore: volume %d: waiting for a new segment: %w", v.index, context.Cause(ctx))
+	case <-hung.C:
+		return errCutHangs
 	case <-v.dev.whenDown():
 	}
 	select {

@@ -109,6 +109,27 @@ func TestHungWrites(t *testing.T) {
 	}
 }
 
+// TestHungSegment: a volume neither completes writes to segments nor the header of a new
+// one, and works otherwise, so that probes bring it back. No writer waits for that header.
+func TestHungSegment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r, bad := newPair(t, rigOptions{capacityBytes: 64 << 20})
+		ns := r.namespace("m", small)
+		r.mustPut(ns, chain(ns, 6, 1))
+		bad.SetRules(faultio.MustParse(`(Delay 1h (And Writes (File "segment-*")))`))
+		for i := range 30 {
+			began := time.Now()
+			r.mustPut(ns, chain(ns, 32, 100+i))
+			if took := time.Since(began); took > 15*time.Second {
+				t.Errorf("put %d took %v; the volume is %v", i, took, r.health("bad").State)
+			}
+			time.Sleep(10 * time.Second)
+		}
+		bad.SetRules(nil)
+		time.Sleep(2 * time.Hour)
+	})
+}
+
 // TestRecoveredVolumeIsSynced: blocks are committed on a volume, and the volume fails
 // before the next sync. After the volume has recovered, the blocks are durable, without
 // another write.
