@@ -1,0 +1,237 @@
+"""The C interface of libpenstock: penstock.h in ctypes, and loading the library.
+
+The library is loaded by the first Store, never by an import: a process that forks after it was loaded has children
+that cannot use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any
+
+from penstock import errors
+
+ABI_MAJOR = 1
+
+# Return codes.
+OK, ERR_INVALID, ERR_CLOSED, ERR_FORKED = 0, 1, 2, 3
+ERR_NOT_FOUND, ERR_TIMEOUT, ERR_CANCELED = 6, 9, 10
+
+CHAINED, FLAT = 1, 2
+KEYS_ANY, KEYS_IDS = 0, 1
+GROUP_FULL, GROUP_WINDOW, GROUP_STATE = 1, 2, 3
+ANY_MEMORY = 1
+OP_MATCH, OP_GET, OP_PUT, OP_EXISTS, OP_TOUCH, OP_DELETE = 1, 2, 3, 4, 5, 6
+
+
+class CError(Structure):
+    """penstock_error."""
+
+    _fields_ = [("code", c_int32), ("message", c_char * 508)]
+
+
+LogCallback = CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
+
+
+class COptions(Structure):
+    """penstock_options."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("servers", c_char_p),
+        ("token", c_char_p),
+        ("token_file", c_char_p),
+        ("ca_file", c_char_p),
+        ("cert_file", c_char_p),
+        ("key_file", c_char_p),
+        ("log", LogCallback),
+        ("log_arg", c_void_p),
+        ("log_level", c_int32),
+        ("insecure", c_uint32),
+        ("dial_timeout_ms", c_uint32),
+        ("dead_for_ms", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("jobs_max", c_uint32),
+        ("jobs_parallel", c_uint32),
+        ("connections", c_uint32),
+    ]
+
+
+class CGroup(Structure):
+    """penstock_group."""
+
+    _fields_ = [("kind", c_uint32), ("layers", c_uint32), ("token_bytes", c_uint32), ("window_tokens", c_uint32)]
+
+
+class CDefinition(Structure):
+    """penstock_definition."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("name", c_char_p),
+        ("tenant", c_char_p),
+        ("salt", c_void_p),
+        ("salt_bytes", c_uint32),
+        ("index", c_uint32),
+        ("dtype", c_char_p),
+        ("layout", c_char_p),
+        ("block_tokens", c_uint32),
+        ("n_groups", c_uint32),
+        ("groups", POINTER(CGroup)),
+        ("quota_bytes", c_int64),
+        ("keys", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CBatch(Structure):
+    """penstock_batch. Its arrays are addresses: of array.array, whose memory does not move while it is not resized."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("epoch", c_uint64),
+        ("flags", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("lease_ms", c_uint32),
+        ("n_keys", c_uint32),
+        ("keys", c_char_p),  # packed, with their lengths in key_offsets
+        ("key_offsets", c_void_p),
+        ("first", c_uint32),
+        ("n_pieces", c_uint32),
+        ("piece_keys", c_void_p),
+        ("piece_groups", c_void_p),
+        ("piece_fragments", c_void_p),
+        ("addresses", c_void_p),
+        ("lengths", c_void_p),
+    ]
+
+
+class CResult(Structure):
+    """penstock_result."""
+
+    _fields_ = [
+        ("job", c_uint64),
+        ("op", c_uint32),
+        ("n", c_uint32),
+        ("ok", c_uint32),
+        ("prefix", c_uint32),
+        ("cut", c_uint32),
+        ("reserved", c_uint32),
+        ("bytes", c_uint64),
+        ("epoch", c_uint64),
+        ("lease", c_uint64),
+        ("error", CError),
+    ]
+
+
+# The functions that the package calls, with their arguments. All return a code, but penstock_abi_version.
+PROTOTYPES: dict[str, list[Any]] = {
+    "penstock_open": [POINTER(COptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_close": [c_uint64, POINTER(CError)],
+    "penstock_ensure": [c_uint64, POINTER(CDefinition), POINTER(c_uint64), POINTER(CError)],
+    "penstock_epoch": [c_uint64, c_uint32, POINTER(c_uint64), POINTER(CError)],
+    "penstock_bump": [c_uint64, c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_register": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_unregister": [c_uint64, POINTER(CError)],
+    "penstock_submit": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, POINTER(c_uint64), POINTER(CError)],
+    "penstock_cancel": [c_uint64, c_uint64, POINTER(CError)],
+    "penstock_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
+    "penstock_drain": [c_uint64, POINTER(CResult), c_uint32, POINTER(c_uint32), POINTER(CError)],
+    "penstock_wait": [c_uint64, c_uint64, c_uint32, POINTER(CResult), POINTER(CError)],
+    "penstock_lease_renew": [c_uint64, c_uint32, POINTER(CError)],
+    "penstock_lease_release": [c_uint64, POINTER(CError)],
+    "penstock_key_ids": [c_uint64, c_char_p, c_void_p, c_uint32, c_void_p, POINTER(CError)],
+    "penstock_chain": [c_uint64, c_char_p, c_char_p, c_uint32, c_void_p, c_uint32, c_void_p, POINTER(c_uint32), POINTER(CError)],
+    "penstock_stats": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
+}  # fmt: skip
+
+
+class _Loaded:
+    """The library of this process, and the process that loaded it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.lib: ctypes.CDLL | None = None
+        self.pid = 0
+
+
+_loaded = _Loaded()
+# A thread of the parent may have held the lock in the moment of the fork.
+os.register_at_fork(after_in_child=lambda: setattr(_loaded, "lock", threading.Lock()))
+
+
+def library_path() -> Path:
+    """Return the path of the bundled library. It need not exist."""
+    return Path(__file__).parent / "_bundled" / "libpenstock.so"
+
+
+def check_process(pid: int) -> None:
+    """Raise ForkedError in any process but pid, which loaded the library."""
+    if os.getpid() != pid:
+        raise errors.ForkedError(
+            f"process {os.getpid()} was forked from process {pid}, which had opened a penstock.Store: the library's"
+            " threads do not exist here. Open the first Store after the fork, or start the process with the"
+            ' "spawn" method'
+        )
+
+
+def load() -> ctypes.CDLL:
+    """Return the library, and load it at the first call."""
+    with _loaded.lock:
+        if _loaded.lib is not None:
+            check_process(_loaded.pid)
+            return _loaded.lib
+        path = library_path()
+        try:
+            lib = ctypes.CDLL(str(path))
+        except OSError as e:
+            raise errors.Error(
+                f"{path} cannot be loaded: {e}. It comes with the wheel, for Linux on x86-64 with glibc 2.28 or later;"
+                " make wheel builds one"
+            ) from e
+        lib.penstock_abi_version.restype = c_uint32
+        lib.penstock_abi_version.argtypes = []
+        version = lib.penstock_abi_version()
+        if version >> 16 != ABI_MAJOR:
+            raise errors.VersionError(
+                f"{path} has version {version >> 16}.{version & 0xFFFF} of the C interface; this package wants {ABI_MAJOR}.x"
+            )
+        for name, arguments in PROTOTYPES.items():
+            function = getattr(lib, name)
+            function.restype = c_int32
+            function.argtypes = arguments
+        _loaded.lib, _loaded.pid = lib, os.getpid()
+        return lib
+
+
+def error_of(error: CError) -> errors.Error:
+    """Return the exception for what the library wrote into a penstock_error."""
+    text = error.message.decode(errors="replace")
+    kind = errors.BY_CODE.get(error.code)
+    if kind is None:
+        return errors.InternalError(f"error {error.code}: {text}")
+    return kind(text)
+
+
+def call(function: Any, *arguments: Any) -> None:
+    """Call a function of the library, which takes a penstock_error last, and raise what it returns."""
+    error = CError()
+    code = function(*arguments, ctypes.byref(error))
+    if code != OK:
+        error.code = code
+        raise error_of(error)

@@ -1,0 +1,178 @@
+"""Where values lie: addresses of Python's memory, of tensors, and plain ones."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, Structure, addressof, byref, c_char_p, c_int, c_ssize_t, c_void_p, py_object
+from typing import Any, Protocol, runtime_checkable
+
+from penstock.errors import InvalidError
+
+__all__ = ["Buffer", "Pins", "Pointers", "Tensor", "Value"]
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """What the package uses of a torch tensor. torch is not imported."""
+
+    def data_ptr(self) -> int: ...
+    def numel(self) -> int: ...
+    def element_size(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+
+# An object with the buffer protocol: bytes, bytearray, memoryview, mmap, array.array, a NumPy array. Python has no
+# type for it before 3.12.
+Buffer = Any
+# One key's value: one fragment, or several in order.
+Value = Buffer | Tensor | Sequence[Buffer | Tensor]
+
+
+class Pointers:
+    """The values of a batch as plain addresses, for callers that have those already.
+
+    ``fragments`` says how many fragments each key has, in order. The memory must stay allocated until the call, or the
+    job, is over; ``keep`` is an object that is referenced for so long.
+    """
+
+    def __init__(
+        self, addresses: Iterable[int], lengths: Iterable[int], *, fragments: int | Sequence[int] = 1, keep: object = None
+    ) -> None:
+        self.addresses = _numbers("addresses", addresses)
+        self.lengths = _numbers("lengths", lengths)
+        self.keep = keep
+        if len(self.addresses) != len(self.lengths):
+            raise InvalidError(f"{len(self.addresses)} addresses and {len(self.lengths)} lengths; want as many of both")
+        n = len(self.addresses)
+        if isinstance(fragments, int):
+            if fragments < 1 or n % fragments:
+                raise InvalidError(f"{n} addresses with {fragments} fragments for each key")
+            self.counts = [fragments] * (n // fragments)
+        else:
+            self.counts = list(fragments)
+            if sum(self.counts) != n or min(self.counts, default=1) < 1:
+                raise InvalidError(f"fragments {self.counts} for {n} addresses; want positive numbers with that sum")
+
+
+def _numbers(what: str, values: Iterable[int]) -> array[int]:
+    try:
+        return array("Q", values)
+    except (OverflowError, TypeError) as e:
+        raise InvalidError(f"{what}: {e}; want integers from 0 to 2**64-1") from e
+
+
+class _PyBuffer(Structure):
+    """Py_buffer of CPython, the same in every version since 3.0."""
+
+    _fields_ = [
+        ("buf", c_void_p),
+        ("obj", c_void_p),
+        ("len", c_ssize_t),
+        ("itemsize", c_ssize_t),
+        ("readonly", c_int),
+        ("ndim", c_int),
+        ("format", c_char_p),
+        ("shape", c_void_p),
+        ("strides", c_void_p),
+        ("suboffsets", c_void_p),
+        ("internal", c_void_p),
+    ]
+
+
+_Byte = ctypes.c_char
+
+_WRITABLE = 1  # PyBUF_WRITABLE; without it any contiguous buffer will do
+
+# pythonapi keeps the interpreter's lock, as these two want.
+_get_buffer = ctypes.PYFUNCTYPE(c_int, py_object, POINTER(_PyBuffer), c_int)(("PyObject_GetBuffer", ctypes.pythonapi))
+_release_buffer = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
+
+
+class Pins:
+    """Holds memory in place for the library: the exports of buffers, which keep a bytearray from being resized, and
+    references to tensors. ``release`` ends it; it may be called twice."""
+
+    __slots__ = ("_held", "_views", "addresses", "lengths")
+
+    def __init__(self) -> None:
+        self.addresses = array("Q")
+        self.lengths = array("Q")
+        self._views: list[_PyBuffer] = []
+        self._held: list[object] = []
+
+    def add(self, value: Any, *, writable: bool) -> None:
+        """Append one fragment, a buffer or a tensor. writable: the library will write to it."""
+        if hasattr(value, "data_ptr"):
+            self._add_tensor(value)
+            return
+        try:
+            # Several times faster than what follows, which takes read-only memory too and says what is wrong.
+            start = _Byte.from_buffer(value)
+        except (TypeError, ValueError, BufferError):
+            self._add_view(value, writable)
+            return
+        self._held.append(start)
+        self.addresses.append(addressof(start))
+        self.lengths.append(memoryview(value).nbytes)
+
+    def _add_view(self, value: Buffer, writable: bool) -> None:
+        view = _PyBuffer()
+        try:
+            _get_buffer(value, byref(view), _WRITABLE if writable else 0)
+        except TypeError:
+            raise TypeError(
+                f"a value of type {type(value).__name__}; want an object with the buffer protocol (bytearray, memoryview, mmap,"
+                " NumPy array), a tensor, or a sequence of those, one for each fragment"
+            ) from None
+        except (BufferError, ValueError) as e:
+            want = "writable, contiguous memory" if writable else "contiguous memory"
+            raise InvalidError(f"a value of type {type(value).__name__}: {e}; want {want}") from e
+        self._views.append(view)
+        self.addresses.append(view.buf or 0)
+        self.lengths.append(view.len)
+
+    def _add_tensor(self, tensor: Any) -> None:
+        kind = getattr(getattr(tensor, "device", None), "type", "cpu")
+        if kind != "cpu":
+            raise InvalidError(f"a tensor on device {tensor.device}; the library reads and writes host memory: copy it to the CPU")
+        if not tensor.is_contiguous():
+            raise InvalidError("a tensor that is not contiguous; give its contiguous parts as fragments")
+        self._held.append(tensor)
+        self.addresses.append(tensor.data_ptr())
+        self.lengths.append(tensor.numel() * tensor.element_size())
+
+    def hold(self, pointers: Pointers) -> None:
+        """Take the place of add for values that are addresses already."""
+        self.addresses, self.lengths = pointers.addresses, pointers.lengths
+        self._held.append(pointers)
+
+    def release(self) -> None:
+        """Let go of everything."""
+        while self._views:
+            _release_buffer(byref(self._views.pop()))
+        self._held.clear()
+
+
+def fragments(values: Sequence[Value] | Pointers, pins: Pins, *, writable: bool) -> array[int] | None:
+    """Pin the values of a batch and return where the fragments of each begin, or None if each has one."""
+    if isinstance(values, Pointers):
+        pins.hold(values)
+        counts = values.counts
+    else:
+        counts = []
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                for fragment in value:
+                    pins.add(fragment, writable=writable)
+                counts.append(len(value))
+            else:
+                pins.add(value, writable=writable)
+                counts.append(1)
+    if counts.count(1) == len(counts):
+        return None
+    starts = array("I", [0])
+    for count in counts:
+        starts.append(starts[-1] + count)
+    return starts

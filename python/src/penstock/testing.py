@@ -1,0 +1,238 @@
+"""A real storage node for tests.
+
+>>> from penstock.testing import node
+>>> with node() as n:
+...     print(n.address.startswith("127.0.0.1:"))
+True
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock._program import program
+
+__all__ = ["Node", "NodeError", "node"]
+
+_log = logging.getLogger("penstock.testing")
+
+# The shell stands between this process and the node, so that the node ends however this process ends: the shell's
+# standard input is then at its end. It reads a line where this process stops the node itself. Nobody else holds
+# the node's standard error, so that its end says that the node has ended.
+_SUPERVISOR = """
+directory=$1; shift
+exec 3<&0
+"$@" </dev/null >&2 3<&- &
+echo $!
+exec >&- 2>&-
+read -r _ <&3 || { kill -KILL $!; orphan=1; }
+wait $!; code=$?
+[ -z "$orphan" ] || rm -rf -- "$directory"
+exit $code
+"""
+
+_LOG_LINES = 1000  # what Node.log returns at most
+
+
+class NodeError(RuntimeError):
+    """The node did not start, or did not stop. The text ends with what it logged."""
+
+
+class Node:
+    """A storage node as a child process, on a directory of its own.
+
+    ``node()`` makes one. Its methods are for one thread at a time.
+    """
+
+    def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
+        self._directory = directory
+        self.data = directory / "data"
+        """The directory of the node's volume."""
+        self._args = list(args)
+        self._timeout = timeout
+        self._listen = ["127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"]
+        self._shell: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+        self._reader: threading.Thread | None = None
+        self._lines: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
+        self._settled = threading.Event()  # ready, or ended before that
+        self._ready: dict[str, Any] | None = None
+        self._pid = 0
+
+    @property
+    def address(self) -> str:
+        """The ``host:port`` to open a Store with. It stays the same over ``start``."""
+        return self._listen[0]
+
+    @property
+    def http(self) -> str:
+        """The ``host:port`` of ``/metrics`` and ``/healthz``."""
+        return self._listen[2]
+
+    @property
+    def pid(self) -> int:
+        """The process id of the node that runs, or ran last."""
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives, also while ``pause`` has stopped it."""
+        return self._reader is not None and self._reader.is_alive()
+
+    def log(self) -> str:
+        """Return the last lines that the node logged, as JSON, one a line."""
+        return "\n".join(list(self._lines))
+
+    def start(self) -> None:
+        """Start the node and wait until it serves; on the same data and ports if it ran before.
+
+        Raises NodeError if it ends before that, or takes longer than the timeout.
+        """
+        if self._shell is not None:
+            raise NodeError(f"the node runs already, as process {self._pid}")
+        control, plane, http = self._listen
+        command = [
+            str(program()), "serve", "--data", str(self.data), "--log-format", "json", "--node", "test",
+            "--listen", control, "--data-listen", plane, "--http", http, *self._args,
+        ]  # fmt: skip
+        # A setting of the person who runs the tests is not meant for this node.
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        self._ready = None
+        self._settled.clear()
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _SUPERVISOR, "sh", str(self._directory), *command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environ, start_new_session=True,  # Ctrl-C is for this process; it stops the node then
+        )  # fmt: skip
+        assert self._shell.stdout is not None
+        with self._shell.stdout as out:
+            self._pid = int(out.readline())
+        self._reader = threading.Thread(target=self._follow, args=(self._shell,), name="penstock-node-log", daemon=True)
+        self._reader.start()
+        try:
+            settled = self._settled.wait(self._timeout)
+        except BaseException:  # KeyboardInterrupt
+            self.kill()
+            raise
+        if self._ready is None:
+            self.kill()
+            why = "ended before it was ready" if settled else f"was not ready after {self._timeout} s"
+            raise NodeError(f"penstock serve {why}:\n{self.log()}")
+        self._listen = [self._ready[k] for k in ("listen", "data_listen", "http")]
+
+    def _follow(self, shell: subprocess.Popen[bytes]) -> None:
+        assert shell.stderr is not None
+        for raw in shell.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            self._lines.append(line)
+            _log.debug("%s", line)
+            if self._ready is None and '"msg":"ready"' in line:
+                self._ready = json.loads(line)
+                self._settled.set()
+        self._settled.set()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the node, if it runs."""
+        # The shell has not waited for the node yet, so the number cannot be another process's.
+        if self.running:
+            os.kill(self._pid, number)
+
+    def pause(self) -> None:
+        """Stop the process with SIGSTOP: it keeps its connections and answers nothing. Returns when it has stopped."""
+        self.signal(signal.SIGSTOP)
+        # The kernel stops the threads one after the other; until then the last of them may still answer.
+        while self.running and not self._stopped():
+            os.sched_yield()
+
+    def _stopped(self) -> bool:
+        for task in Path(f"/proc/{self._pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                if (task / "stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
+                    return False
+        return True
+
+    def resume(self) -> None:
+        """Continue after ``pause``."""
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the node with SIGKILL. ``start`` starts it again on what it left."""
+        self._end(signal.SIGKILL, 10)
+
+    def stop(self) -> None:
+        """End the node with SIGTERM, so that it writes out what it has.
+
+        Raises NodeError if it has to be killed, or exits with a code other than 0.
+        """
+        code = self._end(signal.SIGTERM, self._timeout)
+        if code:
+            raise NodeError(f"penstock serve exited with code {code}:\n{self.log()}")
+
+    def _end(self, number: int, within: float) -> int:
+        shell, self._shell = self._shell, None
+        if shell is None or os.getpid() != self._owner:
+            return 0
+        self.signal(signal.SIGCONT)
+        self.signal(number)
+        assert shell.stdin is not None
+        assert shell.stderr is not None
+        assert self._reader is not None
+        try:
+            shell.stdin.write(b"\n")
+            shell.stdin.close()
+            return shell.wait(within)
+        except subprocess.TimeoutExpired:
+            self.signal(signal.SIGKILL)
+            shell.wait()
+            raise NodeError(f"penstock serve did not end within {within} s and was killed:\n{self.log()}") from None
+        finally:
+            self._reader.join()
+            shell.stderr.close()
+
+
+@contextlib.contextmanager
+def node(
+    *,
+    capacity: str = "256MiB",
+    arena: str = "64MiB",
+    token: str | None = None,
+    args: Sequence[str] = (),
+    timeout: float = 60,
+) -> Iterator[Node]:
+    """Run a storage node until the block ends, in a temporary directory, on free ports of this host.
+
+    ``capacity`` and ``arena`` are as ``penstock serve`` takes them, ``args`` are further flags of it. With a
+    ``token``, of 16 characters at least, the node refuses callers without it. The node also ends when this process
+    is killed. It may take ``timeout`` seconds to start, and to stop.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="penstock-node-"))
+    flags = ["--capacity", capacity, "--arena", arena, "--index-cache", "8MiB", "--free-floor", "16MiB"]
+    flags += ["--prewrite=false", "--scrub-rate", "0B"]
+    if token is not None:
+        secret = directory / "token"
+        secret.touch(0o600)
+        secret.write_text(token)
+        flags += ["--auth-token-file", str(secret)]
+    n = Node(directory, args=[*flags, *args], timeout=timeout)
+    n.data.mkdir()
+    owner = os.getpid()
+    try:
+        n.start()
+        yield n
+        n.stop()
+    finally:
+        if os.getpid() == owner:  # not in a child of os.fork that unwinds its stack
+            n.kill()
+            shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,171 @@
+"""What the calls do, against a real node."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from conftest import MakeNamespace, value
+
+from penstock import Cut, Group, GroupKind, InvalidError, KeyResult, Keys, MismatchError, Namespace, Pointers, Store
+
+
+def test_put_match_get(ns: Namespace) -> None:
+    keys = Keys(["a", b"b", "c"])
+    put = ns.put(keys, [value(ns, i) for i in range(3)])
+    assert (put.ok, put.prefix, list(put.codes)) == (3, 3, [KeyResult.OK] * 3)
+    match = ns.match([*keys, b"d"])
+    assert (match.prefix, match.cut, match.bytes) == (3, Cut.ABSENT, 3 * ns.value_bytes)
+    into = [bytearray(ns.value_bytes) for _ in keys]
+    got = ns.get(keys, into)
+    assert got.done() == [True] * 3
+    assert got.bytes == 3 * ns.value_bytes
+    assert got.cut == Cut.COMPLETE
+    assert into == [bytearray(value(ns, i)) for i in range(3)]
+
+
+def test_what_is_stored_already_is_not_sent(ns: Namespace) -> None:
+    ns.put(["a"], [value(ns, 1)])
+    again = ns.put(["a", "b"], [value(ns, 1), value(ns, 2)])
+    assert [again[0], again[1]] == [KeyResult.EXISTS, KeyResult.OK]
+    assert again.done() == [True, True]
+    assert again.bytes == ns.value_bytes
+
+
+def test_first_moves_the_end_of_a_chain(ns: Namespace) -> None:
+    keys = ["a", "b", "c"]
+    assert ns.put(keys[:1], [value(ns, 0)]).ok == 1
+    assert ns.put(keys, [value(ns, 1), value(ns, 2)], first=1).prefix == 3
+    into = [bytearray(ns.value_bytes)]
+    assert ns.get(keys, into, first=2).prefix == 3
+    assert into[0] == value(ns, 2)
+
+
+def test_values_of_several_fragments(ns: Namespace) -> None:
+    whole = value(ns, 5)
+    half = len(whole) // 2  # a layer each
+    assert ns.put(["a"], [(whole[:half], bytearray(whole[half:]))]).ok == 1
+    k, v = bytearray(half), array("B", bytes(half))
+    assert ns.get(["a"], [[k, v]]).ok == 1
+    assert bytes(k) + v.tobytes() == whole
+
+
+def test_values_by_address(ns: Namespace) -> None:
+    memory = array("B", value(ns, 1) + value(ns, 2))
+    start, size = memory.buffer_info()[0], ns.value_bytes
+    assert ns.put(["a", "b"], Pointers([start, start + size], [size, size], keep=memory)).ok == 2
+    into = array("B", bytes(2 * size))
+    start, half = into.buffer_info()[0], size // 2
+    places = Pointers([start + i * half for i in range(4)], [half] * 4, fragments=2, keep=into)
+    assert ns.get(["a", "b"], places).ok == 2
+    assert into == memory
+
+
+def test_flat_keys_have_nothing_to_do_with_each_other(make: MakeNamespace) -> None:
+    ns = make(flat=True)
+    assert ns.put(["a", "c"], [value(ns, 0), value(ns, 2)]).ok == 2
+    assert list(ns.exists(["a", "b", "c"]).codes) == [KeyResult.OK, KeyResult.MISS, KeyResult.OK]
+    assert ns.match(["a", "b", "c"]).prefix == 1
+    into = [bytearray(ns.value_bytes) for _ in range(3)]
+    got = ns.get(["a", "b", "c"], into)
+    assert (got.done(), got.prefix, got.cut) == ([True, False, True], 1, Cut.ABSENT)
+    assert into[2] == value(ns, 2)
+
+
+def test_delete_and_touch(make: MakeNamespace) -> None:
+    ns = make(flat=True)
+    ns.put(["a", "b"], [value(ns, 0), value(ns, 1)])
+    assert ns.touch(["a", "x"]).done() == [True, False]
+    assert ns.delete(["a", "x"]).done() == [True, False]
+    assert ns.exists(["a", "b"]).done() == [False, True]
+
+
+def test_delete_takes_the_end_of_a_chain_with_it(ns: Namespace) -> None:
+    ns.put(["a", "b", "c"], [value(ns, i) for i in range(3)])
+    ns.delete(["a", "b"])
+    assert ns.match(["a", "b", "c"]).prefix == 0
+
+
+def test_a_lease_is_renewed_and_released(ns: Namespace) -> None:
+    ns.put(["a"], [value(ns, 0)])
+    match = ns.match(["a"], lease=30)
+    assert match.lease is not None
+    with match.lease as lease:
+        lease.renew(60)
+    lease.release()  # a second time
+    assert ns.match(["a"]).lease is None
+
+
+def test_bump_makes_a_miss_of_everything(store: Store, ns: Namespace) -> None:
+    other = store.namespace(ns.name, block_tokens=4, layers=2, token_bytes=64)
+    ns.put(["a"], [value(ns, 0)])
+    before = ns.epoch
+    assert ns.bump() == before + 1 == ns.epoch
+    assert ns.match(["a"]).prefix == 0
+    assert other.match(["a"]).cut == Cut.EPOCH, "a handle of the old epoch"
+    assert other.refresh() == before + 1
+    with pytest.raises(MismatchError):
+        ns.bump(before)
+
+
+def test_penstocks_own_chain(make: MakeNamespace) -> None:
+    ns = make(ids=True)
+    ids = ns.chain(range(11))
+    assert len(ids) == 2
+    assert list(ns.chain(array("I", range(11)))) == list(ids)
+    assert list(ns.chain(range(4, 8), parent=ids[0])) == [ids[1]], "a chain goes on from any block"
+    assert list(ns.chain(range(8), extra=b"lora")) != list(ids)
+    assert len(ns.chain([1, 2])) == 0
+    ns.put(ids, [value(ns, 0), value(ns, 1)])
+    assert ns.match(ids).prefix == 2
+    for bad in ([-1], [2**32], ["x"], [None]):
+        with pytest.raises(InvalidError, match="tokens"):
+            ns.chain(bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidError, match="parent"):
+        ns.chain([1], parent=b"short")
+
+
+def test_key_ids(make: MakeNamespace) -> None:
+    a, b = make(), make()
+    ids = a.key_ids(["x", "y"])
+    assert [len(i) for i in ids] == [16, 16]
+    assert ids[0] != ids[1]
+    assert a.key_ids(["x"]) != b.key_ids(["x"]), "ids are a namespace's own"
+    assert a.key_ids([]) == []
+
+
+def test_a_hybrid_model(make: MakeNamespace) -> None:
+    ns = make(groups=[Group(GroupKind.FULL, 2, 8), Group(GroupKind.STATE, 1, 100)])
+    assert ns.piece_bytes == (2 * 4 * 8, 100)
+    keys = ["a", "b"]
+    full, state = bytes(range(64)), bytes(100)
+    put = ns.put(keys, [full, full, state], pieces=[(0, 0), (1, 0), (1, 1)])
+    assert put.ok == 3
+    assert ns.match(keys).prefix == 2
+    assert ns.match(keys[:1]).cut == Cut.GROUPS, "there is no snapshot at the end of the first block"
+    into = [bytearray(100), bytearray(64)]
+    assert ns.get(keys, into, pieces=[(1, 1), (0, 0)]).ok == 2
+    assert into == [state, full]
+
+
+def test_a_batch_without_keys(ns: Namespace) -> None:
+    assert ns.match([]).prefix == 0
+    assert ns.get([], []).done() == []
+    assert ns.exists([]).ok == 0
+
+
+def test_keys() -> None:
+    keys = Keys(["a", b"bc", "é"])
+    assert list(keys) == [b"a", b"bc", b"\xc3\xa9"]
+    assert (keys[-1], keys[1:], len(keys)) == (b"\xc3\xa9", Keys([b"bc", "é"]), 3)
+    assert hash(Keys(["a"])) == hash(Keys([b"a"]))
+    with pytest.raises(IndexError):
+        keys[3]
+    assert list(Keys.packed(b"abcd", 2)) == [b"ab", b"cd"]
+    with pytest.raises(InvalidError):
+        Keys.packed(b"abc", 2)
+
+
+def test_stats(store: Store, node: object) -> None:
+    assert isinstance(store.stats(), dict)
+    assert store.stats()

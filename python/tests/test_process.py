@@ -1,0 +1,337 @@
+"""Threads, signals, forks and the end of the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+
+import pytest
+from conftest import MakeNamespace, Run, value
+
+from penstock import ClosedError, Namespace, Store, testing
+
+OPEN = """
+import penstock
+def use(address):
+    with penstock.Store(address) as store:
+        ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
+        ns.put(["a"], [bytes(ns.value_bytes)])
+        into = [bytearray(ns.value_bytes)]
+        assert ns.get(["a"], into).ok == 1
+        return ns.match(["a"]).prefix
+"""
+
+
+def test_threads(make: MakeNamespace) -> None:
+    ns = make(flat=True)
+    failures: list[BaseException] = []
+
+    def work(t: int) -> None:
+        try:
+            for i in range(50):
+                key, data = f"{t} {i}", value(ns, t * 50 + i)
+                assert ns.put([key], [data]).ok == 1
+                into = bytearray(ns.value_bytes)
+                assert ns.get([key], [into]).ok == 1
+                assert into == data
+        except BaseException as e:
+            failures.append(e)
+
+    threads = [threading.Thread(target=work, args=(t,)) for t in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_other_threads_run_while_a_call_waits() -> None:
+    with testing.node() as n, Store(n.address) as store:
+        ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
+        ns.put(["a"], [value(ns, 0)])
+        n.pause()
+        outcome: list[BaseException | object] = []
+
+        def wait() -> None:
+            try:
+                outcome.append(ns.get(["a"], [bytearray(ns.value_bytes)], timeout=60))
+            except BaseException as e:
+                outcome.append(e)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        ticks = 0
+        while ticks < 100_000:  # a call that held the interpreter's lock would stop this for a minute
+            ticks += 1
+        assert waiting.is_alive()
+        assert not outcome
+        store.close()
+        waiting.join()
+        assert isinstance(outcome[0], ClosedError)
+
+
+def test_ctrl_c_ends_a_call_that_waits() -> None:
+    with testing.node() as n, Store(n.address, dead_for=0.1) as store:
+        ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
+        ns.put(["a"], [value(ns, 0)])
+        n.pause()
+        into = bytearray(ns.value_bytes)
+
+        def when_it_waits() -> None:
+            while not store._core.jobs:
+                os.sched_yield()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupt = threading.Thread(target=when_it_waits)
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            ns.get(["a"], [into], timeout=60)
+        interrupt.join()
+        into.append(0)  # the job was cancelled, and nothing writes here any more
+        n.resume()
+        again = bytearray(ns.value_bytes)
+        while ns.get(["a"], [again]).ok != 1:
+            pass  # until the node is no longer taken for down
+        assert again == value(ns, 0)
+
+
+def test_an_import_loads_no_library(run: Run) -> None:
+    out = run("import penstock, penstock.testing\nwith open('/proc/self/maps') as f:\n    print('libpenstock' in f.read())")
+    assert out == "False\n"
+
+
+def test_a_child_of_a_process_that_had_opened_a_store(run: Run) -> None:
+    """It is refused at once with a clear error, may close and exit, and the parent goes on."""
+    out = run(
+        OPEN
+        + """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # of fork in a process with threads
+store = penstock.Store(NODE)
+ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
+ns.put(["a"], [bytes(ns.value_bytes)])
+lease = ns.match(["a"], lease=30).lease
+memory = store.register(bytearray(10))
+job = ns.jobs.exists(["a"])
+child = os.fork()
+if child == 0:
+    for call in (lambda: ns.match(["a"]), lambda: penstock.Store(NODE), lambda: ns.bump(), job.wait, store.drain, lambda: lease.renew(1)):
+        try:
+            call()
+        except penstock.ForkedError as e:
+            assert "spawn" in str(e), e
+        else:
+            sys.exit(3)
+    job.cancel(); lease.release(); memory.close(); store.close()
+    del store, ns
+    sys.exit(7)  # with atexit
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert ns.exists(["a"]).ok == 1
+job.wait(); lease.release(); memory.close(); store.close()
+print("parent goes on")
+"""
+    )
+    assert out == "parent goes on\n"
+
+
+def test_children_of_a_process_that_had_not(run: Run) -> None:
+    out = run(
+        OPEN
+        + """
+import os, sys
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        sys.exit(use(NODE))
+    children.append(child)
+assert [os.waitstatus_to_exitcode(os.waitpid(c, 0)[1]) for c in children] == [1, 1, 1]
+print(use(NODE))
+"""
+    )
+    assert out == "1\n"
+
+
+def test_multiprocessing(run: Run) -> None:
+    out = run(
+        OPEN
+        + """
+import multiprocessing
+def pool(method):
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        print(method, pool.map(use, [NODE] * 4))
+        pool.close()
+        pool.join()
+if __name__ == "__main__":
+    pool("fork")
+    pool("spawn")
+    pool("forkserver")
+    print(use(NODE))
+    pool("spawn")  # also when this process uses the library
+"""
+    )
+    assert out == "fork [1, 1, 1, 1]\nspawn [1, 1, 1, 1]\nforkserver [1, 1, 1, 1]\n1\nspawn [1, 1, 1, 1]\n"
+
+
+def test_a_store_is_not_sent_to_another_process(store: Store) -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="open one there"):
+        pickle.dumps(store)
+
+
+def test_signals_stay_python_s(run: Run) -> None:
+    """SIGINT and SIGCHLD handlers run, child processes are waited for, and faulthandler reports a fault of ours."""
+    out = run(
+        OPEN
+        + """
+import os, signal, subprocess
+seen = []
+signal.signal(signal.SIGCHLD, lambda *a: seen.append("chld"))
+signal.signal(signal.SIGINT, lambda *a: seen.append("int"))
+signal.signal(signal.SIGTERM, lambda *a: seen.append("term"))
+store = penstock.Store(NODE)
+before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM)]
+assert subprocess.run(["/bin/true"]).returncode == 0
+os.kill(os.getpid(), signal.SIGINT)
+os.kill(os.getpid(), signal.SIGTERM)
+assert seen == ["chld", "int", "term"], seen
+store.close()
+assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGCHLD, signal.SIGTERM)] == before
+print("ok")
+"""
+    )
+    assert out == "ok\n"
+
+
+def test_sigchld_is_not_changed_by_the_library(run: Run) -> None:
+    """The kernel's view: which signals are caught and ignored, but for those that the library says it takes."""
+    out = run(
+        OPEN
+        + """
+import signal
+def masks():
+    with open("/proc/self/status") as f:
+        return {k: int(v, 16) for k, v in (line.split(":") for line in f if line.startswith(("SigIgn", "SigCgt")))}
+before = masks()
+use(NODE)
+after = masks()
+taken = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGPIPE, signal.SIGURG}
+changed = {s for s in range(1, 32) for k in before if (before[k] ^ after[k]) >> (s - 1) & 1}
+print(sorted(int(s) for s in changed - taken))
+"""
+    )
+    assert out == "[]\n"
+
+
+def test_faulthandler_reports_a_fault(run: Run) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)Fatal Python error: Segmentation fault.*Current thread"):
+        run(OPEN + "import faulthandler\nfaulthandler.enable()\nuse(NODE)\nfaulthandler._sigsegv()")
+
+
+def test_a_broken_pipe_is_an_exception(run: Run) -> None:
+    out = run(
+        OPEN
+        + """
+import os
+use(NODE)
+r, w = os.pipe()
+os.close(r)
+try:
+    os.write(w, b"x")
+except BrokenPipeError:
+    print("BrokenPipeError")
+"""
+    )
+    assert out == "BrokenPipeError\n"
+
+
+def test_a_process_that_ends_without_closing(run: Run) -> None:
+    run(
+        OPEN
+        + """
+import logging
+logging.basicConfig(level=logging.DEBUG, filename="/dev/null")
+store = penstock.Store(NODE)
+ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
+into = bytearray(ns.value_bytes)
+jobs = [ns.jobs.get(["a"], [bytearray(ns.value_bytes)]) for _ in range(20)]
+"""
+    )
+
+
+def test_a_store_that_is_forgotten_is_closed(run: Run) -> None:
+    out = run(
+        OPEN
+        + """
+import gc, warnings
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    store = penstock.Store(NODE)
+    core = store._core
+    del store
+    gc.collect()
+print(len(seen), seen[0].category.__name__)
+del seen[:]  # a warning refers to its source
+gc.collect()
+print(core.usable())
+"""
+    )
+    assert out == "1 ResourceWarning\nFalse\n"
+
+
+def test_a_namespace_keeps_its_store_open(node: testing.Node) -> None:
+    ns = Store(node.address).namespace("kept", block_tokens=4, layers=2, token_bytes=64)
+    gc.collect()
+    assert ns.match(["a"]).prefix == 0
+    ns._store.close()
+
+
+def test_a_signal_handler_may_close_the_store(run: Run) -> None:
+    out = run(
+        OPEN
+        + """
+import os, signal
+store = penstock.Store(NODE)
+ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
+signal.signal(signal.SIGALRM, lambda *a: store.close())
+signal.setitimer(signal.ITIMER_REAL, 0.05)
+try:
+    while True:
+        ns.exists(["a"])
+except penstock.ClosedError:
+    print("closed")
+"""
+    )
+    assert out == "closed\n"
+
+
+def test_logging(run: Run) -> None:
+    out = run(
+        """
+import logging, threading, penstock
+lines = []
+came = threading.Event()
+class Handler(logging.Handler):
+    def emit(self, record):
+        lines.append((record.name, record.levelname, record.getMessage()))
+        came.set()
+logging.getLogger("penstock").addHandler(Handler())
+with penstock.Store("127.0.0.1:1"):  # nobody listens there, which is logged at warn
+    assert came.wait(60)
+print(lines[0][0], lines[0][1], "127.0.0.1:1" in lines[0][2])
+"""
+    )
+    assert out == "penstock WARNING True\n"
+
+
+def test_close_is_safe_from_every_thread(ns: Namespace, node: testing.Node) -> None:
+    store = Store(node.address)
+    threads = [threading.Thread(target=store.close) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert store.closed
