@@ -32,7 +32,7 @@ LIB ?= bin
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build lib demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build lib wheel test-python demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -42,6 +42,12 @@ lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and
 	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi
 	rm -f $(LIB)/libpenstock.h
 	cp client/capi/penstock.h $(LIB)/penstock.h
+
+wheel: ## bin/penstock-*.whl: the Python package with libpenstock and the program; fetches a C compiler that targets an old glibc
+	.ci/wheel
+
+test-python: wheel ## the wheel, installed, on each Python that is there; style and types of python/
+	.ci/test-python
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
 	bin/penstock demo --picture bin/demo.png
