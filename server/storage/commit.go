@@ -41,6 +41,8 @@ type committing struct {
 	mem  *hold
 	sums []uint64
 	ref  kv.Ref
+	// live: the slot is committed.
+	live bool
 }
 
 // Commit stores the pieces that the writer has written to the reservation's memory, and
@@ -75,6 +77,7 @@ func (n *Node) commit(ctx context.Context, r *Reservation, pieces []PieceSums, c
 	}
 	n.verify(r, all)
 	if err := n.writeSlots(ctx, r, all); err != nil {
+		n.giveUp(all)
 		return nil, err
 	}
 	if err := n.publish(ctx, r, all); err != nil {
@@ -160,10 +163,10 @@ const placementTries = 3
 // read the memory of the write.
 var errHung = errors.New("the volume hangs")
 
-// writeSlots reserves slots for the pieces, writes them, and with durability sync syncs
-// them. It writes a piece to another volume, if there is one, when the first volume
-// returned an error or did not complete the write within WriteWait. It refuses a piece
-// whose ancestor in this call was refused.
+// writeSlots reserves slots for the pieces, writes them, with durability sync syncs
+// them, and commits the slots. It writes a piece to another volume, if there is one, when
+// the first volume returned an error or did not complete the write within WriteWait. It
+// refuses a piece whose ancestor in this call was refused.
 func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing) error {
 	defer func() {
 		for i := range all {
@@ -184,6 +187,11 @@ func (n *Node) writeSlots(ctx context.Context, r *Reservation, all []committing)
 		again := false
 		for _, c := range placed {
 			if c.Err == nil {
+				// Refused if a sync has failed since the write: the write may be lost.
+				c.Err = n.store.Commit(c.ref)
+			}
+			if c.Err == nil {
+				c.live = true
 				continue
 			}
 			elsewhere := n.store.Elsewhere(&c.ref)
@@ -326,15 +334,18 @@ func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	}
 }
 
-// abandon abandons the slots of the pieces and returns err.
-func (n *Node) abandon(owners []*committing, err error) error {
-	for _, c := range owners {
-		if c.ref.Generation != 0 {
+// giveUp frees the slots of all pieces. None of them is in the index.
+func (n *Node) giveUp(all []committing) {
+	for i := range all {
+		c := &all[i]
+		switch {
+		case c.live:
+			n.logIf("free slot", n.store.Free(c.ref))
+		case c.ref.Generation != 0:
 			n.logIf("abandon slot", n.store.Abandon(c.ref))
-			c.ref = kv.Ref{}
 		}
+		c.ref, c.live = kv.Ref{}, false
 	}
-	return err
 }
 
 // syncData syncs the written pieces. A piece whose volume was not synced gets the
@@ -355,7 +366,7 @@ func (n *Node) syncData(ctx context.Context, owners []*committing) error {
 	case err == nil:
 		return nil
 	case !errors.As(err, &failed):
-		return n.abandon(owners, fmt.Errorf("storage: commit: %w", err))
+		return fmt.Errorf("storage: commit: %w", err)
 	}
 	for _, c := range owners {
 		if e := failed.Of(c.ref); e != nil && c.Err == nil {
@@ -440,9 +451,8 @@ func ondiskClass(c trie.Class) ondisk.Class {
 	return ondisk.ClassPrefix
 }
 
-// publish makes the written slots live and adds the pieces to the index. After an
-// error, the pieces that are in the index are Stored, and the slots of the others are
-// free.
+// publish adds the pieces to the index. After an error, the pieces that are in the index
+// are Stored, and the slots of the others are free.
 func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) error {
 	var entries []trie.Entry
 	var owners []*committing
@@ -450,10 +460,6 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		c := &all[i]
 		if c.Reason != "" {
 			continue
-		}
-		if err := n.store.Commit(c.ref); err != nil {
-			n.freeAll(owners)
-			return n.abandon(pointers(all[i:]), fmt.Errorf("storage: commit: %w", err))
 		}
 		e := r.entry(c.PieceRef)
 		e.Ref = c.ref
@@ -468,7 +474,7 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		err = fmt.Errorf("storage: commit: %w", err)
 	}
 	if len(statuses) == 0 {
-		n.freeAll(owners)
+		n.giveUp(all)
 		return err
 	}
 	n.unsynced.Store(true)
@@ -481,20 +487,6 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		n.logIf("free slot", n.store.Free(c.ref))
 	}
 	return err
-}
-
-// freeAll frees live slots that are not in the index.
-func (n *Node) freeAll(owners []*committing) {
-	for _, c := range owners {
-		n.logIf("free slot", n.store.Free(c.ref))
-	}
-}
-
-func pointers(all []committing) (out []*committing) {
-	for i := range all {
-		out = append(out, &all[i])
-	}
-	return out
 }
 
 // report counts the outcomes and publishes the stored blocks as an event.

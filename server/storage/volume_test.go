@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,6 +128,40 @@ func TestHungSegment(t *testing.T) {
 		}
 		bad.SetRules(nil)
 		time.Sleep(2 * time.Hour)
+	})
+}
+
+// TestSyncFailsDuringCommit: a volume completes a write, and then a sync of the volume
+// fails before the Commit has ended. The Commit writes the piece to the other volume.
+func TestSyncFailsDuringCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := faultio.Wrap(memio.New(memio.Options{Path: "slow"}), nil)
+		bad := faultio.Wrap(memio.New(memio.Options{Path: "bad"}), nil)
+		r := newRig(t, rigOptions{capacityBytes: 64 << 20, edit: func(o *storage.Options) { o.HotBytes, o.SyncEvery = -1, time.Hour }}, slow, bad)
+		// The pieces of one group go to one volume, those of the other group to the other.
+		ns := r.namespace("m", kv.Geometry{BlockTokens: 4, Groups: []kv.Group{
+			{Kind: kv.Full, Layers: 2, TokenBytes: 300}, {Kind: kv.Window, Layers: 2, TokenBytes: 300, WindowTokens: 64},
+		}})
+		for i := range 4 {
+			r.putAll(ns, chain(ns, 6, i))
+		}
+		if err := r.node.Sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		slow.SetRules(faultio.MustParse(`(Delay 1s (And Writes (File "segment-*")))`))
+		bad.SetRules(faultio.MustParse(`(Err EIO Syncs)`))
+		ids := chain(ns, 4, 100)
+		var wg sync.WaitGroup
+		wg.Go(func() { r.putAll(ns, ids) })
+		time.Sleep(500 * time.Millisecond)
+		if err := r.node.Sync(t.Context()); err == nil || r.health("bad").State != health.Failed {
+			t.Errorf("sync: %v; the volume is %v", err, r.health("bad").State)
+		}
+		wg.Wait()
+		if result, n := r.load(ns, ids); result.Match.Blocks != len(ids) || n != 2*len(ids) {
+			t.Errorf("%d of %d blocks match, %d pieces were delivered", result.Match.Blocks, len(ids), n)
+		}
+		bad.SetRules(nil)
 	})
 }
 
