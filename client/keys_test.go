@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"encoding/hex"
 	"errors"
 	"slices"
 	"strings"
@@ -83,6 +84,17 @@ func TestEnsureNamespace(t *testing.T) {
 	for _, word := range []string{"full 4×512 B", "full 77×512 B", `"fp8"`} {
 		if !strings.Contains(err.Error(), word) {
 			t.Errorf("%q lacks %s", err, word)
+		}
+	}
+	salted := def
+	salted.Salt = []byte("s3cret")
+	_, err = r.store.EnsureNamespace(t.Context(), salted)
+	if !errors.Is(err, client.ErrMismatch) || !strings.Contains(err.Error(), "salts differ") {
+		t.Errorf("another salt: %v", err)
+	}
+	for _, secret := range []string{"s3cret", hex.EncodeToString(salted.Salt)} {
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("%q has the salt", err)
 		}
 	}
 	if _, err = r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "a b"}); !errors.Is(err, client.ErrRequest) {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -32,14 +33,19 @@ func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Names
 		return kv.Namespace{}, err
 	}
 	if !sameNamespace(ns, def) {
-		return kv.Namespace{}, fmt.Errorf("client: %w: namespace %q is there as %s; wanted is %s", ErrMismatch, def.Name, describe(ns), describe(def))
+		salts := "salts are equal"
+		if !bytes.Equal(ns.Salt, def.Salt) {
+			salts = "salts differ"
+		}
+		return kv.Namespace{}, fmt.Errorf("client: %w: namespace %q is there as %s; wanted is %s; %s", ErrMismatch, def.Name, describe(ns), describe(def), salts)
 	}
 	return ns, nil
 }
 
-// describe is everything that decides ids and bytes of a namespace.
+// describe returns what decides the ids and bytes of a namespace, without its salt, which
+// is a secret and must not reach a log.
 func describe(ns kv.Namespace) string {
-	return fmt.Sprintf("{%v, index %v, tenant %q, salt %x, dtype %q, layout %q}", ns.Geometry, ns.Index, ns.Tenant, ns.Salt, ns.Geometry.DType, ns.Geometry.Layout)
+	return fmt.Sprintf("{%v, index %v, tenant %q, dtype %q, layout %q}", ns.Geometry, ns.Index, ns.Tenant, ns.Geometry.DType, ns.Geometry.Layout)
 }
 
 func (n *node) createNamespace(ctx context.Context, def kv.Namespace) error {
