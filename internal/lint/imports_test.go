@@ -111,7 +111,7 @@ var testEdges = []struct {
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
 	{"client/capi", []string{"internal/testnode"}, "programs in C are run against a node in the test's process"},
-	{"client/capi/binding", []string{"internal/testnode"}, "batches are run against a node in the test's process"},
+	{"client/capi/binding", []string{"internal/testnode", "rdma/tcp"}, "batches are run against a node in the test's process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},
 	{"rdma/group", []string{"rdma/simrdma"}, "the engine is tested on NICs that fail as a seed says"},
 	{"rdma/copier", []string{"rdma/group", "rdma/shm", "rdma/verbs"}, "copies over a NIC are tested over each that has a loopback"},

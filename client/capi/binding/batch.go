@@ -231,6 +231,9 @@ func (b *Batch) fragmentsOf(i int) (from, to int, err error) {
 func (c *call) place(b *Batch) error {
 	var last *Memory
 	one := true
+	// One allocation for the fragments of all pieces.
+	fragments := make([]client.Fragment, 0, len(b.Addresses))
+	c.fragments = make([][]client.Fragment, len(c.pieces))
 	for i := range c.pieces {
 		from, to, err := b.fragmentsOf(i)
 		if err != nil {
@@ -239,7 +242,7 @@ func (c *call) place(b *Batch) error {
 		p := &c.pieces[i]
 		layerBytes := c.def.Geometry.LayerBytes(p.Group)
 		var total int64
-		fragments := make([]client.Fragment, 0, to-from)
+		first := len(fragments)
 		for f := from; f < to; f++ {
 			addr, n := b.Addresses[f], b.Lengths[f]
 			if addr == 0 || n == 0 || n > kv.MaxPieceBytes || n%uint64(layerBytes) != 0 {
@@ -254,7 +257,7 @@ func (c *call) place(b *Batch) error {
 			}
 			last = m
 			at := int64(addr - m.addr)
-			if k := len(fragments) - 1; k >= 0 && fragments[k].Memory == m.client && fragments[k].Offset+int64(fragments[k].Layers)*layerBytes == at {
+			if k := len(fragments) - 1; k >= first && fragments[k].Memory == m.client && fragments[k].Offset+int64(fragments[k].Layers)*layerBytes == at {
 				fragments[k].Layers += int(n / uint64(layerBytes))
 			} else {
 				fragments = append(fragments, client.Fragment{Memory: m.client, Offset: at, Layers: int(n / uint64(layerBytes))})
@@ -264,9 +267,9 @@ func (c *call) place(b *Batch) error {
 		if want := c.def.Geometry.PieceBytes(p.Group); total != want {
 			return invalid("piece %d has %d bytes; a value of namespace %q has %d (group %d of %v)", i, total, c.def.Name, want, p.Group, c.def.Geometry)
 		}
-		p.Offset = fragments[0].Offset
-		one = one && len(fragments) == 1
-		c.fragments = append(c.fragments, fragments)
+		c.fragments[i] = fragments[first:len(fragments):len(fragments)]
+		p.Offset = fragments[first].Offset
+		one = one && len(c.fragments[i]) == 1
 	}
 	if one && last != nil {
 		c.memory, c.fragments = last.client, nil

@@ -1,0 +1,344 @@
+package binding
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func openEngine(ctx context.Context, t *tls.Config, log *slog.Logger) (rdma.Engine, error) {
+	return tcp.New(ctx, tcp.Options{TLS: t, Logger: log})
+}
+
+// rig is a store over a node in this process, with memory that is not Go's.
+type rig struct {
+	t       testing.TB
+	library *Library
+	handle  Handle
+	store   *Store
+	mem     []byte
+	addr    uint64
+}
+
+func newRig(t testing.TB, servers string) *rig {
+	t.Helper()
+	r := &rig{t: t, library: NewLibrary()}
+	var err error
+	if r.handle, err = r.library.Open(t.Context(), Options{Servers: servers, Engine: openEngine, DialTimeout: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if r.store, err = r.library.Store(r.handle); err != nil {
+		t.Fatal(err)
+	}
+	a, err := arena.New(arena.Options{SizeBytes: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.mem, r.addr = a.Bytes(), addressOf(a.Bytes())
+	t.Cleanup(func() {
+		if err := r.store.Close(); err != nil && !errors.Is(err, ErrHandle) {
+			t.Error(err)
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) namespace(name string, layers, layerBytes int) *Namespace {
+	r.t.Helper()
+	h, err := r.store.Ensure(kv.Namespace{Name: name, Index: kv.IndexFlat, Geometry: kv.SingleGroup(layers, 1, layerBytes)}, false)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	ns, err := r.library.Namespace(h)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ns
+}
+
+func (r *rig) register() *Memory {
+	r.t.Helper()
+	h, err := r.store.Register(r.addr, uint64(len(r.mem)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := r.library.Memory(h)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return m
+}
+
+// batch is n keys, value i at i × size of the memory.
+func (r *rig) batch(prefix string, n, size int) *Batch {
+	b := &Batch{KeyOffsets: []uint32{0}, Results: make([]byte, n)}
+	for i := range n {
+		b.Keys = fmt.Appendf(b.Keys, "%s/%064d", prefix, i)
+		b.KeyOffsets = append(b.KeyOffsets, uint32(len(b.Keys)))
+		b.Addresses = append(b.Addresses, r.addr+uint64(i*size))
+		b.Lengths = append(b.Lengths, uint64(size))
+	}
+	return b
+}
+
+// TestCloseUnderLoad: Close returns while calls and jobs are under way on many goroutines,
+// each of which ends with a result or one of the errors that say so, and then nothing
+// touches the memory any more.
+func TestCloseUnderLoad(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns := r.namespace("m", 4, 4096)
+	r.register()
+	var wg sync.WaitGroup
+	started := make(chan struct{}, 8)
+	for g := range 8 {
+		wg.Go(func() {
+			b := r.batch(fmt.Sprint(g), 4, 16<<10)
+			for i := range b.Addresses {
+				b.Addresses[i] += uint64(g * 64 << 10)
+			}
+			for turn := 0; ; turn++ {
+				_, err := ns.Submit(OpPut, b)
+				if err == nil || errors.Is(err, ErrBusy) {
+					err = ns.Do(OpGet, r.batch(fmt.Sprint(g), 4, 16<<10)).Err
+				}
+				if turn == 3 {
+					started <- struct{}{}
+				}
+				switch CodeOf(err) {
+				case OK, Invalid, Busy:
+				case Closed, Canceled:
+					return
+				default:
+					t.Errorf("%v", err)
+					return
+				}
+			}
+		})
+	}
+	for range 8 {
+		<-started
+	}
+	if err := r.store.Close(); err != nil {
+		t.Error(err)
+	}
+	copy(r.mem, bytes.Repeat([]byte{1}, len(r.mem))) // the race detector sees who else is there
+	wg.Wait()
+	if _, err := r.library.Store(r.handle); !errors.Is(err, ErrHandle) {
+		t.Errorf("the handle after Close: %v", err)
+	}
+	if err := r.store.Close(); !errors.Is(err, ErrHandle) {
+		t.Errorf("closed twice: %v", err)
+	}
+}
+
+// TestUnregister: memory in use stays registered, and handles are not used twice.
+func TestUnregister(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	m := r.register()
+	in := r.store.use(r.addr+8, 16)
+	if in != m {
+		t.Fatalf("memory of %#x: %v", r.addr+8, in)
+	}
+	if err := m.Unregister(); !errors.Is(err, ErrBusy) {
+		t.Errorf("in use: %v", err)
+	}
+	r.store.unuse([]*Memory{in})
+	if err := m.Unregister(); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.library.Memory(m.handle); !errors.Is(err, ErrHandle) {
+		t.Errorf("the handle: %v", err)
+	}
+	if again := r.register(); again.handle == m.handle {
+		t.Errorf("handle %d names other memory", m.handle)
+	}
+	for _, at := range []struct{ addr, n uint64 }{
+		{r.addr - 1, 2}, {r.addr + uint64(len(r.mem)) - 1, 2}, {r.addr, uint64(len(r.mem)) + 1}, {r.addr, 1 << 63}, {0, 1}, {^uint64(0), 1},
+	} {
+		if m := r.store.use(at.addr, at.n); m != nil {
+			t.Errorf("%d bytes at %#x lie in [%#x,%#x)", at.n, at.addr, m.addr, m.end)
+		}
+	}
+}
+
+// TestTimeLimit: a job that waits for its turn, or is cancelled there, ends with the code
+// that says so; the memory is free then.
+func TestTimeLimit(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns, m := r.namespace("m", 1, 4096), r.register()
+	for range cap(r.store.turns) { // all turns are taken
+		r.store.turns <- struct{}{}
+	}
+	late := r.batch("late", 1, 4096)
+	late.Timeout = time.Nanosecond
+	h, err := ns.Submit(OpGet, late)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.store.Wait(h, time.Minute); err != nil || CodeOf(got.Err) != Timeout || got.Job != h {
+		t.Errorf("late: %+v, %v", got, err)
+	}
+	if h, err = ns.Submit(OpGet, r.batch("never", 1, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.store.Wait(h, time.Nanosecond); CodeOf(err) != Timeout {
+		t.Errorf("a wait that is too short: %v", err)
+	}
+	if err := r.store.Cancel(h); err != nil {
+		t.Error(err)
+	}
+	if got, err := r.store.Wait(h, time.Minute); err != nil || CodeOf(got.Err) != Canceled {
+		t.Errorf("cancelled: %+v, %v", got, err)
+	}
+	if err := m.Unregister(); err != nil {
+		t.Errorf("after both: %v", err)
+	}
+}
+
+// TestCodes: every sentinel of package client has a code.
+func TestCodes(t *testing.T) {
+	for err, want := range map[error]Code{
+		nil: OK, client.ErrAuth: Auth, client.ErrProvider: Provider, client.ErrNotFound: NotFound, client.ErrRequest: Invalid,
+		client.ErrMismatch: Mismatch, client.ErrUnavailable: Unavailable, client.ErrUnsupported: Version, client.ErrClosed: Closed,
+		context.Canceled: Canceled, context.DeadlineExceeded: Timeout, errors.New("else"): Internal,
+	} {
+		if got := CodeOf(err); got != want {
+			t.Errorf("%v: code %d; want %d", err, got, want)
+		}
+	}
+}
+
+// TestLogQueue: a callback that hangs holds nobody up; what it missed is counted.
+func TestLogQueue(t *testing.T) {
+	var lines []string
+	entered, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	q := newLogQueue(func(_ slog.Level, line string) {
+		once.Do(func() { close(entered) })
+		<-release
+		lines = append(lines, line)
+	}, slog.LevelInfo)
+	log := q.logger().With("of", "a test")
+	log.Info("first")
+	<-entered
+	log.Debug("not at this level")
+	for range logLines + 10 {
+		log.Warn("more", "n", 1)
+	}
+	close(release)
+	q.close()
+	log.Info("after the end")
+	if len(lines) != 1+logLines || q.dropped.Load() != 10 {
+		t.Errorf("%d lines, %d dropped", len(lines), q.dropped.Load())
+	}
+	if want := `msg=first of="a test"`; lines[0] != want {
+		t.Errorf("%q; want %q", lines[0], want)
+	}
+}
+
+// TestOptions: what cannot be is refused with its name.
+func TestOptions(t *testing.T) {
+	for _, o := range []Options{
+		{Servers: ""}, {Servers: "a:1,a:1"}, {Servers: "a:1", Token: "t", TokenFile: "f"}, {Servers: "a:1", TokenFile: "/no/such"},
+		{Servers: "a:1", CertFile: "c"}, {Servers: "a:1", CAFile: "/no/such"},
+	} {
+		o.Engine = openEngine
+		if h, err := NewLibrary().Open(t.Context(), o); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %d, %v", o, h, err)
+		}
+	}
+}
+
+// BenchmarkPlan is what a batch of 128 keys takes beyond the ids of its keys.
+func BenchmarkPlan(b *testing.B) {
+	r := newRig(b, testnode.Start(b, testnode.Options{}).Addr)
+	ns := r.namespace("m", 1, 4096)
+	r.register()
+	batch := r.batch("b", 128, 4096)
+	b.Run("ids", func(b *testing.B) {
+		ids := make([]kv.BlockID, 128)
+		for b.Loop() {
+			if err := ns.KeyIDs(ids, batch.Keys, batch.KeyOffsets); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("plan", func(b *testing.B) {
+		for b.Loop() {
+			c, err := ns.plan(OpGet, batch)
+			if err != nil {
+				b.Fatal(err)
+			}
+			c.end()
+		}
+	})
+}
+
+// BenchmarkGet compares a batch with the same client.Read: the same keys, hashed to the same
+// ids, into the same memory, in turns. It is the cost of handles, plan and results, without C.
+func BenchmarkGet(b *testing.B) {
+	for _, c := range []struct {
+		name                     string
+		keys, layers, layerBytes int
+	}{{"128 keys of 4 KiB", 128, 1, 4096}, {"4 MiB", 1, 16, 256 << 10}} {
+		b.Run(c.name, func(b *testing.B) {
+			r := newRig(b, testnode.Start(b, testnode.Options{SegmentBytes: 8 << 20}).Addr)
+			ns, m := r.namespace("m", c.layers, c.layerBytes), r.register()
+			batch := r.batch("b", c.keys, c.layers*c.layerBytes)
+			if got := ns.Do(OpPut, batch); got.OK != c.keys {
+				b.Fatalf("%+v", got)
+			}
+			through := func() {
+				if got := ns.Do(OpGet, batch); got.OK != c.keys {
+					b.Fatalf("%+v", got)
+				}
+			}
+			direct := func() {
+				ids := make([]kv.BlockID, c.keys)
+				if err := ns.KeyIDs(ids, batch.Keys, batch.KeyOffsets); err != nil {
+					b.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(b.Context(), time.Minute)
+				defer cancel()
+				if got, err := r.store.client.Read(ctx, client.ReadRequest{Namespace: ns.Definition(), IDs: ids, Into: m.client}); err != nil || got.Blocks != c.keys {
+					b.Fatalf("%+v, %v", got, err)
+				}
+			}
+			calls, took := []func(){through, direct}, [2][]time.Duration{}
+			for turn := 0; b.Loop(); turn++ {
+				for k := range calls { // the order changes: whoever is second finds warm caches
+					which := (turn + k) % 2
+					start := time.Now()
+					calls[which]()
+					took[which] = append(took[which], time.Since(start))
+				}
+			}
+			for i := range took {
+				slices.Sort(took[i])
+			}
+			over, base := took[0][len(took[0])/2], took[1][len(took[1])/2]
+			b.ReportMetric(float64((over-base).Nanoseconds())/1e3, "µs-over-go")
+			b.ReportMetric(float64(base)/float64(over), "of-go's-rate")
+		})
+	}
+}
