@@ -36,6 +36,10 @@
 // call moves. Read puts it there, Write takes it from there. With Base 0 the prompt
 // starts where the Memory starts. Pieces name other places, one by one.
 //
+// Fragments go further: each layer of a piece, or each run of layers, has its place in any
+// registered memory, as where K and V are apart or each layer is a tensor of its own. Read
+// scatters and Write gathers by one-sided writes, without a copy.
+//
 // An engine on the node's own host can borrow instead: ReadLocal verifies the
 // blocks where they lie in the node's memory, which is mapped here read-only
 // (Options.LocalSocket), and Return gives them back. A call goes over the socket,

@@ -11,7 +11,6 @@ import "C"
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -468,7 +467,7 @@ func goStats(store C.uint64_t, buf *C.char, room C.uint64_t, need *C.uint64_t, t
 			*need = C.uint64_t(len(json) + 1)
 		}
 		if buf == nil || uint64(room) < uint64(len(json)+1) {
-			return errors.Join(invalid("penstock_stats: room for %d bytes; it takes %d", uint64(room), len(json)+1))
+			return invalid("penstock_stats: room for %d bytes; it takes %d", uint64(room), len(json)+1)
 		}
 		out := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(json)+1)
 		out[copy(out, json)] = 0
