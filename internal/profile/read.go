@@ -129,11 +129,12 @@ func (r *reader) work(ctx context.Context) (err error) {
 	for {
 		run := r.opts.Runs[int(r.next.Add(1)-1)%len(r.opts.Runs)]
 		for at := run.First; at < len(run.IDs); at += int(blocks) {
-			if time.Since(r.start) >= r.opts.For {
-				return nil
-			}
 			if err := r.window(ctx, run.IDs[:min(at+int(blocks), len(run.IDs))], at, into); err != nil {
 				return err
+			}
+			// After the read: each reader reads once, however slow this machine is.
+			if time.Since(r.start) >= r.opts.For {
+				return nil
 			}
 		}
 		if run.First >= len(run.IDs) && time.Since(r.start) >= r.opts.For {
