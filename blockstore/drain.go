@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strconv"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -21,7 +22,7 @@ var (
 // the path. VolumeNamed fails with ErrVolumeUnknown.
 func (s *Store) VolumeNamed(name string) (uint32, error) {
 	for _, v := range s.volumes {
-		if strconv.Itoa(int(v.index)) == name || v.dev.Info().Path == name {
+		if strconv.Itoa(int(v.index)) == name || filepath.Clean(v.dev.Info().Path) == filepath.Clean(name) {
 			return v.index, nil
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -177,7 +178,7 @@ func untilDrained(ctx context.Context, w world, a admin, name string) error {
 // volumeOf finds a volume by its index or path.
 func volumeOf(volumes []*pb.VolumeStatus, name string) *pb.VolumeStatus {
 	for _, v := range volumes {
-		if v.GetPath() == name || strconv.Itoa(int(v.GetIndex())) == name {
+		if filepath.Clean(v.GetPath()) == filepath.Clean(name) || strconv.Itoa(int(v.GetIndex())) == name {
 			return v
 		}
 	}

@@ -15,7 +15,7 @@ ns create m --layers 2 --block-tokens 4 --token-bytes 1024
 block put m --tokens-file @prompt --data-file @kv
 volume list
 volume drain 9
-volume remove @second
+volume remove @second/
 volume drain @second --dry-run
 ----
 name      m
@@ -48,7 +48,7 @@ data kv2 2 32768
 ----
 
 run
-volume drain 1 --wait
+volume drain @second/ --wait
 volume drain 1 --wait
 block put m --tokens-file @other --data-file @kv2
 volume list
