@@ -130,6 +130,7 @@ func main() {
 // second hits that and stores the rest, the third hits all of it. What another
 // engine then reads is compared byte by byte.
 func TestDocumentedCode(t *testing.T) {
+	testkit.Long(t, "compiles and runs a module of its own")
 	for name, code := range documented(t) {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t, nil)

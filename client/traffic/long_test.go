@@ -38,6 +38,7 @@ func longPair(t *testing.T, peLayers, pages int, bufferBytes int64) (ctx context
 // pages. Either side reads the hit, or both do, and some blocks are recomputed. The test
 // compares every byte on both devices and every stored block.
 func TestLongPrompts(t *testing.T) {
+	testkit.Long(t, "prompts of a million tokens")
 	ctx, s, pe, de := longPair(t, 2, 2*MaxBlocks, 32<<20)
 	for i, c := range []struct{ blocks, hit, split int }{
 		{1 << 16, 1<<16 - 1, 1 << 14}, {MaxBlocks, MaxBlocks - 1, 0}, {MaxBlocks, 1000, 500},

@@ -83,6 +83,7 @@ func main() {
 // TestOutside: a module outside of the repository imports every package that it may,
 // and serves a request with two managers.
 func TestOutside(t *testing.T) {
+	testkit.Long(t, "compiles and runs a module of its own")
 	list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if ne .Name \"main\"}}{{.ImportPath}}{{end}}", "./...")
 	list.Dir = testkit.RepositoryRoot(t)
 	out, err := list.Output()

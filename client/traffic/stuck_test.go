@@ -24,6 +24,7 @@ import (
 // with its own cancellation or lost session, never because it waited for memory. This
 // must hold with the planner's accounting of bytes and without it.
 func TestNoDeadlock(t *testing.T) {
+	testkit.Long(t, "many random orders of many requests")
 	testkit.VerifyNone(t)
 	for seed := range uint64(3) {
 		for _, accounted := range []bool{true, false} {

@@ -1283,6 +1283,7 @@ func (g gated) Recv(count, sizeBytes int, handler func(from rdma.EngineID, msg [
 // requests of the others have ended. Every request completes: also where the
 // prefill engine keeps few early messages and returns the others.
 func TestBurst(t *testing.T) {
+	testkit.Long(t, "a thousand requests at once")
 	for _, earlyMax := range []int{maxEarly, 10} {
 		t.Run(fmt.Sprintf("early=%d", earlyMax), func(t *testing.T) { testBurst(t, 1000, earlyMax) })
 	}

@@ -21,9 +21,7 @@ import (
 // deadline, and no wrong byte reaches a device.
 func TestClusterFaults(t *testing.T) {
 	testkit.VerifyNone(t)
-	if testing.Short() {
-		t.Skip("starts 50 processes; not with -short")
-	}
+	testkit.Long(t, "starts 50 processes")
 	netlab.ForTest(t) // says whether there can be namespaces
 	set, err := workload.Table2Set("64K")
 	if err != nil {
@@ -101,9 +99,7 @@ func TestClusterFaults(t *testing.T) {
 // the request, and no request after the change is served with the old epoch.
 func TestClusterNewWeights(t *testing.T) {
 	testkit.VerifyNone(t)
-	if testing.Short() {
-		t.Skip("starts 7 processes; not with -short")
-	}
+	testkit.Long(t, "starts 7 processes")
 	netlab.ForTest(t)
 	const agents, rounds, prefix = 4, 3, 8192 // tokens
 	spec := cluster.Spec{Prefill: 2, Decode: 2, Dir: t.TempDir(), Env: append(os.Environ(), childEnv), BufferBytes: 64 << 20}

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // TestDegradedStart: a node of eight disks starts without any one of them when it
@@ -13,6 +15,7 @@ import (
 // point alone, and when the disk is back it serves all blocks that its index
 // knows.
 func TestDegradedStart(t *testing.T) {
+	testkit.Long(t, "starts many nodes")
 	for _, how := range []string{"not mounted", "gone", "holds the index"} {
 		dir := t.TempDir()
 		var dirs []string

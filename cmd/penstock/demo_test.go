@@ -28,6 +28,7 @@ func cfgWith(capacity int64) config.Config {
 // connections: every turn of every agent goes well, both sides read, the bytes are
 // right, the picture is drawn, and nothing else is left behind.
 func TestDemoCluster(t *testing.T) {
+	testkit.Long(t, "runs the whole demo")
 	testkit.VerifyNone(t)
 	dir := t.TempDir()
 	picture := t.TempDir() + "/nics.png"

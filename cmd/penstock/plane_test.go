@@ -48,6 +48,7 @@ func hostOfTest(t *testing.T, name string, built ...string) planeWorld {
 // host's NICs. auto chooses RDMA only if the NICs support it and this program was built
 // with the provider.
 func TestChoosePlane(t *testing.T) {
+	testkit.Long(t, "reads many copies of /sys")
 	for _, c := range []struct {
 		name string
 		cfg  string // provider, then NICs

@@ -395,6 +395,7 @@ func TestTokenAndTLS(t *testing.T) {
 // encrypted and one whose data plane is not; a node without TLS and one with an
 // expired certificate are told apart.
 func TestTLSIsTheNodesChoice(t *testing.T) {
+	testkit.Long(t, "starts many nodes")
 	dir := t.TempDir()
 	ca, cert, key := certificates(t, dir)
 	tokensFile, dataFile := prompt2(t, dir)

@@ -174,6 +174,7 @@ func TestGetKeepsTheFile(t *testing.T) {
 // directory, in a shell that stops at the first that fails, against penstock as it
 // is built now. Ports and the data directory are the test's own.
 func TestReadmeWorksAtOnce(t *testing.T) {
+	testkit.Long(t, "runs the commands of the README in a shell")
 	readme, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "README.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // TestPlanner runs testdata/planner.td: the production planner with the network as
@@ -192,6 +193,7 @@ func (s *story) step(ev dualpath.Event) string {
 // TestPlannerForgets: whatever happens to requests, no transfer stays counted, and
 // two planners that are told the same do the same.
 func TestPlannerForgets(t *testing.T) {
+	testkit.Long(t, "20 random planners, twice each")
 	for seed := range uint64(20) {
 		a, b := randomPlanner(t, seed), randomPlanner(t, seed)
 		if a != b {

@@ -71,6 +71,7 @@ func rounds(t *testing.T, otherwise int) int {
 }
 
 func TestKillLoop(t *testing.T) {
+	testkit.Long(t, "a node is killed and started again many times")
 	rounds := rounds(t, 8)
 	binary := buildBinary(t)
 	volumes := []*volume{

@@ -17,6 +17,7 @@ import (
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 const (
@@ -33,6 +34,7 @@ const (
 // an order that was acknowledged is in force, and the drain goes on. A removed volume is replaced by an empty disk; with
 // the first one goes the index, which is made anew from the others.
 func TestKillDrain(t *testing.T) {
+	testkit.Long(t, "a node is killed in the middle of drains many times")
 	kills := max(6, rounds(t, 0)/drainShare)
 	d := &drainLoop{binary: buildBinary(t), rng: rand.New(rand.NewPCG(5, 0xD5A1)), state: ledgerState{epoch: 1, blocks: map[int]int{}}}
 	for i := range 3 {

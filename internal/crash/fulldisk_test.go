@@ -17,6 +17,7 @@ import (
 // last block. The node refuses writes or replaces what it has, and goes on
 // serving reads; once there is room again, it starts over the same directory.
 func TestFullDisk(t *testing.T) {
+	testkit.Long(t, "fills a file system")
 	mount := testkit.SmallExt4(t, 160)
 	binary := buildBinary(t)
 	// More capacity than the disk has, so that it is the disk that says no.

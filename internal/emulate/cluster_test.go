@@ -333,6 +333,7 @@ func TestTooLong(t *testing.T) {
 // sides and compares every byte. The decoded blocks are stored too. A request that no
 // engine can take is rejected at once, with its size and the largest possible size.
 func TestMillionTokens(t *testing.T) {
+	testkit.Long(t, "prompts of a million tokens")
 	testkit.VerifyNone(t)
 	const turn = 1 << 20
 	c := (&cluster{t: t, tiny: traffic.MaxBlocks + 64, buffer: 64 << 20}).start(1, 1)

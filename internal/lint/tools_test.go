@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 func TestGofmt(t *testing.T) {
@@ -39,6 +40,7 @@ var checkers = []struct {
 }
 
 func TestCheckers(t *testing.T) {
+	testkit.Long(t, "vet and staticcheck of all packages, in both builds")
 	if invariants.Enabled {
 		t.Skip("built with a tag: the plain run of this test checks both builds, and twice would only be slow")
 	}

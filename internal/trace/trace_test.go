@@ -297,6 +297,7 @@ func FuzzReader(f *testing.F) {
 // TestSharedTraces reads every shared trace whole and counts what its README
 // counts.
 func TestSharedTraces(t *testing.T) {
+	testkit.Long(t, "reads all of the shared traces")
 	for _, c := range []struct {
 		file     string
 		format   Format

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 const mib = int64(1 << 20)
@@ -166,6 +168,7 @@ func run(b *Budget, d *channelDevice, clients int, bytes int64, long time.Durati
 // TestBudgetFindsTheKnee: whatever the device's parallelism, the limit ends
 // where throughput is nearly all there is and little more is in flight.
 func TestBudgetFindsTheKnee(t *testing.T) {
+	testkit.Long(t, "simulates drives for many seconds of virtual time")
 	for _, c := range []struct {
 		parallel int
 		bytes    int64
@@ -201,6 +204,7 @@ func TestBudgetFindsTheKnee(t *testing.T) {
 // TestBudgetFollowsTheDevice: a device that becomes slower and less parallel
 // draws the limit down, and up again when it recovers.
 func TestBudgetFollowsTheDevice(t *testing.T) {
+	testkit.Long(t, "simulates drives for many seconds of virtual time")
 	synctest.Test(t, func(t *testing.T) {
 		b, err := NewBudget(BudgetOptions{})
 		if err != nil {

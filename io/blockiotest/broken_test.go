@@ -150,6 +150,7 @@ func TestBrokenDevice(t *testing.T) {
 // TestSuiteFindsDefects runs the suite over a device with each defect in turn, in
 // a process of its own, since the suite's failure is what is wanted.
 func TestSuiteFindsDefects(t *testing.T) {
+	testkit.Long(t, "the whole suite once for each defect")
 	testkit.VerifyNone(t)
 	for _, d := range defects {
 		t.Run(d.name, func(t *testing.T) {

@@ -26,6 +26,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestConformance: without rules, or with rules that never apply, nothing changes.
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of blockio")
 	for name, rules := range map[string]*faultio.Rules{
 		"no rules":    nil,
 		"never":       faultio.MustParse(`(Err EIO (Count 0)) (Torn (Prob 0 1)) (Flip (File "no such file"))`),

@@ -249,6 +249,7 @@ func (d *driver) off() bool {
 
 // TestCrashModel tries ten thousand crashes of short random histories.
 func TestCrashModel(t *testing.T) {
+	testkit.Long(t, "many random crashes")
 	for seed := range uint64(3400) {
 		runCrash(t, seed, 30)
 	}

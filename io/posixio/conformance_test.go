@@ -12,6 +12,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of blockio on a disk")
 	for name, opts := range map[string]posixio.Options{
 		"direct":      {},
 		"buffered":    {Buffered: true},

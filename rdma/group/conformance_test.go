@@ -52,6 +52,7 @@ func fabricOf(t testing.TB, seed uint64, o simrdma.FabricOptions) *simrdma.Fabri
 
 // TestConformance: the promises of package rdma, over NICs of each kind.
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma")
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			f := fabricOf(t, 1, simrdma.FabricOptions{Delay: simrdma.Span{Max: 20 * time.Microsecond}, Pieces: 3, RepeatChance: 0.1, GhostChance: 0.5})

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/simrdma"
@@ -345,6 +346,7 @@ func TestWindowsByPart(t *testing.T) {
 // TestManyImmediates: more immediates than tallies hold, each counted once,
 // though NICs die in between.
 func TestManyImmediates(t *testing.T) {
+	testkit.Long(t, "20,000 immediates on each kind of simulated NIC")
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
 )
 
@@ -64,6 +65,7 @@ func openArena(t testing.TB, bytes int64) *arena.Arena {
 
 // TestDomain: sources in a shared arena, and sources in the memory of the process.
 func TestDomain(t *testing.T) {
+	testkit.Long(t, "the whole suite of group.Domain")
 	for name, shared := range map[string]bool{"shared arena": true, "process memory": false} {
 		t.Run(name, func(t *testing.T) {
 			domaintest.Run(t, func(t testing.TB) domaintest.Pair { return openPair(t, shared) })

@@ -80,6 +80,7 @@ func provider(space *arena.Arena) rdmatest.Provider {
 // TestConformance: sources in a shared arena, and sources in the memory of the
 // process.
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma, several times")
 	for _, shared := range []bool{true, false} {
 		t.Run(fmt.Sprintf("shared=%v", shared), func(t *testing.T) {
 			var space *arena.Arena

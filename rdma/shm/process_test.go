@@ -300,6 +300,7 @@ func TestKilledTarget(t *testing.T) {
 // TestKilledSender: kill -9 of a process in the middle of its writes leaves whole
 // what it was counted for, and nothing changes after OnPeerDown.
 func TestKilledSender(t *testing.T) {
+	testkit.Long(t, "starts and kills a process for each kind of engine")
 	each(t, func(t *testing.T, kind string) {
 		child, process := startChild(t, kind)
 		p := newParent(t, kind, child)

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
@@ -108,6 +109,7 @@ func (w *world) open(t testing.TB, c rdmatest.Config) rdma.Engine {
 // TestConformance: the engine keeps its promises over every kind of NIC, in real
 // time.
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma")
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			worlds := make(map[string]*world)
@@ -126,6 +128,7 @@ func TestConformance(t *testing.T) {
 
 // TestSeeds: it does so on random networks, in virtual time.
 func TestSeeds(t *testing.T) {
+	testkit.Long(t, "many simulated networks")
 	eachSeed(t, 3, func(t *testing.T, seed uint64) {
 		for _, c := range rdmatest.Cases() {
 			t.Run(c.Name, func(t *testing.T) {
@@ -141,6 +144,7 @@ func TestSeeds(t *testing.T) {
 // TestDomainSeeds: random NICs on random networks keep the promises of
 // group.Domain.
 func TestDomainSeeds(t *testing.T) {
+	testkit.Long(t, "many simulated networks")
 	eachSeed(t, 10, func(t *testing.T, seed uint64) {
 		for _, c := range domaintest.Cases() {
 			t.Run(c.Name, func(t *testing.T) {

@@ -48,6 +48,7 @@ var kinds = []struct {
 
 // TestDomain: every kind of NIC keeps its promises in real time.
 func TestDomain(t *testing.T) {
+	testkit.Long(t, "the whole suite of group.Domain")
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			domaintest.Run(t, func(t testing.TB) domaintest.Pair {

@@ -4,11 +4,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/rdmatest"
 )
 
 func TestConformance(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma")
 	rdmatest.Run(t, func(t testing.TB, c rdmatest.Config) rdma.Engine {
 		return newEngine(t, optionsOf(c))
 	})
@@ -17,6 +19,7 @@ func TestConformance(t *testing.T) {
 // TestConformanceZeroCopy runs the suite as the product opens its engines. Where nothing
 // can be spliced (canSplice) it is the same as TestConformance.
 func TestConformanceZeroCopy(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma")
 	if !canSplice {
 		t.Skip("this build splices nothing: TestConformance is the same test")
 	}

@@ -335,6 +335,7 @@ func ratio(t *testing.T, move *worker, want float64) (best float64) {
 // TestTwoNICs: two NICs, each limited to the same rate, carry at least 1.9 times
 // what one does.
 func TestTwoNICs(t *testing.T) {
+	testkit.Long(t, "fills links of set rates in network namespaces")
 	skipRace(t)
 	_, move, _ := twoLinks(t, labRateBits, labRateBits)
 	if r := ratio(t, move, 1.9); r < 1.9 {
@@ -345,6 +346,7 @@ func TestTwoNICs(t *testing.T) {
 // TestUnequalNICs: a second NIC of a third of the rate adds most of its third,
 // and does not hold up the first.
 func TestUnequalNICs(t *testing.T) {
+	testkit.Long(t, "fills links of set rates in network namespaces")
 	skipRace(t)
 	_, move, _ := twoLinks(t, labRateBits, labRateBits/3)
 	if r := ratio(t, move, 1.25); r < 1.25 {
@@ -363,6 +365,7 @@ func skipRace(t *testing.T) {
 // every write lands, every immediate is counted once; the link is used again
 // when it is up.
 func TestLinkDown(t *testing.T) {
+	testkit.Long(t, "fills links of set rates in network namespaces")
 	target, move, links := twoLinks(t, labRateBits, labRateBits)
 	move.ask("up")
 	move.ask("fire")

@@ -159,6 +159,7 @@ func (e *Engine) cut(rail, i int, reset bool) {
 // once, each message is delivered once, and nothing touches the destination
 // after the immediate has been counted.
 func TestRailsDieUnderFire(t *testing.T) {
+	testkit.Long(t, "cuts connections again and again under load")
 	testkit.VerifyNone(t)
 	const (
 		seed    = 7

@@ -17,6 +17,7 @@ import (
 // lands is told of each byte as often as it is placed, also of those of a frame that
 // breaks off.
 func TestScattered(t *testing.T) {
+	testkit.Long(t, "12 seeds over 8 MiB, compared byte by byte")
 	testkit.VerifyNone(t)
 	const size = 8 << 20
 	for seed := range uint64(12) {

@@ -158,6 +158,7 @@ func (p *rawPeer) closed(i int) {
 // TestConformanceVariants runs the suite with other shapes of session, and over
 // TLS.
 func TestConformanceVariants(t *testing.T) {
+	testkit.Long(t, "the whole suite of rdma, once for each kind of socket")
 	cfg := testTLS(t)
 	for name, change := range map[string]func(*Options){
 		"one connection": func(o *Options) { o.Conns = 1 },

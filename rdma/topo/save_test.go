@@ -6,12 +6,14 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/topo/topotest"
 )
 
 // TestSave: Read of a copy gives the host that the copy was made of; also this
 // machine's.
 func TestSave(t *testing.T) {
+	testkit.Long(t, "copies the /sys of this machine")
 	hosts, err := filepath.Glob("testdata/*.host")
 	if err != nil || len(hosts) < 3 {
 		t.Fatalf("%d hosts, %v", len(hosts), err)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/topo/topotest"
 )
 
@@ -27,6 +28,7 @@ import (
 //	facts           lines of what a live host adds; see factsOf
 //	check
 func TestTranscripts(t *testing.T) {
+	testkit.Long(t, "reads many copies of /sys")
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".td") {
 			return

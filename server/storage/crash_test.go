@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -45,6 +46,7 @@ func (r *rig) crash(seed uint64) {
 // is right or a miss, nothing acknowledged under durability sync is lost, the
 // index and the store agree, and the node goes on working.
 func TestCrashPoints(t *testing.T) {
+	testkit.Long(t, "a whole node crashes 400 times")
 	for seed := *crashFirst; seed < *crashFirst+uint64(*crashSeeds); seed++ {
 		if !crashOnce(t, seed) {
 			t.Fatalf("seed %d: go test -run TestCrashPoints -crash.first=%d -crash.seeds=1 ./server/storage", seed, seed)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -196,6 +197,7 @@ func operations() map[string]func(*rig) string {
 // TestFaultMatrix: each fault of one of two data volumes has the outcome for each
 // operation that ARCHITECTURE.md promises.
 func TestFaultMatrix(t *testing.T) {
+	testkit.Long(t, "each fault, on each volume, in each call")
 	promised := matrix(t, "one of two data volumes")
 	if len(promised) != len(dataFaults) {
 		t.Fatalf("ARCHITECTURE.md has %d faults, the test %d", len(promised), len(dataFaults))

@@ -95,6 +95,7 @@ func (o Options) with(s System) Options {
 // TestConservation is DP-A12: what the NICs read is what the rounds had cached, in
 // whole blocks, exactly.
 func TestConservation(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
 	agents := agents64K(100)
 	want, rounds := int64(0), 0
@@ -135,6 +136,7 @@ func TestConservation(t *testing.T) {
 
 // TestOneSeed: two runs with one seed are the same in every event.
 func TestOneSeed(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs twice")
 	t.Parallel()
 	set := workload.Table2()[0].Generate(100, 1)
 	for s := Basic; s <= Oracle; s++ {
@@ -156,6 +158,7 @@ func TestOneSeed(t *testing.T) {
 
 // TestAblation is DP-A1, A2, A3, A6 and A7 at 1024 agents.
 func TestAblation(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
 	var jct [Oracle + 1]float64
 	o := Options{Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 4, Agents: agents64K(1024)}
@@ -192,6 +195,7 @@ func TestAblation(t *testing.T) {
 // TestStorageBound is DP-A4: if storage alone limits the cluster, because compute and the
 // compute NICs are fast, the gain is (P+D)/P.
 func TestStorageBound(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
 	real := DeepSeek660B()
 	fast := real
@@ -217,6 +221,7 @@ func TestStorageBound(t *testing.T) {
 // TestScale is DP-A8 with four times the cluster and the agents. One seed's ratio
 // differs from another's by 0.03.
 func TestScale(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
 	t.Parallel()
 	jct := func(k int) float64 {
 		return run(t, Options{
@@ -231,6 +236,7 @@ func TestScale(t *testing.T) {
 // TestOnline: below capacity latencies are steady and DualPath's near the oracle's
 // (DP-A9); above it the run ends at the SLO.
 func TestOnline(t *testing.T) {
+	testkit.Long(t, "simulates whole jobs")
 	set := agents64K(500)
 	on := Online{Set: set, MaxLen: 64 << 10, APS: 0.2, Horizon: 40 * time.Minute, SLO: PaperSLO()}
 	o := Options{Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 4, Seed: 3}

@@ -6,11 +6,13 @@ import (
 
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/record"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // TestRecordedJob: a planner that is given the events of a simulated job, as a record
 // of a planner node holds them, takes the same decisions.
 func TestRecordedJob(t *testing.T) {
+	testkit.Long(t, "simulates a whole job")
 	t.Parallel()
 	for s := Basic; s <= Oracle; s++ {
 		o := Options{System: s, Model: DeepSeek660B(), PrefillNodes: 2, DecodeNodes: 2, PrefillGroup: 1, DecodeGroup: 1, Agents: agents64K(3)}

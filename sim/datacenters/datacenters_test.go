@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/dualpath/prfaas"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 func caseStudy(t testing.TB) Options {
@@ -33,6 +34,7 @@ func run(t testing.TB, o Options, seed uint64) *Result {
 // TestThroughput: what the equations promise, the simulation reaches, for each of
 // the three deployments and each stage that can bind.
 func TestThroughput(t *testing.T) {
+	testkit.Long(t, "simulates whole clusters")
 	base := caseStudy(t)
 	for name, change := range map[string]func(*Options){
 		"prfaas": func(*Options) {},

@@ -13,6 +13,7 @@ import (
 // what `make reproduce` runs. What follows from a formula is in its range, and of what is
 // simulated nearly all is; every deviation is explained.
 func TestNetKV(t *testing.T) {
+	testkit.Long(t, "simulates whole clusters")
 	dir := filepath.Dir(testkit.TraceFile(t, netkvTrace))
 	short := Suite{Name: "netkv", Paper: "NetKV", Run: func(ctx context.Context, r *Report) error {
 		return netKV(ctx, r, netkv.Windows()[:2], 1)

@@ -3,11 +3,14 @@ package reproduce
 import (
 	"context"
 	"testing"
+
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // TestPrfaaS: every cell is in its range, and what deviates is explained; one seed
 // of the five that make reproduce takes.
 func TestPrfaaS(t *testing.T) {
+	testkit.Long(t, "simulates whole clusters")
 	one := PrfaaS()
 	one.Run = func(ctx context.Context, r *Report) error { return prfaaS(ctx, r, 1) }
 	results, err := Run(t.Context(), []Suite{one}, Options{Workers: 2})

@@ -46,6 +46,7 @@ func checkTable2(t *testing.T, s Spec, set []Trajectory) {
 }
 
 func TestGenerateTable2(t *testing.T) {
+	testkit.Long(t, "generates all sets of the table")
 	for _, s := range Table2() {
 		for seed := range uint64(30) {
 			checkTable2(t, s, s.Generate(500, seed))

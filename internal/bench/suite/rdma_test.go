@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
@@ -23,6 +24,7 @@ func overTCP(ctx context.Context, o EngineOptions) (rdma.Engine, error) {
 // TestRDMACost: the cost of a call is measured at every point, and the engine
 // over TCP allocates nothing.
 func TestRDMACost(t *testing.T) {
+	testkit.Long(t, "a benchmark in a short form")
 	w := testWorld(t)
 	w.Only = regexp.MustCompile("^cost")
 	r, err := RDMA(t.Context(), w, RDMAOptions{

@@ -83,6 +83,7 @@ func TestFill(t *testing.T) {
 
 // TestIndex runs the index suite on a small index.
 func TestIndex(t *testing.T) {
+	testkit.Long(t, "fills an index")
 	r, err := Index(t.Context(), testWorld(t), IndexOptions{Blocks: 1 << 15})
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +101,7 @@ func TestIndex(t *testing.T) {
 }
 
 func TestPolicy(t *testing.T) {
+	testkit.Long(t, "replays a trace with each policy")
 	r, err := Policy(t.Context(), testWorld(t), PolicyOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -301,6 +301,7 @@ func TestCancel(t *testing.T) {
 
 // TestSample: the invariants on the trace that is in the repository.
 func TestSample(t *testing.T) {
+	testkit.Long(t, "replays the sample with each policy and size")
 	in, err := trace.Sample(trace.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -320,6 +321,7 @@ func TestSample(t *testing.T) {
 // TestSharedTraces holds the loader to the numbers in the traces' README, and
 // the policies to their invariants.
 func TestSharedTraces(t *testing.T) {
+	testkit.Long(t, "reads all of the shared traces")
 	for _, c := range []struct {
 		file           string
 		blocks, tokens float64 // found by an infinite cache, percent
@@ -361,6 +363,7 @@ func TestSharedTraces(t *testing.T) {
 // are small enough to simulate in a test. The table with the large one comes from
 // "penstock bench policy".
 func TestDefaultWins(t *testing.T) {
+	testkit.Long(t, "replays traces with each policy")
 	var reports []*Report
 	for _, file := range []string{"mooncake_conversation_trace.jsonl.gz", "mooncake_synthetic_trace.jsonl.gz", ""} {
 		in, err := trace.Sample(trace.Options{})

@@ -1,0 +1,38 @@
+package testkit
+
+import (
+	"os"
+	"testing"
+)
+
+// Long skips a test that takes too long for make quick, with go test -short. why
+// says what takes so long. Without -short the test runs. CI must leave out nothing:
+// there, -short is a failure.
+func Long(t testing.TB, why string) {
+	t.Helper()
+	switch skipLong(testing.Short(), os.Getenv("CI") == "true") {
+	case skip:
+		t.Skip("not with -short: " + why)
+	case refuse:
+		t.Fatal("go test -short in CI would leave this test out: " + why)
+	}
+}
+
+// verdict is what becomes of a long test.
+type verdict uint8
+
+const (
+	run verdict = iota
+	skip
+	refuse
+)
+
+func skipLong(short, ci bool) verdict {
+	switch {
+	case !short:
+		return run
+	case ci:
+		return refuse
+	}
+	return skip
+}
