@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
 // TestExistsAndDelete: each block of several nodes by itself, flat and chained.
@@ -125,5 +127,39 @@ func TestBumpEpoch(t *testing.T) {
 	}
 	if _, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch); !errors.Is(err, client.ErrMismatch) {
 		t.Errorf("backwards: %v", err)
+	}
+}
+
+// TestOlderNode: a call that the node does not know is an error with its version, and so
+// are fragments for a node that would put a piece in one run.
+func TestOlderNode(t *testing.T) {
+	f := newFake(t)
+	f.describe = func(d *pb.DescribeResponse) { d.Version = "v0.0.1" }
+	engine, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := client.Open(t.Context(), client.Options{Servers: []string{f.addr}, Engine: engine})
+	if err != nil {
+		t.Fatal(errors.Join(err, engine.Close()))
+	}
+	defer func() {
+		if err := errors.Join(store.Close(), engine.Close()); err != nil {
+			t.Error(err)
+		}
+	}()
+	m, err := store.Register(make([]byte, 8<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := kv.Namespace{Name: "m", Geometry: geometry, Index: kv.IndexFlat, Epoch: 1}
+	_, exists := store.Exists(t.Context(), client.KeysRequest{Namespace: ns, IDs: keys(1, 1)}, false)
+	_, read := store.Read(t.Context(), client.ReadRequest{
+		Namespace: ns, IDs: keys(1, 1), Pieces: []client.Piece{{}}, Fragments: [][]client.Fragment{{{Memory: m, Layers: 4}}},
+	})
+	for _, err := range []error{exists, read} {
+		if !errors.Is(err, client.ErrUnsupported) || !strings.Contains(err.Error(), "v0.0.1") {
+			t.Errorf("%v; want one that is ErrUnsupported and has the version", err)
+		}
 	}
 }
