@@ -73,6 +73,7 @@ func TestHungWrites(t *testing.T) {
 					chains = append(chains, chain(ns, 6, i))
 					r.mustPut(ns, chains[i])
 				}
+				synctest.Wait() // the last write may release its memory after Commit has returned
 				idle := r.arena.Stats().UsedBytes
 				bad.SetRules(faultio.MustParse(`(Delay 5m (And Writes (File "segment-*")))`))
 				for i := range 8 {
