@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -216,6 +217,42 @@ func TestTimeLimit(t *testing.T) {
 	if err := m.Unregister(); err != nil {
 		t.Errorf("after both: %v", err)
 	}
+}
+
+// TestWaitDuringClose: who waits for a job while the store is closed is told so, or gets the
+// job's end.
+func TestWaitDuringClose(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns := r.namespace("m", 1, 4096)
+	r.register()
+	for range cap(r.store.turns) { // all turns are taken
+		r.store.turns <- struct{}{}
+	}
+	var jobs [64]Handle
+	for i := range jobs {
+		b := r.batch("never", 1, 4096)
+		b.Results = nil
+		var err error
+		if jobs[i], err = ns.Submit(OpGet, b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, h := range jobs {
+		wg.Go(func() {
+			got, err := r.store.Wait(h, time.Minute)
+			if CodeOf(err) != Closed && (err != nil || CodeOf(got.Err) != Canceled) {
+				t.Errorf("%+v, %v", got, err)
+			}
+		})
+	}
+	for range 10_000 { // most waits have begun then; the others find the store closed
+		runtime.Gosched()
+	}
+	if err := r.store.Close(); err != nil {
+		t.Error(err)
+	}
+	wg.Wait()
 }
 
 // TestCodes: every sentinel of package client has a code.

@@ -120,6 +120,9 @@ func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
 	select {
 	case <-j.ended:
 	case <-ctx.Done():
+		if s.ctx.Err() != nil {
+			return Result{}, fmt.Errorf("%w: the store was closed while job %d was under way", ErrHandle, h)
+		}
 		return Result{}, fmt.Errorf("job %d is under way: %w", h, ctx.Err())
 	}
 	s.mu.Lock()
