@@ -90,7 +90,7 @@ func engineOver(t testing.TB, n int, g group.Options, listen bool) *testEngine {
 }
 
 func TestConformance(t *testing.T) {
-	s := rdmatest.Provider{NICs: 4, Uneven: true, Logs: true}
+	s := rdmatest.Provider{NICs: 4, Uneven: true}
 	s.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
 		return engineOver(t, c.NICs, group.Options{
 			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,

@@ -58,7 +58,7 @@ func TestConformance(t *testing.T) {
 			f := fabricOf(t, 1, simrdma.FabricOptions{Delay: simrdma.Span{Max: 20 * time.Microsecond}, Pieces: 3, RepeatChance: 0.1, GhostChance: 0.5})
 			var hosts atomic.Int64
 			rdmatest.Provider{
-				NICs: 2, Uneven: true, Vanishes: true, Logs: true,
+				NICs: 2, Uneven: true, Vanishes: true,
 				Open: func(t testing.TB, c rdmatest.Config) rdma.Engine {
 					name := fmt.Sprintf("h%d", hosts.Add(1))
 					o := simrdma.Options{Fabric: f, Host: name, Listen: c.Listen, Group: group.Options{

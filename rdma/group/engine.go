@@ -266,7 +266,7 @@ func (e *Engine) Peers() []rdma.Peer {
 func (e *Engine) Disconnect(peer rdma.EngineID) {
 	for _, s := range e.sessions() {
 		if s.peer == peer {
-			s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
+			s.fail(fmt.Errorf("rdma: %w from %v: %w", errDisconnected, peer, rdma.ErrPeerDied))
 		}
 	}
 }
@@ -295,14 +295,17 @@ func (e *Engine) removed(s *session) {
 }
 
 // logEnd logs the end of a session. It warns unless the peer closed the session with
-// nothing in flight, which needs no action.
+// nothing in flight, or this engine's caller ended it: neither needs action.
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote}
-	if s.hungUp() {
+	switch {
+	case errors.Is(s.why, errHungUp):
 		e.log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
-		return
+	case errors.Is(s.why, errDisconnected), errors.Is(s.why, rdma.ErrClosed):
+		e.log.Debug("data-plane session ended here", append(args, "why", s.why)...)
+	default:
+		e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
 	}
-	e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
 }
 
 // source returns the region of a write of n bytes.

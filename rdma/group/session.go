@@ -696,13 +696,6 @@ func (s *session) idle() bool {
 	return s.active == 0
 }
 
-// hungUp reports whether the session ended because the peer was through.
-func (s *session) hungUp() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return errors.Is(s.why, errHungUp)
-}
-
 // overdue reports whether an operation has waited for its end since before the
 // given tick.
 func (s *session) overdue(tick uint64) bool {

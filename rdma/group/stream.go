@@ -145,6 +145,9 @@ func (s *session) write() {
 // errHungUp is how a session ends whose peer is through with it.
 var errHungUp = errors.New("hung up, and nothing was in flight")
 
+// errDisconnected is how a session ends that this engine's caller ended.
+var errDisconnected = errors.New("disconnected")
+
 // readFrame reads a frame into buf, which it may replace by a larger one.
 func (c *stream) readFrame(buf []byte) (kind frameKind, payload, _ []byte, _ error) {
 	var h [frameHeader]byte

@@ -157,15 +157,15 @@ func testDevice(t *env) {
 	t.must(src.Close(t.ctx))
 }
 
-// records is a slog.Handler that keeps what is logged.
+// records is a slog.Handler that keeps warnings and errors.
 type records struct {
 	mu   sync.Mutex
 	text []string
 }
 
-func (r *records) Enabled(context.Context, slog.Level) bool { return true }
-func (r *records) WithAttrs([]slog.Attr) slog.Handler       { return r }
-func (r *records) WithGroup(string) slog.Handler            { return r }
+func (r *records) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (r *records) WithAttrs([]slog.Attr) slog.Handler           { return r }
+func (r *records) WithGroup(string) slog.Handler                { return r }
 
 func (r *records) Handle(_ context.Context, rec slog.Record) error {
 	r.mu.Lock()
@@ -183,9 +183,6 @@ func (r *records) len() int {
 // What a peer is refused is logged by who refuses: a wrong token, a wrong key, an
 // offset past the end, a huge length.
 func testRefusalsLogged(t *env) {
-	if !t.p.Logs {
-		t.Skip("needs a provider that takes a logger (Provider.Logs)")
-	}
 	for name, offend := range map[string]func(server, client rdma.Engine, src rdma.Region, d rdma.Desc){
 		"wrong token": func(server, _ rdma.Engine, _ rdma.Region, _ rdma.Desc) {
 			_, err := t.engine(Config{}).Connect(t.ctx, server.Addr(), rdma.Token("another token of good length"))
@@ -214,5 +211,27 @@ func testRefusalsLogged(t *env) {
 		if log.len() == before {
 			t.Errorf("%s: nothing was logged", name)
 		}
+	}
+}
+
+// An engine does not warn about the end of a session that its own caller ended.
+func testOwnEnds(t *env) {
+	for name, end := range map[string]func(client rdma.Engine, server rdma.EngineID){
+		"Disconnect": func(client rdma.Engine, server rdma.EngineID) { client.Disconnect(server) },
+		"Close":      func(rdma.Engine, rdma.EngineID) {},
+	} {
+		log := new(records)
+		server, client := t.engine(Config{Listen: true}), t.engine(Config{Logger: slog.New(log)})
+		t.connect(client, server)
+		src, _ := t.random(client, 1000)
+		dst, _ := t.region(server, 1000)
+		t.must(t.write(client, rdma.Write{Src: src, Dst: t.sent(dst.Desc()), Len: 1000}))
+		end(client, server.Addr().Engine)
+		t.must(client.Close())
+		log.mu.Lock()
+		if len(log.text) > 0 {
+			t.Errorf("%s: logged %q", name, log.text)
+		}
+		log.mu.Unlock()
 	}
 }

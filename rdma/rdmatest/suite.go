@@ -31,7 +31,7 @@ type Config struct {
 	NICs int
 	// IdleTimeout is how long a silent peer lives: Provider.Vanishes.
 	IdleTimeout time.Duration
-	// Logger takes refusals: Provider.Logs.
+	// Logger takes what the engine logs; nil: nothing.
 	Logger *slog.Logger
 }
 
@@ -51,8 +51,6 @@ type Provider struct {
 	Uneven bool
 	// Vanishes: Open obeys Config.IdleTimeout, and its engines are Vanishers.
 	Vanishes bool
-	// Logs: Open obeys Config.Logger.
-	Logs bool
 	// Device, if set, returns memory of a device and how to look into it.
 	Device func(t testing.TB, e rdma.Engine, bytes int) Device
 	// Quick makes every case small: for those who run the suite many times.
@@ -106,6 +104,7 @@ func Cases() []Case {
 		{"beyond the window", testBounds},
 		{"refused among good ones", testRefusedAmongGood},
 		{"refusals are logged", testRefusalsLogged},
+		{"its own ends are no warning", testOwnEnds},
 		{"window isolates", testWindow},
 		{"window over spans", testWindowSpans},
 		{"write refused here", testLocalErrors},

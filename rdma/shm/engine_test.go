@@ -48,7 +48,7 @@ func (e *engine) mayOpen(i int) error {
 
 // provider is what the suite runs against; with space, sources lie in it.
 func provider(space *arena.Arena) rdmatest.Provider {
-	p := rdmatest.Provider{NICs: 4, Uneven: true, Logs: true}
+	p := rdmatest.Provider{NICs: 4, Uneven: true}
 	p.Open = func(t testing.TB, c rdmatest.Config) rdma.Engine {
 		o := Options{Pollers: c.NICs, Group: group.Options{
 			Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes, EarlyImmediates: c.EarlyImmediates,

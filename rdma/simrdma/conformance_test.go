@@ -113,7 +113,7 @@ func TestConformance(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			worlds := make(map[string]*world)
-			rdmatest.Provider{NICs: 2, Uneven: true, Vanishes: true, Logs: true, Quick: true, Device: device, Open: func(t testing.TB, c rdmatest.Config) rdma.Engine {
+			rdmatest.Provider{NICs: 2, Uneven: true, Vanishes: true, Quick: true, Device: device, Open: func(t testing.TB, c rdmatest.Config) rdma.Engine {
 				w := worlds[t.Name()]
 				if w == nil {
 					w = &world{f: NewFabric(1, FabricOptions{Delay: Span{Max: 20 * time.Microsecond}, Pieces: 3, RepeatChance: 0.2, GhostChance: 0.5}), nic: k.nic, nics: 2}
@@ -134,7 +134,7 @@ func TestSeeds(t *testing.T) {
 			t.Run(c.Name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := newWorld(t, seed)
-					c.Run(t, rdmatest.Provider{NICs: 3, Uneven: true, Vanishes: true, Logs: true, Quick: true, Device: device, Open: w.open})
+					c.Run(t, rdmatest.Provider{NICs: 3, Uneven: true, Vanishes: true, Quick: true, Device: device, Open: w.open})
 				})
 			})
 		}

@@ -34,7 +34,7 @@ func TestConformanceZeroCopy(t *testing.T) {
 func optionsOf(c rdmatest.Config) Options {
 	o := Options{
 		Token: c.Token, InFlightOps: c.InFlightOps, InFlightBytes: c.InFlightBytes,
-		EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown, HandshakeTimeout: time.Minute,
+		EarlyImmediates: c.EarlyImmediates, OnPeerDown: c.OnPeerDown, Logger: c.Logger, HandshakeTimeout: time.Minute,
 	}
 	if c.Listen {
 		o.Listen = "127.0.0.1:0"

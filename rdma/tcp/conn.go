@@ -405,6 +405,9 @@ func (c *conn) read() {
 // errHungUp is how a session ends whose peer is through with it.
 var errHungUp = errors.New("hung up, and nothing was in flight")
 
+// errDisconnected is how a session ends that this engine's caller ended.
+var errDisconnected = errors.New("disconnected")
+
 // readError says what the end of the stream means.
 func (c *conn) readError(err error) error {
 	if errors.Is(err, errFrame) {

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -180,7 +181,7 @@ func (e *Engine) Disconnect(peer rdma.EngineID) {
 	with := slices.DeleteFunc(e.sessions(), func(s *session) bool { return s.peer != peer })
 	e.part(with)
 	for _, s := range with {
-		s.fail(fmt.Errorf("rdma: disconnected from %v: %w", peer, rdma.ErrPeerDied))
+		s.fail(fmt.Errorf("rdma: %w from %v: %w", errDisconnected, peer, rdma.ErrPeerDied))
 	}
 }
 
@@ -216,14 +217,17 @@ func (e *Engine) removed(s *session) {
 }
 
 // logEnd logs the end of a session. It warns unless the peer closed the session with
-// nothing in flight, which needs no action.
+// nothing in flight, or this engine's caller ended it: neither needs action.
 func (e *Engine) logEnd(s *session) {
 	args := []any{"peer", s.peer.String(), "remote", s.remote}
-	if s.hungUp() {
+	switch {
+	case errors.Is(s.why, errHungUp):
 		e.log.Debug("data-plane session ended by the peer, with nothing in flight", args...)
-		return
+	case errors.Is(s.why, errDisconnected), errors.Is(s.why, rdma.ErrClosed):
+		e.log.Debug("data-plane session ended here", append(args, "why", s.why)...)
+	default:
+		e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
 	}
-	e.log.Warn(logSession, "data-plane session ended", append(args, "why", s.why)...)
 }
 
 // logRail logs that a rail of a session that goes on is down.

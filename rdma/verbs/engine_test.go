@@ -124,7 +124,7 @@ func TestConformance(t *testing.T) {
 		t.Run(top.name, func(t *testing.T) {
 			names := ports(t, 4)
 			rdmatest.Provider{
-				NICs: 2, Logs: true, Quick: !*full,
+				NICs: 2, Quick: !*full,
 				Open: func(t testing.TB, c rdmatest.Config) rdma.Engine {
 					side := top.b
 					if c.Listen {
