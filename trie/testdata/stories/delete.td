@@ -157,3 +157,50 @@ error: trie: create "glm": namespace exists
 delete-namespace other
 ----
 error: trie: namespace "other": namespace unknown
+
+# A piece of a window group belongs to the very block it hangs on: when the block was
+# deleted and put again, the old window piece is not part of it.
+create hybrid groups=(full,window:2)
+----
+
+put hybrid
+a1
+----
+a1 added
+
+put hybrid group=1
+a1
+----
+a1 added
+
+match hybrid
+a1
+----
+1 blocks, 2 tokens, cut complete
+group 0: 0=v0/s0/14@14
+group 1: 0=v0/s0/15@15
+
+delete hybrid a1
+----
+
+put hybrid
+a1
+----
+a1 added
+
+match hybrid
+a1
+----
+0 blocks, 0 tokens, cut window_missing, stored 1
+
+put hybrid group=1
+a1
+----
+a1 added
+
+match hybrid
+a1
+----
+1 blocks, 2 tokens, cut complete
+group 0: 0=v0/s0/16@16
+group 1: 0=v0/s0/17@17
