@@ -154,17 +154,14 @@ func (l *Leader) session(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	register, err := l.registration()
+	out := make(chan *pb.LeaderMessage, 1024)
+	register, err := l.registration(out)
 	if err != nil {
 		return err
 	}
 	if err := stream.Send(register); err != nil {
 		return err
 	}
-	out := make(chan *pb.LeaderMessage, 1024)
-	l.mu.Lock()
-	l.seen, l.out = 0, out
-	l.mu.Unlock()
 	received := make(chan error, 1)
 	go func() { received <- l.receive(ctx, stream) }()
 	t := time.NewTicker(l.opts.FetchEvery)
@@ -197,8 +194,10 @@ func (l *Leader) session(ctx context.Context) error {
 	}
 }
 
-// registration says who the group is and what it holds.
-func (l *Leader) registration() (*pb.LeaderMessage, error) {
+// registration says who the group is and what it holds. From the same moment on what
+// becomes of that goes to out: a message to the session before would be lost, and the
+// planner would wait for ever for a request that has ended.
+func (l *Leader) registration(out chan *pb.LeaderMessage) (*pb.LeaderMessage, error) {
 	r := &pb.RegisterGroup{Group: l.opts.Group, Role: l.opts.Role}
 	for _, m := range l.opts.Members {
 		addr, err := m.Addr.MarshalBinary()
@@ -218,6 +217,7 @@ func (l *Leader) registration() (*pb.LeaderMessage, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.seen, l.out = 0, out
 	for _, h := range l.held {
 		r.Holding = append(r.Holding, &pb.HeldRequest{Request: h.submit, Engine: h.member.Engine.opts.Name, Attempt: h.attempt})
 	}
