@@ -120,7 +120,8 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// TestFragmentsRefused: those that are not the piece, leave their memory or meet.
+// TestFragmentsRefused: Read and Write refuse fragments that do not add up to the piece,
+// that lie outside their memory, or that overlap.
 func TestFragmentsRefused(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexFlat)

@@ -39,10 +39,11 @@
 //     would wait for ever.
 //   - No function calls back into the caller on its own thread. The log callback runs on
 //     a goroutine of its own, for which no call waits.
-//   - Nothing listens for signals (os/signal is not imported), so that the handlers that
-//     Go installs are those of faults, SIGPIPE and SIGURG, and pass on what is not Go's.
-//   - Addresses of the caller are kept as numbers, and as slices only while a job that
-//     uses them, or their registration, lasts.
+//   - The library does not import os/signal. Go's runtime then installs handlers for the
+//     fault signals, SIGPIPE and SIGURG only, and they forward signals that Go code did
+//     not raise to the handlers that were installed before.
+//   - The library stores the caller's addresses as numbers. It makes slices of them only
+//     for a registration, or for a job, and drops the slices when that ends.
 //
 // Lock order: none in this package; see package binding.
 package main

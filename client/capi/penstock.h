@@ -326,8 +326,8 @@ typedef struct penstock_result {
  *   get     loads values; each is verified against the checksums of its writer, or is no success
  *   put     stores values; what is stored already is not sent. In a chain the first refusal ends it
  *   exists  which keys are stored, each by itself, without touching the order of eviction
- *   touch   as exists, and what is stored counts as used now
- *   delete  removes keys, in a chained namespace with all behind them, whoever stored those
+ *   touch   as exists, and marks the stored keys as used now, for the order of eviction
+ *   delete  removes keys; in a chained namespace also all keys behind them, whoever stored them
  *
  * Errors: INVALID, UNREGISTERED, TIMEOUT, CANCELED, MISMATCH, NOT_FOUND, AUTH, VERSION, CLOSED, FORKED;
  * delete also UNAVAILABLE.

@@ -270,7 +270,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	ctx, cancel := c.limitMove(cmd)
 	defer cancel()
 	defer func() {
-		// What was interrupted may look like a miss.
+		// A call that the deadline ended may have returned a miss: report the deadline instead.
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			err = fmt.Errorf("not done within --timeout %v: %s", c.timeout, explain(err))
 		}

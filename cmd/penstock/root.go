@@ -278,7 +278,7 @@ func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// knownTopic refuses to help with what is no command.
+// knownTopic returns a check of help's arguments: it fails if they do not name a command.
 func knownTopic(root *cobra.Command) cobra.PositionalArgs {
 	return func(_ *cobra.Command, topic []string) error {
 		cmd, rest, err := root.Find(topic)

@@ -30,9 +30,9 @@ const (
 )
 
 // TestKillDrain kills the node in the middle of draining and removing each of three volumes in turn, beside writes,
-// deletions and epoch bumps. After each restart every block that is owed is there and right, what was deleted is a miss,
-// an order that was acknowledged is in force, and the drain goes on. A removed volume is replaced by an empty disk; with
-// the first one goes the index, which is made anew from the others.
+// deletions and epoch bumps. After each restart the node serves every acknowledged block with the right bytes, reports
+// each deleted block as a miss, still follows each acknowledged drain order, and continues the drain. The test replaces a
+// removed volume by an empty disk. The first volume also holds the index, so the node rebuilds it from the others.
 func TestKillDrain(t *testing.T) {
 	testkit.Long(t, "a node is killed in the middle of drains many times")
 	kills := max(6, rounds(t, 0)/drainShare)

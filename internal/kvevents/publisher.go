@@ -29,8 +29,8 @@ type PublisherOptions struct {
 	// StallTimeout ends a connection whose peer reads nothing for so long while
 	// something is sent to it. Default 5 min.
 	StallTimeout time.Duration
-	// Linger bounds how long Close waits for subscribers to receive what was
-	// published. Default 1 s, as in vLLM.
+	// Linger is the longest time that Close waits until subscribers have received all
+	// published messages. Default 1 s, as in vLLM.
 	Linger time.Duration
 	// Missed is called when a subscriber joins, with 0, and when messages that a peer
 	// should have are no longer kept, with their number. It must not wait. May be nil.

@@ -37,7 +37,7 @@ func Dial(t testing.TB, endpoint, kind string, peers ...string) *Client {
 func New(t testing.TB, c net.Conn, kind string, peers ...string) *Client {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
-	// What the other end publishes is larger than what it takes.
+	// The publisher sends larger messages than it accepts.
 	z, err := zmtp.Handshake(c, kind, peers, zmtp.Options{MessageBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)

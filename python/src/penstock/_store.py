@@ -663,7 +663,7 @@ class Calls(Generic[_M, _R]):
         return self._run(*self._prepare(_abi.OP_EXISTS, keys, epoch=epoch, timeout=timeout))
 
     def touch(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
-        """The same, and what is stored counts as used now."""
+        """Report which keys are stored, as exists does, and mark those as used now for the order of eviction."""
         return self._run(*self._prepare(_abi.OP_TOUCH, keys, epoch=epoch, timeout=timeout))
 
     def delete(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
