@@ -228,17 +228,15 @@ func TestStalledSubscriber(t *testing.T) {
 		silent := s.router.dial()
 		defer silent.Close()
 		begin := time.Now()
-		read := make(chan []byte, 1)
 		s.Publish("", []byte("last"))
-		go func() {
-			time.Sleep(time.Second / 2)
-			read <- reader.MustReceive()[2]
-		}()
-		if err := s.Close(); err != nil || time.Since(begin) != time.Second {
-			t.Errorf("closed after %v: %v", time.Since(begin), err)
-		}
-		if got := <-read; string(got) != "last" {
+		closed := make(chan error, 1)
+		go func() { closed <- s.Close() }()
+		synctest.Wait() // Close waits for the subscribers
+		if got := reader.MustReceive()[2]; string(got) != "last" {
 			t.Errorf("%q", got)
+		}
+		if err := <-closed; err != nil || time.Since(begin) != time.Second {
+			t.Errorf("closed after %v: %v", time.Since(begin), err)
 		}
 		if _, err := io.ReadAll(silent); err != nil {
 			t.Error(err)

@@ -154,7 +154,7 @@ func TestSyncFailsDuringCommit(t *testing.T) {
 		ids := chain(ns, 4, 100)
 		var wg sync.WaitGroup
 		wg.Go(func() { r.putAll(ns, ids) })
-		time.Sleep(500 * time.Millisecond)
+		synctest.Wait() // the Commit waits for the slow volume
 		if err := r.node.Sync(t.Context()); err == nil || r.health("bad").State != health.Failed {
 			t.Errorf("sync: %v; the volume is %v", err, r.health("bad").State)
 		}
