@@ -25,7 +25,7 @@ const arrivedLayerMax = 1 << 20
 // is placed later, be it sent twice, late or by malice, is counted too, and then
 // the layer is hashed when the window is revoked, like one that never was.
 type arrival struct {
-	places []arrivalPlace // by target
+	places []arrivalPlace // one for each target
 	layers []arrivedLayer
 	// firsts is where the layers of the task's pieces begin in layers.
 	firsts []int
@@ -34,7 +34,7 @@ type arrival struct {
 // arrivalPlace is one window.
 type arrivalPlace struct {
 	mem  []byte
-	runs []arrivalRun // by at, disjoint
+	runs []arrivalRun // sorted by at, disjoint
 }
 
 // arrivalRun is where a piece lies in the window, in bytes.
@@ -50,8 +50,8 @@ type arrivedLayer struct {
 	sum    uint64
 }
 
-// newArrival prepares for the task's pieces in windows over the zones; nil if all
-// layers are too long to be hashed as they land.
+// newArrival returns the arrival of the task's pieces in windows over the zones. It
+// returns nil if all layers are too long to be hashed on arrival.
 func (r *reading) newArrival(t *readTask, zones []zone) *arrival {
 	l := &arrival{places: make([]arrivalPlace, len(zones)), firsts: make([]int, len(t.pieces))}
 	for k, z := range zones {
@@ -86,8 +86,9 @@ func (r *reading) newArrival(t *readTask, zones []zone) *arrival {
 	return l
 }
 
-// window opens a window of a target to the node that tells l, and counts, what lands, if
-// the provider can say it; l and counted may be nil.
+// window opens a window of a target for the node. If the provider reports which bytes
+// have landed (rdma.LandingRegion), l.landed and counted.add are called for them. Both l
+// and counted may be nil.
 func (l *arrival) window(target int, region rdma.Region, off, n uint64, node rdma.EngineID, counted *attemptBytes) (rdma.Window, error) {
 	early, ok := region.(rdma.LandingRegion)
 	switch {
@@ -104,8 +105,8 @@ func (l *arrival) window(target int, region rdma.Region, off, n uint64, node rdm
 	}, node)
 }
 
-// landed notes that n bytes from off in a target's window were placed, and hashes the
-// layers that are whole now.
+// landed records that n bytes from off in a target's window were placed, and hashes the
+// layers that are complete now.
 func (l *arrival) landed(target int, off, n uint64) {
 	place := &l.places[target]
 	at, end := int64(off), int64(off+n)

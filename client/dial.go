@@ -103,8 +103,8 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 // decided whether plaintext is allowed.
 func (b bearer) RequireTransportSecurity() bool { return false }
 
-// CheckServer returns an error for what cannot be the address of a node: such a node
-// would be a miss for ever.
+// CheckServer returns an error if target cannot be the address of a node. Without this
+// check, every call to such a node would be a miss.
 func CheckServer(target string) error {
 	if target == "" {
 		return errors.New("no server given; want host:port")

@@ -36,9 +36,9 @@
 // call moves. Read puts it there, Write takes it from there. With Base 0 the prompt
 // starts where the Memory starts. Pieces name other places, one by one.
 //
-// Fragments go further: each layer of a piece, or each run of layers, has its place in any
-// registered memory, as where K and V are apart or each layer is a tensor of its own. Read
-// scatters and Write gathers by one-sided writes, without a copy.
+// Fragments give each layer of a piece, or each run of consecutive layers, its own place
+// in any registered memory. Engines need them if K and V lie apart, or if each layer is a
+// tensor of its own. Read scatters and Write gathers by one-sided writes, without a copy.
 //
 // An engine on the node's own host can borrow instead: ReadLocal verifies the
 // blocks where they lie in the node's memory, which is mapped here read-only

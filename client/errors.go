@@ -28,8 +28,8 @@ var (
 	ErrMismatch = errors.New("namespace differs")
 	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
 	ErrUnavailable = errors.New("no storage node answers")
-	// ErrUnsupported: the node does not lend its memory to this process (Read moves
-	// the bytes instead), or its version is older than the call.
+	// ErrUnsupported: the node does not lend its memory to this process, so use Read
+	// instead of ReadLocal; or the node's version is older than the call.
 	ErrUnsupported = errors.New("not supported")
 	// ErrClosed: the Store is closed; stop.
 	ErrClosed = errors.New("store is closed")

@@ -85,8 +85,8 @@ type EventsRequest struct {
 	// Namespace selects the events of one namespace. Empty selects all namespaces and
 	// the volumes.
 	Namespace string
-	// After is the last sequence number seen, by server. For a server without an entry
-	// only future events are reported.
+	// After has the last sequence number seen of each server. From a server without an
+	// entry, only future events are reported.
 	After map[string]uint64
 }
 

@@ -14,32 +14,34 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Presence is what a node says of one block.
+// Presence is the result of Exists or Delete for one block.
 type Presence uint8
 
 const (
-	// Absent: not stored, or not at the epoch that was asked for.
+	// Absent: the block is not stored at the requested epoch.
 	Absent Presence = iota
-	// Present: stored. Of a Delete: it was.
+	// Present: the block is stored. Delete returns Present if the block was stored.
 	Present
-	// Unknown: the node that has it does not answer.
+	// Unknown: the node responsible for the block does not answer.
 	Unknown
 )
 
-// KeysRequest names blocks that a call is about, each by itself.
+// KeysRequest lists the blocks of an Exists or Delete call.
 type KeysRequest struct {
 	Namespace kv.Namespace
-	// IDs are the blocks. For Exists where ids are chained the first is that of a
-	// prompt: it says which node has them.
+	// IDs are the blocks, in any order. Exception: in a namespace with chained ids, the
+	// first id of an Exists call must be the first block of the prompt, because the
+	// first block determines the node that stores the chain.
 	IDs []kv.BlockID
 	// Epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
 }
 
-// Exists says of each block by itself whether it is stored; where ids are chained,
-// whether it can be matched. With touch those that are stored count as used now, for
-// the order of eviction. A node that is down is Unknown, for its blocks. Errors:
-// ErrRequest, ErrNotFound, ErrAuth, ErrUnsupported (the node is older than this call), ctx's.
+// Exists returns for each block whether it is stored. With chained ids, a block counts
+// as stored only if its whole prefix is stored too. With touch, the stored blocks count
+// as used now in the order of eviction. Blocks of a node that is down are Unknown.
+// Errors: ErrRequest, ErrNotFound, ErrAuth, ErrUnsupported (the node's version is older
+// than this call), and the error of ctx.
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
 	return s.keys(ctx, "exists", &req, s.shares, func(sess *session, ids []byte) ([]byte, error) {
 		r, err := sess.cache.Exists(ctx, &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch})
@@ -47,17 +49,17 @@ func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Pres
 	})
 }
 
-// Delete removes blocks, where ids are chained with everything below them, and
-// returns of each whether it was there. It may be repeated. On a node that is
-// down, for whose blocks it returns Unknown, nothing is deleted. Errors: as Exists.
+// Delete removes blocks and returns for each whether it was stored. With chained ids it
+// also removes all descendants of the blocks. Delete may be repeated. A node that is
+// down deletes nothing, and its blocks are Unknown. Errors: as Exists.
 func (s *Store) Delete(ctx context.Context, req KeysRequest) ([]Presence, error) {
-	return s.keys(ctx, "delete", &req, s.everywhere, func(sess *session, ids []byte) ([]byte, error) {
+	return s.keys(ctx, "delete", &req, s.onAllNodes, func(sess *session, ids []byte) ([]byte, error) {
 		r, err := sess.cache.Delete(ctx, &pb.DeleteRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids})
 		return r.GetDeleted(), err
 	})
 }
 
-// keys makes a call to each node that has some of the blocks.
+// keys makes one call to each node that split returns, and merges the results.
 func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split func(kv.Namespace, []kv.BlockID) []share, call func(*session, []byte) ([]byte, error)) ([]Presence, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
@@ -87,9 +89,9 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 	return out, errors.Join(errs...)
 }
 
-// everywhere is shares for a call about blocks in the middle of chains: any node may
-// have one whose prompt is not known.
-func (s *Store) everywhere(ns kv.Namespace, ids []kv.BlockID) []share {
+// onAllNodes is shares for blocks in the middle of chains. The first block of their
+// prompts is not known, so each of them may be on any node.
+func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 	if ns.Index == kv.IndexFlat {
 		return s.shares(ns, ids)
 	}
@@ -100,16 +102,16 @@ func (s *Store) everywhere(ns kv.Namespace, ids []kv.BlockID) []share {
 	return out
 }
 
-// presence asks one node about its blocks.
+// presence makes the call to one node and returns the result for each of its blocks.
 func (sh *share) presence(ctx context.Context, what string, call func(*session, []byte) ([]byte, error)) ([]Presence, error) {
 	var set []byte
 	err := sh.node.retry(ctx, sh.node.use, func(sess *session) (err error) {
 		set, err = call(sess, api.AppendIDs(nil, sh.ids))
 		if status.Code(err) == codes.Unimplemented {
-			return fmt.Errorf("client: %s: %s is of version %s, which does not know this call: %w", what, sh.node.target, sess.version, ErrUnsupported)
+			return fmt.Errorf("client: %s: %s has version %s, which does not have this call: %w", what, sh.node.target, sess.version, ErrUnsupported)
 		}
 		if err == nil && len(set) != len(sh.ids) {
-			return fmt.Errorf("client: %s: %s answered for %d blocks of %d", what, sh.node.target, len(set), len(sh.ids))
+			return fmt.Errorf("client: %s: %s returned results for %d blocks; %d were requested", what, sh.node.target, len(set), len(sh.ids))
 		}
 		return callError(ctx, what, sh.node.target, err)
 	})

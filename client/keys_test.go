@@ -13,7 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// TestExistsAndDelete: each block of several nodes by itself, flat and chained.
+// TestExistsAndDelete calls Exists and Delete for blocks on several nodes, in a flat
+// namespace and in one with chained ids.
 func TestExistsAndDelete(t *testing.T) {
 	a, b := newHost(t, nil), newHost(t, nil)
 	r := newRig(t, nil, a, b)
@@ -30,7 +31,7 @@ func TestExistsAndDelete(t *testing.T) {
 	}
 	for i, p := range got {
 		if want := i < 64 && i != 3 && i != 7; want != (p == client.Present) {
-			t.Errorf("key %d: %v", i, p)
+			t.Errorf("key %d: %v; want present: %v", i, p, want)
 		}
 	}
 
@@ -42,10 +43,10 @@ func TestExistsAndDelete(t *testing.T) {
 	}
 	got, err = r.store.Exists(t.Context(), client.KeysRequest{Namespace: tree, IDs: ids}, false)
 	if want := []client.Presence{1, 1, 1, 1, 0, 0}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("after the deletion of block 4 of 6 (%v): %v, %v", del, got, err)
+		t.Errorf("delete of block 4 of 6 returned %v; then exists: %v, %v; want %v", del, got, err, want)
 	}
 
-	// A node that is down is unknown for its keys, and the others are known.
+	// The keys of a node that is down are Unknown. Those of the other node are Present.
 	down := 0
 	a.kill()
 	if got, err = r.store.Exists(t.Context(), client.KeysRequest{Namespace: flat, IDs: all[8:64]}, false); err != nil {
@@ -56,15 +57,17 @@ func TestExistsAndDelete(t *testing.T) {
 		case client.Unknown:
 			down++
 		case client.Absent:
-			t.Errorf("with one of two nodes down: %v", got)
+			t.Errorf("one of two nodes is down: %v; want no Absent", got)
 		}
 	}
 	if down == 0 || down == 56 {
-		t.Errorf("with one of two nodes down: %v", got)
+		t.Errorf("one of two nodes is down: %v; want some Unknown and some Present", got)
 	}
 }
 
-// TestEnsureNamespace: created once, the same afterwards, and one error for another.
+// TestEnsureNamespace: the first call creates the namespace. A second call with the same
+// definition returns it. A call with another definition fails with an error that has both
+// definitions, but no salt.
 func TestEnsureNamespace(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
 	def := kv.Namespace{Name: "m", Geometry: geometry, Index: kv.IndexFlat}
@@ -96,7 +99,7 @@ func TestEnsureNamespace(t *testing.T) {
 	}
 	for _, secret := range []string{"s3cret", hex.EncodeToString(salted.Salt)} {
 		if strings.Contains(err.Error(), secret) {
-			t.Errorf("%q has the salt", err)
+			t.Errorf("%q contains the salt", err)
 		}
 	}
 	if _, err = r.store.EnsureNamespace(t.Context(), kv.Namespace{Name: "a b"}); !errors.Is(err, client.ErrRequest) {
@@ -104,7 +107,7 @@ func TestEnsureNamespace(t *testing.T) {
 	}
 }
 
-// TestBumpEpoch: on every node, and twice to the same epoch is once.
+// TestBumpEpoch: BumpEpoch reaches every node, and may be repeated with the same epoch.
 func TestBumpEpoch(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexFlat)
@@ -126,12 +129,12 @@ func TestBumpEpoch(t *testing.T) {
 		}
 	}
 	if _, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch); !errors.Is(err, client.ErrMismatch) {
-		t.Errorf("backwards: %v", err)
+		t.Errorf("bump to an older epoch: %v; want ErrMismatch", err)
 	}
 }
 
-// TestOlderNode: a call that the node does not know is an error with its version, and so
-// are fragments for a node that would put a piece in one run.
+// TestOlderNode: a node of an older version has no Exists call and cannot read into
+// fragments. Both return an error that has the node's version.
 func TestOlderNode(t *testing.T) {
 	f := newFake(t)
 	f.describe = func(d *pb.DescribeResponse) { d.Version = "v0.0.1" }
@@ -159,7 +162,7 @@ func TestOlderNode(t *testing.T) {
 	})
 	for _, err := range []error{exists, read} {
 		if !errors.Is(err, client.ErrUnsupported) || !strings.Contains(err.Error(), "v0.0.1") {
-			t.Errorf("%v; want one that is ErrUnsupported and has the version", err)
+			t.Errorf("%v; want ErrUnsupported with the version", err)
 		}
 	}
 }

@@ -11,19 +11,19 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// EnsureNamespace creates a namespace on every node that does not have it, and
-// returns what Namespace does. Tenant, salt, index kind and geometry of one that is
-// there must be def's; its quota may differ. Errors: ErrMismatch, which has both
-// definitions; ErrRequest if def cannot be; ErrUnavailable if no node answers; ErrAuth,
-// ErrProvider, ctx's. A node that does not answer is left out, and is a miss until it has
-// been ensured too.
+// EnsureNamespace creates a namespace on every node that does not have it, and returns
+// the result of Namespace. If a node has the namespace already, tenant, salt, index kind
+// and geometry must equal those of def; the quota may differ. Nodes that do not answer
+// are skipped: they stay misses until a later call creates the namespace on them. Errors:
+// ErrMismatch (the error has both definitions), ErrRequest (def is invalid),
+// ErrUnavailable (no node answers), ErrAuth, ErrProvider, and the error of ctx.
 func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("client: %w: %w", ErrRequest, err)
 	}
 	for _, n := range s.nodes {
 		err := n.createNamespace(ctx, def)
-		// One that exists is compared below, for all nodes at once.
+		// ErrMismatch: the node has the namespace. The comparison below covers all nodes.
 		if err != nil && !errors.Is(err, errDown) && !errors.Is(err, errBusy) && !errors.Is(err, ErrMismatch) {
 			return kv.Namespace{}, err
 		}
@@ -33,17 +33,17 @@ func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Names
 		return kv.Namespace{}, err
 	}
 	if !sameNamespace(ns, def) {
-		salts := "salts are equal"
+		salts := "the salts are equal"
 		if !bytes.Equal(ns.Salt, def.Salt) {
-			salts = "salts differ"
+			salts = "the salts differ"
 		}
-		return kv.Namespace{}, fmt.Errorf("client: %w: namespace %q is there as %s; wanted is %s; %s", ErrMismatch, def.Name, describe(ns), describe(def), salts)
+		return kv.Namespace{}, fmt.Errorf("client: %w: namespace %q exists as %s; the caller wants %s; %s", ErrMismatch, def.Name, describe(ns), describe(def), salts)
 	}
 	return ns, nil
 }
 
-// describe returns what decides the ids and bytes of a namespace, without its salt, which
-// is a secret and must not reach a log.
+// describe returns the fields on which ids and bytes of a namespace depend, except the
+// salt, which is a secret and must not reach a log.
 func describe(ns kv.Namespace) string {
 	return fmt.Sprintf("{%v, index %v, tenant %q, dtype %q, layout %q}", ns.Geometry, ns.Index, ns.Tenant, ns.Geometry.DType, ns.Geometry.Layout)
 }
@@ -57,12 +57,12 @@ func (n *node) createNamespace(ctx context.Context, def kv.Namespace) error {
 	return n.failed(sess, callError(ctx, "create namespace", n.target, err))
 }
 
-// BumpEpoch begins an epoch on every node: to, or, where that is 0, the one after the
-// newest that any of them has. It returns the new epoch. A node that is at it already stays
-// there, so that each of several engines may call it for the same weights, and a call may be
-// repeated with the epoch it returned. A node that does not answer keeps its old epoch, and
-// is a miss for the new one: the error, ErrUnavailable, names it. Errors: also ErrMismatch (a
-// node is at a later epoch), ErrNotFound, ErrAuth, ctx's.
+// BumpEpoch begins epoch to on every node and returns it. If to is 0, the new epoch is
+// one after the newest epoch of any node. A node that is at the new epoch already does
+// not change. So several engines may bump to the same epoch, and a call may be repeated
+// with the returned epoch. Nodes that do not answer keep their old epoch and are misses
+// at the new one. Errors: ErrUnavailable (the error names the nodes that do not answer),
+// ErrMismatch (a node is at a later epoch), ErrNotFound, ErrAuth, and the error of ctx.
 func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (kv.Epoch, error) {
 	if to == 0 {
 		ns, err := s.Namespace(ctx, name)

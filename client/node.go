@@ -34,7 +34,7 @@ type session struct {
 	readBytes     int64 // payload of one Read
 	writeBytes    int64 // payload of one Reserve
 	chainBlocks   int
-	fragments     bool // it reads into fragments
+	fragments     bool // the node can read into fragments
 	// localID is what the node says of itself on its unix socket; zero if it has
 	// none.
 	localID api.LocalID

@@ -9,24 +9,25 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// run is where some of a piece's layers lie in one of the caller's memories.
+// run is the destination of consecutive layers of a piece in one of the caller's memories.
 type run struct {
-	target int // of reading.targets
-	offset int64
+	target int   // index in reading.targets
+	offset int64 // in the memory, in bytes
 	layers int
 }
 
-// zone is the part of a memory that a task's pieces go to; none where lo > hi.
+// zone is the range [lo,hi) of a memory that contains all runs of a task there. If the
+// task has no run in the memory, lo > hi.
 type zone struct{ lo, hi int64 }
 
-// place takes the request's fragments, or Into for all pieces.
+// place sets targets and fragments from the request, and validates the fragments.
 func (r *reading) place() error {
 	if r.req.Fragments == nil {
 		r.targets = []*Memory{r.req.Into}
 		return nil
 	}
 	if got, want := len(r.req.Fragments), len(r.pieces); got != want {
-		return fmt.Errorf("client: read: %w: fragments of %d pieces of %d", ErrRequest, got, want)
+		return fmt.Errorf("client: read: %w: fragments for %d pieces; want %d", ErrRequest, got, want)
 	}
 	numbers := make(map[*Memory]int)
 	r.fragments = make([][]run, len(r.pieces))
@@ -48,8 +49,8 @@ func (r *reading) place() error {
 	return r.checkFragmentsApart()
 }
 
-// checkFragments refuses fragments that are not a piece of so many layers, or do not lie
-// in their memories.
+// checkFragments returns an error unless the fragments lie in their memories and have as
+// many layers together as the piece.
 func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
 	left := layers
 	for k, f := range fragments {
@@ -58,29 +59,29 @@ func checkFragments(fragments []Fragment, layers int, layerBytes int64) error {
 		}
 		left -= f.Layers
 		if n, have := int64(f.Layers)*layerBytes, int64(len(f.Memory.Bytes())); f.Offset < 0 || f.Offset > have-n {
-			return fmt.Errorf("fragment %d, of %d bytes at offset %d, does not lie in memory of %d", k, n, f.Offset, have)
+			return fmt.Errorf("fragment %d, %d bytes at offset %d, does not lie in its memory of %d bytes", k, n, f.Offset, have)
 		}
 	}
 	if left > 0 {
-		return fmt.Errorf("its fragments lack %d of %d layers", left, layers)
+		return fmt.Errorf("the fragments lack %d of %d layers", left, layers)
 	}
 	return nil
 }
 
 // checkFragmentsApart is checkApart for fragments.
 func (r *reading) checkFragmentsApart() error {
-	type stretch struct {
+	type span struct {
 		target, piece int
 		lo, hi        int64
 	}
-	var all []stretch
+	var all []span
 	for i, p := range r.pieces {
 		layerBytes := r.req.Namespace.Geometry.LayerBytes(p.Group)
 		for _, f := range r.fragments[i] {
-			all = append(all, stretch{f.target, i, f.offset, f.offset + int64(f.layers)*layerBytes})
+			all = append(all, span{f.target, i, f.offset, f.offset + int64(f.layers)*layerBytes})
 		}
 	}
-	slices.SortFunc(all, func(a, b stretch) int { return cmp.Or(cmp.Compare(a.target, b.target), cmp.Compare(a.lo, b.lo)) })
+	slices.SortFunc(all, func(a, b span) int { return cmp.Or(cmp.Compare(a.target, b.target), cmp.Compare(a.lo, b.lo)) })
 	for k := 1; k < len(all); k++ {
 		if a, b := all[k-1], all[k]; a.target == b.target && b.lo < a.hi {
 			return fmt.Errorf("client: read: %w: fragments of pieces %d and %d share bytes, at offset %d", ErrRequest, a.piece, b.piece, b.lo)
@@ -89,7 +90,7 @@ func (r *reading) checkFragmentsApart() error {
 	return nil
 }
 
-// runs are where piece i goes. one is room for the answer.
+// runs returns the runs of piece i. It uses one as memory for a single run.
 func (r *reading) runs(i int, one *[1]run) []run {
 	if r.fragments != nil {
 		return r.fragments[i]
@@ -99,7 +100,7 @@ func (r *reading) runs(i int, one *[1]run) []run {
 	return one[:]
 }
 
-// zones are the parts of the targets that the task's pieces go to.
+// zones returns the zone of the task in each target.
 func (r *reading) zones(t *readTask) []zone {
 	zones := make([]zone, len(r.targets))
 	for k := range zones {
@@ -116,20 +117,20 @@ func (r *reading) zones(t *readTask) []zone {
 	return zones
 }
 
-// pieceRef names the task's k-th piece to the node, and where it goes: number says which
-// of the call's destinations a target is.
-func (r *reading) pieceRef(t *readTask, k int, zones []zone, number []uint32) *pb.PieceRef {
+// pieceRef returns the reference to the task's k-th piece for a Read call. The zone of
+// target n is the call's destination destinations[n].
+func (r *reading) pieceRef(t *readTask, k int, zones []zone, destinations []uint32) *pb.PieceRef {
 	i := t.pieces[k]
 	ref := &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
 	var one [1]run
 	runs := r.runs(i, &one)
-	if first := runs[0]; len(runs) == 1 && number[first.target] == 0 {
+	if first := runs[0]; len(runs) == 1 && destinations[first.target] == 0 {
 		ref.Offset = uint64(first.offset - zones[first.target].lo)
 		return ref
 	}
 	ref.Fragments = make([]*pb.Fragment, len(runs))
 	for j, f := range runs {
-		ref.Fragments[j] = &pb.Fragment{Destination: number[f.target], Offset: uint64(f.offset - zones[f.target].lo), Layers: uint32(f.layers)}
+		ref.Fragments[j] = &pb.Fragment{Destination: destinations[f.target], Offset: uint64(f.offset - zones[f.target].lo), Layers: uint32(f.layers)}
 	}
 	return ref
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// scattered cuts pieces into fragments over several memories, in any order, with gaps.
+// scattered divides pieces into fragments in several memories, in random order, with gaps.
 func scattered(rng *rand.Rand, memories []*client.Memory, g kv.Geometry, pieces []client.Piece) [][]client.Fragment {
 	out := make([][]client.Fragment, len(pieces))
 	used := make([]int64, len(memories))
@@ -27,7 +27,7 @@ func scattered(rng *rand.Rand, memories []*client.Memory, g kv.Geometry, pieces 
 	return out
 }
 
-// join is the bytes of a piece.
+// join returns the bytes of a piece that lies in fragments.
 func join(g kv.Geometry, fragments []client.Fragment) (piece []byte) {
 	for _, f := range fragments {
 		piece = append(piece, f.Memory.Bytes()[f.Offset:][:int64(f.Layers)*g.LayerBytes(0)]...)
@@ -35,9 +35,9 @@ func join(g kv.Geometry, fragments []client.Fragment) (piece []byte) {
 	return piece
 }
 
-// TestFragments: pieces that are gathered from and scattered to several memories hold what
-// they held, what lies between them is not touched, and what one was stored from fragments
-// is read in one run.
+// TestFragments writes pieces from fragments in several memories, and reads them into
+// other fragments and into one memory. The bytes of the pieces are unchanged, and Read
+// writes nothing between the fragments.
 func TestFragments(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
 	for seed, index := range []kv.IndexKind{kv.IndexFlat, kv.IndexTrie} {
@@ -66,7 +66,7 @@ func TestFragments(t *testing.T) {
 			}
 		}
 		if got := r.get(ns, ids); got.Blocks != len(ids) {
-			t.Fatalf("%v: in one run: %+v", index, got)
+			t.Fatalf("%v: read into one memory: %+v", index, got)
 		}
 		into := []*client.Memory{r.memory(1 << 20), r.memory(1 << 20)}
 		for _, m := range into {
@@ -81,7 +81,7 @@ func TestFragments(t *testing.T) {
 		}
 		got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Pieces: pieces, Fragments: to, Sums: sums, Arrived: arrived})
 		if err != nil || got.Blocks != len(ids) {
-			t.Fatalf("%v: scattered: %+v, %v", index, got, err)
+			t.Fatalf("%v: read into fragments: %+v, %v", index, got, err)
 		}
 		for i := range to {
 			if err := check(join(g, to[i]), ids[i], 0, 0); err != nil || !arrived[i] {
@@ -97,19 +97,19 @@ func TestFragments(t *testing.T) {
 				t.Errorf("%v: memory %d was written to between the fragments", index, k)
 			}
 		}
-		// Two layers of each, to one fragment.
+		// Read layers 3 and 4 of each piece into two fragments of one layer.
 		two := make([][]client.Fragment, len(pieces))
 		for i := range two {
 			two[i] = []client.Fragment{{Memory: into[1], Offset: int64(2*i) * g.LayerBytes(0), Layers: 1}, {Memory: into[0], Offset: int64(i) * g.LayerBytes(0), Layers: 1}}
 		}
 		if got, err = r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Pieces: pieces, Fragments: two, FirstLayer: 3, Layers: 2}); err != nil || got.Blocks != len(ids) {
-			t.Fatalf("%v: layers 3 and 4: %+v, %v", index, got, err)
+			t.Fatalf("%v: read of layers 3 and 4: %+v, %v", index, got, err)
 		}
 		for i := range two {
 			want := make([]byte, g.PieceBytes(0))
 			fill(want, ids[i], 0, 0)
 			if !bytes.Equal(join(g, two[i]), want[3*g.LayerBytes(0):5*g.LayerBytes(0)]) {
-				t.Errorf("%v: layers 3 and 4 of piece %d", index, i)
+				t.Errorf("%v: layers 3 and 4 of piece %d have wrong bytes", index, i)
 			}
 		}
 		for _, m := range append(into, memories...) {
@@ -128,16 +128,16 @@ func TestFragmentsRefused(t *testing.T) {
 	ids, m := keys(2, 1), r.memory(16<<10)
 	layer := geometry.LayerBytes(0)
 	for name, fragments := range map[string][][]client.Fragment{
-		"too few":    {{{m, 0, 3}}, {{m, 8 << 10, 4}}},
-		"too many":   {{{m, 0, 5}}, {{m, 8 << 10, 4}}},
-		"no layer":   {{{m, 0, 0}, {m, 0, 4}}, {{m, 8 << 10, 4}}},
-		"no memory":  {{{nil, 0, 4}}, {{m, 8 << 10, 4}}},
-		"outside":    {{{m, 0, 4}}, {{m, 8<<10 + 1, 4}}},
-		"before":     {{{m, -1, 4}}, {{m, 8 << 10, 4}}},
-		"together":   {{{m, 0, 4}}, {{m, 3 * layer, 4}}},
-		"one's own":  {{{m, 0, 2}, {m, layer, 2}}, {{m, 8 << 10, 4}}},
-		"of nothing": {{{m, 0, 4}}, {}},
-		"one piece":  {{{m, 0, 4}}},
+		"too few layers":           {{{m, 0, 3}}, {{m, 8 << 10, 4}}},
+		"too many layers":          {{{m, 0, 5}}, {{m, 8 << 10, 4}}},
+		"a fragment of 0 layers":   {{{m, 0, 0}, {m, 0, 4}}, {{m, 8 << 10, 4}}},
+		"no memory":                {{{nil, 0, 4}}, {{m, 8 << 10, 4}}},
+		"an end after the memory":  {{{m, 0, 4}}, {{m, 8<<10 + 1, 4}}},
+		"a negative offset":        {{{m, -1, 4}}, {{m, 8 << 10, 4}}},
+		"two pieces that overlap":  {{{m, 0, 4}}, {{m, 3 * layer, 4}}},
+		"a piece that overlaps":    {{{m, 0, 2}, {m, layer, 2}}, {{m, 8 << 10, 4}}},
+		"a piece of no fragment":   {{{m, 0, 4}}, {}},
+		"one entry for two pieces": {{{m, 0, 4}}},
 	} {
 		if _, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Fragments: fragments}); !errors.Is(err, client.ErrRequest) {
 			t.Errorf("read of fragments with %s: %v", name, err)

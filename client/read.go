@@ -36,8 +36,9 @@ type reading struct {
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
-	// targets are the memories that pieces go to, and fragments says where of them each
-	// piece does; nil: all to the one target, at their offsets.
+	// targets are the memories that the Read writes to. fragments[i] are the
+	// destinations of piece i in them. If fragments is nil, there is one target, and
+	// each piece goes to its Offset there.
 	targets   []*Memory
 	fragments [][]run
 	// local is nil unless the pieces are borrowed rather than moved.
@@ -159,7 +160,7 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 		return nil, err
 	}
 	if n := len(req.Arrived); req.Arrived != nil && n != len(r.pieces) {
-		return nil, fmt.Errorf("client: read: %w: room for the arrival of %d pieces of %d", ErrRequest, n, len(r.pieces))
+		return nil, fmt.Errorf("client: read: %w: Arrived has %d entries for %d pieces", ErrRequest, n, len(r.pieces))
 	}
 	r.states = make([]pieceState, len(r.pieces))
 	r.progress = r.newProgress()
@@ -444,8 +445,8 @@ func anyFailed(resp *pb.ReadResponse) bool {
 	return slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool { return p.GetState() == pb.PieceResult_STATE_FAILED })
 }
 
-// openWindows opens a window to the node over each zone. Those that it has opened are
-// returned with an error too.
+// openWindows opens a window for the node over each zone. It returns the windows that it
+// has opened, also with an error.
 func (r *reading) openWindows(a *arrival, zones []zone, sess *session, counted *attemptBytes) ([]rdma.Window, error) {
 	windows := make([]rdma.Window, len(zones))
 	for k, z := range zones {
@@ -464,7 +465,7 @@ func (r *reading) openWindows(a *arrival, zones []zone, sess *session, counted *
 // call asks for the task's pieces. landed is whether they are in place already: the
 // immediates have been counted.
 func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows []rdma.Window, zones []zone, imm uint32) (_ *pb.ReadResponse, landed bool, _ error) {
-	number := make([]uint32, len(windows))
+	destinations := make([]uint32, len(windows))
 	var descs [][]byte
 	for k, w := range windows {
 		if w == nil {
@@ -474,17 +475,17 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 		if err != nil {
 			return nil, false, fmt.Errorf("client: read: %w", err)
 		}
-		number[k] = uint32(len(descs))
+		destinations[k] = uint32(len(descs))
 		descs = append(descs, desc)
 	}
 	if r.fragments != nil && !sess.fragments {
-		return nil, false, fmt.Errorf("client: read: %s is of version %s, which does not read into fragments: %w", t.node.target, sess.version, ErrUnsupported)
+		return nil, false, fmt.Errorf("client: read: %s has version %s, which cannot read into fragments: %w", t.node.target, sess.version, ErrUnsupported)
 	}
 	refs := make([]*pb.PieceRef, len(t.pieces))
 	sums := 0
 	for k, i := range t.pieces {
 		sums += r.layers(r.pieces[i].Group)
-		refs[k] = r.pieceRef(t, k, zones, number)
+		refs[k] = r.pieceRef(t, k, zones, destinations)
 	}
 	req := &pb.ReadRequest{
 		Namespace:   r.req.Namespace.Name,
@@ -596,12 +597,12 @@ func (r *reading) intact(i int, sums []uint64, landed []arrivedLayer) (ok bool, 
 	if len(sums) != layers {
 		return false, fmt.Sprintf("%d checksums for %d layers", len(sums), layers)
 	}
-	first := 0 // layer of the piece
+	first := 0 // index of the run's first layer in the piece
 	var one [1]run
 	for _, f := range r.runs(i, &one) {
 		mem, want := r.bytesOf(i, f), int64(f.layers)*layerBytes
 		if int64(len(mem)) < want {
-			return false, fmt.Sprintf("%d bytes of %d are where the node says that it lies", len(mem), want)
+			return false, fmt.Sprintf("the memory that the node named has %d bytes; the piece has %d", len(mem), want)
 		}
 		if k, got := r.store.firstBadOf(mem, layerBytes, sums[first:first+f.layers], landed[min(first, len(landed)):]); k >= 0 {
 			k += first
@@ -612,7 +613,7 @@ func (r *reading) intact(i int, sums []uint64, landed []arrivedLayer) (ok bool, 
 	return true, ""
 }
 
-// bytesOf is where a run of piece i is in memory, and what lies behind it.
+// bytesOf returns the memory from the start of a run of piece i to the memory's end.
 func (r *reading) bytesOf(i int, f run) []byte {
 	if r.local != nil {
 		return r.local.pieces[i]

@@ -16,12 +16,12 @@ type Piece struct {
 	Offset int64
 }
 
-// A Fragment is where a run of a piece's layers lies, in any registered memory.
+// A Fragment is the place of consecutive layers of a piece in a registered memory.
 type Fragment struct {
 	Memory *Memory
-	// Offset is where the run starts in the Memory, in bytes.
+	// Offset is the offset of the first layer in the Memory, in bytes.
 	Offset int64
-	// Layers is its length.
+	// Layers is the number of layers.
 	Layers int
 }
 
@@ -79,8 +79,9 @@ type ReadRequest struct {
 	// by its index in the prompt, and Write takes it from the same place.
 	Base   int64
 	Pieces []Piece
-	// Fragments, if not nil, has an entry for each of Pieces: where its layers go, run
-	// after run, in place of Into and the piece's Offset. Together they are the layers read.
+	// Fragments, if not nil, has an entry for each of Pieces. The entry lists the places
+	// of the layers to be read, in order of the layers. Into and the piece's Offset are
+	// then unused.
 	Fragments [][]Fragment
 	// FirstLayer and Layers choose a range of layers of every piece; Layers 0
 	// means all from FirstLayer on. With Pieces nil each layer goes to its place in
@@ -91,8 +92,8 @@ type ReadRequest struct {
 	// memory have been compared with it, for whoever carries them further. What
 	// did not arrive leaves its entry as it was.
 	Sums [][]uint64
-	// Arrived, if not nil, has an entry for each of Pieces, which is set to true once the
-	// piece is in memory and verified.
+	// Arrived, if not nil, has an entry for each of Pieces. Read sets the entry to true
+	// when the piece is in memory and verified.
 	Arrived []bool
 	// Progress, if set, is called while the Read goes on: when more blocks are
 	// verified, and, over a transfer engine that says what lands
@@ -153,16 +154,16 @@ type WriteRequest struct {
 	// Read puts it.
 	Base   int64
 	Pieces []Piece
-	// Fragments, if not nil, has an entry for each of Pieces: where its layers are, run
-	// after run, in place of From and the piece's Offset.
+	// Fragments, if not nil, has an entry for each of Pieces. The entry lists the places
+	// of the piece's layers, in order. From and the piece's Offset are then unused.
 	Fragments [][]Fragment
 	// Sums, if not nil, has an entry for each of Pieces: the XXH3-64 of each of its
 	// layers, made when the bytes were. The node refuses a piece that is not what
 	// its sums say, so memory that changed since then is never stored as if it were
 	// right. Nil: they are made of what is in memory now.
 	Sums [][]uint64
-	// Existed, if not nil, has an entry for each of Pieces, which is set to true if the
-	// piece was stored before.
+	// Existed, if not nil, has an entry for each of Pieces. Write sets the entry to true
+	// if the piece was stored before the call.
 	Existed []bool
 	Class   Class
 }

@@ -39,10 +39,10 @@ type writing struct {
 	pieces []Piece // in order of blocks, then groups
 	// given are the caller's sums, by piece; nil if there are none.
 	given map[pieceName][]uint64
-	// fragments say where each piece lies; nil: in From, at its offset.
+	// fragments are the places of each piece; nil: in From, at the piece's Offset.
 	fragments map[pieceName][]Fragment
-	// asked is the place of each piece in the caller's request; nil if nobody asks.
-	asked map[pieceName]int
+	// existedAt maps a piece to its entry of WriteRequest.Existed; nil without Existed.
+	existedAt map[pieceName]int
 
 	mu     sync.Mutex
 	states []writeState // of pieces
@@ -131,7 +131,7 @@ func (s *Store) newWriting(req WriteRequest) (*writing, error) {
 		}
 	}
 	if req.Fragments != nil && len(req.Fragments) != len(w.pieces) {
-		return nil, fmt.Errorf("client: write: %w: fragments of %d pieces of %d", ErrRequest, len(req.Fragments), len(w.pieces))
+		return nil, fmt.Errorf("client: write: %w: fragments for %d pieces; want %d", ErrRequest, len(req.Fragments), len(w.pieces))
 	}
 	if len(w.pieces) > 0 && req.From == nil && req.Fragments == nil {
 		return nil, fmt.Errorf("client: write: %w: no memory to write from (WriteRequest.From)", ErrRequest)
@@ -195,7 +195,7 @@ func (w *writing) takeSums() error {
 	return nil
 }
 
-// takeFragments keeps the caller's fragments, whose order is that of the caller's pieces.
+// takeFragments sets fragments. It is called while w.pieces has the caller's order.
 func (w *writing) takeFragments() {
 	if w.req.Fragments == nil {
 		return
@@ -206,7 +206,7 @@ func (w *writing) takeFragments() {
 	}
 }
 
-// runs are where a piece lies. one is room for the answer.
+// runs returns the places of a piece. It uses one as memory for a single place.
 func (w *writing) runs(p Piece, one *[1]Fragment) []Fragment {
 	if w.fragments != nil {
 		return w.fragments[pieceName{p.Block, p.Group}]
@@ -215,17 +215,17 @@ func (w *writing) runs(p Piece, one *[1]Fragment) []Fragment {
 	return one[:]
 }
 
-// takeExisted keeps where each piece is in the caller's order, to report there.
+// takeExisted sets existedAt. It is called while w.pieces has the caller's order.
 func (w *writing) takeExisted() error {
 	if w.req.Existed == nil {
 		return nil
 	}
 	if n := len(w.req.Existed); n != len(w.pieces) {
-		return fmt.Errorf("client: write: %w: room for what existed of %d pieces of %d", ErrRequest, n, len(w.pieces))
+		return fmt.Errorf("client: write: %w: Existed has %d entries for %d pieces", ErrRequest, n, len(w.pieces))
 	}
-	w.asked = make(map[pieceName]int, len(w.pieces))
+	w.existedAt = make(map[pieceName]int, len(w.pieces))
 	for i, p := range w.pieces {
-		w.asked[pieceName{p.Block, p.Group}] = i
+		w.existedAt[pieceName{p.Block, p.Group}] = i
 	}
 	return nil
 }
@@ -446,7 +446,7 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	if err := window.UnmarshalBinary(resp.GetWindow()); err != nil {
 		return nil, fmt.Errorf("client: reserve: %s: window: %w", n.target, err)
 	}
-	// One more than there are writes, until all are submitted.
+	// pending starts at 1, so done is not closed before all writes are submitted.
 	land := &landing{pending: 1, done: make(chan struct{})}
 	sums := make([]*pb.PieceSums, 0, len(granted))
 	for _, k := range granted {
@@ -477,8 +477,9 @@ func (w *writing) send(ctx context.Context, n *node, sess *session, c writeChunk
 	return nil, fmt.Errorf("client: write: %s: %w: %w", n.target, errDown, err)
 }
 
-// sendPiece writes the runs of a piece to an offset of the window. The node counts one
-// immediate for each piece: the last run's. It is asked to commit when all have landed.
+// sendPiece writes the runs of a piece to an offset of the window. Only the last run's
+// write carries the immediate, because the node counts one immediate for each piece.
+// The client asks for the commit after the writes of all pieces have completed.
 func (w *writing) sendPiece(ctx context.Context, p Piece, window rdma.Desc, offset uint64, imm uint32, land *landing) error {
 	layerBytes := w.req.Namespace.Geometry.LayerBytes(p.Group)
 	var one [1]Fragment
@@ -653,8 +654,8 @@ func (w *writing) result() WriteResult {
 			r.Bytes += w.req.Namespace.Geometry.PieceBytes(p.Group)
 			continue
 		case s.existed:
-			if w.asked != nil {
-				w.req.Existed[w.asked[pieceName{p.Block, p.Group}]] = true
+			if w.existedAt != nil {
+				w.req.Existed[w.existedAt[pieceName{p.Block, p.Group}]] = true
 			}
 			r.Existed++
 			continue

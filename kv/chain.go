@@ -54,7 +54,7 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 // Tip returns the id of the last block appended, or the root before the first.
 func (c Chain) Tip() BlockID { return c.tip }
 
-// saltDomain separates a salted tip from the id of a block.
+// saltDomain keeps salted tips distinct from ids of blocks, which are other hashes.
 const saltDomain = "penstock kv salt v1\x00"
 
 // Resume returns a chain whose last block is parent.
@@ -63,8 +63,8 @@ func (c Chain) Resume(parent BlockID) Chain {
 	return c
 }
 
-// Salt makes every id from here on depend on extra: what decides the KV beside the
-// tokens (an adapter, a cache salt, the hash of an image).
+// Salt returns a chain whose next ids also depend on extra. Pass in extra what the KV
+// depends on besides the tokens: an adapter, a cache salt, the hash of an image.
 //
 //	tip = SHA-256("penstock kv salt v1\x00" ‖ tip ‖ u32 len(extra) ‖ extra)[:16]
 func (c Chain) Salt(extra []byte) Chain {

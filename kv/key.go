@@ -5,29 +5,29 @@ import (
 	"fmt"
 )
 
-// KeyMaxBytes is the longest key of an engine.
+// KeyMaxBytes is the length of the longest key.
 const KeyMaxBytes = 256
 
-// keyDomain separates ids of keys from every other use of SHA-256, and names the
-// version of the formula.
+// keyDomain keeps the ids of keys distinct from the other SHA-256 hashes of penstock.
+// Its last word is the version of the formula.
 const keyDomain = "penstock kv key v1\x00"
 
-// Keys turns keys that an engine chose, of 1 to KeyMaxBytes bytes, into the ids of a
-// namespace's blocks:
+// Keys maps an engine's keys, of 1 to KeyMaxBytes bytes, to block ids of a namespace:
 //
 //	id = SHA-256("penstock kv key v1\x00" ‖ root ‖ key)[:16]
 //
-// where root is that of the namespace's Chain. An id does not depend on the keys before
-// it, so that a key can be looked up alone. In a namespace whose ids are chained a key
-// must therefore name everything that comes before its block.
+// where root is the root of the namespace's Chain. An id depends on its own key only, so
+// one key can be looked up without the keys before it. In a namespace with chained ids a
+// key must therefore identify the whole prefix up to and including its block.
 //
-// n keys of one namespace share an id with a probability of at most n²/2^129, 2^-49 for
-// 2^40 keys; and to search for two that do takes about 2^64 steps.
+// The probability that two of n keys of one namespace have the same id is at most
+// n²/2^129, which is 2^-49 for 2^40 keys. A search for two such keys takes about 2^64
+// steps.
 type Keys struct {
 	prefix [len(keyDomain) + BlockIDSize]byte
 }
 
-// Keys returns the mapping of the namespace's keys.
+// Keys returns the mapping of keys to ids for the namespace.
 func (n Namespace) Keys() (Keys, error) {
 	c, err := n.Chain()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestKeys: the id of a key is the formula in its comment.
+// TestKeys compares ids with the formula in the comment of Keys.
 func TestKeys(t *testing.T) {
 	ns := Namespace{Name: "m", Tenant: "t", Salt: []byte("s"), Geometry: SingleGroup(2, 16, 64), Index: IndexFlat}
 	keys, err := ns.Keys()
@@ -27,16 +27,16 @@ func TestKeys(t *testing.T) {
 	}
 	for _, n := range []int{0, KeyMaxBytes + 1} {
 		if _, err := keys.ID(make([]byte, n)); err == nil {
-			t.Errorf("a key of %d bytes has an id", n)
+			t.Errorf("key of %d bytes: no error", n)
 		}
 	}
 	if n := testing.AllocsPerRun(100, func() { _, _ = keys.ID([]byte("model@0@aa")) }); n != 0 {
-		t.Errorf("%v allocations an id", n)
+		t.Errorf("%v allocations per id; want 0", n)
 	}
 }
 
-// TestChainSalt: what is salted shares no id with what is not, and a chain goes on from
-// any of its blocks.
+// TestChainSalt: chains with different salts and a chain without a salt have no id in
+// common. Resume continues a chain from any of its blocks.
 func TestChainSalt(t *testing.T) {
 	c, err := NewChain("", "m", nil, 2)
 	if err != nil {
@@ -49,7 +49,7 @@ func TestChainSalt(t *testing.T) {
 	d, _ := other.Append(nil, tokens)
 	for i := range a {
 		if a[i] == b[i] || b[i] == d[i] || a[i] == d[i] {
-			t.Errorf("block %d: %v, %v, %v", i, a[i], b[i], d[i])
+			t.Errorf("block %d: ids %v, %v, %v; want three different ids", i, a[i], b[i], d[i])
 		}
 	}
 	rest := c.Resume(b[0])

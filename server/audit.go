@@ -17,11 +17,11 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// audit logs each call of the Admin service on one line: who called, what was
-// asked and what came of it, refused calls too. A call that changes something is
-// logged at info, a refused one at warn, one that only reads at debug, since
-// status is polled. Pins are made and ended by calls of the Cache service, which
-// are logged in the same way; leases with an end, which engines take, are not.
+// audit logs each call of the Admin service on one line, with the peer, the request and
+// the result. A successful call that changes state is logged at info, a refused call at
+// warn. A call that only reads is logged at debug, because monitors poll Status. Calls
+// of the Cache service that make or end a pin are logged in the same way. Leases with a
+// TTL, which engines take, are not logged.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.
@@ -77,7 +77,7 @@ func (s *auditedStream) SendMsg(m any) error {
 	return s.ServerStream.SendMsg(m)
 }
 
-// line logs one call. req and resp are nil where the call did not come so far.
+// line logs one call. req is nil if none was received, resp if the call failed.
 func (a audit) line(ctx context.Context, method string, req, resp any, err error) {
 	name, ok := strings.CutPrefix(method, adminPrefix)
 	if !ok {

@@ -450,7 +450,7 @@ func (s *cacheService) Delete(_ context.Context, req *pb.DeleteRequest) (*pb.Del
 	return &pb.DeleteResponse{Deleted: flags(deleted)}, nil
 }
 
-// flags has a byte for each of set.
+// flags returns one byte for each element of set: 1 for true, 0 for false.
 func flags(set []bool) []byte {
 	out := make([]byte, len(set))
 	for i, ok := range set {

@@ -17,25 +17,25 @@ type delivery struct {
 	// dsts are the client's windows.
 	dsts []rdma.Desc
 	imm  rdma.Imm
-	// places are where each piece goes, run after run.
+	// places[i] are the destinations of piece i, in the order of the piece's bytes.
 	places [][]place
-	// posted operations were taken by the transfer engine; counted ones landed,
-	// each with its immediate.
+	// posted counts the writes that the transfer engine accepted. counted counts the
+	// writes that completed, each with its immediate.
 	posted, counted atomic.Uint32
 }
 
-// place is where a run of a piece's bytes goes.
+// place is the destination of consecutive bytes of a piece.
 type place struct {
-	dst    int // of delivery.dsts
-	offset uint64
-	bytes  int64 // of the last run: any number
+	dst    int    // index in delivery.dsts
+	offset uint64 // in the window
+	bytes  int64  // unused if the piece has one place
 }
 
-// fragmentsMax bounds the fragments of one Read, each of which is an operation of the
-// transfer engine.
+// fragmentsMax bounds the fragments of one Read, because the transfer engine writes each
+// fragment in an operation of its own.
 const fragmentsMax = 1 << 16
 
-// newDelivery reads from a request where its pieces go.
+// newDelivery validates the destinations of a request and returns its delivery.
 func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, error) {
 	d := &delivery{server: s.Server, imm: rdma.ImmOf(req.GetImm()), dsts: make([]rdma.Desc, 1+len(req.GetMoreDestinations())), places: make([][]place, len(req.GetPieces()))}
 	for i := range d.dsts {
@@ -50,7 +50,7 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 			return nil, invalid(fmt.Errorf("destination %d: memory of %v; a read by message goes to its sender, %v", i, d.dsts[i].Engine, by.peer))
 		}
 	}
-	whole := make([]place, len(d.places)) // one allocation for all that are in one run
+	whole := make([]place, len(d.places)) // one allocation for all pieces without fragments
 	var geometry kv.Geometry
 	total := 0
 	for i, p := range req.GetPieces() {
@@ -77,7 +77,8 @@ func (s *cacheService) newDelivery(by caller, req *pb.ReadRequest) (*delivery, e
 	return d, nil
 }
 
-// fragmentPlaces checks the fragments of a piece: together they are the layers asked for.
+// fragmentPlaces returns the places of a piece's fragments. It returns an error unless
+// the fragments have exactly the layers that the request reads.
 func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int) ([]place, error) {
 	if int(p.GetGroup()) >= len(g.Groups) {
 		return nil, fmt.Errorf("group %d; the namespace has %d", p.GetGroup(), len(g.Groups))
@@ -100,8 +101,8 @@ func fragmentPlaces(g kv.Geometry, req *pb.ReadRequest, p *pb.PieceRef, dsts int
 	return places, nil
 }
 
-// deliver posts one write for each part, or for each run of it. The parts of a batch of
-// small pieces lie apart, with slot headers in between, so they cannot share an operation.
+// deliver posts one write for each part, or for each place that the part overlaps. Parts
+// of consecutive small pieces cannot share a write: slot headers lie between them.
 func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 	for i := range parts {
 		p := &parts[i]
@@ -113,12 +114,12 @@ func (d *delivery) deliver(ctx context.Context, parts []storage.Part) {
 	}
 }
 
-// scatter posts one write for each run of the part.
+// scatter posts one write for each place that the part overlaps.
 func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place) {
 	ends := &partEnds{part: p}
-	ends.open.Store(1) // until all are posted
+	ends.open.Store(1) // released below, after the last write was posted
 	from, end := p.At, p.At+int64(len(p.Bytes))
-	at := int64(0) // where the run begins in the piece
+	at := int64(0) // offset of the place's first byte in the piece
 	for _, to := range places {
 		lo, hi := max(at, from), min(at+to.bytes, end)
 		if lo < hi {
@@ -130,7 +131,7 @@ func (d *delivery) scatter(ctx context.Context, p *storage.Part, places []place)
 	ends.one(nil)
 }
 
-// post writes n bytes of the part, from off.
+// post writes n bytes of the part, starting at offset off of the part.
 func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, dstOffset uint64, done func(error)) {
 	err := d.server.data.Write(ctx, rdma.Write{
 		Src:       d.server.region,
@@ -153,10 +154,10 @@ func (d *delivery) post(ctx context.Context, p *storage.Part, off, n, dst int, d
 	d.posted.Add(1)
 }
 
-// partEnds joins the ends of a part's writes.
+// partEnds calls part.Done once all writes of the part have ended, with their first error.
 type partEnds struct {
 	part *storage.Part
-	open atomic.Int32
+	open atomic.Int32 // writes that have not ended
 	err  atomic.Pointer[error]
 }
 

@@ -60,8 +60,8 @@ func TestListPins(t *testing.T) {
 	}
 }
 
-// TestPinsAreAudited: making and ending a pin are logged like the calls of the Admin
-// service; a lease with an end is not.
+// TestPinsAreAudited: calls that make or end a pin are logged like calls of the Admin
+// service. Calls for a lease with a TTL are not logged.
 func TestPinsAreAudited(t *testing.T) {
 	var log testkit.Log
 	h := newHost(t, func(o *server.Options) {
@@ -73,7 +73,7 @@ func TestPinsAreAudited(t *testing.T) {
 	audited(&log)
 	lease := func(req *pb.MatchRequest) uint64 {
 		req.BlockIds = chain(ns, 3)
-		resp, _ := h.cache.Match(ctx, req) // a refused one is looked for in the log
+		resp, _ := h.cache.Match(ctx, req) // the test looks for the error in the log
 		return resp.GetLease()
 	}
 	release := func(id uint64) {
@@ -83,7 +83,7 @@ func TestPinsAreAudited(t *testing.T) {
 	}
 	release(lease(&pb.MatchRequest{Namespace: "m", LeaseTtlMs: 60_000}))
 	if lines := audited(&log); len(lines) != 0 {
-		t.Errorf("a lease with an end was audited: %q", lines)
+		t.Errorf("a lease with a TTL was logged: %q", lines)
 	}
 	id := lease(&pb.MatchRequest{Namespace: "m", Pin: true})
 	release(id)

@@ -60,7 +60,8 @@ type slots struct {
 	moves map[kv.Ref][]kv.Ref
 }
 
-// moveFrom takes a slot as the target of a move. From now on the piece may be in either.
+// moveFrom takes a slot as the target of a move. From now on the piece may be in the old
+// slot or in the new one.
 func (s *slots) moveFrom(from kv.Ref) Moved {
 	to := s.get()
 	s.mu.Lock()

@@ -58,8 +58,8 @@
 // Redo, with the deletions that the owner remembers, dooms them.
 //
 // Move gives a piece another slot, to which the owner has copied the bytes. The node
-// keeps its number, and with it leases, children and the place in the order of
-// eviction. The record gets the key of the new slot, in one batch.
+// keeps its number, its leases, its children and its place in the order of eviction. One
+// batch deletes the record under the key of the old slot and adds it under the new key.
 //
 //	slots   … │ a │ b │ c │ …            … │ b' │ …
 //	records     b: parent in the slot before    b': parent a, by its id

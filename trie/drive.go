@@ -71,7 +71,7 @@ func (d *driveFS) begin(what, name string) *driveOp {
 	return o
 }
 
-// opRead is the name of operations that bring bytes from the drive.
+// opRead is the name of operations that read from the drive.
 const opRead = "read"
 
 // fail counts the operation as faulty.

@@ -291,13 +291,13 @@ func TestDriveFailsDuringMove(t *testing.T) {
 	})
 }
 
-// readKinds are the operations that bring bytes of the index from the drive.
+// readKinds are the operations that read the index from the drive.
 var readKinds = []errorfs.OpKind{errorfs.OpOpen, errorfs.OpFileRead, errorfs.OpFileReadAt}
 
-// TestDriveReadsFail: while the drive of the index cannot be read, prefixes are matched,
-// and each call that changes the index returns at once, or when the drive counts as hung:
-// also those that only wait for compactions. When reads work again, so do changes, and
-// nothing is lost.
+// TestDriveReadsFail: while the drive of the index cannot be read, prefixes are matched.
+// A call that changes the index returns at once, or after HungAfter at the latest, even
+// if the call only waits for a compaction. When reads work again, the index accepts
+// changes again and has all records.
 func TestDriveReadsFail(t *testing.T) {
 	for name, fault := range map[string]*driveFault{
 		"EIO":  {kinds: readKinds, err: syscall.EIO},
@@ -332,7 +332,7 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 			t.Errorf("%s: %v; want ErrBroken", what, err)
 		}
 	}
-	// Slots that are used again and again: Pebble has to merge what it wrote of them.
+	// Each round writes records for the same slots, so Pebble has to compact them.
 	for range 300 {
 		if !compactions || tr.Writable() != nil {
 			break
@@ -359,13 +359,13 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 	timed("delete", func() error { return tr.Delete(ns.ID, benchIDs(0)[benchChain-2]) })
 	timed("sync", tr.Sync)
 	if err := tr.Writable(); !errors.Is(err, ErrBroken) {
-		t.Errorf("while reads fail the index says %v", err)
+		t.Errorf("while reads fail, Writable returns %v; want ErrBroken", err)
 	}
 	whole := func(when string) {
 		t.Helper()
 		for i := 1; i < chains; i++ {
 			if m, err := tr.Match(ns.ID, benchIDs(i), MatchOptions{}); err != nil || m.Blocks != benchChain {
-				t.Errorf("%s %d blocks of chain %d match, %v", when, m.Blocks, i, err)
+				t.Errorf("%s: %d blocks of chain %d match, %v; want %d", when, m.Blocks, i, err, benchChain)
 			}
 		}
 	}
@@ -382,7 +382,7 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 	tr = openTest(t, Options{FS: mem})
 	whole("after a restart")
 	if m, err := tr.Match(churn.ID, benchIDs(1001), MatchOptions{}); err != nil || m.Blocks != benchChain {
-		t.Errorf("%d blocks match of what was put when reads worked again, %v", m.Blocks, err)
+		t.Errorf("chain put when reads worked again: %d blocks match, %v; want %d", m.Blocks, err, benchChain)
 	}
 	closeTest(t, tr)
 }

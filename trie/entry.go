@@ -302,8 +302,9 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 	return t.disk.commit(b, durable, s.revert)
 }
 
-// revert adds the records that equal DRAM after a Put that failed: none of the added
-// pieces, and the raised ones with their new class, which DRAM keeps.
+// revert adds the records that make Pebble equal to DRAM after a failed Put: it deletes
+// the records of the added pieces, and writes the raised pieces with the new class,
+// which DRAM keeps.
 func (s *putScratch) revert(r reverts) {
 	for _, a := range s.added {
 		r.remove(appendBlockKey(s.buf[:0], a.ext))

@@ -212,7 +212,7 @@ func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	return nil
 }
 
-// Endless reports whether an open lease ends with Release only: whether it is a pin.
+// Endless reports whether a lease is open and only Release ends it. Such a lease is a pin.
 func (t *Trie) Endless(id LeaseID) bool {
 	l := &t.leases
 	l.mu.Lock()

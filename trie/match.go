@@ -253,8 +253,8 @@ func (w *walk) piece(group uint8, id *kv.BlockID) uint32 {
 	if n == 0 || w.t.nodes.at(n).has(flagPending) {
 		return 0
 	}
-	// A piece that hangs on a deleted block is in the table until ReclaimStep finds it,
-	// and the block may have been put again.
+	// A piece whose block was deleted is in the table until ReclaimStep finds it. The
+	// block may have been put again meanwhile, as another node.
 	if group != 0 && w.ns.tree && w.t.spaces[w.sp].doomed > 0 && w.t.nodes.at(n).parent != w.t.table.find(w.sp, 0, id) {
 		return 0
 	}

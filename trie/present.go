@@ -6,11 +6,12 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Present appends to dst, for each block by itself, whether its piece of group 0 is
-// stored and can be matched: in a tree, whether all its ancestors are. At another
-// epoch than the namespace's, which it returns, none is; epoch 0 is any. With touch
-// those that are there count as used, the last first, so that a chain's first block is the
-// newest. It fails with ErrNamespaceUnknown or ErrClosed.
+// Present appends a value for each block to dst: whether its piece of group 0 is stored
+// and matchable. In a tree a piece is matchable if all its ancestors are stored too.
+// Present also returns the namespace's epoch. If epoch is neither 0 nor that epoch, no
+// block is present. With touch, present blocks count as used, from the last to the
+// first, so that a chain's first block becomes the most recently used. Errors:
+// ErrNamespaceUnknown and ErrClosed.
 func (t *Trie) Present(dst []bool, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]bool, kv.Epoch, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -33,7 +33,7 @@ type Schedule struct {
 	SlowFactor   float64  `yaml:"slow_factor" doc:"a side is left when staying takes this many times as long as moving"`
 	HedgeFactor  float64  `yaml:"hedge_factor" doc:"a part that took this many times as long as predicted is read by both sides"`
 	MaxHedge     int      `yaml:"max_hedge" doc:"longest part that both sides read, tokens"`
-	Patience     Duration `yaml:"patience" doc:"time that a part must have taken before the other side reads it too, or instead"`
+	Patience     Duration `yaml:"patience" doc:"how long a side must have been reading a part before the other side may read the part too, or instead"`
 	GroupTimeout Duration `yaml:"group_timeout" doc:"time without a fetch after which a group counts as lost and its requests are planned again"`
 	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait or are served; more are rejected"`
 	Explain      int      `yaml:"explain" doc:"how many requests are remembered for plan explain"`

@@ -17,9 +17,9 @@ import (
 const (
 	maxNameBytes = 256
 	maxNames     = 1 << 20
-	// maxPayloadBytes is such that a Start with the payload fits into 4 MiB, the largest
-	// message that a gRPC client accepts by default. The ids of a prompt of 2 M tokens in
-	// blocks of 16 are 2 MiB, or 2.7 MiB in base64.
+	// maxPayloadBytes bounds a payload so that a Start with it fits into 4 MiB, the
+	// largest message that a gRPC client accepts by default. The ids of a prompt of 2 M
+	// tokens in blocks of 16 take 2 MiB, or 2.7 MiB in base64.
 	maxPayloadBytes = 3 << 20
 	maxAddressBytes = 4 << 10
 	maxGroupEngines = 4096
@@ -27,7 +27,7 @@ const (
 	// leaderActions bounds the actions that wait for a leader. It is several times what
 	// one fetch needs.
 	leaderActions = 1 << 14
-	// gatewayUpdates bounds the updates that wait for a gateway. No request has as many.
+	// gatewayUpdates bounds the updates that wait for a gateway. A request has fewer.
 	gatewayUpdates = 64
 )
 

@@ -49,7 +49,7 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	n.wakeReclaim()
 	// Not the caller's context: a caller that gives up does not undo the deletion.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
-		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the volumes could not be told; a rebuild of the index may bring it back until the call is repeated: %w", id, err)
+		return Removed{}, fmt.Errorf("storage: block %v is deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the block: %w", id, err)
 	}
 	if err != nil {
 		return Removed{}, err

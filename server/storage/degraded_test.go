@@ -203,8 +203,8 @@ func openSubset(t *testing.T, all []blockio.Device, present ...int) *blockstore.
 
 // TestUncertainCatalogue: an epoch is bumped while four of eight volumes fail. The other
 // four volumes and the index hold the new epoch. A start with only the four stale
-// volumes and without the index must fail, and so must a rebuild: they cannot tell the
-// current epoch. With a fifth volume both find the new epoch.
+// volumes and without the index must fail, and so must a rebuild: the current epoch is
+// on none of these volumes. With a fifth volume both find the new epoch.
 func TestUncertainCatalogue(t *testing.T) {
 	base := memories(8, 1)
 	devices := slices.Clone(base)

@@ -8,7 +8,8 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// Exists says of each block by itself whether it is stored; see trie.Trie.Present.
+// Exists returns for each block whether it is stored, and the namespace's epoch; see
+// trie.Trie.Present.
 func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]bool, kv.Epoch, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -20,9 +21,10 @@ func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch 
 	return n.index.Present(make([]bool, 0, len(ids)), ns.ID, epoch, ids, touch)
 }
 
-// Delete is DeleteBlocks for many blocks, which become durable together. It returns of
-// each whether it was there; of another epoch than the namespace's none is deleted, and
-// epoch 0 is any. What it removes is not counted, since that looks at the whole index.
+// Delete is DeleteBlocks for many blocks; one write makes all deletions durable. It
+// returns for each block whether it was stored. If epoch is neither 0 nor the
+// namespace's epoch, Delete deletes nothing. Unlike DeleteBlocks it does not count the
+// removed descendants, because the count scans the whole index.
 func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]bool, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -37,7 +39,7 @@ func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]boo
 	}
 	var count uint64
 	for i, id := range ids {
-		// As in DeleteBlocks: the index first.
+		// The order of DeleteBlocks: first the index, then the catalogue.
 		switch err := n.index.Delete(ns.ID, id); {
 		case err == nil:
 			deleted[i] = true
@@ -48,7 +50,7 @@ func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]boo
 	}
 	n.wakeReclaim()
 	if err := n.writeDeleted(n.stopped, count); err != nil {
-		return nil, fmt.Errorf("storage: %d blocks are deleted, but the volumes could not be told; a rebuild of the index may bring them back until the call is repeated: %w", len(ids), err)
+		return nil, fmt.Errorf("storage: %d blocks are deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the blocks: %w", len(ids), err)
 	}
 	return deleted, nil
 }

@@ -67,7 +67,7 @@ func (n *Node) countMatch(ns kv.Namespace, asked int, match trie.Match) {
 	m.HitTokens.Of(ns.Name).Add(float64(match.Tokens))
 }
 
-// LeaseTTL is how long a lease lasts that was asked for with ttl.
+// LeaseTTL returns the TTL that is granted to a lease requested with ttl.
 func (n *Node) LeaseTTL(ttl time.Duration) time.Duration { return min(ttl, n.opts.LeaseTTLMax) }
 
 // Renew makes a lease end ttl from now, at most LeaseTTLMax.

@@ -111,8 +111,9 @@ func TestHungWrites(t *testing.T) {
 	}
 }
 
-// TestHungSegment: a volume neither completes writes to segments nor the header of a new
-// one, and works otherwise, so that probes bring it back. No writer waits for that header.
+// TestHungSegment: a volume does not complete writes to its segments or to the header of
+// a new segment. Its other files work, so a probe makes the volume healthy again. No
+// Commit waits for the header.
 func TestHungSegment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, bad := newPair(t, rigOptions{capacityBytes: 64 << 20})

@@ -158,8 +158,8 @@ delete-namespace other
 ----
 error: trie: namespace "other": namespace unknown
 
-# A piece of a window group belongs to the very block it hangs on: when the block was
-# deleted and put again, the old window piece is not part of it.
+# A piece of a window group belongs to the block under which it was put. When that block
+# is deleted and put again, the old window piece does not match.
 create hybrid groups=(full,window:2)
 ----
 
