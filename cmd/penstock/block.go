@@ -388,7 +388,8 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 	if err != nil {
 		return r, err
 	}
-	// Before the match: what cannot be written is no miss.
+	// The file is opened before the match, so that an invalid --out is an error even if
+	// nothing is cached.
 	out, err := g.open()
 	if err != nil {
 		return r, fmt.Errorf("--out: %w", err)
@@ -424,7 +425,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 // getLease keeps the prefix while it is fetched.
 const getLease = 5 * time.Minute
 
-// releaseWait bounds the release of that lease, which ends by itself too.
+// releaseWait bounds the release of getLease. Without a release the lease expires.
 const releaseWait = 5 * time.Second
 
 // open makes the file that receives the result.
@@ -454,7 +455,8 @@ func (g *getCommand) open() (*outFile, error) {
 		mode = info.Mode().Perm()
 	}
 	for attempt := 0; ; attempt++ {
-		// Its name is short: that of the result may be as long as names can be.
+		// The temporary name does not contain the result's name, which may have the
+		// greatest allowed length already.
 		beside := filepath.Join(filepath.Dir(path), fmt.Sprintf(".penstock-%d-%d", os.Getpid(), attempt))
 		f, err := os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 		if errors.Is(err, fs.ErrExist) && attempt < 100 {

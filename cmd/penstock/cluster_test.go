@@ -119,7 +119,7 @@ func TestClusterNewWeights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The tokens of a session follow from its name, so the second replay finds the KV
+	// The name of a session determines its tokens, so the second replay finds the KV
 	// that the first replay stored.
 	var before, after []emulate.Session
 	for i := range agents {

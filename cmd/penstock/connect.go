@@ -56,7 +56,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 			def = v
 		}
 		f.StringVar(p, flag, def, usage+" (environment: "+variable+")")
-		annotate(cmd, flag, emptyAllowed) // an empty one takes back what the variable says
+		annotate(cmd, flag, emptyAllowed) // an empty value overrides the variable
 	}
 	env(&c.servers, e.flag, e.variable, e.def, e.usage)
 	env(&c.tokenFile, "token-file", "PENSTOCK_TOKEN_FILE", "", "file with the bearer token that the node wants")
@@ -65,7 +65,7 @@ func addEndpointFlags(cmd *cobra.Command, w world, e endpoint) *connection {
 	env(&c.key, "key", "PENSTOCK_KEY", "", "private key (PEM) of the client certificate")
 	f.BoolVar(&c.tls, "tls", false, "use TLS, with the system's CAs unless --ca is given")
 	f.BoolVar(&c.insecure, "insecure", false, "send the bearer token in plain text to a node on another machine")
-	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "give up after this long, 0: never; commands that move blocks have no limit unless it is given")
+	f.DurationVar(&c.timeout, "timeout", 30*time.Second, "time limit of the command; 0: none. Commands that move blocks have a limit only if the flag is given")
 	return c
 }
 
@@ -83,8 +83,8 @@ func (c *connection) limit(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(ctx, c.timeout)
 }
 
-// limitMove bounds a command that moves blocks by --timeout if it was given: how
-// long moving takes depends on how much there is.
+// limitMove bounds a command that moves blocks by --timeout, if the flag was given. There
+// is no default limit, because the time depends on the number of blocks.
 func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	if f := cmd.Flag("timeout"); f == nil || !f.Changed {
 		return context.WithCancel(cmd.Context())
@@ -95,7 +95,7 @@ func (c *connection) limitMove(cmd *cobra.Command) (context.Context, context.Can
 // list is --server as a list: data commands spread sequences over several nodes.
 func (c *connection) list() []string { return strings.Split(c.servers, ",") }
 
-// checkServers returns a usage error if --server holds what is not an address.
+// checkServers returns a usage error if --server contains an invalid address.
 func (c *connection) checkServers() error {
 	for _, server := range c.list() {
 		if err := client.CheckServer(server); err != nil {
@@ -108,7 +108,7 @@ func (c *connection) checkServers() error {
 // one is the node that an admin command talks to.
 func (c *connection) one() (string, error) {
 	if l := c.list(); len(l) != 1 || l[0] == "" {
-		return "", usagef("--%s %q: this command talks to one node; name it", c.endpoint.flag, c.servers)
+		return "", usagef("--%s %q: this command talks to one node; give one address", c.endpoint.flag, c.servers)
 	}
 	return c.servers, c.checkServers()
 }
@@ -183,9 +183,9 @@ func (c *connection) connected(cmd *cobra.Command, f func(ctx context.Context, c
 	return c.hinted(f(ctx, conn))
 }
 
-// awaitListening waits, for a few seconds and within --timeout, while a node
-// refuses connections: it may have been started a moment ago. It returns an error
-// if ctx ended meanwhile; whatever else is wrong, the call that follows reports.
+// awaitListening waits while a node refuses connections, for a few seconds and within
+// --timeout, because the node may still be starting. It returns an error only if ctx
+// ended meanwhile. All other failures are reported by the caller's next call.
 func (c *connection) awaitListening(ctx context.Context) error {
 	within, cancel := context.WithTimeout(ctx, c.startWithin)
 	defer cancel()
@@ -217,11 +217,11 @@ func (c *connection) awaitListening(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// connectPause is the time between two attempts to reach a node that starts.
+// connectPause is the time between two attempts to connect to a node that is starting.
 const connectPause = 100 * time.Millisecond
 
-// refuses reports whether the host of a target, host:port, refuses a connection,
-// and what the system said.
+// refuses reports whether the target, host:port, refuses a connection. It returns the
+// error of the attempt.
 func refuses(ctx context.Context, target string) (bool, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "tcp", target)
@@ -254,7 +254,7 @@ func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context
 	return cmd
 }
 
-// data opens a Store, and the transfer engine it needs, for the length of f.
+// data calls f with an open Store, and closes the Store and its transfer engine afterwards.
 func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *client.Store) error) (err error) {
 	if err := c.checkServers(); err != nil {
 		return err
@@ -272,7 +272,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	defer func() {
 		// A call that the deadline ended may have returned a miss: report the deadline instead.
 		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = fmt.Errorf("not done within --timeout %v: %s", c.timeout, explain(err))
+			err = fmt.Errorf("not complete within --timeout %v: %s", c.timeout, explain(err))
 		}
 	}()
 	engine, err := c.engine(ctx, t)
@@ -312,7 +312,7 @@ func (c *connection) completeNamespaces(cmd *cobra.Command, given []string, _ st
 	})
 }
 
-// completeNames completes the only argument of a command to a name that list returns.
+// completeNames completes the first argument of a command to the names that list returns.
 func (c *connection) completeNames(cmd *cobra.Command, given []string, list func(context.Context, admin) ([]string, error)) (names []string, directive cobra.ShellCompDirective) {
 	if len(given) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -336,5 +336,5 @@ func (c *connection) completeNamespaceFlag(cmd *cobra.Command) {
 	})
 }
 
-// completionWait bounds the time that a completion keeps the shell waiting.
+// completionWait bounds the time of a completion, because the shell waits for it.
 const completionWait = 2 * time.Second

@@ -171,7 +171,7 @@ func (c *connection) controlHint(err error) string {
 	case codes.Unavailable:
 		return "is `penstock serve` running? Compare its --listen with --server"
 	case codes.DeadlineExceeded:
-		return "the node did not answer within --timeout: is it busy, or stopped?"
+		return "the node did not answer within --timeout; it may be busy or stopped"
 	}
 	return "see the node's log"
 }

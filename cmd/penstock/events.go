@@ -40,22 +40,22 @@ type volumeLine struct {
 func newEventsCommand(w world) *cobra.Command {
 	var after uint64
 	var namespace string
-	var most int
+	var maxEvents int
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Follow the events of a node: blocks stored and removed, changes of volume states",
-		Long: `Print the events of a node, one per line, until interrupted: stored and removed blocks,
-as routers read them, and changes of volume states. A gap means that events are missing:
-the node no longer keeps them, or they are from before its last start. The exit code is
-1 if --timeout ends the command.
+		Long: `Print the events of a node, one per line, until interrupted. Events are stored and
+removed blocks, for routers, and changes of volume states, for operators. A gap means
+that events are missing: the node no longer keeps them, or they are from before its last
+start. The exit code is 1 if --timeout ends the command.
 
-With --zmq the events are published instead, in the form of vLLM's KV-cache events, for
-routers that follow vLLM engines: BlockStored, BlockRemoved and AllBlocksCleared as
-MessagePack over a ZeroMQ PUB socket, with sequence numbers, and a ROUTER socket that
-resends what a subscriber has missed. --server may then list several nodes. The blocks
-that the nodes hold are published at the start, again for subscribers that join or lose
-messages, and whenever events of a node were lost. The sockets have no authentication:
-whoever reaches them can read the ids of blocks.`,
+With --zmq, the command publishes the events in the form of vLLM's KV-cache events, for
+routers that follow vLLM engines, and does not print them. It sends BlockStored,
+BlockRemoved and AllBlocksCleared as MessagePack on a ZeroMQ PUB socket, with sequence
+numbers. A ROUTER socket (--zmq-replay) sends missed messages again. --server may list
+several nodes. The blocks that the nodes hold are published at the start, again when a
+subscriber joins or loses messages, and again when events of a node were lost. The
+sockets have no authentication: any process that can connect can read the ids of blocks.`,
 		Example: `  penstock events --namespace llama --count 10
   penstock events --zmq tcp://*:5557 --zmq-replay tcp://*:5558
   penstock events --zmq tcp://*:5557 --namespace llama --zmq-topic kv@node-1@Qwen/Qwen3-8B --zmq-form maps`,
@@ -66,7 +66,7 @@ whoever reaches them can read the ids of blocks.`,
 	cmd.Flags().Uint64Var(&after, "after", 0, "start after this sequence number; 0: from now on")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "only the events of this namespace")
 	c.completeNamespaceFlag(cmd)
-	cmd.Flags().IntVar(&most, "count", 0, "stop after this many events; 0: never")
+	cmd.Flags().IntVar(&maxEvents, "count", 0, "stop after this many events; 0: never")
 	z := addZMQFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if z.endpoint != "" || z.given(cmd) != "" {
@@ -74,14 +74,14 @@ whoever reaches them can read the ids of blocks.`,
 		}
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
 			req := &pb.EventsRequest{After: after, Namespace: namespace}
-			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, most, outputOf(cmd))
+			n, err := follow(ctx, pb.NewCacheClient(a.conn), req, maxEvents, outputOf(cmd))
 			switch {
 			case errors.Is(err, io.EOF):
-				return fmt.Errorf("the node ended the stream after %d events: it stops", n)
+				return fmt.Errorf("the node ended the stream after %d events, because it is stopping", n)
 			case cmd.Context().Err() != nil:
 				return cmd.Context().Err()
 			case err != nil && (ctx.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the node may time out first
-				return fmt.Errorf("%d events within --timeout %v", n, c.timeout)
+				return fmt.Errorf("--timeout %v ended the command after %d events", c.timeout, n)
 			}
 			return err
 		})
@@ -89,15 +89,15 @@ whoever reaches them can read the ids of blocks.`,
 	return cmd
 }
 
-// follow prints events until there were most of them, 0 being no limit, and returns
-// how many there were.
-func follow(ctx context.Context, cache pb.CacheClient, req *pb.EventsRequest, most int, o output) (int, error) {
+// follow prints up to maxEvents events, and returns how many it has printed. There is no
+// limit if maxEvents is 0.
+func follow(ctx context.Context, cache pb.CacheClient, req *pb.EventsRequest, maxEvents int, o output) (int, error) {
 	stream, err := cache.Events(ctx, req)
 	if err != nil {
 		return 0, err
 	}
 	for n := 0; ; n++ {
-		if most > 0 && n == most {
+		if maxEvents > 0 && n == maxEvents {
 			return n, nil
 		}
 		e, err := stream.Recv()
@@ -130,12 +130,13 @@ func emitEvent(o output, e *pb.Event) error {
 	if o.json {
 		return o.emitLine(line)
 	}
-	_, err := fmt.Fprintf(o.w, "%d %s %s%s\n", line.Sequence, line.Time, line.Kind, line.what())
+	_, err := fmt.Fprintf(o.w, "%d %s %s%s\n", line.Sequence, line.Time, line.Kind, line.details())
 	return err
 }
 
-// what says of whom the event is, of how much and why, where it is of anyone.
-func (l eventLine) what() string {
+// details returns the volume, or the namespace, blocks and reason of an event. It
+// returns "" for an event that has neither, such as a gap.
+func (l eventLine) details() string {
 	if v := l.Volume; v != nil {
 		return fmt.Sprintf(" %s: %s, was %s", v.Path, because(v.State, l.Reason), v.Was)
 	}

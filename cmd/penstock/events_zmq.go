@@ -27,7 +27,7 @@ type zmqFlags struct {
 	resync, heartbeat time.Duration
 }
 
-// choiceFlag is a flag that is one of some words.
+// choiceFlag is a flag whose value is one of words.
 type choiceFlag struct {
 	value string
 	words []string
@@ -54,23 +54,22 @@ func addZMQFlags(cmd *cobra.Command) *zmqFlags {
 	}
 	f := cmd.Flags()
 	f.StringVar(&z.endpoint, "zmq", "", "publish on a ZeroMQ PUB socket at this endpoint: tcp://HOST:PORT, tcp://*:PORT or ipc://PATH")
-	f.StringVar(&z.replay, "zmq-replay", "", "take requests for replays on a ROUTER socket at this endpoint")
+	f.StringVar(&z.replay, "zmq-replay", "", "accept replay requests on a ROUTER socket at this endpoint")
 	f.StringVar(&z.topic, "zmq-topic", kvevents.DefaultTopic, "topic of the messages; {node} is the node's name (penstock serve --node), {namespace} the namespace. Routers read kv@POD@MODEL")
-	f.Var(&z.form, "zmq-form", "how an event is encoded: arrays, as vLLM did up to 0.23, read by every router; maps, as vLLM does since 0.24")
+	f.Var(&z.form, "zmq-form", "encoding of an event: arrays, as in vLLM up to 0.23, which every router reads; maps, as in vLLM since 0.24")
 	f.Var(&z.hashes, "zmq-hashes", "block hashes as bytes, or their last 8 bytes as an integer")
-	f.StringVar(&z.medium, "zmq-medium", kvevents.MediumStorage, "what events report as the medium of the blocks")
+	f.StringVar(&z.medium, "zmq-medium", kvevents.MediumStorage, "medium of the blocks in the events")
 	f.IntVar(&z.keep, "zmq-keep", 10000, "messages kept for slow subscribers and replays")
-	f.Var(sizeFlag{&z.keepBytes}, "zmq-keep-bytes", "bound on their size")
+	f.Var(sizeFlag{&z.keepBytes}, "zmq-keep-bytes", "largest total size of the messages kept")
 	f.BoolVar(&z.bareReplays, "zmq-bare-replays", false, "leave the topic out of replays, as older versions of vLLM do")
-	f.DurationVar(&z.resync, "zmq-resync", time.Minute, "publish all that there is for subscribers that have joined or lost messages, at most this often; 0: not for them")
-	f.DurationVar(&z.heartbeat, "zmq-heartbeat", 0, "publish a message without events on each topic this often; 0: never")
+	f.DurationVar(&z.resync, "zmq-resync", time.Minute, "least time between two publications of all blocks for subscribers that joined or lost messages; 0: do not publish all blocks for them")
+	f.DurationVar(&z.heartbeat, "zmq-heartbeat", 0, "interval of messages without events on each topic; 0: none")
 	completeValues(cmd, "zmq-form", z.form.words...)
 	completeValues(cmd, "zmq-hashes", z.hashes.words...)
 	return z
 }
 
-// given returns the first flag on the command line that only --zmq has a use for, or
-// "".
+// given returns the first flag on the command line that needs --zmq, or "".
 func (z *zmqFlags) given(cmd *cobra.Command) string {
 	for _, name := range []string{"zmq-replay", "zmq-topic", "zmq-form", "zmq-hashes", "zmq-medium", "zmq-keep", "zmq-keep-bytes", "zmq-bare-replays", "zmq-resync", "zmq-heartbeat"} {
 		if cmd.Flag(name).Changed {
@@ -83,11 +82,11 @@ func (z *zmqFlags) given(cmd *cobra.Command) string {
 // check refuses flags that cannot go together, before a node is asked.
 func (z *zmqFlags) check(cmd *cobra.Command, nodes int, namespace string) error {
 	if z.endpoint == "" {
-		return usagef("--%s is about publishing: give --zmq the endpoint to publish at, for example tcp://*:5557", z.given(cmd))
+		return usagef("--%s needs --zmq with the endpoint to publish at, for example tcp://*:5557", z.given(cmd))
 	}
 	for _, name := range []string{"after", "count"} {
 		if cmd.Flag(name).Changed {
-			return usagef("--%s %s: --zmq publishes all that there is, until interrupted; leave one of the two out", name, cmd.Flag(name).Value)
+			return usagef("--%s %s: --zmq publishes all blocks and events until interrupted; omit one of the two flags", name, cmd.Flag(name).Value)
 		}
 	}
 	if err := zmtp.Check(z.endpoint); err != nil {
@@ -103,11 +102,11 @@ func (z *zmqFlags) check(cmd *cobra.Command, nodes int, namespace string) error 
 	}
 	switch {
 	case z.keep == 0 || z.keepBytes == 0:
-		return usagef("--zmq-keep %d, --zmq-keep-bytes %s: each must be more than 0: what is not kept cannot be sent", z.keep, size(z.keepBytes))
+		return usagef("--zmq-keep %d, --zmq-keep-bytes %s: each must be more than 0, because only kept messages can be sent", z.keep, size(z.keepBytes))
 	case z.bareReplays && z.replay == "":
 		return usagef("--zmq-bare-replays: there are no replays without --zmq-replay")
 	case z.bareReplays && (nodes > 1 || namespace == ""):
-		return usagef("--zmq-bare-replays: without topics a subscriber cannot tell nodes and namespaces apart; name one node, and a --namespace")
+		return usagef("--zmq-bare-replays: a replay without topics cannot name the node and the namespace; give one node in --server, and --namespace")
 	}
 	return nil
 }
@@ -160,27 +159,27 @@ func (c *connection) publish(cmd *cobra.Command, z *zmqFlags, namespace string) 
 	lines.print(listening)
 	err = follower.Run(ctx)
 	if ctx.Err() != nil {
-		return nil // an interrupt, or --timeout: that is how it ends
+		return nil // an interrupt or --timeout is the normal end
 	}
 	return c.hinted(err)
 }
 
-// zmqLine is what events --zmq prints of itself.
+// zmqLine is a line of output of events --zmq.
 type zmqLine struct {
-	// What is listening, joined, lost, ended, or one of kvevents.Report.
+	// What is listening, joined, lost, ended, or a kvevents.Report.What.
 	What string `json:"what"`
 	Time string `json:"time"`
-	// Endpoint and Replay are where it listens.
+	// Endpoint and Replay are the endpoints of the PUB and the ROUTER socket.
 	Endpoint string `json:"endpoint,omitempty"`
 	Replay   string `json:"replay,omitempty"`
-	// Peer is a subscriber, Messages how many messages it has lost.
+	// Peer is the address of a subscriber. Messages is how many messages it has lost.
 	Peer     string           `json:"peer,omitempty"`
 	Messages uint64           `json:"messages,omitempty"`
 	Report   *kvevents.Report `json:"node,omitempty"`
 	Stats    *kvevents.Stats  `json:"stats,omitempty"`
 }
 
-// zmqLines prints lines, of which several goroutines make some.
+// zmqLines prints lines. Several goroutines may call it at once.
 type zmqLines struct {
 	mu sync.Mutex
 	o  output
@@ -200,16 +199,16 @@ func (l *zmqLines) print(line zmqLine) {
 	line.Time = time.Now().UTC().Format("2006-01-02T15:04:05.000Z")
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// What cannot be printed does not stop the publishing.
+	// An error of standard output does not stop the publishing.
 	if l.o.json {
 		_ = l.o.emitLine(line)
 		return
 	}
-	_, _ = fmt.Fprintf(l.o.w, "%s %s%s\n", line.Time, line.What, line.rest())
+	_, _ = fmt.Fprintf(l.o.w, "%s %s%s\n", line.Time, line.What, line.details())
 }
 
-// rest words what a line is about.
-func (l zmqLine) rest() string {
+// details returns the rest of a line as text.
+func (l zmqLine) details() string {
 	switch r := l.Report; {
 	case r != nil && r.What == "announced":
 		return fmt.Sprintf(" %s (%s): %s blocks in %d namespaces", r.Server, r.Node, count(int64(r.Blocks)), r.Namespaces)
@@ -226,7 +225,7 @@ func (l zmqLine) rest() string {
 	case l.What == "listening":
 		return " at " + l.Endpoint
 	case l.What == "lost":
-		return fmt.Sprintf(" %s messages: %s reads too slowly, or has asked for what is no longer kept", count(l.Messages), l.Peer)
+		return fmt.Sprintf(" %s messages: %s reads too slowly, or requested a replay of messages that are no longer kept", count(l.Messages), l.Peer)
 	}
 	return ": " + l.Peer
 }

@@ -37,7 +37,7 @@ func startPublishing(t *testing.T, server string, args ...string) *published {
 	return p
 }
 
-// line waits for a line about something.
+// line waits for a line with the given What.
 func (p *published) line(what string) zmqLine {
 	p.t.Helper()
 	for p.lines.Scan() {
@@ -49,11 +49,11 @@ func (p *published) line(what string) zmqLine {
 			return l
 		}
 	}
-	p.t.Fatalf("no line about %s: %v", what, p.lines.Err())
+	p.t.Fatalf("no line %q: %v", what, p.lines.Err())
 	return zmqLine{}
 }
 
-// until receives messages until one has a word in it.
+// until receives messages until one contains the word.
 func until(t *testing.T, c *zmtptest.Client, topic, word string) {
 	t.Helper()
 	for {
@@ -67,9 +67,9 @@ func until(t *testing.T, c *zmtptest.Client, topic, word string) {
 	}
 }
 
-// TestEventsZMQ: what is stored and cleared on a node is published, also after the
-// node was restarted; a replay has it from the beginning, and an interrupt ends the
-// publisher well.
+// TestEventsZMQ: stored, cleared and removed blocks of a node are published, also after
+// a restart of the node. A replay has all messages from the first on. After an interrupt
+// the exit code is 0.
 func TestEventsZMQ(t *testing.T) {
 	dir := t.TempDir()
 	listen := testkit.Port(t)
@@ -105,7 +105,7 @@ func TestEventsZMQ(t *testing.T) {
 	p.line("down")
 	s = startServed(t, dir+"/volume", "--listen", listen)
 	if l := p.line("announced"); l.Report.Blocks == 0 {
-		t.Errorf("%+v: nothing is there after a restart", l.Report)
+		t.Errorf("%+v: no blocks after a restart", l.Report)
 	}
 	until(t, c, topic, "AllBlocksCleared")
 	until(t, c, topic, "BlockStored")
@@ -126,7 +126,7 @@ func TestEventsZMQ(t *testing.T) {
 	}
 }
 
-// TestEventsZMQWords: the lines for a person.
+// TestEventsZMQWords checks the lines in the text format.
 func TestEventsZMQWords(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
@@ -148,14 +148,15 @@ func TestEventsZMQWords(t *testing.T) {
 	}
 }
 
-// TestEventsZMQMistakes: flags that cannot be, and a node that refuses.
+// TestEventsZMQMistakes: invalid flags are usage errors. A node that refuses the token
+// ends the command with an error.
 func TestEventsZMQMistakes(t *testing.T) {
 	dir := t.TempDir()
 	for say, args := range map[string][]string{
 		`"5557"; want tcp://HOST:PORT`:                     {"--zmq", "5557"},
 		`port "x" is not a number`:                         {"--zmq", "tcp://*:x"},
 		`--zmq-replay: zmtp: endpoint "udp://*:1"`:         {"--zmq", "tcp://*:0", "--zmq-replay", "udp://*:1"},
-		"--zmq-form is about publishing":                   {"--zmq-form", "maps"},
+		"--zmq-form needs --zmq":                           {"--zmq-form", "maps"},
 		`"lists" is none of arrays, maps`:                  {"--zmq", "tcp://*:0", "--zmq-form", "lists"},
 		`"uint" is none of bytes, int`:                     {"--zmq", "tcp://*:0", "--zmq-hashes", "uint"},
 		"--count 3: --zmq publishes all":                   {"--zmq", "tcp://*:0", "--count", "3"},
@@ -164,7 +165,7 @@ func TestEventsZMQMistakes(t *testing.T) {
 		"--zmq-keep 0":                                     {"--zmq", "tcp://*:0", "--zmq-keep", "0"},
 		"--zmq-keep -1: must not be negative":              {"--zmq", "tcp://*:0", "--zmq-keep", "-1"},
 		"--zmq-bare-replays: there are no replays without": {"--zmq", "tcp://*:0", "--zmq-bare-replays"},
-		"name one node, and a --namespace":                 {"--zmq", "tcp://*:0", "--zmq-replay", "tcp://*:0", "--zmq-bare-replays"},
+		"give one node in --server, and --namespace":       {"--zmq", "tcp://*:0", "--zmq-replay", "tcp://*:0", "--zmq-bare-replays"},
 	} {
 		r := penstock(t, "", nil, append([]string{"events"}, args...)...)
 		if r.code != exitUsage || !strings.Contains(r.err, say) {

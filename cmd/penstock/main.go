@@ -14,7 +14,7 @@ func main() {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
-		cancel(signalError{<-signals}) // a command ends well from here: a node drains, a demo cleans up
+		cancel(signalError{<-signals}) // the command ends in order: a node drains, a demo cleans up
 		second := signalError{<-signals}
 		fmt.Fprintln(os.Stderr, "penstock: second signal: ending at once")
 		os.Exit(second.exitCode())
@@ -28,8 +28,8 @@ type signalError struct{ os.Signal }
 
 func (e signalError) Error() string { return "interrupted" }
 
-// exitCode is the exit code of a process that a signal ended, as shells have it:
-// 128 and the signal's number.
+// exitCode returns 128 plus the signal's number, as shells report for a process that a
+// signal ended.
 func (e signalError) exitCode() int {
 	if n, ok := e.Signal.(syscall.Signal); ok {
 		return 128 + int(n)

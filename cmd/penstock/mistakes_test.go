@@ -35,8 +35,8 @@ func TestMistakesOfConfiguration(t *testing.T) {
 	}
 }
 
-// TestRefusedValues: what a flag or an argument has no meaning for is exit code 2
-// and not taken for something else.
+// TestRefusedValues: an invalid value of a flag or an argument is a usage error, and the
+// command does not run with another meaning of the value.
 func TestRefusedValues(t *testing.T) {
 	dir := t.TempDir()
 	geometry := " --layers 2 --block-tokens 4 --token-bytes 64"
@@ -78,18 +78,18 @@ func TestRefusedValues(t *testing.T) {
 			t.Errorf("%s prints nothing", line)
 		}
 	}
-	// An empty flag takes back what the environment says.
+	// An empty flag overrides the environment variable.
 	s := startServed(t, dir+"/volume")
 	environ := []string{"PENSTOCK_SERVER=" + s.ready.Listen, "PENSTOCK_TOKEN_FILE=/does/not/exist"}
 	if r := penstock(t, "", environ, "status"); r.code != exitFailed || !strings.Contains(r.err, "/does/not/exist") {
-		t.Errorf("with the variable: exit %d, %q", r.code, r.err)
+		t.Errorf("with a missing file in the variable: exit %d, %q", r.code, r.err)
 	}
 	penstock(t, "", environ, "status", "--token-file", "").must(t)
 }
 
-// TestPinSaysItsTTL: pin prints the time that the node granted, which may be less
-// than what was asked for.
-func TestPinSaysItsTTL(t *testing.T) {
+// TestPinPrintsItsTTL: pin prints the TTL that the node granted, which may be less than
+// --ttl.
+func TestPinPrintsItsTTL(t *testing.T) {
 	dir := t.TempDir()
 	s := startServed(t, dir+"/volume", "--limits-lease-ttl", "2m")
 	tokensFile, dataFile := prompt2(t, dir)
@@ -107,7 +107,7 @@ func TestPinSaysItsTTL(t *testing.T) {
 func TestNoEventsInTime(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	r := s.run("events", "--timeout", "10ms")
-	if r.code != exitFailed || !strings.Contains(r.err, "0 events within --timeout 10ms") {
+	if r.code != exitFailed || !strings.Contains(r.err, "--timeout 10ms ended the command after 0 events") {
 		t.Errorf("exit %d, %q", r.code, r.err)
 	}
 }

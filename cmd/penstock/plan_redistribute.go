@@ -114,7 +114,7 @@ layer before, ask with --trips set to the layers that attend.
 	f.IntVar(&r.Request.Flows, "flows", r.Request.Flows, "flows of others on the same link")
 	f.StringSliceVar(&r.Request.Without, "without", nil, "what cannot be done: route, fetch, local")
 	completeFlag(cmd, "fabric", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		return fabricNames(), cobra.ShellCompDirectiveDefault // and file names
+		return fabricNames(), cobra.ShellCompDirectiveDefault // the default adds file names
 	})
 	completeValues(cmd, "reuse", redistribute.Moved.String(), redistribute.Prefix.String(), redistribute.Selected.String())
 	completeList(cmd, "without", redistribute.Route.String(), redistribute.Fetch.String(), redistribute.Local.String())

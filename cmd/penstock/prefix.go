@@ -35,7 +35,8 @@ type matched struct {
 	MatchedBytes  int64  `json:"matched_bytes"`
 	Cut           string `json:"cut"`
 	Lease         uint64 `json:"lease,omitempty"`
-	// TTLSeconds is how long the lease lasts; absent: until unpin.
+	// TTLSeconds is the time until the lease ends. It is absent if only unpin ends the
+	// lease.
 	TTLSeconds float64      `json:"ttl_seconds,omitempty"`
 	BlockIDs   []kv.BlockID `json:"block_ids,omitempty"`
 }
@@ -129,11 +130,10 @@ func newPinCommand(w world) *cobra.Command {
 		Use:   "pin NS --tokens-file F",
 		Short: "Keep a cached prefix from being evicted, and print the lease",
 		Long: `Keep the longest cached prefix of a prompt from being evicted until unpin, or for
---ttl, which the node shortens to its limits.lease_ttl: the ttl that is printed is what
-it granted. Pins are kept in memory: they end when the node stops. Nothing is pinned, and
-the exit code is 3, if no block of the prompt is cached. pin list finds the pins again,
-and deleting the namespace ends them. If the namespace is called list, put its name last,
-after --.`,
+--ttl. The node shortens --ttl to its limits.lease_ttl and returns the granted time, which
+pin prints. Pins are kept in memory and end when the node stops. If no block of the prompt
+is cached, nothing is pinned and the exit code is 3. pin list lists the pins. Deleting the
+namespace ends them. If the namespace has the name list, put the name last, after --.`,
 		Example: `  penstock pin llama-3/70b --tokens-file prompt.txt
   penstock pin --tokens-file prompt.txt -- list`,
 		Args: args(cobra.ExactArgs(1)),

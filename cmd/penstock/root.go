@@ -98,7 +98,7 @@ func asksForJSON(args []string) bool {
 	format := &formatFlag{}
 	flags.Var(format, "format", "")
 	flags.BoolP("help", "h", false, "")
-	_ = flags.Parse(args) // an error leaves the flags before it parsed
+	_ = flags.Parse(args) // the flags before an invalid one are parsed
 	return format.value == formatJSON
 }
 
@@ -109,7 +109,7 @@ type jsonError struct {
 	ExitCode int    `json:"exit_code"`
 }
 
-// negativeNumber is how pflag complains of an argument like -1.
+// negativeNumber matches pflag's error for an argument like -1.
 var negativeNumber = regexp.MustCompile(`^unknown shorthand flag: '[0-9]' in (-.+)$`)
 
 // exitCode returns the exit code for an error.
@@ -126,8 +126,8 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// cobraUsage reports whether err is a usage error of cobra, which has no type of its
-// own.
+// cobraUsage reports whether err is a usage error of cobra. Cobra has no type for these
+// errors, so cobraUsage compares their text.
 func cobraUsage(err error) bool {
 	for _, prefix := range []string{"unknown command", "required flag", "if any flags in the group", "at least one of the flags in the group"} {
 		if strings.HasPrefix(err.Error(), prefix) {
@@ -217,7 +217,7 @@ JSON on standard error.`,
 	root.SetErr(w.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if m := negativeNumber.FindStringSubmatch(err.Error()); m != nil {
-			return usagef("%s: must not be negative; an argument that begins with - comes after --", m[1])
+			return usagef("%s: must not be negative; put -- before an argument that begins with -", m[1])
 		}
 		return usageError{err}
 	})
@@ -278,7 +278,7 @@ func noun(cmd *cobra.Command, verbs ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// knownTopic returns a check of help's arguments: it fails if they do not name a command.
+// knownTopic returns a check of the arguments of help, which must name a command.
 func knownTopic(root *cobra.Command) cobra.PositionalArgs {
 	return func(_ *cobra.Command, topic []string) error {
 		cmd, rest, err := root.Find(topic)
@@ -328,7 +328,7 @@ func (f sizeFlag) Type() string { return "size" }
 const (
 	// ownRange: the command itself checks the range of the number, and reports it.
 	ownRange = "penstock: range is checked by the command"
-	// emptyAllowed: an empty text has a meaning of its own.
+	// emptyAllowed: the flag may be empty.
 	emptyAllowed = "penstock: may be empty"
 	// fixedValues are the only values of the flag.
 	fixedValues = "penstock: fixed values"
@@ -341,11 +341,11 @@ func annotate(cmd *cobra.Command, flag, annotation string, values ...string) {
 		flags = cmd.PersistentFlags()
 	}
 	if err := flags.SetAnnotation(flag, annotation, values); err != nil {
-		panic(err) // there is no such flag: our bug
+		panic(err) // our bug: the flag is not defined
 	}
 }
 
-// checkFlags refuses values that no flag of ours has a meaning for.
+// checkFlags returns a usage error for the first flag that checkFlag refuses.
 func checkFlags(flags *pflag.FlagSet) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
 		if err == nil {
@@ -355,9 +355,10 @@ func checkFlags(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// checkFlag refuses a number below 0, which would be taken for no limit; an empty
-// text, which is mostly a variable of a script that is not set and would be taken
-// for a flag that was not given; and a value that is none of the fixed ones.
+// checkFlag returns a usage error for values that would have an unexpected effect. A
+// number below 0 would mean no limit. An empty text would mean that the flag is not
+// given, although it usually comes from an unset variable of a script. A flag with fixed
+// values accepts only those.
 func checkFlag(f *pflag.Flag) error {
 	has := func(annotation string) bool {
 		_, ok := f.Annotations[annotation]
@@ -371,7 +372,7 @@ func checkFlag(f *pflag.Flag) error {
 			return usagef("--%s %q: want %s", f.Name, text, alternatives(values))
 		}
 		if text == "" && !has(emptyAllowed) {
-			return usagef("--%s %q: must not be empty; leave the flag out instead", f.Name, text)
+			return usagef("--%s %q: must not be empty; omit the flag instead", f.Name, text)
 		}
 	case "stringSlice":
 		if v, ok := f.Value.(pflag.SliceValue); ok && (len(v.GetSlice()) == 0 || slices.Contains(v.GetSlice(), "")) {
@@ -389,7 +390,7 @@ func checkFlag(f *pflag.Flag) error {
 	return nil
 }
 
-// alternatives words a choice: a, b or c.
+// alternatives returns the values as text, like "a, b or c".
 func alternatives(values []string) string {
 	last := len(values) - 1
 	if last == 0 {

@@ -110,8 +110,8 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
-// TestInterruptedAsJSON: the exit code in an error is that of the process, and the
-// error says what ended the command.
+// TestInterruptedAsJSON: the JSON error of an interrupted command has the exit code of
+// the process, and its text contains "interrupted".
 func TestInterruptedAsJSON(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(signalError{syscall.SIGINT})
@@ -124,8 +124,8 @@ func TestInterruptedAsJSON(t *testing.T) {
 	}
 }
 
-// TestEventsOfANodeThatStops: a stream that the node ends has not seen what it was
-// to wait for.
+// TestEventsOfANodeThatStops: if the node ends the stream before --count events, the
+// command fails.
 func TestEventsOfANodeThatStops(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
 	s.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "64").must(t)
@@ -134,7 +134,7 @@ func TestEventsOfANodeThatStops(t *testing.T) {
 	var errs bytes.Buffer
 	code := make(chan int)
 	go func() {
-		// After an event of another life of the node, the first is a gap.
+		// The node has no event 99, so the first event is a gap.
 		code <- run(t.Context(), world{in: strings.NewReader(""), out: print, err: &errs},
 			[]string{"events", "--server", s.ready.Listen, "--after", "99", "--count", "1000"})
 	}()
@@ -200,8 +200,8 @@ func TestLoggedDurations(t *testing.T) {
 	}
 }
 
-// TestLoggedText: a value that has a text is logged as it, in both formats, and one
-// that is nil is left out.
+// TestLoggedText: a value with a String method is logged as that text in both formats,
+// and a nil value is omitted.
 func TestLoggedText(t *testing.T) {
 	values := []any{
 		"span", 1500 * time.Millisecond, "setting", config.Duration(time.Minute), "state", health.Draining,

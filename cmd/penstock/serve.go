@@ -187,9 +187,9 @@ func newLogger(w io.Writer, c config.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// logText logs a value that has a text as that text, in both formats: the JSON handler
-// would write time spans and states as numbers, and addresses as their fields. A value
-// that is nil is left out.
+// logText replaces durations and values with a String method by their text. Without it
+// the JSON handler writes durations and states as numbers, and addresses as structs.
+// logText omits nil values.
 func logText(_ []string, a slog.Attr) slog.Attr {
 	switch a.Value.Kind() {
 	case slog.KindDuration:

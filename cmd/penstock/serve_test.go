@@ -333,7 +333,7 @@ func TestDamageIsFound(t *testing.T) {
 	if err != nil || !bytes.Equal(got, bytesOf(1, 4*8192)[:2*8192]) {
 		t.Errorf("what was fetched is not the prefix before the damage (%d bytes, %v)", len(got), err)
 	}
-	debug.FreeOSMemory() // the node is in this process: other tests' garbage would count as its memory
+	debug.FreeOSMemory() // the node runs in this process, so garbage of other tests counts as the node's memory
 	doctor := s.run("doctor")
 	if doctor.code != exitOK || !strings.Contains(doctor.out, "corrupt blocks were found") {
 		t.Errorf("doctor: exit %d\n%s", doctor.code, doctor.out)

@@ -65,8 +65,8 @@ func TestClientStopsWaiting(t *testing.T) {
 	}
 }
 
-// TestTimeoutOfMoves: --timeout ends a command that moves blocks where the node
-// accepts connections and does not answer; that is no miss.
+// TestTimeoutOfMoves: the node accepts connections and does not answer. --timeout ends a
+// command that moves blocks with an error, not with a miss.
 func TestTimeoutOfMoves(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -156,7 +156,7 @@ func TestGetKeepsTheFile(t *testing.T) {
 	if err := os.Symlink(filepath.Join(dir, "nothing", "here"), dangling); err != nil {
 		t.Fatal(err)
 	}
-	// What cannot be written is a failure, also where nothing is cached.
+	// A file that cannot be written is an error, even if nothing is cached.
 	for _, to := range []string{dir, filepath.Join(dir, "none", "out"), dangling} {
 		for _, prompt := range []string{known, unknown} {
 			if r := s.run("block", "get", "m", "--tokens-file", prompt, "--out", to); r.code != exitFailed || !strings.Contains(r.err, "--out: ") {

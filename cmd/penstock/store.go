@@ -121,8 +121,8 @@ func newStoreRebuild(w world) *cobra.Command {
 block, parent, namespace, epoch and checksums. The old index is replaced only when
 the new one is whole. It refuses to run beside a node that serves the volumes.
 
-Leases and pins are not on the volumes. A block that had been evicted may be matchable
-again, with the bytes that were written for it. What was deleted stays deleted.`,
+Leases and pins are not on the volumes. An evicted block may be matchable again, with the
+bytes that were written for it. Deleted blocks stay deleted.`,
 		Args: args(cobra.NoArgs),
 	}
 	f := addOfflineFlags(cmd)

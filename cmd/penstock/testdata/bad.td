@@ -298,7 +298,7 @@ exit 2
 penstock: --count -1: must not be negative
 Run 'penstock events --help' for usage.
 exit 2
-penstock: --server "127.0.0.1:1,127.0.0.1:2": this command talks to one node; name it
+penstock: --server "127.0.0.1:1,127.0.0.1:2": this command talks to one node; give one address
 Run 'penstock status --help' for usage.
 exit 2
 penstock: trace: open DIR/absent: no such file or directory
