@@ -32,7 +32,7 @@ LIB ?= bin
 REF ?= main
 PREFIX ?= /usr/local
 
-.PHONY: build lib wheel test-python demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
+.PHONY: build lib wheel test-python test-engines demo demo-node test memory-budget test-rdma test-disks bench-verbs race fuzz bench bench-compare reproduce reproduce-quick lint ci proto install clean print-goflags-uring
 
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
@@ -48,6 +48,9 @@ wheel: ## bin/penstock-*.whl: the Python package with libpenstock and the progra
 
 test-python: wheel ## the wheel, installed, on each Python that is there; style and types of python/
 	.ci/test-python
+
+test-engines: wheel ## the wheel under vLLM, LMCache and SGLang on the CPU, with tiny random models; installs them once, 8 GB, outside the repository
+	.ci/test-engines
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
 	bin/penstock demo --picture bin/demo.png

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.model import make_llama
+from harness.sessions import Session, sessions
+
+from penstock import testing
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny Llama model."""
+    return make_llama(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def updated_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model after a weight update: the same shape, other weights."""
+    return make_llama(tmp_path_factory.mktemp("updated"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def agents() -> list[Session]:
+    """Fifty sessions of coding agents, of four turns each."""
+    return sessions(50)
+
+
+@pytest.fixture
+def node() -> Iterator[testing.Node]:
+    """A node of the test's own, to harm."""
+    with testing.node() as n:
+        yield n

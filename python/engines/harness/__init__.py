@@ -1,0 +1,1 @@
+"""What the tests of all engines share: a tiny model, agent sessions, and engines as processes of their own."""

@@ -1,0 +1,66 @@
+"""Tiny models with random weights, made on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+"""Token ids of the model. Ids below FIRST_TOKEN are special."""
+
+FIRST_TOKEN = 3
+
+
+def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0, **config: Any) -> Path:
+    """Write a Llama model in float32 and a byte-level tokenizer to the directory, and return the directory.
+
+    Another seed makes other weights of the same shape, as a weight update does. With transformers' default spread of
+    the weights a random model repeats one token for ever, and a test that compares tokens would prove little; here
+    the spread is wide enough that each token depends on the whole prompt.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(directory, positions)
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": hidden // 4,
+        "max_position_embeddings": positions,
+        "initializer_range": 0.15,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }
+    settings.update(config)
+    LlamaForCausalLM(LlamaConfig(**settings)).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def _write_tokenizer(directory: Path, positions: int) -> None:
+    """A token for each byte, so that every text has ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())):
+        vocabulary[char] = FIRST_TOKEN + i
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(directory)
