@@ -15,13 +15,13 @@ import (
 	"github.com/penstock-kv/penstock/internal/testnode"
 )
 
-// built is the library, built once for all tests, in a directory that TestMain removes.
+// built is the directory with the library, which TestMain removes at the end.
 type built struct {
 	dir string
 	err error
 }
 
-// build makes the library as make lib does.
+// build runs make lib, once for all tests.
 var build = sync.OnceValue(func() (b built) {
 	if b.dir, b.err = os.MkdirTemp("", "penstock-capi"); b.err != nil {
 		return b
@@ -70,7 +70,7 @@ func lib(t *testing.T) string {
 	return b.dir
 }
 
-// compile makes a program of a C file and the library.
+// compile compiles a C file and links it with the library.
 func compile(t *testing.T, source string, flags ...string) string {
 	t.Helper()
 	dir := lib(t)
@@ -82,7 +82,7 @@ func compile(t *testing.T, source string, flags ...string) string {
 	return program
 }
 
-// run runs a program against a node in this process and returns what it printed.
+// run runs a program and returns its output. It fails the test if the exit code is not 0.
 func run(t *testing.T, env []string, program string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
@@ -94,20 +94,22 @@ func run(t *testing.T, env []string, program string, args ...string) string {
 	return string(out)
 }
 
-// TestConformance: what the header promises holds for a program in C.
+// TestConformance tests the comments of penstock.h with a C program.
 func TestConformance(t *testing.T) {
 	run(t, nil, compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{}).Addr)
 }
 
-// TestConformanceSanitized: and neither that program nor entry.c breaks C's rules.
+// TestConformanceSanitized runs the program of TestConformance and entry.c under the
+// sanitizers for addresses and undefined behaviour.
 func TestConformanceSanitized(t *testing.T) {
-	// The leaks that are found belong to Go's runtime, which is never unloaded.
+	// Leak detection is off, because it reports memory of Go's runtime, which is never
+	// unloaded.
 	env := []string{"ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=halt_on_error=1"}
 	run(t, env, compile(t, "testdata/conformance.c", "-fsanitize=address,undefined"), testnode.Start(t, testnode.Options{}).Addr)
 }
 
-// TestExample: the program that the documentation names stores a prefix in one run and
-// finds it in the next.
+// TestExample: the example of the documentation stores a prefix in the first run and finds
+// it in the second.
 func TestExample(t *testing.T) {
 	program, node := compile(t, "example/prefix.c"), testnode.Start(t, testnode.Options{})
 	for turn, want := range []string{"0 of 4 blocks were stored, 4 are now\n", "4 of 4 blocks were stored, 4 are now\n"} {
@@ -117,7 +119,7 @@ func TestExample(t *testing.T) {
 	}
 }
 
-// TestSymbols: the library shows what penstock.h declares, all of it and nothing else.
+// TestSymbols: the library exports exactly the functions that penstock.h declares.
 func TestSymbols(t *testing.T) {
 	need(t, "nm")
 	out, err := exec.Command("nm", "-D", "--defined-only", filepath.Join(lib(t), "libpenstock.so")).Output()
@@ -126,7 +128,7 @@ func TestSymbols(t *testing.T) {
 	}
 	var got []string
 	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
-		if f := strings.Fields(s.Text()); f[1] != "A" { // the name of the version
+		if f := strings.Fields(s.Text()); f[1] != "A" { // A is the symbol of the version's name
 			got = append(got, strings.TrimSuffix(f[2], "@@PENSTOCK_1"))
 		}
 	}
@@ -136,7 +138,7 @@ func TestSymbols(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := strings.Fields(string(list)); !slices.Equal(got, want) {
-		t.Errorf("the library shows\n%s\nand testdata/symbols.txt lists\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		t.Errorf("the library exports\n%s\nand testdata/symbols.txt lists\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	header, err := os.ReadFile("penstock.h")
 	if err != nil {
@@ -147,11 +149,12 @@ func TestSymbols(t *testing.T) {
 		declared = append(declared, string(m[1]))
 	}
 	if slices.Sort(declared); !slices.Equal(got, declared) {
-		t.Errorf("the library shows\n%s\nand penstock.h declares\n%s", strings.Join(got, "\n"), strings.Join(declared, "\n"))
+		t.Errorf("the library exports\n%s\nand penstock.h declares\n%s", strings.Join(got, "\n"), strings.Join(declared, "\n"))
 	}
 }
 
-// TestPython: in a Python process signals, faults and forks are as without the library.
+// TestPython: the library does not change how a Python process handles signals, faults and
+// forks.
 func TestPython(t *testing.T) {
 	need(t, "python3")
 	run(t, nil, "python3", "testdata/process.py", filepath.Join(lib(t), "libpenstock.so"))

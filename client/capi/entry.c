@@ -1,7 +1,8 @@
 //go:build cgo
 
-// The functions of penstock.h. Each asks first whether this process is the one that loaded
-// the library: in a forked child Go's threads do not exist, and a call into Go waits for ever.
+// The functions of penstock.h. Each first compares this process with the process that
+// loaded the library. Go's threads do not exist in a forked child, so a call into Go would
+// wait for ever there.
 
 #include <stdio.h>
 #include <unistd.h>
@@ -9,7 +10,7 @@
 #include "_cgo_export.h"
 #include "penstock.h"
 
-// owner is the process that loaded the library, set before anybody can call.
+// owner is the process that loaded the library. It is set before the first call.
 static pid_t owner;
 
 __attribute__((constructor)) static void loaded(void) { owner = getpid(); }
@@ -18,7 +19,7 @@ static int32_t forked(penstock_error *error) {
 	if (error != NULL) {
 		error->code = PENSTOCK_ERR_FORKED;
 		snprintf(error->message, sizeof error->message,
-			"libpenstock was loaded by process %ld and this is its child %ld: load the library after the fork, or start the child as a new program",
+			"process %ld loaded libpenstock, and process %ld was forked from it: load the library after the fork, or start the child as a new program",
 			(long)owner, (long)getpid());
 	}
 	return PENSTOCK_ERR_FORKED;

@@ -24,17 +24,19 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// Safety: pointers come from callers of penstock.h, whose comments say what they must be.
-// nil is refused where it may not be. What they point to is copied before a function
-// returns, but for the results and values of a batch (see package binding).
+// Safety: pointers come from callers, which follow the comments of penstock.h. The
+// functions return an error for a nil pointer that must not be nil. They copy the memory
+// behind a pointer before they return, except results and values of a batch (see package
+// binding).
 
-// library has the handles of the process: C has no place to keep it.
+// library is the table of handles of the process. It is a package variable because the C
+// interface has no context to pass it in.
 var library = binding.NewLibrary()
 
-// handle is where a new handle goes.
+// handle is the type of handles in C.
 type handle = C.uint64_t
 
-// report writes err into the caller's structure and returns its code.
+// report writes err to the caller's structure and returns its code.
 func report(to *C.penstock_error, err error) C.int32_t {
 	code := binding.CodeOf(err)
 	if to == nil {
@@ -48,7 +50,7 @@ func report(to *C.penstock_error, err error) C.int32_t {
 	room := unsafe.Slice((*byte)(unsafe.Pointer(&to.message[0])), len(to.message))
 	n := copy(room[:len(room)-1], text)
 	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
-		n-- // not in the middle of a character
+		n-- // cut before a character, not inside it
 	}
 	room[n] = 0
 	return C.int32_t(code)
@@ -58,10 +60,10 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", binding.ErrInvalid, fmt.Errorf(format, args...))
 }
 
-// sized refuses a structure of another version.
+// sized returns an error if a structure has the size of another version.
 func sized(what string, got C.uint64_t, want uintptr) error {
 	if uint64(got) != uint64(want) {
-		return invalid("%s.size is %d; this library's is %d: set it to sizeof, and use the header of this library", what, uint64(got), want)
+		return invalid("%s.size is %d; want %d: set it to sizeof, and use the header of this library", what, uint64(got), want)
 	}
 	return nil
 }
@@ -75,10 +77,10 @@ func text(s *C.char) string {
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// slice is n elements at p.
+// slice returns the n elements at p.
 func slice[T, C any](p *C, n int) []T { return unsafe.Slice((*T)(unsafe.Pointer(p)), n) }
 
-// inStore calls f with a store.
+// inStore calls f with the store of a handle, and reports its error.
 func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C.int32_t {
 	s, err := library.Store(binding.Handle(h))
 	if err == nil {
@@ -87,7 +89,7 @@ func inStore(h C.uint64_t, to *C.penstock_error, f func(*binding.Store) error) C
 	return report(to, err)
 }
 
-// inNamespace calls f with a namespace.
+// inNamespace calls f with the namespace of a handle, and reports its error.
 func inNamespace(h C.uint64_t, to *C.penstock_error, f func(*binding.Namespace) error) C.int32_t {
 	ns, err := library.Namespace(binding.Handle(h))
 	if err == nil {
@@ -299,7 +301,7 @@ func pieces(out *binding.Batch, b *C.penstock_batch) (int, error) {
 	return n, nil
 }
 
-// cuts are the reasons of package client as penstock.h numbers them.
+// cuts maps the cuts of package client to those of penstock.h.
 var cuts = map[client.Cut]C.uint32_t{
 	client.CutComplete: C.PENSTOCK_CUT_COMPLETE, client.CutAbsent: C.PENSTOCK_CUT_ABSENT, client.CutEpoch: C.PENSTOCK_CUT_EPOCH,
 	client.CutWindowMissing: C.PENSTOCK_CUT_GROUPS, client.CutStateMissing: C.PENSTOCK_CUT_GROUPS, client.CutLeaseDenied: C.PENSTOCK_CUT_LEASE,
@@ -322,7 +324,7 @@ func goRun(ns C.uint64_t, op C.uint32_t, b *C.penstock_batch, results *C.uint8_t
 	if err == nil {
 		var in *binding.Batch
 		if in, err = batch(r.Op, b, results); err == nil && in.Lease > 0 && out == nil {
-			err = invalid("a match with a lease needs a place for its result")
+			err = invalid("penstock_match: lease_ms is set, and out is NULL")
 		}
 		if err == nil {
 			r = n.Do(r.Op, in)
@@ -467,7 +469,7 @@ func goStats(store C.uint64_t, buf *C.char, room C.uint64_t, need *C.uint64_t, t
 			*need = C.uint64_t(len(json) + 1)
 		}
 		if buf == nil || uint64(room) < uint64(len(json)+1) {
-			return invalid("penstock_stats: room for %d bytes; it takes %d", uint64(room), len(json)+1)
+			return invalid("penstock_stats: cap is %d; %d bytes are needed", uint64(room), len(json)+1)
 		}
 		out := unsafe.Slice((*byte)(unsafe.Pointer(buf)), len(json)+1)
 		out[copy(out, json)] = 0

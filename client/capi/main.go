@@ -1,4 +1,4 @@
 package main
 
-// main is required of a shared library and is never called.
+// main is never called. Go requires it in a shared library.
 func main() {}

@@ -2,7 +2,7 @@ package binding
 
 import "unsafe"
 
-// addressOf is where b lies.
+// addressOf returns the address of b's first byte.
 //
-// Safety: b is of an arena, which Go does not move.
+// Safety: b lies in an arena, outside of Go's heap, so its address does not change.
 func addressOf(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }

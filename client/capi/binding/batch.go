@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Op is what a batch does, as PENSTOCK_OP_*.
+// Op is the operation of a batch, one of PENSTOCK_OP_*.
 type Op uint32
 
 // The operations of penstock.h.
@@ -22,10 +22,10 @@ const (
 	OpDelete
 )
 
-// moves reports whether values are moved.
+// moves reports whether the operation transfers values.
 func (o Op) moves() bool { return o == OpGet || o == OpPut }
 
-// KeyState is what became of one key or piece, as PENSTOCK_KEY_*.
+// KeyState is the result of one key or piece, one of PENSTOCK_KEY_*.
 type KeyState = byte
 
 // The states of penstock.h.
@@ -39,27 +39,30 @@ const (
 	KeyDown
 )
 
-// BatchMax is the most keys of one batch.
+// BatchMax is the greatest number of keys in a batch.
 const BatchMax = 1 << 16
 
-// Batch is penstock_batch. Its slices may be the caller's memory: nothing but Results and
-// the bytes at Addresses is used after Do or Submit has returned.
+// Batch is penstock_batch. Its slices may be the caller's memory. After Submit has
+// returned, the job uses only Results and the bytes at Addresses.
 type Batch struct {
 	Epoch     kv.Epoch
 	Timeout   time.Duration
 	Lease     time.Duration
 	AnyMemory bool
-	// Keys holds key i at [KeyOffsets[i], KeyOffsets[i+1]).
+	// Key i is Keys[KeyOffsets[i]:KeyOffsets[i+1]].
 	Keys       []byte
 	KeyOffsets []uint32
 	First      int
-	// PieceKeys and PieceGroups name the pieces; nil: group 0 of each key from First on.
+	// PieceKeys and PieceGroups have the key index and the group of each piece. If
+	// PieceKeys is nil, there is one piece for each key from First on. If PieceGroups is
+	// nil, all pieces are of group 0.
 	PieceKeys   []uint32
 	PieceGroups []byte
-	// PieceFragments are the ends of each piece's fragments; nil: one for each.
+	// Piece i has the fragments [PieceFragments[i], PieceFragments[i+1]). If
+	// PieceFragments is nil, each piece has one fragment.
 	PieceFragments     []uint32
 	Addresses, Lengths []uint64
-	// Results takes a KeyState for each piece, or each key; nil: nobody asks.
+	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
 }
 
@@ -77,22 +80,24 @@ type Result struct {
 	Err    error
 }
 
-// call is a batch that was checked and copied.
+// call is a validated copy of a batch.
 type call struct {
 	ns  *Namespace
 	def kv.Namespace // at the epoch of the batch
 	op  Op
 	ids []kv.BlockID
-	// first is the first key that is moved.
+	// first is the index of the first key whose value is transferred.
 	first   int
 	pieces  []client.Piece
 	within  time.Duration
 	lease   time.Duration
 	results []byte
-	// memory has all pieces, at their offsets. nil: fragments say where each is.
+	// memory is set if each piece is one fragment and all lie in one memory, at the
+	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
 	fragments [][]client.Fragment
-	// used are counted as used until the call has ended; transient is registered for it.
+	// used are registered memories, whose users include this call until end. transient
+	// are memories that are registered for this call only.
 	used, transient []*Memory
 }
 
@@ -100,7 +105,7 @@ func invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrInvalid, fmt.Errorf(format, args...))
 }
 
-// plan checks a batch and copies what it needs of it. Its end is call.end.
+// plan validates a batch and returns a copy. The caller calls end when the call is done.
 func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 	if op < OpMatch || op > OpDelete {
 		return nil, invalid("operation %d", op)
@@ -126,14 +131,14 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 		c.results = make([]byte, want)
 	} else if len(c.results) < want {
 		c.end()
-		return nil, invalid("%d results for %d keys", len(c.results), want)
+		return nil, invalid("results has %d bytes; want %d", len(c.results), want)
 	}
 	c.results = c.results[:want]
 	clear(c.results)
 	return c, nil
 }
 
-// n is how many results there are.
+// n returns the number of results.
 func (c *call) n() int {
 	switch {
 	case c.op == OpMatch:
@@ -148,22 +153,22 @@ func (c *call) takeKeys(b *Batch) error {
 	n := len(b.KeyOffsets) - 1
 	switch {
 	case n < 1:
-		return invalid("a batch of no keys")
+		return invalid("a batch without keys")
 	case n > BatchMax:
 		return invalid("a batch of %d keys; at most %d", n, BatchMax)
 	case b.First < 0 || b.First > n || b.First != 0 && c.def.Index == kv.IndexFlat:
-		return invalid("first key %d of %d (of a flat namespace: 0)", b.First, n)
+		return invalid("first is %d; want 0 to %d in a chained namespace, and 0 in a flat one", b.First, n)
 	}
 	c.ids = make([]kv.BlockID, n)
 	return c.ns.blockIDs(c.ids, b.Keys, b.KeyOffsets)
 }
 
-// blockIDs are the ids of keys.
+// blockIDs writes the ids of keys to dst.
 func (n *Namespace) blockIDs(dst []kv.BlockID, keys []byte, offsets []uint32) error {
 	for i := range dst {
 		from, to := offsets[i], offsets[i+1]
 		if from > to || uint64(to) > uint64(len(keys)) {
-			return invalid("key %d is the bytes [%d,%d) of %d", i, from, to, len(keys))
+			return invalid("key %d has the bytes [%d,%d); there are %d bytes of keys", i, from, to, len(keys))
 		}
 		id, err := n.blockID(keys[from:to])
 		if err != nil {
@@ -181,7 +186,7 @@ func (n *Namespace) blockID(key []byte) (kv.BlockID, error) {
 	return n.keys.ID(key)
 }
 
-// takePieces names the pieces that are moved.
+// takePieces sets pieces, without their offsets.
 func (c *call) takePieces(b *Batch) error {
 	if b.PieceKeys == nil {
 		c.pieces = make([]client.Piece, len(c.ids)-c.first)
@@ -192,17 +197,17 @@ func (c *call) takePieces(b *Batch) error {
 		c.pieces = make([]client.Piece, len(b.PieceKeys))
 		for i, k := range b.PieceKeys {
 			if int(k) < c.first || int(k) >= len(c.ids) {
-				return invalid("piece %d is of key %d; want %d to %d", i, k, c.first, len(c.ids)-1)
+				return invalid("piece %d belongs to key %d; want %d to %d", i, k, c.first, len(c.ids)-1)
 			}
 			c.pieces[i].Block = int(k)
 		}
 	}
 	if b.PieceGroups != nil && len(b.PieceGroups) != len(c.pieces) {
-		return invalid("groups of %d pieces of %d", len(b.PieceGroups), len(c.pieces))
+		return invalid("groups for %d pieces; want %d", len(b.PieceGroups), len(c.pieces))
 	}
 	for i, g := range b.PieceGroups {
 		if int(g) >= len(c.def.Geometry.Groups) {
-			return invalid("piece %d is of group %d; the namespace has %d", i, g, len(c.def.Geometry.Groups))
+			return invalid("piece %d belongs to group %d; the namespace has %d groups", i, g, len(c.def.Geometry.Groups))
 		}
 		c.pieces[i].Group = int(g)
 	}
@@ -210,28 +215,28 @@ func (c *call) takePieces(b *Batch) error {
 		return invalid("%d addresses for %d pieces", len(b.Addresses), len(c.pieces))
 	}
 	if b.PieceFragments != nil && len(b.PieceFragments) != len(c.pieces)+1 {
-		return invalid("fragments of %d pieces of %d", len(b.PieceFragments)-1, len(c.pieces))
+		return invalid("fragments for %d pieces; want %d", len(b.PieceFragments)-1, len(c.pieces))
 	}
 	return nil
 }
 
-// fragmentsOf are the fragments of piece i.
+// fragmentsOf returns the range of fragments of piece i.
 func (b *Batch) fragmentsOf(i int) (from, to int, err error) {
 	if b.PieceFragments == nil {
 		return i, i + 1, nil
 	}
 	from, to = int(b.PieceFragments[i]), int(b.PieceFragments[i+1])
 	if from >= to || to > len(b.Addresses) || to > len(b.Lengths) {
-		return 0, 0, invalid("piece %d is the fragments [%d,%d) of %d", i, from, to, len(b.Addresses))
+		return 0, 0, invalid("piece %d has the fragments [%d,%d); there are %d fragments", i, from, to, len(b.Addresses))
 	}
 	return from, to, nil
 }
 
-// place finds the memory of every fragment.
+// place finds the memory of each fragment, and sets memory or fragments.
 func (c *call) place(b *Batch) error {
 	var last *Memory
 	one := true
-	// One allocation for the fragments of all pieces.
+	// The fragments of all pieces share one allocation.
 	fragments := make([]client.Fragment, 0, len(b.Addresses))
 	c.fragments = make([][]client.Fragment, len(c.pieces))
 	for i := range c.pieces {
@@ -246,7 +251,7 @@ func (c *call) place(b *Batch) error {
 		for f := from; f < to; f++ {
 			addr, n := b.Addresses[f], b.Lengths[f]
 			if addr == 0 || n == 0 || n > kv.MaxPieceBytes || n%uint64(layerBytes) != 0 {
-				return invalid("piece %d, fragment %d: %d bytes at address %#x; want a whole number of layers, of %d bytes", i, f-from, n, addr, layerBytes)
+				return invalid("piece %d, fragment %d: %d bytes at address %#x; want a multiple of the layer size, %d bytes", i, f-from, n, addr, layerBytes)
 			}
 			m, err := c.find(last, addr, n, b.AnyMemory)
 			if err != nil {
@@ -277,7 +282,8 @@ func (c *call) place(b *Batch) error {
 	return nil
 }
 
-// find returns the registered memory of a fragment; last is that of the one before.
+// find returns the registered memory that contains a fragment. It tries last, the memory
+// of the previous fragment, first.
 func (c *call) find(last *Memory, addr, n uint64, anyMemory bool) (*Memory, error) {
 	if last != nil && addr >= last.addr && addr <= last.end && n <= last.end-addr {
 		return last, nil
@@ -298,13 +304,13 @@ func (c *call) find(last *Memory, addr, n uint64, anyMemory bool) (*Memory, erro
 	return m, nil
 }
 
-// end gives back what plan took. The call's memory is the caller's again then.
+// end releases the memories of the call. The library does not access them afterwards.
 func (c *call) end() {
 	s := c.ns.store
 	for _, m := range c.transient {
-		// No operation uses it: client.Read and client.Write have returned.
+		// client.Read and client.Write have returned, so no transfer uses the memory.
 		if err := m.client.Close(context.Background()); err != nil {
-			s.logs.logger().Error("memory of a batch is still registered", "err", err)
+			s.logs.logger().Error("the memory of a batch could not be unregistered", "err", err)
 		}
 	}
 	if len(c.used) > 0 {
@@ -313,14 +319,14 @@ func (c *call) end() {
 	c.transient, c.used = nil, nil
 }
 
-// KeyIDs puts the ids of keys into dst.
+// KeyIDs writes the ids of keys to dst.
 func (n *Namespace) KeyIDs(dst []kv.BlockID, keys []byte, offsets []uint32) error {
 	return n.blockIDs(dst, keys, offsets)
 }
 
-// Chain appends to dst the ids of the whole blocks of tokens, after parent, or from the
-// start of the prompt where that is nil, and returns how many there are; extra, if not
-// empty, goes into each of them.
+// Chain appends the ids of the whole blocks of tokens to dst and returns their number.
+// parent is the block before the tokens, or nil at the start of the prompt. All ids
+// depend on extra, if it is not empty.
 func (n *Namespace) Chain(dst []kv.BlockID, parent *kv.BlockID, extra []byte, tokens []kv.Token) (int, error) {
 	c, err := n.Definition().Chain()
 	if err != nil {

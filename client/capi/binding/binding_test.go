@@ -28,7 +28,7 @@ func openEngine(ctx context.Context, t *tls.Config, log *slog.Logger) (rdma.Engi
 	return tcp.New(ctx, tcp.Options{TLS: t, Logger: log})
 }
 
-// rig is a store over a node in this process, with memory that is not Go's.
+// rig is a store over a node in this process, with memory outside of Go's heap.
 type rig struct {
 	t       testing.TB
 	library *Library
@@ -42,12 +42,8 @@ func newRig(t testing.TB, servers string) *rig {
 	t.Helper()
 	r := &rig{t: t, library: NewLibrary()}
 	var err error
-	if r.handle, err = r.library.Open(t.Context(), Options{Servers: servers, Engine: openEngine, DialTimeout: time.Minute}); err != nil {
-		t.Fatal(err)
-	}
-	if r.store, err = r.library.Store(r.handle); err != nil {
-		t.Fatal(err)
-	}
+	r.handle, err = r.library.Open(t.Context(), Options{Servers: servers, Engine: openEngine, DialTimeout: time.Minute})
+	r.store = valueOf(t, r.library.Store, r.handle, err)
 	a, err := arena.New(arena.Options{SizeBytes: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -64,33 +60,31 @@ func newRig(t testing.TB, servers string) *rig {
 	return r
 }
 
+// valueOf returns the value of a handle. err is the error of the call that opened it.
+func valueOf[T any](t testing.TB, find func(Handle) (T, error), h Handle, err error) (v T) {
+	t.Helper()
+	if err == nil {
+		v, err = find(h)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
 func (r *rig) namespace(name string, layers, layerBytes int) *Namespace {
 	r.t.Helper()
 	h, err := r.store.Ensure(kv.Namespace{Name: name, Index: kv.IndexFlat, Geometry: kv.SingleGroup(layers, 1, layerBytes)}, false)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	ns, err := r.library.Namespace(h)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return ns
+	return valueOf(r.t, r.library.Namespace, h, err)
 }
 
 func (r *rig) register() *Memory {
 	r.t.Helper()
 	h, err := r.store.Register(r.addr, uint64(len(r.mem)))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	m, err := r.library.Memory(h)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return m
+	return valueOf(r.t, r.library.Memory, h, err)
 }
 
-// batch is n keys, value i at i × size of the memory.
+// batch returns a batch of n keys. The value of key i lies at offset i × size of r.mem.
 func (r *rig) batch(prefix string, n, size int) *Batch {
 	b := &Batch{KeyOffsets: []uint32{0}, Results: make([]byte, n)}
 	for i := range n {
@@ -102,9 +96,9 @@ func (r *rig) batch(prefix string, n, size int) *Batch {
 	return b
 }
 
-// TestCloseUnderLoad: Close returns while calls and jobs are under way on many goroutines,
-// each of which ends with a result or one of the errors that say so, and then nothing
-// touches the memory any more.
+// TestCloseUnderLoad: Close returns while calls and jobs run on many goroutines. Each call
+// ends with a result or with Closed or Canceled. After Close the library does not access
+// the memory.
 func TestCloseUnderLoad(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	ns := r.namespace("m", 4, 4096)
@@ -113,7 +107,8 @@ func TestCloseUnderLoad(t *testing.T) {
 	started := make(chan struct{}, 8)
 	for g := range 8 {
 		wg.Go(func() {
-			// Jobs that overlap read the same values, and share no results.
+			// Several jobs may put the same batch at the same time, so they must not
+			// write to the same results.
 			put, get := r.batch(fmt.Sprint(g), 4, 16<<10), r.batch(fmt.Sprint(g), 4, 16<<10)
 			put.Results = nil
 			for i := range put.Addresses {
@@ -145,48 +140,48 @@ func TestCloseUnderLoad(t *testing.T) {
 	if err := r.store.Close(); err != nil {
 		t.Error(err)
 	}
-	copy(r.mem, bytes.Repeat([]byte{1}, len(r.mem))) // the race detector sees who else is there
+	copy(r.mem, bytes.Repeat([]byte{1}, len(r.mem))) // the race detector reports any other access
 	wg.Wait()
 	if _, err := r.library.Store(r.handle); !errors.Is(err, ErrHandle) {
-		t.Errorf("the handle after Close: %v", err)
+		t.Errorf("handle after Close: %v; want ErrHandle", err)
 	}
 	if err := r.store.Close(); !errors.Is(err, ErrHandle) {
-		t.Errorf("closed twice: %v", err)
+		t.Errorf("second Close: %v; want ErrHandle", err)
 	}
 }
 
-// TestUnregister: memory in use stays registered, and handles are not used twice.
+// TestUnregister: memory in use stays registered. A new registration has a new handle.
 func TestUnregister(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	m := r.register()
 	in := r.store.use(r.addr+8, 16)
 	if in != m {
-		t.Fatalf("memory of %#x: %v", r.addr+8, in)
+		t.Fatalf("memory of address %#x: %v; want %v", r.addr+8, in, m)
 	}
 	if err := m.Unregister(); !errors.Is(err, ErrBusy) {
-		t.Errorf("in use: %v", err)
+		t.Errorf("unregister of memory in use: %v; want ErrBusy", err)
 	}
 	r.store.unuse([]*Memory{in})
 	if err := m.Unregister(); err != nil {
 		t.Error(err)
 	}
 	if _, err := r.library.Memory(m.handle); !errors.Is(err, ErrHandle) {
-		t.Errorf("the handle: %v", err)
+		t.Errorf("handle after Unregister: %v; want ErrHandle", err)
 	}
 	if again := r.register(); again.handle == m.handle {
-		t.Errorf("handle %d names other memory", m.handle)
+		t.Errorf("handle %d was used twice", m.handle)
 	}
 	for _, at := range []struct{ addr, n uint64 }{
 		{r.addr - 1, 2}, {r.addr + uint64(len(r.mem)) - 1, 2}, {r.addr, uint64(len(r.mem)) + 1}, {r.addr, 1 << 63}, {0, 1}, {^uint64(0), 1},
 	} {
 		if m := r.store.use(at.addr, at.n); m != nil {
-			t.Errorf("%d bytes at %#x lie in [%#x,%#x)", at.n, at.addr, m.addr, m.end)
+			t.Errorf("use of %d bytes at %#x returned [%#x,%#x); want nil", at.n, at.addr, m.addr, m.end)
 		}
 	}
 }
 
-// TestTimeLimit: a job that waits for its turn, or is cancelled there, ends with the code
-// that says so; the memory is free then.
+// TestTimeLimit: a job that waits for other jobs ends with Timeout after its time limit,
+// and with Canceled when it is cancelled. Its memory can be unregistered afterwards.
 func TestTimeLimit(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	ns, m := r.namespace("m", 1, 4096), r.register()
@@ -206,7 +201,7 @@ func TestTimeLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.store.Wait(h, time.Nanosecond); CodeOf(err) != Timeout {
-		t.Errorf("a wait that is too short: %v", err)
+		t.Errorf("wait of 1 ns: %v; want Timeout", err)
 	}
 	if err := r.store.Cancel(h); err != nil {
 		t.Error(err)
@@ -215,12 +210,12 @@ func TestTimeLimit(t *testing.T) {
 		t.Errorf("cancelled: %+v, %v", got, err)
 	}
 	if err := m.Unregister(); err != nil {
-		t.Errorf("after both: %v", err)
+		t.Errorf("unregister after both jobs: %v", err)
 	}
 }
 
-// TestWaitDuringClose: who waits for a job while the store is closed is told so, or gets the
-// job's end.
+// TestWaitDuringClose: if the store is closed during a Wait, Wait returns Closed or the
+// completion of the cancelled job.
 func TestWaitDuringClose(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	ns := r.namespace("m", 1, 4096)
@@ -246,7 +241,7 @@ func TestWaitDuringClose(t *testing.T) {
 			}
 		})
 	}
-	for range 10_000 { // most waits have begun then; the others find the store closed
+	for range 10_000 { // so that most waits begin before Close; the others return Closed
 		runtime.Gosched()
 	}
 	if err := r.store.Close(); err != nil {
@@ -255,7 +250,7 @@ func TestWaitDuringClose(t *testing.T) {
 	wg.Wait()
 }
 
-// TestCodes: every sentinel of package client has a code.
+// TestCodes: each error of package client has its code.
 func TestCodes(t *testing.T) {
 	for err, want := range map[error]Code{
 		nil: OK, client.ErrAuth: Auth, client.ErrProvider: Provider, client.ErrNotFound: NotFound, client.ErrRequest: Invalid,
@@ -268,7 +263,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestLogQueue: a callback that hangs holds nobody up; what it missed is counted.
+// TestLogQueue: log calls do not wait for a callback that hangs. Dropped lines are counted.
 func TestLogQueue(t *testing.T) {
 	var lines []string
 	entered, release := make(chan struct{}), make(chan struct{})
@@ -278,10 +273,10 @@ func TestLogQueue(t *testing.T) {
 		<-release
 		lines = append(lines, line)
 	}, slog.LevelInfo)
-	log := q.logger().With("of", "a test")
+	log := q.logger().With("by", "a test")
 	log.Info("first")
 	<-entered
-	log.Debug("not at this level")
+	log.Debug("below the level")
 	for range logLines + 10 {
 		log.Warn("more", "n", 1)
 	}
@@ -291,12 +286,12 @@ func TestLogQueue(t *testing.T) {
 	if len(lines) != 1+logLines || q.dropped.Load() != 10 {
 		t.Errorf("%d lines, %d dropped", len(lines), q.dropped.Load())
 	}
-	if want := `msg=first of="a test"`; lines[0] != want {
+	if want := `msg=first by="a test"`; lines[0] != want {
 		t.Errorf("%q; want %q", lines[0], want)
 	}
 }
 
-// TestOptions: what cannot be is refused with its name.
+// TestOptions: Open returns ErrInvalid for invalid options.
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
 		{Servers: ""}, {Servers: "a:1,a:1"}, {Servers: "a:1", Token: "t", TokenFile: "f"}, {Servers: "a:1", TokenFile: "/no/such"},
@@ -304,12 +299,12 @@ func TestOptions(t *testing.T) {
 	} {
 		o.Engine = openEngine
 		if h, err := NewLibrary().Open(t.Context(), o); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%+v: %d, %v", o, h, err)
+			t.Errorf("%+v: handle %d, %v; want ErrInvalid", o, h, err)
 		}
 	}
 }
 
-// BenchmarkPlan is what a batch of 128 keys takes beyond the ids of its keys.
+// BenchmarkPlan measures plan for a batch of 128 keys, and the ids of the keys alone.
 func BenchmarkPlan(b *testing.B) {
 	r := newRig(b, testnode.Start(b, testnode.Options{}).Addr)
 	ns := r.namespace("m", 1, 4096)
@@ -334,8 +329,8 @@ func BenchmarkPlan(b *testing.B) {
 	})
 }
 
-// BenchmarkGet compares a batch with the same client.Read: the same keys, hashed to the same
-// ids, into the same memory, in turns. It is the cost of handles, plan and results, without C.
+// BenchmarkGet compares a batch with a client.Read of the same keys into the same memory.
+// The difference is the cost of handles, plan and results, without C.
 func BenchmarkGet(b *testing.B) {
 	for _, c := range []struct {
 		name                     string
@@ -366,7 +361,7 @@ func BenchmarkGet(b *testing.B) {
 			}
 			calls, took := []func(){through, direct}, [2][]time.Duration{}
 			for turn := 0; b.Loop(); turn++ {
-				for k := range calls { // the order changes: whoever is second finds warm caches
+				for k := range calls { // the order alternates, because the second call finds warm caches
 					which := (turn + k) % 2
 					start := time.Now()
 					calls[which]()

@@ -1,26 +1,26 @@
-// Package binding is what libpenstock does behind its C interface: handles, batches of
-// an engine's keys and addresses, jobs and their completions, over package client.
+// Package binding implements the functions of libpenstock with package client: handles,
+// batches of an engine's keys and addresses, jobs and their completions.
 //
-// It is not the interface itself: C types, strings and structures are package capi's.
-// It decides nothing about caching; a batch is calls of client.Store, and a result what
-// these report of each piece.
+// It is not the C interface: package capi converts C types, strings and structures. It
+// makes no decisions about caching: it performs a batch with calls of client.Store, and
+// the result has what these calls report for each piece.
 //
 //	Batch{keys, addresses} ──► plan: key ─► kv.BlockID, address ─► client.Memory + offset
 //	                             │
 //	Do ──────────────────────────┤ run: client.Match | Read | Write | Exists | Delete
-//	                             │        a get of a flat namespace: Read, and where a key
-//	Submit ─► job ─► goroutine ──┘        is absent, Exists of the rest and Read of those
+//	                             │        a get of a flat namespace: Read; after an absent
+//	Submit ─► job ─► goroutine ──┘        key, Exists and Read of the remaining keys
 //	                   │
 //	                   └─► done ─► eventfd readable ─► Drain, Wait
 //
-// Two copies of nothing: plan copies keys and addresses, so that the caller's arrays are
-// free when Submit returns; values are moved by package client, from and to the addresses
-// themselves.
+// plan copies keys and addresses, so the caller may free its arrays when Submit has
+// returned. Values are not copied: package client transfers them from and to the caller's
+// addresses.
 //
-// Handles are numbers from one counter, never used twice. A Store's Close makes its
-// handles unknown, cancels its jobs, waits for every call under way, and then gives back
-// memory, sessions and the eventfd.
+// Handles are numbers from one counter; no number is used twice. Store.Close removes the
+// store's handles, cancels its jobs, waits for all running calls, and then closes memories,
+// sessions and the eventfd.
 //
-// Lock order: none is held while another is taken; Library.mu guards the table of
-// handles, Store.mu the rest of a store, logQueue.mu its end.
+// Lock order: no lock is taken while another is held. Library.mu guards the table of
+// handles, Store.mu the fields of a store, and logQueue.mu the closing of the queue.
 package binding

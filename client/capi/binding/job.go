@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// job is a batch that was submitted.
+// job is a submitted batch.
 type job struct {
 	handle Handle
 	cancel context.CancelFunc
-	// ended is closed when result is set.
+	// ended is closed after result is set.
 	ended  chan struct{}
 	result Result
 }
 
-// Submit begins a batch and returns its job.
+// Submit starts a batch and returns its job.
 func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 	s := n.store
 	if err := s.begin(); err != nil {
@@ -27,7 +27,7 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 	if open := len(s.jobs); open >= s.opts.JobsMax {
 		s.mu.Unlock()
 		s.calls.Done()
-		return 0, fmt.Errorf("%w: %d jobs are under way or not drained; drain them, or raise jobs_max", ErrBusy, open)
+		return 0, fmt.Errorf("%w: %d jobs are running or not drained; drain them, or raise jobs_max", ErrBusy, open)
 	}
 	s.jobs[j.handle] = j
 	s.mu.Unlock()
@@ -51,19 +51,19 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 	return j.handle, nil
 }
 
-// perform runs a call when it is its turn.
+// perform runs a call. It waits first if JobsParallel calls are running.
 func (s *Store) perform(ctx context.Context, c *call) Result {
 	defer c.end()
 	select {
 	case s.turns <- struct{}{}:
 		defer func() { <-s.turns }()
 	case <-ctx.Done():
-		return Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Err: fmt.Errorf("a job waited for others: %w", ctx.Err())}
+		return Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Err: fmt.Errorf("the job waited for other jobs: %w", ctx.Err())}
 	}
 	return c.run(ctx)
 }
 
-// finish makes the completion known.
+// finish sets the job's result and publishes the completion.
 func (s *Store) finish(j *job, r Result) {
 	r.Job = j.handle
 	s.mu.Lock()
@@ -74,7 +74,8 @@ func (s *Store) finish(j *job, r Result) {
 	s.mu.Unlock()
 }
 
-// signalLocked makes the eventfd readable exactly while completions wait.
+// signalLocked makes the eventfd readable if completions wait for Drain or Wait, and not
+// readable otherwise.
 func (s *Store) signalLocked() {
 	signal := s.event.Signal
 	if len(s.done) == 0 {
@@ -85,7 +86,7 @@ func (s *Store) signalLocked() {
 	}
 }
 
-// Drain moves up to len(dst) completions into dst and returns how many.
+// Drain moves up to len(dst) completions to dst and returns their number.
 func (s *Store) Drain(dst []Result) (int, error) {
 	if err := s.begin(); err != nil {
 		return 0, err
@@ -103,7 +104,8 @@ func (s *Store) Drain(dst []Result) (int, error) {
 	return n, nil
 }
 
-// Wait waits until a job is complete and returns its completion, which Drain then does not.
+// Wait waits until a job is complete and returns its completion. Drain does not return
+// that completion again.
 func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
 	if err := s.begin(); err != nil {
 		return Result{}, err
@@ -121,14 +123,14 @@ func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
 	case <-j.ended:
 	case <-ctx.Done():
 		if s.ctx.Err() != nil {
-			return Result{}, fmt.Errorf("%w: the store was closed while job %d was under way", ErrHandle, h)
+			return Result{}, fmt.Errorf("%w: the store was closed while job %d was running", ErrHandle, h)
 		}
-		return Result{}, fmt.Errorf("job %d is under way: %w", h, ctx.Err())
+		return Result{}, fmt.Errorf("job %d is still running: %w", h, ctx.Err())
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.jobs[h] != j {
-		return Result{}, fmt.Errorf("%w: %d: its completion was returned to another", ErrNoJob, h)
+		return Result{}, fmt.Errorf("%w: %d: another call has returned its completion", ErrNoJob, h)
 	}
 	delete(s.jobs, h)
 	s.done = slices.DeleteFunc(s.done, func(d *job) bool { return d == j })
@@ -136,7 +138,7 @@ func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
 	return j.result, nil
 }
 
-// Cancel ends a job soon.
+// Cancel cancels a job. It does not wait for the job's completion.
 func (s *Store) Cancel(h Handle) error {
 	if err := s.begin(); err != nil {
 		return err
@@ -154,7 +156,8 @@ func (s *Store) Cancel(h Handle) error {
 	return nil
 }
 
-// EventFD returns the descriptor that is readable while a completion waits.
+// EventFD returns the descriptor that is readable while a completion waits for Drain or
+// Wait.
 func (s *Store) EventFD() (int, error) {
 	if err := s.begin(); err != nil {
 		return 0, err

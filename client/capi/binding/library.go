@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-kv/penstock/client"
 )
 
-// Handle names a store, a namespace, memory, a lease or a job. 0 names nothing.
+// Handle identifies a store, a namespace, memory, a lease or a job. 0 is no handle.
 type Handle uint64
 
 // Library is the table of handles of a process.
@@ -19,10 +19,10 @@ type Library struct {
 	open map[Handle]any
 }
 
-// NewLibrary returns an empty one.
+// NewLibrary returns an empty table.
 func NewLibrary() *Library { return &Library{open: make(map[Handle]any)} }
 
-// next returns a number that was not used.
+// next returns an unused handle.
 func (l *Library) next() Handle {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -30,7 +30,7 @@ func (l *Library) next() Handle {
 	return l.last
 }
 
-// add gives v a handle.
+// add adds v and returns its handle.
 func (l *Library) add(v any) Handle {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -39,7 +39,7 @@ func (l *Library) add(v any) Handle {
 	return l.last
 }
 
-// remove makes a handle unknown. It reports false if it was.
+// remove removes a handle and reports whether the table had it.
 func (l *Library) remove(h Handle) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -48,7 +48,7 @@ func (l *Library) remove(h Handle) bool {
 	return ok
 }
 
-// removeOf makes all handles of a store unknown.
+// removeOf removes all handles of a store.
 func (l *Library) removeOf(s *Store) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func (l *Library) removeOf(s *Store) {
 	}
 }
 
-// find returns what a handle names.
+// find returns the value of a handle.
 func find[T any](l *Library, h Handle, what string) (T, error) {
 	l.mu.RLock()
 	v := l.open[h]
@@ -85,24 +85,24 @@ func (l *Library) Memory(h Handle) (*Memory, error) { return find[*Memory](l, h,
 // Lease returns the lease of a handle.
 func (l *Library) Lease(h Handle) (*Lease, error) { return find[*Lease](l, h, "lease") }
 
-// Sentinels beside those of package client.
+// Errors in addition to those of package client.
 var (
-	// ErrHandle: the handle is closed, or never was one.
+	// ErrHandle: the handle is closed, or was never returned by the library.
 	ErrHandle = errors.New("not open")
-	// ErrInvalid: an argument cannot be.
+	// ErrInvalid: an argument is invalid.
 	ErrInvalid = errors.New("bad argument")
-	// ErrUnregistered: bytes of a value do not lie in registered memory.
+	// ErrUnregistered: a value does not lie in registered memory.
 	ErrUnregistered = errors.New("memory is not registered")
-	// ErrBusy: a bound was reached, or the thing is in use.
+	// ErrBusy: JobsMax is reached, or the memory is in use.
 	ErrBusy = errors.New("busy")
-	// ErrNoJob: no such job, or its completion was returned.
+	// ErrNoJob: the job does not exist, or its completion was returned.
 	ErrNoJob = errors.New("no such job")
 )
 
-// Code is PENSTOCK_OK or one of PENSTOCK_ERR_*.
+// Code is a return code of penstock.h: PENSTOCK_OK or one of PENSTOCK_ERR_*.
 type Code int32
 
-// The codes of penstock.h; capi's tests compare them with it.
+// The codes of penstock.h. Tests of capi compare these values with the header.
 const (
 	OK Code = iota
 	Invalid
@@ -121,7 +121,7 @@ const (
 	Internal
 )
 
-// codes says which code an error is, first match first.
+// codes maps errors to codes. The first entry that matches an error determines its code.
 var codes = []struct {
 	err  error
 	code Code
@@ -143,7 +143,7 @@ var codes = []struct {
 	{context.Canceled, Canceled},
 }
 
-// CodeOf is the code of an error.
+// CodeOf returns the code of an error.
 func CodeOf(err error) Code {
 	if err == nil {
 		return OK

@@ -10,11 +10,13 @@ import (
 	"sync/atomic"
 )
 
-// logLines is how many lines may wait for a slow callback; more are dropped, and counted.
+// logLines bounds the lines that wait for a slow callback. Further lines are dropped and
+// counted.
 const logLines = 256
 
-// logQueue carries log lines to a callback on a goroutine of its own, so that no call
-// waits for the callback, which may want the lock of the caller's interpreter.
+// logQueue passes log lines to a callback on a goroutine of its own. Calls must not wait
+// for the callback, because the callback may wait for the lock of the caller's
+// interpreter.
 type logQueue struct {
 	level   slog.Level
 	lines   chan logLine
@@ -30,22 +32,23 @@ type logLine struct {
 	text  string
 }
 
-// newLogQueue begins to call take, unless that is nil.
-func newLogQueue(take func(slog.Level, string), level slog.Level) *logQueue {
+// newLogQueue returns a queue that passes lines to callback. If callback is nil, the
+// queue discards them.
+func newLogQueue(callback func(slog.Level, string), level slog.Level) *logQueue {
 	q := &logQueue{level: level}
-	if take == nil {
+	if callback == nil {
 		return q
 	}
 	q.lines = make(chan logLine, logLines)
 	q.ended.Go(func() {
 		for l := range q.lines {
-			take(l.level, l.text)
+			callback(l.level, l.text)
 		}
 	})
 	return q
 }
 
-// close returns when the callback has returned for the last time.
+// close passes the waiting lines to the callback and returns after its last call.
 func (q *logQueue) close() {
 	q.mu.Lock()
 	if !q.closed && q.lines != nil {
@@ -69,7 +72,7 @@ func (q *logQueue) put(l logLine) {
 	}
 }
 
-// logger writes to the queue.
+// logger returns a logger that writes to the queue.
 func (q *logQueue) logger() *slog.Logger {
 	if q.lines == nil {
 		return slog.New(slog.DiscardHandler)
@@ -77,7 +80,8 @@ func (q *logQueue) logger() *slog.Logger {
 	return slog.New(logHandler{queue: q, text: newText})
 }
 
-// newText writes a record without the time, which the callback knows better.
+// newText returns a handler that writes records without time and level. The callback
+// receives the level as an argument, and has its own clock.
 func newText(w io.Writer) slog.Handler {
 	return slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && (a.Key == slog.TimeKey || a.Key == slog.LevelKey) {

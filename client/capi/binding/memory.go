@@ -17,16 +17,16 @@ type Memory struct {
 	store  *Store
 	handle Handle
 	client *client.Memory
-	// addr and end are its bounds.
+	// The memory is [addr, end).
 	addr, end uint64
-	// users counts the batches that move values there, guarded by Store.mu. At -1 it is being
-	// unregistered.
+	// users counts the batches that use the memory. It is -1 while the memory is being
+	// unregistered. Guarded by Store.mu.
 	users int
 }
 
 func (m *Memory) of() *Store { return m.store }
 
-// register makes n bytes at addr known to the transfer engine.
+// register registers n bytes at addr with the transfer engine.
 func (s *Store) register(addr, n uint64) (*Memory, error) {
 	if addr == 0 || n == 0 || n > math.MaxInt64 || addr > math.MaxUint64-n {
 		return nil, fmt.Errorf("%w: memory of %d bytes at address %#x", ErrInvalid, n, addr)
@@ -38,7 +38,7 @@ func (s *Store) register(addr, n uint64) (*Memory, error) {
 	return &Memory{store: s, client: mem, addr: addr, end: addr + n}, nil
 }
 
-// Register makes memory usable for values.
+// Register registers memory for values. Registered memories must not overlap.
 func (s *Store) Register(addr, n uint64) (Handle, error) {
 	if err := s.begin(); err != nil {
 		return 0, err
@@ -63,7 +63,7 @@ func (s *Store) Register(addr, n uint64) (Handle, error) {
 	return m.handle, nil
 }
 
-// Unregister ends a registration, unless batches use it.
+// Unregister ends a registration. It fails with ErrBusy while batches use the memory.
 func (m *Memory) Unregister() error {
 	s := m.store
 	if err := s.begin(); err != nil {
@@ -80,14 +80,14 @@ func (m *Memory) Unregister() error {
 	s.memories = slices.DeleteFunc(s.memories, func(x *Memory) bool { return x == m })
 	s.mu.Unlock()
 	s.library.remove(m.handle)
-	// Nobody uses the memory, so this waits for nothing but the engine's own bookkeeping.
+	// No transfer uses the memory, so Close does not wait for one.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return m.client.Close(ctx)
 }
 
-// use returns the memory in which [addr, addr+n) lies, and counts a user; nil if none
-// does.
+// use returns the memory that contains [addr, addr+n) and adds 1 to its users. It returns
+// nil if no registered memory contains the range.
 func (s *Store) use(addr, n uint64) *Memory {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +102,7 @@ func (s *Store) use(addr, n uint64) *Memory {
 	return s.memories[i]
 }
 
-// unuse ends uses.
+// unuse subtracts 1 from the users of each memory.
 func (s *Store) unuse(memories []*Memory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

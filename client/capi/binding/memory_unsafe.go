@@ -2,11 +2,12 @@ package binding
 
 import "unsafe"
 
-// bytesAt is the caller's memory, n bytes at addr.
+// bytesAt returns the n bytes of the caller's memory at addr.
 //
-// Safety: the memory is outside of Go's heap, which neither moves nor frees it. The caller of
-// penstock_register keeps it allocated until penstock_unregister or penstock_close has
-// returned, and that of a batch until the batch is complete; the slice is kept no longer.
+// Safety: the memory lies outside of Go's heap, so Go neither moves nor frees it. The
+// caller keeps registered memory allocated until penstock_unregister or penstock_close
+// has returned, and the memory of a batch until the batch is complete. The library drops
+// the slice before that.
 func bytesAt(addr, n uint64) []byte {
 	address := uintptr(addr)
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))), n)

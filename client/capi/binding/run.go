@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Do performs a batch and returns when it is done.
+// Do performs a batch and returns its result.
 func (n *Namespace) Do(op Op, b *Batch) Result {
 	s := n.store
 	if err := s.begin(); err != nil {
@@ -25,7 +25,7 @@ func (n *Namespace) Do(op Op, b *Batch) Result {
 	return c.run(ctx)
 }
 
-// run performs the call and fills in its results.
+// run performs the call and sets its results.
 func (c *call) run(ctx context.Context) Result {
 	r := Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Cut: client.CutComplete}
 	switch c.op {
@@ -48,8 +48,8 @@ func (c *call) run(ctx context.Context) Result {
 	return r
 }
 
-// prefix is how many keys from the first on are a success; keys of which nothing was
-// asked count.
+// prefix returns the number of consecutive keys, from the first one on, without a failed
+// piece. A key without a piece in the batch counts as a success.
 func (c *call) prefix() int {
 	first := len(c.ids)
 	for i, k := range c.results {
@@ -84,7 +84,7 @@ func (l *Library) addLease(lease *Lease) Handle {
 	return lease.handle
 }
 
-// each performs exists, touch and delete.
+// each performs exists, touch or delete.
 func (c *call) each(ctx context.Context, r *Result) {
 	s := c.ns.store
 	req := client.KeysRequest{Namespace: c.def, IDs: c.ids}
@@ -139,10 +139,10 @@ func (c *call) put(ctx context.Context, r *Result) {
 	}
 }
 
-// get loads the pieces. Keys of a flat namespace are each for themselves, but a node
-// reads the run before the first that is absent: the rest is then asked about, and what of
-// it is stored is read. Each turn settles at least one piece, and the second nearly always
-// all of them.
+// get loads the pieces. A Read of a flat namespace returns only the keys before the first
+// absent key of each node. Further turns ask which of the remaining keys are stored, and
+// read those. Each turn determines the result of at least one piece, so get ends. Nearly
+// always two turns are enough.
 func (c *call) get(ctx context.Context, r *Result) {
 	open := make([]int, len(c.pieces))
 	for i := range open {
@@ -161,7 +161,7 @@ func (c *call) get(ctx context.Context, r *Result) {
 	}
 }
 
-// present leaves out of open the pieces whose keys are not stored.
+// present returns the pieces of open whose keys are stored.
 func (c *call) present(ctx context.Context, open []int, r *Result) []int {
 	req := client.KeysRequest{Namespace: c.def, IDs: make([]kv.BlockID, len(open))}
 	for k, i := range open {
@@ -184,12 +184,13 @@ func (c *call) present(ctx context.Context, open []int, r *Result) []int {
 	return left
 }
 
-// read reads the open pieces once, and returns those of which it is not known whether they
-// are stored.
+// read reads the open pieces once. It sets their results, and returns the pieces whose
+// result is still unknown: the Read ended before them.
 func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 	req := client.ReadRequest{Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments}
 	if len(open) < len(c.pieces) {
-		// Only of a flat namespace: the keys of the pieces, in their order.
+		// The namespace is flat, because get reads once otherwise. The request has only
+		// the keys of the open pieces.
 		req.IDs, req.First, req.Pieces, req.Fragments = make([]kv.BlockID, len(open)), 0, make([]client.Piece, len(open)), nil
 		for k, i := range open {
 			req.IDs[k] = c.ids[c.pieces[i].Block]
@@ -223,7 +224,7 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 		case got.Cut == client.CutBusy:
 			c.results[i] = KeyBusy
 		case got.Cut == client.CutEpoch || p.Block == got.Blocks && !isLost:
-			// It is the absent one, or all are.
+			// KeyMiss: the first absent key, or any key at another epoch.
 		default:
 			left = append(left, i)
 		}

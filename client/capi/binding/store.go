@@ -21,33 +21,34 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 )
 
-// Options say how to open a Store. Servers and Engine are required; zero in another
-// field means its default.
+// Options are the options of a Store. Servers and Engine are required. Zero in another
+// field selects the default.
 type Options struct {
 	// Servers are the nodes' addresses, separated by commas.
 	Servers string
-	// Token is the bearer token; TokenFile a file that holds it.
+	// Token is the bearer token. TokenFile is a file that contains the token.
 	Token, TokenFile string
-	// CAFile, CertFile and KeyFile are files of TLS; all empty: plaintext.
+	// CAFile, CertFile and KeyFile are PEM files for TLS. If all are empty, connections
+	// are in plaintext.
 	CAFile, CertFile, KeyFile string
-	// Insecure allows a token in plaintext.
+	// Insecure allows sending the token in plaintext.
 	Insecure bool
-	// Log takes lines of LogLevel and above, one after the other. nil: none.
+	// Log, if not nil, is called with each log line of LogLevel and above, one at a time.
 	Log      func(level slog.Level, line string)
 	LogLevel slog.Level
-	// DialTimeout and DeadFor are client.Options'.
+	// DialTimeout and DeadFor have the meaning and defaults of client.Options.
 	DialTimeout, DeadFor time.Duration
-	// Timeout bounds calls that name no time of their own. Default 30 s.
+	// Timeout bounds calls without a time limit of their own. Default 30 s.
 	Timeout time.Duration
-	// JobsMax is how many jobs may be under way or not drained; JobsParallel how many
-	// run at once. Defaults 1024 and 16.
+	// JobsMax bounds the jobs that are running or not drained. JobsParallel bounds the
+	// jobs that run at the same time; other jobs wait. Defaults 1024 and 16.
 	JobsMax, JobsParallel int
-	// Engine opens the transfer engine, which the Store closes.
+	// Engine opens the transfer engine. The Store closes the engine.
 	Engine func(ctx context.Context, t *tls.Config, log *slog.Logger) (rdma.Engine, error)
 }
 
-// Store is a client.Store with what C callers need around it. All methods may be called
-// concurrently.
+// Store is a client.Store with the memories, jobs and log queue of a C caller. All methods
+// may be called concurrently.
 type Store struct {
 	library *Library
 	handle  Handle
@@ -56,26 +57,27 @@ type Store struct {
 	engine  rdma.Engine
 	logs    *logQueue
 	event   sys.Eventfd
-	// turns has an element for each job that runs.
+	// turns has an element for each running job.
 	turns chan struct{}
 
-	// ctx ends when Close begins; calls counts calls and jobs under way.
+	// ctx ends when Close begins. calls counts the running calls and jobs.
 	ctx    context.Context
 	cancel context.CancelFunc
 	calls  sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
-	// memories are in order of their addresses, which do not overlap.
+	// memories are sorted by address and do not overlap.
 	memories []*Memory
 	jobs     map[Handle]*job
-	// done are the jobs whose completion was not returned, in the order of their ends.
+	// done are the complete jobs whose completion was not returned yet, in the order of
+	// completion.
 	done []*job
 }
 
 func (s *Store) of() *Store { return s }
 
-// Open opens a store and returns its handle. ctx bounds the opening.
+// Open opens a store and returns its handle. ctx bounds only Open itself.
 func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 	o.Timeout = cmp.Or(o.Timeout, 30*time.Second)
 	o.JobsMax, o.JobsParallel = cmp.Or(o.JobsMax, 1024), cmp.Or(o.JobsParallel, 16)
@@ -102,7 +104,7 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 		Logger: s.logs.logger(), DialTimeout: o.DialTimeout, DeadFor: o.DeadFor,
 	})
 	if err != nil {
-		if CodeOf(err) == Internal { // what client.Options.Validate says
+		if CodeOf(err) == Internal { // an error of client.Options.Validate
 			err = fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 		return 0, errors.Join(err, s.free())
@@ -131,7 +133,7 @@ func (o *Options) token() (string, error) {
 
 func (o *Options) tls() (*tls.Config, error) {
 	if (o.CertFile == "") != (o.KeyFile == "") {
-		return nil, fmt.Errorf("%w: a certificate and its key go together: cert_file %q, key_file %q", ErrInvalid, o.CertFile, o.KeyFile)
+		return nil, fmt.Errorf("%w: give both cert_file and key_file or neither: cert_file %q, key_file %q", ErrInvalid, o.CertFile, o.KeyFile)
 	}
 	if o.CAFile == "" && o.CertFile == "" {
 		return nil, nil
@@ -144,7 +146,7 @@ func (o *Options) tls() (*tls.Config, error) {
 		}
 		t.RootCAs = x509.NewCertPool()
 		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: ca_file %s holds no certificate", ErrInvalid, o.CAFile)
+			return nil, fmt.Errorf("%w: ca_file %s contains no certificate", ErrInvalid, o.CAFile)
 		}
 	}
 	if o.CertFile != "" {
@@ -157,7 +159,7 @@ func (o *Options) tls() (*tls.Config, error) {
 	return t, nil
 }
 
-// begin enters a call: Close waits for its end.
+// begin counts a call in s.calls, for which Close waits. It fails if the store is closed.
 func (s *Store) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,12 +170,24 @@ func (s *Store) begin() error {
 	return nil
 }
 
-// within bounds a call by the store's life and a time; 0 means the store's.
+// within returns a context that ends with the store or after d. If d is 0, Options.Timeout
+// applies.
 func (s *Store) within(d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.ctx, cmp.Or(d, s.opts.Timeout))
 }
 
-// Close ends the store; see penstock_close.
+// call calls f within Options.Timeout, if the store is open.
+func (s *Store) call(f func(context.Context) error) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.calls.Done()
+	ctx, cancel := s.within(0)
+	defer cancel()
+	return f(ctx)
+}
+
+// Close closes the store; see penstock_close.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {
@@ -188,14 +202,14 @@ func (s *Store) Close() error {
 	return s.free()
 }
 
-// free gives back what Open made. No call is under way.
+// free releases everything that Open opened. No call may be running.
 func (s *Store) free() error {
 	s.cancel()
 	var errs []error
 	if s.client != nil {
 		errs = append(errs, s.client.Close())
 	}
-	// Nothing uses the memory any more, so this does not wait.
+	// No transfer uses the memories, so Close does not wait for one.
 	for _, m := range s.memories {
 		errs = append(errs, m.client.Close(context.Background()))
 	}
@@ -206,11 +220,11 @@ func (s *Store) free() error {
 	return errors.Join(append(errs, s.event.Close())...)
 }
 
-// Namespace is a namespace with the epoch of a caller's weights.
+// Namespace is a namespace at the epoch of the caller's weights.
 type Namespace struct {
 	store *Store
 	keys  kv.Keys
-	// ids: keys are block ids.
+	// ids is set if keys are block ids.
 	ids bool
 
 	mu  sync.Mutex
@@ -219,24 +233,22 @@ type Namespace struct {
 
 func (n *Namespace) of() *Store { return n.store }
 
-// Ensure creates a namespace, or checks the one that is there. ids says that its keys
-// are block ids.
-func (s *Store) Ensure(def kv.Namespace, ids bool) (Handle, error) {
-	if err := s.begin(); err != nil {
-		return 0, err
-	}
-	defer s.calls.Done()
-	ctx, cancel := s.within(0)
-	defer cancel()
-	ns, err := s.client.EnsureNamespace(ctx, def)
-	if err != nil {
-		return 0, err
-	}
-	n := &Namespace{store: s, def: ns, ids: ids}
-	if n.keys, err = ns.Keys(); err != nil {
-		return 0, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return s.library.add(n), nil
+// Ensure creates a namespace, or checks that an existing one has the same definition. If
+// ids is set, the keys of the handle are block ids.
+func (s *Store) Ensure(def kv.Namespace, ids bool) (h Handle, err error) {
+	err = s.call(func(ctx context.Context) error {
+		ns, err := s.client.EnsureNamespace(ctx, def)
+		if err != nil {
+			return err
+		}
+		n := &Namespace{store: s, def: ns, ids: ids}
+		if n.keys, err = ns.Keys(); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+		h = s.library.add(n)
+		return nil
+	})
+	return h, err
 }
 
 // Definition returns the namespace at the handle's epoch.
@@ -252,37 +264,30 @@ func (n *Namespace) setEpoch(e kv.Epoch) {
 	n.def.Epoch = max(n.def.Epoch, e)
 }
 
-// Refresh takes over the newest epoch of the nodes, and returns it.
-func (n *Namespace) Refresh() (kv.Epoch, error) {
-	s := n.store
-	if err := s.begin(); err != nil {
-		return 0, err
-	}
-	defer s.calls.Done()
-	ctx, cancel := s.within(0)
-	defer cancel()
-	ns, err := s.client.Namespace(ctx, n.Definition().Name)
-	if err != nil {
-		return 0, err
-	}
-	n.setEpoch(ns.Epoch)
-	return n.Definition().Epoch, nil
+// Refresh moves the handle to the newest epoch of the nodes and returns that epoch.
+func (n *Namespace) Refresh() (epoch kv.Epoch, err error) {
+	err = n.store.call(func(ctx context.Context) error {
+		ns, err := n.store.client.Namespace(ctx, n.Definition().Name)
+		if err != nil {
+			return err
+		}
+		n.setEpoch(ns.Epoch)
+		epoch = n.Definition().Epoch
+		return nil
+	})
+	return epoch, err
 }
 
-// Bump begins an epoch; see client.Store.BumpEpoch. The handle is at it then, also if a
-// node did not answer.
-func (n *Namespace) Bump(to kv.Epoch) (kv.Epoch, error) {
-	s := n.store
-	if err := s.begin(); err != nil {
-		return 0, err
-	}
-	defer s.calls.Done()
-	ctx, cancel := s.within(0)
-	defer cancel()
-	epoch, err := s.client.BumpEpoch(ctx, n.Definition().Name, to)
-	if err == nil || errors.Is(err, client.ErrUnavailable) {
-		n.setEpoch(epoch)
-	}
+// Bump begins an epoch; see client.Store.BumpEpoch. It moves the handle to that epoch,
+// also if a node did not answer.
+func (n *Namespace) Bump(to kv.Epoch) (epoch kv.Epoch, err error) {
+	err = n.store.call(func(ctx context.Context) (err error) {
+		epoch, err = n.store.client.BumpEpoch(ctx, n.Definition().Name, to)
+		if err == nil || errors.Is(err, client.ErrUnavailable) {
+			n.setEpoch(epoch)
+		}
+		return err
+	})
 	return epoch, err
 }
 
@@ -297,26 +302,16 @@ func (l *Lease) of() *Store { return l.store }
 
 // Renew makes the lease end ttl from now.
 func (l *Lease) Renew(ttl time.Duration) error {
-	return l.call(func(ctx context.Context) error { return l.lease.Renew(ctx, ttl) })
+	return l.store.call(func(ctx context.Context) error { return l.lease.Renew(ctx, ttl) })
 }
 
 // Release ends the lease and the handle.
 func (l *Lease) Release() error {
 	l.store.library.remove(l.handle)
-	return l.call(l.lease.Release)
+	return l.store.call(l.lease.Release)
 }
 
-func (l *Lease) call(f func(context.Context) error) error {
-	if err := l.store.begin(); err != nil {
-		return err
-	}
-	defer l.store.calls.Done()
-	ctx, cancel := l.store.within(0)
-	defer cancel()
-	return f(ctx)
-}
-
-// status is what Status encodes.
+// status is the JSON of Status.
 type status struct {
 	client.Stats
 	Nodes       []nodeStatus
@@ -330,7 +325,7 @@ type nodeStatus struct {
 	Up                           bool
 }
 
-// Status returns counters and nodes as JSON.
+// Status returns the store's counters and the state of its nodes as JSON.
 func (s *Store) Status() ([]byte, error) {
 	if err := s.begin(); err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-// Finds the longest stored prefix of a prompt, loads it, and stores what is behind it.
+// Finds the longest stored prefix of a prompt, loads it, and stores the blocks after it.
 //
 //   make lib && bin/penstock serve --data /tmp/kv &
 //   gcc -Ibin client/capi/example/prefix.c -o /tmp/prefix -Lbin -lpenstock -Wl,-rpath,$PWD/bin && /tmp/prefix 127.0.0.1:7420
@@ -18,7 +18,7 @@ static void must(int32_t code, const penstock_error *e, const char *what) {
 	exit(1);
 }
 
-// compute stands for a model that fills in the KV of a block.
+// compute writes the KV of a block, in place of a model.
 static void compute(uint8_t *kv, int block) { memset(kv, 'a' + block, VALUE); }
 
 int main(int argc, char **argv) {
@@ -35,7 +35,7 @@ int main(int argc, char **argv) {
 	must(penstock_ensure(store, &model, &ns, &error), &error, "ensure");
 	must(penstock_register(store, kv, BLOCKS * VALUE, &region, &error), &error, "register");
 
-	// The keys are the engine's own hashes of all tokens up to the end of each block.
+	// Each key is the engine's hash of all tokens up to the end of a block.
 	const char keys[] = "hash-1hash-2hash-3hash-4";
 	const uint32_t offsets[BLOCKS + 1] = {0, 6, 12, 18, 24};
 	uint64_t addresses[BLOCKS], lengths[BLOCKS];

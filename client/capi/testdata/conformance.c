@@ -1,5 +1,5 @@
-// What penstock.h promises, called from C against the node whose address is the first
-// argument. It ends with 0 if all of it holds, and otherwise says what does not.
+// Tests the comments of penstock.h against the node whose address is the first argument.
+// The exit code is 0 if all checks hold. Failed checks are printed.
 #include <penstock.h>
 #include <poll.h>
 #include <pthread.h>
@@ -27,7 +27,7 @@ static penstock_error e;
 static penstock_result r;
 static uint8_t results[KEYS];
 
-// keys are KEYS keys of different lengths, packed.
+// keys has KEYS concatenated keys of different lengths.
 static char blob[KEYS * PENSTOCK_KEY_MAX];
 static uint32_t offsets[KEYS + 1];
 
@@ -55,7 +55,7 @@ static int same(const uint8_t *p, int key, size_t from, size_t n) {
 static uint64_t addresses[KEYS * LAYERS], lengths[KEYS * LAYERS];
 static uint32_t fragment_ends[KEYS + 1];
 
-// whole is a batch of the first n keys, value i at base + i * VALUE.
+// whole returns a batch of the first n keys. The value of key i lies at base + i * VALUE.
 static penstock_batch whole(uint8_t *base, uint32_t n) {
 	penstock_batch b = {.size = sizeof b, .n_keys = n, .keys = blob, .key_offsets = offsets, .addresses = addresses, .lengths = lengths};
 	for (uint32_t i = 0; i < n; i++) {
@@ -65,8 +65,8 @@ static penstock_batch whole(uint8_t *base, uint32_t n) {
 	return b;
 }
 
-// scattered is whole with a fragment for each layer, odd ones in another memory, all in
-// places that are not next to each other.
+// scattered is whole with one fragment for each layer. Odd layers lie in another memory,
+// and no two fragments are adjacent.
 static penstock_batch scattered(uint8_t *even, uint8_t *odd, uint32_t n) {
 	penstock_batch b = whole(even, n);
 	for (uint32_t i = 0, k = 0; i < n; i++) {
@@ -99,7 +99,7 @@ static void test_arguments(const char *server) {
 	CHECK(penstock_abi_version() == PENSTOCK_ABI_VERSION, "%x", penstock_abi_version());
 	CHECK(penstock_open(NULL, &store, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_open(&o, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
-	CHECK(penstock_open(NULL, NULL, NULL) == PENSTOCK_ERR_INVALID, "without a place for the error");
+	CHECK(penstock_open(NULL, NULL, NULL) == PENSTOCK_ERR_INVALID, "store and error are NULL");
 	o.size--;
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size") != NULL, "%s", e.message);
 	o = (penstock_options){.size = sizeof o};
@@ -166,7 +166,7 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK) && r.prefix == KEYS, "%s", r.error.message);
 	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
 
-	// Scattered over two memories, and gathered from them.
+	// get into fragments in two memories, and put from these fragments.
 	memset(a, 0, KEYS * VALUE);
 	batch = scattered(a, b, KEYS);
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
@@ -179,7 +179,7 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", r.error.message);
 	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "gathered key %d", i);
 
-	// With holes: each key is for itself.
+	// Some keys are absent; the others are found.
 	uint32_t gone[] = {0, 5, 6, 15};
 	for (int i = 0; i < 4; i++) {
 		penstock_batch one = batch;
@@ -200,7 +200,7 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 		}
 	}
 
-	// A value of another length, keys that cannot be, arrays that are not there.
+	// Values of a wrong size, invalid keys, and missing arrays.
 	batch = whole(a, KEYS);
 	lengths[3] = VALUE - LAYER;
 	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "piece 3"), "%s", r.error.message);
@@ -236,16 +236,16 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	addresses[2] = addresses[1] + LAYER;
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "share bytes"), "%s", r.error.message);
 
-	// Without registration, and without results.
+	// Calls without registered memory, and without results.
 	CHECK(penstock_unregister(mb, &e) == PENSTOCK_OK && penstock_unregister(mb, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
 	batch = whole(b, 5);
 	batch.flags = PENSTOCK_ANY_MEMORY;
 	CHECK(penstock_get(ns, &batch, NULL, &r) == PENSTOCK_OK && r.ok == 4 && same(b + VALUE, 1, 0, VALUE), "%s, %u", r.error.message, r.ok);
-	CHECK(penstock_get(ns, &batch, NULL, NULL) == PENSTOCK_OK, "without a place for the result");
+	CHECK(penstock_get(ns, &batch, NULL, NULL) == PENSTOCK_OK, "results and out are NULL");
 	batch.flags = 0;
 	CHECK(penstock_get(ns, &batch, NULL, &r) == PENSTOCK_ERR_UNREGISTERED, "%s", r.error.message);
 
-	// Another epoch: everything stored is missed; an epoch twice is one.
+	// After a bump all blocks are misses. A second bump to the same epoch changes nothing.
 	uint64_t epoch = 0, next = 0;
 	CHECK(penstock_epoch(ns, 0, &epoch, &e) == PENSTOCK_OK && epoch > 0, "%s", e.message);
 	CHECK(penstock_bump(ns, epoch + 1, &next, &e) == PENSTOCK_OK && next == epoch + 1, "%s", e.message);
@@ -277,11 +277,11 @@ static void test_chained(penstock_store store, uint8_t *a) {
 	batch.first = 0;
 	batch.lease_ms = 60000;
 	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == KEYS && r.lease != 0 && r.bytes == KEYS * VALUE && r.cut == PENSTOCK_CUT_COMPLETE, "%s, %u", r.error.message, r.prefix);
-	CHECK(penstock_match(ns, &batch, NULL) == PENSTOCK_ERR_INVALID, "a lease nobody gets");
+	CHECK(penstock_match(ns, &batch, NULL) == PENSTOCK_ERR_INVALID, "a match with a lease, and out is NULL");
 	CHECK(penstock_lease_renew(r.lease, 1000, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_lease_renew(r.lease, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_lease_release(r.lease, &e) == PENSTOCK_OK && penstock_lease_release(r.lease, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
-	// The deletion of one takes those behind it.
+	// The deletion of a block deletes its descendants.
 	penstock_batch one = batch;
 	uint32_t ends[2] = {offsets[12], offsets[13]};
 	one.n_keys = 1;
@@ -353,7 +353,7 @@ static void test_jobs(penstock_store store, uint8_t *a, uint8_t *b) {
 	for (int i = 0; i < KEYS; i++) fill(a + i * VALUE, i, 0, VALUE);
 	penstock_batch batch = whole(a, KEYS);
 	CHECK(penstock_submit(ns, PENSTOCK_OP_PUT, &batch, results, &put, &e) == PENSTOCK_OK && put != 0, "%s", e.message);
-	// What the batch is made of is the caller's again.
+	// The caller may change keys, offsets, addresses and lengths now.
 	memset(&batch, 0xff, sizeof batch);
 	memset(blob, 0xff, sizeof blob);
 	memset(addresses, 0xff, sizeof addresses);
@@ -374,13 +374,13 @@ static void test_jobs(penstock_store store, uint8_t *a, uint8_t *b) {
 	done = next(store, fd);
 	CHECK(done.job == get && done.bytes == KEYS * VALUE, "%s", done.error.message);
 	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
-	// After its completion the library touches neither memory nor results.
+	// After the completion the library accesses neither memory nor results.
 	memset(a, 0x5a, KEYS * VALUE);
 	CHECK(penstock_submit(ns, 77, &batch, results, &get, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_submit(ns, PENSTOCK_OP_GET, &batch, results, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_wait(store, 1, 0, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 
-	// As many as may be, then BUSY, and none of them twice.
+	// The job after jobs_max jobs is BUSY. Each other job completes once.
 	penstock_job jobs[8], seen[8] = {0};
 	for (int i = 0; i < 8; i++) {
 		batch = whole(b + (i % 4) * 4 * VALUE, 4);
@@ -408,7 +408,7 @@ struct worker {
 	int number, bad;
 };
 
-// work stores and loads values of its own, with memory and jobs of its own.
+// work stores and loads values. Each thread has its own keys, memory and jobs.
 static void *work(void *arg) {
 	struct worker *w = arg;
 	uint8_t *mem = malloc(2 * VALUE), got[2];
@@ -455,7 +455,7 @@ static void test_threads(penstock_store store) {
 static void test_fork(penstock_store store, penstock_namespace ns) {
 	pid_t child = fork();
 	if (child == 0) {
-		alarm(20); // a call that enters Go never returns here
+		alarm(20); // ends a child whose call has entered Go and hangs
 		penstock_options o = {.size = sizeof o, .servers = "127.0.0.1:1"};
 		penstock_store other;
 		penstock_batch batch = whole(NULL, 1);
@@ -483,11 +483,11 @@ static void count_line(void *arg, int32_t level, const char *line) {
 	(void)line;
 }
 
-static void test_down(const char *nobody) {
+static void test_down(const char *closed_port) {
 	penstock_store store;
 	penstock_namespace ns;
 	int one = 1;
-	penstock_options o = {.size = sizeof o, .servers = nobody, .timeout_ms = 2000, .log = count_line, .log_arg = &one};
+	penstock_options o = {.size = sizeof o, .servers = closed_port, .timeout_ms = 2000, .log = count_line, .log_arg = &one};
 	penstock_definition d = define("down", PENSTOCK_FLAT);
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK, "a node that does not answer is tolerated: %s", e.message);
 	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_ERR_UNAVAILABLE, "%s", e.message);

@@ -1,4 +1,4 @@
-"""What libpenstock leaves alone in a Python process. Usage: process.py LIBRARY"""
+"""Checks that libpenstock does not disturb a Python process. Usage: process.py LIBRARY"""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ class Error(ctypes.Structure):
 
 
 def caught():
-    """The masks of blocked, ignored and caught signals, as the kernel has them."""
+    """Return the kernel's masks of blocked, ignored and caught signals of this process."""
     fields = dict(line.split(":\t") for line in open("/proc/self/status") if line.startswith("Sig"))
     return {k: int(fields[k], 16) for k in ("SigBlk", "SigIgn", "SigCgt")}
 
@@ -25,7 +25,7 @@ def bits(masks):
 
 
 def in_child(f):
-    """Runs f in a forked child, which a hang ends, and returns its exit status."""
+    """Run f in a forked child and return its exit status. An alarm ends a child that hangs."""
     pid = os.fork()
     if pid == 0:
         signal.alarm(60)
@@ -43,7 +43,7 @@ def close(lib):
 
 
 def main(path):
-    # In a child that loads the library itself it works, before the parent has loaded it.
+    # A child may load and use the library itself if its parent has not loaded it.
     assert in_child(lambda: close(ctypes.CDLL(path))[0] != 2) == 0, "a child that loads the library"
 
     got = []
@@ -70,16 +70,16 @@ def main(path):
     except KeyboardInterrupt:
         pass
 
-    # A broken pipe is an exception, as Python has it, not the end of the process.
+    # A broken pipe raises an exception, and does not end the process.
     r, w = os.pipe()
     os.close(r)
     try:
         os.write(w, b"x")
-        raise AssertionError("a write to a broken pipe")
+        raise AssertionError("the write to a broken pipe succeeded")
     except BrokenPipeError:
         os.close(w)
 
-    # A forked child is refused, and what it does otherwise goes on as ever.
+    # A forked child gets FORKED, and otherwise works.
     def refused():
         code, e = close(lib)
         return not (code == FORKED and b"fork" in e.message)
@@ -87,8 +87,8 @@ def main(path):
     assert in_child(refused) == 0, "a child of a process with the library"
     assert close(lib)[0] == 2, "the parent after the fork"
 
-    # A fault of the process's own code ends it as without the library, and faulthandler says
-    # where, whether it was enabled before the library was loaded or after.
+    # A segmentation fault ends the process, and faulthandler prints its place. faulthandler
+    # may be enabled before or after the library is loaded.
     for order in ("faulthandler.enable(); lib()", "lib(); faulthandler.enable()"):
         program = "import ctypes, faulthandler\n" f"def lib(): ctypes.CDLL({path!r}).penstock_close(ctypes.c_uint64(1), None)\n" f"{order}\n" "ctypes.string_at(0)\n"
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
