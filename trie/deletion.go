@@ -68,7 +68,7 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, deletions []Deletion) (d doomed, e
 		switch {
 		case n == 0 || t.nodes.at(n).has(flagPending):
 		case t.nodes.at(n).gen() <= del.UpTo:
-			d.add(t, n)
+			d.add(t, n, Deleted)
 		default:
 			again[n] = max(again[n], del.UpTo)
 		}
@@ -104,7 +104,7 @@ func (t *Trie) doomBelowLocked(ns *namespace, upTo map[uint32]kv.Generation, d *
 			known.set(p)
 			nd := t.nodes.at(p)
 			if limit > 0 && nd.gen() <= limit && !nd.has(flagDoomed|flagPending) {
-				d.add(t, p)
+				d.add(t, p, Deleted)
 			}
 			if limit = max(limit, upTo[p]); limit > 0 {
 				limits[p] = limit

@@ -57,6 +57,10 @@
 // deleted block was put again meanwhile: then its old descendants are back until
 // Redo, with the deletions that the owner remembers, dooms them.
 //
+// OnChange reports each block that is added or goes, and each space that ends, in the
+// order in which DRAM changed. Consumers that mirror the index rely on that order: a
+// block may be put again while its old piece still waits for ReclaimStep.
+//
 // Move gives a piece another slot, to which the owner has copied the bytes. The node
 // keeps its number, its leases, its children and its place in the order of eviction. One
 // batch deletes the record under the key of the old slot and adds it under the new key.

@@ -351,7 +351,7 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 	}
 	ref := func(i int) kv.Ref { return benchEntries(benchIDs(0), 0)[i].Ref }
 	timed("owner", func() error { tr.Owner(ref(3)); return nil })
-	timed("remove", func() error { return tr.Remove(ref(benchChain - 1)) })
+	timed("remove", func() error { return tr.Remove(ref(benchChain-1), Dropped) })
 	timed("move", func() error {
 		_, err := tr.Move([]Moved{{From: ref(5), To: kv.Ref{Extent: kv.MakeExtent(1, 0, 0), Generation: 9 << 32}}})
 		return err

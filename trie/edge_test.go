@@ -197,7 +197,7 @@ func TestClosed(t *testing.T) {
 	_, _, bumpErr := tr.BumpEpoch(ns.Name, 0)
 	_, evictErr := tr.Evict(nil, 1, 0, epoch0)
 	_, _, reclaimErr := tr.ReclaimStep(nil, 1)
-	for i, err := range []error{putErr, matchErr, createErr, bumpErr, evictErr, reclaimErr, tr.Sync(), tr.Remove(kv.Ref{})} {
+	for i, err := range []error{putErr, matchErr, createErr, bumpErr, evictErr, reclaimErr, tr.Sync(), tr.Remove(kv.Ref{}, Dropped)} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("call %d: %v; want ErrClosed", i, err)
 		}

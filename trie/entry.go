@@ -188,7 +188,7 @@ func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, 
 		return dst, err
 	}
 	s.wrote = len(s.added)+len(s.raised) > 0
-	t.settle(s, dst[base:])
+	t.settle(s, entries, dst[base:])
 	return dst, nil
 }
 
@@ -321,11 +321,13 @@ func (s *putScratch) set(b *pebble.Batch, a *addedNode) error {
 }
 
 // settle makes what was written matchable, unless its space died meanwhile.
-func (t *Trie) settle(s *putScratch, status []PutStatus) {
+func (t *Trie) settle(s *putScratch, entries []Entry, status []PutStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range s.added {
-		t.clearPendingLocked(s.added[i].node)
+		a := &s.added[i]
+		t.clearPendingLocked(a.node)
+		t.addedLocked(a.node, &entries[a.entry])
 	}
 	// All are of one space. From the leaves up, so that they can be removed.
 	for i := len(s.added) - 1; i >= 0; i-- {
@@ -333,7 +335,7 @@ func (t *Trie) settle(s *putScratch, status []PutStatus) {
 		if t.spaces[t.nodes.at(a.node).space].dead && t.evictable(a.node) {
 			status[a.entry] = StaleEpoch
 			t.policy.Remove(a.node)
-			s.gone = t.removeNodeLocked(s.gone, a.node)
+			s.gone = t.removeNodeLocked(s.gone, a.node, Cleared)
 		}
 	}
 	t.unguardRaised(s)
@@ -377,12 +379,12 @@ func (t *Trie) unstageLocked(s *putScratch) {
 	for i := len(s.added) - 1; i >= 0; i-- {
 		n := s.added[i].node
 		if t.nodes.at(n).kids() == 0 {
-			s.gone = t.removeNodeLocked(s.gone[:0], n)
+			s.gone = t.removeNodeLocked(s.gone[:0], n, Dropped)
 			continue
 		}
 		// A concurrent Put hung a child on it: doomed, it is collected later.
+		t.doomLocked(n, Dropped)
 		t.clearPendingLocked(n)
-		t.doomLocked(n)
 	}
 	s.added, s.gone = s.added[:0], s.gone[:0]
 	t.unguardRaised(s)
@@ -524,7 +526,7 @@ func (a *admission) find(group uint8, id *kv.BlockID) uint32 {
 		return n
 	}
 	if a.write {
-		a.t.doomLocked(n)
+		a.t.doomLocked(n, a.t.doomedAbove(n))
 	}
 	return 0
 }

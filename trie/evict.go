@@ -11,12 +11,18 @@ import (
 type Why uint8
 
 const (
-	// Chosen: by Evict, or by Delivered.
+	// Chosen: by Evict or Vacate, or by a Remove that says so.
 	Chosen Why = iota
-	// Deleted: by Delete, or it was below what was.
+	// Deleted: by Delete, or it was below a deleted piece.
 	Deleted
-	// Dropped: by Remove, or it was below what was.
+	// Dropped: by a Remove that says that the slot does not have the piece or cannot be
+	// read, or it was below such a piece.
 	Dropped
+	// Lost: by a Remove that says that the volume of the slot is gone, or it was below
+	// such a piece.
+	Lost
+	// Delivered: by Trie.Delivered.
+	Delivered
 	// Cleared: with its space, by an epoch bump, DeleteAll or DeleteNamespace.
 	Cleared
 )
@@ -141,7 +147,7 @@ func (e *eviction) byPolicy() (more bool) {
 			return looks <= 0
 		}
 		t.policy.Evicted(n, t.contentKey(n))
-		e.dst = t.removeNodeLocked(e.dst, n)
+		e.dst = t.removeNodeLocked(e.dst, n, Chosen)
 		if e.done() {
 			return false
 		}
@@ -207,7 +213,7 @@ func (e *eviction) oldestLeaf(ns *namespace) {
 		return
 	}
 	t.policy.Evicted(n, t.contentKey(n))
-	e.dst = t.removeNodeLocked(e.dst, n)
+	e.dst = t.removeNodeLocked(e.dst, n, Chosen)
 }
 
 // forget removes evicted pieces from Pebble, without a sync: undone by a crash,
@@ -256,7 +262,7 @@ func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, ids []kv.BlockID)
 			n := t.table.find(ns.space.number, uint8(g), &ids[i])
 			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {
 				t.policy.Remove(n)
-				dst = t.removeNodeLocked(dst, n)
+				dst = t.removeNodeLocked(dst, n, Delivered)
 			}
 		}
 	}

@@ -394,7 +394,7 @@ func (f *fuzzer) remove() {
 	if p.garbage {
 		return
 	}
-	if err := f.tr.Remove(p.ref); err != nil {
+	if err := f.tr.Remove(p.ref, Dropped); err != nil {
 		f.t.Fatal(err)
 	}
 	f.m.discard(func(q *mpiece) bool { return q == p })

@@ -32,7 +32,7 @@ func TestRecordIsWrittenForItsOwnNode(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			d := tr.doomRecord(e.Ref, &rec)
+			d := tr.doomRecord(e.Ref, &rec, Dropped)
 			return func() error { return tr.unrecord(d, false) }, nil
 		}},
 		{"raise", Transfer, func(tr *Trie, ns kv.Namespace, e Entry) (func() error, error) {
@@ -43,7 +43,7 @@ func TestRecordIsWrittenForItsOwnNode(t *testing.T) {
 				if err := tr.writePut(s, false); err != nil {
 					return err
 				}
-				tr.settle(s, status)
+				tr.settle(s, []Entry{e}, status)
 				return nil
 			}, err
 		}},

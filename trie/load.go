@@ -295,7 +295,7 @@ func (l *loading) prune() error {
 			return err
 		}
 		nd.parent = 0
-		t.removeNodeLocked(nil, n)
+		t.removeNodeLocked(nil, n, Dropped)
 	}
 	return nil
 }

@@ -44,10 +44,11 @@ const (
 	flagTransfer
 	// flagUnpark: the node is in leases.unpark. Set under the read lock.
 	flagUnpark
-	// flagDropped: doomed by Remove, or below such a node.
+	// flagDropped and flagLost say why a doomed node is doomed: see doomedWhy.
 	flagDropped
 	// flagLeaf: the node is in its namespace's leaves. Changes under the write lock only.
 	flagLeaf
+	flagLost
 
 	groupShift = 8
 	pinShift   = 16
@@ -70,6 +71,33 @@ func (n *node) group() uint8 { return uint8(n.state.Load() >> groupShift) }
 func (n *node) pins() uint32 { return n.state.Load() >> pinShift }
 
 func (n *node) has(flag uint32) bool { return n.state.Load()&flag != 0 }
+
+// doomedWhy returns why a doomed node is doomed.
+func (n *node) doomedWhy() Why {
+	switch n.state.Load() & (flagDropped | flagLost) {
+	case flagDropped:
+		return Dropped
+	case flagLost:
+		return Lost
+	case flagDropped | flagLost:
+		return Chosen
+	}
+	return Deleted
+}
+
+// setDoomed dooms the node for a reason that doomedWhy returns.
+func (n *node) setDoomed(why Why) {
+	flags := uint32(flagDoomed)
+	switch why {
+	case Dropped:
+		flags |= flagDropped
+	case Lost:
+		flags |= flagLost
+	case Chosen:
+		flags |= flagDropped | flagLost
+	}
+	n.state.Or(flags)
+}
 
 func (n *node) class() Class {
 	if n.has(flagTransfer) {

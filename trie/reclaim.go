@@ -25,13 +25,13 @@ type doomed struct {
 	guarded []uint32
 }
 
-func (d *doomed) add(t *Trie, n uint32) {
+func (d *doomed) add(t *Trie, n uint32, why Why) {
 	nd := t.nodes.at(n)
 	d.extents = append(d.extents, nd.extent)
 	if guard(nd) {
 		d.guarded = append(d.guarded, n)
 	}
-	t.doomLocked(n)
+	t.doomLocked(n, why)
 }
 
 // doomBlock dooms the full piece of a block or, where there is none, all of its
@@ -52,7 +52,7 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) (d doomed, err err
 		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 			continue
 		}
-		d.add(t, n)
+		d.add(t, n, Deleted)
 	}
 	if d.extents == nil {
 		return d, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
@@ -61,10 +61,10 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) (d doomed, err err
 }
 
 // Remove makes the piece in that slot, and everything below its block,
-// unmatchable: the store found it corrupt or refused it. It is ErrAbsent if the
-// index does not refer to ref, or no longer. ReclaimStep returns the pieces, this
-// one too.
-func (t *Trie) Remove(ref kv.Ref) error {
+// unmatchable: its slot cannot be used any more. why is Dropped, Lost or Chosen. It is
+// ErrAbsent if the index does not refer to ref, or no longer. ReclaimStep returns the
+// pieces, this one too.
+func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	if err := t.usable(); err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (t *Trie) Remove(ref kv.Ref) error {
 	if err != nil {
 		return fmt.Errorf("trie: slot %v: %w", ref, err)
 	}
-	doomed := t.doomRecord(ref, &rec)
+	doomed := t.doomRecord(ref, &rec, why)
 	if doomed.extents == nil {
 		return absent
 	}
@@ -90,15 +90,14 @@ func (t *Trie) Remove(ref kv.Ref) error {
 }
 
 // doomRecord dooms the node of a record, if it is still in that slot.
-func (t *Trie) doomRecord(ref kv.Ref, rec *record) (d doomed) {
+func (t *Trie) doomRecord(ref kv.Ref, rec *record, why Why) (d doomed) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := t.nodeOf(rec)
 	if n == 0 || t.nodes.at(n).ref() != ref {
 		return d
 	}
-	d.add(t, n)
-	t.nodes.at(n).state.Or(flagDropped)
+	d.add(t, n, why)
 	return d
 }
 
@@ -125,14 +124,16 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 }
 
 // doomLocked unlinks a node from the table: it cannot be matched any more, nor
-// can anything below it, since a match comes from the root.
-func (t *Trie) doomLocked(n uint32) {
+// can anything below it, since a match comes from the root. why is what doomedWhy
+// returns then.
+func (t *Trie) doomLocked(n uint32, why Why) {
 	nd := t.nodes.at(n)
 	if nd.has(flagDoomed) {
 		return
 	}
+	t.goneLocked(nd, why)
 	t.table.remove(n)
-	nd.state.Or(flagDoomed)
+	nd.setDoomed(why)
 	sp := t.spaces[nd.space]
 	sp.doomed++
 	if !sp.dead {
@@ -153,6 +154,14 @@ func (t *Trie) rootedLocked(n uint32) bool {
 		}
 	}
 	return true
+}
+
+// doomedAbove returns why the nearest doomed ancestor of n is doomed; there is one.
+func (t *Trie) doomedAbove(n uint32) Why {
+	for !t.nodes.at(n).has(flagDoomed) {
+		n = t.nodes.at(n).parent
+	}
+	return t.nodes.at(n).doomedWhy()
 }
 
 func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
@@ -216,14 +225,13 @@ func (t *Trie) sweepStep(dst []Evicted, end int) (out []Evicted, more bool) {
 
 func (t *Trie) sweepNode(dst []Evicted, n uint32, end int) []Evicted {
 	if nd := t.nodes.at(n); nd.parent != 0 && !nd.has(flagDoomed) && t.nodes.at(nd.parent).has(flagDoomed) {
-		t.doomLocked(n)
-		nd.state.Or(t.nodes.at(nd.parent).state.Load() & flagDropped)
+		t.doomLocked(n, t.nodes.at(nd.parent).doomedWhy())
 		t.sweep.idle = 0
 	}
 	for n != 0 && len(dst) < end && t.unmatchable(n) && t.evictable(n) {
 		parent := t.nodes.at(n).parent
 		t.policy.Remove(n)
-		dst = t.removeNodeLocked(dst, n)
+		dst = t.removeNodeLocked(dst, n, Deleted)
 		n = parent
 	}
 	return dst

@@ -52,6 +52,8 @@ type Trie struct {
 
 	leases leases
 	load   LoadStats
+	// onChange is nil until OnChange is called.
+	onChange func(Change)
 	// putPool and matchPool hold scratch space, so that the hot paths do not
 	// allocate.
 	putPool, matchPool sync.Pool
@@ -217,6 +219,11 @@ func (t *Trie) addSpaceLocked(sp *space) error {
 // killSpaceLocked makes everything in sp unmatchable.
 func (t *Trie) killSpaceLocked(sp *space) {
 	sp.dead = true
+	why := Cleared
+	if t.namespaces[sp.ns.def.ID] == nil {
+		why = Deleted
+	}
+	t.changeLocked(SpaceCleared, why, sp, 0, kv.BlockID{}, kv.BlockID{})
 	t.addGarbageLocked(sp.ns, sp.nodes-sp.doomed)
 	sp.ns.pieces = [kv.MaxGroups]int64{}
 	t.sweep.kick()
@@ -271,15 +278,23 @@ func (t *Trie) evictable(n uint32) bool {
 }
 
 // removeNodeLocked takes an evictable or pending node out and appends it to dst. The
-// policy must have forgotten it already.
-func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
+// policy must have forgotten it already. why counts if the node is neither doomed nor in
+// a dead space.
+func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 	nd := t.nodes.at(n)
 	invariants.Assert(nd.kids() == 0 && nd.pins() == 0, "prefix-closed, pinned-stays: node %d is removed with %d children and %d pins", n, nd.kids(), nd.pins())
 	sp, group := t.spaces[nd.space], nd.group()
 	ns := sp.ns
+	switch {
+	case sp.dead:
+		why = Cleared
+	case nd.has(flagDoomed):
+		why = nd.doomedWhy()
+	}
+	t.goneLocked(nd, why)
 	dst = append(dst, Evicted{
 		Ref: nd.ref(), ID: nd.id, Namespace: ns.def.ID, Epoch: sp.epoch,
-		Group: int(group), Class: nd.class(), Why: t.why(nd), SlotBytes: ns.slotBytes[group],
+		Group: int(group), Class: nd.class(), Why: why, SlotBytes: ns.slotBytes[group],
 	})
 	doomed := nd.has(flagDoomed)
 	if doomed {
@@ -306,19 +321,6 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32) []Evicted {
 	}
 	t.dropSpaceLocked(sp)
 	return dst
-}
-
-// why is the reason for which a node that is removed now leaves.
-func (t *Trie) why(nd *node) Why {
-	switch {
-	case t.spaces[nd.space].dead:
-		return Cleared
-	case nd.has(flagDropped):
-		return Dropped
-	case nd.has(flagDoomed):
-		return Deleted
-	}
-	return Chosen
 }
 
 // contentKey identifies a piece's content across evictions.

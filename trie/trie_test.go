@@ -177,7 +177,7 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 	case "remove":
 		var group int
 		scanInt(d, "group", &group)
-		return s.tr.Remove(s.refs[pieceName(s.ns(d), d.CmdArgs[1].Key, group)])
+		return s.tr.Remove(s.refs[pieceName(s.ns(d), d.CmdArgs[1].Key, group)], Dropped)
 	case "delete-namespace":
 		return s.tr.DeleteNamespace(d.CmdArgs[0].Key)
 	case "bump":

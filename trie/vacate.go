@@ -98,7 +98,7 @@ func (t *Trie) vacateStep(dst []Evicted, step []vacated, reading func(kv.Ref) bo
 			return dst, false
 		}
 		t.policy.Remove(p.node)
-		dst = t.removeNodeLocked(dst, p.node)
+		dst = t.removeNodeLocked(dst, p.node, Chosen)
 	}
 	return dst, true
 }

@@ -45,6 +45,7 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	// block until then. If the catalogue cannot be written, the call can be
 	// repeated.
 	err = n.index.Delete(ns.ID, id)
+	n.publishChanges()
 	count := n.noteDeleted(ns, id, rootGroups(ns)...)
 	n.wakeReclaim()
 	// Not the caller's context: a caller that gives up does not undo the deletion.
@@ -95,7 +96,7 @@ func (n *Node) Delivered(namespace string, ids []kv.BlockID) (Removed, error) {
 		return Removed{}, err
 	}
 	dropped, err := n.index.Delivered(nil, ns.ID, ids)
-	return n.free(dropped, whyDelivered, whyCorrupt), err
+	return n.free(dropped), err
 }
 
 // StatBlock returns the pieces of one block.

@@ -109,9 +109,9 @@ func (n *Node) reclaimLoop() {
 		case <-n.stopped.Done():
 			return
 		case <-n.reclaim:
-			// Before consumers hear that the blocks are gone.
+			// Before the slots are free: their headers are what a rebuild would find.
 			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
-			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped, whyCorrupt)))
+			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped)))
 		}
 	}
 }

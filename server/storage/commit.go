@@ -489,11 +489,9 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 	return err
 }
 
-// report counts the outcomes and publishes the stored blocks as an event.
+// report counts the outcomes and publishes the stored blocks as events.
 func (n *Node) report(r *Reservation, all []committing) {
 	m := n.opts.Metrics
-	var ids []kv.BlockID
-	first := -1
 	for i := range all {
 		c := &all[i]
 		if !c.Stored {
@@ -502,21 +500,8 @@ func (n *Node) report(r *Reservation, all []committing) {
 		}
 		m.WrittenBlocks.Of(r.ns.Name).Inc()
 		m.WrittenBytes.Of(r.ns.Name).Add(float64(r.layouts[c.Group].PayloadBytes))
-		if c.Group == 0 {
-			if first < 0 {
-				first = c.Block
-			}
-			ids = append(ids, r.ids[c.Block])
-		}
 	}
-	if len(ids) == 0 {
-		return
-	}
-	parent := r.parent
-	if first > 0 && r.ns.Index != kv.IndexFlat {
-		parent = r.ids[first-1]
-	}
-	n.events.Publish(Event{Kind: BlockStored, Namespace: r.ns.Name, Epoch: r.ns.Epoch, IDs: ids, Parent: parent, Time: n.opts.Now()})
+	n.publishChanges()
 }
 
 // logIf logs an error of a call whose outcome changes nothing for the caller.

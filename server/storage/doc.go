@@ -33,6 +33,10 @@
 //     repeated on another volume from a copy; the first memory belongs to the
 //     writers' share until the device completes.
 //
+// Events of one block come in the order in which the index changed. The index notes its
+// changes in that order, and a call that changed it publishes all that are noted before
+// it returns (changes).
+//
 // Locks: Node.nsMu orders namespace changes and is held across the catalogue's
 // I/O; no data path takes it. Node.mu guards the table of reservations only. No call
 // into trie, blockstore or arena is made under Node.mu.

@@ -119,7 +119,7 @@ func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Rem
 	before := n.index.Stats()
 	// The volume is removed already, so the end of the caller's context must not stop
 	// the dropping. If the node crashes here, the next start drops the rest.
-	err := n.dropAll(n.stopped, lost, whyVolume)
+	err := n.dropAll(n.stopped, lost, trie.Lost)
 	after := n.index.Stats()
 	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, err
 }

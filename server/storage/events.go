@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // EventKind says what an Event reports.
@@ -122,4 +123,86 @@ func (l *EventLog) after(seq uint64, limit int) ([]Event, <-chan struct{}) {
 		events = append(events, l.ring[s%uint64(len(l.ring))])
 	}
 	return events, l.more
+}
+
+// changes are the changes of the index that have not been published. The index notes
+// them under its own lock, so they stand in the order in which the index changed; every
+// call that changes the index publishes what there is, its own changes at least, before
+// it returns. So the events of one block come in the order of its changes, whichever
+// call publishes them.
+type changes struct {
+	// publishing is held from taking the changes until the last one is published. It
+	// comes before mu.
+	publishing sync.Mutex
+
+	mu    sync.Mutex
+	noted []trie.Change
+}
+
+// note is trie.OnChange's.
+func (c *changes) note(x trie.Change) {
+	c.mu.Lock()
+	c.noted = append(c.noted, x)
+	c.mu.Unlock()
+}
+
+// take returns the changes noted since the last call.
+func (c *changes) take() []trie.Change {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	noted := c.noted
+	c.noted = nil
+	return noted
+}
+
+// publishChanges publishes the changes of the index up to now.
+func (n *Node) publishChanges() {
+	n.changes.publishing.Lock()
+	defer n.changes.publishing.Unlock()
+	for rest := n.changes.take(); len(rest) > 0; {
+		count := sameEvent(rest)
+		n.events.Publish(n.eventOf(rest[:count]))
+		rest = rest[count:]
+	}
+}
+
+// sameEvent returns how many of the changes, from the first on, one event reports.
+func sameEvent(all []trie.Change) int {
+	first := &all[0]
+	if first.Kind == trie.SpaceCleared {
+		return 1
+	}
+	n := 1
+	for ; n < len(all) && n < eventBlocks; n++ {
+		x := &all[n]
+		same := x.Kind == first.Kind && x.Why == first.Why && x.Namespace == first.Namespace && x.Epoch == first.Epoch
+		follows := x.Kind != trie.BlockAdded || x.Index == kv.IndexFlat || x.Parent == all[n-1].ID
+		if !same || !follows {
+			break
+		}
+	}
+	return n
+}
+
+// eventOf returns the event that reports changes of which sameEvent says that one does.
+func (n *Node) eventOf(changes []trie.Change) Event {
+	first := &changes[0]
+	e := Event{Namespace: first.Namespace, Epoch: first.Epoch, Time: n.opts.Now()}
+	switch first.Kind {
+	case trie.BlockAdded:
+		e.Kind, e.Parent = BlockStored, first.Parent
+	case trie.BlockRemoved:
+		e.Kind, e.Reason = BlockRemoved, removedWhy[first.Why]
+	case trie.SpaceCleared:
+		e.Kind, e.Reason = AllBlocksCleared, whyEpoch
+		if first.Why == trie.Deleted {
+			e.Reason = whyDeleted
+		}
+		return e
+	}
+	e.IDs = make([]kv.BlockID, len(changes))
+	for i := range changes {
+		e.IDs[i] = changes[i].ID
+	}
+	return e
 }

@@ -48,6 +48,7 @@ func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]boo
 		}
 		count = n.noteDeleted(ns, id, rootGroups(ns)...)
 	}
+	n.publishChanges()
 	n.wakeReclaim()
 	if err := n.writeDeleted(n.stopped, count); err != nil {
 		return nil, fmt.Errorf("storage: %d blocks are deleted, but the deletion could not be written to the volumes; repeat the call, or a rebuild of the index may restore the blocks: %w", len(ids), err)

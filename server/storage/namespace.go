@@ -218,7 +218,7 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 		return Removed{}, n.undoCatalogue(ctx, err)
 	}
 	n.opts.Metrics.RemoveNamespace(name)
-	n.cleared(ns, whyDeleted)
+	n.cleared()
 	return held, nil
 }
 
@@ -253,7 +253,7 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, cu
 	if err != nil {
 		return 0, 0, n.undoCatalogue(ctx, err)
 	}
-	n.cleared(ns, whyEpoch)
+	n.cleared()
 	return old, current, nil
 }
 
@@ -265,10 +265,10 @@ func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes that no block of ns is matchable, and wakes reclaimLoop to free
-// their slots.
-func (n *Node) cleared(ns kv.Namespace, reason string) {
-	n.events.Publish(Event{Kind: AllBlocksCleared, Namespace: ns.Name, Epoch: ns.Epoch, Reason: reason, Time: n.opts.Now()})
+// cleared publishes that no block of a namespace is matchable, and wakes reclaimLoop to
+// free their slots.
+func (n *Node) cleared() {
+	n.publishChanges()
 	n.wakeReclaim()
 }
 

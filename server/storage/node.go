@@ -26,7 +26,9 @@ type Node struct {
 	index  *trie.Trie
 	store  *blockstore.Store
 	events *EventLog
-	hot    *hotSet
+	// changes are those of the index that are not events yet.
+	changes changes
+	hot     *hotSet
 
 	// reads admits Loads, and lanes the reads of each volume. detached counts the
 	// device requests of detach; only Close, which acquires all of it, waits for it.
@@ -112,6 +114,7 @@ func Open(ctx context.Context, opts Options) (*Node, error) {
 		return nil, fmt.Errorf("storage: recover: %w", err)
 	}
 	n.store.OnVolumeChange(n.reportVolume)
+	n.index.OnChange(n.changes.note)
 	n.stopped, n.stop = context.WithCancel(context.Background())
 	n.startLoops()
 	return n, nil
@@ -148,7 +151,7 @@ func (n *Node) recover(ctx context.Context) error {
 	}
 	if len(rejected) > 0 {
 		n.opts.Logger.Warn("index entries without their slots are dropped", "entries", len(rejected))
-		if err := n.dropAll(ctx, rejected, whyCorrupt); err != nil {
+		if err := n.dropAll(ctx, rejected, trie.Dropped); err != nil {
 			return err
 		}
 	}
@@ -156,7 +159,7 @@ func (n *Node) recover(ctx context.Context) error {
 	// (bounded).
 	if surplus := n.store.Surplus(); len(surplus) > 0 {
 		n.opts.Logger.Warn("the capacity is smaller than what is stored: blocks are dropped", "slots", len(surplus), "capacity_bytes", n.store.Stats().CapacityBytes)
-		if err := n.dropAll(ctx, surplus, whyEvicted); err != nil {
+		if err := n.dropAll(ctx, surplus, trie.Chosen); err != nil {
 			return err
 		}
 	}
@@ -179,13 +182,13 @@ func (n *Node) recover(ctx context.Context) error {
 
 // dropAll removes the pieces in the slots and their descendants from the index, and
 // frees their slots.
-func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, reason string) error {
+func (n *Node) dropAll(ctx context.Context, refs []kv.Ref, why trie.Why) error {
 	for _, ref := range refs {
-		if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+		if err := n.index.Remove(ref, why); err != nil && !errors.Is(err, trie.ErrAbsent) {
 			return err
 		}
 	}
-	return n.reclaimAll(ctx, reason)
+	return n.reclaimAll(ctx)
 }
 
 // Recovered returns the result of the recovery in Open.

@@ -1,13 +1,19 @@
 package storage_test
 
 import (
+	"errors"
+	"math/rand/v2"
 	"runtime"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/penstock-kv/penstock/io/faultio"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // TestRemovalsSayWhy: consumers and metrics are told why a block is gone, and so
@@ -86,6 +92,181 @@ func TestRemovalsSayWhy(t *testing.T) {
 		}
 		if got := int(testutil.ToFloat64(counter) - before); got != want.blocks || named != want.blocks {
 			t.Errorf("%s: %d blocks counted, %d in events; want %d", want.why, got, named, want.blocks)
+		}
+	}
+}
+
+// mirror is what a consumer of events believes that the node holds.
+type mirror struct {
+	t     *testing.T
+	node  *storage.Node
+	after uint64
+	holds map[string]map[kv.BlockID]bool
+}
+
+// follow applies the events published by now.
+func (m *mirror) follow() {
+	m.t.Helper()
+	for last := m.node.Events().Last(); m.after < last; {
+		events, err := m.node.Events().After(m.t.Context(), m.after, 256)
+		if err != nil {
+			m.t.Fatal(err)
+		}
+		for _, e := range events {
+			m.after = e.Sequence
+			ids := m.holds[e.Namespace]
+			switch e.Kind {
+			case storage.BlockStored:
+				if ids == nil {
+					ids = make(map[kv.BlockID]bool)
+					m.holds[e.Namespace] = ids
+				}
+				for _, id := range e.IDs {
+					ids[id] = true
+				}
+			case storage.BlockRemoved:
+				for _, id := range e.IDs {
+					delete(ids, id)
+				}
+			case storage.AllBlocksCleared:
+				clear(ids)
+			case storage.Gap:
+				m.t.Fatalf("events up to %d are lost", e.Sequence)
+			}
+		}
+	}
+}
+
+// compare reports each block of a namespace of which mirror and node differ.
+func (m *mirror) compare(namespace string, ids []kv.BlockID) {
+	m.t.Helper()
+	m.follow()
+	present, _, err := m.node.Exists(namespace, 0, ids, false)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for i, id := range ids {
+		if m.holds[namespace][id] != present[i] {
+			m.t.Errorf("%s: block %d %v is stored: %v; the events say %v", namespace, i, id, present[i], !present[i])
+		}
+	}
+}
+
+// reclaimed waits until the index has nothing left that is not matchable. It deletes a
+// block that is not there, because a deletion starts the reclaiming.
+func (r *rig) reclaimed() {
+	r.t.Helper()
+	for r.trie.Stats().Unmatchable > 0 {
+		if _, err := r.node.Delete(r.node.Namespaces()[0].Name, 0, []kv.BlockID{{1}}); err != nil {
+			r.t.Fatal(err)
+		}
+		runtime.Gosched()
+	}
+}
+
+// TestStoredAgainBeforeReclaim: a block is deleted while a reader has leased what is
+// below it, and is stored again. When the lease ends and the old pieces leave the index,
+// no event says that the block is gone.
+func TestStoredAgainBeforeReclaim(t *testing.T) {
+	for _, remove := range []struct {
+		name string
+		call func(r *rig, ns kv.Namespace, ids []kv.BlockID) error
+	}{
+		{"DeleteBlocks", func(r *rig, ns kv.Namespace, ids []kv.BlockID) error {
+			_, err := r.node.DeleteBlocks(ns.Name, ids[1], false)
+			return err
+		}},
+		{"Delete", func(r *rig, ns kv.Namespace, ids []kv.BlockID) error {
+			_, err := r.node.Delete(ns.Name, 0, ids[1:2])
+			return err
+		}},
+		{"BumpEpoch", func(r *rig, ns kv.Namespace, _ []kv.BlockID) error {
+			_, _, err := r.node.BumpEpoch(t.Context(), ns.Name, 0)
+			return err
+		}},
+	} {
+		t.Run(remove.name, func(t *testing.T) {
+			r := newRig(t, rigOptions{})
+			m := &mirror{t: t, node: r.node, holds: make(map[string]map[kv.BlockID]bool)}
+			ns := r.namespace("m", small)
+			ids := chain(ns, 4, 1)
+			r.mustPut(ns, ids)
+			m.compare("m", ids)
+			_, match, err := r.node.Match("m", 0, ids, time.Hour, false)
+			if err != nil || match.Lease == 0 {
+				t.Fatalf("%+v, %v", match, err)
+			}
+			if err := remove.call(r, ns, ids); err != nil {
+				t.Fatal(err)
+			}
+			if ns, err = r.node.Namespace("m"); err != nil {
+				t.Fatal(err)
+			}
+			r.mustPut(ns, ids)
+			m.compare("m", ids)
+			if err := r.node.Release(match.Lease); err != nil {
+				t.Fatal(err)
+			}
+			r.reclaimed()
+			m.compare("m", ids)
+		})
+	}
+}
+
+// TestEventsFollowTheIndex has writers, deletions, evictions and epoch bumps in several
+// namespaces run at once. What the events say in the end is what the node holds.
+func TestEventsFollowTheIndex(t *testing.T) {
+	r := newRig(t, rigOptions{capacityBytes: 4 << 20})
+	m := &mirror{t: t, node: r.node, holds: make(map[string]map[kv.BlockID]bool)}
+	const chains = 6
+	names := []string{"a", "b", "flat"}
+	ids := make(map[string][][]kv.BlockID)
+	for _, name := range names {
+		ns := r.namespace(name, small, func(ns *kv.Namespace) {
+			if name == "flat" {
+				ns.Index = kv.IndexFlat
+			}
+		})
+		for i := range chains {
+			ids[name] = append(ids[name], chain(ns, 4, 1, i/2, i))
+		}
+	}
+	var workers sync.WaitGroup
+	for seed := range 4 {
+		workers.Go(func() {
+			rng := rand.New(rand.NewPCG(1, uint64(seed)))
+			for range 150 {
+				name := names[rng.IntN(len(names))]
+				blocks := ids[name][rng.IntN(chains)]
+				ns, err := r.node.Namespace(name)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				switch rng.IntN(12) {
+				case 0:
+					_, err = r.node.DeleteBlocks(name, blocks[rng.IntN(len(blocks))], false)
+				case 1:
+					_, err = r.node.Delete(name, 0, blocks[rng.IntN(len(blocks)):])
+				case 2:
+					_, err = r.node.Evict(name, 64<<10, false)
+				case 3:
+					_, _, err = r.node.BumpEpoch(t.Context(), name, 0)
+				default:
+					_, err = r.put(ns, blocks, rng.IntN(2)*rng.IntN(len(blocks)))
+				}
+				if err != nil && !errors.Is(err, trie.ErrAbsent) && !errors.Is(err, trie.ErrEpoch) && !errors.Is(err, storage.ErrBusy) {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	workers.Wait()
+	r.reclaimed()
+	for _, name := range names {
+		for _, blocks := range ids[name] {
+			m.compare(name, blocks)
 		}
 	}
 }

@@ -32,9 +32,9 @@ const (
 	// reclaimBatch is how many pieces one step of reclaiming takes out of the
 	// index; it bounds the time that the index is locked.
 	reclaimBatch = 512
-	// removedIDs bounds the blocks that one BlockRemoved names, and by that the
-	// message in which it travels.
-	removedIDs = 4096
+	// eventBlocks bounds the blocks that one event names, and by that the message in
+	// which it travels.
+	eventBlocks = 4096
 )
 
 // A roomMaker gives slots to writers, and frees some where there are none.
@@ -128,7 +128,7 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
 	// Slots of deleted blocks and old epochs cost nobody a hit.
-	if _, err := n.reclaimStep(whyCorrupt); err != nil {
+	if _, err := n.reclaimStep(); err != nil {
 		return err
 	}
 	removed, err := n.evict(max(layout.SlotBytes()*int64(count), r.batchBytes), 0)
@@ -193,7 +193,7 @@ func (n *Node) emptySegment(layout ondisk.Layout) (bool, error) {
 	}
 	n.store.DrainSegment(v.Range.From)
 	gone, done, err := n.index.Vacate(nil, v, n.store.Reading)
-	n.free(gone, whyEvicted, whyCorrupt)
+	n.free(gone)
 	if err != nil {
 		return false, fmt.Errorf("storage: empty a segment: %w", err)
 	}
@@ -216,7 +216,7 @@ func (n *Node) evict(wantBytes int64, only kv.NamespaceID) (removed Removed, err
 	for now, left := n.opts.Now(), wantBytes; left > 0; {
 		round := min(left, evictRoundBytes)
 		gone, err = n.index.Evict(gone[:0], round, only, now)
-		r := n.free(gone, whyEvicted, whyCorrupt)
+		r := n.free(gone)
 		removed.Blocks += r.Blocks
 		removed.Bytes += r.Bytes
 		if err != nil {
@@ -246,99 +246,62 @@ const (
 	whyVolume    = "volume"
 )
 
-// free gives back the slots of pieces that left the index, counts them, and
-// tells consumers. chosen is the reason of those that the index chose, dropped
-// that of those that trie.Remove took.
-func (n *Node) free(gone []trie.Evicted, chosen, dropped string) (r Removed) {
-	b := removal{node: n, by: make(map[string]Removed)}
+// removedWhy are the reasons of removals, by what the index says.
+var removedWhy = map[trie.Why]string{
+	trie.Chosen:    whyEvicted,
+	trie.Deleted:   whyDeleted,
+	trie.Dropped:   whyCorrupt,
+	trie.Lost:      whyVolume,
+	trie.Delivered: whyDelivered,
+}
+
+// free gives back the slots of pieces that left the index and counts them. Consumers of
+// events are told first.
+func (n *Node) free(gone []trie.Evicted) (r Removed) {
+	n.publishChanges()
+	by := make(map[string]Removed)
 	for _, e := range gone {
 		if err := n.store.Free(e.Ref); err != nil && !errors.Is(err, blockstore.ErrStale) {
 			n.logIf("free slot", err)
 		}
 		r.Blocks++
 		r.Bytes += e.SlotBytes
-		why := chosen
-		switch e.Why {
-		case trie.Deleted:
-			why = whyDeleted
-		case trie.Dropped:
-			why = dropped
-		case trie.Cleared:
-			why = b.clearedBy(e.Namespace)
+		why, ok := removedWhy[e.Why]
+		if !ok {
+			why = n.clearedBy(e.Namespace)
 		}
-		b.add(e, why)
+		b := by[why]
+		by[why] = Removed{b.Blocks + 1, b.Bytes + e.SlotBytes}
 	}
-	b.publish()
-	for why, r := range b.by {
+	for why, r := range by {
 		n.opts.Metrics.RemovedBlocks.WithLabelValues(why).Add(float64(r.Blocks))
 		n.opts.Metrics.RemovedBytes.WithLabelValues(why).Add(float64(r.Bytes))
 	}
 	return r
 }
 
-// removal gathers what free took away: events name many blocks each.
-type removal struct {
-	node *Node
-	by   map[string]Removed
-	// event is the one to be published next, about blocks of namespace.
-	event     Event
-	namespace kv.NamespaceID
-	// cleared is the namespace that clearedBy was asked for last.
-	cleared    kv.NamespaceID
-	clearedWhy string
-}
-
-func (b *removal) add(e trie.Evicted, why string) {
-	r := b.by[why]
-	b.by[why] = Removed{r.Blocks + 1, r.Bytes + e.SlotBytes}
-	if e.Group != 0 || e.Why == trie.Cleared {
-		return // of those that were cleared consumers were told at once, of all together
-	}
-	if e.Namespace != b.namespace || e.Epoch != b.event.Epoch || why != b.event.Reason || len(b.event.IDs) == removedIDs {
-		b.publish()
-		ns, err := b.node.index.NamespaceByID(e.Namespace)
-		if err != nil || ns.Epoch != e.Epoch {
-			return // cleared meanwhile
-		}
-		b.namespace = e.Namespace
-		b.event = Event{Kind: BlockRemoved, Namespace: ns.Name, Epoch: e.Epoch, Reason: why, Time: b.node.opts.Now()}
-	}
-	b.event.IDs = append(b.event.IDs, e.ID)
-}
-
 // clearedBy is why a whole space of a namespace ended.
-func (b *removal) clearedBy(id kv.NamespaceID) string {
-	if id != b.cleared {
-		b.cleared, b.clearedWhy = id, whyEpoch
-		if _, err := b.node.index.NamespaceByID(id); err != nil {
-			b.clearedWhy = whyDeleted
-		}
+func (n *Node) clearedBy(id kv.NamespaceID) string {
+	if _, err := n.index.NamespaceByID(id); err != nil {
+		return whyDeleted
 	}
-	return b.clearedWhy
-}
-
-// publish ends the event that is being gathered.
-func (b *removal) publish() {
-	if len(b.event.IDs) > 0 {
-		b.node.events.Publish(b.event)
-	}
-	b.event, b.namespace = Event{}, 0
+	return whyEpoch
 }
 
 // reclaimStep frees some of what is unmatchable and reports whether there is
-// more to do. dropped as in free.
-func (n *Node) reclaimStep(dropped string) (more bool, err error) {
+// more to do.
+func (n *Node) reclaimStep() (more bool, err error) {
 	gone, more, err := n.index.ReclaimStep(nil, reclaimBatch)
-	n.free(gone, whyEvicted, dropped)
+	n.free(gone)
 	if err != nil {
 		return false, fmt.Errorf("storage: reclaim: %w", err)
 	}
 	return more, nil
 }
 
-func (n *Node) reclaimAll(ctx context.Context, dropped string) error {
+func (n *Node) reclaimAll(ctx context.Context) error {
 	for {
-		more, err := n.reclaimStep(dropped)
+		more, err := n.reclaimStep()
 		if err != nil || !more {
 			return err
 		}
@@ -359,7 +322,7 @@ func (n *Node) dropCorrupt(ref kv.Ref, where string, cause error) {
 // header may be intact, so a rebuild of the index would find it.
 func (n *Node) dropPiece(ref kv.Ref) {
 	owner, ok := n.index.Owner(ref)
-	n.forget(ref)
+	n.forget(ref, trie.Dropped)
 	if ok {
 		if ns, err := n.index.NamespaceByID(owner.Namespace); err == nil && ns.Epoch == owner.Epoch {
 			n.noteDeleted(ns, owner.ID, owner.Group)
@@ -378,14 +341,15 @@ func (n *Node) dropUnreadable(ref kv.Ref, where string, cause error) {
 
 // dropStale forgets an index entry whose slot holds something else.
 func (n *Node) dropStale(ref kv.Ref) {
-	n.forget(ref)
+	n.forget(ref, trie.Dropped)
 	n.wakeReclaim()
 }
 
 // forget removes the index entry of a slot. If it was replaced meanwhile, there
 // is nothing to forget.
-func (n *Node) forget(ref kv.Ref) {
-	if err := n.index.Remove(ref); err != nil && !errors.Is(err, trie.ErrAbsent) {
+func (n *Node) forget(ref kv.Ref, why trie.Why) {
+	if err := n.index.Remove(ref, why); err != nil && !errors.Is(err, trie.ErrAbsent) {
 		n.logIf("drop block", err)
 	}
+	n.publishChanges()
 }

@@ -1,0 +1,65 @@
+package trie
+
+import "github.com/penstock-kv/penstock/kv"
+
+// ChangeKind says what a Change reports.
+type ChangeKind uint8
+
+const (
+	// BlockAdded: the first piece of a block became matchable.
+	BlockAdded ChangeKind = iota + 1
+	// BlockRemoved: the first piece of a block, which had been added, left the index or
+	// was doomed. Pieces below a doomed piece are reported when ReclaimStep or a Put
+	// comes to them.
+	BlockRemoved
+	// SpaceCleared: no piece of the namespace's Epoch is matchable any more. Its blocks
+	// are not reported one by one.
+	SpaceCleared
+)
+
+// Change is a change of what the index holds, for consumers that mirror it. It is about
+// pieces of the first layer group only.
+type Change struct {
+	Kind ChangeKind
+	// Why: of BlockRemoved; of SpaceCleared it is Deleted if the namespace is gone, else
+	// Cleared.
+	Why       Why
+	Index     kv.IndexKind
+	Namespace string
+	Epoch     kv.Epoch
+	// ID is zero for SpaceCleared. Parent is the Entry's, of BlockAdded only.
+	ID, Parent kv.BlockID
+}
+
+// OnChange makes the Trie call f with each change from now on, in the order of the
+// changes. Trie.mu is held: f must not wait and must not call the Trie.
+func (t *Trie) OnChange(f func(Change)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.onChange = f
+}
+
+// changeLocked reports the change of one piece of sp.
+func (t *Trie) changeLocked(kind ChangeKind, why Why, sp *space, group uint8, id, parent kv.BlockID) {
+	if t.onChange == nil || group != 0 {
+		return
+	}
+	def := &sp.ns.def
+	t.onChange(Change{Kind: kind, Why: why, Index: def.Index, Namespace: def.Name, Epoch: sp.epoch, ID: id, Parent: parent})
+}
+
+// addedLocked reports the piece of an entry that is not pending any more.
+func (t *Trie) addedLocked(n uint32, e *Entry) {
+	nd := t.nodes.at(n)
+	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagDoomed) {
+		t.changeLocked(BlockAdded, 0, sp, nd.group(), nd.id, e.Parent)
+	}
+}
+
+// goneLocked reports a piece that is about to be doomed or removed, unless it has not
+// been reported as added, or was reported as removed.
+func (t *Trie) goneLocked(nd *node, why Why) {
+	if sp := t.spaces[nd.space]; !sp.dead && !nd.has(flagPending|flagDoomed) {
+		t.changeLocked(BlockRemoved, why, sp, nd.group(), nd.id, kv.BlockID{})
+	}
+}
