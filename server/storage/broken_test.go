@@ -17,9 +17,10 @@ import (
 )
 
 // logSyncs stands between the index and its log: the first sync after arm waits
-// for release, the third fails, as all after it.
+// for release; with fails, the third fails, as all after it.
 type logSyncs struct {
 	armed            atomic.Bool
+	fails            bool
 	syncs            atomic.Int64
 	waiting, release chan struct{}
 }
@@ -29,15 +30,15 @@ func (l *logSyncs) fail(op errorfs.Op) error {
 	if !sync || !l.armed.Load() || !strings.HasSuffix(op.Path, ".log") {
 		return nil
 	}
-	switch l.syncs.Add(1) {
-	case 1:
+	n := l.syncs.Add(1)
+	if n == 1 {
 		close(l.waiting)
 		<-l.release
-		return nil
-	case 2:
-		return nil
 	}
-	return errorfs.ErrInjected
+	if n > 2 && l.fails {
+		return errorfs.ErrInjected
+	}
+	return nil
 }
 
 // TestIndexBreaksAfterAdding: two writers of one prompt meet. The longer one's own
@@ -45,7 +46,7 @@ func (l *logSyncs) fail(op errorfs.Op) error {
 // fails. That is an error to the writer, and the block stays: its slot is not
 // given up while the index refers to it.
 func TestIndexBreaksAfterAdding(t *testing.T) {
-	syncs := &logSyncs{waiting: make(chan struct{}), release: make(chan struct{})}
+	syncs := &logSyncs{fails: true, waiting: make(chan struct{}), release: make(chan struct{})}
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))})
 	ns := r.namespace("m", kv.SingleGroup(2, 4, 512))
 	ids := chain(ns, 1, 1, 2)

@@ -486,7 +486,37 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 		c.refuse(statuses[i].String(), nil)
 		n.logIf("free slot", n.store.Free(c.ref))
 	}
+	n.dropRemoved(r, owners)
 	return err
+}
+
+// errVolumeRemoved: the volume was removed while blocks were written to it.
+var errVolumeRemoved = errors.New("the volume was removed meanwhile")
+
+// dropRemoved takes pieces out of the index again that were stored on a volume that is
+// removed by now, and their descendants. RemoveVolume drops what it finds in the index
+// after it has removed the volume, so a piece that it did not find comes by here.
+func (n *Node) dropRemoved(r *Reservation, stored []*committing) {
+	lost := len(r.ids)
+	for _, c := range stored {
+		if c.Stored && n.removed(c.ref) {
+			c.Stored = false
+			c.refuse("device", errVolumeRemoved)
+			n.dropLost(c.ref)
+			if c.Group == 0 {
+				lost = min(lost, c.Block)
+			}
+		}
+	}
+	if r.ns.Index == kv.IndexFlat {
+		return
+	}
+	for _, c := range stored {
+		if c.Stored && c.Block > lost {
+			c.Stored = false
+			c.refuse("parent_absent", nil)
+		}
+	}
 }
 
 // report counts the outcomes and publishes the stored blocks as events.

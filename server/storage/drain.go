@@ -124,6 +124,18 @@ func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Rem
 	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, err
 }
 
+// removed reports whether the volume of a slot was removed.
+func (n *Node) removed(ref kv.Ref) bool {
+	return n.store.VolumeHealth(ref).Duty == health.Removed
+}
+
+// dropLost makes the piece in a slot of a removed volume, and what is below it,
+// unmatchable.
+func (n *Node) dropLost(ref kv.Ref) {
+	n.forget(ref, trie.Lost)
+	n.wakeReclaim()
+}
+
 func newMovers(n *Node) []*mover {
 	movers := make([]*mover, n.store.Volumes())
 	for i := range movers {
@@ -435,6 +447,9 @@ func (p *pass) publish(ctx context.Context, blocks []moving, slotBytes int64) {
 		n.hot.rename(b.from, b.to)
 		n.logIf("free slot", ignoreStale(n.store.Free(b.from)))
 		gone++
+		if n.removed(b.to) {
+			n.dropLost(b.to) // as Node.dropRemoved
+		}
 	}
 	n.unsynced.Store(true)
 	p.count(blocks, gone, slotBytes)

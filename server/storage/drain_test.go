@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/penstock-kv/penstock/blockstore"
@@ -402,6 +403,63 @@ func TestRemoveByForce(t *testing.T) {
 				t.Errorf("prompt %d of %s: %d blocks after the restart, %d before", i, name, blocks[i], after[name][i])
 			}
 		}
+	}
+}
+
+// TestRemoveBesideCommit: a volume is removed by force between the writes of a Commit to
+// its slots and the Put. The index refers to no slot of that volume, Commit and the events
+// say of no lost block that it is stored, and the blocks can be stored again.
+func TestRemoveBesideCommit(t *testing.T) {
+	syncs := &logSyncs{waiting: make(chan struct{}), release: make(chan struct{})}
+	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))}, three()...)
+	m := &mirror{t: t, node: r.node, holds: make(map[string]map[kv.BlockID]bool)}
+	ns := r.namespace("m", small)
+	ids := chain(ns, 24, 1)
+	commit, err := r.reserve(ns, ids, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	syncs.armed.Store(true)
+	type outcome struct {
+		stored []storage.StoredPiece
+		err    error
+	}
+	ended := make(chan outcome)
+	go func() {
+		stored, err := commit()
+		ended <- outcome{stored, err}
+	}()
+	<-syncs.waiting // the slots are written
+	volume := uint32(0)
+	for i, v := range r.node.Volumes() {
+		if v.Slots.Live > 0 {
+			volume = uint32(i)
+		}
+	}
+	if _, err := r.node.RemoveVolume(t.Context(), volume, true); err != nil {
+		t.Fatal(err)
+	}
+	close(syncs.release)
+	got := <-ended
+	if got.err != nil {
+		t.Fatal(got.err)
+	}
+	m.follow()
+	for _, s := range got.stored {
+		if m.holds["m"][ids[s.Block]] != s.Stored {
+			t.Errorf("block %d: stored: %v (%s); the events say otherwise", s.Block, s.Stored, s.Reason)
+		}
+	}
+	r.reclaimed()
+	m.compare("m", ids)
+	for ref := range r.trie.Refs() {
+		if ref.Extent.Volume() == volume {
+			t.Errorf("the index refers to slot %v of the removed volume", ref)
+		}
+	}
+	r.mustPut(ns, ids)
+	if _, delivered := r.load(ns, ids); delivered != len(ids) {
+		t.Errorf("%d of %d blocks are read after they were stored again", delivered, len(ids))
 	}
 }
 
