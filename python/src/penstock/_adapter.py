@@ -55,7 +55,7 @@ class Connection:
         return Store(
             self.servers, token=self.token, token_file=self.token_file, ca_file=self.ca_file, cert_file=self.cert_file,
             key_file=self.key_file, insecure=self.insecure, timeout=timeout, any_memory=any_memory, jobs_max=jobs_max,
-            dial_timeout=self.connect_timeout,
+            dial_timeout=self.connect_timeout, dead_for=self.retry_interval,
         )  # fmt: skip
 
 
@@ -318,11 +318,11 @@ class Counters:
             self._warned.add(kind)
         self._log.warning("%s", text)
 
-    def settle(self) -> None:
-        """Log the next warning of each kind again: what the last ones were about is over."""
-        if self._warned:
+    def settle(self, *kinds: str) -> None:
+        """Log the next warning of these kinds again: what the last ones were about is over."""
+        if not self._warned.isdisjoint(kinds):
             with self._lock:
-                self._warned.clear()
+                self._warned.difference_update(kinds)
 
 
 _metric_lock = threading.Lock()
