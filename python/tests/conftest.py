@@ -1,18 +1,36 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock import Namespace, Store
 from penstock import testing as penstock_testing
 
-# Only what hangs takes so long.
+# The time limit of a script, in seconds. Only a script that hangs reaches it.
 TIMEOUT = 120
+
+# Each script of the fixture run begins with these lines.
+PREAMBLE = """
+import sys
+import penstock
+NODE = sys.argv[1]
+def use(address):
+    with penstock.Store(address) as store:
+        ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
+        ns.put(["a"], [bytes(ns.value_bytes)])
+        into = [bytearray(ns.value_bytes)]
+        assert ns.get(["a"], into).ok == 1
+        return ns.match(["a"]).prefix
+"""
 
 Run = Callable[..., str]
 MakeNamespace = Callable[..., Namespace]
@@ -20,7 +38,7 @@ MakeNamespace = Callable[..., Namespace]
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[penstock_testing.Node]:
-    """One node for all tests that do not harm it."""
+    """The node of all tests that neither pause nor kill it."""
     with penstock_testing.node() as n:
         yield n
 
@@ -36,7 +54,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def make(store: Store) -> MakeNamespace:
-    """Makes namespaces of the test's own: values of 2 layers of 256 bytes, unless it says otherwise."""
+    """A function that creates a namespace for the test. By default a value has 2 layers of 256 bytes."""
 
     def of(**definition: object) -> Namespace:
         defaults = {"block_tokens": 4, "layers": 2, "token_bytes": 64}
@@ -54,11 +72,11 @@ def ns(make: MakeNamespace) -> Namespace:
 
 @pytest.fixture
 def run(node: penstock_testing.Node, tmp_path: Path) -> Run:
-    """Runs a script in a process of its own and returns what it printed. NODE is the node's address in it."""
+    """A function that runs PREAMBLE and a script in a new process and returns its output. NODE is the node's address."""
 
     def script(text: str, *, code: int = 0) -> str:
         file = tmp_path / "script.py"
-        file.write_text(f"import sys\nNODE = sys.argv[1]\n{text}")
+        file.write_text(PREAMBLE + text)
         command = [sys.executable, "-W", "error::ResourceWarning", str(file), node.address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}{done.stderr}"
@@ -70,5 +88,27 @@ def run(node: penstock_testing.Node, tmp_path: Path) -> Run:
 
 
 def value(ns: Namespace, seed: int) -> bytes:
-    """The bytes of a block, different for each seed."""
+    """Return the value of a block, different for each seed."""
     return bytes((seed * 31 + i * 7) % 251 for i in range(ns.value_bytes))
+
+
+@contextlib.contextmanager
+def paused(**options: Any) -> Iterator[tuple[penstock_testing.Node, Store, Namespace]]:
+    """Run a paused node, and open a store and a namespace on it. The key "a" has value 0."""
+    with penstock_testing.node() as n, Store(n.address, **options) as s:
+        ns = s.namespace("a", block_tokens=4, layers=2, token_bytes=64)
+        ns.put(["a"], [value(ns, 0)])
+        n.pause()
+        yield n, s, ns
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Run work(0) to work(count - 1) at the same time, each in a thread, and raise the first exception."""
+    start = threading.Barrier(count)
+
+    def one(i: int) -> None:
+        start.wait()
+        work(i)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(one, range(count)))

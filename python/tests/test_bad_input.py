@@ -1,4 +1,4 @@
-"""Bad input: one clear error each, and the store goes on."""
+"""Tests of invalid arguments. Each raises a clear error, and the store still works afterwards."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_namespace_of_another_definition(store: Store, ns: Namespace) -> None:
         (TypeError, {"layers": "2"}),
     ],
 )
-def test_a_definition_that_cannot_be(store: Store, kind: type[Exception], definition: dict[str, Any]) -> None:
+def test_invalid_definitions(store: Store, kind: type[Exception], definition: dict[str, Any]) -> None:
     name = definition.pop("name", "bad/definition")
     with pytest.raises(kind):
         store.namespace(name, **{"block_tokens": 4, "layers": 2, "token_bytes": 64, **definition})
@@ -80,7 +80,7 @@ def test_a_definition_that_cannot_be(store: Store, kind: type[Exception], defini
         (InvalidError, ["x" * 257]),
     ],
 )
-def test_keys_that_cannot_be(ns: Namespace, kind: type[Exception], keys: Any) -> None:
+def test_invalid_keys(ns: Namespace, kind: type[Exception], keys: Any) -> None:
     with pytest.raises(kind):
         ns.match(keys)
     with pytest.raises(kind):
@@ -92,7 +92,7 @@ def test_the_longest_key(ns: Namespace) -> None:
     assert ns.match(["k" * 256]).prefix == 1
 
 
-def test_values_that_cannot_be(ns: Namespace) -> None:
+def test_invalid_values(ns: Namespace) -> None:
     size = ns.value_bytes
     cases: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "values", None),
@@ -115,7 +115,7 @@ def test_values_that_cannot_be(ns: Namespace) -> None:
             ns.get(["a"], into)
     with mmap.mmap(-1, size, prot=mmap.PROT_READ) as readonly, pytest.raises(InvalidError, match="writable"):
         ns.get(["a"], [readonly])
-    assert ns.put(["a"], [value(ns, 0)]).ok == 1, "the store goes on"
+    assert ns.put(["a"], [value(ns, 0)]).ok == 1, "the store does not work after the errors"
 
 
 def test_fragments_of_a_get_may_not_overlap(ns: Namespace) -> None:
@@ -125,7 +125,7 @@ def test_fragments_of_a_get_may_not_overlap(ns: Namespace) -> None:
         ns.get(["a", "b"], [into, into])
 
 
-def test_pointers_that_cannot_be() -> None:
+def test_invalid_pointers() -> None:
     for arguments in ([[1], [1, 2]], [[-1], [1]], [[2**64], [1]], [["x"], [1]]):
         with pytest.raises(InvalidError):
             Pointers(*arguments)
@@ -154,7 +154,7 @@ def test_other_arguments_that_cannot_be(ns: Namespace) -> None:
             ns.get(["a"], [bytearray(ns.value_bytes)], pieces=pieces)
 
 
-def test_servers_that_cannot_be() -> None:
+def test_invalid_servers() -> None:
     with pytest.raises(TypeError):
         Store(None)  # type: ignore[arg-type]
     bad: tuple[str | list[str], ...] = ("", [], "no port", "a:1,a:1", "a\0:1")
@@ -178,7 +178,7 @@ def test_memory_that_is_not_registered(node: testing.Node, ns: Namespace) -> Non
             assert mine.put(["a"], [halves[0]]).ok == 1
             assert mine.get(["a"], [halves[1]]).ok == 1
             with pytest.raises(InvalidError):
-                strict.register(halves[0])  # it overlaps
+                strict.register(halves[0])  # overlaps with memory
         with pytest.raises(UnregisteredError):
             mine.get(["a"], [halves[1]])
         with pytest.raises(InvalidError, match="writable"):
@@ -217,7 +217,7 @@ def test_a_closed_store(node: testing.Node) -> None:
             call()
     lease.release()
     registered.close()
-    memory.append(1)  # nothing exports it any more
+    memory.append(1)  # memory is not exported any more
 
 
 def test_the_wrong_token(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_wrong_token(tmp_path: Path) -> None:
             store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
 
 
-def test_a_node_that_is_away() -> None:
+def test_a_node_that_is_down() -> None:
     with testing.node() as n, Store(n.address, dead_for=0.1) as store:
         ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
         ns.put(["a"], [value(ns, 0)])
@@ -246,7 +246,7 @@ def test_a_node_that_is_away() -> None:
             ns.bump()
         n.start()
         while ns.put(["b"], [value(ns, 1)]).ok != 1:
-            pass  # until dead_for is over
+            pass  # until the client connects to the node again
         assert ns.get(["b"], into).ok == 1
 
 

@@ -1,4 +1,4 @@
-"""What the calls do, against a real node."""
+"""Tests of the calls against a real node."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_first_moves_the_end_of_a_chain(ns: Namespace) -> None:
 
 def test_values_of_several_fragments(ns: Namespace) -> None:
     whole = value(ns, 5)
-    half = len(whole) // 2  # a layer each
+    half = len(whole) // 2  # the size of a layer
     assert ns.put(["a"], [(whole[:half], bytearray(whole[half:]))]).ok == 1
     k, v = bytearray(half), array("B", bytes(half))
     assert ns.get(["a"], [[k, v]]).ok == 1
@@ -92,11 +92,11 @@ def test_a_lease_is_renewed_and_released(ns: Namespace) -> None:
     assert match.lease is not None
     with match.lease as lease:
         lease.renew(60)
-    lease.release()  # a second time
+    lease.release()  # the second call does nothing
     assert ns.match(["a"]).lease is None
 
 
-def test_bump_makes_a_miss_of_everything(store: Store, ns: Namespace) -> None:
+def test_after_a_bump_all_keys_are_misses(store: Store, ns: Namespace) -> None:
     other = store.namespace(ns.name, block_tokens=4, layers=2, token_bytes=64)
     ns.put(["a"], [value(ns, 0)])
     before = ns.epoch
@@ -108,12 +108,12 @@ def test_bump_makes_a_miss_of_everything(store: Store, ns: Namespace) -> None:
         ns.bump(before)
 
 
-def test_penstocks_own_chain(make: MakeNamespace) -> None:
+def test_chain(make: MakeNamespace) -> None:
     ns = make(ids=True)
     ids = ns.chain(range(11))
     assert len(ids) == 2
     assert list(ns.chain(array("I", range(11)))) == list(ids)
-    assert list(ns.chain(range(4, 8), parent=ids[0])) == [ids[1]], "a chain goes on from any block"
+    assert list(ns.chain(range(4, 8), parent=ids[0])) == [ids[1]], "parent does not continue the chain"
     assert list(ns.chain(range(8), extra=b"lora")) != list(ids)
     assert len(ns.chain([1, 2])) == 0
     ns.put(ids, [value(ns, 0), value(ns, 1)])
@@ -130,7 +130,7 @@ def test_key_ids(make: MakeNamespace) -> None:
     ids = a.key_ids(["x", "y"])
     assert [len(i) for i in ids] == [16, 16]
     assert ids[0] != ids[1]
-    assert a.key_ids(["x"]) != b.key_ids(["x"]), "ids are a namespace's own"
+    assert a.key_ids(["x"]) != b.key_ids(["x"]), "two namespaces have the same id"
     assert a.key_ids([]) == []
 
 
@@ -142,7 +142,7 @@ def test_a_hybrid_model(make: MakeNamespace) -> None:
     put = ns.put(keys, [full, full, state], pieces=[(0, 0), (1, 0), (1, 1)])
     assert put.ok == 3
     assert ns.match(keys).prefix == 2
-    assert ns.match(keys[:1]).cut == Cut.GROUPS, "there is no snapshot at the end of the first block"
+    assert ns.match(keys[:1]).cut == Cut.GROUPS, "the first block has no snapshot"
     into = [bytearray(100), bytearray(64)]
     assert ns.get(keys, into, pieces=[(1, 1), (0, 0)]).ok == 2
     assert into == [state, full]

@@ -1,4 +1,4 @@
-"""Whose memory is used for how long."""
+"""Tests of when the library uses the caller's memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import MakeNamespace, value
+from conftest import MakeNamespace, paused, value
 
 from penstock import Buffer, CanceledError, ClosedError, InvalidError, Namespace, Store, Tensor, testing
 
@@ -39,7 +39,7 @@ def test_anything_with_the_buffer_protocol(make: MakeNamespace, make_buffer: Cal
 
 
 class HostTensor:
-    """What a torch tensor on the CPU is to the package; torch is no dependency of the tests."""
+    """An object with the methods of a torch tensor that the package calls. The tests do not depend on torch."""
 
     def __init__(self, data: bytes, *, device: str = "cpu", contiguous: bool = True) -> None:
         self.data = array("H", data)
@@ -84,25 +84,25 @@ def test_tensors_of_torch(ns: Namespace) -> None:
         ns.get(["a"], [into.t()])
 
 
-def test_nothing_is_held_after_a_call(ns: Namespace) -> None:
+def test_a_call_drops_its_references(ns: Namespace) -> None:
     source, into = bytearray(value(ns, 0)), bytearray(ns.value_bytes)
     tensor = HostTensor(bytes(ns.value_bytes))
-    gone = weakref.ref(tensor)
+    reference = weakref.ref(tensor)
     ns.put(["a"], [source])
     ns.get(["a"], [into])
     ns.get(["a"], [tensor])
     for bad in ([into, into], [into[:3]]):
         with pytest.raises(InvalidError):
             ns.get(["a"], bad)
-    source.append(0)  # BufferError while it is exported
+    source.append(0)  # raises BufferError if source is still exported
     into.append(0)
     del tensor
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
-def test_what_came_later_is_not_written_to(ns: Namespace) -> None:
-    """A call that ran out of time leaves the memory alone when it has returned."""
+def test_memory_is_not_written_to_after_a_timeout() -> None:
+    """After a job has failed with a timeout, the library does not write to the job's memory."""
     with testing.node() as n, Store(n.address, dead_for=0.1) as store:
         mine = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
         keys = [f"{i}" for i in range(32)]
@@ -117,15 +117,12 @@ def test_what_came_later_is_not_written_to(ns: Namespace) -> None:
         n.resume()
         again = [bytearray(mine.value_bytes) for _ in keys]
         while mine.get(keys, again).ok != len(keys):
-            pass  # until the node is no longer taken for down
+            pass  # until the client connects to the node again
         assert all(buffer == b"\x55" * mine.value_bytes for buffer in into)
 
 
-def test_a_job_holds_its_memory_until_it_is_complete() -> None:
-    with testing.node() as n, Store(n.address) as store:
-        ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
-        ns.put(["a"], [value(ns, 0)])
-        n.pause()
+def test_a_job_exports_its_memory_until_it_is_complete() -> None:
+    with paused() as (_, store, ns):
         into = bytearray(ns.value_bytes)
         job = ns.jobs.get(["a"], [into], timeout=60)
         with pytest.raises(BufferError):
@@ -162,10 +159,10 @@ def test_calls_do_not_grow_the_process(make: MakeNamespace) -> None:
             with pytest.raises(InvalidError):
                 ns.get(["a"], [b""])
 
-    some(300)  # pools and caches fill
+    some(300)  # fill pools and caches
     objects, before = len(gc.get_objects()), resident_kib()
     some(1000)
     gc.collect()
     assert len(gc.get_objects()) - objects < 200
-    # 4000 calls that leaked one CResult each would be 2 MiB; the Go heap may move by some MiB between its collections.
+    # A leak of one CResult per call would be 2 MiB. The Go heap may grow by some MiB between two collections.
     assert resident_kib() - before < 16 << 10

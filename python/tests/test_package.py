@@ -1,4 +1,4 @@
-"""The package against penstock.h, its documentation, and what the wheel holds."""
+"""Tests of the package against penstock.h, of the examples, and of the content of the wheel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TYPES = {
 
 
 def declared(name: str) -> list[tuple[str, str]]:
-    """The fields of a structure of the header: type and name."""
+    """Return type and name of each field of a structure of the header."""
     body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", HEADER, re.S)
     assert body, name
     text = re.sub(r"/\*.*?\*/", "", body[1], flags=re.S)
@@ -50,7 +50,7 @@ def declared(name: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_structures_are_those_of_the_header(name: str) -> None:
+def test_structures_equal_the_header(name: str) -> None:
     structure: Any = STRUCTURES[name]
     fields = declared(name)
     assert [f.lstrip("*").split("[")[0] for _, f in fields] == [f[0] for f in structure._fields_]
@@ -69,7 +69,7 @@ def constants(prefix: str) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
-def test_constants_are_those_of_the_header() -> None:
+def test_constants_equal_the_header() -> None:
     assert constants("PENSTOCK_KEY_") == {k.name: k for k in penstock.KeyResult}
     assert constants("PENSTOCK_CUT_") == {c.name: c for c in penstock.Cut}
     assert constants("PENSTOCK_GROUP_") == {g.name: g for g in penstock.GroupKind}
@@ -87,14 +87,14 @@ def test_constants_are_those_of_the_header() -> None:
     assert int(longest[1]) == _keys.KEY_MAX
 
 
-def test_functions_are_those_of_the_header() -> None:
+def test_functions_have_the_arguments_of_the_header() -> None:
     for name, arguments in _abi.PROTOTYPES.items():
         declaration = re.search(rf"^int32_t {name}\((.*?)\);", HEADER, re.M | re.S)
         assert declaration, name
         assert len(declaration[1].split(",")) == len(arguments), name
 
 
-def test_every_name_that_the_package_exports_is_there_and_documented() -> None:
+def test_exported_names_exist_and_are_documented() -> None:
     for name in penstock.__all__:
         value = getattr(penstock, name)
         if isinstance(value, type):
@@ -109,7 +109,7 @@ def test_examples_of_docstrings(module: Any) -> None:
 
 @pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
 def test_examples_of_pages(page: str) -> None:
-    """Each example runs as it stands. The README's is its block of Python."""
+    """Run the Python examples of a page."""
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     assert blocks, page
@@ -117,7 +117,7 @@ def test_examples_of_pages(page: str) -> None:
     names: dict[str, Any] = {}
     for i, block in enumerate(blocks):
         test = parser.get_doctest(block, names, f"{page}[{i}]", page, 0)
-        assert test.examples, f"{page}: a block of Python without an example:\n{block}"
+        assert test.examples, f"{page}: a Python block has no example:\n{block}"
         runner.run(test, clear_globs=False)
         names.update(test.globs)
     assert runner.summarize(verbose=False).failed == 0

@@ -1,4 +1,4 @@
-"""Threads, signals, forks and the end of the process."""
+"""Tests of threads, signals, forks and the end of the process."""
 
 from __future__ import annotations
 
@@ -8,50 +8,27 @@ import signal
 import threading
 
 import pytest
-from conftest import MakeNamespace, Run, value
+from conftest import MakeNamespace, Run, in_threads, paused, value
 
 from penstock import ClosedError, Namespace, Store, testing
-
-OPEN = """
-import penstock
-def use(address):
-    with penstock.Store(address) as store:
-        ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
-        ns.put(["a"], [bytes(ns.value_bytes)])
-        into = [bytearray(ns.value_bytes)]
-        assert ns.get(["a"], into).ok == 1
-        return ns.match(["a"]).prefix
-"""
 
 
 def test_threads(make: MakeNamespace) -> None:
     ns = make(flat=True)
-    failures: list[BaseException] = []
 
     def work(t: int) -> None:
-        try:
-            for i in range(50):
-                key, data = f"{t} {i}", value(ns, t * 50 + i)
-                assert ns.put([key], [data]).ok == 1
-                into = bytearray(ns.value_bytes)
-                assert ns.get([key], [into]).ok == 1
-                assert into == data
-        except BaseException as e:
-            failures.append(e)
+        for i in range(50):
+            key, data = f"{t} {i}", value(ns, t * 50 + i)
+            assert ns.put([key], [data]).ok == 1
+            into = bytearray(ns.value_bytes)
+            assert ns.get([key], [into]).ok == 1
+            assert into == data
 
-    threads = [threading.Thread(target=work, args=(t,)) for t in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures
+    in_threads(8, work)
 
 
 def test_other_threads_run_while_a_call_waits() -> None:
-    with testing.node() as n, Store(n.address) as store:
-        ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
-        ns.put(["a"], [value(ns, 0)])
-        n.pause()
+    with paused() as (_, store, ns):
         outcome: list[BaseException | object] = []
 
         def wait() -> None:
@@ -63,7 +40,7 @@ def test_other_threads_run_while_a_call_waits() -> None:
         waiting = threading.Thread(target=wait)
         waiting.start()
         ticks = 0
-        while ticks < 100_000:  # a call that held the interpreter's lock would stop this for a minute
+        while ticks < 100_000:  # if the call held the interpreter's lock, this loop would stop for a minute
             ticks += 1
         assert waiting.is_alive()
         assert not outcome
@@ -73,10 +50,7 @@ def test_other_threads_run_while_a_call_waits() -> None:
 
 
 def test_ctrl_c_ends_a_call_that_waits() -> None:
-    with testing.node() as n, Store(n.address, dead_for=0.1) as store:
-        ns = store.namespace("a", block_tokens=4, layers=2, token_bytes=64)
-        ns.put(["a"], [value(ns, 0)])
-        n.pause()
+    with paused(dead_for=0.1) as (n, store, ns):
         into = bytearray(ns.value_bytes)
 
         def when_it_waits() -> None:
@@ -89,26 +63,25 @@ def test_ctrl_c_ends_a_call_that_waits() -> None:
         with pytest.raises(KeyboardInterrupt):
             ns.get(["a"], [into], timeout=60)
         interrupt.join()
-        into.append(0)  # the job was cancelled, and nothing writes here any more
+        into.append(0)  # the job has ended, so the buffer is not exported any more
         n.resume()
         again = bytearray(ns.value_bytes)
         while ns.get(["a"], [again]).ok != 1:
-            pass  # until the node is no longer taken for down
+            pass  # until the client connects to the node again
         assert again == value(ns, 0)
 
 
 def test_an_import_loads_no_library(run: Run) -> None:
-    out = run("import penstock, penstock.testing\nwith open('/proc/self/maps') as f:\n    print('libpenstock' in f.read())")
+    out = run("import penstock.testing\nwith open('/proc/self/maps') as f:\n    print('libpenstock' in f.read())")
     assert out == "False\n"
 
 
 def test_a_child_of_a_process_that_had_opened_a_store(run: Run) -> None:
-    """It is refused at once with a clear error, may close and exit, and the parent goes on."""
+    """Each call in the child raises ForkedError. The child can close and exit. The parent is not affected."""
     out = run(
-        OPEN
-        + """
+        """
 import os, sys, warnings
-warnings.simplefilter("ignore", DeprecationWarning)  # of fork in a process with threads
+warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about a fork in a process with threads
 store = penstock.Store(NODE)
 ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
 ns.put(["a"], [bytes(ns.value_bytes)])
@@ -126,20 +99,19 @@ if child == 0:
             sys.exit(3)
     job.cancel(); lease.release(); memory.close(); store.close()
     del store, ns
-    sys.exit(7)  # with atexit
+    sys.exit(7)  # runs the atexit functions
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert ns.exists(["a"]).ok == 1
 job.wait(); lease.release(); memory.close(); store.close()
-print("parent goes on")
+print("the parent works")
 """
     )
-    assert out == "parent goes on\n"
+    assert out == "the parent works\n"
 
 
 def test_children_of_a_process_that_had_not(run: Run) -> None:
     out = run(
-        OPEN
-        + """
+        """
 import os, sys
 children = []
 for _ in range(3):
@@ -156,8 +128,7 @@ print(use(NODE))
 
 def test_multiprocessing(run: Run) -> None:
     out = run(
-        OPEN
-        + """
+        """
 import multiprocessing
 def pool(method):
     with multiprocessing.get_context(method).Pool(2) as pool:
@@ -169,7 +140,7 @@ if __name__ == "__main__":
     pool("spawn")
     pool("forkserver")
     print(use(NODE))
-    pool("spawn")  # also when this process uses the library
+    pool("spawn")  # after this process has loaded the library
 """
     )
     assert out == "fork [1, 1, 1, 1]\nspawn [1, 1, 1, 1]\nforkserver [1, 1, 1, 1]\n1\nspawn [1, 1, 1, 1]\n"
@@ -178,15 +149,14 @@ if __name__ == "__main__":
 def test_a_store_is_not_sent_to_another_process(store: Store) -> None:
     import pickle
 
-    with pytest.raises(TypeError, match="open one there"):
+    with pytest.raises(TypeError, match="open a Store there"):
         pickle.dumps(store)
 
 
-def test_signals_stay_python_s(run: Run) -> None:
-    """SIGINT and SIGCHLD handlers run, child processes are waited for, and faulthandler reports a fault of ours."""
+def test_signal_handlers_of_python_run(run: Run) -> None:
+    """Python's signal handlers run, and child processes can be waited for."""
     out = run(
-        OPEN
-        + """
+        """
 import os, signal, subprocess
 seen = []
 signal.signal(signal.SIGCHLD, lambda *a: seen.append("chld"))
@@ -206,11 +176,10 @@ print("ok")
     assert out == "ok\n"
 
 
-def test_sigchld_is_not_changed_by_the_library(run: Run) -> None:
-    """The kernel's view: which signals are caught and ignored, but for those that the library says it takes."""
+def test_the_library_changes_no_other_signals(run: Run) -> None:
+    """The kernel's masks of caught and ignored signals change only for the signals that penstock.h lists."""
     out = run(
-        OPEN
-        + """
+        """
 import signal
 def masks():
     with open("/proc/self/status") as f:
@@ -228,13 +197,12 @@ print(sorted(int(s) for s in changed - taken))
 
 def test_faulthandler_reports_a_fault(run: Run) -> None:
     with pytest.raises(AssertionError, match=r"(?s)Fatal Python error: Segmentation fault.*Current thread"):
-        run(OPEN + "import faulthandler\nfaulthandler.enable()\nuse(NODE)\nfaulthandler._sigsegv()")
+        run("import faulthandler\nfaulthandler.enable()\nuse(NODE)\nfaulthandler._sigsegv()")
 
 
 def test_a_broken_pipe_is_an_exception(run: Run) -> None:
     out = run(
-        OPEN
-        + """
+        """
 import os
 use(NODE)
 r, w = os.pipe()
@@ -250,8 +218,7 @@ except BrokenPipeError:
 
 def test_a_process_that_ends_without_closing(run: Run) -> None:
     run(
-        OPEN
-        + """
+        """
 import logging
 logging.basicConfig(level=logging.DEBUG, filename="/dev/null")
 store = penstock.Store(NODE)
@@ -262,10 +229,9 @@ jobs = [ns.jobs.get(["a"], [bytearray(ns.value_bytes)]) for _ in range(20)]
     )
 
 
-def test_a_store_that_is_forgotten_is_closed(run: Run) -> None:
+def test_a_store_without_references_is_closed(run: Run) -> None:
     out = run(
-        OPEN
-        + """
+        """
 import gc, warnings
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
@@ -274,7 +240,7 @@ with warnings.catch_warnings(record=True) as seen:
     del store
     gc.collect()
 print(len(seen), seen[0].category.__name__)
-del seen[:]  # a warning refers to its source
+del seen[:]  # a warning has a reference to the store
 gc.collect()
 print(core.usable())
 """
@@ -291,8 +257,7 @@ def test_a_namespace_keeps_its_store_open(node: testing.Node) -> None:
 
 def test_a_signal_handler_may_close_the_store(run: Run) -> None:
     out = run(
-        OPEN
-        + """
+        """
 import os, signal
 store = penstock.Store(NODE)
 ns = store.namespace("process", block_tokens=4, layers=2, token_bytes=64, flat=True)
@@ -319,7 +284,7 @@ class Handler(logging.Handler):
         lines.append((record.name, record.levelname, record.getMessage()))
         came.set()
 logging.getLogger("penstock").addHandler(Handler())
-with penstock.Store("127.0.0.1:1"):  # nobody listens there, which is logged at warn
+with penstock.Store("127.0.0.1:1"):  # no process listens there, which the library logs as a warning
     assert came.wait(60)
 print(lines[0][0], lines[0][1], "127.0.0.1:1" in lines[0][2])
 """
@@ -329,9 +294,5 @@ print(lines[0][0], lines[0][1], "127.0.0.1:1" in lines[0][2])
 
 def test_close_is_safe_from_every_thread(ns: Namespace, node: testing.Node) -> None:
     store = Store(node.address)
-    threads = [threading.Thread(target=store.close) for _ in range(8)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(8, lambda _: store.close())
     assert store.closed

@@ -1,4 +1,4 @@
-"""penstock.testing.node: it starts, it stops, and nothing stays behind."""
+"""Tests of penstock.testing.node: starting and stopping nodes, and removing their processes and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_node_serves_and_leaves_nothing_behind() -> None:
+def test_a_node_serves_and_is_removed() -> None:
     with testing.node() as n:
         assert n.running
         assert alive(n.pid)
@@ -36,7 +36,7 @@ def test_a_node_serves_and_leaves_nothing_behind() -> None:
     assert not n.data.parent.exists()
 
 
-def test_a_node_keeps_its_data_and_its_address_over_a_restart() -> None:
+def test_a_restart_keeps_data_and_address() -> None:
     with testing.node() as n:
         address = n.address
         for end in (n.stop, n.kill):
@@ -48,7 +48,7 @@ def test_a_node_keeps_its_data_and_its_address_over_a_restart() -> None:
             assert not n.running
             n.start()
             assert n.address == address
-        assert stored == 1, "what was stored before the node was stopped"
+        assert stored == 1, "the value stored before stop is missing"
 
 
 def test_a_node_that_cannot_start() -> None:
@@ -56,7 +56,7 @@ def test_a_node_that_cannot_start() -> None:
         pass
 
 
-def test_settings_of_the_environment_are_not_for_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_ignores_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CAPACITY", "nonsense")
     with testing.node():
         pass
@@ -75,7 +75,7 @@ def test_an_exception_ends_the_node() -> None:
     assert not n.data.parent.exists()
 
 
-def test_a_killed_test_takes_its_node_with_it() -> None:
+def test_the_node_ends_when_the_test_is_killed() -> None:
     script = "import sys, penstock.testing as t\nwith t.node() as n:\n    print(n.pid, n.data.parent, flush=True)\n    sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -85,12 +85,12 @@ def test_a_killed_test_takes_its_node_with_it() -> None:
         assert alive(int(pid))
         test.send_signal(signal.SIGKILL)
         test.wait()
-        # The shell between them holds the node's descriptors no longer than the node lives, and removes the directory then.
+        # The node's parent process, a shell, kills the node and removes the directory.
         while alive(int(pid)) or os.path.exists(directory):
             os.sched_yield()
 
 
-def test_python_m_penstock_is_the_program(run: Run) -> None:
+def test_python_m_penstock_runs_the_program(run: Run) -> None:
     for command in ([sys.executable, "-m", "penstock"], [os.path.join(os.path.dirname(sys.executable), "penstock")]):
         out = subprocess.run([*command, "version"], capture_output=True, text=True, check=True, timeout=60).stdout
         assert "disk format" in out

@@ -1,7 +1,7 @@
 """Penstock, a storage tier for KV cache in LLM inference: the client.
 
-``Store`` opens a connection, ``Store.namespace`` one model's KV, and ``match``, ``get`` and ``put`` move blocks. The
-library is loaded by the first Store, so importing this package in a process that forks is safe.
+``Store`` opens a connection, and ``Store.namespace`` opens the KV of one model, whose ``match``, ``get`` and ``put``
+transfer blocks. The first Store loads the library, so a process that imports this package may fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The C interface of libpenstock: penstock.h in ctypes, and loading the library.
+"""The declarations of penstock.h in ctypes, and the loading of libpenstock.
 
-The library is loaded by the first Store, never by an import: a process that forks after it was loaded has children
-that cannot use it.
+The first Store loads the library. An import does not, because the children that a process forks after loading the library
+cannot use it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class CDefinition(Structure):
 
 
 class CBatch(Structure):
-    """penstock_batch. Its arrays are addresses: of array.array, whose memory does not move while it is not resized."""
+    """penstock_batch. Its arrays are addresses of array.array objects, whose memory moves only when they are resized."""
 
     _fields_ = [
         ("size", c_uint64),
@@ -139,7 +139,7 @@ class CResult(Structure):
     ]
 
 
-# The functions that the package calls, with their arguments. All return a code, but penstock_abi_version.
+# The argument types of the functions that the package calls. Each of these functions returns a code.
 PROTOTYPES: dict[str, list[Any]] = {
     "penstock_open": [POINTER(COptions), POINTER(c_uint64), POINTER(CError)],
     "penstock_close": [c_uint64, POINTER(CError)],
@@ -171,27 +171,27 @@ class _Loaded:
 
 
 _loaded = _Loaded()
-# A thread of the parent may have held the lock in the moment of the fork.
+# A thread of the parent may have held the lock during the fork.
 os.register_at_fork(after_in_child=lambda: setattr(_loaded, "lock", threading.Lock()))
 
 
 def library_path() -> Path:
-    """Return the path of the bundled library. It need not exist."""
+    """Return the path of the bundled library, even if the file does not exist."""
     return Path(__file__).parent / "_bundled" / "libpenstock.so"
 
 
 def check_process(pid: int) -> None:
-    """Raise ForkedError in any process but pid, which loaded the library."""
+    """Raise ForkedError unless this process is pid, the process that loaded the library."""
     if os.getpid() != pid:
         raise errors.ForkedError(
-            f"process {os.getpid()} was forked from process {pid}, which had opened a penstock.Store: the library's"
-            " threads do not exist here. Open the first Store after the fork, or start the process with the"
-            ' "spawn" method'
+            f"process {os.getpid()} was forked from process {pid}, which had opened a penstock.Store. The library's"
+            " threads do not exist in a forked child. Open the first Store after the fork, or start the process with"
+            ' the "spawn" method'
         )
 
 
 def load() -> ctypes.CDLL:
-    """Return the library, and load it at the first call."""
+    """Return the library. The first call loads it."""
     with _loaded.lock:
         if _loaded.lib is not None:
             check_process(_loaded.pid)
@@ -201,15 +201,15 @@ def load() -> ctypes.CDLL:
             lib = ctypes.CDLL(str(path))
         except OSError as e:
             raise errors.Error(
-                f"{path} cannot be loaded: {e}. It comes with the wheel, for Linux on x86-64 with glibc 2.28 or later;"
-                " make wheel builds one"
+                f"{path} cannot be loaded: {e}. The wheel contains this library, for Linux on x86-64 with glibc 2.28 or"
+                " later; make wheel builds the wheel"
             ) from e
         lib.penstock_abi_version.restype = c_uint32
         lib.penstock_abi_version.argtypes = []
         version = lib.penstock_abi_version()
         if version >> 16 != ABI_MAJOR:
             raise errors.VersionError(
-                f"{path} has version {version >> 16}.{version & 0xFFFF} of the C interface; this package wants {ABI_MAJOR}.x"
+                f"{path} has version {version >> 16}.{version & 0xFFFF} of the C interface; this package needs {ABI_MAJOR}.x"
             )
         for name, arguments in PROTOTYPES.items():
             function = getattr(lib, name)
@@ -220,7 +220,7 @@ def load() -> ctypes.CDLL:
 
 
 def error_of(error: CError) -> errors.Error:
-    """Return the exception for what the library wrote into a penstock_error."""
+    """Return the exception for a penstock_error."""
     text = error.message.decode(errors="replace")
     kind = errors.BY_CODE.get(error.code)
     if kind is None:
@@ -229,7 +229,7 @@ def error_of(error: CError) -> errors.Error:
 
 
 def call(function: Any, *arguments: Any) -> None:
-    """Call a function of the library, which takes a penstock_error last, and raise what it returns."""
+    """Call a function whose last argument is a penstock_error, and raise its error."""
     error = CError()
     code = function(*arguments, ctypes.byref(error))
     if code != OK:

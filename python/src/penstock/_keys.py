@@ -17,7 +17,7 @@ Key = bytes | str
 
 
 class Keys(Sequence[bytes]):
-    """Keys that are packed once and used in several calls, as for a match and the get after it.
+    """Packed keys. Pack the keys once to use them in several calls, for example in a match and a get.
 
     >>> keys = Keys([b"a", "bc"])
     >>> list(keys), keys[:1] == Keys([b"a"])
@@ -28,7 +28,7 @@ class Keys(Sequence[bytes]):
 
     def __init__(self, keys: Iterable[Key]) -> None:
         if isinstance(keys, (bytes, str)):
-            raise TypeError(f"keys: {keys!r:.60}; want a sequence of keys, not one")
+            raise TypeError(f"keys: {keys!r:.60}; want a sequence of keys, not a single key")
         parts = [key.encode() if isinstance(key, str) else key for key in keys]
         for part in parts:
             if not isinstance(part, bytes):
@@ -42,9 +42,9 @@ class Keys(Sequence[bytes]):
 
     @classmethod
     def packed(cls, blob: bytes, size: int) -> Keys:
-        """Make keys of one size from their concatenation."""
+        """Return the keys in blob, which are ``size`` bytes each."""
         if not 1 <= size <= KEY_MAX or len(blob) % size:
-            raise InvalidError(f"{len(blob)} bytes of keys of {size} bytes")
+            raise InvalidError(f"{len(blob)} bytes are not a whole number of keys of {size} bytes")
         keys = cls.__new__(cls)
         keys.blob = bytes(blob)
         keys.offsets = array("I", range(0, len(blob) + 1, size))

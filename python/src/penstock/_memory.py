@@ -1,4 +1,4 @@
-"""Where values lie: addresses of Python's memory, of tensors, and plain ones."""
+"""The addresses of values in buffers and tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Buffer", "Pins", "Pointers", "Tensor", "Value"]
 
 @runtime_checkable
 class Tensor(Protocol):
-    """What the package uses of a torch tensor. torch is not imported."""
+    """The methods of a torch tensor that the package calls. torch is not imported."""
 
     def data_ptr(self) -> int: ...
     def numel(self) -> int: ...
@@ -26,15 +26,15 @@ class Tensor(Protocol):
 # An object with the buffer protocol: bytes, bytearray, memoryview, mmap, array.array, a NumPy array. Python has no
 # type for it before 3.12.
 Buffer = Any
-# One key's value: one fragment, or several in order.
+# The value of one key: one fragment, or several fragments in order.
 Value = Buffer | Tensor | Sequence[Buffer | Tensor]
 
 
 class Pointers:
-    """The values of a batch as plain addresses, for callers that have those already.
+    """The values of a batch as addresses, for callers that have addresses already.
 
-    ``fragments`` says how many fragments each key has, in order. The memory must stay allocated until the call, or the
-    job, is over; ``keep`` is an object that is referenced for so long.
+    ``fragments`` is the number of fragments of each key. The memory must stay allocated until the call or the job has
+    ended. ``keep`` is an object that is referenced until then.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class Pointers:
         self.lengths = _numbers("lengths", lengths)
         self.keep = keep
         if len(self.addresses) != len(self.lengths):
-            raise InvalidError(f"{len(self.addresses)} addresses and {len(self.lengths)} lengths; want as many of both")
+            raise InvalidError(f"{len(self.addresses)} addresses and {len(self.lengths)} lengths; want equal numbers")
         n = len(self.addresses)
         if isinstance(fragments, int):
             if fragments < 1 or n % fragments:
-                raise InvalidError(f"{n} addresses with {fragments} fragments for each key")
+                raise InvalidError(f"{n} addresses; want a multiple of {fragments}, the fragments of each key")
             self.counts = [fragments] * (n // fragments)
         else:
             self.counts = list(fragments)
             if sum(self.counts) != n or min(self.counts, default=1) < 1:
-                raise InvalidError(f"fragments {self.counts} for {n} addresses; want positive numbers with that sum")
+                raise InvalidError(f"fragments {self.counts} for {n} addresses; want positive numbers whose sum is {n}")
 
 
 def _numbers(what: str, values: Iterable[int]) -> array[int]:
@@ -64,7 +64,7 @@ def _numbers(what: str, values: Iterable[int]) -> array[int]:
 
 
 class _PyBuffer(Structure):
-    """Py_buffer of CPython, the same in every version since 3.0."""
+    """Py_buffer of CPython, which has not changed since 3.0."""
 
     _fields_ = [
         ("buf", c_void_p),
@@ -83,16 +83,19 @@ class _PyBuffer(Structure):
 
 _Byte = ctypes.c_char
 
-_WRITABLE = 1  # PyBUF_WRITABLE; without it any contiguous buffer will do
+_WRITABLE = 1  # PyBUF_WRITABLE; 0 requests any contiguous buffer
 
-# pythonapi keeps the interpreter's lock, as these two want.
+# These functions need the interpreter's lock, which PYFUNCTYPE keeps.
 _get_buffer = ctypes.PYFUNCTYPE(c_int, py_object, POINTER(_PyBuffer), c_int)(("PyObject_GetBuffer", ctypes.pythonapi))
 _release_buffer = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", ctypes.pythonapi))
 
 
 class Pins:
-    """Holds memory in place for the library: the exports of buffers, which keep a bytearray from being resized, and
-    references to tensors. ``release`` ends it; it may be called twice."""
+    """Keeps the memory of values allocated and in place while the library uses it.
+
+    It exports buffers, so that a bytearray cannot be resized, and references tensors. ``release`` ends both and may be
+    called twice.
+    """
 
     __slots__ = ("_held", "_views", "addresses", "lengths")
 
@@ -103,12 +106,12 @@ class Pins:
         self._held: list[object] = []
 
     def add(self, value: Any, *, writable: bool) -> None:
-        """Append one fragment, a buffer or a tensor. writable: the library will write to it."""
+        """Append one fragment, a buffer or a tensor. With ``writable`` the memory must be writable."""
         if hasattr(value, "data_ptr"):
             self._add_tensor(value)
             return
         try:
-            # Several times faster than what follows, which takes read-only memory too and says what is wrong.
+            # This is several times faster than _add_view, which also accepts read-only memory and has clear errors.
             start = _Byte.from_buffer(value)
         except (TypeError, ValueError, BufferError):
             self._add_view(value, writable)
@@ -144,19 +147,19 @@ class Pins:
         self.lengths.append(tensor.numel() * tensor.element_size())
 
     def hold(self, pointers: Pointers) -> None:
-        """Take the place of add for values that are addresses already."""
+        """Use the addresses of pointers, instead of calls of add."""
         self.addresses, self.lengths = pointers.addresses, pointers.lengths
         self._held.append(pointers)
 
     def release(self) -> None:
-        """Let go of everything."""
+        """End the exports and drop the references."""
         while self._views:
             _release_buffer(byref(self._views.pop()))
         self._held.clear()
 
 
 def fragments(values: Sequence[Value] | Pointers, pins: Pins, *, writable: bool) -> array[int] | None:
-    """Pin the values of a batch and return where the fragments of each begin, or None if each has one."""
+    """Pin the values of a batch. Return the index of each value's first fragment, or None if each has one fragment."""
     if isinstance(values, Pointers):
         pins.hold(values)
         counts = values.counts

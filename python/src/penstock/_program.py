@@ -8,17 +8,17 @@ from pathlib import Path
 
 
 def program() -> Path:
-    """Return the path of the program that came with the wheel.
+    """Return the path of the program in the wheel.
 
-    Raises FileNotFoundError where the package was not installed from a wheel.
+    Raises FileNotFoundError if the package was not installed from a wheel.
     """
     path = Path(__file__).parent / "_bundled" / "penstock"
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: this package was not installed from a wheel; make wheel builds one")
+        raise FileNotFoundError(f"{path} is missing: this package was not installed from a wheel; make wheel builds the wheel")
     return path
 
 
 def main() -> None:
-    """Become the program, so that signals and the exit code are its own."""
+    """Replace this process by the program, which then receives signals and determines the exit code."""
     path = program()
     os.execv(path, ["penstock", *sys.argv[1:]])

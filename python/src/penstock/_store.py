@@ -27,59 +27,64 @@ __all__ = ["Calls", "Cut", "Group", "GroupKind", "Job", "KeyResult", "Lease", "M
 
 _log = logging.getLogger("penstock")
 
-# How long a wait stays in the library before Python may run signal handlers.
+# The time of one wait in the library. Python runs signal handlers between two waits.
 _WAIT_MS = 100
-_DRAIN = 64  # completions taken in one call
+_DRAIN = 64  # the greatest number of completions that one call returns
 
 
 class KeyResult(IntEnum):
-    """What became of one key. OK and EXISTS are success."""
+    """The result of one key or piece. OK and EXISTS are successes."""
 
     MISS = 0
-    """Not stored. Of a put: not tried."""
+    """The key is not stored. After a put: the value was not tried."""
     OK = 1
+    """get: loaded and verified. put: stored. exists, touch: stored. delete: removed."""
     EXISTS = 2
-    """Of a put: it was stored before, and nothing was sent."""
+    """put: the value was stored before, and nothing was sent."""
     BUSY = 3
-    """The node had no room for it now."""
+    """The node is overloaded. Try again."""
     LOST = 4
-    """Stored, and not delivered: damaged, or a device or transfer failed. The bytes in memory are undefined."""
+    """get: the value is corrupt, or its device or transfer failed. The bytes in memory are undefined."""
     REFUSED = 5
-    """The node will not store it: it is full, over its quota, its parent is absent, or the epoch is over."""
+    """put: refused, because the node is full, the quota is reached, the parent is absent, or the epoch has ended."""
     DOWN = 6
-    """The node that has it does not answer."""
+    """The node of this key does not answer."""
 
 
 class Cut(IntEnum):
-    """Why a prefix is not longer."""
+    """The reason why a prefix is not longer."""
 
     COMPLETE = 0
-    """It is as long as what was asked for."""
+    """The prefix has all requested keys."""
     ABSENT = 1
+    """The next block is not stored."""
     EPOCH = 2
     """The node is at another epoch."""
     GROUPS = 3
-    """Blocks are there, but no length at which window or state groups are complete."""
+    """More blocks are stored, but a longer prefix lacks pieces of a window or state group."""
     LEASE = 4
     """The node grants no more leases."""
     DOWN = 5
+    """The node does not answer."""
     BUSY = 6
+    """The node is overloaded."""
     LOST = 7
+    """The next block is corrupt, or its device or transfer failed."""
 
 
 class GroupKind(IntEnum):
-    """Which blocks of a prefix a layer group needs."""
+    """The blocks of a layer group that a prefix needs."""
 
     FULL = 1
-    """Every block."""
+    """All blocks."""
     WINDOW = 2
-    """The blocks of the last ``window_tokens``."""
+    """The blocks of the last ``window_tokens`` tokens."""
     STATE = 3
-    """The last block: one snapshot, whose size is ``token_bytes`` for each layer."""
+    """The last block, which is one snapshot of ``token_bytes`` per layer."""
 
 
 class Group(NamedTuple):
-    """Layers that are needed together. A value may be cut into fragments between layers."""
+    """Layers of which a prefix needs the same blocks. Fragments of a value begin and end between layers."""
 
     kind: GroupKind
     layers: int
@@ -91,24 +96,25 @@ _SUCCESS = bytes(code in (KeyResult.OK, KeyResult.EXISTS) for code in range(256)
 
 
 class Result:
-    """What came of a batch."""
+    """The result of a batch."""
 
     __slots__ = ("bytes", "codes", "cut", "epoch", "lease", "ok", "prefix")
 
     def __init__(self, raw: _abi.CResult, codes: bytes, lease: Lease | None) -> None:
         self.codes = codes
-        """A byte for each key, or piece: a KeyResult. Empty for a match."""
+        """A KeyResult for each key or piece, one byte each. Empty for a match."""
         self.ok: int = raw.ok
-        """How many keys are a success."""
+        """The number of successful results."""
         self.prefix: int = raw.prefix
-        """How many keys from the first on are a success, or match."""
+        """The number of keys before the first that failed or did not match."""
         self.cut = Cut(raw.cut)
-        """Of get and match: why the prefix is not longer."""
+        """get and match: the reason why the prefix is not longer."""
         self.bytes: int = raw.bytes
-        """Moved and verified. Of a match: what a get of the prefix would move."""
+        """The bytes transferred and verified. After a match: the bytes that a get of the prefix transfers."""
         self.epoch: int = raw.epoch
+        """The epoch of the batch."""
         self.lease = lease
-        """Of a match that asked for one: the lease, if it was granted."""
+        """match with a lease: the lease, or None if the node did not grant one."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -117,7 +123,7 @@ class Result:
         return KeyResult(self.codes[index])
 
     def done(self) -> list[bool]:
-        """Return for each key whether it is a success."""
+        """Return for each result whether it is a success."""
         return list(map(bool, self.codes.translate(_SUCCESS)))
 
     def __repr__(self) -> str:
@@ -125,7 +131,7 @@ class Result:
 
 
 class Match(Result):
-    """The longest stored prefix: ``prefix`` keys, ``bytes`` long."""
+    """The result of a match. The longest stored prefix has ``prefix`` keys and ``bytes`` bytes."""
 
     __slots__ = ()
 
@@ -134,7 +140,7 @@ class Match(Result):
 
 
 class _Closable:
-    """A handle of the library that is closed once, at the latest with its store."""
+    """A handle of the library. It is closed once, at the latest with its store."""
 
     def __init__(self, core: _Core, handle: int) -> None:
         self._core = core
@@ -148,17 +154,20 @@ class _Closable:
 
 
 class Lease(_Closable):
-    """Keeps a matched prefix from being evicted, until its time is over or it is released.
+    """A lease on a matched prefix: the prefix is not evicted until the lease expires or is released.
 
-    As a context manager it releases itself.
+    Leaving the ``with`` block of a lease releases the lease.
     """
 
     def renew(self, seconds: float) -> None:
-        """Make it end so many seconds from now. Raises NotFoundError if it has ended: the blocks may have gone."""
+        """Make the lease expire ``seconds`` from now.
+
+        Raises NotFoundError if the lease has ended. Its blocks may have been evicted then.
+        """
         _abi.call(self._core.lib.penstock_lease_renew, self._open_handle(), _ms("seconds", seconds))
 
     def release(self) -> None:
-        """End it. A second call does nothing."""
+        """End the lease. A second call does nothing."""
         handle, self._handle = self._handle, 0
         if handle and self._core.usable():
             _abi.call(self._core.lib.penstock_lease_release, handle)
@@ -171,7 +180,7 @@ class Lease(_Closable):
 
 
 class Memory(_Closable):
-    """Registered memory. As a context manager it ends its registration."""
+    """Registered memory. Leaving its ``with`` block ends the registration."""
 
     def __init__(self, core: _Core, handle: int, pins: Pins) -> None:
         super().__init__(core, handle)
@@ -183,7 +192,7 @@ class Memory(_Closable):
         if self._handle and self._core.usable():
             _abi.call(self._core.lib.penstock_unregister, self._handle)
         self._handle = 0
-        self._core.let_go(self._pins)
+        self._core.forget(self._pins)
 
     def __enter__(self) -> Memory:
         return self
@@ -195,7 +204,7 @@ class Memory(_Closable):
 class Job:
     """A batch that was submitted with ``Namespace.jobs``.
 
-    The memory of its values stays exported until it is complete. ``Store.drain`` or ``wait`` collects it.
+    The memory of its values stays exported until the job is complete. ``Store.drain`` or ``wait`` collects the completion.
     """
 
     def __init__(self, core: _Core, op: int, pins: Pins, codes: array[int]) -> None:
@@ -206,35 +215,38 @@ class Job:
         self._id = ctypes.c_uint64(0)
         self._raw = _abi.CResult()
         self._complete = False
-        self._drained = False  # Store.drain is to return it
+        self._drained = False  # whether Store.drain returns this job
         self._future: asyncio.Future[None] | None = None
         self._result: Result | None = None
 
     @property
     def id(self) -> int:
-        """The library's number for it, unlike any other in this process."""
+        """The library's number of the job, which is unique in this process."""
         return self._id.value
 
     @property
     def complete(self) -> bool:
-        """Whether its completion was collected."""
+        """Whether the job's completion was collected."""
         return self._complete
 
     def cancel(self) -> None:
-        """Ask for its end. It completes soon after, with CanceledError or as what it had become before."""
+        """Cancel the job, and do not wait for its completion.
+
+        The job completes with CanceledError, or with its result if it had ended before.
+        """
         if not self._complete and self._core.usable():
             self._core.cancel(self)
 
     def wait(self, timeout: float | None = None) -> Result:
-        """Wait until it is complete and return its result, or raise its error.
+        """Wait until the job is complete, and return its result or raise its error.
 
-        Raises TimedOutError after ``timeout`` seconds; then the job goes on.
+        Raises TimedOutError after ``timeout`` seconds; the job continues.
         """
         self._core.wait(self, None if timeout is None else _ms("timeout", timeout))
         return self.result()
 
     def result(self) -> Result:
-        """Return the result of a complete job, or raise its error. What was done before an error is in ``codes``."""
+        """Return the result of a complete job, or raise its error. After an error, ``codes`` has what was done."""
         if not self._complete:
             raise errors.InvalidError(f"job {self.id} is not complete: wait for it, or drain the store")
         if self._raw.error.code != _abi.OK:
@@ -245,13 +257,13 @@ class Job:
         return self._result
 
     def empty(self) -> Result:
-        """Return the result of a batch without keys, which the library refuses."""
+        """Return the result of a batch without keys, which is not passed to the library."""
         self._complete = True
         return self.result()
 
     @property
     def codes(self) -> bytes:
-        """A KeyResult for each key, or piece, of a complete job."""
+        """A KeyResult for each key or piece of a complete job."""
         return self._codes.tobytes()
 
     def error(self) -> errors.Error | None:
@@ -260,30 +272,30 @@ class Job:
 
 
 class _Core:
-    """An open store of the library: what Store, Namespace, Memory, Lease and Job share.
+    """An open store of the library, which Store, Namespace, Memory, Lease and Job share.
 
-    ``lock`` guards the tables of jobs. It is held while jobs are submitted and drained, which wait for nothing. A thread
-    may take it twice, as it does where the handler of a signal uses the store that it interrupted.
+    ``lock`` guards the tables of jobs. It is held while jobs are submitted and drained; neither waits for a node. The lock
+    is reentrant, because a signal handler may use the store while the interrupted code holds the lock.
     """
 
     def __init__(self, lib: ctypes.CDLL, logs: queue.SimpleQueue[tuple[int, bytes] | None], callback: Any) -> None:
         self.lib = lib
         self.pid = os.getpid()
         self.handle = ctypes.c_uint64(0)
-        self.flags = 0  # of every batch
+        self.flags = 0  # the flags of every batch
         self.lock = threading.RLock()
         self.jobs: dict[int, Job] = {}
-        # Jobs between the moment when the library may know them and the one when jobs has them: if an exception of a
-        # signal handler comes in between, their memory is held all the same.
+        # Jobs that are being submitted and are not in ``jobs`` yet. If a signal handler raises an exception meanwhile,
+        # the job's memory stays referenced here, because the library may already use it.
         self.starting: set[Job] = set()
         self.collected: list[Job] = []
-        self.ended = threading.Event()  # close has returned
+        self.ended = threading.Event()  # set after penstock_close has returned
         self._closer = 0
         self.registered: set[Pins] = set()
         self.loops: dict[asyncio.AbstractEventLoop, int] = {}
         self.loop_fd = -1
         self._logs = logs
-        self._callback = callback  # the library calls it until it is closed
+        self._callback = callback  # the library calls it until penstock_close has returned
 
     # -- life
 
@@ -311,12 +323,12 @@ class _Core:
                 self._close(handle)
             finally:
                 self.ended.set()
-        elif self._closer != threading.get_ident():  # it is this one where a signal handler interrupted close
+        elif self._closer != threading.get_ident():  # equal if a signal handler of this thread interrupted close
             self.ended.wait()
 
     def _close(self, handle: int) -> None:
         error = _abi.CError()
-        self.lib.penstock_close(handle, byref(error))  # from here on the library touches no memory of ours
+        self.lib.penstock_close(handle, byref(error))  # from here on the library does not access our memory
         self._logs.put(None)
         with self.lock:
             ended = [*self.jobs.values(), *self.starting]
@@ -333,19 +345,20 @@ class _Core:
         _detach(loops, fd)
 
     def keep(self, pins: Pins) -> None:
-        """Hold registered memory until let_go, or until the store is closed."""
+        """Keep a reference to registered memory until forget, or until the store is closed."""
         self.registered.add(pins)
 
-    def let_go(self, pins: Pins) -> None:
+    def forget(self, pins: Pins) -> None:
         self.registered.discard(pins)
         pins.release()
 
     # -- jobs
 
     def submit(self, ns: int, job: Job, batch: _abi.CBatch, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Begin a job; with a loop, job._future is resolved in it."""
+        """Submit a job. With a loop, the job's completion resolves job._future in that loop."""
         error = _abi.CError()
-        self.open_handle()  # before the lock, which a thread of the parent process may have held
+        # Raises in a forked child. The lock may be locked there for ever by a thread of the parent.
+        self.open_handle()
         try:
             with self.lock:
                 self.open_handle()
@@ -372,17 +385,17 @@ class _Core:
             raise
 
     def _finish(self, job: Job) -> None:
-        """Mark a job as complete and wake who waits for it. The lock is held."""
+        """Mark a job as complete and resolve its future. The lock is held."""
         if job._raw.error.code == _abi.ERR_CANCELED and not self.handle.value:
             job._raw.error.code = _abi.ERR_CLOSED
-            job._raw.error.message = b"the store was closed while the job was under way"
+            job._raw.error.message = b"the store was closed while the job was running"
         job._complete = True
         job._pins.release()
         future = job._future
         if future is not None:
             try:
                 future.get_loop().call_soon_threadsafe(self._resolve, future)
-            except RuntimeError:  # the loop is closed, and nobody waits
+            except RuntimeError:  # the loop is closed, so no task waits for the future
                 job._future = None
 
     def _resolve(self, future: asyncio.Future[None]) -> None:
@@ -390,7 +403,7 @@ class _Core:
             future.set_result(None)
 
     def drain(self) -> None:
-        """Take every completion from the library and hand it to who waits for it."""
+        """Take all completions from the library and finish their jobs."""
         room = (_abi.CResult * _DRAIN)()
         n = ctypes.c_uint32(_DRAIN)
         self.open_handle()
@@ -417,15 +430,14 @@ class _Core:
             raise _abi.error_of(error)
 
     def wait(self, job: Job, timeout_ms: int | None = None) -> None:
-        """Wait until a job is complete. The library's wait is cut into short ones, between which Python runs the
-        handlers of signals."""
+        """Wait until a job is complete, in waits of _WAIT_MS, so that Python can run signal handlers between them."""
         error = _abi.CError()
         left = timeout_ms
         while not job._complete:
             _abi.check_process(self.pid)
             handle = self.handle.value
             if not handle:
-                self.ended.wait()  # only then the memory is the caller's again
+                self.ended.wait()  # until then the library may access the job's memory
                 continue
             ms = _WAIT_MS if left is None else min(left, _WAIT_MS)
             code = self.lib.penstock_wait(handle, job._id.value, ms, byref(job._raw), byref(error))
@@ -437,7 +449,7 @@ class _Core:
                     if left <= 0:
                         raise errors.TimedOutError(f"job {job.id} is not complete after {timeout_ms} ms")
             else:
-                # Another thread has drained it, and finishes it under the lock, or closes the store.
+                # Another thread has drained the job and finishes it under the lock, or it closes the store.
                 with self.lock:
                     if not job._complete and self.handle.value:
                         error.code = code
@@ -452,13 +464,15 @@ class _Core:
                 self._finish(job)
 
     def _abandon(self, job: Job) -> None:
-        """End a job for whose result nobody waits any more, so that its memory is the caller's again. If this is
-        interrupted too, the tables hold the memory until the store is closed."""
+        """Cancel a job after an exception and wait for its completion, so that its memory is no longer used.
+
+        If the wait is interrupted too, the tables keep the memory until the store is closed.
+        """
         with self.lock:
             if job in self.starting:
                 self.starting.discard(job)
                 self.jobs[job._id.value] = job
-        if job._raw.job == job._id.value:  # the completion had come
+        if job._raw.job == job._id.value:  # penstock_wait had returned the completion
             self._collect(job)
             return
         try:
@@ -468,7 +482,7 @@ class _Core:
             _log.debug("job %d could not be cancelled", job.id, exc_info=True)
 
     def run(self, ns: int, job: Job, batch: _abi.CBatch) -> Result:
-        """Submit a job and wait for it. If the wait is interrupted (KeyboardInterrupt), the job is cancelled first."""
+        """Submit a job and wait for it. An exception during the wait (KeyboardInterrupt) cancels the job first."""
         if not batch.n_keys:
             return job.empty()
         self.submit(ns, job, batch, None)
@@ -483,7 +497,7 @@ class _Core:
     # -- asyncio
 
     async def run_async(self, ns: int, job: Job, batch: _abi.CBatch) -> Result:
-        """The same without blocking the event loop. A task that is cancelled goes on when the job has ended."""
+        """Do the same without blocking the event loop. A cancelled task raises CancelledError after its job has ended."""
         if not batch.n_keys:
             return job.empty()
         self.submit(ns, job, batch, asyncio.get_running_loop())
@@ -504,11 +518,11 @@ class _Core:
         return job.result()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let a loop drain the store while it has jobs. The lock is held."""
+        """Add the store's descriptor to a loop, which then drains the store. The lock is held."""
         if self.loop_fd < 0:
             fd = ctypes.c_int32(-1)
             _abi.call(self.lib.penstock_eventfd, self.open_handle(), byref(fd))
-            # The library closes its own descriptor with the store, and a loop must not watch a closed one.
+            # A loop must not watch a closed descriptor, and the library closes its descriptor with the store.
             self.loop_fd = os.dup(fd.value)
         if loop not in self.loops:
             loop.add_reader(self.loop_fd, self._readable)
@@ -516,7 +530,7 @@ class _Core:
         self.loops[loop] += 1
 
     def _unwatch(self, job: Job) -> None:
-        """The opposite of _watch; in the loop's thread."""
+        """Undo _watch. It runs in the loop's thread."""
         if job._future is None:
             return
         loop = job._future.get_loop()
@@ -529,18 +543,18 @@ class _Core:
                     loop.remove_reader(self.loop_fd)
 
     def _readable(self) -> None:
-        with contextlib.suppress(errors.ClosedError):  # close has finished the jobs
+        with contextlib.suppress(errors.ClosedError):  # close finishes the jobs itself
             self.drain()
 
 
 def _detach(loops: list[asyncio.AbstractEventLoop], fd: int) -> None:
-    """Take a descriptor out of loops, in the thread of each, and close it."""
+    """Remove a descriptor from loops, in the thread of each loop, and close the descriptor."""
     if fd < 0:
         return
     lock = threading.Lock()
     left: set[asyncio.AbstractEventLoop | None] = set(loops)
 
-    def gone(loop: asyncio.AbstractEventLoop | None) -> None:
+    def remove(loop: asyncio.AbstractEventLoop | None) -> None:
         if loop is not None and not loop.is_closed():
             loop.remove_reader(fd)
         with lock:
@@ -555,31 +569,31 @@ def _detach(loops: list[asyncio.AbstractEventLoop], fd: int) -> None:
         running = None
     for loop in loops:
         if loop is running:
-            gone(loop)
+            remove(loop)
             continue
         try:
-            loop.call_soon_threadsafe(gone, loop)
-        except RuntimeError:  # closed
-            gone(loop)
+            loop.call_soon_threadsafe(remove, loop)
+        except RuntimeError:  # the loop is closed
+            remove(loop)
     if not loops:
-        gone(None)
+        remove(None)
 
 
 # -- checking arguments
 
 
 def _ms(what: str, seconds: float | None) -> int:
-    """Return milliseconds. None is 0, the library's default."""
+    """Return milliseconds, or 0 for None. 0 selects the library's default."""
     if seconds is None:
         return 0
     ms = float(seconds) * 1000
     if not 0 < ms < 2**32:
-        raise errors.InvalidError(f"{what} of {seconds} s; want more than 0 and less than {2**32 // 1000}")
+        raise errors.InvalidError(f"{what} of {seconds} s; want more than 0 s and less than {2**32 // 1000} s")
     return max(1, round(ms))
 
 
 def _count(what: str, value: int, bits: int = 32) -> int:
-    """ctypes would cut off what does not fit."""
+    """Return value if it is an integer of that many bits. Without the check ctypes would drop the upper bits."""
     if not isinstance(value, int):
         raise TypeError(f"{what}: {value!r} of type {type(value).__name__}; want an integer")
     if not 0 <= value < 1 << bits:
@@ -606,14 +620,14 @@ _Pieces = Sequence[tuple[int, int]]
 
 
 class Calls(Generic[_M, _R]):
-    """The calls for a batch of keys. Namespace has them blocking, ``Namespace.aio`` for asyncio, ``Namespace.jobs``
-    as jobs.
+    """The calls with a batch of keys. They block in ``Namespace``, return awaitables in ``Namespace.aio``, and return
+    jobs in ``Namespace.jobs``.
 
-    Keys are bytes or strings of 1 to 256 bytes. In a chained namespace they are those of one prompt from its first block
-    on, and ``first`` is the first of them that a get or put moves; those before it are its ancestors. A value is an
-    object with the buffer protocol, a tensor, or a list of those: its fragments. ``pieces`` are (index of the key, layer
-    group) for each value, where it is not the first group of one key after the other. ``epoch`` is 0 for that of the
-    namespace. ``timeout`` is in seconds; None is the store's.
+    Keys are bytes or strings of 1 to 256 bytes. In a chained namespace the keys are those of one prompt, from its first
+    block on. get and put transfer the values of the keys from index ``first`` on; the keys before ``first`` identify their
+    ancestors. A value is an object with the buffer protocol, a tensor, or a list of such fragments. ``pieces`` lists (index
+    of the key, layer group) for each value; by default there is one value for each key, of layer group 0. ``epoch`` 0
+    means the epoch of the namespace. ``timeout`` is in seconds; None means the timeout of the store.
     """
 
     _core: _Core
@@ -626,9 +640,9 @@ class Calls(Generic[_M, _R]):
         raise NotImplementedError
 
     def match(self, keys: Iterable[Key], *, lease: float | None = None, epoch: int = 0, timeout: float | None = None) -> _M:
-        """Find the longest prefix of the keys that is stored; in a flat namespace, the run of keys from the first.
+        """Find the longest stored prefix of the keys; in a flat namespace, the stored keys before the first absent one.
 
-        With ``lease``, what matched is kept from being evicted for so many seconds.
+        With ``lease``, the matched prefix is not evicted for ``lease`` seconds.
         """
         return self._match(*self._prepare(_abi.OP_MATCH, keys, epoch=epoch, timeout=timeout, lease=lease))
 
@@ -642,7 +656,7 @@ class Calls(Generic[_M, _R]):
         epoch: int = 0,
         timeout: float | None = None,
     ) -> _R:
-        """Load values into writable memory. Each is verified against its writer's checksums, or is no success."""
+        """Load values into writable memory, and verify each value against the checksums of its writer."""
         return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout))
 
     def put(
@@ -655,19 +669,19 @@ class Calls(Generic[_M, _R]):
         epoch: int = 0,
         timeout: float | None = None,
     ) -> _R:
-        """Store values. What is stored already is not sent. In a chain the first refusal ends the batch."""
+        """Store values. Values that are stored already are not sent. In a chain the first refused value ends the put."""
         return self._run(*self._prepare(_abi.OP_PUT, keys, values, first, pieces, epoch=epoch, timeout=timeout))
 
     def exists(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
-        """Ask which keys are stored, each by itself. It does not touch the order of eviction."""
+        """Report for each key whether it is stored. The order of eviction does not change."""
         return self._run(*self._prepare(_abi.OP_EXISTS, keys, epoch=epoch, timeout=timeout))
 
     def touch(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
-        """Report which keys are stored, as exists does, and mark those as used now for the order of eviction."""
+        """Report for each key whether it is stored, and mark the stored keys as used now in the order of eviction."""
         return self._run(*self._prepare(_abi.OP_TOUCH, keys, epoch=epoch, timeout=timeout))
 
     def delete(self, keys: Iterable[Key], *, epoch: int = 0, timeout: float | None = None) -> _R:
-        """Remove keys; in a chained namespace with all behind them, whoever stored those."""
+        """Remove keys; in a chained namespace also all their descendants, including those of other clients."""
         return self._run(*self._prepare(_abi.OP_DELETE, keys, epoch=epoch, timeout=timeout))
 
     def _prepare(
@@ -709,7 +723,7 @@ class Calls(Generic[_M, _R]):
         if op in (_abi.OP_GET, _abi.OP_PUT):
             try:
                 if values is None:
-                    raise TypeError("no values: want a sequence with one for each key")
+                    raise TypeError("no values; want a sequence with a value for each key")
                 starts = fragments(values, pins, writable=op == _abi.OP_GET)
                 n = len(pins.addresses) if starts is None else len(starts) - 1
                 want = len(keys) - first if pieces is None else len(pieces)
@@ -763,21 +777,21 @@ class Namespace(Calls[Match, Result]):
     """
 
     def __init__(self, store: Store, ns: int, name: str, block_tokens: int, value_bytes: Sequence[int]) -> None:
-        self._store = store  # which is closed when nobody refers to it
+        self._store = store  # a reference, because a store without references is closed
         self._core = core = store._core
         self._ns = ns
         self._block_tokens = block_tokens
         self.name = name
         self.piece_bytes = tuple(value_bytes)
-        """The size of a value, by layer group."""
+        """The size of a value of each layer group, in bytes."""
         self.aio = _AsyncCalls(core, ns)
-        """The calls for asyncio: they return awaitables."""
+        """The calls for asyncio, which return awaitables."""
         self.jobs = _JobCalls(core, ns)
-        """The calls as jobs: they return a Job at once."""
+        """The calls that return a Job at once."""
 
     @property
     def value_bytes(self) -> int:
-        """The size of a value of the first layer group, the only one of most models."""
+        """The size of a value of layer group 0, in bytes. Most models have only this group."""
         return self.piece_bytes[0]
 
     def _match(self, job: Job, batch: _abi.CBatch) -> Match:
@@ -788,11 +802,11 @@ class Namespace(Calls[Match, Result]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the weights that calls are for."""
+        """The epoch that calls use by default."""
         return self._epoch(0)
 
     def refresh(self) -> int:
-        """Ask the nodes for the newest epoch and take it. An engine does so when it has loaded weights."""
+        """Move to the newest epoch of the nodes and return it. An engine refreshes after it has loaded new weights."""
         return self._epoch(1)
 
     def _epoch(self, refresh: int) -> int:
@@ -802,17 +816,20 @@ class Namespace(Calls[Match, Result]):
         return epoch.value
 
     def bump(self, to: int = 0) -> int:
-        """Begin another epoch, the next one or ``to``: the weights have changed. What is stored is missed from now on."""
+        """Begin a new epoch, because the weights have changed, and return it. All stored blocks become misses.
+
+        ``to`` is the new epoch; 0 means the newest epoch + 1.
+        """
         self._core.open_handle()
         epoch = ctypes.c_uint64(0)
         _abi.call(self._core.lib.penstock_bump, self._ns, _count("to", to, 64), byref(epoch))
         return epoch.value
 
     def chain(self, tokens: Iterable[int], *, parent: bytes | None = None, extra: bytes = b"") -> Keys:
-        """Return Penstock's own ids of the whole blocks of tokens; of a namespace with ``ids=True``.
+        """Return the ids of the whole blocks of tokens. The namespace must have ``ids=True``.
 
-        ``parent`` is the id of the block before; None is the start of the prompt. ``extra`` is what else the blocks depend
-        on: LoRA, cache salt, hashes of images.
+        ``parent`` is the id of the block before the tokens, or None at the start of the prompt. ``extra`` is what the KV
+        depends on besides the tokens: LoRA, cache salt, hashes of images.
         """
         self._core.open_handle()
         try:
@@ -830,7 +847,7 @@ class Namespace(Calls[Match, Result]):
         return Keys.packed(ids.tobytes()[: _ID_BYTES * n.value], _ID_BYTES)
 
     def key_ids(self, keys: Iterable[Key]) -> list[bytes]:
-        """Return the block ids of keys, as nodes, logs and events name them."""
+        """Return the block ids of keys, which nodes, logs and events use."""
         self._core.open_handle()
         packed = keys if isinstance(keys, Keys) else Keys(keys)
         ids = array("B", bytes(_ID_BYTES * len(packed)))
@@ -846,12 +863,13 @@ _ID_BYTES = 16
 class Store:
     """A connection to one or several storage nodes.
 
-    ``servers`` are the nodes' ``host:port``, as a list or separated by commas, spelled the same in every client. Times
-    are in seconds; None is the library's default. ``any_memory`` False refuses values that do not lie in memory that
-    ``register`` knows, which costs less than registering them for each call.
+    ``servers`` are the ``host:port`` of the nodes, as a list or separated by commas. All clients must spell the addresses
+    alike. Times are in seconds; None selects the library's default. By default the library registers the memory of values
+    for each call. With ``any_memory=False`` it refuses values outside of memory that was registered with ``register``,
+    which costs less.
 
-    A node that does not answer is no error: its keys are a miss until it does. Methods may be called from any thread.
-    What the library logs goes to the logger ``penstock``, from the level that it has when the store is opened.
+    A node that does not answer is not an error: its keys are misses until it answers. Any thread may call any method.
+    The library logs to the logger ``penstock``, at the level that the logger has when the store is opened.
     """
 
     def __init__(
@@ -875,7 +893,8 @@ class Store:
         if not isinstance(servers, str):
             servers = ",".join(servers)
         logs: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
-        # The library's thread does nothing but this: a handler of logging takes locks, and close waits for the thread.
+        # The library's thread only puts the line into the queue: a logging handler takes locks, and close waits for the
+        # thread.
         log = _abi.LogCallback(lambda _arg, level, line: logs.put((level, line)))
         options = _abi.COptions(
             size=ctypes.sizeof(_abi.COptions),
@@ -901,7 +920,7 @@ class Store:
         self._core = core
         _abi.call(core.lib.penstock_open, byref(options), byref(core.handle))
         threading.Thread(target=_write_logs, args=(logs,), name="penstock-log", daemon=True).start()
-        # Also at the end of the interpreter, before which the library must have ended its calls into it.
+        # The finalizer also runs at the interpreter's exit, so that the library makes no callback after that.
         self._finalizer = weakref.finalize(self, core.close)
 
     def namespace(
@@ -920,14 +939,14 @@ class Store:
         layout: str = "",
         quota_bytes: int = 0,
     ) -> Namespace:
-        """Create a namespace on every node, or check that the one that is there is the same.
+        """Create a namespace on every node, or check that an existing one has the same definition.
 
-        A value has ``layers`` × ``block_tokens`` × ``token_bytes`` bytes. A model with window attention or recurrent
-        state gives ``groups`` in place of layers and token_bytes. ``dtype`` and ``layout`` are any words for what else decides the
-        bytes: two engines that agree on the definition agree on every byte. Keys are chained (Calls), or ``flat``: each by
-        itself. With ``ids`` they are block ids, as ``Namespace.chain`` makes them.
+        A value has ``layers`` × ``block_tokens`` × ``token_bytes`` bytes. For a model with window attention or recurrent
+        state pass ``groups`` instead of ``layers`` and ``token_bytes``. Put everything else on which the bytes depend into
+        ``dtype`` and ``layout``: engines with equal definitions must have equal bytes for equal keys. Keys are chained (see
+        Calls), or independent with ``flat``. With ``ids`` keys are block ids, for example from ``Namespace.chain``.
 
-        Raises MismatchError if the node has another namespace of that name.
+        Raises MismatchError if a node has a namespace of that name with another definition.
         """
         self._core.open_handle()
         if groups is None:
@@ -935,7 +954,7 @@ class Store:
                 raise errors.InvalidError(f"namespace {name!r}: give layers and token_bytes, or groups")
             groups = [Group(GroupKind.FULL, layers, token_bytes)]
         elif layers is not None or token_bytes is not None:
-            raise errors.InvalidError(f"namespace {name!r}: both groups and layers or token_bytes are given")
+            raise errors.InvalidError(f"namespace {name!r}: give either groups, or layers and token_bytes")
         c_groups = (_abi.CGroup * len(groups))(*(_abi.CGroup(*(_count(f"namespace {name!r}: a group", v) for v in g)) for g in groups))
         definition = _abi.CDefinition(
             size=ctypes.sizeof(_abi.CDefinition),
@@ -958,14 +977,14 @@ class Store:
         return Namespace(self, ns.value, name, block_tokens, sizes)
 
     def register(self, memory: Buffer | Tensor) -> Memory:
-        """Make writable memory usable for values. It stays exported until ``Memory.close``, or until the store is closed."""
+        """Register writable memory for values. It stays exported until ``Memory.close``, or until the store is closed."""
         self._core.open_handle()
         pins = Pins()
         pins.add(memory, writable=True)
         return self._register(pins)
 
     def register_address(self, address: int, length: int, *, keep: object = None) -> Memory:
-        """The same for memory that is known by its address. ``keep`` is referenced for so long."""
+        """Register memory by its address. ``keep`` is referenced until ``Memory.close``, or until the store is closed."""
         self._core.open_handle()
         pins = Pins()
         pins.hold(Pointers([address], [length], keep=keep))
@@ -983,19 +1002,19 @@ class Store:
     def fileno(self) -> int:
         """Return a file descriptor that is readable while completions of jobs wait for ``drain``.
 
-        It belongs to the store and must not be read. Calls with ``Namespace.aio`` on the same store drain jobs too.
+        The store owns the descriptor; do not read it. Calls with ``Namespace.aio`` on the same store drain jobs too.
         """
         fd = ctypes.c_int32(-1)
         _abi.call(self._core.lib.penstock_eventfd, self._core.open_handle(), byref(fd))
         return fd.value
 
     def drain(self) -> list[Job]:
-        """Return the jobs that have completed, each once. It waits for nothing."""
+        """Return the jobs that have completed since the last call. It does not wait."""
         self._core.drain()
         return self._core.take_collected()
 
     def stats(self) -> dict[str, Any]:
-        """Return counters of the store, and the state of its nodes."""
+        """Return the counters of the store and the state of its nodes."""
         size = 4096
         while True:
             room, need = array("B", bytes(size)), ctypes.c_uint64(0)
@@ -1014,9 +1033,9 @@ class Store:
         return not self._core.handle.value
 
     def close(self) -> None:
-        """End all jobs and close the store. When it returns, the library touches no memory of the caller.
+        """Cancel all jobs and close the store. After that the library does not access the caller's memory.
 
-        A second call does nothing, and neither does one in a forked child.
+        A second call does nothing. In a forked child, close does nothing.
         """
         self._core.close()
 
@@ -1033,7 +1052,7 @@ class Store:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Store cannot be sent to another process: open one there")
+        raise TypeError("a Store cannot be sent to another process: open a Store there")
 
     def __repr__(self) -> str:
         return f"<Store {self._servers}{', closed' if self.closed else ''}>"

@@ -1,7 +1,7 @@
-"""What the package raises.
+"""The exceptions of the package.
 
-Every exception of Penstock is an ``Error``. A miss, a node that is down and a store that is full are none: they are
-results of a key.
+All of them derive from ``Error``. A miss, a node that is down and a full node raise no exception: the result of the key
+(``KeyResult``) reports them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class Error(Exception):
-    """Something that a person or a program has to act on."""
+    """The base of all exceptions. A person or the calling program has to act on it."""
 
 
 class InvalidError(Error, ValueError):
-    """An argument cannot be: fix the caller."""
+    """An argument is invalid. Fix the caller."""
 
 
 class ClosedError(Error):
@@ -38,7 +38,7 @@ class ClosedError(Error):
 
 
 class ForkedError(Error, RuntimeError):
-    """This process was forked from one that had loaded the library, whose threads it does not have.
+    """This process was forked from a process that had loaded the library. The library's threads do not exist here.
 
     Open the store after the fork, or start the process with ``spawn``.
     """
@@ -49,46 +49,46 @@ class AuthError(Error):
 
 
 class MismatchError(Error):
-    """The namespace on the node has another geometry, index, tenant or salt, or its epoch has moved on."""
+    """The node's namespace has another geometry, index, tenant, salt or epoch."""
 
 
 class NotFoundError(Error, LookupError):
-    """There is no such namespace, lease or job."""
+    """The namespace, lease or job does not exist."""
 
 
 class UnavailableError(Error, ConnectionError):
-    """No node answers, and the call has no result that says so."""
+    """A required node does not answer, and the call has no KeyResult to report that."""
 
 
 class BusyError(Error):
-    """As many jobs as ``jobs_max`` allows are under way, or were not drained."""
+    """``jobs_max`` jobs are running or not drained, or the memory is in use."""
 
 
 class TimedOutError(Error, TimeoutError):
-    """The time limit has passed. The memory is the caller's again."""
+    """The time limit has passed. The library no longer uses the memory of the call."""
 
 
 class CanceledError(Error):
-    """``Job.cancel`` or ``Store.close`` ended the job. The memory is the caller's again."""
+    """``Job.cancel`` or ``Store.close`` ended the job. The library no longer uses its memory."""
 
 
 class UnregisteredError(InvalidError):
-    """A value does not lie in memory that ``Store.register`` knows, and the store was opened with ``any_memory=False``."""
+    """A value does not lie in registered memory, and the store was opened with ``any_memory=False``."""
 
 
 class ProviderError(Error):
-    """The node moves bytes by another transfer engine than TCP, the only one that the library has."""
+    """The node's data plane is not TCP, the only one of this library."""
 
 
 class VersionError(Error):
-    """The node, or the library, is of another version than the package and lacks what was asked for."""
+    """The node's version does not have this call, or the library's version does not fit the package."""
 
 
 class InternalError(Error):
-    """None of the others; the text says what."""
+    """Another error; see its text."""
 
 
-# By PENSTOCK_ERR_* of penstock.h.
+# The exception of each PENSTOCK_ERR_* of penstock.h.
 BY_CODE: dict[int, type[Error]] = {
     1: InvalidError,
     2: ClosedError,

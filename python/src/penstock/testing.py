@@ -28,9 +28,9 @@ __all__ = ["Node", "NodeError", "node"]
 
 _log = logging.getLogger("penstock.testing")
 
-# The shell stands between this process and the node, so that the node ends however this process ends: the shell's
-# standard input is then at its end. It reads a line where this process stops the node itself. Nobody else holds
-# the node's standard error, so that its end says that the node has ended.
+# The node's parent is this shell script. It kills the node when its standard input ends without a line, which happens
+# when this process ends in any way. If this process stops the node itself, it writes a line first. Only the node holds
+# the write end of its standard error, so the end of that pipe means that the node has ended.
 _SUPERVISOR = """
 directory=$1; shift
 exec 3<&0
@@ -43,17 +43,17 @@ wait $!; code=$?
 exit $code
 """
 
-_LOG_LINES = 1000  # what Node.log returns at most
+_LOG_LINES = 1000  # the greatest number of lines that Node.log returns
 
 
 class NodeError(RuntimeError):
-    """The node did not start, or did not stop. The text ends with what it logged."""
+    """The node did not start or did not stop. The text ends with the node's log."""
 
 
 class Node:
-    """A storage node as a child process, on a directory of its own.
+    """A storage node as a child process, with a directory of its own.
 
-    ``node()`` makes one. Its methods are for one thread at a time.
+    Use ``node()`` to start one. Only one thread at a time may call the methods.
     """
 
     def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
@@ -67,13 +67,13 @@ class Node:
         self._owner = os.getpid()
         self._reader: threading.Thread | None = None
         self._lines: collections.deque[str] = collections.deque(maxlen=_LOG_LINES)
-        self._settled = threading.Event()  # ready, or ended before that
+        self._settled = threading.Event()  # the node is ready, or has ended before that
         self._ready: dict[str, Any] | None = None
         self._pid = 0
 
     @property
     def address(self) -> str:
-        """The ``host:port`` to open a Store with. It stays the same over ``start``."""
+        """The ``host:port`` to open a Store with. ``start`` does not change it."""
         return self._listen[0]
 
     @property
@@ -83,38 +83,38 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The process id of the node that runs, or ran last."""
+        """The process id of the node, or of the last one if none is running."""
         return self._pid
 
     @property
     def running(self) -> bool:
-        """Whether the process lives, also while ``pause`` has stopped it."""
+        """Whether the process exists. It also exists while it is paused."""
         return self._reader is not None and self._reader.is_alive()
 
     def log(self) -> str:
-        """Return the last lines that the node logged, as JSON, one a line."""
+        """Return the last lines of the node's log, one JSON object per line."""
         return "\n".join(list(self._lines))
 
     def start(self) -> None:
-        """Start the node and wait until it serves; on the same data and ports if it ran before.
+        """Start the node and wait until it is ready. A node that ran before keeps its data and ports.
 
-        Raises NodeError if it ends before that, or takes longer than the timeout.
+        Raises NodeError if the node ends before it is ready, or takes longer than the timeout.
         """
         if self._shell is not None:
-            raise NodeError(f"the node runs already, as process {self._pid}")
+            raise NodeError(f"the node runs already as process {self._pid}")
         control, plane, http = self._listen
         command = [
             str(program()), "serve", "--data", str(self.data), "--log-format", "json", "--node", "test",
             "--listen", control, "--data-listen", plane, "--http", http, *self._args,
         ]  # fmt: skip
-        # A setting of the person who runs the tests is not meant for this node.
+        # Settings in the environment of the tests must not apply to this node.
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         self._ready = None
         self._settled.clear()
         self._shell = subprocess.Popen(
             ["/bin/sh", "-c", _SUPERVISOR, "sh", str(self._directory), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=environ, start_new_session=True,  # Ctrl-C is for this process; it stops the node then
+            env=environ, start_new_session=True,  # Ctrl-C must reach this process only, which then stops the node
         )  # fmt: skip
         assert self._shell.stdout is not None
         with self._shell.stdout as out:
@@ -144,15 +144,15 @@ class Node:
         self._settled.set()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the node, if it runs."""
-        # The shell has not waited for the node yet, so the number cannot be another process's.
+        """Send a signal to the node if it is running."""
+        # The shell has not waited for the node yet, so the process id is not reused.
         if self.running:
             os.kill(self._pid, number)
 
     def pause(self) -> None:
-        """Stop the process with SIGSTOP: it keeps its connections and answers nothing. Returns when it has stopped."""
+        """Stop the process with SIGSTOP, and wait until it has stopped. It keeps its connections but does not answer."""
         self.signal(signal.SIGSTOP)
-        # The kernel stops the threads one after the other; until then the last of them may still answer.
+        # The kernel stops one thread after the other, and a thread that is not stopped yet may still answer.
         while self.running and not self._stopped():
             os.sched_yield()
 
@@ -168,13 +168,13 @@ class Node:
         self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the node with SIGKILL. ``start`` starts it again on what it left."""
+        """End the node with SIGKILL. ``start`` starts it again on the same data."""
         self._end(signal.SIGKILL, 10)
 
     def stop(self) -> None:
-        """End the node with SIGTERM, so that it writes out what it has.
+        """End the node with SIGTERM, so that it drains and syncs its volume.
 
-        Raises NodeError if it has to be killed, or exits with a code other than 0.
+        Raises NodeError if the node does not end within its timeout and is killed, or if its exit code is not 0.
         """
         code = self._end(signal.SIGTERM, self._timeout)
         if code:
@@ -213,9 +213,9 @@ def node(
 ) -> Iterator[Node]:
     """Run a storage node until the block ends, in a temporary directory, on free ports of this host.
 
-    ``capacity`` and ``arena`` are as ``penstock serve`` takes them, ``args`` are further flags of it. With a
-    ``token``, of 16 characters at least, the node refuses callers without it. The node also ends when this process
-    is killed. It may take ``timeout`` seconds to start, and to stop.
+    ``capacity`` and ``arena`` are the values of these flags of ``penstock serve``; ``args`` are further flags. With a
+    ``token``, of at least 16 characters, the node refuses callers without the token. The node also ends when this process
+    is killed. ``timeout`` bounds the start and the stop of the node, in seconds.
     """
     directory = Path(tempfile.mkdtemp(prefix="penstock-node-"))
     flags = ["--capacity", capacity, "--arena", arena, "--index-cache", "8MiB", "--free-floor", "16MiB"]
@@ -233,6 +233,6 @@ def node(
         yield n
         n.stop()
     finally:
-        if os.getpid() == owner:  # not in a child of os.fork that unwinds its stack
+        if os.getpid() == owner:  # a forked child that leaves this block must not end the node
             n.kill()
             shutil.rmtree(directory, ignore_errors=True)
