@@ -56,7 +56,7 @@ type volume struct {
 	lives int
 }
 
-// rounds is what PENSTOCK_CRASH_ROUNDS says, or otherwise.
+// rounds returns PENSTOCK_CRASH_ROUNDS, or otherwise if the variable is not set.
 func rounds(t *testing.T, otherwise int) int {
 	t.Helper()
 	s := os.Getenv("PENSTOCK_CRASH_ROUNDS")

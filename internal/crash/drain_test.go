@@ -21,18 +21,19 @@ import (
 )
 
 const (
-	// ballastChains are stored in the first life and stay until the last, so that a drain has several batches to move.
+	// ballastChains is the number of chains that are stored in the first life and never deleted, so that a drain has
+	// several batches to move.
 	ballastChains = 90
-	// noiseChains is how many chains of the noise, the newest, a life reads.
+	// noiseChains is the number of chains of "noise" that each life reads, the newest ones.
 	noiseChains = 60
-	// drainShare is how many rounds of the kill loop come to one kill of a drain.
+	// drainShare is the number of rounds of the kill loop per kill of a drain.
 	drainShare = 5
 )
 
-// TestKillDrain kills the node in the middle of draining and removing each of three volumes in turn, beside writes,
-// deletions and epoch bumps. After each restart the node serves every acknowledged block with the right bytes, reports
-// each deleted block as a miss, still follows each acknowledged drain order, and continues the drain. The test replaces a
-// removed volume by an empty disk. The first volume also holds the index, so the node rebuilds it from the others.
+// TestKillDrain kills the node while it drains or removes each of three volumes in turn, during writes, deletions and epoch
+// bumps. After each restart the node serves every acknowledged block with the right bytes, reports each deleted block as a
+// miss, and continues each acknowledged drain. The test replaces a removed volume by an empty disk. The first volume also
+// has the index, so the node rebuilds the index from the other volumes.
 func TestKillDrain(t *testing.T) {
 	testkit.Long(t, "a node is killed in the middle of drains many times")
 	kills := max(6, rounds(t, 0)/drainShare)
@@ -43,43 +44,44 @@ func TestKillDrain(t *testing.T) {
 	for d.kills < kills && !t.Failed() {
 		d.life(t, false)
 	}
-	// Whatever the kills cut short, two drains end, and the removal after the first.
+	// Even if kills interrupted all drains before, two drains and one removal are completed here.
 	for d.removals = 0; d.removals == 0 && !t.Failed(); {
 		d.life(t, true)
 	}
 	if !t.Failed() {
 		d.life(t, true)
 	}
-	t.Logf("%d kills, %d of them in the middle of a drain; %d blocks owed and read, %d blocks of the noise read", d.kills, d.cutShort, d.owed, d.noiseRead)
-	if d.owed == 0 {
-		t.Error("the loop read nothing")
+	t.Logf("%d kills, %d of them during a drain; %d acknowledged blocks and %d blocks of noise read", d.kills, d.interrupted, d.acknowledged, d.noiseRead)
+	if d.acknowledged == 0 {
+		t.Error("the loop read no acknowledged block")
 	}
 }
 
-// drainLoop is one node over its lives.
+// drainLoop is one node, which is killed and started again.
 type drainLoop struct {
 	binary string
 	dirs   []string
 	rng    *rand.Rand
 
-	// state is what namespace "kept" holds. inFlight is the change that was not acknowledged when the node was killed.
+	// state is the acknowledged content of namespace "kept". inFlight is the change that was not acknowledged when the
+	// node was killed.
 	state    ledgerState
 	inFlight *change
-	noise    int // chains of the noise that were written
+	noise    int // number of chains written to "noise"
 
-	// victim is the index of the volume that is drained and removed, victimDir its directory. draining and removed are
-	// the orders that are in force.
-	victim            int
-	victimDir         string
+	// target is the index of the volume that is drained and removed, targetDir its directory. draining and removed are
+	// set if the node has acknowledged that order.
+	target            int
+	targetDir         string
 	draining, removed bool
-	// fresh: the directory of a removed volume was emptied, and is to be formatted.
+	// fresh is set if the directory of a removed volume was emptied and the next start formats it.
 	fresh bool
 
-	kills, cutShort, removals, owed, noiseRead int
+	kills, interrupted, removals, acknowledged, noiseRead int
 }
 
-// spaces are the namespaces of one life: "kept" is changed step by step, "ballast" stays as it is, and of "noise", which
-// always exceeds its quota, only the bytes are judged.
+// spaces are the namespaces of one life. "kept" is changed step by step. "ballast" does not change. "noise" always exceeds
+// its quota, so its blocks may be missing, but no byte may be wrong.
 type spaces struct{ kept, ballast, noise *space }
 
 func (s *spaces) close() error {
@@ -92,8 +94,8 @@ func (s *spaces) close() error {
 	return errors.Join(errs...)
 }
 
-// life starts the node, judges what is there, goes on with the drain beside load, and kills the node: at a random change,
-// or, with whole set, when the volume was removed.
+// life starts the node, checks its content, continues the drain under load, and kills the node: during a random change, or,
+// if whole is set, after the volume was removed.
 func (d *drainLoop) life(t *testing.T, whole bool) {
 	var flags []string
 	if d.fresh {
@@ -114,11 +116,11 @@ func (d *drainLoop) life(t *testing.T, whole bool) {
 			t.Errorf("close the clients: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("life %d, volume %d draining %v, removed %v; the node's log:\n%s", d.kills, d.victim, d.draining, d.removed, n.log)
+			t.Logf("life %d, volume %d draining %v, removed %v; the node's log:\n%s", d.kills, d.target, d.draining, d.removed, n.log)
 		}
 		d.kills++
 	}()
-	if err := errors.Join(d.connect(ctx, n, &s), d.judge(ctx, &s)); err != nil {
+	if err := errors.Join(d.connect(ctx, n, &s), d.check(ctx, &s)); err != nil {
 		t.Error(err)
 		return
 	}
@@ -128,12 +130,12 @@ func (d *drainLoop) life(t *testing.T, whole bool) {
 		return
 	}
 	kill()
-	if err := os.RemoveAll(d.victimDir); err != nil {
+	if err := os.RemoveAll(d.targetDir); err != nil {
 		t.Error(err)
 	}
 	d.removed, d.draining, d.fresh = false, false, true
 	d.removals++
-	d.victim = (d.victim + 1) % len(d.dirs) // a new volume gets the index of the removed one
+	d.target = (d.target + 1) % len(d.dirs) // a new volume gets the index of the removed one
 }
 
 func (d *drainLoop) connect(ctx context.Context, n *node, s *spaces) (err error) {
@@ -148,20 +150,21 @@ func (d *drainLoop) connect(ctx context.Context, n *node, s *spaces) (err error)
 	}
 	for seed := range ballastChains {
 		if got, err := s.ballast.put(ctx, seed, keptBlocks); err != nil || got != keptBlocks {
-			return fmt.Errorf("%d blocks of chain %d of the ballast are stored: %w", got, seed, err)
+			return fmt.Errorf("put stored %d blocks of chain %d of the ballast; want %d: %w", got, seed, keptBlocks, err)
 		}
 	}
 	return nil
 }
 
-// judge compares everything with what is owed, and takes over what became of the change in flight.
-func (d *drainLoop) judge(ctx context.Context, s *spaces) error {
+// check compares the node's content with the acknowledged changes, and updates state, draining and removed from it. The
+// change and the order that were in flight at the kill may have been applied or not.
+func (d *drainLoop) check(ctx context.Context, s *spaces) error {
 	next := ledgerState{epoch: d.state.epoch, blocks: maps.Clone(d.state.blocks)}
 	if d.inFlight != nil {
 		next.apply(*d.inFlight)
 	}
 	switch s.kept.ns.Epoch {
-	case next.epoch: // of a change within an epoch either outcome is right
+	case next.epoch: // if the change kept the epoch, it may have been applied or not
 		if next.epoch != d.state.epoch {
 			d.state = next
 		}
@@ -171,20 +174,20 @@ func (d *drainLoop) judge(ctx context.Context, s *spaces) error {
 		return fmt.Errorf("epoch %d; want %d or %d", s.kept.ns.Epoch, d.state.epoch, next.epoch)
 	}
 	d.inFlight = nil
-	v, err := d.look(ctx, s)
+	v, err := d.volume(ctx, s)
 	if err != nil {
 		return err
 	}
 	if duty := v.GetDuty(); d.removed && duty != "removed" || d.draining && duty == "ok" {
-		return fmt.Errorf("the order is forgotten: %v", v)
+		return fmt.Errorf("the node has lost an acknowledged order: draining %v, removed %v, volume %v", d.draining, d.removed, v)
 	}
-	// An order that was not acknowledged may be in force.
+	// The node may have performed an order without acknowledging it.
 	d.draining, d.removed = v.GetDuty() == "draining", v.GetDuty() == "removed"
 	if d.draining && (v.GetMovedBlocks() > 0 || v.GetUsedBytes() > 0) {
-		d.cutShort++ // what is moved in this life was left by the last
+		d.interrupted++ // the kill interrupted the drain: blocks remain to be moved
 	}
 	if !d.removed {
-		d.victimDir = v.GetPath()
+		d.targetDir = v.GetPath()
 	}
 	for seed := range keptChains {
 		got, err := s.kept.get(ctx, seed)
@@ -193,16 +196,16 @@ func (d *drainLoop) judge(ctx context.Context, s *spaces) error {
 		}
 		least, most := min(d.state.blocks[seed], next.blocks[seed]), max(d.state.blocks[seed], next.blocks[seed])
 		if got < least || got > most {
-			return fmt.Errorf("chain %d has %d blocks, want %d to %d", seed, got, least, most)
+			return fmt.Errorf("chain %d has %d blocks; want %d to %d", seed, got, least, most)
 		}
-		d.owed += least
+		d.acknowledged += least
 		d.state.blocks[seed] = got
 	}
 	for seed := range ballastChains {
 		if got, err := s.ballast.get(ctx, seed); err != nil || got != keptBlocks {
-			return fmt.Errorf("chain %d of the ballast has %d blocks: %w", seed, got, err)
+			return fmt.Errorf("chain %d of the ballast has %d blocks; want %d: %w", seed, got, keptBlocks, err)
 		}
-		d.owed += keptBlocks
+		d.acknowledged += keptBlocks
 	}
 	for seed := max(0, d.noise-noiseChains); seed < d.noise; seed++ {
 		got, err := s.noise.get(ctx, seed)
@@ -214,16 +217,16 @@ func (d *drainLoop) judge(ctx context.Context, s *spaces) error {
 	return nil
 }
 
-// look returns the victim.
-func (d *drainLoop) look(ctx context.Context, s *spaces) (*pb.VolumeStatus, error) {
+// volume returns the state of the target.
+func (d *drainLoop) volume(ctx context.Context, s *spaces) (*pb.VolumeStatus, error) {
 	resp, err := s.kept.admin.ListVolumes(ctx, &pb.ListVolumesRequest{})
 	if err != nil {
 		return nil, err
 	}
-	return resp.GetVolumes()[d.victim], nil
+	return resp.GetVolumes()[d.target], nil
 }
 
-// work writes, deletes and bumps beside the drain, until the node is killed.
+// work writes, deletes and bumps the epoch during the drain, and kills the node.
 func (d *drainLoop) work(ctx context.Context, t *testing.T, s *spaces, kill func(), whole bool) {
 	var killed atomic.Bool
 	var others sync.WaitGroup
@@ -241,13 +244,14 @@ func (d *drainLoop) work(ctx context.Context, t *testing.T, s *spaces, kill func
 			}
 		}
 	})
-	// order gives an order. acked is read in the next life.
-	order := func(give func(name string) error, acked *bool) {
+	// order calls call with the name of the target, and sets acknowledged if the call succeeds. The next life reads
+	// acknowledged.
+	order := func(call func(name string) error, acknowledged *bool) {
 		done := make(chan struct{})
 		others.Go(func() {
 			defer close(done)
-			if err := give(fmt.Sprint(d.victim)); err == nil {
-				*acked = true
+			if err := call(fmt.Sprint(d.target)); err == nil {
+				*acknowledged = true
 			} else if !killed.Load() {
 				t.Errorf("order: %v", err)
 			}
@@ -266,11 +270,11 @@ func (d *drainLoop) work(ctx context.Context, t *testing.T, s *spaces, kill func
 	for left := d.rng.IntN(5); whole || left > 0; left-- {
 		c := nextChange(d.rng, &d.state)
 		if err := s.kept.change(ctx, c); err != nil {
-			t.Errorf("a change: %v", err)
+			t.Errorf("change %+v: %v", c, err)
 			return
 		}
 		d.state.apply(c)
-		v, err := d.look(ctx, s)
+		v, err := d.volume(ctx, s)
 		if err != nil {
 			t.Error(err)
 			return
@@ -287,7 +291,7 @@ func (d *drainLoop) work(ctx context.Context, t *testing.T, s *spaces, kill func
 			return
 		}
 	}
-	// The kill comes while another change is made.
+	// Kill the node during another change.
 	c := nextChange(d.rng, &d.state)
 	d.inFlight = &c
 	made := make(chan error, 1)
@@ -299,7 +303,7 @@ func (d *drainLoop) work(ctx context.Context, t *testing.T, s *spaces, kill func
 	}
 }
 
-// get reads a chain and compares what is delivered. It returns how many blocks are.
+// get reads a chain, compares the delivered blocks, and returns their number.
 func (s *space) get(ctx context.Context, seed int) (int, error) {
 	ids := cutChain(s.ns, seed)
 	clear(s.mem.Bytes())

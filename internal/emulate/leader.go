@@ -194,9 +194,9 @@ func (l *Leader) session(ctx context.Context) error {
 	}
 }
 
-// registration says who the group is and what it holds. From the same moment on what
-// becomes of that goes to out: a message to the session before would be lost, and the
-// planner would wait for ever for a request that has ended.
+// registration returns the registration of the group, with the requests that it holds. From
+// this call on, messages about these requests are sent to out. In the previous session they
+// would be lost, and the planner would wait for ever for a request that has ended.
 func (l *Leader) registration(out chan *pb.LeaderMessage) (*pb.LeaderMessage, error) {
 	r := &pb.RegisterGroup{Group: l.opts.Group, Role: l.opts.Role}
 	for _, m := range l.opts.Members {

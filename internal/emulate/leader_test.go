@@ -10,12 +10,12 @@ import (
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
-// wire is a connection to a planner that takes what a leader sends and answers nothing.
+// wire is a connection to a planner that receives a leader's messages and sends none.
 type wire struct {
 	grpc.ClientConnInterface
 	grpc.ClientStream
 	ctx context.Context
-	// sent is called with each message before it counts as sent.
+	// sent is called with each message before SendMsg returns.
 	sent func(*pb.LeaderMessage)
 }
 
@@ -36,8 +36,8 @@ func (w *wire) RecvMsg(any) error {
 
 func (w *wire) CloseSend() error { return nil }
 
-// TestEndDuringRegistration: a request that ends while its group's registration is on
-// its way, which says that the group holds the request, is reported in the new session.
+// TestEndDuringRegistration: a registration lists a request as held, and the request ends
+// while the registration is being sent. The new session reports the end of the request.
 func TestEndDuringRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,13 +1,13 @@
-// Package kvevents publishes what storage nodes hold as KV-cache events in the wire
-// form of vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo)
-// can follow storage nodes: a PUB socket for the events, a ROUTER socket for those
+// Package kvevents publishes the blocks of storage nodes as KV-cache events in the wire
+// format of vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo) can
+// follow storage nodes. A PUB socket sends the events. A ROUTER socket sends events again
 // that a subscriber missed.
 //
-// It is not a second event log of the node: it keeps no list of blocks, and a
-// subscriber that has lost events gets everything anew. It does not receive events
-// of engines. It decides nothing about routing.
+// It is not a second event log of the node: it keeps no list of blocks. When a
+// subscriber has lost events, all blocks are published again. It does not receive events
+// of engines. It makes no routing decisions.
 //
-//	node: Events ─────► source ─── Change ──► Wire ── payload ─► ring ──► PUB    ─► subscribers, each at its own place
+//	node: Events ─────► source ─── Change ──► Wire ── payload ─► ring ──► PUB    ─► subscribers, each at its own position
 //	      ListBlocks ─►   │ one for each node               newest N messages └─► ROUTER ─► replays
 //	                      └ epoch of each namespace
 //
@@ -20,60 +20,61 @@
 //	                                                  98                      array of 8: an event, Wire.Maps false
 //	                                                   ab "BlockStored"
 //	                                                   91 c4 10 …             hashes: 16 bytes each, or their last 8 as an integer
-//	                                                   c0                     hash of the block before the first; nil: none
-//	                                                   90                     token ids: none, the node does not know them
-//	                                                   40                     tokens in a block
+//	                                                   c0                     hash of the first block's parent; nil: none
+//	                                                   90                     token ids: none, the node does not have them
+//	                                                   40                     tokens per block
 //	                                                   c0 a7 "STORAGE" c0     LoRA id, medium, LoRA name
 //	                                                 00                       data-parallel rank
 //
 //	BlockRemoved      93 ac "BlockRemoved" 91 c4 10 … a7 "STORAGE"
 //	AllBlocksCleared  91 b0 "AllBlocksCleared"
 //
-// With Wire.Maps an event is a map of the same fields by name, with its tag under
-// "type", as vLLM has sent since 0.24; the batch around it stays an array. The
-// arrays have the fields that every version and consumer of the array form knows.
+// With Wire.Maps an event is a map of the same fields by name, and its tag has the name
+// "type", as in vLLM since 0.24. The batch stays an array. Arrays have exactly the
+// fields that all versions and consumers of the array form support.
 //
-// # From the node's events to these
+// # From the node's events to vLLM's events
 //
-// A block hash is the block's id in Penstock. A router finds a block by it if the
-// engine reports the same id. The medium is the same for all volumes. A hybrid
-// model's block is reported once, by its first layer group.
+// A block hash is the block's id in Penstock. A router can match it with an engine's
+// block only if the engine reports the same id. All volumes have the same medium. A block
+// of a hybrid model is reported once, for its first layer group.
 //
 //	node                              subscribers
 //	block_stored                      BlockStored
 //	block_removed                     BlockRemoved
 //	all_blocks_cleared                AllBlocksCleared
-//	gap, restart of the node, start   AllBlocksCleared, then BlockStored for all that is there
+//	gap, restart of the node, start   AllBlocksCleared, then BlockStored for all stored blocks
 //	volume_state                      nothing
-//	node unreachable                  nothing until it is back: what it holds is still there
+//	node unreachable                  nothing; the node still has its blocks when it is reachable again
 //
-// A node publishes the event of a new epoch after the first blocks of that epoch
-// may have been stored. A source therefore clears a namespace at the first event of
-// a newer epoch, and drops events of older ones.
+// A node may store the first blocks of a new epoch before it publishes the event of that
+// epoch. A source therefore clears a namespace at the first event of a newer epoch, and
+// drops events of older epochs.
 //
-// What is there is listed while the node's events go on; the events since the
-// listing began follow it. An event about a block says what became of it, whatever
-// was said before, so that the last word on each block is right.
+// An announcement lists all blocks of a node while the node's events continue. The source
+// publishes the events since the start of the listing after the listing. An event about a
+// block overrides everything published about that block before, so the final state of
+// each block is right.
 //
 // # Sequence numbers and loss
 //
-// Messages are numbered from 0 in the order of publication, over all topics, as
-// vLLM numbers them. A publisher that starts again begins at 0, and with an
-// AllBlocksCleared on each topic.
+// Messages of all topics are numbered from 0 in the order of publication, as in vLLM. A
+// publisher that starts again begins at 0, with an AllBlocksCleared on each topic.
 //
-// Publishing never waits. The ring holds the newest messages, bounded in number and
-// in bytes; a subscriber is a place in it and costs no queue. A subscriber whose
-// place was overwritten goes on with the oldest message; the numbers in between are
-// missing to it, are counted in Stats.Lost, and can no longer be replayed either.
-// For such a subscriber, for a replay that asks for what is gone, and for one that
-// has just joined, all nodes are announced again, at most once in Options.Resync.
+// Publishing never waits. The ring holds the newest messages, bounded in number and in
+// bytes. A subscriber is a position in the ring and has no queue of its own. If the
+// message at its position was overwritten, the subscriber continues with the oldest
+// message. The messages in between are lost: Stats.Lost counts them, and they cannot be
+// replayed. All nodes are announced again when a subscriber joins or loses messages, and
+// when a replay requests messages that are no longer in the ring, but at most once per
+// Options.Resync.
 //
 // # Topics
 //
-// AllBlocksCleared has no namespace: consumers apply it to all that they know from
-// the publisher's pod, the part of the topic between the first and the second @. If
-// the namespaces of a node share that part, a source announces the others again
-// after the clearing of one.
+// AllBlocksCleared has no namespace. Consumers drop all blocks of the publisher's pod,
+// which is the part of the topic between the first and the second @. If the namespaces of
+// a node share a pod, then after the clearing of one namespace a source announces the
+// others again.
 //
-// Locks: Publisher.mu and ring.mu are leaves; no two locks are held at once.
+// Locks: no lock is taken while Publisher.mu or ring.mu is held.
 package kvevents

@@ -20,58 +20,58 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Node is a storage node that is followed.
+// Node is a storage node to follow.
 type Node struct {
-	// Server is its address, for reports.
+	// Server is the node's address, for reports.
 	Server string
 	Cache  pb.CacheClient
 	Admin  pb.AdminClient
 }
 
-// Options of Follow. Nodes and Publisher are required.
+// Options of a Follower. Nodes and Publisher are required.
 type Options struct {
 	Nodes []Node
-	// Namespace to publish; empty: all, those to come too.
+	// Namespace is the namespace to publish. Empty publishes all namespaces, also those
+	// that are created later.
 	Namespace string
 	Topic     Topic
 	Wire      Wire
 	Publisher *Publisher
-	// Resync is the least time between two announcements of all that a node holds for
-	// the sake of subscribers that have joined or lost messages. 0: none is made for
-	// them.
+	// Resync is the least time between two announcements of all blocks for subscribers
+	// that joined or lost messages. 0: no announcements for them.
 	Resync time.Duration
-	// Heartbeat is how often a message without events is published on each topic, by
-	// which a subscriber notices that it has missed the last ones. 0: never.
+	// Heartbeat is the interval of messages without events on each topic. From their
+	// sequence numbers a subscriber sees that it missed the last messages. 0: none.
 	Heartbeat time.Duration
-	// Report is called with what a person may want to know, by several goroutines.
+	// Report is called with events for operators. Several goroutines may call it at once.
 	Report func(Report)
 }
 
-// Report is something that happened to a follower.
+// Report is an event of a follower, for operators.
 type Report struct {
-	// Server is the address of the node, Node its name.
+	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is announced (all that the node holds has been published: Namespaces and
-	// Blocks), gap, down or back; Reason says why.
+	// What is announced, gap, down or back. announced: all blocks of the node were
+	// published; Namespaces and Blocks have their numbers. Reason is the cause of a gap,
+	// or of a node being down.
 	What       string `json:"what"`
 	Namespaces int    `json:"namespaces"`
 	Blocks     int    `json:"blocks"`
 	Reason     string `json:"reason,omitempty"`
 }
 
-// Follower publishes what nodes hold.
+// Follower publishes the blocks of nodes.
 type Follower struct {
 	opts    Options
 	sources []*source
 
 	mu sync.Mutex
-	// names maps the name of each node to its address: topics tell nodes apart by
-	// name.
+	// names maps node names to addresses. Names must be unique, because topics have them.
 	names map[string]string
 }
 
-// NewFollower checks the options and returns a Follower, to be Run.
+// NewFollower validates the options and returns a Follower. Call Run to follow the nodes.
 func NewFollower(o Options) (*Follower, error) {
 	if err := o.Topic.Check(len(o.Nodes), o.Namespace); err != nil {
 		return nil, err
@@ -83,19 +83,19 @@ func NewFollower(o Options) (*Follower, error) {
 	return f, nil
 }
 
-// Missed asks for an announcement of all that there is, for a subscriber that has
-// joined or lost messages: PublisherOptions.Missed. It does not wait.
+// Missed requests an announcement of all blocks, for a subscriber that joined or lost
+// messages. It does not wait. It fits PublisherOptions.Missed.
 func (f *Follower) Missed(net.Addr, uint64) {
 	for _, s := range f.sources {
 		select {
 		case s.wake <- struct{}{}:
-		default: // it was asked for already
+		default: // the announcement is requested already
 		}
 	}
 }
 
-// Run follows the nodes until ctx ends, or one of them refuses. It then returns ctx's
-// error, or why. A node that is away is waited for.
+// Run follows the nodes until ctx ends or a node refuses a call, and returns the error of
+// ctx or of that call. It waits for nodes that are not reachable.
 func (f *Follower) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range f.sources {
@@ -104,34 +104,35 @@ func (f *Follower) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// claim refuses a node that has the name of another.
+// claim records the name of a node. It returns an error if another node has the name.
 func (f *Follower) claim(name, server string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if other, ok := f.names[name]; ok && other != server {
-		return fmt.Errorf("kvevents: the nodes at %s and %s are both named %q, so that their topics are the same: give each a name of its own (penstock serve --node)", other, server, name)
+		return fmt.Errorf("kvevents: the nodes at %s and %s are both named %q, so their topics would be equal: give each node a name of its own (penstock serve --node)", other, server, name)
 	}
 	f.names[name] = server
 	return nil
 }
 
-// source follows one node. Only its run uses it, but for wake.
+// source follows one node. Only the goroutine of run uses its fields, except wake.
 type source struct {
 	Node
 	f    *Follower
 	opts *Options
-	// wake asks for an announcement.
+	// wake has an element if an announcement was requested.
 	wake chan struct{}
 
-	// name and start are the node's name and the run of it that after belongs to.
+	// name is the node's name. start identifies the run of the node to which after
+	// belongs.
 	name  string
 	start int64
-	// after is the last event seen.
+	// after is the sequence number of the last event.
 	after uint64
-	// down is why the node was last reported to be down; empty: it is not.
+	// down is the reason in the last report that the node is down; empty if it is not.
 	down string
-	// announced is when all was last announced; zero: not since the start, or since
-	// events were lost.
+	// announced is the time of the last announcement; zero if there was none since the
+	// start or since events were lost.
 	announced time.Time
 	spaces    map[string]*space
 }
@@ -140,9 +141,9 @@ type source struct {
 type space struct {
 	topic       string
 	blockTokens int
-	// flat: blocks are keys without parents.
+	// flat is set if blocks have no parents.
 	flat bool
-	// epoch is that of the blocks that subscribers know.
+	// epoch is the epoch of the published blocks.
 	epoch kv.Epoch
 }
 
@@ -178,12 +179,12 @@ func (s *source) run(ctx context.Context) error {
 	}
 }
 
-// refusal is an error of ours that stays the same however often one tries.
+// refusal is an error of this package for which a retry is of no use.
 type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }
 
-// refused reports whether an error stays the same however often one tries.
+// refused reports whether a retry after err is of no use.
 func refused(err error) bool {
 	if errors.As(err, &refusal{}) {
 		return true
@@ -202,8 +203,8 @@ func (s *source) report(r Report) {
 	}
 }
 
-// unknown is a number that no event of a node has. Asked for what follows it, the
-// node answers with a gap and all that it still has.
+// unknown is a sequence number that no event has. To a request for the events after
+// unknown the node returns a gap and all events that it still has.
 const unknown = math.MaxUint64
 
 // follow reads one stream of events to its end.
@@ -221,7 +222,7 @@ func (s *source) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	after := s.after
 	if after == 0 {
-		after = unknown // 0 means from now on, which is later than the status
+		after = unknown // 0 would skip the events between the status and the call
 	}
 	stream, err := s.Cache.Events(ctx, &pb.EventsRequest{After: after})
 	if err != nil {
@@ -233,11 +234,11 @@ func (s *source) follow(ctx context.Context) error {
 	go func() { ended <- receive(ctx, stream, events) }()
 	defer func() {
 		cancel()
-		for range events { // until receive has ended
+		for range events { // receive closes events at its end
 		}
 	}()
-	// gRPC connects again by itself. If the node is still the one of the first
-	// status, the stream, which was opened in between, is of that run too.
+	// gRPC may have connected to a restarted node since the first status. If the run is
+	// still the same, the stream, which was opened in between, belongs to it too.
 	if again, err := s.Admin.Status(ctx, &pb.StatusRequest{}); err != nil {
 		return err
 	} else if again.GetStartUnixMs() != s.start {
@@ -255,7 +256,7 @@ func (s *source) follow(ctx context.Context) error {
 	return s.pump(ctx, events, ended)
 }
 
-// receive passes on what a stream has, and closes events at its end.
+// receive sends the events of a stream to events, and closes events at the end.
 func receive(ctx context.Context, stream pb.Cache_EventsClient, events chan<- *pb.Event) error {
 	defer close(events)
 	for {
@@ -274,8 +275,7 @@ func receive(ctx context.Context, stream pb.Cache_EventsClient, events chan<- *p
 	}
 }
 
-// pump publishes events as they come, heartbeats, and announcements when they are
-// asked for and due.
+// pump publishes events, heartbeats, and requested announcements when they are due.
 func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan error) error {
 	var beat <-chan time.Time
 	if s.opts.Heartbeat > 0 {
@@ -310,7 +310,7 @@ func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan
 	}
 }
 
-// event publishes what one event of the node means to subscribers.
+// event publishes the changes of one event of the node.
 func (s *source) event(ctx context.Context, e *pb.Event) error {
 	lost := e.GetKind() == pb.Event_KIND_GAP && e.GetSequence() > s.after
 	s.after = e.GetSequence()
@@ -320,7 +320,7 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 			return nil
 		}
 		s.report(Report{What: "gap", Reason: fmt.Sprintf("the node no longer has the events up to %d", e.GetSequence())})
-		s.announced = time.Time{} // until the announcement is whole
+		s.announced = time.Time{} // until the next announcement is complete
 		return s.announce(ctx)
 	case pb.Event_KIND_BLOCK_STORED, pb.Event_KIND_BLOCK_REMOVED, pb.Event_KIND_ALL_BLOCKS_CLEARED:
 	default:
@@ -366,9 +366,9 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 	return nil
 }
 
-// spaceAt returns the namespace that an event of an epoch is about, or nil if what
-// the event is about has ended: the epoch, or the whole namespace. At the first event
-// of an epoch the namespace is cleared.
+// spaceAt returns the namespace of an event at an epoch. It returns nil if the epoch has
+// ended or the namespace was deleted. The first event of a newer epoch clears the
+// namespace.
 func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at time.Time) (*space, error) {
 	sp := s.spaces[name]
 	if sp != nil && epoch == sp.epoch {
@@ -387,7 +387,8 @@ func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at ti
 	if sp == nil {
 		sp = s.add(ns)
 	}
-	// A greater epoch than the namespace has is that of an earlier one of its name.
+	// An event with a greater epoch than the namespace is of a deleted namespace of the
+	// same name.
 	if now := kv.Epoch(ns.GetEpoch()); epoch < sp.epoch || epoch > now {
 		return nil, nil
 	}
@@ -409,8 +410,8 @@ func (s *source) add(ns *pb.Namespace) *space {
 	return sp
 }
 
-// clear publishes that a namespace is empty. The others of the same pod are
-// announced again: consumers have forgotten them too.
+// clear publishes that a namespace is empty. It announces the other namespaces of the
+// same pod again, because consumers drop their blocks too.
 func (s *source) clear(ctx context.Context, sp *space, at time.Time) error {
 	s.publish(sp, at, Change{Kind: Cleared})
 	if !s.opts.Topic.shared() {
@@ -427,11 +428,10 @@ func (s *source) clear(ctx context.Context, sp *space, at time.Time) error {
 	return nil
 }
 
-// announce publishes all that the node holds: an AllBlocksCleared on every topic, and
-// then the blocks.
+// announce publishes an AllBlocksCleared on every topic, and then all blocks of the node.
 func (s *source) announce(ctx context.Context) error {
 	select {
-	case <-s.wake: // who has asked until now gets this one
+	case <-s.wake: // this announcement serves all requests up to now
 	default:
 	}
 	resp, err := s.Admin.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
@@ -464,17 +464,17 @@ func (s *source) announce(ctx context.Context) error {
 	return nil
 }
 
-// listPage is how many pieces one call lists.
+// listPage is the number of pieces in one call of ListBlocks.
 const listPage = 4096
 
-// list publishes the blocks of a namespace and returns how many there are. Blocks of
-// a newer epoch than subscribers know are left out: their events are still to come.
+// list publishes the blocks of a namespace and returns their number. It omits blocks of
+// newer epochs than sp.epoch, because their events follow.
 func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, err error) {
 	var cursor []byte
 	for {
 		resp, err := s.Admin.ListBlocks(ctx, &pb.ListBlocksRequest{Namespace: name, Cursor: cursor, Limit: listPage})
 		if status.Code(err) == codes.NotFound {
-			return blocks, nil // deleted meanwhile: its event follows
+			return blocks, nil // the namespace was deleted meanwhile; its event follows
 		}
 		if err != nil {
 			return blocks, err
@@ -493,8 +493,8 @@ func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, 
 	}
 }
 
-// chains makes Changes of listed blocks: of a flat namespace one, of others one for
-// each chain, which is as long as the list allows.
+// chains returns the Changes for a list of blocks: one Change for a flat namespace, and
+// otherwise one for each chain in the list, as long as possible.
 func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	type block struct {
 		id, parent kv.BlockID
@@ -549,13 +549,13 @@ func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	return changes, nil
 }
 
-// batchBlocks and batchChanges bound one message: some tens of KiB.
+// batchBlocks and batchChanges bound one message to some tens of KiB.
 const (
 	batchBlocks  = 1024
 	batchChanges = 512
 )
 
-// publishBlocks publishes changes about blocks, in as many messages as they need.
+// publishBlocks publishes changes, in several messages if they exceed the bounds of one.
 func (s *source) publishBlocks(sp *space, at time.Time, changes ...Change) {
 	var batch []Change
 	var blocks int

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// TestAgainstIndex: whatever is stored, deleted, evicted and cleared, in namespaces
-// that come and go, a subscriber's view is what the node lists, and no message is
-// missing.
+// TestAgainstIndex stores, deletes, evicts and clears blocks in namespaces that are created
+// and deleted. A subscriber's view then equals the blocks that the node lists, and no
+// message is missing.
 func TestAgainstIndex(t *testing.T) {
 	testkit.VerifyNone(t)
 	for _, topic := range []Topic{DefaultTopic, "kv@{node}@{namespace}"} {
@@ -69,7 +69,7 @@ func TestAgainstIndex(t *testing.T) {
 				s.view.until(topic.of("test", name), h, name)
 			}
 		}
-		// What another clears must not be lost for good.
+		// The namespaces of one pod clear each other; their blocks must be announced again.
 		for _, name := range append(names, "before") {
 			s.view.until(topic.of("test", name), h, name)
 		}
@@ -79,9 +79,9 @@ func TestAgainstIndex(t *testing.T) {
 	}
 }
 
-// TestNodeAway: events of the time when a node could not be reached are published
-// when it can be; those that it no longer has make an announcement, as does a node
-// that was restarted with something else.
+// TestNodeAway: when a node is reachable again, its events of the time in between are
+// published. If the node no longer has them all, or was restarted with other blocks, all
+// its blocks are announced.
 func TestNodeAway(t *testing.T) {
 	testkit.VerifyNone(t)
 	h := newHost(t, testnode.Options{EventHistory: 4})
@@ -102,7 +102,7 @@ func TestNodeAway(t *testing.T) {
 	s.report("back")
 	s.view.until(topic, h, "m")
 	if n := len(s.reports); n != 0 {
-		t.Errorf("%d reports about events that were all there, %+v", n, <-s.reports)
+		t.Errorf("%d reports although the node had all events, %+v", n, <-s.reports)
 	}
 
 	h.wire.join("")
@@ -127,15 +127,15 @@ func TestNodeAway(t *testing.T) {
 	}
 	s.view.until(topicOf("test", "n"), other, "n")
 	if len(s.view.topics[topic]) != 0 {
-		t.Errorf("%d blocks of the node that is gone are known", len(s.view.topics[topic]))
+		t.Errorf("the view has %d blocks of the old node; want 0", len(s.view.topics[topic]))
 	}
 }
 
-// topicOf is a topic made of DefaultTopic.
+// topicOf returns the topic of a namespace under DefaultTopic.
 func topicOf(node, namespace string) string { return Topic(DefaultTopic).of(node, namespace) }
 
-// TestNodes: several nodes, some namespaces the same, over one socket; what one of
-// them loses the other keeps. A subscriber of one topic gets nothing else.
+// TestNodes follows several nodes, some with equal namespaces, over one socket. A removal
+// on one node does not affect the other. A subscriber of one topic receives no other topic.
 func TestNodes(t *testing.T) {
 	testkit.VerifyNone(t)
 	a, b := newHost(t, testnode.Options{Name: "a"}), newHost(t, testnode.Options{Name: "b"})
@@ -159,18 +159,18 @@ func TestNodes(t *testing.T) {
 	}
 	for topic := range s.view.topics {
 		if !strings.HasSuffix(topic, "@m") {
-			t.Errorf("topic %s", topic)
+			t.Errorf("unexpected topic %s", topic)
 		}
 	}
 	for topic := range only.topics {
 		if topic != topicOf("b", "m") {
-			t.Errorf("a subscriber of node b gets %s", topic)
+			t.Errorf("a subscriber of node b received topic %s", topic)
 		}
 	}
 }
 
-// TestLateSubscriber: who joins is told all that there is; a replay of the beginning
-// says the same.
+// TestLateSubscriber: a subscriber that joins receives all blocks. A replay from the first
+// message gives the same view.
 func TestLateSubscriber(t *testing.T) {
 	testkit.VerifyNone(t)
 	h := newHost(t, testnode.Options{})
@@ -184,7 +184,7 @@ func TestLateSubscriber(t *testing.T) {
 	s.view.until(topic, h, "m")
 }
 
-// TestTwoNodesOfOneName: their topics would be the same.
+// TestTwoNodesOfOneName: Run returns an error, because the nodes' topics would be equal.
 func TestTwoNodesOfOneName(t *testing.T) {
 	a, b := newHost(t, testnode.Options{Name: "twin"}), newHost(t, testnode.Options{Name: "twin"})
 	f, err := NewFollower(Options{Nodes: []Node{dial(t, a.wire.addr()), dial(t, b.wire.addr())}, Topic: DefaultTopic, Publisher: NewPublisher(PublisherOptions{})})
@@ -197,13 +197,14 @@ func TestTwoNodesOfOneName(t *testing.T) {
 	}
 }
 
-// TestTopics: which patterns are refused, and what the others become.
+// TestTopics: Check refuses patterns that are not unique. The other patterns give the
+// expected topics.
 func TestTopics(t *testing.T) {
 	for _, c := range []struct {
 		topic     Topic
 		nodes     int
 		namespace string
-		say       string // empty: it is good
+		say       string // text of the error; empty: no error
 		shared    bool
 		of        string
 	}{
@@ -225,17 +226,17 @@ func TestTopics(t *testing.T) {
 		}
 	}
 	if _, err := NewFollower(Options{}); err == nil {
-		t.Error("a topic that is the same for all namespaces is taken")
+		t.Error("no error for a topic that is the same for all namespaces")
 	}
 }
 
-// FuzzChains: of a listing in any order, each block is published once, after its
-// parent, if it has one, or as the first of a Change.
+// FuzzChains: chains returns each block of a list once, in any order of the list. A block
+// comes after its parent, or is the first block of a Change.
 func FuzzChains(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 3, 0, 6}, uint64(1), false)
 	f.Add([]byte{200, 1, 1, 1}, uint64(2), true)
 	f.Fuzz(func(t *testing.T, parents []byte, seed uint64, flat bool) {
-		// Block i+1 has the parent parents[i], if that is smaller; 0 is none.
+		// Block i+1 has the parent parents[i] if that is smaller than i+1 and not 0.
 		want := make(map[kv.BlockID]kv.BlockID)
 		var listed []*pb.Block
 		for i, p := range parents {
@@ -255,7 +256,7 @@ func FuzzChains(f *testing.F) {
 			t.Fatal(err)
 		}
 		if flat && len(changes) > 1 {
-			t.Fatalf("%d changes of a flat namespace", len(changes))
+			t.Fatalf("%d changes of a flat namespace; want 1", len(changes))
 		}
 		for _, c := range changes {
 			parent := c.Parent

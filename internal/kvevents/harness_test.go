@@ -23,12 +23,12 @@ import (
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
-// hangs bounds what waits for something that must happen: only a test that fails
-// needs it.
+// hangs is the time limit of a wait for an event that must occur. Only a failing test
+// reaches it.
 const hangs = 2 * time.Minute
 
-// host is a storage node, an engine that writes to it, and a wire to it that can be
-// cut.
+// host is a storage node, a client that writes to it, and a proxy in front of it that can
+// be cut.
 type host struct {
 	t     *testing.T
 	admin pb.AdminClient
@@ -68,7 +68,7 @@ func dial(t *testing.T, addr string) Node {
 	return Node{Server: addr, Cache: pb.NewCacheClient(conn), Admin: pb.NewAdminClient(conn)}
 }
 
-// must fails the test for an error of a call.
+// must returns the result of a call, or fails the test if the call returned an error.
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
@@ -96,8 +96,7 @@ func (h *host) drop(name string) {
 	must[*pb.DeleteNamespaceResponse](h.t)(h.admin.DeleteNamespace(h.t.Context(), &pb.DeleteNamespaceRequest{Name: name}))
 }
 
-// put stores blocks, each the child of the one before it unless the namespace is
-// flat.
+// put stores blocks. In a chained namespace each is the child of the block before it.
 func (h *host) put(name string, ids ...kv.BlockID) {
 	h.t.Helper()
 	ns := must[kv.Namespace](h.t)(h.store.Namespace(h.t.Context(), name))
@@ -109,7 +108,7 @@ func (h *host) put(name string, ids ...kv.BlockID) {
 	}
 }
 
-// list returns what the node holds in a namespace.
+// list returns the blocks of the node in a namespace.
 func (h *host) list(name string) map[kv.BlockID]bool {
 	h.t.Helper()
 	held := make(map[kv.BlockID]bool)
@@ -124,13 +123,13 @@ func (h *host) list(name string) map[kv.BlockID]bool {
 	}
 }
 
-// wire is a TCP proxy that can be cut, and joined to another node.
+// wire is a TCP proxy that can be cut and connected to another node.
 type wire struct {
 	l  net.Listener
 	wg sync.WaitGroup
 
 	mu     sync.Mutex
-	target string // empty: cut
+	target string // empty if the proxy is cut
 	conns  []net.Conn
 }
 
@@ -160,7 +159,8 @@ func newWire(t *testing.T, target string) *wire {
 
 func (w *wire) addr() string { return w.l.Addr().String() }
 
-// join ends all connections and leads later ones to another target; "" cuts the wire.
+// join closes all connections and directs later ones to another target. The target "" cuts
+// the proxy.
 func (w *wire) join(target string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -171,8 +171,8 @@ func (w *wire) join(target string) {
 	w.conns = nil
 }
 
-// reader hides what else a connection can do: io.Copy would splice, through pipes that
-// it keeps.
+// reader hides all methods of a connection but Read. With the others, io.Copy would splice
+// through pipes, which it keeps open.
 type reader struct{ io.Reader }
 
 func (w *wire) carry(near net.Conn) {
@@ -196,8 +196,7 @@ func (w *wire) carry(near net.Conn) {
 	back.Wait()
 }
 
-// show is a Follower and its Publisher, with a subscriber that saw all from the
-// beginning.
+// show is a Follower and its Publisher, with a subscriber that has received all messages.
 type show struct {
 	t        *testing.T
 	pub      *Publisher
@@ -206,7 +205,7 @@ type show struct {
 	view     *view
 }
 
-// newShow follows hosts. Of o, Nodes, Publisher and Report are set here.
+// newShow follows hosts. It sets Nodes, Publisher and Report of o.
 func newShow(t *testing.T, o Options, hosts ...*host) *show {
 	t.Helper()
 	s := &show{t: t, reports: make(chan Report, 1000)}
@@ -255,7 +254,7 @@ func (s *show) subscribe(prefix string) *view {
 	return &view{t: s.t, client: c, topics: make(map[string]map[kv.BlockID]bool), all: prefix == "", next: -1}
 }
 
-// report waits for a report of a kind.
+// report waits for a report with the given What.
 func (s *show) report(what string) Report {
 	s.t.Helper()
 	for {
@@ -270,15 +269,15 @@ func (s *show) report(what string) Report {
 	}
 }
 
-// view is the dumbest router: a set of blocks for each topic. It forgets all of a pod
-// when a topic of the pod is cleared, as llm-d does.
+// view is a minimal router: a set of blocks for each topic. When a topic is cleared, it
+// drops the blocks of all topics of the same pod, as llm-d does.
 type view struct {
 	t      *testing.T
 	client *zmtptest.Client
 	topics map[string]map[kv.BlockID]bool
-	// all: the view is of all topics, and so of all numbers.
+	// all is set if the view has all topics. It must then receive all sequence numbers.
 	all bool
-	// next is the number that the next message must have; -1: any.
+	// next is the required sequence number of the next message; -1: any.
 	next  int64
 	beats int
 }
@@ -326,12 +325,12 @@ func (v *view) apply(topic string, payload []byte) {
 				v.topics[topic][kv.BlockID(h.([]byte))] = true
 			}
 		default:
-			v.t.Fatalf("event %v", fields)
+			v.t.Fatalf("unexpected event %v", fields)
 		}
 	}
 }
 
-// until receives until a topic has exactly the blocks that a host lists.
+// until receives messages until a topic has exactly the blocks that a host lists.
 func (v *view) until(topic string, h *host, namespace string) {
 	v.t.Helper()
 	for !maps.Equal(v.topics[topic], h.list(namespace)) {
@@ -339,7 +338,7 @@ func (v *view) until(topic string, h *host, namespace string) {
 	}
 }
 
-// has receives until a topic has a block.
+// has receives messages until a topic has a block.
 func (v *view) has(topic string, id kv.BlockID) {
 	v.t.Helper()
 	for !v.topics[topic][id] {
@@ -347,7 +346,7 @@ func (v *view) has(topic string, id kv.BlockID) {
 	}
 }
 
-// chainOf is a prompt of n blocks; those of other seeds share none of them.
+// chainOf returns a prompt of n blocks. Prompts of different seeds share no block.
 func chainOf(n int, seed uint64) []kv.BlockID {
 	ids := make([]kv.BlockID, n)
 	for i := range ids {

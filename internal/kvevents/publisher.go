@@ -14,26 +14,27 @@ import (
 	"github.com/penstock-kv/penstock/internal/zmtp"
 )
 
-// PublisherOptions of a Publisher. The zero value of a field is its default.
+// PublisherOptions are the options of a Publisher. Zero in a field selects the default.
 type PublisherOptions struct {
 	// Keep and KeepBytes bound the messages that are kept for slow subscribers and
 	// replays. Defaults 10,000, as in vLLM, and 64 MiB.
 	Keep      int
 	KeepBytes int64
-	// Peers bounds the connections of each socket; those beyond are closed at once.
+	// Peers bounds the connections of each socket. Further connections are closed at once.
 	// Default 256.
 	Peers int
-	// BareReplays leaves the topic out of the answers to replays, as vLLM did before
-	// it added one.
+	// BareReplays omits the topic in replies to replay requests, as older versions of
+	// vLLM do.
 	BareReplays bool
-	// StallTimeout ends a connection whose peer reads nothing for so long while
-	// something is sent to it. Default 5 min.
+	// StallTimeout bounds the time of one write. A connection whose peer reads nothing
+	// for this time is closed. Default 5 min.
 	StallTimeout time.Duration
 	// Linger is the longest time that Close waits until subscribers have received all
 	// published messages. Default 1 s, as in vLLM.
 	Linger time.Duration
-	// Missed is called when a subscriber joins, with 0, and when messages that a peer
-	// should have are no longer kept, with their number. It must not wait. May be nil.
+	// Missed, if not nil, is called with 0 when a subscriber joins, and with the number
+	// of lost messages when a peer needs messages that are no longer kept. It must not
+	// wait.
 	Missed func(peer net.Addr, lost uint64)
 }
 
@@ -58,23 +59,23 @@ func (o *PublisherOptions) ensureDefaults() {
 	}
 }
 
-// Stats counts since the start of a Publisher.
+// Stats are counters since the start of a Publisher.
 type Stats struct {
-	// Messages that were published.
+	// Messages counts the published messages.
 	Messages uint64 `json:"messages"`
-	// Lost is how many messages subscribers did not get because they were too slow,
-	// and how many a replay was asked for in vain.
+	// Lost counts the messages that slow subscribers did not receive, and the requested
+	// messages that could not be replayed.
 	Lost uint64 `json:"lost"`
-	// Replays is how many requests for a replay were answered.
+	// Replays counts the replay requests that were served.
 	Replays uint64 `json:"replays"`
-	// Joined is how often a subscriber joined.
+	// Joined counts the subscribers that joined.
 	Joined uint64 `json:"joined"`
-	// Refused is how many connections were refused: too many, or not ZeroMQ.
+	// Refused counts the connections that were closed because there were too many or the
+	// peer violated the protocol.
 	Refused uint64 `json:"refused"`
 }
 
-// Publisher is a PUB socket and, if there is one for it, a ROUTER socket for
-// replays. Close ends it.
+// Publisher is a PUB socket and, after ListenReplay, a ROUTER socket for replays.
 type Publisher struct {
 	opts PublisherOptions
 	ring *ring
@@ -82,27 +83,27 @@ type Publisher struct {
 
 	lost, replays, joined, refused atomic.Uint64
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	closing   bool
 	listeners []net.Listener
 	conns     map[net.Conn]*connection
 }
 
-// connection is one that was accepted.
+// connection is an accepted connection.
 type connection struct {
-	kind string // type of our socket
-	// greeted: the handshake is over.
+	kind string // type of our socket: PUB or ROUTER
+	// greeted is set after the handshake.
 	greeted bool
 }
 
-// NewPublisher returns a Publisher that listens nowhere yet.
+// NewPublisher returns a Publisher that does not listen yet.
 func NewPublisher(o PublisherOptions) *Publisher {
 	o.ensureDefaults()
 	return &Publisher{opts: o, ring: newRing(o.Keep, o.KeepBytes), conns: make(map[net.Conn]*connection)}
 }
 
-// Publish numbers and sends a message. It never waits. payload is the Publisher's
-// from then on.
+// Publish numbers and sends a message. It never waits. The Publisher owns payload from
+// then on.
 func (p *Publisher) Publish(topic string, payload []byte) { p.ring.publish(topic, payload) }
 
 // Stats returns the counters.
@@ -110,22 +111,22 @@ func (p *Publisher) Stats() Stats {
 	return Stats{Messages: p.ring.place(), Lost: p.lost.Load(), Replays: p.replays.Load(), Joined: p.joined.Load(), Refused: p.refused.Load()}
 }
 
-// Listen takes subscribers at an endpoint (see zmtp.Listen) and returns the one in
-// use.
+// Listen accepts subscribers at an endpoint (see zmtp.Listen) and returns the endpoint
+// with the actual port.
 func (p *Publisher) Listen(ctx context.Context, endpoint string) (string, error) {
 	return p.listen(ctx, endpoint, p.pub())
 }
 
-// ListenReplay takes requests for replays at an endpoint.
+// ListenReplay accepts replay requests at an endpoint, and is otherwise like Listen.
 func (p *Publisher) ListenReplay(ctx context.Context, endpoint string) (string, error) {
 	return p.listen(ctx, endpoint, p.router())
 }
 
-// socket is what a listener is for.
+// socket is the kind of socket behind a listener.
 type socket struct {
 	kind  string
 	peers []string
-	// serve talks to one peer until it goes or the Publisher closes.
+	// serve serves one peer until the connection ends or the Publisher is closed.
 	serve func(c *zmtp.Conn) error
 }
 
@@ -146,8 +147,8 @@ func (p *Publisher) listen(ctx context.Context, endpoint string, s socket) (stri
 	return zmtp.Endpoint(l.Addr()), nil
 }
 
-// serve takes connections from a listener, which Close closes. It reports false if
-// the Publisher is closed.
+// serve starts accepting connections from a listener, which Close closes. It returns
+// false if the Publisher is closed.
 func (p *Publisher) serve(l net.Listener, s socket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -159,8 +160,8 @@ func (p *Publisher) serve(l net.Listener, s socket) bool {
 	return true
 }
 
-// acceptPause follows an accept that failed while the listener is open, as for want
-// of file descriptors.
+// acceptPause is the pause after a failed accept, for example without a free file
+// descriptor.
 const acceptPause = 50 * time.Millisecond
 
 func (p *Publisher) accept(l net.Listener, s socket) {
@@ -175,7 +176,7 @@ func (p *Publisher) accept(l net.Listener, s socket) {
 		}
 		if !p.add(c, s.kind) {
 			p.refused.Add(1)
-			_ = c.Close() // nothing was said
+			_ = c.Close() // nothing was sent
 			continue
 		}
 		p.wg.Go(func() {
@@ -186,14 +187,15 @@ func (p *Publisher) accept(l net.Listener, s socket) {
 				return
 			}
 			if p.greeted(c) {
-				// Peers come and go: what ended a connection is of no interest.
+				// The error that ended a connection is not reported: peers may leave at
+				// any time.
 				_ = s.serve(z)
 			}
 		})
 	}
 }
 
-// add counts a connection, if there may be one more.
+// add records a connection. It returns false if there are Options.Peers already.
 func (p *Publisher) add(c net.Conn, kind string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,7 +212,8 @@ func (p *Publisher) add(c net.Conn, kind string) bool {
 	return true
 }
 
-// greeted notes that a handshake is over. It reports false if the Publisher closes.
+// greeted records that a handshake has ended. It returns false if the Publisher is being
+// closed.
 func (p *Publisher) greeted(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,11 +225,11 @@ func (p *Publisher) remove(c net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.conns, c)
-	_ = c.Close() // nothing is left to send, or the peer is gone
+	_ = c.Close() // everything was sent, or the peer has left
 }
 
-// Close stops listening, lets subscribers receive what was published, for Linger
-// at most, and ends all connections. It may be called twice.
+// Close stops listening, sends the published messages to the subscribers, for at most
+// Linger, and closes all connections. It may be called twice.
 func (p *Publisher) Close() error {
 	p.mu.Lock()
 	p.closing = true
@@ -239,7 +242,7 @@ func (p *Publisher) Close() error {
 	within := time.Now().Add(p.opts.Linger)
 	for c, is := range p.conns {
 		if is.kind == "PUB" && is.greeted {
-			_ = c.SetWriteDeadline(within) // fails if its goroutine has closed it
+			_ = c.SetWriteDeadline(within) // fails only if the connection's goroutine has closed it
 		} else {
 			_ = c.Close() // as above
 		}
@@ -249,11 +252,11 @@ func (p *Publisher) Close() error {
 	return errors.Join(errs...)
 }
 
-// sendPage is how many messages are taken from the ring at once.
+// sendPage is the number of messages read from the ring at once.
 const sendPage = 64
 
-// subscriber serves one SUB socket: what it subscribes to is received here, what is
-// published is sent by a second goroutine.
+// subscriber serves one SUB socket. It receives subscriptions, and a second goroutine
+// sends the messages.
 func (p *Publisher) subscriber(c *zmtp.Conn) error {
 	s := &subscriptions{topics: make(map[string]int)}
 	from := p.ring.place()
@@ -281,8 +284,8 @@ func (p *Publisher) subscriber(c *zmtp.Conn) error {
 	}
 }
 
-// follow sends what is published, from a place on, until the ring is closed, the
-// peer is gone, or it cannot be sent to.
+// follow sends the messages from a position on, until the ring is closed, the peer has
+// left, or a write fails.
 func (p *Publisher) follow(c *zmtp.Conn, s *subscriptions, from uint64, gone <-chan struct{}) error {
 	for {
 		pg := p.ring.read(from, sendPage)
@@ -315,8 +318,8 @@ func (p *Publisher) follow(c *zmtp.Conn, s *subscriptions, from uint64, gone <-c
 	}
 }
 
-// send sends messages in the frames that frames returns, and flushes them. The time
-// for it is bounded.
+// send sends messages, whose frames are returned by frames, and flushes the connection.
+// StallTimeout bounds the time.
 func (p *Publisher) send(c *zmtp.Conn, messages []message, frames func(message) [][]byte) error {
 	if err := p.extend(c); err != nil {
 		return err
@@ -333,7 +336,7 @@ func (p *Publisher) send(c *zmtp.Conn, messages []message, frames func(message) 
 	return c.Flush()
 }
 
-// extend gives a peer more time to read, unless the Publisher is closing.
+// extend moves the write deadline of a peer, unless the Publisher is being closed.
 func (p *Publisher) extend(c *zmtp.Conn) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -348,14 +351,14 @@ func (p *Publisher) miss(c *zmtp.Conn, n uint64) {
 	p.opts.Missed(c.Net().RemoteAddr(), n)
 }
 
-// sequence is a number as it is sent.
+// sequence returns the frame of a sequence number.
 func sequence(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 
 // endOfReplay, -1, follows the last message of a replay.
 const endOfReplay = ^uint64(0)
 
-// replayer answers the requests of one peer, [empty] [8 bytes: first sequence
-// number]. Others are ignored, as vLLM does.
+// replayer serves the replay requests of one peer. A request is [empty] [8 bytes: first
+// sequence number]. Other messages are ignored, as in vLLM.
 func (p *Publisher) replayer(c *zmtp.Conn) error {
 	for {
 		m, err := c.Receive()
@@ -372,8 +375,8 @@ func (p *Publisher) replayer(c *zmtp.Conn) error {
 	}
 }
 
-// replay sends what is kept from a place on, up to what is published when it
-// begins, and the end marker.
+// replay sends the kept messages from a position on, up to the last message published
+// before the call, and the end marker.
 func (p *Publisher) replay(c *zmtp.Conn, from uint64) error {
 	frames := func(m message) [][]byte {
 		if p.opts.BareReplays {
@@ -394,22 +397,22 @@ func (p *Publisher) replay(c *zmtp.Conn, from uint64) error {
 	return p.send(c, []message{{seq: endOfReplay}}, frames)
 }
 
-// Bounds of what one peer may subscribe to.
+// Bounds of the subscriptions of one peer.
 const (
 	topicsMax     = 1024
 	topicBytesMax = 4096
 )
 
-var errSubscription = errors.New("kvevents: not a subscription, or too many")
+var errSubscription = errors.New("kvevents: the message is not a subscription, or the peer has too many")
 
-// subscriptions are the prefixes of topics that one peer wants.
+// subscriptions are the topic prefixes of one peer.
 type subscriptions struct {
 	mu     sync.Mutex
-	topics map[string]int // how often it subscribed
+	topics map[string]int // the number of subscriptions to each prefix
 }
 
-// take does what a message of a SUB socket says, and reports whether the peer has
-// now subscribed to something for the first time.
+// take applies a message of a SUB socket, and reports whether it is the peer's first
+// subscription.
 func (s *subscriptions) take(m [][]byte) (first bool, err error) {
 	if len(m) != 1 || len(m[0]) == 0 || len(m[0]) > topicBytesMax {
 		return false, errSubscription

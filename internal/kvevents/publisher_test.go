@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/internal/zmtp/zmtptest"
 )
 
-// pipes is a listener of connections in memory, which hold no bytes: a peer that
-// does not read stops the writer at once.
+// pipes is a listener of connections in memory. The connections have no buffer, so a
+// write waits until the peer reads.
 type pipes struct {
 	accepted chan net.Conn
 	closed   chan struct{}
@@ -35,8 +35,8 @@ func (l *pipes) Accept() (net.Conn, error) {
 func (l *pipes) Close() error   { close(l.closed); return nil }
 func (l *pipes) Addr() net.Addr { return nil }
 
-// dial returns the peer's end of a new connection. What the peer writes waits for
-// the publisher to read it, so that both may greet at once.
+// dial returns the peer's end of a new connection. Writes of the peer do not wait, so both
+// ends can send their greeting at the same time.
 func (l *pipes) dial() net.Conn {
 	ours, theirs := net.Pipe()
 	l.accepted <- ours
@@ -83,7 +83,7 @@ type stage struct {
 	pub, router *pipes
 }
 
-// withPublisher runs f in a bubble of its own and closes the Publisher after it.
+// withPublisher runs f in a synctest bubble and closes the Publisher afterwards.
 func withPublisher(t *testing.T, o PublisherOptions, f func(s *stage)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,7 @@ func withPublisher(t *testing.T, o PublisherOptions, f func(s *stage)) {
 	})
 }
 
-// subscribe returns a subscriber that the publisher knows.
+// subscribe returns a subscriber whose subscription the publisher has received.
 func (s *stage) subscribe(topics ...string) *zmtptest.Client {
 	c := zmtptest.New(s.t, s.pub.dial(), "SUB", "PUB")
 	for _, topic := range topics {
@@ -110,7 +110,7 @@ func (s *stage) subscribe(topics ...string) *zmtptest.Client {
 	return c
 }
 
-// want receives the message with a number and a topic.
+// want receives a message and checks its sequence number and topic.
 func (s *stage) want(c *zmtptest.Client, seq uint64, topic string) {
 	s.t.Helper()
 	m := c.MustReceive()
@@ -119,8 +119,8 @@ func (s *stage) want(c *zmtptest.Client, seq uint64, topic string) {
 	}
 }
 
-// TestSubscriptions: a subscriber receives what begins with one of its topics, from
-// its subscription on.
+// TestSubscriptions: a subscriber receives messages whose topic begins with one of its
+// subscriptions, from the subscription on.
 func TestSubscriptions(t *testing.T) {
 	var joined int
 	withPublisher(t, PublisherOptions{Missed: func(net.Addr, uint64) { joined++ }}, func(s *stage) {
@@ -156,9 +156,9 @@ func TestSubscriptions(t *testing.T) {
 	})
 }
 
-// TestSlowSubscriber: a subscriber that does not read stops nobody and costs nothing;
-// when it reads again, the numbers that it lacks are those that are counted, and are
-// those that a replay lacks. Then nothing more is lost.
+// TestSlowSubscriber: a subscriber that does not read delays neither the publisher nor
+// other subscribers. When it reads again, it has lost exactly the messages that Stats.Lost
+// counts and that a replay lacks. After that it loses no message.
 func TestSlowSubscriber(t *testing.T) {
 	const keep, published = 100, 1000
 	var missed uint64
@@ -189,7 +189,7 @@ func TestSlowSubscriber(t *testing.T) {
 	})
 }
 
-// TestBytesAreBounded: large messages displace more than one.
+// TestBytesAreBounded: the bytes of the kept messages are bounded, whatever their number.
 func TestBytesAreBounded(t *testing.T) {
 	withPublisher(t, PublisherOptions{KeepBytes: 10 << 10}, func(s *stage) {
 		for range 100 {
@@ -201,8 +201,8 @@ func TestBytesAreBounded(t *testing.T) {
 	})
 }
 
-// TestStalledSubscriber: a subscriber that reads nothing for long is closed; so is
-// one that stalls while the publisher closes.
+// TestStalledSubscriber: a subscriber that reads nothing for StallTimeout is disconnected,
+// and so is a subscriber that reads nothing while the publisher is being closed.
 func TestStalledSubscriber(t *testing.T) {
 	withPublisher(t, PublisherOptions{StallTimeout: time.Minute}, func(s *stage) {
 		c := s.subscribe("")
@@ -222,9 +222,9 @@ func TestStalledSubscriber(t *testing.T) {
 		}
 	})
 	withPublisher(t, PublisherOptions{Linger: time.Second}, func(s *stage) {
-		s.subscribe("") // never reads
+		s.subscribe("") // a subscriber that never reads
 		reader := s.subscribe("")
-		defer s.pub.dial().Close() // has not begun its handshake
+		defer s.pub.dial().Close() // a connection that does not begin its handshake
 		silent := s.router.dial()
 		defer silent.Close()
 		begin := time.Now()
@@ -254,7 +254,8 @@ func (s *stage) connections() int {
 	return len(s.conns)
 }
 
-// TestReplay: what is kept is sent again, in both forms; what is not kept is counted.
+// TestReplay: kept messages are sent again, with and without topic. Messages that are not
+// kept are counted as lost.
 func TestReplay(t *testing.T) {
 	for _, bare := range []bool{false, true} {
 		var missed uint64
@@ -299,8 +300,8 @@ func wantReplayed(t *testing.T, c *zmtptest.Client, bare bool, topic string, seq
 	}
 }
 
-// TestReplayFillsGap: a subscriber that was away asks for what it has missed, while
-// more is published, and then has all.
+// TestReplayFillsGap: a subscriber connects again and requests the missed messages while
+// more are published. It then has all messages.
 func TestReplayFillsGap(t *testing.T) {
 	withPublisher(t, PublisherOptions{}, func(s *stage) {
 		c := s.subscribe("")
@@ -325,8 +326,8 @@ func TestReplayFillsGap(t *testing.T) {
 	})
 }
 
-// TestPeersAreBounded: a connection too many is closed, one that speaks something
-// else or floods the socket is too, and all are counted.
+// TestPeersAreBounded: the publisher closes and counts connections above Options.Peers,
+// connections with another protocol, and connections that send too much.
 func TestPeersAreBounded(t *testing.T) {
 	withPublisher(t, PublisherOptions{Peers: 2}, func(s *stage) {
 		first, _ := s.subscribe("a"), s.subscribe("b")
@@ -348,7 +349,7 @@ func TestPeersAreBounded(t *testing.T) {
 			t.Error(err)
 		}
 		if got := s.Stats().Refused; got != 2 {
-			t.Errorf("%d are refused; want 2", got)
+			t.Errorf("%d connections were refused; want 2", got)
 		}
 		for name, send := range map[string]func(c *zmtptest.Client){
 			"topics": func(c *zmtptest.Client) {
@@ -364,15 +365,15 @@ func TestPeersAreBounded(t *testing.T) {
 			c := s.subscribe()
 			send(c)
 			if _, err := c.Receive(); err == nil {
-				t.Errorf("%s: the connection is open", name)
+				t.Errorf("%s: the connection was not closed", name)
 			}
 			synctest.Wait()
 		}
 	})
 }
 
-// TestSubscriberLeavesQuietly: a subscriber that goes while nothing is published
-// leaves nothing behind.
+// TestSubscriberLeavesQuietly: the connection of a subscriber that leaves is removed even
+// if no message is published.
 func TestSubscriberLeavesQuietly(t *testing.T) {
 	withPublisher(t, PublisherOptions{}, func(s *stage) {
 		c := s.subscribe("")
@@ -381,7 +382,7 @@ func TestSubscriberLeavesQuietly(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := s.connections(); n != 0 {
-			t.Errorf("%d connections", n)
+			t.Errorf("%d connections; want 0", n)
 		}
 	})
 }

@@ -2,18 +2,18 @@ package kvevents
 
 import "sync"
 
-// message is one that was published.
+// message is a published message.
 type message struct {
 	seq     uint64
 	topic   string
 	payload []byte
 }
 
-// bytes is what the message counts for in a ring.
+// bytes returns the size of the message in the ring's accounting.
 func (m message) bytes() int64 { return int64(len(m.topic) + len(m.payload)) }
 
-// ring keeps the newest messages and wakes those who wait for more. It is bounded
-// in messages and in their bytes. Publishing never waits for a reader.
+// ring keeps the newest messages and wakes readers that wait for more. Their number and
+// their bytes are bounded. Publishing never waits for a reader.
 type ring struct {
 	mu  sync.Mutex
 	buf []message
@@ -30,8 +30,8 @@ func newRing(messages int, bytesMax int64) *ring {
 	return &ring{buf: make([]message, messages), bytesMax: bytesMax, more: make(chan struct{})}
 }
 
-// publish numbers and keeps a message and wakes the readers. payload is the ring's
-// from then on. After close nothing is kept.
+// publish numbers and stores a message and wakes the readers. The ring owns payload from
+// then on. After close it stores nothing.
 func (r *ring) publish(topic string, payload []byte) {
 	m := message{topic: topic, payload: payload}
 	r.mu.Lock()
@@ -64,26 +64,26 @@ func (r *ring) close() {
 	}
 }
 
-// place returns the number that the next message will have.
+// place returns the sequence number of the next message.
 func (r *ring) place() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.next
 }
 
-// page is what one read of a ring found.
+// page is the result of one read of a ring.
 type page struct {
 	messages []message
-	// lost is how many messages from the place asked for on are no longer kept.
+	// lost is the number of requested messages that are no longer kept.
 	lost uint64
-	// more is closed when there is more, or the ring is closed. closed: there will
-	// be no more.
+	// more is closed when there are more messages or the ring is closed. closed is set if
+	// the ring is closed.
 	more   <-chan struct{}
 	closed bool
 }
 
-// read returns up to limit messages from the place on, or from the oldest if those
-// before it are no longer kept.
+// read returns up to limit messages from a position on. If the message at the position is
+// no longer kept, it begins with the oldest.
 func (r *ring) read(from uint64, limit int) page {
 	r.mu.Lock()
 	defer r.mu.Unlock()

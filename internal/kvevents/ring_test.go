@@ -5,16 +5,16 @@ import (
 	"testing"
 )
 
-// FuzzRing: a ring is what a slice is of which the oldest are dropped.
+// FuzzRing compares a ring with a slice whose oldest elements are dropped.
 func FuzzRing(f *testing.F) {
 	f.Add([]byte{3, 9, 1, 200, 4, 250, 0, 5}, uint8(3), uint8(20))
 	f.Add([]byte{255, 255, 255, 0, 0, 0}, uint8(1), uint8(0))
 	f.Fuzz(func(t *testing.T, script []byte, size, bytesMax uint8) {
 		r := newRing(max(1, int(size)), int64(bytesMax))
 		var all []message
-		oldest := 0 // of all, the first that is kept
+		oldest := 0 // index in all of the oldest kept message
 		for _, op := range script {
-			if op < 128 { // a message of op bytes
+			if op < 128 { // publish a message of op bytes
 				m := message{seq: uint64(len(all)), payload: make([]byte, op)}
 				r.publish("", m.payload)
 				all = append(all, m)
@@ -43,8 +43,8 @@ func FuzzRing(f *testing.F) {
 	})
 }
 
-// TestRingWakes: a reader that has everything is woken by the next message, and by
-// the end; after the end nothing is taken.
+// TestRingWakes: the next message and close wake a reader that has all messages. After
+// close the ring stores no message.
 func TestRingWakes(t *testing.T) {
 	r := newRing(2, 100)
 	p := r.read(0, 1)
@@ -56,6 +56,6 @@ func TestRingWakes(t *testing.T) {
 	<-p.more
 	r.publish("t", []byte("late"))
 	if p := r.read(0, 9); !p.closed || len(p.messages) != 1 || r.place() != 1 {
-		t.Errorf("after the end: %+v", p)
+		t.Errorf("after close: %+v", p)
 	}
 }

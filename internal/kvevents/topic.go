@@ -5,22 +5,21 @@ import (
 	"strings"
 )
 
-// DefaultTopic is kv@POD@MODEL, as llm-d and AIBrix read it, with a pod of its own for
-// each namespace of each node.
+// DefaultTopic has the form kv@POD@MODEL, which llm-d and AIBrix require. Each namespace
+// of each node has a pod of its own.
 const DefaultTopic = "kv@{node}/{namespace}@{namespace}"
 
-// Topic is a pattern of topics: {node} is the name that a node has, {namespace} that
-// of a namespace.
+// Topic is a pattern of topics. {node} stands for the name of the node and {namespace} for
+// the name of the namespace.
 type Topic string
 
-// Check reports whether topics made of t tell nodes and namespaces apart, where there
-// can be several.
+// Check returns an error if several nodes or namespaces would have the same topic.
 func (t Topic) Check(nodes int, namespace string) error {
 	if rest := strings.NewReplacer("{node}", "", "{namespace}", "").Replace(string(t)); strings.ContainsAny(rest, "{}") {
 		return fmt.Errorf("kvevents: topic %q: only {node} and {namespace} can be in braces", string(t))
 	}
 	if nodes > 1 && !strings.Contains(t.pod(), "{node}") {
-		return fmt.Errorf("kvevents: topic %q has the same pod, %q, for all %d nodes: what one of them removes would be removed of all; put {node} into it", string(t), t.pod(), nodes)
+		return fmt.Errorf("kvevents: topic %q has the same pod, %q, for all %d nodes, so consumers would apply one node's removals to all nodes; put {node} into it", string(t), t.pod(), nodes)
 	}
 	if namespace == "" && !strings.Contains(string(t), "{namespace}") {
 		return fmt.Errorf("kvevents: topic %q is the same for all namespaces: put {namespace} into it, or publish one namespace", string(t))
@@ -28,8 +27,8 @@ func (t Topic) Check(nodes int, namespace string) error {
 	return nil
 }
 
-// pod returns the part that consumers take for the publisher's identity: what is
-// between the first and the second @, or all of it.
+// pod returns the part of a topic that consumers use as the publisher's identity: the part
+// between the first and the second @, or the whole topic without @.
 func (t Topic) pod() string {
 	if parts := strings.SplitN(string(t), "@", 3); len(parts) == 3 {
 		return parts[1]
@@ -37,7 +36,7 @@ func (t Topic) pod() string {
 	return string(t)
 }
 
-// shared reports whether the namespaces of a node have one pod.
+// shared reports whether all namespaces of a node have the same pod.
 func (t Topic) shared() bool { return !strings.Contains(t.pod(), "{namespace}") }
 
 // of returns the topic of a namespace of a node.

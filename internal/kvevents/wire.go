@@ -9,15 +9,15 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Kind says what a Change reports.
+// Kind is the kind of a Change.
 type Kind uint8
 
 const (
-	// Stored: blocks can be read, each the child of the one before it.
+	// Stored: the blocks can be read. Each is the child of the block before it.
 	Stored Kind = iota + 1
-	// Removed: blocks can no longer be read.
+	// Removed: the blocks can no longer be read.
 	Removed
-	// Cleared: no block can be read.
+	// Cleared: no block of the namespace can be read.
 	Cleared
 )
 
@@ -25,28 +25,29 @@ const (
 type Change struct {
 	Kind Kind
 	IDs  []kv.BlockID
-	// Parent is the block before the first of those stored; zero if there is none.
+	// Parent is the parent of the first stored block; zero if it has none.
 	Parent kv.BlockID
-	// BlockTokens is how many tokens a stored block has.
+	// BlockTokens is the number of tokens of each stored block.
 	BlockTokens int
 }
 
-// Wire is how changes are encoded. The zero value is the arrays of vLLM up to 0.23,
-// with hashes as bytes.
+// Wire is the encoding of changes. The zero value encodes arrays, as vLLM up to 0.23, with
+// hashes as bytes.
 type Wire struct {
-	// Maps encodes an event as a map of its fields, as vLLM has since 0.24.
+	// Maps encodes an event as a map of its fields, as vLLM since 0.24.
 	Maps bool
-	// IntHashes sends the last 8 bytes of a hash, big-endian, as an integer, as
-	// VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES makes vLLM do.
+	// IntHashes sends the last 8 bytes of a hash, big-endian, as an integer, as vLLM with
+	// VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES.
 	IntHashes bool
-	// Medium says where the blocks are.
+	// Medium is the medium of the blocks.
 	Medium string
 }
 
-// MediumStorage is vLLM's word for blocks outside of the memory of an engine's host.
+// MediumStorage is vLLM's name of the medium for blocks outside of the memory of an
+// engine's host.
 const MediumStorage = "STORAGE"
 
-// AppendBatch appends a batch of changes that were made at a time.
+// AppendBatch appends a batch of changes with their common time.
 func (w Wire) AppendBatch(b []byte, at time.Time, changes ...Change) []byte {
 	b = msgp.AppendArrayHeader(b, 3)
 	b = msgp.AppendFloat64(b, float64(at.UnixMicro())/1e6)
@@ -54,7 +55,7 @@ func (w Wire) AppendBatch(b []byte, at time.Time, changes ...Change) []byte {
 	for _, c := range changes {
 		b = w.appendChange(b, c)
 	}
-	return msgp.AppendInt(b, 0) // the data-parallel rank: AIBrix refuses nil
+	return msgp.AppendInt(b, 0) // the data-parallel rank; AIBrix refuses nil
 }
 
 func (w Wire) appendChange(b []byte, c Change) []byte {
@@ -87,13 +88,13 @@ func (w Wire) appendChange(b []byte, c Change) []byte {
 	panic("kvevents: a Change without a kind")
 }
 
-// encoding is an event of which some fields are appended.
+// encoding is an event that is being encoded.
 type encoding struct {
 	Wire
 	b []byte
 }
 
-// event begins an event with fields more fields after its tag.
+// event begins an event. fields is the number of its fields without the tag.
 func (w Wire) event(b []byte, tag string, fields uint32) *encoding {
 	e := &encoding{w, b}
 	if w.Maps {
@@ -106,7 +107,7 @@ func (w Wire) event(b []byte, tag string, fields uint32) *encoding {
 	return e
 }
 
-// field begins a field, whose value the caller appends.
+// field begins a field. The caller appends the value.
 func (e *encoding) field(name string) {
 	if e.Maps {
 		e.b = msgp.AppendString(e.b, name)

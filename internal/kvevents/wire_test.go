@@ -19,14 +19,14 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// block is block n: its id ends in n.
+// block returns the id of block n, which ends with n.
 func block(n uint64) (id kv.BlockID) {
 	binary.BigEndian.PutUint64(id[8:], n)
 	return id
 }
 
-// TestWire: the bytes of every form, and what Go's decoder of llm-d and AIBrix reads
-// in them.
+// TestWire prints the bytes of each encoding, and the values that the MessagePack decoder
+// of llm-d and AIBrix reads from them.
 func TestWire(t *testing.T) {
 	datadriven.RunTest(t, "testdata/wire.td", func(t *testing.T, d *datadriven.TestData) string {
 		w := Wire{Medium: MediumStorage}
@@ -90,7 +90,7 @@ func parseBlock(t *testing.T, d *datadriven.TestData, text string) kv.BlockID {
 	return block(n)
 }
 
-// plain prints a decoded value, bytes as hexadecimal.
+// plain formats a decoded value, with bytes in hexadecimal.
 func plain(v any) string {
 	switch v := v.(type) {
 	case []any:
@@ -112,7 +112,8 @@ func plain(v any) string {
 	return fmt.Sprint(v)
 }
 
-// What llm-d's first releases decode with: the number of fields must be exact.
+// The structures of llm-d's first releases, whose decoder requires the exact number of
+// fields.
 type (
 	llmdBatch struct {
 		_      struct{} `msgpack:",as_array"`
@@ -139,8 +140,8 @@ type (
 	}
 )
 
-// FuzzWire: what is encoded, in any form, is what the decoders of llm-d find: the
-// structs of its first releases for arrays, names for maps.
+// FuzzWire: the decoders of llm-d read the encoded values in each encoding. Its first
+// releases decode arrays into structures, later ones decode maps by field names.
 func FuzzWire(f *testing.F) {
 	f.Add(uint64(1), uint8(3), uint64(0), uint8(0), "STORAGE", 64)
 	f.Add(uint64(1)<<63, uint8(200), uint64(7), uint8(3), "", 0)
@@ -184,7 +185,7 @@ func decodeEvents(t *testing.T, w Wire, events []msgpack.RawMessage) (s llmdStor
 				t.Fatal(err)
 			}
 		}
-		// In the order of the fields: the maps become the arrays.
+		// Put the map's fields into the order of the arrays.
 		for i, names := range [][]string{
 			{"type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"},
 			{"type", "block_hashes", "medium"}, {"type"},
@@ -210,7 +211,7 @@ func decodeEvents(t *testing.T, w Wire, events []msgpack.RawMessage) (s llmdStor
 	return s, r, cleared[0].(string)
 }
 
-// hashes are decoded hashes as llm-d keeps them: the last 8 bytes.
+// hashes returns the last 8 bytes of each decoded hash, as llm-d stores them.
 func hashes(t *testing.T, w Wire, raw []any) []uint64 {
 	t.Helper()
 	out := []uint64{}

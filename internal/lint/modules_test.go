@@ -32,7 +32,7 @@ var places = []struct {
 	{"github.com/vishvananda/netlink", []string{"internal/netlab"}, "interfaces are made and changed in the test lab alone; the product reads them"},
 	{"github.com/vishvananda/netns", []string{"internal/netlab"}, "it goes with netlink"},
 	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one look, and what computes them needs no fonts"},
-	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "MessagePack is the form of the routers' events, and of nothing of ours"},
+	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
 	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},

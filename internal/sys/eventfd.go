@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Eventfd is a file descriptor that is readable from Signal until Clear: an event for a
-// loop outside of Go. Its methods do not block.
+// Eventfd is a file descriptor that is readable from Signal until Clear. It signals an
+// event to an event loop outside of Go. Its methods do not block.
 type Eventfd struct{ fd int }
 
-// NewEventfd opens one. Programs that are executed do not inherit it.
+// NewEventfd opens an Eventfd with the close-on-exec flag.
 func NewEventfd() (Eventfd, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
@@ -21,26 +21,26 @@ func NewEventfd() (Eventfd, error) {
 	return Eventfd{fd}, nil
 }
 
-// FD returns the descriptor, which Close ends.
+// FD returns the descriptor. Close closes it.
 func (e Eventfd) FD() int { return e.fd }
 
-// Signal makes it readable.
+// Signal makes the descriptor readable.
 func (e Eventfd) Signal() error {
 	_, err := unix.Write(e.fd, binary.NativeEndian.AppendUint64(nil, 1))
 	if errors.Is(err, unix.EAGAIN) {
-		return nil // its counter is full: readable
+		return nil // the counter is at its maximum, so the descriptor is readable
 	}
 	return err
 }
 
-// Clear makes it unreadable.
+// Clear makes the descriptor not readable.
 func (e Eventfd) Clear() error {
 	_, err := unix.Read(e.fd, make([]byte, 8))
 	if errors.Is(err, unix.EAGAIN) {
-		return nil // it was
+		return nil // the descriptor was not readable
 	}
 	return err
 }
 
-// Close closes it.
+// Close closes the descriptor.
 func (e Eventfd) Close() error { return unix.Close(e.fd) }

@@ -9,7 +9,7 @@
 //	func TestClose(t *testing.T) {
 //		testkit.VerifyNone(t)                    this test leaves nothing behind
 //		buf := testkit.AlignedBuffer(t, 1<<20)   gone when the test ends; later use faults
-//		testkit.Long(t, "what takes so long")    not with -short, as in make quick
+//		testkit.Long(t, "why it takes long")     skips with -short, as in make quick
 //		addr := testkit.Port(t)                  the test's own, also while nobody listens on it
 //		…
 //	}

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// Long skips a test that takes too long for make quick, with go test -short. why
-// says what takes so long. Without -short the test runs. CI must leave out nothing:
-// there, -short is a failure.
+// Long skips a test that takes too long for make quick, which runs go test -short. why is
+// the reason for its duration. Without -short the test runs. CI must run all tests, so
+// under CI=true the test fails with -short.
 func Long(t testing.TB, why string) {
 	t.Helper()
 	switch skipLong(testing.Short(), os.Getenv("CI") == "true") {
@@ -18,7 +18,7 @@ func Long(t testing.TB, why string) {
 	}
 }
 
-// verdict is what becomes of a long test.
+// verdict is the treatment of a long test.
 type verdict uint8
 
 const (

@@ -2,7 +2,7 @@ package testkit
 
 import "testing"
 
-// TestLong: a long test is left out with -short only, and never in CI.
+// TestLong: a long test is skipped only with -short, and fails with -short in CI.
 func TestLong(t *testing.T) {
 	for _, c := range []struct {
 		short, ci bool

@@ -13,14 +13,14 @@ import (
 	"time"
 )
 
-// ErrProtocol is wrapped by every error about what a peer sent.
+// ErrProtocol is wrapped by all errors for data that violates the protocol.
 var ErrProtocol = errors.New("not ZMTP 3")
 
-// Options bound what a peer may cost.
+// Options bound the time and the memory that a peer can use.
 type Options struct {
 	// HandshakeTimeout bounds the handshake. Default 10 s.
 	HandshakeTimeout time.Duration
-	// MessageBytes bounds one message that is received. Default 64 KiB.
+	// MessageBytes bounds the size of a received message. Default 64 KiB.
 	MessageBytes int
 }
 
@@ -40,12 +40,12 @@ const (
 	flagCommand = 4
 
 	greetingBytes = 64
-	// framesMax bounds the frames of one message that is received.
+	// framesMax bounds the frames of a received message.
 	framesMax = 16
 )
 
-// greeting is what each side sends first: a signature, version 3.0, the mechanism
-// NULL, and no claim to be its server.
+// greeting returns the first bytes that each side sends: a signature, version 3.0, the
+// mechanism NULL, and as-server 0.
 func greeting() []byte {
 	g := make([]byte, greetingBytes)
 	g[0], g[9] = 0xff, 0x7f
@@ -54,25 +54,26 @@ func greeting() []byte {
 	return g
 }
 
-// Conn is one connection to a peer after the handshake. One goroutine may Receive
-// while another Sends.
+// Conn is a connection to a peer after the handshake. One goroutine may call Receive while
+// another calls Send.
 type Conn struct {
 	net  net.Conn
 	opts Options
 	r    *bufio.Reader
 
-	mu sync.Mutex // guards w: answers to pings come from Receive
+	mu sync.Mutex // guards w, to which Receive writes replies to pings
 	w  *bufio.Writer
 
 	peer string
 }
 
-// writeBuffer gathers small messages into few system calls.
+// writeBuffer is the size of the write buffer, which combines small messages into few
+// system calls.
 const writeBuffer = 64 << 10
 
-// Handshake makes a Conn of a new connection. ours is the type of this end's
-// socket (PUB, ROUTER), peers are the types that may be at the other. It does not
-// close c when it fails.
+// Handshake performs the handshake on a new connection. ours is the type of this end's
+// socket (PUB, ROUTER). peers are the allowed types of the peer's socket. After an error
+// the caller closes c.
 func Handshake(c net.Conn, ours string, peers []string, o Options) (*Conn, error) {
 	o.EnsureDefaults()
 	z := &Conn{net: c, opts: o, r: bufio.NewReader(c), w: bufio.NewWriterSize(c, writeBuffer)}
@@ -83,9 +84,9 @@ func Handshake(c net.Conn, ours string, peers []string, o Options) (*Conn, error
 		return nil, fmt.Errorf("zmtp: handshake: %w", err)
 	}
 	if !slices.Contains(peers, z.peer) {
-		// The peer learns why before the connection ends.
+		// Send the reason to the peer before the connection ends.
 		_ = z.command("ERROR", append([]byte{byte(len(wrongType))}, wrongType...))
-		return nil, fmt.Errorf("zmtp: handshake: the peer's socket is of type %q; want one of %q: %w", z.peer, peers, ErrProtocol)
+		return nil, fmt.Errorf("zmtp: handshake: the peer's socket has type %q; want one of %q: %w", z.peer, peers, ErrProtocol)
 	}
 	if err := c.SetDeadline(time.Time{}); err != nil {
 		return nil, fmt.Errorf("zmtp: handshake: %w", err)
@@ -111,7 +112,7 @@ func (z *Conn) handshake(ours string) error {
 		return fmt.Errorf("%w: greeting % x", ErrProtocol, g[:12])
 	}
 	if mechanism := string(bytes.TrimRight(g[12:32], "\x00")); mechanism != "NULL" {
-		return fmt.Errorf("%w: security mechanism %q; only NULL is spoken here", ErrProtocol, mechanism)
+		return fmt.Errorf("%w: security mechanism %q; want NULL", ErrProtocol, mechanism)
 	}
 	if err := z.command("READY", ready); err != nil {
 		return err
@@ -122,7 +123,7 @@ func (z *Conn) handshake(ours string) error {
 	}
 	name, rest, ok := cutName(body)
 	if flags&flagCommand == 0 || !ok || name != "READY" {
-		return fmt.Errorf("%w: %q in place of the command READY", ErrProtocol, body)
+		return fmt.Errorf("%w: %q; want the command READY", ErrProtocol, body)
 	}
 	for len(rest) > 0 {
 		var key string
@@ -147,7 +148,7 @@ func property(b []byte, name, value string) []byte {
 	return append(binary.BigEndian.AppendUint32(b, uint32(len(value))), value...)
 }
 
-// cutName reads a name with its length before it.
+// cutName reads a name that follows its length.
 func cutName(b []byte) (name string, rest []byte, ok bool) {
 	if len(b) == 0 || int(b[0]) > len(b)-1 {
 		return "", nil, false
@@ -159,15 +160,15 @@ func cutName(b []byte) (name string, rest []byte, ok bool) {
 // Peer returns the type of the peer's socket.
 func (z *Conn) Peer() string { return z.peer }
 
-// Net returns the connection below, for deadlines and addresses.
+// Net returns the underlying connection, for deadlines and addresses.
 func (z *Conn) Net() net.Conn { return z.net }
 
-// Close closes the connection; a Receive or Send under way fails. Messages that
-// were not flushed are lost.
+// Close closes the connection. A concurrent Receive or Send fails. Messages that were not
+// flushed are lost.
 func (z *Conn) Close() error { return z.net.Close() }
 
-// Send writes one message into the connection's buffer. The frames are the
-// caller's again when Send returns. A Conn is of no use after an error.
+// Send writes one message to the connection's buffer. The caller may change the frames
+// when Send has returned. After an error a Conn must not be used.
 func (z *Conn) Send(frames ...[]byte) error {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -183,7 +184,7 @@ func (z *Conn) Send(frames ...[]byte) error {
 	return nil
 }
 
-// Flush writes out what Send has buffered.
+// Flush writes the buffered messages to the connection.
 func (z *Conn) Flush() error {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -200,7 +201,7 @@ func (z *Conn) command(name string, body []byte) error {
 	return z.w.Flush()
 }
 
-// writeFrame expects mu to be held.
+// writeFrame writes one frame. mu is held.
 func (z *Conn) writeFrame(flags byte, body []byte) error {
 	var head [9]byte
 	h := append(head[:0], flags, byte(len(body)))
@@ -214,8 +215,8 @@ func (z *Conn) writeFrame(flags byte, body []byte) error {
 	return err
 }
 
-// Receive returns the next message. Subscriptions of version 3.1 are returned as
-// those of 3.0: one frame, 01 or 00 and the topic.
+// Receive returns the next message. It returns a subscription of version 3.1 as a message
+// of version 3.0: one frame with 01 or 00 and the topic.
 func (z *Conn) Receive() ([][]byte, error) {
 	var frames [][]byte
 	left := z.opts.MessageBytes
@@ -247,8 +248,7 @@ func (z *Conn) Receive() ([][]byte, error) {
 	}
 }
 
-// commanded does what a command says. It returns the message that the command
-// stands for, if there is one.
+// commanded performs a command. For a subscription it returns the message of version 3.0.
 func (z *Conn) commanded(body []byte) ([]byte, error) {
 	name, rest, ok := cutName(body)
 	if !ok {
@@ -267,7 +267,7 @@ func (z *Conn) commanded(body []byte) ([]byte, error) {
 	case "ERROR":
 		return nil, fmt.Errorf("zmtp: receive: %w: the peer reports %q", ErrProtocol, rest)
 	}
-	return nil, nil // commands of later versions
+	return nil, nil // a command of a later version
 }
 
 // frame reads one frame of at most limit bytes.
@@ -288,7 +288,7 @@ func (z *Conn) frame(limit int) (flags byte, body []byte, err error) {
 	}
 	n := binary.BigEndian.Uint64(size[:])
 	if n > uint64(max(0, limit)) {
-		return 0, nil, fmt.Errorf("zmtp: receive: %w: a frame of %d bytes; %d are the most", ErrProtocol, n, max(0, limit))
+		return 0, nil, fmt.Errorf("zmtp: receive: %w: a frame of %d bytes; want at most %d", ErrProtocol, n, max(0, limit))
 	}
 	body = make([]byte, n)
 	if _, err := io.ReadFull(z.r, body); err != nil {

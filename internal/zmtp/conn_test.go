@@ -21,14 +21,14 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// accepted is what the serving end made of one connection.
+// accepted is the result of Handshake on the serving end.
 type accepted struct {
 	conn *zmtp.Conn
 	err  error
 }
 
-// serve makes a PUB socket's connection to a peer that sends what it is given. The
-// second result is all that the peer receives up to the end of the connection.
+// serve performs a PUB socket's handshake with a peer that sends the given bytes. The
+// second result has all bytes that the peer receives until the connection ends.
 func serve(t *testing.T, o zmtp.Options, sent []byte) (accepted, <-chan []byte) {
 	t.Helper()
 	ours, theirs := net.Pipe()
@@ -43,7 +43,8 @@ func serve(t *testing.T, o zmtp.Options, sent []byte) (accepted, <-chan []byte) 
 	return accepted{c, err}, replies
 }
 
-// hello is what a SUB socket of libzmq 4.3 sends up to its first subscription.
+// hello returns the bytes that a SUB socket of libzmq 4.3 sends before its first
+// subscription.
 func hello(kind string) []byte {
 	g := make([]byte, 64)
 	g[0], g[8], g[9], g[10], g[11] = 0xff, 1, 0x7f, 3, 1
@@ -55,13 +56,13 @@ func hello(kind string) []byte {
 	return append(append(g, 4, byte(len(ready))), ready...)
 }
 
-// opening is all that a PUB socket sends in a handshake, as RFC 23 has it.
+// opening has the bytes that a PUB socket sends in a handshake, from RFC 23.
 var opening = "ff00000000000000007f" + "0300" + hex.EncodeToString([]byte("NULL")) + strings.Repeat("00", 16+1+31) +
 	"0426" + "05" + hex.EncodeToString([]byte("READY")) +
 	"0b" + hex.EncodeToString([]byte("Socket-Type")) + "00000003" + hex.EncodeToString([]byte("PUB")) +
 	"08" + hex.EncodeToString([]byte("Identity")) + "00000000"
 
-// TestBytes: the greeting, READY and a message of two frames, byte by byte.
+// TestBytes compares each byte of the greeting, READY and a message of two frames.
 func TestBytes(t *testing.T) {
 	got, replies := serve(t, zmtp.Options{}, hello("SUB"))
 	if got.err != nil || got.conn.Peer() != "SUB" {
@@ -77,8 +78,8 @@ func TestBytes(t *testing.T) {
 	}
 }
 
-// TestMessages: frames of every size class, in both directions, over TCP and a
-// unix socket.
+// TestMessages sends frames of each size class in both directions, over TCP and a unix
+// socket.
 func TestMessages(t *testing.T) {
 	testkit.VerifyNone(t)
 	for _, endpoint := range []string{"tcp://127.0.0.1:0", "ipc://" + filepath.Join(t.TempDir(), "s")} {
@@ -121,7 +122,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestCommands: what version 3.1 sends as commands.
+// TestCommands: Receive handles the commands of version 3.1.
 func TestCommands(t *testing.T) {
 	sent := append(hello("SUB"), 4, 13, 9)
 	sent = append(append(sent, "SUBSCRIBEkv@"...), 4, 10, 6)
@@ -146,8 +147,8 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// TestRefused: peers that speak something else, that are of the wrong type, or that
-// send too much.
+// TestRefused: peers with another protocol, with a wrong socket type, or that send too
+// much are refused.
 func TestRefused(t *testing.T) {
 	curve := hello("SUB")
 	copy(curve[12:], "CURVE")
@@ -168,12 +169,12 @@ func TestRefused(t *testing.T) {
 	} {
 		got, _ := serve(t, zmtp.Options{}, c.sent)
 		if !errors.Is(got.err, zmtp.ErrProtocol) || !strings.Contains(got.err.Error(), c.say) {
-			t.Errorf("%s: %v; want one about %s", name, got.err, c.say)
+			t.Errorf("%s: %v; want an error with %s", name, got.err, c.say)
 		}
 	}
 }
 
-// TestSilentPeer: a peer that sends nothing is given up.
+// TestSilentPeer: the handshake with a peer that sends nothing ends with a timeout.
 func TestSilentPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got, _ := serve(t, zmtp.Options{HandshakeTimeout: time.Second}, nil)
@@ -184,7 +185,7 @@ func TestSilentPeer(t *testing.T) {
 	})
 }
 
-// TestEndpoints: what can be listened on, and what the error says otherwise.
+// TestEndpoints: Listen accepts valid endpoints, and returns clear errors for invalid ones.
 func TestEndpoints(t *testing.T) {
 	for _, good := range []string{"tcp://*:0", "tcp://*:*", "tcp://127.0.0.1:5557", "tcp://[::1]:5557", "ipc:///run/x"} {
 		if err := zmtp.Check(good); err != nil {
@@ -196,7 +197,7 @@ func TestEndpoints(t *testing.T) {
 		"tcp://*:99999": `"99999"`, "tcp://*:x": `"x"`, "ipc://": "ipc://PATH",
 	} {
 		if _, err := zmtp.Listen(t.Context(), bad); err == nil || !strings.Contains(err.Error(), say) || !strings.Contains(err.Error(), `"`+bad+`"`) {
-			t.Errorf("%q: %v; want an error that has it and %s", bad, err, say)
+			t.Errorf("%q: %v; want an error with the endpoint and %s", bad, err, say)
 		}
 	}
 	taken, err := zmtp.Listen(t.Context(), "tcp://127.0.0.1:0")
@@ -205,11 +206,11 @@ func TestEndpoints(t *testing.T) {
 	}
 	defer taken.Close()
 	if _, err := zmtp.Listen(t.Context(), zmtp.Endpoint(taken.Addr())); err == nil || !strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("a port that is taken: %v", err)
+		t.Errorf("a port that is in use: %v", err)
 	}
 }
 
-// stream is a connection that is read from a slice; what is written is lost.
+// stream is a connection that is read from a slice and discards writes.
 type stream struct {
 	net.Conn
 	r io.Reader
@@ -219,8 +220,8 @@ func (s stream) Read(b []byte) (int, error) { return s.r.Read(b) }
 func (stream) Write(b []byte) (int, error)  { return len(b), nil }
 func (stream) SetDeadline(time.Time) error  { return nil }
 
-// FuzzReceive: whatever a peer sends, each message is at most as large as allowed,
-// and is what the dumbest reader of frames finds.
+// FuzzReceive: for any bytes of a peer, no message exceeds the bound, and each message
+// equals the one that a simple reader of frames returns.
 func FuzzReceive(f *testing.F) {
 	f.Add([]byte{0, 3, 1, 'k', 'v'})
 	f.Add([]byte{1, 0, 0, 2, 'h', 'i', 4, 5, 4, 'L', 'A', 'T', 'E', 0, 0})
@@ -243,7 +244,7 @@ func FuzzReceive(f *testing.F) {
 				size += len(frame)
 			}
 			if size > limit {
-				t.Fatalf("a message of %d bytes", size)
+				t.Fatalf("a message of %d bytes exceeds the bound", size)
 			}
 			if len(model) == 0 || !reflect.DeepEqual(model[0], m) {
 				t.Fatalf("%q; the model has %q", m, model)
@@ -253,7 +254,7 @@ func FuzzReceive(f *testing.F) {
 	})
 }
 
-// frames reads as many messages as b holds, with no regard for limits.
+// frames reads all complete messages in b, without limits.
 func frames(b []byte) (messages [][][]byte) {
 	var m [][]byte
 	for len(b) >= 2 {

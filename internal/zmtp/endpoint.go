@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Listen listens on an endpoint as ZeroMQ writes it: tcp://HOST:PORT, with * for
-// every address and 0 or * for a free port, or ipc://PATH.
+// Listen listens on a ZeroMQ endpoint: tcp://HOST:PORT or ipc://PATH. The host * means all
+// addresses. The port 0 or * means a free port.
 func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	network, address, err := parse(endpoint)
 	if err != nil {
@@ -23,13 +23,13 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return l, nil
 }
 
-// Check reports what is wrong with an endpoint that Listen is to be given, or nil.
+// Check returns an error if an endpoint is invalid for Listen.
 func Check(endpoint string) error {
 	_, _, err := parse(endpoint)
 	return err
 }
 
-// Endpoint writes the address of a listener as ZeroMQ does.
+// Endpoint returns the ZeroMQ endpoint of a listener's address.
 func Endpoint(a net.Addr) string {
 	if a.Network() == "unix" {
 		return "ipc://" + a.String()
@@ -51,7 +51,7 @@ func parse(endpoint string) (network, address string, err error) {
 	}
 	host, port, err := net.SplitHostPort(rest)
 	if err != nil || host == "" {
-		return "", "", fmt.Errorf("zmtp: endpoint %q is not tcp://HOST:PORT; * is every address", endpoint)
+		return "", "", fmt.Errorf("zmtp: endpoint %q is not tcp://HOST:PORT; the host * means all addresses", endpoint)
 	}
 	if port == "*" {
 		port = "0"

@@ -1,5 +1,5 @@
-# An event for each kind, in every form. A line of input is a change: stored
-# BLOCK,BLOCK after PARENT; removed BLOCK; cleared. Block 1 is 00…01 of 16 bytes.
+# An event of each kind, in each encoding. An input line is a change: stored
+# BLOCK,BLOCK after PARENT; removed BLOCK; cleared. The id of block 1 is 00…01, 16 bytes.
 
 batch
 stored 1,2
@@ -68,7 +68,7 @@ removed 70000
 69756da44449534b00
 [1700000000.250 [map[block_hashes:[3] block_size:64 lora_id:<nil> lora_name:<nil> medium:DISK parent_block_hash:2 token_ids:[] type:BlockStored] map[block_hashes:[70000] medium:DISK type:BlockRemoved]] 0]
 
-# A heartbeat.
+# A heartbeat has no events.
 batch
 ----
 93cb41d954fc401000009000

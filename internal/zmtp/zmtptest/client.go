@@ -1,6 +1,6 @@
-// Package zmtptest is the other end of package zmtp, for tests: SUB, DEALER and
-// REQ sockets over the same frames. What agrees with package zmtp by a mistake of
-// both is found by the tests that use libzmq.
+// Package zmtptest is the client end of package zmtp, for tests: SUB, DEALER and REQ
+// sockets. It uses the code of package zmtp for frames. Tests with libzmq find errors in
+// that code.
 package zmtptest
 
 import (
@@ -11,14 +11,14 @@ import (
 	"github.com/penstock-kv/penstock/internal/zmtp"
 )
 
-// Client is a connection that the end of the test closes.
+// Client is a connection that is closed at the end of the test.
 type Client struct {
 	*zmtp.Conn
 	t testing.TB
 }
 
-// Dial connects a socket of a type (SUB, DEALER, REQ) to an endpoint, tcp:// or
-// ipc://, of a socket that has one of the types peers.
+// Dial connects a socket of a type (SUB, DEALER, REQ) to an endpoint, tcp:// or ipc://. The
+// socket there must have one of the types peers.
 func Dial(t testing.TB, endpoint, kind string, peers ...string) *Client {
 	t.Helper()
 	scheme, address, _ := strings.Cut(endpoint, "://")
@@ -33,11 +33,11 @@ func Dial(t testing.TB, endpoint, kind string, peers ...string) *Client {
 	return New(t, c, kind, peers...)
 }
 
-// New makes a Client of a connection.
+// New performs the handshake on a connection and returns a Client.
 func New(t testing.TB, c net.Conn, kind string, peers ...string) *Client {
 	t.Helper()
 	t.Cleanup(func() { _ = c.Close() })
-	// The publisher sends larger messages than it accepts.
+	// A publisher sends larger messages than it accepts, so the default is too small here.
 	z, err := zmtp.Handshake(c, kind, peers, zmtp.Options{MessageBytes: 64 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func New(t testing.TB, c net.Conn, kind string, peers ...string) *Client {
 	return &Client{Conn: z, t: t}
 }
 
-// Subscribe dials a SUB socket and subscribes it to topics that begin so.
+// Subscribe connects a SUB socket and subscribes to topics that begin with prefix.
 func Subscribe(t testing.TB, endpoint, prefix string) *Client {
 	t.Helper()
 	c := Dial(t, endpoint, "SUB", "PUB")
@@ -53,7 +53,7 @@ func Subscribe(t testing.TB, endpoint, prefix string) *Client {
 	return c
 }
 
-// MustSend sends one message at once.
+// MustSend sends one message without buffering.
 func (c *Client) MustSend(frames ...[]byte) {
 	c.t.Helper()
 	if err := c.Send(frames...); err != nil {
