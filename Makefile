@@ -49,8 +49,17 @@ wheel: ## bin/penstock-*.whl: the Python package with libpenstock and the progra
 test-python: wheel ## the wheel, installed, on each Python that is there; style and types of python/
 	.ci/test-python
 
-test-engines: wheel ## the wheel under vLLM, LMCache and SGLang on the CPU, with tiny random models; installs them once, 8 GB, outside the repository
+test-engines: wheel ## the wheel under transformers, vLLM, LMCache and SGLang on the CPU, with tiny random models; installs them once, 8 GB, outside the repository
 	.ci/test-engines
+
+.PHONY: gpu-kit test-gpu
+gpu-kit: build wheel ## bin/gpu: all that .ci/test-gpu needs on a machine that has a GPU and no Go
+	rm -rf bin/gpu && mkdir bin/gpu
+	cp bin/penstock bin/penstock-*.whl bin/gpu/
+	go test -c $(GOFLAGS_URING) -o bin/gpu/copier.test ./rdma/copier
+
+test-gpu: gpu-kit ## the wheel, pinned and device memory, rdma/copier and NVML on an NVIDIA GPU; needs torch and transformers there
+	.ci/test-gpu
 
 demo: build ## a cluster on this machine: prefill's storage NICs alone, both sides', none
 	bin/penstock demo --picture bin/demo.png
