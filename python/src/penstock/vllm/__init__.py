@@ -1,0 +1,19 @@
+"""Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock.
+
+vLLM is imported by the first use of a class, not by this package. docs/engines.md says how to configure it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PLACES = {"PenstockConnector": "penstock.vllm.connector", "new_weights": "penstock.vllm.connector"}
+
+__all__ = ["PenstockConnector", "new_weights"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,0 +1,90 @@
+"""What the scheduler's side and the workers' side of the connector send each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock import _adapter
+
+__all__ = ["EVENTS", "Load", "Options", "Plan", "Report", "Save"]
+
+EVENTS = {
+    "lookups": "Lookups that the nodes answered.",
+    "lookup_failures": "Lookups that no node answered in time.",
+    "unavailable": "Requests that were served without the cache, because no node is reachable or the nodes refuse.",
+    "hit_tokens": "Tokens that lookups found beyond what the engine had.",
+    "loads": "Loads that were started.",
+    "load_failures": "Loads of which a block was not delivered in time and verified.",
+    "loaded_bytes": "Bytes that were loaded and verified.",
+    "failed_blocks": "Blocks that were not loaded, and that the engine computes.",
+    "saves": "Saves that were started.",
+    "save_failures": "Saves that the node did not take in whole.",
+    "saved_blocks": "Blocks that are stored, by rank; those that were stored before included.",
+    "saved_bytes": "Bytes that were sent.",
+    "dropped_blocks": "Blocks that were not saved: too many saves were under way, or an earlier block of the request was refused.",
+    "epochs": "New epochs, after weight updates.",
+}
+"""Events that the connector counts, each the metric vllm:penstock_EVENT_total of the engine."""
+
+
+@dataclass(frozen=True)
+class Options(_adapter.Connection):
+    """The options in kv_connector_extra_config, then the variables PENSTOCK_NAME. Times are in seconds."""
+
+    model: str = ""
+    """Name of the model in the namespace's name; default: as the engine was given it."""
+    lookup_timeout: float = 1.0
+    """Bound of a lookup. A request waits for it before it is scheduled."""
+    load_timeout: float = 10.0
+    """Bound of a load. What has not come by then is computed."""
+    save_timeout: float = 30.0
+    """Bound of a save. For so long a block that is being saved is not reused."""
+    save_blocks: int = 0
+    """The most blocks that are being saved at once; further ones are dropped. 0: an eighth of the KV cache."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Blocks first and following of a prompt go from the node into the engine's blocks."""
+
+    request: str
+    keys: bytes
+    first: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True)
+class Save:
+    """The engine's blocks go to the node, as blocks first and following of a prompt."""
+
+    job: int
+    keys: bytes
+    first: int
+    blocks: list[int]
+
+
+@dataclass
+class Plan:
+    """The transfers that begin in one step."""
+
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    """The epoch of each rank's namespace."""
+
+
+@dataclass
+class Report:
+    """What workers report after a step."""
+
+    saves: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By job: how many ranks have ended it, and how many of its blocks each of these has stored at least."""
+    epochs: dict[int, int] = field(default_factory=dict)
+    """By rank: the epoch that a worker's hook has begun."""
+
+    def merge(self, other: Report) -> Report:
+        saves = dict(self.saves)
+        for job, (ranks, stored) in other.saves.items():
+            before, least = saves.get(job, (0, stored))
+            saves[job] = (before + ranks, min(least, stored))
+        return Report(saves, {**self.epochs, **other.epochs})

@@ -1,0 +1,387 @@
+"""The scheduler's side: which blocks a request loads, which are saved, and which are kept until they are saved."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import Any
+
+from penstock import _adapter, errors
+from penstock._keys import Keys
+from penstock._store import Cut, Job, Namespace, Store
+from penstock.vllm._layout import Definition
+from penstock.vllm._plan import Load, Options, Plan, Report, Save
+from penstock.vllm._worker import open_namespace
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("penstock.vllm")
+
+# Returns for a request what Chain.extend takes as extra.
+Extra = Callable[[Any], Callable[[int, int], object] | None]
+
+
+@dataclass
+class _Open:
+    store: Store
+    ranks: list[Namespace]
+
+
+class _Request:
+    """What the connector knows of one request of the engine."""
+
+    def __init__(self, request: Any, chain: _adapter.Chain) -> None:
+        self.request = request
+        self.chain = chain
+        self.preemptions = -1  # when the lookup was made
+        self.lookup: list[Job] | None = None
+        self.until = 0.0  # when the lookup is given up
+        self.found: int | None = None  # blocks that the nodes have
+        self.computed = 0  # tokens that the engine had then
+        self.loading: list[int] = []  # blocks that are being loaded
+        self.load_first = 0
+        self.may_load = True
+        self.may_save = True
+        self.stored = 0  # blocks that are known to be stored
+        self.saving: Save | None = None
+        self.tail: list[int] | None = None  # of a finished request: its blocks behind those of saving, which are kept
+
+
+class Scheduler:
+    """Decides in each step what the workers load and save. None of its methods waits for a node, but attach and reset.
+
+    Blocks of a save are kept from being reused by a reference in the engine's block pool, which survives that the request ends
+    or is preempted, until all ranks have reported that the save is over. A request has one save under way at most, because
+    a block is refused while its predecessor is not stored.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        counters: _adapter.Counters,
+        extra: Extra,
+        *,
+        loads: bool = True,
+        saves: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._counters = counters
+        self._extra = extra
+        self._may_load, self._may_save = loads, saves
+        self._clock = clock
+        self._link: _adapter.Link[_Open] | None = None
+        self._block = 0
+        self._ranks = 0
+        self._pool: Any = None
+        self._room = 0  # blocks that may be saved at once
+        self._requests: dict[str, _Request] = {}
+        self._loads: list[Load] = []
+        self._jobs = 0
+        self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks to come, least blocks stored
+        self._tails: deque[_Request] = deque()
+        self._kept: dict[int, int] = {}  # blocks with a reference of ours, and how many
+        self._down_until = 0.0
+        self._without = ""  # the request that was counted last as served without the cache: the engine may ask many times
+        self._bumping: Future[list[int]] | None = None
+        self._epochs: list[int] = []
+
+    # -- life
+
+    def attach(self, definitions: Sequence[Definition]) -> None:
+        """Open the namespaces of all ranks. It waits for the nodes for at most connect_timeout."""
+        self._block = definitions[0].block_tokens
+        self._ranks = len(definitions)
+
+        def open_() -> _Open:
+            store = self._options.open()
+            try:
+                return _Open(store, [open_namespace(store, d) for d in definitions])
+            except BaseException:
+                store.close()
+                raise
+
+        self._link = _adapter.Link("penstock: scheduler", open_, retry=self._options.retry_interval, log=_log)
+        self._link.wait(self._options.connect_timeout)
+
+    def bind(self, pool: Any) -> None:
+        """Take the engine's block pool."""
+        self._pool = pool
+        self._room = self._options.save_blocks or max(1, pool.num_gpu_blocks // 8)
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            if self._link.value is not None:
+                self._link.value.store.close()
+
+    # -- lookups
+
+    def _opened(self) -> _Open | None:
+        """Return the namespaces, or None if the engine has to do without the cache now."""
+        opened = self._link.value if self._link is not None else None
+        if opened is None or (self._bumping is not None and not self._bump_done(opened)):
+            return None
+        if not self._epochs:
+            self._epochs = [ns.epoch for ns in opened.ranks]
+        return opened
+
+    def _bump_done(self, opened: _Open) -> bool:
+        assert self._bumping is not None
+        if not self._bumping.done():
+            return False
+        error = self._bumping.exception()
+        if error is None:
+            self._epochs = self._bumping.result()
+            self._bumping = None
+            return True
+        if self._clock() >= self._down_until:
+            self._down_until = self._clock() + self._options.retry_interval
+            self._counters.warn("bump", f"the new epoch did not begin, and the cache is not used until it has: {error}")
+            self._begin_bump()
+        return False
+
+    def lookup(self, request: Any, computed: int) -> int | None:
+        """Return how many tokens beyond the computed ones a load would bring; None while the answer is awaited."""
+        opened = self._opened()
+        state = self._state(request, opened) if opened is not None else None
+        if opened is None or self._clock() < self._down_until:
+            if request.request_id != self._without:
+                self._counters.add("unavailable")
+            self._without = request.request_id
+            return 0
+        blocks = (request.num_tokens - 1) // self._block  # the engine computes one token at least
+        if state is None or not state.may_load or blocks * self._block <= computed or request.skip_reading_prefix_cache:
+            return 0
+        if state.preemptions != request.num_preemptions:
+            state.preemptions, state.found, state.lookup = request.num_preemptions, None, None
+        if state.found is None:
+            state.found = self._found(state, opened, blocks)
+            if state.found is None:
+                return None
+            state.stored = max(state.stored, state.found)
+        state.computed = computed
+        return max(0, state.found * self._block - computed)
+
+    def _state(self, request: Any, opened: _Open) -> _Request | None:
+        """Return the request's state with the ids of all blocks so far, or None for one that cannot be named."""
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = _Request(request, _adapter.Chain(opened.ranks[0], self._block))
+            state.may_load, state.may_save = self._may_load, self._may_save
+            self._requests[request.request_id] = state
+        try:
+            state.chain.extend(request.all_token_ids, self._extra(request))
+        except errors.InvalidError as e:
+            self._counters.warn("id", f"a request is served without the cache: {e}")
+            state.may_load = state.may_save = False
+            return None
+        return state
+
+    def _found(self, state: _Request, opened: _Open, blocks: int) -> int | None:
+        """Return how many of the first blocks every rank's namespace has, or None while the nodes have not answered."""
+        if state.lookup is None:
+            keys = Keys.packed(bytes(state.chain.ids[: blocks * _adapter.Chain.SIZE]), _adapter.Chain.SIZE)
+            try:
+                state.lookup = [
+                    ns.jobs.match(keys, epoch=epoch, timeout=self._options.lookup_timeout)
+                    for ns, epoch in zip(opened.ranks, self._epochs, strict=True)
+                ]
+            except errors.Error as e:
+                return self._unanswered(f"a lookup was not started: {e}")
+        opened.store.drain()
+        if not all(job.complete for job in state.lookup):
+            return None
+        jobs, state.lookup = state.lookup, None
+        found = blocks
+        for job in jobs:
+            if error := job.error():
+                return self._unanswered(f"a lookup has failed: {error}")
+            result = job.result()
+            if result.cut == Cut.EPOCH:
+                self._counters.warn("epoch", "the nodes are at a later epoch, that of another engine: nothing is found until new_weights")
+            if result.cut in (Cut.DOWN, Cut.BUSY):
+                return self._unanswered(f"a lookup was not answered: the node is {result.cut.name.lower()}")
+            found = min(found, result.prefix)
+        self._counters.settle("down", "bump")
+        self._counters.add("lookups")
+        return found
+
+    def _unanswered(self, why: str) -> int:
+        """Do without the nodes for a while."""
+        self._counters.add("lookup_failures")
+        self._counters.warn("down", f"{why}. The engine serves without the cache, and asks again every {self._options.retry_interval:g} s")
+        self._down_until = self._clock() + self._options.retry_interval
+        return 0
+
+    def allocated(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
+        """Plan the load of so many tokens into the last of the request's blocks."""
+        state = self._requests.get(request.request_id)
+        if not tokens or state is None or state.found is None:
+            return
+        first = state.computed // self._block
+        last = first + tokens // self._block
+        state.loading, state.load_first = list(blocks[first:last]), first
+        self._counters.add("hit_tokens", tokens)
+        size = _adapter.Chain.SIZE
+        self._loads.append(Load(request.request_id, bytes(state.chain.ids[: last * size]), first, state.loading))
+
+    # -- a step
+
+    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[int]]) -> Plan:
+        """Return what begins in this step. resolve returns the blocks of a request."""
+        plan = Plan(loads=self._loads)
+        self._loads = []
+        opened = self._opened()
+        # Loads were planned at these epochs. If a new one is about to begin, the nodes refuse them.
+        plan.epochs = list(self._epochs)
+        usable = opened is not None and self._clock() >= self._down_until
+        if usable:
+            for name, tokens in scheduled.items():
+                state = self._requests.get(name)
+                if state is not None and state.may_save and state.saving is None:
+                    self._plan_save(plan, state, tokens, resolve)
+        self._plan_tails(plan, usable)
+        return plan
+
+    def _plan_save(self, plan: Plan, state: _Request, tokens: int, resolve: Callable[[str], Sequence[int]]) -> None:
+        request = state.request
+        # With asynchronous scheduling or drafts some tokens of this step are not known yet.
+        end = min(request.num_computed_tokens + tokens, request.num_tokens) // self._block
+        end = min(end, state.stored + self._room - len(self._kept))
+        if end <= state.stored:
+            return
+        state.chain.extend(request.all_token_ids, self._extra(request))
+        blocks = list(resolve(request.request_id)[state.stored : end])
+        self._keep(blocks)
+        self._begin_save(plan, state, blocks)
+
+    def _plan_tails(self, plan: Plan, usable: bool) -> None:
+        for _ in range(len(self._tails)):
+            state = self._tails.popleft()
+            if state.saving is not None:
+                self._tails.append(state)
+                continue
+            assert state.tail is not None
+            blocks, state.tail = state.tail, None
+            if usable and state.may_save:
+                self._begin_save(plan, state, blocks)
+            else:
+                self._release(blocks)
+                self._counters.add("dropped_blocks", len(blocks))
+
+    def _begin_save(self, plan: Plan, state: _Request, blocks: list[int]) -> None:
+        """Plan a save of blocks that are kept."""
+        self._jobs += 1
+        size = _adapter.Chain.SIZE
+        end = state.stored + len(blocks)
+        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * size]), state.stored, blocks)
+        self._saves[self._jobs] = (state, state.saving, self._ranks, len(blocks))
+        plan.saves.append(state.saving)
+
+    def _keep(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._kept[block] = self._kept.get(block, 0) + 1
+            self._pool.touch([self._pool.blocks[block]])
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._kept[block] -= 1
+            if not self._kept[block]:
+                del self._kept[block]
+        # The end of a prompt is evicted first.
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+
+    def update(self, report: Report | None, loaded: Iterable[str], failed: Iterable[int]) -> None:
+        """Take what the workers report after a step."""
+        bad = set(failed)
+        for state in self._requests.values():
+            if bad and state.loading and bad.intersection(state.loading):
+                # The engine computes the failed blocks. To load them again would fail again.
+                good = next(i for i, block in enumerate(state.loading) if block in bad)
+                state.stored = min(state.stored, state.load_first + good)
+                state.may_load = False
+        for name in loaded:
+            if name in self._requests:
+                self._requests[name].loading = []
+        if report is None:
+            return
+        for job, (ranks, stored) in report.saves.items():
+            self._save_ended(job, ranks, stored)
+        for rank, epoch in report.epochs.items():
+            if self._epochs and epoch > self._epochs[rank]:
+                self._epochs[rank] = epoch
+                self._new_generation()
+
+    def _save_ended(self, job: int, ranks: int, stored: int) -> None:
+        state, save, to_come, least = self._saves[job]
+        to_come, least = to_come - ranks, min(least, stored)
+        if to_come:
+            self._saves[job] = (state, save, to_come, least)
+            return
+        del self._saves[job]
+        self._release(save.blocks)
+        state.saving = None
+        state.stored = save.first + least
+        if least < len(save.blocks):
+            state.may_save = False
+            self._counters.add("dropped_blocks", len(save.blocks) - least)
+
+    def finished(self, request: Any, blocks: Sequence[int]) -> None:
+        """Keep those blocks of a request that are not saved yet, and forget it."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None or state.loading or not state.may_save:
+            return
+        if state.lookup is not None:
+            for job in state.lookup:
+                job.cancel()
+        in_flight = getattr(request, "num_in_flight_tokens", 0)
+        end = min(request.num_computed_tokens - in_flight, request.num_tokens) // self._block
+        first = state.saving.first + len(state.saving.blocks) if state.saving is not None else state.stored
+        room = self._room - len(self._kept)
+        take = max(0, min(end - first, room))
+        self._counters.add("dropped_blocks", max(0, end - first - take))
+        if take:
+            state.chain.extend(request.all_token_ids, self._extra(request))
+            state.tail = list(blocks[first : first + take])
+            self._keep(state.tail)
+            self._tails.append(state)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way or to be begun, so that the engine has to go on with its steps."""
+        return bool(self._saves or self._tails)
+
+    # -- new weights
+
+    def _new_generation(self) -> None:
+        """What was computed before is not saved any more: it is of the old weights."""
+        self._counters.add("epochs")
+        for state in [*self._requests.values(), *self._tails]:
+            state.may_save = state.may_load = False
+
+    def _begin_bump(self) -> None:
+        assert self._link is not None
+        self._bumping = self._link.call(lambda opened: [ns.bump() for ns in opened.ranks])
+
+    def reset(self) -> bool:
+        """Begin a new epoch in all ranks' namespaces. Return whether the nodes have confirmed it within connect_timeout.
+
+        Until they have, the cache is not used.
+        """
+        self._new_generation()
+        if self._link is None or self._link.refused is not None:
+            return True  # nothing is ever loaded
+        self._begin_bump()
+        assert self._bumping is not None
+        try:
+            self._bumping.result(self._options.connect_timeout)
+        except (errors.Error, FutureTimeoutError) as e:
+            self._counters.warn("bump", f"no new epoch yet: {e!r}. The cache is not used until the nodes have confirmed it")
+            return False
+        return self._opened() is not None

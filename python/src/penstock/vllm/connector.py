@@ -1,0 +1,301 @@
+"""PenstockConnector, a KVConnectorBase_V1 of vLLM.
+
+It is glue: the scheduler's decisions are in _scheduler, the transfers in _worker, the addresses in _layout.
+
+    scheduler's process                                          each worker's process
+    get_num_new_matched_tokens ─► lookup, a job per rank
+    update_state_after_alloc   ─► a load is planned
+    build_connector_meta       ─► Plan ───────────────────────►  start_load_kv   jobs: node ═► blocks
+                                                                 wait_for_save   jobs: blocks ═► node
+    update_connector_output    ◄─ Report, finished, failed ◄───  get_finished    collects complete jobs
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+from penstock import _adapter, errors
+from penstock.vllm._layout import Definition
+from penstock.vllm._plan import EVENTS, Options, Plan, Report
+from penstock.vllm._scheduler import Scheduler
+from penstock.vllm._worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PenstockConnector", "new_weights"]
+
+_log = logging.getLogger("penstock.vllm")
+
+
+@dataclass
+class Metadata(KVConnectorMetadata):
+    plan: Plan
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(self.report.merge(other.report))
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    definition: Definition
+
+
+@dataclass
+class Stats(KVConnectorStats):
+    """How often each event of EVENTS has happened since the last step."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        return Stats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in {**self.data, **other.data}})
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The events as counters at the engine's /metrics."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[tuple[int, str], Any] = {}
+        for name, text in EVENTS.items():
+            counter = self._counter_cls(name=f"vllm:penstock_{name}", documentation=text, labelnames=labelnames)
+            for engine, values in per_engine_labelvalues.items():
+                self._counters[engine, name] = counter.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, n in transfer_stats_data.items():
+            self._counters[engine_idx, name].inc(n)
+
+
+class PenstockConnector(KVConnectorBase_V1):
+    """Keeps the KV cache in Penstock. docs/engines.md has the options."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        given = self._kv_transfer_config.kv_connector_extra_config
+        options = _adapter.options(Options, given, where="kv_connector_extra_config of PenstockConnector")
+        _refuse_unsupported(vllm_config)
+        self._counters = _adapter.Counters("vllm")
+        self._sent = dict.fromkeys(EVENTS, 0)
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            if self._kv_transfer_config.kv_load_failure_policy != "recompute":
+                _log.warning(
+                    'kv_load_failure_policy is "%s": a request whose load fails ends with an error. Set it to "recompute" for a cache',
+                    self._kv_transfer_config.kv_load_failure_policy,
+                )
+            role_of = self._kv_transfer_config
+            self._scheduler = Scheduler(options, self._counters, _extra_of, loads=role_of.is_kv_consumer, saves=role_of.is_kv_producer)
+        else:
+            self._worker = Worker(options, self._counters)
+        self._model = options.model or vllm_config.model_config.model
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a save that is dropped is a miss later
+
+    def shutdown(self) -> None:
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    # -- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        assert self._worker is not None
+        parallel = self._vllm_config.parallel_config
+        facts = {"model": self._model, **_facts(self._vllm_config, kv_caches)}
+        self._worker.register(kv_caches, self._kv_cache_config, facts, parallel.rank, parallel.tensor_parallel_size)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        assert self._worker is not None
+        definition = self._worker.definition
+        return None if definition is None else Handshake(definition)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        assert self._worker is not None
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Metadata)
+        self._worker.load(metadata.plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Every load is complete before its request is scheduled."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """A save begins when all layers of a block are there."""
+
+    def wait_for_save(self) -> None:
+        assert self._worker is not None
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Metadata)
+        self._worker.save(metadata.plan)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        assert self._worker is not None
+        self._worker.poll()
+        return None, self._worker.take_loaded() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        assert self._worker is not None
+        return self._worker.take_failed()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        assert self._worker is not None
+        report = self._worker.take_report()
+        return None if report is None else WorkerMetadata(report)
+
+    # -- scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        assert self._scheduler is not None
+        definitions = []
+        for rank in sorted(metadata):
+            handshake = metadata[rank]
+            assert isinstance(handshake, Handshake)
+            definitions.append(handshake.definition)
+        self._scheduler.attach(definitions)
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        assert self._scheduler is not None
+        self._scheduler.bind(gpu_block_pool)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        found = self._scheduler.lookup(request, num_computed_tokens)
+        return found, bool(found)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        if num_external_tokens:
+            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        state = scheduler_output.kv_connector_block_state
+        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, lambda name: state.get_block_ids(name)[0]))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._scheduler is not None
+        metadata = connector_output.kv_connector_worker_meta
+        assert metadata is None or isinstance(metadata, WorkerMetadata)
+        self._scheduler.update(
+            None if metadata is None else metadata.report,
+            connector_output.finished_recving or (),
+            connector_output.invalid_block_ids or (),
+        )
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        self._scheduler.finished(request, block_ids)
+        return False, None  # what is being saved has references of its own
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.busy
+
+    def reset_cache(self) -> bool | None:
+        """Begin a new epoch: what is stored is of older weights. False if the nodes have not confirmed it in time."""
+        assert self._scheduler is not None
+        return self._scheduler.reset()
+
+    # -- metrics
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        now = {name: self._counters[name] for name in EVENTS}
+        new = {name: n - self._sent[name] for name, n in now.items() if n != self._sent[name]}
+        self._sent = now
+        return Stats(new) if new else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return Stats(dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> KVConnectorPromMetrics | None:
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def new_weights(worker: Any, version: int = 0) -> int:
+    """Begin epoch version, or the next one, for what a worker stores and loads from now on. Return it.
+
+    For ``collective_rpc`` after a weight update: ``llm.collective_rpc(penstock.vllm.new_weights, args=(version,))``. Engines
+    that share a namespace give the same version; the first of them begins it. Reset the engine's own prefix cache before.
+    """
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    connector = get_kv_transfer_group()
+    if not isinstance(connector, PenstockConnector) or connector._worker is None:
+        raise errors.InvalidError(f"the worker's KV connector is {type(connector).__name__}; want PenstockConnector")
+    return connector._worker.bump(version)
+
+
+def _refuse_unsupported(config: Any) -> None:
+    """Raise InvalidError for what would need another layout of namespaces than one for each tensor-parallel rank."""
+    parallel = config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) != 1:
+            raise errors.InvalidError(f"{name} is {size}; PenstockConnector knows tensor parallelism only")
+
+
+def _facts(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides the bytes of the KV cache, but for the tensors' shapes."""
+    model = config.model_config
+    layers = config.compilation_config.static_forward_context
+    backends = set()
+    for name in kv_caches:
+        layer = layers.get(name)
+        get_backend = getattr(layer, "get_attn_backend", None)
+        backends.add(f"{get_backend().get_name() if get_backend else '?'} {getattr(layer, 'isa', '')}".strip())
+    return {
+        "engine": f"vllm {vllm.__version__}",
+        "revision": str(model.revision or ""),
+        "config": _adapter.digest({"hf": model.hf_config.to_json_string(use_diff=False)}),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization or ""),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+        "backends": sorted(backends),
+    }
+
+
+def _extra_of(request: Any) -> Callable[[int, int], object] | None:
+    """Return the function that says what a block of the request depends on beside its tokens."""
+    lora = request.lora_request
+    adapter = None if lora is None else (lora.lora_name, lora.lora_path)
+
+    def extra(start: int, end: int) -> object:
+        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        return None if keys is None and adapter is None else (adapter, keys)
+
+    plain = adapter is None and not request.cache_salt and not request.mm_features and request.prompt_embeds is None
+    return None if plain else extra

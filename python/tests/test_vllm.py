@@ -1,0 +1,355 @@
+"""What the connector for vLLM decides, without vLLM. The engine itself runs in python/engines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import InvalidError, Namespace, Store, _adapter, testing
+from penstock.vllm._layout import Definition
+from penstock.vllm._plan import EVENTS, Options, Plan, Report
+from penstock.vllm._scheduler import Scheduler
+from penstock.vllm._worker import open_namespace
+
+BLOCK = 4
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+
+
+def test_the_page_has_all_options_and_events() -> None:
+    page = PAGE.read_text()
+    for name in [*(f.name for f in dataclasses.fields(Options)), *EVENTS]:
+        assert f"`{name}`" in page, name
+
+
+@dataclasses.dataclass
+class Request:
+    """Of vLLM's Request what the connector uses."""
+
+    request_id: str
+    all_token_ids: list[int]
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_in_flight_tokens: int = 0
+    skip_reading_prefix_cache: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.all_token_ids)
+
+
+class Pool:
+    """Of vLLM's BlockPool what the connector uses: references to blocks."""
+
+    num_gpu_blocks = 80
+
+    def __init__(self) -> None:
+        self.blocks = list(range(self.num_gpu_blocks))
+        self.references: Counter[int] = Counter()
+
+    def touch(self, blocks: list[int]) -> None:
+        self.references.update(blocks)
+
+    def free_blocks(self, blocks: list[int]) -> None:
+        self.references.subtract(blocks)
+        assert min(self.references.values()) >= 0
+
+    @property
+    def kept(self) -> set[int]:
+        return {block for block, n in self.references.items() if n}
+
+
+class Engine:
+    """A scheduler of the connector with a real node, and workers that store whatever they are told to."""
+
+    def __init__(self, node: testing.Node, name: str, ranks: int = 1, **options: Any) -> None:
+        options = {"lookup_timeout": 60, "connect_timeout": 60, **options}
+        self.definitions = [
+            Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, layers=1, token_bytes=8, dtype="", layout="", rank=rank)
+            for rank in range(ranks)
+        ]
+        self.counters = _adapter.Counters(name)
+        self.now = 0.0
+        self.pool = Pool()
+        self.side = Scheduler(Options(servers=node.address, **options), self.counters, no_extra, clock=lambda: self.now)
+        self.side.attach(self.definitions)
+        self.side.bind(self.pool)
+        self.store = Store(node.address)
+        self.ranks = [open_namespace(self.store, d) for d in self.definitions]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.side.close()
+        self.store.close()
+
+    def lookup(self, request: Request, computed: int = 0) -> int:
+        while (found := self.side.lookup(request, computed)) is None:
+            pass
+        return found
+
+    def plan(self, request: Request, tokens: int) -> Plan:
+        blocks = range(len(request.all_token_ids) // BLOCK + 1)
+        plan = self.side.plan({request.request_id: tokens}, lambda name: blocks)
+        request.num_computed_tokens += tokens
+        return plan
+
+    def idle(self) -> Plan:
+        return self.side.plan({}, lambda name: [])
+
+    def saved(self, plan: Plan, ranks: int | None = None) -> None:
+        """Store what a plan saves, and report it, for some of the ranks."""
+        report = Report()
+        for save in plan.saves:
+            keys = _adapter.Chain.SIZE
+            ids = [save.keys[i : i + keys] for i in range(0, len(save.keys), keys)]
+            for ns in self.ranks[:ranks]:
+                result = ns.put(ids, [bytearray(BLOCK * 8) for _ in save.blocks], first=save.first)
+                report = report.merge(Report({save.job: (1, result.ok)}))
+        self.side.update(report, (), ())
+
+    def save_all(self, request: Request) -> None:
+        self.saved(self.plan(request, request.num_tokens - request.num_computed_tokens))
+
+
+def no_extra(request: object) -> None:
+    """Nothing but its tokens decides the blocks of a request."""
+
+
+def prompt(name: str, blocks: int, more: int = 1) -> Request:
+    return Request(name, [hash_ % 50000 for hash_ in range(7, 7 + blocks * BLOCK + more)])
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"vllm/{request.node.name}"
+
+
+@pytest.fixture
+def engine(node: testing.Node, name: str) -> Iterator[Engine]:
+    with Engine(node, name) as e:
+        yield e
+
+
+def test_a_chain_is_the_same_however_its_tokens_come(node: testing.Node, name: str) -> None:
+    with Store(node.address) as store:
+        ns = store.namespace(name, block_tokens=BLOCK, layers=1, token_bytes=8, ids=True)
+        tokens = list(range(100, 117))
+        once, parts = _adapter.Chain(ns, BLOCK), _adapter.Chain(ns, BLOCK)
+        assert once.extend(tokens) == 4
+        for end in range(len(tokens) + 1):
+            parts.extend(tokens[:end])
+        assert once.ids == parts.ids == ns.chain(tokens).blob
+
+
+def test_an_extra_decides_all_ids_from_its_block_on(node: testing.Node, name: str) -> None:
+    with Store(node.address) as store:
+        ns: Namespace = store.namespace(name, block_tokens=BLOCK, layers=1, token_bytes=8, ids=True)
+        tokens = list(range(20))
+
+        def ids(*extras: object) -> list[bytes]:
+            chain = _adapter.Chain(ns, BLOCK)
+            chain.extend(tokens, lambda start, end: extras[start // BLOCK] if start // BLOCK < len(extras) else None)
+            return [bytes(chain.ids[i : i + 16]) for i in range(0, len(chain.ids), 16)]
+
+        plain = ids()
+        assert plain == list(ns.chain(tokens))
+        image = ids(None, "image")
+        assert image[0] == plain[0]
+        assert not set(image[1:]) & set(plain)
+        # Where an extra ends matters, and so does what it is.
+        chains = [plain, image, ids(None, "image", "image"), ids(None, b"image"), ids(None, ("image",)), ids("salt"), ids(None, "other")]
+        assert len({chain[-1] for chain in chains}) == len(chains)
+        with pytest.raises(InvalidError, match="of type object"):
+            ids(object())
+
+
+def test_an_option_that_is_not_known_is_named() -> None:
+    with pytest.raises(InvalidError, match="unknown option 'load_timout': did you mean 'load_timeout'"):
+        _adapter.options(Options, {"servers": "a:1", "load_timout": 3}, where="here", environ={})
+    with pytest.raises(InvalidError, match="no option 'servers'"):
+        _adapter.options(Options, {}, where="here", environ={})
+    with pytest.raises(InvalidError, match="option 'load_timeout': 'soon'"):
+        _adapter.options(Options, {"servers": "a:1", "load_timeout": "soon"}, where="here", environ={})
+    environ = {"PENSTOCK_SERVERS": "b:1", "PENSTOCK_LOAD_TIMEOUT": "2.5", "PENSTOCK_INSECURE": "true"}
+    got = _adapter.options(Options, {"servers": ["a:1", "a:2"]}, where="here", environ=environ)
+    assert (got.servers, got.load_timeout, got.insecure) == ("a:1,a:2", 2.5, True)
+
+
+def test_a_save_keeps_its_blocks_until_all_ranks_have_reported(node: testing.Node, name: str) -> None:
+    with Engine(node, name, ranks=2) as e:
+        request = prompt("a", 3)
+        assert e.lookup(request) == 0
+        plan = e.plan(request, 13)
+        assert [s.blocks for s in plan.saves] == [[0, 1, 2]]
+        assert e.pool.kept == {0, 1, 2}
+        e.side.finished(request, range(4))
+        assert e.pool.kept == {0, 1, 2}
+        e.saved(plan, ranks=1)
+        assert e.pool.kept == {0, 1, 2}
+        assert e.side.busy
+        again = prompt("b", 3)
+        assert e.lookup(again) == 0  # one rank has the blocks, the other not
+        e.saved(plan, ranks=1)
+        assert not e.pool.kept
+        assert not e.side.busy
+
+
+def test_the_end_of_a_request_is_saved_after_its_beginning(engine: Engine) -> None:
+    request = prompt("a", 3)
+    engine.lookup(request)
+    first = engine.plan(request, 8)
+    assert [s.blocks for s in first.saves] == [[0, 1]]
+    assert not engine.plan(request, 5).saves  # one save at a time: a block needs its predecessor
+    engine.side.finished(request, range(4))
+    assert engine.pool.kept == {0, 1, 2}
+    assert not engine.idle().saves
+    engine.saved(first)
+    second = engine.idle()
+    assert [(s.first, s.blocks) for s in second.saves] == [(2, [2])]
+    engine.saved(second)
+    assert not engine.pool.kept
+    assert engine.lookup(prompt("b", 3)) == 3 * BLOCK
+
+
+def test_saves_are_bounded_and_what_is_dropped_is_counted(node: testing.Node, name: str) -> None:
+    with Engine(node, name, save_blocks=2) as e:
+        request = prompt("a", 5)
+        e.lookup(request)
+        plan = e.plan(request, 21)
+        assert [s.blocks for s in plan.saves] == [[0, 1]]
+        e.side.finished(request, range(6))
+        assert e.pool.kept == {0, 1}
+        assert e.counters["dropped_blocks"] == 3
+        e.saved(plan)
+        assert e.lookup(prompt("b", 5)) == 2 * BLOCK
+
+
+def test_a_save_that_the_node_refuses_ends_the_saves_of_its_request(engine: Engine) -> None:
+    request = prompt("a", 3)
+    engine.lookup(request)
+    plan = engine.plan(request, 8)
+    engine.side.update(Report({plan.saves[0].job: (1, 1)}), (), ())
+    assert not engine.pool.kept
+    assert engine.counters["dropped_blocks"] == 1
+    assert not engine.plan(request, 5).saves
+    engine.side.finished(request, range(4))
+    assert not engine.side.busy
+
+
+def test_a_load_that_has_failed_is_not_tried_again(engine: Engine) -> None:
+    first = prompt("a", 3)
+    engine.lookup(first)
+    engine.save_all(first)
+    request = prompt("b", 3)
+    assert engine.lookup(request) == 12
+    engine.side.allocated(request, [7, 8, 9, 10], 12)
+    (load,) = engine.idle().loads
+    assert (load.first, load.blocks) == (0, [7, 8, 9])
+    engine.side.update(None, ["b"], [8])
+    assert engine.lookup(request) == 0
+    # The engine computes from the failed block on, and what it has computed is saved.
+    request.num_computed_tokens = BLOCK
+    assert [s.first for s in engine.plan(request, 9).saves] == [1]
+
+
+def test_only_what_the_engine_does_not_have_is_loaded(engine: Engine) -> None:
+    first = prompt("a", 3)
+    engine.lookup(first)
+    engine.save_all(first)
+    request = prompt("b", 3)
+    assert engine.lookup(request, computed=4) == 8
+    engine.side.allocated(request, [1, 7, 8, 9], 8)
+    (load,) = engine.idle().loads
+    assert (load.first, load.blocks) == (1, [7, 8])
+    assert engine.lookup(prompt("c", 3), computed=12) == 0
+    assert engine.lookup(prompt("d", 3, more=0)) == 8  # the engine computes the last block
+
+
+def test_new_weights(engine: Engine) -> None:
+    first, running = prompt("a", 3), prompt("r", 3)
+    engine.lookup(first)
+    engine.save_all(first)
+    engine.lookup(running)
+    assert engine.side.reset()
+    assert engine.lookup(prompt("b", 3)) == 0
+    assert not engine.plan(running, 13).saves  # its blocks are of both weights
+    again = prompt("c", 3)
+    engine.lookup(again)
+    plan = engine.plan(again, 13)
+    assert plan.epochs == [2]
+    for ns in engine.ranks:
+        ns.refresh()
+    engine.saved(plan)
+    assert engine.lookup(prompt("d", 3)) == 12
+    # A worker's hook has begun an epoch.
+    assert [ns.bump(9) for ns in engine.ranks] == [9]
+    engine.side.update(Report(epochs={0: 9}), (), ())
+    assert engine.lookup(prompt("e", 3)) == 0
+    assert engine.idle().epochs == [9]
+
+
+def test_a_node_that_is_away_is_left_alone_for_a_while(name: str) -> None:
+    with testing.node() as node, Engine(node, name, lookup_timeout=60, retry_interval=10) as e:
+        first = prompt("a", 3)
+        e.lookup(first)
+        e.save_all(first)
+        node.pause()
+        e.side._options = dataclasses.replace(e.side._options, lookup_timeout=0.2, connect_timeout=0.2)
+        assert e.lookup(prompt("b", 3)) == 0
+        assert (e.counters["lookup_failures"], e.counters["unavailable"]) == (1, 0)
+        for other in "cd":
+            assert e.lookup(prompt(other, 3)) == 0
+        assert (e.counters["lookup_failures"], e.counters["unavailable"]) == (1, 2)
+        assert not e.side.reset()  # no node confirms the epoch
+        node.resume()
+        e.side._options = dataclasses.replace(e.side._options, lookup_timeout=60)
+        while e.side._opened() is None:  # the epoch has not begun
+            e.now += 100
+            assert e.side._bumping is not None
+            e.side._bumping.exception(60)
+        e.now += 100
+        assert e.lookup(prompt("e", 3)) == 0  # what was stored is of the old weights
+        assert e.counters["lookups"] == 2
+
+
+def test_without_a_node_requests_are_counted() -> None:
+    counters = _adapter.Counters("vllm/none")
+    side = Scheduler(Options(servers="127.0.0.1:1", connect_timeout=0.1), counters, no_extra)
+    side.attach([Definition("none", "", BLOCK, 1, 8, "", "", 0)])
+    side.bind(Pool())
+    request = prompt("a", 3)
+    assert side.lookup(request, 0) == 0
+    assert side.plan({"a": 13}, lambda name: range(4)) == Plan()
+    side.finished(request, range(4))
+    assert counters["unavailable"] == 1
+    side.close()
+
+
+def test_a_wrong_token_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with testing.node(token="0123456789abcdef") as node:
+        counters = _adapter.Counters("vllm/token")
+        side = Scheduler(Options(servers=node.address, connect_timeout=60, token="another token, also long"), counters, no_extra)
+        side.attach([Definition("token", "", BLOCK, 1, 8, "", "", 0)])
+        side.bind(Pool())
+        for name in "abc":
+            assert side.lookup(prompt(name, 3), 0) == 0
+        assert counters["unavailable"] == 3
+        assert side.reset()
+        side.close()
+    assert [r.levelname for r in caplog.records if r.name == "penstock.vllm"] == ["ERROR"]
+
+
+def test_another_geometry_is_refused(node: testing.Node, name: str, engine: Engine) -> None:
+    counters = _adapter.Counters("vllm/geometry")
+    side = Scheduler(Options(servers=node.address, connect_timeout=60), counters, no_extra)
+    side.attach([dataclasses.replace(engine.definitions[0], token_bytes=16)])
+    side.bind(Pool())
+    assert side.lookup(prompt("a", 3), 0) == 0
+    assert counters["unavailable"] == 1
+    side.close()
