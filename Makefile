@@ -27,7 +27,7 @@ DISKS_TIMEOUT ?= 40m
 # system also those of the bounds on what is in flight, which no file system has a part in and which take minutes on emulated CPUs.
 NO_GO = TestDefectLinkname
 NO_BOUNDS = $(NO_GO)|TestConformance/(few|small)
-# Where lib puts the library.
+# The output directory of lib.
 LIB ?= bin
 REF ?= main
 PREFIX ?= /usr/local
@@ -37,7 +37,7 @@ PREFIX ?= /usr/local
 build: ## bin/penstock, with io_uring
 	go build $(GOFLAGS_URING) -o bin/penstock ./cmd/penstock
 
-# The linker's version script hides every symbol but those of penstock.h. Go writes a header of its own beside the library, which nobody needs.
+# The linker's version script hides all symbols but those of penstock.h. Go also writes a header, which is removed because penstock.h replaces it.
 lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and for Python; needs gcc
 	go build -buildmode=c-shared -ldflags='-s -w -extldflags=-Wl,--version-script=$(CURDIR)/client/capi/penstock.map' -o $(LIB)/libpenstock.so ./client/capi
 	rm -f $(LIB)/libpenstock.h
@@ -46,7 +46,7 @@ lib: ## bin/libpenstock.so and bin/penstock.h: the client for programs in C, and
 wheel: ## bin/penstock-*.whl: the Python package with libpenstock and the program; fetches a C compiler that targets an old glibc
 	.ci/wheel
 
-test-python: wheel ## the wheel, installed, on each Python that is there; style and types of python/
+test-python: wheel ## tests of the installed wheel on each installed Python; style and types of python/
 	.ci/test-python
 
 test-engines: wheel ## the wheel under transformers, vLLM, LMCache and SGLang on the CPU, with tiny random models; installs them once, 8 GB, outside the repository
@@ -68,7 +68,7 @@ demo-node: build ## a node on a temporary directory, a real trace, real bytes
 	bin/penstock demo node
 
 .PHONY: quick
-quick: ## the inner loop: gofmt, vet, and the tests that are not long (testkit.Long); what has not changed is taken from the cache
+quick: ## gofmt, vet, and the tests that are not long (testkit.Long); results of unchanged packages come from the cache
 	@unformatted=$$(gofmt -l .) && [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted"; exit 1; }
 	go vet ./...
 	go test -short ./...
