@@ -690,7 +690,7 @@ type DescribeResponse struct {
 	// fabric. Both ends need the same one. Empty: tcp, of a node that does not know
 	// this field.
 	DataProvider string `protobuf:"bytes,14,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
-	// fragments: a Read may name fragments of its pieces, and several destinations.
+	// fragments is set if a Read may have fragments and several destinations.
 	Fragments     bool `protobuf:"varint,15,opt,name=fragments,proto3" json:"fragments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -906,8 +906,8 @@ type MatchResponse struct {
 	Lease uint64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
 	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Bytes int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // payload of the pieces that a read of this match moves
-	// lease_ttl_ms is how long the lease lasts: what was asked for, or the node's
-	// limit if that is less; 0: no lease, or a pin, which lasts until ReleaseLease.
+	// lease_ttl_ms is the granted time: the requested time, or the node's limit if that is
+	// less. 0 means no lease, or a pin, which lasts until ReleaseLease.
 	LeaseTtlMs    uint64 `protobuf:"varint,8,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1173,8 +1173,8 @@ type PieceRef struct {
 	Block  uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"` // index in block_ids
 	Group  uint32                 `protobuf:"varint,2,opt,name=group,proto3" json:"group,omitempty"`
 	Offset uint64                 `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"` // where its bytes start in the destination
-	// fragments of a Read, if any, say where its layers go, run after run, in place of
-	// offset. Together they are the layers that are read.
+	// fragments of a Read, if any, are the places of the layers to be read, in order. They
+	// replace offset.
 	Fragments     []*Fragment `protobuf:"bytes,4,rep,name=fragments,proto3" json:"fragments,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1238,11 +1238,11 @@ func (x *PieceRef) GetFragments() []*Fragment {
 	return nil
 }
 
-// Fragment is a run of a piece's layers.
+// Fragment is the place of consecutive layers of a piece.
 type Fragment struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Destination   uint32                 `protobuf:"varint,1,opt,name=destination,proto3" json:"destination,omitempty"` // 0: ReadRequest.destination; i: the i-th of more_destinations, from 1
-	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`           // where its bytes start there
+	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`           // of the first layer in the destination, in bytes
 	Layers        uint32                 `protobuf:"varint,3,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2276,7 +2276,7 @@ type ExistsRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the current one
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
-	// touch: those that are stored count as used now, for the order of eviction.
+	// touch makes the stored blocks count as used now in the order of eviction.
 	Touch         bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2342,7 +2342,7 @@ func (x *ExistsRequest) GetTouch() bool {
 
 type ExistsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// present has a byte for each block, 1 if it is stored in the first layer group.
+	// present has a byte for each block: 1 if the piece of group 0 is stored and matchable.
 	Present       []byte `protobuf:"bytes,1,opt,name=present,proto3" json:"present,omitempty"`
 	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2455,7 +2455,7 @@ func (x *DeleteRequest) GetBlockIds() []byte {
 
 type DeleteResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// deleted has a byte for each block, 1 if it was there.
+	// deleted has a byte for each block: 1 if the block was stored.
 	Deleted       []byte `protobuf:"bytes,1,opt,name=deleted,proto3" json:"deleted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

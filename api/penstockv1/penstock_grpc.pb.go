@@ -76,10 +76,10 @@ type CacheClient interface {
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(ctx context.Context, in *DeliveredRequest, opts ...grpc.CallOption) (*DeliveredResponse, error)
-	// Exists says of each block by itself whether it is stored.
+	// Exists returns for each block whether it is stored and matchable.
 	Exists(ctx context.Context, in *ExistsRequest, opts ...grpc.CallOption) (*ExistsResponse, error)
-	// Delete removes blocks with everything below them: Admin's DeleteBlocks for an
-	// engine that evicts by itself, many at once.
+	// Delete removes blocks and their descendants. It is DeleteBlocks of Admin for many
+	// blocks at once, for engines that evict blocks themselves.
 	Delete(ctx context.Context, in *DeleteRequest, opts ...grpc.CallOption) (*DeleteResponse, error)
 	// Events streams what was stored and removed, from a sequence number on.
 	Events(ctx context.Context, in *EventsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
@@ -258,10 +258,10 @@ type CacheServer interface {
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error)
-	// Exists says of each block by itself whether it is stored.
+	// Exists returns for each block whether it is stored and matchable.
 	Exists(context.Context, *ExistsRequest) (*ExistsResponse, error)
-	// Delete removes blocks with everything below them: Admin's DeleteBlocks for an
-	// engine that evicts by itself, many at once.
+	// Delete removes blocks and their descendants. It is DeleteBlocks of Admin for many
+	// blocks at once, for engines that evict blocks themselves.
 	Delete(context.Context, *DeleteRequest) (*DeleteResponse, error)
 	// Events streams what was stored and removed, from a sequence number on.
 	Events(*EventsRequest, grpc.ServerStreamingServer[Event]) error
