@@ -1,0 +1,282 @@
+"""PenstockConnector in vLLM's own engine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.faults import damage
+from harness.process import Engine
+from harness.sessions import Session
+
+from penstock import testing
+
+BLOCK = 32
+OUTPUT = 8
+# On a busy machine a node that is well may take its time. Tests of faults have shorter bounds.
+PATIENT = {"connect_timeout": 120, "lookup_timeout": 120, "load_timeout": 120, "save_timeout": 120}
+
+Answer = dict[str, Any]
+
+
+class Vllm:
+    """Engines by name, in forks of one process that has imported vLLM."""
+
+    def __init__(self, host: Engine, model: Path) -> None:
+        self.host = host
+        self.model = str(model)
+
+    def start(self, name: str, node: testing.Node | str | None, options: dict[str, Any] | None = None, **extra: Any) -> None:
+        connector = None
+        if node is not None:
+            address = node if isinstance(node, str) else node.address
+            connector = {
+                "kv_connector": "PenstockConnector",
+                "kv_connector_module_path": "penstock.vllm",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"servers": address, **PATIENT, **extra},
+            }
+        self.host.call("start", name=name, model=self.model, connector=connector, options=options or {}, timeout=600)
+
+    def call(self, name: str, function: str, **arguments: Any) -> Any:
+        return self.host.call("call", **{"name": name, "function": function, **arguments}, timeout=600)
+
+    def generate(self, name: str, prompts: list[list[int]], **arguments: Any) -> list[Answer]:
+        answers: list[Answer] = self.call(name, "generate", prompts=prompts, output=OUTPUT, **arguments)
+        assert [a["finish"] for a in answers] == ["length"] * len(prompts)  # no request has failed
+        return answers
+
+    def both(self, names: list[str], prompts: list[list[int]]) -> list[list[Answer]]:
+        """Let engines generate for the same prompts at once."""
+        what = {name: ["generate", {"prompts": prompts, "output": OUTPUT}] for name in names}
+        answers = self.host.call("calls", what=what, timeout=600)
+        return [answers[name] for name in names]
+
+    def stop(self, name: str) -> None:
+        self.host.call("stop", name=name)
+
+
+class Stored:
+    """A model of what the node has: the blocks of all sequences that engines have computed."""
+
+    def __init__(self) -> None:
+        self._prefixes: set[tuple[int, ...]] = set()
+
+    def add(self, prompt: list[int], tokens: list[int]) -> None:
+        whole = [*prompt, *tokens][:-1]  # the KV of the last token is never computed
+        self._prefixes.update(tuple(whole[:end]) for end in range(BLOCK, len(whole) + 1, BLOCK))
+
+    def cached(self, prompt: list[int]) -> int:
+        """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""
+        end = 0
+        while end + BLOCK < len(prompt) and tuple(prompt[: end + BLOCK]) in self._prefixes:
+            end += BLOCK
+        return end
+
+
+@pytest.fixture(scope="module")
+def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    with Engine("vllm_driver.py", {}, log=tmp_path_factory.mktemp("vllm") / "log") as host:
+        yield Vllm(host, model)
+
+
+def test_signatures(vllm: Vllm) -> None:
+    """An engine that has changed what the connector implements or uses is noticed here first."""
+    assert vllm.host.call("drift") == []
+    version = vllm.host.call("version")
+    page = Path(__file__).parents[2] / "docs" / "engines.md"
+    assert f"| {version} (" in page.read_text(), f"docs/engines.md has no row for vLLM {version}"
+
+
+def turn(agents: list[Session], k: int) -> list[list[int]]:
+    return [session.turns[k].prompt for session in agents]
+
+
+@pytest.fixture(scope="module")
+def plain(vllm: Vllm, agents: list[Session]) -> list[list[list[int]]]:
+    """The tokens of an engine without Penstock, for each turn of each session."""
+    vllm.start("plain", None)
+    tokens = [[a["tokens"] for a in vllm.generate("plain", turn(agents, k))] for k in range(len(agents[0].turns))]
+    assert len({tuple(t) for one in tokens for t in one}) > len(agents)  # the model does not repeat itself
+    return tokens
+
+
+def tokens_of(answers: list[Answer]) -> list[list[int]]:
+    return [a["tokens"] for a in answers]
+
+
+def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], updated_model: Path) -> None:
+    turns = range(len(plain))
+    with testing.node() as node:
+        vllm.start("first", node)
+        stored = Stored()
+        for k in turns:
+            answers = vllm.generate("first", turn(agents, k))
+            assert tokens_of(answers) == plain[k]
+            for prompt, answer in zip(turn(agents, k), answers, strict=True):
+                stored.add(prompt, answer["tokens"])
+        seen = vllm.call("first", "counters")
+        assert seen["dropped_blocks"] == seen["save_failures"] == seen["unavailable"] == 0
+        vllm.stop("first")
+
+        # A fresh process has nothing but the node.
+        vllm.start("second", node)
+        for k in turns:
+            prompts = turn(agents, k)
+            answers = vllm.generate("second", prompts)
+            assert tokens_of(answers) == plain[k]
+            assert [a["cached"] for a in answers] == [stored.cached(p) for p in prompts]
+        seen = vllm.call("second", "counters")
+        assert seen["hit_tokens"] > 0
+        assert seen["load_failures"] == seen["failed_blocks"] == seen["dropped_blocks"] == 0
+        assert seen["loaded_bytes"] * BLOCK == seen["hit_tokens"] * 2**16  # 4 layers, 2 heads, K and V of 32 floats: 64 KiB a block
+        assert vllm.call("second", "metrics")["vllm:penstock_hit_tokens"] == seen["hit_tokens"]
+
+        # Another cache salt is another prompt.
+        prompts = turn(agents, 0)[:2]
+        salted = vllm.generate("second", prompts, salts=["a", None])
+        assert [a["cached"] for a in salted] == [0, stored.cached(prompts[1])]
+
+        # After a weight update nothing comes from the store, and the tokens are those of the new weights.
+        vllm.call("plain", "update_weights", model=str(updated_model))
+        vllm.call("second", "update_weights", model=str(updated_model))
+        assert vllm.call("plain", "reset")
+        assert vllm.call("second", "reset", connector=True)
+        new = vllm.generate("plain", prompts)
+        assert tokens_of(new) != plain[0][:2]
+        answers = vllm.generate("second", prompts)
+        assert tokens_of(answers) == tokens_of(new)
+        assert [a["cached"] for a in answers] == [0, 0]
+        # What it computes now is stored at the new epoch.
+        assert vllm.call("second", "reset")
+        assert [a["cached"] for a in vllm.generate("second", prompts)] == [stored.cached(p) for p in prompts]
+
+        # The hook for collective_rpc. An epoch that has begun is no error, so that every engine may call it.
+        assert vllm.call("second", "reset")
+        assert vllm.call("second", "new_weights", version=7) == [7]
+        assert vllm.call("second", "new_weights", version=7) == [7]
+        vllm.generate("second", [[5] * 40])  # a step tells the scheduler
+        answers = vllm.generate("second", prompts)
+        assert [a["cached"] for a in answers] == [0, 0]
+        vllm.call("plain", "update_weights", model=vllm.model)
+        assert vllm.call("plain", "reset")
+        vllm.stop("second")
+
+
+def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """A node that stops, dies, or has damaged its bytes costs time, no request and no token."""
+    agents = agents[:8]
+    prompts, tokens = turn(agents, 1), plain[1][:8]
+    with testing.node() as node:
+        vllm.start("faulty", node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2)
+
+        def run() -> dict[str, int]:
+            """Let the engine have nothing but the node, generate, and return which events there were."""
+            assert vllm.call("faulty", "reset")
+            before = vllm.call("faulty", "counters")
+            assert tokens_of(vllm.generate("faulty", prompts)) == tokens
+            after = vllm.call("faulty", "counters")
+            return {name: after[name] - before[name] for name in after}
+
+        assert run()["hit_tokens"] == 0
+        until(run, "hit_tokens")
+
+        # Stopped between a lookup and its load: the load ends at its bound, and the engine goes on while the node is stopped.
+        vllm.call("faulty", "signal_at_load", pid=node.pid, number=signal.SIGSTOP)
+        until(run, "load_failures")
+        events = run()
+        assert events["hit_tokens"] == 0
+        assert events["unavailable"] + events["lookup_failures"] >= len(prompts)
+        node.resume()
+        until(run, "hit_tokens")
+
+        # Killed between a lookup and its load.
+        vllm.call("faulty", "signal_at_load", pid=node.pid, number=signal.SIGKILL)
+        until(run, "load_failures")
+        node.kill()
+        node.start()
+        until(run, "hit_tokens")
+
+        # A bit of each page on the disk is flipped. The node finds that out, and delivers none of them.
+        node.stop()
+        damage(node)
+        node.start()
+        until(run, "failed_blocks")
+        vllm.stop("faulty")
+
+
+def until(run: Callable[[], dict[str, int]], event: str) -> None:
+    """Generate until an event happens: the engine leaves nodes alone for a while that did not answer in time."""
+    for _ in range(100):
+        if run()[event] > 0:
+            return
+    pytest.fail(f"no {event} in 100 runs")
+
+
+def test_two_engines(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    agents = agents[:8]
+    with testing.node() as node:
+        vllm.start("left", node)
+        vllm.start("right", node)
+        for k in range(len(plain)):
+            for answers in vllm.both(["left", "right"], turn(agents, k)):
+                assert tokens_of(answers) == plain[k][:8]
+        for name in ("left", "right"):
+            seen = vllm.call(name, "counters")
+            assert seen["dropped_blocks"] == seen["load_failures"] == 0
+            vllm.stop(name)
+
+
+def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """The node has not room for all that is saved, and evicts blocks that lookups may just have found."""
+    agents = agents[:30]
+    with testing.node(capacity="16MiB", arena="8MiB") as node:
+        vllm.start("crowded", node)
+        for k in (1, 2, 3):
+            assert vllm.call("crowded", "reset")
+            assert tokens_of(vllm.generate("crowded", turn(agents, k))) == plain[k][:30]
+        assert vllm.call("crowded", "counters")["saved_bytes"] > 16 * 2**20
+        vllm.stop("crowded")
+
+
+def test_no_thread_of_the_engine_waits_for_a_node(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """The node is stopped within a load, and the bounds are so long that a thread that waited would make the call fail."""
+    held, other = agents[0].turns[1].prompt, agents[1].turns[1].prompt
+    with testing.node() as node:
+        vllm.start("writer", node)
+        vllm.generate("writer", [held])
+        vllm.stop("writer")
+        vllm.start("patient", node, lookup_timeout=3000, load_timeout=3000, save_timeout=3000)
+        tokens = vllm.call("patient", "hold_a_load", pid=node.pid, held=held, other=other, output=200)
+        assert tokens["held"] == plain[1][0]
+        assert tokens["other"][:OUTPUT] == plain[1][1]
+        seen = vllm.call("patient", "counters")
+        assert (seen["loads"], seen["load_failures"], seen["lookup_failures"]) == (1, 0, 0)
+        vllm.stop("patient")
+
+
+def test_a_node_that_refuses(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """A wrong token and a namespace of another geometry: the engine serves without the cache, and logs and counts it."""
+    prompts, tokens = turn(agents, 0)[:4], plain[0][:4]
+    secret = "a token of the test"
+    with testing.node(token=secret) as node:
+        cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+            ("none", {}, {"token": "another " + secret, "namespace": "shared"}),
+            ("right", {}, {"token": secret, "namespace": "shared"}),
+            ("larger", {"block_size": 64}, {"token": secret, "namespace": "shared"}),
+        ]
+        for name, options, extra in cases:
+            vllm.start(name, node, options, **extra)
+            assert tokens_of(vllm.generate(name, prompts)) == tokens
+            seen = vllm.call(name, "counters")
+            assert seen["unavailable"] == (0 if name == "right" else len(prompts))
+            assert (seen["lookups"], seen["loads"]) == (len(prompts) if name == "right" else 0, 0)
+            vllm.stop(name)
+    log = vllm.host.log.read_text()
+    for why in ("bearer token", "namespace differs"):
+        lines = [line for line in log.splitlines() if "serves without the cache" in line and why in line]
+        assert len(lines) == 2, lines  # the worker's side and the scheduler's

@@ -1,0 +1,254 @@
+"""vLLM's engine on the CPU, for harness.process.Engine.
+
+vLLM takes a minute to import, so this process imports it once and forks each engine: ``start`` makes one, ``call`` and
+``calls`` reach its functions, those of Driver. An engine is a fresh process in all else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+import traceback
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler, and a single worker, in the engine's process
+
+import vllm
+from harness import process
+from vllm import LLM, SamplingParams
+from vllm.v1.executor import multiproc_executor
+
+
+class Driver:
+    """One engine. connector is its kv_transfer_config, or None; options are those of LLM."""
+
+    def __init__(self, model: str, connector: dict[str, Any] | None, options: dict[str, Any]) -> None:
+        defaults: dict[str, Any] = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 1024,
+            "max_num_seqs": 8,
+            "block_size": 32,
+            "enable_prefix_caching": True,
+            "distributed_executor_backend": "uni",
+            "disable_log_stats": False,
+        }
+        if connector is not None:
+            defaults["kv_transfer_config"] = connector
+        if options.get("tensor_parallel_size", 1) > 1:
+            # vLLM on CPUs spawns workers, each of which would import vLLM again.
+            multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+        self.llm = LLM(model=model, **{**defaults, **options})
+
+    @property
+    def scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+
+    @property
+    def worker(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()
+
+    def generate(self, prompts: list[list[int]], output: int = 8, salts: list[str | None] | None = None) -> list[dict[str, Any]]:
+        """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns."""
+        sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        requests: list[dict[str, Any]] = [{"prompt_token_ids": p} for p in prompts]
+        for request, salt in zip(requests, salts or [], strict=False):
+            if salt is not None:
+                request["cache_salt"] = salt
+        done = self.llm.generate(requests, sampling, use_tqdm=False)
+        # In a process of its own the engine takes these steps by itself.
+        while self.scheduler is not None and self.scheduler.has_pending_push_work():
+            self.llm.llm_engine.step()
+        return [{"tokens": list(d.outputs[0].token_ids), "cached": d.num_cached_tokens, "finish": d.outputs[0].finish_reason} for d in done]
+
+    def reset(self, connector: bool = False) -> bool:
+        """Empty the engine's prefix cache; with connector, also begin another epoch."""
+        return bool(self.llm.reset_prefix_cache(reset_connector=connector))
+
+    def update_weights(self, model: str) -> None:
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": model})
+
+    def new_weights(self, version: int) -> list[int]:
+        from penstock.vllm import new_weights
+
+        epochs: list[int] = self.llm.collective_rpc(new_weights, args=(version,))
+        return epochs
+
+    def counters(self) -> dict[str, int]:
+        """Return the connector's events: of the scheduler's side, and of the worker if it is in this process."""
+        from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+        from penstock.vllm._plan import EVENTS
+
+        sides = [self.scheduler, self.worker] if has_kv_transfer_group() else [self.scheduler]
+        return {name: sum(side._counters[name] for side in sides) for name in EVENTS}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the connector's metrics as the engine publishes them."""
+        return {m.name: m.value for m in self.llm.get_metrics() if m.name.startswith("vllm:penstock_")}
+
+    def hold_a_load(self, pid: int, held: list[int], other: list[int], output: int) -> dict[str, list[int]]:
+        """Stop the node when the load of a prompt begins, step until another request has ended, and only then let the node go on.
+
+        Return the tokens of both.
+        """
+        engine = self.llm.llm_engine
+        tokens: dict[str, list[int]] = {}
+        done = set()
+
+        def step() -> None:
+            for result in engine.step():
+                tokens[result.request_id] = list(result.outputs[0].token_ids)
+                if result.finished:
+                    done.add(result.request_id)
+
+        def add(name: str, prompt: list[int], output: int) -> None:
+            engine.add_request(name, {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True))
+
+        add("other", other, output)
+        while "other" not in tokens:
+            step()
+        self.signal_at_load(pid, signal.SIGSTOP)
+        add("held", held, 8)
+        while self.scheduler._counters["hit_tokens"] == 0 or "other" not in done:
+            step()
+        if "held" in tokens:
+            raise RuntimeError("the load was not held")
+        os.kill(pid, signal.SIGCONT)
+        while engine.has_unfinished_requests():
+            step()
+        return tokens
+
+    def signal_at_load(self, pid: int, number: int) -> None:
+        """Send a signal to a process when the next load was looked up and is about to begin."""
+        side = self.worker._worker
+        load = side.load
+
+        def loads(plan: Any) -> None:
+            if plan.loads:
+                os.kill(pid, number)
+                side.load = load
+            load(plan)
+
+        side.load = loads
+
+
+class Host:
+    def __init__(self) -> None:
+        self._engines: dict[str, tuple[int, int, Any]] = {}
+
+    def start(self, name: str, **arguments: Any) -> None:
+        theirs_in, calls = os.pipe()
+        answers, theirs_out = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                # An engine ends when its pipe of calls is closed, in this process too.
+                for fd in (calls, answers, *(end for _, to, back in self._engines.values() for end in (to, back.fileno()))):
+                    os.close(fd)
+                os.environ[process._PIPES] = f"{theirs_in},{theirs_out}"
+                driver = Driver(**arguments)
+                process.serve({f: getattr(driver, f) for f in dir(Driver) if not f.startswith("_") and callable(getattr(Driver, f))})
+                driver.llm.llm_engine.engine_core.shutdown()
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self._engines[name] = (pid, calls, os.fdopen(answers, "rb"))
+        self._answer(name)
+
+    def call(self, name: str, function: str, **arguments: Any) -> Any:
+        return self.calls({name: [function, arguments]})[name]
+
+    def calls(self, what: dict[str, Any]) -> dict[str, Any]:
+        """Call functions of several engines at once, and return what each returned."""
+        for name, (function, arguments) in what.items():
+            line = json.dumps({"call": function, "arguments": arguments}).encode() + b"\n"
+            while line:
+                line = line[os.write(self._engines[name][1], line) :]
+        return {name: self._answer(name) for name in what}
+
+    def _answer(self, name: str) -> Any:
+        line = self._engines[name][2].readline()
+        if not line:
+            raise RuntimeError(f"engine {name} has ended")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"engine {name}: {answer['error']}")
+        return answer["value"]
+
+    def stop(self, name: str, kill: bool = False) -> None:
+        pid, calls, answers = self._engines.pop(name)
+        if kill:
+            os.kill(pid, signal.SIGKILL)
+        os.close(calls)
+        _, status = os.waitpid(pid, 0)
+        answers.close()
+        if status and not kill:
+            raise RuntimeError(f"engine {name} ended with status {status}")
+
+
+def drift() -> list[str]:
+    """Return where the connector's methods, and what it uses of the engine, differ from the engine that is installed."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.outputs import KVConnectorOutput
+
+    from penstock.vllm.connector import PenstockConnector, PromMetrics, Stats
+
+    found = []
+    for ours in (PenstockConnector, PromMetrics, Stats):
+        for name, function in vars(ours).items():
+            theirs = getattr(ours.__mro__[1], name, None)
+            if (name.startswith("_") and name != "__init__") or not callable(theirs):
+                continue
+            a, b = (
+                [(p.name, p.kind) for p in inspect.signature(f).parameters.values()]
+                for f in (getattr(function, "__func__", function), getattr(theirs, "__func__", theirs))
+            )
+            if a != b:
+                found.append(f"{ours.__name__}.{name} takes {a}; the engine's takes {b}")
+    missing = PenstockConnector.__abstractmethods__
+    found += [f"PenstockConnector lacks {name}" for name in sorted(missing)]
+    uses = {
+        BlockPool: ["touch", "free_blocks"],
+        KVConnectorBase_V1: ["get_transfer_results", "bind_kv_cache_manager"],
+        KVConnectorBlockState: ["get_block_ids"],
+        SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state"],
+        KVCacheConfig: ["num_blocks", "kv_cache_groups"],
+        KVCacheGroupSpec: ["layer_names", "kv_cache_spec"],
+        KVConnectorOutput: ["finished_recving", "invalid_block_ids", "kv_connector_worker_meta"],
+    }
+    for kind, names in uses.items():
+        has = {*dir(kind), *getattr(kind, "__dataclass_fields__", {})}
+        found += [f"the engine's {kind.__name__} has no {name}" for name in names if name not in has]
+    return found
+
+
+if __name__ == "__main__":
+    host = Host()
+    process.serve(
+        {
+            "start": host.start,
+            "call": host.call,
+            "calls": host.calls,
+            "stop": host.stop,
+            "drift": drift,
+            "version": lambda: vllm.__version__,
+        }
+    )
