@@ -1,4 +1,5 @@
-"""Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock.
+"""Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock, ``PenstockTier`` between
+vLLM's offloading and Penstock.
 
 vLLM is imported by the first use of a class, not by this package. docs/engines.md says how to configure it.
 """
@@ -8,9 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PLACES = {"PenstockConnector": "penstock.vllm.connector", "new_weights": "penstock.vllm.connector"}
+_PLACES = {
+    "PenstockConnector": "penstock.vllm.connector",
+    "PenstockTier": "penstock.vllm.tier",
+    "new_weights": "penstock.vllm.connector",
+}
 
-__all__ = ["PenstockConnector", "new_weights"]
+__all__ = ["PenstockConnector", "PenstockTier", "new_weights"]
 
 
 def __getattr__(name: str) -> Any:
