@@ -52,7 +52,7 @@ type node struct {
 	share   split
 	budget  *memoryBudget
 	closers []func(context.Context) error
-	// stuck: the storage engine did not close, so its memory may be in use.
+	// stuck: the storage engine did not open or close, so its memory may be in use.
 	stuck bool
 }
 
@@ -160,7 +160,11 @@ func (n *node) close(ctx context.Context) error {
 
 // openStore opens the volumes and the index that belongs to them.
 func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstore.Store, _ *trie.Trie, err error) {
-	devices, err := openPresent(n.cfg, memory.Bytes(), n.log)
+	defer func() { n.stuck = n.stuck || errors.Is(err, errStillOpening) }()
+	hungAfter := n.cfg.Limits.HungAfter.Std()
+	devices, err := opening(ctx, n.log, hungAfter, "a volume", n.cfg.Data, func() ([]device, error) {
+		return openPresent(n.cfg, memory.Bytes(), n.log)
+	})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -174,7 +178,7 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	if n.share, err = splitCapacity(n.cfg, devices); err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
-	store, err := blockstore.Open(ctx, blockstore.Options{
+	options := blockstore.Options{
 		Devices:       plainDevices(devices),
 		Identity:      blockio.Identity(time.Now()),
 		CapacityBytes: n.share.storeBytes,
@@ -188,7 +192,13 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 		Health:            health.Options{HungAfter: n.cfg.Limits.HungAfter.Std()},
 		Alloc:             scratchFrom(memory),
 		Logger:            n.log,
+	}
+	store, err := opening(ctx, n.log, hungAfter, "the store", n.present, func() (*blockstore.Store, error) {
+		return blockstore.Open(ctx, options)
 	})
+	if errors.Is(err, errStillOpening) {
+		return nil, nil, err
+	}
 	if err != nil {
 		return nil, nil, errors.Join(err, closeDevices(devices))
 	}
@@ -200,7 +210,12 @@ func (n *node) openStore(ctx context.Context, memory *arena.Arena) (_ *blockstor
 	n.warnOfSpace(devices)
 	index, err := n.openIndex(ctx, store)
 	if err != nil {
-		return nil, nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)))
+		// The drive of the index may hold a volume too.
+		rest, cancel := context.WithTimeout(context.WithoutCancel(ctx), hungAfter)
+		defer cancel()
+		closed := store.Close(rest)
+		n.stuck = closed != nil
+		return nil, nil, errors.Join(err, closed)
 	}
 	return store, index, nil
 }
@@ -249,9 +264,12 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 		opts := indexOptions(n.cfg, dir, store, n.share.indexBytes, n.log)
 		opts.Grew = n.budget.setIndex
 		n.budget.watch(store, opts.MemTableBytes)
-		return trie.Open(opts)
+		return opening(ctx, n.log, opts.HungAfter, "the index", []string{dir}, func() (*trie.Trie, error) { return trie.Open(opts) })
 	}
 	index, err = open()
+	if errors.Is(err, errStillOpening) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, withRebuild(err, n.cfg.Data)
 	}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/penstock-kv/penstock/trie"
+)
+
+// TestHungIndexDrive opens an index on a drive that completes nothing. The log says which
+// directory is waited for, a signal ends the wait, and an index whose drive works again
+// is opened.
+func TestHungIndexDrive(t *testing.T) {
+	for _, interrupted := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			works := make(chan struct{})
+			drive := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(errorfs.Op) error { <-works; return nil }))
+			var log bytes.Buffer
+			type opened struct {
+				index *trie.Trie
+				err   error
+			}
+			done := make(chan opened, 1)
+			inner := make(chan *trie.Trie, 1)
+			go func() {
+				index, err := opening(ctx, slog.New(slog.NewTextHandler(&log, nil)), 10*time.Second, "the index", []string{"/drive/index"}, func() (*trie.Trie, error) {
+					index, err := trie.Open(trie.Options{Dir: "index", FS: drive})
+					inner <- index
+					return index, err
+				})
+				done <- opened{index, err}
+			}()
+			time.Sleep(25 * time.Second)
+			synctest.Wait()
+			if got := strings.Count(log.String(), "directories=/drive/index"); got != 2 {
+				t.Errorf("%d lines name the directory after 25 s; want 2:\n%s", got, &log)
+			}
+			if interrupted {
+				cancel(signalError{syscall.SIGTERM})
+				o := <-done
+				if !errors.Is(o.err, errStillOpening) || !errors.As(o.err, new(signalError)) || !strings.Contains(o.err.Error(), "/drive/index") {
+					t.Errorf("after SIGTERM: %v", o.err)
+				}
+			}
+			close(works)
+			index := <-inner
+			if index == nil {
+				t.Fatal("the index does not open on a drive that works")
+			}
+			if !interrupted {
+				if o := <-done; o.err != nil || o.index != index {
+					t.Errorf("when the drive works: %v", o.err)
+				}
+			}
+			if err := index.Close(); err != nil {
+				t.Error(err)
+			}
+			cancel(nil)
+		})
+	}
+}
