@@ -24,8 +24,8 @@
 // the end of a session. A caller posts itself. Works for which there is no room stay in
 // the lane's queue, which the peer's budget bounds, until a completion makes room and
 // the poller posts them. Messages of Send come before all writes in that queue: a
-// message waits only for the Works that are posted already, at most QueueDepth. There
-// is no order between a message and a write.
+// message waits only for the Works that are posted already: at most QueueDepth, and at
+// most 4 pieces of payload. There is no order between a message and a write.
 //
 // # Session
 //

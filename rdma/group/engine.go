@@ -361,14 +361,8 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	return o, nil
 }
 
-// most returns the longest run of an operation of n bytes: a Work at most, and a
-// piece where it may be spread.
-func (e *Engine) most(n uint64) uint64 {
-	if len(e.nics) > 1 && n > uint64(e.opts.PieceBytes) {
-		return min(e.maxWrite, uint64(e.opts.PieceBytes))
-	}
-	return e.maxWrite
-}
+// most returns the longest run of an operation: a Work at most, and a piece.
+func (e *Engine) most() uint64 { return min(e.maxWrite, uint64(e.opts.PieceBytes)) }
 
 // dispatch submits an op whose runs are laid out.
 func (e *Engine) dispatch(ctx context.Context, s *session, o *op, off uint64, noWait bool) error {
@@ -418,7 +412,7 @@ func (e *Engine) write(ctx context.Context, s *session, w *rdma.Write) error {
 	}
 	o.imm, o.done, o.class = w.Imm, w.Done, w.Class
 	if w.Len > 0 {
-		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most(w.Len))
+		o.add(w.SrcOffset, w.DstOffset, w.Len, e.most())
 	}
 	return e.dispatch(ctx, s, o, w.DstOffset, w.NoWait)
 }
@@ -440,7 +434,7 @@ func (e *Engine) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 	if err != nil {
 		return err
 	}
-	if err := o.layPages(&w, e.most(total)); err != nil {
+	if err := o.layPages(&w, e.most()); err != nil {
 		s.unreserve(o)
 		return err
 	}

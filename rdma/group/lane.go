@@ -77,6 +77,14 @@ type record struct {
 	tick   uint64
 }
 
+// ahead is what the record counts in end.ahead.
+func (r *record) ahead() int64 {
+	if r.op.kind == opMessage {
+		return 0
+	}
+	return r.load - postCost
+}
+
 // end is one endpoint of a lane. Its fields are guarded by lane.mu.
 type end struct {
 	lane  *lane
@@ -101,7 +109,9 @@ type end struct {
 	records  []record
 	free     []uint32
 	inflight int
-	broken   []record
+	// ahead is the payload of the writes that are posted, in bytes.
+	ahead  int64
+	broken []record
 	// finishing counts completions that the session has not been told of yet.
 	finishing int
 
@@ -241,8 +251,20 @@ func (l *lane) pump() {
 	l.s.replace(away)
 }
 
-// held reports whether j has to wait for a checkpoint.
-func (en *end) held(j job) bool { return en.checking && j.imm && j.hi == j.lo+1 }
+// aheadPieces is how many pieces of writes are posted on one endpoint at once. A message
+// that is sent then waits for no more payload than that, in whatever order the NIC takes
+// its Works. It is enough to keep a NIC busy until its completions are polled.
+const aheadPieces = 4
+
+// held reports whether the first run of j has to wait: for a checkpoint, or, as a part of
+// a write, until less payload is posted before it. Completions are due in both cases.
+func (en *end) held(j job) bool {
+	if en.checking && j.imm && j.hi == j.lo+1 {
+		return true
+	}
+	most := aheadPieces * int64(en.lane.s.e.opts.PieceBytes)
+	return en.ahead > 0 && j.op.kind == opWrite && en.ahead+int64(j.op.runs[j.lo].n) > most
+}
 
 // fill moves runs from the queue to works, until one of them is used up or full.
 // The caller has made sure that there is a free record.
@@ -274,6 +296,7 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 		en.inflight++
 		r := &en.records[slot]
 		*r = record{op: j.op, run: j.lo, used: true, load: job{op: j.op, lo: j.lo, hi: j.lo + 1}.load(), tick: l.s.e.ticks.Load()}
+		en.ahead += r.ahead()
 		if w.Op == OpWriteImm {
 			r.imm, r.immSeq = true, en.immSent
 			en.immSent++
@@ -359,6 +382,7 @@ func (l *lane) takeBack(en *end, n int) {
 
 // drop frees a record.
 func (en *end) drop(slot uint32) {
+	en.ahead -= en.records[slot].ahead()
 	en.records[slot] = record{}
 	en.free = append(en.free, slot)
 	en.inflight--

@@ -38,9 +38,9 @@ type Options struct {
 	// SeparateClasses gives each traffic class endpoints of its own, in sessions
 	// where either side asks for it. Without it all traffic is ClassKV.
 	SeparateClasses bool
-	// PieceBytes is the size that a large write is cut into, to be spread over
-	// the NICs; with one NIC nothing is cut but at its MaxWrite. Default 1 MiB,
-	// 64 KiB to 1 GiB.
+	// PieceBytes is the size that a large write is cut into, to be spread over the NICs.
+	// An endpoint has at most 4 pieces posted, which is what a message may have to wait
+	// for. Default 1 MiB, 64 KiB to 1 GiB.
 	PieceBytes int
 	// InFlightBytes and InFlightOps bound what is submitted to one peer and has
 	// not ended. An operation larger than InFlightBytes is admitted alone.

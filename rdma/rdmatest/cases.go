@@ -786,6 +786,41 @@ func testMessagesRefused(t *env) {
 	}
 }
 
+// A message does not wait for all writes that were submitted before it: it arrives when
+// at most half of them are in place. A round in which the writes were done before the
+// message was sent, or its handler ran late, says nothing, so one good round is enough.
+func testMessagePassesBulk(t *env) {
+	const writes, size, rounds = 64, 512 << 10, 200
+	if t.p.Quick {
+		return // so little would be submitted that nothing has to wait
+	}
+	server, client := t.pair()
+	dst, _ := t.region(server, writes*size)
+	src, _ := t.random(client, size)
+	inPlace := make(chan uint64, 1)
+	t.must(server.Recv(4, 100, func(rdma.EngineID, []byte) { inPlace <- server.Stats().ImmediatesIn }))
+	least := uint64(writes)
+	for range rounds {
+		before := server.Stats().ImmediatesIn
+		all, _ := t.expect(server, 1, writes)
+		for i := range uint64(writes) {
+			t.must(client.Write(t.ctx, rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: i * size, Len: size, Imm: rdma.ImmOf(1)}))
+		}
+		t.must(client.Send(t.ctx, server.Addr().Engine, []byte("passes"), nil))
+		select {
+		case n := <-inPlace:
+			least = min(least, n-before)
+		case <-t.ctx.Done():
+			t.Fatal("no message")
+		}
+		t.must(t.wait(all))
+		if least <= writes/2 {
+			return
+		}
+	}
+	t.Errorf("in %d rounds the message never arrived before %d of %d writes were in place", rounds, least, writes)
+}
+
 // Scatter sends each slice to its place and counts one immediate at each
 // destination; Barrier counts one without payload. One that is refused fails the
 // whole, and does not keep the others from ending.

@@ -117,6 +117,7 @@ func Cases() []Case {
 		{"connect", testConnect},
 		{"messages", testMessages},
 		{"messages refused", testMessagesRefused},
+		{"a message passes bulk", testMessagePassesBulk},
 		{"traffic classes", testClasses},
 		{"scatter and barrier", testScatter},
 		{"peer group", testPeerGroup},
