@@ -1,0 +1,90 @@
+"""SGLang's engine on the CPU, with HiCache, for harness.process.Engine.
+
+SGLang starts its processes with spawn, and each imports it anew, which takes a minute. Here they are forked from the
+driver, which has imported SGLang and has run nothing yet.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+from typing import Any
+
+os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["OMP_NUM_THREADS"] = "1"  # the model is tiny: threads would only wait for each other
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import sglang
+import sglang.srt.managers.detokenizer_manager
+import sglang.srt.managers.scheduler
+from harness.process import serve, settings
+from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+
+class Driver:
+    """An engine. storage is the configuration of Penstock to start with, or None."""
+
+    def __init__(self, model: str, page: int, storage: dict[str, Any] | None) -> None:
+        given: dict[str, Any] = {}
+        if storage is not None:
+            given["hicache_storage_backend"] = "dynamic"
+            given["hicache_storage_backend_extra_config"] = json.dumps(storage)
+        self.engine = sglang.Engine(
+            model_path=model, device="cpu", dtype="float32", attention_backend="torch_native", sampling_backend="pytorch",
+            grammar_backend="none", disable_cuda_graph=True, disable_overlap_schedule=True, skip_server_warmup=True,
+            skip_tokenizer_init=True, context_length=1024, max_running_requests=16, max_total_tokens=65536, page_size=page,
+            log_level="info",
+            enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_mem_layout="page_first_direct", hicache_io_backend="direct",
+            hicache_write_policy="write_through", hicache_storage_prefetch_policy="wait_complete", **given,
+        )  # fmt: skip
+
+    def generate(self, prompts: list[list[int]], output: int) -> list[dict[str, Any]]:
+        """Return for each prompt its tokens, greedy, and where its cached tokens came from. The prompts run at once."""
+        sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+        done = []
+        for answer in self.engine.generate(input_ids=prompts, sampling_params=sampling):
+            details = answer["meta_info"].get("cached_tokens_details") or {}
+            done.append({"tokens": answer["output_ids"], "cached": {k: details.get(k, 0) for k in ("device", "host", "storage")}})
+        return done
+
+    def flush(self) -> bool:
+        """Empty the caches on the device and the host, once nothing is being stored any more."""
+        return bool(self._run(self.engine.tokenizer_manager.flush_cache(timeout_s=120)).success)
+
+    def attach(self, storage: dict[str, Any]) -> str:
+        """Attach Penstock, and return what went wrong."""
+        manager = self.engine.tokenizer_manager
+        done = self._run(manager.attach_hicache_storage("dynamic", json.dumps(storage), "wait_complete", "write_through"))
+        return "" if done.success else str(done.message)
+
+    def detach(self) -> bool:
+        return bool(self._run(self.engine.tokenizer_manager.detach_hicache_storage()).success)
+
+    def clear(self) -> bool:
+        return bool(self._run(self.engine.tokenizer_manager.clear_hicache_storage()).success)
+
+    def update(self, model: str, version: str | None) -> str:
+        """Load other weights, and return what went wrong. SGLang flushes its caches then, if nothing is being stored."""
+        self.flush()
+        request = UpdateWeightFromDiskReqInput(model_path=model, weight_version=version)
+        success, message, *_ = self._run(self.engine.tokenizer_manager.update_weights_from_disk(request, None))
+        return "" if success else str(message)
+
+    def _run(self, task: Any) -> Any:
+        return self.engine.loop.run_until_complete(task)
+
+
+def main() -> None:
+    multiprocessing.set_start_method("fork")
+    multiprocessing.set_start_method = functools.partial(lambda *_, **__: None)
+    driver = Driver(**settings())
+    names = ("generate", "flush", "attach", "detach", "clear", "update")
+    serve({name: getattr(driver, name) for name in names})
+    driver.engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()
