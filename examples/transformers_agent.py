@@ -2,7 +2,7 @@
 
     pip install penstock-*.whl torch transformers
     penstock serve --data /mnt/nvme0 &
-    python examples/transformers_agent.py --servers 127.0.0.1:7070 --check
+    python examples/transformers_agent.py --servers 127.0.0.1:7420 --check
 
 The agent holds a conversation of several turns with a Hugging Face model. The model has random weights unless --model
 names a directory. In each turn the agent loads the KV of the longest stored prefix of its prompt, computes the KV of the
@@ -190,7 +190,7 @@ def show(turns: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", default="127.0.0.1:7070", help="host:port of each node, separated by commas")
+    parser.add_argument("--servers", default="127.0.0.1:7420", help="host:port of each node, separated by commas")
     parser.add_argument("--model", help="directory of a model; the default is a model with random weights")
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help="shape of the model with random weights")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights and of the user's tokens")
