@@ -191,8 +191,10 @@ func newVolumeRemove(c *connection) *cobra.Command {
 		Use:   "remove VOLUME",
 		Short: "Remove a drained volume from the node permanently",
 		Long: `Remove a volume from the node. The node closes the files of the volume, so that the disk
-can be unmounted, and starts without the volume from now on. To use the disk again,
-empty the directory and set add_volumes. The removal is refused if the volume holds
+can be unmounted, and starts without the volume from now on. If the index of the node
+(the directory index) is on the disk, the node keeps the index open: restart the node
+without the directory before you unmount the disk. That start rebuilds the index from
+the other volumes. To use the disk again, empty the directory and set add_volumes. The removal is refused if the volume holds
 blocks or is not draining, unless --force is given. With --force, the blocks on the
 volume and all blocks that continue their prefixes become misses.`,
 		Args:              args(cobra.ExactArgs(1)),
