@@ -45,8 +45,8 @@ class Vllm:
     def call(self, name: str, function: str, **arguments: Any) -> Any:
         return self.host.call("call", **{"name": name, "function": function, **arguments}, timeout=600)
 
-    def generate(self, name: str, prompts: list[list[int]], **arguments: Any) -> list[Answer]:
-        answers: list[Answer] = self.call(name, "generate", prompts=prompts, output=OUTPUT, **arguments)
+    def generate(self, name: str, prompts: list[list[int]], output: int = OUTPUT, **arguments: Any) -> list[Answer]:
+        answers: list[Answer] = self.call(name, "generate", prompts=prompts, output=output, **arguments)
         assert [a["finish"] for a in answers] == ["length"] * len(prompts)  # no request has failed
         return answers
 
@@ -92,14 +92,44 @@ def test_signatures(vllm: Vllm) -> None:
     assert f"| {version} (" in page.read_text(), f"docs/engines.md has no row for vLLM {version}"
 
 
+def test_layouts(vllm: Vllm) -> None:
+    """What would not be stored whole is refused by name, before the engine serves."""
+    found = vllm.host.call("layouts")
+    taken = [name for name, why in found.items() if not why]
+    assert taken == ["two layers", "a layer that shares another's"]
+    words = {
+        "a second pool": "layer indexer has a KV cache of its own",
+        "recurrent state": "layer b registers a list",
+        "a layer without a tensor": "layer b has no KV cache",
+        "two layers in one place": "layer a: block",
+        "K and V apart": "layer a: shape [2, 8, 32, 2, 32]",
+        "smaller blocks of the kernel": "layer a: shape [16, 2, 32, 64]",
+        "blocks that are not contiguous": "layer a: shape [8, 32, 2, 64]",
+        "layers of two sizes": "layer b has 32768 bytes a block, and a has 16384",
+        "a device": "layer a is on device meta",
+        "two groups": "2 KV cache groups (FullAttentionSpec with a; SlidingWindowSpec with b)",
+        "a sliding window": "layer a has a SlidingWindowSpec",
+    }
+    assert sorted([*taken, *words]) == sorted(found)
+    for name, word in words.items():
+        assert word in found[name], found[name]
+
+
 def turn(agents: list[Session], k: int) -> list[list[int]]:
     return [session.turns[k].prompt for session in agents]
 
 
 @pytest.fixture(scope="module")
-def plain(vllm: Vllm, agents: list[Session]) -> list[list[list[int]]]:
-    """The tokens of an engine without Penstock, for each turn of each session."""
+def alone(vllm: Vllm) -> Vllm:
+    """The same, with an engine "plain" that has no Penstock."""
     vllm.start("plain", None)
+    return vllm
+
+
+@pytest.fixture(scope="module")
+def plain(alone: Vllm, agents: list[Session]) -> list[list[list[int]]]:
+    """The tokens of an engine without Penstock, for each turn of each session."""
+    vllm = alone
     tokens = [[a["tokens"] for a in vllm.generate("plain", turn(agents, k))] for k in range(len(agents[0].turns))]
     assert len({tuple(t) for one in tokens for t in one}) > len(agents)  # the model does not repeat itself
     return tokens
@@ -241,6 +271,23 @@ def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[in
             assert tokens_of(vllm.generate("crowded", turn(agents, k))) == plain[k][:30]
         assert vllm.call("crowded", "counters")["saved_bytes"] > 16 * 2**20
         vllm.stop("crowded")
+
+
+def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Session]) -> None:
+    """Requests are preempted for want of blocks while theirs are being saved. What has been stored is right nevertheless."""
+    vllm = alone
+    prompts = turn(agents, 1)[:8]
+    tokens = tokens_of(vllm.generate("plain", prompts, output=64))
+    with testing.node() as node:
+        vllm.start("narrow", node, {"num_gpu_blocks_override": 64}, save_blocks=40)
+        assert tokens_of(vllm.generate("narrow", prompts, output=64)) == tokens
+        assert vllm.call("narrow", "preemptions") > 0
+        assert vllm.call("narrow", "counters")["saved_blocks"] > 0
+        vllm.stop("narrow")
+        vllm.start("reader", node)
+        assert tokens_of(vllm.generate("reader", prompts, output=64)) == tokens
+        assert vllm.call("reader", "counters")["hit_tokens"] > 0
+        vllm.stop("reader")
 
 
 def test_no_thread_of_the_engine_waits_for_a_node(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:

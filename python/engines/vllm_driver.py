@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import multiprocessing
 import os
 import signal
 import traceback
@@ -23,7 +22,6 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler, and a
 import vllm
 from harness import process
 from vllm import LLM, SamplingParams
-from vllm.v1.executor import multiproc_executor
 
 
 class Driver:
@@ -42,9 +40,6 @@ class Driver:
         }
         if connector is not None:
             defaults["kv_transfer_config"] = connector
-        if options.get("tensor_parallel_size", 1) > 1:
-            # vLLM on CPUs spawns workers, each of which would import vLLM again.
-            multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
         self.llm = LLM(model=model, **{**defaults, **options})
 
     @property
@@ -84,17 +79,18 @@ class Driver:
         return epochs
 
     def counters(self) -> dict[str, int]:
-        """Return the connector's events: of the scheduler's side, and of the worker if it is in this process."""
-        from vllm.distributed.kv_transfer import has_kv_transfer_group
-
+        """Return the connector's events, of the scheduler's side and of the worker in this process."""
         from penstock.vllm._plan import EVENTS
 
-        sides = [self.scheduler, self.worker] if has_kv_transfer_group() else [self.scheduler]
-        return {name: sum(side._counters[name] for side in sides) for name in EVENTS}
+        return {name: self.scheduler._counters[name] + self.worker._counters[name] for name in EVENTS}
 
     def metrics(self) -> dict[str, float]:
         """Return the connector's metrics as the engine publishes them."""
         return {m.name: m.value for m in self.llm.get_metrics() if m.name.startswith("vllm:penstock_")}
+
+    def preemptions(self) -> int:
+        """Return how often a request was preempted."""
+        return sum(int(m.value) for m in self.llm.get_metrics() if m.name == "vllm:num_preemptions")
 
     def hold_a_load(self, pid: int, held: list[int], other: list[int], output: int) -> dict[str, list[int]]:
         """Stop the node when the load of a prompt begins, step until another request has ended, and only then let the node go on.
@@ -240,6 +236,52 @@ def drift() -> list[str]:
     return found
 
 
+def layouts() -> dict[str, str]:
+    """Return for KV caches of several kinds why the connector refuses them; empty for one that it takes."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+
+    from penstock import InvalidError
+    from penstock.vllm._layout import read_layout
+
+    full = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
+
+    def pool(blocks: int = 8) -> torch.Tensor:
+        return torch.zeros(blocks, 2, 32, 64)
+
+    def config(*groups: KVCacheGroupSpec) -> KVCacheConfig:
+        return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=list(groups))
+
+    one = config(KVCacheGroupSpec(["a", "b"], full))
+    a, b = pool(), pool()
+    cases: dict[str, tuple[dict[str, Any], KVCacheConfig]] = {
+        "two layers": ({"a": a, "b": b}, one),
+        "a layer that shares another's": ({"a": a, "b": b, "shared": a}, one),
+        "a second pool": ({"a": a, "b": b, "indexer": pool()}, one),
+        "recurrent state": ({"a": a, "b": [pool(), pool()]}, one),
+        "a layer without a tensor": ({"a": a}, one),
+        "two layers in one place": ({"a": a, "b": a}, one),
+        "K and V apart": ({"a": torch.zeros(2, 8, 32, 2, 32), "b": b}, one),
+        "smaller blocks of the kernel": ({"a": pool(16), "b": b}, one),
+        "blocks that are not contiguous": ({"a": pool().transpose(1, 2), "b": b}, one),
+        "layers of two sizes": ({"a": a, "b": torch.zeros(8, 4, 32, 64)}, one),
+        "a device": ({"a": a.to("meta"), "b": b}, one),
+        "two groups": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),
+        "a sliding window": ({"a": a}, config(KVCacheGroupSpec(["a"], window))),
+    }
+    found = {}
+    for name, (tensors, groups) in cases.items():
+        try:
+            read_layout(tensors, groups)
+            found[name] = ""
+        except InvalidError as e:
+            found[name] = str(e)
+    if a.any() or b.any():
+        raise RuntimeError("the check of the layout has left its pattern")
+    return found
+
+
 if __name__ == "__main__":
     host = Host()
     process.serve(
@@ -249,6 +291,7 @@ if __name__ == "__main__":
             "calls": host.calls,
             "stop": host.stop,
             "drift": drift,
+            "layouts": layouts,
             "version": lambda: vllm.__version__,
         }
     )
