@@ -26,4 +26,19 @@
 // recurrent state). Each group of a block is stored by itself, as a piece: the
 // same layout over the group's own layers. A namespace with one full group,
 // which nearly all are, has one piece per block: the Full Block.
+//
+// # Live epochs
+//
+// An epoch is a version of the weights. A namespace has one newest epoch and may
+// have older live ones; blocks of any other epoch do not exist. A plain bump leaves
+// the new epoch only. A bump with keep leaves the newest keep epochs. A pin keeps an
+// epoch live beyond that, until the pin ends.
+//
+//	Bump(8, keep 3)      newest ┌────── Keep = 3 ──────┐
+//	Live()                      8        7        6        4        2
+//	                            └ new    └──┬─────┘        └──┬─────┘
+//	                                   kept by the bump     pinned, end with their pins
+//
+// MaxLive bounds all of them: a bump is never refused because of pins, the oldest
+// pinned epochs are retired instead.
 package kv

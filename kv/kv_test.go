@@ -3,6 +3,7 @@ package kv_test
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -158,6 +159,12 @@ func TestNamespaceRefuses(t *testing.T) {
 		"long salt":      edit(func(n *kv.Namespace) { n.Salt = make([]byte, 65) }),
 		"no index":       edit(func(n *kv.Namespace) { n.Index = 0 }),
 		"negative quota": edit(func(n *kv.Namespace) { n.QuotaBytes = -1 }),
+		"older newer":    edit(func(n *kv.Namespace) { n.Epoch, n.Older = 3, []kv.Epoch{3} }),
+		"older twice":    edit(func(n *kv.Namespace) { n.Epoch, n.Older = 3, []kv.Epoch{2, 2} }),
+		"too many live": edit(func(n *kv.Namespace) {
+			n.Epoch, n.Older = 99, kv.Namespace{Epoch: 98, Older: make([]kv.Epoch, kv.MaxLive-1)}.Live()
+		}),
+		"keeps too many": edit(func(n *kv.Namespace) { n.Epoch, n.Older, n.Keep = 3, []kv.Epoch{2}, 3 }),
 		"flat hybrid": edit(func(n *kv.Namespace) {
 			n.Index = kv.IndexFlat
 			n.Geometry.Groups = append(n.Geometry.Groups[:1:1], kv.Group{Kind: kv.State, Layers: 1, TokenBytes: 1})
@@ -193,4 +200,57 @@ func FuzzGeometry(f *testing.F) {
 			t.Fatalf("%v: %d blocks do not cover the window", g, w)
 		}
 	})
+}
+
+// TestLiveEpochs follows the live epochs of a namespace through bumps, pins and
+// retirements. Each step names the live epochs and how many need no pin.
+func TestLiveEpochs(t *testing.T) {
+	ns := kv.Namespace{Name: "n", Geometry: kv.SingleGroup(1, 2, 8), Index: kv.IndexTrie, Epoch: 1}
+	pins := map[kv.Epoch]bool{}
+	pinned := func(e kv.Epoch) bool { return pins[e] }
+	expect := func(keep int, live ...kv.Epoch) {
+		t.Helper()
+		if got := ns.Live(); !slices.Equal(got, live) || max(1, ns.Keep) != keep {
+			t.Fatalf("live epochs %v, %d kept; want %v, %d", got, ns.Keep, live, keep)
+		}
+		if err := ns.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		for e := range kv.Epoch(100) {
+			if ns.IsLive(e) != slices.Contains(live, e) {
+				t.Fatalf("IsLive(%d) is %v with %v live", e, ns.IsLive(e), live)
+			}
+		}
+	}
+	expect(1, 1)
+	ns = ns.Bump(2, 3, pinned) // there is one older epoch only
+	expect(2, 2, 1)
+	ns = ns.Bump(5, 3, pinned)
+	expect(3, 5, 2, 1)
+	ns = ns.Bump(6, 3, pinned)
+	expect(3, 6, 5, 2)
+	pins[2], pins[5] = true, true
+	ns = ns.Bump(7, 1, pinned) // strict, but for the pins
+	expect(1, 7, 5, 2)
+	ns = ns.Bump(8, 3, pinned) // what needs a pin is not kept by a later bump
+	expect(2, 8, 7, 5, 2)
+	delete(pins, 5)
+	ns = ns.Settle(pinned)
+	expect(2, 8, 7, 2)
+	ns = ns.Retire(7)
+	expect(1, 8, 2)
+	ns = ns.Retire(8) // the newest cannot be retired
+	expect(1, 8, 2)
+	ns = ns.Retire(2)
+	expect(1, 8)
+	for e := kv.Epoch(9); e < 60; e++ {
+		pins[e] = true
+		ns = ns.Bump(e, 1+int(e)%kv.MaxLive, pinned)
+		if err := ns.Validate(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if live := ns.Live(); len(live) != kv.MaxLive || live[kv.MaxLive-1] != 60-kv.MaxLive {
+		t.Fatalf("pins of all epochs leave %v live", live)
+	}
 }

@@ -3,15 +3,19 @@ package kv
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
 // ErrNamespace is wrapped by every error about a namespace that cannot be.
 var ErrNamespace = errors.New("bad namespace")
 
-// Epoch is the version of the weights under which KV was computed. Blocks of
-// another epoch are never matched.
+// Epoch is the version of the weights under which KV was computed. A block of
+// one epoch is never served as one of another.
 type Epoch uint64
+
+// MaxLive bounds the live epochs of a namespace.
+const MaxLive = 16
 
 // NamespaceID is a namespace's number on one storage node. It is never reused
 // there, so the slots of a deleted namespace cannot be taken for those of a
@@ -63,8 +67,17 @@ type Namespace struct {
 	Salt     []byte
 	Geometry Geometry
 	Index    IndexKind
-	// Epoch is the current version of the weights.
+	// Epoch is the newest version of the weights. It is live: its blocks can be
+	// matched and stored.
 	Epoch Epoch
+	// Older are the other live epochs, newest first. Blocks of an epoch that is not
+	// live can be neither matched nor stored.
+	// Invariant: strictly descending, below Epoch, fewer than MaxLive.
+	Older []Epoch `json:",omitempty"`
+	// Keep is how many of the live epochs, from the newest on, stay live until a bump
+	// or Retire ends them; 0 means 1. Those beyond are pinned, and end with their pins.
+	// Invariant: at most 1 + len(Older).
+	Keep int `json:",omitempty"`
 	// QuotaBytes caps the slots the namespace may occupy; 0 means no cap of its
 	// own.
 	QuotaBytes int64
@@ -74,6 +87,67 @@ const (
 	maxNameLen = 128
 	maxSaltLen = 64
 )
+
+// descending reports whether each epoch of older is below the one before it, and
+// the first below newest.
+func descending(newest Epoch, older []Epoch) bool {
+	for _, e := range older {
+		if e >= newest {
+			return false
+		}
+		newest = e
+	}
+	return true
+}
+
+// Live returns the live epochs, newest first.
+func (n Namespace) Live() []Epoch { return append([]Epoch{n.Epoch}, n.Older...) }
+
+// IsLive reports whether blocks of epoch e can be matched and stored.
+func (n Namespace) IsLive(e Epoch) bool { return e == n.Epoch || slices.Contains(n.Older, e) }
+
+// kept is how many of the live epochs do not need a pin.
+func (n Namespace) kept() int { return max(1, n.Keep) }
+
+// Bump returns n with the newest epoch to, which is greater than n.Epoch. With it
+// the newest keep-1 epochs stay live that did not need a pin, and of the others
+// those that are pinned: the newest of them, if there are more than MaxLive in all.
+func (n Namespace) Bump(to Epoch, keep int, pinned func(Epoch) bool) Namespace {
+	was := n.Live()
+	keep = 1 + min(keep-1, n.kept())
+	n.Epoch, n.Older, n.Keep = to, nil, keep
+	for i, e := range was {
+		if (i < keep-1 || pinned(e)) && len(n.Older) < MaxLive-1 {
+			n.Older = append(n.Older, e)
+		}
+	}
+	return n
+}
+
+// Settle returns n without the live epochs that need a pin and have none.
+func (n Namespace) Settle(pinned func(Epoch) bool) Namespace {
+	was := n.Older
+	n.Older = nil
+	for i, e := range was {
+		if i < n.kept()-1 || pinned(e) {
+			n.Older = append(n.Older, e)
+		}
+	}
+	return n
+}
+
+// Retire returns n without the older epoch e.
+func (n Namespace) Retire(e Epoch) Namespace {
+	i := slices.Index(n.Older, e)
+	if i < 0 {
+		return n
+	}
+	if i < n.kept()-1 {
+		n.Keep--
+	}
+	n.Older = slices.Delete(slices.Clone(n.Older), i, i+1)
+	return n
+}
 
 // Validate reports the first thing that is wrong with n, or nil. ID and Epoch
 // may be anything.
@@ -89,6 +163,10 @@ func (n Namespace) Validate() error {
 		return fmt.Errorf("kv: namespace %q: salt of %d bytes; at most %d: %w", n.Name, len(n.Salt), maxSaltLen, ErrNamespace)
 	case n.Index != IndexTrie && n.Index != IndexFlat:
 		return fmt.Errorf("kv: namespace %q: unknown index kind %d: %w", n.Name, n.Index, ErrNamespace)
+	case n.Keep < 0 || n.Keep > 1+len(n.Older):
+		return fmt.Errorf("kv: namespace %q: keeps %d of %d live epochs: %w", n.Name, n.Keep, 1+len(n.Older), ErrNamespace)
+	case len(n.Older) >= MaxLive || !descending(n.Epoch, n.Older):
+		return fmt.Errorf("kv: namespace %q: older epochs %d of epoch %d; want at most %d, descending: %w", n.Name, n.Older, n.Epoch, MaxLive-1, ErrNamespace)
 	case n.QuotaBytes < 0:
 		return fmt.Errorf("kv: namespace %q: quota of %d bytes: %w", n.Name, n.QuotaBytes, ErrNamespace)
 	case n.Index == IndexFlat && len(n.Geometry.Groups) > 1:
