@@ -38,6 +38,12 @@ func (s *adminService) describeAll(all []kv.Namespace) []*pb.Namespace {
 		st := counters[ns.ID]
 		out[i] = api.NamespaceProto(ns)
 		out[i].UsedBytes, out[i].Blocks, out[i].Leases = st.Bytes, st.Blocks, st.Leases
+		for _, e := range st.Live {
+			out[i].Live = append(out[i].Live, &pb.LiveEpoch{
+				Epoch: uint64(e.Epoch), Kept: e.Kept, Blocks: e.Blocks, Bytes: e.Bytes,
+				Matches: e.Matches, Hits: e.Hits, Leases: e.Leases, Pins: e.Pins,
+			})
+		}
 	}
 	return out
 }
@@ -72,8 +78,24 @@ func (s *adminService) DeleteNamespace(ctx context.Context, req *pb.DeleteNamesp
 }
 
 func (s *adminService) BumpEpoch(ctx context.Context, req *pb.BumpEpochRequest) (*pb.BumpEpochResponse, error) {
-	old, current, err := s.node.BumpEpoch(ctx, req.GetName(), kv.Epoch(req.GetTo()))
-	return &pb.BumpEpochResponse{OldEpoch: uint64(old), NewEpoch: uint64(current)}, statusOf(err)
+	b, err := s.node.BumpEpoch(ctx, req.GetName(), kv.Epoch(req.GetTo()), int(req.GetKeep()))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.BumpEpochResponse{OldEpoch: uint64(b.Old), NewEpoch: uint64(b.Live[0]), Live: epochNumbers(b.Live), Retired: epochNumbers(b.Retired)}, nil
+}
+
+func epochNumbers(epochs []kv.Epoch) []uint64 {
+	out := make([]uint64, len(epochs))
+	for i, e := range epochs {
+		out[i] = uint64(e)
+	}
+	return out
+}
+
+func (s *adminService) RetireEpoch(ctx context.Context, req *pb.RetireEpochRequest) (*pb.RetireEpochResponse, error) {
+	r, err := s.node.RetireEpoch(ctx, req.GetName(), kv.Epoch(req.GetEpoch()), req.GetForce(), req.GetDryRun())
+	return &pb.RetireEpochResponse{Blocks: r.Blocks, Bytes: r.Bytes}, statusOf(err)
 }
 
 func (s *adminService) SetQuota(ctx context.Context, req *pb.SetQuotaRequest) (*pb.Namespace, error) {
@@ -103,11 +125,11 @@ func (s *adminService) StatBlock(_ context.Context, req *pb.StatBlockRequest) (*
 	if err != nil {
 		return nil, invalid(err)
 	}
-	ns, infos, err := s.node.StatBlock(req.GetNamespace(), id)
+	_, infos, err := s.node.StatBlock(req.GetNamespace(), id)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return blockProto(ns, infos[0]), nil
+	return blockProto(infos[0]), nil
 }
 
 func (s *adminService) ListBlocks(_ context.Context, req *pb.ListBlocksRequest) (*pb.ListBlocksResponse, error) {
@@ -119,13 +141,13 @@ func (s *adminService) ListBlocks(_ context.Context, req *pb.ListBlocksRequest) 
 	default:
 		return nil, invalid(errCursor)
 	}
-	ns, infos, next, err := s.node.ListBlocks(req.GetNamespace(), cursor, int(min(req.GetLimit(), 1<<20)))
+	_, infos, next, err := s.node.ListBlocks(req.GetNamespace(), cursor, int(min(req.GetLimit(), 1<<20)))
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	resp := &pb.ListBlocksResponse{}
 	for _, info := range infos {
-		resp.Blocks = append(resp.Blocks, blockProto(ns, info))
+		resp.Blocks = append(resp.Blocks, blockProto(info))
 	}
 	if next != 0 {
 		resp.Cursor = binary.LittleEndian.AppendUint32(nil, next)
@@ -133,7 +155,7 @@ func (s *adminService) ListBlocks(_ context.Context, req *pb.ListBlocksRequest) 
 	return resp, nil
 }
 
-func blockProto(ns kv.Namespace, info trie.Info) *pb.Block {
+func blockProto(info trie.Info) *pb.Block {
 	b := &pb.Block{
 		Id:         info.ID[:],
 		Depth:      uint32(info.Depth),
@@ -143,7 +165,7 @@ func blockProto(ns kv.Namespace, info trie.Info) *pb.Block {
 		Children:   uint32(info.Children),
 		Leases:     uint32(info.Leases),
 		BlockClass: pb.BlockClass_BLOCK_CLASS_PREFIX,
-		Epoch:      uint64(ns.Epoch),
+		Epoch:      uint64(info.Epoch),
 	}
 	if info.Class == trie.Transfer {
 		b.BlockClass = pb.BlockClass_BLOCK_CLASS_TRANSFER
@@ -173,7 +195,7 @@ func (s *adminService) ListPins(_ context.Context, req *pb.ListPinsRequest) (*pb
 	for _, p := range pins {
 		m := &pb.Pin{
 			Lease: uint64(p.Lease), Namespace: p.Namespace, Epoch: uint64(p.Epoch), Owner: p.Owner,
-			SinceUnixMs: p.Since.UnixMilli(), Blocks: int64(p.Blocks), Bytes: p.Bytes,
+			SinceUnixMs: p.Since.UnixMilli(), Blocks: int64(p.Blocks), Bytes: p.Bytes, OfEpoch: p.OfEpoch,
 		}
 		if !p.Expires.IsZero() {
 			m.ExpiresUnixMs = p.Expires.UnixMilli()

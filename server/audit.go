@@ -20,8 +20,8 @@ import (
 // audit logs each call of the Admin service on one line, with the peer, the request and
 // the result. A successful call that changes state is logged at info, a refused call at
 // warn. A call that only reads is logged at debug, because monitors poll Status. Calls
-// of the Cache service that make or end a pin are logged in the same way. Leases with a
-// TTL, which engines take, are not logged.
+// of the Cache service that make or end a pin are logged in the same way. Leases on
+// blocks with a TTL, which engines take, are not logged.
 type audit struct{ log *slog.Logger }
 
 // adminPrefix begins the full name of each method of the Admin service.

@@ -83,7 +83,10 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	if ttl > 0 || req.GetPin() {
 		owner = by.owner(ctx)
 	}
-	ns, m, err := s.node.MatchFor(owner, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids, ttl, req.GetPin())
+	ns, m, err := s.node.Match(storage.MatchRequest{
+		Namespace: req.GetNamespace(), Epoch: kv.Epoch(req.GetEpoch()), Oldest: kv.Epoch(req.GetOldestEpoch()),
+		IDs: ids, TTL: ttl, Pin: req.GetPin(), Owner: owner,
+	})
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -110,6 +113,19 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 
 // maxMillis keeps a duration in milliseconds from overflowing.
 const maxMillis = uint64(1<<63-1) / uint64(time.Millisecond)
+
+func (s *cacheService) PinEpoch(ctx context.Context, req *pb.PinEpochRequest) (*pb.PinEpochResponse, error) {
+	ttl := time.Duration(min(req.GetTtlMs(), maxMillis)) * time.Millisecond
+	owner := caller{}.owner(ctx)
+	var resp *pb.PinEpochResponse
+	lease, epoch, err := s.node.PinEpoch(owner, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ttl)
+	if err == nil {
+		resp = &pb.PinEpochResponse{Lease: uint64(lease), Epoch: uint64(epoch), TtlMs: uint64(s.node.LeaseTTL(ttl).Milliseconds())}
+	}
+	err = statusOf(err)
+	audit{log: s.opts.Logger}.pin(ctx, "PinEpoch", owner, req, resp, err)
+	return resp, err
+}
 
 func (s *cacheService) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) (*pb.RenewLeaseResponse, error) {
 	ttl := time.Duration(min(req.GetTtlMs(), maxMillis)) * time.Millisecond
@@ -422,7 +438,7 @@ func (s *cacheService) Delivered(_ context.Context, req *pb.DeliveredRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	removed, err := s.node.Delivered(req.GetNamespace(), ids)
+	removed, err := s.node.Delivered(req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids)
 	return &pb.DeliveredResponse{Dropped: uint32(removed.Blocks)}, statusOf(err)
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,6 +11,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // collector exports at scrape time what other parts count by themselves.
@@ -51,6 +53,28 @@ func moveFigures() []moveFigure {
 		perMove(prometheus.CounterValue, "volume_moved_bytes_total", "Slot bytes moved to other volumes while the volume was draining.", func(v storage.VolumeInfo) float64 { return float64(v.Move.MovedBytes) }),
 		perMove(prometheus.CounterValue, "volume_move_failures_total", "Moves of pieces that failed. The node tries them again.", func(v storage.VolumeInfo) float64 { return float64(v.Move.Failures) }),
 		perMove(prometheus.GaugeValue, "volume_used_bytes", "Bytes of slots on the volume that hold or receive a block. While the volume is draining, these remain to be moved.", func(v storage.VolumeInfo) float64 { return float64(v.Slots.UsedBytes()) }),
+	}
+}
+
+// epochFigure is one metric with the labels namespace and epoch, of the live epochs.
+type epochFigure struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(trie.EpochStats) int64
+}
+
+func perEpoch(kind prometheus.ValueType, name, help string, value func(trie.EpochStats) int64) epochFigure {
+	return epochFigure{prometheus.NewDesc("penstock_epoch_"+name, help, []string{"namespace", "epoch"}, nil), kind, value}
+}
+
+func epochFigures() []epochFigure {
+	return []epochFigure{
+		perEpoch(prometheus.GaugeValue, "blocks", "Pieces of a live epoch.", func(e trie.EpochStats) int64 { return e.Pieces }),
+		perEpoch(prometheus.GaugeValue, "used_bytes", "Bytes of the slots of a live epoch.", func(e trie.EpochStats) int64 { return e.Bytes }),
+		perEpoch(prometheus.CounterValue, "match_requests_total", "Match calls that a live epoch answered.", func(e trie.EpochStats) int64 { return e.Matches }),
+		perEpoch(prometheus.CounterValue, "hits_blocks_total", "Blocks of a live epoch that Match calls found.", func(e trie.EpochStats) int64 { return e.Hits }),
+		perEpoch(prometheus.GaugeValue, "leases", "Leases open on blocks of a live epoch.", func(e trie.EpochStats) int64 { return e.Leases }),
+		perEpoch(prometheus.GaugeValue, "pins", "Pins that keep an epoch live.", func(e trie.EpochStats) int64 { return e.Pins }),
 	}
 }
 
@@ -102,7 +126,7 @@ func figures() []figure {
 			i := s.node.Index
 			return float64(i.NodeBytes + i.TableBytes + i.PolicyBytes + i.LeaseBytes)
 		}),
-		gauge("index_unmatchable_blocks", "Pieces of old epochs and deleted blocks whose slots are not reclaimed yet.", func(s *scrape) float64 { return float64(s.node.Index.Unmatchable) }),
+		gauge("index_unmatchable_blocks", "Pieces of retired epochs and deleted blocks whose slots are not reclaimed yet.", func(s *scrape) float64 { return float64(s.node.Index.Unmatchable) }),
 		gauge("lease_open", "Leases open, pins included.", func(s *scrape) float64 { return float64(s.node.Index.Leases) }),
 
 		gauge("arena_size_bytes", "Memory for bytes in flight.", func(s *scrape) float64 { return float64(s.node.Arena.SizeBytes) }),
@@ -199,6 +223,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, f := range nicFigures() {
 		ch <- f.desc
 	}
+	for _, f := range epochFigures() {
+		ch <- f.desc
+	}
 }
 
 // scrape is what one scrape looks at.
@@ -238,6 +265,13 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 				is = 1
 			}
 			ch <- prometheus.MustNewConstMetric(volumeState(), prometheus.GaugeValue, is, v.Path, state.String())
+		}
+	}
+	for _, ns := range s.node.Index.Namespaces {
+		for _, e := range ns.Live {
+			for _, f := range epochFigures() {
+				ch <- prometheus.MustNewConstMetric(f.desc, f.kind, float64(f.value(e)), ns.Name, strconv.FormatUint(uint64(e.Epoch), 10))
+			}
 		}
 	}
 	for _, n := range c.server.data.NICs() {

@@ -31,6 +31,7 @@ var errorCodes = []struct {
 	{trie.ErrEntry, codes.InvalidArgument},
 	{arena.ErrTooLarge, codes.InvalidArgument},
 	{storage.ErrMismatch, codes.FailedPrecondition},
+	{trie.ErrPinned, codes.FailedPrecondition},
 	{trie.ErrNamespaceExists, codes.AlreadyExists},
 	{trie.ErrNamespaceUnknown, codes.NotFound},
 	{trie.ErrLeaseUnknown, codes.NotFound},

@@ -88,11 +88,22 @@ func TestPinsAreAudited(t *testing.T) {
 	id := lease(&pb.MatchRequest{Namespace: "m", Pin: true})
 	release(id)
 	lease(&pb.MatchRequest{Namespace: "nope", Pin: true})
+	epoch, err := h.cache.PinEpoch(ctx, &pb.PinEpochRequest{Namespace: "m", TtlMs: 60_000})
+	if err != nil || epoch.GetEpoch() != 1 || epoch.GetTtlMs() != 60_000 {
+		t.Fatal(epoch, err)
+	}
+	release(epoch.GetLease())
+	if _, err := h.cache.PinEpoch(ctx, &pb.PinEpochRequest{Namespace: "m", Epoch: 9, TtlMs: 60_000}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("pin of an epoch that is not live: %v", err)
+	}
 	lines := audited(&log)
 	want := [][]string{
 		{"level=INFO", "call=Pin ", "peer=127.0.0.1:", "result=OK", "request.namespace=m", fmt.Sprintf("response.lease=%d ", id)},
 		{"level=INFO", "call=Unpin ", "peer=127.0.0.1:", "result=OK", fmt.Sprintf("request.lease=%d", id)},
 		{"level=WARN", "call=Pin ", "peer=127.0.0.1:", "result=NotFound", "request.namespace=nope", "err="},
+		{"level=INFO", "call=PinEpoch ", "peer=127.0.0.1:", "result=OK", "request.namespace=m", "response.epoch=1 "},
+		{"level=INFO", "call=Unpin ", "peer=127.0.0.1:", "result=OK", fmt.Sprintf("request.lease=%d", epoch.GetLease())},
+		{"level=WARN", "call=PinEpoch ", "peer=127.0.0.1:", "result=FailedPrecondition", "request.epoch=9 ", "err="},
 	}
 	if len(lines) != len(want) {
 		t.Fatalf("lines %q; want %d", lines, len(want))

@@ -452,7 +452,7 @@ func BenchmarkBump(b *testing.B) {
 				b.Fatal(err)
 			}
 			for b.Loop() {
-				if _, _, err := tr.BumpEpoch(ns.Name, 0); err != nil {
+				if _, err := bumpEpoch(tr, ns.Name, 0, 1); err != nil {
 					b.Fatal(err)
 				}
 			}

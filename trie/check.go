@@ -13,7 +13,7 @@ import (
 func (t *Trie) Check() error {
 	t.mu.Lock()
 	t.leases.applyUnparks(t)
-	c := checker{t: t, kids: make(map[uint32]uint32), owner: make(map[kv.Extent]uint32), tally: make(map[*space]tally), leaf: make(map[*namespace]int)}
+	c := checker{t: t, kids: make(map[uint32]uint32), owner: make(map[kv.Extent]uint32), tally: make(map[*space]tally), leaf: make(map[*space]int)}
 	for n := uint32(1); n <= t.nodes.top; n++ {
 		if t.nodes.at(n).space != 0 {
 			c.node(n)
@@ -28,7 +28,10 @@ func (t *Trie) Check() error {
 	return errors.Join(c.errs...)
 }
 
-type tally struct{ nodes, doomed int }
+type tally struct {
+	nodes, doomed int
+	bytes         int64
+}
 
 type checker struct {
 	t      *Trie
@@ -36,7 +39,7 @@ type checker struct {
 	kids   map[uint32]uint32
 	owner  map[kv.Extent]uint32
 	tally  map[*space]tally
-	leaf   map[*namespace]int
+	leaf   map[*space]int
 	pinned int
 }
 
@@ -64,6 +67,7 @@ func (c *checker) node(n uint32) {
 	} else if got := t.table.find(nd.space, nd.group(), &nd.id); got != n {
 		c.fail("table", "node %d (%v) is found as %d", n, nd.id, got)
 	}
+	ta.bytes += sp.ns.slotBytes[nd.group()]
 	c.tally[sp] = ta
 	if other, taken := c.owner[nd.extent]; taken {
 		c.fail("one-owner", "slot %v belongs to nodes %d and %d", nd.ref(), other, n)
@@ -74,10 +78,10 @@ func (c *checker) node(n uint32) {
 		c.fail("policy", "node %d is parked though it may go", n)
 	}
 	if t.evictable(n) && !nd.has(flagLeaf) {
-		c.fail("leaves", "node %d may go and is not in its namespace's leaves", n)
+		c.fail("leaves", "node %d may go and is not in its space's leaves", n)
 	}
 	if nd.has(flagLeaf) {
-		c.leaf[sp.ns]++
+		c.leaf[sp]++
 	}
 	c.parent(n, nd, sp)
 }
@@ -128,12 +132,19 @@ func (c *checker) totals() {
 		if sp.dead {
 			garbage += ta.nodes - ta.doomed
 		}
-		if sp.nodes != ta.nodes || sp.doomed != ta.doomed {
-			c.fail("space", "space %d counts %d nodes, %d doomed; it has %d, %d", sp.number, sp.nodes, sp.doomed, ta.nodes, ta.doomed)
+		pieces := int64(0)
+		for _, p := range sp.pieces {
+			pieces += p
+		}
+		if sp.nodes != ta.nodes || sp.doomed != ta.doomed || sp.bytes != ta.bytes || pieces != int64(ta.nodes-ta.doomed) {
+			c.fail("space", "space %d counts %d nodes, %d doomed, %d pieces, %d bytes; it has %d, %d, %d bytes", sp.number, sp.nodes, sp.doomed, pieces, sp.bytes, ta.nodes, ta.doomed, ta.bytes)
 		}
 	}
-	for ns, n := range c.leaf {
-		c.leaves(ns, n)
+	for sp, n := range c.leaf {
+		c.leaves(sp, n)
+	}
+	for _, ns := range t.namespaces {
+		c.epochs(ns)
 	}
 	for ns, b := range bytes {
 		if ns.bytes != b {
@@ -146,20 +157,34 @@ func (c *checker) totals() {
 	}
 }
 
-// leaves walks the list of ns, which should have n nodes.
-func (c *checker) leaves(ns *namespace, n int) {
+// epochs compares the live spaces of ns with its definition.
+func (c *checker) epochs(ns *namespace) {
+	live := ns.def.Live()
+	if len(ns.live) != len(live) {
+		c.fail("epochs", "namespace %q has %d live epochs and %d spaces", ns.def.Name, len(live), len(ns.live))
+		return
+	}
+	for i, sp := range ns.live {
+		if sp.ns != ns || sp.dead || sp.epoch != live[i] || c.t.spaces[sp.number] != sp || c.t.bySerial[sp.serial] != sp.number || i > 0 && sp.serial >= ns.live[i-1].serial {
+			c.fail("epochs", "live space %d of namespace %q is space %d (serial %d) of epoch %d, dead %v; it should be of epoch %d", i, ns.def.Name, sp.number, sp.serial, sp.epoch, sp.dead, live[i])
+		}
+	}
+}
+
+// leaves walks the list of sp, which should have n nodes.
+func (c *checker) leaves(sp *space, n int) {
 	t := c.t
-	at, newer, found := ns.leaves.newest, uint32(0), 0
+	at, newer, found := sp.leaves.newest, uint32(0), 0
 	for ; at != 0 && found <= n; found++ {
 		nd := t.nodes.at(at)
-		if !nd.has(flagLeaf) || nd.kidsOrNewer != newer || t.namespaceOf(at) != ns {
-			c.fail("leaves", "node %d follows %d in the leaves of namespace %q, and says %d; it is a leaf: %v", at, newer, ns.def.Name, nd.kidsOrNewer, nd.has(flagLeaf))
+		if !nd.has(flagLeaf) || nd.kidsOrNewer != newer || nd.space != sp.number {
+			c.fail("leaves", "node %d follows %d in the leaves of space %d, and says %d; it is a leaf: %v", at, newer, sp.number, nd.kidsOrNewer, nd.has(flagLeaf))
 			return
 		}
 		at, newer = nd.depthOrOlder, at
 	}
-	if found != n || ns.leaves.len != n || ns.leaves.oldest != newer {
-		c.fail("leaves", "namespace %q lists %d leaves, counts %d, ends at %d; it has %d, the last %d", ns.def.Name, found, ns.leaves.len, ns.leaves.oldest, n, newer)
+	if found != n || sp.leaves.len != n || sp.leaves.oldest != newer {
+		c.fail("leaves", "space %d lists %d leaves, counts %d, ends at %d; it has %d, the last %d", sp.number, found, sp.leaves.len, sp.leaves.oldest, n, newer)
 	}
 }
 

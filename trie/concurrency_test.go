@@ -207,7 +207,7 @@ func testConcurrent(t *testing.T, kind evict.Kind) {
 		var err error
 		switch rng.IntN(20) {
 		case 0:
-			_, _, err = tr.BumpEpoch("ns", 0)
+			_, err = bumpEpoch(tr, "ns", 0, 1)
 		case 1, 2, 3:
 			ids := chain(rng)
 			if err = tr.Delete(def.ID, ids[len(ids)-1]); errors.Is(err, ErrAbsent) {

@@ -2,7 +2,7 @@ package trie
 
 import "github.com/penstock-kv/penstock/kv"
 
-// PieceKey names a piece within the current space of a namespace.
+// PieceKey names a piece within one epoch of a namespace.
 type PieceKey struct {
 	ID    kv.BlockID
 	Group uint8
@@ -40,31 +40,36 @@ func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
 	}, true
 }
 
-// Redo dooms what the deletions cover and the index still has, and returns how
-// many pieces it doomed; ReclaimStep returns them. It is for the time before the
-// index serves: a crash between Delete and ReclaimStep leaves the records below a
-// deleted block, and if the block was put again they hang on its new piece.
-func (t *Trie) Redo(id kv.NamespaceID, deletions []Deletion) (pieces int, err error) {
+// Redo dooms what the deletions cover and the index still has in that epoch, and
+// returns how many pieces it doomed, none if the epoch is not live. ReclaimStep returns
+// them. It is for the time before the index serves: a crash between Delete and
+// ReclaimStep leaves the records below a deleted block, and if the block was put again
+// they hang on its new piece.
+func (t *Trie) Redo(id kv.NamespaceID, epoch kv.Epoch, deletions []Deletion) (pieces int, err error) {
 	t.records.RLock()
 	defer t.records.RUnlock()
-	d, err := t.doomDeleted(id, deletions)
+	d, err := t.doomDeleted(id, epoch, deletions)
 	if err != nil || len(d.extents) == 0 {
 		return 0, err
 	}
 	return len(d.extents), t.unrecord(d, true)
 }
 
-func (t *Trie) doomDeleted(id kv.NamespaceID, deletions []Deletion) (d doomed, err error) {
+func (t *Trie) doomDeleted(id kv.NamespaceID, epoch kv.Epoch, deletions []Deletion) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ns, err := t.lookupLocked(id)
 	if err != nil {
 		return d, err
 	}
+	sp := ns.version(epoch)
+	if sp == nil {
+		return d, nil
+	}
 	// The pieces that were put again stay; what is below them may be older.
 	again := make(map[uint32]kv.Generation)
 	for _, del := range deletions {
-		n := t.table.find(ns.space.number, del.Group, &del.ID)
+		n := t.table.find(sp.number, del.Group, &del.ID)
 		switch {
 		case n == 0 || t.nodes.at(n).has(flagPending):
 		case t.nodes.at(n).gen() <= del.UpTo:
@@ -76,20 +81,20 @@ func (t *Trie) doomDeleted(id kv.NamespaceID, deletions []Deletion) (d doomed, e
 	if len(again) == 0 || !ns.tree {
 		return d, nil
 	}
-	t.doomBelowLocked(ns, again, &d)
+	t.doomBelowLocked(sp, again, &d)
 	return d, nil
 }
 
 // doomBelowLocked dooms each piece below a node of upTo whose generation is not
 // above that node's.
-func (t *Trie) doomBelowLocked(ns *namespace, upTo map[uint32]kv.Generation, d *doomed) {
+func (t *Trie) doomBelowLocked(sp *space, upTo map[uint32]kv.Generation, d *doomed) {
 	known := make(bitmap, t.nodes.top/64+1)
 	// limits has the highest generation that is deleted, of the known nodes for
 	// which there is one.
 	limits := make(map[uint32]kv.Generation)
 	var path []uint32
 	for n := uint32(1); n <= t.nodes.top; n++ {
-		if t.nodes.at(n).space != ns.space.number {
+		if t.nodes.at(n).space != sp.number {
 			continue
 		}
 		path = path[:0]

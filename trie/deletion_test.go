@@ -46,7 +46,7 @@ func TestRedo(t *testing.T) {
 			deletions = append(deletions, Deletion{PieceKey{ID: id(i)}, g})
 		}
 		deletions = append(deletions, Deletion{PieceKey{ID: id(n + 1)}, 1000}) // absent
-		if _, err := tr.Redo(ns.ID, deletions); err != nil {
+		if _, err := tr.Redo(ns.ID, ns.Epoch, deletions); err != nil {
 			t.Fatal(err)
 		}
 		for i := range n {

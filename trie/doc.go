@@ -20,14 +20,14 @@
 //	│     root ◄┤ id0 ◄ id1  ◄ id2  │ id2' ├─► id1 │  parent numbers   │
 //	│           └─────┴──────┴──────┴──────┴───────┘                   │
 //	│   policy  order of eviction over node numbers (package evict)    │
-//	│   leaves  what a namespace alone would give up next, in a list   │
-//	│   leases  slot ─► pinned node numbers                            │
+//	│   leaves  what a space alone would give up next, in a list       │
+//	│   leases  slot ─► pinned node numbers, or a pinned epoch         │
 //	└──────────────────────────────────┬───────────────────────────────┘
 //	                                   │ one batch per Put, Evict, bump
 //	┌──────────────────────────────────▼───────────────────────────────┐
 //	│ Pebble: durable truth                                            │
 //	│   'b' extent ─► namespace, epoch, id, parent, group, generation  │
-//	│   'n' namespace id ─► definition with current epoch              │
+//	│   'n' namespace id ─► definition with live epochs                │
 //	│   'm' name ─► format version, highest namespace id               │
 //	└──────────────────────────────────────────────────────────────────┘
 //
@@ -45,8 +45,7 @@
 // group of one block. The pieces of the full group form the tree. Pieces of
 // window and state groups hang on the full piece of their block and count as
 // its children; where the geometry has no full group, and in a flat namespace,
-// every piece is a root. An epoch bump replaces the namespace's space by an empty
-// one, with one write; ReclaimStep gives the old one's slots back.
+// every piece is a root.
 //
 // Pieces on a volume that is missing (Options.Absent), and those below them, are
 // not loaded; their records stay, for the Open that finds the volume again.
@@ -72,6 +71,40 @@
 // A lease pins the deepest piece of a prefix; its ancestors are safe because
 // eviction, reclaiming and deletion go leaf first (invariant pinned-stays).
 // Leases live in DRAM only: a restart ends all of them, the permanent ones too.
+//
+// # Live epochs
+//
+// A namespace has a space for each live epoch (kv.Namespace.Live). A node belongs to one
+// space, and the space is part of its key in the table, so no walk leads from one epoch
+// to another, and a parent and its children are of one epoch.
+//
+//	namespace glm   live  ┌ 8 ┐ ┌ 7 ┐ ┌ 4, pinned ┐    retired  ┌ 6 ┐  ┌ 5 ┐
+//	                      │ ▲ │ │ ▲ │ │     ▲     │             │   │  │   │
+//	                      └─┼─┘ └─┼─┘ └─────┼─────┘             └─┬─┘  └─┬─┘
+//	Match{Epoch 8, Oldest 7}┴─────┘         │                     ▼      ▼
+//	Match{Epoch 4} ─────────────────────────┘                    ReclaimStep
+//	Evict  5, 6, then 4, then 7, then 8 and the newest epochs of the others by policy
+//
+// A bump and a retirement are one synced write of the definition and a change of the list
+// of live spaces, whatever the number of nodes: PlanBump and PlanRetire say what the
+// definition becomes, and SetEpochs makes it so. A space that is no longer live is dead:
+// its nodes cannot be matched, ReclaimStep returns them, and eviction takes them first.
+// A node of a dead space that a lease holds stays until the lease ends, so a read under
+// way is not disturbed. A Put that was staged before its epoch was retired is StaleEpoch.
+//
+// A match of a range descends into each live epoch of the range, the newest first, and
+// returns the longest match, of equal ones the newest. It never joins blocks of two
+// epochs. It stops at the first complete match; k epochs cost at most k+1 descents.
+//
+// A lease of PinEpoch counts in its space. A pinned epoch survives bumps that do not keep
+// it, up to kv.MaxLive epochs in all; Unsettled names the epochs whose pins have ended.
+// Pins hold no pieces. They end with the process, so Open and Restore retire the epochs
+// that needed one.
+//
+// The quota of a namespace covers all of its epochs. Eviction for the quota takes from
+// the oldest live epoch first, and so does eviction for the whole index, over all
+// namespaces in the order in which the epochs began, before it takes from any newest
+// epoch.
 //
 // # What a crash may take
 //

@@ -94,7 +94,7 @@ func TestDriveFails(t *testing.T) {
 				refused("writable", tr.Writable())
 				_, err = tr.Put(nil, ns.ID, ns.Epoch, entries[20:30], false)
 				refused("put", err)
-				_, _, err = tr.BumpEpoch(ns.Name, 0)
+				_, err = bumpEpoch(tr, ns.Name, 0, 1)
 				refused("bump", err)
 				_, err = tr.Create(kv.Namespace{Name: "other", Geometry: ns.Geometry, Index: ns.Index})
 				refused("create", err)
@@ -337,7 +337,13 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 		if !compactions || tr.Writable() != nil {
 			break
 		}
-		timed("bump", func() (err error) { _, churn.Epoch, err = tr.BumpEpoch(churn.Name, 0); return err })
+		timed("bump", func() error {
+			_, err := bumpEpoch(tr, churn.Name, churn.Epoch+1, 1)
+			if err == nil {
+				churn.Epoch++
+			}
+			return err
+		})
 		timed("reclaim", func() (err error) {
 			for more := true; more && err == nil; {
 				_, more, err = tr.ReclaimStep(nil, benchChain)

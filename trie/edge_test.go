@@ -55,6 +55,29 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+// TestSingleEpochFormat: an index of the format that has one epoch for each namespace
+// keeps its blocks, and afterwards has the format that programs of the old one refuse.
+func TestSingleEpochFormat(t *testing.T) {
+	opts := Options{FS: vfs.NewMem(), Dir: "index"}
+	tr := openTest(t, opts)
+	ns, ids := benchNamespace(t, tr), benchIDs(0)
+	if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids, 100), true); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.setMeta(formatKey, singleEpochFormat); err != nil {
+		t.Fatal(err)
+	}
+	closeTest(t, tr)
+	tr = openTest(t, opts)
+	defer closeTest(t, tr)
+	if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != len(ids) || m.Epoch != ns.Epoch {
+		t.Errorf("%d of %d blocks of epoch %d match, %v", m.Blocks, len(ids), m.Epoch, err)
+	}
+	if got, err := tr.disk.get(formatKey); err != nil || string(got) != formatVersion {
+		t.Errorf("format %q, %v; want %q", got, err, formatVersion)
+	}
+}
+
 // TestOwner: an index is opened for the store it was made for, and for no other.
 func TestOwner(t *testing.T) {
 	fs := vfs.NewMem()
@@ -171,7 +194,7 @@ func TestUnknownNamespace(t *testing.T) {
 	_, roomErr := tr.Room(7)
 	_, statErr := tr.Stat(7, blockID("a1"))
 	_, _, listErr := tr.List(7, 0, 1)
-	_, deliveredErr := tr.Delivered(nil, 7, nil)
+	_, deliveredErr := tr.Delivered(nil, 7, 0, nil)
 	_, nsErr := tr.Namespace("x")
 	for i, err := range []error{putErr, knownErr, matchErr, tokensErr, roomErr, statErr, listErr, deliveredErr, nsErr,
 		tr.Delete(7, blockID("a1")), tr.DeleteAll(7), tr.DeleteNamespace("x"), tr.SetQuota("x", 1)} {
@@ -194,7 +217,7 @@ func TestClosed(t *testing.T) {
 	_, putErr := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(benchIDs(0)[:1], 0), true)
 	_, matchErr := tr.Match(ns.ID, nil, MatchOptions{})
 	_, createErr := tr.Create(kv.Namespace{Name: "late", Index: kv.IndexTrie, Geometry: ns.Geometry})
-	_, _, bumpErr := tr.BumpEpoch(ns.Name, 0)
+	_, bumpErr := bumpEpoch(tr, ns.Name, 0, 1)
 	_, evictErr := tr.Evict(nil, 1, 0, epoch0)
 	_, _, reclaimErr := tr.ReclaimStep(nil, 1)
 	for i, err := range []error{putErr, matchErr, createErr, bumpErr, evictErr, reclaimErr, tr.Sync(), tr.Remove(kv.Ref{}, Dropped)} {
@@ -228,7 +251,7 @@ func TestBumpLoop(t *testing.T) {
 	defer closeTest(t, tr)
 	ns := benchNamespace(t, tr)
 	for range 200 {
-		if _, _, err := tr.BumpEpoch(ns.Name, 0); err != nil {
+		if _, err := bumpEpoch(tr, ns.Name, 0, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -351,14 +374,14 @@ func TestHold(t *testing.T) {
 	if _, err := tr.Put(nil, ns.ID, ns.Epoch, benchEntries(ids[:10], 100), true); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tr.Hold(ns.ID, blockID("ff")); !errors.Is(err, ErrAbsent) {
+	if _, err := tr.Hold(ns.ID, ns.Epoch, blockID("ff")); !errors.Is(err, ErrAbsent) {
 		t.Errorf("hold of an absent block: %v", err)
 	}
-	lease, err := tr.Hold(ns.ID, ids[5])
+	lease, err := tr.Hold(ns.ID, ns.Epoch, ids[5])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tr.Hold(ns.ID, ids[6]); !errors.Is(err, ErrTooManyLeases) {
+	if _, err := tr.Hold(ns.ID, ns.Epoch, ids[6]); !errors.Is(err, ErrTooManyLeases) {
 		t.Errorf("a second hold: %v", err)
 	}
 	if gone, err := tr.Evict(nil, 1<<40, 0, time.Unix(0, 0)); err != nil || len(gone) != 4 {
@@ -404,13 +427,13 @@ func TestLeasesAreCountedByNamespace(t *testing.T) {
 	if _, err := tr.Match(b.ID, ids, opts); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tr.Hold(b.ID, ids[1]); err != nil {
+	if _, err := tr.Hold(b.ID, b.Epoch, ids[1]); err != nil {
 		t.Fatal(err)
 	}
 	if got := leases(); got != [2]int64{1, 2} {
 		t.Errorf("%v leases; want 1 and 2", got)
 	}
-	if _, _, err := tr.BumpEpoch(a.Name, a.Epoch+1); err != nil {
+	if _, err := bumpEpoch(tr, a.Name, a.Epoch+1, 1); err != nil {
 		t.Fatal(err)
 	}
 	if got := leases(); got != [2]int64{1, 2} {

@@ -63,7 +63,7 @@ const (
 	ParentMismatch
 	// TooDeep: the block would be more than MaxChainBlocks from the root.
 	TooDeep
-	// StaleEpoch: the epoch is not the namespace's current one.
+	// StaleEpoch: the epoch is not a live one of the namespace.
 	StaleEpoch
 	// OverQuota: the namespace's quota has no room for it.
 	OverQuota
@@ -140,7 +140,7 @@ func (s *putScratch) reset() {
 	s.exists, s.pending, s.wrote = false, false, false
 }
 
-// Put indexes pieces whose bytes are on storage. Entries of one call may be
+// Put indexes pieces of a live epoch whose bytes are on storage. Entries of one call may be
 // parents of later ones. They become matchable after the one Pebble batch that
 // holds them was applied, and, if durable, synced; a durable Put that finds an
 // entry of a concurrent Put waits for it. dst is appended to and returned: one
@@ -208,13 +208,14 @@ func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv
 			return dst, err
 		}
 	}
-	if epoch != ns.def.Epoch {
+	sp := ns.version(epoch)
+	if sp == nil {
 		for range entries {
 			dst = append(dst, StaleEpoch)
 		}
 		return dst, nil
 	}
-	a := admission{t: t, ns: ns, sp: ns.space, write: true}
+	a := admission{t: t, ns: ns, sp: sp, write: true}
 	for i := range entries {
 		e := &entries[i]
 		p := a.place(e)
@@ -404,10 +405,14 @@ func (t *Trie) awaitExisting(id kv.NamespaceID, epoch kv.Epoch, entries []Entry,
 
 func (t *Trie) pendingLocked(id kv.NamespaceID, epoch kv.Epoch, e *Entry) bool {
 	ns, ok := t.namespaces[id]
-	if !ok || t.closed || ns.def.Epoch != epoch {
+	if !ok || t.closed {
 		return false
 	}
-	n := t.table.find(ns.space.number, uint8(e.Group), &e.ID)
+	sp := ns.version(epoch)
+	if sp == nil {
+		return false
+	}
+	n := t.table.find(sp.number, uint8(e.Group), &e.ID)
 	return n != 0 && t.nodes.at(n).has(flagPending)
 }
 
@@ -420,14 +425,14 @@ func (t *Trie) Known(dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries
 	if err != nil {
 		return dst, err
 	}
-	a := admission{t: t, ns: ns, sp: ns.space}
+	a := admission{t: t, ns: ns, sp: ns.version(epoch)}
 	for i := range entries {
 		e := entries[i]
 		e.Ref = kv.Ref{}
 		if err := e.validate(ns); err != nil {
 			return dst[:len(dst)-i], err
 		}
-		if epoch != ns.def.Epoch {
+		if a.sp == nil {
 			dst = append(dst, StaleEpoch)
 			continue
 		}

@@ -16,11 +16,13 @@ var (
 	// ErrNamespaceExists: a namespace of that name is there already. Create
 	// returns it along with the error; compare the definitions.
 	ErrNamespaceExists = errors.New("namespace exists")
-	// ErrTooManyNamespaces: Options.MaxNamespaces is reached, or too many old
+	// ErrTooManyNamespaces: Options.MaxNamespaces is reached, or too many retired
 	// epochs wait for ReclaimStep.
 	ErrTooManyNamespaces = errors.New("too many namespaces")
-	// ErrEpoch: an epoch that does not grow.
-	ErrEpoch = errors.New("epoch must grow")
+	// ErrEpoch: a bump to an epoch that is not later, or an epoch that is not live.
+	ErrEpoch = errors.New("bad epoch")
+	// ErrPinned: the epoch is pinned; release the pins, wait for their end, or force.
+	ErrPinned = errors.New("epoch is pinned")
 	// ErrEntry: an entry that cannot be: zero id, group out of range, a parent in
 	// a flat namespace.
 	ErrEntry = errors.New("bad entry")

@@ -1,7 +1,9 @@
 package trie
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/kv"
@@ -23,7 +25,8 @@ const (
 	Lost
 	// Delivered: by Trie.Delivered.
 	Delivered
-	// Cleared: with its space, by an epoch bump, DeleteAll or DeleteNamespace.
+	// Cleared: with its space, when its epoch was retired, or by DeleteAll or
+	// DeleteNamespace.
 	Cleared
 )
 
@@ -51,11 +54,12 @@ const (
 
 // Evict removes pieces until they make up want bytes of slots, and appends them
 // to dst. What is unmatchable goes first, then namespaces over their quota, then
-// transfer pieces, then the policy's order; always leaf first, never what a
-// lease holds. With only != 0 it takes from that namespace alone, in order of age
-// with a second chance for what was touched. Fewer bytes than wanted means that
-// nothing else may go. The pieces are out of the index even if an error says
-// that Pebble could not be told.
+// live epochs that are not their namespace's newest, then transfer pieces, then the
+// policy's order; always leaf first, never what a lease holds. With only != 0 it
+// takes from that namespace alone. Within a namespace the oldest epoch goes first,
+// and in an epoch the order is that of age with a second chance for what was
+// touched. Fewer bytes than wanted means that nothing else may go. The pieces are
+// out of the index even if an error says that Pebble could not be told.
 func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
 	if err := t.usable(); err != nil {
 		return dst, err
@@ -78,8 +82,9 @@ type eviction struct {
 	// counted is the length of dst up to which freed is known.
 	counted int
 	freed   int64
-	// chances counts the touched leaves that were passed over.
+	// chances counts the touched leaves of list that were passed over.
 	chances int
+	list    *leaves
 }
 
 func (e *eviction) done() bool {
@@ -99,8 +104,12 @@ func (e *eviction) run() error {
 		return e.steps(func() bool { return e.fromNamespace(e.only, false) })
 	}
 	for _, id := range e.t.overQuota() {
-		e.chances = 0
 		if err := e.steps(func() bool { return e.fromNamespace(id, true) }); err != nil {
+			return err
+		}
+	}
+	for _, sp := range e.t.superseded() {
+		if err := e.steps(func() bool { return e.fromSpace(sp) }); err != nil {
 			return err
 		}
 	}
@@ -167,10 +176,23 @@ func (t *Trie) overQuota() (ids []kv.NamespaceID) {
 	return ids
 }
 
-// fromNamespace takes a step's worth of one namespace's pieces, with excess only
-// what is over its quota. The policy has one order for all namespaces; asking
-// it for one namespace's nodes would mean stepping over all others. So each
-// namespace lists its leaves, and a leaf that was touched gets a second chance.
+// superseded returns the live spaces that are not their namespace's newest, in the
+// order in which their epochs began, over all namespaces.
+func (t *Trie) superseded() (spaces []*space) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, ns := range t.namespaces {
+		spaces = append(spaces, ns.live[1:]...)
+	}
+	slices.SortFunc(spaces, func(a, b *space) int { return cmp.Compare(a.serial, b.serial) })
+	return spaces
+}
+
+// fromNamespace takes a step's worth of one namespace's pieces, oldest epoch first,
+// with excess only what is over its quota. The policy has one order for all
+// namespaces; asking it for one namespace's nodes would mean stepping over all
+// others. So each space lists its leaves, and a leaf that was touched gets a second
+// chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()
@@ -187,29 +209,64 @@ func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 			return false
 		case len(e.dst) >= end:
 			return true
-		case ns.leaves.oldest == 0:
+		}
+		sp := ns.oldestWithLeaves()
+		if sp == nil {
 			return false
 		}
-		e.oldestLeaf(ns)
+		e.oldestLeaf(&sp.leaves)
 	}
 	return true
 }
 
-// oldestLeaf evicts the namespace's oldest leaf, or moves it out of the way: to
-// the end of the line if it was touched, out of the line if a lease holds it.
-func (e *eviction) oldestLeaf(ns *namespace) {
-	t, n := e.t, ns.leaves.oldest
+// oldestWithLeaves returns the live space that eviction takes from, or nil.
+func (ns *namespace) oldestWithLeaves() *space {
+	for _, sp := range slices.Backward(ns.live) {
+		if sp.leaves.oldest != 0 {
+			return sp
+		}
+	}
+	return nil
+}
+
+// fromSpace takes a step's worth of a space's pieces. One that has died meanwhile is
+// left to ReclaimStep.
+func (e *eviction) fromSpace(sp *space) (more bool) {
+	t := e.t
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leases.applyUnparks(t)
+	end := len(e.dst) + victimsPerStep
+	for range looksPerStep {
+		switch {
+		case e.done() || sp.dead || sp.leaves.oldest == 0:
+			return false
+		case len(e.dst) >= end:
+			return true
+		}
+		e.oldestLeaf(&sp.leaves)
+	}
+	return true
+}
+
+// oldestLeaf evicts a list's oldest leaf, or moves it out of the way: to the end of
+// the line if it was touched, out of the line if a lease holds it.
+func (e *eviction) oldestLeaf(l *leaves) {
+	t, n := e.t, l.oldest
 	t.looks++
 	if !t.evictable(n) {
-		ns.leaves.remove(&t.nodes, n)
+		l.remove(&t.nodes, n)
 		return
+	}
+	if e.list != l {
+		e.list, e.chances = l, 0
 	}
 	// Matches may touch leaves as fast as eviction looks at them, so the second
 	// chances of one call are limited to what can be noted of each leaf.
-	if e.chances < secondChances*ns.leaves.len && t.policy.Cool(n) {
+	if e.chances < secondChances*l.len && t.policy.Cool(n) {
 		e.chances++
-		ns.leaves.remove(&t.nodes, n)
-		ns.leaves.addNewest(&t.nodes, n)
+		l.remove(&t.nodes, n)
+		l.addNewest(&t.nodes, n)
 		return
 	}
 	t.policy.Evicted(n, t.contentKey(n))
@@ -237,29 +294,36 @@ func (t *Trie) forget(gone []Evicted) error {
 	})
 }
 
-// Delivered drops the transfer pieces of the given blocks, which are in order of
-// the chain, as far as they are leaves without a lease, and appends them to dst.
-// The others go with the next eviction.
-func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, ids []kv.BlockID) ([]Evicted, error) {
+// Delivered drops the transfer pieces of the given blocks of an epoch, 0 for the
+// newest, as far as they are leaves without a lease, and appends them to dst. The
+// blocks are in order of the chain. The other pieces go with the next eviction.
+func (t *Trie) Delivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	base := len(dst)
-	dst, err := t.dropDelivered(dst, id, ids)
+	dst, err := t.dropDelivered(dst, id, epoch, ids)
 	if err != nil {
 		return dst, err
 	}
 	return dst, t.forget(dst[base:])
 }
 
-func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, ids []kv.BlockID) ([]Evicted, error) {
+func (t *Trie) dropDelivered(dst []Evicted, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID) ([]Evicted, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ns, err := t.lookupLocked(id)
 	if err != nil {
 		return dst, err
 	}
+	if epoch == 0 {
+		epoch = ns.def.Epoch
+	}
+	sp := ns.version(epoch)
+	if sp == nil {
+		return dst, nil
+	}
 	for i := len(ids) - 1; i >= 0; i-- {
 		// The full piece last: the others hang on it.
 		for g := len(ns.def.Geometry.Groups) - 1; g >= 0; g-- {
-			n := t.table.find(ns.space.number, uint8(g), &ids[i])
+			n := t.table.find(sp.number, uint8(g), &ids[i])
 			if n != 0 && t.nodes.at(n).has(flagTransfer) && t.evictable(n) {
 				t.policy.Remove(n)
 				dst = t.removeNodeLocked(dst, n, Delivered)

@@ -23,6 +23,7 @@ type model struct {
 
 type mpiece struct {
 	ns, group int
+	epoch     kv.Epoch
 	id        kv.BlockID
 	parent    *mpiece
 	ref       kv.Ref
@@ -35,11 +36,32 @@ type mlease struct {
 	id      LeaseID
 	expires time.Time // zero: never
 	pieces  []*mpiece
+	// ns and epoch are what a lease without pieces holds.
+	ns    int
+	epoch kv.Epoch
 }
 
-func (m *model) find(ns, group int, id kv.BlockID) *mpiece {
+// pinnedEpoch reports whether a lease holds the epoch.
+func (m *model) pinnedEpoch(ns int) func(kv.Epoch) bool {
+	return func(e kv.Epoch) bool {
+		return slices.ContainsFunc(m.leases, func(l mlease) bool { return l.pieces == nil && l.ns == ns && l.epoch == e })
+	}
+}
+
+// retire makes everything of ns garbage that is not of a live epoch, and ends the
+// hold of leases on such epochs: they stay open until they are released or expire.
+func (m *model) retire(ns int, def kv.Namespace) {
+	m.discard(func(p *mpiece) bool { return p.ns == ns && !def.IsLive(p.epoch) })
+	for i := range m.leases {
+		if l := &m.leases[i]; l.pieces == nil && l.ns == ns && !def.IsLive(l.epoch) {
+			l.ns = -1
+		}
+	}
+}
+
+func (m *model) find(ns int, epoch kv.Epoch, group int, id kv.BlockID) *mpiece {
 	for _, p := range m.pieces {
-		if p.ns == ns && p.group == group && p.id == id && !p.garbage {
+		if p.ns == ns && p.epoch == epoch && p.group == group && p.id == id && !p.garbage {
 			return p
 		}
 	}
@@ -82,20 +104,23 @@ func (m *model) expire(now time.Time) {
 	m.leases = slices.DeleteFunc(m.leases, func(l mlease) bool { return !l.expires.IsZero() && !l.expires.After(now) })
 }
 
-func (m *model) put(ns int, def kv.Namespace, e Entry) PutStatus {
+func (m *model) put(ns int, def kv.Namespace, epoch kv.Epoch, e Entry) PutStatus {
+	if !def.IsLive(epoch) {
+		return StaleEpoch
+	}
 	var parent *mpiece
 	if def.Index == kv.IndexTrie && def.Geometry.Groups[0].Kind == kv.Full {
 		switch {
 		case e.Group != 0:
-			parent = m.find(ns, 0, e.ID)
+			parent = m.find(ns, epoch, 0, e.ID)
 		case !e.Parent.IsZero():
-			parent = m.find(ns, 0, e.Parent)
+			parent = m.find(ns, epoch, 0, e.Parent)
 		}
 		if parent == nil && (e.Group != 0 || !e.Parent.IsZero()) {
 			return ParentAbsent
 		}
 	}
-	if p := m.find(ns, e.Group, e.ID); p != nil {
+	if p := m.find(ns, epoch, e.Group, e.ID); p != nil {
 		if e.Class == Prefix {
 			p.class = Prefix
 		}
@@ -104,13 +129,13 @@ func (m *model) put(ns int, def kv.Namespace, e Entry) PutStatus {
 	if def.QuotaBytes > 0 && m.bytes(ns)+1 > def.QuotaBytes {
 		return OverQuota
 	}
-	m.pieces = append(m.pieces, &mpiece{ns: ns, group: e.Group, id: e.ID, parent: parent, ref: e.Ref, class: e.Class})
+	m.pieces = append(m.pieces, &mpiece{ns: ns, epoch: epoch, group: e.Group, id: e.ID, parent: parent, ref: e.Ref, class: e.Class})
 	return Added
 }
 
 // needs returns the pieces that reuse of the first n blocks takes, or nil and the
 // kind of the group that lacks one.
-func (m *model) needs(ns int, def kv.Namespace, ids []kv.BlockID, n int) ([]*mpiece, kv.GroupKind) {
+func (m *model) needs(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, n int) ([]*mpiece, kv.GroupKind) {
 	needed := []*mpiece{}
 	for g, group := range def.Geometry.Groups {
 		first := 0
@@ -118,7 +143,7 @@ func (m *model) needs(ns int, def kv.Namespace, ids []kv.BlockID, n int) ([]*mpi
 			first = max(0, n-def.Geometry.WindowBlocks(g))
 		}
 		for i := first; i < n; i++ {
-			p := m.find(ns, g, ids[i])
+			p := m.find(ns, epoch, g, ids[i])
 			if p == nil || def.Index == kv.IndexTrie && group.Kind == kv.Full && i > 0 && (p.parent == nil || p.parent.id != ids[i-1]) ||
 				group.Kind == kv.Full && i == 0 && p.parent != nil {
 				return nil, group.Kind
@@ -129,14 +154,17 @@ func (m *model) needs(ns int, def kv.Namespace, ids []kv.BlockID, n int) ([]*mpi
 	return needed, 0
 }
 
-// longest tries every length, the longest first.
-func (m *model) longest(ns int, def kv.Namespace, ids []kv.BlockID) (int, []*mpiece) {
+// longest tries every length, the longest first, and for each every epoch from
+// newest to oldest, the newest first.
+func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (int, kv.Epoch, []*mpiece) {
 	for n := len(ids); n > 0; n-- {
-		if p, _ := m.needs(ns, def, ids, n); p != nil {
-			return n, p
+		for e := newest; e >= oldest; e-- {
+			if p, _ := m.needs(ns, def, e, ids, n); p != nil && def.IsLive(e) {
+				return n, e, p
+			}
 		}
 	}
-	return 0, nil
+	return 0, 0, nil
 }
 
 // fuzzer drives index and model with the same operations.
@@ -227,7 +255,7 @@ func (f *fuzzer) create() {
 }
 
 func (f *fuzzer) step() {
-	op, ns := f.byte()%18, f.byte()%4
+	op, ns := f.byte()%19, f.byte()%4
 	switch op {
 	case 0, 1, 2, 3, 4:
 		f.put(ns)
@@ -251,7 +279,20 @@ func (f *fuzzer) step() {
 		f.vacate()
 	case 17:
 		f.move()
+	case 18:
+		f.epochs(ns)
 	}
+}
+
+// epoch is one of the namespace's live epochs, mostly the newest, or the next to come.
+func (f *fuzzer) epoch(ns int) kv.Epoch {
+	live := f.defs[ns].Live()
+	if b := f.byte(); b%4 == 0 {
+		return live[b/4%len(live)]
+	} else if b == 255 {
+		return live[0] + 1
+	}
+	return live[0]
 }
 
 func (f *fuzzer) put(ns int) {
@@ -269,29 +310,63 @@ func (f *fuzzer) put(ns int) {
 		entries = append(entries, e)
 		parent = id
 	}
-	known, err := f.tr.Known(nil, def.ID, def.Epoch, entries)
+	epoch := f.epoch(ns)
+	known, err := f.tr.Known(nil, def.ID, epoch, entries)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	status, err := f.tr.Put(nil, def.ID, def.Epoch, entries, f.byte()%2 == 0)
+	status, err := f.tr.Put(nil, def.ID, epoch, entries, f.byte()%2 == 0)
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	for i, e := range entries {
-		if want := f.m.put(ns, def, e); status[i] != want || known[i] != want {
+		if want := f.m.put(ns, def, epoch, e); status[i] != want || known[i] != want {
 			f.t.Fatalf("put %v group %d in %s: %v, Known says %v; the model says %v", e.ID, group, def.Name, status[i], known[i], want)
 		}
+	}
+}
+
+// expireIfFull does what the index does before it grants a lease.
+func (f *fuzzer) expireIfFull() {
+	if s := f.tr.Stats(); s.Leases >= int64(f.opts.MaxLeases) || s.Pins*8 >= int64(f.opts.MaxPins)*7 {
+		f.m.expire(f.now)
 	}
 }
 
 func (f *fuzzer) match(ns int) {
 	def, ids := f.defs[ns], f.chain()
 	opts := MatchOptions{Lease: f.byte()%3 == 0, TTL: time.Duration(f.byte()%4) * time.Minute, Now: f.now}
+	newest, oldest := def.Epoch, def.Epoch
+	switch b := f.byte() % 8; {
+	case b < 4: // the newest
+	case b < 6:
+		opts.Epoch = f.epoch(ns)
+		newest, oldest = opts.Epoch, opts.Epoch
+	default:
+		opts.Epoch, opts.Oldest = f.epoch(ns), kv.Epoch(1+f.byte()%8)
+		newest, oldest = opts.Epoch, opts.Oldest
+	}
+	if opts.Lease {
+		f.expireIfFull()
+	}
 	m, err := f.tr.Match(def.ID, ids, opts)
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	n, needed := f.m.longest(ns, def, ids)
+	n, epoch, needed := f.m.longest(ns, def, oldest, newest, ids)
+	live := slices.DeleteFunc(def.Live(), func(e kv.Epoch) bool { return e < oldest || e > newest })
+	if (m.Cut == CutEpoch) != (len(live) == 0) {
+		f.t.Fatalf("match in %s, epochs %d to %d, live %d: cut %v", def.Name, oldest, newest, def.Live(), m.Cut)
+	}
+	if m.Cut == CutEpoch {
+		return
+	}
+	if n == 0 {
+		epoch = live[0]
+	}
+	if m.Epoch != epoch && m.Cut != CutLeaseDenied {
+		f.t.Fatalf("match in %s, epochs %d to %d, live %d: epoch %d; the model says %d\n%v", def.Name, oldest, newest, def.Live(), m.Epoch, epoch, f.tr)
+	}
 	if m.Cut == CutLeaseDenied {
 		if len(f.m.leases) == 0 {
 			f.t.Fatalf("match in %s: lease denied though there is none", def.Name)
@@ -306,25 +381,21 @@ func (f *fuzzer) match(ns int) {
 			f.t.Fatalf("match in %s: piece %d is %+v; the model says %+v", def.Name, i, p, want)
 		}
 	}
-	f.cut(ns, m, ids)
+	f.cut(ns, epoch, m, ids)
 	if m.Lease != 0 {
 		l := mlease{id: m.Lease, pieces: needed}
 		if opts.TTL > 0 {
 			l.expires = f.now.Add(opts.TTL)
 		}
-		// The index ended the expired ones if it was short of leases.
-		if f.tr.Stats().Leases <= int64(len(f.m.leases)) {
-			f.m.expire(f.now)
-		}
 		f.m.leases = append(f.m.leases, l)
 	}
 }
 
-func (f *fuzzer) cut(ns int, m Match, ids []kv.BlockID) {
+func (f *fuzzer) cut(ns int, epoch kv.Epoch, m Match, ids []kv.BlockID) {
 	want := map[kv.GroupKind]Cut{0: CutComplete, kv.Full: CutAbsent, kv.Window: CutWindowMissing, kv.State: CutStateMissing}
 	ok := m.Blocks == len(ids) && m.Cut == CutComplete
 	for n := m.Blocks + 1; n <= len(ids); n++ {
-		_, kind := f.m.needs(ns, f.defs[ns], ids, n)
+		_, kind := f.m.needs(ns, f.defs[ns], epoch, ids, n)
 		ok = ok || m.Cut == want[kind] || kind != 0 && (m.Cut == CutWindowMissing || m.Cut == CutStateMissing)
 	}
 	if !ok {
@@ -344,7 +415,7 @@ func (f *fuzzer) take(gone []Evicted, what string) {
 		if !f.m.evictable(p) {
 			f.t.Fatalf("%s: %+v is held or has children", what, g)
 		}
-		if p.id != g.ID || p.group != g.Group || f.defs[p.ns].ID != g.Namespace || p.class != g.Class {
+		if p.id != g.ID || p.group != g.Group || f.defs[p.ns].ID != g.Namespace || p.class != g.Class || p.epoch != g.Epoch {
 			f.t.Fatalf("%s: %+v; the model says %+v", what, g, *p)
 		}
 		f.m.pieces = slices.Delete(f.m.pieces, i, i+1)
@@ -362,6 +433,7 @@ func (f *fuzzer) evict(ns int) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
+	f.order(gone, only)
 	f.take(gone, "evict")
 	var got int64
 	for _, g := range gone {
@@ -372,6 +444,25 @@ func (f *fuzzer) evict(ns int) {
 	for _, p := range f.m.pieces {
 		if got < want && (only == 0 || p.ns == ns) && f.m.evictable(p) {
 			f.t.Fatalf("evict %d: got %d though %+v may go\n%v", want, got, *p, f.tr)
+		}
+	}
+}
+
+// order checks that nothing of an epoch went while an older one of the namespace had
+// pieces that could go: always if only that namespace was asked, and otherwise if
+// none is over its quota.
+func (f *fuzzer) order(gone []Evicted, only kv.NamespaceID) {
+	if only == 0 && slices.ContainsFunc(f.tr.Stats().Namespaces, func(s NamespaceStats) bool { return s.QuotaBytes > 0 }) {
+		return
+	}
+	for _, g := range gone {
+		for _, p := range f.m.pieces {
+			if f.defs[p.ns].ID != g.Namespace || p.garbage || p.epoch >= g.Epoch || !f.defs[p.ns].IsLive(g.Epoch) || g.Why != Chosen {
+				continue
+			}
+			if stays := !slices.ContainsFunc(gone, func(h Evicted) bool { return h.Ref == p.ref }); stays && f.m.evictable(p) {
+				f.t.Fatalf("evict: %+v went, and %+v of an older epoch could have\n%v", g, *p, f.tr)
+			}
 		}
 	}
 }
@@ -426,8 +517,8 @@ func (f *fuzzer) move() {
 		if moved[i] {
 			p.ref = moves[i].To
 		}
-		got, ok := f.tr.Find(f.defs[p.ns].ID, f.defs[p.ns].Epoch, PieceKey{ID: p.id, Group: uint8(p.group)})
-		if q := f.m.find(p.ns, p.group, p.id); ok != (q != nil) || ok && got != q.ref {
+		got, ok := f.tr.Find(f.defs[p.ns].ID, p.epoch, PieceKey{ID: p.id, Group: uint8(p.group)})
+		if q := f.m.find(p.ns, p.epoch, p.group, p.id); ok != (q != nil) || ok && got != q.ref {
 			f.t.Fatalf("find %+v: %v, %v\n%v", *p, got, ok, f.tr)
 		}
 	}
@@ -512,7 +603,7 @@ func (f *fuzzer) lease() {
 		}
 		f.m.leases = slices.Delete(f.m.leases, i, i+1)
 	case 1:
-		expired := !l.expires.IsZero() && !l.expires.After(f.now)
+		expired := !l.expires.IsZero() && !l.expires.After(f.now) || l.ns < 0
 		err := f.tr.Renew(l.id, time.Minute, f.now)
 		if errors.Is(err, ErrLeaseUnknown) != expired {
 			f.t.Fatalf("renew: %v; expired in the model: %v", err, expired)
@@ -533,16 +624,93 @@ func (f *fuzzer) bump(ns int) {
 	if f.byte()%4 != 0 {
 		return
 	}
-	var err error
 	if f.byte()%2 == 0 {
-		_, f.defs[ns].Epoch, err = f.tr.BumpEpoch(f.defs[ns].Name, 0)
-	} else {
-		err = f.tr.DeleteAll(f.defs[ns].ID)
+		keep := f.byte() % 4
+		if _, err := bumpEpoch(f.tr, f.defs[ns].Name, 0, keep); err != nil {
+			f.t.Fatal(err)
+		}
+		f.live(ns, f.defs[ns].Bump(f.defs[ns].Epoch+1, max(1, keep), f.m.pinnedEpoch(ns)))
+		return
 	}
-	if err != nil {
+	if err := f.tr.DeleteAll(f.defs[ns].ID); err != nil {
 		f.t.Fatal(err)
 	}
 	f.m.discard(func(p *mpiece) bool { return p.ns == ns })
+	for i := range f.m.leases {
+		if l := &f.m.leases[i]; l.pieces == nil && l.ns == ns {
+			l.ns = -1
+		}
+	}
+}
+
+// live compares the live epochs with what the model says they have become.
+func (f *fuzzer) live(ns int, want kv.Namespace) {
+	got, err := f.tr.Namespace(want.Name)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if !slices.Equal(got.Live(), want.Live()) || max(1, got.Keep) != max(1, want.Keep) {
+		f.t.Fatalf("%s: live %d, %d kept; the model says %d, %d", got.Name, got.Live(), got.Keep, want.Live(), want.Keep)
+	}
+	f.defs[ns] = want
+	f.m.retire(ns, want)
+}
+
+// epochs pins an epoch, retires one, or ends those whose pins have ended.
+func (f *fuzzer) epochs(ns int) {
+	def := f.defs[ns]
+	switch f.byte() % 4 {
+	case 0, 1:
+		f.expireIfFull()
+		e, ttl := f.epoch(ns), time.Duration(f.byte()%4)*time.Minute
+		lease, got, err := f.tr.PinEpoch(def.ID, e, "fuzz", ttl, f.now)
+		if errors.Is(err, ErrTooManyLeases) && len(f.m.leases) > 0 {
+			return
+		}
+		if errors.Is(err, ErrEpoch) != !def.IsLive(e) || err != nil && def.IsLive(e) || err == nil && got != e {
+			f.t.Fatalf("pin epoch %d of %s, live %d: %d, %v", e, def.Name, def.Live(), got, err)
+		}
+		if err != nil {
+			return
+		}
+		l := mlease{id: lease, ns: ns, epoch: e}
+		if ttl > 0 {
+			l.expires = f.now.Add(ttl)
+		}
+		f.m.leases = append(f.m.leases, l)
+	case 2:
+		e, force := f.epoch(ns), f.byte()%2 == 0
+		plan, err := f.tr.PlanRetire(def.Name, e, force)
+		switch {
+		case e == def.Epoch || !def.IsLive(e):
+			if !errors.Is(err, ErrEpoch) {
+				f.t.Fatalf("retire epoch %d of %s, live %d: %v", e, def.Name, def.Live(), err)
+			}
+			return
+		case !force && f.m.pinnedEpoch(ns)(e):
+			if !errors.Is(err, ErrPinned) {
+				f.t.Fatalf("retire pinned epoch %d of %s: %v", e, def.Name, err)
+			}
+			return
+		}
+		if retired, err := f.tr.SetEpochs(plan); err != nil || !slices.Equal(retired, []kv.Epoch{e}) {
+			f.t.Fatalf("retire epoch %d of %s: %d, %v", e, def.Name, retired, err)
+		}
+		f.live(ns, def.Retire(e))
+	case 3:
+		for _, plan := range f.tr.Unsettled() {
+			i := slices.IndexFunc(f.defs, func(d kv.Namespace) bool { return d.ID == plan.ID })
+			if _, err := f.tr.SetEpochs(plan); err != nil {
+				f.t.Fatal(err)
+			}
+			f.live(i, f.defs[i].Settle(f.m.pinnedEpoch(i)))
+		}
+		for i, d := range f.defs {
+			if s := d.Settle(f.m.pinnedEpoch(i)); len(s.Older) != len(d.Older) {
+				f.t.Fatalf("%s: live %d; the model says %d", d.Name, d.Live(), s.Live())
+			}
+		}
+	}
 }
 
 func (f *fuzzer) rare(ns int) {
@@ -554,12 +722,13 @@ func (f *fuzzer) rare(ns int) {
 	case 1:
 		f.reopen()
 	case 2:
-		gone, err := f.tr.Delivered(nil, f.defs[ns].ID, f.chain())
+		epoch := f.epoch(ns)
+		gone, err := f.tr.Delivered(nil, f.defs[ns].ID, epoch, f.chain())
 		if err != nil {
 			f.t.Fatal(err)
 		}
 		for _, g := range gone {
-			if g.Class != Transfer {
+			if g.Class != Transfer || g.Epoch != epoch {
 				f.t.Fatalf("delivered: %+v", g)
 			}
 		}
@@ -579,6 +748,9 @@ func (f *fuzzer) reopen() {
 	closeTest(f.t, f.tr)
 	f.tr = openTest(f.t, f.opts)
 	f.m.leases = nil
+	for i, d := range f.defs {
+		f.live(i, d.Settle(unpinned))
+	}
 	f.revive()
 	f.m.pieces = slices.DeleteFunc(f.m.pieces, func(p *mpiece) bool { return p.garbage })
 	f.compare()
@@ -600,7 +772,7 @@ func (f *fuzzer) revive() {
 	}
 	for _, p := range revived {
 		group := p.parent.group
-		if p.parent = f.m.find(p.ns, group, p.parent.id); p.parent == nil {
+		if p.parent = f.m.find(p.ns, p.epoch, group, p.parent.id); p.parent == nil {
 			f.t.Fatalf("%+v is back without a parent", *p)
 		}
 	}

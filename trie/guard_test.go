@@ -20,7 +20,7 @@ func TestRecordIsWrittenForItsOwnNode(t *testing.T) {
 		begin func(tr *Trie, ns kv.Namespace, e Entry) (write func() error, err error)
 	}{
 		{"delete", Prefix, func(tr *Trie, ns kv.Namespace, e Entry) (func() error, error) {
-			d, err := tr.doomBlock(ns.ID, e.ID)
+			d, err := tr.doomBlock(ns.ID, e.ID, nil)
 			return func() error { return tr.unrecord(d, true) }, err
 		}},
 		{"remove", Prefix, func(tr *Trie, ns kv.Namespace, e Entry) (func() error, error) {

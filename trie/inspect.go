@@ -71,6 +71,7 @@ type Info struct {
 	Depth     int // 0 for the first block of a prompt
 	Ref       kv.Ref
 	Class     Class
+	Epoch     kv.Epoch
 	Children  int // blocks and pieces that hang on it
 	Leases    int // that pin this very piece
 	SlotBytes int64
@@ -79,7 +80,7 @@ type Info struct {
 func (t *Trie) infoLocked(n uint32) Info {
 	nd := t.nodes.at(n)
 	i := Info{
-		ID: nd.id, Group: int(nd.group()), Depth: int(t.nodes.depth(n)), Ref: nd.ref(), Class: nd.class(),
+		ID: nd.id, Group: int(nd.group()), Depth: int(t.nodes.depth(n)), Ref: nd.ref(), Class: nd.class(), Epoch: t.spaces[nd.space].epoch,
 		Children: int(nd.kids()), Leases: int(nd.pins()), SlotBytes: t.spaces[nd.space].ns.slotBytes[nd.group()],
 	}
 	if nd.parent != 0 && i.Group == 0 {
@@ -88,7 +89,8 @@ func (t *Trie) infoLocked(n uint32) Info {
 	return i
 }
 
-// Stat returns the pieces of one block, by group, or ErrAbsent.
+// Stat returns the pieces of one block, by epoch, the newest first, and by group,
+// or ErrAbsent.
 func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -97,10 +99,12 @@ func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 		return nil, err
 	}
 	var infos []Info
-	for g := range ns.def.Geometry.Groups {
-		n := t.table.find(ns.space.number, uint8(g), &block)
-		if n != 0 && !t.nodes.at(n).has(flagPending) && t.rootedLocked(n) {
-			infos = append(infos, t.infoLocked(n))
+	for _, sp := range ns.live {
+		for g := range ns.def.Geometry.Groups {
+			n := t.table.find(sp.number, uint8(g), &block)
+			if n != 0 && !t.nodes.at(n).has(flagPending) && t.rootedLocked(n) {
+				infos = append(infos, t.infoLocked(n))
+			}
 		}
 	}
 	if infos == nil {
@@ -109,13 +113,12 @@ func (t *Trie) Stat(id kv.NamespaceID, block kv.BlockID) ([]Info, error) {
 	return infos, nil
 }
 
-// Below counts the pieces of a block and of everything that hangs on it, and the
-// bytes of their slots: what Delete would make unmatchable. It looks at every
-// piece of the index, in short steps, and needs two bits for each; what is put or
-// removed meanwhile may or may not be counted. It fails with ErrAbsent.
+// Below counts the pieces of a block and of everything that hangs on it, in every
+// live epoch, and the bytes of their slots: what Delete would make unmatchable. It
+// looks at every piece of the index, in short steps, and needs two bits for each; what
+// is put or removed meanwhile may or may not be counted. It fails with ErrAbsent.
 func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, err error) {
-	infos, err := t.Stat(id, block)
-	if err != nil {
+	if _, err := t.Stat(id, block); err != nil {
 		return 0, 0, err
 	}
 	t.mu.RLock()
@@ -124,22 +127,27 @@ func (t *Trie) Below(id kv.NamespaceID, block kv.BlockID) (pieces, bytes int64, 
 		t.mu.RUnlock()
 		return 0, 0, err
 	}
-	space, top := ns.space.number, t.nodes.top
+	top := t.nodes.top
 	known, below := make(bitmap, top/64+1), make(bitmap, top/64+1)
-	for _, info := range infos {
-		if n := t.table.find(space, uint8(info.Group), &block); n != 0 && n <= top {
-			known.set(n)
-			below.set(n)
-			pieces++
-			bytes += info.SlotBytes
+	for _, sp := range ns.live {
+		for g := range ns.def.Geometry.Groups {
+			if n := t.table.find(sp.number, uint8(g), &block); n != 0 && !t.nodes.at(n).has(flagPending) && t.rootedLocked(n) {
+				known.set(n)
+				below.set(n)
+				pieces++
+				bytes += ns.slotBytes[g]
+			}
 		}
 	}
 	t.mu.RUnlock()
 	var path []uint32
 	for from := uint32(1); from != 0; {
 		from = t.visit(from, refsPerLock, func(n uint32) bool {
-			if n > top || t.nodes.at(n).space != space {
-				return n <= top
+			if n > top {
+				return false
+			}
+			if sp := t.spaces[t.nodes.at(n).space]; sp.ns != ns || sp.dead {
+				return true
 			}
 			path = path[:0]
 			for n != 0 && n <= top && !known.has(n) {
@@ -193,7 +201,7 @@ func (t *Trie) List(id kv.NamespaceID, cursor uint32, limit int) (infos []Info, 
 // String draws the index, for tests and small indexes: a tree per namespace, one
 // line a piece, children below their parents. A line has the first bytes of the
 // id, the group if it is not the first, the slot, and then marks: "leases N",
-// "transfer", "pending", "doomed". Spaces of old epochs are drawn apart.
+// "transfer", "pending", "doomed". Each epoch is drawn apart, also one that is retired ("dead").
 func (t *Trie) String() string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -46,8 +46,10 @@ type leaseSlot struct {
 	since int64
 	owner string
 	// node is the first pinned node, more are the others: most leases pin one.
-	node uint32
-	more []uint32
+	// It is 0 in a lease of PinEpoch, which holds epoch instead.
+	node  uint32
+	more  []uint32
+	epoch *space
 }
 
 // keepNodes is the capacity of leaseSlot.more that a free slot may keep.
@@ -80,18 +82,70 @@ func (l *leases) grant(t *Trie, nodes []uint32, o grantOptions) (LeaseID, bool) 
 		}
 	}
 	l.pins += len(nodes)
-	t.namespaceOf(nodes[0]).leases++
+	sp := t.spaces[t.nodes.at(nodes[0]).space]
+	sp.leases++
+	sp.ns.leases++
+	i := l.openSlotLocked(o)
+	s := &l.slots[i]
+	s.node, s.more = nodes[0], append(s.more[:0], nodes[1:]...)
+	return l.idLocked(i), true
+}
+
+// openSlotLocked takes a slot for a lease.
+func (l *leases) openSlotLocked(o grantOptions) uint32 {
 	i := l.slotLocked()
 	s := &l.slots[i]
 	s.serial++
-	s.expires, s.since, s.owner, s.node = o.expires, o.since, o.owner, nodes[0]
-	s.more = append(s.more[:0], nodes[1:]...)
+	s.expires, s.since, s.owner = o.expires, o.since, o.owner
 	l.pushLocked(i)
-	return LeaseID(uint64(s.serial)<<32 | uint64(i)), true
+	return i
 }
 
-// namespaceOf returns the namespace of a node, deleted or not. Trie.mu is held.
-func (t *Trie) namespaceOf(n uint32) *namespace { return t.spaces[t.nodes.at(n).space].ns }
+func (l *leases) idLocked(i uint32) LeaseID {
+	return LeaseID(uint64(l.slots[i].serial)<<32 | uint64(i))
+}
+
+// PinEpoch leases a live epoch of a namespace for ttl, 0 for the newest: no bump ends
+// it meanwhile, unless more than kv.MaxLive epochs would be live. Its blocks may still
+// be evicted. It returns the epoch. Errors: ErrNamespaceUnknown, ErrEpoch if the
+// epoch is not live, ErrTooManyLeases.
+func (t *Trie) PinEpoch(id kv.NamespaceID, epoch kv.Epoch, owner string, ttl time.Duration, now time.Time) (LeaseID, kv.Epoch, error) {
+	t.leases.expireIfFull(t, now)
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return 0, 0, err
+	}
+	if epoch == 0 {
+		epoch = ns.def.Epoch
+	}
+	sp := ns.version(epoch)
+	if sp == nil {
+		return 0, 0, fmt.Errorf("trie: namespace %q: epoch %d is not live; live are %d: %w", ns.def.Name, epoch, ns.def.Live(), ErrEpoch)
+	}
+	l := &t.leases
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.heap) >= l.max {
+		return 0, 0, fmt.Errorf("trie: pin epoch %d: %d leases are open: %w", epoch, l.max, ErrTooManyLeases)
+	}
+	i := l.openSlotLocked(grantOptions{expires: expiry(ttl, now), since: now.UnixNano(), owner: owner})
+	l.slots[i].epoch = sp
+	sp.pins++
+	return l.idLocked(i), epoch, nil
+}
+
+// pinned reports whether a lease of PinEpoch holds an epoch of ns. Trie.mu or
+// Trie.defMu is held.
+func (t *Trie) pinned(ns *namespace) func(kv.Epoch) bool {
+	return func(e kv.Epoch) bool {
+		t.leases.mu.Lock()
+		defer t.leases.mu.Unlock()
+		sp := ns.version(e)
+		return sp != nil && sp.pins > 0
+	}
+}
 
 func (l *leases) slotLocked() uint32 {
 	if k := len(l.free); k > 0 {
@@ -115,13 +169,19 @@ func (l *leases) openLocked(id LeaseID) (uint32, error) {
 // endLocked closes a lease. Trie.mu is held.
 func (l *leases) endLocked(t *Trie, i uint32) {
 	s := &l.slots[i]
-	// A pinned node is not removed, so its space is still the one it was leased in.
-	t.namespaceOf(s.node).leases--
 	l.removeLocked(i)
-	l.unpinLocked(t, []uint32{s.node})
-	l.unpinLocked(t, s.more)
-	l.pins -= 1 + len(s.more)
-	s.owner, s.more = "", s.more[:0]
+	if s.epoch != nil {
+		s.epoch.pins--
+	} else {
+		// A pinned node is not removed, so its space is still the one it was leased in.
+		sp := t.spaces[t.nodes.at(s.node).space]
+		sp.leases--
+		sp.ns.leases--
+		l.unpinLocked(t, []uint32{s.node})
+		l.unpinLocked(t, s.more)
+		l.pins -= 1 + len(s.more)
+	}
+	s.owner, s.node, s.more, s.epoch = "", 0, s.more[:0], nil
 	if cap(s.more) > keepNodes {
 		s.more = nil
 	}
@@ -173,17 +233,20 @@ func (l *leases) applyUnparks(t *Trie) {
 	l.unpark = l.unpark[:0]
 }
 
-// Hold leases one matchable block by its id, and with it its ancestors, until
+// Hold leases one matchable block of an epoch by its id, and with it its ancestors, until
 // Release: for a writer whose blocks will hang on it. It fails with ErrAbsent or
 // ErrTooManyLeases.
-func (t *Trie) Hold(id kv.NamespaceID, block kv.BlockID) (LeaseID, error) {
+func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseID, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	ns, err := t.lookupLocked(id)
 	if err != nil {
 		return 0, err
 	}
-	n := t.table.find(ns.space.number, 0, &block)
+	var n uint32
+	if sp := ns.version(epoch); sp != nil {
+		n = t.table.find(sp.number, 0, &block)
+	}
 	if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 		return 0, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
 	}
@@ -195,8 +258,11 @@ func (t *Trie) Hold(id kv.NamespaceID, block kv.BlockID) (LeaseID, error) {
 }
 
 // Renew makes the lease end ttl after now; 0 means at Release. It fails with
-// ErrLeaseUnknown if the lease has ended, even if nobody called ExpireLeases.
+// ErrLeaseUnknown if the lease has ended, even if nobody called ExpireLeases, or if
+// it held an epoch that is not live any more.
 func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
 	l := &t.leases
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -207,18 +273,22 @@ func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	if l.slots[i].expires <= now.UnixNano() {
 		return fmt.Errorf("trie: lease %d expired: %w", id, ErrLeaseUnknown)
 	}
+	if sp := l.slots[i].epoch; sp != nil && sp.dead {
+		return fmt.Errorf("trie: lease %d: epoch %d was retired: %w", id, sp.epoch, ErrLeaseUnknown)
+	}
 	l.slots[i].expires = expiry(ttl, now)
 	l.fixLocked(l.slots[i].heapAt)
 	return nil
 }
 
-// Endless reports whether a lease is open and only Release ends it. Such a lease is a pin.
-func (t *Trie) Endless(id LeaseID) bool {
+// IsPin reports whether an open lease is a pin: only Release ends it, or PinEpoch
+// granted it.
+func (t *Trie) IsPin(id LeaseID) bool {
 	l := &t.leases
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i, err := l.openLocked(id)
-	return err == nil && l.slots[i].expires == math.MaxInt64
+	return err == nil && (l.slots[i].expires == math.MaxInt64 || l.slots[i].epoch != nil)
 }
 
 // Release ends the lease. Ending it twice is ErrLeaseUnknown.

@@ -2,9 +2,9 @@ package trie
 
 import "github.com/penstock-kv/penstock/internal/invariants"
 
-// leaves is the list of a namespace's leaves, in the order in which eviction takes
-// them when it takes pieces of that namespace only. Any leaf is linked and unlinked in
-// constant time.
+// leaves is the list of a space's leaves, in the order in which eviction takes them
+// when it takes pieces of that space only. Any leaf is linked and unlinked in constant
+// time.
 //
 //	put, touched ─► newest … oldest ─► evicted
 //	                            ▲
@@ -14,7 +14,7 @@ import "github.com/penstock-kv/penstock/internal/invariants"
 // its depth follows from its parent. node.kidsOrNewer and node.depthOrOlder hold
 // them while the node has flagLeaf.
 //
-// Invariant: a node that may be evicted is in its namespace's list. A node that
+// Invariant: a node that may be evicted is in its space's list. A node that
 // has children or is pending is in no list. A leased node may be in the list or not:
 // eviction removes a leased node that it finds there, and the end of the node's last
 // pin adds the node again.
@@ -101,10 +101,10 @@ func (l *leaves) remove(s *slab, n uint32) {
 }
 
 // leavesOf returns the list that n belongs to. Trie.mu is held.
-func (t *Trie) leavesOf(n uint32) *leaves { return &t.namespaceOf(n).leaves }
+func (t *Trie) leavesOf(n uint32) *leaves { return &t.spaces[t.nodes.at(n).space].leaves }
 
 // evictableAgainLocked makes a node that lost its last child or pin the next to be
-// evicted, both in its namespace and in the policy, because eviction had reached the
+// evicted, both in its space and in the policy, because eviction had reached the
 // node before. It does nothing if the node may not be evicted yet. Trie.mu is held for
 // writing.
 func (t *Trie) evictableAgainLocked(n uint32) {

@@ -13,7 +13,7 @@ import (
 // LoadStats say what Open found.
 type LoadStats struct {
 	Loaded int64
-	// StaleEpoch records belong to an old epoch or a deleted namespace, Orphans
+	// StaleEpoch records belong to a retired epoch or a deleted namespace, Orphans
 	// lost an ancestor, Duplicates name a piece that another slot holds too,
 	// Corrupt ones do not decode or do not fit their namespace. All were dropped.
 	StaleEpoch, Orphans, Duplicates, Corrupt int64
@@ -83,24 +83,34 @@ func (t *Trie) loadAll() error {
 
 func (t *Trie) loadNamespaces() error {
 	return t.scan(namespaceKey, func(key, value []byte) error {
-		def, serial, err := decodeNamespace(value)
+		def, live, err := decodeNamespace(value)
 		if err != nil {
 			return fmt.Errorf("key % x: %w", key, err)
 		}
 		if !bytes.Equal(key, appendNamespaceKey(nil, def.ID)) {
 			return fmt.Errorf("key % x holds namespace %d: %w", key, def.ID, errRecord)
 		}
+		// Pins end with the process, and the epochs that need one with them.
+		def = def.Settle(unpinned)
 		ns := newNamespace(def, t.opts.SlotBytes)
-		ns.space = &space{ns: ns, serial: serial, epoch: def.Epoch}
-		if err := t.addSpaceLocked(ns.space); err != nil {
-			return err
+		for _, sp := range live {
+			t.marks.Serial = max(t.marks.Serial, sp.serial)
+			if !def.IsLive(sp.epoch) {
+				continue
+			}
+			sp.ns = ns
+			if err := t.addSpaceLocked(sp); err != nil {
+				return err
+			}
+			ns.live = append(ns.live, sp)
 		}
 		t.namespaces[def.ID], t.byName[def.Name] = ns, ns
 		t.marks.NamespaceID = max(t.marks.NamespaceID, def.ID)
-		t.marks.Serial = max(t.marks.Serial, serial)
 		return nil
 	})
 }
+
+func unpinned(kv.Epoch) bool { return false }
 
 // scan calls f for every record whose key begins with kind, in order.
 func (t *Trie) scan(kind byte, f func(key, value []byte) error) error {

@@ -16,7 +16,7 @@ const (
 	CutComplete Cut = iota
 	// CutAbsent: the next block is not stored.
 	CutAbsent
-	// CutEpoch: the epoch asked for is not the namespace's current one.
+	// CutEpoch: no epoch asked for is live.
 	CutEpoch
 	// CutLeaseDenied: a lease was asked for and there are too many; nothing is
 	// matched, since nothing would hold it.
@@ -64,11 +64,15 @@ type Piece struct {
 	Group uint8
 }
 
-// MatchOptions say what to match. The zero value matches the current epoch
+// MatchOptions say what to match. The zero value matches the newest epoch
 // without a lease.
 type MatchOptions struct {
-	// Epoch must be the namespace's current one; 0 accepts any.
+	// Epoch is the newest epoch that may match; 0 means the namespace's newest.
 	Epoch kv.Epoch
+	// Oldest is the oldest epoch that may match; 0 means none but Epoch. Each live
+	// epoch from Oldest to Epoch is matched by itself, and the longest match is the
+	// answer, of several the newest: all of its blocks are of one epoch.
+	Oldest kv.Epoch
 	// MaxBlocks shortens the match; 0 means no limit.
 	MaxBlocks int
 	// Lease asks for a lease on what matched. A match of 0 blocks gets none.
@@ -84,6 +88,8 @@ type MatchOptions struct {
 	Pieces []Piece
 	// NoTouch leaves the order of eviction alone: for inspection.
 	NoTouch bool
+	// Count counts the match in EpochStats.
+	Count bool
 }
 
 // Match is the answer to a match.
@@ -98,7 +104,8 @@ type Match struct {
 	// group 0, at least Blocks in a namespace with a full group: a writer need not
 	// send those pieces again.
 	Stored int
-	// Epoch is the namespace's current epoch.
+	// Epoch is that of the blocks; if none matched, the newest that may match, or with
+	// CutEpoch the namespace's newest.
 	Epoch kv.Epoch
 	// Lease holds the pieces until it is released or expires; 0 if none.
 	Lease LeaseID
@@ -116,6 +123,8 @@ type matchScratch struct {
 
 // Match finds the longest prefix of the chain ids for which every layer group
 // has what it needs; in a flat namespace, the longest run of keys from the first.
+// A range of epochs costs one such descent for each live epoch in it, and at most one
+// more.
 // It fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if
 // opts.Pieces has room, except that a lease may grow the table of leases.
 func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Match, error) {
@@ -131,16 +140,33 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 	if err != nil {
 		return Match{}, err
 	}
-	m := Match{Epoch: ns.def.Epoch, Pieces: opts.Pieces}
-	if opts.Epoch != 0 && opts.Epoch != ns.def.Epoch {
-		m.Cut = CutEpoch
+	w := walk{t: t, ns: ns, ids: ids, base: len(opts.Pieces), s: s}
+	w.limit(opts.MaxBlocks)
+	m := Match{Epoch: ns.def.Epoch, Cut: CutEpoch, Pieces: opts.Pieces}
+	var best *space
+	for _, sp := range ns.live {
+		if !opts.wants(ns, sp.epoch) {
+			continue
+		}
+		next := w.descend(sp, m.Pieces)
+		if best == nil || next.Blocks > m.Blocks {
+			best, m = sp, next
+		}
+		// Older pieces are written over those of the best; it is matched again.
+		m.Pieces = next.Pieces
+		if m.Blocks == len(w.ids) {
+			break
+		}
+	}
+	if best == nil {
 		return m, nil
 	}
-	w := walk{t: t, ns: ns, sp: ns.space.number, ids: ids, base: len(opts.Pieces), s: s}
-	w.limit(opts.MaxBlocks)
-	w.full(&m)
-	if len(ns.def.Geometry.Groups) > 1 || !ns.tree && !w.flat() {
-		w.hybrid(&m)
+	if w.sp != best.number {
+		m = w.descend(best, m.Pieces)
+	}
+	if opts.Count {
+		best.matches.Add(1)
+		best.hits.Add(int64(m.Blocks))
 	}
 	if opts.Lease && m.Blocks > 0 && !w.lease(&m, opts) {
 		return Match{Epoch: m.Epoch, Cut: CutLeaseDenied, Stored: m.Stored, Pieces: opts.Pieces}, nil
@@ -150,6 +176,19 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 		w.touch()
 	}
 	return m, nil
+}
+
+// wants reports whether a match may be of epoch e.
+func (o *MatchOptions) wants(ns *namespace, e kv.Epoch) bool {
+	newest := o.Epoch
+	if newest == 0 {
+		newest = ns.def.Epoch
+	}
+	oldest := o.Oldest
+	if oldest == 0 {
+		oldest = newest
+	}
+	return oldest <= e && e <= newest
 }
 
 // MatchTokens hashes the whole blocks of tokens and matches their chain. The
@@ -185,6 +224,18 @@ type walk struct {
 	cut Cut
 	// tip is the deepest node of a tree's match; s.nodes holds all others.
 	tip uint32
+}
+
+// descend matches the chain in one space. pieces begins with those of the caller's
+// buffer; what is behind them is written over.
+func (w *walk) descend(sp *space, pieces []Piece) Match {
+	w.sp, w.tip, w.s.nodes = sp.number, 0, w.s.nodes[:0]
+	m := Match{Epoch: sp.epoch, Pieces: pieces[:w.base]}
+	w.full(&m)
+	if len(w.ns.def.Geometry.Groups) > 1 || !w.ns.tree && !w.flat() {
+		w.hybrid(&m)
+	}
+	return m
 }
 
 // limit shortens the chain to what may be looked at.

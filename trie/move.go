@@ -188,10 +188,14 @@ func (t *Trie) Find(id kv.NamespaceID, epoch kv.Epoch, piece PieceKey) (kv.Ref, 
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	ns, err := t.lookupLocked(id)
-	if err != nil || ns.def.Epoch != epoch {
+	if err != nil {
 		return kv.Ref{}, false
 	}
-	n := t.table.find(ns.space.number, piece.Group, &piece.ID)
+	sp := ns.version(epoch)
+	if sp == nil {
+		return kv.Ref{}, false
+	}
+	n := t.table.find(sp.number, piece.Group, &piece.ID)
 	if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 		return kv.Ref{}, false
 	}

@@ -19,7 +19,8 @@ var (
 )
 
 // Create adds a namespace under def.Name, gives it an id that was never used
-// before in this index, and makes it durable. def.ID is ignored. When the name is
+// before in this index, and makes it durable. Its only live epoch is def.Epoch;
+// def.ID, Older and Keep are ignored. When the name is
 // taken it returns the namespace that has it and ErrNamespaceExists.
 func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
@@ -37,9 +38,9 @@ func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 		return kv.Namespace{}, fmt.Errorf("trie: create %q: every namespace id was used once: %w", def.Name, ErrTooManyNamespaces)
 	}
 	def = clone(def)
-	def.ID = t.marks.NamespaceID + 1
+	def.ID, def.Older, def.Keep = t.marks.NamespaceID+1, nil, 0
 	ns := newNamespace(def, t.opts.SlotBytes)
-	if err := t.writeDefinition(ns, def, true); err != nil {
+	if err := t.writeDefinition(ns, def, false); err != nil {
 		return kv.Namespace{}, err
 	}
 	return clone(def), nil
@@ -48,56 +49,78 @@ func (t *Trie) Create(def kv.Namespace) (kv.Namespace, error) {
 // clone copies what def refers to, so that no caller can change the index's own.
 func clone(def kv.Namespace) kv.Namespace {
 	def.Salt = slices.Clone(def.Salt)
+	def.Older = slices.Clone(def.Older)
 	def.Geometry.Groups = slices.Clone(def.Geometry.Groups)
 	return def
 }
 
-// writeDefinition makes def durable, and with fresh gives the namespace an empty
-// space, leaving the old one, if any, to ReclaimStep. defMu is held.
-func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, fresh bool) error {
+// writeDefinition makes def durable and gives each live epoch that has no space yet
+// an empty one; with wipe, all of them. Spaces that are not those of def any more are
+// left to ReclaimStep. defMu is held.
+func (t *Trie) writeDefinition(ns *namespace, def kv.Namespace, wipe bool) error {
 	next := t.marks
 	next.NamespaceID = max(next.NamespaceID, def.ID)
-	sp := ns.space
-	if fresh {
-		next.Serial++
-		sp = &space{ns: ns, serial: next.Serial, epoch: def.Epoch}
-		if err := t.reserveSpace(sp); err != nil {
-			return err
+	epochs := def.Live()
+	live := make([]*space, len(epochs))
+	var fresh []*space
+	// The oldest first: serials grow with the epochs.
+	for i, e := range slices.Backward(epochs) {
+		if live[i] = ns.version(e); live[i] == nil || wipe {
+			next.Serial++
+			live[i] = &space{ns: ns, serial: next.Serial, epoch: e}
+			fresh = append(fresh, live[i])
 		}
 	}
-	err := t.commitDefinition(ns, def, sp.serial, next)
+	if err := t.reserveSpaces(fresh); err != nil {
+		return err
+	}
+	err := t.commitDefinition(ns, def, live, next)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err != nil {
-		if fresh {
-			sp.dead = true
-			t.dropSpaceLocked(sp)
-		}
+		t.dropSpacesLocked(fresh)
 		return err
 	}
 	t.marks = next
-	old := ns.space
-	ns.def, ns.space = def, sp
+	old := ns.live
+	ns.def, ns.live = def, live
 	t.namespaces[def.ID], t.byName[def.Name] = ns, ns
-	if old != nil && fresh {
-		t.killSpaceLocked(old)
+	for _, sp := range old {
+		if !slices.Contains(live, sp) {
+			t.killSpaceLocked(sp)
+		}
 	}
 	return nil
 }
 
-func (t *Trie) reserveSpace(sp *space) error {
+// reserveSpaces gives all of the spaces numbers, or none.
+func (t *Trie) reserveSpaces(spaces []*space) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return ErrClosed
 	}
-	return t.addSpaceLocked(sp)
+	for i, sp := range spaces {
+		if err := t.addSpaceLocked(sp); err != nil {
+			t.dropSpacesLocked(spaces[:i])
+			return err
+		}
+	}
+	return nil
+}
+
+// dropSpacesLocked takes back the numbers of spaces that were never used.
+func (t *Trie) dropSpacesLocked(spaces []*space) {
+	for _, sp := range spaces {
+		sp.dead = true
+		t.dropSpaceLocked(sp)
+	}
 }
 
 // commitDefinition writes def durably. If that fails, ns.def stays the definition on
 // disk.
-func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, serial uint64, m marks) error {
-	value, err := encodeNamespace(def, serial)
+func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, m marks) error {
+	value, err := encodeNamespace(def, live)
 	if err != nil {
 		return fmt.Errorf("trie: namespace %q: %w", def.Name, err)
 	}
@@ -122,10 +145,10 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, serial uint64, 
 // being created. defMu is held.
 func (ns *namespace) stored(id kv.NamespaceID) (key, value []byte, err error) {
 	key = appendNamespaceKey(nil, id)
-	if ns.space == nil {
+	if ns.live == nil {
 		return key, nil, nil
 	}
-	value, err = encodeNamespace(ns.def, ns.space.serial)
+	value, err = encodeNamespace(ns.def, ns.live)
 	if err != nil {
 		return nil, nil, fmt.Errorf("trie: namespace %q: %w", ns.def.Name, err)
 	}
@@ -146,7 +169,7 @@ func (t *Trie) byNameOrErr(name string) (*namespace, error) {
 	return ns, nil
 }
 
-// Namespace returns the definition of a namespace with its current epoch, or
+// Namespace returns the definition of a namespace with its live epochs, or
 // ErrNamespaceUnknown.
 func (t *Trie) Namespace(name string) (kv.Namespace, error) {
 	t.mu.RLock()
@@ -212,38 +235,114 @@ func (t *Trie) DeleteNamespace(name string) error {
 	delete(t.byName, name)
 	delete(t.namespaces, ns.def.ID)
 	t.leases.endPins(t, ns)
-	t.killSpaceLocked(ns.space)
+	for _, sp := range ns.live {
+		t.killSpaceLocked(sp)
+	}
 	return nil
 }
 
-// BumpEpoch moves a namespace to a later epoch with one synced write, whatever the
-// number of its blocks. All its blocks become unmatchable, and ReclaimStep returns
-// them. If to is 0, the new epoch is the current one + 1; else to must be greater than
-// the current epoch (ErrEpoch).
-func (t *Trie) BumpEpoch(name string, to kv.Epoch) (old, current kv.Epoch, err error) {
+// PlanBump returns the namespace as a bump to a later epoch leaves it: see
+// kv.Namespace.Bump. SetEpochs carries it out. to 0 means the next epoch, keep 0 means
+// 1. Errors: ErrNamespaceUnknown, ErrEpoch if to is not greater than the newest epoch
+// or keep is more than kv.MaxLive.
+func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
 	ns, err := t.byNameOrErr(name)
 	if err != nil {
-		return 0, 0, err
+		return kv.Namespace{}, err
 	}
-	def := ns.def
-	old = def.Epoch
 	if to == 0 {
-		to = old + 1
+		to = ns.def.Epoch + 1
 	}
-	if to <= old {
-		return old, old, fmt.Errorf("trie: namespace %q: epoch %d after %d: %w", name, to, old, ErrEpoch)
+	if to <= ns.def.Epoch {
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d after %d: %w", name, to, ns.def.Epoch, ErrEpoch)
 	}
-	def.Epoch = to
-	if err := t.writeDefinition(ns, def, true); err != nil {
-		return old, old, err
+	if keep < 0 || keep > kv.MaxLive {
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: keep %d epochs; want 1 to %d: %w", name, keep, kv.MaxLive, ErrEpoch)
 	}
-	return old, to, nil
+	return ns.def.Bump(to, max(1, keep), t.pinned(ns)), nil
 }
 
-// DeleteAll makes every block of the namespace unmatchable, durably. The epoch does
-// not change.
+// PlanRetire returns the namespace as it is without an older epoch; SetEpochs carries
+// it out. Errors: ErrNamespaceUnknown, ErrEpoch if the epoch is the newest or not
+// live, and ErrPinned if it is pinned, unless force is set.
+func (t *Trie) PlanRetire(name string, epoch kv.Epoch, force bool) (kv.Namespace, error) {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	ns, err := t.byNameOrErr(name)
+	switch {
+	case err != nil:
+		return kv.Namespace{}, err
+	case epoch == ns.def.Epoch:
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d is the newest, which a bump retires: %w", name, epoch, ErrEpoch)
+	case !ns.def.IsLive(epoch):
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d is not live; live are %d: %w", name, epoch, ns.def.Live(), ErrEpoch)
+	case !force && t.pinned(ns)(epoch):
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d: %w", name, epoch, ErrPinned)
+	}
+	return ns.def.Retire(epoch), nil
+}
+
+// Unsettled returns the namespaces with live epochs that needed a pin and have none,
+// as they are without those epochs: SetEpochs retires them.
+func (t *Trie) Unsettled() (defs []kv.Namespace) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, ns := range t.namespaces {
+		if len(ns.def.Older) < max(1, ns.def.Keep) {
+			continue
+		}
+		if def := ns.def.Settle(t.pinned(ns)); len(def.Older) < len(ns.def.Older) {
+			defs = append(defs, clone(def))
+		}
+	}
+	return defs
+}
+
+// SetEpochs gives the namespace want.ID the newest epoch, the older live epochs and
+// Keep of want, with one synced write, whatever the number of blocks. An older epoch
+// that is not live already cannot become so and is left out. The blocks of epochs
+// that are no longer live become unmatchable, and ReclaimStep returns them; a lease
+// of PinEpoch on such an epoch is of no effect. It returns the epochs that were
+// retired. Errors: ErrNamespaceUnknown, ErrEpoch if want.Epoch is below the newest.
+func (t *Trie) SetEpochs(want kv.Namespace) (retired []kv.Epoch, err error) {
+	t.defMu.Lock()
+	defer t.defMu.Unlock()
+	t.mu.RLock()
+	ns, err := t.lookupLocked(want.ID)
+	t.mu.RUnlock()
+	if err != nil {
+		return nil, err
+	}
+	def, before := ns.def, ns.def.Live()
+	if want.Epoch < def.Epoch {
+		return nil, fmt.Errorf("trie: namespace %q: epoch %d after %d: %w", def.Name, want.Epoch, def.Epoch, ErrEpoch)
+	}
+	def.Epoch, def.Keep, def.Older = want.Epoch, want.Keep, nil
+	for i, e := range want.Older {
+		if ns.def.IsLive(e) {
+			def.Older = append(def.Older, e)
+		} else if i < want.Keep-1 {
+			def.Keep--
+		}
+	}
+	if err := def.Validate(); err != nil {
+		return nil, fmt.Errorf("trie: %w", err)
+	}
+	if err := t.writeDefinition(ns, def, false); err != nil {
+		return nil, err
+	}
+	for _, e := range before {
+		if !def.IsLive(e) {
+			retired = append(retired, e)
+		}
+	}
+	return retired, nil
+}
+
+// DeleteAll makes every block of the namespace unmatchable, durably. The live epochs do
+// not change. Their pins end.
 func (t *Trie) DeleteAll(id kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -289,8 +388,8 @@ func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 	return max(0, ns.def.QuotaBytes-ns.bytes), nil
 }
 
-// start writes the format version into an empty database, or checks it, and
-// reads the marks.
+// start writes the format version into an empty database or one of singleEpochFormat,
+// refuses any other, and reads the marks.
 func (t *Trie) start() error {
 	version, err := t.disk.get(formatKey)
 	if err != nil {
@@ -299,11 +398,16 @@ func (t *Trie) start() error {
 	switch {
 	case version == nil:
 		return t.format()
-	case string(version) != formatVersion:
-		return fmt.Errorf("version %q; this build reads %s: %w", version, formatVersion, ErrFormat)
+	case string(version) != formatVersion && string(version) != singleEpochFormat:
+		return fmt.Errorf("version %q; this build reads %s and %s: %w", version, singleEpochFormat, formatVersion, ErrFormat)
 	}
 	if err := t.checkOwner(); err != nil {
 		return err
+	}
+	if string(version) != formatVersion {
+		if err := t.setMeta(formatKey, formatVersion); err != nil {
+			return err
+		}
 	}
 	meta, err := t.disk.get(marksKey)
 	if err != nil || meta == nil {
@@ -327,8 +431,13 @@ func (t *Trie) checkOwner() error {
 	case owner != nil:
 		return fmt.Errorf("it was made for store %s, not for %s: %w", owner, t.opts.Owner, ErrForeign)
 	}
+	return t.setMeta(ownerKey, t.opts.Owner)
+}
+
+// setMeta writes one key, synced.
+func (t *Trie) setMeta(key []byte, value string) error {
 	b := t.disk.db.NewBatch()
-	if err := b.Set(ownerKey, []byte(t.opts.Owner), nil); err != nil {
+	if err := b.Set(key, []byte(value), nil); err != nil {
 		b.Close()
 		return err
 	}

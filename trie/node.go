@@ -26,7 +26,7 @@ type node struct {
 	parent uint32
 	// kidsOrNewer counts the children, depthOrOlder is the distance from the root:
 	// ask kids and slab.depth. While the node has flagLeaf, they are its neighbours
-	// in its namespace's leaves.
+	// in its space's leaves.
 	kidsOrNewer  uint32
 	depthOrOlder uint32
 	// state is pins<<16 | group<<8 | flags. Pins, and the flags named below, change
@@ -46,7 +46,7 @@ const (
 	flagUnpark
 	// flagDropped and flagLost say why a doomed node is doomed: see doomedWhy.
 	flagDropped
-	// flagLeaf: the node is in its namespace's leaves. Changes under the write lock only.
+	// flagLeaf: the node is in its space's leaves. Changes under the write lock only.
 	flagLeaf
 	flagLost
 

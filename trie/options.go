@@ -73,7 +73,7 @@ const (
 	defaultMaxNamespaces  = 4096
 	// growthStep is 4 MiB: some 50,000 blocks.
 	growthStep = 4 << 20
-	// maxSpaces bounds the (namespace, epoch) pairs that still hold pieces: a
+	// maxSpaces bounds the (namespace, epoch) pairs that are live or hold pieces: a
 	// node has 16 bits for its space, and space 0 is none.
 	maxSpaces = 1<<16 - 1
 )

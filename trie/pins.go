@@ -7,13 +7,15 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Pin is a lease that a match was granted. Those without an end of their own are
-// what people call pins.
+// Pin is a lease that a match, or PinEpoch, was granted. Those without an end of
+// their own, and those of PinEpoch, are what people call pins.
 type Pin struct {
 	Lease     LeaseID
 	Namespace string
 	Epoch     kv.Epoch
-	// Owner is MatchOptions.Owner.
+	// OfEpoch: it keeps the epoch live and holds no blocks.
+	OfEpoch bool
+	// Owner is MatchOptions.Owner, or that of PinEpoch.
 	Owner string
 	Since time.Time
 	// Expires is the zero time if Release alone ends the lease.
@@ -27,14 +29,14 @@ type Pin struct {
 type PinFilter struct {
 	// Namespace, if not 0, is the only one.
 	Namespace kv.NamespaceID
-	// Endless leaves out the leases that expire.
+	// Endless leaves out the leases on blocks that expire.
 	Endless bool
 }
 
-// Pins appends to dst the open leases that matches were granted, at most limit of
-// them, in no order of age. cursor is 0 or what the last call returned; next 0
-// means that these were the last. A lease that is granted or ended between two
-// calls may be missed.
+// Pins appends to dst the open leases of matches and of PinEpoch, at most limit of
+// them, in no order of age. It leaves out those of PinEpoch whose epoch was retired.
+// cursor is 0 or what the last call returned; next 0 means that these were the last. A
+// lease that is granted or ended between two calls may be missed.
 func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pin, next uint32) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -46,10 +48,10 @@ func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pi
 			return dst, i
 		}
 		s := &l.slots[i]
-		if s.heapAt < 0 || s.since == 0 || f.Endless && s.expires != math.MaxInt64 {
+		if s.heapAt < 0 || s.since == 0 || f.Endless && s.epoch == nil && s.expires != math.MaxInt64 || s.epoch != nil && s.epoch.dead {
 			continue
 		}
-		if ns := t.namespaceOf(s.node); f.Namespace == 0 || ns.def.ID == f.Namespace {
+		if ns := t.spaceOf(s).ns; f.Namespace == 0 || ns.def.ID == f.Namespace {
 			dst = append(dst, t.pinLocked(i, s))
 			limit--
 		}
@@ -57,15 +59,26 @@ func (t *Trie) Pins(dst []Pin, f PinFilter, cursor uint32, limit int) (pins []Pi
 	return dst, 0
 }
 
+// spaceOf returns the space in which a lease holds something. Trie.mu is held.
+func (t *Trie) spaceOf(s *leaseSlot) *space {
+	if s.epoch != nil {
+		return s.epoch
+	}
+	return t.spaces[t.nodes.at(s.node).space]
+}
+
 // pinLocked describes the lease in slot i. Trie.mu and leases.mu are held.
 func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
-	sp := t.spaces[t.nodes.at(s.node).space]
+	sp := t.spaceOf(s)
 	p := Pin{
-		Lease: LeaseID(uint64(s.serial)<<32 | uint64(i)), Namespace: sp.ns.def.Name, Epoch: sp.epoch,
+		Lease: t.leases.idLocked(i), Namespace: sp.ns.def.Name, Epoch: sp.epoch, OfEpoch: s.epoch != nil,
 		Owner: s.owner, Since: time.Unix(0, s.since),
 	}
 	if s.expires != math.MaxInt64 {
 		p.Expires = time.Unix(0, s.expires)
+	}
+	if p.OfEpoch {
+		return p
 	}
 	p.hold(t, sp.ns, s.node)
 	for _, n := range s.more {
@@ -97,7 +110,7 @@ func (l *leases) endPins(t *Trie, ns *namespace) {
 	defer l.mu.Unlock()
 	for i := range l.slots {
 		s := &l.slots[i]
-		if s.heapAt >= 0 && s.since != 0 && s.expires == math.MaxInt64 && t.namespaceOf(s.node) == ns {
+		if s.heapAt >= 0 && s.since != 0 && s.expires == math.MaxInt64 && t.spaceOf(s).ns == ns {
 			l.endLocked(t, uint32(i))
 		}
 	}

@@ -35,7 +35,7 @@ func TestPins(t *testing.T) {
 		}
 		return m.Lease
 	}
-	writer, err := tr.Hold(ns.ID, ids[3])
+	writer, err := tr.Hold(ns.ID, ns.Epoch, ids[3])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,11 @@ import (
 )
 
 // Present appends a value for each block to dst: whether its piece of group 0 is stored
-// and matchable. In a tree a piece is matchable if all its ancestors are stored too.
-// Present also returns the namespace's epoch. If epoch is neither 0 nor that epoch, no
-// block is present. With touch, present blocks count as used, from the last to the
-// first, so that a chain's first block becomes the most recently used. Errors:
-// ErrNamespaceUnknown and ErrClosed.
+// in the epoch and matchable. In a tree a piece is matchable if all its ancestors are
+// stored too. Epoch 0 means the newest. Present also returns the epoch; if the epoch is
+// not live, no block is present and the newest epoch is returned. With touch, present
+// blocks count as used, from the last to the first, so that a chain's first block becomes
+// the most recently used. Errors: ErrNamespaceUnknown and ErrClosed.
 func (t *Trie) Present(dst []bool, id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID, touch bool) ([]bool, kv.Epoch, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -21,11 +21,15 @@ func (t *Trie) Present(dst []bool, id kv.NamespaceID, epoch kv.Epoch, ids []kv.B
 	}
 	from := len(dst)
 	dst = append(dst, make([]bool, len(ids))...)
-	if epoch != 0 && epoch != ns.def.Epoch {
+	if epoch == 0 {
+		epoch = ns.def.Epoch
+	}
+	sp := ns.version(epoch)
+	if sp == nil {
 		return dst, ns.def.Epoch, nil
 	}
 	for i, block := range slices.Backward(ids) {
-		n := t.table.find(ns.space.number, 0, &block)
+		n := t.table.find(sp.number, 0, &block)
 		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
 			continue
 		}

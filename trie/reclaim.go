@@ -2,16 +2,18 @@ package trie
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Delete makes a block and everything below it unmatchable, durably, and returns
-// ErrAbsent if it is not there. ReclaimStep returns the pieces.
-func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID) error {
+// Delete makes a block and everything below it unmatchable in the epochs given, or in
+// every live epoch if none is given, durably, and returns ErrAbsent if none has it.
+// ReclaimStep returns the pieces.
+func (t *Trie) Delete(id kv.NamespaceID, block kv.BlockID, epochs ...kv.Epoch) error {
 	t.records.RLock()
 	defer t.records.RUnlock()
-	doomed, err := t.doomBlock(id, block)
+	doomed, err := t.doomBlock(id, block, epochs)
 	if err != nil {
 		return err
 	}
@@ -34,9 +36,9 @@ func (d *doomed) add(t *Trie, n uint32, why Why) {
 	t.doomLocked(n, why)
 }
 
-// doomBlock dooms the full piece of a block or, where there is none, all of its
-// pieces.
-func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) (d doomed, err error) {
+// doomBlock dooms, in each live epoch that epochs names, or in all if it names none, the
+// full piece of a block or, in a namespace that is no tree, all of its pieces.
+func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID, epochs []kv.Epoch) (d doomed, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	ns, err := t.lookupLocked(id)
@@ -47,12 +49,17 @@ func (t *Trie) doomBlock(id kv.NamespaceID, block kv.BlockID) (d doomed, err err
 	if ns.tree {
 		groups = 1
 	}
-	for g := range groups {
-		n := t.table.find(ns.space.number, uint8(g), &block)
-		if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
+	for _, sp := range ns.live {
+		if len(epochs) > 0 && !slices.Contains(epochs, sp.epoch) {
 			continue
 		}
-		d.add(t, n, Deleted)
+		for g := range groups {
+			n := t.table.find(sp.number, uint8(g), &block)
+			if n == 0 || t.nodes.at(n).has(flagPending) || !t.rootedLocked(n) {
+				continue
+			}
+			d.add(t, n, Deleted)
+		}
 	}
 	if d.extents == nil {
 		return d, fmt.Errorf("trie: namespace %q: block %v: %w", ns.def.Name, block, ErrAbsent)
@@ -136,8 +143,8 @@ func (t *Trie) doomLocked(n uint32, why Why) {
 	nd.setDoomed(why)
 	sp := t.spaces[nd.space]
 	sp.doomed++
+	sp.pieces[nd.group()]--
 	if !sp.dead {
-		sp.ns.pieces[nd.group()]--
 		t.addGarbageLocked(sp.ns, 1)
 	}
 	t.sweep.kick()
@@ -173,7 +180,7 @@ func (t *Trie) hasGarbage(only kv.NamespaceID) bool {
 	return t.garbage > 0
 }
 
-// ReclaimStep takes up to limit unmatchable pieces (old epochs, deleted or
+// ReclaimStep takes up to limit unmatchable pieces (retired epochs, deleted or
 // corrupt subtrees) out of the index and appends them to dst. more false means
 // that nothing is left to do now: what remains is held by leases. The pieces are
 // out of the index even if an error says that Pebble could not be told.

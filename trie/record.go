@@ -32,7 +32,11 @@ const (
 	namespaceKey = 'n'
 	metaKey      = 'm'
 
-	formatVersion = "1"
+	// formatVersion is written. Its namespace records may have older live epochs.
+	// singleEpochFormat is read too: its records have none and are otherwise the same.
+	// A program that knows only that format would drop the blocks of older epochs.
+	formatVersion     = "2"
+	singleEpochFormat = "1"
 
 	blockKeyLen   = 1 + 8
 	genBytes      = 6
@@ -140,8 +144,8 @@ func uvarint(b []byte) (uint64, []byte, error) {
 	return v, b[n:], nil
 }
 
-// namespaceRecord is the durable form of a namespace. Serial names its current
-// space: the number that block records carry in place of namespace and epoch.
+// namespaceRecord is the durable form of a namespace. Serial names the space of its
+// newest epoch: the number that block records carry in place of namespace and epoch.
 type namespaceRecord struct {
 	ID          kv.NamespaceID `json:"id"`
 	Name        string         `json:"name"`
@@ -155,6 +159,14 @@ type namespaceRecord struct {
 	Epoch       kv.Epoch       `json:"epoch"`
 	QuotaBytes  int64          `json:"quota_bytes,omitempty"`
 	Serial      uint64         `json:"space"`
+	Older       []epochRecord  `json:"older,omitempty"`
+	Keep        int            `json:"keep,omitempty"`
+}
+
+// epochRecord is an older live epoch, with its space.
+type epochRecord struct {
+	Epoch  kv.Epoch `json:"epoch"`
+	Serial uint64   `json:"space"`
 }
 
 type groupRecord struct {
@@ -175,11 +187,15 @@ func appendNamespaceKey(dst []byte, id kv.NamespaceID) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, namespaceKey), uint32(id))
 }
 
-func encodeNamespace(def kv.Namespace, serial uint64) ([]byte, error) {
+// encodeNamespace encodes a definition with the spaces of its live epochs.
+func encodeNamespace(def kv.Namespace, live []*space) ([]byte, error) {
 	r := namespaceRecord{
 		ID: def.ID, Name: def.Name, Tenant: def.Tenant, Salt: def.Salt,
 		BlockTokens: def.Geometry.BlockTokens, DType: def.Geometry.DType, Layout: def.Geometry.Layout,
-		Index: def.Index.String(), Epoch: def.Epoch, QuotaBytes: def.QuotaBytes, Serial: serial,
+		Index: def.Index.String(), Epoch: def.Epoch, QuotaBytes: def.QuotaBytes, Serial: live[0].serial, Keep: def.Keep,
+	}
+	for _, sp := range live[1:] {
+		r.Older = append(r.Older, epochRecord{sp.epoch, sp.serial})
 	}
 	for _, g := range def.Geometry.Groups {
 		r.Groups = append(r.Groups, groupRecord{g.Kind.String(), g.Layers, g.TokenBytes, g.WindowTokens})
@@ -187,30 +203,38 @@ func encodeNamespace(def kv.Namespace, serial uint64) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-func decodeNamespace(b []byte) (def kv.Namespace, serial uint64, err error) {
+// decodeNamespace is the inverse of encodeNamespace; the spaces have no namespace yet.
+func decodeNamespace(b []byte) (def kv.Namespace, live []*space, err error) {
 	var r namespaceRecord
 	if err := json.Unmarshal(b, &r); err != nil {
-		return def, 0, fmt.Errorf("%w: namespace: %w", errRecord, err)
+		return def, nil, fmt.Errorf("%w: namespace: %w", errRecord, err)
 	}
 	def = kv.Namespace{
-		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Salt: r.Salt, Epoch: r.Epoch, QuotaBytes: r.QuotaBytes,
+		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Salt: r.Salt, Epoch: r.Epoch, Keep: r.Keep, QuotaBytes: r.QuotaBytes,
 		Geometry: kv.Geometry{BlockTokens: r.BlockTokens, DType: r.DType, Layout: r.Layout},
 	}
 	if def.Index, err = kv.ParseIndexKind(r.Index); err != nil {
-		return def, 0, err
+		return def, nil, err
+	}
+	spaces := append([]epochRecord{{r.Epoch, r.Serial}}, r.Older...)
+	for i, e := range spaces {
+		if def.ID == 0 || e.Serial == 0 {
+			return def, nil, fmt.Errorf("%w: namespace %q has id %d and space %d", errRecord, def.Name, def.ID, e.Serial)
+		}
+		live = append(live, &space{serial: e.Serial, epoch: e.Epoch})
+		if i > 0 {
+			def.Older = append(def.Older, e.Epoch)
+		}
 	}
 	for _, g := range r.Groups {
 		kind, err := kv.ParseGroupKind(g.Kind)
 		if err != nil {
-			return def, 0, err
+			return def, nil, err
 		}
 		def.Geometry.Groups = append(def.Geometry.Groups, kv.Group{Kind: kind, Layers: g.Layers, TokenBytes: g.TokenBytes, WindowTokens: g.WindowTokens})
 	}
 	if err := def.Validate(); err != nil {
-		return def, 0, fmt.Errorf("%w: %w", errRecord, err)
+		return def, nil, fmt.Errorf("%w: %w", errRecord, err)
 	}
-	if def.ID == 0 || r.Serial == 0 {
-		return def, 0, fmt.Errorf("%w: namespace %q has id %d and space %d", errRecord, def.Name, def.ID, r.Serial)
-	}
-	return def, r.Serial, nil
+	return def, live, nil
 }

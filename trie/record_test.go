@@ -3,6 +3,7 @@ package trie
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/penstock-kv/penstock/kv"
@@ -43,28 +44,29 @@ func FuzzRecord(f *testing.F) {
 
 func FuzzNamespaceRecord(f *testing.F) {
 	def := kv.Namespace{
-		ID: 7, Name: "glm", Tenant: "t", Salt: []byte{1}, Index: kv.IndexTrie, Epoch: 3, QuotaBytes: 9,
+		ID: 7, Name: "glm", Tenant: "t", Salt: []byte{1}, Index: kv.IndexTrie, Epoch: 3, Older: []kv.Epoch{1}, Keep: 2, QuotaBytes: 9,
 		Geometry: kv.Geometry{BlockTokens: 64, DType: "fp8", Layout: "tp1", Groups: []kv.Group{
 			{Kind: kv.Full, Layers: 2, TokenBytes: 3}, {Kind: kv.Window, Layers: 1, TokenBytes: 1, WindowTokens: 100},
 		}},
 	}
-	b, err := encodeNamespace(def, 12)
+	b, err := encodeNamespace(def, []*space{{epoch: 3, serial: 12}, {epoch: 1, serial: 4}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b)
 	f.Add([]byte(`{"id":1}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		def, serial, err := decodeNamespace(b)
+		def, live, err := decodeNamespace(b)
 		if err != nil {
 			return
 		}
-		again, err := encodeNamespace(def, serial)
+		again, err := encodeNamespace(def, live)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, s, err := decodeNamespace(again)
-		if err != nil || s != serial || got.Name != def.Name || got.ID != def.ID || got.Epoch != def.Epoch || !got.Geometry.Equal(def.Geometry) {
+		got, liveAgain, err := decodeNamespace(again)
+		same := func(a, b *space) bool { return a.epoch == b.epoch && a.serial == b.serial }
+		if err != nil || !slices.EqualFunc(live, liveAgain, same) || !slices.Equal(got.Live(), def.Live()) || got.Keep != def.Keep || got.Name != def.Name || got.ID != def.ID || !got.Geometry.Equal(def.Geometry) {
 			t.Errorf("%s came back as %+v: %v", b, got, err)
 		}
 	})

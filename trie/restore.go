@@ -32,11 +32,12 @@ func (t *Trie) RaiseHighest(id kv.NamespaceID) error {
 	return t.raiseHighest(id)
 }
 
-// Restore puts namespaces back into a fresh index, under the ids and epochs that
-// they had, durably. highest is the highest namespace id that the node may ever
-// have given out, deleted namespaces included: ids up to it are not given out
-// again, so that what is left of a deleted namespace's slots cannot be taken for
-// a later one's. It fails with ErrNamespaceExists if the index is not fresh.
+// Restore puts namespaces back into a fresh index, durably, under the ids and live
+// epochs that they had. Epochs that needed a pin are retired. highest is the highest
+// namespace id that the node may ever have given out, deleted namespaces included: ids
+// up to it are not given out again, so that what is left of a deleted namespace's slots
+// cannot be taken for a later one's. It fails with ErrNamespaceExists if the index is
+// not fresh.
 func (t *Trie) Restore(defs []kv.Namespace, highest kv.NamespaceID) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -50,8 +51,8 @@ func (t *Trie) Restore(defs []kv.Namespace, highest kv.NamespaceID) error {
 		return err
 	}
 	for _, def := range defs {
-		def = clone(def)
-		if err := t.writeDefinition(newNamespace(def, t.opts.SlotBytes), def, true); err != nil {
+		def = clone(def).Settle(unpinned)
+		if err := t.writeDefinition(newNamespace(def, t.opts.SlotBytes), def, false); err != nil {
 			return fmt.Errorf("trie: restore %q: %w", def.Name, err)
 		}
 	}

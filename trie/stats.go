@@ -7,11 +7,27 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
+// EpochStats are the figures of one live epoch.
+type EpochStats struct {
+	Epoch kv.Epoch
+	// Kept: it is live without a pin.
+	Kept bool
+	// Blocks, Pieces and Bytes are as in NamespaceStats, of this epoch.
+	Blocks, Pieces, Bytes int64
+	// Matches counted by MatchOptions.Count that this epoch answered since Open, and
+	// the blocks that they matched.
+	Matches, Hits int64
+	// Leases are open on its pieces, and Pins hold the epoch.
+	Leases, Pins int64
+}
+
 // NamespaceStats are the figures of one namespace.
 type NamespaceStats struct {
 	ID    kv.NamespaceID
 	Name  string
 	Epoch kv.Epoch
+	// Live are its live epochs, the newest first.
+	Live []EpochStats
 	// Blocks are matchable pieces of the first group, Pieces those of every group.
 	Blocks, Pieces int64
 	// Unmatchable pieces wait for ReclaimStep.
@@ -92,12 +108,21 @@ func (t *Trie) indexStats() (s Stats, open bool) {
 // stats are the figures of ns. Trie.mu and Trie.leases.mu are held.
 func (ns *namespace) stats() NamespaceStats {
 	s := NamespaceStats{
-		ID: ns.def.ID, Name: ns.def.Name, Epoch: ns.def.Epoch, Blocks: ns.pieces[0],
+		ID: ns.def.ID, Name: ns.def.Name, Epoch: ns.def.Epoch,
 		Unmatchable: int64(ns.garbage), Bytes: ns.bytes, QuotaBytes: ns.def.QuotaBytes,
 		Leases: ns.leases,
 	}
-	for _, n := range ns.pieces {
-		s.Pieces += n
+	for i, sp := range ns.live {
+		e := EpochStats{
+			Epoch: sp.epoch, Kept: i < max(1, ns.def.Keep), Blocks: sp.pieces[0], Bytes: sp.bytes,
+			Matches: sp.matches.Load(), Hits: sp.hits.Load(), Leases: sp.leases, Pins: sp.pins,
+		}
+		for _, n := range sp.pieces {
+			e.Pieces += n
+		}
+		s.Live = append(s.Live, e)
+		s.Blocks += e.Blocks
+		s.Pieces += e.Pieces
 	}
 	return s
 }
@@ -114,6 +139,9 @@ func (s Stats) String() string {
 			fmt.Fprintf(&b, " of %d", n.QuotaBytes)
 		}
 		fmt.Fprintf(&b, "  unmatchable %d\n", n.Unmatchable)
+		for _, e := range n.Live[1:] {
+			fmt.Fprintf(&b, "    epoch %d: blocks %d  pieces %d  bytes %d\n", e.Epoch, e.Blocks, e.Pieces, e.Bytes)
+		}
 	}
 	return b.String()
 }

@@ -59,7 +59,8 @@ type Trie struct {
 	putPool, matchPool sync.Pool
 }
 
-// space is one (namespace, epoch): what nodes belong to.
+// space is one (namespace, epoch): what nodes belong to. Spaces share no nodes, so
+// an epoch begins and ends whatever the number of its pieces.
 type space struct {
 	ns *namespace
 	// serial is its number on disk, never reused.
@@ -67,28 +68,47 @@ type space struct {
 	epoch  kv.Epoch
 	// number is its index in Trie.spaces.
 	number uint16
-	// dead: an epoch bump or a deletion left it behind.
+	// dead: the epoch was retired, by a bump too, or its blocks were deleted.
 	dead bool
 	// nodes counts all of its nodes, doomed those with flagDoomed.
 	nodes, doomed int
+	// pieces counts the nodes that are not doomed by group, and bytes the slots of
+	// all nodes.
+	pieces [kv.MaxGroups]int64
+	bytes  int64
+	// leaves are in the order of eviction from this space alone.
+	leaves leaves
+	// leases are open on its pieces, and pins hold the epoch itself; both are
+	// guarded by Trie.leases.mu.
+	leases, pins int64
+	// matches and hits count the matches that MatchOptions.Count asked to count and
+	// that this space answered, and the blocks that they matched.
+	matches, hits atomic.Int64
 }
 
 // namespace is a definition with what is stored under it, in all of its spaces.
 type namespace struct {
-	def       kv.Namespace
-	space     *space
+	def kv.Namespace
+	// live has the space of each live epoch, as kv.Namespace.Live orders them.
+	live      []*space
 	slotBytes [kv.MaxGroups]int64
 	// tree: pieces of group 0 have parents and the other groups hang on them.
 	tree bool
 	// bytes, garbage: slots and unmatchable nodes of every space.
 	bytes   int64
 	garbage int
-	// pieces counts the current space's nodes by group.
-	pieces [kv.MaxGroups]int64
-	// leaves are in the order of eviction from this namespace alone.
-	leaves leaves
-	// leases are open on its pieces; guarded by Trie.leases.mu.
+	// leases are open on its pieces, of every space; guarded by Trie.leases.mu.
 	leases int64
+}
+
+// version returns the space of a live epoch, or nil. Trie.mu or Trie.defMu is held.
+func (ns *namespace) version(e kv.Epoch) *space {
+	for _, sp := range ns.live {
+		if sp.epoch == e {
+			return sp
+		}
+	}
+	return nil
 }
 
 func newNamespace(def kv.Namespace, slotBytes func(kv.Geometry, int) int64) *namespace {
@@ -225,7 +245,6 @@ func (t *Trie) killSpaceLocked(sp *space) {
 	}
 	t.changeLocked(SpaceCleared, why, sp, 0, kv.BlockID{}, kv.BlockID{})
 	t.addGarbageLocked(sp.ns, sp.nodes-sp.doomed)
-	sp.ns.pieces = [kv.MaxGroups]int64{}
 	t.sweep.kick()
 	t.dropSpaceLocked(sp)
 }
@@ -241,6 +260,13 @@ func (t *Trie) dropSpaceLocked(sp *space) {
 func (t *Trie) addGarbageLocked(ns *namespace, n int) {
 	t.garbage += n
 	ns.garbage += n
+}
+
+// addBytesLocked counts slots of a space; n is negative for those that leave.
+func (t *Trie) addBytesLocked(sp *space, n int64) {
+	sp.bytes += n
+	sp.ns.bytes += n
+	t.bytes += n
 }
 
 // addNodeLocked makes a node for a piece and links it into table and parent. It
@@ -259,15 +285,12 @@ func (t *Trie) addNodeLocked(sp *space, id kv.BlockID, group uint8, parent, dept
 	nd.state.Store(uint32(group)<<groupShift | flags)
 	t.table.insert(n)
 	if parent != 0 {
-		sp.ns.leaves.remove(&t.nodes, parent)
+		sp.leaves.remove(&t.nodes, parent)
 		t.nodes.at(parent).kidsOrNewer++
 	}
 	sp.nodes++
-	sp.ns.bytes += sp.ns.slotBytes[group]
-	t.bytes += sp.ns.slotBytes[group]
-	if !sp.dead {
-		sp.ns.pieces[group]++
-	}
+	sp.pieces[group]++
+	t.addBytesLocked(sp, sp.ns.slotBytes[group])
 	return n
 }
 
@@ -306,14 +329,13 @@ func (t *Trie) removeNodeLocked(dst []Evicted, n uint32, why Why) []Evicted {
 		t.addGarbageLocked(ns, -1)
 		t.sweep.idle = 0
 	}
-	if !sp.dead && !doomed {
-		ns.pieces[group]--
+	if !doomed {
+		sp.pieces[group]--
 	}
 	sp.nodes--
-	ns.bytes -= ns.slotBytes[group]
-	t.bytes -= ns.slotBytes[group]
+	t.addBytesLocked(sp, -ns.slotBytes[group])
 	parent := nd.parent
-	ns.leaves.remove(&t.nodes, n)
+	sp.leaves.remove(&t.nodes, n)
 	t.nodes.release(n)
 	if parent != 0 {
 		t.nodes.at(parent).kidsOrNewer--

@@ -167,7 +167,7 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 	case "evict":
 		return s.evict(b, d)
 	case "delivered":
-		return s.gone(b, func() ([]Evicted, error) { return s.tr.Delivered(nil, s.ns(d).ID, blockIDs(d.Input)) })
+		return s.gone(b, func() ([]Evicted, error) { return s.tr.Delivered(nil, s.ns(d).ID, 0, blockIDs(d.Input)) })
 	case "reclaim":
 		return s.reclaim(b, d)
 	case "delete":
@@ -181,11 +181,41 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 	case "delete-namespace":
 		return s.tr.DeleteNamespace(d.CmdArgs[0].Key)
 	case "bump":
-		var to int
+		var to, keep int
 		scanInt(d, "to", &to)
-		old, now, err := s.tr.BumpEpoch(d.CmdArgs[0].Key, kv.Epoch(to))
-		fmt.Fprintf(b, "epoch %d to %d\n", old, now)
+		scanInt(d, "keep", &keep)
+		retired, err := bumpEpoch(s.tr, d.CmdArgs[0].Key, kv.Epoch(to), keep)
+		s.epochs(b, d.CmdArgs[0].Key, retired)
 		return err
+	case "retire":
+		epoch, err := strconv.ParseUint(d.CmdArgs[1].Key, 10, 64)
+		if err != nil {
+			return err
+		}
+		def, err := s.tr.PlanRetire(d.CmdArgs[0].Key, kv.Epoch(epoch), d.HasArg("force"))
+		if err != nil {
+			return err
+		}
+		retired, err := s.tr.SetEpochs(def)
+		s.epochs(b, def.Name, retired)
+		return err
+	case "settle":
+		for _, def := range s.tr.Unsettled() {
+			retired, err := s.tr.SetEpochs(def)
+			if err != nil {
+				return err
+			}
+			s.epochs(b, def.Name, retired)
+		}
+		return nil
+	case "pin-epoch":
+		return s.pinEpoch(b, d)
+	case "pins":
+		pins, _ := s.tr.Pins(nil, PinFilter{Endless: d.HasArg("endless")}, 0, 100)
+		for _, p := range pins {
+			fmt.Fprintf(b, "%s epoch %d of %q: %d blocks, of the epoch: %v, for %v\n", p.Namespace, p.Epoch, p.Owner, p.Blocks, p.OfEpoch, p.Expires.Sub(s.now))
+		}
+		return nil
 	case "quota":
 		var n int64
 		scanInt(d, "bytes", &n)
@@ -200,6 +230,14 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 	case "stats":
 		b.WriteString(s.tr.Stats().String())
 		return nil
+	case "epochs":
+		for _, n := range s.tr.Stats().Namespaces {
+			for _, e := range n.Live {
+				fmt.Fprintf(b, "%s epoch %d: kept %v  blocks %d  pieces %d  bytes %d  matches %d  hits %d  leases %d  pins %d\n",
+					n.Name, e.Epoch, e.Kept, e.Blocks, e.Pieces, e.Bytes, e.Matches, e.Hits, e.Leases, e.Pins)
+			}
+		}
+		return nil
 	case "namespaces":
 		for _, n := range s.tr.Namespaces() {
 			fmt.Fprintf(b, "%d %s epoch %d quota %d: %v %s\n", n.ID, n.Name, n.Epoch, n.QuotaBytes, n.Index, n.Geometry)
@@ -213,6 +251,40 @@ func (s *story) run(b *strings.Builder, d *datadriven.TestData) error {
 		return s.list(b, d)
 	}
 	return fmt.Errorf("%s: unknown command %s", d.Pos, d.Cmd)
+}
+
+// bumpEpoch bumps as the owner of a Trie does.
+func bumpEpoch(tr *Trie, name string, to kv.Epoch, keep int) (retired []kv.Epoch, err error) {
+	def, err := tr.PlanBump(name, to, keep)
+	if err != nil {
+		return nil, err
+	}
+	return tr.SetEpochs(def)
+}
+
+// epochs prints which epochs of a namespace are live, and which have just been
+// retired.
+func (s *story) epochs(b *strings.Builder, name string, retired []kv.Epoch) {
+	if def, err := s.tr.Namespace(name); err == nil {
+		fmt.Fprintf(b, "live %d, retired %d\n", def.Live(), retired)
+	}
+}
+
+// pinEpoch NAME EPOCH as=OWNER [ttl=D]
+func (s *story) pinEpoch(b *strings.Builder, d *datadriven.TestData) error {
+	epoch, err := strconv.ParseUint(d.CmdArgs[1].Key, 10, 64)
+	if err != nil {
+		return err
+	}
+	var owner string
+	d.ScanArgs(s.t, "as", &owner)
+	lease, got, err := s.tr.PinEpoch(s.ns(d).ID, kv.Epoch(epoch), owner, duration(s.t, d, "ttl"), s.now)
+	if err != nil {
+		return err
+	}
+	s.leases[owner] = lease
+	fmt.Fprintf(b, "%s holds epoch %d\n", owner, got)
+	return nil
 }
 
 // create NAME [flat] [quota=N] [groups=(full,window:4,state)]: 2 tokens a block, so
@@ -317,11 +389,12 @@ func writeStatus(b *strings.Builder, entries []Entry, status []PutStatus) {
 
 func (s *story) match(b *strings.Builder, d *datadriven.TestData) error {
 	ns := s.ns(d)
-	opts := MatchOptions{Now: s.now, NoTouch: d.HasArg("no-touch")}
-	var epoch int
+	opts := MatchOptions{Now: s.now, NoTouch: d.HasArg("no-touch"), Count: d.HasArg("count")}
+	var epoch, oldest int
 	scanInt(d, "epoch", &epoch)
+	scanInt(d, "oldest", &oldest)
 	scanInt(d, "max", &opts.MaxBlocks)
-	opts.Epoch = kv.Epoch(epoch)
+	opts.Epoch, opts.Oldest = kv.Epoch(epoch), kv.Epoch(oldest)
 	var name string
 	if d.HasArg("lease") {
 		d.ScanArgs(s.t, "lease", &name)
@@ -335,6 +408,9 @@ func (s *story) match(b *strings.Builder, d *datadriven.TestData) error {
 	fmt.Fprintf(b, "%d blocks, %d tokens, cut %v", m.Blocks, m.Tokens, m.Cut)
 	if m.Stored != m.Blocks {
 		fmt.Fprintf(b, ", stored %d", m.Stored)
+	}
+	if len(ns.Older) > 0 {
+		fmt.Fprintf(b, ", epoch %d", m.Epoch)
 	}
 	b.WriteByte('\n')
 	group := -1

@@ -307,7 +307,7 @@ func (x PieceResult_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PieceResult_State.Descriptor instead.
 func (PieceResult_State) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type Event_Kind int32
@@ -316,7 +316,7 @@ const (
 	Event_KIND_UNSPECIFIED        Event_Kind = 0
 	Event_KIND_BLOCK_STORED       Event_Kind = 1
 	Event_KIND_BLOCK_REMOVED      Event_Kind = 2
-	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // epoch bumped or namespace deleted
+	Event_KIND_ALL_BLOCKS_CLEARED Event_Kind = 3 // of the epoch: it was retired, by a bump too, or the namespace was deleted
 	Event_KIND_GAP                Event_Kind = 4 // events were lost to this consumer: resynchronise
 	Event_KIND_VOLUME_STATE       Event_Kind = 5 // the state of a volume changed; reason is the cause if it is not ok
 )
@@ -365,7 +365,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36, 0}
 }
 
 type Group struct {
@@ -505,18 +505,21 @@ func (x *Geometry) GetGroups() []*Group {
 }
 
 type Namespace struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Salt          []byte                 `protobuf:"bytes,4,opt,name=salt,proto3" json:"salt,omitempty"`
-	Geometry      *Geometry              `protobuf:"bytes,5,opt,name=geometry,proto3" json:"geometry,omitempty"`
-	Index         IndexKind              `protobuf:"varint,6,opt,name=index,proto3,enum=penstock.v1.IndexKind" json:"index,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	QuotaBytes    int64                  `protobuf:"varint,8,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
-	UsedBytes     int64                  `protobuf:"varint,9,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // slots, with their headers
-	Blocks        int64                  `protobuf:"varint,10,opt,name=blocks,proto3" json:"blocks,omitempty"`                       // pieces in the current epoch
-	Leases        int64                  `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Id         uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name       string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Tenant     string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Salt       []byte                 `protobuf:"bytes,4,opt,name=salt,proto3" json:"salt,omitempty"`
+	Geometry   *Geometry              `protobuf:"bytes,5,opt,name=geometry,proto3" json:"geometry,omitempty"`
+	Index      IndexKind              `protobuf:"varint,6,opt,name=index,proto3,enum=penstock.v1.IndexKind" json:"index,omitempty"`
+	Epoch      uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"` // the newest
+	QuotaBytes int64                  `protobuf:"varint,8,opt,name=quota_bytes,json=quotaBytes,proto3" json:"quota_bytes,omitempty"`
+	UsedBytes  int64                  `protobuf:"varint,9,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"` // slots, with their headers
+	Blocks     int64                  `protobuf:"varint,10,opt,name=blocks,proto3" json:"blocks,omitempty"`                       // pieces in the live epochs
+	Leases     int64                  `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
+	// live are the epochs whose blocks can be matched and stored, the newest first. A
+	// node that does not know this field has one.
+	Live          []*LiveEpoch `protobuf:"bytes,12,rep,name=live,proto3" json:"live,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -628,6 +631,114 @@ func (x *Namespace) GetLeases() int64 {
 	return 0
 }
 
+func (x *Namespace) GetLive() []*LiveEpoch {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
+// LiveEpoch is one live epoch of a namespace.
+type LiveEpoch struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Kept          bool                   `protobuf:"varint,2,opt,name=kept,proto3" json:"kept,omitempty"` // false: it is live because it is pinned, and ends with its pins
+	Blocks        int64                  `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`     // slots of its blocks
+	Matches       int64                  `protobuf:"varint,5,opt,name=matches,proto3" json:"matches,omitempty"` // answered since the node started
+	Hits          int64                  `protobuf:"varint,6,opt,name=hits,proto3" json:"hits,omitempty"`       // blocks that these matched
+	Leases        int64                  `protobuf:"varint,7,opt,name=leases,proto3" json:"leases,omitempty"`   // open on its blocks
+	Pins          int64                  `protobuf:"varint,8,opt,name=pins,proto3" json:"pins,omitempty"`       // of the epoch
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiveEpoch) Reset() {
+	*x = LiveEpoch{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiveEpoch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiveEpoch) ProtoMessage() {}
+
+func (x *LiveEpoch) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiveEpoch.ProtoReflect.Descriptor instead.
+func (*LiveEpoch) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *LiveEpoch) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetKept() bool {
+	if x != nil {
+		return x.Kept
+	}
+	return false
+}
+
+func (x *LiveEpoch) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetMatches() int64 {
+	if x != nil {
+		return x.Matches
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetHits() int64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetLeases() int64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *LiveEpoch) GetPins() int64 {
+	if x != nil {
+		return x.Pins
+	}
+	return 0
+}
+
 type DescribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -636,7 +747,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	mi := &file_penstockv1_penstock_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +759,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[3]
+	mi := &file_penstockv1_penstock_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +772,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{3}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{4}
 }
 
 type DescribeResponse struct {
@@ -698,7 +809,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[4]
+	mi := &file_penstockv1_penstock_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +821,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[4]
+	mi := &file_penstockv1_penstock_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +834,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{4}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DescribeResponse) GetNode() string {
@@ -820,19 +931,23 @@ func (x *DescribeResponse) GetFragments() bool {
 type MatchRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the current one
+	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the newest
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	// lease_ttl_ms > 0 leases what was matched for so long.
 	LeaseTtlMs uint64 `protobuf:"varint,4,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
 	// pin leases without end; it takes ReleaseLease to undo.
-	Pin           bool `protobuf:"varint,5,opt,name=pin,proto3" json:"pin,omitempty"`
+	Pin bool `protobuf:"varint,5,opt,name=pin,proto3" json:"pin,omitempty"`
+	// oldest_epoch, if not 0, lets any live epoch from it to epoch match. The answer is the
+	// longest match of one of them, of several the newest. A node that does not know this
+	// field matches epoch alone.
+	OldestEpoch   uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MatchRequest) Reset() {
 	*x = MatchRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[5]
+	mi := &file_penstockv1_penstock_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +959,7 @@ func (x *MatchRequest) String() string {
 func (*MatchRequest) ProtoMessage() {}
 
 func (x *MatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[5]
+	mi := &file_penstockv1_penstock_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +972,7 @@ func (x *MatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchRequest.ProtoReflect.Descriptor instead.
 func (*MatchRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{5}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MatchRequest) GetNamespace() string {
@@ -895,6 +1010,133 @@ func (x *MatchRequest) GetPin() bool {
 	return false
 }
 
+func (x *MatchRequest) GetOldestEpoch() uint64 {
+	if x != nil {
+		return x.OldestEpoch
+	}
+	return 0
+}
+
+type PinEpochRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`              // 0: the newest
+	TtlMs         uint64                 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"` // more than 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinEpochRequest) Reset() {
+	*x = PinEpochRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinEpochRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinEpochRequest) ProtoMessage() {}
+
+func (x *PinEpochRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinEpochRequest.ProtoReflect.Descriptor instead.
+func (*PinEpochRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PinEpochRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PinEpochRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PinEpochRequest) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
+type PinEpochResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	TtlMs         uint64                 `protobuf:"varint,3,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"` // what was asked for, or the node's limit if that is less
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinEpochResponse) Reset() {
+	*x = PinEpochResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinEpochResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinEpochResponse) ProtoMessage() {}
+
+func (x *PinEpochResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinEpochResponse.ProtoReflect.Descriptor instead.
+func (*PinEpochResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *PinEpochResponse) GetLease() uint64 {
+	if x != nil {
+		return x.Lease
+	}
+	return 0
+}
+
+func (x *PinEpochResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *PinEpochResponse) GetTtlMs() uint64 {
+	if x != nil {
+		return x.TtlMs
+	}
+	return 0
+}
+
 type MatchResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Outcome       Outcome                `protobuf:"varint,1,opt,name=outcome,proto3,enum=penstock.v1.Outcome" json:"outcome,omitempty"`
@@ -904,7 +1146,7 @@ type MatchResponse struct {
 	// window_missing, state_missing, lease_denied.
 	Cut   string `protobuf:"bytes,4,opt,name=cut,proto3" json:"cut,omitempty"`
 	Lease uint64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
-	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"` // of all matched blocks
 	Bytes int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // payload of the pieces that a read of this match moves
 	// lease_ttl_ms is the granted time: the requested time, or the node's limit if that is
 	// less. 0 means no lease, or a pin, which lasts until ReleaseLease.
@@ -915,7 +1157,7 @@ type MatchResponse struct {
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[6]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1169,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[6]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1182,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{6}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *MatchResponse) GetOutcome() Outcome {
@@ -1009,7 +1251,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1263,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1276,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RenewLeaseRequest) GetLease() uint64 {
@@ -1059,7 +1301,7 @@ type RenewLeaseResponse struct {
 
 func (x *RenewLeaseResponse) Reset() {
 	*x = RenewLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1071,7 +1313,7 @@ func (x *RenewLeaseResponse) String() string {
 func (*RenewLeaseResponse) ProtoMessage() {}
 
 func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1084,7 +1326,7 @@ func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
 }
 
 type ReleaseLeaseRequest struct {
@@ -1096,7 +1338,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1350,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1363,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReleaseLeaseRequest) GetLease() uint64 {
@@ -1139,7 +1381,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1393,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1406,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
 }
 
 // PieceRef is one group of one block of the call's chain.
@@ -1182,7 +1424,7 @@ type PieceRef struct {
 
 func (x *PieceRef) Reset() {
 	*x = PieceRef{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1194,7 +1436,7 @@ func (x *PieceRef) String() string {
 func (*PieceRef) ProtoMessage() {}
 
 func (x *PieceRef) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1207,7 +1449,7 @@ func (x *PieceRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceRef.ProtoReflect.Descriptor instead.
 func (*PieceRef) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PieceRef) GetBlock() uint32 {
@@ -1250,7 +1492,7 @@ type Fragment struct {
 
 func (x *Fragment) Reset() {
 	*x = Fragment{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1262,7 +1504,7 @@ func (x *Fragment) String() string {
 func (*Fragment) ProtoMessage() {}
 
 func (x *Fragment) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1275,7 +1517,7 @@ func (x *Fragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
 func (*Fragment) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Fragment) GetDestination() uint32 {
@@ -1329,7 +1571,7 @@ type ReadRequest struct {
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1583,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1596,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ReadRequest) GetNamespace() string {
@@ -1459,7 +1701,7 @@ type PieceResult struct {
 
 func (x *PieceResult) Reset() {
 	*x = PieceResult{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1713,7 @@ func (x *PieceResult) String() string {
 func (*PieceResult) ProtoMessage() {}
 
 func (x *PieceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1726,7 @@ func (x *PieceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceResult.ProtoReflect.Descriptor instead.
 func (*PieceResult) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PieceResult) GetBlock() uint32 {
@@ -1553,7 +1795,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1565,7 +1807,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1578,7 +1820,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReadResponse) GetOutcome() Outcome {
@@ -1647,7 +1889,7 @@ type ReturnLoansRequest struct {
 
 func (x *ReturnLoansRequest) Reset() {
 	*x = ReturnLoansRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1659,7 +1901,7 @@ func (x *ReturnLoansRequest) String() string {
 func (*ReturnLoansRequest) ProtoMessage() {}
 
 func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1672,7 +1914,7 @@ func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
 func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReturnLoansRequest) GetLocalSession() []byte {
@@ -1697,7 +1939,7 @@ type ReturnLoansResponse struct {
 
 func (x *ReturnLoansResponse) Reset() {
 	*x = ReturnLoansResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1951,7 @@ func (x *ReturnLoansResponse) String() string {
 func (*ReturnLoansResponse) ProtoMessage() {}
 
 func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1964,7 @@ func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
 func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 type ReserveRequest struct {
@@ -1744,7 +1986,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1756,7 +1998,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1769,7 +2011,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -1836,7 +2078,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1848,7 +2090,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1861,7 +2103,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -1924,7 +2166,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2178,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2191,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -1985,7 +2227,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2239,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2252,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -2038,7 +2280,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2292,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2305,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -2096,7 +2338,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2350,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2363,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2139,7 +2381,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2393,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2406,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 type DeliveredRequest struct {
@@ -2178,7 +2420,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2432,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2445,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2236,7 +2478,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2248,7 +2490,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2261,7 +2503,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2274,7 +2516,7 @@ func (x *DeliveredResponse) GetDropped() uint32 {
 type ExistsRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the current one
+	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the newest
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	// touch makes the stored blocks count as used now in the order of eviction.
 	Touch         bool `protobuf:"varint,4,opt,name=touch,proto3" json:"touch,omitempty"`
@@ -2284,7 +2526,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2296,7 +2538,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2309,7 +2551,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -2351,7 +2593,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +2605,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +2618,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -2396,7 +2638,7 @@ func (x *ExistsResponse) GetEpoch() uint64 {
 type DeleteRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the current one; blocks of another are not deleted
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: the newest; blocks of another are not deleted
 	BlockIds      []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2404,7 +2646,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2658,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2671,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -2463,7 +2705,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2717,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2730,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -2509,7 +2751,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2763,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2776,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2564,7 +2806,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2818,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2831,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -2638,7 +2880,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2892,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2905,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2745,7 +2987,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2999,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +3012,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -2789,7 +3031,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2801,7 +3043,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2814,7 +3056,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -2832,7 +3074,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +3086,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +3099,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 type ListNamespacesResponse struct {
@@ -2869,7 +3111,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3123,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3136,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -2914,7 +3156,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +3168,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3181,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -2966,7 +3208,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3220,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3233,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -3009,16 +3251,18 @@ func (x *DeleteNamespaceResponse) GetBytes() int64 {
 }
 
 type BumpEpochRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	To            uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // 0: the next one; otherwise greater than the current
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	To    uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // 0: the next one; otherwise greater than the newest
+	// keep is how many epochs stay live, to included; 0: 1. Pinned ones stay live too.
+	Keep          uint32 `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3030,7 +3274,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3043,7 +3287,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -3060,17 +3304,26 @@ func (x *BumpEpochRequest) GetTo() uint64 {
 	return 0
 }
 
+func (x *BumpEpochRequest) GetKeep() uint32 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
 type BumpEpochResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	OldEpoch      uint64                 `protobuf:"varint,1,opt,name=old_epoch,json=oldEpoch,proto3" json:"old_epoch,omitempty"`
 	NewEpoch      uint64                 `protobuf:"varint,2,opt,name=new_epoch,json=newEpoch,proto3" json:"new_epoch,omitempty"`
+	Live          []uint64               `protobuf:"varint,3,rep,packed,name=live,proto3" json:"live,omitempty"` // epochs, the newest first
+	Retired       []uint64               `protobuf:"varint,4,rep,packed,name=retired,proto3" json:"retired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3335,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3348,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3112,6 +3365,140 @@ func (x *BumpEpochResponse) GetNewEpoch() uint64 {
 	return 0
 }
 
+func (x *BumpEpochResponse) GetLive() []uint64 {
+	if x != nil {
+		return x.Live
+	}
+	return nil
+}
+
+func (x *BumpEpochResponse) GetRetired() []uint64 {
+	if x != nil {
+		return x.Retired
+	}
+	return nil
+}
+
+type RetireEpochRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"` // retire it also if it is pinned
+	DryRun        bool                   `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireEpochRequest) Reset() {
+	*x = RetireEpochRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireEpochRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireEpochRequest) ProtoMessage() {}
+
+func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireEpochRequest.ProtoReflect.Descriptor instead.
+func (*RetireEpochRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RetireEpochRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RetireEpochRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *RetireEpochRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *RetireEpochRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RetireEpochResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireEpochResponse) Reset() {
+	*x = RetireEpochResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireEpochResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireEpochResponse) ProtoMessage() {}
+
+func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireEpochResponse.ProtoReflect.Descriptor instead.
+func (*RetireEpochResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *RetireEpochResponse) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *RetireEpochResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type SetQuotaRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -3122,7 +3509,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3521,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3534,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3175,7 +3562,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3187,7 +3574,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3200,7 +3587,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -3234,7 +3621,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3633,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3646,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -3287,7 +3674,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3686,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3699,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -3346,7 +3733,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3745,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3758,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -3400,7 +3787,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3799,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3812,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -3466,7 +3853,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3865,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3878,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -3518,14 +3905,15 @@ type Pin struct {
 	SinceUnixMs   int64                  `protobuf:"varint,5,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"`
 	ExpiresUnixMs int64                  `protobuf:"varint,6,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"` // 0: it ends with ReleaseLease only
 	Blocks        int64                  `protobuf:"varint,7,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	Bytes         int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"` // slots that it holds
+	Bytes         int64                  `protobuf:"varint,8,opt,name=bytes,proto3" json:"bytes,omitempty"`                    // slots that it holds
+	OfEpoch       bool                   `protobuf:"varint,9,opt,name=of_epoch,json=ofEpoch,proto3" json:"of_epoch,omitempty"` // it keeps the epoch live and holds no blocks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3537,7 +3925,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3550,7 +3938,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -3609,6 +3997,13 @@ func (x *Pin) GetBytes() int64 {
 	return 0
 }
 
+func (x *Pin) GetOfEpoch() bool {
+	if x != nil {
+		return x.OfEpoch
+	}
+	return false
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -3617,7 +4012,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3629,7 +4024,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +4037,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 type VolumeStatus struct {
@@ -3678,7 +4073,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4085,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4098,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -3920,7 +4315,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3932,7 +4327,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3945,7 +4340,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -4161,7 +4556,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4568,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4581,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -4217,7 +4612,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4624,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4637,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NICStatus) GetName() string {
@@ -4297,7 +4692,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4704,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4717,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -4357,7 +4752,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4764,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4777,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Block) GetId() []byte {
@@ -4466,7 +4861,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4478,7 +4873,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4491,7 +4886,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -4525,7 +4920,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4537,7 +4932,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4550,7 +4945,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4577,7 +4972,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4589,7 +4984,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4602,7 +4997,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -4628,7 +5023,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4640,7 +5035,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4653,7 +5048,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -4671,7 +5066,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4683,7 +5078,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4696,7 +5091,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 type ListVolumesResponse struct {
@@ -4708,7 +5103,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4720,7 +5115,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4733,7 +5128,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -4754,7 +5149,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +5161,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +5174,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -4813,7 +5208,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4825,7 +5220,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4838,7 +5233,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -4866,7 +5261,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +5273,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +5286,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -4925,7 +5320,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5332,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5345,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -4976,7 +5371,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4988,7 +5383,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5001,7 +5396,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5023,7 +5418,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5035,7 +5430,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5048,7 +5443,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5094,7 +5489,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x14\n" +
 	"\x05dtype\x18\x02 \x01(\tR\x05dtype\x12\x16\n" +
 	"\x06layout\x18\x03 \x01(\tR\x06layout\x12*\n" +
-	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xc2\x02\n" +
+	"\x06groups\x18\x04 \x03(\v2\x12.penstock.v1.GroupR\x06groups\"\xee\x02\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -5109,7 +5504,17 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"used_bytes\x18\t \x01(\x03R\tusedBytes\x12\x16\n" +
 	"\x06blocks\x18\n" +
 	" \x01(\x03R\x06blocks\x12\x16\n" +
-	"\x06leases\x18\v \x01(\x03R\x06leases\"\x11\n" +
+	"\x06leases\x18\v \x01(\x03R\x06leases\x12*\n" +
+	"\x04live\x18\f \x03(\v2\x16.penstock.v1.LiveEpochR\x04live\"\xbd\x01\n" +
+	"\tLiveEpoch\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x18\n" +
+	"\amatches\x18\x05 \x01(\x03R\amatches\x12\x12\n" +
+	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
+	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
+	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
 	"\x0fDescribeRequest\"\xb7\x03\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -5126,14 +5531,23 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\n" +
 	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
 	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
-	"\tfragments\x18\x0f \x01(\bR\tfragments\"\x93\x01\n" +
+	"\tfragments\x18\x0f \x01(\bR\tfragments\"\xb6\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
 	"\tblock_ids\x18\x03 \x01(\fR\bblockIds\x12 \n" +
 	"\flease_ttl_ms\x18\x04 \x01(\x04R\n" +
 	"leaseTtlMs\x12\x10\n" +
-	"\x03pin\x18\x05 \x01(\bR\x03pin\"\x83\x02\n" +
+	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
+	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\"\\\n" +
+	"\x0fPinEpochRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x15\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"U\n" +
+	"\x10PinEpochResponse\x12\x14\n" +
+	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x15\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"\x83\x02\n" +
 	"\rMatchResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12%\n" +
 	"\x0ematched_blocks\x18\x02 \x01(\rR\rmatchedBlocks\x12%\n" +
@@ -5307,13 +5721,24 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"G\n" +
 	"\x17DeleteNamespaceResponse\x12\x16\n" +
 	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"6\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"J\n" +
 	"\x10BumpEpochRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
-	"\x02to\x18\x02 \x01(\x04R\x02to\"M\n" +
+	"\x02to\x18\x02 \x01(\x04R\x02to\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\rR\x04keep\"{\n" +
 	"\x11BumpEpochResponse\x12\x1b\n" +
 	"\told_epoch\x18\x01 \x01(\x04R\boldEpoch\x12\x1b\n" +
-	"\tnew_epoch\x18\x02 \x01(\x04R\bnewEpoch\"F\n" +
+	"\tnew_epoch\x18\x02 \x01(\x04R\bnewEpoch\x12\x12\n" +
+	"\x04live\x18\x03 \x03(\x04R\x04live\x12\x18\n" +
+	"\aretired\x18\x04 \x03(\x04R\aretired\"m\n" +
+	"\x12RetireEpochRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\x12\x17\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"C\n" +
+	"\x13RetireEpochResponse\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"F\n" +
 	"\x0fSetQuotaRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vquota_bytes\x18\x02 \x01(\x03R\n" +
@@ -5339,7 +5764,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\"P\n" +
 	"\x10ListPinsResponse\x12$\n" +
 	"\x04pins\x18\x01 \x03(\v2\x10.penstock.v1.PinR\x04pins\x12\x16\n" +
-	"\x06cursor\x18\x02 \x01(\x04R\x06cursor\"\xdf\x01\n" +
+	"\x06cursor\x18\x02 \x01(\x04R\x06cursor\"\xfa\x01\n" +
 	"\x03Pin\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
@@ -5348,7 +5773,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\x05 \x01(\x03R\vsinceUnixMs\x12&\n" +
 	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\x12\x16\n" +
 	"\x06blocks\x18\a \x01(\x03R\x06blocks\x12\x14\n" +
-	"\x05bytes\x18\b \x01(\x03R\x05bytes\"\x0f\n" +
+	"\x05bytes\x18\b \x01(\x03R\x05bytes\x12\x19\n" +
+	"\bof_epoch\x18\t \x01(\bR\aofEpoch\"\x0f\n" +
 	"\rStatusRequest\"\xd7\x06\n" +
 	"\fVolumeStatus\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
@@ -5506,7 +5932,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"BlockClass\x12\x1b\n" +
 	"\x17BLOCK_CLASS_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12BLOCK_CLASS_PREFIX\x10\x01\x12\x18\n" +
-	"\x14BLOCK_CLASS_TRANSFER\x10\x022\x9a\a\n" +
+	"\x14BLOCK_CLASS_TRANSFER\x10\x022\xe3\a\n" +
 	"\x05Cache\x12G\n" +
 	"\bDescribe\x12\x1c.penstock.v1.DescribeRequest\x1a\x1d.penstock.v1.DescribeResponse\x12>\n" +
 	"\x05Match\x12\x19.penstock.v1.MatchRequest\x1a\x1a.penstock.v1.MatchResponse\x12M\n" +
@@ -5517,18 +5943,20 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\vReturnLoans\x12\x1f.penstock.v1.ReturnLoansRequest\x1a .penstock.v1.ReturnLoansResponse\x12D\n" +
 	"\aReserve\x12\x1b.penstock.v1.ReserveRequest\x1a\x1c.penstock.v1.ReserveResponse\x12A\n" +
 	"\x06Commit\x12\x1a.penstock.v1.CommitRequest\x1a\x1b.penstock.v1.CommitResponse\x12>\n" +
-	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12J\n" +
+	"\x05Abort\x12\x19.penstock.v1.AbortRequest\x1a\x1a.penstock.v1.AbortResponse\x12G\n" +
+	"\bPinEpoch\x12\x1c.penstock.v1.PinEpochRequest\x1a\x1d.penstock.v1.PinEpochResponse\x12J\n" +
 	"\tDelivered\x12\x1d.penstock.v1.DeliveredRequest\x1a\x1e.penstock.v1.DeliveredResponse\x12A\n" +
 	"\x06Exists\x12\x1a.penstock.v1.ExistsRequest\x1a\x1b.penstock.v1.ExistsResponse\x12A\n" +
 	"\x06Delete\x12\x1a.penstock.v1.DeleteRequest\x1a\x1b.penstock.v1.DeleteResponse\x12:\n" +
-	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xa8\n" +
+	"\x06Events\x12\x1a.penstock.v1.EventsRequest\x1a\x12.penstock.v1.Event0\x012\xfa\n" +
 	"\n" +
 	"\x05Admin\x12N\n" +
 	"\x0fCreateNamespace\x12#.penstock.v1.CreateNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12H\n" +
 	"\fGetNamespace\x12 .penstock.v1.GetNamespaceRequest\x1a\x16.penstock.v1.Namespace\x12Y\n" +
 	"\x0eListNamespaces\x12\".penstock.v1.ListNamespacesRequest\x1a#.penstock.v1.ListNamespacesResponse\x12\\\n" +
 	"\x0fDeleteNamespace\x12#.penstock.v1.DeleteNamespaceRequest\x1a$.penstock.v1.DeleteNamespaceResponse\x12J\n" +
-	"\tBumpEpoch\x12\x1d.penstock.v1.BumpEpochRequest\x1a\x1e.penstock.v1.BumpEpochResponse\x12@\n" +
+	"\tBumpEpoch\x12\x1d.penstock.v1.BumpEpochRequest\x1a\x1e.penstock.v1.BumpEpochResponse\x12P\n" +
+	"\vRetireEpoch\x12\x1f.penstock.v1.RetireEpochRequest\x1a .penstock.v1.RetireEpochResponse\x12@\n" +
 	"\bSetQuota\x12\x1c.penstock.v1.SetQuotaRequest\x1a\x16.penstock.v1.Namespace\x12S\n" +
 	"\fDeleteBlocks\x12 .penstock.v1.DeleteBlocksRequest\x1a!.penstock.v1.DeleteBlocksResponse\x12>\n" +
 	"\x05Evict\x12\x19.penstock.v1.EvictRequest\x1a\x1a.penstock.v1.EvictResponse\x12A\n" +
@@ -5556,7 +5984,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -5567,168 +5995,178 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*Group)(nil),                   // 6: penstock.v1.Group
 	(*Geometry)(nil),                // 7: penstock.v1.Geometry
 	(*Namespace)(nil),               // 8: penstock.v1.Namespace
-	(*DescribeRequest)(nil),         // 9: penstock.v1.DescribeRequest
-	(*DescribeResponse)(nil),        // 10: penstock.v1.DescribeResponse
-	(*MatchRequest)(nil),            // 11: penstock.v1.MatchRequest
-	(*MatchResponse)(nil),           // 12: penstock.v1.MatchResponse
-	(*RenewLeaseRequest)(nil),       // 13: penstock.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 14: penstock.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 15: penstock.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 16: penstock.v1.ReleaseLeaseResponse
-	(*PieceRef)(nil),                // 17: penstock.v1.PieceRef
-	(*Fragment)(nil),                // 18: penstock.v1.Fragment
-	(*ReadRequest)(nil),             // 19: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 20: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 21: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 22: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 23: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 24: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 25: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 26: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 27: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 28: penstock.v1.CommitResponse
-	(*AbortRequest)(nil),            // 29: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 30: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 31: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 32: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 33: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 34: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 35: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 36: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 37: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 38: penstock.v1.VolumeState
-	(*Event)(nil),                   // 39: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 40: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 41: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 42: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 43: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 44: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 45: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 46: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 47: penstock.v1.BumpEpochResponse
-	(*SetQuotaRequest)(nil),         // 48: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 49: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 50: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 51: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 52: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 53: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 54: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 55: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 56: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 57: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 58: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 59: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 60: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 61: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 62: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 63: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 64: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 65: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 66: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 67: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 68: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 69: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 70: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 71: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 72: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 73: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 74: penstock.v1.ScrubProgress
+	(*LiveEpoch)(nil),               // 9: penstock.v1.LiveEpoch
+	(*DescribeRequest)(nil),         // 10: penstock.v1.DescribeRequest
+	(*DescribeResponse)(nil),        // 11: penstock.v1.DescribeResponse
+	(*MatchRequest)(nil),            // 12: penstock.v1.MatchRequest
+	(*PinEpochRequest)(nil),         // 13: penstock.v1.PinEpochRequest
+	(*PinEpochResponse)(nil),        // 14: penstock.v1.PinEpochResponse
+	(*MatchResponse)(nil),           // 15: penstock.v1.MatchResponse
+	(*RenewLeaseRequest)(nil),       // 16: penstock.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 17: penstock.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 18: penstock.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 19: penstock.v1.ReleaseLeaseResponse
+	(*PieceRef)(nil),                // 20: penstock.v1.PieceRef
+	(*Fragment)(nil),                // 21: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 22: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 23: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 24: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 25: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 26: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 27: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 28: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 29: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 30: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 31: penstock.v1.CommitResponse
+	(*AbortRequest)(nil),            // 32: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 33: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 34: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 35: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 36: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 37: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 38: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 39: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 40: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 41: penstock.v1.VolumeState
+	(*Event)(nil),                   // 42: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 43: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 44: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 45: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 46: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 47: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 48: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 49: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 50: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 51: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 52: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 53: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 54: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 55: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 56: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 57: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 58: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 59: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 60: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 61: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 62: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 63: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 64: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 65: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 66: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 67: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 68: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 69: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 70: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 71: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 72: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 73: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 74: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 75: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 76: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 77: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 78: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 79: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
 	6,  // 1: penstock.v1.Geometry.groups:type_name -> penstock.v1.Group
 	7,  // 2: penstock.v1.Namespace.geometry:type_name -> penstock.v1.Geometry
 	2,  // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
-	0,  // 4: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	18, // 5: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	17, // 6: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,  // 7: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,  // 8: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	20, // 9: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	17, // 10: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,  // 11: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,  // 12: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	20, // 13: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	26, // 14: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,  // 15: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	20, // 16: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	5,  // 17: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	38, // 18: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 19: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 20: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	55, // 21: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	57, // 22: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	60, // 23: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	59, // 24: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 25: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	62, // 26: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	20, // 27: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	57, // 28: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	9,  // 29: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	11, // 30: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	13, // 31: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	15, // 32: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	19, // 33: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	22, // 34: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	24, // 35: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	27, // 36: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	29, // 37: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	31, // 38: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	33, // 39: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	35, // 40: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	37, // 41: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	40, // 42: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	41, // 43: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	42, // 44: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	44, // 45: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	46, // 46: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	48, // 47: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	49, // 48: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	51, // 49: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	56, // 50: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	61, // 51: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	63, // 52: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	65, // 53: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	53, // 54: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	73, // 55: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	67, // 56: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	69, // 57: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	71, // 58: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	10, // 59: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	12, // 60: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	14, // 61: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	16, // 62: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	21, // 63: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	23, // 64: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	25, // 65: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	28, // 66: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	30, // 67: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	32, // 68: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	34, // 69: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	36, // 70: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	39, // 71: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 72: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 73: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	43, // 74: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	45, // 75: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	47, // 76: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	8,  // 77: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	50, // 78: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	52, // 79: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	58, // 80: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	62, // 81: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	64, // 82: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	66, // 83: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	54, // 84: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	74, // 85: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	68, // 86: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	70, // 87: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	72, // 88: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	59, // [59:89] is the sub-list for method output_type
-	29, // [29:59] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	9,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
+	0,  // 5: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
+	21, // 6: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	20, // 7: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	4,  // 8: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,  // 9: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	23, // 10: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	20, // 11: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,  // 12: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,  // 13: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	23, // 14: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	29, // 15: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,  // 16: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	23, // 17: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	5,  // 18: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	41, // 19: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 20: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 21: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	60, // 22: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	62, // 23: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	65, // 24: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	64, // 25: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 26: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	67, // 27: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	23, // 28: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	62, // 29: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	10, // 30: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	12, // 31: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	16, // 32: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	18, // 33: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	22, // 34: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	25, // 35: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	27, // 36: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	30, // 37: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	32, // 38: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	13, // 39: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	34, // 40: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	36, // 41: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	38, // 42: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	40, // 43: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	43, // 44: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	44, // 45: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	45, // 46: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	47, // 47: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	49, // 48: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	51, // 49: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	53, // 50: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	54, // 51: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	56, // 52: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	61, // 53: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	66, // 54: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	68, // 55: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	70, // 56: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	58, // 57: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	78, // 58: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	72, // 59: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	74, // 60: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	76, // 61: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	11, // 62: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	15, // 63: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	17, // 64: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	19, // 65: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	24, // 66: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	26, // 67: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	28, // 68: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	31, // 69: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	33, // 70: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	14, // 71: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	35, // 72: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	37, // 73: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	39, // 74: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	42, // 75: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 76: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 77: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	46, // 78: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	48, // 79: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	50, // 80: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	52, // 81: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 82: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	55, // 83: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	57, // 84: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	63, // 85: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	67, // 86: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	69, // 87: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	71, // 88: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	59, // 89: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	79, // 90: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	73, // 91: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	75, // 92: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	77, // 93: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	62, // [62:94] is the sub-list for method output_type
+	30, // [30:62] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -5742,7 +6180,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   69,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

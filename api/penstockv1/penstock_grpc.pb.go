@@ -44,6 +44,7 @@ const (
 	Cache_Reserve_FullMethodName      = "/penstock.v1.Cache/Reserve"
 	Cache_Commit_FullMethodName       = "/penstock.v1.Cache/Commit"
 	Cache_Abort_FullMethodName        = "/penstock.v1.Cache/Abort"
+	Cache_PinEpoch_FullMethodName     = "/penstock.v1.Cache/PinEpoch"
 	Cache_Delivered_FullMethodName    = "/penstock.v1.Cache/Delivered"
 	Cache_Exists_FullMethodName       = "/penstock.v1.Cache/Exists"
 	Cache_Delete_FullMethodName       = "/penstock.v1.Cache/Delete"
@@ -74,6 +75,9 @@ type CacheClient interface {
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
 	Abort(ctx context.Context, in *AbortRequest, opts ...grpc.CallOption) (*AbortResponse, error)
+	// PinEpoch keeps an epoch of a namespace live for a time, whatever bumps come.
+	// RenewLease and ReleaseLease are for the lease.
+	PinEpoch(ctx context.Context, in *PinEpochRequest, opts ...grpc.CallOption) (*PinEpochResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(ctx context.Context, in *DeliveredRequest, opts ...grpc.CallOption) (*DeliveredResponse, error)
 	// Exists returns for each block whether it is stored and matchable.
@@ -183,6 +187,16 @@ func (c *cacheClient) Abort(ctx context.Context, in *AbortRequest, opts ...grpc.
 	return out, nil
 }
 
+func (c *cacheClient) PinEpoch(ctx context.Context, in *PinEpochRequest, opts ...grpc.CallOption) (*PinEpochResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PinEpochResponse)
+	err := c.cc.Invoke(ctx, Cache_PinEpoch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *cacheClient) Delivered(ctx context.Context, in *DeliveredRequest, opts ...grpc.CallOption) (*DeliveredResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(DeliveredResponse)
@@ -256,6 +270,9 @@ type CacheServer interface {
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
 	Abort(context.Context, *AbortRequest) (*AbortResponse, error)
+	// PinEpoch keeps an epoch of a namespace live for a time, whatever bumps come.
+	// RenewLease and ReleaseLease are for the lease.
+	PinEpoch(context.Context, *PinEpochRequest) (*PinEpochResponse, error)
 	// Delivered drops transfer blocks that have reached their reader.
 	Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error)
 	// Exists returns for each block whether it is stored and matchable.
@@ -301,6 +318,9 @@ func (UnimplementedCacheServer) Commit(context.Context, *CommitRequest) (*Commit
 }
 func (UnimplementedCacheServer) Abort(context.Context, *AbortRequest) (*AbortResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Abort not implemented")
+}
+func (UnimplementedCacheServer) PinEpoch(context.Context, *PinEpochRequest) (*PinEpochResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PinEpoch not implemented")
 }
 func (UnimplementedCacheServer) Delivered(context.Context, *DeliveredRequest) (*DeliveredResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Delivered not implemented")
@@ -497,6 +517,24 @@ func _Cache_Abort_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Cache_PinEpoch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PinEpochRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CacheServer).PinEpoch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Cache_PinEpoch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CacheServer).PinEpoch(ctx, req.(*PinEpochRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Cache_Delivered_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(DeliveredRequest)
 	if err := dec(in); err != nil {
@@ -606,6 +644,10 @@ var Cache_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Cache_Abort_Handler,
 		},
 		{
+			MethodName: "PinEpoch",
+			Handler:    _Cache_PinEpoch_Handler,
+		},
+		{
 			MethodName: "Delivered",
 			Handler:    _Cache_Delivered_Handler,
 		},
@@ -634,6 +676,7 @@ const (
 	Admin_ListNamespaces_FullMethodName  = "/penstock.v1.Admin/ListNamespaces"
 	Admin_DeleteNamespace_FullMethodName = "/penstock.v1.Admin/DeleteNamespace"
 	Admin_BumpEpoch_FullMethodName       = "/penstock.v1.Admin/BumpEpoch"
+	Admin_RetireEpoch_FullMethodName     = "/penstock.v1.Admin/RetireEpoch"
 	Admin_SetQuota_FullMethodName        = "/penstock.v1.Admin/SetQuota"
 	Admin_DeleteBlocks_FullMethodName    = "/penstock.v1.Admin/DeleteBlocks"
 	Admin_Evict_FullMethodName           = "/penstock.v1.Admin/Evict"
@@ -658,9 +701,11 @@ type AdminClient interface {
 	GetNamespace(ctx context.Context, in *GetNamespaceRequest, opts ...grpc.CallOption) (*Namespace, error)
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
 	DeleteNamespace(ctx context.Context, in *DeleteNamespaceRequest, opts ...grpc.CallOption) (*DeleteNamespaceResponse, error)
-	// BumpEpoch makes every block of the old epoch unmatchable at once; their
-	// space comes back in the background.
+	// BumpEpoch begins a new epoch and makes every block of the epochs that are not kept
+	// unmatchable at once; their space comes back in the background.
 	BumpEpoch(ctx context.Context, in *BumpEpochRequest, opts ...grpc.CallOption) (*BumpEpochResponse, error)
+	// RetireEpoch makes every block of one older live epoch unmatchable at once.
+	RetireEpoch(ctx context.Context, in *RetireEpochRequest, opts ...grpc.CallOption) (*RetireEpochResponse, error)
 	SetQuota(ctx context.Context, in *SetQuotaRequest, opts ...grpc.CallOption) (*Namespace, error)
 	// DeleteBlocks removes a block with everything below it.
 	DeleteBlocks(ctx context.Context, in *DeleteBlocksRequest, opts ...grpc.CallOption) (*DeleteBlocksResponse, error)
@@ -737,6 +782,16 @@ func (c *adminClient) BumpEpoch(ctx context.Context, in *BumpEpochRequest, opts 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(BumpEpochResponse)
 	err := c.cc.Invoke(ctx, Admin_BumpEpoch_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) RetireEpoch(ctx context.Context, in *RetireEpochRequest, opts ...grpc.CallOption) (*RetireEpochResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetireEpochResponse)
+	err := c.cc.Invoke(ctx, Admin_RetireEpoch_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -882,9 +937,11 @@ type AdminServer interface {
 	GetNamespace(context.Context, *GetNamespaceRequest) (*Namespace, error)
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
 	DeleteNamespace(context.Context, *DeleteNamespaceRequest) (*DeleteNamespaceResponse, error)
-	// BumpEpoch makes every block of the old epoch unmatchable at once; their
-	// space comes back in the background.
+	// BumpEpoch begins a new epoch and makes every block of the epochs that are not kept
+	// unmatchable at once; their space comes back in the background.
 	BumpEpoch(context.Context, *BumpEpochRequest) (*BumpEpochResponse, error)
+	// RetireEpoch makes every block of one older live epoch unmatchable at once.
+	RetireEpoch(context.Context, *RetireEpochRequest) (*RetireEpochResponse, error)
 	SetQuota(context.Context, *SetQuotaRequest) (*Namespace, error)
 	// DeleteBlocks removes a block with everything below it.
 	DeleteBlocks(context.Context, *DeleteBlocksRequest) (*DeleteBlocksResponse, error)
@@ -931,6 +988,9 @@ func (UnimplementedAdminServer) DeleteNamespace(context.Context, *DeleteNamespac
 }
 func (UnimplementedAdminServer) BumpEpoch(context.Context, *BumpEpochRequest) (*BumpEpochResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BumpEpoch not implemented")
+}
+func (UnimplementedAdminServer) RetireEpoch(context.Context, *RetireEpochRequest) (*RetireEpochResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetireEpoch not implemented")
 }
 func (UnimplementedAdminServer) SetQuota(context.Context, *SetQuotaRequest) (*Namespace, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetQuota not implemented")
@@ -1075,6 +1135,24 @@ func _Admin_BumpEpoch_Handler(srv interface{}, ctx context.Context, dec func(int
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServer).BumpEpoch(ctx, req.(*BumpEpochRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_RetireEpoch_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetireEpochRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).RetireEpoch(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_RetireEpoch_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).RetireEpoch(ctx, req.(*RetireEpochRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1314,6 +1392,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "BumpEpoch",
 			Handler:    _Admin_BumpEpoch_Handler,
+		},
+		{
+			MethodName: "RetireEpoch",
+			Handler:    _Admin_RetireEpoch_Handler,
 		},
 		{
 			MethodName: "SetQuota",

@@ -148,7 +148,7 @@ func TestPoolAgainstTrie(t *testing.T) {
 			slot := uint32(0)
 			for range 40 {
 				if rng.IntN(4) == 0 {
-					if _, err := index.Delivered(nil, ns.ID, ids); err != nil {
+					if _, err := index.Delivered(nil, ns.ID, ns.Epoch, ids); err != nil {
 						t.Fatal(err)
 					}
 					pool.Delivered()

@@ -26,11 +26,23 @@ func (n *Node) held(id kv.NamespaceID) Removed {
 	return Removed{}
 }
 
-// DeleteBlocks makes a block and everything below it unmatchable, durably: no
-// rebuild of the index brings them back. The slots come back in the background.
-// It returns how much that is. With dryRun nothing changes. trie.ErrAbsent means
-// that the index has no such block; copies in slots that are free are deleted
-// all the same.
+// heldBy is what one live epoch of a namespace occupies.
+func (n *Node) heldBy(id kv.NamespaceID, epoch kv.Epoch) Removed {
+	for _, s := range n.index.Stats().Namespaces {
+		for _, e := range s.Live {
+			if s.ID == id && e.Epoch == epoch {
+				return Removed{Blocks: e.Pieces, Bytes: e.Bytes}
+			}
+		}
+	}
+	return Removed{}
+}
+
+// DeleteBlocks makes a block and everything below it unmatchable in every live epoch,
+// durably: no rebuild of the index brings them back. The slots come back in the
+// background. It returns how much that is. With dryRun nothing changes. trie.ErrAbsent
+// means that the index has no such block; copies in slots that are free are deleted all
+// the same.
 func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -46,7 +58,12 @@ func (n *Node) DeleteBlocks(namespace string, id kv.BlockID, dryRun bool) (Remov
 	// repeated.
 	err = n.index.Delete(ns.ID, id)
 	n.publishChanges()
-	count := n.noteDeleted(ns, id, rootGroups(ns)...)
+	// These are the live epochs after the deletion: an epoch that began meanwhile needs a
+	// tombstone, one that was retired needs none.
+	if now, err := n.index.NamespaceByID(ns.ID); err == nil {
+		ns = now
+	}
+	count := n.noteDeleted(ns.ID, ns.Live(), id, rootGroups(ns)...)
 	n.wakeReclaim()
 	// Not the caller's context: a caller that gives up does not undo the deletion.
 	if err := n.writeDeleted(n.stopped, count); err != nil {
@@ -86,8 +103,9 @@ func (n *Node) Evict(namespace string, bytes int64, dryRun bool) (Removed, error
 	return Removed{Blocks: blocks, Bytes: blocks * slot}, nil
 }
 
-// Delivered drops transfer blocks that have reached their reader.
-func (n *Node) Delivered(namespace string, ids []kv.BlockID) (Removed, error) {
+// Delivered drops transfer blocks of an epoch, 0 for the newest, that have reached
+// their reader.
+func (n *Node) Delivered(namespace string, epoch kv.Epoch, ids []kv.BlockID) (Removed, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
 		return Removed{}, err
@@ -95,11 +113,11 @@ func (n *Node) Delivered(namespace string, ids []kv.BlockID) (Removed, error) {
 	if err := n.checkChain(ids); err != nil {
 		return Removed{}, err
 	}
-	dropped, err := n.index.Delivered(nil, ns.ID, ids)
+	dropped, err := n.index.Delivered(nil, ns.ID, epoch, ids)
 	return n.free(dropped), err
 }
 
-// StatBlock returns the pieces of one block.
+// StatBlock returns the pieces of one block, those of the newest live epoch first.
 func (n *Node) StatBlock(namespace string, id kv.BlockID) (kv.Namespace, []trie.Info, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -133,16 +151,16 @@ type VerifiedPiece struct {
 	LayerSums []uint64
 }
 
-// Verify reads every piece of the blocks from the device, whatever is in memory,
-// and checks every checksum. Broken ones are dropped from the index. Blocks
-// that are not there are Absent.
+// Verify reads every piece of the blocks, of every live epoch, from the device, whatever
+// is in memory, and checks every checksum. Broken pieces are dropped from the index.
+// Blocks that are not stored are Absent.
 func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) ([]VerifiedPiece, error) {
 	if err := n.checkChain(ids); err != nil {
 		return nil, err
 	}
 	var out []VerifiedPiece
 	for _, id := range ids {
-		// Asked for again with each block: its epoch may have been bumped.
+		// Asked for again with each block: its live epochs may have changed.
 		ns, infos, err := n.StatBlock(namespace, id)
 		if errors.Is(err, trie.ErrAbsent) {
 			out = append(out, VerifiedPiece{ID: id, State: Absent})
@@ -164,6 +182,7 @@ func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) (
 
 func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info) (VerifiedPiece, error) {
 	v := VerifiedPiece{ID: info.ID, Group: info.Group}
+	ns.Epoch = info.Epoch
 	want := slotKey(ns, ns.Geometry.Digest(), info.ID, info.Group)
 	layout, err := want.Layout()
 	if err != nil {
@@ -180,8 +199,8 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	case err == nil:
 		v.State, v.LayerSums = Delivered, slices.Clone(batch[0].LayerSums)
 	case errors.Is(err, blockstore.ErrCorrupt) && !n.current(ns):
-		// The entry was of another epoch than the one it was compared with.
-		v.State, v.Err = Absent, fmt.Errorf("block %v: the epoch of namespace %q changed meanwhile", info.ID, ns.Name)
+		// The slot may be another block's by now.
+		v.State, v.Err = Absent, fmt.Errorf("block %v: epoch %d of namespace %q was retired meanwhile", info.ID, ns.Epoch, ns.Name)
 	case errors.Is(err, blockstore.ErrCorrupt):
 		n.dropCorrupt(info.Ref, "verify", err)
 		v.State, v.Err = Corrupt, err
@@ -201,10 +220,10 @@ func (n *Node) verifyPiece(ctx context.Context, ns kv.Namespace, info trie.Info)
 	return v, nil
 }
 
-// current reports whether ns has the namespace's epoch still.
+// current reports whether the epoch of ns is still live.
 func (n *Node) current(ns kv.Namespace) bool {
 	now, err := n.index.NamespaceByID(ns.ID)
-	return err == nil && now.Epoch == ns.Epoch
+	return err == nil && now.IsLive(ns.Epoch)
 }
 
 // Stats are the figures of a node.

@@ -56,6 +56,9 @@ func (n *Node) expireLoop() {
 			n.wakeReclaim() // the pieces of the leases may be unmatchable
 		}
 		n.expireReservations(now)
+		if len(n.index.Unsettled()) > 0 {
+			n.wakeReclaim()
+		}
 		n.noteWriteState()
 	})
 }
@@ -101,8 +104,9 @@ func (n *Node) wakeReclaim() {
 	}
 }
 
-// reclaimLoop gives back the slots of old epochs and deleted blocks, in steps,
-// so that neither the index nor the store is held for long.
+// reclaimLoop retires epochs whose pins have ended, and gives back the slots of retired
+// epochs and deleted blocks, in steps, so that neither the index nor the store is held
+// for long.
 func (n *Node) reclaimLoop() {
 	for {
 		select {
@@ -111,6 +115,7 @@ func (n *Node) reclaimLoop() {
 		case <-n.reclaim:
 			// Before the slots are free: their headers are what a rebuild would find.
 			n.logIf("write deletions", ignoreCancel(n.writePending(n.stopped)))
+			n.logIf("settle epochs", ignoreCancel(n.settleEpochs(n.stopped)))
 			n.logIf("reclaim", ignoreCancel(n.reclaimAll(n.stopped)))
 		}
 	}

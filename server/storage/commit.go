@@ -405,7 +405,12 @@ func (n *Node) depth(r *Reservation) (uint32, error) {
 	if err != nil {
 		return 0, err
 	}
-	return uint32(infos[0].Depth) + 1, nil
+	for _, info := range infos {
+		if info.Epoch == r.ns.Epoch {
+			return uint32(info.Depth) + 1, nil
+		}
+	}
+	return 0, fmt.Errorf("storage: block %v in epoch %d: %w", r.parent, r.ns.Epoch, trie.ErrAbsent)
 }
 
 // slots reserves count slots for consecutive blocks from block first on, right after
@@ -416,25 +421,8 @@ func (n *Node) slots(ctx context.Context, r *Reservation, group, first, count in
 	if first > 0 {
 		before = r.ids[first-1]
 	}
-	after, hasAfter := n.extentOf(r.ns.ID, before, group)
-	return n.room.slots(ctx, layout, count, after, hasAfter)
-}
-
-// extentOf returns the extent of a block's piece.
-func (n *Node) extentOf(ns kv.NamespaceID, id kv.BlockID, group int) (kv.Extent, bool) {
-	if id.IsZero() {
-		return 0, false
-	}
-	infos, err := n.index.Stat(ns, id)
-	if err != nil {
-		return 0, false
-	}
-	for _, info := range infos {
-		if info.Group == group {
-			return info.Ref.Extent, true
-		}
-	}
-	return 0, false
+	after, hasAfter := n.index.Find(r.ns.ID, r.ns.Epoch, trie.PieceKey{ID: before, Group: uint8(group)})
+	return n.room.slots(ctx, layout, count, after.Extent, hasAfter)
 }
 
 func slotReason(err error) string {

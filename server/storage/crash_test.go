@@ -79,7 +79,7 @@ func crashOnce(t *testing.T, seed uint64) bool {
 					return
 				}
 			case 2:
-				if _, _, err := r.node.BumpEpoch(context.Background(), "m", 0); err != nil {
+				if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); err != nil {
 					// Whether it counts is open: both epochs are possible.
 					acked, order = map[kv.BlockID]bool{}, nil
 					return

@@ -104,7 +104,7 @@ func TestDegraded(t *testing.T) {
 			r.mustPut(ns, chain(ns, 1, 1000+i)) // into slots that hidden entries refer to
 		}
 		if seed%4 == 3 {
-			if _, _, err := r.node.BumpEpoch(context.Background(), "m", 0); err != nil {
+			if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); err != nil {
 				t.Fatal(err)
 			}
 			if ns, _ = r.node.Namespace("m"); ns.Epoch != 2 {
@@ -218,7 +218,7 @@ func TestUncertainCatalogue(t *testing.T) {
 	for _, d := range stale {
 		d.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs))`))
 	}
-	if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+	if _, err := r.node.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	r.close()
@@ -264,7 +264,7 @@ func TestSevenOfEight(t *testing.T) {
 		r := newRig(t, rigOptions{segmentBytes: 128 << 10}, devices...)
 		r.namespace("m", small)
 		bad.SetRules(faultio.MustParse(`(Err EIO (Or Writes Syncs Creates))`))
-		if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+		if _, err := r.node.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
 			t.Errorf("bump: %v", err)
 		}
 		r.namespace("other", small)

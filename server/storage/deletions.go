@@ -20,16 +20,16 @@ import (
 // are free, and on volumes that are missing or take no writes. So the catalogue
 // says what was deleted:
 //
-//	tombstone  namespace, block, group, generation G
+//	tombstone  namespace, epoch, block, group, generation G
 //	           of that piece and of everything below it, slots whose content
 //	           was written up to generation G are deleted
 //	floor      namespace, generation G
 //	           no slot of the namespace up to G is taken into a rebuilt index
 //
 // One tombstone covers a block with all that hangs on it, however much that is.
-// Calls that delete at the same time share one write of the catalogue. An epoch
-// bump and the deletion of a namespace end its tombstones, since the catalogue
-// then says that everything older is gone. When the catalogue is full the older
+// Calls that delete at the same time share one write of the catalogue. The end of an
+// epoch, and the deletion of a namespace, end their tombstones, since the catalogue
+// then says that all of it is gone. When the catalogue is full the older
 // half of the tombstones becomes a floor: a later rebuild finds fewer blocks, and
 // none that was deleted.
 type deletions struct {
@@ -47,10 +47,12 @@ type stoneKey struct {
 	trie.PieceKey
 }
 
-// deletedPieces are a namespace's deletions in the catalogue.
+// deletedPieces are the deletions in one epoch of a namespace in the catalogue.
 type deletedPieces struct {
 	Namespace kv.NamespaceID `json:"namespace"`
-	Floor     kv.Generation  `json:"floor,omitempty"`
+	Epoch     kv.Epoch       `json:"epoch"`
+	// Floor is that of the namespace, given with its newest epoch.
+	Floor kv.Generation `json:"floor,omitempty"`
 	// Pieces holds stoneBytes for each tombstone: id, group, generation (little
 	// endian).
 	Pieces []byte `json:"pieces,omitempty"`
@@ -77,17 +79,13 @@ func (d *deletions) load(c catalogue) error {
 	defer d.mu.Unlock()
 	d.stones = make(map[stoneKey]kv.Generation)
 	d.floors = make(map[kv.NamespaceID]kv.Generation)
-	epochs := make(map[kv.NamespaceID]kv.Epoch)
-	for _, ns := range c.Namespaces {
-		epochs[ns.ID] = ns.Epoch
-	}
 	for _, of := range c.Deleted {
 		stones, err := of.stones()
 		if err != nil {
 			return err
 		}
 		for _, s := range stones {
-			d.stones[stoneKey{of.Namespace, epochs[of.Namespace], s.PieceKey}] = s.UpTo
+			d.stones[stoneKey{of.Namespace, of.Epoch, s.PieceKey}] = s.UpTo
 		}
 		if of.Floor > 0 {
 			d.floors[of.Namespace] = of.Floor
@@ -125,36 +123,38 @@ func (d *deletions) has(n uint64) bool {
 func (d *deletions) encode(namespaces []kv.Namespace) (out []deletedPieces, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	of := make(map[kv.NamespaceID]*deletedPieces, len(namespaces))
+	of := make(map[namespaceEpoch]*deletedPieces, len(namespaces))
 	for _, ns := range namespaces {
-		of[ns.ID] = &deletedPieces{Namespace: ns.ID, Floor: d.floors[ns.ID]}
+		for _, e := range ns.Live() {
+			of[namespaceEpoch{ns.ID, e}] = &deletedPieces{Namespace: ns.ID, Epoch: e}
+		}
+		of[namespaceEpoch{ns.ID, ns.Epoch}].Floor = d.floors[ns.ID]
 	}
 	keys := slices.SortedFunc(maps.Keys(d.stones), func(a, b stoneKey) int {
 		return cmp.Or(cmp.Compare(a.namespace, b.namespace), slices.Compare(a.ID[:], b.ID[:]), cmp.Compare(a.Group, b.Group))
 	})
-	epochs := epochsOf(namespaces)
 	for _, k := range keys {
-		p := of[k.namespace]
-		if p == nil || epochs[k.namespace] != k.epoch {
+		p := of[namespaceEpoch{k.namespace, k.epoch}]
+		if p == nil {
 			continue
 		}
 		p.Pieces = append(append(p.Pieces, k.ID[:]...), k.Group)
 		p.Pieces = binary.LittleEndian.AppendUint64(p.Pieces, uint64(d.stones[k]))
 	}
 	for _, ns := range namespaces {
-		if p := of[ns.ID]; p.Floor > 0 || len(p.Pieces) > 0 {
-			out = append(out, *p)
+		for _, e := range ns.Live() {
+			if p := of[namespaceEpoch{ns.ID, e}]; p.Floor > 0 || len(p.Pieces) > 0 {
+				out = append(out, *p)
+			}
 		}
 	}
 	return out, d.added
 }
 
-func epochsOf(namespaces []kv.Namespace) map[kv.NamespaceID]kv.Epoch {
-	epochs := make(map[kv.NamespaceID]kv.Epoch, len(namespaces))
-	for _, ns := range namespaces {
-		epochs[ns.ID] = ns.Epoch
-	}
-	return epochs
+// namespaceEpoch names one epoch of a namespace.
+type namespaceEpoch struct {
+	namespace kv.NamespaceID
+	epoch     kv.Epoch
 }
 
 // wrote is called when a catalogue with these namespaces and the first count changes is
@@ -164,12 +164,16 @@ func (d *deletions) wrote(namespaces []kv.Namespace, count uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.written = max(d.written, count)
-	epochs := epochsOf(namespaces)
+	listed := make(map[kv.NamespaceID]kv.Namespace, len(namespaces))
+	for _, ns := range namespaces {
+		listed[ns.ID] = ns
+	}
 	maps.DeleteFunc(d.stones, func(k stoneKey, _ kv.Generation) bool {
-		epoch, ok := epochs[k.namespace]
-		return !ok || k.epoch < epoch
+		ns, ok := listed[k.namespace]
+		// A tombstone of a later epoch came after the namespaces were listed.
+		return !ok || k.epoch < ns.Epoch && !ns.IsLive(k.epoch)
 	})
-	maps.DeleteFunc(d.floors, func(id kv.NamespaceID, _ kv.Generation) bool { _, ok := epochs[id]; return !ok })
+	maps.DeleteFunc(d.floors, func(id kv.NamespaceID, _ kv.Generation) bool { _, ok := listed[id]; return !ok })
 }
 
 // collapse turns the older half of the tombstones into floors. It reports false
@@ -198,14 +202,16 @@ func (d *deletions) raiseFloor(id kv.NamespaceID, upTo kv.Generation) {
 	d.added++
 }
 
-// noteDeleted notes that a block is deleted: with all of its pieces as the index
-// has none, with groups if only those.
-func (n *Node) noteDeleted(ns kv.Namespace, id kv.BlockID, groups ...int) (count uint64) {
+// noteDeleted notes that the pieces of a block in these groups are deleted in the
+// epochs, and what hangs on them.
+func (n *Node) noteDeleted(ns kv.NamespaceID, epochs []kv.Epoch, id kv.BlockID, groups ...int) (count uint64) {
 	// Every slot that holds the block, or anything below it, got its generation
 	// before the index gave the block up.
 	upTo := n.store.NewestGeneration()
-	for _, g := range groups {
-		count = n.deleted.add(stoneKey{ns.ID, ns.Epoch, trie.PieceKey{ID: id, Group: uint8(g)}}, upTo)
+	for _, e := range epochs {
+		for _, g := range groups {
+			count = n.deleted.add(stoneKey{ns, e, trie.PieceKey{ID: id, Group: uint8(g)}}, upTo)
+		}
 	}
 	return count
 }
@@ -252,7 +258,7 @@ func (n *Node) writePending(ctx context.Context) error {
 func (n *Node) redoDeletions(c catalogue) error {
 	for _, of := range c.Deleted {
 		ns, err := n.index.NamespaceByID(of.Namespace)
-		if errors.Is(err, trie.ErrNamespaceUnknown) || err == nil && ns.Epoch != epochsOf(c.Namespaces)[ns.ID] {
+		if errors.Is(err, trie.ErrNamespaceUnknown) {
 			continue
 		}
 		if err != nil {
@@ -262,7 +268,7 @@ func (n *Node) redoDeletions(c catalogue) error {
 		if err != nil {
 			return err
 		}
-		pieces, err := n.index.Redo(of.Namespace, stones)
+		pieces, err := n.index.Redo(of.Namespace, of.Epoch, stones)
 		if err != nil {
 			return err
 		}

@@ -130,7 +130,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 				if rng.IntN(4) > 0 {
 					continue
 				}
-				if _, _, err := r.node.BumpEpoch(context.Background(), "m", 0); failed(err) {
+				if _, err := r.node.BumpEpoch(context.Background(), "m", 0, 1); failed(err) {
 					break life
 				}
 				ns, _ = r.node.Namespace("m")
@@ -205,7 +205,7 @@ func TestDeletedChildrenOfAReputBlock(t *testing.T) {
 	ids, branch := chain(ns, 1, 1, 2, 3, 4), chain(ns, 1, 1, 2, 5, 6)
 	r.mustPut(ns, ids)
 	r.mustPut(ns, branch)
-	if _, _, err := r.node.Match("m", 0, branch, time.Minute, false); err != nil {
+	if _, _, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: branch, TTL: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.node.DeleteBlocks("m", ids[1], false); err != nil {
@@ -214,7 +214,7 @@ func TestDeletedChildrenOfAReputBlock(t *testing.T) {
 	r.mustPut(ns, ids[:2])
 	r.crash(1)
 	for _, ids := range [][]kv.BlockID{ids, branch} {
-		if _, match, err := r.node.Match("m", 0, ids, 0, false); err != nil || match.Blocks != 2 {
+		if _, match, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: ids}); err != nil || match.Blocks != 2 {
 			t.Errorf("%d blocks match, %v; want the two that were stored after the deletion", match.Blocks, err)
 		}
 	}

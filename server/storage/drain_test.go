@@ -136,7 +136,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		doomed = append(doomed, ids)
 	}
 	before := r.node.Stats()
-	_, pinned, err := r.node.Match("full", 0, prompts["full"][0], 0, true)
+	_, pinned, err := r.node.Match(storage.MatchRequest{Namespace: "full", IDs: prompts["full"][0], Pin: true})
 	if err != nil || pinned.Lease == 0 {
 		t.Fatal(pinned, err)
 	}

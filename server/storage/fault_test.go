@@ -273,7 +273,7 @@ func TestVerifyDuringEpochBump(t *testing.T) {
 	after := ns
 	after.Epoch++
 	bump := func() {
-		if _, _, err := r.node.BumpEpoch(t.Context(), ns.Name, after.Epoch); err != nil {
+		if _, err := r.node.BumpEpoch(t.Context(), ns.Name, after.Epoch, 1); err != nil {
 			t.Error(err)
 		}
 		r.mustPut(after, ids)

@@ -21,10 +21,10 @@ func (n *Node) Exists(namespace string, epoch kv.Epoch, ids []kv.BlockID, touch 
 	return n.index.Present(make([]bool, 0, len(ids)), ns.ID, epoch, ids, touch)
 }
 
-// Delete is DeleteBlocks for many blocks; one write makes all deletions durable. It
-// returns for each block whether it was stored. If epoch is neither 0 nor the
-// namespace's epoch, Delete deletes nothing. Unlike DeleteBlocks it does not count the
-// removed descendants, because the count scans the whole index.
+// Delete is DeleteBlocks for many blocks of one epoch, 0 for the newest; one write makes
+// all deletions durable. It returns for each block whether it was stored. If the epoch is
+// not live, Delete deletes nothing. Unlike DeleteBlocks it does not count the removed
+// descendants, because the count scans the whole index.
 func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]bool, error) {
 	ns, err := n.Namespace(namespace)
 	if err != nil {
@@ -34,19 +34,22 @@ func (n *Node) Delete(namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]boo
 		return nil, err
 	}
 	deleted := make([]bool, len(ids))
-	if epoch != 0 && epoch != ns.Epoch {
+	if epoch == 0 {
+		epoch = ns.Epoch
+	}
+	if !ns.IsLive(epoch) {
 		return deleted, nil
 	}
 	var count uint64
 	for i, id := range ids {
 		// The order of DeleteBlocks: first the index, then the catalogue.
-		switch err := n.index.Delete(ns.ID, id); {
+		switch err := n.index.Delete(ns.ID, id, epoch); {
 		case err == nil:
 			deleted[i] = true
 		case !errors.Is(err, trie.ErrAbsent):
 			return nil, err
 		}
-		count = n.noteDeleted(ns, id, rootGroups(ns)...)
+		count = n.noteDeleted(ns.ID, []kv.Epoch{epoch}, id, rootGroups(ns)...)
 	}
 	n.publishChanges()
 	n.wakeReclaim()

@@ -92,7 +92,7 @@ func newLaneRig(t *testing.T, edit func(*storage.Options)) *laneRig {
 	for seed := 1; len(w.on[0]) < 24 || len(w.on[1]) < 24; seed++ {
 		ids := chain(w.ns, 6, seed)
 		w.mustPut(w.ns, ids)
-		_, m, err := w.node.Match(w.ns.Name, 0, ids, 0, false)
+		_, m, err := w.node.Match(storage.MatchRequest{Namespace: w.ns.Name, IDs: ids})
 		if err != nil || m.Blocks != len(ids) {
 			t.Fatalf("%d blocks match: %v", m.Blocks, err)
 		}

@@ -39,7 +39,7 @@ type PieceRef struct {
 // LoadRequest says what to load.
 type LoadRequest struct {
 	Namespace string
-	// Epoch is the epoch wanted; 0 means the current one.
+	// Epoch is the epoch wanted; 0 means the newest.
 	Epoch kv.Epoch
 	// IDs is the chain from the first block of the prompt.
 	IDs []kv.BlockID

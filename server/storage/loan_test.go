@@ -72,7 +72,7 @@ func TestLoanOutlivesItsBlock(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := ns.Epoch
-	if _, _, err := r.node.BumpEpoch(t.Context(), ns.Name, 0); err != nil {
+	if _, err := r.node.BumpEpoch(t.Context(), ns.Name, 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	if ns, err = r.node.Namespace(ns.Name); err != nil {

@@ -11,33 +11,47 @@ import (
 // MatchResult is what a chain was found to be, with where its pieces lie.
 type MatchResult = trie.Match
 
-// Match finds the longest reusable prefix of the chain. ttl > 0 leases it, for
-// at most LeaseTTLMax; pin leases it until Release.
-func (n *Node) Match(namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl time.Duration, pin bool) (kv.Namespace, MatchResult, error) {
-	return n.MatchFor("", namespace, epoch, ids, ttl, pin)
+// MatchRequest says what to match.
+type MatchRequest struct {
+	Namespace string
+	// Epoch and Oldest are as in trie.MatchOptions: with Oldest 0 exactly that epoch,
+	// 0 for the newest.
+	Epoch, Oldest kv.Epoch
+	IDs           []kv.BlockID
+	// TTL > 0 leases what matched, for at most LeaseTTLMax; Pin leases it until
+	// Release. Owner is whom Pins names.
+	TTL   time.Duration
+	Pin   bool
+	Owner string
 }
 
-// MatchFor is Match for an owner, whom Pins names.
-func (n *Node) MatchFor(owner, namespace string, epoch kv.Epoch, ids []kv.BlockID, ttl time.Duration, pin bool) (kv.Namespace, MatchResult, error) {
-	ns, err := n.Namespace(namespace)
+// Match finds the longest reusable prefix of the chain.
+func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
+	ns, err := n.Namespace(req.Namespace)
 	if err != nil {
 		return ns, MatchResult{}, err
 	}
-	if err := n.checkChain(ids); err != nil {
+	if err := n.checkChain(req.IDs); err != nil {
 		return ns, MatchResult{}, err
 	}
-	if ttl < 0 {
-		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, ttl)
+	if req.TTL < 0 {
+		return ns, MatchResult{}, fmt.Errorf("%w: lease of %v", ErrRequest, req.TTL)
 	}
-	opts := trie.MatchOptions{Epoch: epoch, Lease: ttl > 0 || pin, TTL: n.LeaseTTL(ttl), Now: n.opts.Now(), Owner: owner}
-	if pin {
+	if req.Epoch != 0 && req.Oldest > req.Epoch {
+		return ns, MatchResult{}, fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
+	}
+	opts := trie.MatchOptions{
+		Epoch: req.Epoch, Oldest: req.Oldest, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
+		Now: n.opts.Now(), Owner: req.Owner, Count: true,
+	}
+	if req.Pin {
 		opts.TTL = 0
 	}
-	match, err := n.match(ns, ids, opts)
+	match, err := n.match(ns, req.IDs, opts)
 	if err != nil {
 		return ns, MatchResult{}, err
 	}
-	n.countMatch(ns, len(ids), match)
+	n.countMatch(ns, len(req.IDs), match)
 	if match.Lease != 0 {
 		n.opts.Metrics.LeasesGranted.Inc()
 	}
@@ -78,9 +92,9 @@ func (n *Node) Renew(id trie.LeaseID, ttl time.Duration) error {
 	return n.index.Renew(id, n.LeaseTTL(ttl), n.opts.Now())
 }
 
-// Pins appends to dst the open leases that matches were granted, endless ones
-// only unless leases says otherwise, of one namespace if it is not empty. It is
-// trie.Trie.Pins.
+// Pins appends to dst the pins of epochs and the open leases of matches, of one
+// namespace if that is not empty. Leases of matches that expire are left out unless
+// leases is set. It is trie.Trie.Pins.
 func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32, limit int) (pins []trie.Pin, next uint32, err error) {
 	n.index.ExpireLeases(n.opts.Now())
 	f := trie.PinFilter{Endless: !leases}
@@ -95,8 +109,8 @@ func (n *Node) Pins(dst []trie.Pin, namespace string, leases bool, cursor uint32
 	return pins, next, nil
 }
 
-// IsPin reports whether a lease is open and ends with Release only.
-func (n *Node) IsPin(id trie.LeaseID) bool { return n.index.Endless(id) }
+// IsPin reports whether a lease is open and ends with Release only, or pins an epoch.
+func (n *Node) IsPin(id trie.LeaseID) bool { return n.index.IsPin(id) }
 
 // Release ends a lease.
 func (n *Node) Release(id trie.LeaseID) error { return n.index.Release(id) }

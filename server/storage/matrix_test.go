@@ -179,7 +179,7 @@ func operations() map[string]func(*rig) string {
 		},
 		"sync": func(r *rig) string { return okOr(r.node.Sync(r.t.Context())) },
 		"bump": func(r *rig) string {
-			_, _, err := r.node.BumpEpoch(r.t.Context(), "m", 0)
+			_, err := r.node.BumpEpoch(r.t.Context(), "m", 0, 1)
 			return okOr(err)
 		},
 		"create": func(r *rig) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/kv"
@@ -14,22 +15,23 @@ import (
 
 // The catalogue is what the volumes know of the namespaces and of what was
 // deleted, so that data alone is enough to rebuild the index. It is written
-// before an epoch is bumped in the index, and before a namespace is deleted
-// there: after a crash in between, no block of an old epoch can come back.
+// before the live epochs change in the index, and before a namespace is deleted
+// there: after a crash in between, no block of a retired epoch can come back.
 type catalogue struct {
 	Version    int            `json:"version"`
 	Namespaces []kv.Namespace `json:"namespaces"`
 	// Highest is the highest namespace id that was given out. The slots of a
 	// deleted namespace may lie on a volume that a rebuild does not see.
 	Highest kv.NamespaceID `json:"highest,omitempty"`
-	// Deleted are the deletions in the namespaces' current epochs.
+	// Deleted are the deletions in the namespaces' live epochs.
 	Deleted []deletedPieces `json:"deleted,omitempty"`
 }
 
-// catalogueVersion is written; version 1 has no deletions.
-const catalogueVersion = 2
+// catalogueVersion is written. Version 1 has no deletions, and version 2 has one epoch
+// for each namespace, which is that of its deletions.
+const catalogueVersion = 3
 
-// decodeCatalogue reads a blob that encodeCatalogue made; an empty one has no
+// decodeCatalogue reads a blob of writeCatalogue; an empty one has no
 // namespaces.
 func decodeCatalogue(blob []byte) (catalogue, error) {
 	if len(blob) == 0 {
@@ -41,6 +43,15 @@ func decodeCatalogue(blob []byte) (catalogue, error) {
 	}
 	if c.Version < 1 || c.Version > catalogueVersion {
 		return catalogue{}, fmt.Errorf("storage: catalogue of version %d; this binary knows versions up to %d", c.Version, catalogueVersion)
+	}
+	if c.Version < 3 {
+		for i := range c.Deleted {
+			for _, ns := range c.Namespaces {
+				if ns.ID == c.Deleted[i].Namespace {
+					c.Deleted[i].Epoch = ns.Epoch
+				}
+			}
+		}
 	}
 	return c, nil
 }
@@ -86,8 +97,8 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if old.Epoch > ns.Epoch {
-			if _, _, err := n.index.BumpEpoch(ns.Name, old.Epoch); err != nil {
+		if want := agreed(old, ns); want.Epoch != ns.Epoch || len(want.Older) != len(ns.Older) {
+			if _, err := n.index.SetEpochs(want); err != nil {
 				return err
 			}
 		}
@@ -117,13 +128,32 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	return n.writeCatalogue(ctx, namespaces)
 }
 
+// agreed returns the namespace as the index has it with the live epochs that both the
+// catalogue and the index have. A change reaches the catalogue first, so at the same
+// newest epoch what the catalogue lacks was retired; a catalogue with a later epoch
+// knows of a bump that the index missed, and one with an earlier epoch lacks a volume
+// that knew more.
+func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
+	if catalogued.Epoch < indexed.Epoch {
+		return indexed
+	}
+	want := indexed
+	want.Epoch, want.Older, want.Keep = catalogued.Epoch, catalogued.Older, catalogued.Keep
+	for _, e := range catalogued.Older {
+		if !indexed.IsLive(e) {
+			want = want.Retire(e)
+		}
+	}
+	return want.Settle(func(kv.Epoch) bool { return false })
+}
+
 // CreateNamespace adds a namespace. If one of that name and the same definition
 // is there, it is returned; if the definition differs, the error is
 // trie.ErrNamespaceExists. Epochs begin at 1: in a request, 0 means the current
 // one, so a namespace at 0 could not be asked for by name, and a reader that had
 // matched there would be given what was stored after a bump.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
-	def.Epoch = max(1, def.Epoch)
+	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
@@ -181,7 +211,7 @@ func (n *Node) checkQuota(ns kv.Namespace, quotaBytes int64) error {
 	return nil
 }
 
-// Namespace returns a namespace with its current epoch, or
+// Namespace returns a namespace with its live epochs, or
 // trie.ErrNamespaceUnknown.
 func (n *Node) Namespace(name string) (kv.Namespace, error) {
 	ns, err := n.index.Namespace(name)
@@ -222,39 +252,140 @@ func (n *Node) DeleteNamespace(ctx context.Context, name string, dryRun bool) (R
 	return held, nil
 }
 
-// BumpEpoch makes every block of the namespace unmatchable. Its cost does not depend on
-// the number of blocks. If to is 0, the new epoch is the current one + 1.
-func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (old, current kv.Epoch, err error) {
+// Bumped is what a bump did.
+type Bumped struct {
+	// Old was the newest epoch before.
+	Old kv.Epoch
+	// Live epochs, the newest first, and those that were retired.
+	Live, Retired []kv.Epoch
+}
+
+// BumpEpoch gives a namespace a later epoch, 0 for the next, at a cost that does not
+// depend on how many blocks there are. The keep newest epochs stay live, to included,
+// and those that are pinned; every block of the others becomes unmatchable. keep 0
+// means 1. A reservation made before belongs to the epoch that it was made for.
+func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return Bumped{}, err
+	}
+	want, err := n.index.PlanBump(name, to, keep)
+	switch {
+	case err == nil:
+	case keep < 0 || keep > kv.MaxLive:
+		return Bumped{}, fmt.Errorf("%w: keep %d epochs of namespace %q live; want 1 to %d", ErrRequest, keep, name, kv.MaxLive)
+	case errors.Is(err, trie.ErrEpoch):
+		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
+	default:
+		return Bumped{}, err
+	}
+	retired, err := n.setEpochs(ctx, want)
+	if err != nil {
+		return Bumped{}, err
+	}
+	return Bumped{Old: ns.Epoch, Live: want.Live(), Retired: retired}, nil
+}
+
+// RetireEpoch makes every block of an older live epoch unmatchable, at a cost that does
+// not depend on how many there are, and returns what the epoch held. Its space comes
+// back in the background. A pinned epoch is refused with trie.ErrPinned, unless force
+// is set: then its pins end. The newest epoch cannot be retired. With dryRun nothing
+// changes.
+func (n *Node) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force, dryRun bool) (Removed, error) {
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	ns, err := n.Namespace(name)
+	if err != nil {
+		return Removed{}, err
+	}
+	want, err := n.index.PlanRetire(name, epoch, force)
+	switch {
+	case err == nil:
+	case epoch == ns.Epoch:
+		return Removed{}, fmt.Errorf("%w: epoch %d is the newest of namespace %q; a bump retires it: penstock ns bump-epoch %s", ErrRequest, epoch, name, name)
+	case errors.Is(err, trie.ErrEpoch):
+		return Removed{}, fmt.Errorf("%w: epoch %d of namespace %q is not live; live are %d: %w", ErrRequest, epoch, name, ns.Live(), trie.ErrEpoch)
+	case errors.Is(err, trie.ErrPinned):
+		return Removed{}, fmt.Errorf("epoch %d of namespace %q: %w; see penstock pin list --namespace %s, or force it", epoch, name, trie.ErrPinned, name)
+	default:
+		return Removed{}, err
+	}
+	held := n.heldBy(ns.ID, epoch)
+	if dryRun {
+		return held, nil
+	}
+	_, err = n.setEpochs(ctx, want)
+	return held, err
+}
+
+// setEpochs changes the live epochs of a namespace, on the volumes first. nsMu is held.
+func (n *Node) setEpochs(ctx context.Context, want kv.Namespace) (retired []kv.Epoch, err error) {
+	if err := n.index.Writable(); err != nil {
+		return nil, err
+	}
+	namespaces := n.index.Namespaces()
+	for i := range namespaces {
+		if namespaces[i].ID == want.ID {
+			namespaces[i] = want
+		}
+	}
+	if err := n.writeCatalogue(ctx, namespaces); err != nil {
+		return nil, err
+	}
+	retired, err = n.index.SetEpochs(want)
+	if err != nil {
+		return nil, n.undoCatalogue(ctx, err)
+	}
+	n.cleared()
+	return retired, nil
+}
+
+// settleEpochs retires the live epochs whose pins have ended.
+func (n *Node) settleEpochs(ctx context.Context) error {
+	if len(n.index.Unsettled()) == 0 || n.writable() != nil {
+		return nil
+	}
+	n.nsMu.Lock()
+	defer n.nsMu.Unlock()
+	for _, want := range n.index.Unsettled() {
+		retired, err := n.setEpochs(ctx, want)
+		if err != nil {
+			return fmt.Errorf("storage: retire epochs of namespace %q: %w", want.Name, err)
+		}
+		n.opts.Logger.Info("epochs are retired, since their pins have ended", "namespace", want.Name, "epochs", retired)
+	}
+	return nil
+}
+
+// PinEpoch leases a live epoch of a namespace, 0 for the newest, for ttl, at most
+// LeaseTTLMax: no bump retires it meanwhile, but more than kv.MaxLive epochs are never
+// live. Renew and Release are for it too. It returns the epoch. A pin waits for a bump
+// under way, so that what it returns is live. Errors: ErrRequest, ErrBusy,
+// trie.ErrNamespaceUnknown.
+func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
+	if ttl <= 0 {
+		return 0, 0, fmt.Errorf("%w: a pin of epoch %d for %v; want a positive time", ErrRequest, epoch, ttl)
+	}
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()
 	ns, err := n.Namespace(name)
 	if err != nil {
 		return 0, 0, err
 	}
-	if to == 0 {
-		to = ns.Epoch + 1
-	}
-	if to <= ns.Epoch {
-		return 0, 0, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
-	}
-	if err := n.index.Writable(); err != nil {
+	lease, epoch, err := n.index.PinEpoch(ns.ID, epoch, owner, n.LeaseTTL(ttl), n.opts.Now())
+	switch {
+	case errors.Is(err, trie.ErrEpoch):
+		return 0, 0, fmt.Errorf("%w: %w", ErrMismatch, err)
+	case errors.Is(err, trie.ErrTooManyLeases):
+		n.opts.Metrics.LeasesDenied.Inc()
+		return 0, 0, fmt.Errorf("%w: %w", ErrBusy, err)
+	case err != nil:
 		return 0, 0, err
 	}
-	namespaces := n.index.Namespaces()
-	for i := range namespaces {
-		if namespaces[i].ID == ns.ID {
-			namespaces[i].Epoch = to
-		}
-	}
-	if err := n.writeCatalogue(ctx, namespaces); err != nil {
-		return 0, 0, err
-	}
-	old, current, err = n.index.BumpEpoch(name, to)
-	if err != nil {
-		return 0, 0, n.undoCatalogue(ctx, err)
-	}
-	n.cleared()
-	return old, current, nil
+	n.opts.Metrics.LeasesGranted.Inc()
+	return lease, epoch, nil
 }
 
 // undoCatalogue writes the namespaces of the index to the catalogue again, after the
@@ -265,7 +396,7 @@ func (n *Node) undoCatalogue(ctx context.Context, refused error) error {
 	return errors.Join(refused, n.writeCatalogue(ctx, n.index.Namespaces()))
 }
 
-// cleared publishes that no block of a namespace is matchable, and wakes reclaimLoop to
+// cleared publishes that no block of some epochs is matchable, and wakes reclaimLoop to
 // free their slots.
 func (n *Node) cleared() {
 	n.publishChanges()

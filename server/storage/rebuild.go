@@ -61,14 +61,14 @@ type RebuildReport struct {
 	// Indexed pieces are matchable now, or would be.
 	Indexed int64
 	// The others were left out: of a namespace that the catalogue does not have;
-	// of an earlier epoch; of another geometry than the namespace's; of class
+	// of an epoch that is not live; of another geometry than the namespace's; of class
 	// transfer, which may have been delivered; older copies of a piece; deleted,
 	// or below what was; without an ancestor; refused by the index (quota).
 	DeletedNamespace, OldEpoch, Geometry, Transfer, Copies, Deleted, Orphans, Refused int64
 	Took                                                                              time.Duration
 }
 
-// found is one slot that holds a piece of a current epoch.
+// found is one slot that holds a piece of a live epoch.
 type found struct {
 	id, parent kv.BlockID
 	ref        kv.Ref
@@ -106,7 +106,7 @@ type rebuild struct {
 	report  RebuildReport
 	defs    map[kv.NamespaceID]kv.Namespace
 	digests map[kv.NamespaceID]kv.GeometryDigest
-	found   map[kv.NamespaceID][]found
+	found   map[namespaceEpoch][]found
 	stones  map[stoneKey]kv.Generation
 	floors  map[kv.NamespaceID]kv.Generation
 	// highest is the highest namespace id seen anywhere.
@@ -115,8 +115,9 @@ type rebuild struct {
 
 // Rebuild makes the index from the slots' headers and the catalogue alone. The
 // newest slot of each piece counts. A block that had been evicted may be
-// matchable again: its bytes are those that were written for it, in the current
-// epoch of its namespace. A block that was deleted is not.
+// matchable again: its bytes are those that were written for it, in a live epoch of
+// its namespace. A block that was deleted is not. Pins have ended, and the epochs that
+// needed one with them.
 func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {
@@ -133,9 +134,11 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 		opts:    opts,
 		defs:    make(map[kv.NamespaceID]kv.Namespace),
 		digests: make(map[kv.NamespaceID]kv.GeometryDigest),
-		found:   make(map[kv.NamespaceID][]found),
+		found:   make(map[namespaceEpoch][]found),
 	}
-	for _, def := range c.Namespaces {
+	for i, def := range c.Namespaces {
+		def = def.Settle(func(kv.Epoch) bool { return false })
+		c.Namespaces[i] = def
 		r.defs[def.ID], r.digests[def.ID] = def, def.Geometry.Digest()
 		r.highest = max(r.highest, def.ID)
 	}
@@ -160,8 +163,10 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 		}
 	}
 	for _, def := range c.Namespaces {
-		if err := r.index(ctx, def); err != nil {
-			return r.report, fmt.Errorf("storage: rebuild namespace %q: %w", def.Name, err)
+		for _, def.Epoch = range def.Live() {
+			if err := r.index(ctx, def); err != nil {
+				return r.report, fmt.Errorf("storage: rebuild epoch %d of namespace %q: %w", def.Epoch, def.Name, err)
+			}
 		}
 	}
 	if opts.Index != nil {
@@ -173,7 +178,7 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	return r.report, nil
 }
 
-// scan collects the slots that hold pieces of current epochs.
+// scan collects the slots that hold pieces of live epochs.
 func (r *rebuild) scan(ctx context.Context) (err error) {
 	var count int64
 	opts := blockstore.ScanOptions{Verify: r.opts.Verify}
@@ -184,7 +189,8 @@ func (r *rebuild) scan(ctx context.Context) (err error) {
 		r.highest = max(r.highest, h.Namespace)
 		if r.wanted(h) {
 			count++
-			r.found[h.Namespace] = append(r.found[h.Namespace], found{id: h.ID, parent: h.Parent, ref: ref, born: h.Origin(), group: h.Group})
+			of := namespaceEpoch{h.Namespace, h.Epoch}
+			r.found[of] = append(r.found[of], found{id: h.ID, parent: h.Parent, ref: ref, born: h.Origin(), group: h.Group})
 		}
 		return nil
 	})
@@ -198,7 +204,7 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	switch {
 	case !ok:
 		r.report.DeletedNamespace++
-	case h.Epoch != def.Epoch:
+	case !def.IsLive(h.Epoch):
 		r.report.OldEpoch++
 	case h.Geometry != r.digests[h.Namespace], int(h.Group) >= len(def.Geometry.Groups),
 		h.PayloadBytes != def.Geometry.PieceBytes(int(h.Group)), h.Layers != def.Geometry.Groups[h.Group].Layers:
@@ -213,11 +219,12 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 	return false
 }
 
-// index puts the pieces of one namespace into the index, ancestors first, and
+// index puts the pieces of epoch def.Epoch into the index, ancestors first, and
 // apart from that in the order of their slots, so that sequences lie together in
 // the index as they do on the volume.
 func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
-	pieces := r.newest(def.ID)
+	of := namespaceEpoch{def.ID, def.Epoch}
+	pieces := r.newest(of)
 	byName := make(map[pieceName]int32, len(pieces))
 	for i := range pieces {
 		byName[pieceName{pieces[i].id, pieces[i].group}] = int32(i)
@@ -250,15 +257,15 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 			}
 		}
 	}
-	delete(r.found, def.ID)
+	delete(r.found, of)
 	return flush()
 }
 
 // newest sorts the slots by extent and keeps one slot for each piece: the one with the
 // newest content, and among slots with the same content the one written last. A crash
 // during a move leaves two slots with the same content; either is correct.
-func (r *rebuild) newest(id kv.NamespaceID) []found {
-	all := r.found[id]
+func (r *rebuild) newest(of namespaceEpoch) []found {
+	all := r.found[of]
 	slices.SortFunc(all, func(a, b found) int {
 		return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.born, a.born), cmp.Compare(b.ref.Generation, a.ref.Generation))
 	})

@@ -81,7 +81,7 @@ func TestRebuildFromDataAlone(t *testing.T) {
 			}
 		}
 		ctx := context.Background()
-		if _, _, err := r.node.BumpEpoch(ctx, "old", 0); err != nil {
+		if _, err := r.node.BumpEpoch(ctx, "old", 0, 1); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.node.DeleteNamespace(ctx, "gone", false); err != nil {

@@ -52,7 +52,7 @@ func TestRemovalsSayWhy(t *testing.T) {
 		}},
 		{"epoch", 2, func() error {
 			r.mustPut(ns, chain(ns, 2, 4))
-			_, _, err := r.node.BumpEpoch(t.Context(), ns.Name, 0)
+			_, err := r.node.BumpEpoch(t.Context(), ns.Name, 0, 1)
 			return err
 		}},
 		{"deleted", 2, func() error {
@@ -181,7 +181,7 @@ func TestStoredAgainBeforeReclaim(t *testing.T) {
 			return err
 		}},
 		{"BumpEpoch", func(r *rig, ns kv.Namespace, _ []kv.BlockID) error {
-			_, _, err := r.node.BumpEpoch(t.Context(), ns.Name, 0)
+			_, err := r.node.BumpEpoch(t.Context(), ns.Name, 0, 1)
 			return err
 		}},
 	} {
@@ -192,7 +192,7 @@ func TestStoredAgainBeforeReclaim(t *testing.T) {
 			ids := chain(ns, 4, 1)
 			r.mustPut(ns, ids)
 			m.compare("m", ids)
-			_, match, err := r.node.Match("m", 0, ids, time.Hour, false)
+			_, match, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: ids, TTL: time.Hour})
 			if err != nil || match.Lease == 0 {
 				t.Fatalf("%+v, %v", match, err)
 			}
@@ -251,7 +251,7 @@ func TestEventsFollowTheIndex(t *testing.T) {
 				case 2:
 					_, err = r.node.Evict(name, 64<<10, false)
 				case 3:
-					_, _, err = r.node.BumpEpoch(t.Context(), name, 0)
+					_, err = r.node.BumpEpoch(t.Context(), name, 0, 1)
 				default:
 					_, err = r.put(ns, blocks, rng.IntN(2)*rng.IntN(len(blocks)))
 				}

@@ -17,7 +17,8 @@ type ReservationID uint64
 // ReserveRequest says which blocks a writer has.
 type ReserveRequest struct {
 	Namespace string
-	// Epoch of the weights that made the blocks; 0 means the current one.
+	// Epoch of the weights that made the blocks; 0 means the newest. It must be live
+	// when the blocks are committed.
 	Epoch kv.Epoch
 	// Geometry is the writer's; it must be the namespace's.
 	Geometry kv.GeometryDigest
@@ -232,7 +233,7 @@ func (n *Node) open(ctx context.Context, r *Reservation, sizeBytes int64, attach
 	r.Expires = n.opts.Now().Add(n.opts.ReservationTTL)
 	if !r.parent.IsZero() {
 		// Without it the commit may find the parent gone, and say so.
-		r.above, _ = n.index.Hold(r.ns.ID, r.parent)
+		r.above, _ = n.index.Hold(r.ns.ID, r.ns.Epoch, r.parent)
 	}
 	if attach != nil {
 		if err := attach(r); err != nil {

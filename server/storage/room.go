@@ -127,7 +127,7 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 // segment of another size that costs least is emptied, to be cut anew.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
-	// Slots of deleted blocks and old epochs cost nobody a hit.
+	// Slots of deleted blocks and retired epochs cost nobody a hit.
 	if _, err := n.reclaimStep(); err != nil {
 		return err
 	}
@@ -324,8 +324,8 @@ func (n *Node) dropPiece(ref kv.Ref) {
 	owner, ok := n.index.Owner(ref)
 	n.forget(ref, trie.Dropped)
 	if ok {
-		if ns, err := n.index.NamespaceByID(owner.Namespace); err == nil && ns.Epoch == owner.Epoch {
-			n.noteDeleted(ns, owner.ID, owner.Group)
+		if ns, err := n.index.NamespaceByID(owner.Namespace); err == nil && ns.IsLive(owner.Epoch) {
+			n.noteDeleted(ns.ID, []kv.Epoch{owner.Epoch}, owner.ID, owner.Group)
 		}
 	}
 	n.wakeReclaim()

@@ -61,7 +61,7 @@ func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 		if i%9 != 0 {
 			continue
 		}
-		_, m, err := r.node.Match(old.Name, 0, ids, 0, true)
+		_, m, err := r.node.Match(storage.MatchRequest{Namespace: old.Name, IDs: ids, Pin: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +90,7 @@ func TestAnotherSlotSizeSparesWhatIsHeld(t *testing.T) {
 			}
 		}
 		for i, ids := range held {
-			if _, m, err := r.node.Match(old.Name, 0, ids, 0, false); err != nil || m.Blocks != len(ids) {
+			if _, m, err := r.node.Match(storage.MatchRequest{Namespace: old.Name, IDs: ids}); err != nil || m.Blocks != len(ids) {
 				t.Fatalf("prompt %d of the other size cost held prompt %d: %d of %d blocks match: %v", seed, i, m.Blocks, len(ids), err)
 			}
 		}
@@ -106,7 +106,7 @@ func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
 	for seed := 1; r.store.Stats().FileBytes < 4<<20-256<<10; seed++ {
 		ids := chain(old, 8, seed)
 		r.mustPut(old, ids)
-		_, m, err := r.node.Match(old.Name, 0, ids, 0, true)
+		_, m, err := r.node.Match(storage.MatchRequest{Namespace: old.Name, IDs: ids, Pin: true})
 		if err != nil || m.Blocks != len(ids) {
 			t.Fatalf("%d blocks match: %v", m.Blocks, err)
 		}
@@ -133,7 +133,7 @@ func TestAnotherSlotSizeWithEverythingHeld(t *testing.T) {
 		}
 	}
 	for i, ids := range prompts {
-		if _, m, err := r.node.Match(old.Name, 0, ids, 0, false); err != nil || m.Blocks != len(ids) {
+		if _, m, err := r.node.Match(storage.MatchRequest{Namespace: old.Name, IDs: ids}); err != nil || m.Blocks != len(ids) {
 			t.Errorf("leased prompt %d: %d of %d blocks match: %v", i, m.Blocks, len(ids), err)
 		}
 	}

@@ -1,6 +1,10 @@
 package storage_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/penstock-kv/penstock/server/storage"
+)
 
 // TestDeletedNamespaceLeavesNoSeries: neither calls before the deletion nor such
 // as end after it leave a metric with the namespace's name.
@@ -26,7 +30,7 @@ func TestDeletedNamespaceLeavesNoSeries(t *testing.T) {
 		ns := r.namespace("m", small)
 		ids := chain(ns, 4, 1)
 		r.mustPut(ns, ids)
-		if _, _, err := r.node.Match("m", 0, ids, 0, false); err != nil {
+		if _, _, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: ids}); err != nil {
 			t.Fatal(err)
 		}
 		if n := count(); n == 0 {

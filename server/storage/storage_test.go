@@ -110,7 +110,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	ns := r.namespace("m", small)
 	r.mustPut(ns, chain(ns, 20, 1))
-	if _, _, err := r.node.BumpEpoch(t.Context(), "m", 7); err != nil {
+	if _, err := r.node.BumpEpoch(t.Context(), "m", 7, 1); err != nil {
 		t.Fatal(err)
 	}
 	ns.Epoch = 7
@@ -142,9 +142,9 @@ func TestEpochBumpMissesAtOnce(t *testing.T) {
 	ns := r.namespace("m", small)
 	ids := chain(ns, 16, 1)
 	r.mustPut(ns, ids)
-	old, now, err := r.node.BumpEpoch(t.Context(), "m", 0)
-	if err != nil || old != 1 || now != 2 {
-		t.Fatalf("bumped %d → %d, %v", old, now, err)
+	bumped, err := r.node.BumpEpoch(t.Context(), "m", 0, 1)
+	if err != nil || bumped.Old != 1 || !slices.Equal(bumped.Live, []kv.Epoch{2}) || !slices.Equal(bumped.Retired, []kv.Epoch{1}) {
+		t.Fatalf("bumped: %+v, %v", bumped, err)
 	}
 	if result, n := r.load(ns, ids); n != 0 || result.Match.Blocks != 0 {
 		t.Fatalf("%d blocks after the bump", n)
@@ -156,7 +156,7 @@ func TestEpochBumpMissesAtOnce(t *testing.T) {
 		t.Errorf("a read of another epoch was cut by %v", result.Match.Cut)
 	}
 	for _, to := range []kv.Epoch{2, 0} {
-		if _, _, err := r.node.BumpEpoch(t.Context(), "m", to); (to == 2) != errors.Is(err, trie.ErrEpoch) {
+		if _, err := r.node.BumpEpoch(t.Context(), "m", to, 1); (to == 2) != errors.Is(err, trie.ErrEpoch) {
 			t.Errorf("bump to %d: %v", to, err)
 		}
 	}
@@ -174,7 +174,7 @@ func TestFullStoreEvictsLeafFirst(t *testing.T) {
 	ns := r.namespace("m", small)
 	pinned := chain(ns, 8, 1)
 	r.mustPut(ns, pinned)
-	if _, m, err := r.node.Match("m", 0, pinned, time.Hour, false); err != nil || m.Lease == 0 {
+	if _, m, err := r.node.Match(storage.MatchRequest{Namespace: "m", IDs: pinned, TTL: time.Hour}); err != nil || m.Lease == 0 {
 		t.Fatalf("lease: %+v, %v", m, err)
 	}
 	for i := range 120 {
@@ -370,7 +370,7 @@ func TestEventsTellOfEveryChange(t *testing.T) {
 	if _, err := r.node.Evict("m", 1, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+	if _, err := r.node.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
 		t.Fatal(err)
 	}
 	events, err := r.node.Events().After(t.Context(), 0, 10)
@@ -547,7 +547,7 @@ func TestEverythingAtOnce(t *testing.T) {
 			ns := names[rng.IntN(2)]
 			switch {
 			case i%30 == 29:
-				if _, _, err := r.node.BumpEpoch(context.Background(), ns.Name, 0); err != nil {
+				if _, err := r.node.BumpEpoch(context.Background(), ns.Name, 0, 1); err != nil {
 					t.Error(err)
 				}
 			case i%3 == 0:

@@ -249,7 +249,7 @@ func TestOneDiskFailsWrites(t *testing.T) {
 					if state, why := r.node.WriteState(); state != "serving" {
 						t.Errorf("the node is %s: %s", state, why)
 					}
-					if _, _, err := r.node.BumpEpoch(t.Context(), "m", 0); err != nil {
+					if _, err := r.node.BumpEpoch(t.Context(), "m", 0, 1); err != nil {
 						t.Errorf("epoch bump: %v", err)
 					}
 					if _, err := r.node.SetQuota(t.Context(), "m", 1<<30); err != nil {

@@ -16,7 +16,7 @@ lease reader
 
 bump glm
 ----
-epoch 1 to 2
+live [2], retired [1]
 
 match glm
 a1 a2 a3
@@ -83,12 +83,12 @@ glm epoch 2
 
 bump glm to=2
 ----
-epoch 2 to 2
-error: trie: namespace "glm": epoch 2 after 2: epoch must grow
+live [2], retired []
+error: trie: namespace "glm": epoch 2 after 2: bad epoch
 
 bump glm to=9
 ----
-epoch 2 to 9
+live [9], retired [2]
 
 # Unreclaimed blocks of an old epoch do not survive a restart.
 reopen
@@ -101,5 +101,4 @@ glm epoch 9
 
 bump none
 ----
-epoch 0 to 0
 error: trie: namespace "none": namespace unknown
