@@ -72,7 +72,9 @@
 //   - A call is for one epoch: the request's, or where that is 0 the Namespace
 //     value's. An engine that still has old weights gets no KV of newer ones, and
 //     none of its own is stored as theirs; it calls Namespace after it has loaded
-//     the new weights.
+//     the new weights. Where a bump keeps older epochs live, or PinEpoch does, that
+//     engine goes on with KV of its own epoch. MatchRequest.Oldest tolerates older
+//     epochs; the result names the one epoch that all of its blocks are of.
 //
 // # Several nodes
 //

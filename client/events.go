@@ -26,7 +26,8 @@ const (
 	BlockStored EventKind = iota + 1
 	// BlockRemoved: blocks are no longer matchable.
 	BlockRemoved
-	// AllBlocksCleared: no block of the namespace's earlier epochs is matchable.
+	// AllBlocksCleared: no block of the namespace's epoch is matchable: it was retired,
+	// by a bump too, or the namespace was deleted.
 	AllBlocksCleared
 	// Gap: events were lost, or the node restarted; resynchronise.
 	Gap

@@ -7,19 +7,60 @@ import (
 	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/kv"
 )
 
-// Lease keeps a matched prefix from being evicted, until its time is over or it
-// is released. Its methods may be called concurrently.
+// Lease keeps a matched prefix from being evicted, or an epoch live, until its time is
+// over or it is released. Its methods may be called concurrently.
 type Lease struct {
 	store *Store
 	parts []leasePart
 }
 
-// leasePart is the lease on one node; only a flat namespace has several.
+// leasePart is the lease on one node; a match has several in a flat namespace only.
 type leasePart struct {
 	node *node
 	id   uint64
+}
+
+// PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl: no
+// bump ends it meanwhile, so a group of rollouts can go on with the weights that it
+// began with. epoch 0 means ns.Epoch. Its blocks may still be evicted. A node's restart
+// ends the pin there, and so does an operator who retires the epoch by force: what is
+// asked of it then is a miss. Errors: ErrMismatch if the epoch is not live on a node,
+// ErrNotFound, ErrRequest, ErrUnavailable if no node answers, ErrAuth, ctx's.
+func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ttl time.Duration) (*Lease, error) {
+	if err := checkNamespace(ns); err != nil {
+		return nil, err
+	}
+	if ttl <= 0 {
+		return nil, fmt.Errorf("client: %w: a pin for %v", ErrRequest, ttl)
+	}
+	if err := ownEpoch(ns, &epoch); err != nil {
+		return nil, fmt.Errorf("client: pin epoch: %w", err)
+	}
+	lease := &Lease{store: s}
+	var away []error
+	for _, n := range s.nodes {
+		var r *pb.PinEpochResponse
+		err := n.retry(ctx, n.use, func(sess *session) (err error) {
+			r, err = sess.cache.PinEpoch(ctx, &pb.PinEpochRequest{Namespace: ns.Name, Epoch: uint64(epoch), TtlMs: millis(ttl)})
+			return callError(ctx, "pin epoch", n.target, err)
+		})
+		switch {
+		case err == nil:
+			lease.parts = append(lease.parts, leasePart{node: n, id: r.GetLease()})
+		case errors.Is(err, errDown), errors.Is(err, errBusy):
+			away = append(away, err)
+		default:
+			lease.releaseQuietly(ctx)
+			return nil, err
+		}
+	}
+	if len(lease.parts) == 0 {
+		return nil, fmt.Errorf("client: pin epoch %d of namespace %q: %w: %w", epoch, ns.Name, ErrUnavailable, hideInternal(errors.Join(away...)))
+	}
+	return lease, nil
 }
 
 // IDs returns the number that each node gave to its part of the lease: what
@@ -33,7 +74,7 @@ func (l *Lease) IDs() []uint64 {
 }
 
 // Renew makes the lease end ttl from now. Errors: ErrNotFound if it has ended
-// (the blocks may have gone), ErrUnavailable, ctx's.
+// (the blocks may have gone, or the epoch been retired), ErrUnavailable, ctx's.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("client: %w: a lease of %v", ErrRequest, ttl)

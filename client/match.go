@@ -22,7 +22,7 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	if req.Lease < 0 {
 		return MatchResult{}, fmt.Errorf("client: %w: a lease of %v", ErrRequest, req.Lease)
 	}
-	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+	if err := matchEpochs(&req); err != nil {
 		return MatchResult{}, fmt.Errorf("client: match: %w", err)
 	}
 	ids, err := chainOf(req.Namespace, req.IDs, req.Tokens)
@@ -46,6 +46,33 @@ func (s *Store) Match(ctx context.Context, req MatchRequest) (MatchResult, error
 	return s.joinMatches(ctx, req, ids, shares, matches)
 }
 
+// matchEpochs fills in what the request leaves open of its epochs, and refuses a range
+// without an epoch in it.
+func matchEpochs(req *MatchRequest) error {
+	if req.Newest {
+		if req.Epoch != 0 {
+			return fmt.Errorf("%w: both epoch %d and the newest are asked for", ErrRequest, req.Epoch)
+		}
+		return nil
+	}
+	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+		return err
+	}
+	if req.Oldest > req.Epoch {
+		return fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
+	}
+	return nil
+}
+
+// wants reports whether an answer of epoch e is one to the request.
+func (req *MatchRequest) wants(e kv.Epoch) bool {
+	oldest := req.Oldest
+	if oldest == 0 && !req.Newest {
+		oldest = req.Epoch
+	}
+	return oldest <= e && (req.Newest || e <= req.Epoch)
+}
+
 // shareMatch is the answer of one node.
 type shareMatch struct {
 	blocks int
@@ -65,6 +92,8 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 			BlockIds:   api.AppendIDs(nil, sh.ids),
 			LeaseTtlMs: millis(req.Lease),
 			Pin:        req.Pin,
+
+			OldestEpoch: uint64(req.Oldest),
 		}
 		r, _, err := ask(ctx, sess, api.MethodMatch, msg, 0, replyMax(0, 0), func() (*pb.MatchResponse, error) { return sess.cache.Match(ctx, msg) })
 		if err != nil {
@@ -119,10 +148,10 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 		lease.releaseQuietly(ctx)
 		return MatchResult{}, err
 	}
-	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: req.Epoch}
+	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: joinedEpoch(&req, shares, matches)}
 	busy := false
 	for i, m := range matches {
-		if m.blocks > 0 && m.epoch != req.Epoch {
+		if m.blocks > 0 && m.epoch != r.Epoch {
 			m.blocks, m.cut = 0, CutEpoch
 		}
 		if m.blocks == len(shares[i].ids) {
@@ -149,7 +178,23 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 	return r, nil
 }
 
-// Delivered drops blocks of class Transfer that have reached their reader, and
+// joinedEpoch is the epoch of a match to which several nodes contributed: that of the
+// first block, where it is one to the request. What other nodes matched of another
+// epoch does not count.
+func joinedEpoch(req *MatchRequest, shares []share, matches []shareMatch) kv.Epoch {
+	newest := req.Epoch
+	for i, m := range matches {
+		if m.blocks > 0 && shares[i].global(0) == 0 && req.wants(m.epoch) {
+			return m.epoch
+		}
+		if req.Newest {
+			newest = max(newest, m.epoch)
+		}
+	}
+	return newest
+}
+
+// Delivered drops blocks of class Transfer, of ns.Epoch, that have reached their reader, and
 // returns how many. A node that is down drops them when they are evicted.
 func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID) (int, error) {
 	if err := checkNamespace(ns); err != nil {
@@ -164,7 +209,7 @@ func (s *Store) Delivered(ctx context.Context, ns kv.Namespace, ids []kv.BlockID
 		sess, err := sh.node.use(ctx)
 		if err == nil {
 			var r *pb.DeliveredResponse
-			r, err = sess.cache.Delivered(ctx, &pb.DeliveredRequest{Namespace: ns.Name, BlockIds: api.AppendIDs(nil, sh.ids)})
+			r, err = sess.cache.Delivered(ctx, &pb.DeliveredRequest{Namespace: ns.Name, Epoch: uint64(ns.Epoch), BlockIds: api.AppendIDs(nil, sh.ids)})
 			err = sh.node.failed(sess, callError(ctx, "delivered", sh.node.target, err))
 			dropped += int(r.GetDropped())
 		}

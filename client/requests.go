@@ -32,8 +32,17 @@ type MatchRequest struct {
 	// the keys. Tokens may be given instead where ids are chained.
 	IDs    []kv.BlockID
 	Tokens []kv.Token
-	// Epoch of the caller's weights; 0 means Namespace.Epoch.
+	// Epoch of the caller's weights; 0 means Namespace.Epoch. Without Oldest and Newest,
+	// blocks of this epoch alone match, and only if the node keeps it live.
 	Epoch kv.Epoch
+	// Oldest, if not 0, is the oldest epoch that may match: a caller that tolerates KV
+	// of weights up to n versions old asks for Epoch - n. The result is the longest
+	// match of one epoch from Oldest to Epoch, of several the newest: epochs are never
+	// mixed in one prefix. Read needs the result's Epoch.
+	Oldest kv.Epoch
+	// Newest takes the node's newest epoch in place of Epoch, which must be 0: for
+	// callers without weights of their own.
+	Newest bool
 	// Lease, if positive, keeps what matched from being evicted for so long.
 	// Pin keeps it until Release.
 	Lease time.Duration
@@ -48,8 +57,9 @@ type MatchResult struct {
 	IDs            []kv.BlockID
 	// Cut says why it is not longer.
 	Cut Cut
-	// Epoch is the one that was asked for. If the node is at another, the match is
-	// a Miss, cut by CutEpoch.
+	// Epoch is that of every block that matched. If none did, it is the newest that
+	// was asked for, as far as it is known. If no epoch that was asked for is live, the
+	// match is a Miss, cut by CutEpoch.
 	Epoch kv.Epoch
 	// Bytes is the payload that a read of the whole match moves.
 	Bytes int64

@@ -35,7 +35,7 @@ const (
 	CutComplete Cut = "complete"
 	// CutAbsent: the next block is not stored.
 	CutAbsent Cut = "absent"
-	// CutEpoch: the node is at another epoch than the one asked for.
+	// CutEpoch: no epoch that was asked for is live on the node.
 	CutEpoch Cut = "epoch"
 	// CutWindowMissing, CutStateMissing: blocks are there, but no length at
 	// which the window or state groups are complete.

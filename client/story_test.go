@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 
@@ -20,9 +21,9 @@ import (
 //
 //	ns NAME [flat]                     create a namespace of 8 KiB blocks
 //	put NS prompt=P blocks=N [first=F] [epoch=E]
-//	match NS prompt=P blocks=N [epoch=E]
+//	match NS prompt=P blocks=N [epoch=E] [oldest=E] [newest]
 //	get NS prompt=P blocks=N [epoch=E]
-//	bump NS | evict BYTES | kill | start | faults (rules in the body)
+//	bump NS [keep=N] | pin NS [epoch=E] | unpin | evict BYTES | kill | start | faults (rules in the body)
 func TestStories(t *testing.T) {
 	datadriven.Walk(t, "testdata/stories", func(t *testing.T, path string) {
 		s := &story{t: t, host: newHost(t, nil), namespaces: make(map[string]kv.Namespace)}
@@ -37,6 +38,7 @@ type story struct {
 	host       *host
 	rig        *rig
 	namespaces map[string]kv.Namespace
+	pin        *client.Lease
 }
 
 func (s *story) command(t *testing.T, d *datadriven.TestData) string {
@@ -52,7 +54,9 @@ func (s *story) command(t *testing.T, d *datadriven.TestData) string {
 		return s.put(t, d)
 	case "match":
 		ns, ids, epoch := s.chain(t, d)
-		m, err := s.rig.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Epoch: epoch})
+		var oldest int
+		d.MaybeScanArgs(t, "oldest", &oldest)
+		m, err := s.rig.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Epoch: epoch, Oldest: kv.Epoch(oldest), Newest: d.HasArg("newest")})
 		if err != nil {
 			return s.failed(err)
 		}
@@ -60,7 +64,27 @@ func (s *story) command(t *testing.T, d *datadriven.TestData) string {
 	case "get":
 		return s.get(t, d)
 	case "bump":
-		s.rig.bump(d.CmdArgs[0].Key)
+		keep := 1
+		d.MaybeScanArgs(t, "keep", &keep)
+		s.host.admin(func(ctx context.Context, c pb.AdminClient) error {
+			_, err := c.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: d.CmdArgs[0].Key, Keep: uint32(keep)})
+			return err
+		})
+	case "pin":
+		var epoch int
+		d.MaybeScanArgs(t, "epoch", &epoch)
+		lease, err := s.rig.store.PinEpoch(t.Context(), s.namespaces[d.CmdArgs[0].Key], kv.Epoch(epoch), time.Minute)
+		if err != nil {
+			return s.failed(err)
+		}
+		if err := lease.Renew(t.Context(), time.Minute); err != nil {
+			return s.failed(err)
+		}
+		s.pin = lease
+	case "unpin":
+		if err := s.pin.Release(t.Context()); err != nil {
+			return s.failed(err)
+		}
 	case "weights": // the engine has loaded the newest weights
 		ns, err := s.rig.store.Namespace(t.Context(), d.CmdArgs[0].Key)
 		if err != nil {

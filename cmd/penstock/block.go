@@ -124,7 +124,7 @@ one content.`,
 	p.chain = addChainFlags(cmd)
 	cmd.Flags().StringVar(&p.dataFile, "data-file", "", "file with the Full Blocks (- reads standard input)")
 	cmd.Flags().IntVar(&p.first, "first-block", 0, "the data file starts with this block of the prompt; those before it are stored already")
-	cmd.Flags().Uint64Var(&p.epoch, "epoch", 0, "version of the weights that made the blocks; 0: the current one")
+	cmd.Flags().Uint64Var(&p.epoch, "epoch", 0, "version of the weights that made the blocks; 0: the newest")
 	cmd.Flags().BoolVar(&p.transfer, "transfer", false, "drop the blocks once they have been delivered")
 	_ = cmd.MarkFlagRequired("data-file") // it was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
@@ -345,7 +345,7 @@ rename: if nothing is cached, or the command fails, it stays as it was.`,
 	}
 	g.chain = addChainFlags(cmd)
 	cmd.Flags().StringVar(&g.out, "out", "", "file to write the Full Blocks to (- writes standard output, and the summary to standard error)")
-	cmd.Flags().Uint64Var(&g.epoch, "epoch", 0, "version of the weights; 0: the current one")
+	cmd.Flags().Uint64Var(&g.epoch, "epoch", 0, "version of the weights; 0: the newest")
 	_ = cmd.MarkFlagRequired("out") // it was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.data(cmd, func(ctx context.Context, s *client.Store) error {

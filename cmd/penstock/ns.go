@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -23,11 +24,12 @@ func newNamespaceCommand(w world) *cobra.Command {
 		Aliases: []string{"namespace", "namespaces"},
 		Short:   "Create, show and delete namespaces, and bump their weight epochs",
 		Long: `A namespace is one model's KV cache under one geometry: layers, tokens in a block,
-bytes per token and layer. Its epoch is the version of the model's weights; bumping
-it makes every block of the old weights unmatchable at once.`,
+bytes per token and layer. Its epoch is the version of the model's weights. A bump begins
+a new epoch and makes every block of the old weights unmatchable at once, unless it is
+told to keep older epochs live. A block of one epoch is never served as one of another.`,
 	}
 	c := addConnectionFlags(cmd, w)
-	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceQuota(c))
+	return noun(cmd, newNamespaceCreate(c), newNamespaceList(c), newNamespaceShow(c), newNamespaceDelete(c), newNamespaceBump(c), newNamespaceRetire(c), newNamespacePin(c), newNamespaceQuota(c))
 }
 
 // geometryFlags are the flags of ns create.
@@ -184,20 +186,41 @@ func parseGroup(text string) (kv.Group, error) {
 
 // emitNamespace prints one namespace.
 func emitNamespace(cmd *cobra.Command, ns *pb.Namespace) error {
-	return outputOf(cmd).emit(ns, func(t *table) {
-		t.pair("name", ns.GetName())
-		t.pair("id", ns.GetId())
-		t.pair("tenant", ns.GetTenant())
-		t.pair("salt", saltWord(ns.GetSalt()))
-		t.pair("index", enumWord(ns.GetIndex().Descriptor(), ns.GetIndex().Number()))
-		t.pair("geometry", geometryWords(ns.GetGeometry()))
-		t.pair("block", size(blockBytes(ns.GetGeometry())))
-		t.pair("epoch", ns.GetEpoch())
-		t.pair("quota", quotaWord(ns.GetQuotaBytes()))
-		t.pair("used", size(ns.GetUsedBytes()))
-		t.pair("blocks", count(ns.GetBlocks()))
-		t.pair("leases", count(ns.GetLeases()))
-	})
+	return outputOf(cmd).emit(ns, func(t *table) { printNamespace(t, ns) })
+}
+
+func printNamespace(t *table, ns *pb.Namespace) {
+	t.pair("name", ns.GetName())
+	t.pair("id", ns.GetId())
+	t.pair("tenant", ns.GetTenant())
+	t.pair("salt", saltWord(ns.GetSalt()))
+	t.pair("index", enumWord(ns.GetIndex().Descriptor(), ns.GetIndex().Number()))
+	t.pair("geometry", geometryWords(ns.GetGeometry()))
+	t.pair("block", size(blockBytes(ns.GetGeometry())))
+	t.pair("epoch", ns.GetEpoch())
+	t.pair("quota", quotaWord(ns.GetQuotaBytes()))
+	t.pair("used", size(ns.GetUsedBytes()))
+	t.pair("blocks", count(ns.GetBlocks()))
+	t.pair("leases", count(ns.GetLeases()))
+}
+
+// printLive prints what each live epoch holds; a node that does not list them has one.
+func printLive(t *table, live []*pb.LiveEpoch) {
+	if len(live) == 0 {
+		return
+	}
+	t.row()
+	t.row("EPOCH", "BLOCKS", "USED", "MATCHES", "HITS", "LEASES", "PINS", "LIVE")
+	for i, e := range live {
+		why := "kept by the bump"
+		switch {
+		case i == 0:
+			why = "newest"
+		case !e.GetKept():
+			why = "until its pins end"
+		}
+		t.row(e.GetEpoch(), count(e.GetBlocks()), size(e.GetBytes()), count(e.GetMatches()), count(e.GetHits()), count(e.GetLeases()), count(e.GetPins()), why)
+	}
 }
 
 // saltWord says that there is a salt, not which: tables are pasted into tickets.
@@ -259,13 +282,23 @@ func newNamespaceList(c *connection) *cobra.Command {
 }
 
 func newNamespaceShow(c *connection) *cobra.Command {
-	cmd := &cobra.Command{Use: "show NAME", Short: "Show one namespace"}
+	cmd := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show one namespace, with what each live epoch holds",
+		Long: `Show one namespace. For each live epoch, the newest first, BLOCKS and USED are what it
+stores, MATCHES the prefix matches that it answered since the node started and HITS the
+blocks that these found, LEASES what readers and writers hold of its blocks, and PINS
+the pins of the epoch itself.`,
+	}
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		ns, err := a.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
 		if err != nil {
 			return err
 		}
-		return emitNamespace(cmd, ns)
+		return outputOf(cmd).emit(ns, func(t *table) {
+			printNamespace(t, ns)
+			printLive(t, ns.GetLive())
+		})
 	})
 }
 
@@ -312,26 +345,126 @@ func emitRemoved(cmd *cobra.Command, verb string, dryRun bool, blocks, bytes int
 
 // bumped is what ns bump-epoch prints.
 type bumped struct {
-	Namespace string `json:"namespace"`
-	OldEpoch  uint64 `json:"old_epoch"`
-	NewEpoch  uint64 `json:"new_epoch"`
+	Namespace string   `json:"namespace"`
+	OldEpoch  uint64   `json:"old_epoch"`
+	NewEpoch  uint64   `json:"new_epoch"`
+	Live      []uint64 `json:"live_epochs"`
+	Retired   []uint64 `json:"retired_epochs"`
 }
 
 func newNamespaceBump(c *connection) *cobra.Command {
 	var to uint64
+	var keep uint32
 	cmd := &cobra.Command{
 		Use:   "bump-epoch NAME",
-		Short: "Make every block of the old weights unmatchable, at once",
+		Short: "Begin a new epoch; every block of the epochs not kept is unmatchable at once",
+		Long: fmt.Sprintf(`Begin a new epoch, for new weights. Every block of the older epochs becomes unmatchable
+at once, whatever their number, and the space comes back in the background. With --keep
+the newest epochs stay live, the new one included: engines that still have those weights
+go on reading and storing blocks of their own epoch, and no others. An epoch that is
+pinned stays live too, until its pins end. At most %d epochs are live: beyond that the
+oldest pinned ones are retired. When space is short, blocks of the oldest epoch go first.`, kv.MaxLive),
+		Example: `  penstock ns bump-epoch llama-3/70b
+  penstock ns bump-epoch llama-3/70b --keep 2`,
 	}
 	cmd.Flags().Uint64Var(&to, "to", 0, "the new epoch, greater than the present one; 0: the next")
+	cmd.Flags().Uint32Var(&keep, "keep", 1, fmt.Sprintf("how many epochs stay live, the new one included, at most %d", kv.MaxLive))
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
-		resp, err := a.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name, To: to})
+		if keep < 1 || keep > kv.MaxLive {
+			return usagef("--keep %d: want 1 to %d", keep, kv.MaxLive)
+		}
+		resp, err := a.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name, To: to, Keep: keep})
 		if err != nil {
 			return err
 		}
-		b := bumped{Namespace: name, OldEpoch: resp.GetOldEpoch(), NewEpoch: resp.GetNewEpoch()}
+		b := bumped{Namespace: name, OldEpoch: resp.GetOldEpoch(), NewEpoch: resp.GetNewEpoch(), Live: resp.GetLive(), Retired: append([]uint64{}, resp.GetRetired()...)}
 		return outputOf(cmd).emit(b, func(t *table) {
 			fmt.Fprintf(t, "namespace %s: epoch %d -> %d\n", b.Namespace, b.OldEpoch, b.NewEpoch)
+			if len(b.Live) > 1 {
+				fmt.Fprintf(t, "live: %s\n", joinNumbers(b.Live))
+			}
+		})
+	})
+}
+
+// joinNumbers writes 3, 2, 1.
+func joinNumbers(numbers []uint64) string {
+	words := make([]string, len(numbers))
+	for i, n := range numbers {
+		words[i] = strconv.FormatUint(n, 10)
+	}
+	return strings.Join(words, ", ")
+}
+
+func newNamespaceRetire(c *connection) *cobra.Command {
+	var yes, dryRun, force bool
+	cmd := &cobra.Command{
+		Use:   "retire-epoch NAME EPOCH --yes | --dry-run",
+		Short: "Make every block of one older live epoch unmatchable, at once",
+		Long: `Make every block of an older live epoch unmatchable, at once; the space comes back in the
+background. The newest epoch cannot be retired: bump it. An epoch that is pinned is
+refused, unless --force is given, which ends its pins.`,
+		Args:              args(cobra.ExactArgs(2)),
+		ValidArgsFunction: c.completeNamespaces,
+	}
+	cmd.Flags().BoolVar(&yes, "yes", false, "really retire it")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "say what would become unmatchable and change nothing")
+	cmd.Flags().BoolVar(&force, "force", false, "retire it although it is pinned")
+	cmd.RunE = func(cmd *cobra.Command, given []string) error {
+		epoch, err := strconv.ParseUint(given[1], 10, 64)
+		if err != nil {
+			return usagef("%q is not an epoch; ns show lists the live ones", given[1])
+		}
+		if !yes && !dryRun {
+			return usagef("the blocks of epoch %d of namespace %q would be deleted, which cannot be undone; say --yes, or see what it holds with --dry-run", epoch, given[0])
+		}
+		return c.admin(cmd, func(ctx context.Context, a admin) error {
+			resp, err := a.RetireEpoch(ctx, &pb.RetireEpochRequest{Name: given[0], Epoch: epoch, Force: force, DryRun: dryRun})
+			if err != nil {
+				return err
+			}
+			return emitRemoved(cmd, "retired", dryRun, resp.GetBlocks(), resp.GetBytes())
+		})
+	}
+	return cmd
+}
+
+// pinnedEpoch is what ns pin-epoch prints.
+type pinnedEpoch struct {
+	Namespace  string  `json:"namespace"`
+	Epoch      uint64  `json:"epoch"`
+	Lease      uint64  `json:"lease"`
+	TTLSeconds float64 `json:"ttl_seconds"`
+}
+
+func newNamespacePin(c *connection) *cobra.Command {
+	var epoch uint64
+	var ttl time.Duration
+	cmd := &cobra.Command{
+		Use:   "pin-epoch NAME --ttl D",
+		Short: "Keep an epoch live for a time, whatever bumps come, and print the lease",
+		Long: `Keep an epoch live for a time, whatever bumps come: for a group of rollouts that goes on
+with the weights that it began with. The pin keeps the epoch, not its blocks, which may
+be evicted. unpin ends it, and so does a restart of the node; pin list shows it. An engine
+pins through the client library, which renews the lease.`,
+		Example: `  penstock ns pin-epoch llama-3/70b --epoch 7 --ttl 10m`,
+	}
+	cmd.Flags().Uint64Var(&epoch, "epoch", 0, "the epoch; 0: the newest")
+	cmd.Flags().DurationVar(&ttl, "ttl", 10*time.Minute, "how long the pin lasts, at most limits.lease_ttl of the node")
+	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
+		if ttl < time.Millisecond {
+			return usagef("--ttl %v: want at least 1ms", ttl)
+		}
+		resp, err := pb.NewCacheClient(a.conn).PinEpoch(ctx, &pb.PinEpochRequest{Namespace: name, Epoch: epoch, TtlMs: uint64(ttl.Milliseconds())})
+		if err != nil {
+			return err
+		}
+		p := pinnedEpoch{Namespace: name, Epoch: resp.GetEpoch(), Lease: resp.GetLease(), TTLSeconds: float64(resp.GetTtlMs()) / 1000}
+		return outputOf(cmd).emit(p, func(t *table) {
+			t.pair("namespace", p.Namespace)
+			t.pair("epoch", p.Epoch)
+			t.pair("lease", p.Lease)
+			t.pair("ttl", seconds(p.TTLSeconds))
 		})
 	})
 }

@@ -43,9 +43,9 @@ type matched struct {
 
 // matchOptions are how a chain is matched.
 type matchOptions struct {
-	epoch uint64
-	ttl   time.Duration
-	pin   bool
+	epoch, oldest uint64
+	ttl           time.Duration
+	pin           bool
 }
 
 // match asks the node about a chain.
@@ -60,6 +60,8 @@ func (a admin) match(ctx context.Context, w world, flags *chainFlags, name strin
 		BlockIds:   api.AppendIDs(nil, ch.ids),
 		LeaseTtlMs: uint64(opts.ttl.Milliseconds()),
 		Pin:        opts.pin,
+
+		OldestEpoch: opts.oldest,
 	})
 	if err != nil {
 		return matched{}, chain{}, err
@@ -84,7 +86,7 @@ a failure: the exit code is 0.
 cut says why the prefix is not longer:
   complete        everything asked for is cached
   absent          the next block is not stored
-  epoch           the node has other weights than --epoch says
+  epoch           no epoch that was asked for is live
   window_missing  a sliding-window group lacks its last blocks
   state_missing   no recurrent state was stored at that length
   lease_denied    cached, but no more leases are granted`,
@@ -92,7 +94,8 @@ cut says why the prefix is not longer:
 		ValidArgsFunction: c.completeNamespaces,
 	}
 	flags := addChainFlags(cmd)
-	cmd.Flags().Uint64Var(&opts.epoch, "epoch", 0, "version of the weights; 0: the current one")
+	cmd.Flags().Uint64Var(&opts.epoch, "epoch", 0, "version of the weights; 0: the newest")
+	cmd.Flags().Uint64Var(&opts.oldest, "oldest-epoch", 0, "the longest match of any live epoch from this one to --epoch; 0: of --epoch alone")
 	cmd.Flags().BoolVar(&showIDs, "show-ids", false, "print the ids of the matched blocks too")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
@@ -173,8 +176,10 @@ type pinLine struct {
 	AgeSeconds float64 `json:"age_seconds"`
 	// TTLSeconds is what is left of the lease; absent: unpin ends it.
 	TTLSeconds *float64 `json:"ttl_seconds,omitempty"`
-	Blocks     int64    `json:"blocks"`
-	Bytes      int64    `json:"bytes"`
+	// OfEpoch: it keeps the epoch live and holds no blocks.
+	OfEpoch bool  `json:"of_epoch,omitempty"`
+	Blocks  int64 `json:"blocks"`
+	Bytes   int64 `json:"bytes"`
 }
 
 func newPinListCommand(c *connection) *cobra.Command {
@@ -184,8 +189,9 @@ func newPinListCommand(c *connection) *cobra.Command {
 		Use:   "list",
 		Short: "List the pins, the oldest first: who asked, since when, how much they hold",
 		Long: `List the pins, the oldest first. BYTES counts the whole prefix that a pin holds: what
-two pins share is in both. With --leases, leases that end by themselves are listed too:
-those of pin --ttl, and those of engines.`,
+two pins share is in both. BLOCKS is "epoch" for a pin of an epoch, which keeps the epoch
+live and holds no blocks. With --leases, leases on blocks that end by themselves are
+listed too: those of pin --ttl, and those of engines.`,
 		Example: `  penstock pin list
   penstock pin list --namespace llama-3/70b --leases
   penstock unpin 4294967296`,
@@ -219,7 +225,11 @@ those of pin --ttl, and those of engines.`,
 					if l.TTLSeconds != nil {
 						ttl = seconds(*l.TTLSeconds).Round(time.Second).String()
 					}
-					t.row(l.Lease, l.Namespace, l.Epoch, l.Owner, seconds(l.AgeSeconds).Round(time.Second), ttl, count(l.Blocks), size(l.Bytes))
+					blocks := count(l.Blocks)
+					if l.OfEpoch {
+						blocks = "epoch"
+					}
+					t.row(l.Lease, l.Namespace, l.Epoch, l.Owner, seconds(l.AgeSeconds).Round(time.Second), ttl, blocks, size(l.Bytes))
 				}
 			})
 		})
@@ -230,7 +240,7 @@ those of pin --ttl, and those of engines.`,
 func pinLineOf(p *pb.Pin, now time.Time) pinLine {
 	l := pinLine{
 		Lease: p.GetLease(), Namespace: p.GetNamespace(), Epoch: p.GetEpoch(), Owner: p.GetOwner(),
-		AgeSeconds: max(0, now.Sub(time.UnixMilli(p.GetSinceUnixMs())).Seconds()), Blocks: p.GetBlocks(), Bytes: p.GetBytes(),
+		AgeSeconds: max(0, now.Sub(time.UnixMilli(p.GetSinceUnixMs())).Seconds()), Blocks: p.GetBlocks(), Bytes: p.GetBytes(), OfEpoch: p.GetOfEpoch(),
 	}
 	if ms := p.GetExpiresUnixMs(); ms != 0 {
 		ttl := max(0, time.UnixMilli(ms).Sub(now).Seconds())

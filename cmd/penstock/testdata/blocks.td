@@ -39,6 +39,18 @@ leases    0
   "id": 1,
   "index": "trie",
   "leases": 0,
+  "live": [
+    {
+      "blocks": 0,
+      "bytes": 0,
+      "epoch": 1,
+      "hits": 0,
+      "kept": true,
+      "leases": 0,
+      "matches": 0,
+      "pins": 0
+    }
+  ],
   "name": "m",
   "quota_bytes": 1073741824,
   "salt_bytes": 0,
@@ -326,12 +338,18 @@ epoch    2
 matched  0 of 22 tokens, 0 of 5 blocks, 0 B
 cut      epoch
 epoch    2
-penstock: bad request: namespace "m" is at epoch 2; it cannot go to 1: epoch must grow
+penstock: bad request: namespace "m" is at epoch 2; it cannot go to 1: bad epoch
 exit 1
 {
   "namespace": "m",
   "old_epoch": 2,
-  "new_epoch": 9
+  "new_epoch": 9,
+  "live_epochs": [
+    9
+  ],
+  "retired_epochs": [
+    2
+  ]
 }
 name      m
 id        1
