@@ -41,15 +41,18 @@
 //
 //	node                              subscribers
 //	block_stored                      BlockStored
-//	block_removed                     BlockRemoved
-//	all_blocks_cleared                AllBlocksCleared
+//	block_removed                     BlockRemoved, unless another live epoch has the block
+//	all_blocks_cleared                AllBlocksCleared, then BlockStored for the blocks of live epochs
 //	gap, restart of the node, start   AllBlocksCleared, then BlockStored for all stored blocks
 //	volume_state                      nothing
 //	node unreachable                  nothing; the node still has its blocks when it is reachable again
 //
-// A node may store the first blocks of a new epoch before it publishes the event of that
-// epoch. A source therefore clears a namespace at the first event of a newer epoch, and
-// drops events of older epochs.
+// These events name no epoch. A block is stored as long as one live epoch of its
+// namespace has it. A bump that keeps the older epochs clears nothing. The end of an epoch
+// clears the namespace, and the source announces the blocks of the other epochs.
+//
+// A source asks the node for the live epochs at the first event of an epoch that it does
+// not know. It drops events of epochs that are not live.
 //
 // An announcement lists all blocks of a node while the node's events continue. The source
 // publishes the events since the start of the listing after the listing. An event about a

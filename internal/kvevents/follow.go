@@ -143,8 +143,9 @@ type space struct {
 	blockTokens int
 	// flat is set if blocks have no parents.
 	flat bool
-	// epoch is the epoch of the published blocks.
-	epoch kv.Epoch
+	// live are the epochs of the published blocks. Events name no epoch: a block is stored
+	// as long as one of these epochs has it.
+	live []kv.Epoch
 }
 
 const (
@@ -291,6 +292,7 @@ func (s *source) pump(ctx context.Context, events <-chan *pb.Event, ended <-chan
 				return <-ended
 			}
 			if err := s.event(ctx, e); err != nil {
+				s.announced = time.Time{} // the event may be published in part, and is not sent again
 				return err
 			}
 		case <-beat:
@@ -320,7 +322,6 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 			return nil
 		}
 		s.report(Report{What: "gap", Reason: fmt.Sprintf("the node no longer has the events up to %d", e.GetSequence())})
-		s.announced = time.Time{} // until the next announcement is complete
 		return s.announce(ctx)
 	case pb.Event_KIND_BLOCK_STORED, pb.Event_KIND_BLOCK_REMOVED, pb.Event_KIND_ALL_BLOCKS_CLEARED:
 	default:
@@ -338,11 +339,10 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 		}
 		if e.GetReason() == "deleted" {
 			delete(s.spaces, e.GetNamespace())
-		} else if epoch < sp.epoch {
-			return nil
+			sp.live = nil
+			return s.clear(ctx, e.GetNamespace(), sp, at)
 		}
-		sp.epoch = epoch + 1
-		return s.clear(ctx, sp, at)
+		return s.retire(ctx, e.GetNamespace(), sp, at, func(live kv.Epoch) bool { return live == epoch })
 	}
 	sp, err := s.spaceAt(ctx, e.GetNamespace(), epoch, at)
 	if sp == nil || err != nil {
@@ -353,8 +353,10 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 		return err
 	}
 	if e.GetKind() == pb.Event_KIND_BLOCK_REMOVED {
-		s.publishBlocks(sp, at, Change{Kind: Removed, IDs: ids})
-		return nil
+		if ids, err = s.absent(ctx, e.GetNamespace(), sp, epoch, ids); err == nil {
+			s.publishBlocks(sp, at, Change{Kind: Removed, IDs: ids})
+		}
+		return err
 	}
 	c := Change{Kind: Stored, IDs: ids, BlockTokens: sp.blockTokens}
 	if len(e.GetParent()) > 0 {
@@ -367,15 +369,12 @@ func (s *source) event(ctx context.Context, e *pb.Event) error {
 }
 
 // spaceAt returns the namespace of an event at an epoch. It returns nil if the epoch has
-// ended or the namespace was deleted. The first event of a newer epoch clears the
-// namespace.
+// ended or the namespace was deleted. At the first event of an unknown epoch it takes over
+// the node's live epochs.
 func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at time.Time) (*space, error) {
 	sp := s.spaces[name]
-	if sp != nil && epoch == sp.epoch {
-		return sp, nil
-	}
-	if sp != nil && epoch < sp.epoch {
-		return nil, nil
+	if sp != nil && (slices.Contains(sp.live, epoch) || len(sp.live) > 0 && epoch < sp.live[0]) {
+		return sp.at(epoch), nil
 	}
 	ns, err := s.Admin.GetNamespace(ctx, &pb.GetNamespaceRequest{Name: name})
 	if status.Code(err) == codes.NotFound {
@@ -385,18 +384,60 @@ func (s *source) spaceAt(ctx context.Context, name string, epoch kv.Epoch, at ti
 		return nil, err
 	}
 	if sp == nil {
-		sp = s.add(ns)
+		return s.add(ns).at(epoch), nil
 	}
+	live := liveEpochs(ns)
 	// An event with a greater epoch than the namespace is of a deleted namespace of the
 	// same name.
-	if now := kv.Epoch(ns.GetEpoch()); epoch < sp.epoch || epoch > now {
+	if epoch > live[0] {
 		return nil, nil
 	}
-	if epoch == sp.epoch {
-		return sp, nil
+	if err := s.retire(ctx, name, sp, at, func(e kv.Epoch) bool { return !slices.Contains(live, e) }); err != nil {
+		return nil, err
 	}
-	sp.epoch = epoch
-	return sp, s.clear(ctx, sp, at)
+	sp.live = live
+	return sp.at(epoch), nil
+}
+
+// at returns sp, or nil if the epoch is not live.
+func (sp *space) at(epoch kv.Epoch) *space {
+	if !slices.Contains(sp.live, epoch) {
+		return nil
+	}
+	return sp
+}
+
+// existsBlocks bounds one Exists call, below any sensible limits.chain_blocks of a node.
+const existsBlocks = 256
+
+// absent returns the ids that no other live epoch has, of blocks that were removed from
+// one epoch.
+func (s *source) absent(ctx context.Context, name string, sp *space, epoch kv.Epoch, ids []kv.BlockID) ([]kv.BlockID, error) {
+	for _, e := range sp.live {
+		if e == epoch {
+			continue
+		}
+		var absent []kv.BlockID
+		for part := range slices.Chunk(ids, existsBlocks) {
+			r, err := s.Cache.Exists(ctx, &pb.ExistsRequest{Namespace: name, Epoch: uint64(e), BlockIds: api.AppendIDs(nil, part)})
+			if status.Code(err) == codes.NotFound {
+				return ids, nil // the namespace was deleted meanwhile, and its event follows
+			}
+			if err != nil {
+				return nil, err
+			}
+			if len(r.GetPresent()) != len(part) {
+				return nil, fmt.Errorf("the node answered for %d of %d blocks", len(r.GetPresent()), len(part))
+			}
+			for i, present := range r.GetPresent() {
+				if present == 0 {
+					absent = append(absent, part[i])
+				}
+			}
+		}
+		ids = absent
+	}
+	return ids, nil
 }
 
 func (s *source) add(ns *pb.Namespace) *space {
@@ -404,16 +445,46 @@ func (s *source) add(ns *pb.Namespace) *space {
 		topic:       s.opts.Topic.of(s.name, ns.GetName()),
 		blockTokens: int(ns.GetGeometry().GetBlockTokens()),
 		flat:        ns.GetIndex() == pb.IndexKind_INDEX_KIND_FLAT,
-		epoch:       kv.Epoch(ns.GetEpoch()),
+		live:        liveEpochs(ns),
 	}
 	s.spaces[ns.GetName()] = sp
 	return sp
 }
 
-// clear publishes that a namespace is empty. It announces the other namespaces of the
-// same pod again, because consumers drop their blocks too.
-func (s *source) clear(ctx context.Context, sp *space, at time.Time) error {
+// liveEpochs returns the live epochs of a namespace, the newest first. A node that does
+// not list them has one.
+func liveEpochs(ns *pb.Namespace) []kv.Epoch {
+	if len(ns.GetLive()) == 0 {
+		return []kv.Epoch{kv.Epoch(ns.GetEpoch())}
+	}
+	live := make([]kv.Epoch, len(ns.GetLive()))
+	for i, e := range ns.GetLive() {
+		live[i] = kv.Epoch(e.GetEpoch())
+	}
+	return live
+}
+
+// retire publishes that a namespace has no block of the epochs for which gone returns
+// true. Events name no epoch, so it clears the namespace and announces the blocks of the
+// other epochs again.
+func (s *source) retire(ctx context.Context, name string, sp *space, at time.Time, gone func(kv.Epoch) bool) error {
+	n := len(sp.live)
+	if sp.live = slices.DeleteFunc(sp.live, gone); len(sp.live) == n {
+		return nil
+	}
+	return s.clear(ctx, name, sp, at)
+}
+
+// clear publishes that a namespace is empty, and then its blocks of the epochs in sp.live.
+// It announces the other namespaces of the same pod again, because consumers drop their
+// blocks too.
+func (s *source) clear(ctx context.Context, name string, sp *space, at time.Time) error {
 	s.publish(sp, at, Change{Kind: Cleared})
+	if len(sp.live) > 0 {
+		if _, err := s.list(ctx, name, sp); err != nil {
+			return err
+		}
+	}
 	if !s.opts.Topic.shared() {
 		return nil
 	}
@@ -434,6 +505,7 @@ func (s *source) announce(ctx context.Context) error {
 	case <-s.wake: // this announcement serves all requests up to now
 	default:
 	}
+	s.announced = time.Time{} // until this announcement is complete
 	resp, err := s.Admin.ListNamespaces(ctx, &pb.ListNamespacesRequest{})
 	if err != nil {
 		return err
@@ -468,7 +540,7 @@ func (s *source) announce(ctx context.Context) error {
 const listPage = 4096
 
 // list publishes the blocks of a namespace and returns their number. It omits blocks of
-// newer epochs than sp.epoch, because their events follow.
+// epochs that are not in sp.live, because their events follow.
 func (s *source) list(ctx context.Context, name string, sp *space) (blocks int, err error) {
 	var cursor []byte
 	for {
@@ -504,7 +576,7 @@ func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 	var blocks []block
 	at := make(map[kv.BlockID]int, len(listed))
 	for _, l := range listed {
-		if l.GetGroup() != 0 || kv.Epoch(l.GetEpoch()) != sp.epoch {
+		if l.GetGroup() != 0 || !slices.Contains(sp.live, kv.Epoch(l.GetEpoch())) {
 			continue
 		}
 		var b block
@@ -516,6 +588,9 @@ func (sp *space) chains(listed []*pb.Block) ([]Change, error) {
 			if b.parent, err = kv.BlockIDFromBytes(l.GetParent()); err != nil {
 				return nil, err
 			}
+		}
+		if _, listed := at[b.id]; listed {
+			continue // the block is listed in two epochs
 		}
 		at[b.id] = len(blocks)
 		blocks = append(blocks, b)

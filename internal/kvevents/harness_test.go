@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"sync"
@@ -91,20 +92,41 @@ func (h *host) bump(name string) {
 	must[*pb.BumpEpochResponse](h.t)(h.admin.BumpEpoch(h.t.Context(), &pb.BumpEpochRequest{Name: name}))
 }
 
+// epochs bumps a namespace, keeping some epochs live, or retires one of them.
+func (h *host) epochs(name string, rng *rand.Rand) {
+	h.t.Helper()
+	live := must[*pb.Namespace](h.t)(h.admin.GetNamespace(h.t.Context(), &pb.GetNamespaceRequest{Name: name})).GetLive()
+	if e := live[rng.IntN(len(live))]; e != live[0] {
+		must[*pb.RetireEpochResponse](h.t)(h.admin.RetireEpoch(h.t.Context(), &pb.RetireEpochRequest{Name: name, Epoch: e.GetEpoch()}))
+		return
+	}
+	must[*pb.BumpEpochResponse](h.t)(h.admin.BumpEpoch(h.t.Context(), &pb.BumpEpochRequest{Name: name, Keep: 1 + uint32(rng.IntN(3))}))
+}
+
 func (h *host) drop(name string) {
 	h.t.Helper()
 	must[*pb.DeleteNamespaceResponse](h.t)(h.admin.DeleteNamespace(h.t.Context(), &pb.DeleteNamespaceRequest{Name: name}))
 }
 
-// put stores blocks. In a chained namespace each is the child of the block before it.
+// put stores blocks in the newest epoch. In a chained namespace each is the child of the
+// block before it.
 func (h *host) put(name string, ids ...kv.BlockID) {
 	h.t.Helper()
+	h.putIn(name, 0, ids...)
+}
+
+// putIn stores blocks in the live epoch that is age epochs older than the newest, or in
+// the oldest.
+func (h *host) putIn(name string, age int, ids ...kv.BlockID) {
+	h.t.Helper()
+	live := must[*pb.Namespace](h.t)(h.admin.GetNamespace(h.t.Context(), &pb.GetNamespaceRequest{Name: name})).GetLive()
 	ns := must[kv.Namespace](h.t)(h.store.Namespace(h.t.Context(), name))
 	from := must[*client.Memory](h.t)(h.store.Register(make([]byte, int64(len(ids))*ns.Geometry.PieceBytes(0))))
 	defer from.Close(context.Background())
-	w, err := h.store.Write(h.t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: from, Epoch: ns.Epoch})
+	epoch := kv.Epoch(live[min(age, len(live)-1)].GetEpoch())
+	w, err := h.store.Write(h.t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: from, Epoch: epoch})
 	if err != nil || w.Outcome != client.Hit || w.Blocks != len(ids) {
-		h.t.Fatalf("write of %d blocks to %s: %+v, %v", len(ids), name, w, err)
+		h.t.Fatalf("write of %d blocks to epoch %d of %s: %+v, %v", len(ids), epoch, name, w, err)
 	}
 }
 
