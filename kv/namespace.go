@@ -3,6 +3,7 @@ package kv
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -16,6 +17,10 @@ type Epoch uint64
 
 // MaxLive bounds the live epochs of a namespace.
 const MaxLive = 16
+
+// MaxEpoch is the highest epoch that a caller may name: a bump to the next epoch may
+// pass it, so that a bump can always follow.
+const MaxEpoch Epoch = math.MaxInt64
 
 // NamespaceID is a namespace's number on one storage node. It is never reused
 // there, so the slots of a deleted namespace cannot be taken for those of a

@@ -244,7 +244,7 @@ func (t *Trie) DeleteNamespace(name string) error {
 // PlanBump returns the namespace as a bump to a later epoch leaves it: see
 // kv.Namespace.Bump. SetEpochs carries it out. to 0 means the next epoch, keep 0 means
 // 1. Errors: ErrNamespaceUnknown, ErrEpoch if to is not greater than the newest epoch
-// or keep is more than kv.MaxLive.
+// or is above kv.MaxEpoch, or keep is more than kv.MaxLive.
 func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error) {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()
@@ -252,8 +252,11 @@ func (t *Trie) PlanBump(name string, to kv.Epoch, keep int) (kv.Namespace, error
 	if err != nil {
 		return kv.Namespace{}, err
 	}
-	if to == 0 {
+	switch {
+	case to == 0:
 		to = ns.def.Epoch + 1
+	case to > kv.MaxEpoch:
+		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d; at most %d: %w", name, to, kv.MaxEpoch, ErrEpoch)
 	}
 	if to <= ns.def.Epoch {
 		return kv.Namespace{}, fmt.Errorf("trie: namespace %q: epoch %d after %d: %w", name, to, ns.def.Epoch, ErrEpoch)

@@ -3253,7 +3253,7 @@ func (x *DeleteNamespaceResponse) GetBytes() int64 {
 type BumpEpochRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	To    uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // 0: the next one; otherwise greater than the newest
+	To    uint64                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // 0: the next one; otherwise greater than the newest and below 2^63
 	// keep is how many epochs stay live, to included; 0: 1. Pinned ones stay live too.
 	Keep          uint32 `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
 	unknownFields protoimpl.UnknownFields

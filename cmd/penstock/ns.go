@@ -367,7 +367,7 @@ oldest pinned ones are retired. When space is short, blocks of the oldest epoch 
 		Example: `  penstock ns bump-epoch llama-3/70b
   penstock ns bump-epoch llama-3/70b --keep 2`,
 	}
-	cmd.Flags().Uint64Var(&to, "to", 0, "the new epoch, greater than the present one; 0: the next")
+	cmd.Flags().Uint64Var(&to, "to", 0, fmt.Sprintf("the new epoch, greater than the present one and at most %d; 0: the next", kv.MaxEpoch))
 	cmd.Flags().Uint32Var(&keep, "keep", 1, fmt.Sprintf("how many epochs stay live, the new one included, at most %d", kv.MaxLive))
 	return c.onNamespace(cmd, func(ctx context.Context, a admin, name string) error {
 		if keep < 1 || keep > kv.MaxLive {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -100,6 +101,11 @@ func TestLiveEpochs(t *testing.T) {
 	if _, err := r.node.BumpEpoch(t.Context(), "m", 0, kv.MaxLive+1); !errors.Is(err, storage.ErrRequest) {
 		t.Errorf("keep too many: %v", err)
 	}
+	for _, to := range []kv.Epoch{math.MaxUint64, kv.MaxEpoch + 1} {
+		if _, err := r.node.BumpEpoch(t.Context(), "m", to, 1); !errors.Is(err, storage.ErrRequest) {
+			t.Errorf("bump to %d: %v", to, err)
+		}
+	}
 	for e, want := range map[kv.Epoch]error{5: storage.ErrRequest, 1: storage.ErrRequest} {
 		if _, err := r.node.RetireEpoch(t.Context(), "m", e, false, false); !errors.Is(err, want) {
 			t.Errorf("retire epoch %d: %v", e, err)
@@ -125,6 +131,29 @@ func TestLiveEpochs(t *testing.T) {
 	}
 	if err != nil || !slices.Equal(cleared, []kv.Epoch{1, 2, 5}) {
 		t.Errorf("epochs %v were reported as cleared, %v; want 1, 2 and 5", cleared, err)
+	}
+}
+
+// TestLastEpoch: after the highest epoch that may be named bumps still follow, and no
+// namespace is created above it.
+func TestLastEpoch(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", small)
+	for i, to := range []kv.Epoch{kv.MaxEpoch, 0, 0} {
+		b, err := r.node.BumpEpoch(t.Context(), "m", to, 2)
+		if err != nil || b.Live[0] != kv.MaxEpoch+kv.Epoch(i) {
+			t.Fatalf("bump to %d: %+v, %v", to, b, err)
+		}
+		ids := chain(ns, 1, 1)
+		r.mustPut(at(ns, b.Live[0]), ids)
+		if _, n := r.load(at(ns, b.Live[0]), ids, func(q *storage.LoadRequest) { q.Epoch = b.Live[0] }); n != 1 {
+			t.Errorf("%d blocks of epoch %d", n, b.Live[0])
+		}
+	}
+	above := at(ns, kv.MaxEpoch+1)
+	above.Name, above.ID = "above", 0
+	if _, err := r.node.CreateNamespace(t.Context(), above); !errors.Is(err, storage.ErrRequest) {
+		t.Errorf("created: %v", err)
 	}
 }
 

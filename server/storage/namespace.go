@@ -151,9 +151,13 @@ func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 // is there, it is returned; if the definition differs, the error is
 // trie.ErrNamespaceExists. Epochs begin at 1: in a request, 0 means the current
 // one, so a namespace at 0 could not be asked for by name, and a reader that had
-// matched there would be given what was stored after a bump.
+// matched there would be given what was stored after a bump. An epoch above kv.MaxEpoch
+// is refused.
 func (n *Node) CreateNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	def.Epoch, def.Older, def.Keep = max(1, def.Epoch), nil, 0
+	if def.Epoch > kv.MaxEpoch {
+		return kv.Namespace{}, fmt.Errorf("%w: namespace %q: epoch %d; at most %d, so that bumps can follow", ErrRequest, def.Name, def.Epoch, kv.MaxEpoch)
+	}
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("%w: %w", ErrRequest, err)
 	}
@@ -260,8 +264,8 @@ type Bumped struct {
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch gives a namespace a later epoch, 0 for the next, at a cost that does not
-// depend on how many blocks there are. The keep newest epochs stay live, to included,
+// BumpEpoch gives a namespace a later epoch, 0 for the next and at most kv.MaxEpoch, at a
+// cost that does not depend on how many blocks there are. The keep newest epochs stay live, to included,
 // and those that are pinned; every block of the others becomes unmatchable. keep 0
 // means 1. A reservation made before belongs to the epoch that it was made for.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
@@ -276,6 +280,8 @@ func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 	case err == nil:
 	case keep < 0 || keep > kv.MaxLive:
 		return Bumped{}, fmt.Errorf("%w: keep %d epochs of namespace %q live; want 1 to %d", ErrRequest, keep, name, kv.MaxLive)
+	case to > kv.MaxEpoch:
+		return Bumped{}, fmt.Errorf("%w: epoch %d of namespace %q is above %d, the highest that may be named, so that bumps can follow: %w", ErrRequest, to, name, kv.MaxEpoch, trie.ErrEpoch)
 	case errors.Is(err, trie.ErrEpoch):
 		return Bumped{}, fmt.Errorf("%w: namespace %q is at epoch %d; it cannot go to %d: %w", ErrRequest, name, ns.Epoch, to, trie.ErrEpoch)
 	default:

@@ -29,6 +29,7 @@ block put m --tokens-file @prompt --data-file @blocks
 ns bump-epoch m --keep 2
 ns bump-epoch m --keep 0
 ns bump-epoch m --keep 17
+ns bump-epoch m --to 18446744073709551615
 prefix match m --tokens-file @prompt
 prefix match m --tokens-file @prompt --epoch 1
 prefix match m --tokens-file @prompt --oldest-epoch 1
@@ -40,6 +41,7 @@ ns retire-epoch m 1
 ns retire-epoch m one --yes
 ns retire-epoch m 2 --yes
 ns retire-epoch m 1 --dry-run
+ns show m --format json
 ns retire-epoch m 1 --yes --format json
 ns retire-epoch m 1 --yes
 ns bump-epoch m --keep 3 --format json
@@ -55,6 +57,8 @@ exit 2
 penstock: --keep 17: want 1 to 16
 Run 'penstock ns bump-epoch --help' for usage.
 exit 2
+penstock: bad request: epoch 18446744073709551615 of namespace "m" is above 9223372036854775807, the highest that may be named, so that bumps can follow: bad epoch
+exit 1
 matched  0 of 22 tokens, 0 of 5 blocks, 0 B
 cut      absent
 epoch    2
@@ -94,6 +98,53 @@ exit 2
 penstock: bad request: epoch 2 is the newest of namespace "m"; a bump retires it: penstock ns bump-epoch m
 exit 1
 would be retired: 5 blocks, 60 KiB
+{
+  "blocks": 5,
+  "epoch": 2,
+  "geometry": {
+    "block_tokens": 4,
+    "dtype": "",
+    "groups": [
+      {
+        "kind": "full",
+        "layers": 2,
+        "token_bytes": 1024,
+        "window_tokens": 0
+      }
+    ],
+    "layout": ""
+  },
+  "id": 1,
+  "index": "trie",
+  "leases": 0,
+  "live": [
+    {
+      "blocks": 0,
+      "bytes": 0,
+      "epoch": 2,
+      "hits": 0,
+      "kept": true,
+      "leases": 0,
+      "matches": 1,
+      "pins": 0
+    },
+    {
+      "blocks": 5,
+      "bytes": 61440,
+      "epoch": 1,
+      "hits": 10,
+      "kept": true,
+      "leases": 0,
+      "matches": 2,
+      "pins": 0
+    }
+  ],
+  "name": "m",
+  "quota_bytes": 0,
+  "salt_bytes": 0,
+  "tenant": "",
+  "used_bytes": 61440
+}
 {
   "blocks": 5,
   "bytes": 61440,
