@@ -3,9 +3,11 @@ package client_test
 import (
 	"encoding/hex"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
@@ -114,7 +116,7 @@ func TestBumpEpoch(t *testing.T) {
 	all := keys(8, 1)
 	r.mustPut(ns, all)
 	for range 2 {
-		if epoch, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch+1); err != nil || epoch != ns.Epoch+1 {
+		if epoch, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch+1, 1); err != nil || epoch != ns.Epoch+1 {
 			t.Fatalf("bump: %d, %v", epoch, err)
 		}
 	}
@@ -128,8 +130,56 @@ func TestBumpEpoch(t *testing.T) {
 			t.Errorf("epoch %d: %v, %v", of.Epoch, got, err)
 		}
 	}
-	if _, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch); !errors.Is(err, client.ErrMismatch) {
+	if _, err := r.store.BumpEpoch(t.Context(), "m", ns.Epoch, 1); !errors.Is(err, client.ErrMismatch) {
 		t.Errorf("bump to an older epoch: %v; want ErrMismatch", err)
+	}
+	for _, bad := range []struct {
+		to   kv.Epoch
+		keep int
+	}{{math.MaxUint64, 1}, {0, kv.MaxLive + 1}, {0, -1}} {
+		if _, err := r.store.BumpEpoch(t.Context(), "m", bad.to, bad.keep); !errors.Is(err, client.ErrRequest) {
+			t.Errorf("bump to %d, %d kept: %v; want ErrRequest", bad.to, bad.keep, err)
+		}
+	}
+}
+
+// TestRetireEpoch: a bump that keeps an epoch, a pin and a retirement reach every node.
+func TestRetireEpoch(t *testing.T) {
+	r := newRig(t, nil, newHost(t, nil), newHost(t, nil))
+	ns := r.namespace("m", geometry, kv.IndexFlat)
+	all := keys(8, 1)
+	r.mustPut(ns, all)
+	next, err := r.store.BumpEpoch(t.Context(), "m", 0, 2)
+	if err != nil || next != ns.Epoch+1 {
+		t.Fatalf("bump: %d, %v", next, err)
+	}
+	stored := func(want client.Presence) {
+		t.Helper()
+		got, err := r.store.Exists(t.Context(), client.KeysRequest{Namespace: ns, IDs: all}, false)
+		if err != nil || slices.ContainsFunc(got, func(p client.Presence) bool { return p != want }) {
+			t.Errorf("keys of epoch %d: %v, %v; want %v", ns.Epoch, got, err, want)
+		}
+	}
+	stored(client.Present)
+	pin, err := r.store.PinEpoch(t.Context(), ns, ns.Epoch, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.store.RetireEpoch(t.Context(), "m", ns.Epoch, false); !errors.Is(err, client.ErrMismatch) {
+		t.Errorf("retire a pinned epoch: %v; want ErrMismatch", err)
+	}
+	stored(client.Present)
+	if err := pin.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds nothing to retire
+		if err := r.store.RetireEpoch(t.Context(), "m", ns.Epoch, false); err != nil {
+			t.Fatal(err)
+		}
+		stored(client.Absent)
+	}
+	if err := r.store.RetireEpoch(t.Context(), "m", next, false); !errors.Is(err, client.ErrRequest) {
+		t.Errorf("retire the newest epoch: %v; want ErrRequest", err)
 	}
 }
 

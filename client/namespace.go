@@ -58,12 +58,16 @@ func (n *node) createNamespace(ctx context.Context, def kv.Namespace) error {
 }
 
 // BumpEpoch begins epoch to on every node and returns it. If to is 0, the new epoch is
-// one after the newest epoch of any node. A node that is at the new epoch already does
+// one after the newest epoch of any node. The newest keep epochs stay live, the new one
+// included, and pinned epochs too; 0 means 1. A node that is at the new epoch already does
 // not change. So several engines may bump to the same epoch, and a call may be repeated
 // with the returned epoch. Nodes that do not answer keep their old epoch and are misses
 // at the new one. Errors: ErrUnavailable (the error names the nodes that do not answer),
 // ErrMismatch (a node is at a later epoch), ErrNotFound, ErrAuth, and the error of ctx.
-func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (kv.Epoch, error) {
+func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (kv.Epoch, error) {
+	if keep < 0 || keep > kv.MaxLive {
+		return 0, fmt.Errorf("client: bump epoch: %w: keep %d epochs; want 0 to %d", ErrRequest, keep, kv.MaxLive)
+	}
 	if to == 0 {
 		ns, err := s.Namespace(ctx, name)
 		if err != nil {
@@ -73,7 +77,7 @@ func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (kv.Epo
 	}
 	var errs []error
 	for _, n := range s.nodes {
-		err := n.bumpEpoch(ctx, name, to)
+		err := n.bumpEpoch(ctx, name, to, keep)
 		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
 			err = fmt.Errorf("client: bump epoch: %w: %w", ErrUnavailable, hideInternal(err))
 		}
@@ -82,12 +86,12 @@ func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch) (kv.Epo
 	return to, errors.Join(errs...)
 }
 
-func (n *node) bumpEpoch(ctx context.Context, name string, to kv.Epoch) error {
+func (n *node) bumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) error {
 	sess, err := n.use(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = sess.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name, To: uint64(to)})
+	_, err = sess.admin.BumpEpoch(ctx, &pb.BumpEpochRequest{Name: name, To: uint64(to), Keep: uint32(keep)})
 	if err = n.failed(sess, callError(ctx, "bump epoch", n.target, err)); !errors.Is(err, ErrRequest) {
 		return err
 	}
@@ -97,6 +101,41 @@ func (n *node) bumpEpoch(ctx context.Context, name string, to kv.Epoch) error {
 		return nsErr
 	case ns.Epoch == to:
 		return nil
+	case ns.Epoch < to:
+		return err
 	}
 	return fmt.Errorf("client: bump epoch: %w: namespace %q is at epoch %d on %s, later than %d", ErrMismatch, name, ns.Epoch, n.target, to)
+}
+
+// RetireEpoch makes every block of an older live epoch a miss on every node. On a node
+// where the epoch is not live nothing changes. With force the pins of the epoch end.
+// Errors: ErrMismatch (the epoch is pinned, and force is not set), ErrRequest (it is the
+// newest epoch), ErrUnavailable (the error names the nodes that do not answer),
+// ErrNotFound, ErrAuth, and the error of ctx.
+func (s *Store) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force bool) error {
+	var errs []error
+	for _, n := range s.nodes {
+		err := n.retireEpoch(ctx, name, epoch, force)
+		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
+			err = fmt.Errorf("client: retire epoch: %w: %w", ErrUnavailable, hideInternal(err))
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func (n *node) retireEpoch(ctx context.Context, name string, epoch kv.Epoch, force bool) error {
+	sess, err := n.use(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = sess.admin.RetireEpoch(ctx, &pb.RetireEpochRequest{Name: name, Epoch: uint64(epoch), Force: force})
+	if err = n.failed(sess, callError(ctx, "retire epoch", n.target, err)); !errors.Is(err, ErrRequest) {
+		return err
+	}
+	ns, nsErr := n.namespace(ctx, name)
+	if nsErr == nil && ns.Epoch != epoch {
+		return nil // it is not live
+	}
+	return errors.Join(err, nsErr)
 }

@@ -55,7 +55,22 @@ int32_t penstock_epoch(penstock_namespace ns, uint32_t refresh, uint64_t *epoch,
 
 int32_t penstock_bump(penstock_namespace ns, uint64_t to, uint64_t *epoch, penstock_error *error) {
 	IN_OWNER(error);
-	return goBump(ns, to, epoch, error);
+	return goBumpKeep(ns, to, 1, epoch, error);
+}
+
+int32_t penstock_bump_keep(penstock_namespace ns, uint64_t to, uint32_t keep, uint64_t *epoch, penstock_error *error) {
+	IN_OWNER(error);
+	return goBumpKeep(ns, to, keep, epoch, error);
+}
+
+int32_t penstock_pin_epoch(penstock_namespace ns, uint64_t epoch, uint32_t ms, uint64_t *pinned, penstock_lease *lease, penstock_error *error) {
+	IN_OWNER(error);
+	return goPinEpoch(ns, epoch, ms, pinned, lease, error);
+}
+
+int32_t penstock_retire(penstock_namespace ns, uint64_t epoch, uint32_t force, penstock_error *error) {
+	IN_OWNER(error);
+	return goRetire(ns, epoch, force, error);
 }
 
 int32_t penstock_register(penstock_store store, void *addr, uint64_t n, penstock_memory *memory, penstock_error *error) {

@@ -202,15 +202,40 @@ func goEpoch(ns C.uint64_t, refresh C.uint32_t, epoch *C.uint64_t, to *C.penstoc
 	})
 }
 
-//export goBump
-func goBump(ns C.uint64_t, next C.uint64_t, epoch *C.uint64_t, to *C.penstock_error) C.int32_t {
+//export goBumpKeep
+func goBumpKeep(ns, next C.uint64_t, keep C.uint32_t, epoch *C.uint64_t, to *C.penstock_error) C.int32_t {
 	return inNamespace(ns, to, func(n *binding.Namespace) error {
-		e, err := n.Bump(kv.Epoch(next))
+		if keep < 1 || keep > kv.MaxLive {
+			return invalid("penstock_bump_keep: keep is %d; want 1 to %d", uint32(keep), kv.MaxLive)
+		}
+		e, err := n.Bump(kv.Epoch(next), int(keep))
 		if epoch != nil && e != 0 {
 			*epoch = C.uint64_t(e)
 		}
 		return err
 	})
+}
+
+//export goPinEpoch
+func goPinEpoch(ns, epoch C.uint64_t, ms C.uint32_t, pinned *C.uint64_t, lease *handle, to *C.penstock_error) C.int32_t {
+	return inNamespace(ns, to, func(n *binding.Namespace) error {
+		if lease == nil || ms == 0 {
+			return invalid("penstock_pin_epoch: ms is %d, lease is %p; want a duration and a place for the lease", uint32(ms), lease)
+		}
+		e, h, err := n.PinEpoch(kv.Epoch(epoch), millis(ms))
+		if err != nil {
+			return err
+		}
+		if *lease = handle(h); pinned != nil {
+			*pinned = C.uint64_t(e)
+		}
+		return nil
+	})
+}
+
+//export goRetire
+func goRetire(ns, epoch C.uint64_t, force C.uint32_t, to *C.penstock_error) C.int32_t {
+	return inNamespace(ns, to, func(n *binding.Namespace) error { return n.Retire(kv.Epoch(epoch), force != 0) })
 }
 
 //export goRegister
@@ -241,15 +266,22 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	if b == nil {
 		return nil, invalid("the batch is NULL")
 	}
-	if err := sized("penstock_batch", b.size, unsafe.Sizeof(*b)); err != nil {
-		return nil, err
+	// Version 1.0 ends before oldest_epoch.
+	first := uint64(b.size) == uint64(unsafe.Offsetof(b.oldest_epoch))
+	if !first {
+		if err := sized("penstock_batch", b.size, unsafe.Sizeof(*b)); err != nil {
+			return nil, err
+		}
 	}
-	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags > C.PENSTOCK_ANY_MEMORY {
+	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags > C.PENSTOCK_ANY_MEMORY|C.PENSTOCK_NEWEST {
 		return nil, invalid("penstock_batch: %d keys (1 to %d), key_offsets %p, flags %#x", uint32(b.n_keys), C.PENSTOCK_BATCH_MAX, b.key_offsets, uint32(b.flags))
 	}
 	out := &binding.Batch{
 		Epoch: kv.Epoch(b.epoch), Timeout: millis(b.timeout_ms), Lease: millis(b.lease_ms), AnyMemory: b.flags&C.PENSTOCK_ANY_MEMORY != 0,
-		First: int(b.first), KeyOffsets: slice[uint32](b.key_offsets, int(b.n_keys)+1),
+		First: int(b.first), KeyOffsets: slice[uint32](b.key_offsets, int(b.n_keys)+1), Newest: b.flags&C.PENSTOCK_NEWEST != 0,
+	}
+	if !first {
+		out.Oldest = kv.Epoch(b.oldest_epoch)
 	}
 	if total := out.KeyOffsets[b.n_keys]; total > C.PENSTOCK_BATCH_MAX*C.PENSTOCK_KEY_MAX || total > 0 && b.keys == nil {
 		return nil, invalid("penstock_batch: %d bytes of keys at %p", total, b.keys)

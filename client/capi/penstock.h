@@ -43,7 +43,8 @@
  *
  * VERSIONS. Structures that may grow begin with a field size. Set it to the sizeof of the
  * structure. Zero in another field selects the default. A library accepts callers of its
- * major version.
+ * major version and of its own or an earlier minor version: fields that the caller's
+ * structure lacks are 0.
  */
 #ifndef PENSTOCK_H
 #define PENSTOCK_H
@@ -55,7 +56,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010000u
+#define PENSTOCK_ABI_VERSION 0x00010001u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -246,6 +247,36 @@ int32_t penstock_epoch(penstock_namespace ns, uint32_t refresh, uint64_t *epoch,
  */
 int32_t penstock_bump(penstock_namespace ns, uint64_t to, uint64_t *epoch, penstock_error *error);
 
+/* The most live epochs of a namespace. */
+#define PENSTOCK_LIVE_MAX 16
+
+/*
+ * Begins a new epoch as penstock_bump does, and keeps the newest keep epochs live, the new
+ * one included: 1 to PENSTOCK_LIVE_MAX. penstock_bump keeps 1. Keys of a live epoch can be
+ * matched, read and written by calls that name the epoch, and by handles at it. Pinned
+ * epochs stay live too. A node that is at epoch to already does not change.
+ * Errors: as penstock_bump, INVALID. Since version 1.1.
+ */
+int32_t penstock_bump_keep(penstock_namespace ns, uint64_t to, uint32_t keep, uint64_t *epoch, penstock_error *error);
+
+/*
+ * Keeps an epoch live for ms milliseconds, whatever bumps follow; 0 selects the epoch of the
+ * handle. It writes the epoch to pinned, which may be NULL, and a lease to lease, for
+ * penstock_lease_renew and penstock_lease_release. Its keys may still be evicted. A restart
+ * of a node and penstock_retire with force end the pin there.
+ * Errors: MISMATCH (the epoch is not live), INVALID, NOT_FOUND, UNAVAILABLE, AUTH, VERSION, TIMEOUT, CLOSED, FORKED.
+ * Since version 1.1.
+ */
+int32_t penstock_pin_epoch(penstock_namespace ns, uint64_t epoch, uint32_t ms, uint64_t *pinned, penstock_lease *lease, penstock_error *error);
+
+/*
+ * Ends a live epoch that is not the newest, on every node: all its keys are misses. Where the
+ * epoch is not live nothing changes. force 1 ends the pins of the epoch.
+ * Errors: MISMATCH (the epoch is pinned), INVALID (it is the newest), NOT_FOUND, UNAVAILABLE, AUTH, VERSION, TIMEOUT, CLOSED, FORKED.
+ * Since version 1.1.
+ */
+int32_t penstock_retire(penstock_namespace ns, uint64_t epoch, uint32_t force, penstock_error *error);
+
 /*
  * Registers the n bytes at addr as memory for values. The memory must stay allocated until
  * penstock_unregister or penstock_close has returned. It must not overlap with other
@@ -259,7 +290,9 @@ int32_t penstock_unregister(penstock_memory memory, penstock_error *error);
 /* Flags of a batch. */
 enum {
 	/* Fragments may lie in memory that is not registered. The library registers that memory for the duration of the call. */
-	PENSTOCK_ANY_MEMORY = 1
+	PENSTOCK_ANY_MEMORY = 1,
+	/* match: the newest epoch of the nodes takes the place of epoch, which is 0. Since version 1.1. */
+	PENSTOCK_NEWEST = 2
 };
 
 /*
@@ -280,7 +313,7 @@ enum {
 typedef struct penstock_batch {
 	uint64_t size;                /* sizeof(penstock_batch) */
 	uint64_t epoch;               /* 0: the epoch of the handle */
-	uint32_t flags;               /* 0 or PENSTOCK_ANY_MEMORY */
+	uint32_t flags;               /* PENSTOCK_ANY_MEMORY, PENSTOCK_NEWEST */
 	uint32_t timeout_ms;          /* time limit; 0: penstock_options.timeout_ms */
 	uint32_t lease_ms;            /* match: duration of a lease on the matched prefix, which is not evicted meanwhile; 0: no lease */
 	uint32_t n_keys;
@@ -293,6 +326,12 @@ typedef struct penstock_batch {
 	const uint32_t *piece_fragments; /* n_pieces + 1 elements, or NULL */
 	const uint64_t *addresses;    /* one element for each fragment */
 	const uint64_t *lengths;      /* one element for each fragment */
+	/*
+	 * match: 0 matches keys of epoch only. Otherwise the result is the longest match of one live
+	 * epoch from oldest_epoch to epoch, and of equal matches that of the newest epoch. All keys of
+	 * the match are of penstock_result.epoch, which a get of them names. Since version 1.1.
+	 */
+	uint64_t oldest_epoch;
 } penstock_batch;
 
 /* Reasons why a prefix is not longer. */
@@ -317,7 +356,7 @@ typedef struct penstock_result {
 	uint32_t cut;          /* get and match: PENSTOCK_CUT_*, why prefix is not longer */
 	uint32_t reserved;
 	uint64_t bytes;        /* bytes transferred and verified; of a match: bytes that a get of the prefix transfers */
-	uint64_t epoch;        /* the epoch of the batch */
+	uint64_t epoch;        /* the epoch of the batch; of a match: the epoch of all matched keys */
 	penstock_lease lease;  /* match: 0 if no lease was granted */
 	penstock_error error;
 } penstock_result;

@@ -45,7 +45,10 @@ const BatchMax = 1 << 16
 // Batch is penstock_batch. Its slices may be the caller's memory. After Submit has
 // returned, the job uses only Results and the bytes at Addresses.
 type Batch struct {
-	Epoch     kv.Epoch
+	Epoch kv.Epoch
+	// Oldest and Newest are those of client.MatchRequest.
+	Oldest    kv.Epoch
+	Newest    bool
 	Timeout   time.Duration
 	Lease     time.Duration
 	AnyMemory bool
@@ -87,10 +90,13 @@ type call struct {
 	op  Op
 	ids []kv.BlockID
 	// first is the index of the first key whose value is transferred.
-	first   int
-	pieces  []client.Piece
-	within  time.Duration
-	lease   time.Duration
+	first  int
+	pieces []client.Piece
+	within time.Duration
+	lease  time.Duration
+	// oldest and newest are those of the batch.
+	oldest  kv.Epoch
+	newest  bool
 	results []byte
 	// memory is set if each piece is one fragment and all lie in one memory, at the
 	// pieces' offsets. Otherwise fragments is set.
@@ -110,7 +116,13 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 	if op < OpMatch || op > OpDelete {
 		return nil, invalid("operation %d", op)
 	}
-	c := &call{ns: n, def: n.Definition(), op: op, first: b.First, within: b.Timeout, lease: b.Lease}
+	c := &call{ns: n, def: n.Definition(), op: op, first: b.First, within: b.Timeout, lease: b.Lease, oldest: b.Oldest, newest: b.Newest}
+	if (b.Oldest != 0 || b.Newest) && op != OpMatch {
+		return nil, invalid("a range of epochs is for match only")
+	}
+	if b.Newest && b.Epoch != 0 {
+		return nil, invalid("the newest epoch and epoch %d are both asked for", b.Epoch)
+	}
 	if b.Epoch != 0 {
 		c.def.Epoch = b.Epoch
 	}

@@ -67,8 +67,11 @@ func (c *call) prefix() int {
 
 func (c *call) match(ctx context.Context, r *Result) {
 	s := c.ns.store
-	m, err := s.client.Match(ctx, client.MatchRequest{Namespace: c.def, IDs: c.ids, Lease: c.lease})
+	m, err := s.client.Match(ctx, client.MatchRequest{Namespace: c.def, IDs: c.ids, Lease: c.lease, Oldest: c.oldest, Newest: c.newest})
 	r.Prefix, r.Cut, r.Bytes, r.Err = m.Blocks, m.Cut, m.Bytes, err
+	if err == nil {
+		r.Epoch = m.Epoch
+	}
 	if m.Lease != nil {
 		l := &Lease{store: s, lease: m.Lease}
 		r.Lease = s.library.addLease(l)

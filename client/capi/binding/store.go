@@ -278,17 +278,41 @@ func (n *Namespace) Refresh() (epoch kv.Epoch, err error) {
 	return epoch, err
 }
 
-// Bump begins an epoch; see client.Store.BumpEpoch. It moves the handle to that epoch,
-// also if a node did not answer.
-func (n *Namespace) Bump(to kv.Epoch) (epoch kv.Epoch, err error) {
+// Bump begins an epoch and keeps some live; see client.Store.BumpEpoch. It moves the
+// handle to the new epoch, also if a node did not answer.
+func (n *Namespace) Bump(to kv.Epoch, keep int) (epoch kv.Epoch, err error) {
 	err = n.store.call(func(ctx context.Context) (err error) {
-		epoch, err = n.store.client.BumpEpoch(ctx, n.Definition().Name, to)
+		epoch, err = n.store.client.BumpEpoch(ctx, n.Definition().Name, to, keep)
 		if err == nil || errors.Is(err, client.ErrUnavailable) {
 			n.setEpoch(epoch)
 		}
 		return err
 	})
 	return epoch, err
+}
+
+// Retire ends an older live epoch; see client.Store.RetireEpoch.
+func (n *Namespace) Retire(epoch kv.Epoch, force bool) error {
+	return n.store.call(func(ctx context.Context) error {
+		return n.store.client.RetireEpoch(ctx, n.Definition().Name, epoch, force)
+	})
+}
+
+// PinEpoch keeps an epoch live for ttl, 0 for that of the handle; see
+// client.Store.PinEpoch. It returns the epoch and a Lease.
+func (n *Namespace) PinEpoch(epoch kv.Epoch, ttl time.Duration) (pinned kv.Epoch, lease Handle, err error) {
+	err = n.store.call(func(ctx context.Context) error {
+		ns := n.Definition()
+		if pinned = epoch; epoch == 0 {
+			pinned = ns.Epoch
+		}
+		l, err := n.store.client.PinEpoch(ctx, ns, pinned, ttl)
+		if err == nil {
+			lease = n.store.library.addLease(&Lease{store: n.store, lease: l})
+		}
+		return err
+	})
+	return pinned, lease, err
 }
 
 // Lease is a client.Lease with a handle.

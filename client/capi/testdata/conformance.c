@@ -3,6 +3,7 @@
 #include <penstock.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -258,6 +259,47 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 0, "%s", r.error.message);
 	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK || r.error.code == PENSTOCK_ERR_MISMATCH, "%s", r.error.message);
 	CHECK(r.ok == 0, "%u values of old weights were stored", r.ok);
+
+	// A bump that keeps the epoch before. A match names one epoch, a range or the newest.
+	CHECK(penstock_epoch(ns, 0, &epoch, &e) == PENSTOCK_OK, "%s", e.message);
+	batch = whole(a, KEYS);
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS, "%s", r.error.message);
+	CHECK(penstock_bump_keep(ns, 0, 0, &next, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "1 to 16"), "%s", e.message);
+	CHECK(penstock_bump_keep(ns, UINT64_MAX, 2, &next, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_bump_keep(ns, 0, 2, &next, &e) == PENSTOCK_OK && next == epoch + 1, "%s", e.message);
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 0 && r.epoch == next, "%s", r.error.message);
+	batch.oldest_epoch = epoch;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == KEYS && r.epoch == epoch, "%s, epoch %lu", r.error.message, (unsigned long)r.epoch);
+	batch.size = offsetof(penstock_batch, oldest_epoch); // a caller of version 1.0
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 0, "%s, %u", r.error.message, r.prefix);
+	batch.size++;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "size"), "%s", r.error.message);
+	batch.size = sizeof batch;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "match only"), "%s", r.error.message);
+	batch.oldest_epoch = 0;
+	batch.flags = PENSTOCK_NEWEST;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == 0 && r.epoch == next, "%s", r.error.message);
+	batch.epoch = epoch;
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	batch.flags = 0;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS && r.epoch == epoch, "%s", r.error.message);
+
+	// A pin keeps an epoch live through a bump, until it is released or the epoch is retired.
+	penstock_lease lease = 0;
+	uint64_t pinned = 0;
+	CHECK(penstock_pin_epoch(ns, epoch, 60000, NULL, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_pin_epoch(ns, epoch, 0, NULL, &lease, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_pin_epoch(ns, epoch + 50, 60000, NULL, &lease, &e) == PENSTOCK_ERR_MISMATCH && strstr(e.message, "not live"), "%s", e.message);
+	CHECK(penstock_pin_epoch(ns, epoch, 60000, &pinned, &lease, &e) == PENSTOCK_OK && pinned == epoch && lease != 0, "%s", e.message);
+	CHECK(penstock_bump(ns, 0, &next, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS, "%s", r.error.message);
+	CHECK(penstock_lease_renew(lease, 60000, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_retire(ns, epoch, 0, &e) == PENSTOCK_ERR_MISMATCH && strstr(e.message, "pinned"), "%s", e.message);
+	CHECK(penstock_retire(ns, next, 0, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "newest"), "%s", e.message);
+	CHECK(penstock_retire(ns, epoch, 1, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_retire(ns, epoch, 0, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_lease_renew(lease, 60000, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == 0, "%s", r.error.message);
 	CHECK(penstock_unregister(ma, &e) == PENSTOCK_OK, "%s", e.message);
 }
 
