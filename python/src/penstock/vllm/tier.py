@@ -122,7 +122,7 @@ class PenstockTier(compat.SecondaryTierManager):
         return namespace_name(self._options.namespace, model, facts, "tier"), digest(facts)
 
     def _open(self) -> _Open:
-        store = self._options.open(any_memory=False, jobs_max=_JOBS_MAX)
+        store = self._options.open(timeout=self._options.connect_timeout, any_memory=False, jobs_max=_JOBS_MAX)
         try:
             store.register_address(self._base, self._bytes)
             ns = store.namespace(self._name, flat=True, tenant=self._options.tenant, layout=self._layout, **row(self._row))
