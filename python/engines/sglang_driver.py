@@ -55,12 +55,14 @@ class Driver:
         return bool(self._run(self.engine.tokenizer_manager.flush_cache(timeout_s=120)).success)
 
     def attach(self, storage: dict[str, Any]) -> str:
-        """Attach Penstock, and return what went wrong."""
+        """Attach Penstock, and return what went wrong. SGLang refuses while pages are moved."""
+        self.flush()
         manager = self.engine.tokenizer_manager
         done = self._run(manager.attach_hicache_storage("dynamic", json.dumps(storage), "wait_complete", "write_through"))
         return "" if done.success else str(done.message)
 
     def detach(self) -> bool:
+        self.flush()
         return bool(self._run(self.engine.tokenizer_manager.detach_hicache_storage()).success)
 
     def clear(self) -> bool:

@@ -58,6 +58,12 @@ class SGLang:
     def attach(self, backend: dict[str, Any]) -> None:
         assert self.process.call("attach", storage=backend) == ""
 
+    def detach(self) -> None:
+        assert self.process.call("detach")
+
+    def update(self, model: Path, version: str | None) -> None:
+        assert self.process.call("update", model=str(model), version=version, timeout=PATIENCE) == ""
+
 
 def tokens(answers: list[dict[str, Any]]) -> list[list[int]]:
     return [answer["tokens"] for answer in answers]
@@ -220,3 +226,42 @@ def test_two_engines_at_once(first: SGLang, second: SGLang, few: list[list[int]]
         answers = engine.process.result("generate", timeout=PATIENCE)
         assert tokens(answers) == want_few
         assert loaded(answers) == [whole(p) for p in few]
+
+
+def test_updated_weights(
+    first: SGLang, second: SGLang, model: Path, updated_model: Path, few: list[list[int]], want_few: list[list[int]]
+) -> None:
+    """Nothing that was computed with other weights is loaded, whether the update has a version or not."""
+    first.detach()
+    first.update(updated_model, None)
+    want_new = tokens(first.generate(few))
+    first.process.kill()
+    assert want_new != want_few
+
+    second.update(updated_model, "2")
+    answers = second.generate(few)
+    assert (tokens(answers), loaded(answers)) == (want_new, [0] * len(few))
+    second.update(model, "default")
+    answers = second.generate(few)
+    assert (tokens(answers), loaded(answers)) == (want_few, [whole(p) for p in few]), "the first weights find what they stored"
+    second.update(updated_model, None)
+    answers = second.generate(few)
+    assert (tokens(answers), loaded(answers)) == (want_new, [0] * len(few)), "an update without a version begins another epoch"
+    second.update(model, None)
+    answers = second.generate(few)
+    assert (tokens(answers), loaded(answers)) == (want_few, [0] * len(few))
+
+
+def test_a_cleared_storage(second: SGLang, kept: testing.Node, few: list[list[int]], want_few: list[list[int]]) -> None:
+    with Store(kept.address) as store:
+        namespace = view(kept, store)
+        follower = Follower(kept)
+        follower.wait(namespace, few)
+        assert loaded(second.fresh(few)) == [whole(p) for p in few]
+        assert second.process.call("clear")
+        answers = second.fresh(few)
+        assert (tokens(answers), loaded(answers)) == (want_few, [0] * len(few))
+        namespace.refresh()
+        follower.wait(namespace, few)
+        follower.close()
+    assert loaded(second.fresh(few)) == [whole(p) for p in few]
