@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harness.faults import damage
 
 # SGLang imports sgl_kernel first, and decides when it is imported whether it runs on a CPU.
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -675,6 +676,19 @@ def test_a_node_that_is_killed(make: Make) -> None:
         again = make(pool, address=n.address)
         assert again.batch_set_v1(names, places) == [True]
         assert again.batch_exists(names) == 1
+
+
+def test_a_damaged_page_is_not_loaded(make: Make) -> None:
+    with testing.node() as n:
+        pool, names = mha(), keys(3)
+        b, places = make(pool, address=n.address), pages(pool, 3)
+        assert b.batch_set_v1(names, places) == [True] * 3
+        n.stop()
+        assert damage(n) > 0
+        n.start()
+        again = make(mha(), address=n.address)
+        assert again.batch_get_v1(names, places) == [False] * 3
+        assert again.counters["lost_pages"] == 3
 
 
 def test_a_load_is_bounded(make: Make, times: SimpleNamespace) -> None:
