@@ -108,6 +108,42 @@ def test_after_a_bump_all_keys_are_misses(store: Store, ns: Namespace) -> None:
         ns.bump(before)
 
 
+def test_several_epochs_are_live(ns: Namespace) -> None:
+    first = ns.epoch
+    ns.put(["a", "b"], [value(ns, 0), value(ns, 1)])
+    second = ns.bump(keep=2)
+    ns.put(["a"], [value(ns, 2)])
+    got = bytearray(ns.value_bytes)
+    for options, prefix, epoch in (
+        ({}, 1, second),
+        ({"epoch": first}, 2, first),
+        ({"oldest": first}, 2, first),
+        ({"newest": True}, 1, second),
+        ({"newest": True, "oldest": first}, 2, first),
+    ):
+        match = ns.match(["a", "b"], **options)
+        assert (match.prefix, match.epoch) == (prefix, epoch), options
+    for epoch, number in ((first, 0), (second, 2)):
+        assert ns.get(["a"], [got], epoch=epoch).ok == 1
+        assert bytes(got) == bytes(value(ns, number)), f"the value of epoch {epoch}"
+    with ns.pin(60, epoch=first) as pin:
+        third = ns.bump()
+        assert ns.match(["a", "b"], epoch=first).prefix == 2, "a pinned epoch"
+        assert ns.match(["a"], epoch=second).cut == Cut.EPOCH
+        pin.renew(60)
+        with pytest.raises(MismatchError, match="pinned"):
+            ns.retire(first)
+        with pytest.raises(InvalidError, match="newest"):
+            ns.retire(third)
+        ns.retire(first, force=True)
+        assert ns.match(["a"], epoch=first).cut == Cut.EPOCH
+    with pytest.raises(MismatchError, match="not live"):
+        ns.pin(60, epoch=first)
+    for keep in (0, 17):
+        with pytest.raises(InvalidError, match="1 to 16"):
+            ns.bump(keep=keep)
+
+
 def test_chain(make: MakeNamespace) -> None:
     ns = make(ids=True)
     ids = ns.chain(range(11))

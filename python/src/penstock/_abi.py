@@ -35,7 +35,7 @@ ERR_NOT_FOUND, ERR_TIMEOUT, ERR_CANCELED = 6, 9, 10
 CHAINED, FLAT = 1, 2
 KEYS_ANY, KEYS_IDS = 0, 1
 GROUP_FULL, GROUP_WINDOW, GROUP_STATE = 1, 2, 3
-ANY_MEMORY = 1
+ANY_MEMORY, NEWEST = 1, 2
 OP_MATCH, OP_GET, OP_PUT, OP_EXISTS, OP_TOUCH, OP_DELETE = 1, 2, 3, 4, 5, 6
 
 
@@ -118,6 +118,7 @@ class CBatch(Structure):
         ("piece_fragments", c_void_p),
         ("addresses", c_void_p),
         ("lengths", c_void_p),
+        ("oldest_epoch", c_uint64),
     ]
 
 
@@ -145,7 +146,9 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_close": [c_uint64, POINTER(CError)],
     "penstock_ensure": [c_uint64, POINTER(CDefinition), POINTER(c_uint64), POINTER(CError)],
     "penstock_epoch": [c_uint64, c_uint32, POINTER(c_uint64), POINTER(CError)],
-    "penstock_bump": [c_uint64, c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_bump_keep": [c_uint64, c_uint64, c_uint32, POINTER(c_uint64), POINTER(CError)],
+    "penstock_pin_epoch": [c_uint64, c_uint64, c_uint32, POINTER(c_uint64), POINTER(c_uint64), POINTER(CError)],
+    "penstock_retire": [c_uint64, c_uint64, c_uint32, POINTER(CError)],
     "penstock_register": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
     "penstock_unregister": [c_uint64, POINTER(CError)],
     "penstock_submit": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, POINTER(c_uint64), POINTER(CError)],

@@ -154,7 +154,8 @@ class _Closable:
 
 
 class Lease(_Closable):
-    """A lease on a matched prefix: the prefix is not evicted until the lease expires or is released.
+    """A lease on a matched prefix: the prefix is not evicted until the lease expires or is released. The lease of
+    ``Namespace.pin`` keeps an epoch live instead.
 
     Leaving the ``with`` block of a lease releases the lease.
     """
@@ -639,12 +640,24 @@ class Calls(Generic[_M, _R]):
     def _run(self, job: Job, batch: _abi.CBatch) -> _R:
         raise NotImplementedError
 
-    def match(self, keys: Iterable[Key], *, lease: float | None = None, epoch: int = 0, timeout: float | None = None) -> _M:
+    def match(
+        self,
+        keys: Iterable[Key],
+        *,
+        lease: float | None = None,
+        epoch: int = 0,
+        oldest: int = 0,
+        newest: bool = False,
+        timeout: float | None = None,
+    ) -> _M:
         """Find the longest stored prefix of the keys; in a flat namespace, the stored keys before the first absent one.
 
-        With ``lease``, the matched prefix is not evicted for ``lease`` seconds.
+        With ``lease``, the matched prefix is not evicted for ``lease`` seconds. By default only keys of ``epoch`` match.
+        With ``oldest``, the result is the longest match of one live epoch from ``oldest`` to ``epoch``; of equal matches
+        it is that of the newest epoch. With ``newest``, the newest epoch of the nodes takes the place of ``epoch``. All
+        keys of a match are of the result's ``epoch``, which a get of them names.
         """
-        return self._match(*self._prepare(_abi.OP_MATCH, keys, epoch=epoch, timeout=timeout, lease=lease))
+        return self._match(*self._prepare(_abi.OP_MATCH, keys, epoch=epoch, timeout=timeout, lease=lease, oldest=oldest, newest=newest))
 
     def get(
         self,
@@ -695,6 +708,8 @@ class Calls(Generic[_M, _R]):
         epoch: int,
         timeout: float | None,
         lease: float | None = None,
+        oldest: int = 0,
+        newest: bool = False,
     ) -> tuple[Job, _abi.CBatch]:
         """Return a job and its batch. The batch's arrays live as long as the batch."""
         self._core.open_handle()
@@ -703,13 +718,14 @@ class Calls(Generic[_M, _R]):
         batch = _abi.CBatch(
             size=ctypes.sizeof(_abi.CBatch),
             epoch=_count("epoch", epoch, 64),
-            flags=self._core.flags,
+            flags=self._core.flags | (_abi.NEWEST if newest else 0),
             timeout_ms=_ms("timeout", timeout),
             lease_ms=_ms("lease", lease),
             n_keys=len(keys),
             keys=keys.blob,
             key_offsets=keys.offsets.buffer_info()[0],
             first=_count("first", first),
+            oldest_epoch=_count("oldest", oldest, 64),
         )
         arrays = [keys.offsets]
 
@@ -815,15 +831,36 @@ class Namespace(Calls[Match, Result]):
         _abi.call(self._core.lib.penstock_epoch, self._ns, refresh, byref(epoch))
         return epoch.value
 
-    def bump(self, to: int = 0) -> int:
-        """Begin a new epoch, because the weights have changed, and return it. All stored blocks become misses.
+    def bump(self, to: int = 0, *, keep: int = 1) -> int:
+        """Begin a new epoch, because the weights have changed, and return it.
 
-        ``to`` is the new epoch; 0 means the newest epoch + 1.
+        ``to`` is the new epoch; 0 means the newest epoch + 1. The newest ``keep`` epochs stay live, the new one included,
+        and pinned epochs too: keys of a live epoch are stored and found by calls that name the epoch. The keys of all
+        other epochs become misses.
         """
         self._core.open_handle()
         epoch = ctypes.c_uint64(0)
-        _abi.call(self._core.lib.penstock_bump, self._ns, _count("to", to, 64), byref(epoch))
+        _abi.call(self._core.lib.penstock_bump_keep, self._ns, _count("to", to, 64), _count("keep", keep), byref(epoch))
         return epoch.value
+
+    def pin(self, seconds: float, *, epoch: int = 0) -> Lease:
+        """Keep an epoch live for ``seconds``, whatever bumps follow; 0 means the epoch of the namespace.
+
+        A group of rollouts can so continue with the weights that it began with. The keys of the epoch may still be
+        evicted. Raises MismatchError if the epoch is not live.
+        """
+        self._core.open_handle()
+        lease = ctypes.c_uint64(0)
+        _abi.call(self._core.lib.penstock_pin_epoch, self._ns, _count("epoch", epoch, 64), _ms("seconds", seconds), None, byref(lease))
+        return Lease(self._core, lease.value)
+
+    def retire(self, epoch: int, *, force: bool = False) -> None:
+        """End a live epoch that is not the newest: all its keys become misses.
+
+        Raises MismatchError if the epoch is pinned. ``force`` ends the pins instead.
+        """
+        self._core.open_handle()
+        _abi.call(self._core.lib.penstock_retire, self._ns, _count("epoch", epoch, 64), int(force))
 
     def chain(self, tokens: Iterable[int], *, parent: bytes | None = None, extra: bytes = b"") -> Keys:
         """Return the ids of the whole blocks of tokens. The namespace must have ``ids=True``.
