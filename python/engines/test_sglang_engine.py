@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.faults import damage
 from harness.process import HERE, Engine
 from harness.sessions import Session
 
@@ -115,6 +116,11 @@ class Follower:
             keys = page_keys(prompt)
             while keys and namespace.match(keys).prefix < len(keys):
                 self.events()  # an event may come before a look-up finds its blocks
+
+    def wait_for_any(self, epoch: int) -> None:
+        """Wait until a block of this epoch is stored."""
+        while not any(event["kind"] == "block_stored" and event["epoch"] == epoch for event in self.events()):
+            pass
 
     def close(self) -> None:
         self._process.kill()  # it does not end while events wait that nobody reads
@@ -265,3 +271,46 @@ def test_a_cleared_storage(second: SGLang, kept: testing.Node, few: list[list[in
         follower.wait(namespace, few)
         follower.close()
     assert loaded(second.fresh(few)) == [whole(p) for p in few]
+
+
+def test_faults_of_the_node(second: SGLang, kept: testing.Node, few: list[list[int]], want_few: list[list[int]]) -> None:
+    """A node that stands still, dies, or has damaged its bytes costs no request and no token."""
+    second.detach()
+    short = storage(kept, timeout=1, connect_timeout=1, retry_interval=1)
+    second.attach(short)
+
+    kept.pause()
+    assert tokens(second.fresh(few)) == want_few
+    kept.resume()
+
+    second.detach()
+    second.attach(storage(kept))
+    assert second.process.call("clear")
+    assert second.process.call("flush")
+    with Store(kept.address) as store:
+        epoch = view(kept, store).epoch
+        follower = Follower(kept)
+        second.process.submit("generate", prompts=few, output=OUTPUT)
+        follower.wait_for_any(epoch)
+    kept.kill()
+    follower.close()
+    assert tokens(second.process.result("generate", timeout=PATIENCE)) == want_few
+    assert tokens(second.fresh(few)) == want_few
+
+    kept.start()
+    second.detach()
+    second.attach(storage(kept))
+    with Store(kept.address) as store:
+        namespace = view(kept, store)
+        assert tokens(second.fresh(few)) == want_few
+        follower = Follower(kept)
+        follower.wait(namespace, few)
+        follower.close()
+    kept.stop()
+    assert damage(kept) > 0
+    kept.start()
+    second.detach()
+    second.attach(storage(kept))
+    answers = second.fresh(few)
+    assert tokens(answers) == want_few
+    assert sum(loaded(answers)) < sum(whole(p) for p in few), "no load has met a damaged page"
