@@ -477,7 +477,7 @@ def test_damaged_disk(make: Make, node: penstock_testing.Node) -> None:
 
 
 def test_full_node_evicts() -> None:
-    """LMCache's own eviction knows nothing of earlier processes, so the node evicts; what is found is right."""
+    """LMCache does not evict objects of earlier processes, so the node evicts them. Objects that are found have the right bytes."""
     with penstock_testing.node(capacity="64MiB") as node:
         client = PenstockL2(servers=node.address)
         total = 160

@@ -123,7 +123,7 @@ class Follower:
             pass
 
     def close(self) -> None:
-        self._process.kill()  # it does not end while events wait that nobody reads
+        self._process.kill()  # it blocks on its full standard output, which the test does not read
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()

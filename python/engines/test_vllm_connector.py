@@ -189,7 +189,7 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         assert vllm.call("second", "reset")
         assert vllm.call("second", "new_weights", version=7) == [7]
         assert vllm.call("second", "new_weights", version=7) == [7]
-        vllm.generate("second", [[5] * 40])  # a step tells the scheduler
+        vllm.generate("second", [[5] * 40])  # the scheduler learns of it in its next step
         answers = vllm.generate("second", prompts)
         assert [a["cached"] for a in answers] == [0, 0]
         vllm.call("plain", "update_weights", model=vllm.model)

@@ -135,7 +135,7 @@ def make(node: penstock_testing.Node, view: View) -> Iterator[Make]:
 
 
 def finished(tier: Any, count: int = 1) -> dict[int, Any]:
-    """Wait for the results of so many jobs. No job may be reported twice."""
+    """Wait for the results of ``count`` jobs. No job may be reported twice."""
     results: dict[int, Any] = {}
     while len(results) < count:
         if tier._jobs:
@@ -163,7 +163,7 @@ def find(tier: Any, keys: Sequence[bytes], name: str = "request") -> list[bool]:
 
 
 def store(tier: Any, view: View, count: int = 8) -> list[bytes]:
-    """Store so many rows and return their contents. Row i has key i."""
+    """Store ``count`` rows and return their contents. Row i has key i."""
     contents = [view.fill(i, i) for i in range(count)]
     tier.submit_store(job(1000, [key(i) for i in range(count)], range(count)))
     assert finished(tier)[1000].success
@@ -186,7 +186,7 @@ SURFACE = {
 
 
 def test_surface_of_the_installed_release() -> None:
-    """Each method that the base class has can be called on ours with the base's arguments; none is new or has gone."""
+    """Each method of the base class accepts the base's arguments on our class. The set of the base's methods is the one that we know."""
     from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
     from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
@@ -287,7 +287,7 @@ def test_many_jobs_complete_once(make: Make, view: View) -> None:
 
 
 def test_failed_load_is_a_miss(make: Make, view: View) -> None:
-    """Some rows of a load are gone: the others are reported, and these are a miss for the request, not a load for ever."""
+    """Some rows of a load are not stored any more. The load reports the others. The missing rows are a miss for the request."""
     tier = make()
     contents = store(tier, view)
     keys = [key(i) for i in range(4)]
@@ -301,7 +301,7 @@ def test_failed_load_is_a_miss(make: Make, view: View) -> None:
     assert (result.success, result.successful_keys) == (False, (keys[0], keys[2]))
     assert (view.row(20), view.row(21), view.row(22)) == (contents[0], before, contents[2])
     assert find(tier, keys) == [True, False, True, False]
-    # Another request asks anew once this one is finished.
+    # After this request has finished, another request looks the keys up again.
     tier.on_request_finished(context())
     tier.submit_store(job(2, [keys[1]], [1]))
     assert finished(tier)[2].success
@@ -309,7 +309,7 @@ def test_failed_load_is_a_miss(make: Make, view: View) -> None:
 
 
 def test_one_call_for_a_prefix(make: Make, view: View, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys that a request asks for in a step go into one call, and not on the scheduler's thread."""
+    """All keys that a request looks up in one step go into one call. The call does not run on the scheduler's thread."""
     tier = make()
     store(tier, view)
     calls: list[tuple[int, bool]] = []

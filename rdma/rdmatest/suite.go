@@ -31,7 +31,7 @@ type Config struct {
 	NICs int
 	// IdleTimeout is how long a silent peer lives: Provider.Vanishes.
 	IdleTimeout time.Duration
-	// Logger takes what the engine logs; nil: nothing.
+	// Logger receives the engine's log. If it is nil, the engine does not log.
 	Logger *slog.Logger
 }
 

@@ -34,7 +34,7 @@ class Session(NamedTuple):
 
 
 def sessions(count: int, *, turns: int = 4, tokens: int = 512, output: int = 8) -> list[Session]:
-    """Return the first sessions of the trace that have so many turns, each cut after them.
+    """Return the first ``count`` sessions of the trace that have ``turns`` turns or more. Each session ends after these turns.
 
     No prompt is longer than ``tokens``, and the longest prompt of a session has at least half as many.
 

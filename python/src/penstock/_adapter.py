@@ -49,7 +49,7 @@ class Connection:
     connect_timeout: float = 5.0
     """How long the start waits for the nodes. After that the engine serves without the cache until they answer."""
     retry_interval: float = 5.0
-    """How long an adapter leaves nodes alone that did not answer."""
+    """How long an adapter sends nothing to nodes that did not answer."""
 
     def open(self, *, timeout: float | None = None, any_memory: bool = True, jobs_max: int = 0) -> Store:
         return Store(
@@ -263,7 +263,7 @@ class Row(TypedDict):
     token_bytes: int
 
 
-# A layer of a row is at most so long, if the length can be divided. A layer of this length is verified while it arrives.
+# The longest layer of a row, in bytes, if the row's length can be divided. Up to this length a layer is verified while it arrives.
 _LAYER_BYTES = 1 << 20
 _LAYERS_MAX = 1 << 12
 _TOKEN_BYTES_MAX = 1 << 24
@@ -319,10 +319,11 @@ class Counters:
         self._log.warning("%s", text)
 
     def settle(self, *kinds: str) -> None:
-        """Log the next warning of these kinds again: what the last ones were about is over."""
-        if not self._warned.isdisjoint(kinds):
-            with self._lock:
-                self._warned.difference_update(kinds)
+        """Log the next warning of these kinds again, because the cause of the last one has ended. Without kinds: of all kinds."""
+        if not self._warned or (kinds and self._warned.isdisjoint(kinds)):
+            return  # the usual case takes no lock
+        with self._lock:
+            self._warned.difference_update(kinds or tuple(self._warned))
 
 
 _metric_lock = threading.Lock()

@@ -42,7 +42,7 @@ _LENGTH_BYTES = 8
 
 _JOBS_MAX = 65536
 
-# LMCache waits so many seconds for a deletion.
+# How long LMCache waits for a deletion, in seconds.
 _DELETION_WAIT = 30
 
 _GET, _SET, _EXISTS, _DELETE = "get", "set", "exists", "delete"
@@ -131,7 +131,7 @@ class PenstockL2:
         self._slots: dict[int, int] = {}  # the place of a length in the directory
         self._directory: Namespace | None = None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        # A store of its own: nobody else takes its completions.
+        # The adapter has its own store, so that no other code takes its completions.
         self._store = options_.open(timeout=options_.timeout, jobs_max=_JOBS_MAX)
         # The library signals the store's descriptor, this class signals _wake, and LMCache polls both as one.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

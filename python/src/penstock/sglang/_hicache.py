@@ -165,7 +165,7 @@ class PenstockHiCache(HiCacheStorage):
             return True
 
     def _disconnect(self) -> None:
-        """Close the store, so that the next attempt does not wait for what this one knows of dead nodes."""
+        """Close the store. The next attempt opens a new one, which does not remember that the nodes were dead."""
         store, self._store = self._store, None
         self._registered.clear()
         for pool in self._pools.values():
@@ -470,7 +470,7 @@ class _Stats:
 
     def __init__(self, enabled: bool) -> None:
         self._lock = threading.Lock()
-        self._enabled = enabled  # otherwise nobody takes it
+        self._enabled = enabled  # otherwise SGLang does not collect the statistics
         self._new = self._metrics()
 
     @contextlib.contextmanager

@@ -15,7 +15,7 @@ from penstock.errors import InvalidError
 __all__ = ["Pool", "geometry"]
 
 _PAGE_FIRST = ("page_first", "page_first_direct")
-# A part of a value that has a checksum of its own is at most so long: it is then verified while it arrives.
+# The longest part of a value that has its own checksum, in bytes. Up to this length a part is verified while it arrives.
 _PART_BYTES = 1 << 20
 _PARTS_MAX = 1 << 12
 
@@ -27,7 +27,7 @@ _SHAPE = (
 
 
 def geometry(fragments: Sequence[int], tokens: int) -> dict[str, int]:
-    """Return the geometry, as keywords of ``Store.namespace``, of pages of so many tokens, cut into fragments of these lengths."""
+    """Return the geometry of pages, as keywords of ``Store.namespace``, from their tokens and the lengths of their fragments in bytes."""
     step, total = math.gcd(*fragments), sum(fragments)
     if step % tokens:
         tokens = 1
@@ -147,7 +147,7 @@ class Pool:
                 yield tensor.data_ptr(), tensor.numel() * tensor.element_size(), tensor
 
     def pointers(self, indices: Any, pages: int) -> Pointers:
-        """Return where so many pages lie. Raises InvalidError unless indices are those of so many pages."""
+        """Return the addresses of pages. Raises InvalidError unless there is one index for each token of ``pages`` pages."""
         want = pages * self.page_tokens
         if indices is None or len(indices) != want:
             have = "none" if indices is None else len(indices)

@@ -104,7 +104,7 @@ def _layer(name: str, tensor: Any, blocks: int) -> Layer:
 
 
 def _check(layout: Layout, tensors: Mapping[str, Any]) -> None:
-    """Write a pattern through our addresses and read it as the engine does. The blocks' contents are put back."""
+    """Write a pattern through the connector's addresses and read it through the engine's tensors. Then restore the blocks' contents."""
     import torch
 
     for block in {layout.blocks - 1, layout.blocks // 2}:

@@ -38,7 +38,7 @@ class Options(_adapter.Connection):
     load_timeout: float = 10.0
     """Bound of a load. What has not come by then is computed."""
     save_timeout: float = 30.0
-    """Bound of a save. For so long a block that is being saved is not reused."""
+    """Bound of a save. The engine does not reuse a block until its save has ended."""
     save_blocks: int = 0
     """The most blocks that are being saved at once; further ones are dropped. 0: an eighth of the KV cache."""
 

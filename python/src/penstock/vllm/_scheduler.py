@@ -33,7 +33,7 @@ class _Open:
 
 
 class _Request:
-    """What the connector knows of one request of the engine."""
+    """The connector's state of one request of the engine."""
 
     def __init__(self, request: Any, chain: _adapter.Chain) -> None:
         self.request = request
@@ -53,11 +53,11 @@ class _Request:
 
 
 class Scheduler:
-    """Decides in each step what the workers load and save. None of its methods waits for a node, but attach and reset.
+    """Decides in each step what the workers load and save. Only attach and reset wait for nodes.
 
-    Blocks of a save are kept from being reused by a reference in the engine's block pool, which survives that the request ends
-    or is preempted, until all ranks have reported that the save is over. A request has one save under way at most, because
-    a block is refused while its predecessor is not stored.
+    A save holds a reference to its blocks in the engine's block pool until all ranks have reported its end. The engine does not
+    reuse the blocks before that, even if the request ends or is preempted. A request has at most one save under way, because
+    the node refuses a block whose predecessor is not stored.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Scheduler:
         return 0
 
     def allocated(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
-        """Plan the load of so many tokens into the last of the request's blocks."""
+        """Plan the load of ``tokens`` tokens into the request's blocks, beginning with the first block that the engine has not computed."""
         state = self._requests.get(request.request_id)
         if not tokens or state is None or state.found is None:
             return

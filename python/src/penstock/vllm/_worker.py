@@ -33,7 +33,7 @@ class _Open:
 
 
 class Worker:
-    """Submits the jobs of each step and collects those that are complete. None of its methods waits for a node, but register.
+    """Submits the jobs of each step and collects those that are complete. Only register and bump wait for nodes.
 
     The memory of a load is the engine's again when its job is complete, not before: when the time limit has passed, the library
     ends the job, and reports its end when nothing writes to the memory any more.

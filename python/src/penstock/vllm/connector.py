@@ -217,13 +217,13 @@ class PenstockConnector(KVConnectorBase_V1):
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         self._scheduler.finished(request, block_ids)
-        return False, None  # what is being saved has references of its own
+        return False, None  # the save holds its own references to the blocks
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.busy
 
     def reset_cache(self) -> bool | None:
-        """Begin a new epoch: what is stored is of older weights. False if the nodes have not confirmed it in time."""
+        """Begin a new epoch, so that KV of older weights is not found. Return False if the nodes have not confirmed it in time."""
         assert self._scheduler is not None
         return self._scheduler.reset()
 
@@ -289,7 +289,7 @@ def _facts(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extra_of(request: Any) -> Callable[[int, int], object] | None:
-    """Return the function that says what a block of the request depends on beside its tokens."""
+    """Return a function of a block's range of tokens that returns what the block's KV depends on beside the tokens."""
     lora = request.lora_request
     adapter = None if lora is None else (lora.lora_name, lora.lora_path)
 
