@@ -26,8 +26,8 @@ type leasePart struct {
 // PinEpoch keeps an epoch of the namespace live on every node that answers, for ttl: no
 // bump ends it meanwhile, so a group of rollouts can go on with the weights that it
 // began with. epoch 0 means ns.Epoch. Its blocks may still be evicted. A node's restart
-// ends the pin there, and so does an operator who retires the epoch by force: what is
-// asked of it then is a miss. Errors: ErrMismatch if the epoch is not live on a node,
+// ends the pin on that node, and so does an operator who retires the epoch by force. A
+// match of the epoch is then a miss. Errors: ErrMismatch if the epoch is not live on a node,
 // ErrNotFound, ErrRequest, ErrUnavailable if no node answers, ErrAuth, ctx's.
 func (s *Store) PinEpoch(ctx context.Context, ns kv.Namespace, epoch kv.Epoch, ttl time.Duration) (*Lease, error) {
 	if err := checkNamespace(ns); err != nil {
@@ -74,7 +74,7 @@ func (l *Lease) IDs() []uint64 {
 }
 
 // Renew makes the lease end ttl from now. Errors: ErrNotFound if it has ended
-// (the blocks may have gone, or the epoch been retired), ErrUnavailable, ctx's.
+// (the blocks may have been evicted, or the epoch retired), ErrUnavailable, ctx's.
 func (l *Lease) Renew(ctx context.Context, ttl time.Duration) error {
 	if ttl <= 0 {
 		return fmt.Errorf("client: %w: a lease of %v", ErrRequest, ttl)

@@ -36,9 +36,9 @@ type MatchRequest struct {
 	// blocks of this epoch alone match, and only if the node keeps it live.
 	Epoch kv.Epoch
 	// Oldest, if not 0, is the oldest epoch that may match: a caller that tolerates KV
-	// of weights up to n versions old asks for Epoch - n. The result is the longest
-	// match of one epoch from Oldest to Epoch, of several the newest: epochs are never
-	// mixed in one prefix. Read needs the result's Epoch.
+	// of weights up to n versions old sets it to Epoch - n. The result is the longest
+	// match of one epoch from Oldest to Epoch. If several epochs have a match of that
+	// length, it is the newest one's. One prefix never mixes epochs. Read needs the result's Epoch.
 	Oldest kv.Epoch
 	// Newest takes the node's newest epoch in place of Epoch, which must be 0: for
 	// callers without weights of their own.
@@ -57,9 +57,9 @@ type MatchResult struct {
 	IDs            []kv.BlockID
 	// Cut says why it is not longer.
 	Cut Cut
-	// Epoch is that of every block that matched. If none did, it is the newest that
-	// was asked for, as far as it is known. If no epoch that was asked for is live, the
-	// match is a Miss, cut by CutEpoch.
+	// Epoch is the epoch of every block that matched. If no block matched, it is the
+	// newest requested epoch that the client has learned of. If no requested epoch is
+	// live, the match is a Miss with CutEpoch.
 	Epoch kv.Epoch
 	// Bytes is the payload that a read of the whole match moves.
 	Bytes int64

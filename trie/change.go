@@ -2,7 +2,7 @@ package trie
 
 import "github.com/penstock-kv/penstock/kv"
 
-// ChangeKind says what a Change reports.
+// ChangeKind is the kind of a Change.
 type ChangeKind uint8
 
 const (
@@ -10,24 +10,24 @@ const (
 	BlockAdded ChangeKind = iota + 1
 	// BlockRemoved: the first piece of a block, which had been added, left the index or
 	// was doomed. Pieces below a doomed piece are reported when ReclaimStep or a Put
-	// comes to them.
+	// reaches them.
 	BlockRemoved
 	// SpaceCleared: no piece of the namespace's Epoch is matchable any more. Its blocks
 	// are not reported one by one.
 	SpaceCleared
 )
 
-// Change is a change of what the index holds, for consumers that mirror it. It is about
-// pieces of the first layer group only.
+// Change reports a change of the index to consumers that mirror the index. It covers only
+// pieces of the first layer group.
 type Change struct {
 	Kind ChangeKind
-	// Why: of BlockRemoved; of SpaceCleared it is Deleted if the namespace is gone, else
-	// Cleared.
+	// Why is the reason of BlockRemoved. Of SpaceCleared it is Deleted if the namespace
+	// was deleted, and Cleared otherwise.
 	Why       Why
 	Index     kv.IndexKind
 	Namespace string
 	Epoch     kv.Epoch
-	// ID is zero for SpaceCleared. Parent is the Entry's, of BlockAdded only.
+	// ID is zero for SpaceCleared. Parent is the Entry's parent, for BlockAdded only.
 	ID, Parent kv.BlockID
 }
 

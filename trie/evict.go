@@ -9,19 +9,19 @@ import (
 	"github.com/penstock-kv/penstock/kv"
 )
 
-// Why says why a piece left the index.
+// Why is the reason for which a piece left the index.
 type Why uint8
 
 const (
-	// Chosen: by Evict or Vacate, or by a Remove that says so.
+	// Chosen: by Evict or Vacate, or by a Remove with this reason.
 	Chosen Why = iota
 	// Deleted: by Delete, or it was below a deleted piece.
 	Deleted
-	// Dropped: by a Remove that says that the slot does not have the piece or cannot be
-	// read, or it was below such a piece.
+	// Dropped: by a Remove whose caller found that the slot has other bytes or cannot be
+	// read, or below such a piece.
 	Dropped
-	// Lost: by a Remove that says that the volume of the slot is gone, or it was below
-	// such a piece.
+	// Lost: by a Remove because the volume of the slot was removed, or below such a
+	// piece.
 	Lost
 	// Delivered: by Trie.Delivered.
 	Delivered
@@ -58,8 +58,8 @@ const (
 // policy's order; always leaf first, never what a lease holds. With only != 0 it
 // takes from that namespace alone. Within a namespace the oldest epoch goes first,
 // and in an epoch the order is that of age with a second chance for what was
-// touched. Fewer bytes than wanted means that nothing else may go. The pieces are
-// out of the index even if an error says that Pebble could not be told.
+// touched. Fewer bytes than wanted means that nothing else may be evicted. The pieces have
+// left the index even if Evict returns an error of the write to Pebble.
 func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
 	if err := t.usable(); err != nil {
 		return dst, err

@@ -643,7 +643,7 @@ func (f *fuzzer) bump(ns int) {
 	}
 }
 
-// live compares the live epochs with what the model says they have become.
+// live compares the live epochs with those of the model.
 func (f *fuzzer) live(ns int, want kv.Namespace) {
 	got, err := f.tr.Namespace(want.Name)
 	if err != nil {

@@ -258,8 +258,8 @@ func (t *Trie) Hold(id kv.NamespaceID, epoch kv.Epoch, block kv.BlockID) (LeaseI
 }
 
 // Renew makes the lease end ttl after now; 0 means at Release. It fails with
-// ErrLeaseUnknown if the lease has ended, even if nobody called ExpireLeases, or if
-// it held an epoch that is not live any more.
+// ErrLeaseUnknown if the lease has ended, also before a call of ExpireLeases, or if the
+// lease held an epoch that is not live any more.
 func (t *Trie) Renew(id LeaseID, ttl time.Duration, now time.Time) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()

@@ -64,7 +64,7 @@ type Piece struct {
 	Group uint8
 }
 
-// MatchOptions say what to match. The zero value matches the newest epoch
+// MatchOptions are the options of a match. The zero value matches the newest epoch
 // without a lease.
 type MatchOptions struct {
 	// Epoch is the newest epoch that may match; 0 means the namespace's newest.
@@ -226,8 +226,8 @@ type walk struct {
 	tip uint32
 }
 
-// descend matches the chain in one space. pieces begins with those of the caller's
-// buffer; what is behind them is written over.
+// descend matches the chain in one space. It appends to pieces, and overwrites the rest of
+// the buffer.
 func (w *walk) descend(sp *space, pieces []Piece) Match {
 	w.sp, w.tip, w.s.nodes = sp.number, 0, w.s.nodes[:0]
 	m := Match{Epoch: sp.epoch, Pieces: pieces[:w.base]}

@@ -44,7 +44,7 @@ const (
 	flagTransfer
 	// flagUnpark: the node is in leases.unpark. Set under the read lock.
 	flagUnpark
-	// flagDropped and flagLost say why a doomed node is doomed: see doomedWhy.
+	// flagDropped and flagLost encode why a doomed node is doomed; doomedWhy decodes them.
 	flagDropped
 	// flagLeaf: the node is in its space's leaves. Changes under the write lock only.
 	flagLeaf

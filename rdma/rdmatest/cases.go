@@ -787,8 +787,8 @@ func testMessagesRefused(t *env) {
 }
 
 // A message does not wait for all writes that were submitted before it: it arrives when
-// at most half of them are in place. A round in which the writes were done before the
-// message was sent, or its handler ran late, says nothing, so one good round is enough.
+// at most half of them are in place. A round proves nothing if the writes had ended before
+// the message was sent, or if the handler ran late, so one good round is enough.
 func testMessagePassesBulk(t *env) {
 	const writes, size, rounds = 64, 512 << 10, 200
 	if t.p.Quick {

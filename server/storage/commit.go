@@ -481,9 +481,9 @@ func (n *Node) publish(ctx context.Context, r *Reservation, all []committing) er
 // errVolumeRemoved: the volume was removed while blocks were written to it.
 var errVolumeRemoved = errors.New("the volume was removed meanwhile")
 
-// dropRemoved takes pieces out of the index again that were stored on a volume that is
-// removed by now, and their descendants. RemoveVolume drops what it finds in the index
-// after it has removed the volume, so a piece that it did not find comes by here.
+// dropRemoved removes from the index the pieces whose volume was removed during the Commit,
+// and their descendants. RemoveVolume drops the pieces that are in the index at that time.
+// A piece that enters the index later is dropped here.
 func (n *Node) dropRemoved(r *Reservation, stored []*committing) {
 	lost := len(r.ids)
 	for _, c := range stored {

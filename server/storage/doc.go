@@ -24,8 +24,9 @@
 //   - A deletion reaches the catalogue on the volumes before it is acknowledged
 //     (deletions), so that no rebuild of the index brings a deleted block back.
 //   - A change of the live epochs reaches the catalogue before the index. At the next
-//     start those epochs are live that both know, so a retired epoch stays retired
-//     wherever a crash came. Pins end at a start, and the epochs that needed one too.
+//     start an epoch is live if it is live in both, so a retired epoch stays retired
+//     wherever a crash interrupts the change. A start ends all pins, and the epochs that
+//     only a pin kept live.
 //   - bounded: the arena bounds bytes in flight, a gate bounds calls, and a call
 //     that waits longer than QueueWait is Busy. Each volume has a lane, which
 //     bounds the Loads that read from the volume and the memory that its device

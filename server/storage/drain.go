@@ -129,8 +129,8 @@ func (n *Node) removed(ref kv.Ref) bool {
 	return n.store.VolumeHealth(ref).Duty == health.Removed
 }
 
-// dropLost makes the piece in a slot of a removed volume, and what is below it,
-// unmatchable.
+// dropLost makes the piece in a slot of a removed volume unmatchable, and its
+// descendants.
 func (n *Node) dropLost(ref kv.Ref) {
 	n.forget(ref, trie.Lost)
 	n.wakeReclaim()

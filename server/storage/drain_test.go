@@ -407,8 +407,8 @@ func TestRemoveByForce(t *testing.T) {
 }
 
 // TestRemoveBesideCommit: a volume is removed by force between the writes of a Commit to
-// its slots and the Put. The index refers to no slot of that volume, Commit and the events
-// say of no lost block that it is stored, and the blocks can be stored again.
+// its slots and the Put. The index refers to no slot of that volume. Neither Commit nor an
+// event reports a lost block as stored, and the blocks can be stored again.
 func TestRemoveBesideCommit(t *testing.T) {
 	syncs := &logSyncs{waiting: make(chan struct{}), release: make(chan struct{})}
 	r := newRig(t, rigOptions{durability: blockstore.DurabilitySync, index: errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(syncs.fail))}, three()...)

@@ -427,7 +427,8 @@ func epochLife(t *testing.T, seed uint64) {
 		if off {
 			r.devices[rng.IntN(3)].(*memio.Device).PowerOffAfter(20 + rng.Int64N(200))
 		}
-		// undecided: the power failed during this tenant's change, to what is in maybe.
+		// undecided is the tenant whose change the power cut interrupted; maybe is the
+		// state after the change.
 		var undecided *epochModel
 		var maybe kv.Namespace
 		for range 40 {

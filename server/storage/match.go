@@ -11,7 +11,7 @@ import (
 // MatchResult is what a chain was found to be, with where its pieces lie.
 type MatchResult = trie.Match
 
-// MatchRequest says what to match.
+// MatchRequest is the request of a match.
 type MatchRequest struct {
 	Namespace string
 	// Epoch and Oldest are as in trie.MatchOptions: with Oldest 0 exactly that epoch,

@@ -128,11 +128,10 @@ func (n *Node) reconcileNamespaces(ctx context.Context) error {
 	return n.writeCatalogue(ctx, namespaces)
 }
 
-// agreed returns the namespace as the index has it with the live epochs that both the
-// catalogue and the index have. A change reaches the catalogue first, so at the same
-// newest epoch what the catalogue lacks was retired; a catalogue with a later epoch
-// knows of a bump that the index missed, and one with an earlier epoch lacks a volume
-// that knew more.
+// agreed returns the index's namespace with the epochs that are live in both the catalogue
+// and the index. A change reaches the catalogue first. If the newest epochs are equal, an
+// epoch that the catalogue lacks was retired. If the catalogue's is later, a bump did not
+// reach the index. If it is earlier, the volume with the newest catalogue is missing.
 func agreed(catalogued, indexed kv.Namespace) kv.Namespace {
 	if catalogued.Epoch < indexed.Epoch {
 		return indexed
@@ -264,10 +263,10 @@ type Bumped struct {
 	Live, Retired []kv.Epoch
 }
 
-// BumpEpoch gives a namespace a later epoch, 0 for the next and at most kv.MaxEpoch, at a
-// cost that does not depend on how many blocks there are. The keep newest epochs stay live, to included,
-// and those that are pinned; every block of the others becomes unmatchable. keep 0
-// means 1. A reservation made before belongs to the epoch that it was made for.
+// BumpEpoch gives a namespace a later epoch: to, at most kv.MaxEpoch, or the next one if to
+// is 0. The cost does not depend on the number of blocks. The keep newest epochs, to
+// included, and the pinned epochs stay live. Every block of the other epochs becomes
+// unmatchable. keep 0 means 1. A reservation made before belongs to the epoch that it was made for.
 func (n *Node) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) (Bumped, error) {
 	n.nsMu.Lock()
 	defer n.nsMu.Unlock()

@@ -164,9 +164,9 @@ func (r *rig) reclaimed() {
 	}
 }
 
-// TestStoredAgainBeforeReclaim: a block is deleted while a reader has leased what is
-// below it, and is stored again. When the lease ends and the old pieces leave the index,
-// no event says that the block is gone.
+// TestStoredAgainBeforeReclaim: a block is deleted while a reader has a lease on its
+// descendants, and is stored again. When the lease ends and the old pieces leave the index,
+// no event reports the block as removed.
 func TestStoredAgainBeforeReclaim(t *testing.T) {
 	for _, remove := range []struct {
 		name string
@@ -214,7 +214,7 @@ func TestStoredAgainBeforeReclaim(t *testing.T) {
 }
 
 // TestEventsFollowTheIndex has writers, deletions, evictions and epoch bumps in several
-// namespaces run at once. What the events say in the end is what the node holds.
+// namespaces run at once. A mirror built from the events equals the node's index in the end.
 func TestEventsFollowTheIndex(t *testing.T) {
 	r := newRig(t, rigOptions{capacityBytes: 4 << 20})
 	m := &mirror{t: t, node: r.node, holds: make(map[string]map[kv.BlockID]bool)}

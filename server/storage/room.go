@@ -127,7 +127,7 @@ func (r *roomMaker) free(ctx context.Context, layout ondisk.Layout, count int, a
 // segment of another size that costs least is emptied, to be cut anew.
 func (r *roomMaker) evictFor(ctx context.Context, layout ondisk.Layout, count int) error {
 	n := r.node
-	// Slots of deleted blocks and retired epochs cost nobody a hit.
+	// Reclaiming the slots of deleted blocks and retired epochs costs no hit.
 	if _, err := n.reclaimStep(); err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ const (
 	whyVolume    = "volume"
 )
 
-// removedWhy are the reasons of removals, by what the index says.
+// removedWhy maps the index's reason of a removal to the reason in events and metrics.
 var removedWhy = map[trie.Why]string{
 	trie.Chosen:    whyEvicted,
 	trie.Deleted:   whyDeleted,
@@ -255,8 +255,8 @@ var removedWhy = map[trie.Why]string{
 	trie.Delivered: whyDelivered,
 }
 
-// free gives back the slots of pieces that left the index and counts them. Consumers of
-// events are told first.
+// free publishes the events of pieces that left the index, then frees their slots and
+// counts them.
 func (n *Node) free(gone []trie.Evicted) (r Removed) {
 	n.publishChanges()
 	by := make(map[string]Removed)
