@@ -126,8 +126,12 @@ reproduce-quick: build ## the same without the longest simulations and with one 
 lint: ## import DAG, docs, gofmt, vet, staticcheck
 	go test ./internal/lint
 
-ci:
+ci: ## what a change must pass, an hour
 	.ci/run
+
+.PHONY: weekly
+weekly: ## what takes hours: more rounds of what ci has, and the README's test command 20 times
+	.ci/weekly
 
 proto: ## needs protoc; the plugins come from go.mod
 	go build -o bin/ google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
