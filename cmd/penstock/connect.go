@@ -211,10 +211,12 @@ func (c *connection) awaitListening(ctx context.Context) error {
 	switch refused := errors.Join(refusals...); {
 	case ctx.Err() == nil:
 		return nil
-	case errors.Is(ctx.Err(), context.DeadlineExceeded) && refused != nil:
+	case !errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return ctx.Err()
+	case refused != nil:
 		return c.hinted(status.Errorf(codes.Unavailable, "no connection within --timeout %v: %v", c.timeout, refused))
 	}
-	return ctx.Err()
+	return status.Errorf(codes.Unavailable, "no connection within --timeout %v to %s", c.timeout, strings.Join(servers, ", "))
 }
 
 // connectPause is the time between two attempts to connect to a node that is starting.

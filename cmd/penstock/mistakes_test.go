@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -103,12 +104,18 @@ func TestPinPrintsItsTTL(t *testing.T) {
 	}
 }
 
-// TestNoEventsInTime: --timeout is not said to be a node that is silent.
+// TestNoEventsInTime: the error of --timeout names the option, before and after the
+// connection is made.
 func TestNoEventsInTime(t *testing.T) {
 	s := startServed(t, t.TempDir()+"/volume")
-	r := s.run("events", "--timeout", "10ms")
-	if r.code != exitFailed || !strings.Contains(r.err, "--timeout 10ms ended the command after 0 events") {
-		t.Errorf("exit %d, %q", r.code, r.err)
+	for timeout := time.Nanosecond; ; timeout *= 10 {
+		r := s.run("events", "--timeout", timeout.String())
+		if r.code == exitFailed && strings.Contains(r.err, fmt.Sprintf("--timeout %v ended the command after 0 events", timeout)) {
+			return
+		}
+		if r.code != exitFailed || !strings.Contains(r.err, fmt.Sprintf("no connection within --timeout %v to %s", timeout, s.ready.Listen)) {
+			t.Fatalf("exit %d, %q", r.code, r.err)
+		}
 	}
 }
 

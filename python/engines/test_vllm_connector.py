@@ -274,18 +274,23 @@ def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[in
 
 
 def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Session]) -> None:
-    """Requests are preempted for want of blocks while theirs are being saved. What has been stored is right nevertheless."""
+    """Requests are preempted for want of blocks while their blocks are being saved. What has been stored is right nevertheless."""
     vllm = alone
-    prompts = turn(agents, 1)[:8]
-    tokens = tokens_of(vllm.generate("plain", prompts, output=64))
     with testing.node() as node:
         vllm.start("narrow", node, {"num_gpu_blocks_override": 64}, save_blocks=40)
-        assert tokens_of(vllm.generate("narrow", prompts, output=64)) == tokens
+        # Eight requests that run together grow from 48 to 80 blocks of the 63. Requests whose lookups are answered late may
+        # run after the others, so that a round has no preemption.
+        for first in range(0, len(agents) - 8, 8):
+            prompts = [prompt[:192] for prompt in turn(agents, 1)[first : first + 8]]
+            tokens = tokens_of(vllm.generate("plain", prompts, output=128))
+            assert tokens_of(vllm.generate("narrow", prompts, output=128)) == tokens
+            if vllm.call("narrow", "preemptions"):
+                break
         assert vllm.call("narrow", "preemptions") > 0
         assert vllm.call("narrow", "counters")["saved_blocks"] > 0
         vllm.stop("narrow")
         vllm.start("reader", node)
-        assert tokens_of(vllm.generate("reader", prompts, output=64)) == tokens
+        assert tokens_of(vllm.generate("reader", prompts, output=128)) == tokens
         assert vllm.call("reader", "counters")["hit_tokens"] > 0
         vllm.stop("reader")
 

@@ -18,6 +18,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler, and a single worker, in the engine's process
+# libgomp's threads do not survive a fork, and the first parallel loop of the child would wait for them for ever. With one
+# thread there are none. The engine sets its own number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import vllm
 from harness import process
