@@ -240,6 +240,23 @@ func TestCatalogueOfOneEpoch(t *testing.T) {
 	}
 }
 
+// awaitCleared waits until the node publishes, after event seq, that an epoch has ended.
+func (r *rig) awaitCleared(seq uint64) {
+	r.t.Helper()
+	for {
+		events, err := r.node.Events().After(r.t.Context(), seq, 1000)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, e := range events {
+			if e.Kind == storage.AllBlocksCleared {
+				return
+			}
+			seq = e.Sequence
+		}
+	}
+}
+
 // TestPinnedEpoch: a pin keeps an epoch live until it ends; then the node retires the
 // epoch by itself. A restart ends pins.
 func TestPinnedEpoch(t *testing.T) {
@@ -284,14 +301,14 @@ func TestPinnedEpoch(t *testing.T) {
 		if _, n := r.load(ns, ids, func(q *storage.LoadRequest) { q.Epoch = 1 }); n != 3 {
 			t.Errorf("%d of 3 blocks of the pinned epoch", n)
 		}
-		time.Sleep(50 * time.Second)
-		if err := r.node.Renew(lease, time.Minute); err != nil {
+		renewed, seq := time.Now(), r.node.Events().Last()
+		if err := r.node.Renew(lease, 2*time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(50 * time.Second)
-		live(2, 1)
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
+		r.awaitCleared(seq)
+		if d := time.Since(renewed); d < 2*time.Minute {
+			t.Errorf("the epoch ended %v after its pin was renewed for 2 minutes", d)
+		}
 		live(2)
 		if err := r.node.Renew(lease, time.Minute); !errors.Is(err, trie.ErrLeaseUnknown) {
 			t.Errorf("renewal of a pin that has ended: %v", err)
@@ -302,11 +319,11 @@ func TestPinnedEpoch(t *testing.T) {
 		}
 		bump()
 		live(3, 2)
+		seq = r.node.Events().Last()
 		if err := r.node.Release(lease); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Second)
-		synctest.Wait()
+		r.awaitCleared(seq)
 		live(3)
 		if lease, _, err = r.node.PinEpoch("b", "m", 3, time.Minute); err != nil {
 			t.Fatal(err)
