@@ -57,8 +57,7 @@ const (
 // live epochs that are not their namespace's newest, then transfer pieces, then the
 // policy's order; always leaf first, never what a lease holds. With only != 0 it
 // takes from that namespace alone. Within a namespace the oldest epoch goes first,
-// and in an epoch the order is that of age with a second chance for what was
-// touched. Fewer bytes than wanted means that nothing else may be evicted. The pieces have
+// and pieces of one epoch go by age, with a second chance for a touched piece. Fewer bytes than wanted means that nothing else may be evicted. The pieces have
 // left the index even if Evict returns an error of the write to Pebble.
 func (t *Trie) Evict(dst []Evicted, want int64, only kv.NamespaceID, now time.Time) ([]Evicted, error) {
 	if err := t.usable(); err != nil {
@@ -188,11 +187,11 @@ func (t *Trie) superseded() (spaces []*space) {
 	return spaces
 }
 
-// fromNamespace takes a step's worth of one namespace's pieces, oldest epoch first,
-// with excess only what is over its quota. The policy has one order for all
-// namespaces; asking it for one namespace's nodes would mean stepping over all
-// others. So each space lists its leaves, and a leaf that was touched gets a second
-// chance.
+// fromNamespace evicts one step of a namespace's pieces, oldest epoch first. With excess
+// it evicts only until the namespace is within its quota. The policy has one order for
+// all namespaces, so a search of that order for one namespace would step over the nodes
+// of all others. Therefore each space lists its leaves. A leaf that was touched gets a
+// second chance.
 func (e *eviction) fromNamespace(id kv.NamespaceID, excess bool) (more bool) {
 	t := e.t
 	t.mu.Lock()

@@ -34,7 +34,7 @@ const (
 
 	// formatVersion is written. Its namespace records may have older live epochs.
 	// singleEpochFormat is read too: its records have none and are otherwise the same.
-	// A program that knows only that format would drop the blocks of older epochs.
+	// An older program, which reads only that format, would drop the blocks of older epochs.
 	formatVersion     = "2"
 	singleEpochFormat = "1"
 

@@ -262,7 +262,8 @@ func (t *Trie) addGarbageLocked(ns *namespace, n int) {
 	ns.garbage += n
 }
 
-// addBytesLocked counts slots of a space; n is negative for those that leave.
+// addBytesLocked adds n slots to the byte count of a space. n is negative for slots that
+// the space gives back.
 func (t *Trie) addBytesLocked(sp *space, n int64) {
 	sp.bytes += n
 	sp.ns.bytes += n

@@ -52,9 +52,9 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is announced, gap, down or back. announced: all blocks of the node were
-	// published; Namespaces and Blocks have their numbers. Reason is the cause of a gap,
-	// or of a node being down.
+	// What is one of announced, gap, down and back. After announced, all blocks of the node
+	// are published, and Namespaces and Blocks count them. Reason is the cause of a gap, or
+	// why the node is down.
 	What       string `json:"what"`
 	Namespaces int    `json:"namespaces"`
 	Blocks     int    `json:"blocks"`

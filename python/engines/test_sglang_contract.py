@@ -351,7 +351,7 @@ def test_a_buffer_of_no_bytes_is_left_out(make: Make) -> None:
     assert content(state, again) == want
 
 
-# -- what is refused at the start
+# -- the adapter refuses pools and options at the start
 
 
 def test_layouts_that_are_refused(make: Make) -> None:
@@ -637,7 +637,7 @@ def test_updated_weights_miss_what_the_old_ones_stored(make: Make, monkeypatch: 
     assert b.batch_set_v1(names, places) == [True] * 2
 
 
-# -- nodes that do not do what they should
+# -- nodes that are away, slow or damaged
 
 
 @pytest.fixture

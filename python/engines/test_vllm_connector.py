@@ -181,7 +181,7 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         answers = vllm.generate("second", prompts)
         assert tokens_of(answers) == tokens_of(new)
         assert [a["cached"] for a in answers] == [0, 0]
-        # What it computes now is stored at the new epoch.
+        # The engine stores the blocks that it computes from here on at the new epoch.
         assert vllm.call("second", "reset")
         assert [a["cached"] for a in vllm.generate("second", prompts)] == [stored.cached(p) for p in prompts]
 

@@ -201,7 +201,7 @@ class Host:
 
 
 def drift() -> list[str]:
-    """Return where the connector's methods, and what it uses of the engine, differ from the engine that is installed."""
+    """Return the differences between the signatures that the connector was written for and those of the installed engine."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput

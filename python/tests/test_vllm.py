@@ -253,7 +253,7 @@ def test_a_load_that_has_failed_is_not_tried_again(engine: Engine) -> None:
     assert (load.first, load.blocks) == (0, [7, 8, 9])
     engine.side.update(None, ["b"], [8])
     assert engine.lookup(request) == 0
-    # The engine computes from the failed block on, and what it has computed is saved.
+    # The engine computes the failed block and the blocks after it. The connector saves these blocks.
     request.num_computed_tokens = BLOCK
     assert [s.first for s in engine.plan(request, 9).saves] == [1]
 
@@ -314,7 +314,7 @@ def test_a_node_that_is_away_is_left_alone_for_a_while(name: str) -> None:
             assert e.side._bumping is not None
             e.side._bumping.exception(60)
         e.now += 100
-        assert e.lookup(prompt("e", 3)) == 0  # what was stored is of the old weights
+        assert e.lookup(prompt("e", 3)) == 0  # the stored blocks belong to the old weights
         assert e.counters["lookups"] == 2
 
 

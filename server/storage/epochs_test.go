@@ -27,8 +27,8 @@ func at(ns kv.Namespace, e kv.Epoch) kv.Namespace {
 	return ns
 }
 
-// TestLiveEpochs: a writer and a reader of a live epoch get that epoch's bytes, and
-// nobody gets those of another.
+// TestLiveEpochs: a reader of a live epoch gets the bytes that were written in that epoch,
+// and never those of another epoch.
 func TestLiveEpochs(t *testing.T) {
 	r := newRig(t, rigOptions{}, memories(2, 1)...)
 	ns := r.namespace("m", small)

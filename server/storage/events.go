@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-kv/penstock/trie"
 )
 
-// EventKind says what an Event reports.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
@@ -185,7 +185,7 @@ func sameEvent(all []trie.Change) int {
 	return n
 }
 
-// eventOf returns the event that reports changes of which sameEvent says that one does.
+// eventOf returns the event for changes that sameEvent has put together.
 func (n *Node) eventOf(changes []trie.Change) Event {
 	first := &changes[0]
 	e := Event{Namespace: first.Namespace, Epoch: first.Epoch, Time: n.opts.Now()}

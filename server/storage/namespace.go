@@ -367,7 +367,7 @@ func (n *Node) settleEpochs(ctx context.Context) error {
 // PinEpoch leases a live epoch of a namespace, 0 for the newest, for ttl, at most
 // LeaseTTLMax: no bump retires it meanwhile, but more than kv.MaxLive epochs are never
 // live. Renew and Release are for it too. It returns the epoch. A pin waits for a bump
-// under way, so that what it returns is live. Errors: ErrRequest, ErrBusy,
+// under way, so that the epoch that it returns is live. Errors: ErrRequest, ErrBusy,
 // trie.ErrNamespaceUnknown.
 func (n *Node) PinEpoch(owner, name string, epoch kv.Epoch, ttl time.Duration) (trie.LeaseID, kv.Epoch, error) {
 	if ttl <= 0 {

@@ -115,9 +115,9 @@ type rebuild struct {
 
 // Rebuild makes the index from the slots' headers and the catalogue alone. The
 // newest slot of each piece counts. A block that had been evicted may be
-// matchable again: its bytes are those that were written for it, in a live epoch of
-// its namespace. A block that was deleted is not. Pins have ended, and the epochs that
-// needed one with them.
+// matchable again, with the bytes that its writer stored in a live epoch of its
+// namespace. A deleted block is not matchable again. Rebuild ends all pins, and retires
+// the epochs that only a pin kept live.
 func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	start := time.Now()
 	if opts.Logger == nil {

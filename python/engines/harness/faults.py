@@ -31,11 +31,10 @@ def _damage_file(file: Path) -> int:
         while page := f.read(_PAGE):
             if not any(page):
                 continue
-            at = f.tell() - len(page) + len(page) // 2
-            f.seek(at)
-            byte = f.read(1)[0]
-            f.seek(at)
-            f.write(bytes([byte ^ 1]))
-            f.seek(at - len(page) // 2 + len(page))
+            start = f.tell() - len(page)
+            middle = len(page) // 2
+            f.seek(start + middle)
+            f.write(bytes([page[middle] ^ 1]))
+            f.seek(start + len(page))
             flipped += 1
     return flipped

@@ -198,7 +198,7 @@ class Link(Generic[_T]):
         self._closing = threading.Event()
         self._settled = threading.Event()
         self.value: _T | None = None
-        """What was opened, or None."""
+        """The opened object, or None."""
         self.refused: errors.Error | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-link", daemon=True)
         self._thread.start()
@@ -209,7 +209,7 @@ class Link(Generic[_T]):
         return self.value is not None
 
     def call(self, function: Callable[[_T], _R]) -> Future[_R]:
-        """Call a function with what was opened, on the link's thread: at once, or as soon as it is open."""
+        """Call a function with the opened object, on the link's thread, as soon as the object is open."""
         future: Future[_R] = Future()
 
         def run(value: _T | None) -> None:
@@ -224,7 +224,7 @@ class Link(Generic[_T]):
         return future
 
     def close(self) -> None:
-        """End the thread. What was opened stays open."""
+        """End the thread. The opened object stays open."""
         self._closing.set()
         self._calls.put(None)
         self._thread.join()

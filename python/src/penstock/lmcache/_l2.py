@@ -160,7 +160,7 @@ class PenstockL2:
         return self._submit(_EXISTS, keys)
 
     def submit_batch_delete(self, keys: list[str]) -> int:
-        """Begin to remove objects. The completion says which were there."""
+        """Begin to remove objects. The completion reports which objects were stored."""
         return self._submit(_DELETE, keys)
 
     def drain_completions(self) -> list[Completion]:

@@ -184,7 +184,7 @@ class PenstockHiCache(HiCacheStorage):
             pool.outdated = False
         for address, length, tensor in pool.buffers():
             if address not in self._registered:
-                # Pools may share memory, which is registered once. What is not registered is so for each call.
+                # Pools may share memory, which is registered once. The library registers other memory with each call.
                 with contextlib.suppress(errors.InvalidError):
                     store.register_address(address, length, keep=tensor)
                 self._registered.add(address)
@@ -430,7 +430,7 @@ class PenstockHiCache(HiCacheStorage):
 
     @_guarded(_nothing)
     def get_stats(self) -> Any:
-        """Return what was moved since the last call."""
+        """Return the pages moved and the rates since the last call."""
         return self._stats.take()
 
     @_guarded(_nothing)
@@ -466,7 +466,7 @@ def _salt(version: str) -> str:
 
 
 class _Stats:
-    """What was moved, in the form of SGLang's metrics."""
+    """Pages moved and rates, in the form of SGLang's metrics."""
 
     def __init__(self, enabled: bool) -> None:
         self._lock = threading.Lock()

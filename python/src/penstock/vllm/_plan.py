@@ -36,7 +36,7 @@ class Options(_adapter.Connection):
     lookup_timeout: float = 1.0
     """Bound of a lookup. A request waits for it before it is scheduled."""
     load_timeout: float = 10.0
-    """Bound of a load. What has not come by then is computed."""
+    """Bound of a load. The engine computes the blocks that have not arrived by then."""
     save_timeout: float = 30.0
     """Bound of a save. The engine does not reuse a block until its save has ended."""
     save_blocks: int = 0

@@ -360,7 +360,7 @@ class Scheduler:
     # -- new weights
 
     def _new_generation(self) -> None:
-        """What was computed before is not saved any more: it is of the old weights."""
+        """Save no block that was computed before, because its KV belongs to the old weights."""
         self._counters.add("epochs")
         for state in [*self._requests.values(), *self._tails]:
             state.may_save = state.may_load = False

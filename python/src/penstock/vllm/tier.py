@@ -35,7 +35,7 @@ class Options(Connection):
     lookup_timeout: float = 1.0
     """Bound of a lookup, during which its request waits. After it, nothing is found."""
     load_timeout: float = 10.0
-    """Bound of a load. What has not come by then is computed."""
+    """Bound of a load. The engine computes the blocks that have not arrived by then."""
     store_timeout: float = 30.0
 
 
@@ -258,7 +258,7 @@ class PenstockTier(compat.SecondaryTierManager):
             self._events.append(compat.event(keys, removed=removed, locality=self.locality))
 
     def take_events(self) -> Iterable[Any]:
-        """Return what was stored, and what a load found missing, since the last call."""
+        """Return the events since the last call: keys that were stored, and keys that a load did not find."""
         if self._events is None:
             return ()
         events, self._events = self._events, []
