@@ -75,15 +75,7 @@ func (s *Store) BumpEpoch(ctx context.Context, name string, to kv.Epoch, keep in
 		}
 		to = ns.Epoch + 1
 	}
-	var errs []error
-	for _, n := range s.nodes {
-		err := n.bumpEpoch(ctx, name, to, keep)
-		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
-			err = fmt.Errorf("client: bump epoch: %w: %w", ErrUnavailable, hideInternal(err))
-		}
-		errs = append(errs, err)
-	}
-	return to, errors.Join(errs...)
+	return to, s.changeEach("bump epoch", func(n *node) error { return n.bumpEpoch(ctx, name, to, keep) })
 }
 
 func (n *node) bumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int) error {
@@ -113,11 +105,17 @@ func (n *node) bumpEpoch(ctx context.Context, name string, to kv.Epoch, keep int
 // newest epoch), ErrUnavailable (the error names the nodes that do not answer),
 // ErrNotFound, ErrAuth, and the error of ctx.
 func (s *Store) RetireEpoch(ctx context.Context, name string, epoch kv.Epoch, force bool) error {
+	return s.changeEach("retire epoch", func(n *node) error { return n.retireEpoch(ctx, name, epoch, force) })
+}
+
+// changeEach calls change for each node, one after the other, and joins the errors. A node
+// that does not answer is ErrUnavailable.
+func (s *Store) changeEach(what string, change func(*node) error) error {
 	var errs []error
 	for _, n := range s.nodes {
-		err := n.retireEpoch(ctx, name, epoch, force)
+		err := change(n)
 		if errors.Is(err, errDown) || errors.Is(err, errBusy) {
-			err = fmt.Errorf("client: retire epoch: %w: %w", ErrUnavailable, hideInternal(err))
+			err = fmt.Errorf("client: %s: %w: %w", what, ErrUnavailable, hideInternal(err))
 		}
 		errs = append(errs, err)
 	}
