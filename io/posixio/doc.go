@@ -23,6 +23,9 @@
 // file's space is reserved with fallocate, or where that is not supported by
 // writing zeroes.
 //
+// A read does not change its file's access time (O_NOATIME): on ext4 that would make
+// it wait for the journal, and so for a drive whose writes hang.
+//
 // Lock order: Dir.naming (held over the system calls that change names, which
 // are rare; Do never takes it), then Dir.mu, which guards the table of open files.
 // flusher.mu is held over one fdatasync, so that callers who wait for the same

@@ -114,10 +114,21 @@ func (d *Dir) openat(name string, flags int) (int, error) {
 	}
 	for {
 		fd, err := unix.Openat(d.fd, name, flags, 0o600)
-		if !errors.Is(err, unix.EINTR) {
-			return fd, sentinel(err)
+		if errors.Is(err, unix.EINTR) {
+			continue
 		}
+		if err == nil {
+			keepAccessTime(fd, flags)
+		}
+		return fd, sentinel(err)
 	}
+}
+
+// keepAccessTime makes reads of a file opened with flags leave its access time alone. ext4 writes a new access time to
+// its journal within the read, so reads would wait for a drive whose writes hang. The kernel refuses it to a process
+// that does not own the file (open(2), O_NOATIME); the file works without it.
+func keepAccessTime(fd, flags int) {
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags|unix.O_NOATIME)
 }
 
 func (d *Dir) unlink(name string) error { return sentinel(unix.Unlinkat(d.fd, name, 0)) }

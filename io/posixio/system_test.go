@@ -2,11 +2,13 @@ package posixio_test
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -235,6 +237,75 @@ func fill(t *testing.T, path string) {
 		}
 	}
 	if err := file.Sync(); err != nil && !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+}
+
+// TestAccessTime: a read leaves the access time of its file alone, because a file system may write a new one to its
+// journal before the read ends. A file of another owner is opened too, where the kernel refuses that.
+func TestAccessTime(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		direct bool
+		owner  int
+	}{{"page cache", false, 0}, {"direct", true, 0}, {"another owner", true, 12345}} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.owner != 0 && os.Geteuid() != 0 {
+				t.Skip("only root can make a file of another owner")
+			}
+			dir := t.TempDir()
+			opts := posixio.Options{Buffered: !c.direct}
+			want := random(t, 2)
+			first := open(t, dir, opts)
+			if err := do(t, first, blockio.Write, create(t, first, "a", 2), want, 1); err != nil {
+				t.Fatal(err)
+			}
+			if err := first.Close(); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, "a")
+			if c.owner != 0 {
+				if err := os.Chown(path, c.owner, -1); err != nil {
+					t.Fatal(err)
+				}
+				dropOwnership(t)
+			}
+			// The option relatime, the default of mount(8), renews an access time that is older than a day.
+			old := []unix.Timespec{{Sec: time.Now().Unix() - 3*24*3600}, {Nsec: unix.UTIME_OMIT}}
+			if err := unix.UtimesNanoAt(unix.AT_FDCWD, path, old, 0); err != nil && c.owner == 0 {
+				t.Fatal(err)
+			}
+			d := open(t, dir, opts)
+			f, err := d.Open("a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := random(t, 2)
+			if err := do(t, d, blockio.Read, f, got, 1); err != nil || !bytes.Equal(got, want) {
+				t.Fatalf("read: %v, the same bytes %v", err, bytes.Equal(got, want))
+			}
+			var st unix.Stat_t
+			if err := unix.Stat(path, &st); err != nil {
+				t.Fatal(err)
+			}
+			if c.owner == 0 && st.Atim.Sec != old[0].Sec {
+				t.Errorf("the read changed the access time from %d to %d", old[0].Sec, st.Atim.Sec)
+			}
+		})
+	}
+}
+
+// dropOwnership takes from the thread of the test, which ends with it, the capability to act as the owner of any file.
+func dropOwnership(t *testing.T) {
+	t.Helper()
+	runtime.LockOSThread() // never unlocked: the runtime ends the thread with the goroutine
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		t.Fatal(err)
+	}
+	sets[0].Effective &^= 1 << unix.CAP_FOWNER
+	if err := unix.Capset(&header, &sets[0]); err != nil {
 		t.Fatal(err)
 	}
 }
