@@ -47,6 +47,10 @@ type Desc struct {
 	// Base is the address of the first byte as the provider counts (0 for tcp,
 	// a virtual address for verbs); Len is in bytes.
 	Base, Len uint64
+	// Peers are the engines that may write there; empty: every engine with a session.
+	// A NIC sees the key of a write and not its sender, so the engine of a sender that
+	// is not among Peers uses a key that opens nothing.
+	Peers []EngineID
 }
 
 // Limits of the encoding.
@@ -76,7 +80,7 @@ func (d Desc) Addr() Addr {
 
 // AppendBinary appends the encoding of d, little-endian:
 //
-//	version 1 = 0xD1 | engine 16 | base 8 | len 8 | NICs 1 | NICs x ( addr length 1 | addr | key 8 )
+//	version 1 = 0xD1 | engine 16 | base 8 | len 8 | NICs 1 | NICs x ( addr length 1 | addr | key 8 ) | peers x engine 16, to the end
 func (d Desc) AppendBinary(b []byte) ([]byte, error) {
 	if len(d.NICs) > MaxNICs {
 		return b, fmt.Errorf("rdma: desc with %d NICs, at most %d: %w", len(d.NICs), MaxNICs, ErrRange)
@@ -93,6 +97,9 @@ func (d Desc) AppendBinary(b []byte) ([]byte, error) {
 		b = append(b, byte(len(n.Addr)))
 		b = append(b, n.Addr...)
 		b = binary.LittleEndian.AppendUint64(b, n.Key)
+	}
+	for _, p := range d.Peers {
+		b = append(b, p[:]...)
 	}
 	return b, nil
 }
@@ -116,6 +123,11 @@ func (d *Desc) UnmarshalBinary(b []byte) error {
 	for range n {
 		addr := NetAddr(r.take(int(r.byte())))
 		out.NICs = append(out.NICs, NICKey{Addr: addr, Key: r.uint64()})
+	}
+	for !r.short && len(r.b) > 0 {
+		var p EngineID
+		copy(p[:], r.take(len(p)))
+		out.Peers = append(out.Peers, p)
 	}
 	if err := r.end("desc", len(b)); err != nil {
 		return err

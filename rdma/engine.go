@@ -117,10 +117,10 @@ type Region interface {
 	// carries a key that opens nothing.
 	Desc() Desc
 	// Window opens the sub-range of n bytes from off with a key of its own, to the peers
-	// whose engines are named: they are given its Desc and nobody else is. Without a name it
-	// is open to every peer. Revoke may have to ask those to whom a window is open, so a
-	// window for one transfer names its peer. A provider that looks at each write refuses
-	// those of other peers; a NIC that writes past the CPU looks at the key alone.
+	// whose engines are named; without a name it is open to every peer. Writes of other
+	// peers are refused: by the target where it sees each write, otherwise by the engine of
+	// the sender, which finds the names in the Desc. Revoke may have to ask the peers to
+	// whom a window is open, so a window for one transfer names its peer.
 	//
 	// What it costs is the provider's: a map entry and some random bits over tcp and shm,
 	// commands of the card over verbs, a registration where the memory or the card has no

@@ -39,6 +39,19 @@ func TestDescEncoding(t *testing.T) {
 	if err := new(Desc).UnmarshalBinary(append(b, 0)); !errors.Is(err, ErrMalformed) {
 		t.Errorf("a byte too many: %v", err)
 	}
+	d.Peers = []EngineID{{7}, {8, 15: 9}}
+	named, err := d.MarshalBinary()
+	if err != nil || !bytes.Equal(named[:len(b)], b) || len(named) != len(b)+2*16 {
+		t.Errorf("with two peers: %d bytes after %d (%v)", len(named), len(b), err)
+	}
+	if err := back.UnmarshalBinary(named); err != nil || !reflect.DeepEqual(back, d) {
+		t.Errorf("decoded %+v, %v", back, err)
+	}
+	for i := len(b) + 1; i < len(named); i++ {
+		if err := new(Desc).UnmarshalBinary(named[:i]); i != len(b)+16 && !errors.Is(err, ErrMalformed) {
+			t.Fatalf("the first %d bytes of %d decode: %v", i, len(named), err)
+		}
+	}
 	d.NICs[0].Addr += NetAddr(b)
 	if _, err := d.MarshalBinary(); !errors.Is(err, ErrRange) {
 		t.Errorf("address too long: %v", err)
@@ -75,6 +88,8 @@ func TestAddrEncoding(t *testing.T) {
 // FuzzDesc: what decodes encodes to the same bytes, for both encodings.
 func FuzzDesc(f *testing.F) {
 	b, _ := Desc{NICs: []NICKey{{"a:1", 2}}}.MarshalBinary()
+	f.Add(b)
+	b, _ = Desc{NICs: []NICKey{{"a:1", 2}}, Peers: []EngineID{{3}}}.MarshalBinary()
 	f.Add(b)
 	b, _ = Addr{NICs: []NetAddr{"a:1"}}.MarshalBinary()
 	f.Add(b)

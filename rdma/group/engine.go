@@ -348,7 +348,7 @@ func (e *Engine) prepare(ctx context.Context, s *session, src rdma.Region, dst *
 	if err != nil {
 		return nil, err
 	}
-	err = o.aim(dst)
+	err = o.aim(dst, e.id)
 	if err == nil && own != nil {
 		if err = own.readers.Acquire(); err == nil {
 			o.src = own

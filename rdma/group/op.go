@@ -2,6 +2,7 @@ package group
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-kv/penstock/rdma"
@@ -114,15 +115,22 @@ func (o *op) key(serial uint32) (uint64, bool) {
 	return 0, false
 }
 
-// aim sets where o goes: the ways and the base of d.
-func (o *op) aim(d *rdma.Desc) error {
+// aim sets where o goes: the ways and the base of d. If d is for other engines than self,
+// each key is 0, which is never posted and which the target refuses: the target's Revoke
+// asks only the engines that d names, and no other may have a Work in flight then.
+func (o *op) aim(d *rdma.Desc, self rdma.EngineID) error {
 	o.base = d.Base
+	ours := len(d.Peers) == 0 || slices.Contains(d.Peers, self)
 	for _, n := range d.NICs {
 		serial, ok := serialOf(n.Addr)
 		if !ok {
 			return fmt.Errorf("group: Desc with NIC address %q, which no engine of this kind gives out: %w", n.Addr, rdma.ErrMalformed)
 		}
-		o.keys = append(o.keys, remoteKey{serial, n.Key})
+		k := remoteKey{serial: serial}
+		if ours {
+			k.key = n.Key
+		}
+		o.keys = append(o.keys, k)
 	}
 	if len(o.keys) == 0 {
 		return fmt.Errorf("group: write to a Desc without a key: %w", rdma.ErrMalformed)

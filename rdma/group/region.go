@@ -252,7 +252,8 @@ type window struct {
 	spans []rdma.Span
 	mem   []byte
 	mems  []atomic.Pointer[nicMemory]
-	// peers were given the Desc; empty: every peer may have it.
+	// peers may write here; empty: every peer. The engine of any other peer uses no key of
+	// a Desc that does not name it (op.aim), so Revoke need not ask that peer.
 	peers []rdma.EngineID
 
 	// done is closed when the window has been revoked for good.
@@ -338,7 +339,7 @@ func (w *window) Bytes() []byte {
 func (w *window) Desc() rdma.Desc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return rdma.Desc{Engine: w.region.e.id, NICs: append([]rdma.NICKey(nil), w.keys...), Base: w.base, Len: w.n}
+	return rdma.Desc{Engine: w.region.e.id, NICs: slices.Clone(w.keys), Base: w.base, Len: w.n, Peers: slices.Clone(w.peers)}
 }
 
 // holds reports whether n bytes at addr lie in the window.

@@ -379,6 +379,57 @@ func testWindow(t *env) {
 	}
 }
 
+// A window that names peers takes the writes of each of them. An engine that has its Desc
+// and is not named is refused, with and without payload, and its session goes on.
+func testWindowPeers(t *env) {
+	server := t.engine(Config{Listen: true})
+	const n = 5000
+	dst, mem := t.region(server, n)
+	var engines []rdma.Engine
+	var ids []rdma.EngineID
+	for range 3 {
+		e := t.engine(Config{})
+		t.connect(e, server)
+		engines, ids = append(engines, e), append(ids, e.Addr().Engine)
+	}
+	win, err := dst.Window(0, n, ids[:2]...)
+	t.must(err)
+	spans, err := dst.WindowSpans([]rdma.Span{{Offset: 0, Len: 100}, {Offset: 200, Len: 100}}, ids[0])
+	t.must(err)
+	for _, w := range []struct {
+		window rdma.Window
+		named  int
+		len    uint64
+	}{{win, 2, n}, {spans, 1, 100}} {
+		for i, e := range engines {
+			src, from := t.random(e, n)
+			before := bytes.Clone(mem)
+			counted, refused := server.Stats().ImmediatesIn, server.Stats().RefusedIn[rdma.ReasonKey]
+			for _, size := range []uint64{w.len, 0} {
+				err := t.write(e, rdma.Write{Src: src, Dst: t.sent(w.window.Desc()), Len: size, Imm: rdma.ImmOf(uint32(i))})
+				if i < w.named {
+					t.must(err)
+				} else {
+					t.wantRefused(err, rdma.ReasonKey)
+				}
+			}
+			if i < w.named {
+				copy(before, from[:w.len])
+				counted += 2
+			} else {
+				refused += 2
+			}
+			if st := server.Stats(); !bytes.Equal(mem, before) || st.ImmediatesIn != counted || st.RefusedIn[rdma.ReasonKey] != refused {
+				t.Errorf("engine %d of a window of %d peers: %d immediates, want %d; %d refused, want %d; memory as it should be: %v",
+					i, w.named, st.ImmediatesIn, counted, st.RefusedIn[rdma.ReasonKey], refused, bytes.Equal(mem, before))
+			}
+		}
+	}
+	for _, e := range engines {
+		t.roundTrip(e, server)
+	}
+}
+
 // A window over spans opens each of them by one key, and what lies between them
 // stays closed where the provider says so. The ends are closed everywhere.
 func testWindowSpans(t *env) {

@@ -106,6 +106,7 @@ func Cases() []Case {
 		{"refusals are logged", testRefusalsLogged},
 		{"its own ends are no warning", testOwnEnds},
 		{"window isolates", testWindow},
+		{"window of some peers", testWindowPeers},
 		{"window over spans", testWindowSpans},
 		{"write refused here", testLocalErrors},
 		{"revoke under fire", testRevokeUnderFire},
