@@ -82,7 +82,11 @@
 // final, Revoke closes it and polls what had arrived. Otherwise the peers are
 // asked first to withdraw the keys: they post none of them any more, wait for
 // what is posted, and confirm; the endpoints of a peer that does not within
-// RevokeTimeout are shut.
+// RevokeTimeout are shut. Sessions that are ending are waited for.
+//
+// The peers asked are those that the window names, or all. A Desc carries the names, and
+// an engine that is not among them posts no Work with the Desc's keys: the Works of an
+// engine that is not asked could land after Revoke.
 //
 // # NICs that die
 //

@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -44,6 +46,8 @@ type Engine struct {
 	running sync.WaitGroup
 	revokes sync.WaitGroup
 	closed  chan struct{}
+	// asking holds a token for each revocation that asks peers: withdrawalsMax at most.
+	asking chan struct{}
 
 	// nics are the NICs in use, or the last that was in that place.
 	nics []atomic.Pointer[nic]
@@ -115,6 +119,7 @@ func newEngine(opts Options) (_ *Engine, err error) {
 		opts: opts, log: quiet.New[logKind](opts.Logger),
 		imms:    rdma.NewImmCounters(opts.EarlyImmediates),
 		closed:  make(chan struct{}),
+		asking:  make(chan struct{}, withdrawalsMax),
 		nics:    make([]atomic.Pointer[nic], len(opts.Domains)),
 		all:     make(map[*session]struct{}),
 		regions: make(map[*region]struct{}), keys: make(map[remoteKey]*window),
@@ -247,6 +252,14 @@ func (e *Engine) alive(peer rdma.EngineID) bool {
 
 // sessions returns the live sessions.
 func (e *Engine) sessions() []*session { return e.peers.All() }
+
+// unremoved returns the sessions that are alive and those that are ending: the peers whose
+// payload may land here.
+func (e *Engine) unremoved() []*session {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Keys(e.all))
+}
 
 // Peers implements rdma.Engine.
 func (e *Engine) Peers() []rdma.Peer {
@@ -476,11 +489,8 @@ func (e *Engine) Close() error {
 		return nil
 	}
 	e.closing = true
-	all := make([]*session, 0, len(e.all))
-	for s := range e.all {
-		all = append(all, s)
-	}
 	e.mu.Unlock()
+	all := e.unremoved() // no session is added any more
 	e.cancel()
 	if e.opts.Control.Listener != nil {
 		_ = e.opts.Control.Listener.Close()

@@ -10,7 +10,7 @@ import (
 )
 
 // withdrawalsMax bounds the keys that a peer can make us remember, in
-// withdrawals of up to maxKeys.
+// withdrawals of up to maxKeys. An engine asks for no more at a time.
 const withdrawalsMax = 1 << 14
 
 // withdrawals are the keys that a peer has asked us not to use any more, until
@@ -183,11 +183,14 @@ func (e *Engine) beginRevoke() bool {
 //
 // A NIC whose Memory.Close is final does it alone. Otherwise the peers to whom the window
 // is open are asked to write with these keys no more, and to confirm once what they have
-// posted has ended; the endpoints of one that does not confirm in time are shut.
+// posted has ended; the endpoints of one that does not confirm in time are shut. A session
+// that is ending counts until its endpoints are shut: payload lands through them until then.
 func (e *Engine) revoke(w *window, keys []remoteKey) {
 	var sessions map[*session]bool
 	id := uint64(0)
 	if !e.final && len(keys) > 0 {
+		e.asking <- struct{}{}
+		defer func() { <-e.asking }()
 		id = e.revocations.Add(1)
 		sessions = make(map[*session]bool)
 		e.withdraw(w, &withdraw{id, keys}, sessions)
@@ -221,7 +224,7 @@ func (e *Engine) revoke(w *window, keys []remoteKey) {
 // and waits until each has confirmed, has ended, or is late.
 func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 	waiting := make(map[*session]<-chan struct{})
-	for _, s := range e.sessions() {
+	for _, s := range e.unremoved() {
 		if _, ok := sessions[s]; !ok && w.admits(s.peer) {
 			sessions[s] = false
 			waiting[s] = s.ask(x)
@@ -258,7 +261,9 @@ func (e *Engine) withdraw(w *window, x *withdraw, sessions map[*session]bool) {
 // cutOff ends the endpoints of a session and returns when nothing can arrive on
 // them any more. The session goes on with new ones.
 func (s *session) cutOff(why error) {
-	s.e.log.Warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
+	if !s.dead() {
+		s.e.log.Warn(logSession, "endpoints of a peer shut", "peer", s.peer.String(), "why", why)
+	}
 	for _, l := range s.lanes {
 		l.mu.Lock()
 		en := l.cur

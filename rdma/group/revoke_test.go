@@ -3,6 +3,7 @@ package group_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -89,4 +90,149 @@ func TestRevokeStranger(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestRevokeSomePeers: of the peers of a window one answers, one is silent and one has
+// gone. Revoke waits for the silent one once, and nothing of the three lands later.
+func TestRevokeSomePeers(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 22, admitted)
+				owner := start(t, f, "o", true, 2, k.nic, nil)
+				dst, _ := region(t, owner, 1<<16, true)
+				var peers []*group.Engine
+				var ids []rdma.EngineID
+				for i := range 3 {
+					p := start(t, f, fmt.Sprint("p", i), false, 2, k.nic, nil)
+					connect(t, p, owner)
+					peers, ids = append(peers, p), append(ids, p.Addr().Engine)
+				}
+				for _, names := range [][]rdma.EngineID{ids, nil} {
+					win, err := dst.Window(0, 1<<16, names...)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, p := range peers {
+						fire(t, p, win.Desc(), 2)
+					}
+					time.Sleep(admittedAfter)
+					if names != nil {
+						f.KillHost("p2")
+						peers = peers[:2]
+					}
+					f.Part("o", "p1")
+					begin := time.Now()
+					if err := win.Revoke(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					// RevokeTimeout is a second.
+					if d := time.Since(begin); d > 1500*time.Millisecond {
+						t.Errorf("revoked after %v", d)
+					}
+					copyOf := bytes.Repeat([]byte{0xA5}, len(win.Bytes()))
+					copy(win.Bytes(), copyOf)
+					time.Sleep(time.Second) // less than IdleTimeout
+					if !bytes.Equal(win.Bytes(), copyOf) {
+						t.Error("bytes changed after Revoke had returned")
+					}
+					f.Join("o", "p1")
+					time.Sleep(time.Second)
+				}
+				if n := len(owner.Peers()); n < 2 {
+					t.Errorf("%d sessions are left", n)
+				}
+			})
+		})
+	}
+}
+
+// lateShut is a Domain whose endpoints are shut only when open is closed.
+type lateShut struct {
+	group.Domain
+	open chan struct{}
+}
+
+type lateShutEndpoint struct {
+	group.Endpoint
+	open chan struct{}
+}
+
+func (d lateShut) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, error) {
+	e, err := d.Domain.NewEndpoint(cookie, class)
+	return lateShutEndpoint{e, d.open}, err
+}
+
+func (e lateShutEndpoint) Shut() {
+	<-e.open
+	e.Endpoint.Shut()
+}
+
+// TestRevokeWhileSessionEnds: a session has begun to end, and its endpoints, through which
+// the peer's payload still lands, are not shut yet. Revoke waits until they are.
+func TestRevokeWhileSessionEnds(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := fabricOf(t, 23, admitted)
+				writer := start(t, f, "w", true, 1, k.nic, nil)
+				nic := k.nic
+				nic.Host, nic.Name = "o", "o/0"
+				d, err := f.Open(nic)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c, err := f.Control("o", false)
+				if err != nil {
+					t.Fatal(err)
+				}
+				shut := make(chan struct{})
+				owner, err := group.New(t.Context(), group.Options{
+					Provider: simrdma.Provider, Domains: []group.Domain{lateShut{d, shut}}, Control: c, MessageBuffers: 4,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer owner.Close()
+				connect(t, owner, writer)
+				dst, _ := region(t, owner, 1<<16, true)
+				win, err := dst.Window(0, 1<<16, writer.Addr().Engine)
+				if err != nil {
+					t.Fatal(err)
+				}
+				fire(t, writer, win.Desc(), 3)
+				time.Sleep(admittedAfter)
+				owner.Disconnect(writer.Addr().Engine)
+				time.AfterFunc(30*time.Second, func() { close(shut) })
+				if err := win.Revoke(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				untouched(t, win)
+			})
+		})
+	}
+}
+
+// TestRevokeMany: more windows are revoked at once than a peer remembers withdrawals of.
+func TestRevokeMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := fabricOf(t, 24, simrdma.FabricOptions{ControlDelay: simrdma.Span{Min: time.Second, Max: time.Second}})
+		nic := simrdma.NICOptions{}.LikeSRD()
+		patient := func(o *group.Options) { o.RevokeTimeout = time.Minute }
+		owner, peer := start(t, f, "o", true, 1, nic, patient), start(t, f, "p", false, 1, nic, patient)
+		connect(t, peer, owner)
+		dst, _ := region(t, owner, 1<<16, true)
+		for i := range uint64(20_000) {
+			if _, err := dst.Window(i, 1, peer.Addr().Engine); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := dst.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n, st := len(owner.Peers()), peer.Stats(); n != 1 || st.MalformedFrames != 0 {
+			t.Errorf("%d sessions, %d malformed frames", n, st.MalformedFrames)
+		}
+	})
 }
