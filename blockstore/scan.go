@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
+	"slices"
 	"sync"
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
+	"github.com/penstock-kv/penstock/internal/runs"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/kv"
 )
@@ -27,8 +30,10 @@ type ScanOptions struct {
 	// Verify reads the payloads as well and passes on only slots whose every
 	// layer has its checksum.
 	Verify bool
-	// Progress, if not nil, is called now and then with the file bytes that
-	// have been dealt with and those of all segments.
+	// Slots, if not nil, are the only slots that are read. They are in ascending order.
+	Slots []kv.Extent
+	// Progress, if not nil, is called after each segment with the bytes of the files, or
+	// of Slots, that the scan has finished, and the bytes of all.
 	Progress func(done, total int64)
 }
 
@@ -54,8 +59,8 @@ func (s *ScanStats) add(o ScanStats) {
 	s.Bytes += o.Bytes
 }
 
-// Scan reads the header of every slot of every segment, whatever its state, and
-// calls fn for each that holds an intact header that belongs there. Volumes are
+// Scan reads the header of every slot of every segment, or of opts.Slots, whatever its
+// state, and calls fn for each that holds an intact header that belongs there. Volumes are
 // read in parallel; fn is called from one goroutine at a time, and an error from
 // it ends the scan. The same block may be found several times: the highest
 // generation is the newest. The header is fn's only during the call. Freed slots
@@ -70,7 +75,7 @@ func (s *Store) Scan(ctx context.Context, opts ScanOptions, fn func(ref kv.Ref, 
 	all := &scan{store: s, opts: opts, fn: fn}
 	for _, v := range s.volumes {
 		for _, g := range v.space.sorted() {
-			all.totalBytes += g.sizeBytes
+			all.totalBytes += all.bytesOf(g)
 		}
 	}
 	err := onVolumes(s.volumes, func(v *volume) error {
@@ -107,19 +112,39 @@ func (c *scan) volume(ctx context.Context, v *volume) error {
 	defer release()
 	for _, g := range v.space.sorted() {
 		h, ok := g.cutHeader()
-		if ok {
+		fileBytes := c.bytesOf(g)
+		if ok && fileBytes > 0 {
 			w := &segmentScan{scan: c, segment: g, header: h, buf: buf}
 			err := w.run(ctx)
-			c.account(w.stats, g.sizeBytes)
+			c.account(w.stats, fileBytes)
 			// A surplus segment may be removed while it is being scanned.
 			if _, still := g.cutHeader(); err != nil && (still || !errors.Is(err, blockio.ErrClosed)) {
 				return err
 			}
 			continue
 		}
-		c.account(ScanStats{}, g.sizeBytes)
+		c.account(ScanStats{}, fileBytes)
 	}
 	return nil
+}
+
+// slotsOf returns the slots of opts.Slots that are in a segment with this header.
+func (c *scan) slotsOf(g *segment, h ondisk.SegmentHeader) []kv.Extent {
+	from, _ := slices.BinarySearch(c.opts.Slots, g.extent(0))
+	n, _ := slices.BinarySearch(c.opts.Slots[from:], g.extent(h.Slots))
+	return c.opts.Slots[from:][:n]
+}
+
+// bytesOf returns how many bytes of a segment count as progress.
+func (c *scan) bytesOf(g *segment) int64 {
+	if c.opts.Slots == nil {
+		return g.sizeBytes
+	}
+	h, ok := g.cutHeader()
+	if !ok {
+		return 0
+	}
+	return int64(len(c.slotsOf(g, h))) * h.SlotBytes
 }
 
 // account adds a segment's counts.
@@ -166,12 +191,34 @@ func (w *segmentScan) run(ctx context.Context) error {
 		defer release()
 		w.buf = buf
 	}
-	for slot := uint32(0); slot < w.header.Slots; slot += perStep {
-		if err := step(ctx, slot, min(perStep, w.header.Slots-slot)); err != nil {
-			return err
+	for r := range w.runs() {
+		for ; r.N > 0; r.Start, r.N = r.Start+min(perStep, r.N), r.N-min(perStep, r.N) {
+			if err := step(ctx, r.Start, min(perStep, r.N)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
+}
+
+// runs yields the runs of adjacent slots that the scan reads.
+func (w *segmentScan) runs() iter.Seq[runs.Run] {
+	return func(yield func(runs.Run) bool) {
+		if w.opts.Slots == nil {
+			yield(runs.Run{N: w.header.Slots})
+			return
+		}
+		for left := w.slotsOf(w.segment, w.header); len(left) > 0; {
+			n := 1
+			for n < len(left) && left[n] == left[0]+kv.Extent(n) {
+				n++
+			}
+			if !yield(runs.Run{Start: left[0].Slot(), N: uint32(n)}) {
+				return
+			}
+			left = left[n:]
+		}
+	}
 }
 
 // slots reads n whole slots from first on.

@@ -382,10 +382,15 @@ func (w *world) nameOf(id kv.BlockID) string {
 	return "?"
 }
 
-// scan prints what the slots say: scan [verify=1].
+// scan prints the headers of all slots, or of those of some blocks: scan [NAME…] [verify=1].
 func (w *world) scan() string {
 	var lines []string
-	st, err := w.store.Scan(w.t.Context(), ScanOptions{Verify: w.intArg("verify", 0) == 1}, func(ref kv.Ref, h *ondisk.SlotHeader) error {
+	opts := ScanOptions{Verify: w.intArg("verify", 0) == 1}
+	for _, n := range w.names() {
+		opts.Slots = append(opts.Slots, w.blocks[n].ref.Extent)
+	}
+	slices.Sort(opts.Slots)
+	st, err := w.store.Scan(w.t.Context(), opts, func(ref kv.Ref, h *ondisk.SlotHeader) error {
 		lines = append(lines, fmt.Sprintf("%v %s\n", ref, w.nameOf(h.ID)))
 		return nil
 	})

@@ -72,6 +72,11 @@ v0/s0/0@4294967298 x
 v0/s0/2@4294967300 z
 {Segments:1 Slots:3 Found:2 Blank:0 Damaged:1 Unreadable:0 Bytes:49152}
 
+scan z x verify=1
+----
+v0/s0/2@4294967300 z
+{Segments:1 Slots:2 Found:1 Blank:0 Damaged:1 Unreadable:0 Bytes:32768}
+
 # The engine drops what is corrupt.
 
 scrub free=1

@@ -62,3 +62,15 @@ v1/s0/6@4294967311 s10
 v1/s1/0@4294967312 s11
 v1/s1/1@4294967313 s12
 {Segments:3 Slots:21 Found:14 Blank:7 Damaged:0 Unreadable:0 Bytes:344064}
+
+# Only some slots, each run of adjacent ones in one go.
+
+scan s5 s6 s9 t0 s1 s12
+----
+v0/s0/1@4294967304 s5
+v0/s0/2@4294967305 s6
+v0/s0/4@4294967309 t0
+v1/s0/1@4294967300 s1
+v1/s0/5@4294967308 s9
+v1/s1/1@4294967313 s12
+{Segments:3 Slots:6 Found:6 Blank:0 Damaged:0 Unreadable:0 Bytes:98304}
