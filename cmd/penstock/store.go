@@ -121,6 +121,9 @@ func newStoreRebuild(w world) *cobra.Command {
 block, parent, namespace, epoch and checksums. The old index is replaced only when
 the new one is whole. It refuses to run beside a node that serves the volumes.
 
+If several slots hold a block, their payloads are read, and the newest intact slot is
+indexed.
+
 Leases and pins are not on the volumes. An evicted block may be matchable again, with the
 bytes that were written for it. Deleted blocks stay deleted.`,
 		Args: args(cobra.NoArgs),

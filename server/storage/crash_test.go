@@ -20,26 +20,23 @@ import (
 var crashSeeds = flag.Int("crash.seeds", 400, "number of seeded crash points of TestCrashPoints")
 var crashFirst = flag.Uint64("crash.first", 1, "first seed of TestCrashPoints")
 
-// crash lets the power fail now: devices and index keep what a disk could have
-// kept, each its own draw of the seed, and the node is opened over it.
+// crash makes the power fail, and opens the node on what is left.
 func (r *rig) crash(seed uint64) {
 	r.t.Helper()
+	r.powerCut(seed)
+	r.open()
+}
+
+// powerCut makes the power of the volumes and of the index's disk fail at the same
+// moment. Each keeps a state that it could have had then, chosen by seed.
+func (r *rig) powerCut(seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 0xC7A5))
-	// The index's disk and the volumes fail at the same moment.
 	index := r.index.(*vfs.MemFS).CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 	for i, d := range r.devices {
 		r.devices[i] = d.(*memio.Device).Crash(rng.Uint64())
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // a dead node cannot close in order; this frees its goroutines
-	_ = r.node.Close(ctx)
-	r.node = nil
-	if r.arena != nil {
-		_ = r.arena.Close()
-		r.arena = nil
-	}
+	r.abandon()
 	r.index = index
-	r.open()
 }
 
 // TestCrashPoints: at whatever mutation the power fails, what is read afterwards

@@ -37,12 +37,7 @@ func (r *rig) loseIndex(seed uint64, power bool) storage.RebuildReport {
 		for i, d := range r.devices {
 			r.devices[i] = d.(*memio.Device).Crash(seed)
 		}
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		_ = r.node.Close(ctx)
-		r.node = nil
-		_ = r.arena.Close()
-		r.arena = nil
+		r.abandon()
 	} else {
 		r.close()
 		r.reopenDevices()

@@ -34,7 +34,8 @@ const (
 //	             old slot: free, or condemned until its readers have left ◄── trie.Move, synced
 //
 // After a crash before the sync of the index, the index refers to the old slot, and the
-// new slot is free. After a crash later than that, the index refers to the new slot.
+// new slot is free. After a crash later than that, the index refers to the new slot. If the
+// index is lost too, Rebuild takes the new slot if that is intact, else the old one.
 // The mover never evicts. If there is no room for a block on the other volumes, the
 // block stays in its slot and is served from there, and the next pass tries again. The
 // mover has one batch in flight. Like a reader, it uses the volume's lane and memory of

@@ -3,6 +3,7 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -80,10 +81,22 @@ func (r *rig) whole(when string, prompts map[string][][]kv.BlockID) {
 		for i, ids := range chains {
 			result, n := r.load(ns, ids)
 			if result.Match.Blocks != len(ids) || n != len(result.Pieces) {
-				r.t.Errorf("%s: prompt %d of %s: %d of %d blocks match, %d of %d pieces were delivered", when, i, name, result.Match.Blocks, len(ids), n, len(result.Pieces))
+				r.t.Errorf("%s: prompt %d of %s: %d of %d blocks match, %d of %d pieces were delivered%s", when, i, name, result.Match.Blocks, len(ids), n, len(result.Pieces), lostOf(result))
 			}
 		}
 	}
+}
+
+// lostOf returns a line for each piece that a Load did not deliver, with the slot that the
+// match named.
+func lostOf(result storage.LoadResult) string {
+	var b strings.Builder
+	for i, p := range result.Pieces {
+		if p.State != storage.Delivered {
+			fmt.Fprintf(&b, "\n\tblock %d, group %d: matched in slot %v, %v: %v", p.Block, p.Group, result.Match.Pieces[i].Ref, p.State, p.Err)
+		}
+	}
+	return b.String()
 }
 
 // fillTenants stores prompts in namespaces of several kinds, and returns them by
@@ -463,68 +476,126 @@ func TestRemoveBesideCommit(t *testing.T) {
 	}
 }
 
-// TestDrainCrashPoints: the power fails at some point of a drain. After the restart
-// every block is served with the right bytes, the drain continues, and a rebuilt index
-// has the same blocks.
-func TestDrainCrashPoints(t *testing.T) {
-	for seed := range uint64(60) {
+var (
+	drainSeeds = flag.Uint64("drain.seeds", 60, "number of seeded crash points of TestDrainCrashPoints and of TestDrainCrashRebuild")
+	drainFirst = flag.Uint64("drain.first", 0, "first seed of TestDrainCrashPoints and of TestDrainCrashRebuild")
+)
+
+// eachDrainSeed runs f in a subtest for each seed.
+func eachDrainSeed(t *testing.T, f func(t *testing.T, seed uint64)) {
+	for seed := *drainFirst; seed < *drainFirst+*drainSeeds; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { drainCrash(t, seed) })
+			synctest.Test(t, func(t *testing.T) { f(t, seed) })
 		})
 	}
 }
 
-func drainCrash(t *testing.T, seed uint64) {
+// TestDrainCrashPoints: the power fails at some point of a drain. After the restart
+// every block is served with the right bytes, the drain continues, and a rebuilt index
+// has the same blocks.
+func TestDrainCrashPoints(t *testing.T) {
+	eachDrainSeed(t, func(t *testing.T, seed uint64) {
+		c := drainUntilPowerFails(t, seed)
+		if c == nil {
+			return
+		}
+		c.crash(seed)
+		c.check("after the crash")
+		if c.volume(c.gone).Health.Duty != health.Draining {
+			t.Fatalf("the volume is no longer draining: %+v", c.volume(c.gone))
+		}
+		if seed%2 == 0 {
+			c.drained(c.gone)
+			c.check("drained")
+		}
+		c.close()
+		c.reopenDevices()
+		c.rebuild()
+		c.check("after a rebuild of the index")
+		c.drained(c.gone)
+		c.check("drained with the rebuilt index")
+	})
+}
+
+// drainedByHalf is a node in which a volume is draining, shortly before its power fails.
+type drainedByHalf struct {
+	*rig
+	prompts map[string][][]kv.BlockID
+	// gone is the draining volume.
+	gone uint32
+	// deleted are the ids of a prompt whose second block was deleted. deletion is the
+	// outcome of that call.
+	deleted  []kv.BlockID
+	deletion error
+}
+
+// drainUntilPowerFails fills a node, begins to drain a volume, and lets the power of a
+// volume fail after some writes. It returns nil if the power failed before the drain was
+// acknowledged.
+func drainUntilPowerFails(t *testing.T, seed uint64) *drainedByHalf {
 	rng := rand.New(rand.NewPCG(seed, 3))
 	r := newRig(t, rigOptions{capacityBytes: 24 << 20, segmentBytes: 512 << 10, durability: blockstore.DurabilitySync, edit: func(o *storage.Options) { o.SyncEvery = time.Hour }}, three()...)
-	prompts := r.fillTenants(8)
+	c := &drainedByHalf{rig: r, prompts: r.fillTenants(8)}
 	full, err := r.node.Namespace("full")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// Deleted blocks must not be matchable again after the crash.
-	deleted := chain(full, 1, 500, 501, 502)
-	r.mustPut(full, deleted)
+	c.deleted = chain(full, 1, 500, 501, 502)
+	r.mustPut(full, c.deleted)
 	r.mustPut(full, chain(full, 1, 600, 601))
 	if err := r.node.Sync(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	gone := uint32(rng.IntN(3))
+	c.gone = uint32(rng.IntN(3))
 	for i, d := range r.devices {
 		if n := rng.IntN(40); i == int(seed%3) {
 			d.(*memio.Device).PowerOffAfter(int64(n))
 		}
 	}
-	if err := r.node.DrainVolume(t.Context(), gone); err != nil {
-		return // the power failed before the drain was acknowledged
+	if err := r.node.DrainVolume(t.Context(), c.gone); err != nil {
+		return nil
 	}
 	time.Sleep(time.Duration(rng.IntN(3)) * time.Second)
-	_, deletion := r.node.DeleteBlocks("full", deleted[1], false)
-	r.crash(seed)
-	check := func(when string) {
-		t.Helper()
-		r.whole(when, prompts)
-		if result, _ := r.load(full, deleted); deletion == nil && result.Match.Blocks != 1 {
-			t.Errorf("%s: %d blocks match of a chain whose second was deleted", when, result.Match.Blocks)
-		}
+	_, c.deletion = r.node.DeleteBlocks("full", c.deleted[1], false)
+	return c
+}
+
+// check loads all prompts.
+func (c *drainedByHalf) check(when string) {
+	c.t.Helper()
+	c.whole(when, c.prompts)
+	full, err := c.node.Namespace("full")
+	if err != nil {
+		c.t.Fatal(err)
 	}
-	check("after the crash")
-	if r.volume(gone).Health.Duty != health.Draining {
-		t.Fatalf("the volume is no longer draining: %+v", r.volume(gone))
+	if result, _ := c.load(full, c.deleted); c.deletion == nil && result.Match.Blocks != 1 {
+		c.t.Errorf("%s: %d blocks match of a chain whose second was deleted", when, result.Match.Blocks)
 	}
-	if seed%2 == 0 {
-		r.drained(gone)
-		check("drained")
-	}
-	r.close()
-	r.reopenDevices()
+}
+
+// rebuild makes a new index from the volumes of a node that is closed, and opens the node.
+func (r *rig) rebuild() {
+	r.t.Helper()
 	fresh := vfs.NewCrashableMem()
 	store, index := r.offline(fresh)
 	if _, err := storage.Rebuild(context.Background(), storage.RebuildOptions{Store: store, Index: index}); err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	r.online(store, index, fresh)
-	check("after a rebuild of the index")
-	r.drained(gone)
-	check("drained with the rebuilt index")
+}
+
+// TestDrainCrashRebuild: the power fails at some point of a drain, and the index is lost.
+// The rebuilt index serves every block with the right bytes, whatever is left of the
+// copies that the drain was writing.
+func TestDrainCrashRebuild(t *testing.T) {
+	eachDrainSeed(t, func(t *testing.T, seed uint64) {
+		c := drainUntilPowerFails(t, seed)
+		if c == nil {
+			return
+		}
+		c.powerCut(seed)
+		c.rebuild()
+		c.check("after a rebuild of the index")
+	})
 }

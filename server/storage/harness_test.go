@@ -139,7 +139,9 @@ func (r *rig) close() {
 		return
 	}
 	if r.t.Failed() {
-		r.node = nil
+		// The findings of an orderly close would follow from the failure. The goroutines
+		// of the node must end, because a synctest bubble ends with its goroutines.
+		r.abandon()
 		return
 	}
 	if err := r.node.Close(context.Background()); err != nil {
@@ -155,6 +157,18 @@ func (r *rig) close() {
 		r.t.Errorf("arena: %v", err)
 	}
 	r.arena = nil
+}
+
+// abandon ends the goroutines of a node that cannot close in order, and frees its memory.
+func (r *rig) abandon() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = r.node.Close(ctx)
+	r.node = nil
+	if r.arena != nil {
+		_ = r.arena.Close()
+		r.arena = nil
+	}
 }
 
 // countedReasons are the metrics by reason, with each reason that they have.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -43,11 +44,14 @@ type RebuildOptions struct {
 	Store *blockstore.Store
 	// Index is fresh (trie.Trie.Fresh). Nil only counts what would be indexed.
 	Index *trie.Trie
-	// Verify reads the payloads too and leaves out blocks with a broken layer,
-	// which are otherwise noticed when they are read.
+	// Verify reads all payloads and leaves out blocks with a broken layer. Without
+	// Verify, such a block is found when it is first read. Rebuild reads the payload of a
+	// piece that several slots hold in any case.
 	Verify bool
-	// Progress, if not nil, is called now and then with the file bytes that have
-	// been looked at, those of all segments, and the pieces found so far.
+	// Progress, if not nil, is called now and then with the bytes that Rebuild has
+	// read or skipped, the bytes of all segments and of the payloads that it reads, and
+	// the number of slots with pieces found so far. The bytes of payloads are added when
+	// the headers have been read.
 	Progress func(doneBytes, totalBytes, found int64)
 	Logger   *slog.Logger
 }
@@ -80,6 +84,8 @@ type found struct {
 	deleted kv.Generation
 	group   uint8
 	state   foundState
+	// intact and damaged are the outcome of reading the payload, if Rebuild has read it.
+	intact, damaged bool
 }
 
 type foundState uint8
@@ -111,10 +117,25 @@ type rebuild struct {
 	floors  map[kv.NamespaceID]kv.Generation
 	// highest is the highest namespace id seen anywhere.
 	highest kv.NamespaceID
+	// pieces counts the slots that found got. scanned is the total of all scans that
+	// have ended, for Progress.
+	pieces, scanned int64
 }
 
-// Rebuild makes the index from the slots' headers and the catalogue alone. The
-// newest slot of each piece counts. A block that had been evicted may be
+// progress returns the Progress of the next scan, or nil if the caller wants none.
+func (r *rebuild) progress() func(done, total int64) {
+	if r.opts.Progress == nil {
+		return nil
+	}
+	before := r.scanned
+	return func(done, total int64) {
+		r.scanned = before + total
+		r.opts.Progress(before+done, before+total, r.pieces)
+	}
+}
+
+// Rebuild makes the index from the slots' headers and the catalogue alone. Of the slots
+// that hold one piece, the newest intact one counts. A block that had been evicted may be
 // matchable again, with the bytes that its writer stored in a live epoch of its
 // namespace. A deleted block is not matchable again. Rebuild ends all pins, and retires
 // the epochs that only a pin kept live.
@@ -157,6 +178,9 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 	if err := r.scan(ctx); err != nil {
 		return r.report, fmt.Errorf("storage: rebuild: %w", err)
 	}
+	if err := r.choose(ctx); err != nil {
+		return r.report, fmt.Errorf("storage: rebuild: %w", err)
+	}
 	if opts.Index != nil {
 		if err := opts.Index.Restore(c.Namespaces, r.highest); err != nil {
 			return r.report, fmt.Errorf("storage: rebuild: %w", err)
@@ -180,15 +204,11 @@ func Rebuild(ctx context.Context, opts RebuildOptions) (RebuildReport, error) {
 
 // scan collects the slots that hold pieces of live epochs.
 func (r *rebuild) scan(ctx context.Context) (err error) {
-	var count int64
-	opts := blockstore.ScanOptions{Verify: r.opts.Verify}
-	if r.opts.Progress != nil {
-		opts.Progress = func(done, total int64) { r.opts.Progress(done, total, count) }
-	}
+	opts := blockstore.ScanOptions{Verify: r.opts.Verify, Progress: r.progress()}
 	r.report.Scan, err = r.opts.Store.Scan(ctx, opts, func(ref kv.Ref, h *ondisk.SlotHeader) error {
 		r.highest = max(r.highest, h.Namespace)
 		if r.wanted(h) {
-			count++
+			r.pieces++
 			of := namespaceEpoch{h.Namespace, h.Epoch}
 			r.found[of] = append(r.found[of], found{id: h.ID, parent: h.Parent, ref: ref, born: h.Origin(), group: h.Group})
 		}
@@ -224,7 +244,7 @@ func (r *rebuild) wanted(h *ondisk.SlotHeader) bool {
 // the index as they do on the volume.
 func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	of := namespaceEpoch{def.ID, def.Epoch}
-	pieces := r.newest(of)
+	pieces := r.found[of]
 	byName := make(map[pieceName]int32, len(pieces))
 	for i := range pieces {
 		byName[pieceName{pieces[i].id, pieces[i].group}] = int32(i)
@@ -261,18 +281,76 @@ func (r *rebuild) index(ctx context.Context, def kv.Namespace) error {
 	return flush()
 }
 
-// newest sorts the slots by extent and keeps one slot for each piece: the one with the
-// newest content, and among slots with the same content the one written last. A crash
-// during a move leaves two slots with the same content; either is correct.
-func (r *rebuild) newest(of namespaceEpoch) []found {
-	all := r.found[of]
-	slices.SortFunc(all, func(a, b found) int {
-		return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.born, a.born), cmp.Compare(b.ref.Generation, a.ref.Generation))
+// choose keeps one slot of each piece in found, and sorts them by extent: the slot with
+// the newest content, and among slots with the same content the one written last. A
+// damaged slot counts only if the piece has no other. After a power failure a slot may
+// have its header without all of its payload, if it was being written. A move was then
+// writing the copy of a piece that is intact in its old slot, or a writer wrote a piece
+// that another writer had stored.
+func (r *rebuild) choose(ctx context.Context) error {
+	for _, all := range r.found {
+		slices.SortFunc(all, func(a, b found) int {
+			return cmp.Or(slices.Compare(a.id[:], b.id[:]), cmp.Compare(a.group, b.group), cmp.Compare(b.born, a.born), cmp.Compare(b.ref.Generation, a.ref.Generation))
+		})
+	}
+	for !r.opts.Verify {
+		if more, err := r.dropDamaged(ctx); err != nil {
+			return err
+		} else if !more {
+			break
+		}
+	}
+	for of, all := range r.found {
+		kept := slices.CompactFunc(all, samePiece)
+		r.report.Copies += int64(len(all) - len(kept))
+		slices.SortFunc(kept, func(a, b found) int { return cmp.Compare(a.ref.Extent, b.ref.Extent) })
+		r.found[of] = kept
+	}
+	return nil
+}
+
+func samePiece(a, b found) bool { return a.id == b.id && a.group == b.group }
+
+// dropDamaged reads the first slot of each piece that has several, unless it was read
+// before, and drops it from found if it is damaged. It reports whether any was dropped.
+func (r *rebuild) dropDamaged(ctx context.Context) (dropped bool, err error) {
+	first := make(map[kv.Extent]*found)
+	for _, all := range r.found {
+		for i := 0; i < len(all); {
+			p := &all[i]
+			for i++; i < len(all) && samePiece(*p, all[i]); i++ {
+				first[p.ref.Extent] = p
+			}
+			if p.intact {
+				delete(first, p.ref.Extent)
+			}
+		}
+	}
+	if len(first) == 0 {
+		return false, nil
+	}
+	opts := blockstore.ScanOptions{Verify: true, Slots: slices.Sorted(maps.Keys(first)), Progress: r.progress()}
+	stats, err := r.opts.Store.Scan(ctx, opts, func(ref kv.Ref, _ *ondisk.SlotHeader) error {
+		p := first[ref.Extent]
+		p.intact = p.ref == ref
+		return nil
 	})
-	kept := slices.CompactFunc(all, func(a, b found) bool { return a.id == b.id && a.group == b.group })
-	r.report.Copies += int64(len(all) - len(kept))
-	slices.SortFunc(kept, func(a, b found) int { return cmp.Compare(a.ref.Extent, b.ref.Extent) })
-	return kept
+	r.report.Scan.Bytes += stats.Bytes
+	if err != nil {
+		return false, err
+	}
+	for _, p := range first {
+		p.damaged = !p.intact
+	}
+	for of, all := range r.found {
+		kept := slices.DeleteFunc(all, func(p found) bool { return p.damaged })
+		dropped = dropped || len(kept) < len(all)
+		r.report.Scan.Found -= int64(len(all) - len(kept))
+		r.found[of] = kept
+	}
+	r.report.Scan.Damaged += stats.Damaged
+	r.report.Scan.Unreadable += stats.Unreadable
+	return dropped, nil
 }
 
 // climb returns piece i and those ancestors that are not placed yet, the deepest
