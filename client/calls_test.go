@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -312,6 +315,16 @@ func TestNodeSpeaksNoMessages(t *testing.T) {
 	got, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: r.memory(4 * 8192)})
 	if err != nil || got.Blocks != 4 || r.store.Stats().Messages != 0 {
 		t.Errorf("read: %+v, %v, %v", got, err, r.store.Stats())
+	}
+	// A reservation names the engine that writes, which gRPC does not tell the node.
+	var named []byte
+	f.reserve = func(_ context.Context, _ *fake, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
+		named = req.GetDataEngine()
+		return nil, status.Error(codes.Unavailable, "node takes no writes")
+	}
+	own := r.engine.Addr().Engine
+	if _, err := r.store.Write(t.Context(), client.WriteRequest{Namespace: ns, IDs: ids, From: r.memory(4 * 8192)}); err != nil || !bytes.Equal(named, own[:]) {
+		t.Errorf("write: %v; the reservation is for engine %x, want %x", err, named, own)
 	}
 }
 

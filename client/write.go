@@ -386,7 +386,12 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 	for k, i := range c.pieces {
 		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(c.local[k]), Group: uint32(w.pieces[i].Group)})
 	}
-	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) { return sess.cache.Reserve(ctx, req) })
+	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) {
+		// A message says of itself which engine it is of.
+		own := n.store.opts.Engine.Addr().Engine
+		req.DataEngine = own[:]
+		return sess.cache.Reserve(ctx, req)
+	})
 	if err != nil {
 		// Not n.failed: a node that drains says Unavailable too, and goes on
 		// reading.

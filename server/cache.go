@@ -299,7 +299,11 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 		r.Class = trie.Transfer
 	}
 	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
-	r.Attach = func(res *storage.Reservation) error { return s.attach(res, by, resp) }
+	writers, err := writersOf(by, req.GetDataEngine())
+	if err != nil {
+		return nil, invalid(err)
+	}
+	r.Attach = func(res *storage.Reservation) error { return s.attach(res, writers, resp) }
 	res, err := s.node.Reserve(ctx, r)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
@@ -334,13 +338,29 @@ func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
 	return resp
 }
 
+// writersOf returns the engines to which a reservation's window is open; none: all. named
+// is the data_engine of the request.
+func writersOf(by caller, named []byte) ([]rdma.EngineID, error) {
+	var id rdma.EngineID
+	switch {
+	case len(named) > 0 && len(named) != len(id):
+		return nil, fmt.Errorf("data_engine of %d bytes; want %d", len(named), len(id))
+	case len(named) > 0:
+		id = rdma.EngineID(named)
+		if by.road == roadMessage && id != by.peer {
+			return nil, fmt.Errorf("data_engine %v; a reservation by message is its sender's, %v", id, by.peer)
+		}
+	case by.road == roadMessage:
+		id = by.peer
+	default:
+		return nil, nil
+	}
+	return []rdma.EngineID{id}, nil
+}
+
 // attach gives the client a window over the reservation's memory and counts
 // what arrives there.
-func (s *cacheService) attach(res *storage.Reservation, by caller, resp *pb.ReserveResponse) error {
-	var writers []rdma.EngineID
-	if by.road == roadMessage {
-		writers = append(writers, by.peer)
-	}
+func (s *cacheService) attach(res *storage.Reservation, writers []rdma.EngineID, resp *pb.ReserveResponse) error {
 	window, err := s.region.Window(uint64(res.ArenaOffset()), uint64(len(res.Bytes())), writers...)
 	if err != nil {
 		return err

@@ -167,6 +167,7 @@ func TestBadMessages(t *testing.T) {
 		"another's memory":   {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Destination: foreign}, codes.InvalidArgument, "goes to its sender"},
 		"a loan":             {api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, LocalSession: make([]byte, 16)}, codes.InvalidArgument, "local socket"},
 		"another geometry":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: make([]byte, 16)}, codes.FailedPrecondition, "geometry"},
+		"another's window":   {api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: digestOf(ns), DataEngine: make([]byte, 16)}, codes.InvalidArgument, "by message"},
 		"nothing to commit":  {api.MethodCommit, &pb.CommitRequest{Reservation: 7}, codes.NotFound, "7"},
 		"half an id":         {api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: []byte{1}}, codes.InvalidArgument, "16"},
 		"more than is known": {api.MethodMatch, &pb.MatchRequest{Namespace: strings.Repeat("n", 40<<10), BlockIds: chain(ns, 1)}, codes.NotFound, "nnn"},

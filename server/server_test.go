@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -222,6 +223,53 @@ func (h *host) write(ns kv.Namespace, blocks int) *pb.CommitResponse {
 		h.t.Fatal(err)
 	}
 	return resp
+}
+
+// TestReserveNamesWriter: over gRPC a reservation's window is open to the engine that the
+// request names, and to no other; a name that is none is refused.
+func TestReserveNamesWriter(t *testing.T) {
+	h := newHost(t, nil, nil)
+	ns := h.namespace()
+	own := h.engine
+	stranger, err := tcp.New(t.Context(), tcp.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	h.engine = stranger
+	h.connect()
+	h.engine = own
+	src, err := stranger.Register(make([]byte, 64), rdma.RegisterOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := own.Addr().Engine
+	req := &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 1), GeometryDigest: digestOf(ns), DataEngine: id[:]}
+	res, err := h.cache.Reserve(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var window rdma.Desc
+	if err := window.UnmarshalBinary(res.GetWindow()); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		e    rdma.Engine
+		src  rdma.Region
+		want error
+	}{{stranger, src, rdma.ErrRefused}, {own, h.memory, nil}} {
+		done := rdma.NewFlag()
+		if err := c.e.Write(t.Context(), rdma.Write{Src: c.src, Dst: window, Len: 64, Done: done.Set}); err != nil {
+			t.Fatal(err)
+		}
+		if err := done.Wait(t.Context()); !errors.Is(err, c.want) {
+			t.Errorf("write of engine %v: %v; want %v", c.e.Addr().Engine, err, c.want)
+		}
+	}
+	req.DataEngine = id[:15]
+	if _, err := h.cache.Reserve(t.Context(), req); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "data_engine of 15 bytes") {
+		t.Errorf("a name of 15 bytes: %v", err)
+	}
 }
 
 func TestBytesGoThereAndBack(t *testing.T) {

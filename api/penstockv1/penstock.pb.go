@@ -1980,8 +1980,12 @@ type ReserveRequest struct {
 	BlockClass BlockClass  `protobuf:"varint,6,opt,name=block_class,json=blockClass,proto3,enum=penstock.v1.BlockClass" json:"block_class,omitempty"`
 	// geometry_digest, 16 bytes, must be the namespace's.
 	GeometryDigest []byte `protobuf:"bytes,7,opt,name=geometry_digest,json=geometryDigest,proto3" json:"geometry_digest,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// data_engine, 16 bytes, names the transfer engine that writes: the window is open to
+	// that engine alone. Empty: to every engine with a session. A request by message is of
+	// the engine that sends it.
+	DataEngine    []byte `protobuf:"bytes,8,opt,name=data_engine,json=dataEngine,proto3" json:"data_engine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReserveRequest) Reset() {
@@ -2059,6 +2063,13 @@ func (x *ReserveRequest) GetBlockClass() BlockClass {
 func (x *ReserveRequest) GetGeometryDigest() []byte {
 	if x != nil {
 		return x.GeometryDigest
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetDataEngine() []byte {
+	if x != nil {
+		return x.DataEngine
 	}
 	return nil
 }
@@ -5624,7 +5635,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x12ReturnLoansRequest\x12#\n" +
 	"\rlocal_session\x18\x01 \x01(\fR\flocalSession\x12\x14\n" +
 	"\x05loans\x18\x02 \x03(\x04R\x05loans\"\x15\n" +
-	"\x13ReturnLoansResponse\"\x8b\x02\n" +
+	"\x13ReturnLoansResponse\"\xac\x02\n" +
 	"\x0eReserveRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -5633,7 +5644,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x06pieces\x18\x05 \x03(\v2\x15.penstock.v1.PieceRefR\x06pieces\x128\n" +
 	"\vblock_class\x18\x06 \x01(\x0e2\x17.penstock.v1.BlockClassR\n" +
 	"blockClass\x12'\n" +
-	"\x0fgeometry_digest\x18\a \x01(\fR\x0egeometryDigest\"\xf7\x01\n" +
+	"\x0fgeometry_digest\x18\a \x01(\fR\x0egeometryDigest\x12\x1f\n" +
+	"\vdata_engine\x18\b \x01(\fR\n" +
+	"dataEngine\"\xf7\x01\n" +
 	"\x0fReserveResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12\x1f\n" +
 	"\vbusy_reason\x18\x02 \x01(\tR\n" +
