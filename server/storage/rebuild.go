@@ -381,18 +381,13 @@ func (r *rebuild) climb(def kv.Namespace, pieces []found, byName map[pieceName]i
 	return path[:0]
 }
 
-// isDeleted reports whether a piece whose ancestor is placed was deleted, and
-// notes up to which generation what hangs on it was.
+// isDeleted reports whether a tombstone covers a piece whose ancestor is placed. It sets
+// p.deleted. The generation of the ancestor does not matter: if several writers stored the
+// ancestor, the slot that is in the index may be newer than its descendants.
 func (r *rebuild) isDeleted(def kv.Namespace, pieces []found, byName map[pieceName]int32, p *found) bool {
 	p.deleted = r.stones[stoneKey{def.ID, def.Epoch, trie.PieceKey{ID: p.id, Group: p.group}}]
 	if name, has := ancestor(def, p); has {
-		above := &pieces[byName[name]]
-		p.deleted = max(p.deleted, above.deleted)
-		// A piece is written after what it hangs on. One that is older hung on an
-		// earlier copy, and was given up with it.
-		if p.born < above.born {
-			return true
-		}
+		p.deleted = max(p.deleted, pieces[byName[name]].deleted)
 	}
 	return p.born <= p.deleted
 }

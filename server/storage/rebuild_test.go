@@ -347,3 +347,21 @@ func TestRebuildFromIntactCopies(t *testing.T) {
 		r.whole("after a rebuild of the index", map[string][][]kv.BlockID{"m": {ids}})
 	})
 }
+
+// TestRebuildBesideSecondWriter: two writers stored the beginning of a prompt, and one of
+// them also its end. The rebuilt index has the whole prompt, although the slots of the
+// beginning that are not in the index were written after the end.
+func TestRebuildBesideSecondWriter(t *testing.T) {
+	r := newRig(t, rigOptions{})
+	ns := r.namespace("m", small)
+	ids := chain(ns, 6, 1)
+	whole := must(r.reserve(ns, ids, 0))
+	beginning := must(r.reserve(ns, ids[:2], 0))
+	for _, commit := range []func() ([]storage.StoredPiece, error){whole, beginning} {
+		must(commit())
+	}
+	r.close()
+	r.reopenDevices()
+	r.rebuild()
+	r.whole("after a rebuild of the index", map[string][][]kv.BlockID{"m": {ids}})
+}
