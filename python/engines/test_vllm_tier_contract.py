@@ -81,7 +81,7 @@ def spec(events: bool = True, **changes: Any) -> Any:
     )
     for name, value in changes.items():
         if hasattr(parallel, name):
-            config = dataclasses.replace(config, parallel=dataclasses.replace(parallel, **{name: value}))
+            config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, **{name: value}))
         elif name == "dtype":
             config = dataclasses.replace(config, model=OffloadingModelConfig(name="org/tiny", dtype=value))
         else:
@@ -434,6 +434,14 @@ def test_engines_of_other_bytes_share_nothing(make: Make, view: View, change: di
     assert find(wrong, [key(0)]) == [False]
     wrong.submit_load(job(1, [key(0)], [0], load=True))
     assert not finished(wrong)[1].success
+
+
+def test_numbers_of_ranks_share_rows_in_the_canonical_format_only(make: Make) -> None:
+    """vLLM calls its direct format independent of the parallelism. It is not: a row has all layers of one rank, then those of the next."""
+    cases: list[tuple[dict[str, Any], bool]] = [({}, False), ({"canonical_layout": True, "kv_cache_layout": "LBHNC"}, True)]
+    for change, same in cases:
+        one, two = (make(spec(is_parallelism_agnostic=True, tp_size=ranks, **change))._name for ranks in (1, 2))
+        assert (one == two) is same
 
 
 def test_reset_begins_another_epoch(make: Make, view: View) -> None:

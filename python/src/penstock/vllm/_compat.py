@@ -71,21 +71,28 @@ def event(keys: list[bytes], *, removed: bool, locality: Any) -> Any:
 
 
 def identity(spec: Any) -> tuple[str, dict[str, Any]]:
-    """Return the model's name and all that decides the bytes of a row, as vLLM's own tier of files takes it."""
+    """Return the model's name and all that decides the bytes of a row: the facts of vLLM's own tier of files, and the KV layout.
+
+    Numbers of ranks share rows only where vLLM certifies one format for all of them (its canonical layout), or keeps one
+    copy of equal KV (replicated). In the direct format a row has all layers of one rank, then all of the next, which is
+    other bytes for every number of ranks. vLLM's is_parallelism_agnostic is true for that format too.
+    """
     try:
         from vllm.v1.kv_offload.file_mapper import FileMapper
     except ImportError as e:
         raise errors.VersionError(f"vLLM has no FileMapper: {e}. PenstockTier needs vLLM 0.25 or later") from e
+    config = getattr(spec, "config", None)
+    one_format = getattr(config, "canonical_layout", False) or getattr(config, "replicated_layout", False)
     chunk = getattr(spec, "blocks_per_chunk", None) or getattr(spec, "block_size_factor", 1)
     mapper = FileMapper.from_offloading_spec(
         **accepted(
             FileMapper.from_offloading_spec,
-            {"root_dir": "", "offloading_spec": spec, "blocks_per_file": chunk, "parallel_agnostic": True},
+            {"root_dir": "", "offloading_spec": spec, "blocks_per_file": chunk, "parallel_agnostic": one_format},
         )
     )
     facts = dict(mapper.fields)
     facts["rank"] = mapper.rank
-    facts["kv_cache_layout"] = getattr(getattr(spec, "config", None), "kv_cache_layout", None)
+    facts["kv_cache_layout"] = getattr(config, "kv_cache_layout", None)
     return str(facts["model_name"]), facts
 
 
