@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from harness.model import make_llama
+from harness.process import Engine
 from harness.sessions import Session, sessions
+from harness.vllm import Vllm
 
 from penstock import testing
 
@@ -26,6 +28,13 @@ def updated_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agents() -> list[Session]:
     """Fifty sessions of coding agents, of four turns each."""
     return sessions(50)
+
+
+@pytest.fixture(scope="session")
+def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
+    """A process that has imported vLLM and makes engines of the tiny model."""
+    with Engine("vllm_driver.py", {}, log=tmp_path_factory.mktemp("vllm") / "log") as host:
+        yield Vllm(host, model)
 
 
 @pytest.fixture

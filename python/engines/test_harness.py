@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.faults import damage
+from harness.faults import damage, namespaces
 from harness.model import FIRST_TOKEN, VOCABULARY
 from harness.process import Engine, EngineError
 from harness.sessions import Session, sessions
 
-from penstock import KeyResult, Store, testing
+from penstock import Namespace, Store, testing
 
 
 @pytest.fixture
@@ -54,17 +54,31 @@ def test_sessions(agents: list[Session]) -> None:
 
 
 def test_damage() -> None:
+    keys = [b"%d" % i for i in range(8)]
     with testing.node() as node:
+
+        def open_(store: Store, name: str) -> Namespace:
+            return store.namespace(name, block_tokens=16, layers=4, token_bytes=64)
+
+        def count(name: str) -> int:
+            """Return how many of the values can be read."""
+            with Store(node.address) as store:
+                ns = open_(store, name)
+                return ns.get(keys, [bytearray(ns.value_bytes) for _ in keys]).ok
+
         with Store(node.address) as store:
-            ns = store.namespace("test", block_tokens=16, layers=4, token_bytes=64)
-            keys = [b"%d" % i for i in range(8)]
-            assert ns.put(keys, [bytes([i + 1]) * ns.value_bytes for i in range(8)]).ok == 8
+            for name in ("left", "right"):
+                ns = open_(store, name)
+                assert ns.put(keys, [bytes([i + 1]) * ns.value_bytes for i in range(8)]).ok == 8
         with pytest.raises(ValueError, match="runs"):
             damage(node)
+        numbers = namespaces(node)
+        assert sorted(numbers) == ["left", "right"]
         node.stop()
-        assert damage(node) >= 8
+        assert damage(node, numbers["left"], depth=3) >= 5
         node.start()
-        with Store(node.address) as store:
-            ns = store.namespace("test", block_tokens=16, layers=4, token_bytes=64)
-            got = ns.get(keys, [bytearray(ns.value_bytes) for _ in keys])
-            assert KeyResult.OK not in got.codes
+        assert (count("left"), count("right")) == (3, 8)
+        node.stop()
+        damage(node)
+        node.start()
+        assert (count("left"), count("right")) == (0, 0)

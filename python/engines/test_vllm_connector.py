@@ -3,85 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.faults import damage
-from harness.process import Engine
+from harness.faults import damage, namespaces
 from harness.sessions import Session
+from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Stored, Vllm, connector
 
 from penstock import testing
-
-BLOCK = 32
-OUTPUT = 8
-# On a busy machine a node that is well may take its time. Tests of faults have shorter bounds.
-PATIENT = {"connect_timeout": 120, "lookup_timeout": 120, "load_timeout": 120, "save_timeout": 120}
-
-Answer = dict[str, Any]
-
-
-class Vllm:
-    """Engines by name, in forks of one process that has imported vLLM."""
-
-    def __init__(self, host: Engine, model: Path) -> None:
-        self.host = host
-        self.model = str(model)
-
-    def start(self, name: str, node: testing.Node | str | None, options: dict[str, Any] | None = None, **extra: Any) -> None:
-        connector = None
-        if node is not None:
-            address = node if isinstance(node, str) else node.address
-            connector = {
-                "kv_connector": "PenstockConnector",
-                "kv_connector_module_path": "penstock.vllm",
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {"servers": address, **PATIENT, **extra},
-            }
-        self.host.call("start", name=name, model=self.model, connector=connector, options=options or {}, timeout=600)
-
-    def call(self, name: str, function: str, **arguments: Any) -> Any:
-        return self.host.call("call", **{"name": name, "function": function, **arguments}, timeout=600)
-
-    def generate(self, name: str, prompts: list[list[int]], output: int = OUTPUT, **arguments: Any) -> list[Answer]:
-        answers: list[Answer] = self.call(name, "generate", prompts=prompts, output=output, **arguments)
-        assert [a["finish"] for a in answers] == ["length"] * len(prompts)  # no request has failed
-        return answers
-
-    def both(self, names: list[str], prompts: list[list[int]]) -> list[list[Answer]]:
-        """Let engines generate for the same prompts at once."""
-        what = {name: ["generate", {"prompts": prompts, "output": OUTPUT}] for name in names}
-        answers = self.host.call("calls", what=what, timeout=600)
-        return [answers[name] for name in names]
-
-    def stop(self, name: str) -> None:
-        self.host.call("stop", name=name)
-
-
-class Stored:
-    """A model of what the node has: the blocks of all sequences that engines have computed."""
-
-    def __init__(self) -> None:
-        self._prefixes: set[tuple[int, ...]] = set()
-
-    def add(self, prompt: list[int], tokens: list[int]) -> None:
-        whole = [*prompt, *tokens][:-1]  # the KV of the last token is never computed
-        self._prefixes.update(tuple(whole[:end]) for end in range(BLOCK, len(whole) + 1, BLOCK))
-
-    def cached(self, prompt: list[int]) -> int:
-        """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""
-        end = 0
-        while end + BLOCK < len(prompt) and tuple(prompt[: end + BLOCK]) in self._prefixes:
-            end += BLOCK
-        return end
-
-
-@pytest.fixture(scope="module")
-def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm]:
-    with Engine("vllm_driver.py", {}, log=tmp_path_factory.mktemp("vllm") / "log") as host:
-        yield Vllm(host, model)
 
 
 def test_signatures(vllm: Vllm) -> None:
@@ -142,7 +73,7 @@ def tokens_of(answers: list[Answer]) -> list[list[int]]:
 def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], updated_model: Path) -> None:
     turns = range(len(plain))
     with testing.node() as node:
-        vllm.start("first", node)
+        vllm.start("first", connector(node))
         stored = Stored()
         for k in turns:
             answers = vllm.generate("first", turn(agents, k))
@@ -154,7 +85,7 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         vllm.stop("first")
 
         # A fresh process has nothing but the node.
-        vllm.start("second", node)
+        vllm.start("second", connector(node))
         for k in turns:
             prompts = turn(agents, k)
             answers = vllm.generate("second", prompts)
@@ -164,7 +95,7 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         assert seen["hit_tokens"] > 0
         assert seen["load_failures"] == seen["failed_blocks"] == seen["dropped_blocks"] == 0
         assert seen["loaded_bytes"] * BLOCK == seen["hit_tokens"] * 2**16  # 4 layers, 2 heads, K and V of 32 floats: 64 KiB a block
-        assert vllm.call("second", "metrics")["vllm:penstock_hit_tokens"] == seen["hit_tokens"]
+        assert vllm.call("second", "metrics")["hit_tokens"] == seen["hit_tokens"]
 
         # Another cache salt is another prompt.
         prompts = turn(agents, 0)[:2]
@@ -202,7 +133,7 @@ def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]])
     agents = agents[:8]
     prompts, tokens = turn(agents, 1), plain[1][:8]
     with testing.node() as node:
-        vllm.start("faulty", node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2)
+        vllm.start("faulty", connector(node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2))
 
         def run() -> dict[str, int]:
             """Let the engine have nothing but the node, generate, and return which events there were."""
@@ -250,8 +181,8 @@ def until(run: Callable[[], dict[str, int]], event: str) -> None:
 def test_two_engines(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
     agents = agents[:8]
     with testing.node() as node:
-        vllm.start("left", node)
-        vllm.start("right", node)
+        vllm.start("left", connector(node))
+        vllm.start("right", connector(node))
         for k in range(len(plain)):
             for answers in vllm.both(["left", "right"], turn(agents, k)):
                 assert tokens_of(answers) == plain[k][:8]
@@ -265,7 +196,7 @@ def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[in
     """The node has not room for all that is saved, and evicts blocks that lookups may just have found."""
     agents = agents[:30]
     with testing.node(capacity="16MiB", arena="8MiB") as node:
-        vllm.start("crowded", node)
+        vllm.start("crowded", connector(node))
         for k in (1, 2, 3):
             assert vllm.call("crowded", "reset")
             assert tokens_of(vllm.generate("crowded", turn(agents, k))) == plain[k][:30]
@@ -277,7 +208,7 @@ def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Se
     """Requests are preempted for want of blocks while their blocks are being saved. What has been stored is right nevertheless."""
     vllm = alone
     with testing.node() as node:
-        vllm.start("narrow", node, {"num_gpu_blocks_override": 64}, save_blocks=40)
+        vllm.start("narrow", connector(node, save_blocks=40), num_gpu_blocks_override=64)
         # Eight requests that run together grow from 48 to 80 blocks of the 63. Requests whose lookups are answered late may
         # run after the others, so that a round has no preemption.
         for first in range(0, len(agents) - 8, 8):
@@ -289,7 +220,7 @@ def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Se
         assert vllm.call("narrow", "preemptions") > 0
         assert vllm.call("narrow", "counters")["saved_blocks"] > 0
         vllm.stop("narrow")
-        vllm.start("reader", node)
+        vllm.start("reader", connector(node))
         assert tokens_of(vllm.generate("reader", prompts, output=128)) == tokens
         assert vllm.call("reader", "counters")["hit_tokens"] > 0
         vllm.stop("reader")
@@ -299,10 +230,10 @@ def test_no_thread_of_the_engine_waits_for_a_node(vllm: Vllm, agents: list[Sessi
     """The node is stopped within a load, and the bounds are so long that a thread that waited would make the call fail."""
     held, other = agents[0].turns[1].prompt, agents[1].turns[1].prompt
     with testing.node() as node:
-        vllm.start("writer", node)
+        vllm.start("writer", connector(node))
         vllm.generate("writer", [held])
         vllm.stop("writer")
-        vllm.start("patient", node, lookup_timeout=3000, load_timeout=3000, save_timeout=3000)
+        vllm.start("patient", connector(node, lookup_timeout=3000, load_timeout=3000, save_timeout=3000))
         tokens = vllm.call("patient", "hold_a_load", pid=node.pid, held=held, other=other, output=200)
         assert tokens["held"] == plain[1][0]
         assert tokens["other"][:OUTPUT] == plain[1][1]
@@ -322,7 +253,7 @@ def test_a_node_that_refuses(vllm: Vllm, agents: list[Session], plain: list[list
             ("larger", {"block_size": 64}, {"token": secret, "namespace": "shared"}),
         ]
         for name, options, extra in cases:
-            vllm.start(name, node, options, **extra)
+            vllm.start(name, connector(node, **extra), **options)
             assert tokens_of(vllm.generate(name, prompts)) == tokens
             seen = vllm.call(name, "counters")
             assert seen["unavailable"] == (0 if name == "right" else len(prompts))
@@ -332,3 +263,44 @@ def test_a_node_that_refuses(vllm: Vllm, agents: list[Session], plain: list[list
     for why in ("bearer token", "namespace differs"):
         lines = [line for line in log.splitlines() if "serves without the cache" in line and why in line]
         assert len(lines) == 2, lines  # the worker's side and the scheduler's
+
+
+def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """Each rank has half of the heads, and a namespace of its own. A block that one of them cannot load is computed by both."""
+    prompts, tokens = turn(agents, 1)[:8], plain[1][:8]
+    with testing.node() as node:
+        vllm.start("wide", connector(node), **RANKS)
+        stored = Stored()
+        answers = vllm.generate("wide", prompts)
+        assert tokens_of(answers) == tokens
+        for prompt, answer in zip(prompts, answers, strict=True):
+            stored.add(prompt, answer["tokens"])
+        vllm.stop("wide")
+
+        # All but the first 4 blocks of each prompt are damaged for the second rank.
+        good, size = 4, 2**15  # of a rank's block
+        numbers = namespaces(node)
+        node.stop()
+        damage(node, next(number for name, number in numbers.items() if name.endswith("/tp2.1")), depth=good)
+        node.start()
+
+        vllm.start("again", connector(node), **RANKS)
+        cached = [stored.cached(p) for p in prompts]
+        blocks = [n // BLOCK for n in cached]
+        before = dict.fromkeys(vllm.call("again", "metrics"), 0)
+        lost = sum(n - min(n, good) for n in blocks)
+        for failed in (lost, 0):  # the blocks were computed and are stored again
+            answers = vllm.generate("again", prompts)
+            assert tokens_of(answers) == tokens
+            assert [a["cached"] for a in answers] == cached
+            seen = vllm.call("again", "metrics")
+            events = {name: n - before[name] for name, n in seen.items()}
+            assert (events["hit_tokens"], events["loads"]) == (sum(cached), 2 * len(prompts))
+            assert (events["failed_blocks"], events["loaded_bytes"]) == (failed, (2 * sum(blocks) - failed) * size)
+            before = seen
+            assert vllm.call("again", "reset")
+
+        # After a weight update no rank's blocks are found.
+        assert vllm.call("again", "reset", connector=True)
+        assert [a["cached"] for a in vllm.generate("again", prompts[:2])] == [0, 0]
+        vllm.stop("again")

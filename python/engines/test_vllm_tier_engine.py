@@ -1,64 +1,65 @@
-"""vLLM's own engine on PenstockTier: two engines, one after the other, on one node."""
+"""vLLM's own engine on PenstockTier: engines, one after the other, on one node."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-from harness.process import Engine
 from harness.sessions import Session
+from harness.vllm import BLOCK, OUTPUT, RANKS, Vllm, tier
 
 from penstock import testing as penstock_testing
 
-BLOCK, OUTPUT = 32, 8
+
+def generate(vllm: Vllm, name: str, prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the tokens of each prompt, and how many of its tokens were cached."""
+    answers = vllm.generate(name, prompts)
+    return [answer["tokens"] for answer in answers], [answer["cached"] for answer in answers]
 
 
-def test_tier(model: Path, agents: list[Session], node: penstock_testing.Node, tmp_path: Path) -> None:
+def whole_blocks(prompts: list[list[int]]) -> list[int]:
+    """Return how many tokens are cached: a prompt of whole blocks counts to its end, although the engine computes its last token again."""
+    return [len(prompt) // BLOCK * BLOCK for prompt in prompts]
+
+
+def test_tier(vllm: Vllm, agents: list[Session], node: penstock_testing.Node) -> None:
     """The second engine gets the whole blocks of each prompt from the node, and the same tokens; so it does without the node."""
     prompts = [session.turns[-1].prompt for session in agents]
-    # On a busy machine a node that is well may take its time.
-    tier = {"type": "PenstockTier", "module_path": "penstock.vllm", "servers": node.address, "retry_interval": 0.5}
-    tier |= {"connect_timeout": 120, "lookup_timeout": 60, "load_timeout": 60, "store_timeout": 60}
-    connector = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": 256 << 20, "secondary_tiers": [tier],
-        },
-    }  # fmt: skip
+    connector = tier(node, retry_interval=0.5)
 
-    with Engine("vllm_driver.py", {}, log=tmp_path / "log") as host:
+    # Nothing is stored yet, so these are the tokens without Penstock.
+    vllm.start("one", connector)
+    want, _ = generate(vllm, "one", prompts)
+    vllm.stop("one")
 
-        def start(name: str) -> None:
-            host.call("start", name=name, model=str(model), connector=connector, options={}, timeout=600)
+    vllm.start("two", connector)
+    got, cached = generate(vllm, "two", prompts)
+    assert got == want
+    assert cached == whole_blocks(prompts)
 
-        def call(name: str, function: str, **arguments: Any) -> Any:
-            return host.call("call", name=name, function=function, timeout=600, **arguments)
+    # A reset of the connector, as after a weight update: what the node has is of another epoch.
+    assert vllm.call("two", "reset", connector=True)
+    assert generate(vllm, "two", prompts[:1]) == (want[:1], [0])
 
-        def generate(name: str, prompts: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-            """Return the tokens of each prompt, and how many of its tokens were cached."""
-            answers = call(name, "generate", prompts=prompts, output=OUTPUT)
-            return [answer["tokens"] for answer in answers], [answer["cached"] for answer in answers]
+    # The node is killed while requests run.
+    vllm.host.submit("call", name="two", function="generate", prompts=prompts, output=OUTPUT)
+    node.kill()
+    assert [answer["tokens"] for answer in vllm.host.result("call", timeout=600)] == want
+    assert vllm.call("two", "reset", connector=False)
+    assert generate(vllm, "two", prompts)[0] == want
+    vllm.stop("two")
 
-        # Nothing is stored yet, so these are the tokens without Penstock.
-        start("first")
-        want, _ = generate("first", prompts)
-        host.call("stop", name="first")
 
-        start("second")
-        got, cached = generate("second", prompts)
-        assert got == want
-        # A prompt of whole blocks counts as cached to its end, although the engine computes its last token again.
-        assert cached == [len(prompt) // BLOCK * BLOCK for prompt in prompts]
+def test_two_ranks(vllm: Vllm, agents: list[Session], node: penstock_testing.Node) -> None:
+    """A row of the tier has the blocks of both ranks, and an engine of one rank does not find it."""
+    prompts = [session.turns[-1].prompt for session in agents[:8]]
+    vllm.start("pair", tier(node), **RANKS)
+    want, _ = generate(vllm, "pair", prompts)
+    vllm.stop("pair")
 
-        # A reset of the connector, as after a weight update: what the node has is of another epoch.
-        assert call("second", "reset", connector=True)
-        assert generate("second", prompts[:1]) == (want[:1], [0])
+    vllm.start("next", tier(node), **RANKS)
+    assert generate(vllm, "next", prompts) == (want, whole_blocks(prompts))
+    assert vllm.call("next", "reset", connector=True)
+    assert generate(vllm, "next", prompts[:1]) == (want[:1], [0])
+    vllm.stop("next")
 
-        # The node is killed while requests run.
-        host.submit("call", name="second", function="generate", prompts=prompts, output=OUTPUT)
-        node.kill()
-        assert [answer["tokens"] for answer in host.result("call", timeout=600)] == want
-        assert call("second", "reset", connector=False)
-        assert generate("second", prompts)[0] == want
-        host.call("stop", name="second")
+    vllm.start("single", tier(node))
+    assert generate(vllm, "single", prompts[:1]) == (want[:1], [0])
+    vllm.stop("single")

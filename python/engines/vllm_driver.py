@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import multiprocessing
 import os
 import signal
 import traceback
@@ -25,6 +26,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import vllm
 from harness import process
 from vllm import LLM, SamplingParams
+from vllm.v1.executor import multiproc_executor
+
+# vLLM on CPUs spawns the ranks of an engine, and each would import vLLM anew.
+multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 class Driver:
@@ -43,6 +48,8 @@ class Driver:
         }
         if connector is not None:
             defaults["kv_transfer_config"] = connector
+        if options.get("tensor_parallel_size", 1) > 1:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # otherwise each rank needs a NUMA node of its own
         self.llm = LLM(model=model, **{**defaults, **options})
 
     @property
@@ -89,7 +96,8 @@ class Driver:
 
     def metrics(self) -> dict[str, float]:
         """Return the connector's metrics as the engine publishes them."""
-        return {m.name: m.value for m in self.llm.get_metrics() if m.name.startswith("vllm:penstock_")}
+        name = "vllm:penstock_"
+        return {m.name.removeprefix(name): m.value for m in self.llm.get_metrics() if m.name.startswith(name)}
 
     def preemptions(self) -> int:
         """Return how often a request was preempted."""

@@ -1,0 +1,90 @@
+"""vLLM's engines in forks of one process, and a model of what they have stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.process import Engine
+from penstock import testing
+
+BLOCK = 32
+OUTPUT = 8
+# On a busy machine a node that is well may take its time. Tests of faults have shorter bounds.
+PATIENT = {"connect_timeout": 120, "lookup_timeout": 120, "load_timeout": 120}
+RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+"""Options of an engine of two ranks, each a process."""
+
+Answer = dict[str, Any]
+
+
+def connector(node: testing.Node | str, **extra: Any) -> dict[str, Any]:
+    """Return the configuration of PenstockConnector, with further options."""
+    return {
+        "kv_connector": "PenstockConnector",
+        "kv_connector_module_path": "penstock.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "servers": node if isinstance(node, str) else node.address, **PATIENT, "save_timeout": 120, **extra,
+        },
+    }  # fmt: skip
+
+
+def tier(node: testing.Node, **extra: Any) -> dict[str, Any]:
+    """Return the configuration of PenstockTier behind the copy worker for the CPU, with further options."""
+    options = {"type": "PenstockTier", "module_path": "penstock.vllm", "servers": node.address, **PATIENT, "store_timeout": 120, **extra}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": 256 << 20, "secondary_tiers": [options],
+        },
+    }  # fmt: skip
+
+
+class Vllm:
+    """Engines by name, in forks of one process that has imported vLLM."""
+
+    def __init__(self, host: Engine, model: Path) -> None:
+        self.host = host
+        self.model = str(model)
+
+    def start(self, name: str, connector: dict[str, Any] | None, **options: Any) -> None:
+        """Make an engine with a KV connector and further options of LLM."""
+        self.host.call("start", name=name, model=self.model, connector=connector, options=options, timeout=600)
+
+    def call(self, name: str, function: str, **arguments: Any) -> Any:
+        return self.host.call("call", **{"name": name, "function": function, **arguments}, timeout=600)
+
+    def generate(self, name: str, prompts: list[list[int]], output: int = OUTPUT, **arguments: Any) -> list[Answer]:
+        answers: list[Answer] = self.call(name, "generate", prompts=prompts, output=output, **arguments)
+        assert [a["finish"] for a in answers] == ["length"] * len(prompts)  # no request has failed
+        return answers
+
+    def both(self, names: list[str], prompts: list[list[int]]) -> list[list[Answer]]:
+        """Let engines generate for the same prompts at once."""
+        what = {name: ["generate", {"prompts": prompts, "output": OUTPUT}] for name in names}
+        answers = self.host.call("calls", what=what, timeout=600)
+        return [answers[name] for name in names]
+
+    def stop(self, name: str) -> None:
+        self.host.call("stop", name=name)
+
+
+class Stored:
+    """A model of what the node has: the blocks of all sequences that engines have computed."""
+
+    def __init__(self) -> None:
+        self._prefixes: set[tuple[int, ...]] = set()
+
+    def add(self, prompt: list[int], tokens: list[int]) -> None:
+        whole = [*prompt, *tokens][:-1]  # the KV of the last token is never computed
+        self._prefixes.update(tuple(whole[:end]) for end in range(BLOCK, len(whole) + 1, BLOCK))
+
+    def cached(self, prompt: list[int]) -> int:
+        """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""
+        end = 0
+        while end + BLOCK < len(prompt) and tuple(prompt[: end + BLOCK]) in self._prefixes:
+            end += BLOCK
+        return end
