@@ -111,7 +111,7 @@ race:
 fuzz: ## every fuzz target for FUZZTIME, one after the other
 	.ci/fuzz $(FUZZTIME)
 
-bench: build ## ratios against fio, iperf3, Redis, …; writes bench/ and docs/benchmarks.md
+bench: build wheel ## ratios against fio, iperf3, Redis, Mooncake, …; writes bench/ and docs/benchmarks.md
 	.ci/bench
 
 bench-compare: ## Go benchmarks of REF and of the working tree, by benchstat

@@ -36,7 +36,7 @@ Progress goes to standard error, the result to standard output.`,
 	}
 	f := addBenchFlags(cmd)
 	return noun(cmd,
-		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchCluster(w, f), newBenchReport(w), newBenchChild(w))
+		newBenchStore(w, f), newBenchIndex(w, f), newBenchServer(w, f), newBenchLocal(w, f), newBenchPolicy(w, f), newBenchRDMA(w, f), newBenchCluster(w, f), newBenchEngines(w, f), newBenchReport(w), newBenchChild(w))
 }
 
 // benchFlags are those that every suite has.
@@ -262,6 +262,31 @@ func newBenchServer(w world, f *benchFlags) *cobra.Command {
 	cmd.Flags().Var(sizeFlag{&o.DiskBytes}, "size", "size of the set that is read from disk, more than the node can keep in memory")
 	return f.sized(cmd, w, &o.DiskBytes, 1<<30, func(ctx context.Context, sw suite.World) (bench.Report, error) {
 		return suite.Server(ctx, sw, o)
+	})
+}
+
+func newBenchEngines(w world, f *benchFlags) *cobra.Command {
+	o := suite.EnginesOptions{AreaBytes: 128 << 20}
+	cmd := &cobra.Command{
+		Use:   "engines",
+		Short: "Penstock's Python client against other stores of inference engines",
+		Long: `Put and get values of 1 and 4 MiB, by 1 and 4 threads, one at a time and in batches
+of 8: with Penstock's Python client, Mooncake Store over TCP, LMCache's file system
+adapters, SGLang's HiCacheFile, Redis and a file for each value. iperf3 and fio run
+beside them as limits.
+
+Each store is used by a Python process. --python names the interpreters whose packages
+may be used; .ci/python-venv prints the directory of an environment that it installs
+from a lock file. A store whose package is in none of them is left out and named.`,
+		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only 'get 1 MiB'`,
+	}
+	cmd.Flags().StringArrayVar(&o.Pythons, "python", []string{"python3"}, "interpreter whose packages may be used; may be repeated")
+	cmd.Flags().Var(sizeFlag{&o.AreaBytes}, "size", "size of the values that one pass puts or gets")
+	return f.sized(cmd, w, &o.AreaBytes, 128<<20, func(ctx context.Context, sw suite.World) (bench.Report, error) {
+		if o.AreaBytes%(128<<20) != 0 { // 4 threads with batches of 8 values of 4 MiB
+			return bench.Report{}, usagef("--size %s: want a multiple of 128 MiB", size(o.AreaBytes))
+		}
+		return suite.Engines(ctx, sw, o)
 	})
 }
 

@@ -59,7 +59,7 @@ case "$2" in index) exit 1 ;; policy) exit 124 ;; esac
 		"penstock bench store ",
 		"penstock bench rdma --provider shm ",
 		"penstock bench report out/store.json out/rdma-shm.json --into page.md",
-		"could not run:\n  index: exit 1, the reason is above\n  policy: not done after 45 minutes\n",
+		"could not run:\n  index: exit 1, the reason is above\n  policy: not done after 60 minutes\n",
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("without %q:\n%s", want, out)

@@ -28,7 +28,7 @@ func StartIperf() (*Iperf, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.waitPort(fmt.Sprint("127.0.0.1:", port)); err != nil {
+	if err := p.waitPort(loopback(port)); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return &Iperf{p, port}, nil

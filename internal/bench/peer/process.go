@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -126,6 +127,9 @@ func (p *Process) waitPort(addr string) error {
 		}
 	}
 }
+
+// loopback is the address of a port of this host.
+func loopback(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
 
 // freePort finds a port of the loopback interface that nobody listens on.
 func freePort() (int, error) {

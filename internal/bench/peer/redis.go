@@ -14,7 +14,7 @@ import (
 // Redis is a redis-server on the loopback interface that keeps nothing on disk.
 type Redis struct {
 	*Process
-	addr string
+	port int
 }
 
 // StartRedis starts it.
@@ -28,17 +28,20 @@ func StartRedis() (*Redis, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Redis{p, fmt.Sprint("127.0.0.1:", port)}
-	if err := p.waitPort(r.addr); err != nil {
+	r := &Redis{p, port}
+	if err := p.waitPort(loopback(port)); err != nil {
 		return nil, errors.Join(err, p.Close())
 	}
 	return r, nil
 }
 
+// Port is the port that it listens on.
+func (r *Redis) Port() int { return r.port }
+
 // Conn connects. A client library would copy each value once more, so the
 // protocol is spoken here, and values are read straight into their destination.
 func (r *Redis) Conn(ctx context.Context) (*RedisConn, error) {
-	c, err := dial(ctx, r.addr)
+	c, err := dial(ctx, loopback(r.port))
 	if err != nil {
 		return nil, err
 	}

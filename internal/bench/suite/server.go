@@ -682,15 +682,9 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 	}
 	defer os.Remove(file)
 	fio := func(sh shape) func(context.Context) (bench.Sample, error) {
-		return func(ctx context.Context) (bench.Sample, error) {
-			sample, err := peer.FioJob{
-				RW: "randread", File: file, BlockBytes: sh.slotBytes, Depth: sh.depth, SizeBytes: 1 * gi, Memory: s.fioMemory, Time: s.Turn,
-			}.Run(ctx)
-			if err == nil {
-				sample[bench.Rate] *= mib / float64(gi)
-			}
-			return sample, err
-		}
+		return fioInGiB(peer.FioJob{
+			RW: "randread", File: file, BlockBytes: sh.slotBytes, Depth: sh.depth, SizeBytes: 1 * gi, Memory: s.fioMemory, Time: s.Turn,
+		})
 	}
 	c := bench.Comparison{
 		Name: name, Unit: netUnit,
@@ -729,6 +723,17 @@ func (s *serverSuite) diskLoad(ctx context.Context, name string, m model, l load
 		}},
 	}
 	return s.compare(ctx, c)
+}
+
+// fioInGiB runs fio and returns its rate in netUnit.
+func fioInGiB(j peer.FioJob) func(context.Context) (bench.Sample, error) {
+	return func(ctx context.Context) (bench.Sample, error) {
+		sample, err := j.Run(ctx)
+		if err == nil {
+			sample[bench.Rate] *= mib / float64(gi)
+		}
+		return sample, err
+	}
 }
 
 // cutThrough measures one read of a large block from two nodes, of which one
