@@ -25,7 +25,9 @@
 // the lane's queue, which the peer's budget bounds, until a completion makes room and
 // the poller posts them. Messages of Send come before all writes in that queue: a
 // message waits only for the Works that are posted already: at most QueueDepth, and at
-// most 4 pieces of payload. There is no order between a message and a write.
+// most 4 pieces of payload. The tail of a write, which carries the immediate when the rest
+// is in place, comes before all other writes. There is no order between a message and a
+// write.
 //
 // # Session
 //

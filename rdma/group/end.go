@@ -258,7 +258,7 @@ func (l *lane) giveUp(en *end, cause error) bool {
 		l.load.Add(-j.load())
 	}
 	clear(l.queue)
-	l.queue, l.head, l.urgent = l.queue[:0], 0, 0
+	l.queue, l.head, l.ranks = l.queue[:0], 0, [rankBulk]int{}
 	quietly := l.killed
 	l.mu.Unlock()
 	if !quietly {

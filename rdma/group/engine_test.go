@@ -896,3 +896,45 @@ func TestMessagesPassWrites(t *testing.T) {
 		}
 	}
 }
+
+// TestTailsPassWrites: of a large write the last bytes go with its immediate, when all the
+// others are in place. They must not wait for all the writes that are queued by then: the
+// first write ends before half of them are through.
+func TestTailsPassWrites(t *testing.T) {
+	for _, k := range kinds {
+		for _, nics := range []int{1, 2} {
+			t.Run(fmt.Sprintf("%s, %d NICs", k.name, nics), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := fabricOf(t, 4, simrdma.FabricOptions{Delay: simrdma.Span{Min: time.Millisecond, Max: time.Millisecond}})
+					small := func(o *group.Options) { o.PieceBytes = 64 << 10 }
+					a, b := start(t, f, "a", true, nics, k.nic, small), start(t, f, "b", false, nics, k.nic, small)
+					connect(t, b, a)
+					const size, writes = 2 << 20, 12
+					dst, _ := region(t, a, writes*size, false)
+					src, _ := region(t, b, size, true)
+					begin := time.Now()
+					ends := make(chan time.Duration, writes)
+					for i := range writes {
+						err := b.Write(t.Context(), rdma.Write{Src: src, Dst: dst.Desc(), DstOffset: uint64(i * size), Len: size, Imm: rdma.ImmOf(1), Done: func(err error) {
+							if err != nil {
+								t.Error(err)
+							}
+							ends <- time.Since(begin)
+						}})
+						if err != nil {
+							t.Fatal(err)
+						}
+					}
+					first := <-ends
+					last := first
+					for range writes - 1 {
+						last = max(last, <-ends)
+					}
+					if first > last/2 {
+						t.Errorf("the first of %d writes ended after %v, the last after %v", writes, first, last)
+					}
+				})
+			})
+		}
+	}
+}

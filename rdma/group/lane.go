@@ -31,13 +31,12 @@ type lane struct {
 	touched bool
 
 	mu sync.Mutex
-	// queue[head:] are jobs to be posted on cur; empty unless cur is up. The first
-	// urgent ones of them are messages: a message is posted before every write that
-	// has not been posted, because calls and their answers wait for it.
-	queue  []job
-	head   int
-	urgent int
-	works  []Work
+	// queue[head:] are jobs to be posted on cur; empty unless cur is up. They stand in
+	// the order of their ranks, and ranks counts the jobs of each rank.
+	queue []job
+	head  int
+	ranks [rankBulk]int
+	works []Work
 	// cur is the endpoint in use, until both sides are through with it; last is
 	// the last that there was.
 	cur, last *end
@@ -70,6 +69,7 @@ type record struct {
 	op   *op
 	run  uint32
 	imm  bool
+	tail bool
 	used bool
 	// immSeq is the number of an immediate among those of its end, from 0.
 	immSeq uint64
@@ -190,11 +190,15 @@ func (l *lane) push(j job) bool {
 		clear(l.queue[k:])
 		l.queue, l.head = l.queue[:k], 0
 	}
-	if j.isMessage() {
-		l.queue = slices.Insert(l.queue, l.head+l.urgent, j)
-		l.urgent++
-	} else {
+	if rank := j.rank(); rank == rankBulk {
 		l.queue = append(l.queue, j)
+	} else {
+		at := l.head
+		for _, n := range l.ranks[:rank+1] {
+			at += n
+		}
+		l.queue = slices.Insert(l.queue, at, j)
+		l.ranks[rank]++
 	}
 	l.load.Add(j.load())
 	return true
@@ -295,7 +299,7 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 		en.free = en.free[:len(en.free)-1]
 		en.inflight++
 		r := &en.records[slot]
-		*r = record{op: j.op, run: j.lo, used: true, load: job{op: j.op, lo: j.lo, hi: j.lo + 1}.load(), tick: l.s.e.ticks.Load()}
+		*r = record{op: j.op, run: j.lo, tail: j.tail, used: true, load: job{op: j.op, lo: j.lo, hi: j.lo + 1}.load(), tick: l.s.e.ticks.Load()}
 		en.ahead += r.ahead()
 		if w.Op == OpWriteImm {
 			r.imm, r.immSeq = true, en.immSent
@@ -314,8 +318,10 @@ func (l *lane) fill(en *end, skips []skipped, away []job) ([]skipped, []job) {
 
 // pop drops the head of the queue.
 func (l *lane) pop() {
+	if rank := l.queue[l.head].rank(); rank < rankBulk {
+		l.ranks[rank]--
+	}
 	l.queue[l.head] = job{}
-	l.urgent = max(0, l.urgent-1)
 	if l.head++; l.head == len(l.queue) {
 		l.queue, l.head = l.queue[:0], 0
 	}
@@ -370,13 +376,15 @@ func (l *lane) takeBack(en *end, n int) {
 			en.immOut--
 			en.sinceCheck--
 		}
-		back = append(back, job{op: r.op, lo: r.run, hi: r.run + 1, imm: r.imm})
+		back = append(back, job{op: r.op, lo: r.run, hi: r.run + 1, imm: r.imm, tail: r.tail})
 		en.drop(slot)
 	}
 	l.queue = append(back, l.queue[l.head:]...)
-	l.head, l.urgent = 0, 0
-	for l.urgent < len(l.queue) && l.queue[l.urgent].isMessage() {
-		l.urgent++
+	l.head, l.ranks = 0, [rankBulk]int{}
+	for _, j := range l.queue {
+		if rank := j.rank(); rank < rankBulk {
+			l.ranks[rank]++
+		}
 	}
 }
 

@@ -162,7 +162,7 @@ func (s *session) send(ctx context.Context, o *op, noWait bool, fill func(o *op,
 	}
 	fill(o, s.low)
 	o.left = 1
-	out = s.placeLocked(job{o, 0, 1, false}, &touched, out)
+	out = s.placeLocked(job{op: o, hi: 1}, &touched, out)
 	s.mu.Unlock()
 	touched.pump(s)
 	callAll(out)
@@ -254,7 +254,7 @@ func (s *session) later(o *op, tries int) {
 				o.left = 0
 				out = s.advanceLocked(o, &touched, out)
 			} else {
-				out = s.placeLocked(job{o, 0, 1, false}, &touched, out)
+				out = s.placeLocked(job{op: o, hi: 1}, &touched, out)
 			}
 		}
 		s.mu.Unlock()

@@ -198,13 +198,33 @@ type job struct {
 	op     *op
 	lo, hi uint32
 	imm    bool
+	// tail: it is the final run, and all others of op are in place.
+	tail bool
 }
 
 // postCost is what a Work weighs beyond its bytes when lanes are compared.
 const postCost = 512
 
-// isMessage reports whether j is a message of Send.
-func (j job) isMessage() bool { return j.op.kind == opMessage && !j.op.empty }
+// Ranks of the jobs that wait in a lane's queue. A message stands before all writes,
+// because calls and their answers wait for it. The tail of a write, with its immediate,
+// stands before all other writes: the rest of its write is in place, and its end waits for
+// the tail alone.
+const (
+	rankMessage = 0
+	rankTail    = 1
+	rankBulk    = 2
+)
+
+// rank returns the rank of j.
+func (j job) rank() int {
+	switch {
+	case j.op.kind == opMessage && !j.op.empty:
+		return rankMessage
+	case j.tail:
+		return rankTail
+	}
+	return rankBulk
+}
 
 // load is the weight of the runs of j.
 func (j job) load() int64 {

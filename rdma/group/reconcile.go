@@ -32,7 +32,7 @@ func (l *lane) reconcile(en *end) error {
 			whole[r.op] = true
 		case t != nil:
 			r.op.tie, r.op.final = t, r.run
-			if j := (job{r.op, r.run, r.run + 1, false}); en.nic.lim.RefusalBreaks {
+			if j := (job{op: r.op, lo: r.run, hi: r.run + 1}); en.nic.lim.RefusalBreaks {
 				s.doubtLocked(r.op, j)
 			} else {
 				out = s.placeLocked(j, &touched, out)
@@ -51,9 +51,9 @@ func (l *lane) reconcile(en *end) error {
 		case whole[r.op] || r.op.landed || r.op.dead.Load() || r.op.kind == opMessage && r.op.acked:
 			r.op.left--
 		case en.nic.lim.RefusalBreaks && r.op.kind == opWrite:
-			s.doubtLocked(r.op, job{r.op, r.run, r.run + 1, false})
+			s.doubtLocked(r.op, job{op: r.op, lo: r.run, hi: r.run + 1})
 		default:
-			out = s.placeLocked(job{r.op, r.run, r.run + 1, false}, &touched, out)
+			out = s.placeLocked(job{op: r.op, lo: r.run, hi: r.run + 1}, &touched, out)
 		}
 	}
 	for _, r := range en.broken {

@@ -285,7 +285,7 @@ func (s *session) layLocked(o *op, touched *laneSet, out []ended) []ended {
 	whole := lanes <= 1 || total <= uint64(s.e.opts.PieceBytes) && n <= pieceRuns
 	if o.attempts == 0 && whole && (!withImm || n == 1 || s.e.counted) {
 		o.left = int(n)
-		return s.placeLocked(job{o, 0, n, withImm}, touched, out)
+		return s.placeLocked(job{op: o, hi: n, imm: withImm}, touched, out)
 	}
 	if withImm {
 		o.keepBack()
@@ -304,7 +304,7 @@ func (s *session) layLocked(o *op, touched *laneSet, out []ended) []ended {
 			bytes += o.runs[hi].n
 			hi++
 		}
-		out = s.placeLocked(job{o, lo, hi, false}, touched, out)
+		out = s.placeLocked(job{op: o, lo: lo, hi: hi}, touched, out)
 		lo = hi
 	}
 	o.left--
@@ -431,7 +431,7 @@ func (s *session) advanceLocked(o *op, touched *laneSet, out []ended) []ended {
 	case o.final != noRun:
 		f := o.final
 		o.final, o.left = noRun, 1
-		return s.placeLocked(job{o, f, f + 1, true}, touched, out)
+		return s.placeLocked(job{op: o, lo: f, hi: f + 1, imm: true, tail: true}, touched, out)
 	}
 	return append(out, s.endLocked(o, nil))
 }
