@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness.faults import damage, namespaces
+from harness.model import make_llama
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Stored, Vllm, connector
 
@@ -27,7 +28,7 @@ def test_layouts(vllm: Vllm) -> None:
     """What would not be stored whole is refused by name, before the engine serves."""
     found = vllm.host.call("layouts")
     taken = [name for name, why in found.items() if not why]
-    assert taken == ["two layers", "a layer that shares another's"]
+    assert taken == ["two layers", "a layer that shares another's", "two groups", "a sliding window"]
     words = {
         "a second pool": "layer indexer has a KV cache of its own",
         "recurrent state": "layer b registers a list",
@@ -38,8 +39,8 @@ def test_layouts(vllm: Vllm) -> None:
         "blocks that are not contiguous": "layer a: shape [8, 32, 2, 64]",
         "layers of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a device": "layer a is on device meta",
-        "two groups": "2 KV cache groups (FullAttentionSpec with a; SlidingWindowSpec with b)",
-        "a sliding window": "layer a has a SlidingWindowSpec",
+        "groups with blocks of two sizes": "blocks of [16, 32] tokens",
+        "chunks of attention": "layer b has a ChunkedLocalAttentionSpec",
     }
     assert sorted([*taken, *words]) == sorted(found)
     for name, word in words.items():
@@ -190,6 +191,48 @@ def test_two_engines(vllm: Vllm, agents: list[Session], plain: list[list[list[in
             seen = vllm.call(name, "counters")
             assert seen["dropped_blocks"] == seen["load_failures"] == 0
             vllm.stop(name)
+
+
+def test_sliding_windows(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
+    """In three of four layers a token reads the last 64 tokens. The engine has a KV cache group for each layer."""
+    model = make_llama(tmp_path, layer_types=["sliding_attention"] * 3 + ["full_attention"], sliding_window=64)
+    agents = agents[:12]
+    vllm.start("plain windows", None, model=model)
+    plain = [tokens_of(vllm.generate("plain windows", turn(agents, k))) for k in range(3)]
+    vllm.stop("plain windows")
+    with testing.node() as node:
+        vllm.start("windows", connector(node), model=model)
+        stored = Stored()
+        for k, tokens in enumerate(plain):
+            answers = vllm.generate("windows", turn(agents, k))
+            assert tokens_of(answers) == tokens
+            for prompt, answer in zip(turn(agents, k), answers, strict=True):
+                stored.add(prompt, answer["tokens"])
+        seen = vllm.call("windows", "counters")
+        assert seen["dropped_blocks"] == seen["save_failures"] == 0
+        vllm.stop("windows")
+
+        vllm.start("again", connector(node, load_timeout=4, retry_interval=2), model=model)
+        prompts = turn(agents, 2)
+        answers = vllm.generate("again", prompts)
+        assert tokens_of(answers) == plain[2]
+        assert [a["cached"] for a in answers] == [stored.cached(p) for p in prompts]
+        seen = vllm.call("again", "counters")
+        assert seen["load_failures"] == 0
+        # A block of a layer has 16 KiB. Of the layers with a window the last two blocks of each prompt are loaded.
+        assert seen["loads"] > 0
+        assert seen["loaded_bytes"] == (seen["hit_tokens"] // BLOCK + 3 * 2 * seen["loads"]) * 2**14
+
+        # A load that fails: the engine computes the whole request.
+        vllm.call("again", "signal_at_load", pid=node.pid, number=signal.SIGKILL)
+        for _ in range(100):
+            assert vllm.call("again", "reset")
+            assert tokens_of(vllm.generate("again", prompts)) == plain[2]
+            if vllm.call("again", "counters")["load_failures"]:
+                break
+        assert vllm.call("again", "counters")["load_failures"] > 0
+        node.kill()
+        vllm.stop("again")
 
 
 def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:

@@ -210,10 +210,10 @@ class Host:
 
 def drift() -> list[str]:
     """Return the differences between the signatures that the connector was written for and those of the installed engine."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.outputs import KVConnectorOutput
 
     from penstock.vllm.connector import PenstockConnector, PromMetrics, Stats
@@ -234,12 +234,15 @@ def drift() -> list[str]:
     found += [f"PenstockConnector lacks {name}" for name in sorted(missing)]
     uses = {
         BlockPool: ["touch", "free_blocks"],
-        KVConnectorBase_V1: ["get_transfer_results", "bind_kv_cache_manager"],
+        KVConnectorBase_V1: ["bind_kv_cache_manager"],
         KVConnectorBlockState: ["get_block_ids"],
         SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state"],
         KVCacheConfig: ["num_blocks", "kv_cache_groups"],
         KVCacheGroupSpec: ["layer_names", "kv_cache_spec"],
-        KVConnectorOutput: ["finished_recving", "invalid_block_ids", "kv_connector_worker_meta"],
+        KVConnectorOutput: ["failed_recving", "finished_recving", "invalid_block_ids", "kv_connector_worker_meta"],
+        KVConnectorTransferResults: ["failed_recving", "finished_recving"],
+        SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
+        SupportsHMA: ["request_finished_all_groups"],
     }
     for kind, names in uses.items():
         has = {*dir(kind), *getattr(kind, "__dataclass_fields__", {})}
@@ -250,13 +253,21 @@ def drift() -> list[str]:
 def layouts() -> dict[str, str]:
     """Return for KV caches of several kinds why the connector refuses them; empty for one that it takes."""
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        SlidingWindowSpec,
+    )
 
     from penstock import InvalidError
     from penstock.vllm._layout import read_layout
 
     full = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
     window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
+    short = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
+    chunks = ChunkedLocalAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, attention_chunk_size=64)
 
     def pool(blocks: int = 8) -> torch.Tensor:
         return torch.zeros(blocks, 2, 32, 64)
@@ -278,7 +289,9 @@ def layouts() -> dict[str, str]:
         "blocks that are not contiguous": ({"a": pool().transpose(1, 2), "b": b}, one),
         "layers of two sizes": ({"a": a, "b": torch.zeros(8, 4, 32, 64)}, one),
         "a device": ({"a": a.to("meta"), "b": b}, one),
-        "two groups": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),
+        "two groups": ({"a": a, "b": a}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),
+        "groups with blocks of two sizes": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], short))),
+        "chunks of attention": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], chunks))),
         "a sliding window": ({"a": a}, config(KVCacheGroupSpec(["a"], window))),
     }
     found = {}

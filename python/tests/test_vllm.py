@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock import InvalidError, Namespace, Store, _adapter, testing
-from penstock.vllm._layout import Definition
+from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter, testing
+from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
 from penstock.vllm._plan import EVENTS, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
 from penstock.vllm._worker import open_namespace
 
 BLOCK = 4
+FULL = Group(GroupKind.FULL, 1, 8)
+WINDOW = Group(GroupKind.WINDOW, 2, 8, 6)
 PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
 
 
@@ -46,6 +51,7 @@ class Pool:
     """Of vLLM's BlockPool what the connector uses: references to blocks."""
 
     num_gpu_blocks = 80
+    null_block = SimpleNamespace(block_id=0)
 
     def __init__(self) -> None:
         self.blocks = list(range(self.num_gpu_blocks))
@@ -66,12 +72,12 @@ class Pool:
 class Engine:
     """A scheduler of the connector with a real node, and workers that store whatever they are told to."""
 
-    def __init__(self, node: testing.Node, name: str, ranks: int = 1, **options: Any) -> None:
+    def __init__(self, node: testing.Node, name: str, ranks: int = 1, groups: tuple[Group, ...] = (FULL,), **options: Any) -> None:
         options = {"lookup_timeout": 60, "connect_timeout": 60, **options}
         self.definitions = [
-            Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, layers=1, token_bytes=8, dtype="", layout="", rank=rank)
-            for rank in range(ranks)
+            Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, groups, dtype="", layout="", rank=rank) for rank in range(ranks)
         ]
+        self.layout = layout_of(groups)
         self.counters = _adapter.Counters(name)
         self.now = 0.0
         self.pool = Pool()
@@ -93,8 +99,9 @@ class Engine:
             pass
         return found
 
-    def plan(self, request: Request, tokens: int) -> Plan:
-        blocks = range(len(request.all_token_ids) // BLOCK + 1)
+    def plan(self, request: Request, tokens: int, blocks: list[list[int]] | None = None) -> Plan:
+        """Let the engine compute tokens of a request, whose blocks are 1, 2, 3, … if not given."""
+        blocks = blocks or [list(range(1, len(request.all_token_ids) // BLOCK + 2))]
         plan = self.side.plan({request.request_id: tokens}, lambda name: blocks)
         request.num_computed_tokens += tokens
         return plan
@@ -108,13 +115,30 @@ class Engine:
         for save in plan.saves:
             keys = _adapter.Chain.SIZE
             ids = [save.keys[i : i + keys] for i in range(0, len(save.keys), keys)]
+            pieces, memory = self.layout.pieces(save.first, save.blocks)
             for ns in self.ranks[:ranks]:
-                result = ns.put(ids, [bytearray(BLOCK * 8) for _ in save.blocks], first=save.first)
-                report = report.merge(Report({save.job: (1, result.ok)}))
+                result = ns.put(ids, memory, first=save.first, pieces=pieces)
+                report = report.merge(Report({save.job: (1, len(save.blocks[0]) if result.ok == len(pieces) else 0)}))
         self.side.update(report, (), ())
 
     def save_all(self, request: Request) -> None:
         self.saved(self.plan(request, request.num_tokens - request.num_computed_tokens))
+
+
+def layout_of(groups: tuple[Group, ...]) -> Layout:
+    """Return a layout in which each layer is a KV cache group of the engine, with 80 blocks of memory."""
+    page = BLOCK * FULL.token_bytes
+    layers = sum(group.layers for group in groups)
+    memory = ctypes.create_string_buffer(layers * Pool.num_gpu_blocks * page)
+    pools = itertools.count()
+    made = []
+    for group in groups:
+        own = [
+            Layer(f"layer {pool}", ctypes.addressof(memory) + pool * Pool.num_gpu_blocks * page, page, page, pool)
+            for pool in itertools.islice(pools, group.layers)
+        ]
+        made.append(LayerGroup(group.window_tokens, own))
+    return Layout(made, layers, Pool.num_gpu_blocks, BLOCK, [(ctypes.addressof(memory), len(memory), memory)])
 
 
 def no_extra(request: object) -> None:
@@ -186,12 +210,12 @@ def test_a_save_keeps_its_blocks_until_all_ranks_have_reported(node: testing.Nod
         request = prompt("a", 3)
         assert e.lookup(request) == 0
         plan = e.plan(request, 13)
-        assert [s.blocks for s in plan.saves] == [[0, 1, 2]]
-        assert e.pool.kept == {0, 1, 2}
-        e.side.finished(request, range(4))
-        assert e.pool.kept == {0, 1, 2}
+        assert [s.blocks for s in plan.saves] == [[[1, 2, 3]]]
+        assert e.pool.kept == {1, 2, 3}
+        e.side.finished(request, [range(1, 5)])
+        assert e.pool.kept == {1, 2, 3}
         e.saved(plan, ranks=1)
-        assert e.pool.kept == {0, 1, 2}
+        assert e.pool.kept == {1, 2, 3}
         assert e.side.busy
         again = prompt("b", 3)
         assert e.lookup(again) == 0  # one rank has the blocks, the other not
@@ -204,14 +228,15 @@ def test_the_end_of_a_request_is_saved_after_its_beginning(engine: Engine) -> No
     request = prompt("a", 3)
     engine.lookup(request)
     first = engine.plan(request, 8)
-    assert [s.blocks for s in first.saves] == [[0, 1]]
+    assert [s.blocks for s in first.saves] == [[[1, 2]]]
     assert not engine.plan(request, 5).saves  # one save at a time: a block needs its predecessor
-    engine.side.finished(request, range(4))
-    assert engine.pool.kept == {0, 1, 2}
+    assert engine.pool.kept == {1, 2, 3}
+    engine.side.finished(request, [range(1, 5)])
+    assert engine.pool.kept == {1, 2, 3}
     assert not engine.idle().saves
     engine.saved(first)
     second = engine.idle()
-    assert [(s.first, s.blocks) for s in second.saves] == [(2, [2])]
+    assert [(s.first, s.blocks) for s in second.saves] == [(2, [[3]])]
     engine.saved(second)
     assert not engine.pool.kept
     assert engine.lookup(prompt("b", 3)) == 3 * BLOCK
@@ -222,9 +247,9 @@ def test_saves_are_bounded_and_what_is_dropped_is_counted(node: testing.Node, na
         request = prompt("a", 5)
         e.lookup(request)
         plan = e.plan(request, 21)
-        assert [s.blocks for s in plan.saves] == [[0, 1]]
-        e.side.finished(request, range(6))
-        assert e.pool.kept == {0, 1}
+        assert [s.blocks for s in plan.saves] == [[[1, 2]]]
+        e.side.finished(request, [range(1, 7)])
+        assert e.pool.kept == {1, 2}
         assert e.counters["dropped_blocks"] == 3
         e.saved(plan)
         assert e.lookup(prompt("b", 5)) == 2 * BLOCK
@@ -238,7 +263,7 @@ def test_a_save_that_the_node_refuses_ends_the_saves_of_its_request(engine: Engi
     assert not engine.pool.kept
     assert engine.counters["dropped_blocks"] == 1
     assert not engine.plan(request, 5).saves
-    engine.side.finished(request, range(4))
+    engine.side.finished(request, [range(1, 5)])
     assert not engine.side.busy
 
 
@@ -248,9 +273,9 @@ def test_a_load_that_has_failed_is_not_tried_again(engine: Engine) -> None:
     engine.save_all(first)
     request = prompt("b", 3)
     assert engine.lookup(request) == 12
-    engine.side.allocated(request, [7, 8, 9, 10], 12)
+    engine.side.allocated(request, [[7, 8, 9, 10]], 12)
     (load,) = engine.idle().loads
-    assert (load.first, load.blocks) == (0, [7, 8, 9])
+    assert (load.first, load.blocks) == (0, [[7, 8, 9]])
     engine.side.update(None, ["b"], [8])
     assert engine.lookup(request) == 0
     # The engine computes the failed block and the blocks after it. The connector saves these blocks.
@@ -264,11 +289,72 @@ def test_only_what_the_engine_does_not_have_is_loaded(engine: Engine) -> None:
     engine.save_all(first)
     request = prompt("b", 3)
     assert engine.lookup(request, computed=4) == 8
-    engine.side.allocated(request, [1, 7, 8, 9], 8)
+    engine.side.allocated(request, [[1, 7, 8, 9]], 8)
     (load,) = engine.idle().loads
-    assert (load.first, load.blocks) == (1, [7, 8])
+    assert (load.first, load.blocks) == (1, [[7, 8]])
     assert engine.lookup(prompt("c", 3), computed=12) == 0
     assert engine.lookup(prompt("d", 3, more=0)) == 8  # the engine computes the last block
+
+
+def test_a_block_that_leaves_its_window_is_saved_nevertheless(node: testing.Node, name: str) -> None:
+    """A block of six tokens before the next one is needed, so the engine gives up older blocks of the window layers in each step."""
+    with Engine(node, name, groups=(FULL, WINDOW), save_blocks=80) as e:
+        request = prompt("a", 6)
+        e.lookup(request)
+        first = e.plan(request, 4, [[1], [11], [21]])
+        assert [s.blocks for s in first.saves] == [[[1], [11], [21]]]
+        # The save is under way. Meanwhile blocks 2 and 3 are computed, and then lie outside the window.
+        assert not e.plan(request, 8, [[1, 2, 3], [11, 12, 13], [21, 22, 23]]).saves
+        assert not e.plan(request, 8, [[1, 2, 3, 4, 5], [0, 12, 13, 14, 15], [0, 22, 23, 24, 25]]).saves
+        e.saved(first)
+        second = e.plan(request, 4, [[1, 2, 3, 4, 5, 6], [0, 0, 0, 14, 15, 16], [0, 0, 0, 24, 25, 26]])
+        assert [(s.first, s.blocks) for s in second.saves] == [(1, [[2, 3, 4, 5, 6], [12, 13, 14, 15, 16], [22, 23, 24, 25, 26]])]
+        e.saved(second)
+        assert not e.pool.kept
+        for blocks in range(7):
+            assert e.lookup(prompt(f"b{blocks}", blocks)) == blocks * BLOCK
+
+
+def test_a_prefix_that_lacks_its_window_is_not_found(node: testing.Node, name: str) -> None:
+    with Engine(node, name, groups=(FULL, WINDOW), save_blocks=80) as e:
+        request = prompt("a", 6)
+        e.lookup(request)
+        # The engine had the first four blocks; of their window layers only the last two.
+        request.num_computed_tokens = 16
+        e.saved(e.plan(request, 8, [[1, 2, 3, 4, 5, 6], [0, 0, 13, 14, 15, 16], [0, 0, 23, 24, 25, 26]]))
+        found = [e.lookup(prompt(f"b{blocks}", blocks)) // BLOCK for blocks in range(7)]
+        assert found == [0, 0, 0, 0, 4, 5, 6]
+
+
+def test_a_request_that_has_failed_is_saved_again(node: testing.Node, name: str) -> None:
+    """The engine computes a failed request of several KV cache groups from its beginning."""
+    with Engine(node, name, groups=(FULL, WINDOW), save_blocks=80) as e:
+        first = prompt("a", 3)
+        e.lookup(first)
+        e.saved(e.plan(first, 13, [[1, 2, 3, 4], [11, 12, 13, 14], [21, 22, 23, 24]]))
+        request = prompt("b", 3)
+        assert e.lookup(request) == 12
+        e.side.allocated(request, [[5, 6, 7], [0, 16, 17], [0, 26, 27]], 12)
+        (load,) = e.idle().loads
+        assert e.layout.pieces(load.first, load.blocks)[0] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+        e.side.update(None, ["b"], (), ["b"])
+        assert e.lookup(request) == 0
+        assert [s.first for s in e.plan(request, 13, [[5, 6, 7, 8], [15, 16, 17, 18], [25, 26, 27, 28]]).saves] == [0]
+
+
+def test_blocks_that_wait_keep_their_places(engine: Engine) -> None:
+    """A request is preempted while blocks of it wait to be saved, and is then found to be stored further."""
+    other, request = prompt("other", 5), prompt("a", 5)
+    engine.lookup(other)
+    engine.lookup(request)
+    engine.save_all(other)
+    first = engine.plan(request, 8)
+    assert not engine.plan(request, 8).saves
+    engine.saved(first)
+    request.num_computed_tokens, request.num_preemptions = 0, 1
+    assert engine.lookup(request) == 5 * BLOCK
+    (save,) = engine.idle().saves
+    assert (save.first, save.blocks, len(save.keys)) == (2, [[3, 4]], 4 * _adapter.Chain.SIZE)
 
 
 def test_new_weights(engine: Engine) -> None:
@@ -321,12 +407,12 @@ def test_a_node_that_is_away_is_left_alone_for_a_while(name: str) -> None:
 def test_without_a_node_requests_are_counted() -> None:
     counters = _adapter.Counters("vllm/none")
     side = Scheduler(Options(servers="127.0.0.1:1", connect_timeout=0.1), counters, no_extra)
-    side.attach([Definition("none", "", BLOCK, 1, 8, "", "", 0)])
+    side.attach([Definition("none", "", BLOCK, (FULL,), "", "", 0)])
     side.bind(Pool())
     request = prompt("a", 3)
     assert side.lookup(request, 0) == 0
-    assert side.plan({"a": 13}, lambda name: range(4)) == Plan()
-    side.finished(request, range(4))
+    assert side.plan({"a": 13}, lambda name: [range(1, 5)]) == Plan()
+    side.finished(request, [range(1, 5)])
     assert counters["unavailable"] == 1
     side.close()
 
@@ -335,7 +421,7 @@ def test_a_wrong_token_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with testing.node(token="0123456789abcdef") as node:
         counters = _adapter.Counters("vllm/token")
         side = Scheduler(Options(servers=node.address, connect_timeout=60, token="another token, also long"), counters, no_extra)
-        side.attach([Definition("token", "", BLOCK, 1, 8, "", "", 0)])
+        side.attach([Definition("token", "", BLOCK, (FULL,), "", "", 0)])
         side.bind(Pool())
         for name in "abc":
             assert side.lookup(prompt(name, 3), 0) == 0
@@ -348,7 +434,7 @@ def test_a_wrong_token_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_another_geometry_is_refused(node: testing.Node, name: str, engine: Engine) -> None:
     counters = _adapter.Counters("vllm/geometry")
     side = Scheduler(Options(servers=node.address, connect_timeout=60), counters, no_extra)
-    side.attach([dataclasses.replace(engine.definitions[0], token_bytes=16)])
+    side.attach([dataclasses.replace(engine.definitions[0], groups=(Group(GroupKind.FULL, 1, 16),))])
     side.bind(Pool())
     assert side.lookup(prompt("a", 3), 0) == 0
     assert counters["unavailable"] == 1

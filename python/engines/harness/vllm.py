@@ -50,9 +50,9 @@ class Vllm:
         self.host = host
         self.model = str(model)
 
-    def start(self, name: str, connector: dict[str, Any] | None, **options: Any) -> None:
+    def start(self, name: str, connector: dict[str, Any] | None, model: Path | None = None, **options: Any) -> None:
         """Make an engine with a KV connector and further options of LLM."""
-        self.host.call("start", name=name, model=self.model, connector=connector, options=options, timeout=600)
+        self.host.call("start", name=name, model=str(model or self.model), connector=connector, options=options, timeout=600)
 
     def call(self, name: str, function: str, **arguments: Any) -> Any:
         return self.host.call("call", **{"name": name, "function": function, **arguments}, timeout=600)

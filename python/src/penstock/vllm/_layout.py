@@ -1,15 +1,23 @@
-"""Where the engine keeps a block: an address for each layer."""
+"""Where the engine keeps a block: an address for each layer.
+
+engine     KV cache groups     full         window       window
+           layers              0            1            2          they may share memory: a block id belongs to one group
+Penstock   layer groups        0: layer 0   1: layers 1 and 2
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._memory import Pointers
+from penstock._store import Group
 from penstock.errors import InvalidError
+from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["Definition", "Layer", "Layout", "read_layout"]
+__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "read_layout"]
 
 
 @dataclass(frozen=True)
@@ -19,8 +27,7 @@ class Definition:
     name: str
     tenant: str
     block_tokens: int
-    layers: int
-    token_bytes: int
+    groups: tuple[Group, ...]
     dtype: str
     layout: str
     rank: int
@@ -28,17 +35,34 @@ class Definition:
 
 @dataclass(frozen=True)
 class Layer:
-    """Block b of a layer is the page bytes from address + b × stride on."""
+    """Block b of a layer is the page bytes from address + b × stride on. pool is the engine's KV cache group of the layer."""
 
     name: str
     address: int
     stride: int
     page: int
+    pool: int
+
+
+@dataclass
+class LayerGroup:
+    """Layers that read the same tokens, of one KV cache group of the engine or of several: a layer group of the namespace."""
+
+    window: int
+    """How many tokens before a token its layers read; 0: all."""
+    layers: list[Layer]
+
+    @property
+    def pools(self) -> list[int]:
+        return sorted({layer.pool for layer in self.layers})
 
 
 @dataclass
 class Layout:
-    layers: list[Layer]
+    groups: list[LayerGroup]
+    """The group that reads all tokens is the first."""
+    pools: int
+    """The number of the engine's KV cache groups. They share one pool of block ids."""
     blocks: int
     block_tokens: int
     memory: list[tuple[int, int, Any]]
@@ -46,50 +70,92 @@ class Layout:
     facts: dict[str, Any] = field(default_factory=dict)
     """What decides the bytes of a page, as JSON's types."""
 
-    def fragments(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return addresses and lengths of the blocks: of each all layers in order."""
-        addresses = [layer.address + block * layer.stride for block in blocks for layer in self.layers]
-        return addresses, [layer.page for layer in self.layers] * len(blocks)
+    def pieces(self, first: int, blocks: Blocks) -> tuple[list[tuple[int, int]], Pointers]:
+        """Return the pieces of blocks first and following of a prompt, and where the engine has them.
+
+        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window.
+        """
+        pieces: list[tuple[int, int]] = []
+        addresses: list[int] = []
+        lengths: list[int] = []
+        counts: list[int] = []
+        pages = [[layer.page for layer in group.layers] for group in self.groups]
+        pools = [group.pools for group in self.groups]
+        for i in range(len(blocks[0])):
+            for g, group in enumerate(self.groups):
+                if any(blocks[pool][i] == NULL for pool in pools[g]):
+                    continue
+                pieces.append((first + i, g))
+                addresses += [layer.address + blocks[layer.pool][i] * layer.stride for layer in group.layers]
+                lengths += pages[g]
+                counts.append(len(group.layers))
+        return pieces, Pointers(addresses, lengths, fragments=counts)
 
 
 def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     """Return the layout of the KV cache that the engine registers.
 
-    Raises InvalidError, with the name of the layer or group, for everything that would not be stored whole: a second pool, a
+    Raises InvalidError, with the name of the layer or group, for everything that would not be stored whole: recurrent state, a
     layer that no group has, a shape whose first dimension is not the block, memory that is not the host's.
     """
-    if len(config.kv_cache_groups) != 1:
-        names = "; ".join(f"{type(g.kv_cache_spec).__name__} with {g.layer_names[0]}" for g in config.kv_cache_groups)
-        raise InvalidError(f"the model has {len(config.kv_cache_groups)} KV cache groups ({names}); the connector stores models with one")
-    group = config.kv_cache_groups[0]
-    spec = group.kv_cache_spec
-    if type(spec).__name__ not in ("FullAttentionSpec", "MLAAttentionSpec"):
-        raise InvalidError(f"layer {group.layer_names[0]} has a {type(spec).__name__}; the connector stores full attention and MLA")
-    if missing := sorted(set(group.layer_names) - set(tensors)):
+    groups: dict[tuple[int, int], LayerGroup] = {}
+    named: dict[str, tuple[int, int]] = {}  # by layer: its KV cache group and its window
+    sizes = set()
+    for pool, kv_group in enumerate(config.kv_cache_groups):
+        sizes.add(kv_group.kv_cache_spec.block_size)
+        for name in kv_group.layer_names:
+            named[name] = pool, _window(name, kv_group.kv_cache_spec)
+    if len(sizes) != 1:
+        raise InvalidError(f"the model's KV cache groups have blocks of {sorted(sizes)} tokens; the connector stores blocks of one size")
+    block_tokens = sizes.pop()
+    if missing := sorted(set(named) - set(tensors)):
         raise InvalidError(f"layer {missing[0]} has no KV cache that was registered")
-    layers: list[Layer] = []
+    stored: set[int] = set()
     memory: dict[int, tuple[int, int, Any]] = {}
     facts: list[Any] = []
     for name, tensor in tensors.items():
-        layer = _layer(name, tensor, config.num_blocks)
-        if name not in group.layer_names:
-            if any(layer.address == known.address for known in layers):
+        pool, window = named.get(name, (-1, 0))
+        layer = _layer(name, tensor, config.num_blocks, pool)
+        if pool < 0:
+            if layer.address in stored:
                 continue  # it shares the KV cache of a layer that is stored
             raise InvalidError(f"layer {name} has a KV cache of its own and is in no KV cache group; it would not be stored")
-        if layers and layer.page != layers[0].page:
-            raise InvalidError(f"layer {name} has {layer.page} bytes a block, and {layers[0].name} has {layers[0].page}; want the same")
-        if layer.page % spec.block_size:
-            raise InvalidError(f"layer {name}: {layer.page} bytes a block of {spec.block_size} tokens; want a whole number for each token")
+        if layer.page % block_tokens:
+            raise InvalidError(f"layer {name}: {layer.page} bytes a block of {block_tokens} tokens; want a whole number for each token")
         storage = tensor.untyped_storage()
         memory.setdefault(storage.data_ptr(), (storage.data_ptr(), storage.nbytes(), tensor))
-        facts.append([name, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
-        layers.append(layer)
-    layout = Layout(layers, config.num_blocks, spec.block_size, list(memory.values()), {"layers": facts, "spec": type(spec).__name__})
+        facts.append([name, window, list(tensor.shape[1:]), list(tensor.stride()[1:]), str(tensor.dtype)])
+        groups.setdefault((window, layer.page), LayerGroup(window, [])).layers.append(layer)
+        stored.add(layer.address)
+    full = [group.layers[0] for (window, _), group in groups.items() if not window]
+    if len(full) > 1:
+        a, b = full[:2]
+        raise InvalidError(
+            f"layer {b.name} has {b.page} bytes a block, and {a.name} has {a.page}; want the same in layers that read all tokens"
+        )
+    specs = sorted({type(g.kv_cache_spec).__name__ for g in config.kv_cache_groups})
+    ordered = [groups[key] for key in sorted(groups)]
+    layout = Layout(
+        ordered, len(config.kv_cache_groups), config.num_blocks, block_tokens, list(memory.values()), {"layers": facts, "specs": specs}
+    )
     _check(layout, tensors)
     return layout
 
 
-def _layer(name: str, tensor: Any, blocks: int) -> Layer:
+def _window(name: str, spec: Any) -> int:
+    """Return how many tokens before the next one a layer reads; 0 means all."""
+    kind = type(spec).__name__
+    if kind in ("FullAttentionSpec", "MLAAttentionSpec"):
+        return 0
+    if kind == "SlidingWindowSpec":
+        return max(1, int(spec.sliding_window) - 1 + int(spec.extra_retained_tokens))
+    raise InvalidError(
+        f"layer {name} has a {kind}; the connector stores full attention, MLA and sliding windows."
+        " If the engine can do without its hybrid KV cache manager, start it with --disable-hybrid-kv-cache-manager"
+    )
+
+
+def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
     if not hasattr(tensor, "data_ptr"):
         raise InvalidError(f"layer {name} registers a {type(tensor).__name__} (recurrent state?); the connector stores tensors")
     if tensor.device.type != "cpu":
@@ -100,27 +166,37 @@ def _layer(name: str, tensor: Any, blocks: int) -> Layer:
             " each contiguous"
         )
     page = tensor[0].numel() * tensor.element_size()
-    return Layer(name, tensor.data_ptr(), tensor.stride(0) * tensor.element_size(), page)
+    return Layer(name, tensor.data_ptr(), tensor.stride(0) * tensor.element_size(), page, pool)
 
 
 def _check(layout: Layout, tensors: Mapping[str, Any]) -> None:
     """Write a pattern through the connector's addresses and read it through the engine's tensors. Then restore the blocks' contents."""
+    # Layers of different KV cache groups may have the same memory, in which each block belongs to one of the groups.
+    for pool in range(layout.pools):
+        layers = [layer for group in layout.groups for layer in group.layers if layer.pool == pool]
+        for block in {layout.blocks - 1, layout.blocks // 2}:
+            _check_block(layers, block, tensors)
+
+
+def _check_block(layers: list[Layer], block: int, tensors: Mapping[str, Any]) -> None:
     import torch
 
-    for block in {layout.blocks - 1, layout.blocks // 2}:
-        addresses, lengths = layout.fragments([block])
-        before = [ctypes.string_at(a, n) for a, n in zip(addresses, lengths, strict=True)]
-        patterns = [bytes((i * 37 + k * 11) % 251 for k in range(251)) * (n // 251 + 1) for i, n in enumerate(lengths)]
-        try:
-            for address, n, pattern in zip(addresses, lengths, patterns, strict=True):
-                ctypes.memmove(address, pattern, n)
-            for layer, n, pattern in zip(layout.layers, lengths, patterns, strict=True):
-                seen = tensors[layer.name][block].reshape(-1).view(torch.uint8).numpy().tobytes()
-                if seen != pattern[:n]:
-                    raise InvalidError(
-                        f"layer {layer.name}: block {block} is not at {layer.address:#x} + {block} × {layer.stride}, where the connector"
-                        " expects it: this version of the engine has another layout"
-                    )
-        finally:
-            for address, content in zip(addresses, before, strict=True):
-                ctypes.memmove(address, content, len(content))
+    addresses = [layer.address + block * layer.stride for layer in layers]
+    before = [ctypes.string_at(address, layer.page) for address, layer in zip(addresses, layers, strict=True)]
+    patterns = []
+    for i, layer in enumerate(layers):
+        period = bytes((i * 37 + k * 11) % 251 for k in range(251))
+        patterns.append((period * (layer.page // len(period) + 1))[: layer.page])
+    try:
+        for address, pattern in zip(addresses, patterns, strict=True):
+            ctypes.memmove(address, pattern, len(pattern))
+        for layer, pattern in zip(layers, patterns, strict=True):
+            seen = tensors[layer.name][block].reshape(-1).view(torch.uint8).numpy().tobytes()
+            if seen != pattern:
+                raise InvalidError(
+                    f"layer {layer.name}: block {block} is not at {layer.address:#x} + {block} × {layer.stride}, where the connector"
+                    " expects it: this version of the engine has another layout"
+                )
+    finally:
+        for address, content in zip(addresses, before, strict=True):
+            ctypes.memmove(address, content, len(content))

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from penstock import _adapter
 
-__all__ = ["EVENTS", "Load", "Options", "Plan", "Report", "Save"]
+__all__ = ["EVENTS", "NULL", "Blocks", "Load", "Options", "Plan", "Report", "Save"]
+
+NULL = 0
+"""The id of the block that holds nothing. It stands for blocks that are outside a layer's window."""
+
+Blocks = list[list[int]]
+"""The engine's blocks of consecutive blocks of a prompt: a list for each KV cache group, all of one length."""
 
 EVENTS = {
     "lookups": "Lookups that the nodes answered.",
@@ -40,7 +46,7 @@ class Options(_adapter.Connection):
     save_timeout: float = 30.0
     """Bound of a save. The engine does not reuse a block until its save has ended."""
     save_blocks: int = 0
-    """The most blocks that are being saved at once; further ones are dropped. 0: an eighth of the KV cache."""
+    """The most blocks that are kept for saves at once; further ones are dropped. 0: an eighth of the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Load:
     request: str
     keys: bytes
     first: int
-    blocks: list[int]
+    blocks: Blocks
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,11 @@ class Save:
     job: int
     keys: bytes
     first: int
-    blocks: list[int]
+    blocks: Blocks
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.blocks[0])
 
 
 @dataclass

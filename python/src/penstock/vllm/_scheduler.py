@@ -15,7 +15,7 @@ from penstock import _adapter, errors
 from penstock._keys import Keys
 from penstock._store import Cut, Job, Namespace, Store
 from penstock.vllm._layout import Definition
-from penstock.vllm._plan import Load, Options, Plan, Report, Save
+from penstock.vllm._plan import NULL, Blocks, Load, Options, Plan, Report, Save
 from penstock.vllm._worker import open_namespace
 
 __all__ = ["Scheduler"]
@@ -43,21 +43,29 @@ class _Request:
         self.until = 0.0  # when the lookup is given up
         self.found: int | None = None  # blocks that the nodes have
         self.computed = 0  # tokens that the engine had then
-        self.loading: list[int] = []  # blocks that are being loaded
-        self.load_first = 0
+        self.loading: Load | None = None
         self.may_load = True
         self.may_save = True
         self.stored = 0  # blocks that are known to be stored
         self.saving: Save | None = None
-        self.tail: list[int] | None = None  # of a finished request: its blocks behind those of saving, which are kept
+        self.waiting: Blocks = []  # blocks that are kept for the next save
+        self.waiting_first = 0
+
+    @property
+    def kept_until(self) -> int:
+        """The first block that is neither stored, nor being saved, nor waiting."""
+        if self.waiting:
+            return self.waiting_first + len(self.waiting[0])
+        return self.saving.end if self.saving is not None else self.stored
 
 
 class Scheduler:
     """Decides in each step what the workers load and save. Only attach and reset wait for nodes.
 
-    A save holds a reference to its blocks in the engine's block pool until all ranks have reported its end. The engine does not
-    reuse the blocks before that, even if the request ends or is preempted. A request has at most one save under way, because
-    the node refuses a block whose predecessor is not stored.
+    A block is kept from the step that computes it: the connector holds a reference to it in the engine's block pool until all
+    ranks have reported the end of its save. The engine does not reuse the block before that, even if the block leaves its
+    layer's window, or the request ends or is preempted. A request has at most one save under way, because the node refuses a
+    block whose predecessor is not stored; what is computed meanwhile waits for the next save.
     """
 
     def __init__(
@@ -79,12 +87,12 @@ class Scheduler:
         self._block = 0
         self._ranks = 0
         self._pool: Any = None
-        self._room = 0  # blocks that may be saved at once
+        self._room = 0  # blocks that may be kept at once
         self._requests: dict[str, _Request] = {}
         self._loads: list[Load] = []
         self._jobs = 0
         self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks to come, least blocks stored
-        self._tails: deque[_Request] = deque()
+        self._tails: deque[_Request] = deque()  # finished requests with blocks that wait
         self._kept: dict[int, int] = {}  # blocks with a reference of ours, and how many
         self._down_until = 0.0
         self._without = ""  # the request that was counted last as served without the cache: the engine may ask many times
@@ -111,6 +119,8 @@ class Scheduler:
 
     def bind(self, pool: Any) -> None:
         """Take the engine's block pool."""
+        if pool.null_block.block_id != NULL:
+            raise errors.InvalidError(f"the engine's null block is {pool.null_block.block_id}; the connector was written for {NULL}")
         self._pool = pool
         self._room = self._options.save_blocks or max(1, pool.num_gpu_blocks // 8)
 
@@ -219,96 +229,104 @@ class Scheduler:
         self._down_until = self._clock() + self._options.retry_interval
         return 0
 
-    def allocated(self, request: Any, blocks: Sequence[int], tokens: int) -> None:
+    def allocated(self, request: Any, blocks: Sequence[Sequence[int]], tokens: int) -> None:
         """Plan the load of ``tokens`` tokens into the request's blocks, beginning with the first block that the engine has not computed."""
         state = self._requests.get(request.request_id)
         if not tokens or state is None or state.found is None:
             return
         first = state.computed // self._block
         last = first + tokens // self._block
-        state.loading, state.load_first = list(blocks[first:last]), first
+        keys = bytes(state.chain.ids[: last * _adapter.Chain.SIZE])
+        state.loading = Load(request.request_id, keys, first, [list(pool[first:last]) for pool in blocks])
         self._counters.add("hit_tokens", tokens)
-        size = _adapter.Chain.SIZE
-        self._loads.append(Load(request.request_id, bytes(state.chain.ids[: last * size]), first, state.loading))
+        self._loads.append(state.loading)
 
     # -- a step
 
-    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[int]]) -> Plan:
-        """Return what begins in this step. resolve returns the blocks of a request."""
+    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[Sequence[int]]]) -> Plan:
+        """Return what begins in this step. resolve returns the blocks of a request, by KV cache group."""
         plan = Plan(loads=self._loads)
         self._loads = []
         opened = self._opened()
         # Loads were planned at these epochs. If a new one is about to begin, the nodes refuse them.
         plan.epochs = list(self._epochs)
         usable = opened is not None and self._clock() >= self._down_until
-        if usable:
-            for name, tokens in scheduled.items():
-                state = self._requests.get(name)
-                if state is not None and state.may_save and state.saving is None:
-                    self._plan_save(plan, state, tokens, resolve)
-        self._plan_tails(plan, usable)
+        for name, tokens in scheduled.items() if usable else ():
+            state = self._requests.get(name)
+            if state is not None and state.may_save:
+                # With asynchronous scheduling or drafts some tokens of this step are not known yet.
+                tokens = min(state.request.num_computed_tokens + tokens, state.request.num_tokens)
+                self._keep_until(state, tokens // self._block, resolve(name))
+        finished, self._tails = self._tails, deque()
+        for state in [*self._requests.values(), *finished]:
+            if not usable or not state.may_save:
+                self._drop(state)
+            elif state.waiting and state.saving is None:
+                self._begin_save(plan, state)
+        self._tails.extend(state for state in finished if state.waiting)
         return plan
 
-    def _plan_save(self, plan: Plan, state: _Request, tokens: int, resolve: Callable[[str], Sequence[int]]) -> None:
-        request = state.request
-        # With asynchronous scheduling or drafts some tokens of this step are not known yet.
-        end = min(request.num_computed_tokens + tokens, request.num_tokens) // self._block
-        end = min(end, state.stored + self._room - len(self._kept))
-        if end <= state.stored:
-            return
-        state.chain.extend(request.all_token_ids, self._extra(request))
-        blocks = list(resolve(request.request_id)[state.stored : end])
-        self._keep(blocks)
-        self._begin_save(plan, state, blocks)
-
-    def _plan_tails(self, plan: Plan, usable: bool) -> None:
-        for _ in range(len(self._tails)):
-            state = self._tails.popleft()
-            if state.saving is not None:
-                self._tails.append(state)
-                continue
-            assert state.tail is not None
-            blocks, state.tail = state.tail, None
-            if usable and state.may_save:
-                self._begin_save(plan, state, blocks)
+    def _keep_until(self, state: _Request, end: int, blocks: Sequence[Sequence[int]]) -> int:
+        """Keep the request's blocks up to end, as many as there is room for. Return how many there was no room for."""
+        first = state.kept_until
+        room = max(0, self._room - len(self._kept)) // len(blocks)
+        take = min(end - first, room)
+        if take > 0:
+            state.chain.extend(state.request.all_token_ids, self._extra(state.request))
+            new = [list(pool[first : first + take]) for pool in blocks]
+            self._keep(new)
+            if state.waiting:
+                state.waiting = [a + b for a, b in zip(state.waiting, new, strict=True)]
             else:
-                self._release(blocks)
-                self._counters.add("dropped_blocks", len(blocks))
+                state.waiting, state.waiting_first = new, first
+        return max(0, end - first - max(0, take))
 
-    def _begin_save(self, plan: Plan, state: _Request, blocks: list[int]) -> None:
-        """Plan a save of blocks that are kept."""
+    def _drop(self, state: _Request) -> None:
+        """Do not save the blocks that wait."""
+        if state.waiting:
+            self._counters.add("dropped_blocks", len(state.waiting[0]))
+            self._release(state.waiting)
+            state.waiting = []
+
+    def _begin_save(self, plan: Plan, state: _Request) -> None:
+        """Plan a save of the blocks that wait."""
         self._jobs += 1
-        size = _adapter.Chain.SIZE
-        end = state.stored + len(blocks)
-        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * size]), state.stored, blocks)
-        self._saves[self._jobs] = (state, state.saving, self._ranks, len(blocks))
+        blocks, state.waiting = state.waiting, []
+        end = state.waiting_first + len(blocks[0])
+        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * _adapter.Chain.SIZE]), state.waiting_first, blocks)
+        self._saves[self._jobs] = (state, state.saving, self._ranks, len(blocks[0]))
         plan.saves.append(state.saving)
 
-    def _keep(self, blocks: Iterable[int]) -> None:
-        for block in blocks:
+    def _keep(self, blocks: Blocks) -> None:
+        for block in _each(blocks):
             self._kept[block] = self._kept.get(block, 0) + 1
             self._pool.touch([self._pool.blocks[block]])
 
-    def _release(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
+    def _release(self, blocks: Blocks) -> None:
+        each = _each(blocks)
+        for block in each:
             self._kept[block] -= 1
             if not self._kept[block]:
                 del self._kept[block]
         # The end of a prompt is evicted first.
-        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(each)])
 
-    def update(self, report: Report | None, loaded: Iterable[str], failed: Iterable[int]) -> None:
-        """Take what the workers report after a step."""
-        bad = set(failed)
-        for state in self._requests.values():
-            if bad and state.loading and bad.intersection(state.loading):
-                # The engine computes the failed blocks. To load them again would fail again.
-                good = next(i for i, block in enumerate(state.loading) if block in bad)
-                state.stored = min(state.stored, state.load_first + good)
-                state.may_load = False
+    def update(self, report: Report | None, loaded: Iterable[str], failed_blocks: Iterable[int], failed: Iterable[str] = ()) -> None:
+        """Take what the workers report after a step.
+
+        The engine computes again what follows the first failed block of a request, or a failed request from its beginning.
+        """
+        bad = set(failed_blocks)
+        for state in self._requests.values() if bad else ():
+            if state.loading is not None and bad.intersection(state.loading.blocks[0]):
+                good = next(i for i, block in enumerate(state.loading.blocks[0]) if block in bad)
+                self._load_failed(state, state.loading.first + good)
+        for name in failed:
+            if name in self._requests:
+                self._load_failed(self._requests[name], 0)
         for name in loaded:
             if name in self._requests:
-                self._requests[name].loading = []
+                self._requests[name].loading = None
         if report is None:
             return
         for job, (ranks, stored) in report.saves.items():
@@ -317,6 +335,11 @@ class Scheduler:
             if self._epochs and epoch > self._epochs[rank]:
                 self._epochs[rank] = epoch
                 self._new_generation()
+
+    def _load_failed(self, state: _Request, good: int) -> None:
+        """Save the blocks again that are not good, and load no more: to load the same blocks again would fail again."""
+        state.stored = min(state.stored, good)
+        state.may_load = False
 
     def _save_ended(self, job: int, ranks: int, stored: int) -> None:
         state, save, to_come, least = self._saves[job]
@@ -328,28 +351,23 @@ class Scheduler:
         self._release(save.blocks)
         state.saving = None
         state.stored = save.first + least
-        if least < len(save.blocks):
+        if least < len(save.blocks[0]):
             state.may_save = False
-            self._counters.add("dropped_blocks", len(save.blocks) - least)
+            self._counters.add("dropped_blocks", len(save.blocks[0]) - least)
+            self._drop(state)
 
-    def finished(self, request: Any, blocks: Sequence[int]) -> None:
+    def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
         """Keep those blocks of a request that are not saved yet, and forget it."""
         state = self._requests.pop(request.request_id, None)
-        if state is None or state.loading or not state.may_save:
+        if state is None:
             return
-        if state.lookup is not None:
-            for job in state.lookup:
-                job.cancel()
-        in_flight = getattr(request, "num_in_flight_tokens", 0)
-        end = min(request.num_computed_tokens - in_flight, request.num_tokens) // self._block
-        first = state.saving.first + len(state.saving.blocks) if state.saving is not None else state.stored
-        room = self._room - len(self._kept)
-        take = max(0, min(end - first, room))
-        self._counters.add("dropped_blocks", max(0, end - first - take))
-        if take:
-            state.chain.extend(request.all_token_ids, self._extra(request))
-            state.tail = list(blocks[first : first + take])
-            self._keep(state.tail)
+        for job in state.lookup or ():
+            job.cancel()
+        if state.loading is None and state.may_save:
+            in_flight = getattr(request, "num_in_flight_tokens", 0)
+            end = min(request.num_computed_tokens - in_flight, request.num_tokens) // self._block
+            self._counters.add("dropped_blocks", self._keep_until(state, end, blocks))
+        if state.waiting:
             self._tails.append(state)
 
     @property
@@ -364,6 +382,7 @@ class Scheduler:
         self._counters.add("epochs")
         for state in [*self._requests.values(), *self._tails]:
             state.may_save = state.may_load = False
+            self._drop(state)
 
     def _begin_bump(self) -> None:
         assert self._link is not None
@@ -385,3 +404,8 @@ class Scheduler:
             self._counters.warn("bump", f"no new epoch yet: {e!r}. The cache is not used until the nodes have confirmed it")
             return False
         return self._opened() is not None
+
+
+def _each(blocks: Blocks) -> list[int]:
+    """Return the ids of the blocks that hold something, in the order of the prompt."""
+    return [block for places in zip(*blocks, strict=True) for block in places if block != NULL]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock import _adapter, errors
 from penstock._keys import Keys
-from penstock._memory import Pointers
-from penstock._store import Job, KeyResult, Namespace, Store
+from penstock._store import Group, GroupKind, Job, KeyResult, Namespace, Store
 from penstock.vllm._layout import Definition, Layout, read_layout
 from penstock.vllm._plan import Load, Options, Plan, Report, Save
 
@@ -20,10 +19,7 @@ _log = logging.getLogger("penstock.vllm")
 
 
 def open_namespace(store: Store, d: Definition) -> Namespace:
-    return store.namespace(
-        d.name, tenant=d.tenant, block_tokens=d.block_tokens, layers=d.layers, token_bytes=d.token_bytes,
-        dtype=d.dtype, layout=d.layout, ids=True,
-    )  # fmt: skip
+    return store.namespace(d.name, tenant=d.tenant, block_tokens=d.block_tokens, groups=d.groups, dtype=d.dtype, layout=d.layout, ids=True)
 
 
 @dataclass
@@ -45,9 +41,10 @@ class Worker:
         self._layout: Layout | None = None
         self._link: _adapter.Link[_Open] | None = None
         self.definition: Definition | None = None
-        self._jobs: dict[Job, Load | Save] = {}
+        self._jobs: dict[Job, tuple[Load | Save, list[tuple[int, int]]]] = {}
         self._loaded: set[str] = set()
-        self._failed: set[int] = set()
+        self._failed_blocks: set[int] = set()
+        self._failed_requests: set[str] = set()
         self._report = Report()
 
     def register(self, tensors: Mapping[str, Any], config: Any, facts: Mapping[str, Any], rank: int, ranks: int) -> None:
@@ -57,14 +54,20 @@ class Worker:
         """
         layout = self._layout = read_layout(tensors, config)
         all_facts = {**facts, **layout.facts, "ranks": ranks}
-        first = layout.layers[0]
         definition = self.definition = Definition(
             name=_adapter.namespace_name(self._options.namespace, str(facts["model"]), all_facts, f"tp{ranks}.{rank}"),
             tenant=self._options.tenant,
             block_tokens=layout.block_tokens,
-            layers=len(layout.layers),
-            token_bytes=first.page // layout.block_tokens,
-            dtype=str(layout.facts["layers"][0][3]).removeprefix("torch."),
+            groups=tuple(
+                Group(
+                    GroupKind.WINDOW if group.window else GroupKind.FULL,
+                    len(group.layers),
+                    group.layers[0].page // layout.block_tokens,
+                    group.window,
+                )
+                for group in layout.groups
+            ),
+            dtype=str(layout.facts["layers"][0][4]).removeprefix("torch."),
             layout=_adapter.digest({**all_facts, "rank": rank}),
             rank=rank,
         )
@@ -89,33 +92,31 @@ class Worker:
         for load in plan.loads:
             self._counters.add("loads")
             if not self._submit(load, plan):
-                self._counters.add("load_failures")
+                self._fail(load, range(len(load.blocks[0])))
                 self._loaded.add(load.request)
-                self._fail(load, load.blocks)
 
     def save(self, plan: Plan) -> None:
         for save in plan.saves:
             self._counters.add("saves")
             if not self._submit(save, plan):
-                self._counters.add("save_failures")
-                self._report = self._report.merge(Report({save.job: (1, 0)}))
+                self._saved(save, 0)
 
     def _submit(self, work: Load | Save, plan: Plan) -> bool:
         opened = self._opened()
         if opened is None or self._layout is None or self.definition is None:
             return False
         keys = Keys.packed(work.keys, _adapter.Chain.SIZE)
-        memory = Pointers(*self._layout.fragments(work.blocks), fragments=len(self._layout.layers))
+        pieces, memory = self._layout.pieces(work.first, work.blocks)
         epoch = plan.epochs[self.definition.rank]
         try:
             if isinstance(work, Load):
-                job = opened.ns.jobs.get(keys, memory, first=work.first, epoch=epoch, timeout=self._options.load_timeout)
+                job = opened.ns.jobs.get(keys, memory, first=work.first, pieces=pieces, epoch=epoch, timeout=self._options.load_timeout)
             else:
-                job = opened.ns.jobs.put(keys, memory, first=work.first, epoch=epoch, timeout=self._options.save_timeout)
+                job = opened.ns.jobs.put(keys, memory, first=work.first, pieces=pieces, epoch=epoch, timeout=self._options.save_timeout)
         except errors.Error as e:
             self._counters.warn("transfer", f"a transfer was not started: {e}")
             return False
-        self._jobs[job] = work
+        self._jobs[job] = work, pieces
         return True
 
     def poll(self) -> None:
@@ -124,41 +125,50 @@ class Worker:
         if opened is None or not self._jobs:
             return
         for job in opened.store.drain():
-            work = self._jobs.pop(job)
+            work, pieces = self._jobs.pop(job)
             error = job.error()
-            done = [code in (KeyResult.OK, KeyResult.EXISTS) for code in job.codes]
             moved = 0 if error is not None else job.result().bytes
             if error is not None:
                 self._counters.warn("transfer", f"a {type(work).__name__.lower()} has failed: {error}")
             else:
                 self._counters.settle("transfer")
+            done = zip(pieces, job.codes, strict=True)
+            bad = sorted({block - work.first for (block, _), code in done if code not in (KeyResult.OK, KeyResult.EXISTS)})
             if isinstance(work, Load):
                 self._counters.add("loaded_bytes", moved)
-                self._loaded.add(work.request)
-                bad = [block for block, good in zip(work.blocks, done, strict=True) if not good]
                 if bad:
-                    self._counters.add("load_failures")
                     self._fail(work, bad)
+                self._loaded.add(work.request)
             else:
-                stored = done.index(False) if False in done else len(done)
                 self._counters.add("saved_bytes", moved)
-                self._counters.add("saved_blocks", stored)
-                if stored < len(work.blocks):
-                    self._counters.add("save_failures")
-                self._report = self._report.merge(Report({work.job: (1, stored)}))
+                self._saved(work, bad[0] if bad else len(work.blocks[0]))
 
-    def _fail(self, load: Load, blocks: list[int]) -> None:
+    def _saved(self, save: Save, stored: int) -> None:
+        """Report that the first blocks of a save are stored."""
+        self._counters.add("saved_blocks", stored)
+        if stored < len(save.blocks[0]):
+            self._counters.add("save_failures")
+        self._report = self._report.merge(Report({save.job: (1, stored)}))
+
+    def _fail(self, load: Load, blocks: Sequence[int]) -> None:
+        """Report blocks that were not loaded, given by their places in the load."""
+        self._counters.add("load_failures")
         self._counters.add("failed_blocks", len(blocks))
-        self._failed.update(blocks)
+        if len(load.blocks) == 1:
+            self._failed_blocks.update(load.blocks[0][i] for i in blocks)
+        else:
+            # The engine takes failed blocks only from models with one KV cache group.
+            self._failed_requests.add(load.request)
 
-    def take_loaded(self) -> set[str]:
-        """Return the requests whose loads have ended since the last call, failed ones included."""
+    def take_loaded(self) -> tuple[set[str], set[str]]:
+        """Return the requests whose loads have ended since the last call, and those of them that are to be computed again."""
         loaded, self._loaded = self._loaded, set()
-        return loaded
+        failed, self._failed_requests = self._failed_requests, set()
+        return loaded, failed
 
     def take_failed(self) -> set[int]:
         """Return the blocks that were not loaded. Each request of them is in take_loaded of the same step."""
-        failed, self._failed = self._failed, set()
+        failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
     def take_report(self) -> Report | None:

@@ -7,7 +7,7 @@ It is glue: the scheduler's decisions are in _scheduler, the transfers in _worke
     update_state_after_alloc   ─► a load is planned
     build_connector_meta       ─► Plan ───────────────────────►  start_load_kv   jobs: node ═► blocks
                                                                  wait_for_save   jobs: blocks ═► node
-    update_connector_output    ◄─ Report, finished, failed ◄───  get_finished    collects complete jobs
+    update_connector_output    ◄─ Report, finished, failed ◄───  get_transfer_results  collects complete jobs
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
@@ -96,7 +98,7 @@ class PromMetrics(KVConnectorPromMetrics):
             self._counters[engine_idx, name].inc(n)
 
 
-class PenstockConnector(KVConnectorBase_V1):
+class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps the KV cache in Penstock. docs/engines.md has the options."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -160,10 +162,11 @@ class PenstockConnector(KVConnectorBase_V1):
         assert isinstance(metadata, Metadata)
         self._worker.save(metadata.plan)
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         assert self._worker is not None
         self._worker.poll()
-        return None, self._worker.take_loaded() or None
+        loaded, failed = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         assert self._worker is not None
@@ -197,12 +200,12 @@ class PenstockConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
         if num_external_tokens:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         assert self._scheduler is not None
         state = scheduler_output.kv_connector_block_state
-        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, lambda name: state.get_block_ids(name)[0]))
+        return Metadata(self._scheduler.plan(scheduler_output.num_scheduled_tokens, state.get_block_ids))
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._scheduler is not None
@@ -212,9 +215,13 @@ class PenstockConnector(KVConnectorBase_V1):
             None if metadata is None else metadata.report,
             connector_output.finished_recving or (),
             connector_output.invalid_block_ids or (),
+            connector_output.failed_recving or (),
         )
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None
         self._scheduler.finished(request, block_ids)
         return False, None  # the save holds its own references to the blocks
