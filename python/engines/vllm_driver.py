@@ -28,6 +28,8 @@ from harness import process
 from vllm import LLM, SamplingParams
 from vllm.v1.executor import multiproc_executor
 
+from penstock import testing
+
 # vLLM on CPUs spawns the ranks of an engine, and each would import vLLM anew.
 multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
@@ -136,13 +138,15 @@ class Driver:
         return tokens
 
     def signal_at_load(self, pid: int, number: int) -> None:
-        """Send a signal to a process when the next load was looked up and is about to begin."""
+        """Stop or kill a process by a signal when the next load was looked up and is about to begin."""
         side = self.worker._worker
         load = side.load
 
         def loads(plan: Any) -> None:
             if plan.loads:
                 os.kill(pid, number)
+                while not testing._stopped(pid):
+                    os.sched_yield()
                 side.load = load
             load(plan)
 

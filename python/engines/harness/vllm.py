@@ -12,7 +12,7 @@ BLOCK = 32
 OUTPUT = 8
 # On a busy machine a node that is well may take its time. Tests of faults have shorter bounds.
 PATIENT = {"connect_timeout": 120, "lookup_timeout": 120, "load_timeout": 120}
-RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Options of an engine of two ranks, each a process."""
 
 Answer = dict[str, Any]

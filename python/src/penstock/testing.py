@@ -153,15 +153,8 @@ class Node:
         """Stop the process with SIGSTOP, and wait until it has stopped. It keeps its connections but does not answer."""
         self.signal(signal.SIGSTOP)
         # The kernel stops one thread after the other, and a thread that is not stopped yet may still answer.
-        while self.running and not self._stopped():
+        while self.running and not _stopped(self._pid):
             os.sched_yield()
-
-    def _stopped(self) -> bool:
-        for task in Path(f"/proc/{self._pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-                if (task / "stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
-                    return False
-        return True
 
     def resume(self) -> None:
         """Continue after ``pause``."""
@@ -200,6 +193,18 @@ class Node:
         finally:
             self._reader.join()
             shell.stderr.close()
+
+
+def _stopped(pid: int) -> bool:
+    """Report whether each thread of a process has stopped or ended."""
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                if (task / "stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
+                    return False
+    except FileNotFoundError:
+        pass
+    return True
 
 
 @contextlib.contextmanager
