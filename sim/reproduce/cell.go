@@ -16,8 +16,8 @@ const NoteAbove = 0.05
 type Kind uint8
 
 const (
-	// Predicted: none of our constants was chosen to match the published value, or
-	// another value of the same figure or table.
+	// Predicted: none of our constants that the value depends on was chosen to match the
+	// published one, or another value of the same figure or table.
 	Predicted Kind = iota + 1
 	// Fitted: a constant was chosen to match such a value.
 	Fitted

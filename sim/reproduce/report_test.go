@@ -289,3 +289,48 @@ func TestFind(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPage reads docs/reproduction.md: its totals are those of its tables, and in the
+// suite dualpath no published number is predicted by two cells, which would count one
+// agreement twice. (A figure of netkv has one printed range for five points.)
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../docs/reproduction.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	suite, kinds := "", make(map[string]int)
+	predicted, published := make(map[string]int), make(map[string]string)
+	for line := range strings.Lines(string(page)) {
+		if name, ok := strings.CutPrefix(line, "## "); ok {
+			suite = strings.TrimSpace(name)
+		}
+		c := strings.Split(line, " | ")
+		if len(c) < 7 || suite == "" {
+			continue
+		}
+		kinds[c[2]]++
+		if c[2] != "predicted" {
+			continue
+		}
+		predicted[suite]++
+		if twin := published[suite+c[3]]; twin != "" && suite == "dualpath" {
+			t.Errorf("%q and %q are predictions of one published number, %s", strings.TrimPrefix(twin, "| "), strings.TrimPrefix(c[0], "| "), c[3])
+		}
+		published[suite+c[3]] = c[0]
+	}
+	all := 0
+	for name, n := range predicted {
+		all += n
+		if row := fmt.Sprintf("| [%s](#%s) | ", name, name); !strings.Contains(string(page), row) {
+			t.Errorf("no total of suite %s", name)
+		} else if _, rest, _ := strings.Cut(string(page), row); !strings.Contains(rest[:strings.IndexByte(rest, '\n')], fmt.Sprintf(" | %d | ", n)) {
+			t.Errorf("suite %s has %d predictions, its total says %q", name, n, rest[:strings.IndexByte(rest, '\n')])
+		}
+	}
+	if want := fmt.Sprintf("\n| all |  | %d | ", all); !strings.Contains(string(page), want) {
+		t.Errorf("no row %q", want)
+	}
+	if want := fmt.Sprintf("%d fitted cells, %d derived cells and %d checks", kinds["fitted"], kinds["derived"], kinds["check"]); !strings.Contains(string(page), want) {
+		t.Errorf("no text %q", want)
+	}
+}

@@ -199,8 +199,8 @@ Seeds are fixed: two runs give the same page.
 
 Each cell is of one kind:
 
-- **predicted**: no constant of ours was chosen to meet this number or another one of its figure or table.
-- **fitted**: a constant was. That such a cell agrees shows that the model can have the paper's shape, not that it foretells it.
+- **predicted**: no constant that the number depends on was chosen to meet it or another number of its figure or table. A published number is compared once.
+- **fitted**: such a constant was. That such a cell agrees shows that the model can have the paper's shape, not that it foretells it.
 - **derived**: arithmetic on numbers that the paper prints. It shows that our formula is the paper's.
 - **check**: the paper prints no number; the accepted range is ours, or an order that the paper states in words.
 
