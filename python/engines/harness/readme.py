@@ -142,8 +142,15 @@ def port() -> int:
 
 
 def http(port: int, path: str, body: Mapping[str, Any] | None = None) -> str:
-    """Return what a server answers to a GET, or to a POST of JSON if there is a body."""
+    """Return what a server answers to a GET, or to a POST of JSON if there is a body.
+
+    Uvicorn writes its line just before it listens, so the first connections may be refused.
+    """
     data = None if body is None else json.dumps(body).encode()
+    for _ in range(100_000):
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            break
+        os.sched_yield()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
         text: str = answer.read().decode()
