@@ -324,6 +324,23 @@ def test_one_call_for_a_prefix(make: Make, view: View, monkeypatch: pytest.Monke
     assert calls == [(12, False)]
 
 
+def test_metrics(make: Make, view: View) -> None:
+    """The engine's metrics page has the tier's counters: the engine takes what is new since the last time, under names that it knows."""
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+    tier = make()
+    store(tier, view)
+    tier.submit_load(job(1, [key(1), key(99)], [20, 21], load=True))
+    assert not finished(tier)[1].success
+    stats = tier.get_stats()
+    assert stats.reduce() == {
+        "vllm:penstock_tier_store_rows": 8, "vllm:penstock_tier_load_rows": 1, "vllm:penstock_tier_load_failed_rows": 1
+    }  # fmt: skip
+    assert tier.get_stats() is None
+    configured = {"secondary_tiers": [{"type": "PenstockTier", "module_path": "penstock.vllm"}]}
+    assert set(stats.reduce()) <= set(TieringOffloadingSpec.build_metric_definitions(configured))
+
+
 def test_bad_rows(make: Make) -> None:
     """Rows outside of the view are a failed job, and touch no memory."""
     tier = make()
@@ -519,7 +536,7 @@ def test_shutdown_drops_the_view(make: Make, view: View, node: penstock_testing.
     [
         ({"server": "x"}, "server"),
         ({"load_timeout": "soon"}, "load_timeout"),
-        ({"locality": "NEAR"}, "locality"),
+        ({"locality": "NEAR"}, "Locality"),
         ({"servers": ""}, "servers"),
     ],
 )

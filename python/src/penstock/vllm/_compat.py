@@ -30,6 +30,12 @@ try:
 except ImportError:  # the parameter locality is refused then
     Locality = None
 
+try:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+    from vllm.v1.kv_offload.base import OffloadingCounterMetadata
+except ImportError:  # the release asks no tier for metrics
+    OffloadingConnectorStats = OffloadingCounterMetadata = None
+
 __all__ = [
     "AsyncLookupManager",
     "Locality",
@@ -39,11 +45,13 @@ __all__ = [
     "RequestOffloadingContext",
     "SecondaryTierManager",
     "accepted",
+    "counter",
     "event",
     "hash_seed_is_random",
     "identity",
     "result",
     "rows",
+    "stats",
 ]
 
 
@@ -68,6 +76,19 @@ def result(kind: Any = JobResult, **values: Any) -> Any:
 def event(keys: list[bytes], *, removed: bool, locality: Any) -> Any:
     """Make an OffloadingEvent of the fields that this release has."""
     return result(OffloadingEvent, keys=keys, medium=Medium.STORAGE, removed=removed, locality=locality)
+
+
+def counter(text: str) -> Any:
+    """Return the definition of a counter."""
+    return OffloadingCounterMetadata(text)
+
+
+def stats(counters: dict[str, int]) -> Any:
+    """Return increments of counters as the engine takes them."""
+    increments = OffloadingConnectorStats()
+    for name, n in counters.items():
+        increments.increase_counter(name, n)
+    return increments
 
 
 def identity(spec: Any) -> tuple[str, dict[str, Any]]:

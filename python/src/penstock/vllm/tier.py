@@ -23,6 +23,16 @@ _log = logging.getLogger("penstock.tier")
 _SUCCESS = (KeyResult.OK, KeyResult.EXISTS)
 _JOBS_MAX = 65536
 
+# The counters of the engine's metrics page, vllm:penstock_tier_NAME_total.
+_METRICS = {
+    "lookup_unavailable": "Lookups that found nothing, because no node is reachable or the nodes refuse.",
+    "lookup_failed": "Lookups that no node answered in time.",
+    "load_rows": "Rows that were loaded and verified.",
+    "load_failed_rows": "Rows that were to be loaded, and that the engine computes.",
+    "store_rows": "Rows that are stored, those that were stored before included.",
+    "store_failed_rows": "Rows that were not stored.",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Options(Connection):
@@ -97,6 +107,7 @@ class PenstockTier(compat.SecondaryTierManager):
             else:
                 _log.warning("enable_kv_events of tier %r has no effect: the engine's KV cache events are disabled", tier_type)
         self.counters = Counters("tier")
+        self._taken = dict.fromkeys(_METRICS, 0)  # by get_stats
         self._jobs: dict[Job, _Transfer] = {}
         self._finished: list[Any] = []
         self._silent_until = 0.0
@@ -113,7 +124,7 @@ class PenstockTier(compat.SecondaryTierManager):
         try:
             return compat.Locality(locality)
         except (TypeError, ValueError) as e:
-            raise errors.InvalidError(f"option 'locality': {locality!r}; want LOCAL or REMOTE") from e
+            raise errors.InvalidError(f"option 'locality': {locality!r} is not a Locality of vLLM; want LOCAL or REMOTE") from e
 
     def _identity(self, spec: Any) -> tuple[str, str]:
         """Return name and layout of the namespace. Engines share rows if all that decides their bytes is the same."""
@@ -263,6 +274,17 @@ class PenstockTier(compat.SecondaryTierManager):
             return ()
         events, self._events = self._events, []
         return events
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: Any) -> dict[str, Any]:
+        return {f"vllm:penstock_tier_{name}": compat.counter(text) for name, text in _METRICS.items()}
+
+    def get_stats(self) -> Any:
+        """Return what the counters have gained since the last call, or None."""
+        now = {name: self.counters[name] for name in _METRICS}
+        new = {f"vllm:penstock_tier_{name}": n - self._taken[name] for name, n in now.items() if n != self._taken[name]}
+        self._taken = now
+        return compat.stats(new) if new else None
 
     # -- reset and end
 
