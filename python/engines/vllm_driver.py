@@ -6,6 +6,7 @@ vLLM takes a minute to import, so this process imports it once and forks each en
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import multiprocessing
@@ -50,6 +51,8 @@ class Driver:
         }
         if connector is not None:
             defaults["kv_transfer_config"] = connector
+            if connector["kv_connector"].startswith("LMCache"):
+                hide_dunders_of_llvmlite()
         if options.get("tensor_parallel_size", 1) > 1:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # otherwise each rank needs a NUMA node of its own
         self.llm = LLM(model=model, **{**defaults, **options})
@@ -151,6 +154,22 @@ class Driver:
             load(plan)
 
         side.load = loads
+
+
+def hide_dunders_of_llvmlite() -> None:
+    """Let the library of llvmlite, which LMCache imports, have no attribute such as __dict__.
+
+    It makes a function of the library for every name, and vLLM, which looks for kernels in all modules, fails on that.
+    """
+    kind: Any = type(importlib.import_module("llvmlite.binding.ffi").lib)
+    find = kind.__getattr__
+
+    def find_public(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return find(self, name)
+
+    kind.__getattr__ = find_public
 
 
 class Host:
