@@ -68,6 +68,11 @@ case "$2" in index) exit 1 ;; policy) exit 124 ;; esac
 	if out, code := benchScript(t, "[ $2 != report ] || exit 3", "SUITES=store"); code != 1 || !strings.Contains(out, "the tables of page.md: exit 3") {
 		t.Errorf("a page that cannot be written: exit %d\n%s", code, out)
 	}
+	out, code = benchScript(t, `echo "penstock $*"`, "SUITES=engines store")
+	if code != 1 || !strings.Contains(out, "there is no bin/penstock-*.whl; run make wheel") || !strings.Contains(out, "could not run:\n  engines: the reason is above\n") ||
+		strings.Contains(out, "penstock bench engines") || !strings.Contains(out, "penstock bench store") {
+		t.Errorf("engines without the wheel: exit %d\n%s", code, out)
+	}
 	if out, code := benchScript(t, "", "SUITES=store index"); code != 0 || strings.Contains(out, "could not") {
 		t.Errorf("all ran: exit %d\n%s", code, out)
 	}

@@ -385,7 +385,7 @@ func (s *enginesSuite) startLimits() error {
 		s.report.NotRun = append(s.report.NotRun, bench.Missing{What: fioName, Why: why})
 		return nil
 	}
-	memory, note, restore := peer.HugePages(64) // 32 × 4 MiB
+	memory, note, restore := peer.HugePages(80) // 32 × 4 MiB and what fio adds
 	s.closers = append(s.closers, restore)
 	s.setup("%s", note)
 	land, err := newArena(landBytes)
