@@ -688,6 +688,45 @@ func testRegionClose(t *env) {
 	t.roundTrip(server, client)
 }
 
+// A Close whose time is over while payload lands has revoked the region and every window:
+// each refuses what comes later, and Close may be called again to wait.
+func testRegionCloseGivenUp(t *env) {
+	server, client := t.pair()
+	const windows = 8
+	n := t.scaled(4<<20, 64<<10)
+	dst, err := client.Register(t.memory(windows*n), rdma.RegisterOptions{})
+	t.must(err)
+	src, _ := t.random(server, n)
+	descs := []rdma.Desc{dst.Desc()}
+	for i := range windows {
+		w, err := dst.Window(uint64(i*n), uint64(n))
+		t.must(err)
+		descs = append(descs, w.Desc())
+	}
+	landing, _ := t.expect(client, 1, 1)
+	var ended sync.WaitGroup
+	for range 4 {
+		for _, d := range descs {
+			ended.Add(1)
+			t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, Len: uint64(n), Imm: rdma.ImmOf(1), Done: func(error) { ended.Done() }}))
+		}
+	}
+	t.must(t.wait(landing))
+	over, cancel := context.WithCancel(t.ctx)
+	cancel()
+	if err := dst.Close(over); err != nil && !errors.Is(err, context.Canceled) {
+		t.Errorf("close: %v", err)
+	}
+	for i, d := range descs {
+		if err := t.write(server, rdma.Write{Src: src, Dst: d, Len: 1}); !errors.Is(err, rdma.ErrRefused) {
+			t.Errorf("place %d of a region that is closing: %v", i, err)
+		}
+	}
+	t.must(dst.Close(t.ctx))
+	ended.Wait()
+	t.roundTrip(server, client)
+}
+
 // Who does not know the token opens no session, and it is counted.
 func testWrongToken(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})

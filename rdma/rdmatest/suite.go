@@ -112,6 +112,7 @@ func Cases() []Case {
 		{"revoke under fire", testRevokeUnderFire},
 		{"revoke paged under fire", testRevokePagedUnderFire},
 		{"region close", testRegionClose},
+		{"region close given up", testRegionCloseGivenUp},
 		{"device memory", testDevice},
 		{"wrong token", testWrongToken},
 		{"wrong engine", testWrongEngine},

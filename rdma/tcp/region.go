@@ -113,6 +113,9 @@ func (r *region) Close(ctx context.Context) error {
 	}
 	r.mu.Unlock()
 	for _, w := range windows {
+		w.begin() // all of them, also if ctx ends while payload lands in one
+	}
+	for _, w := range windows {
 		if err := w.Revoke(ctx); err != nil {
 			return err
 		}
@@ -157,20 +160,25 @@ func (w *window) Bytes() []byte {
 // Desc implements rdma.Window.
 func (w *window) Desc() rdma.Desc { return w.region.e.desc(w.key, len(w.mem)) }
 
-// Revoke implements rdma.Window.
-func (w *window) Revoke(ctx context.Context) error {
+// begin refuses payload from here on, and returns a channel that is closed when none lands
+// any more; nil if none does.
+func (w *window) begin() <-chan struct{} {
 	w.region.e.unlink(w)
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.revoked.Store(true)
 	for _, c := range w.inside {
 		c.interrupt()
 	}
-	idle := w.idle
-	if len(w.inside) > 0 && idle == nil {
-		idle = make(chan struct{})
-		w.idle = idle
+	if len(w.inside) > 0 && w.idle == nil {
+		w.idle = make(chan struct{})
 	}
-	w.mu.Unlock()
+	return w.idle
+}
+
+// Revoke implements rdma.Window.
+func (w *window) Revoke(ctx context.Context) error {
+	idle := w.begin()
 	if idle != nil {
 		select {
 		case <-idle:
