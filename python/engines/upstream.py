@@ -300,7 +300,6 @@ SUITES: dict[str, dict[str, dict[str, str]]] = {
         },
         "tests/v1/kv_offload/tiering/test_factory.py": {"test_pre_registered_*": _MEDIUM, "test_register_new_tier_type*": _MEDIUM},
         "tests/v1/kv_connector/unit/test_kv_connector_lifecycle.py": {},
-        "tests/v1/kv_connector/unit/test_hma_auto_config.py": {},
     },
     "lmcache": {
         "tests/v1/distributed/test_native_connector_l2_adapter.py": {},
