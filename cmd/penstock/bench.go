@@ -278,7 +278,7 @@ beside them as limits.
 Each store is used by a Python process. --python names the interpreters whose packages
 may be used; .ci/python-venv prints the directory of an environment that it installs
 from a lock file. A store whose package is in none of them is left out and named.`,
-		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only 'get 1 MiB'`,
+		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only "get 1 MiB"`,
 	}
 	cmd.Flags().StringArrayVar(&o.Pythons, "python", []string{"python3"}, "interpreter whose packages may be used; may be repeated")
 	cmd.Flags().Var(sizeFlag{&o.AreaBytes}, "size", "size of the values that one pass puts or gets")
