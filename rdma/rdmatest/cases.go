@@ -692,23 +692,25 @@ func testRegionClose(t *env) {
 // same: each comes to refuse writes, and Close may be called again to wait.
 func testRegionCloseGivenUp(t *env) {
 	server, client := t.pair()
-	const windows = 8
-	n := t.scaled(4<<20, 64<<10)
-	dst, err := client.Register(t.memory(windows*n), rdma.RegisterOptions{})
+	// Each place has room for the writes, which may land at the same time, and for the probe.
+	const windows, writes = 8, 2
+	n := t.scaled(2<<20, 64<<10)
+	room := (writes + 1) * n
+	dst, err := client.Register(t.memory((1+windows)*room), rdma.RegisterOptions{})
 	t.must(err)
 	src, _ := t.random(server, n)
 	descs := []rdma.Desc{dst.Desc()}
 	for i := range windows {
-		w, err := dst.Window(uint64(i*n), uint64(n))
+		w, err := dst.Window(uint64((1+i)*room), uint64(room))
 		t.must(err)
 		descs = append(descs, w.Desc())
 	}
 	landing, _ := t.expect(client, 1, 1)
 	var ended sync.WaitGroup
-	for range 4 {
+	for k := range writes {
 		for _, d := range descs {
 			ended.Add(1)
-			t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, Len: uint64(n), Imm: rdma.ImmOf(1), Done: func(error) { ended.Done() }}))
+			t.must(server.Write(t.ctx, rdma.Write{Src: src, Dst: d, DstOffset: uint64(k * n), Len: uint64(n), Imm: rdma.ImmOf(1), Done: func(error) { ended.Done() }}))
 		}
 	}
 	t.must(t.wait(landing))
@@ -720,7 +722,7 @@ func testRegionCloseGivenUp(t *env) {
 	for i, d := range descs {
 		// A NIC may have to wait for its peers first; no further call does it.
 		t.eventually(fmt.Sprintf("place %d of a region that is closing refuses writes", i), func() bool {
-			return errors.Is(t.write(server, rdma.Write{Src: src, Dst: d, Len: 1}), rdma.ErrRefused)
+			return errors.Is(t.write(server, rdma.Write{Src: src, Dst: d, DstOffset: uint64(writes * n), Len: 1}), rdma.ErrRefused)
 		})
 	}
 	t.must(dst.Close(t.ctx))
