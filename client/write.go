@@ -387,7 +387,7 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(c.local[k]), Group: uint32(w.pieces[i].Group)})
 	}
 	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) {
-		// A message says of itself which engine it is of.
+		// gRPC does not report which engine sends a request; the data plane does.
 		own := n.store.opts.Engine.Addr().Engine
 		req.DataEngine = own[:]
 		return sess.cache.Reserve(ctx, req)

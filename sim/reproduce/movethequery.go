@@ -320,7 +320,7 @@ func mtqExact(ctx context.Context, r *Report) error {
 	r.Table(Table{Title: "The merge is exact", Kind: Predicted, Source: "Move the Query, section 3.3",
 		Text: "2048 selected tokens dealt at random to 1 to 8 holders, absorbed MLA 576 and 512 wide, against one instance's attention.",
 		Cells: []Cell{
-			Within("", "largest difference, float32", "1e-7", math.NaN(), float/1e-7, 0, 4), // the paper says 4 at most
+			Within("", "largest difference, float32", "1e-7", math.NaN(), float/1e-7, 0, 4), // the paper: at most 4
 			Within("", "largest difference, bfloat16 partials", "1e-3", 1.2, bfloat/ms, 0, 50).Noted("it depends on the size of the values; accepted up to the paper's noise floor of 0.05"),
 		}})
 	return nil

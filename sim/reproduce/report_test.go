@@ -324,7 +324,7 @@ func TestPage(t *testing.T) {
 		if row := fmt.Sprintf("| [%s](#%s) | ", name, name); !strings.Contains(string(page), row) {
 			t.Errorf("no total of suite %s", name)
 		} else if _, rest, _ := strings.Cut(string(page), row); !strings.Contains(rest[:strings.IndexByte(rest, '\n')], fmt.Sprintf(" | %d | ", n)) {
-			t.Errorf("suite %s has %d predictions, its total says %q", name, n, rest[:strings.IndexByte(rest, '\n')])
+			t.Errorf("suite %s has %d predictions, and its total is %q", name, n, rest[:strings.IndexByte(rest, '\n')])
 		}
 	}
 	if want := fmt.Sprintf("\n| all |  | %d | ", all); !strings.Contains(string(page), want) {

@@ -67,7 +67,7 @@ func TestEngines(t *testing.T) {
 }
 
 // TestEnginesNeedPenstock: without Penstock's package there is nothing to compare with,
-// and the error says how to get the package.
+// and the error names the command that installs the package.
 func TestEnginesNeedPenstock(t *testing.T) {
 	w := testWorld(t)
 	w.Contenders = regexp.MustCompile("^penstock$")

@@ -1,7 +1,7 @@
 """Memory, threads, clocks and protocol of all workers of `penstock bench engines`.
 
 A worker is a process that holds one store's client. It reads requests from its standard input and writes answers to its standard
-output, one JSON object per line, and it ends with its standard input. Its first line says that the client is connected.
+output, one JSON object per line, and it ends with its standard input. Its first line reports that the client is connected.
 
     {"client": "redis 8.1.0"}                                           ◄── ready
     {"op": "get", "cold": false, "value_bytes": 1048576, "threads": 4,  ──►
