@@ -325,7 +325,7 @@ def test_one_call_for_a_prefix(make: Make, view: View, monkeypatch: pytest.Monke
 
 
 def test_metrics(make: Make, view: View) -> None:
-    """The engine's metrics page has the tier's counters: the engine takes the counts since the last step, under the names that the tier has defined."""
+    """The engine's metrics page has the tier's counters. The engine takes the counts since the last step."""
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
     tier = make()
