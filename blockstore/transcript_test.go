@@ -382,7 +382,7 @@ func (w *world) nameOf(id kv.BlockID) string {
 	return "?"
 }
 
-// scan prints the headers of all slots, or of those of some blocks: scan [NAME…] [verify=1].
+// scan prints the headers of all slots, or of the slots of some blocks: scan [NAME…] [verify=1].
 func (w *world) scan() string {
 	var lines []string
 	opts := ScanOptions{Verify: w.intArg("verify", 0) == 1}

@@ -316,7 +316,7 @@ func TestNodeSpeaksNoMessages(t *testing.T) {
 	if err != nil || got.Blocks != 4 || r.store.Stats().Messages != 0 {
 		t.Errorf("read: %+v, %v, %v", got, err, r.store.Stats())
 	}
-	// A reservation names the engine that writes, which gRPC does not tell the node.
+	// A reservation names the engine that writes, because gRPC does not identify the caller's engine.
 	var named []byte
 	f.reserve = func(_ context.Context, _ *fake, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
 		named = req.GetDataEngine()

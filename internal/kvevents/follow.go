@@ -52,7 +52,7 @@ type Report struct {
 	// Server is the address of the node. Node is its name.
 	Server string `json:"server"`
 	Node   string `json:"node,omitempty"`
-	// What is one of announced, gap, down and back. After announced, all blocks of the node
+	// What is announced, gap, down or back. After announced, all blocks of the node
 	// are published, and Namespaces and Blocks count them. Reason is the cause of a gap, or
 	// why the node is down.
 	What       string `json:"what"`

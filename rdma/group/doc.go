@@ -86,9 +86,9 @@
 // what is posted, and confirm; the endpoints of a peer that does not within
 // RevokeTimeout are shut. Sessions that are ending are waited for.
 //
-// The peers asked are those that the window names, or all. A Desc carries the names, and
-// an engine that is not among them posts no Work with the Desc's keys: the Works of an
-// engine that is not asked could land after Revoke.
+// Revoke asks the peers that the window names; without names it asks all peers. The
+// window's Desc carries the names, and an engine that the Desc does not name posts no Work
+// with its keys. Otherwise a Work of an engine that Revoke does not ask could land later.
 //
 // # NICs that die
 //

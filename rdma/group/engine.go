@@ -253,8 +253,8 @@ func (e *Engine) alive(peer rdma.EngineID) bool {
 // sessions returns the live sessions.
 func (e *Engine) sessions() []*session { return e.peers.All() }
 
-// unremoved returns the sessions that are alive and those that are ending: the peers whose
-// payload may land here.
+// unremoved returns the live sessions and the sessions that are ending. Payload of both may
+// land here.
 func (e *Engine) unremoved() []*session {
 	e.mu.Lock()
 	defer e.mu.Unlock()

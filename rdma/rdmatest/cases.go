@@ -688,8 +688,8 @@ func testRegionClose(t *env) {
 	t.roundTrip(server, client)
 }
 
-// A Close whose time is over while payload lands revokes the region and every window all the
-// same: each comes to refuse writes, and Close may be called again to wait.
+// A Close whose ctx ends while payload lands still revokes the region and every window: the
+// region and the windows refuse writes in the end, and a second Close waits.
 func testRegionCloseGivenUp(t *env) {
 	server, client := t.pair()
 	// Each place has room for the writes, which may land at the same time, and for the probe.

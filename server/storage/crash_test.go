@@ -20,7 +20,7 @@ import (
 var crashSeeds = flag.Int("crash.seeds", 400, "number of seeded crash points of TestCrashPoints")
 var crashFirst = flag.Uint64("crash.first", 1, "first seed of TestCrashPoints")
 
-// crash makes the power fail, and opens the node on what is left.
+// crash makes the power fail, and opens the node on the devices and the index that are left.
 func (r *rig) crash(seed uint64) {
 	r.t.Helper()
 	r.powerCut(seed)

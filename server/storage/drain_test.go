@@ -586,8 +586,8 @@ func (r *rig) rebuild() {
 }
 
 // TestDrainCrashRebuild: the power fails at some point of a drain, and the index is lost.
-// The rebuilt index serves every block with the right bytes, whatever is left of the
-// copies that the drain was writing.
+// The rebuilt index serves every block with the right bytes, also if a copy that the drain
+// was writing is torn.
 func TestDrainCrashRebuild(t *testing.T) {
 	eachDrainSeed(t, func(t *testing.T, seed uint64) {
 		c := drainUntilPowerFails(t, seed)

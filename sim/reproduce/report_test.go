@@ -290,7 +290,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestPage reads docs/reproduction.md: its totals are those of its tables, and in the
+// TestPage reads docs/reproduction.md: its totals agree with its tables, and in the
 // suite dualpath no published number is predicted by two cells, which would count one
 // agreement twice. (A figure of netkv has one printed range for five points.)
 func TestPage(t *testing.T) {

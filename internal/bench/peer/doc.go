@@ -1,12 +1,12 @@
 // Package peer starts and asks the programs that Penstock is compared with: fio
 // for the disk, iperf3 and bare sockets for the network, Redis and a gRPC byte
 // stream for serving bytes from memory, and the stores in which inference engines keep
-// KV. Each gets what is best for it: huge pages, the same congestion control, a client
-// that reads straight into its destination.
+// KV. Each peer runs with the settings under which it is fastest: huge pages, the same
+// congestion control as Penstock, and a client that reads straight into its destination.
 //
-// Those stores are used from Python. A StoreWorker is a Python process with the client
+// The stores run under their Python clients. A StoreWorker is a Python process with the client
 // of one store; its program is a file of stores/, which the binary contains. The program
-// of Penstock's own Python client lies beside the others, so that all do the same work.
+// of Penstock's own Python client lies beside the others, so that all clients do the same work.
 //
 //	suite ── one line of JSON for each load ──► worker.py ── put, get ──► *_store.py ──► the store's client
 //	      ◄── bytes, seconds, CPU seconds ─────

@@ -61,7 +61,7 @@ sys.exit(any(spec is None or spec.origin is None for spec in specs))
 `
 
 // Python returns the first interpreter that has all modules. The error names the
-// modules, the interpreters, and what provides the modules.
+// modules, the interpreters, and the provider of the modules.
 func (s Stores) Python(ctx context.Context, provider string, modules ...string) (string, error) {
 	for _, python := range s.pythons {
 		cmd := exec.CommandContext(ctx, python, append([]string{"-c", findModules}, modules...)...)
@@ -88,7 +88,7 @@ type StoreWorker struct {
 	Client string
 }
 
-// StoreLoad is what a worker is asked to do.
+// StoreLoad is the request of a turn to a worker.
 type StoreLoad struct {
 	// Op is "get" or "put".
 	Op string `json:"op"`
@@ -146,7 +146,7 @@ func (w *StoreWorker) answer(ctx context.Context, into any) error {
 	return json.Unmarshal(line, into)
 }
 
-// lastLines returns the end of what a process printed.
+// lastLines returns the end of the output of a process.
 func lastLines(text string) string {
 	const most = 600
 	text = strings.TrimSpace(text)
@@ -197,11 +197,11 @@ type Mooncake struct {
 	addr string
 }
 
-// mooncakeEnviron makes clients of one host use TCP as those of several do, and their
-// logs short.
+// mooncakeEnviron makes clients on one host use TCP, as clients on several hosts do, and
+// shortens their logs.
 func mooncakeEnviron() []string { return []string{"MC_STORE_MEMCPY=0", "GLOG_minloglevel=1"} }
 
-// StartMooncake starts both, with a segment of so many bytes.
+// StartMooncake starts the master and a segment of segmentBytes.
 func (s Stores) StartMooncake(ctx context.Context, python string, segmentBytes int64) (_ *Mooncake, err error) {
 	var ports [3]int
 	for i := range ports {

@@ -120,8 +120,7 @@ func TestStoreWorkerVerifies(t *testing.T) {
 	}
 }
 
-// TestStoreWorkerEnds: a worker that cannot start, or ends, is an error with what it
-// printed last.
+// TestStoreWorkerEnds: if a worker cannot start, or ends, the error has its last output.
 func TestStoreWorkerEnds(t *testing.T) {
 	w, dir := startFiles(t)
 	w.Kill()

@@ -35,7 +35,7 @@ const (
 	syncedName    = "file per block, synced"
 )
 
-// What provides the modules of clients, for errors.
+// Commands that install the modules of clients, for errors.
 const (
 	fromWheel  = "make wheel builds the package, and pip install bin/penstock-*.whl installs it"
 	fromStores = ".ci/python-venv engines/stores.lock installs it"
@@ -44,7 +44,7 @@ const (
 	fromPython = "every Python from 3.10 on has it"
 )
 
-// where is what a comparison of stores does.
+// where is the direction of a comparison of stores, and the source of its values.
 type where int
 
 const (
@@ -107,13 +107,13 @@ func (c storeContender) takesPart(w where) bool {
 	return true
 }
 
-// target is what the design asks of the ratio of our rate to that of another store.
+// target is the design's target of our rate divided by the rate of another store.
 func (l storeLoad) target(other string) bench.Target {
 	switch other {
 	case mooncakeName:
 		return bench.AtLeast(3)
 	case lmcacheName, lmcacheNative, hicacheName, filesName, syncedName:
-		if l.where != getFromMemory { // else the kernel's page cache is what is read
+		if l.where != getFromMemory { // a get from memory reads the kernel's page cache there
 			return bench.AtLeast(3)
 		}
 	case redisPyName, redisSockets:
@@ -139,8 +139,8 @@ type enginesSuite struct {
 	fioFile   string
 }
 
-// Engines measures what inference engines keep KV in: Penstock through its Python
-// client, and other stores through theirs, all with the same program around them.
+// Engines measures the stores in which inference engines keep KV: Penstock through its
+// Python client, and other stores through their clients, all under the same program.
 func Engines(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
 	for _, l := range storeLoads() {
@@ -208,8 +208,8 @@ func (s *enginesSuite) nodeAreas() int64 {
 	return 8
 }
 
-// peerAreas is what the other stores have on disk: each two sizes for gets and one for
-// puts, and fio a file.
+// peerAreas is the disk space of the other stores, in areas: of each store two sizes for
+// gets and one for puts, and a file of fio.
 func (s *enginesSuite) peerAreas() (areas int64) {
 	for _, name := range []string{lmcacheName, lmcacheNative, hicacheName, filesName, syncedName} {
 		if s.includes(name) {
@@ -306,7 +306,7 @@ func (s *enginesSuite) startMooncake(ctx context.Context) (c storeContender, err
 	if err != nil {
 		return c, err
 	}
-	// Two sizes of values for gets, one for puts, and room for what it frees late.
+	// Two sizes of values for gets, one for puts, and room for values that Mooncake frees late.
 	m, err := s.stores.StartMooncake(ctx, python, 8*s.opts.AreaBytes)
 	if err != nil {
 		return c, err
@@ -363,8 +363,8 @@ func (s *enginesSuite) directory(program string, options map[string]any, provide
 	}
 }
 
-// startLimits starts iperf3 and prepares fio, which say what the network and the disk
-// can do at best.
+// startLimits starts iperf3 and prepares fio, which measure the limits of the network and
+// of the disk.
 func (s *enginesSuite) startLimits() error {
 	if s.includes(iperfName) {
 		why := peer.Installed("iperf3", "iperf3")
@@ -385,7 +385,7 @@ func (s *enginesSuite) startLimits() error {
 		s.report.NotRun = append(s.report.NotRun, bench.Missing{What: fioName, Why: why})
 		return nil
 	}
-	memory, note, restore := peer.HugePages(80) // 32 × 4 MiB and what fio adds
+	memory, note, restore := peer.HugePages(80) // 32 × 4 MiB and fio's own buffers
 	s.closers = append(s.closers, restore)
 	s.setup("%s", note)
 	land, err := newArena(landBytes)

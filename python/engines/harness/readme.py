@@ -133,7 +133,7 @@ def node(command: str, directory: Path) -> Iterator[str]:
 
 
 def port() -> int:
-    """Return a port that is free, below those that the system gives out by itself."""
+    """Return a free port below the range from which the kernel assigns ports."""
     for number in random.sample(range(10000, 32000), 100):
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", number))

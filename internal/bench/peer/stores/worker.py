@@ -10,7 +10,7 @@ output, one JSON object per line, and it ends with its standard input. Its first
 
 A request is answered by passes: a pass puts or gets values of the size of an area once. All threads start a pass together. Only the
 time and the processor time of the passes count. Between them the worker clears the target, compares every byte that a get delivered
-with what was put, and removes what a put stored. The first pass does not count. For a get from memory it brings the values into
+with the source, and removes the values that a put stored. The first pass does not count. For a get from memory it brings the values into
 memory. The values of the first pass of a put are read back and compared.
 """
 
@@ -48,7 +48,7 @@ class Area:
 class Store:
     """One store's client. Several threads call put and get at once; `caller` is the number of the thread."""
 
-    # A get from disk goes through so many areas of values in turn. One is enough where drop_cached empties the cache.
+    # A get from disk cycles through this number of areas of values. One area is enough where drop_cached empties the cache.
     cold_areas = 1
 
     def __init__(self, source: Area, target: Area, options: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Store:
         raise NotImplementedError
 
     def drop_cached(self) -> None:
-        """Write back what the kernel caches of this store, and drop it, so that no later pass pays for it."""
+        """Write the store's dirty pages back and drop its pages from the kernel's cache, so that no later pass does either."""
 
 
 class Directory(Store):
@@ -171,7 +171,7 @@ class Worker:
 
 
 class Total:
-    """What the counted passes of a request took."""
+    """The time and the processor time of the counted passes of a request."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.bytes = 0
