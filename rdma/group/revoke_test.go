@@ -2,6 +2,7 @@ package group_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -15,11 +16,14 @@ import (
 	"github.com/penstock-kv/penstock/rdma/simrdma"
 )
 
-// admitted is a network on which a write is admitted after at most admittedAfter, and its
-// payload is placed at least that much later, even if its sender is gone by then.
-var admitted = simrdma.FabricOptions{Delay: simrdma.Span{Min: 10 * time.Millisecond, Max: 12 * time.Millisecond}, GhostChance: 1, Pieces: 4}
+// slow is a network on which the payload of an accepted write is placed later, even if the
+// write's sender is gone by then.
+var slow = simrdma.FabricOptions{Delay: simrdma.Span{Min: 10 * time.Millisecond, Max: 12 * time.Millisecond}, GhostChance: 1, Pieces: 4}
 
-const admittedAfter = 15 * time.Millisecond
+// accepted waits until the targets have accepted so many writes since before, or ctx ends.
+func accepted(ctx context.Context, f *simrdma.Fabric, before simrdma.Counts, writes int) {
+	f.Await(ctx, func(c simrdma.Counts) bool { return c.Accepted >= before.Accepted+uint64(writes) })
+}
 
 // fire submits writes of all of dst and returns how to wait for their ends.
 func fire(t *testing.T, e *group.Engine, dst rdma.Desc, count int) (wait func() (landed, refused int)) {
@@ -50,13 +54,16 @@ func fire(t *testing.T, e *group.Engine, dst rdma.Desc, count int) (wait func() 
 	}
 }
 
-// untouched poisons the memory of a revoked window, lets everything arrive that is on its
-// way, and fails the test if a byte has changed.
-func untouched(t *testing.T, win rdma.Window) {
+// untouched poisons the memory of a revoked window, waits until no Work is on its way, and
+// fails the test if a byte has changed. Works of a line that is stuck behind an endpoint that
+// ended stay on their way, therefore the wait ends after a minute of the bubble's time.
+func untouched(t *testing.T, f *simrdma.Fabric, win rdma.Window) {
 	t.Helper()
 	poison := bytes.Repeat([]byte{0xA5}, len(win.Bytes()))
 	copy(win.Bytes(), poison)
-	time.Sleep(time.Minute) // of the bubble's time
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	f.Await(ctx, func(c simrdma.Counts) bool { return c.Flying == 0 })
 	if !bytes.Equal(win.Bytes(), poison) {
 		t.Error("bytes changed after Revoke had returned")
 	}
@@ -68,7 +75,7 @@ func TestRevokeStranger(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := fabricOf(t, 21, admitted)
+				f := fabricOf(t, 21, slow)
 				owner := start(t, f, "o", true, 2, k.nic, nil)
 				named, stranger := start(t, f, "n", false, 2, k.nic, nil), start(t, f, "s", false, 2, k.nic, nil)
 				connect(t, named, owner)
@@ -78,13 +85,22 @@ func TestRevokeStranger(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				ended := fire(t, stranger, win.Desc(), 3)
-				time.Sleep(admittedAfter)
+				before := f.Counts()
+				wait := fire(t, stranger, win.Desc(), 3)
+				// The writes are refused. If one is not, it is on its way now.
+				ended, end := context.WithCancel(t.Context())
+				var landed, refused int
+				go func() {
+					landed, refused = wait()
+					end()
+				}()
+				accepted(ended, f, before, 1)
 				if err := win.Revoke(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				untouched(t, win)
-				if landed, refused := ended(); landed != 0 || refused != 3 {
+				untouched(t, f, win)
+				<-ended.Done()
+				if landed != 0 || refused != 3 {
 					t.Errorf("of 3 writes of a stranger %d landed and %d were refused", landed, refused)
 				}
 			})
@@ -98,7 +114,7 @@ func TestRevokeSomePeers(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := fabricOf(t, 22, admitted)
+				f := fabricOf(t, 22, slow)
 				owner := start(t, f, "o", true, 2, k.nic, nil)
 				dst, _ := region(t, owner, 1<<16, true)
 				var peers []*group.Engine
@@ -113,10 +129,11 @@ func TestRevokeSomePeers(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
+					before := f.Counts()
 					for _, p := range peers {
 						fire(t, p, win.Desc(), 2)
 					}
-					time.Sleep(admittedAfter)
+					accepted(t.Context(), f, before, len(peers))
 					if names != nil {
 						f.KillHost("p2")
 						peers = peers[:2]
@@ -130,14 +147,8 @@ func TestRevokeSomePeers(t *testing.T) {
 					if d := time.Since(begin); d > 1500*time.Millisecond {
 						t.Errorf("revoked after %v", d)
 					}
-					copyOf := bytes.Repeat([]byte{0xA5}, len(win.Bytes()))
-					copy(win.Bytes(), copyOf)
-					time.Sleep(time.Second) // less than IdleTimeout
-					if !bytes.Equal(win.Bytes(), copyOf) {
-						t.Error("bytes changed after Revoke had returned")
-					}
+					untouched(t, f, win)
 					f.Join("o", "p1")
-					time.Sleep(time.Second)
 				}
 				if n := len(owner.Peers()); n < 2 {
 					t.Errorf("%d sessions are left", n)
@@ -174,7 +185,7 @@ func TestRevokeWhileSessionEnds(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := fabricOf(t, 23, admitted)
+				f := fabricOf(t, 23, slow)
 				writer := start(t, f, "w", true, 1, k.nic, nil)
 				nic := k.nic
 				nic.Host, nic.Name = "o", "o/0"
@@ -200,14 +211,15 @@ func TestRevokeWhileSessionEnds(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				before := f.Counts()
 				fire(t, writer, win.Desc(), 3)
-				time.Sleep(admittedAfter)
+				accepted(t.Context(), f, before, 1)
 				owner.Disconnect(writer.Addr().Engine)
 				time.AfterFunc(30*time.Second, func() { close(shut) })
 				if err := win.Revoke(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				untouched(t, win)
+				untouched(t, f, win)
 			})
 		})
 	}

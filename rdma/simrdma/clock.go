@@ -111,6 +111,7 @@ func (f *Fabric) run() {
 	}
 	f.running = false
 	f.armLocked()
+	f.stepped.Broadcast()
 }
 
 // doLocked performs one event.

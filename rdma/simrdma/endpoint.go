@@ -237,7 +237,7 @@ func (e *Endpoint) endFlightsLocked() {
 			if ghost {
 				fl.haunt()
 			} else {
-				fl.landed = true // nowhere
+				f.landLocked(fl) // nowhere
 			}
 		} else if fl.status == group.StatusOK {
 			f.counts.DeliveredBroken++

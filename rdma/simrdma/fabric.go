@@ -1,6 +1,7 @@
 package simrdma
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"time"
@@ -78,10 +79,12 @@ type Fabric struct {
 	opts  FabricOptions
 	start time.Time
 
-	mu     sync.Mutex
-	events events
-	order  uint64 // of the next event, so that equal times keep their order
-	timer  *time.Timer
+	mu sync.Mutex
+	// stepped is signalled after each step, for Await.
+	stepped sync.Cond
+	events  events
+	order   uint64 // of the next event, so that equal times keep their order
+	timer   *time.Timer
 	// alarm is when timer goes off, or noAlarm.
 	alarm time.Duration
 	// running: what is due is being done, and the timer is set at the end of that.
@@ -123,6 +126,9 @@ type Counts struct {
 	Ghosts, DeliveredBroken uint64
 	// LatePieces were placed in memory closed before, where CloseIsFinal is false.
 	LatePieces uint64
+	// Accepted writes passed the check of their key at the target. Flying Works may still
+	// change memory at their target.
+	Accepted, Flying uint64
 	// Refused Works; Breaks of endpoints, however caused.
 	Refused, Breaks uint64
 }
@@ -130,12 +136,14 @@ type Counts struct {
 // NewFabric returns a network without NICs.
 func NewFabric(seed uint64, o FabricOptions) *Fabric {
 	o.ensureDefaults()
-	return &Fabric{
+	f := &Fabric{
 		seed: seed, opts: o, start: time.Now(), alarm: noAlarm,
 		nics: make(map[string]*Domain), plugs: make(map[string]uint64), byID: make(map[uint32]*Domain),
 		deadNICs: make(map[string]bool), deadHosts: make(map[string]bool),
 		cut: make(map[pair]bool), parted: make(map[pair]bool), listeners: make(map[string]*listener),
 	}
+	f.stepped.L = &f.mu
+	return f
 }
 
 // Seed returns what the fabric was made with.
@@ -146,6 +154,21 @@ func (f *Fabric) Counts() Counts {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.counts
+}
+
+// Await returns when ok reports true for the counts, or when ctx ends. It calls ok after each
+// step of the fabric; ok must not call the fabric.
+func (f *Fabric) Await(ctx context.Context, ok func(Counts) bool) {
+	defer context.AfterFunc(ctx, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.stepped.Broadcast()
+	})()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for ctx.Err() == nil && !ok(f.counts) {
+		f.stepped.Wait()
+	}
 }
 
 // maxViolations is how many are kept word for word.

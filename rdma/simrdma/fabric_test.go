@@ -190,7 +190,7 @@ func TestFaultsHappen(t *testing.T) {
 	}
 	v := reflect.ValueOf(sum)
 	for i := range v.NumField() {
-		if name := v.Type().Field(i).Name; v.Field(i).Uint() == 0 && name != "Breaks" {
+		if name := v.Type().Field(i).Name; v.Field(i).Uint() == 0 && name != "Breaks" && name != "Flying" {
 			t.Errorf("%s never happened", name)
 		}
 	}

@@ -69,6 +69,7 @@ func (e *Endpoint) sendLocked(w *group.Work, now time.Duration) {
 	e.unpolled++
 	e.flying = append(e.flying, fl)
 	f.counts.Works++
+	f.counts.Flying++
 	at := now + f.delay(&fl.luck)
 	if e.d.opts.Ordered || e.d.opts.RefusalBreaks {
 		at = max(at, e.lastAdmit)
@@ -170,6 +171,7 @@ func (f *Fabric) acceptLocked(fl *flight) {
 			f.refuseLocked(fl, group.StatusRefused, err)
 			return
 		}
+		f.counts.Accepted++
 	}
 	now := f.now()
 	fl.pieces = 1
@@ -375,6 +377,9 @@ func (f *Fabric) arriveLocked(fl *flight) {
 
 // landLocked: nothing of the flight happens at the target any more.
 func (f *Fabric) landLocked(fl *flight) {
+	if !fl.landed {
+		f.counts.Flying--
+	}
 	fl.landed = true
 	if fl.ended {
 		f.freeLocked(fl)
