@@ -117,6 +117,12 @@ int32_t penstock_submit(penstock_namespace ns, uint32_t op, const penstock_batch
 	return goSubmit(ns, op, (penstock_batch *)batch, results, job, error);
 }
 
+int32_t penstock_submit_wait(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, uint32_t timeout_ms, penstock_job *job, penstock_result *out, penstock_error *error) {
+	if (job != NULL) *job = 0;
+	IN_OWNER(error);
+	return goSubmitWait(ns, op, (penstock_batch *)batch, results, timeout_ms, job, out, error);
+}
+
 int32_t penstock_cancel(penstock_store store, penstock_job job, penstock_error *error) {
 	IN_OWNER(error);
 	return goCancel(store, job, error);

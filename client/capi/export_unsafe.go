@@ -385,6 +385,24 @@ func goSubmit(ns C.uint64_t, op C.uint32_t, b *C.penstock_batch, results *C.uint
 	})
 }
 
+//export goSubmitWait
+func goSubmitWait(ns C.uint64_t, op C.uint32_t, b *C.penstock_batch, results *C.uint8_t, timeout C.uint32_t, job *handle, out *C.penstock_result, to *C.penstock_error) C.int32_t {
+	return inNamespace(ns, to, func(n *binding.Namespace) error {
+		if job == nil || out == nil {
+			return invalid("penstock_submit_wait: job or out is NULL")
+		}
+		in, err := batch(binding.Op(op), b, results)
+		if err != nil {
+			return err
+		}
+		r, err := n.SubmitWait(binding.Op(op), in, millis(timeout), (*binding.Handle)(job))
+		if err == nil {
+			putResult(out, &r)
+		}
+		return err
+	})
+}
+
 //export goCancel
 func goCancel(store, job C.uint64_t, to *C.penstock_error) C.int32_t {
 	return inStore(store, to, func(s *binding.Store) error { return s.Cancel(binding.Handle(job)) })

@@ -21,8 +21,8 @@
  * OWNERSHIP. Strings, keys, structures and arrays belong to the caller. The library
  * copies them before the function returns, with two exceptions: a submitted job uses the
  * memory of its values and its array of results until the job ends. The caller must not
- * change, use or free these two until penstock_drain or penstock_wait has returned the
- * job's completion, or penstock_close has returned. After that the library has no pointer
+ * change, use or free these two until penstock_drain, penstock_wait or penstock_submit_wait
+ * has returned the job's completion, or penstock_close has returned. After that the library has no pointer
  * to them.
  *
  * ERRORS. A function that can fail returns a code, PENSTOCK_OK or one of PENSTOCK_ERR_*.
@@ -56,7 +56,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010001u
+#define PENSTOCK_ABI_VERSION 0x00010002u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -403,6 +403,20 @@ enum {
  * FORKED.
  */
 int32_t penstock_submit(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, penstock_job *job, penstock_error *error);
+
+/*
+ * Does what penstock_submit does, and then waits until the job is complete, for at most
+ * timeout_ms. If the job is complete by then, the function returns its completion in out, and
+ * neither the eventfd nor penstock_drain reports it. After TIMEOUT the job continues: cancel
+ * it, drain it or wait for it. It is for interpreters that must run signal handlers while
+ * they wait, and it costs less than penstock_submit and penstock_wait. The return code is
+ * that of the wait. The code of the job is in out->error.
+ *
+ * job receives the job before it starts, and 0 if there is none: INVALID (also: job or out
+ * is NULL), UNREGISTERED, BUSY, CLOSED, FORKED. Errors with a job: TIMEOUT, NOT_FOUND
+ * (penstock_wait of another thread has returned the completion), CLOSED.
+ */
+int32_t penstock_submit_wait(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, uint32_t timeout_ms, penstock_job *job, penstock_result *out, penstock_error *error);
 
 /*
  * Cancels a job, and does not wait for its completion. The job completes with CANCELED, or

@@ -214,6 +214,136 @@ func TestTimeLimit(t *testing.T) {
 	}
 }
 
+// TestSubmitWait: a completion is returned once, either by SubmitWait, or after its time
+// limit by Drain or Wait.
+func TestSubmitWait(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns, m := r.namespace("m", 1, 4096), r.register()
+	drained := func(want ...Handle) {
+		t.Helper()
+		var room [4]Result
+		n, err := r.store.Drain(room[:])
+		var got []Handle
+		for _, d := range room[:n] {
+			got = append(got, d.Job)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("Drain returned jobs %v, %v; want %v", got, err, want)
+		}
+	}
+	var h Handle
+	got, err := ns.SubmitWait(OpPut, r.batch("b", 2, 4096), time.Minute, &h)
+	if err != nil || got.Err != nil || got.OK != 2 || got.Job != h || h == 0 {
+		t.Fatalf("put: %+v, %v; job %d", got, err, h)
+	}
+	drained()
+	if _, err := r.store.Wait(h, time.Nanosecond); !errors.Is(err, ErrNoJob) {
+		t.Errorf("Wait for a job that SubmitWait returned: %v; want ErrNoJob", err)
+	}
+
+	var held []Handle // jobs that wait for their turn
+	for range cap(r.store.turns) {
+		r.store.turns <- struct{}{}
+	}
+	for range 2 {
+		if _, err := ns.SubmitWait(OpGet, r.batch("b", 2, 4096), time.Nanosecond, &h); CodeOf(err) != Timeout || h == 0 {
+			t.Fatalf("job %d: %v; want Timeout", h, err)
+		}
+		held = append(held, h)
+	}
+	for range cap(r.store.turns) {
+		<-r.store.turns
+	}
+	if got, err := r.store.Wait(held[0], time.Minute); err != nil || got.OK != 2 {
+		t.Errorf("after the time limit: %+v, %v", got, err)
+	}
+	r.store.mu.Lock()
+	last := r.store.jobs[held[1]]
+	r.store.mu.Unlock()
+	<-last.ended
+	drained(held[1])
+
+	if _, err := ns.SubmitWait(Op(77), r.batch("b", 2, 4096), time.Minute, &h); CodeOf(err) != Invalid || h != 0 {
+		t.Errorf("job %d of an unknown operation: %v; want Invalid and no job", h, err)
+	}
+	if err := m.Unregister(); err != nil {
+		t.Errorf("unregister after all jobs: %v", err)
+	}
+}
+
+// TestSubmitWaitRaces: with time limits near the duration of the job, each completion is
+// returned once, by SubmitWait or by Drain.
+func TestSubmitWaitRaces(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns := r.namespace("m", 1, 4096)
+	r.register()
+	begin := time.Now()
+	var h Handle
+	if got, err := ns.SubmitWait(OpPut, r.batch("b", 2, 4096), time.Minute, &h); err != nil || got.OK != 2 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	took := time.Since(begin)
+	var mu sync.Mutex
+	seen := map[Handle]int{}
+	saw := func(h Handle) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[h]++
+	}
+	var wg sync.WaitGroup
+	const callers, calls = 4, 100
+	for range callers {
+		b := r.batch("b", 2, 4096)
+		b.Results = nil
+		wg.Go(func() {
+			var h Handle
+			for i := range calls {
+				switch got, err := ns.SubmitWait(OpExists, b, took*time.Duration(i)/calls, &h); {
+				case err == nil:
+					saw(got.Job)
+				case CodeOf(err) != Timeout:
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(all)
+	}()
+	for over := false; ; {
+		select {
+		case <-all:
+			over = true
+		default:
+		}
+		var room [8]Result
+		n, err := r.store.Drain(room[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range room[:n] {
+			saw(d.Job)
+		}
+		r.store.mu.Lock()
+		left := len(r.store.jobs)
+		r.store.mu.Unlock()
+		if over && left == 0 {
+			break
+		}
+		runtime.Gosched()
+	}
+	if len(seen) != callers*calls {
+		t.Errorf("completions of %d jobs; want %d", len(seen), callers*calls)
+	}
+	for h, n := range seen {
+		if n != 1 {
+			t.Errorf("job %d completed %d times", h, n)
+		}
+	}
+}
+
 // TestWaitDuringClose: if the store is closed during a Wait, Wait returns Closed or the
 // completion of the cancelled job.
 func TestWaitDuringClose(t *testing.T) {

@@ -11,7 +11,8 @@
 //	                             │        a get of a flat namespace: Read; after an absent
 //	Submit ─► job ─► goroutine ──┘        key, Exists and Read of the remaining keys
 //	                   │
-//	                   └─► done ─► eventfd readable ─► Drain, Wait
+//	                   ├─► done ─► eventfd readable ─► Drain, Wait
+//	                   └─► SubmitWait, if it still waits for the job that it started
 //
 // plan copies keys and addresses, so the caller may free its arrays when Submit has
 // returned. Values are not copied: package client transfers them from and to the caller's

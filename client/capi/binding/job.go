@@ -14,20 +14,68 @@ type job struct {
 	// ended is closed after result is set.
 	ended  chan struct{}
 	result Result
+	// awaited reports that SubmitWait returns the completion, so finish does not publish it.
+	// Store.mu guards it.
+	awaited bool
 }
 
 // Submit starts a batch and returns its job.
 func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
-	s := n.store
-	if err := s.begin(); err != nil {
+	j, err := n.start(op, b, false)
+	if err != nil {
 		return 0, err
 	}
-	j := &job{handle: s.library.next(), ended: make(chan struct{})}
+	return j.handle, nil
+}
+
+// SubmitWait starts a batch, sets *h to its job, and waits until the job is complete, for at
+// most timeout. If the job is complete by then, SubmitWait returns its completion, which
+// neither signals the eventfd nor appears in Drain. Otherwise the error is a timeout, and the
+// job continues as after Submit. The store may complete the job in Drain of another caller
+// before SubmitWait has returned that error; *h is set before.
+//
+// With *h 0 the error is that of Submit, and there is no job.
+func (n *Namespace) SubmitWait(op Op, b *Batch, timeout time.Duration, h *Handle) (Result, error) {
+	*h = 0
+	j, err := n.start(op, b, true)
+	if err != nil {
+		return Result{}, err
+	}
+	*h = j.handle
+	s := n.store
+	late := time.NewTimer(timeout)
+	defer late.Stop()
+	err = nil
+	select {
+	case <-j.ended:
+	case <-late.C:
+		err = fmt.Errorf("job %d is still running: %w", j.handle, context.DeadlineExceeded)
+	case <-s.ctx.Done():
+		err = fmt.Errorf("%w: the store was closed while job %d was running", ErrHandle, j.handle)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-j.ended:
+		return s.takeLocked(j)
+	default:
+		j.awaited = false
+		return Result{}, err
+	}
+}
+
+// start starts a batch as a job.
+func (n *Namespace) start(op Op, b *Batch, awaited bool) (*job, error) {
+	s := n.store
+	if err := s.begin(); err != nil {
+		return nil, err
+	}
+	j := &job{handle: s.library.next(), ended: make(chan struct{}), awaited: awaited}
 	s.mu.Lock()
 	if open := len(s.jobs); open >= s.opts.JobsMax {
 		s.mu.Unlock()
 		s.calls.Done()
-		return 0, fmt.Errorf("%w: %d jobs are running or not drained; drain them, or raise jobs_max", ErrBusy, open)
+		return nil, fmt.Errorf("%w: %d jobs are running or not drained; drain them, or raise jobs_max", ErrBusy, open)
 	}
 	s.jobs[j.handle] = j
 	s.mu.Unlock()
@@ -37,7 +85,7 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 		delete(s.jobs, j.handle)
 		s.mu.Unlock()
 		s.calls.Done()
-		return 0, err
+		return nil, err
 	}
 	ctx, cancel := s.within(c.within)
 	s.mu.Lock()
@@ -48,7 +96,7 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 		defer cancel()
 		s.finish(j, s.perform(ctx, c))
 	}()
-	return j.handle, nil
+	return j, nil
 }
 
 // perform runs a call. It waits first if JobsParallel calls are running.
@@ -63,14 +111,16 @@ func (s *Store) perform(ctx context.Context, c *call) Result {
 	return c.run(ctx)
 }
 
-// finish sets the job's result and publishes the completion.
+// finish sets the job's result, and publishes the completion unless SubmitWait returns it.
 func (s *Store) finish(j *job, r Result) {
 	r.Job = j.handle
 	s.mu.Lock()
 	j.result = r
-	s.done = append(s.done, j)
 	close(j.ended)
-	s.signalLocked()
+	if !j.awaited {
+		s.done = append(s.done, j)
+		s.signalLocked()
+	}
 	s.mu.Unlock()
 }
 
@@ -129,12 +179,19 @@ func (s *Store) Wait(h Handle, timeout time.Duration) (Result, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.jobs[h] != j {
-		return Result{}, fmt.Errorf("%w: %d: another call has returned its completion", ErrNoJob, h)
+	return s.takeLocked(j)
+}
+
+// takeLocked removes a complete job and returns its completion.
+func (s *Store) takeLocked(j *job) (Result, error) {
+	if s.jobs[j.handle] != j {
+		return Result{}, fmt.Errorf("%w: %d: another call has returned its completion", ErrNoJob, j.handle)
 	}
-	delete(s.jobs, h)
-	s.done = slices.DeleteFunc(s.done, func(d *job) bool { return d == j })
-	s.signalLocked()
+	delete(s.jobs, j.handle)
+	if !j.awaited {
+		s.done = slices.DeleteFunc(s.done, func(d *job) bool { return d == j })
+		s.signalLocked()
+	}
 	return j.result, nil
 }
 

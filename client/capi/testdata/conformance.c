@@ -418,6 +418,22 @@ static void test_jobs(penstock_store store, uint8_t *a, uint8_t *b) {
 	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
 	// After the completion the library accesses neither memory nor results.
 	memset(a, 0x5a, KEYS * VALUE);
+
+	// A job that completes during penstock_submit_wait is not reported again.
+	again = 0;
+	CHECK(penstock_submit_wait(ns, PENSTOCK_OP_GET, &batch, results, 60000, &again, &done, &e) == PENSTOCK_OK && again != 0 && again != get, "%s", e.message);
+	CHECK(done.job == again && done.bytes == KEYS * VALUE && done.error.code == PENSTOCK_OK && all(results, KEYS, PENSTOCK_KEY_OK), "%s", done.error.message);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
+	CHECK(!readable(fd), "the eventfd reports a job of penstock_submit_wait");
+	CHECK(penstock_wait(store, again, 1, &r, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	// With no time, the job is complete, or it continues as after penstock_submit.
+	int32_t code = penstock_submit_wait(ns, PENSTOCK_OP_EXISTS, &batch, more, 0, &again, &done, &e);
+	CHECK((code == PENSTOCK_OK || code == PENSTOCK_ERR_TIMEOUT) && again != 0, "%s", e.message);
+	if (code == PENSTOCK_ERR_TIMEOUT) done = next(store, fd);
+	CHECK(done.job == again && done.ok == KEYS, "%s", done.error.message);
+	CHECK(penstock_submit_wait(ns, 77, &batch, results, 0, &again, &done, &e) == PENSTOCK_ERR_INVALID && again == 0, "%s", e.message);
+	CHECK(penstock_submit_wait(ns, PENSTOCK_OP_GET, &batch, results, 0, NULL, &done, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_submit_wait(ns, PENSTOCK_OP_GET, &batch, results, 0, &again, NULL, &e) == PENSTOCK_ERR_INVALID && again == 0, "%s", e.message);
 	CHECK(penstock_submit(ns, 77, &batch, results, &get, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_submit(ns, PENSTOCK_OP_GET, &batch, results, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
 	CHECK(penstock_wait(store, 1, 0, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);

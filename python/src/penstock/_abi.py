@@ -152,6 +152,7 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_register": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
     "penstock_unregister": [c_uint64, POINTER(CError)],
     "penstock_submit": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, POINTER(c_uint64), POINTER(CError)],
+    "penstock_submit_wait": [c_uint64, c_uint32, POINTER(CBatch), c_void_p, c_uint32, POINTER(c_uint64), POINTER(CResult), POINTER(CError)],
     "penstock_cancel": [c_uint64, c_uint64, POINTER(CError)],
     "penstock_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
     "penstock_drain": [c_uint64, POINTER(CResult), c_uint32, POINTER(c_uint32), POINTER(CError)],

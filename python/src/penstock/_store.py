@@ -377,12 +377,7 @@ class _Core:
                 self.jobs[job._id.value] = job
                 self.starting.discard(job)
         except BaseException:
-            if job._id.value:
-                self._abandon(job)
-            else:
-                self.starting.discard(job)
-                job._pins.release()
-                self._unwatch(job)
+            self._give_up(job)
             raise
 
     def _finish(self, job: Job) -> None:
@@ -483,17 +478,45 @@ class _Core:
             _log.debug("job %d could not be cancelled", job.id, exc_info=True)
 
     def run(self, ns: int, job: Job, batch: _abi.CBatch) -> Result:
-        """Submit a job and wait for it. An exception during the wait (KeyboardInterrupt) cancels the job first."""
+        """Perform a job and wait for it. An exception during the wait (KeyboardInterrupt) cancels the job first."""
         if not batch.n_keys:
             return job.empty()
-        self.submit(ns, job, batch, None)
+        error = _abi.CError()
+        self.open_handle()  # before the lock, as in submit
         try:
-            self.wait(job)
+            with self.lock:
+                self.open_handle()
+                self.starting.add(job)
+            # The job stays in ``starting`` during the call, so that close and a drain of another thread find it.
+            codes = job._codes.buffer_info()[0] if job._codes else None
+            code = self.lib.penstock_submit_wait(ns, job._op, byref(batch), codes, _WAIT_MS, byref(job._id), byref(job._raw), byref(error))
+            if not job._id.value:
+                error.code = code
+                raise _abi.error_of(error)
+            with self.lock:
+                if not job._complete:
+                    if code == _abi.OK:
+                        self._finish(job)
+                    else:
+                        self.jobs[job._id.value] = job
+                self.starting.discard(job)
+            if not job._complete:
+                self.wait(job)
         except BaseException:
             if not job._complete:
-                self._abandon(job)
+                self._give_up(job)
             raise
         return job.result()
+
+    def _give_up(self, job: Job) -> None:
+        """End a job whose submission or wait raised an exception."""
+        if job._id.value:
+            self._abandon(job)
+            return
+        with self.lock:
+            self.starting.discard(job)
+        job._pins.release()
+        self._unwatch(job)
 
     # -- asyncio
 
