@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/xml"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,13 +100,71 @@ func TestConformance(t *testing.T) {
 	run(t, nil, compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{}).Addr)
 }
 
-// TestConformanceSanitized runs the program of TestConformance and entry.c under the
-// sanitizers for addresses and undefined behaviour.
+// TestConformanceSanitized runs the program of TestConformance under the sanitizers for
+// addresses and undefined behaviour. The code of the library is not instrumented.
 func TestConformanceSanitized(t *testing.T) {
 	// Leak detection is off, because it reports memory of Go's runtime, which is never
 	// unloaded.
 	env := []string{"ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=halt_on_error=1"}
 	run(t, env, compile(t, "testdata/conformance.c", "-fsanitize=address,undefined"), testnode.Start(t, testnode.Options{}).Addr)
+}
+
+// memcheck is the part of valgrind's XML output that TestConformanceValgrind reads.
+type memcheck struct {
+	Errors []struct {
+		Kind string   `xml:"kind"`
+		What string   `xml:"what"`
+		Leak string   `xml:"xwhat>text"`
+		Aux  []string `xml:"auxwhat"`
+		// Stack has the stack of the error first, then that of the block's allocation or end.
+		Stack []struct {
+			Frames []struct {
+				Function string `xml:"fn"`
+				File     string `xml:"file"`
+				Line     int    `xml:"line"`
+			} `xml:"frame"`
+		} `xml:"stack"`
+	} `xml:"error"`
+	Status []struct {
+		State string `xml:"state"`
+	} `xml:"status"`
+}
+
+// TestConformanceValgrind runs the program of TestConformance under memcheck, which also
+// checks the C code of the library, and C memory that Go code uses or should free. Other
+// errors in Go code are not errors of the library: Go's runtime switches between stacks that
+// lie close to each other, and memcheck takes such a switch for the end of a stack frame.
+func TestConformanceValgrind(t *testing.T) {
+	need(t, "valgrind")
+	program, node := compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{})
+	report := filepath.Join(t.TempDir(), "report.xml")
+	run(t, nil, "valgrind", "--quiet", "--error-limit=no", "--leak-check=full", "--show-leak-kinds=definite",
+		"--child-silent-after-fork=yes", "--xml=yes", "--xml-file="+report, program, node.Addr)
+	text, err := os.ReadFile(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got memcheck
+	if err := xml.Unmarshal(text, &got); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(got.Status); n == 0 || got.Status[n-1].State != "FINISHED" {
+		t.Fatalf("valgrind did not finish: %v", got.Status)
+	}
+	errors := 0
+	for _, e := range got.Errors {
+		// Go's functions have no symbols in the library.
+		inGo := len(e.Stack) == 0 || len(e.Stack[0].Frames) == 0 || e.Stack[0].Frames[0].Function == ""
+		if inGo && !strings.Contains(strings.Join(e.Aux, " "), "block of size") {
+			continue
+		}
+		if errors++; errors <= 10 {
+			t.Errorf("%s: %s%s %q, stacks %+v", e.Kind, e.What, e.Leak, e.Aux, e.Stack)
+		}
+	}
+	if errors > 10 {
+		t.Errorf("%d more errors", errors-10)
+	}
 }
 
 // TestExample: the example of the documentation stores a prefix in the first run and finds
