@@ -384,7 +384,7 @@ func TestWaitDuringClose(t *testing.T) {
 func TestCodes(t *testing.T) {
 	for err, want := range map[error]Code{
 		nil: OK, client.ErrAuth: Auth, client.ErrProvider: Provider, client.ErrNotFound: NotFound, client.ErrRequest: Invalid,
-		client.ErrMismatch: Mismatch, client.ErrUnavailable: Unavailable, client.ErrUnsupported: Version, client.ErrClosed: Closed,
+		client.ErrMismatch: Mismatch, client.ErrUnavailable: Unavailable, client.ErrVersion: Version, client.ErrClosed: Closed,
 		context.Canceled: Canceled, context.DeadlineExceeded: Timeout, errors.New("else"): Internal,
 	} {
 		if got := CodeOf(err); got != want {

@@ -143,7 +143,7 @@ func (c *call) put(ctx context.Context, r *Result) {
 }
 
 // get loads the pieces. A Read of a flat namespace returns only the keys before the first
-// absent key of each node. Further turns ask which of the remaining keys are stored, and
+// absent key of each node, and skips keys behind one that it lost. Further turns ask which of the remaining keys are stored, and
 // read those. Each turn determines the result of at least one piece, so get ends. Nearly
 // always two turns are enough.
 func (c *call) get(ctx context.Context, r *Result) {
@@ -222,6 +222,9 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 			c.results[i] = KeyOK
 		case isLost && why != client.LostSkipped:
 			c.results[i] = lostState(why)
+		case isLost && c.def.Index == kv.IndexFlat:
+			// Skipped behind a key of another node, which may be down.
+			left = append(left, i)
 		case got.Cut == client.CutNodeDown:
 			c.results[i] = KeyDown
 		case got.Cut == client.CutBusy:
