@@ -49,9 +49,9 @@
 //
 // Every data call returns Hit, Miss or Busy in its result, and an error only
 // where a person or a program must act. A node that is down, draining or
-// unreachable is a Miss. A bound that was reached is a Busy, at once, and is not
+// unreachable is a Miss, and a node of another version too. A bound that was reached is a Busy, at once, and is not
 // tried again here. When ctx ends, its error is returned. What is left are
-// refusals that trying again cannot mend: ErrAuth, ErrProvider, ErrNotFound,
+// refusals that trying again cannot mend: ErrAuth, ErrProvider, ErrVersion, ErrNotFound,
 // ErrRequest, ErrMismatch, ErrClosed.
 //
 // # What a caller may rely on

@@ -28,8 +28,12 @@ var (
 	ErrMismatch = errors.New("namespace differs")
 	// ErrUnavailable: no node answers. Only calls without an Outcome return it.
 	ErrUnavailable = errors.New("no storage node answers")
+	// ErrVersion: the node is of another version. It does not have the call, or it and
+	// this client do not understand each other's data plane. Run the same release of
+	// Penstock on both sides.
+	ErrVersion = errors.New("another version of Penstock")
 	// ErrUnsupported: the node does not lend its memory to this process, so use Read
-	// instead of ReadLocal; or the node's version is older than the call.
+	// instead of ReadLocal.
 	ErrUnsupported = errors.New("not supported")
 	// ErrClosed: the Store is closed; stop.
 	ErrClosed = errors.New("store is closed")
@@ -38,6 +42,14 @@ var (
 // errDown says that a node cannot be reached, or that its data plane cannot. The
 // caller turns it into a Miss. It never leaves the package.
 var errDown = errors.New("node is down")
+
+// versionError says that a node is of another version. It is ErrVersion, and errDown:
+// calls that other nodes can answer go on without the node, which may be restarted with
+// another release.
+type versionError struct{ words string }
+
+func (e versionError) Error() string   { return "client: " + e.words }
+func (e versionError) Unwrap() []error { return []error{ErrVersion, errDown} }
 
 // errBusy says that a node reached a bound. It never leaves the package.
 var errBusy = errors.New("node is busy")

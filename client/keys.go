@@ -40,7 +40,7 @@ type KeysRequest struct {
 // Exists returns for each block whether it is stored. With chained ids, a block counts
 // as stored only if its whole prefix is stored too. With touch, the stored blocks count
 // as used now in the order of eviction. Blocks of a node that is down are Unknown.
-// Errors: ErrRequest, ErrNotFound, ErrAuth, ErrUnsupported (the node's version is older
+// Errors: ErrRequest, ErrNotFound, ErrAuth, ErrVersion (the node's version is older
 // than this call), and the error of ctx.
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
 	return s.keys(ctx, "exists", &req, s.shares, func(sess *session, ids []byte) ([]byte, error) {
@@ -108,7 +108,7 @@ func (sh *share) presence(ctx context.Context, what string, call func(*session, 
 	err := sh.node.retry(ctx, sh.node.use, func(sess *session) (err error) {
 		set, err = call(sess, api.AppendIDs(nil, sh.ids))
 		if status.Code(err) == codes.Unimplemented {
-			return fmt.Errorf("client: %s: %s has version %s, which does not have this call: %w", what, sh.node.target, sess.version, ErrUnsupported)
+			return fmt.Errorf("client: %s: %s has version %s, which does not have this call: %w", what, sh.node.target, sess.version, ErrVersion)
 		}
 		if err == nil && len(set) != len(sh.ids) {
 			return fmt.Errorf("client: %s: %s returned results for %d blocks; %d were requested", what, sh.node.target, len(set), len(sh.ids))

@@ -211,8 +211,8 @@ func TestOlderNode(t *testing.T) {
 		Namespace: ns, IDs: keys(1, 1), Pieces: []client.Piece{{}}, Fragments: [][]client.Fragment{{{Memory: m, Layers: 4}}},
 	})
 	for _, err := range []error{exists, read} {
-		if !errors.Is(err, client.ErrUnsupported) || !strings.Contains(err.Error(), "v0.0.1") {
-			t.Errorf("%v; want ErrUnsupported with the version", err)
+		if !errors.Is(err, client.ErrVersion) || !strings.Contains(err.Error(), "v0.0.1") {
+			t.Errorf("%v; want ErrVersion with the version", err)
 		}
 	}
 }

@@ -16,7 +16,8 @@ import (
 // and geometry must equal those of def; the quota may differ. Nodes that do not answer
 // are skipped: they stay misses until a later call creates the namespace on them. Errors:
 // ErrMismatch (the error has both definitions), ErrRequest (def is invalid),
-// ErrUnavailable (no node answers), ErrAuth, ErrProvider, and the error of ctx.
+// ErrUnavailable (no node answers), ErrAuth, ErrProvider, ErrVersion (no node is of this
+// client's version), and the error of ctx.
 func (s *Store) EnsureNamespace(ctx context.Context, def kv.Namespace) (kv.Namespace, error) {
 	if err := def.Validate(); err != nil {
 		return kv.Namespace{}, fmt.Errorf("client: %w: %w", ErrRequest, err)

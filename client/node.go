@@ -15,6 +15,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
@@ -69,7 +71,7 @@ func newNode(s *Store, target string) *node {
 }
 
 // use returns the node's session, opening one if the last was lost. It returns
-// errDown at once while the node is dead. Errors: errDown, ErrAuth, ErrProvider,
+// errDown at once while the node is dead. Errors: errDown, also as versionError, ErrAuth, ErrProvider,
 // ErrClosed, ctx's.
 func (n *node) use(ctx context.Context) (*session, error) {
 	for {
@@ -144,6 +146,9 @@ func (n *node) open(ctx context.Context) (*session, error) {
 
 func (n *node) describe(ctx context.Context, sess *session) error {
 	d, err := sess.cache.Describe(ctx, &pb.DescribeRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return versionError{n.target + " does not have the call Describe: it is not a storage node, or a node of another version: check the address, and run the same release of Penstock on both sides"}
+	}
 	if err != nil {
 		// Any failure of the attempt, also its timeout, means that the node is down.
 		if err := callError(context.WithoutCancel(ctx), "describe", n.target, err); errors.Is(err, ErrAuth) || errors.Is(err, errDown) {
@@ -159,14 +164,17 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	sess.fragments = d.GetFragments()
 	copy(sess.localID[:], d.GetLocalId())
 	var addr rdma.Addr
-	if err := addr.UnmarshalBinary(d.GetDataAddress()); err != nil {
-		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
+	err = addr.UnmarshalBinary(d.GetDataAddress())
+	if err == nil {
+		sess.engine, err = n.connectData(ctx, addr, d.GetDataToken(), d.GetDataPort())
 	}
-	sess.engine, err = n.connectData(ctx, addr, d.GetDataToken(), d.GetDataPort())
-	if err != nil {
-		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
+	if err == nil {
+		sess.road, err = n.store.calls.openRoad(sess.engine, d.GetCallVersion(), d.GetCallBytes())
 	}
-	if sess.road, err = n.store.calls.openRoad(sess.engine, d.GetCallVersion(), d.GetCallBytes()); err != nil {
+	switch {
+	case errors.Is(err, rdma.ErrVersion):
+		return versionError{fmt.Sprintf("data plane of %s, whose release is %s: %v: run the same release of Penstock on both sides", n.target, sess.version, err)}
+	case err != nil:
 		return fmt.Errorf("client: data plane of %s: %w: %w", n.target, errDown, err)
 	}
 	return nil

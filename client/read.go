@@ -479,7 +479,7 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 		descs = append(descs, desc)
 	}
 	if r.fragments != nil && !sess.fragments {
-		return nil, false, fmt.Errorf("client: read: %s has version %s, which cannot read into fragments: %w", t.node.target, sess.version, ErrUnsupported)
+		return nil, false, fmt.Errorf("client: read: %s has version %s, which cannot read into fragments: %w", t.node.target, sess.version, ErrVersion)
 	}
 	refs := make([]*pb.PieceRef, len(t.pieces))
 	sums := 0

@@ -39,7 +39,7 @@ type Store struct {
 // Open connects to the nodes, all at once, for at most DialTimeout. A node that
 // does not answer is tolerated: it is a miss until it does; that none answers is
 // logged at warn, to slog.Default if there is no Logger. Open fails if every
-// node refuses us in a way that trying again cannot mend (ErrAuth, ErrProvider), or
+// node refuses us in a way that trying again cannot mend (ErrAuth, ErrProvider, ErrVersion), or
 // if ctx ends.
 func Open(ctx context.Context, opts Options) (*Store, error) {
 	warn := opts.Logger
@@ -81,7 +81,7 @@ func (s *Store) connectAll(ctx context.Context, warn *slog.Logger) error {
 		if err != nil {
 			down++
 		}
-		if errors.Is(err, ErrAuth) || errors.Is(err, ErrProvider) {
+		if errors.Is(err, ErrAuth) || errors.Is(err, ErrProvider) || errors.Is(err, ErrVersion) {
 			refused++
 		}
 	}
@@ -128,7 +128,7 @@ func (s *Store) spawn(f func()) bool {
 // calls Namespace when it has loaded weights, and keeps the value as long as it
 // keeps them. Nodes must agree on the rest; one that does not answer is left out.
 // Errors: ErrNotFound, ErrMismatch (the nodes differ), ErrUnavailable, ErrAuth,
-// ErrProvider, ctx's.
+// ErrProvider, ErrVersion (no node is of this client's version), ctx's.
 func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error) {
 	found := make([]kv.Namespace, len(s.nodes))
 	errs := make([]error, len(s.nodes))
@@ -151,6 +151,9 @@ func (s *Store) Namespace(ctx context.Context, name string) (kv.Namespace, error
 		default:
 			found[first].Epoch = max(found[first].Epoch, found[i].Epoch)
 		}
+	}
+	if first < 0 && !slices.ContainsFunc(errs, func(err error) bool { return !errors.Is(err, ErrVersion) }) {
+		return kv.Namespace{}, errors.Join(errs...)
 	}
 	if first < 0 {
 		return kv.Namespace{}, fmt.Errorf("client: namespace %q: %w: %w", name, ErrUnavailable, hideInternal(errors.Join(errs...)))

@@ -163,7 +163,11 @@ func (a Addr) MarshalBinary() ([]byte, error) { return a.AppendBinary(nil) }
 func (a *Addr) UnmarshalBinary(b []byte) error {
 	r := reader{b: b}
 	if v := r.byte(); v != addrVersion {
-		return fmt.Errorf("rdma: address of version %#x, want %#x: %w", v, addrVersion, ErrMalformed)
+		err := ErrVersion
+		if len(b) == 0 {
+			err = ErrMalformed
+		}
+		return fmt.Errorf("rdma: address of version %#x, want %#x: %w", v, addrVersion, err)
 	}
 	var out Addr
 	copy(out.Engine[:], r.take(16))

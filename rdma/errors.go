@@ -34,6 +34,9 @@ var (
 	ErrUnsupported = errors.New("not supported by this provider")
 	// ErrCanceled: the expectation, or the Scope, was cancelled.
 	ErrCanceled = errors.New("cancelled")
+	// ErrVersion: the peer, a Desc or an Addr has another version of the protocol;
+	// run the same release of Penstock on both sides. The text has both versions.
+	ErrVersion = errors.New("another version of the protocol")
 	// ErrMalformed: bytes that do not decode as a Desc or an Addr.
 	ErrMalformed = errors.New("malformed")
 )

@@ -77,6 +77,10 @@ func TestAddrEncoding(t *testing.T) {
 			t.Fatalf("the first %d bytes decode: %v", i, err)
 		}
 	}
+	other := append([]byte{b[0] + 1}, b[1:]...)
+	if err := new(Addr).UnmarshalBinary(other); !errors.Is(err, ErrVersion) {
+		t.Errorf("an address of another version: %v", err)
+	}
 	if _, err := (Addr{NICs: make([]NetAddr, MaxNICs+1)}).MarshalBinary(); !errors.Is(err, ErrRange) {
 		t.Errorf("too many NICs: %v", err)
 	}

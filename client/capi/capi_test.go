@@ -95,9 +95,19 @@ func run(t *testing.T, env []string, program string, args ...string) string {
 	return string(out)
 }
 
+// nodes starts the nodes of conformance.c and returns their addresses.
+func nodes(t *testing.T) []string {
+	t.Helper()
+	var addrs []string
+	for _, o := range []testnode.Options{{}, {BearerToken: "a token of the conformance test"}, {OtherVersion: true}} {
+		addrs = append(addrs, testnode.Start(t, o).Addr)
+	}
+	return addrs
+}
+
 // TestConformance tests the comments of penstock.h with a C program.
 func TestConformance(t *testing.T) {
-	run(t, nil, compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{}).Addr)
+	run(t, nil, compile(t, "testdata/conformance.c"), nodes(t)...)
 }
 
 // TestConformanceSanitized runs the program of TestConformance under the sanitizers for
@@ -106,7 +116,7 @@ func TestConformanceSanitized(t *testing.T) {
 	// Leak detection is off, because it reports memory of Go's runtime, which is never
 	// unloaded.
 	env := []string{"ASAN_OPTIONS=detect_leaks=0", "UBSAN_OPTIONS=halt_on_error=1"}
-	run(t, env, compile(t, "testdata/conformance.c", "-fsanitize=address,undefined"), testnode.Start(t, testnode.Options{}).Addr)
+	run(t, env, compile(t, "testdata/conformance.c", "-fsanitize=address,undefined"), nodes(t)...)
 }
 
 // memcheck is the part of valgrind's XML output that TestConformanceValgrind reads.
@@ -136,10 +146,10 @@ type memcheck struct {
 // lie close to each other, and memcheck takes such a switch for the end of a stack frame.
 func TestConformanceValgrind(t *testing.T) {
 	need(t, "valgrind")
-	program, node := compile(t, "testdata/conformance.c"), testnode.Start(t, testnode.Options{})
+	program := compile(t, "testdata/conformance.c")
 	report := filepath.Join(t.TempDir(), "report.xml")
-	run(t, nil, "valgrind", "--quiet", "--error-limit=no", "--leak-check=full", "--show-leak-kinds=definite",
-		"--child-silent-after-fork=yes", "--xml=yes", "--xml-file="+report, program, node.Addr)
+	args := []string{"--quiet", "--error-limit=no", "--leak-check=full", "--show-leak-kinds=definite", "--child-silent-after-fork=yes", "--xml=yes", "--xml-file=" + report, program}
+	run(t, nil, "valgrind", append(args, nodes(t)...)...)
 	text, err := os.ReadFile(report)
 	if err != nil {
 		t.Fatal(err)

@@ -84,7 +84,7 @@ enum {
 	PENSTOCK_ERR_CANCELED = 10,    /* penstock_cancel or penstock_close ended the job; the library no longer uses its memory */
 	PENSTOCK_ERR_UNREGISTERED = 11, /* a value does not lie in registered memory */
 	PENSTOCK_ERR_PROVIDER = 12,    /* the node's data plane is not tcp, the only one of this library */
-	PENSTOCK_ERR_VERSION = 13,     /* the node's version does not have this call */
+	PENSTOCK_ERR_VERSION = 13,     /* the node is of another version: it does not have the call, or its data plane has another protocol; the text has the versions */
 	PENSTOCK_ERR_INTERNAL = 14     /* another error; see the text */
 };
 
@@ -148,7 +148,7 @@ uint32_t penstock_abi_version(void);
 /*
  * Opens a store. It takes at most dial_timeout_ms. Nodes that do not answer are down until
  * they answer; they do not make penstock_open fail. It fails if every node refuses the
- * client. Errors: INVALID, AUTH, PROVIDER, FORKED.
+ * client. Errors: INVALID, AUTH, PROVIDER, VERSION, FORKED.
  */
 int32_t penstock_open(const penstock_options *options, penstock_store *store, penstock_error *error);
 
@@ -227,7 +227,7 @@ typedef struct penstock_definition {
  * Creates a namespace on every node, or checks that an existing one has the same
  * definition. Quotas are not compared. It returns a handle at the newest epoch (see
  * penstock_bump).
- * Errors: MISMATCH (the text has both definitions), INVALID, UNAVAILABLE, AUTH, TIMEOUT, CLOSED, FORKED.
+ * Errors: MISMATCH (the text has both definitions), INVALID, UNAVAILABLE, AUTH, VERSION, TIMEOUT, CLOSED, FORKED.
  */
 int32_t penstock_ensure(penstock_store store, const penstock_definition *definition, penstock_namespace *ns, penstock_error *error);
 

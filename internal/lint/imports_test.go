@@ -110,6 +110,7 @@ var testEdges = []struct {
 	{"...", []string{"internal/testkit", "internal/netlab", "internal/trace", "io/blockiotest", "rdma/rdmatest", "rdma/group/domaintest"}, "suites and helpers exist for tests"},
 	{"...", []string{"io/memio", "io/faultio", "io/posixio", "rdma/tcp", "internal/arena"}, "a contract is tested with a real backend behind it"},
 	{"client/...", []string{"server/...", "trie", "trie/evict", "blockstore/...", "io/blockio"}, "a client is tested against the real server in one process"},
+	{"client", []string{"internal/testnode"}, "a node of another version wraps the sockets of a whole node"},
 	{"client/capi", []string{"internal/testnode"}, "the tests run C programs against a node in their process"},
 	{"client/capi/binding", []string{"internal/testnode", "rdma/tcp"}, "the tests run batches against a node in their process"},
 	{"client/traffic", []string{"rdma/group", "rdma/shm", "rdma/simrdma"}, "copies by a NIC are tested over a provider whose NIC is a goroutine, and waiting in virtual time over a simulated one"},

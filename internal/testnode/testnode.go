@@ -51,6 +51,10 @@ type Options struct {
 	Name string
 	// EventHistory is storage.Options.EventHistory.
 	EventHistory int
+	// BearerToken is server.Options.BearerToken.
+	BearerToken string
+	// OtherVersion makes the node's data plane speak another version of its protocol.
+	OtherVersion bool
 	// Logger is the node's logger. Default: discard.
 	Logger *slog.Logger
 }
@@ -88,7 +92,11 @@ func (n *Node) open(ctx context.Context, o Options) error {
 	}
 	n.closers = append(n.closers, engine.Close)
 	token := rdma.Token("the data plane's token of a test")
-	data, err := tcp.New(ctx, tcp.Options{Listen: "127.0.0.1:0", Token: token})
+	plane := tcp.Options{Listen: "127.0.0.1:0", Token: token}
+	if o.OtherVersion {
+		plane.Wrap = func(nc net.Conn) net.Conn { return &otherVersion{Conn: nc} }
+	}
+	data, err := tcp.New(ctx, plane)
 	if err != nil {
 		return err
 	}
@@ -97,7 +105,7 @@ func (n *Node) open(ctx context.Context, o Options) error {
 		volumes[i] = server.Volume{Device: d, Reason: "a test"}
 	}
 	s, err := server.New(server.Options{
-		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token,
+		Node: cmp.Or(o.Name, "test"), Version: "v0", Storage: engine.Node, Arena: engine.memory, Data: data, DataToken: token, BearerToken: o.BearerToken,
 		Limits:  server.Limits{ReadBytes: 4 << 20, WriteBytes: 4 << 20, ChainBlocks: 131072, LandWithin: time.Minute},
 		Volumes: volumes, Durability: o.Durability.String(), CapacityBytes: engine.capacityBytes,
 		Metrics: engine.counters, Registry: engine.registry, Logger: engine.log,
@@ -212,4 +220,34 @@ func (n *Node) Namespace(t testing.TB, name string, g kv.Geometry) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// otherVersion is a connection of a data plane whose protocol has the next version. The first
+// bytes in each direction are a magic whose fourth byte is the version. What this node sends
+// has the next version. What the node receives has the one before, because for a node of the
+// next version the client is one version behind.
+type otherVersion struct {
+	net.Conn
+	read, written bool
+}
+
+// NetConn returns the socket.
+func (c *otherVersion) NetConn() net.Conn { return c.Conn }
+
+func (c *otherVersion) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if !c.read && n >= 4 {
+		c.read = true
+		b[3]--
+	}
+	return n, err
+}
+
+func (c *otherVersion) Write(b []byte) (int, error) {
+	if !c.written && len(b) >= 4 {
+		c.written = true
+		b = slices.Clone(b)
+		b[3]++
+	}
+	return c.Conn.Write(b)
 }

@@ -314,7 +314,7 @@ func (s *session) awaitRails(ctx context.Context, told <-chan error) error {
 				t := time.NewTimer(railGrace)
 				defer t.Stop()
 				grace = t.C
-			case errors.Is(err, rdma.ErrAuth), errors.Is(err, rdma.ErrNoPeer), errors.Is(err, rdma.ErrBusy):
+			case errors.Is(err, rdma.ErrAuth), errors.Is(err, rdma.ErrVersion), errors.Is(err, rdma.ErrNoPeer), errors.Is(err, rdma.ErrBusy):
 				return err // no other NIC will say otherwise
 			case err != nil && first == nil:
 				first = err

@@ -150,6 +150,27 @@ func TestCloseUnderLoad(t *testing.T) {
 	}
 }
 
+// TestGetBesideDownNode: a get loads the keys of a node that answers, also if it learns
+// first that the other node is down.
+func TestGetBesideDownNode(t *testing.T) {
+	// Nothing listens on port 1.
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr+",127.0.0.1:1")
+	ns := r.namespace("m", 4, 1024)
+	r.register()
+	b := r.batch("k", 64, 4096)
+	put := ns.Do(OpPut, b)
+	if put.Err != nil || put.OK == 0 || put.OK == 64 {
+		t.Fatalf("put: %+v", put)
+	}
+	for range 200 {
+		got := ns.Do(OpGet, b)
+		down := bytes.Count(b.Results, []byte{KeyDown})
+		if got.Err != nil || got.OK != put.OK || down != 64-put.OK {
+			t.Fatalf("of %d stored keys %d were loaded, and %d of 64 are of a node that is down: %+v", put.OK, got.OK, down, got)
+		}
+	}
+}
+
 // TestUnregister: memory in use stays registered. A new registration has a new handle.
 func TestUnregister(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)

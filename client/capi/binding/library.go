@@ -136,7 +136,7 @@ var codes = []struct {
 	{client.ErrMismatch, Mismatch},
 	{client.ErrNotFound, NotFound},
 	{client.ErrUnavailable, Unavailable},
-	{client.ErrUnsupported, Version},
+	{client.ErrVersion, Version},
 	{ErrInvalid, Invalid},
 	{client.ErrRequest, Invalid},
 	{context.DeadlineExceeded, Timeout},

@@ -1,4 +1,5 @@
-// Tests the comments of penstock.h against the node whose address is the first argument.
+// Tests the comments of penstock.h against three nodes, whose addresses are the arguments: a
+// node, a node that requires the token TOKEN, and a node of another version.
 // The exit code is 0 if all checks hold. Failed checks are printed.
 #include <penstock.h>
 #include <poll.h>
@@ -553,8 +554,54 @@ static void test_down(const char *closed_port) {
 	CHECK(lines > 0, "nothing was logged of a node that does not answer");
 }
 
+#define TOKEN "a token of the conformance test"
+
+// test_token: a store with a wrong token does not open, and one with the right token works.
+static void test_token(const char *server) {
+	penstock_store store = 0;
+	penstock_namespace ns;
+	const char *wrong[] = {NULL, "another token of the same test"};
+	penstock_options o = {.size = sizeof o, .servers = server};
+	for (int i = 0; i < 2; i++) {
+		o.token = wrong[i];
+		CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_AUTH && e.code == PENSTOCK_ERR_AUTH, "%s", e.message);
+		CHECK(strstr(e.message, server) && strstr(e.message, "token") && !strstr(e.message, "another token"), "%s", e.message);
+		CHECK(store == 0, "a store was opened");
+	}
+	o.token = TOKEN;
+	penstock_definition d = define("token", PENSTOCK_FLAT);
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK && penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
+}
+
+// test_version: a store does not open if the only node is of another version. With a second
+// node it opens, and the keys of the first node are misses.
+static void test_version(const char *server, const char *other) {
+	penstock_store store = 0;
+	penstock_namespace ns;
+	penstock_options o = {.size = sizeof o, .servers = other};
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_VERSION && e.code == PENSTOCK_ERR_VERSION && store == 0, "%s", e.message);
+	CHECK(strstr(e.message, other) && strstr(e.message, "speaks version 4") && strstr(e.message, "this side version 3") && strstr(e.message, "same release"), "%s", e.message);
+	char both[128];
+	snprintf(both, sizeof both, "%s,%s", server, other);
+	o.servers = both;
+	penstock_definition d = define("version", PENSTOCK_FLAT);
+	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_OK && penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	make_keys(7);
+	uint8_t *memory = calloc(KEYS, VALUE);
+	penstock_batch batch = whole(memory, KEYS);
+	batch.flags = PENSTOCK_ANY_MEMORY;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok > 0 && r.ok < KEYS, "%s, %u", r.error.message, r.ok);
+	uint32_t stored = r.ok, down = 0;
+	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == stored, "%s, %u of %u", r.error.message, r.ok, stored);
+	for (int i = 0; i < KEYS; i++) down += results[i] == PENSTOCK_KEY_DOWN;
+	CHECK(down == KEYS - stored, "%u stored, %u down", stored, down);
+	free(memory);
+	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
+}
+
 int main(int argc, char **argv) {
-	if (argc != 2) return 2;
+	if (argc != 4) return 2;
 	uint8_t *a = malloc(KEYS * VALUE), *b = malloc(KEYS * VALUE);
 	penstock_store store = 0;
 	penstock_namespace ns = 0;
@@ -574,6 +621,8 @@ int main(int argc, char **argv) {
 	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
 	test_fork(store, ns);
 	test_down("127.0.0.1:1");
+	test_token(argv[2]);
+	test_version(argv[1], argv[3]);
 	int32_t fd = -1;
 	CHECK(penstock_eventfd(store, &fd, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);

@@ -81,7 +81,9 @@ class ProviderError(Error):
 
 
 class VersionError(Error):
-    """The node's version does not have this call, or the library's version does not fit the package."""
+    """The node is of another version than the library: run the same release of Penstock on both sides. Or the library's
+    version does not fit the package.
+    """
 
 
 class InternalError(Error):

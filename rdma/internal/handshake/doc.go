@@ -11,7 +11,10 @@
 //
 // A peer that does not know the token learns nothing: the acceptor's proof is
 // sent only after the dialer's. The magics are the protocol's that follows, so
-// that a transcript of one protocol proves nothing in another.
+// that a transcript of one protocol proves nothing in another. The last byte of a magic
+// is the protocol's version. To a hello of another version the acceptor sends a challenge
+// whose fields are zero, so that the dialer learns the acceptor's version, and reads on
+// until the dialer closes the connection.
 //
 // No locks.
 package handshake

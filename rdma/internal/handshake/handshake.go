@@ -22,8 +22,8 @@ const (
 	VerdictSize   = 8 + sha256.Size
 )
 
-// Protocol is what the handshake opens: the magics of its hello and challenge, and
-// how many bytes its hello has More.
+// Protocol is what the handshake opens: the magics of its hello and challenge, which
+// end with the version, and how many bytes its hello has More.
 type Protocol struct {
 	Hello, Challenge [4]byte
 	MoreBytes        int
@@ -108,6 +108,14 @@ func prove(token rdma.Token, role string, parts ...[]byte) []byte {
 	return m.Sum(nil)
 }
 
+// otherVersion returns an error if magic is want in another version.
+func otherVersion(magic, want []byte) error {
+	if !bytes.Equal(magic[:3], want[:3]) || magic[3] == want[3] {
+		return nil
+	}
+	return fmt.Errorf("the peer speaks version %s of the protocol and this side version %s: %w", magic[3:4], want[3:], rdma.ErrVersion)
+}
+
 // encode returns the bytes of h.
 func (p Protocol) encode(h *Hello) []byte {
 	b := append(make([]byte, 0, p.helloSize()), p.Hello[:]...)
@@ -151,6 +159,9 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	if _, err := io.ReadFull(c, challenge); err != nil {
 		return peer, fmt.Errorf("challenge: %w", err)
 	}
+	if err := otherVersion(challenge[:4], p.Challenge[:]); err != nil {
+		return peer, err
+	}
 	if !bytes.Equal(challenge[:4], p.Challenge[:]) {
 		return peer, fmt.Errorf("challenge begins with %q, want %q: %w", challenge[:4], p.Challenge[:], ErrMalformed)
 	}
@@ -188,18 +199,25 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 }
 
 // Accept performs the acceptor's side on c up to the verdict, which the caller
-// gives when it knows: verdict sends it. An error that is rdma.ErrAuth, or
+// gives when it knows: verdict sends it. An error that is rdma.ErrAuth, rdma.ErrVersion or
 // ErrMalformed, or a stream that ended early, is a peer that did not prove the
 // token; ErrSilent is none.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
 	hello := make([]byte, p.helloSize())
-	if _, err := io.ReadFull(c, hello); err == io.EOF {
+	n, err := io.ReadAtLeast(c, hello, len(p.Hello))
+	if err == io.EOF {
 		return h, nil, ErrSilent
-	} else if err != nil {
+	}
+	if err == nil {
+		if err := otherVersion(hello[:4], p.Hello[:]); err != nil {
+			return h, nil, errors.Join(err, p.tellVersion(c))
+		}
+		_, err = io.ReadFull(c, hello[n:])
+	}
+	if err != nil {
 		return h, nil, fmt.Errorf("hello: %w", err)
 	}
-	h, err := p.decode(hello)
-	if err != nil {
+	if h, err = p.decode(hello); err != nil {
 		return h, nil, err
 	}
 	challenge := append(make([]byte, 0, ChallengeSize), p.Challenge[:]...)
@@ -226,4 +244,26 @@ func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) 
 		return h, nil, errors.Join(rdma.ErrAuth, verdict(Token))
 	}
 	return h, verdict, nil
+}
+
+// otherHelloMax bounds the bytes that tellVersion reads. A hello of another version may be
+// shorter or longer than ours.
+const otherHelloMax = 4 << 10
+
+// tellVersion sends a dialer of another version the magic of our challenge, and reads until
+// the dialer closes the connection. A close with unread bytes would reset the connection,
+// and the dialer might lose the answer.
+func (p Protocol) tellVersion(c io.ReadWriter) error {
+	// The write runs beside the read, because a connection without buffers blocks the
+	// dialer in the rest of its hello.
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := c.Write(append(p.Challenge[:], make([]byte, ChallengeSize-len(p.Challenge))...))
+		wrote <- err
+	}()
+	_, err := io.CopyN(io.Discard, c, otherHelloMax)
+	if err == io.EOF {
+		err = nil
+	}
+	return errors.Join(err, <-wrote)
 }

@@ -41,6 +41,8 @@ func meet(dialer, acceptor Protocol, want rdma.EngineID, mine, theirs rdma.Token
 // else does, and each error says which of the reasons it was.
 func TestHandshake(t *testing.T) {
 	other := Protocol{Hello: [4]byte{'O', 'T', 'H', '1'}, Challenge: [4]byte{'O', 'T', 'C', '1'}, MoreBytes: 3}
+	newer := Protocol{Hello: [4]byte{'T', 'E', 'S', '2'}, Challenge: [4]byte{'T', 'E', 'C', '2'}, MoreBytes: 2}
+	older := Protocol{Hello: [4]byte{'T', 'E', 'S', '0'}, Challenge: [4]byte{'T', 'E', 'C', '0'}}
 	stranger := rdma.Token("a token of somebody else")
 	for _, c := range []struct {
 		name         string
@@ -60,6 +62,8 @@ func TestHandshake(t *testing.T) {
 		{"of a session that is over", proto, bob, good, Gone, ErrGone, nil},
 		{"too early", proto, bob, good, Later, ErrLater, nil},
 		{"another protocol", other, bob, good, OK, io.EOF, ErrMalformed},
+		{"newer version", newer, bob, good, OK, rdma.ErrVersion, rdma.ErrVersion},
+		{"older version", older, bob, good, OK, rdma.ErrVersion, rdma.ErrVersion},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			self := bob
