@@ -8,8 +8,10 @@ GOFLAGS_URING := -tags=uring,nvml,cuda -ldflags=-checklinkname=0
 comma := ,
 GOFLAGS_CHECKED := $(subst -tags=uring,-tags=uring$(comma)invariants,$(GOFLAGS_URING))
 
-# Packages whose concurrency the race detector should see.
+# Packages that the race detector tests, with io_uring and the invariants.
 RACE := ./internal/arena/... ./io/... ./trie/... ./blockstore/... ./rdma/... ./server/... ./client/...
+# Packages that are tested with io_uring and the invariants, but without the race detector: io_uring itself, and users of RACE.
+CHECKED := ./io/uring ./blockstore ./cmd/... ./internal/runs ./internal/testnode ./internal/bench/... ./internal/cluster ./internal/crash ./internal/emulate ./internal/profile ./internal/replay
 FUZZTIME ?= 10s
 BENCHTIME ?= 1s
 # What test-rdma measures, and how long its guest may live. All rows: RDMA_BENCH=. RDMA_TIMEOUT=30m
@@ -73,9 +75,9 @@ quick: ## gofmt, vet, and the tests that are not long (testkit.Long); results of
 	go vet ./...
 	go test -short ./...
 
-test: ## the plain build, then io_uring and the invariants; the limit is for a machine with other work
+test: ## all packages in the plain build, then the users of storage with io_uring and the invariants; the limit is for a machine with other work
 	go test -timeout=40m ./...
-	go test -timeout=40m $(GOFLAGS_CHECKED) ./...
+	go test -timeout=40m $(GOFLAGS_CHECKED) $(CHECKED)
 
 test-rdma: ## the verbs provider on soft-RoCE devices, a node over it, and ib_write_bw beside it, in a QEMU guest of its own
 	go build -o bin/rdmalab ./internal/rdmalab
@@ -105,7 +107,7 @@ bench-verbs: build ## the verbs provider against ib_write_bw in the guest, ten m
 memory-budget: ## whether a node with 32 M blocks stays within the memory that its status says; 3 GiB, some minutes
 	PENSTOCK_MEMORY_BLOCKS=32000000 go test -count=1 -v -timeout 60m -run TestMemoryBudget ./cmd/penstock
 
-race:
+race: ## the packages below the program with the race detector, io_uring and the invariants
 	go test -race $(GOFLAGS_CHECKED) $(RACE)
 
 fuzz: ## every fuzz target for FUZZTIME, one after the other
