@@ -130,12 +130,10 @@ func (f *benchFlags) run(cmd *cobra.Command, w world, do func(context.Context, s
 	if err := errors.Join(err, stop()); err != nil {
 		return err
 	}
-	if f.only != "" && len(report.Results) == 0 && len(report.NotRun) == 0 {
+	if f.only != "" && report.Empty() && len(report.Sections) == 0 {
 		return usagef("--only %q matches no comparison of %s", f.only, cmd.CommandPath())
 	}
-	report.Machine = suite.Machine(f.data)
-	report.Commit = commitName()
-	report.Command = benchCommandLine(cmd)
+	report.Ran(suite.Machine(f.data), commitName(), benchCommandLine(cmd))
 	if f.save != "" {
 		if err := saveReport(f.save, report); err != nil {
 			return err
@@ -170,7 +168,7 @@ func (f *benchFlags) startProfile() (stop func() error, err error) {
 // benchCommandLine is how to repeat it: the flags that matter.
 func benchCommandLine(cmd *cobra.Command) string {
 	line := []string{cmd.CommandPath()}
-	for _, name := range []string{"provider", "size", "blocks", "rounds", "seconds"} {
+	for _, name := range []string{"provider", "size", "blocks", "rounds", "seconds", "engine-rounds", "sessions", "prompt"} {
 		if f := cmd.Flags().Lookup(name); f != nil && cmd.Name() != "policy" { // which has no turns
 			line = append(line, "--"+name, strings.ReplaceAll(f.Value.String(), " ", ""))
 		}
@@ -266,26 +264,42 @@ func newBenchServer(w world, f *benchFlags) *cobra.Command {
 }
 
 func newBenchEngines(w world, f *benchFlags) *cobra.Command {
-	o := suite.EnginesOptions{AreaBytes: 128 << 20}
+	o := suite.EnginesOptions{AreaBytes: 128 << 20, Turns: suite.TurnsOptions{Rounds: 2, Sessions: 4, PromptTokens: 1536}}
 	cmd := &cobra.Command{
 		Use:   "engines",
-		Short: "Penstock's Python client against other stores of inference engines",
-		Long: `Put and get values of 1 and 4 MiB, by 1 and 4 threads, one at a time and in batches
-of 8: with Penstock's Python client, Mooncake Store over TCP, LMCache's file system
-adapters, SGLang's HiCacheFile, Redis and a file for each value. iperf3 and fio run
-beside them as limits.
+		Short: "Penstock under vLLM, and its Python client, against other stores of inference engines",
+		Long: `Two parts. The first puts and gets values of 1 and 4 MiB, by 1 and 4 threads, one at a
+time and in batches of 8: with Penstock's Python client, Mooncake Store over TCP, LMCache's
+file system adapters, SGLang's HiCacheFile, Redis and a file for each value. iperf3 and fio
+run beside them as limits.
 
-Each store is used by a Python process. --python names the interpreters whose packages
-may be used; .ci/python-venv prints the directory of an environment that it installs
-from a lock file. A store whose package is in none of them is left out and named.`,
-		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only "get 1 MiB"`,
+The second serves agent sessions with vLLM on the CPU, with a model of random weights that
+it makes: vLLM alone, with its tier of files, with its offloading to disk, with LMCache's
+disk, with PenstockTier and with PenstockConnector. It measures the time to the first token
+and counts the tokens that are computed again, of a first turn and of the last turn of a
+session in a fresh engine. Its comparisons are named "first token, …". The sessions are
+those of $PENSTOCK_TRACES or of a built-in trace.
+
+Each store and each engine is used by a Python process. --python names the interpreters
+whose packages may be used; .ci/python-venv prints the directory of an environment that it
+installs from a lock file. A store or an engine whose package is in none of them is left
+out and named.`,
+		Example: `  penstock bench engines --python "$(.ci/python-venv engines/stores.lock)/bin/python" --only "get 1 MiB"
+  penstock bench engines --python "$(.ci/python-venv engines/vllm.lock)/bin/python" --only "first token"`,
 	}
 	cmd.Flags().StringArrayVar(&o.Pythons, "python", []string{"python3"}, "interpreter whose packages may be used; may be repeated")
 	cmd.Flags().Var(sizeFlag{&o.AreaBytes}, "size", "size of the values that one pass puts or gets")
+	cmd.Flags().IntVar(&o.Turns.Rounds, "engine-rounds", o.Turns.Rounds, "rounds of the engines; each starts two engines of a kind and serves sessions of its own")
+	cmd.Flags().IntVar(&o.Turns.Sessions, "sessions", o.Turns.Sessions, "agent sessions of a round")
+	cmd.Flags().IntVar(&o.Turns.PromptTokens, "prompt", o.Turns.PromptTokens, "tokens of the longest prompt of a session, at most")
 	return f.sized(cmd, w, &o.AreaBytes, 128<<20, func(ctx context.Context, sw suite.World) (bench.Report, error) {
 		if o.AreaBytes%(128<<20) != 0 { // 4 threads with batches of 8 values of 4 MiB
 			return bench.Report{}, usagef("--size %s: want a multiple of 128 MiB", size(o.AreaBytes))
 		}
+		if err := o.Turns.Validate(); err != nil {
+			return bench.Report{}, usagef("%w", err)
+		}
+		o.Turns.Traces = w.env("PENSTOCK_TRACES")
 		return suite.Engines(ctx, sw, o)
 	})
 }

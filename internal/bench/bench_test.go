@@ -219,6 +219,45 @@ func TestMerge(t *testing.T) {
 	}
 }
 
+// TestSections: a section is merged by its name, printed below the suite, and goes to a
+// place of its own in a page. A run of a section alone leaves the suite's results alone.
+func TestSections(t *testing.T) {
+	results := func(name string) []Result { return []Result{{Name: name, NotRun: []Missing{{"x", "why"}}}} }
+	whole := Report{Suite: "s", Results: results("a"), Sections: []Report{{Suite: "s-one", Results: results("b")}}}
+	whole.Ran("here", "1", "bench s")
+	part := Report{Suite: "s", Sections: []Report{{Suite: "s-one", Results: results("c")}, {Suite: "s-two", Results: results("d")}}}
+	part.Ran("there", "2", "bench s")
+	got := whole.Merge(part)
+	if got.Commit != "1" || len(got.Results) != 1 || len(got.Sections) != 2 || len(got.Sections[0].Results) != 2 || got.Sections[0].Commit != "2" || got.Sections[1].Machine != "there" {
+		t.Errorf("merged: %+v", got)
+	}
+	if len(whole.Sections[0].Results) != 1 {
+		t.Error("Merge changed the older report")
+	}
+	const a = "- not run: a, x: why\n\nCommand: `bench s`, commit 1.\n"
+	const b = "- not run: b, x: why\n\nCommand: `bench s`, commit 1.\n"
+	if text := whole.Markdown(); text != a+"\n"+b {
+		t.Errorf("Markdown %q", text)
+	}
+	if text := part.Markdown(); strings.Contains(text, "a, x") || !strings.HasPrefix(text, "- not run: c") {
+		t.Errorf("Markdown of sections %q", text)
+	}
+	const page = "<!-- s -->\nold\n<!-- /s -->\n<!-- s-one -->\nold\n<!-- /s-one -->\n<!-- machine -->\nold\n<!-- /machine -->\n"
+	text, err := whole.Into(page)
+	if want := "<!-- s -->\n\n" + a + "\n<!-- /s -->\n<!-- s-one -->\n\n" + b + "\n<!-- /s-one -->\n<!-- machine -->\n\nhere\n\n<!-- /machine -->\n"; err != nil || text != want {
+		t.Errorf("page %q, %v; want %q", text, err, want)
+	}
+	part.Sections = part.Sections[:1]
+	text, err = part.Into(page)
+	if err != nil || !strings.HasPrefix(text, "<!-- s -->\nold\n") || !strings.Contains(text, "c, x: why") || !strings.Contains(text, "<!-- machine -->\nold\n") {
+		t.Errorf("page %q, %v", text, err)
+	}
+	part.Sections[0].Suite = "s-three"
+	if _, err := part.Into(page); err == nil {
+		t.Error("a page without a place for the section was accepted")
+	}
+}
+
 func TestSplice(t *testing.T) {
 	page := "# Results\n<!-- store -->\nold\n<!-- /store -->\ntail\n"
 	got, err := Splice(page, "store", "new\n\n")

@@ -26,11 +26,39 @@ type Report struct {
 	// Text is preformatted output that is no comparison.
 	Text   []string  `json:"text,omitempty"`
 	NotRun []Missing `json:"not_run,omitempty"`
+	// Sections are parts of the suite that have a setup of their own, and a place of
+	// their own in a page.
+	Sections []Report `json:"sections,omitempty"`
 }
 
+// Ran notes where, of what and how the suite and its sections ran.
+func (r *Report) Ran(machine, commit, command string) {
+	r.Machine, r.Commit, r.Command = machine, commit, command
+	for i := range r.Sections {
+		r.Sections[i].Ran(machine, commit, command)
+	}
+}
+
+// Empty reports whether the suite, its sections left aside, compared nothing and names
+// nothing that did not run.
+func (r Report) Empty() bool { return len(r.Results)+len(r.NotRun)+len(r.Text) == 0 }
+
 // Merge takes the results of newer in place of ours with the same name, and adds
-// the others: for a suite of which some comparisons were repeated.
+// the others: for a suite of which some comparisons were repeated. Sections are merged
+// by name.
 func (r Report) Merge(newer Report) Report {
+	r.Sections = slices.Clone(r.Sections)
+	for _, section := range newer.Sections {
+		i := slices.IndexFunc(r.Sections, func(old Report) bool { return old.Suite == section.Suite })
+		if i < 0 {
+			r.Sections = append(r.Sections, section)
+			continue
+		}
+		r.Sections[i] = r.Sections[i].Merge(section)
+	}
+	if newer.Empty() && len(newer.Sections) > 0 {
+		return r
+	}
 	for _, res := range newer.Results {
 		i := slices.IndexFunc(r.Results, func(old Result) bool { return old.Name == res.Name })
 		if i < 0 {
@@ -68,6 +96,18 @@ func (r Report) WriteJSON(w io.Writer) error {
 // Markdown returns the report as tables that read well as plain text too: what
 // was asked and found, then the figures behind it.
 func (r Report) Markdown() string {
+	var parts []string
+	if !r.Empty() || len(r.Sections) == 0 {
+		parts = append(parts, r.tables())
+	}
+	for _, section := range r.Sections {
+		parts = append(parts, section.Markdown())
+	}
+	return strings.Join(parts, "\n")
+}
+
+// tables is the Markdown of the report without its sections.
+func (r Report) tables() string {
 	var b strings.Builder
 	ratios := [][]string{{"work", "measure", "target", "median", "spread", ""}}
 	figures := [][]string{{"work", "contender", "rate", "CPU", "other"}}
@@ -215,10 +255,19 @@ func table(b *strings.Builder, rows [][]string) {
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
 
-// Into puts the report between the markers of its suite, and the machine between
-// those of "machine", unless the page's other results are of another one.
-func (r Report) Into(page string) (string, error) {
-	page, err := Splice(page, r.Suite, r.Markdown())
+// Into puts the report between the markers of its suite, each section between those of
+// the section, and the machine between those of "machine", unless the page's other
+// results are of another one.
+func (r Report) Into(page string) (_ string, err error) {
+	for _, section := range r.Sections {
+		if page, err = Splice(page, section.Suite, section.tables()); err != nil {
+			return page, err
+		}
+	}
+	if r.Empty() && len(r.Sections) > 0 {
+		return page, nil
+	}
+	page, err = Splice(page, r.Suite, r.tables())
 	if err != nil || r.Within != "" {
 		return page, err
 	}

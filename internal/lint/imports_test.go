@@ -96,7 +96,8 @@ var edges = []struct {
 	{"internal/roundtrip", []string{"rdma"}, "it drives any engine through the contract; what the times mean is for others to fit"},
 	{"internal/bench", nil, "medians and tables know nothing of what is measured"},
 	{"internal/bench/peer", []string{"internal/bench", "internal/sys"}, "those we are compared with must not be able to use a part of ours"},
-	{"internal/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace/...", "internal/bench/...", "internal/cluster", "sim/workload", "dualpath"}, "it measures each part by itself and all of them together; devices and engines come from cmd"},
+	{"python/engines", nil, "it carries files in Python and runs nothing"},
+	{"internal/bench/suite", []string{"kv", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "client", "api/...", "server/metrics", "server/storage", "internal/arena", "internal/sys", "internal/trace/...", "internal/bench/...", "internal/cluster", "sim/workload", "dualpath", "python/engines"}, "it measures each part by itself and all of them together; devices and engines come from cmd"},
 
 	{"cmd/...", []string{"..."}, "the composition root: here alone concrete backends meet contracts"},
 }

@@ -17,3 +17,7 @@ func Sample(o Options) (*Reader, error) {
 	o.Format = Agentic
 	return NewReader(bytes.NewReader(sample), SampleName, o)
 }
+
+// SampleFile returns the built-in trace as the content of a gzip file, for programs in
+// other languages.
+func SampleFile() []byte { return bytes.Clone(sample) }

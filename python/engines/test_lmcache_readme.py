@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import readme
 from harness.sessions import Session
-from harness.vllm import Vllm
+from harness.vllm import Vllm, lmcache
 
 from penstock._program import program
 
@@ -41,16 +41,11 @@ def test_readme(vllm: Vllm, agents: list[Session], tmp_path: Path) -> None:
         port, http, metrics = readme.port(), readme.port(), readme.port()
         command = readme.replace(server, {"127.0.0.1:7420": address}) + f" --chunk-size {CHUNK}"
         command += f" --host 127.0.0.1 --port {port} --http-host 127.0.0.1 --http-port {http} --prometheus-port {metrics}"
-        connector = {
-            "kv_connector": "LMCacheMPConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
-        }
         answers: list[dict[str, Any]] = []
         for name in ("first", "second"):
             with readme.Server(command, "Uvicorn running on", log=tmp_path / f"{name}.log", env=ENVIRON):
                 assert readme.http(http, "/healthcheck")
-                vllm.start(name, connector)
+                vllm.start(name, lmcache(port))
                 answers += vllm.generate(name, [prompt])
                 wait_until_stored(address, len(prompt) // CHUNK)
                 vllm.stop(name)

@@ -1,4 +1,4 @@
-"""vLLM's engine on the CPU, for harness.process.Engine.
+"""vLLM's engine on the CPU, for harness.process.Engine and for ``penstock bench engines``.
 
 vLLM takes a minute to import, so this process imports it once and forks each engine: ``start`` makes one, ``call`` and
 ``calls`` reach its functions, those of Driver. An engine is a fresh process in all else.
@@ -6,13 +6,16 @@ vLLM takes a minute to import, so this process imports it once and forks each en
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import json
 import multiprocessing
 import os
 import signal
+import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -24,12 +27,17 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # scheduler, and a
 # thread there are none. The engine sets its own number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import harness.vllm
 import vllm
 from harness import process
+from harness.model import make_llama
+from harness.sessions import sessions
 from vllm import LLM, SamplingParams
 from vllm.v1.executor import multiproc_executor
 
 from penstock import testing
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # vLLM on CPUs spawns the ranks of an engine, and each would import vLLM anew.
 multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
@@ -79,6 +87,23 @@ class Driver:
         while self.scheduler is not None and self.scheduler.has_pending_push_work():
             self.llm.llm_engine.step()
         return [{"tokens": list(d.outputs[0].token_ids), "cached": d.num_cached_tokens, "finish": d.outputs[0].finish_reason} for d in done]
+
+    def turn(self, prompt: list[int], output: int) -> dict[str, Any]:
+        """Serve one request alone, greedy. Return its tokens, its number of cached tokens, and the seconds until its first token.
+
+        Saves are complete when it returns, but for those that another process makes later.
+        """
+        engine = self.llm.llm_engine
+        first = 0.0
+        begin = time.perf_counter()
+        engine.add_request("turn", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True))
+        while engine.has_unfinished_requests():
+            for result in engine.step():
+                first = first or time.perf_counter() - begin
+                done = result
+        while self.scheduler is not None and self.scheduler.has_pending_push_work():
+            engine.step()
+        return {"tokens": list(done.outputs[0].token_ids), "cached": done.num_cached_tokens, "first_token_seconds": first}
 
     def reset(self, connector: bool = False) -> bool:
         """Empty the engine's prefix cache; with connector, also begin another epoch."""
@@ -183,11 +208,16 @@ class Host:
         if pid == 0:
             code = 1
             try:
-                # An engine ends when its pipe of calls is closed, in this process too.
+                # An engine ends when its pipe of calls is closed, in this process too, and when this process is killed.
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 for fd in (calls, answers, *(end for _, to, back in self._engines.values() for end in (to, back.fileno()))):
                     os.close(fd)
                 os.environ[process._PIPES] = f"{theirs_in},{theirs_out}"
-                driver = Driver(**arguments)
+                try:
+                    driver = Driver(**arguments)
+                except Exception:
+                    os.write(theirs_out, json.dumps({"error": traceback.format_exc()}).encode() + b"\n")
+                    raise
                 process.serve({f: getattr(driver, f) for f in dir(Driver) if not f.startswith("_") and callable(getattr(Driver, f))})
                 driver.llm.llm_engine.engine_core.shutdown()
                 code = 0
@@ -198,7 +228,14 @@ class Host:
         os.close(theirs_in)
         os.close(theirs_out)
         self._engines[name] = (pid, calls, os.fdopen(answers, "rb"))
-        self._answer(name)
+        try:
+            self._answer(name)
+        except RuntimeError:
+            self.stop(name, kill=True)
+            raise
+
+    def pid(self, name: str) -> int:
+        return self._engines[name][0]
 
     def call(self, name: str, function: str, **arguments: Any) -> Any:
         return self.calls({name: [function, arguments]})[name]
@@ -329,6 +366,14 @@ def layouts() -> dict[str, str]:
     return found
 
 
+def make_model(directory: str, **config: Any) -> str:
+    return str(make_llama(Path(directory), **config))
+
+
+def prompts_of_sessions(count: int, turns: int, tokens: int) -> list[list[list[int]]]:
+    return [[turn.prompt for turn in session.turns] for session in sessions(count, turns=turns, tokens=tokens)]
+
+
 if __name__ == "__main__":
     host = Host()
     process.serve(
@@ -337,8 +382,12 @@ if __name__ == "__main__":
             "call": host.call,
             "calls": host.calls,
             "stop": host.stop,
+            "pid": host.pid,
             "drift": drift,
             "layouts": layouts,
             "version": lambda: vllm.__version__,
+            "model": make_model,
+            "sessions": prompts_of_sessions,
+            "configuration": lambda of, **arguments: getattr(harness.vllm, of)(**arguments),
         }
     )

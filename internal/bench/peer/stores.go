@@ -1,13 +1,11 @@
 package peer
 
 import (
-	"bufio"
 	"context"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,10 +78,7 @@ func (s Stores) Python(ctx context.Context, provider string, modules ...string) 
 
 // StoreWorker is a process with the client of one store.
 type StoreWorker struct {
-	*Process
-	in  io.WriteCloser
-	out *os.File
-	r   *bufio.Reader
+	*lineProcess
 	// Client names the client with its version.
 	Client string
 }
@@ -113,20 +108,9 @@ func (s Stores) Start(ctx context.Context, python, program string, options any, 
 	cmd.Dir = s.dir
 	cmd.Env = append(os.Environ(), environ...)
 	w := &StoreWorker{}
-	if w.in, err = cmd.StdinPipe(); err != nil {
+	if w.lineProcess, err = startLines(cmd, func(answers *os.File) { cmd.Stdout = answers }); err != nil {
 		return nil, err
 	}
-	var childOut *os.File
-	if w.out, childOut, err = os.Pipe(); err != nil {
-		return nil, errors.Join(err, w.in.Close())
-	}
-	cmd.Stdout = childOut
-	w.Process, err = start(cmd)
-	err = errors.Join(err, childOut.Close())
-	if err != nil {
-		return nil, errors.Join(err, w.in.Close(), w.out.Close())
-	}
-	w.r = bufio.NewReader(w.out)
 	var ready struct{ Client string }
 	if err := w.answer(ctx, &ready); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s %s: %w", python, program, err), w.Close())
@@ -135,42 +119,16 @@ func (s Stores) Start(ctx context.Context, python, program string, options any, 
 	return w, nil
 }
 
-// answer reads the next line of the worker. If ctx ends first the worker is killed.
-func (w *StoreWorker) answer(ctx context.Context, into any) error {
-	defer context.AfterFunc(ctx, func() { _ = w.cmd.Process.Kill() })() // it may have ended already
-	line, err := w.r.ReadBytes('\n')
-	if err != nil {
-		<-w.exited
-		return errors.Join(ctx.Err(), fmt.Errorf("the worker ended (%v): %s", w.err, lastLines(w.stderr.String())))
-	}
-	return json.Unmarshal(line, into)
-}
-
-// lastLines returns the end of the output of a process.
-func lastLines(text string) string {
-	const most = 600
-	text = strings.TrimSpace(text)
-	return text[max(0, len(text)-most):]
-}
-
 // Do has the worker do the load, and returns the rate in GiB/s and the processor time
 // of the worker and the store's servers.
 func (w *StoreWorker) Do(ctx context.Context, l StoreLoad) (bench.Sample, error) {
-	request, err := json.Marshal(l)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := w.in.Write(append(request, '\n')); err != nil && ctx.Err() == nil {
-		<-w.exited
-		return nil, fmt.Errorf("the worker ended (%v): %s", w.err, lastLines(w.stderr.String()))
-	}
 	var a struct {
 		Error   string
 		Bytes   int64
 		Seconds float64
 		CPU     float64 `json:"cpu_seconds"`
 	}
-	if err := w.answer(ctx, &a); err != nil {
+	if err := w.ask(ctx, l, &a); err != nil {
 		return nil, err
 	}
 	if a.Error != "" {
@@ -181,12 +139,6 @@ func (w *StoreWorker) Do(ctx context.Context, l StoreLoad) (bench.Sample, error)
 	}
 	gib := float64(a.Bytes) / (1 << 30)
 	return bench.Sample{bench.Rate: gib / a.Seconds, bench.CPU: a.CPU * 1e3 / gib}, nil
-}
-
-// Close ends the worker.
-func (w *StoreWorker) Close() error {
-	_ = w.in.Close() // the worker may have ended already
-	return errors.Join(w.Process.Close(), w.out.Close())
 }
 
 // Mooncake is a Mooncake Store: the master, and a process that owns the memory.

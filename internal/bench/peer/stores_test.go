@@ -3,24 +3,18 @@ package peer
 import (
 	"bytes"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/penstock-kv/penstock/internal/bench"
+	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
 // startFiles starts the worker of a file per value. Its directory is returned.
 func startFiles(t *testing.T) (*StoreWorker, string) {
 	t.Helper()
-	if _, err := exec.LookPath("python3"); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("this test needs python3, which continuous integration must have")
-		}
-		t.Skip("this test needs python3, which is not in PATH")
-	}
-	stores, err := NewStores(filepath.Join(t.TempDir(), "workers"), []string{"python3"})
+	stores, err := NewStores(filepath.Join(t.TempDir(), "workers"), []string{testkit.Python(t)})
 	if err != nil {
 		t.Fatal(err)
 	}

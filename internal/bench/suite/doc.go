@@ -8,6 +8,7 @@
 //	local    the hand-off through a shared arena            TCP
 //	policy   hit ratios of the eviction policies on traces  each other
 //	engines  puts and gets through the Python client        Mooncake, LMCache, HiCacheFile, Redis, files
+//	         first tokens of agent sessions under vLLM      vLLM alone, its fs tier, LMCache
 //	rdma     writes of a transfer engine, cost of a call    iperf3, copying, ib_write_bw, fi_rma_bw
 //
 // A suite builds what it needs in a directory of its own and removes it. It knows

@@ -21,6 +21,8 @@ type EnginesOptions struct {
 	Pythons []string
 	// AreaBytes is the size of the values of one pass, 128 MiB for all comparisons.
 	AreaBytes int64
+	// Turns are for the part that runs engines.
+	Turns TurnsOptions
 }
 
 // Names of stores. Penstock is oursName.
@@ -139,12 +141,27 @@ type enginesSuite struct {
 	fioFile   string
 }
 
-// Engines measures the stores in which inference engines keep KV: Penstock through its
-// Python client, and other stores through their clients, all under the same program.
-func Engines(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
+// Engines measures the stores in which inference engines keep KV: first by themselves,
+// then, in a section of the report, under vLLM.
+func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, error) {
+	report, err := stores(ctx, w, o)
+	if err != nil {
+		return report, err
+	}
+	section, err := turns(ctx, w, o.Pythons, o.Turns)
+	if !section.Empty() {
+		report.Sections = append(report.Sections, section)
+	}
+	return report, err
+}
+
+// stores measures Penstock through its Python client, and other stores through their
+// clients, all under the same program.
+func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
+	chosen := slices.ContainsFunc([]string{oursName, mooncakeName, lmcacheName, lmcacheNative, hicacheName, redisPyName, redisSockets, filesName, syncedName}, s.includes)
 	for _, l := range storeLoads() {
-		if s.wants(l.String()) {
+		if chosen && s.wants(l.String()) {
 			s.loads = append(s.loads, l)
 		}
 	}
@@ -220,7 +237,7 @@ func (s *enginesSuite) peerAreas() (areas int64) {
 }
 
 // includes reports whether a contender was chosen.
-func (s *enginesSuite) includes(name string) bool {
+func (s *suiteRun) includes(name string) bool {
 	return s.Contenders == nil || s.Contenders.MatchString(name)
 }
 

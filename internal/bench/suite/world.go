@@ -72,15 +72,20 @@ func (s *suiteRun) wants(names ...string) bool {
 	return false
 }
 
-// compare runs a comparison, if it was chosen.
+// compare runs a comparison with a round of warm-up, if it was chosen.
 func (s *suiteRun) compare(ctx context.Context, c bench.Comparison) error {
+	return s.compareAfter(ctx, c, 1)
+}
+
+// compareAfter runs a comparison with rounds of warm-up, if it was chosen.
+func (s *suiteRun) compareAfter(ctx context.Context, c bench.Comparison, warmup int) error {
 	if !s.wants(c.Name) {
 		return nil
 	}
 	if s.Contenders != nil {
 		c.Contenders = slices.DeleteFunc(c.Contenders, func(k bench.Contender) bool { return !s.Contenders.MatchString(k.Name) })
 	}
-	res, err := bench.Run(ctx, c, bench.RunOptions{Rounds: s.Rounds, Warmup: 1, Rand: s.rng, Progress: s.Progress})
+	res, err := bench.Run(ctx, c, bench.RunOptions{Rounds: s.Rounds, Warmup: warmup, Rand: s.rng, Progress: s.Progress})
 	if err != nil {
 		return err
 	}

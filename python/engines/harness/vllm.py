@@ -18,7 +18,7 @@ RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backen
 Answer = dict[str, Any]
 
 
-def connector(node: testing.Node | str, **extra: Any) -> dict[str, Any]:
+def connector(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     """Return the configuration of PenstockConnector, with further options."""
     return {
         "kv_connector": "PenstockConnector",
@@ -26,21 +26,53 @@ def connector(node: testing.Node | str, **extra: Any) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
-            "servers": node if isinstance(node, str) else node.address, **PATIENT, "save_timeout": 120, **extra,
+            "servers": _address(servers), **PATIENT, "save_timeout": 120, **extra,
         },
     }  # fmt: skip
 
 
-def tier(node: testing.Node, **extra: Any) -> dict[str, Any]:
+def tier(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     """Return the configuration of PenstockTier behind the copy worker for the CPU, with further options."""
-    options = {"type": "PenstockTier", "module_path": "penstock.vllm", "servers": node.address, **PATIENT, "store_timeout": 120, **extra}
+    options = {"servers": _address(servers), **PATIENT, "store_timeout": 120, **extra}
+    return offloading({"type": "PenstockTier", "module_path": "penstock.vllm", **options})
+
+
+def fs_tier(directory: str) -> dict[str, Any]:
+    """Return the configuration of vLLM's own tier of files behind the same copy worker."""
+    return offloading({"type": "fs", "root_dir": directory})
+
+
+def offloading(tier: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of vLLM's offloading with one secondary tier."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
-            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": 256 << 20, "secondary_tiers": [options],
+            "spec_name": "CopySpec", "spec_module_path": "vllm_copy_spec", "cpu_bytes_to_use": 256 << 20, "secondary_tiers": [tier],
         },
     }  # fmt: skip
+
+
+def disk_offload(file: str) -> dict[str, Any]:
+    """Return the configuration of the connector in vLLM that copies blocks from the device straight to a file."""
+    return {
+        "kv_connector": "SimpleCPUOffloadConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"kv_offload_backend": "disk", "disk_path": file, "disk_capacity_bytes": 1 << 30},
+    }
+
+
+def lmcache(port: int) -> dict[str, Any]:
+    """Return the configuration of LMCache's connector to its server on this host."""
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+    }
+
+
+def _address(servers: testing.Node | str) -> str:
+    return servers if isinstance(servers, str) else servers.address
 
 
 class Vllm:

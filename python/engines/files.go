@@ -1,0 +1,8 @@
+package engines
+
+import "embed"
+
+// Files are the driver of vLLM and what it imports.
+//
+//go:embed vllm_driver.py vllm_copy_spec.py harness/*.py
+var Files embed.FS
