@@ -11,6 +11,13 @@
 //	suite ── one line of JSON for each load ──► worker.py ── put, get ──► *_store.py ──► the store's client
 //	      ◄── bytes, seconds, CPU seconds ─────
 //
+// Engines is a Python process with vLLM, which forks the engines that serve agent sessions
+// on a store. Its driver is that of the engines' tests (python/engines), which package
+// suite hands over. LMCache is a server for such an engine.
+//
+//	suite ── one line of JSON for each turn ──► vllm_driver.py ── turn ──► an engine ──► its store
+//	      ◄── tokens, cached tokens, seconds ──
+//
 // The package decides nothing: package suite puts the samples
 // side by side. What is not installed is an error that names the package to
 // install, before anything is started.

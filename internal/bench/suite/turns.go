@@ -1,6 +1,7 @@
 package suite
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -135,7 +136,7 @@ type turnsSuite struct {
 
 // turns measures the time to the first token of turns of agent sessions, under vLLM alone
 // and under vLLM with stores.
-func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (_ bench.Report, err error) {
+func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (bench.Report, error) {
 	s := &turnsSuite{suiteRun: newRun(w, turnsSection), opts: o}
 	all := []*engineStore{
 		{name: vllmName},
@@ -150,43 +151,54 @@ func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (_ be
 	if len(chosen) == 0 || !s.wants(firstTurn, lastTurn) {
 		return s.report, nil
 	}
+	err := s.run(ctx, pythons, chosen)
+	if ctx.Err() != nil {
+		return s.report, cmp.Or(err, ctx.Err())
+	}
+	if err != nil {
+		for _, c := range chosen {
+			s.report.NotRun = append(s.report.NotRun, bench.Missing{What: c.name, Why: err.Error()})
+		}
+	}
+	return s.report, nil
+}
+
+// run starts the process of the engines and runs the comparisons.
+func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engineStore) (err error) {
 	dir, remove, err := s.tempDir("turns")
 	if err != nil {
-		return s.report, err
+		return err
 	}
 	defer remove()
 	s.dir = dir
 	// Each store has the sessions once; the node has those of two connectors, and room for
 	// blocks that it has not reclaimed.
 	if err := s.needSpace(8*s.kvBytes() + 512*mib); err != nil {
-		return s.report, err
+		return err
 	}
 	found, err := peer.NewStores(filepath.Join(dir, "find"), pythons)
 	if err != nil {
-		return s.report, err
+		return err
 	}
 	if s.python, err = found.Python(ctx, fromVLLM+", and "+fromWheel, "vllm", "penstock"); err != nil {
-		for _, c := range chosen {
-			s.report.NotRun = append(s.report.NotRun, bench.Missing{What: c.name, Why: err.Error()})
-		}
-		return s.report, ctx.Err()
+		return err
 	}
 	if err := s.startEngines(ctx); err != nil {
-		return s.report, err
+		return err
 	}
 	defer func() { err = errors.Join(err, s.engines.Close()) }()
 	if err := s.reference(ctx); err != nil {
-		return s.report, err
+		return err
 	}
 	for _, row := range []struct {
 		name string
 		turn func(context.Context, *engineStore, int) (bench.Sample, error)
 	}{{firstTurn, s.storeRound}, {lastTurn, s.freshRound}} {
 		if err := s.compareAfter(ctx, s.comparison(row.name, chosen, row.turn), 0); err != nil {
-			return s.report, err
+			return err
 		}
 	}
-	return s.report, nil
+	return nil
 }
 
 // comparison is a row. Its measures are ratios to vLLM alone.
