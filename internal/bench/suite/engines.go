@@ -159,7 +159,9 @@ func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, erro
 // clients, all under the same program.
 func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
-	chosen := slices.ContainsFunc([]string{oursName, mooncakeName, lmcacheName, lmcacheNative, hicacheName, redisPyName, redisSockets, filesName, syncedName}, s.includes)
+	chosen := slices.ContainsFunc([]string{
+		oursName, mooncakeName, lmcacheName, lmcacheNative, hicacheName, redisPyName, redisSockets, filesName, syncedName, iperfName, fioName,
+	}, s.includes)
 	for _, l := range storeLoads() {
 		if chosen && s.wants(l.String()) {
 			s.loads = append(s.loads, l)
