@@ -74,7 +74,9 @@
 //     none of its own is stored as theirs; it calls Namespace after it has loaded
 //     the new weights. Where a bump keeps older epochs live, or PinEpoch does, that
 //     engine goes on with KV of its own epoch. MatchRequest.Oldest tolerates older
-//     epochs; the result names the one epoch that all of its blocks are of.
+//     epochs; the result names the one epoch that all of its blocks are of. With
+//     MatchRequest.Mix the blocks may be of several, the result names the epoch of each
+//     block, and ReadRequest.Epochs loads each block from its own.
 //
 // # Several nodes
 //

@@ -57,6 +57,9 @@ func (r *LocalResult) Return(ctx context.Context) error {
 func (s *Store) ReadLocal(ctx context.Context, req ReadRequest) (LocalResult, error) {
 	s.stats.reads.Add(1)
 	for attempt := 0; ; attempt++ {
+		if req.Epochs != nil {
+			return LocalResult{}, fmt.Errorf("client: read local: %w: Epochs; use Read for a mixed match", ErrRequest)
+		}
 		r, err := s.newReading(req)
 		if err != nil {
 			return LocalResult{}, err

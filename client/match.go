@@ -78,6 +78,7 @@ type shareMatch struct {
 	blocks int
 	cut    Cut
 	epoch  kv.Epoch
+	epochs []kv.EpochRun // of a mixed match
 	lease  uint64
 	busy   bool
 	err    error
@@ -94,12 +95,19 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 			Pin:        req.Pin,
 
 			OldestEpoch: uint64(req.Oldest),
+			Mix:         req.Mix,
 		}
 		r, _, err := ask(ctx, sess, api.MethodMatch, msg, 0, replyMax(0, 0), func() (*pb.MatchResponse, error) { return sess.cache.Match(ctx, msg) })
 		if err != nil {
 			return callError(ctx, "match", sh.node.target, err)
 		}
 		m.blocks, m.cut, m.epoch, m.lease = int(r.GetMatchedBlocks()), Cut(r.GetCut()), kv.Epoch(r.GetEpoch()), r.GetLease()
+		m.epochs = nil
+		if req.Mix {
+			if m.epochs, err = mixedEpochs(req, r); err != nil {
+				return fmt.Errorf("client: match: %s: %w", sh.node.target, err)
+			}
+		}
 		m.busy = r.GetOutcome() == pb.Outcome_OUTCOME_BUSY
 		if m.blocks > len(sh.ids) {
 			return fmt.Errorf("client: match: %s matched %d blocks of %d", sh.node.target, m.blocks, len(sh.ids))
@@ -123,6 +131,28 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 		m = shareMatch{cut: CutBusy, busy: true}
 	}
 	return m
+}
+
+// mixedEpochs returns the epochs of a node's answer to a mixed match. A node that does not
+// know mixed matches answers with blocks of one epoch.
+func mixedEpochs(req MatchRequest, r *pb.MatchResponse) (runs []kv.EpochRun, err error) {
+	blocks := uint64(0)
+	for _, run := range r.GetEpochs() {
+		runs = append(runs, kv.EpochRun{Epoch: kv.Epoch(run.GetEpoch()), Blocks: int(run.GetBlocks())})
+		blocks += uint64(run.GetBlocks())
+	}
+	if len(runs) == 0 && r.GetMatchedBlocks() > 0 {
+		runs, blocks = []kv.EpochRun{{Epoch: kv.Epoch(r.GetEpoch()), Blocks: int(r.GetMatchedBlocks())}}, uint64(r.GetMatchedBlocks())
+	}
+	if blocks != uint64(r.GetMatchedBlocks()) {
+		return nil, fmt.Errorf("epochs of %d blocks, for %d blocks that matched", blocks, r.GetMatchedBlocks())
+	}
+	for _, run := range runs {
+		if !req.wants(run.Epoch) {
+			return nil, fmt.Errorf("blocks of epoch %d, for a match of epochs %d to %d", run.Epoch, req.Oldest, req.Epoch)
+		}
+	}
+	return runs, nil
 }
 
 // millis is d in milliseconds, at least 1 if it is positive.
@@ -151,7 +181,7 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 	r := MatchResult{Blocks: len(ids), Cut: CutComplete, Epoch: joinedEpoch(&req, shares, matches)}
 	busy := false
 	for i, m := range matches {
-		if m.blocks > 0 && m.epoch != r.Epoch {
+		if m.blocks > 0 && m.epoch != r.Epoch && !req.Mix {
 			m.blocks, m.cut = 0, CutEpoch
 		}
 		if m.blocks == len(shares[i].ids) {
@@ -163,6 +193,14 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 	}
 	r.Tokens, r.IDs = r.Blocks*g.BlockTokens, ids[:r.Blocks:r.Blocks]
 	r.Bytes = g.NeededBytes(r.Blocks)
+	if req.Mix {
+		r.Epochs = joinedEpochs(shares, matches, r.Blocks)
+		for i, run := range r.Epochs {
+			if i == 0 || run.Epoch > r.Epoch {
+				r.Epoch = run.Epoch
+			}
+		}
+	}
 	switch {
 	case r.Blocks > 0:
 		r.Outcome = Hit
@@ -176,6 +214,31 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 		r.Lease = lease
 	}
 	return r, nil
+}
+
+// joinedEpochs returns the epochs of the first blocks of a chain from what each node said
+// of its share.
+func joinedEpochs(shares []share, matches []shareMatch, blocks int) (runs []kv.EpochRun) {
+	epochs := make([]kv.Epoch, blocks)
+	for i, m := range matches {
+		local := 0
+		for _, run := range m.epochs {
+			for range run.Blocks {
+				if at := shares[i].global(local); at < blocks {
+					epochs[at] = run.Epoch
+				}
+				local++
+			}
+		}
+	}
+	for _, e := range epochs {
+		if k := len(runs) - 1; k >= 0 && runs[k].Epoch == e {
+			runs[k].Blocks++
+		} else {
+			runs = append(runs, kv.EpochRun{Epoch: e, Blocks: 1})
+		}
+	}
+	return runs
 }
 
 // joinedEpoch is the epoch of a match to which several nodes contributed: that of the

@@ -30,9 +30,11 @@ const (
 
 // reading is one Read under way.
 type reading struct {
-	store  *Store
-	req    ReadRequest
-	ids    []kv.BlockID
+	store *Store
+	req   ReadRequest
+	ids   []kv.BlockID
+	// epochs has the epoch of each block of a mixed read; nil if req.Epoch is that of all.
+	epochs []kv.Epoch
 	digest kv.GeometryDigest
 	pieces []Piece
 	tasks  []readTask
@@ -67,6 +69,8 @@ type pieceState struct {
 type readTask struct {
 	node *node
 	ids  []kv.BlockID
+	// epoch is that of all of the task's blocks.
+	epoch kv.Epoch
 	// pieces are indices into reading.pieces; local is the position of each
 	// one's block in ids.
 	pieces []int
@@ -131,11 +135,12 @@ func (s *Store) newReading(req ReadRequest) (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ownEpoch(req.Namespace, &req.Epoch); err != nil {
+	epochs, err := blockEpochs(&req, len(ids))
+	if err != nil {
 		return nil, fmt.Errorf("client: read: %w", err)
 	}
 	g := req.Namespace.Geometry
-	r := &reading{store: s, req: req, ids: ids, digest: g.Digest(), pieces: req.Pieces, broken: math.MaxInt}
+	r := &reading{store: s, req: req, ids: ids, epochs: epochs, digest: g.Digest(), pieces: req.Pieces, broken: math.MaxInt}
 	if req.First < 0 || req.First > len(ids) {
 		return nil, fmt.Errorf("client: read: %w: first block %d of a chain of %d", ErrRequest, req.First, len(ids))
 	}
@@ -200,6 +205,31 @@ func (r *reading) checkInto() error {
 		return fmt.Errorf("client: read: %w", err)
 	}
 	return nil
+}
+
+// blockEpochs returns the epoch of each block of a mixed read, and sets the request's Epoch
+// to the newest of them. Epochs may go on behind the chain. For another read it returns nil, and fills in the Epoch.
+func blockEpochs(req *ReadRequest, blocks int) ([]kv.Epoch, error) {
+	if req.Epochs == nil {
+		return nil, ownEpoch(req.Namespace, &req.Epoch)
+	}
+	if req.Epoch != 0 {
+		return nil, fmt.Errorf("%w: both epoch %d and the epochs of the blocks are given", ErrRequest, req.Epoch)
+	}
+	epochs := make([]kv.Epoch, 0, blocks)
+	for _, run := range req.Epochs {
+		if run.Epoch == 0 || run.Blocks < 1 {
+			return nil, fmt.Errorf("%w: %d blocks of epoch %d", ErrRequest, run.Blocks, run.Epoch)
+		}
+		if n := min(run.Blocks, blocks-len(epochs)); n > 0 {
+			epochs = append(epochs, slices.Repeat([]kv.Epoch{run.Epoch}, n)...)
+			req.Epoch = max(req.Epoch, run.Epoch)
+		}
+	}
+	if len(epochs) != blocks {
+		return nil, fmt.Errorf("%w: epochs of %d blocks; the chain has %d", ErrRequest, len(epochs), blocks)
+	}
+	return epochs, nil
 }
 
 // ownEpoch fills in an epoch that the caller left open: that of its Namespace
@@ -301,11 +331,15 @@ func (r *reading) plan(ctx context.Context) error {
 		}
 		// The node counts whole pieces, also where it reads a few layers.
 		size := g.PieceBytes(p.Group)
-		if t := open[n]; t != nil && (bytes[n]+size > limits[n] || len(t.pieces) == readTaskPieces) {
+		epoch := r.req.Epoch
+		if r.epochs != nil {
+			epoch = r.epochs[p.Block]
+		}
+		if t := open[n]; t != nil && (bytes[n]+size > limits[n] || len(t.pieces) == readTaskPieces || t.epoch != epoch) {
 			flush(n)
 		}
 		if open[n] == nil {
-			open[n] = &readTask{node: n}
+			open[n] = &readTask{node: n, epoch: epoch}
 		}
 		open[n].add(i, p.Block, r.ids, flat)
 		bytes[n] += size
@@ -489,7 +523,8 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 	}
 	req := &pb.ReadRequest{
 		Namespace:   r.req.Namespace.Name,
-		Epoch:       uint64(r.req.Epoch),
+		Epoch:       uint64(t.epoch),
+		Alone:       r.epochs != nil,
 		BlockIds:    api.AppendIDs(nil, t.ids),
 		Pieces:      refs,
 		FirstLayer:  uint32(r.req.FirstLayer),
@@ -557,9 +592,9 @@ func (r *reading) verify(t *readTask, resp *pb.ReadResponse, arrival *arrival) {
 		switch result.GetState() {
 		case pb.PieceResult_STATE_DELIVERED:
 			state.delivered, state.detail = r.intact(i, result.GetLayerSums(), arrival.sumsOf(k, r.layers(r.pieces[i].Group)))
-			// KV of two epochs must not meet in one prefix.
-			if got := kv.Epoch(resp.GetEpoch()); state.delivered && got != r.req.Epoch {
-				state = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d; epoch %d was asked for", got, r.req.Epoch)}
+			// KV of two epochs must not meet in one prefix, unless the caller mixes epochs.
+			if got := kv.Epoch(resp.GetEpoch()); state.delivered && got != t.epoch {
+				state = pieceState{lost: LostEpoch, detail: fmt.Sprintf("read under epoch %d; epoch %d was asked for", got, t.epoch)}
 				break
 			}
 			if state.delivered && r.req.Sums != nil {

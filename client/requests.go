@@ -38,8 +38,13 @@ type MatchRequest struct {
 	// Oldest, if not 0, is the oldest epoch that may match: a caller that tolerates KV
 	// of weights up to n versions old sets it to Epoch - n. The result is the longest
 	// match of one epoch from Oldest to Epoch. If several epochs have a match of that
-	// length, it is the newest one's. One prefix never mixes epochs. Read needs the result's Epoch.
+	// length, it is the newest one's. Read needs the result's Epoch. One prefix never mixes
+	// epochs, unless Mix is set.
 	Oldest kv.Epoch
+	// Mix lets blocks of one prefix be of different epochs: each block is of the newest
+	// epoch, from Oldest to Epoch, that has all pieces of the block that the prefix needs.
+	// Read needs the result's Epochs.
+	Mix bool
 	// Newest takes the node's newest epoch in place of Epoch, which must be 0: for
 	// callers without weights of their own.
 	Newest bool
@@ -59,8 +64,10 @@ type MatchResult struct {
 	Cut Cut
 	// Epoch is the epoch of every block that matched. If no block matched, it is the
 	// newest requested epoch that the client has learned of. If no requested epoch is
-	// live, the match is a Miss with CutEpoch.
+	// live, the match is a Miss with CutEpoch. With Mix it is the newest epoch of a block.
 	Epoch kv.Epoch
+	// Epochs are the epochs of the blocks, from the first block on; only with Mix.
+	Epochs []kv.EpochRun
 	// Bytes is the payload that a read of the whole match moves.
 	Bytes int64
 	// Lease is nil unless one was asked for and granted.
@@ -80,6 +87,10 @@ type ReadRequest struct {
 	First int
 	// Epoch of the caller's weights; 0 means Namespace.Epoch.
 	Epoch kv.Epoch
+	// Epochs, if not nil, are the epochs of the blocks, from the first block on, in place
+	// of Epoch: those of a mixed match, at least for all of IDs. Each block is loaded from
+	// its own epoch.
+	Epochs []kv.EpochRun
 	// Into is where the bytes go.
 	Into *Memory
 	// Base is where the prompt's block 0 lies in Into, and Pieces are what to load
@@ -127,7 +138,7 @@ type ReadResult struct {
 	Lost []LostPiece
 	// Bytes were delivered and verified, also behind a lost block.
 	Bytes int64
-	// Epoch is that of the blocks read.
+	// Epoch is that of the blocks read; with ReadRequest.Epochs the newest of those.
 	Epoch kv.Epoch
 	// Detail is what the node said when Outcome is Busy, for people.
 	Detail string

@@ -15,6 +15,12 @@ var ErrNamespace = errors.New("bad namespace")
 // one epoch is never served as one of another.
 type Epoch uint64
 
+// EpochRun is a number of consecutive blocks of a chain that are of one epoch.
+type EpochRun struct {
+	Epoch  Epoch
+	Blocks int
+}
+
 // MaxLive bounds the live epochs of a namespace.
 const MaxLive = 16
 

@@ -210,7 +210,7 @@ func (s *adminService) VerifyBlocks(ctx context.Context, req *pb.VerifyBlocksReq
 	if err != nil {
 		return nil, invalid(err)
 	}
-	verified, err := s.node.Verify(ctx, req.GetNamespace(), ids)
+	verified, err := s.node.Verify(ctx, req.GetNamespace(), kv.Epoch(req.GetEpoch()), ids)
 	if err != nil {
 		return nil, statusOf(err)
 	}

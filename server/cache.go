@@ -85,7 +85,7 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 	}
 	ns, m, err := s.node.Match(storage.MatchRequest{
 		Namespace: req.GetNamespace(), Epoch: kv.Epoch(req.GetEpoch()), Oldest: kv.Epoch(req.GetOldestEpoch()),
-		IDs: ids, TTL: ttl, Pin: req.GetPin(), Owner: owner,
+		Mix: req.GetMix(), IDs: ids, TTL: ttl, Pin: req.GetPin(), Owner: owner,
 	})
 	if err != nil {
 		return nil, statusOf(err)
@@ -98,6 +98,9 @@ func (s *cacheService) find(ctx context.Context, by caller, req *pb.MatchRequest
 		Lease:         uint64(m.Lease),
 		Epoch:         uint64(m.Epoch),
 		Bytes:         ns.Geometry.NeededBytes(m.Blocks),
+	}
+	for _, r := range m.Epochs {
+		resp.Epochs = append(resp.Epochs, &pb.EpochRun{Epoch: uint64(r.Epoch), Blocks: uint32(r.Blocks)})
 	}
 	if m.Lease != 0 && !req.GetPin() {
 		resp.LeaseTtlMs = uint64(s.node.LeaseTTL(ttl).Milliseconds())
@@ -182,6 +185,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		Pieces:     pieceRefs(req.GetPieces()),
 		FirstLayer: int(min(req.GetFirstLayer(), kv.MaxLayers)),
 		Layers:     int(min(req.GetLayers(), kv.MaxLayers+1)),
+		Alone:      req.GetAlone(),
 	}
 	if by.road == roadSocket {
 		// Whoever has the connection has the session.

@@ -33,6 +33,15 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 			}); n >= 1 {
 				t.Errorf("%v allocations a match; want 0", n)
 			}
+			opts.Mix, opts.Epochs = true, make([]kv.EpochRun, 0, 1)
+			if n := testing.AllocsPerRun(200, func() {
+				if m, err := tr.Match(ns.ID, ids, opts); err != nil || m.Blocks != benchChain || len(m.Epochs) != 1 {
+					t.Fatal(m, err)
+				}
+			}); n >= 1 {
+				t.Errorf("%v allocations a mixed match; want 0", n)
+			}
+			opts.Mix = false
 			opts.Lease, opts.TTL, opts.Now = true, time.Minute, epoch0
 			if n := testing.AllocsPerRun(200, func() {
 				m, err := tr.Match(ns.ID, ids, opts)

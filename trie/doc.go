@@ -94,7 +94,10 @@
 //
 // A match of a range descends into each live epoch of the range, the newest first, and
 // returns the longest match, of equal ones the newest. It never joins blocks of two
-// epochs. It stops at the first complete match; k epochs cost at most k+1 descents.
+// epochs, unless the caller asks for that (MatchOptions.Mix). It stops at the first
+// complete match; k epochs cost at most k+1 descents. With Mix each block is of the newest
+// epoch of the range that has all the pieces of the block that the match needs, and the
+// match names the epoch of each block. A lease on the match pins nodes of each epoch in it.
 //
 // A lease of PinEpoch counts in its space. A pinned epoch survives bumps that do not keep
 // it, up to kv.MaxLive epochs in all; Unsettled names the epochs whose pins have ended.

@@ -167,6 +167,60 @@ func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids [
 	return 0, 0, nil
 }
 
+// held returns the pieces of block i of an epoch that reuse of n blocks takes, by group, or
+// nil if one is not there.
+func (m *model) held(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID, i, n int) map[int]*mpiece {
+	held := make(map[int]*mpiece)
+	for g, group := range def.Geometry.Groups {
+		switch {
+		case def.Index == kv.IndexTrie && group.Kind == kv.Full:
+			if before, _ := m.needs(ns, kv.Namespace{Index: def.Index, Geometry: kv.Geometry{Groups: def.Geometry.Groups[g : g+1]}}, epoch, ids, i+1); before == nil {
+				return nil
+			}
+		case def.Index == kv.IndexTrie && i < n-def.Geometry.WindowBlocks(g):
+			continue
+		}
+		if held[g] = m.find(ns, epoch, g, ids[i]); held[g] == nil {
+			return nil
+		}
+	}
+	return held
+}
+
+// mixed tries every length, the longest first. Each block is of the newest epoch that has
+// what the length takes of it.
+func (m *model) mixed(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (runs []kv.EpochRun, pieces []*mpiece) {
+	for n := len(ids); n > 0; n-- {
+		runs = nil
+		byGroup := make([][]*mpiece, len(def.Geometry.Groups))
+		for i := range n {
+			for e := newest; e >= oldest; e-- {
+				held := m.held(ns, def, e, ids, i, n)
+				if held == nil || !def.IsLive(e) {
+					continue
+				}
+				for g, p := range held {
+					byGroup[g] = append(byGroup[g], p)
+				}
+				if k := len(runs) - 1; k >= 0 && runs[k].Epoch == e {
+					runs[k].Blocks++
+				} else {
+					runs = append(runs, kv.EpochRun{Epoch: e, Blocks: 1})
+				}
+				break
+			}
+		}
+		blocks := 0
+		for _, r := range runs {
+			blocks += r.Blocks
+		}
+		if blocks == n {
+			return runs, slices.Concat(byGroup...)
+		}
+	}
+	return nil, nil
+}
+
 // fuzzer drives index and model with the same operations.
 type fuzzer struct {
 	t    *testing.T
@@ -343,7 +397,7 @@ func (f *fuzzer) match(ns int) {
 		opts.Epoch = f.epoch(ns)
 		newest, oldest = opts.Epoch, opts.Epoch
 	default:
-		opts.Epoch, opts.Oldest = f.epoch(ns), kv.Epoch(1+f.byte()%8)
+		opts.Epoch, opts.Oldest, opts.Mix = f.epoch(ns), kv.Epoch(1+f.byte()%8), b == 7
 		newest, oldest = opts.Epoch, opts.Oldest
 	}
 	if opts.Lease {
@@ -354,6 +408,18 @@ func (f *fuzzer) match(ns int) {
 		f.t.Fatal(err)
 	}
 	n, epoch, needed := f.m.longest(ns, def, oldest, newest, ids)
+	var runs []kv.EpochRun
+	if opts.Mix {
+		single := n
+		n, epoch = 0, 0
+		runs, needed = f.m.mixed(ns, def, oldest, newest, ids)
+		for _, r := range runs {
+			n, epoch = n+r.Blocks, max(epoch, r.Epoch)
+		}
+		if n < single {
+			f.t.Fatalf("match in %s: %d blocks of one epoch, %d of several", def.Name, single, n)
+		}
+	}
 	live := slices.DeleteFunc(def.Live(), func(e kv.Epoch) bool { return e < oldest || e > newest })
 	if (m.Cut == CutEpoch) != (len(live) == 0) {
 		f.t.Fatalf("match in %s, epochs %d to %d, live %d: cut %v", def.Name, oldest, newest, def.Live(), m.Cut)
@@ -381,7 +447,12 @@ func (f *fuzzer) match(ns int) {
 			f.t.Fatalf("match in %s: piece %d is %+v; the model says %+v", def.Name, i, p, want)
 		}
 	}
-	f.cut(ns, epoch, m, ids)
+	if !slices.Equal(m.Epochs, runs) {
+		f.t.Fatalf("match in %s, epochs %d to %d: epochs %v; the model says %v", def.Name, oldest, newest, m.Epochs, runs)
+	}
+	if !opts.Mix {
+		f.cut(ns, epoch, m, ids)
+	}
 	if m.Lease != 0 {
 		l := mlease{id: m.Lease, pieces: needed}
 		if opts.TTL > 0 {

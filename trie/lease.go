@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -82,13 +83,28 @@ func (l *leases) grant(t *Trie, nodes []uint32, o grantOptions) (LeaseID, bool) 
 		}
 	}
 	l.pins += len(nodes)
-	sp := t.spaces[t.nodes.at(nodes[0]).space]
-	sp.leases++
-	sp.ns.leases++
 	i := l.openSlotLocked(o)
 	s := &l.slots[i]
 	s.node, s.more = nodes[0], append(s.more[:0], nodes[1:]...)
+	s.count(t, 1)
 	return l.idLocked(i), true
+}
+
+// count adds by to the leases of each space in which the lease holds nodes, and to those of
+// the namespace. The nodes of a mixed match are of several spaces.
+func (s *leaseSlot) count(t *Trie, by int64) {
+	first := t.spaces[t.nodes.at(s.node).space]
+	first.ns.leases += by
+	first.leases += by
+	last, seen := first, [kv.MaxLive + 1]*space{first}
+	others := seen[:1]
+	for _, n := range s.more {
+		if sp := t.spaces[t.nodes.at(n).space]; sp != last && !slices.Contains(others, sp) {
+			sp.leases += by
+			others = append(others, sp)
+			last = sp
+		}
+	}
 }
 
 // openSlotLocked takes a slot for a lease.
@@ -174,9 +190,7 @@ func (l *leases) endLocked(t *Trie, i uint32) {
 		s.epoch.pins--
 	} else {
 		// A pinned node is not removed, so its space is still the one it was leased in.
-		sp := t.spaces[t.nodes.at(s.node).space]
-		sp.leases--
-		sp.ns.leases--
+		s.count(t, -1)
 		l.unpinLocked(t, []uint32{s.node})
 		l.unpinLocked(t, s.more)
 		l.pins -= 1 + len(s.more)

@@ -73,6 +73,9 @@ type MatchOptions struct {
 	// epoch from Oldest to Epoch is matched by itself, and the longest match is the
 	// answer, of several the newest: all of its blocks are of one epoch.
 	Oldest kv.Epoch
+	// Mix lets blocks of one match be of different epochs of the range: each block is of
+	// the newest live epoch that has all pieces of the block that the match needs.
+	Mix bool
 	// MaxBlocks shortens the match; 0 means no limit.
 	MaxBlocks int
 	// Lease asks for a lease on what matched. A match of 0 blocks gets none.
@@ -86,6 +89,8 @@ type MatchOptions struct {
 	// Pieces is appended to and becomes Match.Pieces, so that a caller who reuses
 	// it makes the match free of allocation.
 	Pieces []Piece
+	// Epochs is appended to and becomes Match.Epochs in the same way.
+	Epochs []kv.EpochRun
 	// NoTouch leaves the order of eviction alone: for inspection.
 	NoTouch bool
 	// Count counts the match in EpochStats.
@@ -104,9 +109,11 @@ type Match struct {
 	// group 0, at least Blocks in a namespace with a full group: a writer need not
 	// send those pieces again.
 	Stored int
-	// Epoch is that of the blocks; if none matched, the newest that may match, or with
-	// CutEpoch the namespace's newest.
+	// Epoch is that of the blocks, with Mix the newest of theirs; if none matched, the
+	// newest that may match, or with CutEpoch the namespace's newest.
 	Epoch kv.Epoch
+	// Epochs are the epochs of the blocks, from the first block on; only with Mix.
+	Epochs []kv.EpochRun
 	// Lease holds the pieces until it is released or expires; 0 if none.
 	Lease LeaseID
 	// Pieces are those that reuse at this length needs, group by group and in
@@ -119,14 +126,16 @@ type Match struct {
 // that a hit touches, where parents do not lead to them.
 type matchScratch struct {
 	nodes []uint32
+	mix   []mixable
 }
 
 // Match finds the longest prefix of the chain ids for which every layer group
 // has what it needs; in a flat namespace, the longest run of keys from the first.
 // A range of epochs costs one such descent for each live epoch in it, and at most one
-// more.
+// more. With Mix it costs one for each live epoch, and up to one look-up for each block
+// and live epoch.
 // It fails only with ErrNamespaceUnknown or ErrClosed. It does not allocate if
-// opts.Pieces has room, except that a lease may grow the table of leases.
+// opts.Pieces and opts.Epochs have room, except that a lease may grow the table of leases.
 func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Match, error) {
 	s := t.matchPool.Get().(*matchScratch)
 	defer t.matchPool.Put(s)
@@ -142,10 +151,33 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 	}
 	w := walk{t: t, ns: ns, ids: ids, base: len(opts.Pieces), s: s}
 	w.limit(opts.MaxBlocks)
-	m := Match{Epoch: ns.def.Epoch, Cut: CutEpoch, Pieces: opts.Pieces}
+	var m Match
+	var found bool
+	if opts.Mix {
+		m, found = w.mixed(&opts)
+	} else {
+		m, found = w.longest(&opts)
+	}
+	if !found {
+		return m, nil
+	}
+	if opts.Lease && m.Blocks > 0 && !w.lease(&m, opts) {
+		return Match{Epoch: m.Epoch, Cut: CutLeaseDenied, Stored: m.Stored, Pieces: opts.Pieces}, nil
+	}
+	m.Tokens = m.Blocks * ns.def.Geometry.BlockTokens
+	if !opts.NoTouch {
+		w.touch(&m)
+	}
+	return m, nil
+}
+
+// longest returns the longest match of one epoch, and false if no epoch that may match is
+// live.
+func (w *walk) longest(opts *MatchOptions) (Match, bool) {
+	m := Match{Epoch: w.ns.def.Epoch, Cut: CutEpoch, Pieces: opts.Pieces}
 	var best *space
-	for _, sp := range ns.live {
-		if !opts.wants(ns, sp.epoch) {
+	for _, sp := range w.ns.live {
+		if !opts.wants(w.ns, sp.epoch) {
 			continue
 		}
 		next := w.descend(sp, m.Pieces)
@@ -159,7 +191,7 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 		}
 	}
 	if best == nil {
-		return m, nil
+		return m, false
 	}
 	if w.sp != best.number {
 		m = w.descend(best, m.Pieces)
@@ -168,14 +200,7 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 		best.matches.Add(1)
 		best.hits.Add(int64(m.Blocks))
 	}
-	if opts.Lease && m.Blocks > 0 && !w.lease(&m, opts) {
-		return Match{Epoch: m.Epoch, Cut: CutLeaseDenied, Stored: m.Stored, Pieces: opts.Pieces}, nil
-	}
-	m.Tokens = m.Blocks * ns.def.Geometry.BlockTokens
-	if !opts.NoTouch {
-		w.touch()
-	}
-	return m, nil
+	return m, true
 }
 
 // wants reports whether a match may be of epoch e.
@@ -222,7 +247,8 @@ type walk struct {
 	s    *matchScratch
 	// cut is the reason if every block of ids matches.
 	cut Cut
-	// tip is the deepest node of a tree's match; s.nodes holds all others.
+	// tip is the deepest node of a tree's match; s.nodes holds all others. A mixed match
+	// has no tip: s.nodes begins with the last full node of each run.
 	tip uint32
 }
 
@@ -379,12 +405,15 @@ func (w *walk) append(m *Match, g uint8) {
 }
 
 // touch tells the policy about the hit, deepest first and root last.
-func (w *walk) touch() {
+func (w *walk) touch(m *Match) {
 	for _, n := range slices.Backward(w.s.nodes) {
 		w.t.policy.Touch(n)
 	}
 	for n := w.tip; n != 0; n = w.t.nodes.at(n).parent {
 		w.t.policy.Touch(n)
+	}
+	if w.ns.tree {
+		w.touchRuns(m.Epochs)
 	}
 }
 

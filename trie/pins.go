@@ -12,7 +12,8 @@ import (
 type Pin struct {
 	Lease     LeaseID
 	Namespace string
-	Epoch     kv.Epoch
+	// Epoch is that of the first block, if the blocks are of several.
+	Epoch kv.Epoch
 	// OfEpoch: it keeps the epoch live and holds no blocks.
 	OfEpoch bool
 	// Owner is MatchOptions.Owner, or that of PinEpoch.
@@ -89,13 +90,14 @@ func (t *Trie) pinLocked(i uint32, s *leaseSlot) Pin {
 
 // hold counts what a pin of n keeps: of the full group the chain up to the root,
 // of another group, and in a flat namespace, the piece. A lease has one pin in the
-// full group.
+// full group for each run of a mixed match.
 func (p *Pin) hold(t *Trie, ns *namespace, n uint32) {
 	group := t.nodes.at(n).group()
 	switch {
 	case group == 0 && ns.tree:
-		p.Blocks = int(t.nodes.depth(n)) + 1
-		p.Bytes += int64(p.Blocks) * ns.slotBytes[0]
+		blocks := int(t.nodes.depth(n)) + 1
+		p.Blocks = max(p.Blocks, blocks)
+		p.Bytes += int64(blocks) * ns.slotBytes[0]
 		return
 	case group == 0:
 		p.Blocks++

@@ -389,7 +389,7 @@ func writeStatus(b *strings.Builder, entries []Entry, status []PutStatus) {
 
 func (s *story) match(b *strings.Builder, d *datadriven.TestData) error {
 	ns := s.ns(d)
-	opts := MatchOptions{Now: s.now, NoTouch: d.HasArg("no-touch"), Count: d.HasArg("count")}
+	opts := MatchOptions{Now: s.now, NoTouch: d.HasArg("no-touch"), Count: d.HasArg("count"), Mix: d.HasArg("mix")}
 	var epoch, oldest int
 	scanInt(d, "epoch", &epoch)
 	scanInt(d, "oldest", &oldest)
@@ -411,6 +411,9 @@ func (s *story) match(b *strings.Builder, d *datadriven.TestData) error {
 	}
 	if len(ns.Older) > 0 {
 		fmt.Fprintf(b, ", epoch %d", m.Epoch)
+	}
+	for _, r := range m.Epochs {
+		fmt.Fprintf(b, ", %d of epoch %d", r.Blocks, r.Epoch)
 	}
 	b.WriteByte('\n')
 	group := -1

@@ -307,7 +307,7 @@ func (x PieceResult_State) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PieceResult_State.Descriptor instead.
 func (PieceResult_State) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type Event_Kind int32
@@ -365,7 +365,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type Group struct {
@@ -940,7 +940,10 @@ type MatchRequest struct {
 	// oldest_epoch, if not 0, lets any live epoch from it to epoch match. The answer is the
 	// longest match of one of them, of several the newest. A node that does not know this
 	// field matches epoch alone.
-	OldestEpoch   uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
+	OldestEpoch uint64 `protobuf:"varint,6,opt,name=oldest_epoch,json=oldestEpoch,proto3" json:"oldest_epoch,omitempty"`
+	// mix lets each block be of the newest epoch of the range that has it. The answer has
+	// epochs. A node that does not know this field answers with blocks of one epoch.
+	Mix           bool `protobuf:"varint,7,opt,name=mix,proto3" json:"mix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1017,6 +1020,66 @@ func (x *MatchRequest) GetOldestEpoch() uint64 {
 	return 0
 }
 
+func (x *MatchRequest) GetMix() bool {
+	if x != nil {
+		return x.Mix
+	}
+	return false
+}
+
+// EpochRun is a number of consecutive blocks of a chain that are of one epoch.
+type EpochRun struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Epoch         uint64                 `protobuf:"varint,1,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Blocks        uint32                 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EpochRun) Reset() {
+	*x = EpochRun{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EpochRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EpochRun) ProtoMessage() {}
+
+func (x *EpochRun) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EpochRun.ProtoReflect.Descriptor instead.
+func (*EpochRun) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *EpochRun) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EpochRun) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
 type PinEpochRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1028,7 +1091,7 @@ type PinEpochRequest struct {
 
 func (x *PinEpochRequest) Reset() {
 	*x = PinEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1040,7 +1103,7 @@ func (x *PinEpochRequest) String() string {
 func (*PinEpochRequest) ProtoMessage() {}
 
 func (x *PinEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[7]
+	mi := &file_penstockv1_penstock_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1053,7 +1116,7 @@ func (x *PinEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEpochRequest.ProtoReflect.Descriptor instead.
 func (*PinEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{7}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PinEpochRequest) GetNamespace() string {
@@ -1088,7 +1151,7 @@ type PinEpochResponse struct {
 
 func (x *PinEpochResponse) Reset() {
 	*x = PinEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1163,7 @@ func (x *PinEpochResponse) String() string {
 func (*PinEpochResponse) ProtoMessage() {}
 
 func (x *PinEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[8]
+	mi := &file_penstockv1_penstock_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1176,7 @@ func (x *PinEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinEpochResponse.ProtoReflect.Descriptor instead.
 func (*PinEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{8}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PinEpochResponse) GetLease() uint64 {
@@ -1146,18 +1209,20 @@ type MatchResponse struct {
 	// window_missing, state_missing, lease_denied.
 	Cut   string `protobuf:"bytes,4,opt,name=cut,proto3" json:"cut,omitempty"`
 	Lease uint64 `protobuf:"varint,5,opt,name=lease,proto3" json:"lease,omitempty"`
-	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"` // of all matched blocks
+	Epoch uint64 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"` // of all matched blocks; with mix the newest of theirs
 	Bytes int64  `protobuf:"varint,7,opt,name=bytes,proto3" json:"bytes,omitempty"` // payload of the pieces that a read of this match moves
 	// lease_ttl_ms is the granted time: the requested time, or the node's limit if that is
 	// less. 0 means no lease, or a pin, which lasts until ReleaseLease.
-	LeaseTtlMs    uint64 `protobuf:"varint,8,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
+	LeaseTtlMs uint64 `protobuf:"varint,8,opt,name=lease_ttl_ms,json=leaseTtlMs,proto3" json:"lease_ttl_ms,omitempty"`
+	// epochs are those of the matched blocks, from the first block on; only with mix.
+	Epochs        []*EpochRun `protobuf:"bytes,9,rep,name=epochs,proto3" json:"epochs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1234,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[9]
+	mi := &file_penstockv1_penstock_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1247,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MatchResponse) GetOutcome() Outcome {
@@ -1241,6 +1306,13 @@ func (x *MatchResponse) GetLeaseTtlMs() uint64 {
 	return 0
 }
 
+func (x *MatchResponse) GetEpochs() []*EpochRun {
+	if x != nil {
+		return x.Epochs
+	}
+	return nil
+}
+
 type RenewLeaseRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         uint64                 `protobuf:"varint,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -1251,7 +1323,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1263,7 +1335,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[10]
+	mi := &file_penstockv1_penstock_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1276,7 +1348,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RenewLeaseRequest) GetLease() uint64 {
@@ -1301,7 +1373,7 @@ type RenewLeaseResponse struct {
 
 func (x *RenewLeaseResponse) Reset() {
 	*x = RenewLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1385,7 @@ func (x *RenewLeaseResponse) String() string {
 func (*RenewLeaseResponse) ProtoMessage() {}
 
 func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[11]
+	mi := &file_penstockv1_penstock_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1398,7 @@ func (x *RenewLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
 }
 
 type ReleaseLeaseRequest struct {
@@ -1338,7 +1410,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1422,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[12]
+	mi := &file_penstockv1_penstock_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1435,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReleaseLeaseRequest) GetLease() uint64 {
@@ -1381,7 +1453,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1393,7 +1465,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[13]
+	mi := &file_penstockv1_penstock_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1406,7 +1478,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
 }
 
 // PieceRef is one group of one block of the call's chain.
@@ -1424,7 +1496,7 @@ type PieceRef struct {
 
 func (x *PieceRef) Reset() {
 	*x = PieceRef{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1508,7 @@ func (x *PieceRef) String() string {
 func (*PieceRef) ProtoMessage() {}
 
 func (x *PieceRef) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[14]
+	mi := &file_penstockv1_penstock_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1521,7 @@ func (x *PieceRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceRef.ProtoReflect.Descriptor instead.
 func (*PieceRef) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PieceRef) GetBlock() uint32 {
@@ -1492,7 +1564,7 @@ type Fragment struct {
 
 func (x *Fragment) Reset() {
 	*x = Fragment{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1576,7 @@ func (x *Fragment) String() string {
 func (*Fragment) ProtoMessage() {}
 
 func (x *Fragment) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[15]
+	mi := &file_penstockv1_penstock_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1589,7 @@ func (x *Fragment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Fragment.ProtoReflect.Descriptor instead.
 func (*Fragment) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Fragment) GetDestination() uint32 {
@@ -1546,7 +1618,7 @@ type ReadRequest struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"` // the whole chain, from the first block of the prompt
-	// pieces are what to load. The chain must match up to each of them.
+	// pieces are what to load. The chain must match up to each of them, unless alone is set.
 	Pieces []*PieceRef `protobuf:"bytes,4,rep,name=pieces,proto3" json:"pieces,omitempty"`
 	// first_layer and layers cut a range of layers out of each piece; layers 0
 	// means all.
@@ -1565,13 +1637,16 @@ type ReadRequest struct {
 	Loan         uint64 `protobuf:"varint,11,opt,name=loan,proto3" json:"loan,omitempty"`
 	// more_destinations are further windows of the same engine, for fragments.
 	MoreDestinations [][]byte `protobuf:"bytes,12,rep,name=more_destinations,json=moreDestinations,proto3" json:"more_destinations,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// alone finds each piece by itself: the pieces are those of one epoch of a mixed match, of
+	// which the epoch need not have the rest.
+	Alone         bool `protobuf:"varint,13,opt,name=alone,proto3" json:"alone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReadRequest) Reset() {
 	*x = ReadRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1658,7 @@ func (x *ReadRequest) String() string {
 func (*ReadRequest) ProtoMessage() {}
 
 func (x *ReadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[16]
+	mi := &file_penstockv1_penstock_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1671,7 @@ func (x *ReadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
 func (*ReadRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReadRequest) GetNamespace() string {
@@ -1683,6 +1758,13 @@ func (x *ReadRequest) GetMoreDestinations() [][]byte {
 	return nil
 }
 
+func (x *ReadRequest) GetAlone() bool {
+	if x != nil {
+		return x.Alone
+	}
+	return false
+}
+
 type PieceResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Block  uint32                 `protobuf:"varint,1,opt,name=block,proto3" json:"block,omitempty"`
@@ -1701,7 +1783,7 @@ type PieceResult struct {
 
 func (x *PieceResult) Reset() {
 	*x = PieceResult{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1795,7 @@ func (x *PieceResult) String() string {
 func (*PieceResult) ProtoMessage() {}
 
 func (x *PieceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[17]
+	mi := &file_penstockv1_penstock_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1808,7 @@ func (x *PieceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceResult.ProtoReflect.Descriptor instead.
 func (*PieceResult) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PieceResult) GetBlock() uint32 {
@@ -1795,7 +1877,7 @@ type ReadResponse struct {
 
 func (x *ReadResponse) Reset() {
 	*x = ReadResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1807,7 +1889,7 @@ func (x *ReadResponse) String() string {
 func (*ReadResponse) ProtoMessage() {}
 
 func (x *ReadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[18]
+	mi := &file_penstockv1_penstock_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1820,7 +1902,7 @@ func (x *ReadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
 func (*ReadResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReadResponse) GetOutcome() Outcome {
@@ -1889,7 +1971,7 @@ type ReturnLoansRequest struct {
 
 func (x *ReturnLoansRequest) Reset() {
 	*x = ReturnLoansRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +1983,7 @@ func (x *ReturnLoansRequest) String() string {
 func (*ReturnLoansRequest) ProtoMessage() {}
 
 func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[19]
+	mi := &file_penstockv1_penstock_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +1996,7 @@ func (x *ReturnLoansRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansRequest.ProtoReflect.Descriptor instead.
 func (*ReturnLoansRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReturnLoansRequest) GetLocalSession() []byte {
@@ -1939,7 +2021,7 @@ type ReturnLoansResponse struct {
 
 func (x *ReturnLoansResponse) Reset() {
 	*x = ReturnLoansResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2033,7 @@ func (x *ReturnLoansResponse) String() string {
 func (*ReturnLoansResponse) ProtoMessage() {}
 
 func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[20]
+	mi := &file_penstockv1_penstock_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2046,7 @@ func (x *ReturnLoansResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReturnLoansResponse.ProtoReflect.Descriptor instead.
 func (*ReturnLoansResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
 }
 
 type ReserveRequest struct {
@@ -1990,7 +2072,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2084,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[21]
+	mi := &file_penstockv1_penstock_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2097,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReserveRequest) GetNamespace() string {
@@ -2089,7 +2171,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2183,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[22]
+	mi := &file_penstockv1_penstock_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2196,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReserveResponse) GetOutcome() Outcome {
@@ -2177,7 +2259,7 @@ type PieceSums struct {
 
 func (x *PieceSums) Reset() {
 	*x = PieceSums{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2189,7 +2271,7 @@ func (x *PieceSums) String() string {
 func (*PieceSums) ProtoMessage() {}
 
 func (x *PieceSums) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[23]
+	mi := &file_penstockv1_penstock_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2202,7 +2284,7 @@ func (x *PieceSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PieceSums.ProtoReflect.Descriptor instead.
 func (*PieceSums) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{23}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PieceSums) GetBlock() uint32 {
@@ -2238,7 +2320,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2250,7 +2332,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[24]
+	mi := &file_penstockv1_penstock_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2263,7 +2345,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{24}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CommitRequest) GetReservation() uint64 {
@@ -2291,7 +2373,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2385,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[25]
+	mi := &file_penstockv1_penstock_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2398,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{25}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommitResponse) GetOutcome() Outcome {
@@ -2349,7 +2431,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2443,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[26]
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2456,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{26}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2392,7 +2474,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2486,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2499,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
 }
 
 type DeliveredRequest struct {
@@ -2431,7 +2513,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2443,7 +2525,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2456,7 +2538,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2489,7 +2571,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2583,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2596,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2537,7 +2619,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2631,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2644,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -2604,7 +2686,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2698,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2711,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -2657,7 +2739,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2751,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2764,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -2716,7 +2798,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2810,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2823,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -2762,7 +2844,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2856,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2869,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2817,7 +2899,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +2911,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +2924,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -2891,7 +2973,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +2985,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +2998,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2998,7 +3080,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3092,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3105,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -3042,7 +3124,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3054,7 +3136,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3067,7 +3149,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -3085,7 +3167,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3179,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3192,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 type ListNamespacesResponse struct {
@@ -3122,7 +3204,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3216,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3229,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -3167,7 +3249,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3261,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3274,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -3219,7 +3301,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3313,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3326,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -3273,7 +3355,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3285,7 +3367,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3298,7 +3380,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -3334,7 +3416,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3428,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3441,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3402,7 +3484,7 @@ type RetireEpochRequest struct {
 
 func (x *RetireEpochRequest) Reset() {
 	*x = RetireEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3496,7 @@ func (x *RetireEpochRequest) String() string {
 func (*RetireEpochRequest) ProtoMessage() {}
 
 func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3509,7 @@ func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochRequest.ProtoReflect.Descriptor instead.
 func (*RetireEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RetireEpochRequest) GetName() string {
@@ -3468,7 +3550,7 @@ type RetireEpochResponse struct {
 
 func (x *RetireEpochResponse) Reset() {
 	*x = RetireEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3480,7 +3562,7 @@ func (x *RetireEpochResponse) String() string {
 func (*RetireEpochResponse) ProtoMessage() {}
 
 func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3493,7 +3575,7 @@ func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochResponse.ProtoReflect.Descriptor instead.
 func (*RetireEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RetireEpochResponse) GetBlocks() int64 {
@@ -3520,7 +3602,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3614,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3627,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3573,7 +3655,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +3667,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +3680,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -3632,7 +3714,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3726,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3739,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -3685,7 +3767,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3779,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3792,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -3744,7 +3826,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3756,7 +3838,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3769,7 +3851,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -3798,7 +3880,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3810,7 +3892,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3823,7 +3905,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -3864,7 +3946,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +3958,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +3971,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -3924,7 +4006,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3936,7 +4018,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3949,7 +4031,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -4023,7 +4105,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4035,7 +4117,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4048,7 +4130,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 type VolumeStatus struct {
@@ -4084,7 +4166,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4178,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4191,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -4326,7 +4408,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4420,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4433,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -4567,7 +4649,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4661,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4674,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -4623,7 +4705,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4717,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4730,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NICStatus) GetName() string {
@@ -4703,7 +4785,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4797,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4728,7 +4810,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -4763,7 +4845,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4775,7 +4857,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4788,7 +4870,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Block) GetId() []byte {
@@ -4872,7 +4954,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +4966,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +4979,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -4931,7 +5013,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4943,7 +5025,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4956,7 +5038,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -4977,13 +5059,14 @@ type VerifyBlocksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	BlockIds      []byte                 `protobuf:"bytes,2,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"` // 0: every live epoch
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +5078,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +5091,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5025,6 +5108,13 @@ func (x *VerifyBlocksRequest) GetBlockIds() []byte {
 	return nil
 }
 
+func (x *VerifyBlocksRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type VerifyBlocksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pieces        []*PieceResult         `protobuf:"bytes,1,rep,name=pieces,proto3" json:"pieces,omitempty"`
@@ -5034,7 +5124,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +5136,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +5149,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5077,7 +5167,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5179,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5192,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 type ListVolumesResponse struct {
@@ -5114,7 +5204,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5126,7 +5216,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5139,7 +5229,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5160,7 +5250,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5172,7 +5262,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5185,7 +5275,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -5219,7 +5309,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5321,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5334,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -5272,7 +5362,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5284,7 +5374,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5297,7 +5387,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -5331,7 +5421,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5343,7 +5433,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5356,7 +5446,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -5382,7 +5472,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5484,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5497,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5429,7 +5519,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5531,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5544,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5542,7 +5632,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\n" +
 	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
 	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
-	"\tfragments\x18\x0f \x01(\bR\tfragments\"\xb6\x01\n" +
+	"\tfragments\x18\x0f \x01(\bR\tfragments\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5550,7 +5640,11 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\flease_ttl_ms\x18\x04 \x01(\x04R\n" +
 	"leaseTtlMs\x12\x10\n" +
 	"\x03pin\x18\x05 \x01(\bR\x03pin\x12!\n" +
-	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\"\\\n" +
+	"\foldest_epoch\x18\x06 \x01(\x04R\voldestEpoch\x12\x10\n" +
+	"\x03mix\x18\a \x01(\bR\x03mix\"8\n" +
+	"\bEpochRun\x12\x14\n" +
+	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\rR\x06blocks\"\\\n" +
 	"\x0fPinEpochRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x15\n" +
@@ -5558,7 +5652,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x10PinEpochResponse\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x15\n" +
-	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"\x83\x02\n" +
+	"\x06ttl_ms\x18\x03 \x01(\x04R\x05ttlMs\"\xb2\x02\n" +
 	"\rMatchResponse\x12.\n" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12%\n" +
 	"\x0ematched_blocks\x18\x02 \x01(\rR\rmatchedBlocks\x12%\n" +
@@ -5568,7 +5662,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05epoch\x18\x06 \x01(\x04R\x05epoch\x12\x14\n" +
 	"\x05bytes\x18\a \x01(\x03R\x05bytes\x12 \n" +
 	"\flease_ttl_ms\x18\b \x01(\x04R\n" +
-	"leaseTtlMs\"@\n" +
+	"leaseTtlMs\x12-\n" +
+	"\x06epochs\x18\t \x03(\v2\x15.penstock.v1.EpochRunR\x06epochs\"@\n" +
 	"\x11RenewLeaseRequest\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\x04R\x05lease\x12\x15\n" +
 	"\x06ttl_ms\x18\x02 \x01(\x04R\x05ttlMs\"\x14\n" +
@@ -5584,7 +5679,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\bFragment\x12 \n" +
 	"\vdestination\x18\x01 \x01(\rR\vdestination\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\rR\x06layers\"\x89\x03\n" +
+	"\x06layers\x18\x03 \x01(\rR\x06layers\"\x9f\x03\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5599,7 +5694,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rlocal_session\x18\n" +
 	" \x01(\fR\flocalSession\x12\x12\n" +
 	"\x04loan\x18\v \x01(\x04R\x04loan\x12+\n" +
-	"\x11more_destinations\x18\f \x03(\fR\x10moreDestinations\"\x96\x03\n" +
+	"\x11more_destinations\x18\f \x03(\fR\x10moreDestinations\x12\x14\n" +
+	"\x05alone\x18\r \x01(\bR\x05alone\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +
@@ -5897,10 +5993,11 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x05limit\x18\x03 \x01(\rR\x05limit\"X\n" +
 	"\x12ListBlocksResponse\x12*\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x12.penstock.v1.BlockR\x06blocks\x12\x16\n" +
-	"\x06cursor\x18\x02 \x01(\fR\x06cursor\"P\n" +
+	"\x06cursor\x18\x02 \x01(\fR\x06cursor\"f\n" +
 	"\x13VerifyBlocksRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n" +
-	"\tblock_ids\x18\x02 \x01(\fR\bblockIds\"H\n" +
+	"\tblock_ids\x18\x02 \x01(\fR\bblockIds\x12\x14\n" +
+	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\"H\n" +
 	"\x14VerifyBlocksResponse\x120\n" +
 	"\x06pieces\x18\x01 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"\x14\n" +
 	"\x12ListVolumesRequest\"J\n" +
@@ -5997,7 +6094,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6012,73 +6109,74 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*DescribeRequest)(nil),         // 10: penstock.v1.DescribeRequest
 	(*DescribeResponse)(nil),        // 11: penstock.v1.DescribeResponse
 	(*MatchRequest)(nil),            // 12: penstock.v1.MatchRequest
-	(*PinEpochRequest)(nil),         // 13: penstock.v1.PinEpochRequest
-	(*PinEpochResponse)(nil),        // 14: penstock.v1.PinEpochResponse
-	(*MatchResponse)(nil),           // 15: penstock.v1.MatchResponse
-	(*RenewLeaseRequest)(nil),       // 16: penstock.v1.RenewLeaseRequest
-	(*RenewLeaseResponse)(nil),      // 17: penstock.v1.RenewLeaseResponse
-	(*ReleaseLeaseRequest)(nil),     // 18: penstock.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),    // 19: penstock.v1.ReleaseLeaseResponse
-	(*PieceRef)(nil),                // 20: penstock.v1.PieceRef
-	(*Fragment)(nil),                // 21: penstock.v1.Fragment
-	(*ReadRequest)(nil),             // 22: penstock.v1.ReadRequest
-	(*PieceResult)(nil),             // 23: penstock.v1.PieceResult
-	(*ReadResponse)(nil),            // 24: penstock.v1.ReadResponse
-	(*ReturnLoansRequest)(nil),      // 25: penstock.v1.ReturnLoansRequest
-	(*ReturnLoansResponse)(nil),     // 26: penstock.v1.ReturnLoansResponse
-	(*ReserveRequest)(nil),          // 27: penstock.v1.ReserveRequest
-	(*ReserveResponse)(nil),         // 28: penstock.v1.ReserveResponse
-	(*PieceSums)(nil),               // 29: penstock.v1.PieceSums
-	(*CommitRequest)(nil),           // 30: penstock.v1.CommitRequest
-	(*CommitResponse)(nil),          // 31: penstock.v1.CommitResponse
-	(*AbortRequest)(nil),            // 32: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 33: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 34: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 35: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 36: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 37: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 38: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 39: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 40: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 41: penstock.v1.VolumeState
-	(*Event)(nil),                   // 42: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 43: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 44: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 45: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 46: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 47: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 48: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 49: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 50: penstock.v1.BumpEpochResponse
-	(*RetireEpochRequest)(nil),      // 51: penstock.v1.RetireEpochRequest
-	(*RetireEpochResponse)(nil),     // 52: penstock.v1.RetireEpochResponse
-	(*SetQuotaRequest)(nil),         // 53: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 54: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 55: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 56: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 57: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 58: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 59: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 60: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 61: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 62: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 63: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 64: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 65: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 66: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 67: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 68: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 69: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 70: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 71: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 72: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 73: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 74: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 75: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 76: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 77: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 78: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 79: penstock.v1.ScrubProgress
+	(*EpochRun)(nil),                // 13: penstock.v1.EpochRun
+	(*PinEpochRequest)(nil),         // 14: penstock.v1.PinEpochRequest
+	(*PinEpochResponse)(nil),        // 15: penstock.v1.PinEpochResponse
+	(*MatchResponse)(nil),           // 16: penstock.v1.MatchResponse
+	(*RenewLeaseRequest)(nil),       // 17: penstock.v1.RenewLeaseRequest
+	(*RenewLeaseResponse)(nil),      // 18: penstock.v1.RenewLeaseResponse
+	(*ReleaseLeaseRequest)(nil),     // 19: penstock.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),    // 20: penstock.v1.ReleaseLeaseResponse
+	(*PieceRef)(nil),                // 21: penstock.v1.PieceRef
+	(*Fragment)(nil),                // 22: penstock.v1.Fragment
+	(*ReadRequest)(nil),             // 23: penstock.v1.ReadRequest
+	(*PieceResult)(nil),             // 24: penstock.v1.PieceResult
+	(*ReadResponse)(nil),            // 25: penstock.v1.ReadResponse
+	(*ReturnLoansRequest)(nil),      // 26: penstock.v1.ReturnLoansRequest
+	(*ReturnLoansResponse)(nil),     // 27: penstock.v1.ReturnLoansResponse
+	(*ReserveRequest)(nil),          // 28: penstock.v1.ReserveRequest
+	(*ReserveResponse)(nil),         // 29: penstock.v1.ReserveResponse
+	(*PieceSums)(nil),               // 30: penstock.v1.PieceSums
+	(*CommitRequest)(nil),           // 31: penstock.v1.CommitRequest
+	(*CommitResponse)(nil),          // 32: penstock.v1.CommitResponse
+	(*AbortRequest)(nil),            // 33: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 34: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 35: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 36: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 37: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 38: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 39: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 40: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 41: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 42: penstock.v1.VolumeState
+	(*Event)(nil),                   // 43: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 44: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 45: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 46: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 47: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 48: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 49: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 50: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 51: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 52: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 53: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 54: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 55: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 56: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 57: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 58: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 59: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 60: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 61: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 62: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 63: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 64: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 65: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 66: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 67: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 68: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 69: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 70: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 71: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 72: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 73: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 74: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 75: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 76: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 77: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 78: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 79: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 80: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -6087,99 +6185,100 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	2,  // 3: penstock.v1.Namespace.index:type_name -> penstock.v1.IndexKind
 	9,  // 4: penstock.v1.Namespace.live:type_name -> penstock.v1.LiveEpoch
 	0,  // 5: penstock.v1.MatchResponse.outcome:type_name -> penstock.v1.Outcome
-	21, // 6: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
-	20, // 7: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
-	4,  // 8: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
-	0,  // 9: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
-	23, // 10: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
-	20, // 11: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
-	3,  // 12: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
-	0,  // 13: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
-	23, // 14: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
-	29, // 15: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
-	0,  // 16: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
-	23, // 17: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	5,  // 18: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	41, // 19: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 20: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 21: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	60, // 22: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	62, // 23: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	65, // 24: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	64, // 25: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 26: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	67, // 27: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	23, // 28: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	62, // 29: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	10, // 30: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	12, // 31: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	16, // 32: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	18, // 33: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	22, // 34: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	25, // 35: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	27, // 36: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	30, // 37: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	32, // 38: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	13, // 39: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	34, // 40: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	36, // 41: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	38, // 42: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	40, // 43: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	43, // 44: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	44, // 45: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	45, // 46: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	47, // 47: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	49, // 48: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	51, // 49: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	53, // 50: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	54, // 51: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	56, // 52: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	61, // 53: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	66, // 54: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	68, // 55: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	70, // 56: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	58, // 57: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	78, // 58: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	72, // 59: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	74, // 60: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	76, // 61: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	11, // 62: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	15, // 63: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	17, // 64: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	19, // 65: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	24, // 66: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	26, // 67: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	28, // 68: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	31, // 69: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	33, // 70: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	14, // 71: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	35, // 72: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	37, // 73: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	39, // 74: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	42, // 75: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 76: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 77: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	46, // 78: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	48, // 79: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	50, // 80: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	52, // 81: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 82: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	55, // 83: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	57, // 84: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	63, // 85: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	67, // 86: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	69, // 87: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	71, // 88: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	59, // 89: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	79, // 90: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	73, // 91: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	75, // 92: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	77, // 93: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	62, // [62:94] is the sub-list for method output_type
-	30, // [30:62] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	13, // 6: penstock.v1.MatchResponse.epochs:type_name -> penstock.v1.EpochRun
+	22, // 7: penstock.v1.PieceRef.fragments:type_name -> penstock.v1.Fragment
+	21, // 8: penstock.v1.ReadRequest.pieces:type_name -> penstock.v1.PieceRef
+	4,  // 9: penstock.v1.PieceResult.state:type_name -> penstock.v1.PieceResult.State
+	0,  // 10: penstock.v1.ReadResponse.outcome:type_name -> penstock.v1.Outcome
+	24, // 11: penstock.v1.ReadResponse.pieces:type_name -> penstock.v1.PieceResult
+	21, // 12: penstock.v1.ReserveRequest.pieces:type_name -> penstock.v1.PieceRef
+	3,  // 13: penstock.v1.ReserveRequest.block_class:type_name -> penstock.v1.BlockClass
+	0,  // 14: penstock.v1.ReserveResponse.outcome:type_name -> penstock.v1.Outcome
+	24, // 15: penstock.v1.ReserveResponse.pieces:type_name -> penstock.v1.PieceResult
+	30, // 16: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
+	0,  // 17: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
+	24, // 18: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
+	5,  // 19: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	42, // 20: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 21: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 22: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	61, // 23: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	63, // 24: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	66, // 25: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	65, // 26: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 27: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	68, // 28: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	24, // 29: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	63, // 30: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	10, // 31: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	12, // 32: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	17, // 33: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	19, // 34: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	23, // 35: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	26, // 36: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	28, // 37: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	31, // 38: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	33, // 39: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	14, // 40: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	35, // 41: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	37, // 42: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	39, // 43: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	41, // 44: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	44, // 45: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	45, // 46: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	46, // 47: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	48, // 48: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	50, // 49: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	52, // 50: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	54, // 51: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	55, // 52: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	57, // 53: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	62, // 54: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	67, // 55: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	69, // 56: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	71, // 57: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	59, // 58: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	79, // 59: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	73, // 60: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	75, // 61: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	77, // 62: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	11, // 63: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	16, // 64: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	18, // 65: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	20, // 66: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	25, // 67: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	27, // 68: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	29, // 69: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	32, // 70: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	34, // 71: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	15, // 72: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	36, // 73: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	38, // 74: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	40, // 75: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	43, // 76: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 77: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 78: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	47, // 79: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	49, // 80: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	51, // 81: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	53, // 82: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 83: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	56, // 84: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	58, // 85: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	64, // 86: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	68, // 87: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	70, // 88: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	72, // 89: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	60, // 90: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	80, // 91: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	74, // 92: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	76, // 93: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	78, // 94: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	63, // [63:95] is the sub-list for method output_type
+	31, // [31:63] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6193,7 +6292,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,8 +281,8 @@ func refusedError(f client.RefusedPiece, id kv.BlockID, outcome client.Outcome) 
 	return errors.New(what)
 }
 
-// compareStored fails if the node has one of the blocks with other bytes than
-// those in the window. It compares layer checksums, as the node reads them from
+// compareStored fails if the node has one of the blocks in the epoch of the put, with other
+// bytes than those in the window. It compares layer checksums, as the node reads them from
 // its disks now.
 func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.BlockID, first int) error {
 	for _, target := range p.connection.list() {
@@ -289,7 +290,7 @@ func (p *putCommand) compareStored(ctx context.Context, win *window, ids []kv.Bl
 		if err != nil {
 			return err
 		}
-		resp, err := pb.NewAdminClient(conn).VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: win.ns.Name, BlockIds: api.AppendIDs(nil, ids)})
+		resp, err := pb.NewAdminClient(conn).VerifyBlocks(ctx, &pb.VerifyBlocksRequest{Namespace: win.ns.Name, BlockIds: api.AppendIDs(nil, ids), Epoch: cmp.Or(p.epoch, uint64(win.ns.Epoch))})
 		if err = errors.Join(err, conn.Close()); err != nil {
 			return err
 		}
@@ -329,6 +330,8 @@ type getResult struct {
 	Tokens      int    `json:"tokens"`
 	Bytes       int64  `json:"bytes"`
 	Cut         string `json:"cut"`
+	// Epochs are those of the matched blocks, from the first one on; only with --mix.
+	Epochs []epochRun `json:"epochs,omitempty"`
 }
 
 func newBlockGet(w world, c *connection) *cobra.Command {
@@ -346,6 +349,8 @@ rename: if nothing is cached, or the command fails, it stays as it was.`,
 	g.chain = addChainFlags(cmd)
 	cmd.Flags().StringVar(&g.out, "out", "", "file to write the Full Blocks to (- writes standard output, and the summary to standard error)")
 	cmd.Flags().Uint64Var(&g.epoch, "epoch", 0, "version of the weights; 0: the newest")
+	cmd.Flags().Uint64Var(&g.oldest, "oldest-epoch", 0, oldestEpochHelp)
+	cmd.Flags().BoolVar(&g.mix, "mix", false, mixHelp)
 	_ = cmd.MarkFlagRequired("out") // it was defined above
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.data(cmd, func(ctx context.Context, s *client.Store) error {
@@ -359,6 +364,7 @@ rename: if nothing is cached, or the command fails, it stays as it was.`,
 			}
 			if err := o.emit(r, func(t *table) {
 				fmt.Fprintf(t, "%d of %d blocks (%d tokens, %s), cut: %s\n", r.Blocks, r.AskedBlocks, r.Tokens, size(r.Bytes), r.Cut)
+				printEpochs(t, r.Epochs)
 			}); err != nil {
 				return err
 			}
@@ -376,7 +382,9 @@ type getCommand struct {
 	world world
 	chain *chainFlags
 	out   string
-	epoch uint64
+
+	epoch, oldest uint64
+	mix           bool
 }
 
 func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r getResult, err error) {
@@ -395,7 +403,7 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 		return r, fmt.Errorf("--out: %w", err)
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	m, err := s.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ch.ids, Epoch: kv.Epoch(g.epoch), Lease: getLease})
+	m, err := s.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ch.ids, Epoch: kv.Epoch(g.epoch), Oldest: kv.Epoch(g.oldest), Mix: g.mix, Lease: getLease})
 	if err != nil {
 		return r, err
 	}
@@ -407,6 +415,9 @@ func (g *getCommand) run(ctx context.Context, s *client.Store, name string) (r g
 		}()
 	}
 	r = getResult{Namespace: name, Epoch: uint64(m.Epoch), AskedBlocks: len(ch.ids), Cut: string(m.Cut)}
+	for _, run := range m.Epochs {
+		r.Epochs = append(r.Epochs, epochRun{Epoch: uint64(run.Epoch), Blocks: uint32(run.Blocks)})
+	}
 	switch m.Cut {
 	case client.CutNodeDown:
 		return r, client.ErrUnavailable
@@ -528,7 +539,11 @@ func (g *getCommand) copy(ctx context.Context, s *client.Store, ns kv.Namespace,
 		end := min(at+win.blocks, m.Blocks)
 		pieces := needed(ns.Geometry, m.Blocks, win.pieces(at, end))
 		clear(win.bytes(end - at))
-		res, err := s.Read(ctx, client.ReadRequest{Namespace: ns, IDs: m.IDs[:end], Epoch: m.Epoch, Into: win.mem, Pieces: pieces})
+		req := client.ReadRequest{Namespace: ns, IDs: m.IDs[:end], Epoch: m.Epoch, Into: win.mem, Pieces: pieces}
+		if g.mix {
+			req.Epoch, req.Epochs = 0, m.Epochs
+		}
+		res, err := s.Read(ctx, req)
 		if err != nil {
 			return err
 		}

@@ -37,15 +37,23 @@ type matched struct {
 	Lease         uint64 `json:"lease,omitempty"`
 	// TTLSeconds is the time until the lease ends. It is absent if only unpin ends the
 	// lease.
-	TTLSeconds float64      `json:"ttl_seconds,omitempty"`
-	BlockIDs   []kv.BlockID `json:"block_ids,omitempty"`
+	TTLSeconds float64 `json:"ttl_seconds,omitempty"`
+	// Epochs are those of the blocks, from the first one on; only with --mix.
+	Epochs   []epochRun   `json:"epochs,omitempty"`
+	BlockIDs []kv.BlockID `json:"block_ids,omitempty"`
+}
+
+// epochRun is a number of consecutive blocks of one epoch.
+type epochRun struct {
+	Epoch  uint64 `json:"epoch"`
+	Blocks uint32 `json:"blocks"`
 }
 
 // matchOptions are how a chain is matched.
 type matchOptions struct {
 	epoch, oldest uint64
 	ttl           time.Duration
-	pin           bool
+	pin, mix      bool
 }
 
 // match asks the node about a chain.
@@ -62,17 +70,29 @@ func (a admin) match(ctx context.Context, w world, flags *chainFlags, name strin
 		Pin:        opts.pin,
 
 		OldestEpoch: opts.oldest,
+		Mix:         opts.mix,
 	})
 	if err != nil {
 		return matched{}, chain{}, err
+	}
+	var epochs []epochRun
+	for _, r := range resp.GetEpochs() {
+		epochs = append(epochs, epochRun{Epoch: r.GetEpoch(), Blocks: r.GetBlocks()})
 	}
 	return matched{
 		Namespace: name, Epoch: resp.GetEpoch(),
 		AskedTokens: ch.tokens, AskedBlocks: len(ch.ids),
 		MatchedTokens: resp.GetMatchedTokens(), MatchedBlocks: resp.GetMatchedBlocks(), MatchedBytes: resp.GetBytes(),
 		Cut: resp.GetCut(), Lease: resp.GetLease(), TTLSeconds: float64(resp.GetLeaseTtlMs()) / 1e3,
+		Epochs: epochs,
 	}, ch, nil
 }
+
+// Help of flags of prefix match and block get.
+const (
+	oldestEpochHelp = "the longest match of any live epoch from this one to --epoch; 0: of --epoch alone"
+	mixHelp         = "let each block be of the newest epoch from --oldest-epoch to --epoch that has it, and print the epochs"
+)
 
 func newPrefixMatch(w world, c *connection) *cobra.Command {
 	var opts matchOptions
@@ -95,7 +115,8 @@ cut says why the prefix is not longer:
 	}
 	flags := addChainFlags(cmd)
 	cmd.Flags().Uint64Var(&opts.epoch, "epoch", 0, "version of the weights; 0: the newest")
-	cmd.Flags().Uint64Var(&opts.oldest, "oldest-epoch", 0, "the longest match of any live epoch from this one to --epoch; 0: of --epoch alone")
+	cmd.Flags().Uint64Var(&opts.oldest, "oldest-epoch", 0, oldestEpochHelp)
+	cmd.Flags().BoolVar(&opts.mix, "mix", false, mixHelp)
 	cmd.Flags().BoolVar(&showIDs, "show-ids", false, "print the ids of the matched blocks too")
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		return c.admin(cmd, func(ctx context.Context, a admin) error {
@@ -112,10 +133,20 @@ cut says why the prefix is not longer:
 	return cmd
 }
 
+// printEpochs prints the epochs of a mixed match.
+func printEpochs(t *table, runs []epochRun) {
+	first := uint32(0)
+	for _, r := range runs {
+		t.pair(fmt.Sprintf("blocks %d-%d", first, first+r.Blocks-1), fmt.Sprintf("epoch %d", r.Epoch))
+		first += r.Blocks
+	}
+}
+
 func printMatch(t *table, m matched) {
 	t.pair("matched", fmt.Sprintf("%d of %d tokens, %d of %d blocks, %s", m.MatchedTokens, m.AskedTokens, m.MatchedBlocks, m.AskedBlocks, size(m.MatchedBytes)))
 	t.pair("cut", m.Cut)
 	t.pair("epoch", m.Epoch)
+	printEpochs(t, m.Epochs)
 	if m.Lease != 0 {
 		t.pair("lease", m.Lease)
 	}

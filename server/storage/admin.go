@@ -151,10 +151,10 @@ type VerifiedPiece struct {
 	LayerSums []uint64
 }
 
-// Verify reads every piece of the blocks, of every live epoch, from the device, whatever
-// is in memory, and checks every checksum. Broken pieces are dropped from the index.
+// Verify reads every piece of the blocks from the device, whatever is in memory, and checks
+// every checksum: the pieces of an epoch, or of every live one if epoch is 0. Broken pieces are dropped from the index.
 // Blocks that are not stored are Absent.
-func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) ([]VerifiedPiece, error) {
+func (n *Node) Verify(ctx context.Context, namespace string, epoch kv.Epoch, ids []kv.BlockID) ([]VerifiedPiece, error) {
 	if err := n.checkChain(ids); err != nil {
 		return nil, err
 	}
@@ -162,7 +162,8 @@ func (n *Node) Verify(ctx context.Context, namespace string, ids []kv.BlockID) (
 	for _, id := range ids {
 		// Asked for again with each block: its live epochs may have changed.
 		ns, infos, err := n.StatBlock(namespace, id)
-		if errors.Is(err, trie.ErrAbsent) {
+		infos = slices.DeleteFunc(infos, func(i trie.Info) bool { return epoch != 0 && i.Epoch != epoch })
+		if errors.Is(err, trie.ErrAbsent) || err == nil && len(infos) == 0 {
 			out = append(out, VerifiedPiece{ID: id, State: Absent})
 			continue
 		}

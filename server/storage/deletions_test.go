@@ -145,7 +145,7 @@ func TestRebuildResurrectsNothing(t *testing.T) {
 				for id := range m.chains {
 					all = append(all, id)
 				}
-				pieces, err := r.node.Verify(context.Background(), "m", all)
+				pieces, err := r.node.Verify(context.Background(), "m", 0, all)
 				if err != nil {
 					t.Fatal(err)
 				}

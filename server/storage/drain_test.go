@@ -220,7 +220,7 @@ func drainBesideLoad(t *testing.T, d blockstore.Durability) {
 		}
 	})
 	worker(func(rng *rand.Rand) {
-		for _, v := range must(r.node.Verify(context.Background(), "full", prompts["full"][rng.IntN(4)])) {
+		for _, v := range must(r.node.Verify(context.Background(), "full", 0, prompts["full"][rng.IntN(4)])) {
 			if v.State != storage.Delivered {
 				t.Errorf("verify during the drain: %v: %v", v.State, v.Err)
 			}

@@ -279,7 +279,7 @@ func TestVerifyDuringEpochBump(t *testing.T) {
 		r.mustPut(after, ids)
 	}
 	d.during.Store(&bump)
-	verified, err := r.node.Verify(t.Context(), ns.Name, ids)
+	verified, err := r.node.Verify(t.Context(), ns.Name, 0, ids)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,6 +46,9 @@ type LoadRequest struct {
 	// Pieces are what to load, in any order. Nil means all pieces that the
 	// matched prefix needs.
 	Pieces []PieceRef
+	// Alone finds each of Pieces by itself: they are those of one epoch of a mixed match,
+	// of which the epoch need not have the rest.
+	Alone bool
 	// FirstLayer and Layers choose layers of every piece; Layers 0 means all.
 	FirstLayer, Layers int
 	// Geometry is the reader's: it made room for pieces of that length. Zero is
@@ -355,8 +358,15 @@ func (n *Node) checkChain(ids []kv.BlockID) error {
 	return nil
 }
 
-// plan matches the chain and gives each piece its slot.
-func (l *load) plan() (MatchResult, error) {
+// match finds the pieces.
+func (l *load) match() (MatchResult, error) {
+	if l.req.Alone {
+		pieces := make([]trie.Piece, len(l.req.Pieces))
+		for i, p := range l.req.Pieces {
+			pieces[i] = trie.Piece{Block: uint32(p.Block), Group: uint8(p.Group)}
+		}
+		return l.node.index.Locate(l.ns.ID, l.req.Epoch, l.req.IDs, pieces)
+	}
 	last := len(l.req.IDs)
 	// Which pieces a window or a state makes up depends on the length of the
 	// match, so only full attention can be cut short behind the last one wanted.
@@ -366,7 +376,12 @@ func (l *load) plan() (MatchResult, error) {
 			last = max(last, p.Block+1)
 		}
 	}
-	match, err := l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last)})
+	return l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last)})
+}
+
+// plan matches the chain and gives each piece its slot.
+func (l *load) plan() (MatchResult, error) {
+	match, err := l.match()
 	if err != nil {
 		return MatchResult{}, err
 	}
@@ -388,7 +403,7 @@ func (l *load) plan() (MatchResult, error) {
 	l.refs = make([]kv.Ref, len(l.req.Pieces))
 	for i, p := range l.req.Pieces {
 		l.pieces[i].PieceRef = p
-		if ref, ok := found[p]; ok {
+		if ref := found[p]; ref != (kv.Ref{}) {
 			l.refs[i] = ref
 		} else {
 			l.pieces[i].State = Absent

@@ -17,7 +17,9 @@ type MatchRequest struct {
 	// Epoch and Oldest are as in trie.MatchOptions: with Oldest 0 exactly that epoch,
 	// 0 for the newest.
 	Epoch, Oldest kv.Epoch
-	IDs           []kv.BlockID
+	// Mix is trie.MatchOptions.Mix.
+	Mix bool
+	IDs []kv.BlockID
 	// TTL > 0 leases what matched, for at most LeaseTTLMax; Pin leases it until
 	// Release. Owner is whom Pins names.
 	TTL   time.Duration
@@ -41,7 +43,7 @@ func (n *Node) Match(req MatchRequest) (kv.Namespace, MatchResult, error) {
 		return ns, MatchResult{}, fmt.Errorf("%w: epochs from %d to %d; the oldest is later than the newest", ErrRequest, req.Oldest, req.Epoch)
 	}
 	opts := trie.MatchOptions{
-		Epoch: req.Epoch, Oldest: req.Oldest, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
+		Epoch: req.Epoch, Oldest: req.Oldest, Mix: req.Mix, Lease: req.TTL > 0 || req.Pin, TTL: n.LeaseTTL(req.TTL),
 		Now: n.opts.Now(), Owner: req.Owner, Count: true,
 	}
 	if req.Pin {

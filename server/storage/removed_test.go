@@ -33,7 +33,7 @@ func TestRemovalsSayWhy(t *testing.T) {
 			r.mustPut(ns, ids)
 			dev.SetRules(faultio.MustParse("(Flip (And Reads (Prob 1 1)))"))
 			defer dev.SetRules(nil)
-			v, err := r.node.Verify(t.Context(), ns.Name, ids[1:2])
+			v, err := r.node.Verify(t.Context(), ns.Name, 0, ids[1:2])
 			if err == nil && v[0].State != storage.Corrupt {
 				t.Errorf("verify: %v, %v", v[0].State, v[0].Err)
 			}

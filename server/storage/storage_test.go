@@ -322,7 +322,7 @@ func TestDeleteAndVerify(t *testing.T) {
 	trunk, left, right := chain(ns, 4, 1), chain(ns, 4, 1, 2), chain(ns, 4, 1, 3)
 	r.mustPut(ns, left)
 	r.mustPut(ns, right)
-	verified, err := r.node.Verify(t.Context(), "m", append(slices.Clone(left), kv.BlockID{9}))
+	verified, err := r.node.Verify(t.Context(), "m", 0, append(slices.Clone(left), kv.BlockID{9}))
 	if err != nil {
 		t.Fatal(err)
 	}

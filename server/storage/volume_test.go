@@ -290,7 +290,7 @@ func TestUnreadableBlockIsDropped(t *testing.T) {
 					t.Fatal(err)
 				}
 			case "verify":
-				if _, err := r.node.Verify(t.Context(), "m", ids); err != nil {
+				if _, err := r.node.Verify(t.Context(), "m", 0, ids); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -1,0 +1,265 @@
+package trie
+
+import "github.com/penstock-kv/penstock/kv"
+
+// mixable is a live epoch whose blocks may be in a mixed match.
+type mixable struct {
+	sp *space
+	// full is the number of blocks, from the first on, that a tree has in the epoch.
+	full int
+}
+
+// mixed returns the longest match whose blocks may be of different epochs, and false if no
+// epoch that may match is live. In a tree, an epoch that has a block has all blocks before
+// it too. So the match has the length of the longest match of one epoch at least, and
+// newer blocks.
+//
+//	epoch 8   a b
+//	epoch 7   a b c d
+//	epoch 6   a b c
+//	mixed     a b c d     epochs 8, 8, 7, 7
+func (w *walk) mixed(opts *MatchOptions) (Match, bool) {
+	m := Match{Epoch: w.ns.def.Epoch, Cut: CutEpoch, Pieces: opts.Pieces}
+	w.s.mix = w.s.mix[:0]
+	for _, sp := range w.ns.live {
+		if opts.wants(w.ns, sp.epoch) {
+			w.s.mix = append(w.s.mix, mixable{sp: sp, full: w.depth(sp)})
+			m.Stored = max(m.Stored, w.s.mix[len(w.s.mix)-1].full)
+		}
+	}
+	if len(w.s.mix) == 0 {
+		return m, false
+	}
+	m.Epoch, m.Cut = w.s.mix[0].sp.epoch, w.cut
+	for !w.ns.tree && m.Stored < len(w.ids) && w.stored(m.Stored) {
+		m.Stored++
+	}
+	m.Blocks = len(w.ids)
+	if w.ns.tree || w.flat() {
+		if m.Blocks = m.Stored; m.Blocks < len(w.ids) {
+			m.Cut = CutAbsent
+		}
+	}
+	// No epoch holds block i for this length, nor for a shorter one that has the block.
+	for i := w.unheld(m.Blocks); i >= 0; i = w.unheld(m.Blocks) {
+		m.Cut, m.Blocks = w.lacking(i, m.Blocks), i
+	}
+	m.Epochs = opts.Epochs
+	w.take(&m)
+	if opts.Count {
+		w.count(&m)
+	}
+	return m, true
+}
+
+// depth returns how many blocks a tree has in sp from the first one on.
+func (w *walk) depth(sp *space) int {
+	if !w.ns.tree {
+		return 0
+	}
+	w.sp = sp.number
+	prev := uint32(0)
+	for i := range w.ids {
+		if prev = w.next(prev, &w.ids[i]); prev == 0 {
+			return i
+		}
+	}
+	return len(w.ids)
+}
+
+// stored reports whether an epoch has the group 0 piece of block i.
+func (w *walk) stored(i int) bool {
+	for _, e := range w.s.mix {
+		if w.sp = e.sp.number; w.piece(0, &w.ids[i]) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// has reports whether an epoch has the piece of block i of the group that every match
+// needs from its first block on.
+func (w *walk) has(e mixable, i int) bool {
+	w.sp = e.sp.number
+	switch {
+	case w.ns.tree:
+		return i < e.full
+	case w.flat():
+		return w.piece(0, &w.ids[i]) != 0
+	}
+	return true
+}
+
+// lacks returns the first other group that a match of n blocks needs at block i and that
+// the space of the last call of has lacks, or -1.
+func (w *walk) lacks(i, n int) int {
+	for g := range w.ns.def.Geometry.Groups {
+		if w.other(g) && i >= w.first(uint8(g), n) && w.piece(uint8(g), &w.ids[i]) == 0 {
+			return g
+		}
+	}
+	return -1
+}
+
+// other reports whether matches need group g near their end only.
+func (w *walk) other(g int) bool {
+	return w.ns.def.Geometry.Groups[g].Kind != kv.Full && !w.flat()
+}
+
+// holder sets the space to that of the newest epoch that has all pieces of block i that a
+// match of n blocks needs, and returns the epoch's index in s.mix, or -1.
+func (w *walk) holder(i, n int) int {
+	for k, e := range w.s.mix {
+		if w.has(e, i) && w.lacks(i, n) < 0 {
+			return k
+		}
+	}
+	return -1
+}
+
+// unheld returns the last block below n without a holder, or -1. Every block below Stored
+// has the pieces that has asks for in some epoch, so only the ends of the other groups
+// are searched.
+func (w *walk) unheld(n int) int {
+	from := n
+	for g := range w.ns.def.Geometry.Groups {
+		if w.other(g) {
+			from = min(from, w.first(uint8(g), n))
+		}
+	}
+	for i := n - 1; i >= from; i-- {
+		if w.holder(i, n) < 0 {
+			return i
+		}
+	}
+	return -1
+}
+
+// lacking returns the cut of a match that would need block i for n blocks: the newest epoch
+// that has the block lacks a piece of another group.
+func (w *walk) lacking(i, n int) Cut {
+	for _, e := range w.s.mix {
+		if !w.has(e, i) {
+			continue
+		}
+		if g := w.lacks(i, n); g >= 0 && w.ns.def.Geometry.Groups[g].Kind == kv.State {
+			return CutStateMissing
+		}
+		return CutWindowMissing
+	}
+	return CutAbsent
+}
+
+// take adds the pieces of a match of m.Blocks blocks, its runs, and the nodes that a lease
+// pins: of a tree the last full node of each run, which keeps the nodes before it.
+func (w *walk) take(m *Match) {
+	base := len(m.Epochs)
+	for i := range m.Blocks {
+		e := w.s.mix[w.holder(i, m.Blocks)].sp.epoch
+		last := len(m.Epochs) - 1
+		same := last >= base && m.Epochs[last].Epoch == e
+		if same {
+			m.Epochs[last].Blocks++
+		} else {
+			m.Epochs = append(m.Epochs, kv.EpochRun{Epoch: e, Blocks: 1})
+		}
+		if !w.ns.tree && !w.flat() {
+			continue
+		}
+		n := w.piece(0, &w.ids[i])
+		m.Pieces = append(m.Pieces, Piece{Ref: w.t.nodes.at(n).ref(), Block: uint32(i)})
+		if w.ns.tree && same {
+			w.s.nodes[last-base] = n
+		} else {
+			w.s.nodes = append(w.s.nodes, n)
+		}
+	}
+	for g := range w.ns.def.Geometry.Groups {
+		if !w.other(g) {
+			continue
+		}
+		for i := w.first(uint8(g), m.Blocks); i < m.Blocks; i++ {
+			w.holder(i, m.Blocks)
+			n := w.piece(uint8(g), &w.ids[i])
+			w.s.nodes = append(w.s.nodes, n)
+			m.Pieces = append(m.Pieces, Piece{Ref: w.t.nodes.at(n).ref(), Block: uint32(i), Group: uint8(g)})
+		}
+	}
+	for i, r := range m.Epochs[base:] {
+		if i == 0 || r.Epoch > m.Epoch {
+			m.Epoch = r.Epoch
+		}
+	}
+}
+
+// count counts a match in each epoch that has blocks of it, or in the newest.
+func (w *walk) count(m *Match) {
+	for k, e := range w.s.mix {
+		blocks := 0
+		for _, r := range m.Epochs {
+			if r.Epoch == e.sp.epoch {
+				blocks += r.Blocks
+			}
+		}
+		if blocks > 0 || m.Blocks == 0 && k == 0 {
+			e.sp.matches.Add(1)
+			e.sp.hits.Add(int64(blocks))
+		}
+	}
+}
+
+// touchRuns tells the policy about the blocks of a tree before the last of each run.
+func (w *walk) touchRuns(runs []kv.EpochRun) {
+	for i := len(runs) - 1; i >= 0; i-- {
+		n := w.s.nodes[i]
+		for range runs[i].Blocks - 1 {
+			n = w.t.nodes.at(n).parent
+			w.t.policy.Touch(n)
+		}
+	}
+}
+
+// Locate finds pieces of one live epoch of a chain by themselves, as a mixed match needs
+// them, where Match finds the pieces of a prefix. It sets Ref of each piece that is stored
+// and, in a tree, whose ancestors are; the zero Ref of the others. They count as used in the
+// order of eviction. Epoch 0 means the newest. Blocks of the result is the block of the first
+// piece that is missing, or the length of the chain. The result has the pieces.
+// Errors: ErrNamespaceUnknown and ErrClosed.
+func (t *Trie) Locate(id kv.NamespaceID, epoch kv.Epoch, ids []kv.BlockID, pieces []Piece) (Match, error) {
+	s := t.matchPool.Get().(*matchScratch)
+	defer t.matchPool.Put(s)
+	s.nodes = s.nodes[:0]
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	ns, err := t.lookupLocked(id)
+	if err != nil {
+		return Match{}, err
+	}
+	if epoch == 0 {
+		epoch = ns.def.Epoch
+	}
+	sp := ns.version(epoch)
+	if sp == nil {
+		return Match{Epoch: ns.def.Epoch, Cut: CutEpoch, Pieces: pieces}, nil
+	}
+	w := walk{t: t, ns: ns, ids: ids, s: s}
+	w.limit(0)
+	e := mixable{sp: sp, full: w.depth(sp)}
+	m := Match{Epoch: epoch, Cut: w.cut, Blocks: len(w.ids), Pieces: pieces}
+	for i := range pieces {
+		p, n := &pieces[i], uint32(0)
+		if int(p.Block) < len(w.ids) && w.has(e, int(p.Block)) {
+			n = w.piece(p.Group, &w.ids[p.Block])
+		}
+		if n == 0 {
+			p.Ref = kv.Ref{}
+			m.Blocks, m.Cut = min(m.Blocks, int(p.Block)), CutAbsent
+			continue
+		}
+		p.Ref = t.nodes.at(n).ref()
+		s.nodes = append(s.nodes, n)
+	}
+	m.Tokens = m.Blocks * ns.def.Geometry.BlockTokens
+	w.touch(&m)
+	return m, nil
+}
