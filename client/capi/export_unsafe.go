@@ -266,22 +266,26 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	if b == nil {
 		return nil, invalid("the batch is NULL")
 	}
-	// Version 1.0 ends before oldest_epoch.
-	first := uint64(b.size) == uint64(unsafe.Offsetof(b.oldest_epoch))
-	if !first {
+	// Version 1.0 ends before oldest_epoch, and version 1.1 before key_epochs.
+	hasOldest := uint64(b.size) != uint64(unsafe.Offsetof(b.oldest_epoch))
+	hasEpochs := hasOldest && uint64(b.size) != uint64(unsafe.Offsetof(b.key_epochs))
+	if hasEpochs {
 		if err := sized("penstock_batch", b.size, unsafe.Sizeof(*b)); err != nil {
 			return nil, err
 		}
 	}
-	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags > C.PENSTOCK_ANY_MEMORY|C.PENSTOCK_NEWEST {
+	if b.n_keys == 0 || b.n_keys > C.PENSTOCK_BATCH_MAX || b.key_offsets == nil || b.flags > C.PENSTOCK_ANY_MEMORY|C.PENSTOCK_NEWEST|C.PENSTOCK_MIX {
 		return nil, invalid("penstock_batch: %d keys (1 to %d), key_offsets %p, flags %#x", uint32(b.n_keys), C.PENSTOCK_BATCH_MAX, b.key_offsets, uint32(b.flags))
 	}
 	out := &binding.Batch{
 		Epoch: kv.Epoch(b.epoch), Timeout: millis(b.timeout_ms), Lease: millis(b.lease_ms), AnyMemory: b.flags&C.PENSTOCK_ANY_MEMORY != 0,
-		First: int(b.first), KeyOffsets: slice[uint32](b.key_offsets, int(b.n_keys)+1), Newest: b.flags&C.PENSTOCK_NEWEST != 0,
+		First: int(b.first), KeyOffsets: slice[uint32](b.key_offsets, int(b.n_keys)+1), Newest: b.flags&C.PENSTOCK_NEWEST != 0, Mix: b.flags&C.PENSTOCK_MIX != 0,
 	}
-	if !first {
+	if hasOldest {
 		out.Oldest = kv.Epoch(b.oldest_epoch)
+	}
+	if hasEpochs && b.key_epochs != nil {
+		out.KeyEpochs = slice[kv.Epoch](b.key_epochs, int(b.n_keys))
 	}
 	if total := out.KeyOffsets[b.n_keys]; total > C.PENSTOCK_BATCH_MAX*C.PENSTOCK_KEY_MAX || total > 0 && b.keys == nil {
 		return nil, invalid("penstock_batch: %d bytes of keys at %p", total, b.keys)

@@ -19,9 +19,9 @@
  * call with a closed handle fails with PENSTOCK_ERR_CLOSED and does nothing.
  *
  * OWNERSHIP. Strings, keys, structures and arrays belong to the caller. The library
- * copies them before the function returns, with two exceptions: a submitted job uses the
- * memory of its values and its array of results until the job ends. The caller must not
- * change, use or free these two until penstock_drain, penstock_wait or penstock_submit_wait
+ * copies them before the function returns, with three exceptions: a submitted job uses the
+ * memory of its values, its array of results and the key_epochs of a match until the job
+ * ends. The caller must not change, use or free these until penstock_drain, penstock_wait or penstock_submit_wait
  * has returned the job's completion, or penstock_close has returned. After that the library has no pointer
  * to them.
  *
@@ -292,7 +292,13 @@ enum {
 	/* Fragments may lie in memory that is not registered. The library registers that memory for the duration of the call. */
 	PENSTOCK_ANY_MEMORY = 1,
 	/* match: the newest epoch of the nodes takes the place of epoch, which is 0. Since version 1.1. */
-	PENSTOCK_NEWEST = 2
+	PENSTOCK_NEWEST = 2,
+	/*
+	 * match: keys of one match may be of different epochs. Each key is of the newest live epoch
+	 * from oldest_epoch to epoch that has all pieces of the key that the match needs. Without
+	 * this flag all keys of a match are of one epoch. Since version 1.2.
+	 */
+	PENSTOCK_MIX = 4
 };
 
 /*
@@ -313,7 +319,7 @@ enum {
 typedef struct penstock_batch {
 	uint64_t size;                /* sizeof(penstock_batch) */
 	uint64_t epoch;               /* 0: the epoch of the handle */
-	uint32_t flags;               /* PENSTOCK_ANY_MEMORY, PENSTOCK_NEWEST */
+	uint32_t flags;               /* PENSTOCK_ANY_MEMORY, PENSTOCK_NEWEST, PENSTOCK_MIX */
 	uint32_t timeout_ms;          /* time limit; 0: penstock_options.timeout_ms */
 	uint32_t lease_ms;            /* match: duration of a lease on the matched prefix, which is not evicted meanwhile; 0: no lease */
 	uint32_t n_keys;
@@ -332,6 +338,11 @@ typedef struct penstock_batch {
 	 * the match are of penstock_result.epoch, which a get of them names. Since version 1.1.
 	 */
 	uint64_t oldest_epoch;
+	/*
+	 * n_keys elements, or NULL. A match with PENSTOCK_MIX writes the epoch of each matched key, and
+	 * 0 for the other keys. A get loads each key from its epoch; epoch is 0 then. Since version 1.2.
+	 */
+	uint64_t *key_epochs;
 } penstock_batch;
 
 /* Reasons why a prefix is not longer. */
@@ -356,7 +367,7 @@ typedef struct penstock_result {
 	uint32_t cut;          /* get and match: PENSTOCK_CUT_*, why prefix is not longer */
 	uint32_t reserved;
 	uint64_t bytes;        /* bytes transferred and verified; of a match: bytes that a get of the prefix transfers */
-	uint64_t epoch;        /* the epoch of the batch; of a match: the epoch of all matched keys */
+	uint64_t epoch;        /* the epoch of the batch; of a match: the epoch of all matched keys; with key_epochs the newest of them */
 	penstock_lease lease;  /* match: 0 if no lease was granted */
 	penstock_error error;
 } penstock_result;

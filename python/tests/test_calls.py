@@ -126,6 +126,18 @@ def test_several_epochs_are_live(ns: Namespace) -> None:
     for epoch, number in ((first, 0), (second, 2)):
         assert ns.get(["a"], [got], epoch=epoch).ok == 1
         assert bytes(got) == bytes(value(ns, number)), f"the value of epoch {epoch}"
+    mixed = ns.match(["a", "b"], oldest=first, mix=True)
+    assert (mixed.prefix, mixed.epoch, mixed.epochs) == (2, second, (second, first))
+    assert ns.match(["a", "b", "c"], oldest=first, mix=True).epochs == mixed.epochs
+    assert ns.match(["a", "b"], oldest=first).epochs == () == ns.match([], mix=True).epochs
+    pages = [bytearray(ns.value_bytes) for _ in range(2)]
+    assert ns.get(["a", "b"], pages, epochs=mixed.epochs).ok == 2
+    assert [bytes(p) for p in pages] == [bytes(value(ns, 2)), bytes(value(ns, 1))]
+    for bad in ((first,), (first, 0), (first, -1)):
+        with pytest.raises(InvalidError, match="epoch"):
+            ns.get(["a", "b"], pages, epochs=bad)
+    with pytest.raises(InvalidError, match="both epoch"):
+        ns.get(["a", "b"], pages, epochs=mixed.epochs, epoch=first)
     with ns.pin(60, epoch=first) as pin:
         third = ns.bump()
         assert ns.match(["a", "b"], epoch=first).prefix == 2, "a pinned epoch"

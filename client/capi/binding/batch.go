@@ -3,6 +3,7 @@ package binding
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
@@ -47,8 +48,10 @@ const BatchMax = 1 << 16
 type Batch struct {
 	Epoch kv.Epoch
 	// Oldest and Newest are those of client.MatchRequest.
-	Oldest    kv.Epoch
-	Newest    bool
+	Oldest kv.Epoch
+	Newest bool
+	// Mix is that of client.MatchRequest.
+	Mix       bool
 	Timeout   time.Duration
 	Lease     time.Duration
 	AnyMemory bool
@@ -67,6 +70,9 @@ type Batch struct {
 	Addresses, Lengths []uint64
 	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
+	// KeyEpochs, if not nil, receives the epoch of each key of a match with Mix, and has the
+	// epoch of each key of a get.
+	KeyEpochs []kv.Epoch
 }
 
 // Result is penstock_result.
@@ -97,7 +103,10 @@ type call struct {
 	// oldest and newest are those of the batch.
 	oldest  kv.Epoch
 	newest  bool
+	mix     bool
 	results []byte
+	// epochs are the epochs of the keys: the caller's array in a match, a copy in a get.
+	epochs []kv.Epoch
 	// memory is set if each piece is one fragment and all lie in one memory, at the
 	// pieces' offsets. Otherwise fragments is set.
 	memory    *client.Memory
@@ -116,8 +125,8 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 	if op < OpMatch || op > OpDelete {
 		return nil, invalid("operation %d", op)
 	}
-	c := &call{ns: n, def: n.Definition(), op: op, first: b.First, within: b.Timeout, lease: b.Lease, oldest: b.Oldest, newest: b.Newest}
-	if (b.Oldest != 0 || b.Newest) && op != OpMatch {
+	c := &call{ns: n, def: n.Definition(), op: op, first: b.First, within: b.Timeout, lease: b.Lease, oldest: b.Oldest, newest: b.Newest, mix: b.Mix}
+	if (b.Oldest != 0 || b.Newest || b.Mix) && op != OpMatch {
 		return nil, invalid("a range of epochs is for match only")
 	}
 	if b.Newest && b.Epoch != 0 {
@@ -127,6 +136,9 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 		c.def.Epoch = b.Epoch
 	}
 	if err := c.takeKeys(b); err != nil {
+		return nil, err
+	}
+	if err := c.takeEpochs(b); err != nil {
 		return nil, err
 	}
 	if op.moves() {
@@ -173,6 +185,30 @@ func (c *call) takeKeys(b *Batch) error {
 	}
 	c.ids = make([]kv.BlockID, n)
 	return c.ns.blockIDs(c.ids, b.Keys, b.KeyOffsets)
+}
+
+// takeEpochs sets epochs.
+func (c *call) takeEpochs(b *Batch) error {
+	switch {
+	case b.KeyEpochs == nil:
+		return nil
+	case len(b.KeyEpochs) != len(c.ids):
+		return invalid("epochs of %d keys; want %d", len(b.KeyEpochs), len(c.ids))
+	case c.op == OpMatch && c.mix:
+		c.epochs = b.KeyEpochs
+		clear(c.epochs)
+		return nil
+	case c.op != OpGet:
+		return invalid("epochs of keys are for get, and for match with the flag to mix epochs")
+	case b.Epoch != 0:
+		return invalid("both epoch %d and the epochs of the keys are given", b.Epoch)
+	}
+	if i := slices.Index(b.KeyEpochs, 0); i >= 0 {
+		return invalid("the epoch of key %d is 0", i)
+	}
+	c.epochs = slices.Clone(b.KeyEpochs)
+	c.def.Epoch = slices.Max(c.epochs)
+	return nil
 }
 
 // blockIDs writes the ids of keys to dst.

@@ -67,10 +67,16 @@ func (c *call) prefix() int {
 
 func (c *call) match(ctx context.Context, r *Result) {
 	s := c.ns.store
-	m, err := s.client.Match(ctx, client.MatchRequest{Namespace: c.def, IDs: c.ids, Lease: c.lease, Oldest: c.oldest, Newest: c.newest})
+	m, err := s.client.Match(ctx, client.MatchRequest{Namespace: c.def, IDs: c.ids, Lease: c.lease, Oldest: c.oldest, Newest: c.newest, Mix: c.mix})
 	r.Prefix, r.Cut, r.Bytes, r.Err = m.Blocks, m.Cut, m.Bytes, err
 	if err == nil {
 		r.Epoch = m.Epoch
+		next := c.epochs
+		for _, run := range m.Epochs {
+			for i := 0; i < run.Blocks && len(next) > 0; i++ {
+				next[0], next = run.Epoch, next[1:]
+			}
+		}
 	}
 	if m.Lease != nil {
 		l := &Lease{store: s, lease: m.Lease}
@@ -166,31 +172,60 @@ func (c *call) get(ctx context.Context, r *Result) {
 
 // present returns the pieces of open whose keys are stored.
 func (c *call) present(ctx context.Context, open []int, r *Result) []int {
-	req := client.KeysRequest{Namespace: c.def, IDs: make([]kv.BlockID, len(open))}
-	for k, i := range open {
-		req.IDs[k] = c.ids[c.pieces[i].Block]
-	}
-	found, err := c.ns.store.client.Exists(ctx, req, false)
-	if err != nil {
-		r.Err = err
-		return nil
+	byEpoch := make(map[kv.Epoch][]int)
+	for _, i := range open {
+		e := c.epochOf(c.pieces[i].Block)
+		byEpoch[e] = append(byEpoch[e], i)
 	}
 	var left []int
-	for k, i := range open {
-		switch found[k] {
-		case client.Present:
-			left = append(left, i)
-		case client.Unknown:
-			c.results[i] = KeyDown
+	for e, pieces := range byEpoch {
+		req := client.KeysRequest{Namespace: c.def, Epoch: e, IDs: make([]kv.BlockID, len(pieces))}
+		for k, i := range pieces {
+			req.IDs[k] = c.ids[c.pieces[i].Block]
+		}
+		found, err := c.ns.store.client.Exists(ctx, req, false)
+		if err != nil {
+			r.Err = err
+			return nil
+		}
+		for k, i := range pieces {
+			switch found[k] {
+			case client.Present:
+				left = append(left, i)
+			case client.Unknown:
+				c.results[i] = KeyDown
+			}
 		}
 	}
+	slices.Sort(left)
 	return left
+}
+
+// epochOf returns the epoch of a key.
+func (c *call) epochOf(key int) kv.Epoch {
+	if c.epochs == nil {
+		return c.def.Epoch
+	}
+	return c.epochs[key]
+}
+
+// runs returns the epochs of the keys as client.ReadRequest has them, or nil if the epoch of
+// the call is that of all.
+func (c *call) runs(keys int, key func(int) int) (runs []kv.EpochRun) {
+	if c.epochs == nil {
+		return nil
+	}
+	for i := range keys {
+		runs = append(runs, kv.EpochRun{Epoch: c.epochs[key(i)], Blocks: 1})
+	}
+	return runs
 }
 
 // read reads the open pieces once. It sets their results, and returns the pieces whose
 // result is still unknown: the Read ended before them.
 func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 	req := client.ReadRequest{Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments}
+	req.Epochs = c.runs(len(c.ids), func(i int) int { return i })
 	if len(open) < len(c.pieces) {
 		// The namespace is flat, because get reads once otherwise. The request has only
 		// the keys of the open pieces.
@@ -202,6 +237,7 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 				req.Fragments = append(req.Fragments, c.fragments[i])
 			}
 		}
+		req.Epochs = c.runs(len(open), func(k int) int { return c.pieces[open[k]].Block })
 	}
 	req.Arrived = make([]bool, len(open))
 	got, err := c.ns.store.client.Read(ctx, req)
@@ -229,7 +265,7 @@ func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
 			c.results[i] = KeyDown
 		case got.Cut == client.CutBusy:
 			c.results[i] = KeyBusy
-		case got.Cut == client.CutEpoch || p.Block == got.Blocks && !isLost:
+		case got.Cut == client.CutEpoch && c.epochs == nil || p.Block == got.Blocks && !isLost:
 			// KeyMiss: the first absent key, or any key at another epoch.
 		default:
 			left = append(left, i)

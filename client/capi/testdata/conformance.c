@@ -264,6 +264,7 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	// A bump that keeps the epoch before. A match names one epoch, a range or the newest.
 	CHECK(penstock_epoch(ns, 0, &epoch, &e) == PENSTOCK_OK, "%s", e.message);
 	batch = whole(a, KEYS);
+	for (int i = 0; i < KEYS; i++) fill(a + i * VALUE, i, 0, VALUE);
 	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS, "%s", r.error.message);
 	CHECK(penstock_bump_keep(ns, 0, 0, &next, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "1 to 16"), "%s", e.message);
 	CHECK(penstock_bump_keep(ns, UINT64_MAX, 2, &next, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
@@ -284,6 +285,42 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
 	batch.flags = 0;
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == KEYS && r.epoch == epoch, "%s", r.error.message);
+
+	// Epoch next has keys 3 and 9 with other bytes. A match may mix epochs, and a get loads each
+	// key from its epoch.
+	uint64_t key_epochs[KEYS];
+	for (int i = 0; i < 2; i++) {
+		int key = i == 0 ? 3 : 9;
+		penstock_batch one = whole(a, KEYS);
+		uint32_t ends[2] = {offsets[key], offsets[key + 1]};
+		one.n_keys = 1;
+		one.key_offsets = ends;
+		fill(a, key + 100, 0, VALUE);
+		CHECK(penstock_put(ns, &one, results, &r) == PENSTOCK_OK && r.ok == 1 && r.epoch == next, "%s", r.error.message);
+	}
+	memset(a, 0, KEYS * VALUE);
+	penstock_batch mixed = whole(a, KEYS);
+	mixed.oldest_epoch = epoch;
+	mixed.flags = PENSTOCK_MIX;
+	CHECK(penstock_match(ns, &mixed, &r) == PENSTOCK_OK && r.prefix == KEYS && r.epoch == next, "%s, %u", r.error.message, r.prefix);
+	mixed.key_epochs = key_epochs;
+	CHECK(penstock_match(ns, &mixed, &r) == PENSTOCK_OK && r.prefix == KEYS && r.epoch == next, "%s, %u", r.error.message, r.prefix);
+	for (int i = 0; i < KEYS; i++) CHECK(key_epochs[i] == (i == 3 || i == 9 ? next : epoch), "key %d is of epoch %lu", i, (unsigned long)key_epochs[i]);
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "match only"), "%s", r.error.message);
+	mixed.oldest_epoch = 0;
+	mixed.flags = 0;
+	CHECK(penstock_match(ns, &mixed, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "mix"), "%s", r.error.message);
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_OK && r.ok == KEYS && r.prefix == KEYS && r.epoch == next, "%s, %u", r.error.message, r.ok);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i == 3 || i == 9 ? i + 100 : i, 0, VALUE), "key %d", i);
+	key_epochs[5] = next + 7; // this epoch does not exist, so the key is a miss, and the others are not
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_OK && r.ok == KEYS - 1 && results[5] == PENSTOCK_KEY_MISS, "%s, %u", r.error.message, r.ok);
+	mixed.epoch = epoch;
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	mixed.epoch = 0;
+	key_epochs[15] = 0;
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "key 15"), "%s", r.error.message);
+	mixed.size = offsetof(penstock_batch, key_epochs); // a caller of version 1.1
+	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_OK && r.ok == 2, "%s, %u", r.error.message, r.ok);
 
 	// A pin keeps an epoch live through a bump, until it is released or the epoch is retired.
 	penstock_lease lease = 0;

@@ -35,7 +35,7 @@ ERR_NOT_FOUND, ERR_TIMEOUT, ERR_CANCELED = 6, 9, 10
 CHAINED, FLAT = 1, 2
 KEYS_ANY, KEYS_IDS = 0, 1
 GROUP_FULL, GROUP_WINDOW, GROUP_STATE = 1, 2, 3
-ANY_MEMORY, NEWEST = 1, 2
+ANY_MEMORY, NEWEST, MIX = 1, 2, 4
 OP_MATCH, OP_GET, OP_PUT, OP_EXISTS, OP_TOUCH, OP_DELETE = 1, 2, 3, 4, 5, 6
 
 
@@ -119,6 +119,7 @@ class CBatch(Structure):
         ("addresses", c_void_p),
         ("lengths", c_void_p),
         ("oldest_epoch", c_uint64),
+        ("key_epochs", c_void_p),
     ]
 
 

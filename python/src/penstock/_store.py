@@ -133,7 +133,12 @@ class Result:
 class Match(Result):
     """The result of a match. The longest stored prefix has ``prefix`` keys and ``bytes`` bytes."""
 
-    __slots__ = ()
+    __slots__ = ("epochs",)
+
+    def __init__(self, raw: _abi.CResult, codes: bytes, lease: Lease | None, epochs: Sequence[int] = ()) -> None:
+        super().__init__(raw, codes, lease)
+        self.epochs: tuple[int, ...] = tuple(epochs[: self.prefix])
+        """match with ``mix``: the epoch of each matched key; ``epoch`` is the newest of them. Otherwise empty."""
 
     def __repr__(self) -> str:
         return f"<Match: prefix {self.prefix} ({self.cut.name.lower()}), {self.bytes} bytes>"
@@ -213,6 +218,7 @@ class Job:
         self._op = op
         self._pins = pins
         self._codes = codes
+        self._epochs = array("Q")  # the library writes the epochs of a mixed match to it
         self._id = ctypes.c_uint64(0)
         self._raw = _abi.CResult()
         self._complete = False
@@ -254,7 +260,10 @@ class Job:
             raise _abi.error_of(self._raw.error)
         if self._result is None:
             lease = Lease(self._core, self._raw.lease) if self._raw.lease else None
-            self._result = (Match if self._op == _abi.OP_MATCH else Result)(self._raw, self.codes, lease)
+            if self._op == _abi.OP_MATCH:
+                self._result = Match(self._raw, self.codes, lease, self._epochs)
+            else:
+                self._result = Result(self._raw, self.codes, lease)
         return self._result
 
     def empty(self) -> Result:
@@ -671,6 +680,7 @@ class Calls(Generic[_M, _R]):
         epoch: int = 0,
         oldest: int = 0,
         newest: bool = False,
+        mix: bool = False,
         timeout: float | None = None,
     ) -> _M:
         """Find the longest stored prefix of the keys; in a flat namespace, the stored keys before the first absent one.
@@ -678,9 +688,12 @@ class Calls(Generic[_M, _R]):
         With ``lease``, the matched prefix is not evicted for ``lease`` seconds. By default only keys of ``epoch`` match.
         With ``oldest``, the result is the longest match of one live epoch from ``oldest`` to ``epoch``; of equal matches
         it is that of the newest epoch. With ``newest``, the newest epoch of the nodes takes the place of ``epoch``. All
-        keys of a match are of the result's ``epoch``, which a get of them names.
+        keys of a match are of the result's ``epoch``, which a get of them names. With ``mix``, each key is of the newest
+        live epoch of that range that has it; the result's ``epochs`` has the epoch of each key, which a get needs.
         """
-        return self._match(*self._prepare(_abi.OP_MATCH, keys, epoch=epoch, timeout=timeout, lease=lease, oldest=oldest, newest=newest))
+        return self._match(
+            *self._prepare(_abi.OP_MATCH, keys, epoch=epoch, timeout=timeout, lease=lease, oldest=oldest, newest=newest, mix=mix)
+        )
 
     def get(
         self,
@@ -690,10 +703,14 @@ class Calls(Generic[_M, _R]):
         first: int = 0,
         pieces: _Pieces | None = None,
         epoch: int = 0,
+        epochs: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> _R:
-        """Load values into writable memory, and verify each value against the checksums of its writer."""
-        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout))
+        """Load values into writable memory, and verify each value against the checksums of its writer.
+
+        ``epochs`` has the epoch of each key, in place of ``epoch``: after a match with ``mix`` the match's ``epochs``.
+        """
+        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs))
 
     def put(
         self,
@@ -733,6 +750,8 @@ class Calls(Generic[_M, _R]):
         lease: float | None = None,
         oldest: int = 0,
         newest: bool = False,
+        mix: bool = False,
+        epochs: Sequence[int] | None = None,
     ) -> tuple[Job, _abi.CBatch]:
         """Return a job and its batch. The batch's arrays live as long as the batch."""
         self._core.open_handle()
@@ -741,7 +760,7 @@ class Calls(Generic[_M, _R]):
         batch = _abi.CBatch(
             size=ctypes.sizeof(_abi.CBatch),
             epoch=_count("epoch", epoch, 64),
-            flags=self._core.flags | (_abi.NEWEST if newest else 0),
+            flags=self._core.flags | (_abi.NEWEST if newest else 0) | (_abi.MIX if mix else 0),
             timeout_ms=_ms("timeout", timeout),
             lease_ms=_ms("lease", lease),
             n_keys=len(keys),
@@ -758,6 +777,13 @@ class Calls(Generic[_M, _R]):
 
         batch.arrays = arrays
         pins = Pins()
+        key_epochs = array("Q", bytes(8 * len(keys)) if mix else b"")
+        if epochs is not None:
+            key_epochs.extend(_count("epoch of a key", e, 64) for e in epochs)
+            if len(key_epochs) != len(keys):
+                raise errors.InvalidError(f"epochs of {len(key_epochs)} keys; want {len(keys)}")
+        if key_epochs:
+            batch.key_epochs = address(key_epochs)
         n = 0 if op == _abi.OP_MATCH else len(keys)
         if op in (_abi.OP_GET, _abi.OP_PUT):
             try:
@@ -778,7 +804,10 @@ class Calls(Generic[_M, _R]):
             except BaseException:
                 pins.release()
                 raise
-        return Job(self._core, op, pins, array("B", bytes(n))), batch
+        job = Job(self._core, op, pins, array("B", bytes(n)))
+        if mix:
+            job._epochs = key_epochs
+        return job, batch
 
 
 class _AsyncCalls(Calls["Awaitable[Match]", "Awaitable[Result]"]):
