@@ -34,7 +34,8 @@
 //
 // When the weights change (Epoch), the planner plans every request that is not prefilled
 // yet again, without its cached prefix, because it does not know how much of the old
-// prefix the model has used already.
+// prefix the model has used already. An Exact request names its weights: it keeps them and
+// its prefix, as long as storage keeps the epoch.
 //
 // With Options.Network (package netcost) the decode engine is the one with the first
 // token soonest, as the network is between it and the prefill engine, among all

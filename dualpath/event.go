@@ -44,6 +44,10 @@ type Request struct {
 	Namespace NamespaceID
 	// Epoch of the weights that the cached prefix was computed with.
 	Epoch uint64
+	// Exact: the request is computed with the weights of Epoch, also when newer weights
+	// exist. Its engines must hold these weights. If storage does not keep the epoch, it
+	// reports the prefix as gone.
+	Exact bool `json:",omitempty"`
 	// Prompt is the length in tokens, with the Hit first of which are cached
 	// (whole blocks). Output is how many are expected to be generated; it is
 	// counted against a decode engine's HBM.
@@ -213,8 +217,8 @@ type Cancelled struct {
 	Request RequestID
 }
 
-// Epoch is a new version of a namespace's weights: what was cached before is of
-// no use.
+// Epoch is a new version of a namespace's weights. What was cached before is of no use to
+// requests that are not Exact.
 type Epoch struct {
 	At        time.Duration
 	Namespace NamespaceID

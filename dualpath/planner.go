@@ -275,7 +275,7 @@ func (p *Planner) submit(q *Request) {
 		return
 	}
 	r := p.newRequest(q)
-	if now := p.epochs[r.Namespace]; r.Epoch < now {
+	if now := p.epochs[r.Namespace]; r.Epoch < now && !r.Exact {
 		p.renew(r, now)
 	}
 	p.requests[q.ID] = r
@@ -674,7 +674,8 @@ func (p *Planner) failed(e Failed) {
 
 // epoch plans every request again that loads or computes with a prefix of an older epoch,
 // because the planner does not know how much of the prefix the model has used. The whole
-// prompt is computed, and its blocks are stored under the new epoch.
+// prompt is computed, and its blocks are stored under the new epoch. An Exact request keeps
+// its epoch and its prefix.
 func (p *Planner) epoch(e Epoch) {
 	if e.Epoch <= p.epochs[e.Namespace] {
 		return
@@ -685,7 +686,7 @@ func (p *Planner) epoch(e Epoch) {
 		// A request that only a decode group reported after a restart has no prefill engine
 		// to compute it. Its prefill has ended, or the prefill group will report it later.
 		orphan := r.phase == serving && r.pe == nil
-		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.prefilled && !orphan {
+		if r.Namespace == e.Namespace && r.Epoch < e.Epoch && !r.Exact && !r.prefilled && !orphan {
 			old = append(old, r)
 		}
 	}

@@ -237,7 +237,7 @@ func (l *ledger) bump(ns NamespaceID, epoch uint64) {
 	}
 	l.epochs[ns] = epoch
 	for _, t := range l.live {
-		if t.req.Namespace == ns && t.req.Epoch < epoch {
+		if t.req.Namespace == ns && t.req.Epoch < epoch && !t.req.Exact {
 			t.req.Hit = 0
 		}
 	}
@@ -389,10 +389,10 @@ func (l *ledger) event(op, x, y byte, next *RequestID) {
 	switch op % 12 {
 	case 0, 1, 2:
 		hit := int(x) * 8
-		r := Request{ID: *next, Prompt: hit + 1 + int(y), Hit: hit, Output: int(y), Epoch: uint64(y % 4), Namespace: NamespaceID(x % 2)}
+		r := Request{ID: *next, Prompt: hit + 1 + int(y), Hit: hit, Output: int(y), Epoch: uint64(y % 4), Namespace: NamespaceID(x % 2), Exact: y&64 != 0}
 		*next++
 		l.live[r.ID] = &tale{req: r, have: make([]bool, hit)}
-		if r.Epoch < l.epochs[r.Namespace] {
+		if r.Epoch < l.epochs[r.Namespace] && !r.Exact {
 			l.live[r.ID].req.Hit = 0
 		}
 		l.step(Submit{l.now, r})

@@ -60,6 +60,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 		return s.step(Submit{s.now, Request{
 			ID: RequestID(c.num("id", 0)), Namespace: NamespaceID(c.num("ns", 0)), Epoch: uint64(c.num("epoch", 0)),
 			Prompt: c.num("prompt", 0), Hit: c.num("hit", 0), Output: c.num("out", 0), Deadline: time.Duration(c.num("deadline", 0)) * time.Millisecond,
+			Exact: d.HasArg("exact"),
 		}})
 	case "fetch":
 		return s.fetch(c)

@@ -227,7 +227,11 @@ type SubmitRequest struct {
 	Payload []byte `protobuf:"bytes,8,opt,name=payload,proto3" json:"payload,omitempty"`
 	// What decode engines hold of the prompt in their device memory and need not be
 	// sent. At most 64.
-	Resident      []*Resident `protobuf:"bytes,9,rep,name=resident,proto3" json:"resident,omitempty"`
+	Resident []*Resident `protobuf:"bytes,9,rep,name=resident,proto3" json:"resident,omitempty"`
+	// exact_epoch: the request is computed and stored with the weights of epoch, also when
+	// newer weights exist: for a group of rollouts on weights that the namespace keeps live.
+	// Its engines must hold these weights.
+	ExactEpoch    bool `protobuf:"varint,10,opt,name=exact_epoch,json=exactEpoch,proto3" json:"exact_epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -323,6 +327,13 @@ func (x *SubmitRequest) GetResident() []*Resident {
 		return x.Resident
 	}
 	return nil
+}
+
+func (x *SubmitRequest) GetExactEpoch() bool {
+	if x != nil {
+		return x.ExactEpoch
+	}
+	return false
 }
 
 // Resident is how many leading tokens of a prompt a decode engine holds.
@@ -1467,7 +1478,8 @@ type LeaderAction struct {
 	PeerEngine  string         `protobuf:"bytes,10,opt,name=peer_engine,json=peerEngine,proto3" json:"peer_engine,omitempty"`
 	PeerAddress []byte         `protobuf:"bytes,11,opt,name=peer_address,json=peerAddress,proto3" json:"peer_address,omitempty"`
 	// With start: the version of the weights that the request is computed and stored
-	// with. It is newer than the request's own where the weights have changed since.
+	// with. It is newer than the request's own where the weights have changed since and the
+	// request has no exact_epoch.
 	Epoch         uint64 `protobuf:"varint,12,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2250,7 +2262,7 @@ var File_penstockv1_planner_proto protoreflect.FileDescriptor
 
 const file_penstockv1_planner_proto_rawDesc = "" +
 	"\n" +
-	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xbe\x02\n" +
+	"\x18penstockv1/planner.proto\x12\vpenstock.v1\"\xdf\x02\n" +
 	"\rSubmitRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x14\n" +
@@ -2261,7 +2273,10 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\routput_tokens\x18\x06 \x01(\rR\foutputTokens\x123\n" +
 	"\x15deadline_milliseconds\x18\a \x01(\x04R\x14deadlineMilliseconds\x12\x18\n" +
 	"\apayload\x18\b \x01(\fR\apayload\x121\n" +
-	"\bresident\x18\t \x03(\v2\x15.penstock.v1.ResidentR\bresident\":\n" +
+	"\bresident\x18\t \x03(\v2\x15.penstock.v1.ResidentR\bresident\x12\x1f\n" +
+	"\vexact_epoch\x18\n" +
+	" \x01(\bR\n" +
+	"exactEpoch\":\n" +
 	"\bResident\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xe3\x02\n" +

@@ -50,7 +50,8 @@ type PlannerClient interface {
 	// Lead is the session of one engine group. The first message registers it; one
 	// session a group: a new one replaces the old.
 	Lead(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LeaderMessage, LeaderAction], error)
-	// BumpWeights ends the loads of a namespace's older epochs.
+	// BumpWeights ends the loads of a namespace's older epochs, except those of requests with
+	// exact_epoch.
 	BumpWeights(ctx context.Context, in *BumpWeightsRequest, opts ...grpc.CallOption) (*BumpWeightsResponse, error)
 	// Explain tells the story of one request.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
@@ -142,7 +143,8 @@ type PlannerServer interface {
 	// Lead is the session of one engine group. The first message registers it; one
 	// session a group: a new one replaces the old.
 	Lead(grpc.BidiStreamingServer[LeaderMessage, LeaderAction]) error
-	// BumpWeights ends the loads of a namespace's older epochs.
+	// BumpWeights ends the loads of a namespace's older epochs, except those of requests with
+	// exact_epoch.
 	BumpWeights(context.Context, *BumpWeightsRequest) (*BumpWeightsResponse, error)
 	// Explain tells the story of one request.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)

@@ -55,7 +55,7 @@ func (r *recorder) step(ev dualpath.Event) {
 
 // everyEvent is one of each kind, and some sense in it.
 func everyEvent() []dualpath.Event {
-	request := dualpath.Request{ID: 1, Namespace: 2, Epoch: 3, Prompt: 9000, Hit: 8192, Output: 100, Deadline: time.Hour}
+	request := dualpath.Request{ID: 1, Namespace: 2, Epoch: 3, Exact: true, Prompt: 9000, Hit: 8192, Output: 100, Deadline: time.Hour}
 	other := request
 	other.ID = 2
 	node := func(n dualpath.NodeID) []dualpath.NodeReport {

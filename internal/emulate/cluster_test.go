@@ -307,6 +307,40 @@ func TestNewWeights(t *testing.T) {
 	c.check(results, 5)
 }
 
+// TestPinnedWeights: the weights change while requests that name their version are served.
+// The namespace keeps that version, so the requests go on with its weights and find its
+// blocks, and no request is planned anew.
+func TestPinnedWeights(t *testing.T) {
+	c := newCluster(t, 1, 1)
+	c.gateway.Epoch = c.gateway.Namespace.Epoch
+	c.gateway.Started = func(string, int) {
+		next, err := c.gateway.Store.BumpEpoch(t.Context(), "m", 0, kv.MaxLive)
+		c.must(err)
+		_, err = pb.NewPlannerClient(c.conn).BumpWeights(t.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: uint64(next)})
+		c.must(err)
+	}
+	results := c.gateway.Run(t.Context(), sessions(2, 5), 1)
+	for _, r := range results {
+		if r.Replans != 0 || r.Turn > 0 && r.Hit == 0 {
+			t.Errorf("turn %d of %s: hit %d tokens, planned anew %d times", r.Turn, r.Session, r.Hit, r.Replans)
+		}
+	}
+	c.check(results, 10)
+	// Once the version is retired nothing of it is found or stored, and requests are served.
+	c.gateway.Started = nil
+	c.must(c.gateway.Store.RetireEpoch(t.Context(), "m", c.gateway.Epoch, false))
+	for _, r := range c.gateway.Run(t.Context(), []Session{{Name: "late", Turns: []Turn{{Append: 64, Output: 8}, {Append: 64, Output: 8}}}}, 1) {
+		if r.Err != nil || r.Hit != 0 {
+			t.Errorf("turn %d with a retired version: %+v", r.Turn, r)
+		}
+	}
+	for _, e := range c.engines {
+		if n := e.Counts(); len(n.ByEpoch) > 1 || n.Requests != n.ByEpoch[c.gateway.Epoch] {
+			t.Errorf("requests by epoch %v; want all of epoch %d", n.ByEpoch, c.gateway.Epoch)
+		}
+	}
+}
+
 // TestSmallBuffers: buffers that hold little more than one prompt. Both sides take
 // memory of both engines; the planner gives it to a request on both or on none, so that
 // none waits for another that waits for it.

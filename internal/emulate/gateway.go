@@ -52,6 +52,9 @@ type Gateway struct {
 	Namespace kv.Namespace
 	Store     *client.Store
 	Planner   grpc.ClientConnInterface
+	// Epoch, if not 0, is the version of the weights of all requests, which the namespace
+	// keeps live. 0: the newest of the nodes.
+	Epoch kv.Epoch
 	// Deadline of one turn; 0: none.
 	Deadline time.Duration
 	// Started, if set, is called each time that a turn has both engines.
@@ -135,9 +138,12 @@ func (g *Gateway) turn(ctx context.Context, s *Session, i int, prompt []kv.Token
 	return r
 }
 
-// match finds the cached prefix under the nodes' current epoch: an emulated engine
-// has the weights of every epoch.
+// match finds the cached prefix under the gateway's epoch or the nodes' newest: an emulated
+// engine has the weights of every epoch.
 func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
+	if g.Epoch != 0 {
+		return g.Store.Match(ctx, client.MatchRequest{Namespace: g.Namespace, IDs: ids, Epoch: g.Epoch})
+	}
 	g.mu.Lock()
 	epoch := g.epoch
 	g.mu.Unlock()
@@ -183,6 +189,7 @@ func (g *Gateway) serve(ctx context.Context, r *TurnResult, id string, prompt []
 	}
 	submit := &pb.SubmitRequest{
 		Id: id, Namespace: g.Namespace.Name, Epoch: load.Epoch, PromptTokens: uint32(len(prompt)), HitTokens: uint32(r.Hit), OutputTokens: uint32(output), Payload: raw,
+		ExactEpoch: g.Epoch != 0,
 	}
 	for {
 		err := g.follow(ctx, r, begin, submit)

@@ -106,6 +106,7 @@ func (s *Service) request(j *job, ns uint32) dualpath.Request {
 	q := dualpath.Request{
 		ID: j.id, Namespace: dualpath.NamespaceID(ns), Epoch: r.Epoch,
 		Prompt: int(r.PromptTokens), Hit: int(r.HitTokens), Output: int(r.OutputTokens),
+		Exact: r.ExactEpoch,
 	}
 	if r.DeadlineMilliseconds > 0 {
 		q.Deadline = j.since + time.Duration(min(r.DeadlineMilliseconds, 1<<40))*time.Millisecond
