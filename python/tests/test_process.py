@@ -6,11 +6,13 @@ import gc
 import os
 import signal
 import threading
+from ctypes import byref
+from typing import Any
 
 import pytest
 from conftest import MakeNamespace, Run, in_threads, paused, value
 
-from penstock import ClosedError, Namespace, Store, testing
+from penstock import ClosedError, Namespace, Store, _abi, testing
 
 
 def test_threads(make: MakeNamespace) -> None:
@@ -47,6 +49,42 @@ def test_other_threads_run_while_a_call_waits() -> None:
         store.close()
         waiting.join()
         assert isinstance(outcome[0], ClosedError)
+
+
+class _LateLibrary:
+    """The library, but penstock_submit_wait returns after penstock_close, with the completion of a cancelled job."""
+
+    def __init__(self, store: Store) -> None:
+        self._core = store._core
+        self._lib = self._core.lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def penstock_submit_wait(self, ns: int, op: int, batch: Any, codes: int, ms: int, job: Any, out: Any, error: Any) -> int:
+        self._lib.penstock_submit_wait(ns, op, batch, codes, 0, job, byref(_abi.CResult()), error)
+        self._core.ended.wait()
+        out._obj.job, out._obj.error.code, out._obj.error.message = job._obj.value, _abi.ERR_CANCELED, b"context canceled"
+        return _abi.OK
+
+
+def test_a_completion_that_is_returned_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    with paused() as (_, store, ns):
+        monkeypatch.setattr(store._core, "lib", _LateLibrary(store))
+        outcome: list[BaseException] = []
+
+        def wait() -> None:
+            with pytest.raises(ClosedError) as e:
+                ns.get(["a"], [bytearray(ns.value_bytes)], timeout=60)
+            outcome.append(e.value)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while not any(job.id for job in list(store._core.starting)):
+            os.sched_yield()
+        store.close()
+        waiting.join()
+        assert len(outcome) == 1
 
 
 def test_ctrl_c_ends_a_call_that_waits() -> None:

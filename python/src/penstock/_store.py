@@ -345,6 +345,8 @@ class _Core:
             self.jobs.clear()
             self.starting.clear()
             for job in ended:
+                # A new structure, because a call in another thread may still return its completion to the old one.
+                job._raw = _abi.CResult()
                 job._raw.error.code = _abi.ERR_CANCELED
                 self._finish(job)
             for pins in self.registered:
