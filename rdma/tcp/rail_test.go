@@ -316,9 +316,9 @@ func TestLastRail(t *testing.T) {
 	var ended sync.WaitGroup
 	var died atomic.Int64
 	const writes = 8
-	for range writes {
+	for i := range uint64(writes) {
 		ended.Add(1)
-		if err := dialer.Write(ctx, rdma.Write{Src: src, Dst: r.Desc(), Len: 8 << 20, Done: func(err error) {
+		if err := dialer.Write(ctx, rdma.Write{Src: src, Dst: r.Desc(), DstOffset: i * 8 << 20, Len: 8 << 20, Done: func(err error) {
 			if errors.Is(err, rdma.ErrPeerDied) {
 				died.Add(1)
 			}
