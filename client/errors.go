@@ -43,9 +43,8 @@ var (
 // caller turns it into a Miss. It never leaves the package.
 var errDown = errors.New("node is down")
 
-// versionError says that a node is of another version. It is ErrVersion, and errDown:
-// calls that other nodes can answer go on without the node, which may be restarted with
-// another release.
+// versionError is the error of a node of another version. It matches ErrVersion and errDown:
+// other nodes answer calls without this node, which may be restarted with another release.
 type versionError struct{ words string }
 
 func (e versionError) Error() string   { return "client: " + e.words }

@@ -216,8 +216,8 @@ func (s *Store) joinMatches(ctx context.Context, req MatchRequest, ids []kv.Bloc
 	return r, nil
 }
 
-// joinedEpochs returns the epochs of the first blocks of a chain from what each node said
-// of its share.
+// joinedEpochs returns the epochs of the first blocks of a chain. Each node has reported the
+// epochs of its share of the blocks.
 func joinedEpochs(shares []share, matches []shareMatch, blocks int) (runs []kv.EpochRun) {
 	epochs := make([]kv.Epoch, blocks)
 	for i, m := range matches {

@@ -217,8 +217,8 @@ type Cancelled struct {
 	Request RequestID
 }
 
-// Epoch is a new version of a namespace's weights. What was cached before is of no use to
-// requests that are not Exact.
+// Epoch is a new version of a namespace's weights. Only Exact requests use prefixes of
+// older versions.
 type Epoch struct {
 	At        time.Duration
 	Namespace NamespaceID

@@ -188,7 +188,7 @@ func (m *model) held(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID,
 }
 
 // mixed tries every length, the longest first. Each block is of the newest epoch that has
-// what the length takes of it.
+// all pieces of the block that a match of this length needs.
 func (m *model) mixed(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (runs []kv.EpochRun, pieces []*mpiece) {
 	for n := len(ids); n > 0; n-- {
 		runs = nil

@@ -117,9 +117,8 @@ func (w *walk) holder(i, n int) int {
 	return -1
 }
 
-// unheld returns the last block below n without a holder, or -1. Every block below Stored
-// has the pieces that has asks for in some epoch, so only the ends of the other groups
-// are searched.
+// unheld returns the last block below n without a holder, or -1. For every block below Stored,
+// method has is true in some epoch, so only the ends of the other groups are searched.
 func (w *walk) unheld(n int) int {
 	from := n
 	for g := range w.ns.def.Geometry.Groups {
@@ -208,7 +207,7 @@ func (w *walk) count(m *Match) {
 	}
 }
 
-// touchRuns tells the policy about the blocks of a tree before the last of each run.
+// touchRuns touches the blocks of a tree in the policy, except the last block of each run.
 func (w *walk) touchRuns(runs []kv.EpochRun) {
 	for i := len(runs) - 1; i >= 0; i-- {
 		n := w.s.nodes[i]

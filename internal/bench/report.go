@@ -31,7 +31,7 @@ type Report struct {
 	Sections []Report `json:"sections,omitempty"`
 }
 
-// Ran notes where, of what and how the suite and its sections ran.
+// Ran sets the machine, the commit and the command of the suite and its sections.
 func (r *Report) Ran(machine, commit, command string) {
 	r.Machine, r.Commit, r.Command = machine, commit, command
 	for i := range r.Sections {

@@ -223,9 +223,9 @@ func (n *Node) Namespace(t testing.TB, name string, g kv.Geometry) {
 }
 
 // otherVersion is a connection of a data plane whose protocol has the next version. The first
-// bytes in each direction are a magic whose fourth byte is the version. What this node sends
-// has the next version. What the node receives has the one before, because for a node of the
-// next version the client is one version behind.
+// bytes in each direction are a magic whose fourth byte is the version. This node's magics are
+// sent with the next version. The client's magics are received with the version before their
+// own, because for a node of the next version the client is one version behind.
 type otherVersion struct {
 	net.Conn
 	read, written bool

@@ -2,7 +2,7 @@ package engines
 
 import "embed"
 
-// Files are the driver of vLLM and what it imports.
+// Files are the driver of vLLM and the modules that the driver imports.
 //
 //go:embed vllm_driver.py vllm_copy_spec.py harness/*.py
 var Files embed.FS

@@ -1,4 +1,4 @@
-"""What ``penstock bench engines`` calls of the driver and of the configurations, in vLLM's own engine."""
+"""Tests the calls and configurations that ``penstock bench engines`` uses, in vLLM's own engine."""
 
 from __future__ import annotations
 

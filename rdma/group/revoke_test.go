@@ -20,7 +20,8 @@ import (
 // write's sender is gone by then.
 var slow = simrdma.FabricOptions{Delay: simrdma.Span{Min: 10 * time.Millisecond, Max: 12 * time.Millisecond}, GhostChance: 1, Pieces: 4}
 
-// accepted waits until the targets have accepted so many writes since before, or ctx ends.
+// accepted waits until the targets have accepted the given number of writes since the counts
+// before, or until ctx ends.
 func accepted(ctx context.Context, f *simrdma.Fabric, before simrdma.Counts, writes int) {
 	f.Await(ctx, func(c simrdma.Counts) bool { return c.Accepted >= before.Accepted+uint64(writes) })
 }

@@ -46,7 +46,7 @@ type LoadRequest struct {
 	// Pieces are what to load, in any order. Nil means all pieces that the
 	// matched prefix needs.
 	Pieces []PieceRef
-	// Alone finds each of Pieces by itself: they are those of one epoch of a mixed match,
+	// Alone finds each of Pieces by itself: the pieces are of one epoch of a mixed match,
 	// of which the epoch need not have the rest.
 	Alone bool
 	// FirstLayer and Layers choose layers of every piece; Layers 0 means all.

@@ -14,11 +14,11 @@ import (
 	"strings"
 )
 
-// Engines is a process that has imported vLLM and forks engines. An engine is a fresh
-// process in all but what it has imported.
+// Engines is a process that has imported vLLM and forks engines. A forked engine
+// shares imported modules with this process, and nothing else.
 type Engines struct {
 	lines *lineProcess
-	// id begins the ids of the engines, so that what a killed engine leaves is found.
+	// id begins the ids of the engines, so that files left by a killed engine are found.
 	id string
 	// started numbers the engines.
 	started int
@@ -81,7 +81,7 @@ func (e *Engines) Close() error {
 	return err
 }
 
-// EngineOptions say what an engine serves and where it keeps its KV.
+// EngineOptions name an engine's model and the connector to its store of KV.
 type EngineOptions struct {
 	// Model is the directory of the model.
 	Model string
@@ -125,7 +125,7 @@ func (e *Engines) Start(ctx context.Context, o EngineOptions) (*Engine, error) {
 // PID is the engine's process.
 func (g *Engine) PID() int { return g.pid }
 
-// Turn is what an engine reports of one request.
+// Turn is an engine's report about one request.
 type Turn struct {
 	Tokens []int
 	// Cached is the tokens of the prompt that were not computed.
@@ -143,7 +143,7 @@ func (g *Engine) Turn(ctx context.Context, prompt []int, output int) (t Turn, er
 	return t, err
 }
 
-// Stop ends the engine. What it stores asynchronously is stored when Stop returns.
+// Stop waits until the engine's asynchronous stores have ended, and ends the engine.
 func (g *Engine) Stop(ctx context.Context) error {
 	return g.engines.Call(ctx, "stop", map[string]any{"name": g.name}, nil)
 }

@@ -86,13 +86,16 @@ const (
 	modelSpread = 0.075
 )
 
+// cudaDevice exists if the NVIDIA driver is loaded.
+const cudaDevice = "/dev/nvidiactl"
+
 const (
 	// sessionTurns is the turns of a session that are served.
 	sessionTurns = 3
 	// outputTokens is the tokens that an engine generates for a turn.
 	outputTokens = 8
-	// lmcacheChunk is the tokens of a file of LMCache by default, and lmcacheBlock those of
-	// a block of vLLM, which the other stores store.
+	// lmcacheChunk is LMCache's default number of tokens in a file. lmcacheBlock is the number
+	// of tokens in a block of vLLM, the unit of the other stores.
 	lmcacheChunk = 256
 	lmcacheBlock = 32
 )
@@ -102,7 +105,7 @@ type engineStore struct {
 	name string
 	// open starts the store for one engine. No value is in memory, nor in the page cache.
 	open func(context.Context) (openStore, error)
-	// rounds are those whose first turns are stored.
+	// rounds is the number of rounds, from the first one on, whose first turns are stored.
 	rounds int
 }
 
@@ -113,7 +116,7 @@ type openStore struct {
 	arguments map[string]any
 	// pids are the store's servers.
 	pids []int
-	// wait, if set, returns when these prompts, and what was stored before, are stored.
+	// wait, if set, returns when the store has these prompts and all prompts of earlier calls.
 	wait  func(ctx context.Context, prompts [][]int) error
 	close func() error
 }
@@ -222,8 +225,8 @@ func (s *turnsSuite) comparison(name string, stores []*engineStore, turn func(co
 	return c
 }
 
-// kvBytes is what a store holds at most when all rounds have run, with the prompts of
-// warm-ups.
+// kvBytes is the greatest size of a store after all rounds, in bytes. It includes the
+// prompts of warm-ups.
 func (s *turnsSuite) kvBytes() int64 {
 	prompts := s.opts.Rounds * (s.opts.Sessions*sessionTurns + 2)
 	return int64(prompts) * int64(s.opts.PromptTokens+outputTokens) * kvTokenBytes
@@ -293,7 +296,8 @@ func (s *turnsSuite) reference(ctx context.Context) error {
 	return engine.Stop(ctx)
 }
 
-// servedTurn is what was measured of one turn.
+// servedTurn is one turn's measurement: the length of its prompt in tokens, and the CPU
+// time of the engine and the store's servers.
 type servedTurn struct {
 	peer.Turn
 	prompt int
@@ -478,6 +482,9 @@ func (s *turnsSuite) openFsTier(context.Context) (openStore, error) {
 }
 
 func (s *turnsSuite) openOffload(context.Context) (openStore, error) {
+	if _, err := os.Stat(cudaDevice); err != nil {
+		return openStore{}, fmt.Errorf("vLLM's disk offload copies with CUDA streams, and this machine has no CUDA device: %w", err)
+	}
 	return openStore{
 		connector: "disk_offload", arguments: map[string]any{"file": filepath.Join(s.dir, "offload")},
 	}, nil

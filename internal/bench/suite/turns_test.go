@@ -90,8 +90,8 @@ func startTurns(t *testing.T) *turnsSuite {
 	return s
 }
 
-// TestTurns: in a fresh engine the last turn of each session computes what its prompt
-// adds, and vLLM alone computes all. The report has ratios to vLLM alone.
+// TestTurns: in a fresh engine the last turn of each session computes the tokens that its
+// prompt adds, and vLLM alone computes all tokens. The report has ratios to vLLM alone.
 func TestTurns(t *testing.T) {
 	s := startTurns(t)
 	stores := []*engineStore{{name: vllmName}, {name: fsTierName, open: s.openFsTier}}

@@ -22,8 +22,8 @@ const (
 	VerdictSize   = 8 + sha256.Size
 )
 
-// Protocol is what the handshake opens: the magics of its hello and challenge, which
-// end with the version, and how many bytes its hello has More.
+// Protocol is the protocol that a handshake opens. Its hello and its challenge begin with
+// magics, whose last byte is the version. A hello has MoreBytes bytes of the protocol's own.
 type Protocol struct {
 	Hello, Challenge [4]byte
 	MoreBytes        int
@@ -198,8 +198,8 @@ func (p Protocol) Dial(c io.ReadWriter, h Hello, want rdma.EngineID, token rdma.
 	return peer, nil
 }
 
-// Accept performs the acceptor's side on c up to the verdict, which the caller
-// gives when it knows: verdict sends it. An error that is rdma.ErrAuth, rdma.ErrVersion or
+// Accept performs the acceptor's side on c up to the verdict. The caller sends its
+// decision with verdict. An error that is rdma.ErrAuth, rdma.ErrVersion or
 // ErrMalformed, or a stream that ended early, is a peer that did not prove the
 // token; ErrSilent is none.
 func (p Protocol) Accept(c io.ReadWriter, self rdma.EngineID, token rdma.Token) (h Hello, verdict func(Verdict) error, _ error) {
