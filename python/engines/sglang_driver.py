@@ -1,7 +1,7 @@
 """SGLang's engine on the CPU, with HiCache, for harness.process.Engine.
 
 SGLang starts its processes with spawn, and each imports it anew, which takes a minute. Here they are forked from the
-driver, which has imported SGLang and has run nothing yet.
+driver, which has imported SGLang and its models. No model runs in the driver.
 """
 
 from __future__ import annotations
@@ -16,19 +16,29 @@ os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # the model is tiny: threads would only wait for each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What two ranks need on one machine: CPUs for each rank, no NCCL, which is found and wants a GPU, and no host name to resolve.
+os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
+os.environ["SGLANG_NCCL_SO_PATH"] = "none"
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 import sglang
 import sglang.srt.managers.detokenizer_manager
 import sglang.srt.managers.scheduler
+import sglang.srt.models.registry
 from harness.process import serve, settings
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
 
 class Driver:
-    """An engine. storage is the configuration of Penstock to start with, or None."""
+    """One engine at a time."""
 
-    def __init__(self, model: str, page: int, storage: dict[str, Any] | None) -> None:
-        given: dict[str, Any] = {}
+    engine: Any = None
+
+    def start(self, model: str, page: int, storage: dict[str, Any] | None, **options: Any) -> None:
+        """Make an engine in place of the last one. storage is the configuration of Penstock, or None; options are SGLang's."""
+        if self.engine is not None:
+            self.engine.shutdown()
+        given = dict(options)
         if storage is not None:
             given["hicache_storage_backend"] = "dynamic"
             given["hicache_storage_backend_extra_config"] = json.dumps(storage)
@@ -82,8 +92,9 @@ class Driver:
 def main() -> None:
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = functools.partial(lambda *_, **__: None)
-    driver = Driver(**settings())
-    names = ("generate", "flush", "attach", "detach", "clear", "update")
+    driver = Driver()
+    driver.start(**settings())
+    names = ("start", "generate", "flush", "attach", "detach", "clear", "update")
     serve({name: getattr(driver, name) for name in names})
     driver.engine.shutdown()
 

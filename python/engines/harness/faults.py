@@ -36,14 +36,14 @@ def damage(node: Node, namespace: int = 0, depth: int = 0) -> int:
 
 def namespaces(node: Node) -> dict[str, int]:
     """Return the number of each namespace of a node that runs."""
-    listed = _penstock("ns", "list", "--server", node.address)["namespaces"]
+    listed = penstock("ns", "list", "--server", node.address)["namespaces"]
     return {one["name"]: one["id"] for one in listed}
 
 
 def _slots(node: Node, file: Path, namespace: int, depth: int) -> list[tuple[int, int]]:
     """Return the first byte of each slot of a namespace from a depth on, and the first byte behind the slot."""
     number = file.name.removeprefix("segment-")
-    lines = _penstock("store", "inspect", "--data", str(node.data), "--segment", str(int(number)))["lines"]
+    lines = penstock("store", "inspect", "--data", str(node.data), "--segment", str(int(number)))["lines"]
     head = _SEGMENT.match(lines[0])
     assert head is not None, lines[0]
     size = int(head[2])
@@ -52,7 +52,8 @@ def _slots(node: Node, file: Path, namespace: int, depth: int) -> list[tuple[int
     return [(_PAGE + slot * size, _PAGE + (slot + 1) * size) for slot in slots]
 
 
-def _penstock(*arguments: str) -> Any:
+def penstock(*arguments: str) -> Any:
+    """Return what a command of the program prints with ``--format json``."""
     done = subprocess.run([program(), *arguments, "--format", "json"], check=True, capture_output=True, text=True, timeout=60)
     return json.loads(done.stdout)
 

@@ -1,0 +1,153 @@
+"""SGLang's engine with two tensor-parallel ranks, each a process with half of the heads and a backend of its own.
+
+The engines run one after the other in new processes, on one node. The tests run in the order of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness.faults import damage, namespaces
+from harness.sessions import Session
+from harness.sglang import PAGE, Follower, SGLang, loaded, page_keys, storage, tokens, views, whole
+
+from penstock import Namespace, Store, testing
+
+HEADS, HEAD_BYTES, LAYERS = 2, 32 * 4, 4  # of the model
+RANKS = [f"/kv-tp{rank}of2" for rank in range(2)]
+"""How the names of the ranks' namespaces end."""
+
+Prompts = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[testing.Node]:
+    """The node of all tests."""
+    with testing.node(capacity="1GiB", arena="64MiB") as n:
+        yield n
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
+    """An engine of two ranks, which starts without Penstock."""
+    engine = SGLang(model, tmp_path_factory.mktemp("pair") / "log", None, tp_size=2)
+    yield engine
+    engine.process.kill()
+
+
+def longest(agents: list[Session]) -> Prompts:
+    """The longest prompts of sessions, which share no prefix."""
+    return [max((turn.prompt for turn in session.turns), key=len) for session in agents]
+
+
+@pytest.fixture(scope="module")
+def few(agents: list[Session]) -> Prompts:
+    return longest(agents[:6])
+
+
+@pytest.fixture(scope="module")
+def others(agents: list[Session]) -> Prompts:
+    """Prompts that no engine of two ranks stores."""
+    return longest(agents[12:15])
+
+
+@pytest.fixture(scope="module")
+def want(pair: SGLang, few: Prompts) -> Prompts:
+    """The tokens of two ranks without Penstock."""
+    answers = pair.generate(few)
+    assert loaded(answers) == [0] * len(few)
+    assert len({tuple(t) for t in tokens(answers)}) == len(few), "the model's tokens differ from prompt to prompt"
+    return tokens(answers)
+
+
+def halves(found: dict[str, Namespace]) -> list[Namespace]:
+    """The namespaces of the two ranks, in the order of the ranks."""
+    return [ns for end in RANKS for name, ns in found.items() if name.endswith(end)]
+
+
+def wait(node: testing.Node, namespaces: list[Namespace], prompts: Prompts) -> None:
+    """Wait until all pages of the prompts are stored in all namespaces."""
+    follower = Follower(node)
+    for namespace in namespaces:
+        follower.wait(namespace, prompts)
+    follower.close()
+
+
+def test_each_rank_stores_its_heads(pair: SGLang, kept: testing.Node, few: Prompts, want: Prompts) -> None:
+    pair.attach(storage(kept))
+    answers = pair.fresh(few)
+    assert (tokens(answers), loaded(answers)) == (want, [0] * len(few)), "the node was empty"
+    with Store(kept.address) as store:
+        found = views(kept, store)
+        assert len(found) == len(halves(found)) == 2
+        for namespace in halves(found):
+            assert namespace.value_bytes == PAGE * LAYERS * (HEADS // 2) * HEAD_BYTES * 2
+        wait(kept, halves(found), few)
+        values = [bytearray(ns.value_bytes) for ns in halves(found)]
+        for namespace, value in zip(halves(found), values, strict=True):
+            assert namespace.get(page_keys(few[0])[:1], [value]).ok == 1
+        assert values[0] != values[1], "the ranks have different heads"
+
+
+def test_a_fresh_engine(pair: SGLang, model: Path, kept: testing.Node, few: Prompts, want: Prompts) -> None:
+    pair.start(model, storage(kept), tp_size=2)
+    answers = pair.generate(few)
+    assert tokens(answers) == want
+    assert [a["cached"] for a in answers] == [{"device": 0, "host": 0, "storage": whole(p)} for p in few]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_lacks_pages(pair: SGLang, kept: testing.Node, few: Prompts, want: Prompts, rank: int) -> None:
+    """Both ranks load the prefix that both have, and the rank stores again what it lacked."""
+    have = [1 + (3 * i + rank) % (whole(p) // PAGE) for i, p in enumerate(few)]  # pages
+    with Store(kept.address) as store:
+        ranks = halves(views(kept, store))
+        for prompt, n in zip(few, have, strict=True):
+            lost = page_keys(prompt)[n:]
+            assert ranks[rank].delete(lost).ok == len(lost)
+        answers = pair.fresh(few)
+        assert (tokens(answers), loaded(answers)) == (want, [n * PAGE for n in have])
+        wait(kept, ranks, few)
+    answers = pair.fresh(few)
+    assert (tokens(answers), loaded(answers)) == (want, [whole(p) for p in few])
+
+
+def test_a_rank_whose_pages_are_damaged(pair: SGLang, kept: testing.Node, few: Prompts, want: Prompts) -> None:
+    """A load that fails on one rank ends the prefix on both. The pages are chains, so that the damage is behind a prefix of each."""
+    good = 5
+    chained = storage(kept, chained=True, hicache_storage_pass_prefix_keys=True)
+    with Store(kept.address) as store:
+        before = views(kept, store)
+        pair.detach()
+        pair.attach(chained)
+        answers = pair.fresh(few)
+        assert (tokens(answers), loaded(answers)) == (want, [0] * len(few)), "chains have a namespace of their own"
+        ranks = halves({name: ns for name, ns in views(kept, store).items() if name not in before})
+        wait(kept, ranks, few)
+        assert loaded(pair.fresh(few)) == [whole(p) for p in few]
+    number = namespaces(kept)[ranks[1].name]
+    pair.detach()
+    kept.stop()
+    assert damage(kept, number, depth=good) > 0
+    kept.start()
+    pair.attach(chained)
+    answers = pair.fresh(few)
+    assert (tokens(answers), loaded(answers)) == (want, [min(whole(p), good * PAGE) for p in few])
+
+
+def test_another_number_of_ranks(pair: SGLang, model: Path, kept: testing.Node, few: Prompts, others: Prompts, want: Prompts) -> None:
+    """An engine of one rank finds nothing of two ranks, and two ranks find nothing of its."""
+    pair.start(model, storage(kept), tp_size=1)
+    answers = pair.generate([*few, *others])
+    assert loaded(answers) == [0] * len(answers)
+    with Store(kept.address) as store:
+        (alone,) = [ns for name, ns in views(kept, store).items() if name.endswith("/kv-tp0of1")]
+        wait(kept, [alone], [*few, *others])
+    assert loaded(pair.fresh(others)) == [whole(p) for p in others]
+
+    pair.start(model, storage(kept), tp_size=2)
+    answers = pair.generate([*few, *others])
+    assert loaded(answers) == [*(whole(p) for p in few), *[0] * len(others)]
+    assert tokens(answers)[: len(few)] == want
