@@ -12,6 +12,7 @@ import inspect
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 import traceback
@@ -33,6 +34,7 @@ from harness import process
 from harness.model import make_llama
 from harness.sessions import sessions
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.v1.executor import multiproc_executor
 
 from penstock import testing
@@ -75,14 +77,24 @@ class Driver:
 
         return get_kv_transfer_group()
 
-    def generate(self, prompts: list[list[int]], output: int = 8, salts: list[str | None] | None = None) -> list[dict[str, Any]]:
-        """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns."""
+    def generate(
+        self,
+        prompts: list[list[int]],
+        output: int = 8,
+        salts: list[str | None] | None = None,
+        adapters: list[dict[str, Any] | None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns.
+
+        An adapter has the fields of LoRARequest.
+        """
         sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
         requests: list[dict[str, Any]] = [{"prompt_token_ids": p} for p in prompts]
         for request, salt in zip(requests, salts or [], strict=False):
             if salt is not None:
                 request["cache_salt"] = salt
-        done = self.llm.generate(requests, sampling, use_tqdm=False)
+        loras = None if adapters is None else [None if a is None else LoRARequest(**a) for a in adapters]
+        done = self.llm.generate(requests, sampling, use_tqdm=False, lora_request=loras)
         # In a process of its own the engine takes these steps by itself.
         while self.scheduler is not None and self.scheduler.has_pending_push_work():
             self.llm.llm_engine.step()
@@ -270,7 +282,10 @@ class Host:
 
 def drift() -> list[str]:
     """Return the differences between the signatures that the connector was written for and those of the installed engine."""
+    from vllm.config.lora import LoRAConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.sched.output import KVConnectorBlockState, SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
@@ -292,7 +307,7 @@ def drift() -> list[str]:
                 found.append(f"{ours.__name__}.{name} takes {a}; the engine's takes {b}")
     missing = PenstockConnector.__abstractmethods__
     found += [f"PenstockConnector lacks {name}" for name in sorted(missing)]
-    uses = {
+    uses: dict[Any, list[str]] = {
         BlockPool: ["touch", "free_blocks"],
         KVConnectorBase_V1: ["bind_kv_cache_manager"],
         KVConnectorBlockState: ["get_block_ids"],
@@ -301,12 +316,25 @@ def drift() -> list[str]:
         KVCacheGroupSpec: ["layer_names", "kv_cache_spec"],
         KVConnectorOutput: ["failed_recving", "finished_recving", "invalid_block_ids", "kv_connector_worker_meta"],
         KVConnectorTransferResults: ["failed_recving", "finished_recving"],
+        LoRAConfig: [
+            "enable_mixed_moe_lora_format",
+            "enable_moe_shared_loras",
+            "enable_tower_connector_lora",
+            "fully_sharded_loras",
+            "lora_dtype",
+            "target_modules",
+        ],
+        LoRARequest: ["is_3d_lora_weight", "load_inplace", "lora_int_id", "lora_name", "lora_path"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
     }
     for kind, names in uses.items():
         has = {*dir(kind), *getattr(kind, "__dataclass_fields__", {})}
         found += [f"the engine's {kind.__name__} has no {name}" for name in names if name not in has]
+    for function in (LoRAModel.from_local_checkpoint, PEFTHelper.from_local_dir):
+        files = re.findall(r'"([\w.]+\.(?:bin|json|pt|safetensors))"', inspect.getsource(function))
+        found += [f"the engine reads no file in {function.__qualname__}"] if not files else []
+        found += [f"the engine reads {file} of an adapter" for file in files if not file.startswith("adapter_")]
     return found
 
 

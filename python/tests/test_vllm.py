@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock import Group, GroupKind, InvalidError, Namespace, Store, _adapter, testing
+from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition, Layer, LayerGroup, Layout
 from penstock.vllm._plan import EVENTS, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
@@ -41,6 +43,10 @@ class Request:
     num_preemptions: int = 0
     num_in_flight_tokens: int = 0
     skip_reading_prefix_cache: bool = False
+    lora_request: Any = None
+    cache_salt: str | None = None
+    mm_features: tuple[Any, ...] = ()
+    prompt_embeds: Any = None
 
     @property
     def num_tokens(self) -> int:
@@ -72,7 +78,15 @@ class Pool:
 class Engine:
     """A scheduler of the connector with a real node, and workers that store whatever they are told to."""
 
-    def __init__(self, node: testing.Node, name: str, ranks: int = 1, groups: tuple[Group, ...] = (FULL,), **options: Any) -> None:
+    def __init__(
+        self,
+        node: testing.Node,
+        name: str,
+        ranks: int = 1,
+        groups: tuple[Group, ...] = (FULL,),
+        extras: Extras | None = None,
+        **options: Any,
+    ) -> None:
         options = {"lookup_timeout": 60, "connect_timeout": 60, **options}
         self.definitions = [
             Definition(f"{name}/tp{ranks}.{rank}", "", BLOCK, groups, dtype="", layout="", rank=rank) for rank in range(ranks)
@@ -81,7 +95,7 @@ class Engine:
         self.counters = _adapter.Counters(name)
         self.now = 0.0
         self.pool = Pool()
-        self.side = Scheduler(Options(servers=node.address, **options), self.counters, no_extra, clock=lambda: self.now)
+        self.side = Scheduler(Options(servers=node.address, **options), self.counters, extras or tokens_only(), clock=lambda: self.now)
         self.side.attach(self.definitions)
         self.side.bind(self.pool)
         self.store = Store(node.address)
@@ -141,8 +155,21 @@ def layout_of(groups: tuple[Group, ...]) -> Layout:
     return Layout(made, layers, Pool.num_gpu_blocks, BLOCK, [(ctypes.addressof(memory), len(memory), memory)])
 
 
-def no_extra(request: object) -> None:
+def extras(adapters: Adapters | None = None, **options: Any) -> Extras:
+    """Return what names requests, with vLLM's keys of a block but for images."""
+
+    def keys(request: Request, start: int, end: int) -> tuple[Any, ...] | None:
+        lora = request.lora_request
+        found: list[tuple[Any, ...]] = [] if lora is None else [("lora", lora.lora_name, lora.lora_path)]
+        found += [("cache_salt", request.cache_salt)] if request.cache_salt and start == 0 else []
+        return tuple(found) or None
+
+    return Extras(keys, adapters, **options)
+
+
+def tokens_only() -> Extras:
     """Nothing but its tokens decides the blocks of a request."""
+    return extras()
 
 
 def prompt(name: str, blocks: int, more: int = 1) -> Request:
@@ -191,6 +218,138 @@ def test_an_extra_decides_all_ids_from_its_block_on(node: testing.Node, name: st
         assert len({chain[-1] for chain in chains}) == len(chains)
         with pytest.raises(InvalidError, match="of type object"):
             ids(object())
+
+
+@dataclasses.dataclass
+class Lora:
+    """Of vLLM's LoRARequest what the connector uses."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
+def write_adapter(directory: Path, weights: bytes, settings: str = "{}") -> str:
+    directory.mkdir(exist_ok=True)
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+    (directory / "adapter_config.json").write_text(settings)
+    return str(directory)
+
+
+@pytest.fixture
+def adapters() -> Iterator[Adapters]:
+    made = Adapters(str)
+    yield made
+    made.close()
+
+
+def digest(adapters: Adapters, path: str, number: int = 1, **more: Any) -> str:
+    return adapters.digest(Lora("a", number, path, **more)).result(60)
+
+
+def test_an_adapter_is_the_content_of_its_files(adapters: Adapters, tmp_path: Path) -> None:
+    first = write_adapter(tmp_path / "first", b"weights")
+    same = write_adapter(tmp_path / "same", b"weights")
+    (tmp_path / "same" / "README.md").write_text("not read by the engine")
+    others = [write_adapter(tmp_path / "other", b"WEIGHTS"), write_adapter(tmp_path / "alpha", b"weights", '{"lora_alpha": 2}')]
+    found = [digest(adapters, path, number) for number, path in enumerate([first, same, *others], 1)]
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+    assert digest(adapters, first) == found[0]
+
+
+def test_an_adapter_that_cannot_be_identified_is_named(adapters: Adapters, tmp_path: Path) -> None:
+    with pytest.raises(InvalidError, match="at /nowhere cannot be read"):
+        digest(adapters, "/nowhere", 8)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidError, match=r"empty has no file adapter_model\.\*"):
+        digest(adapters, str(tmp_path / "empty"), 9)
+
+    # Its files were replaced: the engine may have either weights.
+    path = write_adapter(tmp_path / "a", b"weights")
+    before = digest(adapters, path)
+    write_adapter(tmp_path / "a", b"weights")  # the same content
+    assert digest(adapters, path) == before
+    write_adapter(tmp_path / "a", b"WEIGHTS")
+    with pytest.raises(InvalidError, match="have changed while the engine used them"):
+        digest(adapters, path)
+    write_adapter(tmp_path / "a", b"weights")  # the old content, but the engine may have the other by now
+    with pytest.raises(InvalidError, match="have changed"):
+        digest(adapters, path, load_inplace=True)
+
+    # Its number is another's: the engine goes on using the other's weights, except after a load in place.
+    other = write_adapter(tmp_path / "b", b"weights of b")
+    with pytest.raises(InvalidError, match="'a' has the number 1 of the adapter at "):
+        digest(adapters, other, 1)
+    assert digest(adapters, other, 1, load_inplace=True) == digest(adapters, other, 2)
+    with pytest.raises(InvalidError, match="number 1 of the adapter at "):
+        digest(adapters, path, 1)
+
+
+def test_blocks_of_adapters_are_apart(node: testing.Node, name: str, adapters: Adapters, tmp_path: Path) -> None:
+    """The adapter is a part of all ids, and so is what decides the KV of adapters in the engine."""
+    path = write_adapter(tmp_path / "a", b"weights")
+    loras = [None, Lora("a", 1, path), Lora("z", 7, path), Lora("b", 2, write_adapter(tmp_path / "b", b"WEIGHTS"))]
+    loras.append(Lora("d", 3, path, is_3d_lora_weight=True))
+    with Store(node.address) as store:
+        ns = store.namespace(name, block_tokens=BLOCK, layers=1, token_bytes=8, ids=True)
+
+        def ids(lora: Lora | None, dtype: str = "bfloat16", salt: str | None = None) -> list[bytes]:
+            request = dataclasses.replace(prompt("p", 3), lora_request=lora, cache_salt=salt)
+            made = extras(adapters, lora=(dtype,))
+            while not made.ready(request):
+                pass
+            chain = _adapter.Chain(ns, BLOCK)
+            chain.extend(request.all_token_ids, made.of(request))
+            return [bytes(chain.ids[i : i + 16]) for i in range(0, len(chain.ids), 16)]
+
+        base, one, renamed, other, three = map(ids, loras)
+        assert base == list(ns.chain(prompt("p", 3).all_token_ids))
+        assert one == renamed
+        chains = [base, one, other, three, ids(loras[1], dtype="float16"), ids(loras[1], salt="s"), ids(None, salt="s")]
+        assert len({i for chain in chains for i in chain}) == 3 * len(chains)
+
+
+def test_a_request_waits_for_the_files_of_its_adapter_within_a_bound(node: testing.Node, name: str, tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a", b"weights")
+    may_read, now = threading.Event(), [0.0]
+
+    def find(path: str) -> str:
+        may_read.wait()
+        return path
+
+    adapters = Adapters(find)
+    e = Engine(node, name, extras=extras(adapters, timeout=5, clock=lambda: now[0]))
+    with e:
+        late, quick = (dataclasses.replace(prompt(r, 3), lora_request=Lora("a", 1, path)) for r in "lq")
+        assert e.side.lookup(late, 0) is None
+        assert e.lookup(prompt("base", 3)) == 0  # others do not wait
+        now[0] = 5
+        assert e.side.lookup(late, 0) == 0
+        assert not e.plan(late, 13).saves
+        assert e.side.lookup(late, 0) == 0
+        assert e.counters["unnamed"] == 1
+        assert e.side.lookup(quick, 0) is None
+        may_read.set()
+        assert e.lookup(quick) == 0
+        e.save_all(quick)
+        assert e.lookup(dataclasses.replace(prompt("again", 3), lora_request=Lora("b", 2, path))) == 12
+        gone = dataclasses.replace(prompt("gone", 3), lora_request=Lora("c", 3, path))
+        e.side.lookup(gone, 0)
+        e.side.finished(gone, [])
+        assert not e.side._extras._waiting
+        assert e.counters["unnamed"] == 1
+
+
+def test_images_that_the_engine_numbers_are_not_cached(engine: Engine) -> None:
+    """Another process gives the same numbers to other images."""
+    made = extras(images=False)
+    request = dataclasses.replace(prompt("a", 3), mm_features=(SimpleNamespace(identifier="renderer0-mm-1-image-0"),))
+    with pytest.raises(InvalidError, match="numbers images and does not hash them"):
+        made.of(request)
+    assert made.of(prompt("b", 3)) is None
 
 
 def test_an_option_that_is_not_known_is_named() -> None:
@@ -406,7 +565,7 @@ def test_a_node_that_is_away_is_left_alone_for_a_while(name: str) -> None:
 
 def test_without_a_node_requests_are_counted() -> None:
     counters = _adapter.Counters("vllm/none")
-    side = Scheduler(Options(servers="127.0.0.1:1", connect_timeout=0.1), counters, no_extra)
+    side = Scheduler(Options(servers="127.0.0.1:1", connect_timeout=0.1), counters, tokens_only())
     side.attach([Definition("none", "", BLOCK, (FULL,), "", "", 0)])
     side.bind(Pool())
     request = prompt("a", 3)
@@ -420,7 +579,7 @@ def test_without_a_node_requests_are_counted() -> None:
 def test_a_wrong_token_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with testing.node(token="0123456789abcdef") as node:
         counters = _adapter.Counters("vllm/token")
-        side = Scheduler(Options(servers=node.address, connect_timeout=60, token="another token, also long"), counters, no_extra)
+        side = Scheduler(Options(servers=node.address, connect_timeout=60, token="another token, also long"), counters, tokens_only())
         side.attach([Definition("token", "", BLOCK, (FULL,), "", "", 0)])
         side.bind(Pool())
         for name in "abc":
@@ -433,7 +592,7 @@ def test_a_wrong_token_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_another_geometry_is_refused(node: testing.Node, name: str, engine: Engine) -> None:
     counters = _adapter.Counters("vllm/geometry")
-    side = Scheduler(Options(servers=node.address, connect_timeout=60), counters, no_extra)
+    side = Scheduler(Options(servers=node.address, connect_timeout=60), counters, tokens_only())
     side.attach([dataclasses.replace(engine.definitions[0], groups=(Group(GroupKind.FULL, 1, 16),))])
     side.bind(Pool())
     assert side.lookup(prompt("a", 3), 0) == 0

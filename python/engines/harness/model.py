@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,31 @@ def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions
     }
     settings.update(config)
     LlamaForCausalLM(LlamaConfig(**settings)).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> Path:
+    """Write a LoRA adapter of a model's attention, as PEFT saves it, to the directory, and return the directory.
+
+    Its weights are random and large enough that the tokens are others than those of the model and of another seed.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    shape = json.loads((model / "config.json").read_text())
+    hidden, head = shape["hidden_size"], shape["head_dim"]
+    heads = {"q_proj": shape["num_attention_heads"], "k_proj": shape["num_key_value_heads"], "v_proj": shape["num_key_value_heads"]}
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for module, count in heads.items():
+            name = f"base_model.model.model.layers.{layer}.self_attn.{module}"
+            weights[f"{name}.lora_A.weight"] = torch.randn(rank, hidden, generator=generator) * 0.3
+            weights[f"{name}.lora_B.weight"] = torch.randn(count * head, rank, generator=generator) * 0.3
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights, directory / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": sorted(heads)}
+    (directory / "adapter_config.json").write_text(json.dumps(settings))
     return directory
 
 

@@ -18,6 +18,7 @@ EVENTS = {
     "lookups": "Lookups that the nodes answered.",
     "lookup_failures": "Lookups that no node answered in time.",
     "unavailable": "Requests that were served without the cache, because no node is reachable or the nodes refuse.",
+    "unnamed": "Requests that were served without the cache, because a LoRA adapter or image of theirs cannot be identified.",
     "hit_tokens": "Tokens that lookups found beyond what the engine had.",
     "loads": "Loads that were started.",
     "load_failures": "Loads of which a block was not delivered in time and verified.",

@@ -14,6 +14,7 @@ from typing import Any
 from penstock import _adapter, errors
 from penstock._keys import Keys
 from penstock._store import Cut, Job, Namespace, Store
+from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._layout import Definition
 from penstock.vllm._plan import NULL, Blocks, Load, Options, Plan, Report, Save
 from penstock.vllm._worker import open_namespace
@@ -21,9 +22,6 @@ from penstock.vllm._worker import open_namespace
 __all__ = ["Scheduler"]
 
 _log = logging.getLogger("penstock.vllm")
-
-# Returns for a request what Chain.extend takes as extra.
-Extra = Callable[[Any], Callable[[int, int], object] | None]
 
 
 @dataclass
@@ -38,9 +36,10 @@ class _Request:
     def __init__(self, request: Any, chain: _adapter.Chain) -> None:
         self.request = request
         self.chain = chain
+        self.extra: Extra | None = None
         self.preemptions = -1  # when the lookup was made
         self.lookup: list[Job] | None = None
-        self.until = 0.0  # when the lookup is given up
+        self.unnamed = False  # its blocks have no ids
         self.found: int | None = None  # blocks that the nodes have
         self.computed = 0  # tokens that the engine had then
         self.loading: Load | None = None
@@ -72,7 +71,7 @@ class Scheduler:
         self,
         options: Options,
         counters: _adapter.Counters,
-        extra: Extra,
+        extras: Extras,
         *,
         loads: bool = True,
         saves: bool = True,
@@ -80,7 +79,7 @@ class Scheduler:
     ) -> None:
         self._options = options
         self._counters = counters
-        self._extra = extra
+        self._extras = extras
         self._may_load, self._may_save = loads, saves
         self._clock = clock
         self._link: _adapter.Link[_Open] | None = None
@@ -125,6 +124,7 @@ class Scheduler:
         self._room = self._options.save_blocks or max(1, pool.num_gpu_blocks // 8)
 
     def close(self) -> None:
+        self._extras.close()
         if self._link is not None:
             self._link.close()
             if self._link.value is not None:
@@ -159,6 +159,8 @@ class Scheduler:
     def lookup(self, request: Any, computed: int) -> int | None:
         """Return how many tokens beyond the computed ones a load would bring; None while the answer is awaited."""
         opened = self._opened()
+        if opened is not None and request.request_id not in self._requests and not self._extras.ready(request):
+            return None
         state = self._state(request, opened) if opened is not None else None
         if opened is None or self._clock() < self._down_until:
             if request.request_id != self._without:
@@ -185,13 +187,26 @@ class Scheduler:
             state = _Request(request, _adapter.Chain(opened.ranks[0], self._block))
             state.may_load, state.may_save = self._may_load, self._may_save
             self._requests[request.request_id] = state
+            try:
+                state.extra = self._extras.of(request)
+            except errors.InvalidError as e:
+                self._without_name(state, e)
+                return None
+        elif state.unnamed:
+            return None
         try:
-            state.chain.extend(request.all_token_ids, self._extra(request))
+            state.chain.extend(request.all_token_ids, state.extra)
         except errors.InvalidError as e:
-            self._counters.warn("id", f"a request is served without the cache: {e}")
-            state.may_load = state.may_save = False
+            self._without_name(state, e)
             return None
         return state
+
+    def _without_name(self, state: _Request, why: errors.InvalidError) -> None:
+        """Serve a request without the cache, because its blocks have no ids that other processes would make too."""
+        self._counters.add("unnamed")
+        self._counters.warn(f"id: {why}", f"a request is served without the cache: {why}")
+        state.unnamed = True
+        state.may_load = state.may_save = False
 
     def _found(self, state: _Request, opened: _Open, blocks: int) -> int | None:
         """Return how many of the first blocks every rank's namespace has, or None while the nodes have not answered."""
@@ -272,7 +287,7 @@ class Scheduler:
         room = max(0, self._room - len(self._kept)) // len(blocks)
         take = min(end - first, room)
         if take > 0:
-            state.chain.extend(state.request.all_token_ids, self._extra(state.request))
+            state.chain.extend(state.request.all_token_ids, state.extra)
             new = [list(pool[first : first + take]) for pool in blocks]
             self._keep(new)
             if state.waiting:
@@ -358,6 +373,7 @@ class Scheduler:
 
     def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> None:
         """Keep those blocks of a request that are not saved yet, and forget it."""
+        self._extras.forget(request)
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return

@@ -13,7 +13,6 @@ It is glue: the scheduler's decisions are in _scheduler, the transfers in _worke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +27,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.lora.utils import get_adapter_absolute_path
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from penstock import _adapter, errors
+from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition
 from penstock.vllm._plan import EVENTS, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
@@ -117,7 +118,8 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
                     self._kv_transfer_config.kv_load_failure_policy,
                 )
             role_of = self._kv_transfer_config
-            self._scheduler = Scheduler(options, self._counters, _extra_of, loads=role_of.is_kv_consumer, saves=role_of.is_kv_producer)
+            extras = _extras(vllm_config, options)
+            self._scheduler = Scheduler(options, self._counters, extras, loads=role_of.is_kv_consumer, saves=role_of.is_kv_producer)
         else:
             self._worker = Worker(options, self._counters)
         self._model = options.model or vllm_config.model_config.model
@@ -295,14 +297,25 @@ def _facts(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _extra_of(request: Any) -> Callable[[int, int], object] | None:
-    """Return a function of a block's range of tokens that returns what the block's KV depends on beside the tokens."""
-    lora = request.lora_request
-    adapter = None if lora is None else (lora.lora_name, lora.lora_path)
+def _extras(config: Any, options: Options) -> Extras:
+    """Return what names the requests of an engine beside their tokens."""
 
-    def extra(start: int, end: int) -> object:
-        keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        return None if keys is None and adapter is None else (adapter, keys)
+    def keys(request: Any, start: int, end: int) -> Any:
+        found, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        return found
 
-    plain = adapter is None and not request.cache_salt and not request.mm_features and request.prompt_embeds is None
-    return None if plain else extra
+    adapters: Adapters | None = None
+    decides: tuple[object, ...] = ()
+    if (lora := config.lora_config) is not None:
+        adapters = Adapters(get_adapter_absolute_path)
+        decides = (
+            str(lora.lora_dtype),
+            None if lora.target_modules is None else tuple(sorted(lora.target_modules)),
+            lora.fully_sharded_loras,
+            lora.enable_tower_connector_lora,
+            lora.enable_mixed_moe_lora_format,
+            lora.enable_moe_shared_loras,
+        )
+    images = config.model_config.multimodal_config
+    hashed = images is None or images.mm_processor_cache_gb > 0 or config.cache_config.enable_prefix_caching
+    return Extras(keys, adapters, decides, images=hashed, timeout=options.lookup_timeout)
