@@ -7,6 +7,7 @@ import pytest
 from harness.model import make_llama
 from harness.process import Engine
 from harness.sessions import Session, sessions
+from harness.sglang import SGLang
 from harness.vllm import Vllm
 
 from penstock import testing
@@ -35,6 +36,20 @@ def vllm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vllm
     """A process that has imported vLLM and makes engines of the tiny model."""
     with Engine("vllm_driver.py", {}, log=tmp_path_factory.mktemp("vllm") / "log") as host:
         yield Vllm(host, model)
+
+
+@pytest.fixture(scope="session")
+def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
+    """A process that has imported SGLang and makes engines of one or two ranks."""
+    with SGLang(tmp_path_factory.mktemp("sglang") / "log") as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[testing.Node]:
+    """A node with room for what engines store, for all tests of a module."""
+    with testing.node(capacity="1GiB", arena="64MiB") as n:
+        yield n
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import functools
 import json
 import multiprocessing
 import os
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -25,8 +27,33 @@ import sglang
 import sglang.srt.managers.detokenizer_manager
 import sglang.srt.managers.scheduler
 import sglang.srt.models.registry
-from harness.process import serve, settings
+from harness.process import serve
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+
+def reading_windows(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return SGLang's attention for the CPU with the indices that layers with a window need.
+
+    It writes the KV of these layers to their own pool, and reads them at the indices of the other layers' pool.
+    """
+
+    @functools.wraps(forward)
+    def translated(self: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        pool, requests = self.token_to_kv_pool, self.req_to_token_pool
+        if not self.use_sliding_window_kv_pool or not pool.layers_mapping[layer.layer_id][1]:
+            return forward(self, q, k, v, layer, *args, **kwargs)
+        self.req_to_token_pool = SimpleNamespace(req_to_token=pool.translate_loc_from_full_to_swa(requests.req_to_token))
+        try:
+            return forward(self, q, k, v, layer, *args, **kwargs)
+        finally:
+            self.req_to_token_pool = requests
+
+    return translated
+
+
+for name in ("forward_extend", "forward_decode"):
+    setattr(TorchNativeAttnBackend, name, reading_windows(getattr(TorchNativeAttnBackend, name)))
 
 
 class Driver:
@@ -36,8 +63,7 @@ class Driver:
 
     def start(self, model: str, page: int, storage: dict[str, Any] | None, **options: Any) -> None:
         """Make an engine in place of the last one. storage is the configuration of Penstock, or None; options are SGLang's."""
-        if self.engine is not None:
-            self.engine.shutdown()
+        self.stop()
         given = dict(options)
         if storage is not None:
             given["hicache_storage_backend"] = "dynamic"
@@ -50,6 +76,11 @@ class Driver:
             enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_mem_layout="page_first_direct", hicache_io_backend="direct",
             hicache_write_policy="write_through", hicache_storage_prefetch_policy="wait_complete", **given,
         )  # fmt: skip
+
+    def stop(self) -> None:
+        if self.engine is not None:
+            self.engine.shutdown()
+        self.engine = None
 
     def generate(self, prompts: list[list[int]], output: int) -> list[dict[str, Any]]:
         """Return for each prompt its tokens, greedy, and where its cached tokens came from. The prompts run at once."""
@@ -93,10 +124,9 @@ def main() -> None:
     multiprocessing.set_start_method("fork")
     multiprocessing.set_start_method = functools.partial(lambda *_, **__: None)
     driver = Driver()
-    driver.start(**settings())
-    names = ("start", "generate", "flush", "attach", "detach", "clear", "update")
+    names = ("start", "stop", "generate", "flush", "attach", "detach", "clear", "update")
     serve({name: getattr(driver, name) for name in names})
-    driver.engine.shutdown()
+    driver.stop()
 
 
 if __name__ == "__main__":

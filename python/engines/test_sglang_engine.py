@@ -19,13 +19,6 @@ Rounds = list[list[list[int]]]  # of each turn, of each session: token ids
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[testing.Node]:
-    """The node of all tests."""
-    with testing.node(capacity="1GiB", arena="64MiB") as n:
-        yield n
-
-
-@pytest.fixture(scope="module")
 def turns(agents: list[Session]) -> Rounds:
     """The prompts of all sessions' first turns, of their second turns, and so on."""
     return [[turn.prompt for turn in turn_of_each] for turn_of_each in zip(*(session.turns for session in agents), strict=True)]
@@ -40,17 +33,17 @@ def few(agents: list[Session]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def first(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
     """An engine that starts without Penstock."""
-    engine = SGLang(model, tmp_path_factory.mktemp("first") / "log", None)
-    yield engine
-    engine.process.kill()
+    with SGLang(tmp_path_factory.mktemp("first") / "log") as engine:
+        engine.start(model, None)
+        yield engine
 
 
 @pytest.fixture(scope="module")
 def second(model: Path, kept: testing.Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
     """Another engine, that starts with Penstock."""
-    engine = SGLang(model, tmp_path_factory.mktemp("second") / "log", storage(kept))
-    yield engine
-    engine.process.kill()
+    with SGLang(tmp_path_factory.mktemp("second") / "log") as engine:
+        engine.start(model, storage(kept))
+        yield engine
 
 
 @pytest.fixture(scope="module")

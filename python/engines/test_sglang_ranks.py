@@ -23,18 +23,11 @@ Prompts = list[list[int]]
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[testing.Node]:
-    """The node of all tests."""
-    with testing.node(capacity="1GiB", arena="64MiB") as n:
-        yield n
-
-
-@pytest.fixture(scope="module")
-def pair(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
+def pair(sglang: SGLang, model: Path) -> Iterator[SGLang]:
     """An engine of two ranks, which starts without Penstock."""
-    engine = SGLang(model, tmp_path_factory.mktemp("pair") / "log", None, tp_size=2)
-    yield engine
-    engine.process.kill()
+    sglang.start(model, None, tp_size=2)
+    yield sglang
+    sglang.stop()
 
 
 def longest(agents: list[Session]) -> Prompts:

@@ -70,6 +70,39 @@ def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> P
     return directory
 
 
+def make_spark(directory: Path, *, window: int, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0) -> Path:
+    """Write a Spark 2.5 model as make_llama does: every second layer reads the last ``window`` tokens alone."""
+    import torch
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(directory, positions)
+    heads, kv_heads, wide = 4, 2, 2 * hidden
+    head = hidden // heads
+    shapes = {"model.embedding": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
+    for layer in range(layers):
+        shapes |= {
+            f"model.layers.{layer}.{name}": shape
+            for name, shape in {
+                "self_attn.q_k_v_proj": (head * (heads + 2 * kv_heads), hidden), "self_attn.g_proj": (heads, hidden),
+                "self_attn.out_proj": (hidden, head * heads), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
+                "mlp.down_proj": (hidden, wide), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+            }.items()
+        }  # fmt: skip
+    torch.manual_seed(seed)
+    weights = {f"{name}.weight": torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * 0.15 for name, shape in shapes.items()}
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    config = {
+        "architectures": ["Spark2_5ForCausalLM"], "model_type": "spark2_5", "torch_dtype": "float32", "vocab_size": VOCABULARY,
+        "hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head, "sliding_window": window, "max_position_embeddings": positions,
+        "layer_types": ["sliding_attention" if layer % 2 == 0 else "full_attention" for layer in range(layers)],
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
 def _write_tokenizer(directory: Path, positions: int) -> None:
     """A token for each byte, so that every text has ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

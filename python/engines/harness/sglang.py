@@ -30,17 +30,26 @@ def storage(node: testing.Node, **more: Any) -> dict[str, Any]:
 
 
 class SGLang:
-    """A process that runs one engine at a time."""
+    """A process that has imported SGLang and runs one engine at a time. It is a context manager, which ends the process."""
 
-    def __init__(self, model: Path, log: Path, backend: dict[str, Any] | None, **options: Any) -> None:
+    def __init__(self, log: Path) -> None:
         path = [str(HERE), str(HERE / "sglang_cpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
-        settings = {"model": str(model), "page": PAGE, "storage": backend, **options}
-        self.process = Engine("sglang_driver.py", settings, log=log, env={"PYTHONPATH": os.pathsep.join(path)}, start=PATIENCE)
+        self.process = Engine("sglang_driver.py", {}, log=log, env={"PYTHONPATH": os.pathsep.join(path)}, start=PATIENCE)
         self.log = log
 
+    def __enter__(self) -> SGLang:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+
     def start(self, model: Path, backend: dict[str, Any] | None, **options: Any) -> None:
-        """End the engine and make another one, with further options of SGLang, in new processes."""
+        """End the engine, if there is one, and make another in new processes, with further options of SGLang."""
         self.process.call("start", model=str(model), page=PAGE, storage=backend, timeout=PATIENCE, **options)
+
+    def stop(self) -> None:
+        """End the engine."""
+        self.process.call("stop")
 
     def generate(self, prompts: list[list[int]]) -> list[dict[str, Any]]:
         answers: list[dict[str, Any]] = self.process.call("generate", prompts=prompts, output=OUTPUT, timeout=PATIENCE)
