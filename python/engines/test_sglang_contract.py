@@ -7,6 +7,7 @@ import importlib
 import inspect
 import logging
 import os
+import random
 import sys
 import threading
 import warnings
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness.faults import damage
+from harness.faults import damage, penstock
 
 # SGLang imports sgl_kernel first, and decides when it is imported whether it runs on a CPU.
 os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
@@ -29,8 +30,11 @@ with warnings.catch_warnings():
     from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
     from sglang.srt.mem_cache import device_pool_info as device
     from sglang.srt.mem_cache import hicache_storage as api
-    from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+    from sglang.srt.mem_cache.deepseek_v4_compress_state import CompressStatePool
+    from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, DeepSeekV4StateHostPool, LogicalHostPool
     from sglang.srt.mem_cache.pool_host import base
+    from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
     from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
     from sglang.srt.mem_cache.pool_host.mha import AsymmetricMHATokenToKVPoolHost, MHATokenToKVPoolHost
     from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
@@ -97,11 +101,48 @@ def mamba(layout: str = "page_first", *, state: int = 8) -> Any:
     return filled(MambaPoolHost(info, 2.0, 0, device_capacity=16, pin_memory=False, device="cpu", layout=layout))
 
 
+def sparse(layout: str = "page_first") -> dict[str, Any]:
+    """The host pools of a model with latent KV and a sparse indexer, whose index keys lie at the indices of the KV."""
+    pool = DSATokenToKVPool(
+        size=512, page_size=64, kv_lora_rank=32, dtype=torch.bfloat16, qk_rope_head_dim=16, layer_num=LAYERS, device="cpu",
+        index_head_dim=128, enable_memory_saver=False, kv_cache_dim=48, index_buf_size=512,
+    )  # fmt: skip
+    kv = MLATokenToKVPoolHost(
+        pool._mla_buffer_info(), 2.0, 0, 64, layout, False, "cpu", device_capacity_tokens=512, start_layer=0, end_layer=LAYERS,
+        target_layer_num=LAYERS,
+    )  # fmt: skip
+    return {"kv": filled(kv), "indexer": filled(DSAIndexerPoolHost(make_dsa_indexer_pool_decl(pool), kv, pin_memory=False))}
+
+
+def compressed(layout: str = "page_first") -> dict[str, Any]:
+    """Host pools of DeepSeek V4: no memory for the KV itself, compressed pages, windows, and state at the indices of the windows."""
+
+    def paged(name: str, length: int) -> Any:
+        rows = [torch.zeros(8, length, dtype=torch.uint8) for _ in range(LAYERS)]
+        return filled(DeepSeekV4PagedHostPool(name, rows, length, 16, 64, layout, pin_memory=False))
+
+    states = [
+        CompressStatePool(
+            size=64, ring_size=8, overlap=True, head_dim=16, dtype=torch.float32, device="cpu", enable_memory_saver=False, ratio=4
+        )
+        for _ in range(LAYERS)
+    ]  # fmt: skip
+    return {
+        "kv": LogicalHostPool(16 * 64, 64, layout),
+        "deepseek_v4_c4": paged("deepseek_v4_c4", 1000),
+        "swa": paged("swa", 640),
+        "deepseek_v4_c4_state": filled(DeepSeekV4StateHostPool("deepseek_v4_c4_state", states, 16, 64, layout, pin_memory=False)),
+    }
+
+
 def filled(pool: Any) -> Any:
-    buffers = pool.kv_buffer if isinstance(pool.kv_buffer, (list, tuple)) else [pool.kv_buffer]
+    buffers = pool.get_hybrid_pool_buffer() if hasattr(pool, "get_hybrid_pool_buffer") else [pool.kv_buffer]
     torch.manual_seed(1)
     for buffer in buffers:
-        buffer.uniform_()
+        if buffer.dtype.is_floating_point:
+            buffer.uniform_()
+        else:
+            buffer.random_(0, 256)
     return pool
 
 
@@ -320,6 +361,131 @@ def test_pools_of_a_hybrid_model(make: Make) -> None:
     assert b.batch_exists_v2(names).kv_hit_pages == 6
 
 
+MODELS: dict[str, tuple[Callable[[str], dict[str, Any]], bool]] = {
+    "windows": (lambda layout: {"kv": mha(layout), "swa": mha(layout, tokens=128)}, False),
+    "recurrent": (lambda layout: {"kv": mha(layout), "mamba": mamba(layout)}, False),
+    "sparse": (sparse, True),
+    "compressed": (compressed, True),
+}
+"""The pools of a model for a layout, and whether its KV is latent."""
+
+
+def takes(pools: dict[str, Any], skip: int, n: int) -> dict[str, torch.Tensor]:
+    """Indices of n pages in each pool that has memory, after ``skip`` pages. State takes those of the windows."""
+    found: dict[str, torch.Tensor] = {}
+    for name, pool in pools.items():
+        if name != "kv" or not isinstance(pool, LogicalHostPool):
+            owner = pools["swa"] if name.endswith("_state") else pool
+            found[name] = found["swa"] if name.endswith("_state") else pages(owner, skip + n)[skip * owner.page_size :]
+    return found
+
+
+@pytest.mark.parametrize("layout", ["page_first", "page_first_direct"])
+@pytest.mark.parametrize("model", MODELS)
+def test_all_pools_come_back_in_another_process_and_place(make: Make, model: str, layout: str) -> None:
+    build, latent = MODELS[model]
+    written, read = build(layout), build(layout)
+    writer, reader = (make(pools["kv"], mla=latent, further=pools) for pools in (written, read))
+    stored, places, names = takes(written, 0, 3), takes(read, 2, 3), keys(3)
+    want = {name: content(written[name], indices) for name, indices in stored.items()}
+    assert all(len(set(each)) == 3 for each in want.values())
+
+    def transfers(at: dict[str, torch.Tensor]) -> list[Any]:
+        return [transfer(name, names, indices) for name, indices in at.items()]
+
+    done = {name: [True] * 3 for name in stored}
+    assert writer.batch_set_v2(transfers(stored)) == done
+    # Each pool is needed for a hit.
+    assert reader.batch_exists_v2(names, transfers(places)).kv_hit_pages == 3
+    assert reader.batch_get_v2(transfers(places)) == done
+    assert {name: content(read[name], indices) for name, indices in places.items()} == want
+    for name in stored:
+        namespace = reader._pools[name].namespace
+        assert namespace is not None
+        assert namespace.delete(reader._keys(names[2:])).ok == 1
+        assert reader.batch_exists_v2(names, transfers(places)).kv_hit_pages == 2
+        assert writer.batch_set_v2(transfers(stored)) == done
+    assert reader.batch_exists_v2(names, transfers(places)).kv_hit_pages == 3
+
+
+def test_hits_are_those_of_sglangs_own_files(make: Make, tmp_path: Path) -> None:
+    """Whichever pages of which pools are stored, the answer is that of SGLang's reference for hybrid models."""
+    pools = {"kv": mha(), "swa": mha(), "indexer": mha(), "mamba": mamba()}
+    files = api.HiCacheFile(config("unused:1"), str(tmp_path))
+    for name, pool in pools.items():
+        files.register_mem_host_pool_v2(pool, api.PoolName(name))
+    ours = make(pools["kv"], further=pools)
+    place = {name: pages(pool, 1) for name, pool in pools.items()}
+    random_pages = random.Random(1)
+    lengths = set()
+    for _ in range(40):
+        names = keys(8)
+        for name in pools:
+            there = [transfer(name, [key], place[name]) for key in names if random_pages.random() < 0.85]
+            for one in there:
+                assert ours.batch_set_v2([one]) == files.batch_set_v2([one]) == {api.PoolName(name): [True]}
+        asked = [
+            transfer("swa", names[-random_pages.randint(1, 3) :], policy=api.PoolHitPolicy.TRAILING_PAGES),
+            transfer("indexer", names),
+            transfer("mamba", names[-1:], policy=api.PoolHitPolicy.TRAILING_PAGES),
+        ]
+        random_pages.shuffle(asked)
+        asked = asked[: random_pages.randint(0, 3)]
+        found = ours.batch_exists_v2(names, asked)
+        assert found == files.batch_exists_v2(names, asked)
+        lengths.add(found.kv_hit_pages)
+    assert len(lengths) > 4
+
+
+def test_a_pool_whose_pages_are_refused_ends_the_hit(make: Make, shared: testing.Node) -> None:
+    """Pages of the KV without those of the second pool are not found, and are whole when a later store completes them."""
+    kv, window = mha(), mha()
+    b = make(kv, further={"swa": window})
+    namespace = b._pools["swa"].namespace
+    assert namespace is not None
+    names, places, windows = keys(4), pages(kv, 4), pages(window, 4)
+    store = [transfer("swa", names, windows), transfer("kv", names, places)]
+    ask = [transfer("swa", names[-2:], policy=api.PoolHitPolicy.TRAILING_PAGES)]
+    # There is room for one page, which cannot be evicted.
+    assert b.batch_set_v2([transfer("swa", names[:1], windows[:PAGE])]) == {api.PoolName.SWA: [True]}
+    lease = namespace.match(b._keys(names[:1]), lease=300).lease
+    assert lease is not None
+    penstock("ns", "quota", namespace.name, "16KiB", "--server", shared.address)
+    assert b.batch_set_v2(store) == {api.PoolName.SWA: [True] + [False] * 3, api.PoolName.KV: [True] * 4}
+    assert b.batch_exists_v2(names, ask).kv_hit_pages == 1
+    assert b.batch_exists_v2(names, [transfer("swa", names)]).kv_hit_pages == 1
+    assert b.batch_get_v2([transfer("swa", names, windows)]) == {api.PoolName.SWA: [True] + [False] * 3}
+    penstock("ns", "quota", namespace.name, "0", "--server", shared.address)
+    assert b.batch_set_v2(store) == {api.PoolName.SWA: [True] * 4, api.PoolName.KV: [True] * 4}
+    assert b.batch_exists_v2(names, ask).kv_hit_pages == 4
+
+
+def test_other_pools_of_the_same_model(make: Make) -> None:
+    """An engine finds nothing without the pools that it has itself, in the form that it has them."""
+    kv, window = mha(), mha()
+    b, names = make(kv, further={"swa": window}), keys(2)
+    store = [transfer("kv", names, pages(kv, 2)), transfer("swa", names, pages(window, 2))]
+    assert b.batch_set_v2(store) == {api.PoolName.KV: [True] * 2, api.PoolName.SWA: [True] * 2}
+    assert make(mha(), further={"swa": mha()}).batch_exists_v2(names, [transfer("swa", names)]).kv_hit_pages == 2
+    for other in (mha(v_dim=8), mha(dtype=torch.float16), mha("page_first_direct"), mamba()):
+        assert make(mha(), further={"swa": other}).batch_exists_v2(names, [transfer("swa", names)]).kv_hit_pages == 0
+    # The window of one engine is the indexer of none, and a pool that was not registered is no hit either.
+    c = make(mha(), further={"indexer": mha()})
+    assert c.batch_exists_v2(names, [transfer("indexer", names)]).kv_hit_pages == 0
+    assert c.batch_exists_v2(names, [transfer("swa", names)]).kv_hit_pages == 0
+
+
+def test_one_rank_stores_the_index_keys_of_all(make: Make) -> None:
+    names, ranks = keys(2), [sparse(), sparse()]
+    first, second = (make(pools["kv"], mla=True, rank=rank, size=2, further=pools) for rank, pools in enumerate(ranks))
+    ask = [transfer("indexer", names)]
+    for b, pools, n in ((second, ranks[1], 0), (first, ranks[0], 2)):
+        store = [transfer(name, names, pages(pool, 2)) for name, pool in pools.items()]
+        assert b.batch_set_v2(store) == {api.PoolName.KV: [True] * 2, api.PoolName.INDEXER: [True] * 2}
+        assert second.batch_exists_v2(names, ask).kv_hit_pages == n
+    assert second.counters["stored_pages"] == 0
+
+
 def test_a_pool_that_fails_does_not_spoil_the_others(make: Make) -> None:
     kv, state = mha(), mamba()
     b = make(kv, further={"mamba": state})
@@ -361,6 +527,15 @@ def test_layouts_that_are_refused(make: Make) -> None:
         make(mha("page_head"))
 
 
+def test_pools_that_share_pages_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the pools that have their pages in one envelope, one alone names the memory."""
+    other = mha()
+    monkeypatch.setattr(other, "stores_page_envelope", True)
+    monkeypatch.setattr(other, "get_hybrid_pool_buffer", list)
+    with pytest.raises(errors.InvalidError, match=r"'swa'.*envelope"):
+        make(mha(), further={"swa": other})
+
+
 def test_unknown_settings_are_refused(make: Make) -> None:
     with pytest.raises(errors.InvalidError, match=r"'timeot'.*'timeout'"):
         make(mha(), timeot=1)
@@ -381,6 +556,17 @@ def test_addresses_are_checked_against_sglangs_own_indexing(make: Make, monkeypa
     monkeypatch.setattr(other, "get_page_buffer_meta", lambda indices: ([p + 32 for p in meta(indices)[0]], meta(indices)[1]))
     with pytest.raises(errors.InvalidError, match="another layout"):
         make(other)
+    # A pool that lies at the indices of another one has no free pages. The pages that it has are restored.
+    state = compressed()["deepseek_v4_c4_state"]
+    before = state.kv_buffer.clone()
+    make(mha(), further={"deepseek_v4_c4_state": state})
+    assert torch.equal(state.kv_buffer, before)
+    meta_of_state = state.get_page_buffer_meta
+    monkeypatch.setattr(
+        state, "get_page_buffer_meta", lambda indices: ([p + 64 for p in meta_of_state(indices)[0]], meta_of_state(indices)[1])
+    )
+    with pytest.raises(errors.InvalidError, match="another layout"):
+        make(mha(), further={"deepseek_v4_c4_state": state})
     # A pool of which a release would name K alone.
     half = mha()
     meta_of_half = half.get_page_buffer_meta

@@ -55,16 +55,13 @@ class Pool:
         self.outdated = False
         """Its weights have changed, and the namespace is still at the epoch of the old ones."""
         self.replicated = self._replicated(config)
-        self.fragments = [] if self._logical() else self._fragments(config)
+        self.fragments = self._fragments(config)
         self._facts = self._identity(config, version)
         self._place = self._ranks(config)
 
     @property
     def page_bytes(self) -> int:
         return sum(self.fragments)
-
-    def _logical(self) -> bool:
-        return not list(self.buffers())
 
     def _replicated(self, config: Any) -> bool:
         """Whether each rank of tensor parallelism has the same bytes: latent KV has no heads to share out."""
@@ -77,6 +74,10 @@ class Pool:
 
     def _fragments(self, config: Any) -> list[int]:
         what = f"SGLang's host pool {self.name!r} ({type(self.host).__name__})"
+        if getattr(self.host, "stores_page_envelope", False):
+            raise InvalidError(f"{what}: pages that hold several pools (page envelopes) are not supported")
+        if not list(self.buffers()):
+            return []
         layout = getattr(self.host, "layout", None)
         allowed = (*_PAGE_FIRST, "layer_first") if self.replicated and self.name == "kv" else _PAGE_FIRST
         if layout not in allowed:
@@ -86,8 +87,6 @@ class Pool:
             )
         if getattr(config, "should_split_heads", False):
             raise InvalidError(f"{what}: pages that are split by heads (tp_lcm_size) are not supported")
-        if getattr(self.host, "stores_page_envelope", False):
-            raise InvalidError(f"{what}: pages that hold several pools (page envelopes) are not supported")
         try:
             addresses, lengths = self.host.get_page_buffer_meta(_indices(self.page_tokens))
         except (NotImplementedError, ValueError) as e:
@@ -164,7 +163,14 @@ class Pool:
         Raises InvalidError if they differ: this adapter would store other bytes than those of the page. Returns False if
         the pool has no free page to write to.
         """
-        free = self.host.available_size() // self.page_tokens
+        try:
+            free = self.host.available_size() // self.page_tokens
+        except NotImplementedError:
+            # Its pages lie at the indices of another pool. Any page will do, because what it holds is restored, and SGLang
+            # moves no page while it registers pools.
+            pages = min(3, self.host.size // self.page_tokens)
+            self._check(_indices(pages * self.page_tokens), pages)
+            return True
         pages = min(3, free)
         indices = self.host.alloc(pages * self.page_tokens) if pages else None
         if indices is None:
