@@ -108,8 +108,8 @@ func (s *slots) put(r kv.Ref) {
 	delete(s.used, r)
 }
 
-// TestConcurrent lets writers, readers, evictors, movers, bumps and deletes run against
-// each other. At the end the index refers to exactly the slots that were handed
+// TestConcurrent lets writers, readers, evictors, movers, bumps, deletes and relocations run
+// against each other. At the end the index refers to exactly the slots that were handed
 // out and did not come back.
 func TestConcurrent(t *testing.T) {
 	for _, kind := range evict.Kinds() {
@@ -250,7 +250,17 @@ func testConcurrent(t *testing.T, kind evict.Kind) {
 			}
 		}
 	}))
+	wg.Go(func() {
+		for i := range 8 {
+			if err := tr.Relocate(t.Context(), fmt.Sprint("index", i), func() error { return nil }); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	wg.Wait()
+	if dir := tr.Dir(); dir != "index7" {
+		t.Errorf("the index is in %s", dir)
+	}
 	for ref := range tr.Refs() {
 		if !s.used[ref] {
 			t.Errorf("one-owner: the index refers to %v, which came back", ref)

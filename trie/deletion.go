@@ -19,7 +19,9 @@ type Deletion struct {
 // Owner returns the indexed piece that lies in the slot, or false. A piece that
 // waits for ReclaimStep counts.
 func (t *Trie) Owner(ref kv.Ref) (Evicted, bool) {
-	value, err := t.disk.get(appendBlockKey(nil, ref.Extent))
+	t.records.RLock()
+	value, err := t.disk.Load().get(appendBlockKey(nil, ref.Extent))
+	t.records.RUnlock()
 	if value == nil || err != nil {
 		return Evicted{}, false
 	}

@@ -16,6 +16,7 @@ import (
 
 // disk is Pebble as the index uses it.
 type disk struct {
+	dir       string
 	db        *pebble.DB
 	cache     *pebble.Cache
 	log       *pebbleLog
@@ -37,10 +38,15 @@ type disk struct {
 	inFlight int
 	idle     *sync.Cond
 	reverts  reverts
+	// users counts the calls that read from Pebble. retired is set when Relocate has
+	// replaced this index. When users is 0 too, Pebble may be closed.
+	users   int
+	retired bool
 }
 
-func openDisk(opts Options) (*disk, error) {
-	d := &disk{cache: pebble.NewCache(opts.CacheBytes), log: &pebbleLog{log: opts.Logger}, failed: make(chan struct{}), reverts: make(reverts)}
+// openDisk opens the Pebble database in opts.Dir. With fresh it fails if there is one.
+func openDisk(opts Options, fresh bool) (*disk, error) {
+	d := &disk{dir: opts.Dir, cache: pebble.NewCache(opts.CacheBytes), log: &pebbleLog{log: opts.Logger}, failed: make(chan struct{}), reverts: make(reverts)}
 	d.idle = sync.NewCond(&d.mu)
 	d.fs = &driveFS{FS: opts.FS, hungAfter: opts.HungAfter, onFault: d.driveFailed, onRecovery: d.driveRecovered}
 	po := &pebble.Options{
@@ -54,6 +60,7 @@ func openDisk(opts Options) (*disk, error) {
 		L0StopWritesThreshold: 24,
 		MaxOpenFiles:          512,
 		FormatMajorVersion:    pebble.FormatNewest,
+		ErrorIfExists:         fresh,
 	}
 	for i := range po.Levels {
 		po.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
@@ -73,6 +80,22 @@ type reverts map[string][]byte
 
 func (r reverts) set(key, value []byte) { r[string(key)] = slices.Clone(value) }
 func (r reverts) remove(key []byte)     { r[string(key)] = nil }
+
+// stage adds the records to the batch.
+func (r reverts) stage(b *pebble.Batch) error {
+	for key, value := range r {
+		var err error
+		if value == nil {
+			err = b.Delete([]byte(key), nil)
+		} else {
+			err = b.Set([]byte(key), value, nil)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrBroken, err)
+		}
+	}
+	return nil
+}
 
 // commit applies the batch and closes it. All writes to Pebble go through commit.
 //
@@ -180,7 +203,11 @@ func (d *disk) get(key []byte) ([]byte, error) {
 		err   error
 	}
 	done := make(chan found, 1)
+	if !d.use() {
+		return nil, ErrClosed
+	}
 	go func() {
+		defer d.unuse()
 		var f found
 		v, closer, err := d.db.Get(key)
 		switch {
@@ -204,6 +231,24 @@ func (d *disk) get(key []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
+}
+
+// use keeps Pebble open until unuse. It returns false if Pebble is closed or will be.
+func (d *disk) use() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.retired {
+		return false
+	}
+	d.users++
+	return true
+}
+
+func (d *disk) unuse() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.users--
+	d.idle.Broadcast()
 }
 
 // broken returns nil, or ErrBroken with the reason why the index cannot be written.
@@ -233,7 +278,9 @@ func (d *disk) driveFailed(cause error) {
 	}
 	d.cause = cause
 	close(d.failed)
-	d.log.log.Error("the drive of the index failed: prefixes are still matched, changes are refused until a retry succeeds", "cause", cause)
+	if !d.retired {
+		d.log.log.Error("the drive of the index failed: prefixes are still matched, changes are refused until a retry succeeds", "cause", cause)
+	}
 }
 
 // driveRecovered is driveFS.onRecovery: it starts repair.
@@ -268,7 +315,10 @@ func (d *disk) repair() {
 			return // Pebble is damaged: commits fail until a restart
 		case !d.faulty && len(d.reverts) == 0:
 			d.cause, d.failed = nil, make(chan struct{})
-			d.log.log.Info("the index accepts changes again")
+			d.idle.Broadcast()
+			if !d.retired {
+				d.log.log.Info("the index accepts changes again")
+			}
 			return
 		}
 	}
@@ -278,16 +328,8 @@ func (d *disk) repair() {
 func (d *disk) writeReverts(rs reverts) error {
 	b := d.db.NewBatch()
 	defer b.Close()
-	for key, value := range rs {
-		var err error
-		if value == nil {
-			err = b.Delete([]byte(key), nil)
-		} else {
-			err = b.Set([]byte(key), value, nil)
-		}
-		if err != nil {
-			return fmt.Errorf("%w: %w", ErrBroken, err)
-		}
+	if err := rs.stage(b); err != nil {
+		return err
 	}
 	if len(rs) == 0 {
 		if err := b.LogData(nil, nil); err != nil {
@@ -323,6 +365,32 @@ func (d *disk) closeDB() error {
 	d.cache.Unref()
 	if err != nil {
 		return fmt.Errorf("trie: close index: %w", err)
+	}
+	return nil
+}
+
+// discard closes Pebble and deletes the directory. It first waits until no call uses
+// Pebble and the drive works, because Pebble would wait for the drive. No commit may begin
+// after discard.
+func (d *disk) discard() error {
+	if err := d.awaitIdle(); err != nil {
+		return err
+	}
+	err := d.db.Close()
+	d.cache.Unref()
+	return errors.Join(err, d.fs.RemoveAll(d.dir))
+}
+
+// awaitIdle sets retired and waits until Pebble can be closed. It fails if Pebble is damaged.
+func (d *disk) awaitIdle() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.retired = true
+	for d.inFlight > 0 || d.users > 0 || d.repairing || d.cause != nil {
+		if d.log.fatal.Load() != nil {
+			return d.brokenLocked()
+		}
+		d.idle.Wait()
 	}
 	return nil
 }

@@ -68,6 +68,9 @@
 //	records     b: parent in the slot before    b': parent a, by its id
 //	            c: parent in the slot before    c:  parent b, by its id
 //
+// Relocate moves the index to another directory. It writes the new Pebble database from
+// DRAM, so the old drive need not work.
+//
 // A lease pins the deepest piece of a prefix; its ancestors are safe because
 // eviction, reclaiming and deletion go leaf first (invariant pinned-stays).
 // Leases live in DRAM only: a restart ends all of them, the permanent ones too.
@@ -118,15 +121,17 @@
 //
 // # Lock order
 //
-//	Trie.records  →  Trie.mu  →  leases.mu
+//	Trie.relocating  →  Trie.defMu  →  Trie.records  →  Trie.mu  →  leases.mu
 //
 // Match, Known, Stat, List, Stats take Trie.mu for reading; touching the policy
 // and pinning are atomic and need no more. Put, Evict, Delete, ReclaimStep take
 // it for writing in short steps. No Pebble call is made under Trie.mu. Calls that
 // change the records of nodes in the index hold Trie.records for reading until the
-// records are written. Move, which changes the keys of records, holds it for writing.
-// Namespace definitions have their own mutex, Trie.defMu, which is taken first and is
-// held across the one synced write of a create, bump or delete.
+// records are written. Move, which changes the keys of records, holds it for writing, and
+// so does each step of Relocate. Namespace definitions have their own mutex, Trie.defMu,
+// which is taken before Trie.records and is held across the one synced write of a create,
+// bump or delete. Relocate holds both while it replaces the index. Calls of Relocate and
+// Close exclude each other by Trie.relocating, which is taken before all others.
 //
 // # Example
 //

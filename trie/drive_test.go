@@ -254,14 +254,14 @@ func TestDriveFailsDuringMove(t *testing.T) {
 			from := entries[i+2].Ref
 			moves[i] = Moved{From: from, To: kv.Ref{Extent: from.Extent + 1000, Generation: from.Generation + 1}}
 		}
-		m := moving{t: tr, moves: moves, moved: make([]bool, len(moves)), batch: tr.disk.db.NewBatch()}
+		m := moving{t: tr, moves: moves, moved: make([]bool, len(moves)), batch: tr.disk.Load().db.NewBatch()}
 		if err := errors.Join(m.read(), m.stage()); err != nil {
 			t.Fatal(err)
 		}
-		o := tr.disk.fs.begin("write", "the log")
+		o := tr.disk.Load().fs.begin("write", "the log")
 		o.fail(syscall.EIO)
-		m.revert(tr.disk.reverts)
-		if err := tr.disk.apply(m.batch, true); err != nil {
+		m.revert(tr.disk.Load().reverts)
+		if err := tr.disk.Load().apply(m.batch, true); err != nil {
 			t.Fatal(err)
 		}
 		m.batch.Close()
@@ -317,7 +317,7 @@ func driveReadsFail(t *testing.T, fault *driveFault, compactions bool) {
 	tr := openTest(t, Options{FS: errorfs.Wrap(mem, fault), MemTableBytes: 256 << 10, CacheBytes: 1})
 	ns, churn := benchNamespace(t, tr), benchNamed(t, tr, "churn")
 	fillFrom(t, tr, ns, 0, chains)
-	if err := tr.disk.db.Flush(); err != nil {
+	if err := tr.disk.Load().db.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	fault.armed.Store(true)

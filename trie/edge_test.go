@@ -73,7 +73,7 @@ func TestSingleEpochFormat(t *testing.T) {
 	if m, err := tr.Match(ns.ID, ids, MatchOptions{}); err != nil || m.Blocks != len(ids) || m.Epoch != ns.Epoch {
 		t.Errorf("%d of %d blocks of epoch %d match, %v", m.Blocks, len(ids), m.Epoch, err)
 	}
-	if got, err := tr.disk.get(formatKey); err != nil || string(got) != formatVersion {
+	if got, err := tr.disk.Load().get(formatKey); err != nil || string(got) != formatVersion {
 		t.Errorf("format %q, %v; want %q", got, err, formatVersion)
 	}
 }
@@ -133,7 +133,7 @@ func TestDamagedRecord(t *testing.T) {
 	group := record{id: blockID("ff"), serial: 1, group: 3}
 	for slot, value := range map[int][]byte{104: []byte("damaged"), 200: group.append(nil), 201: {}} {
 		key := appendBlockKey(nil, kv.MakeExtent(0, uint32(slot)>>10, uint32(slot)&1023))
-		if err := tr.disk.db.Set(key, value, pebble.Sync); err != nil {
+		if err := tr.disk.Load().db.Set(key, value, pebble.Sync); err != nil {
 			t.Fatal(err)
 		}
 	}

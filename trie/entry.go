@@ -196,7 +196,7 @@ func (t *Trie) stageAndWrite(s *putScratch, dst []PutStatus, id kv.NamespaceID, 
 func (t *Trie) stage(s *putScratch, dst []PutStatus, id kv.NamespaceID, epoch kv.Epoch, entries []Entry) ([]PutStatus, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.disk.broken(); err != nil && !t.closed {
+	if err := t.disk.Load().broken(); err != nil && !t.closed {
 		return dst, err
 	}
 	ns, err := t.lookupLocked(id)
@@ -291,7 +291,7 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 	if len(s.added)+len(s.raised) == 0 {
 		return nil
 	}
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	for _, list := range [][]addedNode{s.added, s.raised} {
 		for i := range list {
 			if err := s.set(b, &list[i]); err != nil {
@@ -300,7 +300,7 @@ func (t *Trie) writePut(s *putScratch, durable bool) error {
 			}
 		}
 	}
-	return t.disk.commit(b, durable, s.revert)
+	return t.commit(b, durable, s.revert)
 }
 
 // revert adds the records that make Pebble equal to DRAM after a failed Put: it deletes
@@ -400,7 +400,7 @@ func (t *Trie) awaitExisting(id kv.NamespaceID, epoch kv.Epoch, entries []Entry,
 		}
 	}
 	t.mu.Unlock()
-	return t.disk.sync()
+	return t.sync()
 }
 
 func (t *Trie) pendingLocked(id kv.NamespaceID, epoch kv.Epoch, e *Entry) bool {

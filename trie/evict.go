@@ -278,7 +278,9 @@ func (t *Trie) forget(gone []Evicted) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	b := t.disk.db.NewBatch()
+	t.records.RLock()
+	defer t.records.RUnlock()
+	b := t.disk.Load().db.NewBatch()
 	var key [blockKeyLen]byte
 	for i := range gone {
 		if err := b.Delete(appendBlockKey(key[:0], gone[i].Ref.Extent), nil); err != nil {
@@ -286,7 +288,7 @@ func (t *Trie) forget(gone []Evicted) error {
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, false, func(r reverts) {
+	return t.commit(b, false, func(r reverts) {
 		for i := range gone {
 			r.remove(appendBlockKey(key[:0], gone[i].Ref.Extent))
 		}

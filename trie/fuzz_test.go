@@ -785,7 +785,7 @@ func (f *fuzzer) epochs(ns int) {
 }
 
 func (f *fuzzer) rare(ns int) {
-	switch f.byte() % 5 {
+	switch f.byte() % 6 {
 	case 0:
 		if err := f.tr.Check(); err != nil {
 			f.t.Fatal(err)
@@ -812,6 +812,14 @@ func (f *fuzzer) rare(ns int) {
 			f.t.Fatal(err)
 		}
 		f.defs[ns].QuotaBytes = quota
+	case 5:
+		f.opts.Dir += "'"
+		if err := f.tr.Relocate(f.t.Context(), f.opts.Dir, func() error { return nil }); err != nil {
+			f.t.Fatal(err)
+		}
+		if err := f.tr.Check(); err != nil {
+			f.t.Fatal(err)
+		}
 	}
 }
 

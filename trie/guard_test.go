@@ -24,7 +24,7 @@ func TestRecordIsWrittenForItsOwnNode(t *testing.T) {
 			return func() error { return tr.unrecord(d, true) }, err
 		}},
 		{"remove", Prefix, func(tr *Trie, ns kv.Namespace, e Entry) (func() error, error) {
-			value, err := tr.disk.get(appendBlockKey(nil, e.Ref.Extent))
+			value, err := tr.disk.Load().get(appendBlockKey(nil, e.Ref.Extent))
 			if err != nil {
 				return nil, err
 			}

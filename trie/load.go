@@ -53,7 +53,7 @@ func (t *Trie) loadAll() error {
 	if err := t.loadNamespaces(); err != nil {
 		return err
 	}
-	l := &loading{t: t, drops: t.disk.db.NewBatch()}
+	l := &loading{t: t, drops: t.disk.Load().db.NewBatch()}
 	defer func() { l.drops.Close() }()
 	if err := l.blocks(); err != nil {
 		return err
@@ -114,7 +114,7 @@ func unpinned(kv.Epoch) bool { return false }
 
 // scan calls f for every record whose key begins with kind, in order.
 func (t *Trie) scan(kind byte, f func(key, value []byte) error) error {
-	it, err := t.disk.db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
+	it, err := t.disk.Load().db.NewIter(&pebble.IterOptions{LowerBound: []byte{kind}, UpperBound: []byte{kind + 1}})
 	if err != nil {
 		return err
 	}
@@ -164,8 +164,8 @@ func (l *loading) flush() error {
 		return nil
 	}
 	b := l.drops
-	l.drops = l.t.disk.db.NewBatch()
-	return l.t.disk.commit(b, false, nil)
+	l.drops = l.t.disk.Load().db.NewBatch()
+	return l.t.commit(b, false, nil)
 }
 
 // block turns a record into a node, not yet counted among its parent's kids.

@@ -24,16 +24,16 @@ func (t *Trie) Move(moves []Moved) (moved []bool, err error) {
 	}
 	t.records.Lock()
 	defer t.records.Unlock()
-	if err := t.disk.broken(); err != nil {
+	if err := t.disk.Load().broken(); err != nil {
 		return nil, err
 	}
 	m := moving{t: t, moves: moves, moved: make([]bool, len(moves))}
 	if err := m.read(); err != nil {
 		return nil, err
 	}
-	m.batch = t.disk.db.NewBatch()
+	m.batch = t.disk.Load().db.NewBatch()
 	if err = m.stage(); err == nil {
-		err = t.disk.commit(m.batch, false, m.revert)
+		err = t.commit(m.batch, false, m.revert)
 	} else {
 		m.batch.Close()
 	}
@@ -65,7 +65,7 @@ type moving struct {
 // read reads pieces and next from Pebble.
 func (m *moving) read() error {
 	at := func(e kv.Extent) (*record, error) {
-		value, err := m.t.disk.get(appendBlockKey(nil, e))
+		value, err := m.t.disk.Load().get(appendBlockKey(nil, e))
 		if value == nil || err != nil {
 			return nil, err
 		}

@@ -128,7 +128,7 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, 
 	if err != nil {
 		return fmt.Errorf("trie: marks: %w", err)
 	}
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	if err := errors.Join(b.Set(appendNamespaceKey(nil, def.ID), value, nil), b.Set(marksKey, meta, nil)); err != nil {
 		b.Close()
 		return fmt.Errorf("trie: namespace %q: %w", def.Name, err)
@@ -138,7 +138,7 @@ func (t *Trie) commitDefinition(ns *namespace, def kv.Namespace, live []*space, 
 		b.Close()
 		return err
 	}
-	return t.disk.commit(b, true, func(r reverts) { r[string(key)] = old })
+	return t.commit(b, true, func(r reverts) { r[string(key)] = old })
 }
 
 // stored returns the key and the value of the record of ns.def. value is nil if ns is
@@ -222,12 +222,12 @@ func (t *Trie) DeleteNamespace(name string) error {
 	if err != nil {
 		return err
 	}
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	if err := b.Delete(key, nil); err != nil {
 		b.Close()
 		return fmt.Errorf("trie: delete namespace %q: %w", name, err)
 	}
-	if err := t.disk.commit(b, true, func(r reverts) { r[string(key)] = old }); err != nil {
+	if err := t.commit(b, true, func(r reverts) { r[string(key)] = old }); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -394,7 +394,7 @@ func (t *Trie) Room(id kv.NamespaceID) (int64, error) {
 // start writes the format version into an empty database or one of singleEpochFormat,
 // refuses any other, and reads the marks.
 func (t *Trie) start() error {
-	version, err := t.disk.get(formatKey)
+	version, err := t.disk.Load().get(formatKey)
 	if err != nil {
 		return err
 	}
@@ -412,7 +412,7 @@ func (t *Trie) start() error {
 			return err
 		}
 	}
-	meta, err := t.disk.get(marksKey)
+	meta, err := t.disk.Load().get(marksKey)
 	if err != nil || meta == nil {
 		return err
 	}
@@ -425,7 +425,7 @@ func (t *Trie) start() error {
 // checkOwner returns ErrForeign for the index of another store. It writes Options.Owner
 // into an index without an owner.
 func (t *Trie) checkOwner() error {
-	owner, err := t.disk.get(ownerKey)
+	owner, err := t.disk.Load().get(ownerKey)
 	switch {
 	case err != nil:
 		return err
@@ -439,16 +439,16 @@ func (t *Trie) checkOwner() error {
 
 // setMeta writes one key, synced.
 func (t *Trie) setMeta(key []byte, value string) error {
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	if err := b.Set(key, []byte(value), nil); err != nil {
 		b.Close()
 		return err
 	}
-	return t.disk.commit(b, true, nil)
+	return t.commit(b, true, nil)
 }
 
 func (t *Trie) format() error {
-	it, err := t.disk.db.NewIter(nil)
+	it, err := t.disk.Load().db.NewIter(nil)
 	if err != nil {
 		return err
 	}
@@ -459,7 +459,7 @@ func (t *Trie) format() error {
 	if !empty {
 		return fmt.Errorf("the directory holds a Pebble database that is not an index of penstock: %w", ErrFormat)
 	}
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	err = b.Set(formatKey, []byte(formatVersion), nil)
 	if t.opts.Owner != "" {
 		err = errors.Join(err, b.Set(ownerKey, []byte(t.opts.Owner), nil))
@@ -468,5 +468,5 @@ func (t *Trie) format() error {
 		b.Close()
 		return err
 	}
-	return t.disk.commit(b, true, nil)
+	return t.commit(b, true, nil)
 }

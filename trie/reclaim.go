@@ -77,7 +77,7 @@ func (t *Trie) Remove(ref kv.Ref, why Why) error {
 	}
 	t.records.RLock()
 	defer t.records.RUnlock()
-	value, err := t.disk.get(appendBlockKey(nil, ref.Extent))
+	value, err := t.disk.Load().get(appendBlockKey(nil, ref.Extent))
 	if err != nil {
 		return err
 	}
@@ -116,14 +116,14 @@ func (t *Trie) unrecord(d doomed, sync bool) error {
 		defer t.mu.RUnlock()
 		t.leases.unguard(t, d.guarded...)
 	}()
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	for _, e := range d.extents {
 		if err := b.Delete(appendBlockKey(nil, e), nil); err != nil {
 			b.Close()
 			return fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	return t.disk.commit(b, sync, func(r reverts) {
+	return t.commit(b, sync, func(r reverts) {
 		for _, e := range d.extents {
 			r.remove(appendBlockKey(nil, e))
 		}

@@ -85,12 +85,12 @@ func (t *Trie) raiseHighest(highest kv.NamespaceID) error {
 	if err != nil {
 		return fmt.Errorf("trie: marks: %w", err)
 	}
-	b := t.disk.db.NewBatch()
+	b := t.disk.Load().db.NewBatch()
 	if err := b.Set(marksKey, value, nil); err != nil {
 		b.Close()
 		return fmt.Errorf("trie: marks: %w", err)
 	}
-	if err := t.disk.commit(b, true, nil); err != nil {
+	if err := t.commit(b, true, nil); err != nil {
 		return err
 	}
 	t.mu.Lock()

@@ -75,8 +75,10 @@ func (t *Trie) noteGrowthLocked() {
 // Stats returns the current figures.
 func (t *Trie) Stats() Stats {
 	s, open := t.indexStats()
-	if open {
-		m := t.disk.db.Metrics()
+	// Relocate may have closed this disk meanwhile. The figures are 0 then.
+	if d := t.disk.Load(); open && d.use() {
+		defer d.unuse()
+		m := d.db.Metrics()
 		s.DiskBytes, s.MemTableBytes, s.CacheBytes = int64(m.DiskSpaceUsage()), int64(m.MemTable.Size), m.BlockCache.Size
 	}
 	return s

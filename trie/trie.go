@@ -3,8 +3,11 @@ package trie
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
+
+	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
 	"github.com/penstock-kv/penstock/kv"
@@ -15,16 +18,24 @@ import (
 // concurrently unless they say otherwise.
 type Trie struct {
 	opts Options
-	disk *disk
+	// disk changes in Relocate only, with defMu held and records held for writing.
+	disk atomic.Pointer[disk]
+	// copying is the index that Relocate makes, nil if it makes none. It changes with
+	// defMu held and records held for writing.
+	copying atomic.Pointer[copying]
+	// relocating is held by Relocate and by Close.
+	relocating sync.Mutex
 
 	// defMu serialises changes of namespace definitions, each with its synced
 	// write. It comes before mu.
 	defMu sync.Mutex
 	marks marks
 
-	// records orders changes of records with Move, which changes their keys. A call
-	// that changes the record of a node holds records for reading, from the decision
-	// until the record is written. Move holds it for writing. It is locked before mu.
+	// records orders changes of records with Move, which changes their keys, and with
+	// Relocate, which copies them. A call that adds or changes the record of a node holds
+	// records for reading, from the decision until the record is written. A call that only
+	// deletes records of nodes that are gone holds it while it writes. Move and each step
+	// of Relocate hold it for writing. It is locked after defMu and before mu.
 	records sync.RWMutex
 
 	// mu guards everything below, except what says otherwise.
@@ -143,17 +154,18 @@ func Open(opts Options) (*Trie, error) {
 	if err != nil {
 		return nil, fmt.Errorf("trie: %w", err)
 	}
-	d, err := openDisk(opts)
+	d, err := openDisk(opts, false)
 	if err != nil {
 		return nil, err
 	}
 	t := &Trie{
-		opts: opts, disk: d, policy: policy,
+		opts: opts, policy: policy,
 		spaces:     make([]*space, 1),
 		bySerial:   make(map[uint64]uint16),
 		namespaces: make(map[kv.NamespaceID]*namespace),
 		byName:     make(map[string]*namespace),
 	}
+	t.disk.Store(d)
 	t.table = newTable(&t.nodes, [2]uint64{rand.Uint64(), rand.Uint64()})
 	t.settled = sync.NewCond(&t.mu)
 	t.leases.max, t.leases.maxPins = opts.MaxLeases, opts.MaxPins
@@ -174,6 +186,8 @@ func Open(opts Options) (*Trie, error) {
 // Close would wait for the drive: Pebble's goroutines, open files and lock stay until
 // the process ends. Everything that was durable is found by the next Open.
 func (t *Trie) Close() error {
+	t.relocating.Lock()
+	defer t.relocating.Unlock()
 	t.mu.Lock()
 	was := t.closed
 	t.closed = true
@@ -181,7 +195,7 @@ func (t *Trie) Close() error {
 	if was {
 		return nil
 	}
-	return t.disk.close()
+	return t.disk.Load().close()
 }
 
 // Sync makes everything put, evicted or deleted before the call durable.
@@ -189,11 +203,35 @@ func (t *Trie) Sync() error {
 	if err := t.usable(); err != nil {
 		return err
 	}
-	return t.disk.sync()
+	return t.sync()
+}
+
+// sync makes all that was committed durable.
+func (t *Trie) sync() error {
+	t.records.RLock()
+	defer t.records.RUnlock()
+	return t.disk.Load().sync()
+}
+
+// commit is disk.commit. While Relocate makes a copy of the index, the change is written
+// to the copy too. defMu is held, or records for reading.
+func (t *Trie) commit(b *pebble.Batch, sync bool, revert func(reverts)) error {
+	c := t.copying.Load()
+	if c == nil {
+		return t.disk.Load().commit(b, sync, revert)
+	}
+	change := slices.Clone(b.Repr())
+	err := t.disk.Load().commit(b, sync, revert)
+	if err != nil {
+		c.revert(revert)
+	} else {
+		c.apply(change)
+	}
+	return err
 }
 
 // Writable returns nil, or ErrBroken with the cause while the index refuses changes.
-func (t *Trie) Writable() error { return t.disk.broken() }
+func (t *Trie) Writable() error { return t.disk.Load().broken() }
 
 func (t *Trie) usable() error {
 	t.mu.RLock()

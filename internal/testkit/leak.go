@@ -146,6 +146,27 @@ func ignored(stack string) bool {
 	return slices.ContainsFunc(processWide[:], func(s string) bool { return strings.Contains(stack, s) })
 }
 
+// OpenBelow returns the files below a directory that the process has open. The kernel
+// refuses to unmount a file system while there are any.
+func OpenBelow(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := fds()
+	if len(open) == 0 {
+		t.Fatal("/proc/self/fd lists no open file")
+	}
+	for _, name := range open {
+		if name == dir || strings.HasPrefix(name, dir+"/") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // fds returns what every open descriptor refers to. Where /proc is missing it
 // returns nothing, and only goroutines are checked.
 func fds() map[int]string {
