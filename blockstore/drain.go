@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/kv"
@@ -64,7 +65,20 @@ func (s *Store) UndrainVolume(ctx context.Context, volume uint32) error {
 // present, draining and empty. With force, the blocks on the volume are lost, and the
 // engine has to drop them from its index. A quorum of the other volumes must hold the
 // change.
+//
+// When RemoveVolume returns nil, the volume's files are closed, so that its disk can be
+// unmounted. If the device does not close within Health.HungAfter, because a request hangs
+// or ctx ends, RemoveVolume returns nil all the same. The device is then closed in the background, and
+// the log says so.
 func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) error {
+	if err := s.removeVolume(ctx, volume, force); err != nil {
+		return err
+	}
+	s.volumes[volume].awaitClosed(ctx)
+	return nil
+}
+
+func (s *Store) removeVolume(ctx context.Context, volume uint32, force bool) error {
 	return s.changeMembers(ctx, volume, func(v *volumeOrder) error {
 		switch {
 		case v.is(health.Removed):
@@ -89,13 +103,41 @@ func (s *Store) RemoveVolume(ctx context.Context, volume uint32, force bool) err
 			v.volume.dev.order(was)
 			return err
 		}
-		s.background.Go(func() {
-			if err := v.volume.dev.Close(); err != nil {
-				v.volume.log.Warn("close the removed volume", "err", err)
-			}
-		})
+		v.volume.closeRemoved()
 		return nil
 	})
+}
+
+// closeRemoved closes the device of a volume that was removed, in the background. Store.meta
+// is held.
+func (v *volume) closeRemoved() {
+	closed := make(chan struct{})
+	v.closed.Store(&closed)
+	v.store.background.Go(func() {
+		defer close(closed)
+		if err := v.dev.Close(); err != nil {
+			v.log.Warn("close the removed volume", "err", err)
+			return
+		}
+		v.log.Info("the removed volume is closed")
+	})
+}
+
+// awaitClosed waits for closeRemoved, until ctx ends, and at most Health.HungAfter.
+func (v *volume) awaitClosed(ctx context.Context) {
+	closed := v.closed.Load()
+	if closed == nil {
+		return // the volume was removed before the store was opened
+	}
+	hung := time.NewTimer(v.store.opts.Health.HungAfter)
+	defer hung.Stop()
+	select {
+	case <-*closed:
+		return
+	case <-ctx.Done():
+	case <-hung.C:
+	}
+	v.log.Warn("the removed volume is still open, because a request has not completed: its disk cannot be unmounted until the log says that the volume is closed, or the node has stopped")
 }
 
 // volumeOrder is a change of the membership of one volume: the operator's decision that

@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
@@ -252,6 +257,67 @@ func TestRemoveNeedsQuorum(t *testing.T) {
 		if err := get(t, s, b, 0, 0); (b.ref.Extent.Volume() == 0) != errors.Is(err, ErrVolumeFailed) {
 			t.Errorf("read %s on volume %d: %v", b.name, b.ref.Extent.Volume(), err)
 		}
+	}
+}
+
+// slowClose is a device whose Close waits until hang has ended.
+type slowClose struct {
+	blockio.Device
+	hang context.Context
+}
+
+func (d *slowClose) Close() error {
+	<-d.hang.Done()
+	return d.Device.Close()
+}
+
+// TestRemoveAwaitsClose: RemoveVolume returns when the device is closed. It waits no longer
+// than HungAfter for a device that hangs, and not after its context has ended. The log says
+// which volume is still open, and later that it is closed.
+func TestRemoveAwaitsClose(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		close, timeout time.Duration
+		want           time.Duration
+		logs           string
+	}{
+		{"slow", 3 * time.Second, time.Hour, 3 * time.Second, "the removed volume is closed"},
+		{"hangs", time.Hour, 2 * time.Hour, 10 * time.Second, "is still open"},
+		{"canceled", time.Hour, time.Second, time.Second, "is still open"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var log testkit.Log
+				opts := drainOptions
+				opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+				hang, end := context.WithTimeout(context.Background(), c.close)
+				defer end()
+				s := mustOpen(t, opts, &slowClose{memio.New(memio.Options{}), hang}, memio.New(memio.Options{Path: "other"}))
+				if err := s.DrainVolume(t.Context(), 0); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
+				defer cancel()
+				began := time.Now()
+				if err := s.RemoveVolume(ctx, 0, false); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took != c.want {
+					t.Errorf("RemoveVolume took %v; want %v", took, c.want)
+				}
+				if got := log.Take(); !strings.Contains(got, c.logs) {
+					t.Errorf("the log does not say %q:\n%s", c.logs, got)
+				}
+				putMany(t, s, "later", 3)
+				time.Sleep(2 * time.Hour)
+				if c.logs == "is still open" && !strings.Contains(log.String(), "the removed volume is closed") {
+					t.Errorf("the log does not say that the volume is closed:\n%s", log.String())
+				}
+				if err := s.RemoveVolume(t.Context(), 0, false); err != nil {
+					t.Error(err)
+				}
+			})
+		})
 	}
 }
 

@@ -54,6 +54,9 @@ type volume struct {
 	// scrubsHung counts the reads that Scrub gave up and the device has not completed.
 	scrubsHung atomic.Int32
 
+	// closed is set when the volume is removed. It is closed when the device is.
+	closed atomic.Pointer[chan struct{}]
+
 	// space is the allocator.
 	space space
 
