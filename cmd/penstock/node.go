@@ -14,7 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,9 +49,13 @@ type node struct {
 	volumes []server.Volume
 	// present are the directories of data that hold volumes.
 	present []string
-	share   split
-	budget  *memoryBudget
-	closers []func(context.Context) error
+	// boot is the number of this start of the store. indexMoves counts the moves of the
+	// index since then.
+	boot       uint64
+	indexMoves atomic.Uint64
+	share      split
+	budget     *memoryBudget
+	closers    []func(context.Context) error
 	// stuck: the storage engine did not open or close, so its memory may be in use.
 	stuck bool
 }
@@ -294,15 +298,15 @@ func (n *node) openIndex(ctx context.Context, store *blockstore.Store) (index *t
 	return open()
 }
 
-// retireIndexes notes in the index by which start it was opened last, and moves
-// those away that an earlier start used and this one does not: the volume that
-// holds them was missing, and the index was made anew on another.
+// retireIndexes writes this start's indexUse into the index, and renames the other indexes:
+// their volume was missing when this one was made, or the index was moved from there.
 func (n *node) retireIndexes(dir string, stale []string, store *blockstore.Store) error {
-	if err := writeIndexBoot(dir, store); err != nil {
+	n.boot = store.Boot()
+	if err := (indexUse{boot: n.boot}).write(dir); err != nil {
 		return err
 	}
 	for _, old := range stale {
-		n.log.Warn("an index that is out of date is moved away: its volume was missing when this one was made", "old", old, "index", dir)
+		n.log.Warn("an index that is out of date is renamed: its volume was missing when the other index was made, or the index was moved from there", "old", old, "index", dir)
 		if err := os.RemoveAll(old + retiredSuffix); err != nil {
 			return err
 		}
@@ -372,6 +376,7 @@ func (n *node) openEngine(ctx context.Context, store *blockstore.Store, index *t
 		EventHistory:        limits.EventHistory,
 		LoanBytesMax:        int64(limits.LoanBytes),
 		ScrubBytesPerSecond: int64(n.cfg.ScrubRate),
+		IndexMoved:          n.noteIndexMoved,
 		CutThroughBytes:     cutThroughBytes(n.cfg.DataPlane),
 		Logger:              n.log,
 	})
@@ -612,21 +617,21 @@ func indexDir(data []string) (string, error) {
 // indexDirs is indexDir, with the directories of indexes that are out of date.
 func indexDirs(data []string) (dir string, stale []string, err error) {
 	type found struct {
-		dir  string
-		boot uint64
+		dir string
+		use indexUse
 	}
 	var all []found
 	for _, d := range data {
 		dir := filepath.Join(d, indexName)
 		if _, err := os.Stat(dir); err == nil {
-			all = append(all, found{dir, indexBoot(dir)})
+			all = append(all, found{dir, readIndexUse(dir)})
 		}
 	}
 	if len(all) == 0 {
 		return filepath.Join(data[0], indexName), nil, nil
 	}
-	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.boot, a.boot) })
-	if len(all) > 1 && all[0].boot == all[1].boot {
+	slices.SortStableFunc(all, func(a, b found) int { return b.use.compare(a.use) })
+	if len(all) > 1 && all[0].use == all[1].use {
 		return "", nil, fmt.Errorf("%d volumes hold an index (%s and %s among them), and neither is newer; one is left over from another node: move it away", len(all), all[0].dir, all[1].dir)
 	}
 	for _, f := range all[1:] {
@@ -635,23 +640,53 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	return all[0].dir, stale, nil
 }
 
-// indexBootName is the file in an index's directory that names the start of the
-// store by which it was opened last.
-const indexBootName = "penstock-start"
+// indexUse says when the node used an index last: the start of the store, and how often the
+// index had been moved since that start. Of several indexes the node uses the one with the
+// latest use.
+type indexUse struct{ boot, moves uint64 }
 
-// indexBoot reads that start; 0 if it is not known.
-func indexBoot(dir string) uint64 {
-	b, err := os.ReadFile(filepath.Join(dir, indexBootName))
-	if err != nil {
-		return 0
-	}
-	boot, err := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return boot
+func (u indexUse) compare(v indexUse) int {
+	return cmp.Or(cmp.Compare(u.boot, v.boot), cmp.Compare(u.moves, v.moves))
 }
 
-func writeIndexBoot(dir string, store *blockstore.Store) error {
-	return os.WriteFile(filepath.Join(dir, indexBootName), fmt.Appendf(nil, "%d\n", store.Boot()), 0o600)
+// indexUseName is the file in the directory of an index that holds its indexUse.
+const indexUseName = "penstock-start"
+
+// readIndexUse returns the zero indexUse if it cannot be read.
+func readIndexUse(dir string) (u indexUse) {
+	b, err := os.ReadFile(filepath.Join(dir, indexUseName))
+	if err != nil {
+		return indexUse{}
+	}
+	// Earlier versions wrote boot alone.
+	if n, _ := fmt.Sscan(string(b), &u.boot, &u.moves); n == 0 {
+		return indexUse{}
+	}
+	return u
+}
+
+// write makes the indexUse durable, and the name of the directory too.
+func (u indexUse) write(dir string) error {
+	f, err := os.OpenFile(filepath.Join(dir, indexUseName), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(f, u.boot, u.moves)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return errors.Join(syncDir(dir), syncDir(filepath.Dir(dir)))
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// noteIndexMoved makes the next start use the index in dir.
+func (n *node) noteIndexMoved(dir string) error {
+	return indexUse{n.boot, n.indexMoves.Add(1)}.write(dir)
 }

@@ -191,12 +191,15 @@ func newVolumeRemove(c *connection) *cobra.Command {
 		Use:   "remove VOLUME",
 		Short: "Remove a drained volume from the node permanently",
 		Long: `Remove a volume from the node. The node closes the files of the volume, so that the disk
-can be unmounted, and starts without the volume from now on. If the index of the node
-(the directory index) is on the disk, the node keeps the index open: restart the node
-without the directory before you unmount the disk. That start rebuilds the index from
-the other volumes. To use the disk again, empty the directory and set add_volumes. The removal is refused if the volume holds
-blocks or is not draining, unless --force is given. With --force, the blocks on the
-volume and all blocks that continue their prefixes become misses.`,
+can be unmounted, and starts without the volume from now on. If the volume holds the
+index of the node (the directory index), the node moves the index to another volume and
+serves meanwhile. If no other volume has room for the index, the volume is removed, the
+index stays, and the command fails: make room and remove the volume again, or restart
+the node without the directory, which rebuilds the index from the other volumes. A disk
+that does not answer keeps its files open; the node's log says when they are closed. To
+use the disk again, empty the directory and set add_volumes. The removal is refused if
+the volume holds blocks or is not draining, unless --force is given. With --force, the
+blocks on the volume and all blocks that continue their prefixes become misses.`,
 		Args:              args(cobra.ExactArgs(1)),
 		ValidArgsFunction: c.completeVolumes,
 	}

@@ -11,6 +11,7 @@
 //	Commit   verify layers ─► slots (evict if none is free) ─► device write ─► [sync] ─► trie.Put ─► ack
 //
 //	drain    slots of a draining volume ─► device read, verified ─► slots elsewhere ─► sync ─► trie.Move, synced ─► free
+//	remove   volume ─► closed; if the index is in its directory: trie.Relocate ─► another volume
 //
 // Order of effects, by invariant:
 //

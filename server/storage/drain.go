@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -106,11 +108,19 @@ func (n *Node) UndrainVolume(ctx context.Context, volume uint32) error {
 // RemoveVolume ends the use of a volume permanently. It returns the pieces that were
 // lost: those on the volume and all descendants of these. Without force none are lost.
 // See blockstore.Store.RemoveVolume.
+//
+// If the directory of the index is in the directory of the volume, RemoveVolume moves the
+// index to another volume (trie.Trie.Relocate). If no other volume can take the index, the
+// volume is removed and the node uses the index where it is, and RemoveVolume returns an
+// error. A second call tries again.
 func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Removed, error) {
 	if err := n.store.RemoveVolume(ctx, volume, force); err != nil {
 		return Removed{}, err
 	}
 	n.movers[volume].wake()
+	// The index comes first. If its drive has failed too, the index cannot drop anything
+	// until it is elsewhere.
+	moved := n.moveIndexFrom(volume)
 	var lost []kv.Ref
 	for ref := range n.index.Refs() {
 		if ref.Extent.Volume() == volume {
@@ -122,7 +132,30 @@ func (n *Node) RemoveVolume(ctx context.Context, volume uint32, force bool) (Rem
 	// the dropping. If the node crashes here, the next start drops the rest.
 	err := n.dropAll(n.stopped, lost, trie.Lost)
 	after := n.index.Stats()
-	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, err
+	return Removed{Blocks: max(0, before.Pieces-after.Pieces), Bytes: max(0, before.Bytes-after.Bytes)}, errors.Join(err, moved)
+}
+
+// moveIndexFrom moves the index to another volume if it is in the directory of the removed
+// volume. Like the dropping, it does not stop at the end of the caller's context.
+func (n *Node) moveIndexFrom(removed uint32) error {
+	volumes, dir := n.store.Stats().Volumes, n.index.Dir()
+	if !strings.HasPrefix(filepath.Clean(dir), filepath.Clean(volumes[removed].Path)+string(filepath.Separator)) {
+		return nil
+	}
+	failed := errors.New("no other volume works")
+	for i, v := range volumes {
+		if uint32(i) == removed || v.Health.State != health.OK || v.BelowFloor {
+			continue
+		}
+		to := filepath.Join(v.Path, filepath.Base(dir))
+		err := n.index.Relocate(n.stopped, to, func() error { return n.opts.IndexMoved(to) })
+		if err == nil {
+			return nil
+		}
+		failed = err
+		n.opts.Logger.Warn("the index could not be moved", "err", err)
+	}
+	return fmt.Errorf("storage: volume %d is removed, but the index is still in %s, so the disk cannot be unmounted: %w; remove the volume again to retry, or restart the node without its directory, which rebuilds the index", removed, dir, failed)
 }
 
 // removed reports whether the volume of a slot was removed.

@@ -2,6 +2,7 @@ package storage_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -50,6 +51,7 @@ type rigOptions struct {
 	edit                                    func(*storage.Options)
 	now                                     func() time.Time
 	index                                   vfs.FS // nil: one that can crash
+	indexDir                                string // empty: index
 }
 
 func newRig(t testing.TB, opts rigOptions, devices ...blockio.Device) *rig {
@@ -95,7 +97,7 @@ func (r *rig) tryOpen() error {
 		return err
 	}
 	index, err := trie.Open(trie.Options{
-		Dir:           "index",
+		Dir:           cmp.Or(r.opts.indexDir, "index"),
 		FS:            r.index,
 		MemTableBytes: 256 << 10,
 		CacheBytes:    1 << 20,

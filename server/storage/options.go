@@ -89,6 +89,10 @@ type Options struct {
 	// LoanBytesMax bounds the part of the arena that readers on this host may keep at a
 	// time (Part.Keep); a further reader is Busy. Default: a quarter of the arena.
 	LoanBytesMax int64
+	// IndexMoved is called when the index has a complete and durable copy in another
+	// directory, which replaces it if IndexMoved returns nil. The next start must then open
+	// the index in dir. Default: nothing is called.
+	IndexMoved func(dir string) error
 	// CheckOnClose makes Close verify that index and store agree, for every piece. The
 	// build tag invariants sets it always.
 	CheckOnClose bool
@@ -121,6 +125,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.IndexMoved == nil {
+		o.IndexMoved = func(string) error { return nil }
 	}
 	if o.Now == nil {
 		o.Now = time.Now
