@@ -83,16 +83,20 @@ class Driver:
         output: int = 8,
         salts: list[str | None] | None = None,
         adapters: list[dict[str, Any] | None] | None = None,
+        images: list[int | None] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns.
 
-        An adapter has the fields of LoRARequest.
+        An adapter has the fields of LoRARequest. An image is the seed of its noise.
         """
         sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
         requests: list[dict[str, Any]] = [{"prompt_token_ids": p} for p in prompts]
         for request, salt in zip(requests, salts or [], strict=False):
             if salt is not None:
                 request["cache_salt"] = salt
+        for request, seed in zip(requests, images or [], strict=False):
+            if seed is not None:
+                request["multi_modal_data"] = {"image": noise(seed)}
         loras = None if adapters is None else [None if a is None else LoRARequest(**a) for a in adapters]
         done = self.llm.generate(requests, sampling, use_tqdm=False, lora_request=loras)
         # In a process of its own the engine takes these steps by itself.
@@ -207,6 +211,14 @@ def hide_dunders_of_llvmlite() -> None:
         return find(self, name)
 
     kind.__getattr__ = find_public
+
+
+def noise(seed: int) -> Any:
+    """Return an image of 64 x 64 random pixels."""
+    import numpy
+    from PIL import Image
+
+    return Image.fromarray(numpy.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=numpy.uint8))
 
 
 class Host:

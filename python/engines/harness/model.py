@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ VOCABULARY = 512
 """Token ids of the model. Ids below FIRST_TOKEN are special."""
 
 FIRST_TOKEN = 3
+
+IMAGE = VOCABULARY
+"""Token id that stands for an image in a prompt of the model that make_llava writes."""
+
+IMAGE_TOKENS = 64
 
 
 def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0, **config: Any) -> Path:
@@ -21,11 +27,19 @@ def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions
     the spread is wide enough that each token depends on the whole prompt.
     """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(directory, positions)
+    _tokenizer(positions).save_pretrained(directory)
     torch.manual_seed(seed)
+    model = LlamaForCausalLM(_llama_config(hidden=hidden, layers=layers, positions=positions, **config))
+    model.to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
+def _llama_config(*, hidden: int, layers: int, positions: int, **config: Any) -> Any:
+    from transformers import LlamaConfig
+
     settings: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": hidden,
@@ -40,8 +54,42 @@ def make_llama(directory: Path, *, hidden: int = 128, layers: int = 4, positions
         "eos_token_id": 2,
         "tie_word_embeddings": False,
     }
-    settings.update(config)
-    LlamaForCausalLM(LlamaConfig(**settings)).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return LlamaConfig(**{**settings, **config})
+
+
+def make_llava(directory: Path) -> Path:
+    """Write a LLaVA model in float32 with its tokenizer and image processor to the directory, and return the directory.
+
+    In a prompt, IMAGE stands for an image, which takes IMAGE_TOKENS tokens.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+
+    positions, patch = 4096, 8
+    side = patch * math.isqrt(IMAGE_TOKENS)
+    torch.manual_seed(0)
+    vision = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=side, patch_size=patch,
+        projection_dim=64,
+    )  # fmt: skip
+    text = _llama_config(hidden=128, layers=4, positions=positions, vocab_size=VOCABULARY + 64)
+    config = LlavaConfig(
+        vision_config=vision, text_config=text, image_token_index=IMAGE, image_seq_length=IMAGE_TOKENS, initializer_range=0.15
+    )
+    LlavaForConditionalGeneration(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    # vLLM reads the names that LLaVA's released checkpoints have. transformers writes the vision tower under shorter ones.
+    file = directory / "model.safetensors"
+    weights = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    LlavaProcessor(
+        image_processor=CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side}),
+        tokenizer=_tokenizer(positions, {"<image>": IMAGE}),
+        patch_size=patch,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+    ).save_pretrained(directory)
     return directory
 
 
@@ -76,7 +124,7 @@ def make_spark(directory: Path, *, window: int, hidden: int = 128, layers: int =
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(directory, positions)
+    _tokenizer(positions).save_pretrained(directory)
     heads, kv_heads, wide = 4, 2, 2 * hidden
     head = hidden // heads
     shapes = {"model.embedding": (VOCABULARY, hidden), "lm_head": (VOCABULARY, hidden), "model.norm": (hidden,)}
@@ -103,23 +151,24 @@ def make_spark(directory: Path, *, window: int, hidden: int = 128, layers: int =
     return directory
 
 
-def _write_tokenizer(directory: Path, positions: int) -> None:
-    """A token for each byte, so that every text has ids."""
+def _tokenizer(positions: int, more: dict[str, int] | None = None) -> Any:
+    """Return a tokenizer with a token for each byte, so that every text has ids, and with more special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2}
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, **(more or {})}
     for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet())):
         vocabulary[char] = FIRST_TOKEN + i
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
         model_max_length=positions,
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(directory)
+        **({"additional_special_tokens": list(more)} if more else {}),
+    )
