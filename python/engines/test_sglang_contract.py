@@ -536,6 +536,22 @@ def test_pools_that_share_pages_are_refused(make: Make, monkeypatch: pytest.Monk
         make(mha(), further={"swa": other})
 
 
+def test_pools_with_memory_that_is_not_named_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would count as pools that only hand out indices, whose pages are always there."""
+    for pool in (mha(), sparse()["indexer"]):
+        monkeypatch.setattr(pool, "get_hybrid_pool_buffer", list)
+        with pytest.raises(errors.InvalidError, match=r"'swa'.*no buffers"):
+            make(mha(), further={"swa": pool})
+
+
+def test_draft_models_whose_pages_one_rank_stores(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang stores the heads of rank 0 alone if the other KV is latent. The other ranks say that they find nothing."""
+    for rank, warnings_of_rank in ((0, 0), (1, 1)):
+        caplog.clear()
+        make(mla(), mla=True, rank=rank, size=2, further={"draft": mha()})
+        assert len([r for r in caplog.records if "'draft'" in r.getMessage()]) == warnings_of_rank
+
+
 def test_unknown_settings_are_refused(make: Make) -> None:
     with pytest.raises(errors.InvalidError, match=r"'timeot'.*'timeout'"):
         make(mha(), timeot=1)

@@ -131,6 +131,12 @@ class PenstockHiCache(HiCacheStorage):
             pool = Pool(name, host, self._config, chained=self.options.chained and name == "kv", version=sglang_version)
             if pool.fragments and not pool.check():
                 self.counters.warn("check", f"the addressing of SGLang's host pool {name!r} was not checked: it has no free page")
+            if self._config.is_mla_model and not _writer(self._config) and pool.fragments and not pool.replicated and name != "mamba":
+                self.counters.warn(
+                    f"unwritten {name}",
+                    f"SGLang stores the host pool {name!r} of rank 0 alone, and this rank has other bytes: nothing is found for this model"
+                    " with several ranks",
+                )
             self._pools[name] = pool
             self._settled = False
 

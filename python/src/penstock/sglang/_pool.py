@@ -77,7 +77,10 @@ class Pool:
         if getattr(self.host, "stores_page_envelope", False):
             raise InvalidError(f"{what}: pages that hold several pools (page envelopes) are not supported")
         if not list(self.buffers()):
-            return []
+            # A dummy leaves its pages to another rank on the host; a logical pool only hands out indices.
+            if getattr(self.host, "_is_dummy", False) or self.host.get_page_buffer_meta(_indices(self.page_tokens)) is None:
+                return []
+            raise InvalidError(f"{what} has pages and names no buffers: this release keeps them where the adapter does not look")
         layout = getattr(self.host, "layout", None)
         allowed = (*_PAGE_FIRST, "layer_first") if self.replicated and self.name == "kv" else _PAGE_FIRST
         if layout not in allowed:
