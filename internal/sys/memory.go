@@ -93,13 +93,23 @@ func ReadHugePages() (HugePages, error) {
 // HugeBytes returns how many bytes of the mapping b are backed by huge pages of
 // either kind at this moment.
 func HugeBytes(b []byte) (int64, error) {
+	start := address(b)
+	if n, err := scanHuge(start, start+uint64(len(b))); err == nil {
+		return n, nil
+	}
+	// The kernel is older than 6.7, or a container hides pagemap.
+	return hugeInSmaps(start, start+uint64(len(b)))
+}
+
+// hugeInSmaps is scanHuge for every kernel. The kernel walks the page tables of the whole
+// process for it.
+func hugeInSmaps(start, end uint64) (int64, error) {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
 		return 0, fmt.Errorf("sys: which pages back the memory: %w", err)
 	}
 	defer f.Close()
-	start := address(b)
-	return sumHuge(f, start, start+uint64(len(b)))
+	return sumHuge(f, start, end)
 }
 
 // hugeFields are the lines of smaps that count huge pages: transparent ones of

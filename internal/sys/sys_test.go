@@ -2,11 +2,14 @@ package sys
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestMappings(t *testing.T) {
@@ -181,5 +184,54 @@ func TestCongestion(t *testing.T) {
 	}
 	if err := SetCongestion(raw, "no-such"); err == nil {
 		t.Error("an unknown algorithm was accepted")
+	}
+}
+
+// TestHugeBytesAgree compares the two ways to count huge pages, for mappings with and without
+// huge pages, and for parts of them.
+func TestHugeBytesAgree(t *testing.T) {
+	const pages = 80 // more regions than one call of PAGEMAP_SCAN returns
+	b, err := MapAnon(pages*HugePageSize, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := Unmap(b); err != nil {
+			t.Error(err)
+		}
+	}()
+	// Every second page may become a huge one.
+	for i := 0; i < pages; i += 2 {
+		if err := AdviseHuge(b[i*HugePageSize:][:HugePageSize]); err != nil {
+			t.Fatal(err)
+		}
+		if err := Populate(b[i*HugePageSize:][:HugePageSize]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := address(b)
+	compared := false
+	for range 100 { // khugepaged may change pages between the two
+		n, err := scanHuge(start, start+uint64(len(b)))
+		if errors.Is(err, unix.ENOTTY) {
+			t.Skip("needs Linux 6.7 for PAGEMAP_SCAN")
+		}
+		want, smapsErr := hugeInSmaps(start, start+uint64(len(b)))
+		if err != nil || smapsErr != nil {
+			t.Fatal(err, smapsErr)
+		}
+		if compared = n == want; compared {
+			t.Logf("%d MiB of %d MiB are huge pages", n>>20, len(b)>>20)
+			break
+		}
+	}
+	if !compared {
+		t.Error("PAGEMAP_SCAN and smaps never agreed")
+	}
+	for i := range 2 {
+		n, err := scanHuge(start+uint64(i)*HugePageSize, start+uint64(i+1)*HugePageSize)
+		if err != nil || n > HugePageSize || i == 1 && n != 0 {
+			t.Errorf("page %d: %d bytes, %v", i, n, err)
+		}
 	}
 }
