@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from harness.faults import damage, namespaces
-from harness.model import make_llama
+from harness.model import make_llama, make_mamba
+from harness.process import EngineError
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, RANKS, Answer, Stored, Vllm, connector
 
@@ -28,10 +29,14 @@ def test_layouts(vllm: Vllm) -> None:
     """What would not be stored whole is refused by name, before the engine serves."""
     found = vllm.host.call("layouts")
     taken = [name for name, why in found.items() if not why]
-    assert taken == ["two layers", "a layer that shares another's", "two groups", "a sliding window"]
+    assert taken == ["two layers", "a layer that shares another's", "two groups", "chunks without the hybrid manager", "a sliding window"]
     words = {
         "a second pool": "layer indexer has a KV cache of its own",
-        "recurrent state": "layer b registers a list",
+        "tensors of state": "layer b registers a list",
+        "recurrent state": "layer b has recurrent state (MambaSpec); PenstockConnector stores full attention, MLA and sliding windows:"
+        " start the engine without PenstockConnector",
+        "an encoder": "layer b has attention to an encoder (CrossAttentionSpec)",
+        "one kind of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a layer without a tensor": "layer b has no KV cache",
         "two layers in one place": "layer a: block",
         "K and V apart": "layer a: shape [2, 8, 32, 2, 32]",
@@ -40,11 +45,22 @@ def test_layouts(vllm: Vllm) -> None:
         "layers of two sizes": "layer b has 32768 bytes a block, and a has 16384",
         "a device": "layer a is on device meta",
         "groups with blocks of two sizes": "blocks of [16, 32] tokens",
-        "chunks of attention": "layer b has a ChunkedLocalAttentionSpec",
+        "chunks of attention": "layer b has chunked attention (ChunkedLocalAttentionSpec); PenstockConnector stores full attention, MLA and"
+        " sliding windows: start the engine with --disable-hybrid-kv-cache-manager or without PenstockConnector",
     }
     assert sorted([*taken, *words]) == sorted(found)
     for name, word in words.items():
         assert word in found[name], found[name]
+
+
+def test_a_model_with_recurrent_state(vllm: Vllm, node: testing.Node, tmp_path: Path) -> None:
+    """The engine ends at its start with one error, and has made no namespace."""
+    refused = (
+        r"InvalidError: layer backbone\.layers\.0\.mixer has recurrent state \(MambaSpec\).* start the engine without PenstockConnector"
+    )
+    with pytest.raises(EngineError, match=refused):
+        vllm.start("recurrent", connector(node), model=make_mamba(tmp_path))
+    assert namespaces(node) == {}
 
 
 def turn(agents: list[Session], k: int) -> list[list[int]]:

@@ -95,10 +95,10 @@ def context(name: str = "request") -> Any:
     return ReqContext(req_id=name)
 
 
-def key(number: int) -> bytes:
+def key(number: int, group: int = 0) -> bytes:
     from vllm.v1.kv_offload.base import make_offload_key
 
-    return bytes(make_offload_key(number.to_bytes(32, "big"), 0))
+    return bytes(make_offload_key(number.to_bytes(32, "big"), group))
 
 
 def job(number: int, keys: Sequence[bytes], rows: Sequence[int], *, load: bool = False) -> Any:
@@ -270,6 +270,19 @@ def test_round_trip(make: Make, view: View) -> None:
     tier.submit_store(job(2, [key(0), key(8)], [0, 8]))
     assert finished(tier)[2].success
     assert tier.counters["store_rows"] == 10
+
+
+def test_rows_of_kv_cache_groups_are_apart(make: Make, view: View) -> None:
+    """A hybrid model has rows of one block hash in several groups. The tier takes whatever vLLM keeps in them, also state and chunks."""
+    tier = make()
+    keys = [key(1, group) for group in range(3)]
+    contents = [view.fill(row, row) for row in range(2)]
+    tier.submit_store(job(1, keys[:2], [0, 1]))
+    assert finished(tier)[1].success
+    assert find(tier, keys) == [True, True, False]
+    tier.submit_load(job(2, keys[:2], [5, 4], load=True))
+    assert finished(tier)[2].success
+    assert [view.row(5), view.row(4)] == contents
 
 
 def test_many_jobs_complete_once(make: Make, view: View) -> None:

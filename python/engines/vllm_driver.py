@@ -353,12 +353,16 @@ def drift() -> list[str]:
 def layouts() -> dict[str, str]:
     """Return for KV caches of several kinds why the connector refuses them; empty for one that it takes."""
     import torch
+    from vllm.v1.core.kv_cache_utils import unify_hybrid_kv_cache_specs
     from vllm.v1.kv_cache_interface import (
         ChunkedLocalAttentionSpec,
+        CrossAttentionSpec,
         FullAttentionSpec,
         KVCacheConfig,
         KVCacheGroupSpec,
+        MambaSpec,
         SlidingWindowSpec,
+        UniformTypeKVCacheSpecs,
     )
 
     from penstock import InvalidError
@@ -368,6 +372,12 @@ def layouts() -> dict[str, str]:
     window = SlidingWindowSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
     short = SlidingWindowSpec(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64)
     chunks = ChunkedLocalAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32, attention_chunk_size=64)
+    state = MambaSpec(block_size=32, shapes=((2, 16), (4, 8)), dtypes=(torch.float32, torch.float32))
+    encoder = CrossAttentionSpec(block_size=32, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    larger = FullAttentionSpec(block_size=32, num_kv_heads=4, head_size=32, dtype=torch.float32)
+    sizes = UniformTypeKVCacheSpecs.from_specs({"a": full, "b": larger})
+    whole = {"a": full, "b": chunks}
+    unify_hybrid_kv_cache_specs(whole)  # what --disable-hybrid-kv-cache-manager does
 
     def pool(blocks: int = 8) -> torch.Tensor:
         return torch.zeros(blocks, 2, 32, 64)
@@ -381,7 +391,7 @@ def layouts() -> dict[str, str]:
         "two layers": ({"a": a, "b": b}, one),
         "a layer that shares another's": ({"a": a, "b": b, "shared": a}, one),
         "a second pool": ({"a": a, "b": b, "indexer": pool()}, one),
-        "recurrent state": ({"a": a, "b": [pool(), pool()]}, one),
+        "tensors of state": ({"a": a, "b": [pool(), pool()]}, one),
         "a layer without a tensor": ({"a": a}, one),
         "two layers in one place": ({"a": a, "b": a}, one),
         "K and V apart": ({"a": torch.zeros(2, 8, 32, 2, 32), "b": b}, one),
@@ -392,6 +402,10 @@ def layouts() -> dict[str, str]:
         "two groups": ({"a": a, "b": a}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], window))),
         "groups with blocks of two sizes": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], short))),
         "chunks of attention": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], chunks))),
+        "recurrent state": ({"a": a, "b": [pool(), pool()]}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], state))),
+        "an encoder": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a"], full), KVCacheGroupSpec(["b"], encoder))),
+        "one kind of two sizes": ({"a": a, "b": torch.zeros(8, 4, 32, 64)}, config(KVCacheGroupSpec(["a", "b"], sizes))),
+        "chunks without the hybrid manager": ({"a": a, "b": b}, config(KVCacheGroupSpec(["a", "b"], full.merge([*whole.values()])))),
         "a sliding window": ({"a": a}, config(KVCacheGroupSpec(["a"], window))),
     }
     found = {}

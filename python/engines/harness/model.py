@@ -93,6 +93,18 @@ def make_llava(directory: Path) -> Path:
     return directory
 
 
+def make_mamba(directory: Path) -> Path:
+    """Write a Mamba model, whose layers have recurrent state and no attention, to the directory, and return the directory."""
+    import torch
+    from transformers import MambaConfig, MambaForCausalLM
+
+    _tokenizer(4096).save_pretrained(directory)
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=128, state_size=16, num_hidden_layers=2)
+    MambaForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
 def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> Path:
     """Write a LoRA adapter of a model's attention, as PEFT saves it, to the directory, and return the directory.
 

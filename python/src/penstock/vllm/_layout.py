@@ -104,7 +104,9 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     for pool, kv_group in enumerate(config.kv_cache_groups):
         sizes.add(kv_group.kv_cache_spec.block_size)
         for name in kv_group.layer_names:
-            named[name] = pool, _window(name, kv_group.kv_cache_spec)
+            # Layers of one kind and several sizes have their specifications within one of the group.
+            spec = getattr(kv_group.kv_cache_spec, "kv_cache_specs", {}).get(name, kv_group.kv_cache_spec)
+            named[name] = pool, _window(name, spec)
     if len(sizes) != 1:
         raise InvalidError(f"the model's KV cache groups have blocks of {sorted(sizes)} tokens; the connector stores blocks of one size")
     block_tokens = sizes.pop()
@@ -149,10 +151,21 @@ def _window(name: str, spec: Any) -> int:
         return 0
     if kind == "SlidingWindowSpec":
         return max(1, int(spec.sliding_window) - 1 + int(spec.extra_retained_tokens))
+    what, remedy = _REFUSED.get(kind, (kind, "without PenstockConnector"))
     raise InvalidError(
-        f"layer {name} has a {kind}; the connector stores full attention, MLA and sliding windows."
-        " If the engine can do without its hybrid KV cache manager, start it with --disable-hybrid-kv-cache-manager"
+        f"layer {name} has {what}; PenstockConnector stores full attention, MLA and sliding windows: start the engine {remedy}"
     )
+
+
+# By specification: what a layer has that the connector does not store, and how to start the engine.
+_REFUSED = {
+    "MambaSpec": ("recurrent state (MambaSpec)", "without PenstockConnector"),
+    "ChunkedLocalAttentionSpec": (
+        "chunked attention (ChunkedLocalAttentionSpec)",
+        "with --disable-hybrid-kv-cache-manager or without PenstockConnector",
+    ),
+    "CrossAttentionSpec": ("attention to an encoder (CrossAttentionSpec)", "without PenstockConnector"),
+}
 
 
 def _layer(name: str, tensor: Any, blocks: int, pool: int) -> Layer:
