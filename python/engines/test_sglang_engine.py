@@ -159,7 +159,7 @@ def test_faults_of_the_node(second: SGLang, kept: testing.Node, few: list[list[i
     kept.resume()
 
     second.detach()
-    second.attach(storage(kept))
+    second.attach(storage(kept, timeout=5, connect_timeout=5))
     assert second.process.call("clear")
     assert second.process.call("flush")
     with Store(kept.address) as store:

@@ -22,10 +22,10 @@ PATIENCE = 900
 
 
 def storage(node: testing.Node, **more: Any) -> dict[str, Any]:
-    """The configuration of Penstock, as in docs/engines.md."""
+    """The configuration of Penstock, as in docs/engines.md. On a busy machine a node that is well may take its time."""
     return {
         "backend_name": "penstock", "module_path": "penstock.sglang", "class_name": "PenstockHiCache", "interface_v1": 1,
-        "prefetch_threshold": PAGE, "servers": node.address, **more,
+        "prefetch_threshold": PAGE, "servers": node.address, "timeout": 60, "connect_timeout": 120, **more,
     }  # fmt: skip
 
 
