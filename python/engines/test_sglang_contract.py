@@ -172,10 +172,12 @@ def keys(n: int, name: str = "") -> list[str]:
 # -- backends
 
 
-def config(address: str, *, mla: bool = False, rank: int = 0, size: int = 1, model: str = "test/model", **extra: Any) -> Any:
+def config(
+    address: str, *, mla: bool = False, rank: int = 0, size: int = 1, model: str = "test/model", metrics: bool = True, **extra: Any
+) -> Any:
     return api.HiCacheStorageConfig(
         tp_rank=rank, tp_size=size, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla,
-        enable_storage_metrics=True, is_page_first_layout=True, model_name=model,
+        enable_storage_metrics=metrics, is_page_first_layout=True, model_name=model,
         extra_config={
             "backend_name": "penstock", "module_path": "penstock.sglang", "class_name": "PenstockHiCache", "interface_v1": 1,
             "servers": address, **extra,
@@ -640,8 +642,13 @@ def test_ranks_share_latent_kv_alone(make: Make) -> None:
     first, second = make(latent, mla=True, rank=0, size=2), make(other, mla=True, rank=1, size=2)
     assert second.batch_set_v1(names, pages(other, 2)) == [True] * 2, "rank 0 stores what all have"
     assert second.batch_exists(names) == 0
-    assert first.batch_set_v1(names, pages(latent, 2)) == [True] * 2
+    pages_of_first = pages(latent, 2)
+    assert first.batch_set_v1(names, pages_of_first) == [True] * 2
     assert second.batch_exists(names) == 2
+    places = pages(other, 5)[3 * PAGE :]
+    assert second.batch_get_v1(names, places) == [True] * 2
+    assert content(other, places) == content(latent, pages_of_first)
+    assert make(mla(), mla=True).batch_exists(names) == 0, "another number of ranks"
 
 
 def test_state_of_a_model_with_latent_kv_belongs_to_its_rank(make: Make) -> None:
@@ -761,6 +768,10 @@ def test_statistics_reset_when_they_are_read(make: Make) -> None:
     assert len(stats.backup_bandwidth) == len(stats.prefetch_bandwidth) == 1
     assert stats.backup_bandwidth[0] > 0
     assert b.get_stats().backup_pgs == []
+    silent = make(mha(), metrics=False)
+    assert silent.batch_exists(names) == 3
+    assert silent.batch_set_v1(names, places) == [True] * 3
+    assert silent.get_stats() is None, "SGLang does not collect them"
 
 
 # -- life
