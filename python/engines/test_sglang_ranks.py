@@ -1,4 +1,5 @@
-"""SGLang's engine with two tensor-parallel ranks, each a process with half of the heads and a backend of its own.
+"""SGLang's engine with two tensor-parallel ranks. Each is a process with a backend of its own, and has half of the heads, or the same
+latent KV as the other.
 
 The engines run one after the other in new processes, on one node. The tests run in the order of this file.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness.faults import damage, namespaces
+from harness.model import make_minicpm
 from harness.sessions import Session
 from harness.sglang import PAGE, Follower, SGLang, loaded, page_keys, storage, tokens, views, whole
 
@@ -144,3 +146,33 @@ def test_another_number_of_ranks(pair: SGLang, model: Path, kept: testing.Node, 
     answers = pair.generate([*few, *others])
     assert loaded(answers) == [*(whole(p) for p in few), *[0] * len(others)]
     assert tokens(answers)[: len(few)] == want
+
+
+def test_latent_kv(pair: SGLang, kept: testing.Node, few: Prompts, tmp_path: Path) -> None:
+    """Rank 0 stores what both ranks have, and both load it."""
+    latent = make_minicpm(tmp_path)
+    all_pages = [whole(p) for p in few]
+    with Store(kept.address) as store:
+        before = views(kept, store)
+        pair.start(latent, None, tp_size=2)
+        want = tokens(pair.generate(few))
+        assert len({tuple(t) for t in want}) == len(few), "the model's tokens differ from prompt to prompt"
+        pair.attach(storage(kept))
+        answers = pair.fresh(few)
+        assert (tokens(answers), loaded(answers)) == (want, [0] * len(few)), "no page is of this model"
+        ((name, both),) = [(name, ns) for name, ns in views(kept, store).items() if name not in before]
+        assert name.endswith("/kv-tp2")
+        wait(kept, [both], few)
+
+        pair.start(latent, storage(kept), tp_size=2)
+        answers = pair.generate(few)
+        assert tokens(answers) == want
+        assert [a["cached"] for a in answers] == [{"device": 0, "host": 0, "storage": n} for n in all_pages]
+
+        for prompt in few:
+            assert both.delete(page_keys(prompt)[3:4]).ok == 1
+        answers = pair.fresh(few)
+        assert (tokens(answers), loaded(answers)) == (want, [3 * PAGE] * len(few))
+        wait(kept, [both], few)
+    answers = pair.fresh(few)
+    assert (tokens(answers), loaded(answers)) == (want, all_pages), "rank 0 has stored the pages again"

@@ -130,6 +130,25 @@ def make_adapter(directory: Path, model: Path, *, seed: int, rank: int = 8) -> P
     return directory
 
 
+def make_minicpm(directory: Path, *, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0) -> Path:
+    """Write a MiniCPM3 model as make_llama does: its KV is latent, the same for all heads."""
+    import torch
+    from transformers import MiniCPM3Config, MiniCPM3ForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    _tokenizer(positions).save_pretrained(directory)
+    torch.manual_seed(seed)
+    heads = 4
+    config = MiniCPM3Config(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, q_lora_rank=hidden // 2, kv_lora_rank=hidden // 4, qk_nope_head_dim=hidden // heads,
+        qk_rope_head_dim=16, v_head_dim=hidden // heads, max_position_embeddings=positions, initializer_range=0.15, bos_token_id=1,
+        eos_token_id=2, pad_token_id=None, tie_word_embeddings=False, scale_emb=1, scale_depth=1.4, dim_model_base=hidden,
+    )  # fmt: skip
+    MiniCPM3ForCausalLM(config).to(torch.float32).save_pretrained(directory, safe_serialization=True)
+    return directory
+
+
 def make_spark(directory: Path, *, window: int, hidden: int = 128, layers: int = 4, positions: int = 4096, seed: int = 0) -> Path:
     """Write a Spark 2.5 model as make_llama does: every second layer reads the last ``window`` tokens alone."""
     import torch
