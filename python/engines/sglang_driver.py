@@ -22,6 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
 os.environ["SGLANG_NCCL_SO_PATH"] = "none"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+# With ranks the embedding is compiled by torch, which takes seconds in each engine and a C++ compiler.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import sglang
 import sglang.srt.managers.detokenizer_manager
