@@ -118,6 +118,12 @@ def test_adapters_across_processes(
     log = [line for line in vllm.host.log.read_text().splitlines() if "have changed while the engine used them" in line]
     assert sorted(str(path) in line for path in (red, blue) for line in log) == [False, False, True, True]
 
+    # An engine without LoRA has the same KV of the model alone.
+    vllm.start("without lora", connector(node))
+    answers = [vllm.generate("without lora", prompts)]
+    assert (tokens_of(answers), cached(answers)) == (plain[:1], [want])
+    vllm.stop("without lora")
+
 
 def test_adapters_of_the_tier(
     vllm: Vllm, prompts: list[list[int]], plain: list[list[list[int]]], red: Path, blue: Path, node: testing.Node

@@ -295,6 +295,7 @@ class Host:
 def drift() -> list[str]:
     """Return the differences between the signatures that the connector was written for and those of the installed engine."""
     from vllm.config.lora import LoRAConfig
+    from vllm.config.multimodal import MultiModalConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -337,6 +338,7 @@ def drift() -> list[str]:
             "target_modules",
         ],
         LoRARequest: ["is_3d_lora_weight", "load_inplace", "lora_int_id", "lora_name", "lora_path"],
+        MultiModalConfig: ["mm_processor_cache_gb"],
         SlidingWindowSpec: ["extra_retained_tokens", "sliding_window"],
         SupportsHMA: ["request_finished_all_groups"],
     }

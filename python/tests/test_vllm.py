@@ -317,7 +317,7 @@ def test_a_request_waits_for_the_files_of_its_adapter_within_a_bound(node: testi
     may_read, now = threading.Event(), [0.0]
 
     def find(path: str) -> str:
-        may_read.wait()
+        assert may_read.wait(60)
         return path
 
     adapters = Adapters(find)

@@ -114,7 +114,7 @@ def _content(files: list[str]) -> str:
 
 
 class Extras:
-    """Makes the extras of a request's blocks. ``begin`` comes first, then ``of`` as soon as ``ready`` is true."""
+    """Makes the extras of a request's blocks. Callers ask ``ready`` until it is true, and then call ``of`` once."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class Extras:
     ) -> None:
         """``keys`` returns vLLM's own keys of a block. ``lora`` is what decides the KV of all adapters in this engine.
 
-        ``images`` is whether the engine names images by their content. timeout bounds how long a request waits for its
-        adapter's files, in seconds.
+        ``images`` is whether the engine identifies images by their content. ``timeout`` bounds how long a request waits for
+        its adapter's files, in seconds.
         """
         self._keys = keys
         self._adapters = adapters
