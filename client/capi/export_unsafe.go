@@ -399,7 +399,11 @@ func goSubmitWait(ns C.uint64_t, op C.uint32_t, b *C.penstock_batch, results *C.
 		if err != nil {
 			return err
 		}
-		r, err := n.SubmitWait(binding.Op(op), in, millis(timeout), (*binding.Handle)(job))
+		limit := millis(timeout)
+		if timeout == C.PENSTOCK_NO_LIMIT {
+			limit = binding.NoLimit
+		}
+		r, err := n.SubmitWait(binding.Op(op), in, limit, (*binding.Handle)(job))
 		if err == nil {
 			putResult(out, &r)
 		}

@@ -415,6 +415,9 @@ enum {
  */
 int32_t penstock_submit(penstock_namespace ns, uint32_t op, const penstock_batch *batch, uint8_t *results, penstock_job *job, penstock_error *error);
 
+/* The timeout_ms of a penstock_submit_wait without one. */
+#define PENSTOCK_NO_LIMIT UINT32_MAX
+
 /*
  * Does what penstock_submit does, and then waits until the job is complete, for at most
  * timeout_ms. If the job is complete by then, the function returns its completion in out, and
@@ -422,6 +425,10 @@ int32_t penstock_submit(penstock_namespace ns, uint32_t op, const penstock_batch
  * it, drain it or wait for it. It is for interpreters that must run signal handlers while
  * they wait, and it costs less than penstock_submit and penstock_wait. The return code is
  * that of the wait. The code of the job is in out->error.
+ *
+ * With timeout_ms PENSTOCK_NO_LIMIT the calling thread performs the batch, and the function
+ * returns when the job is complete. That costs less, and the batch's time limit, penstock_cancel
+ * and penstock_close still end the job.
  *
  * job receives the job before it starts, and 0 if there is none: INVALID (also: job or out
  * is NULL), UNREGISTERED, BUSY, CLOSED, FORKED. Errors with a job: TIMEOUT, NOT_FOUND

@@ -292,6 +292,61 @@ func TestSubmitWait(t *testing.T) {
 	}
 }
 
+// TestSubmitWaitWithoutLimit: the caller's goroutine performs the batch. Cancel and Close end
+// it all the same.
+func TestSubmitWaitWithoutLimit(t *testing.T) {
+	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
+	ns := r.namespace("m", 1, 4096)
+	r.register()
+	var h Handle
+	got, err := ns.SubmitWait(OpPut, r.batch("b", 2, 4096), NoLimit, &h)
+	if err != nil || got.Err != nil || got.OK != 2 || got.Job != h || h == 0 {
+		t.Fatalf("put: %+v, %v; job %d", got, err, h)
+	}
+	var room [1]Result
+	if n, err := r.store.Drain(room[:]); n != 0 || err != nil {
+		t.Errorf("Drain returned %d completions, %v", n, err)
+	}
+	for range cap(r.store.turns) {
+		r.store.turns <- struct{}{}
+	}
+	if err := r.ended(ns, r.store.Cancel); CodeOf(err) != Canceled {
+		t.Errorf("cancel: %v; want Canceled", err)
+	}
+	if err := r.ended(ns, func(Handle) error { return r.store.Close() }); err == nil {
+		t.Error("a call returned without an error after Close")
+	}
+}
+
+// ended makes a call without a limit that waits for its turn, calls end with its job, and returns
+// the error of the call or of its job.
+func (r *rig) ended(ns *Namespace, end func(Handle) error) error {
+	r.t.Helper()
+	failed := make(chan error, 1)
+	go func() {
+		var h Handle
+		got, err := ns.SubmitWait(OpGet, r.batch("b", 2, 4096), NoLimit, &h)
+		if err == nil {
+			err = got.Err
+		}
+		failed <- err
+	}()
+	for {
+		r.store.mu.Lock()
+		for h, j := range r.store.jobs {
+			if j.cancel != nil {
+				r.store.mu.Unlock()
+				if err := end(h); err != nil {
+					r.t.Error(err)
+				}
+				return <-failed
+			}
+		}
+		r.store.mu.Unlock()
+		runtime.Gosched()
+	}
+}
+
 // TestSubmitWaitRaces: with time limits near the duration of the job, each completion is
 // returned once, by SubmitWait or by Drain.
 func TestSubmitWaitRaces(t *testing.T) {

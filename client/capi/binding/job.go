@@ -3,6 +3,7 @@ package binding
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -11,6 +12,8 @@ import (
 type job struct {
 	handle Handle
 	cancel context.CancelFunc
+	// run performs the batch and completes the job.
+	run func()
 	// ended is closed after result is set.
 	ended  chan struct{}
 	result Result
@@ -19,12 +22,16 @@ type job struct {
 	awaited bool
 }
 
+// NoLimit is the timeout of a SubmitWait that returns when the job is complete.
+const NoLimit time.Duration = math.MaxInt64
+
 // Submit starts a batch and returns its job.
 func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 	j, err := n.start(op, b, false)
 	if err != nil {
 		return 0, err
 	}
+	go j.run()
 	return j.handle, nil
 }
 
@@ -33,6 +40,9 @@ func (n *Namespace) Submit(op Op, b *Batch) (Handle, error) {
 // neither signals the eventfd nor appears in Drain. Otherwise the error is a timeout, and the
 // job continues as after Submit. The store may complete the job in Drain of another caller
 // before SubmitWait has returned that error; *h is set before.
+//
+// With timeout NoLimit the calling goroutine performs the batch: a call that waits for nothing
+// but the node wakes fewer threads then.
 //
 // With *h 0 the error is that of Submit, and there is no job.
 func (n *Namespace) SubmitWait(op Op, b *Batch, timeout time.Duration, h *Handle) (Result, error) {
@@ -43,6 +53,13 @@ func (n *Namespace) SubmitWait(op Op, b *Batch, timeout time.Duration, h *Handle
 	}
 	*h = j.handle
 	s := n.store
+	if timeout == NoLimit {
+		j.run()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.takeLocked(j)
+	}
+	go j.run()
 	late := time.NewTimer(timeout)
 	defer late.Stop()
 	err = nil
@@ -64,7 +81,7 @@ func (n *Namespace) SubmitWait(op Op, b *Batch, timeout time.Duration, h *Handle
 	}
 }
 
-// start starts a batch as a job.
+// start makes a job of a batch. The caller calls the job's run, once.
 func (n *Namespace) start(op Op, b *Batch, awaited bool) (*job, error) {
 	s := n.store
 	if err := s.begin(); err != nil {
@@ -91,11 +108,11 @@ func (n *Namespace) start(op Op, b *Batch, awaited bool) (*job, error) {
 	s.mu.Lock()
 	j.cancel = cancel
 	s.mu.Unlock()
-	go func() {
+	j.run = func() {
 		defer s.calls.Done()
 		defer cancel()
 		s.finish(j, s.perform(ctx, c))
-	}()
+	}
 	return j, nil
 }
 

@@ -464,6 +464,11 @@ static void test_jobs(penstock_store store, uint8_t *a, uint8_t *b) {
 	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
 	CHECK(!readable(fd), "the eventfd reports a job of penstock_submit_wait");
 	CHECK(penstock_wait(store, again, 1, &r, &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	// The same without a time limit, in the calling thread.
+	memset(a, 0x5a, KEYS * VALUE);
+	CHECK(penstock_submit_wait(ns, PENSTOCK_OP_GET, &batch, results, PENSTOCK_NO_LIMIT, &again, &done, &e) == PENSTOCK_OK && done.job == again && all(results, KEYS, PENSTOCK_KEY_OK), "%s", e.message);
+	for (int i = 0; i < KEYS; i++) CHECK(same(a + i * VALUE, i, 0, VALUE), "key %d", i);
+	CHECK(!readable(fd), "the eventfd reports a job of penstock_submit_wait");
 	// With no time, the job is complete, or it continues as after penstock_submit.
 	int32_t code = penstock_submit_wait(ns, PENSTOCK_OP_EXISTS, &batch, more, 0, &again, &done, &e);
 	CHECK((code == PENSTOCK_OK || code == PENSTOCK_ERR_TIMEOUT) && again != 0, "%s", e.message);

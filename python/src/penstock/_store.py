@@ -29,6 +29,7 @@ _log = logging.getLogger("penstock")
 
 # The time of one wait in the library. Python runs signal handlers between two waits.
 _WAIT_MS = 100
+_NO_LIMIT = 0xFFFFFFFF  # PENSTOCK_NO_LIMIT
 _DRAIN = 64  # the greatest number of completions that one call returns
 
 
@@ -500,7 +501,9 @@ class _Core:
                 self.starting.add(job)
             # The job stays in ``starting`` during the call, so that close and a drain of another thread find it.
             codes = job._codes.buffer_info()[0] if job._codes else None
-            code = self.lib.penstock_submit_wait(ns, job._op, byref(batch), codes, _WAIT_MS, byref(job._id), byref(job._raw), byref(error))
+            # Python runs signal handlers in the main thread only.
+            ms = _WAIT_MS if threading.current_thread() is threading.main_thread() else _NO_LIMIT
+            code = self.lib.penstock_submit_wait(ns, job._op, byref(batch), codes, ms, byref(job._id), byref(job._raw), byref(error))
             if not job._id.value:
                 error.code = code
                 raise _abi.error_of(error)
