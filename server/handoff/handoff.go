@@ -151,7 +151,7 @@ func (l *Listener) Path() string { return l.opts.Path }
 
 // A Handler answers a call that an engine sent over the socket: msg is an api.Call,
 // which it may keep, and the api.Reply is appended to dst. ctx ends with the
-// engine's connection, and with the Listener.
+// engine's connection, and with the Listener. The first use of ctx.Done costs a goroutine.
 type Handler func(ctx context.Context, session api.LocalID, msg, dst []byte) []byte
 
 // Serve accepts engines until Close.
@@ -295,29 +295,69 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 			}
 			s.Return(back)
 		case msg[0] == api.KindCall:
-			// The next message is awaited meanwhile: where the stream's end comes
-			// instead, nobody wants the answer any more.
-			next := make(chan struct{})
-			go func() {
-				defer close(next)
-				if _, err := in.Peek(1); err != nil {
-					cancel()
-				}
-			}()
-			out = handle(ctx, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
+			call := &callContext{Context: ctx, in: in, cancel: cancel}
+			out = handle(call, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
+			watched := call.end()
 			if !reply(conn, out) {
-				_ = conn.CloseRead() // for the one who waits for the next message
-				<-next
+				_ = conn.CloseRead() // for the watch, which waits for the next message
+				<-watched
 				return nil
 			}
 			if cap(out) > keptReplyBytes {
 				out = nil
 			}
-			<-next
+			<-watched
 		default:
 			return fmt.Errorf("handoff: hung up on an engine: a message of kind %d with %d bytes", msg[0], len(msg))
 		}
 	}
+}
+
+// callContext is the context of one call. It ends with the connection. The connection is
+// watched from the first use of Done on: most calls end without one, and are spared a
+// goroutine that wakes a thread.
+type callContext struct {
+	context.Context
+	in     *bufio.Reader
+	cancel context.CancelFunc
+
+	mu    sync.Mutex
+	ended bool
+	// watched is closed when the watch has ended; nil: there is none.
+	watched chan struct{}
+}
+
+// Done implements context.Context.
+func (c *callContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended && c.watched == nil {
+		c.watched = make(chan struct{})
+		go c.watch(c.watched)
+	}
+	return c.Context.Done()
+}
+
+// watch waits for the engine's next message. At the end of the stream nothing waits for the
+// reply any more.
+func (c *callContext) watch(watched chan struct{}) {
+	defer close(watched)
+	if _, err := c.in.Peek(1); err != nil {
+		c.cancel()
+	}
+}
+
+// end is called when the call has been handled. in may be read again when the channel is
+// closed.
+func (c *callContext) end() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	if c.watched == nil {
+		c.watched = make(chan struct{})
+		close(c.watched)
+	}
+	return c.watched
 }
 
 // keptReplyBytes is the largest reply buffer that is used again.

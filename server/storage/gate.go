@@ -24,6 +24,11 @@ func (g *gate) enter(ctx context.Context) error {
 	select {
 	case g.running <- struct{}{}:
 		return nil
+	default: // ctx.Done has a cost
+	}
+	select {
+	case g.running <- struct{}{}:
+		return nil
 	case <-ctx.Done():
 		<-g.waiting
 		return ctx.Err()

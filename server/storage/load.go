@@ -253,6 +253,11 @@ func (l *load) perform(ctx context.Context) error {
 	select {
 	case <-l.ended:
 		return nil
+	default: // ctx.Done has a cost
+	}
+	select {
+	case <-l.ended:
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
