@@ -40,9 +40,17 @@
 // in any registered memory. Engines need them if K and V lie apart, or if each layer is a
 // tensor of its own. Read scatters and Write gathers by one-sided writes, without a copy.
 //
-// An engine on the node's own host can borrow instead: ReadLocal verifies the
-// blocks where they lie in the node's memory, which is mapped here read-only
-// (Options.LocalSocket), and Return gives them back. A call goes over the socket,
+// # On the node's own host
+//
+// If the node has a unix socket (its setting local_socket) that this process can reach, Read
+// copies the blocks from the node's arena, which is mapped here read-only, and
+// verifies the copies. The request goes over the socket, in blocking calls of the
+// caller's thread. The transfer engine moves what cannot be copied: while the first
+// connection is being made, beyond 16 parts of Reads at a time, and where the node
+// has lent as much as it may.
+//
+// ReadLocal borrows instead (Options.LocalSocket): it verifies the
+// blocks where they lie in the node's memory, and Return gives them back. A call goes over the socket,
 // or over gRPC while another is under way there.
 //
 // # Outcomes and errors

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
@@ -29,6 +30,7 @@ import (
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/metrics"
 	"github.com/penstock-kv/penstock/server/storage"
 	"github.com/penstock-kv/penstock/trie"
@@ -85,6 +87,13 @@ func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
 	return g.Device.Do(ctx, batch)
 }
 
+// localHosts gives each new host a unix socket, and each new rig connections to it. copied
+// counts the parts of Reads that the rigs copied from an arena.
+var (
+	localHosts bool
+	copied     uint64
+)
+
 // host is a storage node in this process that can be killed and started again
 // with what it had stored, on the same addresses.
 type host struct {
@@ -117,9 +126,26 @@ func newHost(t testing.TB, edit func(*storage.Options, *server.Options)) *host {
 func newLargeHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) *host {
 	t.Helper()
 	h := &host{t: t, edit: edit, segmentBytes: segmentBytes, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: testkit.Port(t), data: testkit.Port(t)}
+	if localHosts {
+		h.socket(filepath.Join(t.TempDir(), "local.sock"))
+	}
 	h.start()
 	t.Cleanup(h.kill)
 	return h
+}
+
+// socket gives the host a shared arena and a unix socket at path.
+func (h *host) socket(path string) {
+	h.shared = true
+	edit := h.edit
+	h.edit = func(so *storage.Options, o *server.Options) {
+		var err error
+		o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: h.arena})
+		h.must(err)
+		if edit != nil {
+			edit(so, o)
+		}
+	}
 }
 
 func (h *host) must(err error) {
@@ -210,7 +236,7 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 		t.Fatal(err)
 	}
 	// A node that is gone refuses at once; one that is slow is waited for.
-	opts := client.Options{Engine: engine, DialTimeout: time.Minute, DeadFor: time.Nanosecond}
+	opts := client.Options{Engine: engine, DialTimeout: time.Minute, DeadFor: time.Nanosecond, ReadParallel: 4}
 	for _, h := range hosts {
 		opts.Servers = append(opts.Servers, h.control)
 	}
@@ -223,10 +249,16 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 		t.Fatal(errors.Join(err, engine.Close()))
 	}
 	t.Cleanup(func() {
+		copied += r.store.Stats().LocalReads
 		if err := errors.Join(r.store.Close(), r.store.Close(), engine.Close()); err != nil {
 			t.Errorf("close: %v", err)
 		}
 	})
+	if localHosts {
+		if err := r.store.ConnectLocal(t.Context(), opts.ReadParallel); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return r
 }
 

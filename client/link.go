@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,12 +72,10 @@ var errSocketTaken = errors.New("a call is under way")
 func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadResponse, err error) {
 	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
 	defer func() { endSpan(span, err) }()
-	head := newCall(ctx, api.MethodRead, l.calls.Add(1), api.LocalFrameMax, span)
-	frame := make([]byte, api.LocalFrameHeaderBytes, api.LocalFrameHeaderBytes+api.CallHeaderBytes+proto.Size(req))
-	if frame, err = head.Append(frame, req); err != nil {
+	head, frame, err := localFrame(ctx, l.calls.Add(1), req, span)
+	if err != nil {
 		return nil, err
 	}
-	api.PutLocalFrame(frame)
 	call := make(chan localReply, 1)
 	l.mu.Lock()
 	if l.call != nil || l.lost {
@@ -224,21 +223,25 @@ func dialLocal(ctx context.Context, path string, timeout time.Duration) (*localL
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	conn := c.(*net.UnixConn)
-	view, hello, err := receiveHello(ctx, conn)
+	memfd, hello, err := receiveHello(ctx, conn)
+	var view *arena.View
+	if err == nil {
+		view, err = mapArena(memfd, hello)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, errors.Join(err, conn.Close()))
 	}
 	return &localLink{socket: path, conn: conn, view: view, node: hello.Node, session: hello.Session, watched: make(chan struct{}), refs: 1}, nil
 }
 
-// receiveHello reads what the node says first. The view is not nil without an
-// error.
-func receiveHello(ctx context.Context, conn *net.UnixConn) (*arena.View, api.LocalHello, error) {
+// receiveHello reads what the node sends first. The memfd of its arena is not nil without
+// an error.
+func receiveHello(ctx context.Context, conn *net.UnixConn) (*os.File, api.LocalHello, error) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var hello api.LocalHello
 	msg := make([]byte, api.LocalHelloBytes)
-	view, err := arena.Receive(conn, msg)
+	memfd, err := arena.ReceiveFile(conn, msg)
 	if err != nil {
 		return nil, hello, err
 	}
@@ -247,20 +250,36 @@ func receiveHello(ctx context.Context, conn *net.UnixConn) (*arena.View, api.Loc
 	case err != nil:
 	case hello.Status != api.LocalWelcome:
 		err = errors.New(hello.Status.String())
-	case view == nil:
+	case memfd == nil:
 		err = errors.New("the node sent no descriptor of its arena")
-	case int64(len(view.Bytes())) != hello.ArenaBytes:
-		err = fmt.Errorf("the node says that its arena has %d bytes and sent one of %d", hello.ArenaBytes, len(view.Bytes()))
 	case !stop():
 		err = ctx.Err()
 	}
 	if err == nil {
-		return view, hello, nil
+		return memfd, hello, nil
+	}
+	if memfd != nil {
+		err = errors.Join(err, memfd.Close())
+	}
+	return nil, hello, err
+}
+
+// mapArena maps the arena that came with a hello, and closes memfd.
+func mapArena(memfd *os.File, hello api.LocalHello) (*arena.View, error) {
+	view, err := arena.Map(int(memfd.Fd()))
+	err = errors.Join(err, memfd.Close())
+	if have := int64(0); err == nil {
+		if have = int64(len(view.Bytes())); have != hello.ArenaBytes {
+			err = fmt.Errorf("the node says that its arena has %d bytes and sent one of %d", hello.ArenaBytes, have)
+		}
+	}
+	if err == nil {
+		return view, nil
 	}
 	if view != nil {
 		err = errors.Join(err, view.Close())
 	}
-	return nil, hello, err
+	return nil, err
 }
 
 // watch passes replies on until the connection ends. Then a node that has gone

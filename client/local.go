@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 )
 
@@ -155,17 +154,8 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 	}
 	// From here on the number is ours to return, whatever comes of the call.
 	number := link.next.Add(1)
-	req := &pb.ReadRequest{
-		Namespace:      r.req.Namespace.Name,
-		Epoch:          uint64(r.req.Epoch),
-		BlockIds:       api.AppendIDs(nil, t.ids),
-		Pieces:         refs,
-		FirstLayer:     uint32(r.req.FirstLayer),
-		Layers:         uint32(r.req.Layers),
-		GeometryDigest: r.digest[:],
-		LocalSession:   link.session[:],
-		Loan:           number,
-	}
+	req := r.request(t, refs)
+	req.LocalSession, req.Loan = link.session[:], number
 	resp, err := link.read(ctx, req)
 	taken := errors.Is(err, errSocketTaken)
 	if taken {
@@ -190,15 +180,14 @@ func (r *reading) borrow(ctx context.Context, t *readTask, sess *session) error 
 		return fmt.Errorf("client: read local: %s answered for %d pieces of %d", t.node.target, len(pieces), len(t.pieces))
 	}
 	for k, i := range t.pieces {
-		r.local.pieces[i] = link.slice(pieces[k].GetArenaOffset(), r.pieceBytes(r.pieces[i].Group))
+		r.local.pieces[i] = slice(link.view.Bytes(), pieces[k].GetArenaOffset(), r.pieceBytes(r.pieces[i].Group))
 	}
 	r.verify(t, resp, nil)
 	return nil
 }
 
-// slice is the memory that a node names; nil if it is not all in its arena.
-func (l *localLink) slice(offset uint64, sizeBytes int64) []byte {
-	mem := l.view.Bytes()
+// slice returns the memory that a node names; nil if it is not all in the node's arena mem.
+func slice(mem []byte, offset uint64, sizeBytes int64) []byte {
 	if sizeBytes < 0 || offset > math.MaxInt64 || int64(offset) > int64(len(mem))-sizeBytes {
 		return nil
 	}

@@ -36,15 +36,8 @@ import (
 func newLocalHost(t testing.TB, segmentBytes int64, edit func(*storage.Options, *server.Options)) (*host, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "local.sock")
-	h := &host{t: t, segmentBytes: segmentBytes, shared: true, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: testkit.Port(t), data: testkit.Port(t)}
-	h.edit = func(so *storage.Options, o *server.Options) {
-		var err error
-		o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: h.arena})
-		h.must(err)
-		if edit != nil {
-			edit(so, o)
-		}
-	}
+	h := &host{t: t, edit: edit, segmentBytes: segmentBytes, medium: memio.New(memio.Options{}), index: vfs.NewMem(), control: testkit.Port(t), data: testkit.Port(t)}
+	h.socket(path)
 	h.start()
 	t.Cleanup(h.kill)
 	return h, path

@@ -40,6 +40,8 @@ type session struct {
 	// localID is what the node says of itself on its unix socket; zero if it has
 	// none.
 	localID api.LocalID
+	// localSocket is the path of that socket, on the node's host.
+	localSocket string
 }
 
 // node is one storage node.
@@ -55,6 +57,8 @@ type node struct {
 	target string
 	// seed is the hash of target: the node's part in rendezvous hashing.
 	seed uint64
+	// local are the connections to the node's unix socket, if the node is on this host.
+	local localConns
 
 	mu      sync.Mutex
 	session *session
@@ -67,7 +71,7 @@ type node struct {
 }
 
 func newNode(s *Store, target string) *node {
-	return &node{store: s, target: target, seed: xxh3.HashString(target)}
+	return &node{store: s, target: target, seed: xxh3.HashString(target), local: localConns{store: s, all: make(map[*localConn]struct{})}}
 }
 
 // use returns the node's session, opening one if the last was lost. It returns
@@ -163,6 +167,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
 	sess.fragments = d.GetFragments()
 	copy(sess.localID[:], d.GetLocalId())
+	sess.localSocket = d.GetLocalSocket()
 	var addr rdma.Addr
 	err = addr.UnmarshalBinary(d.GetDataAddress())
 	if err == nil {
@@ -323,6 +328,7 @@ func backOff(ctx context.Context, attempt int) error {
 
 // close ends the session. No attempt is under way.
 func (n *node) close() {
+	n.local.close()
 	n.mu.Lock()
 	sess := n.session
 	n.session, n.err, n.deadUntil = nil, fmt.Errorf("client: %s: %w", n.target, ErrClosed), time.Now()

@@ -28,8 +28,12 @@ type Options struct {
 	Messages func(from rdma.EngineID, msg []byte)
 
 	// LocalSocket is the unix socket of the node on this host (its setting
-	// local_socket), for ReadLocal. Empty: none.
+	// local_socket), for ReadLocal, and for Read in place of the path that the node
+	// reports. Empty: no ReadLocal, and Read uses the node's path.
 	LocalSocket string
+	// NoLocal makes Read use the transfer engine also where the node is on this host
+	// and has a unix socket.
+	NoLocal bool
 
 	// BearerToken is sent with every call. It is refused over plaintext to a
 	// host that is not loopback unless Insecure is set.

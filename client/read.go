@@ -406,7 +406,11 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 		if r.local != nil {
 			return r.borrow(ctx, t, sess)
 		}
-		return r.attempt(ctx, t, sess)
+		err := r.copyTask(ctx, t, sess)
+		if errors.Is(err, errNoCopy) {
+			err = r.attempt(ctx, t, sess)
+		}
+		return err
 	})
 	switch {
 	case errors.Is(err, errDown):
@@ -521,20 +525,8 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 		sums += r.layers(r.pieces[i].Group)
 		refs[k] = r.pieceRef(t, k, zones, destinations)
 	}
-	req := &pb.ReadRequest{
-		Namespace:   r.req.Namespace.Name,
-		Epoch:       uint64(t.epoch),
-		Alone:       r.epochs != nil,
-		BlockIds:    api.AppendIDs(nil, t.ids),
-		Pieces:      refs,
-		FirstLayer:  uint32(r.req.FirstLayer),
-		Layers:      uint32(r.req.Layers),
-		Destination: descs[0],
-		Imm:         imm,
-
-		GeometryDigest:   r.digest[:],
-		MoreDestinations: descs[1:],
-	}
+	req := r.request(t, refs)
+	req.Destination, req.MoreDestinations, req.Imm = descs[0], descs[1:], imm
 	resp, landed, err := ask(ctx, sess, api.MethodRead, req, imm, replyMax(len(refs), sums), func() (*pb.ReadResponse, error) { return sess.cache.Read(ctx, req) })
 	if err != nil {
 		return nil, false, callError(ctx, "read", t.node.target, err)
@@ -543,6 +535,20 @@ func (r *reading) call(ctx context.Context, t *readTask, sess *session, windows 
 		return nil, false, fmt.Errorf("client: read: %s answered for %d pieces of %d", t.node.target, len(got), len(t.pieces))
 	}
 	return resp, landed, nil
+}
+
+// request returns the request of a task, without where its pieces go.
+func (r *reading) request(t *readTask, refs []*pb.PieceRef) *pb.ReadRequest {
+	return &pb.ReadRequest{
+		Namespace:      r.req.Namespace.Name,
+		Epoch:          uint64(t.epoch),
+		Alone:          r.epochs != nil,
+		BlockIds:       api.AppendIDs(nil, t.ids),
+		Pieces:         refs,
+		FirstLayer:     uint32(r.req.FirstLayer),
+		Layers:         uint32(r.req.Layers),
+		GeometryDigest: r.digest[:],
+	}
 }
 
 // land waits until the immediates that the node has sent are counted: the

@@ -48,42 +48,41 @@ func (s *Store) firstBadOf(mem []byte, layerBytes int64, sums []uint64, landed [
 }
 
 // firstBad compares the layers of a piece with their checksums. It returns the
-// first that differs, and its checksum; -1 if none does. The caller waits for the
-// last byte of a read and then for this, so a large piece is shared with whoever
-// is idle.
+// first that differs, and its checksum; -1 if none does.
 func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int, sum uint64) {
-	shares := min(len(sums), int(int64(len(sums))*layerBytes/hashShareBytes))
-	helpers := s.hashers.take(shares - 1)
+	var mu sync.Mutex
+	layer = -1
+	s.share(len(sums), int64(len(sums))*layerBytes, func(from, to int) {
+		k, got := firstBad(mem[int64(from)*layerBytes:], layerBytes, sums[from:to])
+		if k < 0 {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if k += from; layer < 0 || k < layer {
+			layer, sum = k, got
+		}
+	})
+	return layer, sum
+}
+
+// share calls part for parts of n items, which have so many bytes together, and returns when all
+// are done. A caller waits for the last byte of a read and then for this, so idle
+// processors take a share of what is large.
+func (s *Store) share(n int, bytes int64, part func(from, to int)) {
+	helpers := s.hashers.take(min(n, int(bytes/hashShareBytes)) - 1)
 	if helpers == 0 {
-		return firstBad(mem, layerBytes, sums)
+		part(0, n)
+		return
 	}
 	defer s.hashers.give(helpers)
-	type result struct {
-		layer int
-		sum   uint64
-	}
-	results := make([]result, helpers+1)
-	cut := func(i int) int { return i * len(sums) / len(results) }
-	part := func(i int) {
-		from := cut(i)
-		k, sum := firstBad(mem[int64(from)*layerBytes:], layerBytes, sums[from:cut(i+1)])
-		if k >= 0 {
-			k += from
-		}
-		results[i] = result{k, sum}
-	}
+	cut := func(i int) int { return i * n / (helpers + 1) }
 	var wg sync.WaitGroup
 	for i := range helpers {
-		wg.Go(func() { part(i + 1) })
+		wg.Go(func() { part(cut(i+1), cut(i+2)) })
 	}
-	part(0)
+	part(0, cut(1))
 	wg.Wait()
-	for _, r := range results {
-		if r.layer >= 0 {
-			return r.layer, r.sum
-		}
-	}
-	return -1, 0
 }
 
 // take reserves up to n helpers, as many as are idle.

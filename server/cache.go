@@ -47,7 +47,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 	}
 	if s.opts.Local != nil {
 		id := s.opts.Local.ID()
-		resp.LocalId = id[:]
+		resp.LocalId, resp.LocalSocket = id[:], s.opts.Local.Path()
 	}
 	return resp, nil
 }

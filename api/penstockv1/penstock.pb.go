@@ -802,7 +802,10 @@ type DescribeResponse struct {
 	// this field.
 	DataProvider string `protobuf:"bytes,14,opt,name=data_provider,json=dataProvider,proto3" json:"data_provider,omitempty"`
 	// fragments is set if a Read may have fragments and several destinations.
-	Fragments     bool `protobuf:"varint,15,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	Fragments bool `protobuf:"varint,15,opt,name=fragments,proto3" json:"fragments,omitempty"`
+	// local_socket is the path of the node's unix socket; empty if the node has none. A
+	// client on the same host compares the hello there with local_id.
+	LocalSocket   string `protobuf:"bytes,16,opt,name=local_socket,json=localSocket,proto3" json:"local_socket,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -926,6 +929,13 @@ func (x *DescribeResponse) GetFragments() bool {
 		return x.Fragments
 	}
 	return false
+}
+
+func (x *DescribeResponse) GetLocalSocket() string {
+	if x != nil {
+		return x.LocalSocket
+	}
+	return ""
 }
 
 type MatchRequest struct {
@@ -5616,7 +5626,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
 	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
 	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
-	"\x0fDescribeRequest\"\xb7\x03\n" +
+	"\x0fDescribeRequest\"\xda\x03\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -5632,7 +5642,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\n" +
 	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
 	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
-	"\tfragments\x18\x0f \x01(\bR\tfragments\"\xc8\x01\n" +
+	"\tfragments\x18\x0f \x01(\bR\tfragments\x12!\n" +
+	"\flocal_socket\x18\x10 \x01(\tR\vlocalSocket\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +

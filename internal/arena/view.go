@@ -31,26 +31,31 @@ func (a *Arena) Send(conn *net.UnixConn, msg []byte) error {
 // View is nil if none did. An arena of another user is refused: its owner could
 // change what is read there.
 func Receive(conn *net.UnixConn, msg []byte) (*View, error) {
-	f, err := sys.ReceiveFile(conn, msg)
+	f, err := ReceiveFile(conn, msg)
 	if err != nil || f == nil {
 		return nil, err
 	}
-	v, err := mapOwn(conn, f)
+	v, err := Map(int(f.Fd()))
 	if closeErr := f.Close(); closeErr != nil && err == nil {
 		return nil, errors.Join(closeErr, v.Close())
 	}
 	return v, err
 }
 
-func mapOwn(conn *net.UnixConn, f *os.File) (*View, error) {
+// ReceiveFile is Receive without the mapping. It returns the arena's memfd, for Map.
+func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
+	f, err := sys.ReceiveFile(conn, msg)
+	if err != nil || f == nil {
+		return nil, err
+	}
 	uid, err := sys.PeerUID(conn)
+	if err == nil && uid != uint32(os.Geteuid()) {
+		err = fmt.Errorf("the process that listens there is user %d, this one user %d", uid, os.Geteuid())
+	}
 	if err != nil {
-		return nil, fmt.Errorf("arena: %w", err)
+		return nil, errors.Join(fmt.Errorf("arena: %w", err), f.Close())
 	}
-	if uid != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("arena: the process that listens there is user %d, this one user %d", uid, os.Geteuid())
-	}
-	return Map(int(f.Fd()))
+	return f, nil
 }
 
 // Map maps the arena whose memfd is fd, as its owner sent it, for reading: a

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -101,4 +102,33 @@ func PeerUID(conn *net.UnixConn) (uint32, error) {
 		return 0, fmt.Errorf("sys: peer of a unix socket: %w", err)
 	}
 	return cred.Uid, nil
+}
+
+// Blocking returns the socket of conn as a file whose Read and Write block the calling
+// thread, for at most patience: then they return EAGAIN. Afterwards conn is good for
+// CloseRead and Close only. The file has a descriptor of its own.
+func Blocking(conn *net.UnixConn, patience time.Duration) (*os.File, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("sys: make a socket block: %w", err)
+	}
+	fd := -1
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	if cerr := raw.Control(func(own uintptr) {
+		if fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return
+		}
+		err = errors.Join(unix.SetNonblock(fd, false),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
+	}); cerr != nil {
+		err = cerr
+	}
+	if err == nil {
+		return os.NewFile(uintptr(fd), "unix socket"), nil
+	}
+	if fd >= 0 {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return nil, fmt.Errorf("sys: make a socket block: %w", err)
 }

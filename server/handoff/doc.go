@@ -9,7 +9,7 @@
 //	mmap(PROT_READ)                                        │
 //	Read{local_session, loan 7} ── socket or gRPC ───────► │ Open(7), Add(part) …
 //	   ◄──── offsets, checksums ───────────────────────    │
-//	hash, use                                              │
+//	hash and use, or copy and hash                         │
 //	ReturnLoans{7} ─────────────── socket or gRPC ───────► │ Return(7)
 //	close, exit, killed ──── the connection ends ────────► └─ every loan is returned
 //

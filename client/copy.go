@@ -1,0 +1,454 @@
+package client
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock-kv/penstock/api"
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/sys"
+)
+
+const (
+	// localConnsMax bounds the connections to one node's unix socket, and so the
+	// tasks of Reads that copy from its arena at a time.
+	localConnsMax = 16
+	// localPatience is how long a call on the socket blocks before it asks whether
+	// the node is still connected.
+	localPatience = time.Second
+	// owedFor is how long a loan may outlive its copy: it is returned with the next call,
+	// which spares the node a wake-up, and by itself where none follows.
+	owedFor = 5 * time.Millisecond
+)
+
+// errNoCopy reports that a task was not done by copying, and that the transfer engine
+// can do it. It never leaves the package.
+var errNoCopy = errors.New("not copied from the arena")
+
+// localConns are the connections to the unix socket of one node, over which tasks of
+// Reads ask where their pieces lie in the node's arena.
+//
+// Each connection carries one call at a time, which the caller's thread makes with
+// blocking system calls. The runtime's poller would wake two threads for each reply: a
+// small call would take several times as long.
+type localConns struct {
+	store *Store
+
+	mu sync.Mutex
+	// node is the run of the node that all connections are to.
+	node api.LocalID
+	view *sharedView
+	all  map[*localConn]struct{}
+	idle []*localConn
+	// dialing is the number of connections that are being made. After one that failed
+	// there is none before notBefore.
+	dialing   int
+	notBefore time.Time
+	// repaying is set while a timer runs that returns owed loans.
+	repaying bool
+	closed   bool
+}
+
+// sharedView is the mapping that the connections to one run of a node share.
+type sharedView struct {
+	*arena.View
+	users int // guarded by localConns.mu
+}
+
+// localConn is a connection. Only its user, or the owner of the idle ones, uses its fields.
+type localConn struct {
+	owner *localConns
+	// file is the socket of conn, for blocking calls.
+	conn    *net.UnixConn
+	file    *os.File
+	in      *bufio.Reader
+	view    *sharedView
+	session api.LocalID
+	calls   uint64
+	// owed is set while the loan of the last call, of number calls, is to be returned.
+	owed bool
+	// up reports whether the node is still connected. It is set for each call.
+	up func() bool
+	// held is set while the loan of a call is in use. localConns.mu guards it.
+	held bool
+}
+
+// take returns an idle connection to the node of a session. If there is none, one is
+// made in the background, because mapping a large arena takes longer than a Read. Error:
+// errNoCopy.
+func (l *localConns) take(sess *session) (*localConn, error) {
+	path := l.path(sess)
+	if path == "" {
+		return nil, errNoCopy
+	}
+	var old []*localConn
+	defer func() { closeConns(old) }()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.node != sess.localID {
+		old = l.retireLocked()
+		l.node, l.notBefore = sess.localID, time.Time{}
+	}
+	if n := len(l.idle); n > 0 {
+		c := l.idle[n-1]
+		l.idle = l.idle[:n-1]
+		return c, nil
+	}
+	if !l.closed && len(l.all)+l.dialing < localConnsMax && l.dialing == 0 && !time.Now().Before(l.notBefore) {
+		if l.store.spawn(func() { l.dial(path, sess.localID) }) {
+			l.dialing++
+		}
+	}
+	return nil, errNoCopy
+}
+
+// path returns the path of the node's unix socket; empty if it is not to be used.
+func (l *localConns) path(sess *session) string {
+	if l.store.opts.NoLocal {
+		return ""
+	}
+	return cmp.Or(l.store.opts.LocalSocket, sess.localSocket)
+}
+
+// dial makes an idle connection to a run of the node.
+func (l *localConns) dial(path string, node api.LocalID) {
+	ctx, cancel := context.WithTimeout(l.store.ctx, l.store.opts.DialTimeout)
+	defer cancel()
+	c, err := l.connect(ctx, path, node)
+	l.mu.Lock()
+	l.dialing--
+	first := l.notBefore.IsZero()
+	if err != nil {
+		l.notBefore = time.Now().Add(l.store.opts.DeadFor)
+	}
+	l.mu.Unlock()
+	switch {
+	case err == nil:
+		l.put(c, true)
+	case first && ctx.Err() == nil:
+		l.store.opts.Logger.Info("reads do not use the node's unix socket", "socket", path, "err", err)
+	}
+}
+
+func (l *localConns) connect(ctx context.Context, path string, node api.LocalID) (*localConn, error) {
+	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	conn := raw.(*net.UnixConn)
+	memfd, hello, err := receiveHello(ctx, conn)
+	var view *sharedView
+	if err == nil {
+		view, err = l.share(memfd, hello, node)
+	}
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	file, err := sys.Blocking(conn, localPatience)
+	if err != nil {
+		return nil, errors.Join(err, l.unshare(view), conn.Close())
+	}
+	c := &localConn{owner: l, conn: conn, file: file, view: view, session: hello.Session}
+	c.in = bufio.NewReader(c)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed && l.node == node {
+		l.all[c], l.view = struct{}{}, view
+	}
+	return c, nil
+}
+
+// share returns the mapping of the node's arena, with a reference, and closes memfd.
+func (l *localConns) share(memfd *os.File, hello api.LocalHello, node api.LocalID) (*sharedView, error) {
+	if hello.Node != node {
+		return nil, errors.Join(errors.New("another node listens there"), memfd.Close())
+	}
+	l.mu.Lock()
+	v := l.view // of the run l.node
+	if l.node != node {
+		v = nil
+	}
+	if v != nil {
+		v.users++
+	}
+	l.mu.Unlock()
+	if v != nil {
+		return v, memfd.Close()
+	}
+	mapped, err := mapArena(memfd, hello)
+	if err != nil {
+		return nil, err
+	}
+	return &sharedView{View: mapped, users: 1}, nil
+}
+
+// unshare gives up a reference to a mapping. The last one ends it.
+func (l *localConns) unshare(v *sharedView) error {
+	l.mu.Lock()
+	v.users--
+	last := v.users == 0
+	if last && l.view == v {
+		l.view = nil
+	}
+	l.mu.Unlock()
+	if !last {
+		return nil
+	}
+	return v.Close()
+}
+
+// hold keeps the connection, and by this the loan of its last call, until put. It reports
+// false if the connection has been ended.
+func (l *localConns) hold(c *localConn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, c.held = l.all[c]
+	return c.held
+}
+
+// put gives a connection back after a call. It is closed unless it can be used again.
+func (l *localConns) put(c *localConn, usable bool) {
+	l.mu.Lock()
+	c.held = false
+	_, current := l.all[c]
+	if usable && current {
+		l.idle = append(l.idle, c)
+		if c.owed && !l.repaying {
+			l.repaying = true
+			time.AfterFunc(owedFor, func() { l.store.spawn(l.repay) })
+		}
+		l.mu.Unlock()
+		return
+	}
+	delete(l.all, c)
+	l.mu.Unlock()
+	c.close()
+}
+
+// repay returns the loans that idle connections owe.
+func (l *localConns) repay() {
+	l.mu.Lock()
+	l.repaying = false
+	var owing []*localConn
+	l.idle = slices.DeleteFunc(l.idle, func(c *localConn) bool {
+		if c.owed {
+			owing = append(owing, c)
+		}
+		return c.owed
+	})
+	l.mu.Unlock()
+	for _, c := range owing {
+		_, err := c.file.Write(api.AppendReturn(nil, []uint64{c.calls}))
+		c.owed = false
+		l.put(c, err == nil)
+	}
+}
+
+// retireLocked gives up all connections. It returns the idle ones, which the caller closes
+// without the lock. It ends the calls under way, after which put closes their connections.
+func (l *localConns) retireLocked() (idle []*localConn) {
+	idle, l.idle, l.view = l.idle, nil, nil
+	for c := range l.all {
+		if !c.held {
+			c.end()
+		}
+	}
+	clear(l.all)
+	return idle
+}
+
+// close ends all calls. No connection is made after it.
+func (l *localConns) close() {
+	l.mu.Lock()
+	l.closed = true
+	idle := l.retireLocked()
+	l.mu.Unlock()
+	closeConns(idle)
+}
+
+func closeConns(conns []*localConn) {
+	for _, c := range conns {
+		c.close()
+	}
+}
+
+// end fails the call under way. The node takes back what it has lent when the connection is
+// closed.
+func (c *localConn) end() {
+	_ = c.conn.CloseRead() // fails if the node has gone
+}
+
+func (c *localConn) close() {
+	_ = errors.Join(c.file.Close(), c.conn.Close()) // nothing is in flight on them
+	_ = c.owner.unshare(c.view)                     // unmapping fails for a mapping that is none
+}
+
+// Read reads from the socket until the node is no longer connected.
+func (c *localConn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.file.Read(p)
+		if !errors.Is(err, syscall.EAGAIN) || !c.up() {
+			return n, err
+		}
+	}
+}
+
+// read makes the call of a task. It returns the loan of the call before, and without an error
+// owes its own. If ctx ends, the connection does too. Errors: errLinkLost, a gRPC status, ctx's.
+func (c *localConn) read(ctx context.Context, req *pb.ReadRequest, up func() bool) (_ *pb.ReadResponse, err error) {
+	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
+	defer func() { endSpan(span, err) }()
+	var frames []byte
+	if c.owed {
+		frames = api.AppendReturn(frames, []uint64{c.calls})
+	}
+	c.calls++
+	c.owed, c.up = true, up
+	req.LocalSession, req.Loan = c.session[:], c.calls
+	// The deadline of ctx does not travel: a context with one would cost the node a timer and a
+	// goroutine, and the connection ends with ctx.
+	head, frame, err := localFrame(context.WithoutCancel(ctx), c.calls, req, span)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, c.end)
+	var reply localReply
+	if _, err = c.file.Write(append(frames, frame...)); err == nil {
+		reply.msg, reply.err = api.ReadLocalFrame(c.in)
+	}
+	if !stop() {
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+	}
+	resp, err := reply.decode(head.ID)
+	c.owed = err == nil
+	return resp, err
+}
+
+// copyTask does a task by copying its pieces from the arena of a node on this host. The
+// copies are verified. Errors: errNoCopy, ctx's.
+func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) error {
+	c, err := t.node.local.take(sess)
+	if err != nil {
+		return err
+	}
+	refs := make([]*pb.PieceRef, len(t.pieces))
+	for k, i := range t.pieces {
+		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
+	}
+	req := r.request(t, refs)
+	resp, err := c.read(ctx, req, func() bool { return t.node.dataConnected(sess) })
+	if err != nil {
+		// A node that refuses a call has not lent anything. Its reason comes by the other way again.
+		t.node.local.put(c, !errors.Is(err, errLinkLost) && ctx.Err() == nil)
+		if ctx.Err() != nil {
+			return fmt.Errorf("client: read: %w", ctx.Err())
+		}
+		return errNoCopy
+	}
+	if !t.node.local.hold(c) {
+		t.node.local.put(c, false)
+		return errNoCopy
+	}
+	counted, delivered := r.progress.attempt(), int64(0)
+	defer func() { counted.end(delivered) }()
+	zones := r.zones(t)
+	arrival := r.newArrival(t, zones)
+	answered := len(resp.GetPieces()) == len(t.pieces) && !refused(resp) && (!anyFailed(resp) || t.node.dataConnected(sess))
+	whole := answered && r.copyPieces(t, resp, c.view.Bytes(), arrival, zones, counted)
+	t.node.local.put(c, true)
+	if !whole {
+		return errNoCopy
+	}
+	r.store.stats.localReads.Add(1)
+	r.verify(t, resp, arrival)
+	if counted != nil {
+		delivered = r.delivered(t)
+		r.progress.verified(r.prefix())
+	}
+	return nil
+}
+
+// refused reports whether the node had no room for a piece, or did not lend it.
+func refused(resp *pb.ReadResponse) bool {
+	return resp.GetBusyReason() != "" && slices.ContainsFunc(resp.GetPieces(), func(p *pb.PieceResult) bool {
+		return p.GetState() == pb.PieceResult_STATE_FAILED && p.GetReason() == resp.GetBusyReason()
+	})
+}
+
+// layerCopy is the copy of one layer from an arena.
+type layerCopy struct {
+	from   []byte
+	target int
+	offset int64 // in the target
+}
+
+// copyPieces copies the pieces that the response delivers, layer by layer, and hashes each layer while it is in the
+// cache. It reports false if the response names memory that the arena does not have.
+func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arrival *arrival, zones []zone, counted *attemptBytes) bool {
+	var layers []layerCopy
+	var one [1]run
+	total := int64(0)
+	for k, i := range t.pieces {
+		result := resp.GetPieces()[k]
+		if result.GetState() != pb.PieceResult_STATE_DELIVERED {
+			continue
+		}
+		group := r.pieces[i].Group
+		size := r.pieceBytes(group)
+		from := slice(mem, result.GetArenaOffset(), size)
+		if from == nil {
+			return false
+		}
+		total += size
+		n := r.req.Namespace.Geometry.LayerBytes(group)
+		for _, f := range r.runs(i, &one) {
+			for x := range int64(f.layers) {
+				layers = append(layers, layerCopy{from: from[:n:n], target: f.target, offset: f.offset + x*n})
+				from = from[n:]
+			}
+		}
+	}
+	r.store.share(len(layers), total, func(from, to int) {
+		for _, c := range layers[from:to] {
+			copy(r.targets[c.target].Bytes()[c.offset:], c.from)
+			at, n := uint64(c.offset-zones[c.target].lo), uint64(len(c.from))
+			if arrival != nil {
+				arrival.landed(c.target, at, n)
+			}
+			if counted != nil {
+				counted.add(int64(n))
+			}
+		}
+	})
+	return true
+}
+
+// localFrame is a call of Read as it goes over a unix socket.
+func localFrame(ctx context.Context, id uint64, req *pb.ReadRequest, span trace.Span) (api.Call, []byte, error) {
+	head := newCall(ctx, api.MethodRead, id, api.LocalFrameMax, span)
+	frame := make([]byte, api.LocalFrameHeaderBytes, api.LocalFrameHeaderBytes+api.CallHeaderBytes+proto.Size(req))
+	frame, err := head.Append(frame, req)
+	if err == nil {
+		api.PutLocalFrame(frame)
+	}
+	return head, frame, err
+}
+
+var _ io.Reader = (*localConn)(nil)

@@ -1,0 +1,212 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/storage"
+)
+
+// TestOverUnixSocket runs tests of Read once more with nodes that have a unix socket: what
+// Read promises does not depend on how the bytes come.
+func TestOverUnixSocket(t *testing.T) {
+	for name, test := range map[string]func(*testing.T){
+		"WriteMatchRead": TestWriteMatchRead, "Layers": TestLayers, "ManyTasks": TestManyTasks, "BigChain": TestBigChain,
+		"Hybrid": TestHybrid, "Flat": TestFlat, "SameIDTwice": TestSameIDTwice, "TwoNodes": TestTwoNodes,
+		"KilledMidRead": TestKilledMidRead, "CorruptDevice": TestCorruptDevice, "DeviceErrors": TestDeviceErrors,
+		"Epochs": TestEpochs, "Batches": TestBatches, "ManyAtOnce": TestManyAtOnce, "HeldUpDevice": TestHeldUpDevice,
+		"Fragments": TestFragments, "ReadProgress": TestReadProgress, "Stories": TestStories,
+	} {
+		t.Run(name, func(t *testing.T) {
+			localHosts, copied = true, 0
+			// After the clean-ups of the test's rigs.
+			t.Run("test", test)
+			localHosts = false
+			if copied == 0 && name != "KilledMidRead" {
+				t.Error("nothing was copied from an arena")
+			}
+		})
+	}
+}
+
+// copies reads ids into m and returns the number of parts that were copied from the arena.
+func (r *rig) copies(ns kv.Namespace, ids []kv.BlockID) uint64 {
+	r.t.Helper()
+	before := r.store.Stats().LocalReads
+	if got := r.get(ns, ids); got.Blocks != len(ids) {
+		r.t.Fatalf("read: %+v", got)
+	}
+	return r.store.Stats().LocalReads - before
+}
+
+// copied waits until reads of ids are copied from the arena.
+func (r *rig) untilCopied(ns kv.Namespace, ids []kv.BlockID) {
+	r.t.Helper()
+	eventually(r.t, "a copied read", func() bool { return r.copies(ns, ids) > 0 })
+}
+
+// TestCopyIsFound: a Store finds the socket by itself, returns each loan, and goes on when
+// the node has restarted.
+func TestCopyIsFound(t *testing.T) {
+	h, _ := newLocalHost(t, 1<<20, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 200, 1)
+	r.mustPut(ns, ids)
+	r.untilCopied(ns, ids)
+	h.noLoans()
+	h.restart()
+	eventually(t, "a hit after the restart", func() bool { return r.get(ns, ids).Outcome == client.Hit })
+	r.untilCopied(ns, ids)
+	h.noLoans()
+}
+
+// TestCopyIsAvoided: the transfer engine moves what cannot be copied, and the Read's result
+// is the same.
+func TestCopyIsAvoided(t *testing.T) {
+	h, path := newLocalHost(t, 1<<20, func(so *storage.Options, _ *server.Options) { so.LoanBytesMax = 64 << 10 })
+	_, otherPath := newLocalHost(t, 1<<20, nil)
+	for name, edit := range map[string]func(*client.Options){
+		"NoLocal":      func(o *client.Options) { o.NoLocal = true },
+		"absent":       func(o *client.Options) { o.LocalSocket = path + ".none" },
+		"another node": func(o *client.Options) { o.LocalSocket = otherPath },
+	} {
+		r := newRig(t, edit, h)
+		ns := r.namespace("m", geometry, kv.IndexTrie)
+		ids := chain(ns, 4, 1)
+		if _, err := r.put(ns, ids, 0, 0); err != nil {
+			t.Fatal(err)
+		}
+		for range 50 {
+			if n := r.copies(ns, ids); n != 0 {
+				t.Fatalf("%s: %d parts of a read were copied", name, n)
+			}
+		}
+	}
+	// The node lends 64 KiB, less than is read.
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 32, 1)
+	r.mustPut(ns, ids)
+	r.untilCopied(ns, ids[:4])
+	for range 20 {
+		if n := r.copies(ns, ids); n != 0 {
+			t.Fatalf("%d parts were copied of a read of more than the node lends", n)
+		}
+	}
+	h.noLoans()
+}
+
+// TestCopyOfALyingNode: places outside of the arena are not read, and those of another piece are lost.
+func TestCopyOfALyingNode(t *testing.T) {
+	r, h := newLocalRig(t, nil)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	l, store, stop := newLiar(t, h, r.socket)
+	defer stop()
+	if err := store.ConnectLocal(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := store.Register(make([]byte, 8*8192))
+	h.must(err)
+	size := uint64(len(h.arena.Bytes()))
+	for name, offset := range map[string]uint64{"at the end": size, "over the end": size - 8191, "far away": 1<<64 - 1, "wraps around": 1<<64 - 4096} {
+		l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset = offset })
+		before := store.Stats()
+		got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+		// The data plane is the node's own.
+		if err != nil || got.Blocks != 8 || store.Stats().LocalReads != before.LocalReads {
+			t.Errorf("%s: %+v, %v, %d parts copied", name, got, err, store.Stats().LocalReads-before.LocalReads)
+		}
+	}
+	l.tell(func(resp *pb.ReadResponse) { resp.GetPieces()[3].ArenaOffset += 4096 })
+	got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+	if err != nil || got.Blocks != 3 || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostChecksum {
+		t.Errorf("another piece's bytes: %+v, %v", got, err)
+	}
+}
+
+// TestCopyCancelled: ctx ends while the device is slow. The Read returns at once, nothing
+// stays lent, and later reads are copied again.
+func TestCopyCancelled(t *testing.T) {
+	h, _ := newLocalHost(t, 1<<20, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	mem := r.memory(8 * 8192)
+	for range 20 {
+		r.untilCopied(ns, ids)
+		h.gate.shut()
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			<-h.gate.arrived
+			wg.Go(h.gate.lift) // the reply and the cancellation race
+			cancel()
+		})
+		if _, err := r.store.Read(ctx, client.ReadRequest{Namespace: ns, IDs: ids, Into: mem}); err != nil && !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		cancel()
+	}
+	h.gate.lift()
+	h.noLoans()
+}
+
+// TestCloseEndsCopies: Close ends a Read that waits for a slow device, and the node gets its loan
+// back.
+func TestCloseEndsCopies(t *testing.T) {
+	h, _ := newLocalHost(t, 1<<20, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 8, 1)
+	r.mustPut(ns, ids)
+	r.untilCopied(ns, ids)
+	mem := r.memory(8 * 8192)
+	h.gate.shut()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
+		ended <- err
+	}()
+	<-h.gate.arrived
+	if err := r.store.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, client.ErrClosed) {
+		t.Errorf("read: %v; want ErrClosed", err)
+	}
+	h.gate.lift()
+	h.noLoans()
+}
+
+// TestManyCopiesAtOnce: more Reads than connections; the rest go by the transfer engine.
+func TestManyCopiesAtOnce(t *testing.T) {
+	h, _ := newLocalHost(t, 1<<20, nil)
+	r := newRig(t, nil, h)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 16, 1)
+	r.mustPut(ns, ids)
+	r.untilCopied(ns, ids)
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			for range 10 {
+				if got := r.get(ns, ids); got.Blocks != len(ids) {
+					t.Errorf("read: %+v", got)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	h.noLoans()
+}

@@ -1,0 +1,59 @@
+"""A store on the node's own host copies what it gets from the node's memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import in_threads
+
+import penstock
+from penstock import testing
+
+_BLOCKS, _BYTES = 8, 1 << 20
+
+
+@pytest.fixture
+def local_node(tmp_path: Path) -> Iterator[testing.Node]:
+    with testing.node(args=["--local-socket", str(tmp_path / "local.sock")]) as n:
+        yield n
+
+
+def test_values_are_copied(local_node: testing.Node) -> None:
+    keys = [f"key {i}" for i in range(_BLOCKS)]
+    values = [random.Random(i).randbytes(_BYTES) for i in range(_BLOCKS)]
+
+    with penstock.Store(local_node.address) as store:
+        ns = store.namespace("copied", block_tokens=16, layers=16, token_bytes=4096, flat=True)
+
+        def get(_: int) -> None:
+            into = [bytearray(_BYTES) for _ in keys]
+            assert ns.get(keys, into).ok == _BLOCKS
+            assert [bytes(b) for b in into] == values
+
+        def copied() -> int:
+            count: int = store.stats()["LocalReads"]
+            return count
+
+        def get_until_copied() -> None:
+            """Get the values, and store them if the node does not have them. Connections are made in the background."""
+            before = copied()
+            for _ in range(10_000):
+                ns.put(keys, values)
+                if ns.get(keys, [bytearray(_BYTES) for _ in keys]).ok == _BLOCKS and copied() > before:
+                    return
+            pytest.fail(f"no value was copied: {store.stats()}")
+
+        get_until_copied()
+        before = copied()
+        get(0)  # the main thread waits in the library in short turns
+        in_threads(4, get)  # another thread waits as long as it takes
+        assert copied() > before
+
+        local_node.kill()
+        assert ns.get(keys, [bytearray(_BYTES) for _ in keys]).ok == 0
+        local_node.start()
+        get_until_copied()
+        get(0)
