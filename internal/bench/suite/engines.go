@@ -25,8 +25,10 @@ type EnginesOptions struct {
 	Turns TurnsOptions
 }
 
-// Names of stores. Penstock is oursName.
+// Names of stores. Penstock is oursName: its engines find the node's unix socket, because all
+// stores run on this host. overTCPName is a node without one.
 const (
+	overTCPName   = "Penstock over TCP"
 	mooncakeName  = "Mooncake Store"
 	lmcacheName   = "LMCache fs"
 	lmcacheNative = "LMCache fs_native"
@@ -103,6 +105,8 @@ func (c storeContender) takesPart(w where) bool {
 	switch c.name {
 	case mooncakeName, redisPyName, redisSockets:
 		return w != getFromDisk
+	case overTCPName: // puts go over TCP in any case
+		return w != putValues
 	case syncedName:
 		return w == putValues
 	}
@@ -160,7 +164,7 @@ func Engines(ctx context.Context, w World, o EnginesOptions) (bench.Report, erro
 func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err error) {
 	s := &enginesSuite{suiteRun: newRun(w, "engines"), opts: o}
 	chosen := slices.ContainsFunc([]string{
-		oursName, mooncakeName, lmcacheName, lmcacheNative, hicacheName, redisPyName, redisSockets, filesName, syncedName, iperfName, fioName,
+		oursName, overTCPName, mooncakeName, lmcacheName, lmcacheNative, hicacheName, redisPyName, redisSockets, filesName, syncedName, iperfName, fioName,
 	}, s.includes)
 	for _, l := range storeLoads() {
 		if chosen && s.wants(l.String()) {
@@ -170,7 +174,7 @@ func stores(ctx context.Context, w World, o EnginesOptions) (_ bench.Report, err
 	if len(s.loads) == 0 {
 		return s.report, nil
 	}
-	if err := s.needSpace(o.AreaBytes * (s.nodeAreas() + s.peerAreas())); err != nil {
+	if err := s.needSpace(o.AreaBytes * (s.penstocks()*s.nodeAreas() + s.peerAreas())); err != nil {
 		return s.report, err
 	}
 	dir, remove, err := s.tempDir("engines")
@@ -227,6 +231,16 @@ func (s *enginesSuite) nodeAreas() int64 {
 	return 8
 }
 
+// penstocks is the number of nodes.
+func (s *enginesSuite) penstocks() (n int64) {
+	for _, name := range []string{oursName, overTCPName} {
+		if s.includes(name) {
+			n++
+		}
+	}
+	return n
+}
+
 // peerAreas is the disk space of the other stores, in areas: of each store two sizes for
 // gets and one for puts, and a file of fio.
 func (s *enginesSuite) peerAreas() (areas int64) {
@@ -246,8 +260,11 @@ func (s *suiteRun) includes(name string) bool {
 // startStores starts the stores that were chosen. One that does not run here is named
 // in the report. Penstock must run: the other stores are compared with it.
 func (s *enginesSuite) startStores(ctx context.Context) error {
-	if s.includes(oursName) {
-		c, err := s.startPenstock(ctx)
+	for _, name := range []string{oursName, overTCPName} {
+		if !s.includes(name) {
+			continue
+		}
+		c, err := s.startPenstock(ctx, name)
 		if err != nil {
 			return fmt.Errorf("bench: Penstock's own Python client: %w", err)
 		}
@@ -304,19 +321,33 @@ func (s *enginesSuite) worker(ctx context.Context, program string, options map[s
 	return storeContender{worker: w, pids: []int{}}, nil
 }
 
-func (s *enginesSuite) startPenstock(ctx context.Context) (storeContender, error) {
+func (s *enginesSuite) startPenstock(ctx context.Context, name string) (storeContender, error) {
 	if _, err := s.stores.Python(ctx, fromWheel, "penstock"); err != nil {
 		return storeContender{}, err
 	}
-	s.Progress("starting " + oursName)
-	node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"),
-		"--arena", strconv.FormatInt(arenaAreas*s.opts.AreaBytes, 10), "--capacity", strconv.FormatInt(s.nodeAreas()*s.opts.AreaBytes, 10))
+	s.Progress("starting " + name)
+	arenaBytes := arenaAreas * s.opts.AreaBytes
+	flags := []string{"--arena", strconv.FormatInt(arenaBytes, 10), "--capacity", strconv.FormatInt(s.nodeAreas()*s.opts.AreaBytes, 10)}
+	dir := filepath.Join(s.dir, strings.ReplaceAll(name, " ", "-"))
+	if name == oursName {
+		memory, _, restore := peer.HugePages(arenaBytes>>21 + 8)
+		s.closers = append(s.closers, restore)
+		pages := "reserved huge pages"
+		if memory == "mmaphuge" {
+			flags = append(flags, "--hugetlb")
+		} else {
+			pages = "4 KiB pages"
+		}
+		flags = append(flags, "--local-socket", dir+".sock")
+		s.setup("%s: the engine copies from the node's arena, of %s, which it maps", name, pages)
+	}
+	node, err := startServe(ctx, s.Exe, dir, flags...)
 	if err != nil {
 		return storeContender{}, err
 	}
 	s.closers = append(s.closers, node.Close)
 	c, err := s.worker(ctx, "penstock_store.py", map[string]any{"server": node.listen}, fromWheel, "penstock")
-	c.name, c.pids = oursName, []int{node.PID()}
+	c.name, c.pids = name, []int{node.PID()}
 	return c, err
 }
 
@@ -434,6 +465,11 @@ func (s *enginesSuite) storeRow(ctx context.Context, l storeLoad) error {
 				bench.Ratio("CPU / "+k.name, bench.CPU, oursName, k.name, bench.Target{}))
 		}
 	}
+	for _, k := range s.able {
+		if target := l.target(k.name); target.Kind != "" && l.where == getFromMemory && s.runs(overTCPName) && k.takesPart(l.where) {
+			c.Measures = append(c.Measures, bench.Ratio(overTCPName+" / "+k.name, bench.Rate, overTCPName, k.name, target))
+		}
+	}
 	if s.iperf != nil {
 		c.Contenders = append(c.Contenders, bench.Contender{Name: iperfName, Turn: func(ctx context.Context) (bench.Sample, error) {
 			return s.iperf.Run(ctx, peer.IperfLoad{Conns: l.threads, WriteBytes: l.bytes}, s.Turn)
@@ -445,6 +481,11 @@ func (s *enginesSuite) storeRow(ctx context.Context, l storeLoad) error {
 		c.Measures = append(c.Measures, bench.Ratio("bandwidth / "+fioName, bench.Rate, oursName, fioName, bench.Target{}))
 	}
 	return s.compare(ctx, c)
+}
+
+// runs reports whether a store was started.
+func (s *enginesSuite) runs(name string) bool {
+	return slices.ContainsFunc(s.able, func(c storeContender) bool { return c.name == name })
 }
 
 func (s *enginesSuite) storeTurn(c storeContender, l storeLoad) func(context.Context) (bench.Sample, error) {

@@ -22,7 +22,7 @@ type localSuite struct {
 
 // Local measures how long a block takes from the request until its consumer, in
 // another process of this host, has touched every byte: handed off in the node's
-// arena, or moved over loopback TCP. Both are verified, which is the touch.
+// arena, copied from the arena, or moved over loopback TCP. All are verified, which is the touch.
 func Local(ctx context.Context, w World) (_ bench.Report, err error) {
 	s := &localSuite{serverSuite: serverSuite{suiteRun: newRun(w, "local")}}
 	if err := s.needSpace(2 * gi); err != nil {
@@ -70,7 +70,7 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 	if err != nil {
 		return err
 	}
-	const shared, moved = "shared arena", "TCP, 4 connections"
+	const shared, copied, moved = "shared arena", "copied from the shared arena", "TCP, 4 connections"
 	limit := 0.40
 	if m.blockBytes > mib {
 		limit = 0.25
@@ -78,13 +78,16 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 	return s.compare(ctx, bench.Comparison{
 		Name: name, Unit: netUnit,
 		Contenders: []bench.Contender{
-			{Name: shared, Turn: s.latency(m, ns, (*remote).borrow)},
-			{Name: moved, Turn: s.latency(m, ns, (*remote).timedRead)},
+			{Name: shared, Turn: s.latency(m, ns, false, (*remote).borrow)},
+			{Name: copied, Turn: s.latency(m, ns, false, (*remote).timedRead)},
+			{Name: moved, Turn: s.latency(m, ns, true, (*remote).timedRead)},
 		},
 		Measures: []bench.Measure{
 			bench.Ratio("p50, shared arena / TCP", "p50 µs", shared, moved, bench.AtMost(limit)),
 			bench.Ratio("p99, shared arena / TCP", "p99 µs", shared, moved, bench.Target{}),
 			bench.Ratio("CPU of both sides, shared arena / TCP", bench.CPU, shared, moved, bench.Target{}),
+			bench.Ratio("p50, copied / TCP", "p50 µs", copied, moved, bench.Target{}),
+			bench.Ratio("CPU of both sides, copied / TCP", bench.CPU, copied, moved, bench.Target{}),
 		},
 		Notes: []string{"giving the loan back is not in the time, and is in rate and CPU"},
 	})
@@ -92,9 +95,9 @@ func (s *localSuite) handOff(ctx context.Context, m model) error {
 
 // latency reads one block after the other, by the given way, which says how long
 // it took until the bytes were there.
-func (s *localSuite) latency(m model, ns kv.Namespace, read func(*remote, context.Context, kv.Namespace, int) (time.Duration, error)) func(context.Context) (bench.Sample, error) {
+func (s *localSuite) latency(m model, ns kv.Namespace, noLocal bool, read func(*remote, context.Context, kv.Namespace, int) (time.Duration, error)) func(context.Context) (bench.Sample, error) {
 	return func(ctx context.Context) (_ bench.Sample, err error) {
-		r, err := s.remoteLocal(ctx)
+		r, err := s.remoteLocal(ctx, noLocal)
 		if err != nil {
 			return nil, err
 		}
@@ -124,8 +127,8 @@ func (s *localSuite) latency(m model, ns kv.Namespace, read func(*remote, contex
 
 // remoteLocal is a client on the node's socket, with the usual four connections
 // for what is moved.
-func (s *localSuite) remoteLocal(ctx context.Context) (*remote, error) {
-	return s.remoteWith(ctx, client.Options{Servers: []string{s.node.listen}, LocalSocket: s.socket}, 4)
+func (s *localSuite) remoteLocal(ctx context.Context, noLocal bool) (*remote, error) {
+	return s.remoteWith(ctx, client.Options{Servers: []string{s.node.listen}, LocalSocket: s.socket, NoLocal: noLocal}, 4)
 }
 
 // borrow reads block n where it lies, and gives it back.
