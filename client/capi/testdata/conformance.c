@@ -603,7 +603,7 @@ static void test_token(const char *server) {
 	penstock_store store = 0;
 	penstock_namespace ns;
 	const char *wrong[] = {NULL, "another token of the same test"};
-	penstock_options o = {.size = sizeof o, .servers = server};
+	penstock_options o = {.size = sizeof o, .servers = server, .dial_timeout_ms = 60000}; // valgrind is slow
 	for (int i = 0; i < 2; i++) {
 		o.token = wrong[i];
 		CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_AUTH && e.code == PENSTOCK_ERR_AUTH, "%s", e.message);
@@ -621,7 +621,7 @@ static void test_token(const char *server) {
 static void test_version(const char *server, const char *other) {
 	penstock_store store = 0;
 	penstock_namespace ns;
-	penstock_options o = {.size = sizeof o, .servers = other};
+	penstock_options o = {.size = sizeof o, .servers = other, .dial_timeout_ms = 60000}; // valgrind is slow
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_VERSION && e.code == PENSTOCK_ERR_VERSION && store == 0, "%s", e.message);
 	CHECK(strstr(e.message, other) && strstr(e.message, "speaks version 4") && strstr(e.message, "this side version 3") && strstr(e.message, "same release"), "%s", e.message);
 	char both[128];
