@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
@@ -226,9 +228,12 @@ func (c *crashStory) goOn(t *testing.T, s *Store, adopted map[string]*block) {
 // TestCrashPoints fails the power at every mutation of many random lives.
 func TestCrashPoints(t *testing.T) {
 	const steps = 40
-	want := 10_000
-	if testing.Short() || raceEnabled { // the race detector has nothing to find here
+	want := testkit.Rounds(10_000, 1000)
+	switch {
+	case testing.Short():
 		want = 1000
+	case invariants.Enabled:
+		want = min(want, 2500) // the plain build runs all
 	}
 	points := 0
 	for seed := uint64(1); points < want; seed++ {

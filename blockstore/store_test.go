@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/io/posixio"
@@ -526,7 +527,7 @@ func TestOnDisk(t *testing.T) {
 // would break it: a submission that is not reused, a header that escapes, an
 // error made and dropped.
 func TestReadAllocatesNothing(t *testing.T) {
-	if invariants.Enabled || raceEnabled {
+	if invariants.Enabled || testkit.Race {
 		t.Skip("the claim is about builds without the tag invariants and without -race, which drops pooled objects on purpose")
 	}
 	s := mustOpen(t, Options{}, memio.New(memio.Options{}))

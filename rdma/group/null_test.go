@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/internal/invariants"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma"
 )
 
@@ -236,7 +237,7 @@ func writer(t testing.TB, client, server *Engine, n int) (rdma.Region, rdma.Desc
 // What would break it: a closure or a string made per operation, a slice that is
 // not kept with its op, an interface around a Work.
 func TestAllocs(t *testing.T) {
-	if raceEnabled || invariants.Enabled {
+	if testkit.Race || invariants.Enabled {
 		t.Skip("needs a build without the race detector and without checks of invariants, which allocate")
 	}
 	for _, nics := range []int{1, 2} {

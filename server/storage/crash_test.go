@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-var crashSeeds = flag.Int("crash.seeds", 400, "number of seeded crash points of TestCrashPoints")
+var crashSeeds = flag.Int("crash.seeds", testkit.Rounds(400, 60), "number of seeded crash points of TestCrashPoints")
 var crashFirst = flag.Uint64("crash.first", 1, "first seed of TestCrashPoints")
 
 // crash makes the power fail, and opens the node on the devices and the index that are left.

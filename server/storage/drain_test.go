@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/health"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/faultio"
 	"github.com/penstock-kv/penstock/io/memio"
@@ -477,7 +478,7 @@ func TestRemoveBesideCommit(t *testing.T) {
 }
 
 var (
-	drainSeeds = flag.Uint64("drain.seeds", 60, "number of seeded crash points of TestDrainCrashPoints and of TestDrainCrashRebuild")
+	drainSeeds = flag.Uint64("drain.seeds", testkit.Rounds[uint64](60, 15), "number of seeded crash points of TestDrainCrashPoints and of TestDrainCrashRebuild")
 	drainFirst = flag.Uint64("drain.first", 0, "first seed of TestDrainCrashPoints and of TestDrainCrashRebuild")
 )
 

@@ -15,6 +15,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server/storage"
@@ -419,8 +420,7 @@ func noPin(kv.Epoch) bool { return false }
 // index survives, every byte read is of the epoch that was asked for, no retired epoch
 // is live again, and no acknowledged live epoch that needs no pin is lost.
 func TestEpochsUnderPowerLoss(t *testing.T) {
-	seeds := uint64(24)
-	for seed := range seeds {
+	for seed := range testkit.Rounds[uint64](24, 6) {
 		epochLife(t, seed)
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)

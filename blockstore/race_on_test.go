@@ -1,5 +1,0 @@
-//go:build race
-
-package blockstore
-
-const raceEnabled = true
