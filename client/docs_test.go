@@ -1,3 +1,5 @@
+//go:build !race
+
 package client_test
 
 import (
@@ -129,6 +131,9 @@ func main() {
 // it as several engines in turn: the first stores a prefix of the prompt, the
 // second hits that and stores the rest, the third hits all of it. What another
 // engine then reads is compared byte by byte.
+//
+// The programs are built without the race detector, so the plain build's run of this test
+// is enough.
 func TestDocumentedCode(t *testing.T) {
 	testkit.Long(t, "compiles and runs a module of its own")
 	for name, code := range documented(t) {

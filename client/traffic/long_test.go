@@ -40,9 +40,10 @@ func longPair(t *testing.T, peLayers, pages int, bufferBytes int64) (ctx context
 func TestLongPrompts(t *testing.T) {
 	testkit.Long(t, "prompts of a million tokens")
 	ctx, s, pe, de := longPair(t, 2, 2*MaxBlocks, 32<<20)
-	for i, c := range []struct{ blocks, hit, split int }{
+	cases := []struct{ blocks, hit, split int }{
 		{1 << 16, 1<<16 - 1, 1 << 14}, {MaxBlocks, MaxBlocks - 1, 0}, {MaxBlocks, 1000, 500},
-	} {
+	}
+	for i, c := range cases[:testkit.Rounds(len(cases), 1)] {
 		t.Run(fmt.Sprintf("%d of %d blocks", c.hit, c.blocks), func(t *testing.T) {
 			s.put(i, c.hit)
 			r := newRequest(t, pe, de, i, c.blocks, c.hit)

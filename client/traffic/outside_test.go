@@ -1,3 +1,5 @@
+//go:build !race
+
 package traffic
 
 import (
@@ -82,6 +84,9 @@ func main() {
 
 // TestOutside: a module outside of the repository imports every package that it may,
 // and serves a request with two managers.
+//
+// The program is built without the race detector, so the plain build's run of this test is
+// enough.
 func TestOutside(t *testing.T) {
 	testkit.Long(t, "compiles and runs a module of its own")
 	list := exec.CommandContext(t.Context(), "go", "list", "-f", "{{if ne .Name \"main\"}}{{.ImportPath}}{{end}}", "./...")

@@ -10,6 +10,7 @@
 //		testkit.VerifyNone(t)                    this test leaves nothing behind
 //		buf := testkit.AlignedBuffer(t, 1<<20)   gone when the test ends; later use faults
 //		testkit.Long(t, "why it takes long")     skips with -short, as in make quick
+//		rounds := testkit.Rounds(400, 60)        60 under the race detector
 //		addr := testkit.Port(t)                  the test's own, also while nobody listens on it
 //		…
 //	}
