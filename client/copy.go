@@ -286,7 +286,7 @@ func closeConns(conns []*localConn) {
 	}
 }
 
-// end fails the call under way. The node takes back what it has lent when the connection is
+// end fails the call under way. The node takes its loans back when the connection is
 // closed.
 func (c *localConn) end() {
 	_ = c.conn.CloseRead() // fails if the node has gone

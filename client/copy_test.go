@@ -13,8 +13,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestOverUnixSocket runs tests of Read once more with nodes that have a unix socket: what
-// Read promises does not depend on how the bytes come.
+// TestOverUnixSocket runs tests of Read once more with nodes that have a unix socket: the
+// promises of Read do not depend on the way of the bytes.
 func TestOverUnixSocket(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"WriteMatchRead": TestWriteMatchRead, "Layers": TestLayers, "ManyTasks": TestManyTasks, "BigChain": TestBigChain,
@@ -45,21 +45,28 @@ func (r *rig) copies(ns kv.Namespace, ids []kv.BlockID) uint64 {
 	return r.store.Stats().LocalReads - before
 }
 
-// copied waits until reads of ids are copied from the arena.
+// untilCopied waits until reads of ids are copied from the arena.
 func (r *rig) untilCopied(ns kv.Namespace, ids []kv.BlockID) {
 	r.t.Helper()
 	eventually(r.t, "a copied read", func() bool { return r.copies(ns, ids) > 0 })
 }
 
-// TestCopyIsFound: a Store finds the socket by itself, returns each loan, and goes on when
-// the node has restarted.
-func TestCopyIsFound(t *testing.T) {
+// newCopies starts a node with a unix socket and an engine, and stores blocks there, which reads
+// copy from the node's arena.
+func newCopies(t *testing.T, blocks int) (*rig, *host, kv.Namespace, []kv.BlockID) {
 	h, _ := newLocalHost(t, 1<<20, nil)
 	r := newRig(t, nil, h)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
-	ids := chain(ns, 200, 1)
+	ids := chain(ns, blocks, 1)
 	r.mustPut(ns, ids)
 	r.untilCopied(ns, ids)
+	return r, h, ns, ids
+}
+
+// TestCopyIsFound: a Store finds the socket by itself, returns each loan, and goes on when
+// the node has restarted.
+func TestCopyIsFound(t *testing.T) {
+	r, h, ns, ids := newCopies(t, 200)
 	h.noLoans()
 	h.restart()
 	eventually(t, "a hit after the restart", func() bool { return r.get(ns, ids).Outcome == client.Hit })
@@ -67,8 +74,8 @@ func TestCopyIsFound(t *testing.T) {
 	h.noLoans()
 }
 
-// TestCopyIsAvoided: the transfer engine moves what cannot be copied, and the Read's result
-// is the same.
+// TestCopyIsAvoided: the transfer engine moves blocks that cannot be copied, and the Read's
+// result is the same.
 func TestCopyIsAvoided(t *testing.T) {
 	h, path := newLocalHost(t, 1<<20, func(so *storage.Options, _ *server.Options) { so.LoanBytesMax = 64 << 10 })
 	_, otherPath := newLocalHost(t, 1<<20, nil)
@@ -103,7 +110,8 @@ func TestCopyIsAvoided(t *testing.T) {
 	h.noLoans()
 }
 
-// TestCopyOfALyingNode: places outside of the arena are not read, and those of another piece are lost.
+// TestCopyOfALyingNode: places outside of the arena are not read. A piece at the place of
+// another piece is lost.
 func TestCopyOfALyingNode(t *testing.T) {
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
@@ -136,11 +144,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 // TestCopyCancelled: ctx ends while the device is slow. The Read returns at once, nothing
 // stays lent, and later reads are copied again.
 func TestCopyCancelled(t *testing.T) {
-	h, _ := newLocalHost(t, 1<<20, nil)
-	r := newRig(t, nil, h)
-	ns := r.namespace("m", geometry, kv.IndexTrie)
-	ids := chain(ns, 8, 1)
-	r.mustPut(ns, ids)
+	r, h, ns, ids := newCopies(t, 8)
 	mem := r.memory(8 * 8192)
 	for range 20 {
 		r.untilCopied(ns, ids)
@@ -165,12 +169,7 @@ func TestCopyCancelled(t *testing.T) {
 // TestCloseEndsCopies: Close ends a Read that waits for a slow device, and the node gets its loan
 // back.
 func TestCloseEndsCopies(t *testing.T) {
-	h, _ := newLocalHost(t, 1<<20, nil)
-	r := newRig(t, nil, h)
-	ns := r.namespace("m", geometry, kv.IndexTrie)
-	ids := chain(ns, 8, 1)
-	r.mustPut(ns, ids)
-	r.untilCopied(ns, ids)
+	r, h, ns, ids := newCopies(t, 8)
 	mem := r.memory(8 * 8192)
 	h.gate.shut()
 	ended := make(chan error, 1)
@@ -191,12 +190,7 @@ func TestCloseEndsCopies(t *testing.T) {
 
 // TestManyCopiesAtOnce: more Reads than connections; the rest go by the transfer engine.
 func TestManyCopiesAtOnce(t *testing.T) {
-	h, _ := newLocalHost(t, 1<<20, nil)
-	r := newRig(t, nil, h)
-	ns := r.namespace("m", geometry, kv.IndexTrie)
-	ids := chain(ns, 16, 1)
-	r.mustPut(ns, ids)
-	r.untilCopied(ns, ids)
+	r, h, ns, ids := newCopies(t, 16)
 	var wg sync.WaitGroup
 	for range 40 {
 		wg.Go(func() {

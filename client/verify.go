@@ -66,9 +66,9 @@ func (s *Store) firstBad(mem []byte, layerBytes int64, sums []uint64) (layer int
 	return layer, sum
 }
 
-// share calls part for parts of n items, which have so many bytes together, and returns when all
-// are done. A caller waits for the last byte of a read and then for this, so idle
-// processors take a share of what is large.
+// share calls part for ranges of n items of the given size together, and returns when all
+// calls have returned. A caller waits for the last byte of a read and then for this, so idle
+// processors take a share of a large read.
 func (s *Store) share(n int, bytes int64, part func(from, to int)) {
 	helpers := s.hashers.take(min(n, int(bytes/hashShareBytes)) - 1)
 	if helpers == 0 {

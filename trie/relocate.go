@@ -177,7 +177,7 @@ func (t *Trie) copyTo(ctx context.Context, next *disk) error {
 	return next.sync()
 }
 
-// startCopying writes what is not a block.
+// startCopying writes the records that are not blocks.
 func (t *Trie) startCopying(next *disk) error {
 	t.defMu.Lock()
 	defer t.defMu.Unlock()

@@ -640,7 +640,7 @@ func indexDirs(data []string) (dir string, stale []string, err error) {
 	return all[0].dir, stale, nil
 }
 
-// indexUse says when the node used an index last: the start of the store, and how often the
+// indexUse is the time of the last use of an index: the start of the store, and how often the
 // index had been moved since that start. Of several indexes the node uses the one with the
 // latest use.
 type indexUse struct{ boot, moves uint64 }

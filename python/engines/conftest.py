@@ -47,7 +47,7 @@ def sglang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLang]:
 
 @pytest.fixture(scope="module")
 def kept() -> Iterator[testing.Node]:
-    """A node with room for what engines store, for all tests of a module."""
+    """A node with room for the KV of engines, for all tests of a module."""
     with testing.node(capacity="1GiB", arena="64MiB") as n:
         yield n
 

@@ -18,7 +18,7 @@ os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["OMP_NUM_THREADS"] = "1"  # the model is tiny: threads would only wait for each other
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# What two ranks need on one machine: CPUs for each rank, no NCCL, which is found and wants a GPU, and no host name to resolve.
+# Settings for two ranks on one machine: CPUs for each rank, no NCCL (it is installed and needs a GPU), and no host name to resolve.
 os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "0|1"
 os.environ["SGLANG_NCCL_SO_PATH"] = "none"
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -547,7 +547,7 @@ def test_pools_with_memory_that_is_not_named_are_refused(make: Make, monkeypatch
 
 
 def test_draft_models_whose_pages_one_rank_stores(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """SGLang stores the heads of rank 0 alone if the other KV is latent. The other ranks say that they find nothing."""
+    """SGLang stores the heads of rank 0 alone if the other KV is latent. The other ranks log that they find nothing."""
     for rank, warnings_of_rank in ((0, 0), (1, 1)):
         caplog.clear()
         make(mla(), mla=True, rank=rank, size=2, further={"draft": mha()})

@@ -1,4 +1,4 @@
-"""A store on the node's own host copies what it gets from the node's memory."""
+"""A store on the node's own host copies values from the node's memory."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def layout_of(groups: tuple[Group, ...]) -> Layout:
 
 
 def extras(adapters: Adapters | None = None, **options: Any) -> Extras:
-    """Return what names requests, with vLLM's keys of a block but for images."""
+    """Return the extra keys of requests, with vLLM's keys of a block but for images."""
 
     def keys(request: Request, start: int, end: int) -> tuple[Any, ...] | None:
         lora = request.lora_request
@@ -289,7 +289,7 @@ def test_an_adapter_that_cannot_be_identified_is_named(adapters: Adapters, tmp_p
 
 
 def test_blocks_of_adapters_are_apart(node: testing.Node, name: str, adapters: Adapters, tmp_path: Path) -> None:
-    """The adapter is a part of all ids, and so is what decides the KV of adapters in the engine."""
+    """The adapter is a part of all ids, and so are the options that decide the KV of adapters in the engine."""
     path = write_adapter(tmp_path / "a", b"weights")
     loras = [None, Lora("a", 1, path), Lora("z", 7, path), Lora("b", 2, write_adapter(tmp_path / "b", b"WEIGHTS"))]
     loras.append(Lora("d", 3, path, is_3d_lora_weight=True))

@@ -21,7 +21,7 @@ type Config struct {
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port counts; with provider shm it is the path of a unix socket"`
 	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they find it by themselves, map the arena, and copy what they read from it, or read it in place; empty turns it off. Best with hugetlb"`
+	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they find it by themselves, map the arena, and copy blocks from it, or read them in place; empty turns it off. Best with hugetlb"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
 

@@ -1,4 +1,4 @@
-"""SGLang's engines in forks of one process, and what they store on a node."""
+"""SGLang's engines in forks of one process, and their values on a node."""
 
 from __future__ import annotations
 

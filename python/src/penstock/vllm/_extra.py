@@ -1,4 +1,4 @@
-"""What decides the KV of a block beside its tokens: a LoRA adapter, a cache salt, images, embeddings of the prompt.
+"""Extra keys, which decide the KV of a block beside its tokens: a LoRA adapter, a cache salt, images, embeddings of the prompt.
 
 vLLM's own block hashes contain the name and the path of an adapter. Neither identifies weights in another process: a trainer
 writes new weights to the same path, and another host has another adapter there. The connector identifies an adapter by a
@@ -96,7 +96,7 @@ class Adapters:
 
 
 def _signature(files: list[str]) -> _Signature:
-    """Return what changes when a file is replaced or written to."""
+    """Return attributes that change when a file is replaced or written to."""
     stats = [os.stat(file) for file in files]
     return tuple((file, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for file, s in zip(files, stats, strict=True))
 
@@ -126,7 +126,7 @@ class Extras:
         timeout: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``keys`` returns vLLM's own keys of a block. ``lora`` is what decides the KV of all adapters in this engine.
+        """``keys`` returns vLLM's own keys of a block. ``lora`` are the options that decide the KV of all adapters in this engine.
 
         ``images`` is whether the engine identifies images by their content. ``timeout`` bounds how long a request waits for
         its adapter's files, in seconds.

@@ -157,7 +157,7 @@ def _window(name: str, spec: Any) -> int:
     )
 
 
-# By specification: what a layer has that the connector does not store, and how to start the engine.
+# By specification: the state of a layer that the connector does not store, and the way to start the engine.
 _REFUSED = {
     "MambaSpec": ("recurrent state (MambaSpec)", "without PenstockConnector"),
     "ChunkedLocalAttentionSpec": (

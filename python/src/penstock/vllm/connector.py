@@ -298,7 +298,7 @@ def _facts(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
 
 
 def _extras(config: Any, options: Options) -> Extras:
-    """Return what names the requests of an engine beside their tokens."""
+    """Return the part of a block's name that does not come from the tokens, for the requests of an engine."""
 
     def keys(request: Any, start: int, end: int) -> Any:
         found, _ = generate_block_hash_extra_keys(request, start, end, 0)
