@@ -168,6 +168,23 @@ func TestManyTasks(t *testing.T) {
 }
 
 // TestBigChain: what no option asks to be split is split at the node's limits.
+// TestLongChain: a task sends the ids of its own blocks, so that no read of a long chain is
+// longer than a message.
+func TestLongChain(t *testing.T) {
+	const blocks, tasks = 5000, 40 // of 1 MiB; 5000 ids have 80,000 bytes
+	r := newRig(t, nil, newLargeHost(t, 4<<20, func(so *storage.Options, o *server.Options) { so.ChainBlocksMax, o.Limits.ChainBlocks = 8192, 8192 }))
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, blocks, 1)
+	r.mustPut(ns, ids)
+	before := r.store.Stats().Messages
+	if got := r.get(ns, ids); got.Blocks != blocks {
+		t.Fatalf("read: %+v", got)
+	}
+	if n := r.store.Stats().Messages - before; n != tasks {
+		t.Errorf("%d of %d tasks went as messages", n, tasks)
+	}
+}
+
 func TestBigChain(t *testing.T) {
 	r := newRig(t, nil, newHost(t, nil))
 	ns := r.namespace("m", geometry, kv.IndexTrie)

@@ -117,7 +117,7 @@ func TestCopyOfALyingNode(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	l, store, stop := newLiar(t, h, r.socket)
+	l, store, stop := newLiar(t, h, r.socket, false)
 	defer stop()
 	if err := store.ConnectLocal(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -138,6 +138,25 @@ func TestCopyOfALyingNode(t *testing.T) {
 	got, err := store.Read(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids, Into: mem})
 	if err != nil || got.Blocks != 3 || len(got.Lost) != 1 || got.Lost[0].Reason != client.LostChecksum {
 		t.Errorf("another piece's bytes: %+v, %v", got, err)
+	}
+}
+
+// TestSuffixes: a node that does not know suffixes gets whole chains.
+func TestSuffixes(t *testing.T) {
+	r, h := newLocalRig(t, nil)
+	ns := r.namespace("m", geometry, kv.IndexTrie)
+	ids := chain(ns, 200, 1) // two tasks
+	r.mustPut(ns, ids)
+	for old, want := range map[bool]int64{false: 1, true: 0} {
+		l, store, stop := newLiar(t, h, r.socket, old)
+		l.tell(func(*pb.ReadResponse) {})
+		got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: ids})
+		if err != nil || got.Blocks != 200 || l.suffixes.Load() != want {
+			t.Errorf("old %t: %+v, %v; %d reads of suffixes; want %d", old, got.ReadResult, err, l.suffixes.Load(), want)
+		}
+		r.checkBorrowed(got, ids)
+		r.giveBack(got)
+		stop()
 	}
 }
 

@@ -442,6 +442,10 @@ type liar struct {
 	loans   uint64
 	// lie is set between calls; the socket between them orders nothing.
 	lie atomic.Pointer[func(*pb.ReadResponse)]
+	// old makes the node one that does not know the suffixes of chains.
+	old bool
+	// suffixes counts the reads of suffixes that came over the socket.
+	suffixes atomic.Int64
 }
 
 func (l *liar) tell(lie func(*pb.ReadResponse)) { l.lie.Store(&lie) }
@@ -451,6 +455,7 @@ func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.Descr
 	if err == nil {
 		id := l.socket.ID()
 		resp.LocalId = id[:]
+		resp.Suffixes = resp.GetSuffixes() && !l.old
 	}
 	return resp, err
 }
@@ -465,6 +470,9 @@ func (l *liar) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byt
 	if err := proto.Unmarshal(request, &req); err != nil {
 		return dst
 	}
+	if req.GetSuffix() {
+		l.suffixes.Add(1)
+	}
 	l.loans++
 	req.LocalSession, req.Loan = l.session[:], l.loans
 	resp, err := l.node.Read(ctx, &req)
@@ -478,10 +486,10 @@ func (l *liar) answer(ctx context.Context, _ api.LocalID, msg, dst []byte) []byt
 
 // newLiar starts a liar before h, whose socket is at path, and returns a store
 // that knows only him.
-func newLiar(t *testing.T, h *host, path string) (_ *liar, _ *client.Store, stop func()) {
+func newLiar(t *testing.T, h *host, path string, old bool) (_ *liar, _ *client.Store, stop func()) {
 	conn, err := client.Dial(h.control, client.DialOptions{})
 	h.must(err)
-	l := &liar{node: pb.NewCacheClient(conn)}
+	l := &liar{node: pb.NewCacheClient(conn), old: old}
 	own := filepath.Join(t.TempDir(), "liar.sock")
 	l.socket, err = handoff.Listen(handoff.Options{Path: own, Arena: h.arena})
 	h.must(err)
@@ -502,7 +510,7 @@ func newLiar(t *testing.T, h *host, path string) (_ *liar, _ *client.Store, stop
 	go func() { served <- l.socket.Serve(l.answer) }()
 	engine, err := tcp.New(t.Context(), tcp.Options{})
 	h.must(err)
-	store, err := client.Open(t.Context(), client.Options{Servers: []string{listener.Addr().String()}, Engine: engine, LocalSocket: own, RetryMax: -1})
+	store, err := client.Open(t.Context(), client.Options{Servers: []string{listener.Addr().String()}, Engine: engine, LocalSocket: own, RetryMax: -1, ReadParallel: 1})
 	h.must(err)
 	return l, store, func() {
 		err := errors.Join(store.Close(), engine.Close(), l.socket.Close(), view.Close(), unix.Close())
@@ -521,7 +529,7 @@ func TestLyingNode(t *testing.T) {
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	l, store, stop := newLiar(t, h, r.socket)
+	l, store, stop := newLiar(t, h, r.socket, false)
 	defer stop()
 	size := uint64(len(h.arena.Bytes()))
 	for name, lie := range map[string]func(*pb.PieceResult){

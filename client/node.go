@@ -37,6 +37,7 @@ type session struct {
 	writeBytes    int64 // payload of one Reserve
 	chainBlocks   int
 	fragments     bool // the node can read into fragments
+	suffixes      bool // the node finds the end of a chain by itself
 	// localID is what the node says of itself on its unix socket; zero if it has
 	// none.
 	localID api.LocalID
@@ -165,7 +166,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	}
 	sess.name, sess.version = d.GetNode(), d.GetVersion()
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
-	sess.fragments = d.GetFragments()
+	sess.fragments, sess.suffixes = d.GetFragments(), d.GetSuffixes()
 	copy(sess.localID[:], d.GetLocalId())
 	sess.localSocket = d.GetLocalSocket()
 	var addr rdma.Addr

@@ -75,6 +75,8 @@ type readTask struct {
 	// one's block in ids.
 	pieces []int
 	local  []int
+	// suffix is set if ids does not begin with the first block of the prompt.
+	suffix bool
 }
 
 // Read loads pieces of a chain into the caller's memory and verifies them. A
@@ -306,7 +308,7 @@ func (r *reading) pieceBytes(group int) int64 {
 func (r *reading) plan(ctx context.Context) error {
 	g := r.req.Namespace.Geometry
 	flat := r.req.Namespace.Index == kv.IndexFlat
-	limits := make(map[*node]int64)
+	limits := make(map[*node]readLimits)
 	open := make(map[*node]*readTask)
 	bytes := make(map[*node]int64)
 	flush := func(n *node) {
@@ -335,7 +337,7 @@ func (r *reading) plan(ctx context.Context) error {
 		if r.epochs != nil {
 			epoch = r.epochs[p.Block]
 		}
-		if t := open[n]; t != nil && (bytes[n]+size > limits[n] || len(t.pieces) == readTaskPieces || t.epoch != epoch) {
+		if t := open[n]; t != nil && (bytes[n]+size > limits[n].bytes || len(t.pieces) == readTaskPieces || t.epoch != epoch) {
 			flush(n)
 		}
 		if open[n] == nil {
@@ -348,22 +350,28 @@ func (r *reading) plan(ctx context.Context) error {
 		flush(n)
 	}
 	if !flat {
-		r.setChains()
+		r.setChains(limits)
 	}
 	return nil
 }
 
-// readLimit is how many bytes one task for the node may have. A node that is down
-// has any: its tasks will be lost.
-func (s *Store) readLimit(ctx context.Context, n *node) (int64, error) {
+// readLimits are those of one task for a node.
+type readLimits struct {
+	bytes    int64
+	suffixes bool // a task may begin in the middle of a chain
+}
+
+// readLimit returns the limits of tasks for the node. A node that is down
+// has none: its tasks will be lost.
+func (s *Store) readLimit(ctx context.Context, n *node) (readLimits, error) {
 	sess, err := n.live(ctx)
 	if errors.Is(err, errDown) {
-		return s.opts.ReadTaskBytes, nil
+		return readLimits{bytes: s.opts.ReadTaskBytes}, nil
 	}
 	if err != nil {
-		return 0, err
+		return readLimits{}, err
 	}
-	return min(s.opts.ReadTaskBytes, sess.readBytes), nil
+	return readLimits{bytes: min(s.opts.ReadTaskBytes, sess.readBytes), suffixes: sess.suffixes}, nil
 }
 
 // add puts a piece into the task. A flat namespace has no ancestors: the task's
@@ -377,18 +385,25 @@ func (t *readTask) add(piece, block int, ids []kv.BlockID, flat bool) {
 	t.local = append(t.local, block)
 }
 
-// setChains gives each task the chain that its blocks hang on. Full attention
-// needs the ancestors only, so the chain ends with the task's last block. With
-// window and state groups the length of the chain decides which pieces make it
-// up: every task sends all of it.
-func (r *reading) setChains() {
+// setChains gives each task the chain that its blocks are on. Full attention
+// needs no blocks behind the task's last one, and the node finds the ancestors of its
+// first one. With window and state groups the length of the chain decides which pieces make it
+// up, so every task sends all of it.
+func (r *reading) setChains(limits map[*node]readLimits) {
 	groups := r.req.Namespace.Geometry.Groups
 	whole := len(groups) > 1 || groups[0].Kind != kv.Full
 	for i := range r.tasks {
 		t := &r.tasks[i]
 		t.ids = r.ids
-		if !whole {
-			t.ids = r.ids[:slices.Max(t.local)+1]
+		if whole {
+			continue
+		}
+		t.ids = r.ids[:slices.Max(t.local)+1]
+		if first := slices.Min(t.local); first > 0 && limits[t.node].suffixes && r.epochs == nil {
+			t.ids, t.suffix = t.ids[first:], true
+			for k := range t.local {
+				t.local[k] -= first
+			}
 		}
 	}
 }
@@ -543,6 +558,7 @@ func (r *reading) request(t *readTask, refs []*pb.PieceRef) *pb.ReadRequest {
 		Namespace:      r.req.Namespace.Name,
 		Epoch:          uint64(t.epoch),
 		Alone:          r.epochs != nil,
+		Suffix:         t.suffix,
 		BlockIds:       api.AppendIDs(nil, t.ids),
 		Pieces:         refs,
 		FirstLayer:     uint32(r.req.FirstLayer),

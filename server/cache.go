@@ -41,6 +41,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 		MaxWriteBytes:  s.opts.Limits.WriteBytes,
 		MaxChainBlocks: uint32(s.opts.Limits.ChainBlocks),
 		Fragments:      true,
+		Suffixes:       true,
 	}
 	if s.messages.Load() {
 		resp.CallVersion, resp.CallBytes = api.CallVersion, callBytes
@@ -186,6 +187,7 @@ func (s *cacheService) read(ctx context.Context, by caller, req *pb.ReadRequest)
 		FirstLayer: int(min(req.GetFirstLayer(), kv.MaxLayers)),
 		Layers:     int(min(req.GetLayers(), kv.MaxLayers+1)),
 		Alone:      req.GetAlone(),
+		Suffix:     req.GetSuffix(),
 	}
 	if by.road == roadSocket {
 		// Whoever has the connection has the session.

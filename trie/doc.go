@@ -31,7 +31,8 @@
 //	│   'm' name ─► format version, highest namespace id               │
 //	└──────────────────────────────────────────────────────────────────┘
 //
-// A match walks the chain from its first block. A sequence is put in order, so
+// A match walks the chain from its first block, or with MatchOptions.Suffix from any block whose
+// ancestors are stored. A sequence is put in order, so
 // the child of node n is nearly always node n+1; the walk looks there first and
 // reads memory sequentially, and asks the table only where the guess fails.
 //

@@ -471,3 +471,41 @@ func TestBelowLeavesOutWhatIsDeleted(t *testing.T) {
 		}
 	}
 }
+
+// TestSuffix: a match of the end of a chain has the pieces that a match of the whole chain has
+// there. It ends where the whole match ends, and a block whose ancestor was deleted is absent.
+func TestSuffix(t *testing.T) {
+	tr, ns, ids, _ := openWithPrefix(t, vfs.NewMem(), false)
+	defer closeTest(t, tr)
+	match := func(ids []kv.BlockID, suffix bool) Match {
+		t.Helper()
+		m, err := tr.Match(ns.ID, ids, MatchOptions{Suffix: suffix})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	whole := match(ids[:12], false)
+	for first := range 12 {
+		m := match(ids[first:12], true)
+		if m.Blocks != max(0, 10-first) || m.Cut != CutAbsent || len(m.Pieces) != m.Blocks {
+			t.Fatalf("from block %d: %+v", first, m)
+		}
+		for i, p := range m.Pieces {
+			if want := whole.Pieces[first+i]; p.Ref != want.Ref || int(p.Block) != i {
+				t.Errorf("from block %d: piece %d is %+v; in the whole match %+v", first, i, p, want)
+			}
+		}
+		if m := match(ids[first:12], false); first > 0 && m.Blocks != 0 {
+			t.Errorf("%d blocks from block %d match without Suffix", m.Blocks, first)
+		}
+	}
+	if err := tr.Delete(ns.ID, ids[3]); err != nil {
+		t.Fatal(err)
+	}
+	for first, want := range []int{3, 2, 1, 0, 0, 0, 0, 0, 0, 0} {
+		if m := match(ids[first:10], true); m.Blocks != want {
+			t.Errorf("block 3 is deleted: %d blocks match from block %d; want %d", m.Blocks, first, want)
+		}
+	}
+}

@@ -154,6 +154,19 @@ func (m *model) needs(ns int, def kv.Namespace, epoch kv.Epoch, ids []kv.BlockID
 	return needed, 0
 }
 
+// suffix returns the pieces of the longest run from the first of ids, which may have
+// ancestors. The namespace is a tree of one full group.
+func (m *model) suffix(ns int, epoch kv.Epoch, ids []kv.BlockID) (pieces []*mpiece) {
+	for i := range ids {
+		p := m.find(ns, epoch, 0, ids[i])
+		if p == nil || i > 0 && (p.parent == nil || p.parent.id != ids[i-1]) {
+			break
+		}
+		pieces = append(pieces, p)
+	}
+	return pieces
+}
+
 // longest tries every length, the longest first, and for each every epoch from
 // newest to oldest, the newest first.
 func (m *model) longest(ns int, def kv.Namespace, oldest, newest kv.Epoch, ids []kv.BlockID) (int, kv.Epoch, []*mpiece) {
@@ -309,7 +322,7 @@ func (f *fuzzer) create() {
 }
 
 func (f *fuzzer) step() {
-	op, ns := f.byte()%19, f.byte()%4
+	op, ns := f.byte()%20, f.byte()%4
 	switch op {
 	case 0, 1, 2, 3, 4:
 		f.put(ns)
@@ -329,6 +342,8 @@ func (f *fuzzer) step() {
 		f.bump(ns)
 	case 15:
 		f.rare(ns)
+	case 19:
+		f.suffix(ns)
 	case 16:
 		f.vacate()
 	case 17:
@@ -459,6 +474,28 @@ func (f *fuzzer) match(ns int) {
 			l.expires = f.now.Add(opts.TTL)
 		}
 		f.m.leases = append(f.m.leases, l)
+	}
+}
+
+// suffix matches the end of a chain.
+func (f *fuzzer) suffix(ns int) {
+	def, ids := f.defs[ns], f.chain()
+	if def.Index == kv.IndexFlat || len(def.Geometry.Groups) > 1 || def.Geometry.Groups[0].Kind != kv.Full {
+		return
+	}
+	epoch := f.epoch(ns)
+	first := f.byte() % len(ids)
+	m, err := f.tr.Match(def.ID, ids[first:], MatchOptions{Epoch: epoch, Suffix: true, NoTouch: f.byte()%2 == 0})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var want []*mpiece
+	if def.IsLive(epoch) {
+		want = f.m.suffix(ns, epoch, ids[first:])
+	}
+	same := func(p Piece, w *mpiece) bool { return p.Ref == w.ref && ids[first+int(p.Block)] == w.id }
+	if m.Blocks != len(want) || !slices.EqualFunc(m.Pieces, want, same) {
+		f.t.Fatalf("match in %s, epoch %d, from block %d of %d: %+v; the model says %d blocks\n%v", def.Name, epoch, first, len(ids), m, len(want), f.tr)
 	}
 }
 

@@ -76,6 +76,10 @@ type MatchOptions struct {
 	// Mix lets blocks of one match be of different epochs of the range: each block is of
 	// the newest live epoch that has all pieces of the block that the match needs.
 	Mix bool
+	// Suffix lets the chain begin in the middle: the first of ids may have ancestors. They
+	// are stored too, and neither count in the match nor as used. It is for trees of one
+	// full group, without Mix.
+	Suffix bool
 	// MaxBlocks shortens the match; 0 means no limit.
 	MaxBlocks int
 	// Lease asks for a lease on what matched. A match of 0 blocks gets none.
@@ -149,7 +153,7 @@ func (t *Trie) Match(id kv.NamespaceID, ids []kv.BlockID, opts MatchOptions) (Ma
 	if err != nil {
 		return Match{}, err
 	}
-	w := walk{t: t, ns: ns, ids: ids, base: len(opts.Pieces), s: s}
+	w := walk{t: t, ns: ns, ids: ids, base: len(opts.Pieces), s: s, suffix: opts.Suffix}
 	w.limit(opts.MaxBlocks)
 	var m Match
 	var found bool
@@ -245,6 +249,9 @@ type walk struct {
 	ids  []kv.BlockID
 	base int // pieces that were in the caller's buffer
 	s    *matchScratch
+	// suffix is MatchOptions.Suffix. above is the parent of the first node, or 0.
+	suffix bool
+	above  uint32
 	// cut is the reason if every block of ids matches.
 	cut Cut
 	// tip is the deepest node of a tree's match; s.nodes holds all others. A mixed match
@@ -255,7 +262,12 @@ type walk struct {
 // descend matches the chain in one space. It appends to pieces, and overwrites the rest of
 // the buffer.
 func (w *walk) descend(sp *space, pieces []Piece) Match {
-	w.sp, w.tip, w.s.nodes = sp.number, 0, w.s.nodes[:0]
+	w.sp, w.tip, w.above, w.s.nodes = sp.number, 0, 0, w.s.nodes[:0]
+	if w.suffix && len(w.ids) > 0 {
+		if n := w.piece(0, &w.ids[0]); n != 0 && w.t.rootedLocked(n) {
+			w.above = w.t.nodes.at(n).parent
+		}
+	}
 	m := Match{Epoch: sp.epoch, Pieces: pieces[:w.base]}
 	w.full(&m)
 	if len(w.ns.def.Geometry.Groups) > 1 || !w.ns.tree && !w.flat() {
@@ -281,7 +293,7 @@ func (w *walk) flat() bool { return w.ns.def.Index == kv.IndexFlat }
 // finds Stored.
 func (w *walk) full(m *Match) {
 	m.Cut = w.cut
-	prev := uint32(0)
+	prev := w.above
 	for i := range w.ids {
 		n := w.next(prev, &w.ids[i])
 		if n == 0 {
@@ -297,7 +309,7 @@ func (w *walk) full(m *Match) {
 			w.s.nodes = append(w.s.nodes, n)
 		}
 	}
-	if w.ns.tree {
+	if w.ns.tree && m.Stored > 0 {
 		w.tip = prev
 	}
 	m.Blocks = m.Stored
@@ -409,7 +421,7 @@ func (w *walk) touch(m *Match) {
 	for _, n := range slices.Backward(w.s.nodes) {
 		w.t.policy.Touch(n)
 	}
-	for n := w.tip; n != 0; n = w.t.nodes.at(n).parent {
+	for n := w.tip; n != 0 && n != w.above; n = w.t.nodes.at(n).parent {
 		w.t.policy.Touch(n)
 	}
 	if w.ns.tree {

@@ -805,7 +805,9 @@ type DescribeResponse struct {
 	Fragments bool `protobuf:"varint,15,opt,name=fragments,proto3" json:"fragments,omitempty"`
 	// local_socket is the path of the node's unix socket; empty if the node has none. A
 	// client on the same host compares the hello there with local_id.
-	LocalSocket   string `protobuf:"bytes,16,opt,name=local_socket,json=localSocket,proto3" json:"local_socket,omitempty"`
+	LocalSocket string `protobuf:"bytes,16,opt,name=local_socket,json=localSocket,proto3" json:"local_socket,omitempty"`
+	// suffixes is set if a Read may have suffix.
+	Suffixes      bool `protobuf:"varint,17,opt,name=suffixes,proto3" json:"suffixes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -936,6 +938,13 @@ func (x *DescribeResponse) GetLocalSocket() string {
 		return x.LocalSocket
 	}
 	return ""
+}
+
+func (x *DescribeResponse) GetSuffixes() bool {
+	if x != nil {
+		return x.Suffixes
+	}
+	return false
 }
 
 type MatchRequest struct {
@@ -1627,7 +1636,7 @@ type ReadRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Epoch     uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"` // the whole chain, from the first block of the prompt
+	BlockIds  []byte                 `protobuf:"bytes,3,opt,name=block_ids,json=blockIds,proto3" json:"block_ids,omitempty"` // the chain, from the first block of the prompt unless suffix is set
 	// pieces are what to load. The chain must match up to each of them, unless alone is set.
 	Pieces []*PieceRef `protobuf:"bytes,4,rep,name=pieces,proto3" json:"pieces,omitempty"`
 	// first_layer and layers cut a range of layers out of each piece; layers 0
@@ -1649,7 +1658,10 @@ type ReadRequest struct {
 	MoreDestinations [][]byte `protobuf:"bytes,12,rep,name=more_destinations,json=moreDestinations,proto3" json:"more_destinations,omitempty"`
 	// alone finds each piece by itself: the pieces are those of one epoch of a mixed match, of
 	// which the epoch need not have the rest.
-	Alone         bool `protobuf:"varint,13,opt,name=alone,proto3" json:"alone,omitempty"`
+	Alone bool `protobuf:"varint,13,opt,name=alone,proto3" json:"alone,omitempty"`
+	// suffix lets block_ids begin with any block of the prompt. The blocks of pieces count from
+	// there. It is for namespaces of one full group, in a tree.
+	Suffix        bool `protobuf:"varint,14,opt,name=suffix,proto3" json:"suffix,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1771,6 +1783,13 @@ func (x *ReadRequest) GetMoreDestinations() [][]byte {
 func (x *ReadRequest) GetAlone() bool {
 	if x != nil {
 		return x.Alone
+	}
+	return false
+}
+
+func (x *ReadRequest) GetSuffix() bool {
+	if x != nil {
+		return x.Suffix
 	}
 	return false
 }
@@ -5626,7 +5645,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
 	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
 	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
-	"\x0fDescribeRequest\"\xda\x03\n" +
+	"\x0fDescribeRequest\"\xf6\x03\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -5643,7 +5662,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"call_bytes\x18\r \x01(\rR\tcallBytes\x12#\n" +
 	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
 	"\tfragments\x18\x0f \x01(\bR\tfragments\x12!\n" +
-	"\flocal_socket\x18\x10 \x01(\tR\vlocalSocket\"\xc8\x01\n" +
+	"\flocal_socket\x18\x10 \x01(\tR\vlocalSocket\x12\x1a\n" +
+	"\bsuffixes\x18\x11 \x01(\bR\bsuffixes\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5690,7 +5710,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\bFragment\x12 \n" +
 	"\vdestination\x18\x01 \x01(\rR\vdestination\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
-	"\x06layers\x18\x03 \x01(\rR\x06layers\"\x9f\x03\n" +
+	"\x06layers\x18\x03 \x01(\rR\x06layers\"\xb7\x03\n" +
 	"\vReadRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5706,7 +5726,8 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	" \x01(\fR\flocalSession\x12\x12\n" +
 	"\x04loan\x18\v \x01(\x04R\x04loan\x12+\n" +
 	"\x11more_destinations\x18\f \x03(\fR\x10moreDestinations\x12\x14\n" +
-	"\x05alone\x18\r \x01(\bR\x05alone\"\x96\x03\n" +
+	"\x05alone\x18\r \x01(\bR\x05alone\x12\x16\n" +
+	"\x06suffix\x18\x0e \x01(\bR\x06suffix\"\x96\x03\n" +
 	"\vPieceResult\x12\x14\n" +
 	"\x05block\x18\x01 \x01(\rR\x05block\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\rR\x05group\x124\n" +

@@ -46,6 +46,9 @@ type LoadRequest struct {
 	// Pieces are what to load, in any order. Nil means all pieces that the
 	// matched prefix needs.
 	Pieces []PieceRef
+	// Suffix lets IDs begin in the middle of a prompt, whose blocks before them are not
+	// looked at. It is for trees of one full group.
+	Suffix bool
 	// Alone finds each of Pieces by itself: the pieces are of one epoch of a mixed match,
 	// of which the epoch need not have the rest.
 	Alone bool
@@ -330,6 +333,9 @@ func (n *Node) checkLoad(ns kv.Namespace, req LoadRequest) error {
 	if want := ns.Geometry.Digest(); req.Geometry != want && req.Geometry != (kv.GeometryDigest{}) {
 		return fmt.Errorf("%w: geometry %v; namespace %q has %v (%v)", ErrMismatch, req.Geometry, ns.Name, want, ns.Geometry)
 	}
+	if groups := ns.Geometry.Groups; req.Suffix && (ns.Index == kv.IndexFlat || len(groups) > 1 || groups[0].Kind != kv.Full || req.Alone) {
+		return fmt.Errorf("%w: the end of a chain in namespace %q, which is not a tree of one full group, or of a mixed match", ErrRequest, ns.Name)
+	}
 	var bytes, largest int64
 	for _, p := range req.Pieces {
 		if p.Block < 0 || p.Block >= len(req.IDs) || p.Group < 0 || p.Group >= len(ns.Geometry.Groups) {
@@ -381,7 +387,7 @@ func (l *load) match() (MatchResult, error) {
 			last = max(last, p.Block+1)
 		}
 	}
-	return l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last)})
+	return l.node.match(l.ns, l.req.IDs, trie.MatchOptions{Epoch: l.req.Epoch, MaxBlocks: max(1, last), Suffix: l.req.Suffix})
 }
 
 // plan matches the chain and gives each piece its slot.

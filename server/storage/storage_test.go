@@ -405,6 +405,8 @@ func TestBadRequestsAreNamed(t *testing.T) {
 		_, _, err := r.tryLoad(t.Context(), ns, ids, edit)
 		return err
 	}
+	flat := r.namespace("flat", small, func(n *kv.Namespace) { n.Index = kv.IndexFlat })
+	suffixOfFlat := func(q *storage.LoadRequest) { q.Namespace, q.Suffix = flat.Name, true }
 	nothing := func(*storage.ReserveRequest) {}
 	if err := reserve(nothing); err != nil {
 		t.Fatal(err)
@@ -426,6 +428,8 @@ func TestBadRequestsAreNamed(t *testing.T) {
 		"read of layer 4":      {load(func(q *storage.LoadRequest) { q.Pieces = []storage.PieceRef{{}}; q.FirstLayer = 4 }), storage.ErrRequest},
 		"read of 5 layers":     {load(func(q *storage.LoadRequest) { q.Pieces = []storage.PieceRef{{}}; q.Layers = 5 }), storage.ErrRequest},
 		"read of block -1":     {load(func(q *storage.LoadRequest) { q.Pieces = []storage.PieceRef{{Block: -1}} }), storage.ErrRequest},
+		"suffix of keys":       {load(suffixOfFlat), storage.ErrRequest},
+		"suffix alone":         {load(func(q *storage.LoadRequest) { q.Suffix, q.Alone = true, true }), storage.ErrRequest},
 		"unknown reservation":  {r.node.Abort(99), storage.ErrReservation},
 		"unknown lease":        {r.node.Release(99), trie.ErrLeaseUnknown},
 		"negative quota":       {func() error { _, err := r.node.SetQuota(t.Context(), "m", -1); return err }(), storage.ErrRequest},
