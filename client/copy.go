@@ -35,12 +35,12 @@ const (
 	owedFor = 5 * time.Millisecond
 )
 
-// errNoCopy reports that a task was not done by copying, and that the transfer engine
-// can do it. It never leaves the package.
-var errNoCopy = errors.New("not copied from the arena")
+// errNotLocal reports that a call was not made, or failed, on a unix socket, and that it can
+// be made in another way. It never leaves the package.
+var errNotLocal = errors.New("not over a unix socket")
 
-// localConns are the connections to the unix socket of one node, over which tasks of
-// Reads ask where their pieces lie in the node's arena.
+// localConns are the connections to the unix socket of one node, over which a Store matches,
+// and tasks of Reads ask where their pieces lie in the node's arena.
 //
 // Each connection carries one call at a time, which the caller's thread makes with
 // blocking system calls. The runtime's poller would wake two threads for each reply: a
@@ -79,8 +79,8 @@ type localConn struct {
 	view    *sharedView
 	session api.LocalID
 	calls   uint64
-	// owed is set while the loan of the last call, of number calls, is to be returned.
-	owed bool
+	// owed is the number of the loan that is to be returned; 0: none.
+	owed uint64
 	// up reports whether the node is still connected. It is set for each call.
 	up func() bool
 	// held is set while the loan of a call is in use. localConns.mu guards it.
@@ -89,11 +89,11 @@ type localConn struct {
 
 // take returns an idle connection to the node of a session. If there is none, one is
 // made in the background, because mapping a large arena takes longer than a Read. Error:
-// errNoCopy.
+// errNotLocal.
 func (l *localConns) take(sess *session) (*localConn, error) {
 	path := l.path(sess)
 	if path == "" {
-		return nil, errNoCopy
+		return nil, errNotLocal
 	}
 	var old []*localConn
 	defer func() { closeConns(old) }()
@@ -113,7 +113,7 @@ func (l *localConns) take(sess *session) (*localConn, error) {
 			l.dialing++
 		}
 	}
-	return nil, errNoCopy
+	return nil, errNotLocal
 }
 
 // path returns the path of the node's unix socket; empty if it is not to be used.
@@ -227,7 +227,7 @@ func (l *localConns) put(c *localConn, usable bool) {
 	_, current := l.all[c]
 	if usable && current {
 		l.idle = append(l.idle, c)
-		if c.owed && !l.repaying {
+		if c.owed != 0 && !l.repaying {
 			l.repaying = true
 			time.AfterFunc(owedFor, func() { l.store.spawn(l.repay) })
 		}
@@ -245,15 +245,15 @@ func (l *localConns) repay() {
 	l.repaying = false
 	var owing []*localConn
 	l.idle = slices.DeleteFunc(l.idle, func(c *localConn) bool {
-		if c.owed {
+		if c.owed != 0 {
 			owing = append(owing, c)
 		}
-		return c.owed
+		return c.owed != 0
 	})
 	l.mu.Unlock()
 	for _, c := range owing {
-		_, err := c.file.Write(api.AppendReturn(nil, []uint64{c.calls}))
-		c.owed = false
+		_, err := c.file.Write(api.AppendReturn(nil, []uint64{c.owed}))
+		c.owed = 0
 		l.put(c, err == nil)
 	}
 }
@@ -307,23 +307,22 @@ func (c *localConn) Read(p []byte) (int, error) {
 	}
 }
 
-// read makes the call of a task. It returns the loan of the call before, and without an error
-// owes its own. If ctx ends, the connection does too. Errors: errLinkLost, a gRPC status, ctx's.
-func (c *localConn) read(ctx context.Context, req *pb.ReadRequest, up func() bool) (_ *pb.ReadResponse, err error) {
-	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
+// call makes a call. It returns the loan that is owed. If ctx ends, the connection does too. Errors:
+// errLinkLost, a gRPC status, ctx's.
+func (c *localConn) call(ctx context.Context, m api.Method, req, resp proto.Message, up func() bool) (err error) {
+	ctx, span := startSpan(ctx, roadSocket, m)
 	defer func() { endSpan(span, err) }()
 	var frames []byte
-	if c.owed {
-		frames = api.AppendReturn(frames, []uint64{c.calls})
+	if c.owed != 0 {
+		frames = api.AppendReturn(frames, []uint64{c.owed})
 	}
 	c.calls++
-	c.owed, c.up = true, up
-	req.LocalSession, req.Loan = c.session[:], c.calls
+	c.owed, c.up = 0, up
 	// The deadline of ctx does not travel: a context with one would cost the node a timer and a
 	// goroutine, and the connection ends with ctx.
-	head, frame, err := localFrame(context.WithoutCancel(ctx), c.calls, req, span)
+	head, frame, err := localFrame(context.WithoutCancel(ctx), m, c.calls, req, span)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	stop := context.AfterFunc(ctx, c.end)
 	var reply localReply
@@ -331,18 +330,44 @@ func (c *localConn) read(ctx context.Context, req *pb.ReadRequest, up func() boo
 		reply.msg, reply.err = api.ReadLocalFrame(c.in)
 	}
 	if !stop() {
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+		return fmt.Errorf("%w: %w", errLinkLost, err)
 	}
-	resp, err := reply.decode(head.ID)
-	c.owed = err == nil
-	return resp, err
+	return reply.decode(head.ID, resp)
+}
+
+// ended handles the error of a call. It gives the connection back. Errors: errNotLocal, ctx's.
+func (c *localConn) ended(ctx context.Context, what string, err error) error {
+	// A node that refuses a call has not lent anything. Its reason comes by the other way again.
+	c.owner.put(c, !errors.Is(err, errLinkLost) && ctx.Err() == nil)
+	if ctx.Err() != nil {
+		return fmt.Errorf("client: %s: %w", what, ctx.Err())
+	}
+	return errNotLocal
+}
+
+// matchLocal makes the call of a Match on the unix socket. Errors: errNotLocal, ctx's.
+func (n *node) matchLocal(ctx context.Context, sess *session, req *pb.MatchRequest) (*pb.MatchResponse, error) {
+	if !sess.localMatch || req.GetPin() {
+		return nil, errNotLocal
+	}
+	c, err := n.local.take(sess)
+	if err != nil {
+		return nil, err
+	}
+	resp := new(pb.MatchResponse)
+	if err := c.call(ctx, api.MethodMatch, req, resp, func() bool { return n.dataConnected(sess) }); err != nil {
+		return nil, c.ended(ctx, "match", err)
+	}
+	n.local.put(c, true)
+	n.store.stats.localMatches.Add(1)
+	return resp, nil
 }
 
 // copyTask does a task by copying its pieces from the arena of a node on this host. The
-// copies are verified. Errors: errNoCopy, ctx's.
+// copies are verified. Errors: errNotLocal, ctx's.
 func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) error {
 	c, err := t.node.local.take(sess)
 	if err != nil {
@@ -352,19 +377,16 @@ func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) erro
 	for k, i := range t.pieces {
 		refs[k] = &pb.PieceRef{Block: uint32(t.local[k]), Group: uint32(r.pieces[i].Group)}
 	}
-	req := r.request(t, refs)
-	resp, err := c.read(ctx, req, func() bool { return t.node.dataConnected(sess) })
-	if err != nil {
-		// A node that refuses a call has not lent anything. Its reason comes by the other way again.
-		t.node.local.put(c, !errors.Is(err, errLinkLost) && ctx.Err() == nil)
-		if ctx.Err() != nil {
-			return fmt.Errorf("client: read: %w", ctx.Err())
-		}
-		return errNoCopy
+	req, resp := r.request(t, refs), new(pb.ReadResponse)
+	loan := c.calls + 1
+	req.LocalSession, req.Loan = c.session[:], loan
+	if err := c.call(ctx, api.MethodRead, req, resp, func() bool { return t.node.dataConnected(sess) }); err != nil {
+		return c.ended(ctx, "read", err)
 	}
+	c.owed = loan
 	if !t.node.local.hold(c) {
 		t.node.local.put(c, false)
-		return errNoCopy
+		return errNotLocal
 	}
 	counted, delivered := r.progress.attempt(), int64(0)
 	defer func() { counted.end(delivered) }()
@@ -374,7 +396,7 @@ func (r *reading) copyTask(ctx context.Context, t *readTask, sess *session) erro
 	whole := answered && r.copyPieces(t, resp, c.view.Bytes(), arrival, zones, counted)
 	t.node.local.put(c, true)
 	if !whole {
-		return errNoCopy
+		return errNotLocal
 	}
 	r.store.stats.localReads.Add(1)
 	r.verify(t, resp, arrival)
@@ -440,9 +462,9 @@ func (r *reading) copyPieces(t *readTask, resp *pb.ReadResponse, mem []byte, arr
 	return true
 }
 
-// localFrame is a call of Read as it goes over a unix socket.
-func localFrame(ctx context.Context, id uint64, req *pb.ReadRequest, span trace.Span) (api.Call, []byte, error) {
-	head := newCall(ctx, api.MethodRead, id, api.LocalFrameMax, span)
+// localFrame returns a call as it goes over a unix socket.
+func localFrame(ctx context.Context, m api.Method, id uint64, req proto.Message, span trace.Span) (api.Call, []byte, error) {
+	head := newCall(ctx, m, id, api.LocalFrameMax, span)
 	frame := make([]byte, api.LocalFrameHeaderBytes, api.LocalFrameHeaderBytes+api.CallHeaderBytes+proto.Size(req))
 	frame, err := head.Append(frame, req)
 	if err == nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
@@ -13,23 +14,23 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestOverUnixSocket runs tests of Read once more with nodes that have a unix socket: the
-// promises of Read do not depend on the way of the bytes.
+// TestOverUnixSocket runs tests of Read and Match once more with nodes that have a unix socket:
+// their promises do not depend on the way of the calls.
 func TestOverUnixSocket(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"WriteMatchRead": TestWriteMatchRead, "Layers": TestLayers, "ManyTasks": TestManyTasks, "BigChain": TestBigChain,
 		"Hybrid": TestHybrid, "Flat": TestFlat, "SameIDTwice": TestSameIDTwice, "TwoNodes": TestTwoNodes,
 		"KilledMidRead": TestKilledMidRead, "CorruptDevice": TestCorruptDevice, "DeviceErrors": TestDeviceErrors,
 		"Epochs": TestEpochs, "Batches": TestBatches, "ManyAtOnce": TestManyAtOnce, "HeldUpDevice": TestHeldUpDevice,
-		"Fragments": TestFragments, "ReadProgress": TestReadProgress, "Stories": TestStories,
+		"Lease": TestLease, "Fragments": TestFragments, "ReadProgress": TestReadProgress, "Stories": TestStories,
 	} {
 		t.Run(name, func(t *testing.T) {
-			localHosts, copied = true, 0
+			localHosts, localCalls = true, 0
 			// After the clean-ups of the test's rigs.
 			t.Run("test", test)
 			localHosts = false
-			if copied == 0 && name != "KilledMidRead" {
-				t.Error("nothing was copied from an arena")
+			if localCalls == 0 && name != "KilledMidRead" { // whose only such call is cut off
+				t.Error("no call went over a unix socket")
 			}
 		})
 	}
@@ -72,6 +73,30 @@ func TestCopyIsFound(t *testing.T) {
 	eventually(t, "a hit after the restart", func() bool { return r.get(ns, ids).Outcome == client.Hit })
 	r.untilCopied(ns, ids)
 	h.noLoans()
+}
+
+// TestMatchOverUnixSocket: a match goes over the unix socket, a pin as a message, and both as
+// they can when the node is down.
+func TestMatchOverUnixSocket(t *testing.T) {
+	r, h, ns, ids := newCopies(t, 8)
+	for pin, want := range map[bool]client.Stats{false: {LocalMatches: 1}, true: {Messages: 1}} {
+		before := r.store.Stats()
+		m, err := r.store.Match(t.Context(), client.MatchRequest{Namespace: ns, IDs: ids, Lease: time.Minute, Pin: pin})
+		if err != nil || m.Blocks != 8 || m.Lease == nil {
+			t.Fatalf("pin %t: %+v, %v", pin, m, err)
+		}
+		if err := m.Lease.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		after := r.store.Stats()
+		if got := (client.Stats{LocalMatches: after.LocalMatches - before.LocalMatches, Messages: after.Messages - before.Messages}); got != want {
+			t.Errorf("pin %t: %v; want %v", pin, got, want)
+		}
+	}
+	h.kill()
+	if m := r.match(ns, ids); m.Outcome != client.Miss || m.Cut != client.CutNodeDown {
+		t.Errorf("the node is down: %+v", m)
+	}
 }
 
 // TestCopyIsAvoided: the transfer engine moves blocks that cannot be copied, and the Read's

@@ -45,7 +45,7 @@
 // If the node has a unix socket (its setting local_socket) that this process can reach, Read
 // copies the blocks from the node's arena, which is mapped here read-only, and
 // verifies the copies. The request goes over the socket, in blocking calls of the
-// caller's thread. The transfer engine moves blocks that cannot be copied: while the first
+// caller's thread, and so does Match. The transfer engine moves blocks that cannot be copied: while the first
 // connection is being made, beyond 16 parts of Reads at a time, and where the node
 // has lent as much as it may.
 //

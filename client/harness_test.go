@@ -87,11 +87,11 @@ func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
 	return g.Device.Do(ctx, batch)
 }
 
-// localHosts gives each new host a unix socket, and each new rig connections to it. copied
-// counts the parts of Reads that the rigs copied from an arena.
+// localHosts gives each new host a unix socket, and each new rig connections to it. localCalls
+// counts the calls of the rigs on these connections.
 var (
 	localHosts bool
-	copied     uint64
+	localCalls uint64
 )
 
 // host is a storage node in this process that can be killed and started again
@@ -249,7 +249,8 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 		t.Fatal(errors.Join(err, engine.Close()))
 	}
 	t.Cleanup(func() {
-		copied += r.store.Stats().LocalReads
+		stats := r.store.Stats()
+		localCalls += stats.LocalReads + stats.LocalMatches
 		if err := errors.Join(r.store.Close(), r.store.Close(), engine.Close()); err != nil {
 			t.Errorf("close: %v", err)
 		}

@@ -72,7 +72,7 @@ var errSocketTaken = errors.New("a call is under way")
 func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadResponse, err error) {
 	ctx, span := startSpan(ctx, roadSocket, api.MethodRead)
 	defer func() { endSpan(span, err) }()
-	head, frame, err := localFrame(ctx, l.calls.Add(1), req, span)
+	head, frame, err := localFrame(ctx, api.MethodRead, l.calls.Add(1), req, span)
 	if err != nil {
 		return nil, err
 	}
@@ -90,33 +90,33 @@ func (l *localLink) read(ctx context.Context, req *pb.ReadRequest) (_ *pb.ReadRe
 	}
 	select {
 	case reply := <-call:
-		return reply.decode(head.ID)
+		resp := new(pb.ReadResponse)
+		return resp, reply.decode(head.ID, resp)
 	case <-ctx.Done():
 		// The reply is still to come, and the socket taken until then.
 		return nil, ctx.Err()
 	}
 }
 
-// decode takes a reply apart.
-func (r localReply) decode(id uint64) (*pb.ReadResponse, error) {
+// decode takes a reply apart. Errors: errLinkLost, a gRPC status.
+func (r localReply) decode(id uint64, resp proto.Message) error {
 	if r.err != nil {
-		return nil, fmt.Errorf("%w: %w", errLinkLost, r.err)
+		return fmt.Errorf("%w: %w", errLinkLost, r.err)
 	}
 	head, body, err := api.ParseReply(r.msg)
 	if err == nil && head.ID != id {
 		err = fmt.Errorf("a reply to call %d; this is call %d: %w", head.ID, id, api.ErrCall)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+		return fmt.Errorf("%w: %w", errLinkLost, err)
 	}
 	if head.Code != 0 {
-		return nil, status.Error(codes.Code(head.Code), string(body))
+		return status.Error(codes.Code(head.Code), string(body))
 	}
-	var resp pb.ReadResponse
-	if err := proto.Unmarshal(body, &resp); err != nil {
-		return nil, fmt.Errorf("%w: %w", errLinkLost, err)
+	if err := proto.Unmarshal(body, resp); err != nil {
+		return fmt.Errorf("%w: %w", errLinkLost, err)
 	}
-	return &resp, nil
+	return nil
 }
 
 // tell gives loans back over the socket. Where it cannot be told, the connection

@@ -97,7 +97,10 @@ func (sh *share) match(ctx context.Context, req MatchRequest) shareMatch {
 			OldestEpoch: uint64(req.Oldest),
 			Mix:         req.Mix,
 		}
-		r, _, err := ask(ctx, sess, api.MethodMatch, msg, 0, replyMax(0, 0), func() (*pb.MatchResponse, error) { return sess.cache.Match(ctx, msg) })
+		r, err := sh.node.matchLocal(ctx, sess, msg)
+		if errors.Is(err, errNotLocal) {
+			r, _, err = ask(ctx, sess, api.MethodMatch, msg, 0, replyMax(0, 0), func() (*pb.MatchResponse, error) { return sess.cache.Match(ctx, msg) })
+		}
 		if err != nil {
 			return callError(ctx, "match", sh.node.target, err)
 		}

@@ -43,6 +43,7 @@ type session struct {
 	localID api.LocalID
 	// localSocket is the path of that socket, on the node's host.
 	localSocket string
+	localMatch  bool // the socket takes matches
 }
 
 // node is one storage node.
@@ -168,7 +169,7 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
 	sess.fragments, sess.suffixes = d.GetFragments(), d.GetSuffixes()
 	copy(sess.localID[:], d.GetLocalId())
-	sess.localSocket = d.GetLocalSocket()
+	sess.localSocket, sess.localMatch = d.GetLocalSocket(), d.GetLocalMatch()
 	var addr rdma.Addr
 	err = addr.UnmarshalBinary(d.GetDataAddress())
 	if err == nil {

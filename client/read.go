@@ -422,7 +422,7 @@ func (r *reading) runTask(ctx context.Context, t *readTask) error {
 			return r.borrow(ctx, t, sess)
 		}
 		err := r.copyTask(ctx, t, sess)
-		if errors.Is(err, errNoCopy) {
+		if errors.Is(err, errNotLocal) {
 			err = r.attempt(ctx, t, sess)
 		}
 		return err

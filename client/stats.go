@@ -21,6 +21,8 @@ type Stats struct {
 	// LocalReads are parts of Reads whose bytes were copied from the arena of a node on
 	// this host.
 	LocalReads uint64
+	// LocalMatches are matches that went over a unix socket.
+	LocalMatches uint64
 	// RefusedPieces were offered and not stored.
 	RefusedPieces uint64
 	// Retries are calls tried again; Connects and SessionsLost count sessions
@@ -30,8 +32,8 @@ type Stats struct {
 
 // String prints the counters on one line.
 func (s Stats) String() string {
-	return fmt.Sprintf("matches=%d reads=%d writes=%d busy=%d read_bytes=%d write_bytes=%d lost_pieces=%d lost_checksum=%d refused_pieces=%d messages=%d local_reads=%d retries=%d connects=%d sessions_lost=%d dead_calls=%d",
-		s.Matches, s.Reads, s.Writes, s.Busy, s.ReadBytes, s.WriteBytes, s.LostPieces, s.LostChecksum, s.RefusedPieces, s.Messages, s.LocalReads, s.Retries, s.Connects, s.SessionsLost, s.DeadCalls)
+	return fmt.Sprintf("matches=%d reads=%d writes=%d busy=%d read_bytes=%d write_bytes=%d lost_pieces=%d lost_checksum=%d refused_pieces=%d messages=%d local_reads=%d local_matches=%d retries=%d connects=%d sessions_lost=%d dead_calls=%d",
+		s.Matches, s.Reads, s.Writes, s.Busy, s.ReadBytes, s.WriteBytes, s.LostPieces, s.LostChecksum, s.RefusedPieces, s.Messages, s.LocalReads, s.LocalMatches, s.Retries, s.Connects, s.SessionsLost, s.DeadCalls)
 }
 
 // counters are the live Stats.
@@ -39,7 +41,7 @@ type counters struct {
 	matches, reads, writes, busy               atomic.Uint64
 	readBytes, writeBytes                      atomic.Uint64
 	lostPieces, lostChecksum, refusedPieces    atomic.Uint64
-	messages, localReads                       atomic.Uint64
+	messages, localReads, localMatches         atomic.Uint64
 	retries, connects, sessionsLost, deadCalls atomic.Uint64
 }
 
@@ -50,7 +52,7 @@ func (s *Store) Stats() Stats {
 		Matches: c.matches.Load(), Reads: c.reads.Load(), Writes: c.writes.Load(), Busy: c.busy.Load(),
 		ReadBytes: c.readBytes.Load(), WriteBytes: c.writeBytes.Load(),
 		LostPieces: c.lostPieces.Load(), LostChecksum: c.lostChecksum.Load(), RefusedPieces: c.refusedPieces.Load(),
-		Messages: c.messages.Load(), LocalReads: c.localReads.Load(),
+		Messages: c.messages.Load(), LocalReads: c.localReads.Load(), LocalMatches: c.localMatches.Load(),
 		Retries: c.retries.Load(), Connects: c.connects.Load(), SessionsLost: c.sessionsLost.Load(), DeadCalls: c.deadCalls.Load(),
 	}
 }

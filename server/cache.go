@@ -48,7 +48,7 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 	}
 	if s.opts.Local != nil {
 		id := s.opts.Local.ID()
-		resp.LocalId, resp.LocalSocket = id[:], s.opts.Local.Path()
+		resp.LocalId, resp.LocalSocket, resp.LocalMatch = id[:], s.opts.Local.Path(), true
 	}
 	return resp, nil
 }

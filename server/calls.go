@@ -347,19 +347,23 @@ func endSpan(span trace.Span, err error) {
 }
 
 // answerLocal answers a call over the unix socket: msg is an api.Call, the reply
-// is appended to dst. Who calls there has shown no token and no certificate, and may
-// ask for reads alone (package handoff).
+// is appended to dst. A caller there has shown no token and no certificate, and may
+// ask for reads and for matches alone (package handoff), and not for pins, which do not end by
+// themselves.
 func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
 		return appendFailure(dst, api.Call{ReplyMax: api.LocalFrameMax}, invalid(err))
 	}
-	if call.Method != api.MethodRead {
-		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v only; %v comes over gRPC or the data plane", api.MethodRead, call.Method))
+	if call.Method != api.MethodRead && call.Method != api.MethodMatch {
+		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v and %v; %v comes over gRPC or the data plane", api.MethodRead, api.MethodMatch, call.Method))
 	}
 	req := call.Method.Request()
 	if err := proto.Unmarshal(request, req); err != nil {
 		return appendFailure(dst, call, invalid(err))
+	}
+	if match, ok := req.(*pb.MatchRequest); ok && match.GetPin() {
+		return appendFailure(dst, call, status.Error(codes.PermissionDenied, "a pin is asked for over gRPC or the data plane"))
 	}
 	resp, err := s.perform(ctx, caller{road: roadSocket, session: session}, call, req)
 	if err != nil {

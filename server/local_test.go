@@ -17,8 +17,8 @@ import (
 	"github.com/penstock-kv/penstock/server/handoff"
 )
 
-// TestSocketReadsOnly: whoever is let in at the local socket has proved no token,
-// and may ask for reads; every other call is refused, and changes nothing.
+// TestSocketReadsOnly: a caller of the local socket has proved no token. It may ask for reads and
+// matches. Every other call, and a pin, is refused and changes nothing.
 func TestSocketReadsOnly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "local.sock")
 	h := newHost(t, func(o *server.Options) {
@@ -41,15 +41,18 @@ func TestSocketReadsOnly(t *testing.T) {
 	defer view.Close()
 	in := bufio.NewReader(conn)
 	one := []*pb.PieceRef{{}}
-	for m, c := range map[api.Method]struct {
+	for _, c := range []struct {
+		m    api.Method
 		req  proto.Message
 		code codes.Code
 	}{
-		api.MethodRead:    {&pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Loan: 1}, codes.OK},
-		api.MethodMatch:   {&pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 1)}, codes.PermissionDenied},
-		api.MethodReserve: {&pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 2), GeometryDigest: digestOf(ns), Pieces: []*pb.PieceRef{{Block: 1}}}, codes.PermissionDenied},
-		api.MethodCommit:  {&pb.CommitRequest{Reservation: 1}, codes.PermissionDenied},
+		{api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 1), Pieces: one, Loan: 1}, codes.OK},
+		{api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 1), LeaseTtlMs: 1000}, codes.OK},
+		{api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 1), Pin: true}, codes.PermissionDenied},
+		{api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 2), GeometryDigest: digestOf(ns), Pieces: []*pb.PieceRef{{Block: 1}}}, codes.PermissionDenied},
+		{api.MethodCommit, &pb.CommitRequest{Reservation: 1}, codes.PermissionDenied},
 	} {
+		m := c.m
 		frame, err := api.Call{Method: m, ID: 7, ReplyMax: 4096}.Append(make([]byte, api.LocalFrameHeaderBytes), c.req)
 		if err != nil {
 			t.Fatal(err)

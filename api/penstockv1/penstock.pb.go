@@ -807,7 +807,9 @@ type DescribeResponse struct {
 	// client on the same host compares the hello there with local_id.
 	LocalSocket string `protobuf:"bytes,16,opt,name=local_socket,json=localSocket,proto3" json:"local_socket,omitempty"`
 	// suffixes is set if a Read may have suffix.
-	Suffixes      bool `protobuf:"varint,17,opt,name=suffixes,proto3" json:"suffixes,omitempty"`
+	Suffixes bool `protobuf:"varint,17,opt,name=suffixes,proto3" json:"suffixes,omitempty"`
+	// local_match is set if the unix socket takes Match, without pin.
+	LocalMatch    bool `protobuf:"varint,18,opt,name=local_match,json=localMatch,proto3" json:"local_match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -943,6 +945,13 @@ func (x *DescribeResponse) GetLocalSocket() string {
 func (x *DescribeResponse) GetSuffixes() bool {
 	if x != nil {
 		return x.Suffixes
+	}
+	return false
+}
+
+func (x *DescribeResponse) GetLocalMatch() bool {
+	if x != nil {
+		return x.LocalMatch
 	}
 	return false
 }
@@ -5645,7 +5654,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
 	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
 	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
-	"\x0fDescribeRequest\"\xf6\x03\n" +
+	"\x0fDescribeRequest\"\x97\x04\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -5663,7 +5672,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\rdata_provider\x18\x0e \x01(\tR\fdataProvider\x12\x1c\n" +
 	"\tfragments\x18\x0f \x01(\bR\tfragments\x12!\n" +
 	"\flocal_socket\x18\x10 \x01(\tR\vlocalSocket\x12\x1a\n" +
-	"\bsuffixes\x18\x11 \x01(\bR\bsuffixes\"\xc8\x01\n" +
+	"\bsuffixes\x18\x11 \x01(\bR\bsuffixes\x12\x1f\n" +
+	"\vlocal_match\x18\x12 \x01(\bR\n" +
+	"localMatch\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +

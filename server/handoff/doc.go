@@ -24,10 +24,10 @@
 // be lent at a time is bounded where the memory is (storage.Options.LoanBytesMax).
 //
 // Trust: a caller of another user than the node's is refused (SO_PEERCRED), and
-// the socket's mode is 0600. Whoever is let in can read the whole arena, other
-// engines' blocks included, and may call Read without the bearer token or the
-// certificate that gRPC asks for; he can change nothing: the descriptor is read-only
-// and its file sealed (arena.Send). The session's number is known to its engine
+// the socket's mode is 0600. A caller of the node's user can read the whole arena, other
+// engines' blocks included, and may call Read and Match without the bearer token or the
+// certificate that gRPC asks for. It can change no bytes: the descriptor is read-only
+// and its file sealed (arena.Send). Its leases end by themselves, and it gets no pins. The session's number is known to its engine
 // alone, so no other can return its loans.
 //
 // pinned-stays: memory under a loan is not reused before the loan is returned or
