@@ -7,15 +7,32 @@ import (
 
 // Log collects the output of a logger. A test may read it while other goroutines write.
 type Log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
+	mu    sync.Mutex
+	text  bytes.Buffer
+	grown *sync.Cond // of mu; nil: Await was never called
 }
 
 // Write implements io.Writer.
 func (l *Log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.grown != nil {
+		l.grown.Broadcast()
+	}
 	return l.text.Write(p)
+}
+
+// Await waits until the output contains text. In a bubble of testing/synctest the wait lets
+// virtual time pass.
+func (l *Log) Await(text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.grown == nil {
+		l.grown = sync.NewCond(&l.mu)
+	}
+	for !bytes.Contains(l.text.Bytes(), []byte(text)) {
+		l.grown.Wait()
+	}
 }
 
 // String returns the output so far.

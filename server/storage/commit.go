@@ -315,10 +315,10 @@ func (n *Node) writeVolume(ctx context.Context, part *volumeWrites) {
 	done := make(chan struct{})
 	n.detach(func() {
 		_ = n.store.Write(ctx, part.writes) // each write has its error in Err
-		close(done)
 		for _, h := range held {
 			h.release()
 		}
+		close(done)
 	})
 	timer := time.NewTimer(n.opts.WriteWait)
 	defer timer.Stop()

@@ -411,13 +411,7 @@ func TestRemoveByForce(t *testing.T) {
 	r.reopenDevices()
 	r.devices = r.devices[:2]
 	r.open()
-	for name, blocks := range r.matches(prompts) {
-		for i := range blocks {
-			if blocks[i] != after[name][i] {
-				t.Errorf("prompt %d of %s: %d blocks after the restart, %d before", i, name, blocks[i], after[name][i])
-			}
-		}
-	}
+	r.matchAs(prompts, after)
 }
 
 // TestRemoveBesideCommit: a volume is removed by force between the writes of a Commit to

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
+	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/io/blockio"
 	"github.com/penstock-kv/penstock/io/memio"
 	"github.com/penstock-kv/penstock/kv"
@@ -42,6 +43,7 @@ type rig struct {
 	registry *prometheus.Registry
 	reasons  map[string]bool // the label values of the registry before any event
 	drains   chan struct{}   // see drainLog
+	indexLog testkit.Log
 }
 
 type rigOptions struct {
@@ -101,6 +103,7 @@ func (r *rig) tryOpen() error {
 		FS:            r.index,
 		MemTableBytes: 256 << 10,
 		CacheBytes:    1 << 20,
+		Logger:        slog.New(slog.NewTextHandler(&r.indexLog, nil)),
 		Absent:        store.Missing,
 		SlotBytes: func(g kv.Geometry, group int) int64 {
 			l, err := store.SlotLayout(g.PieceBytes(group), g.Groups[group].Layers)

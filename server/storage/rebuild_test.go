@@ -169,6 +169,19 @@ func (r *rig) matches(prompts map[string][][]kv.BlockID) map[string][]int {
 	return out
 }
 
+// matchAs checks that after a restart each prompt has the number of blocks that matches
+// returned before.
+func (r *rig) matchAs(prompts map[string][][]kv.BlockID, before map[string][]int) {
+	r.t.Helper()
+	for name, blocks := range r.matches(prompts) {
+		for i := range blocks {
+			if blocks[i] != before[name][i] {
+				r.t.Errorf("prompt %d of %s: %d blocks after the restart, %d before", i, name, blocks[i], before[name][i])
+			}
+		}
+	}
+}
+
 // TestRebuildKeepsTheNewestCopy: a block that was stored, dropped and stored
 // again is indexed once, where it was stored last.
 func TestRebuildKeepsTheNewestCopy(t *testing.T) {

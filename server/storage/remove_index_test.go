@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -21,11 +20,20 @@ import (
 // failingDirs makes writes of the index below the directories that fail returns true for
 // return an error, or hang.
 type failingDirs struct {
-	fail atomic.Pointer[func(dir string) bool]
-	err  error // nil: the writes take 10 minutes
+	fail   atomic.Pointer[func(dir string) bool]
+	err    error         // nil: the writes hang until lift
+	lifted chan struct{} // closed by lift
 }
 
-func (f *failingDirs) arm(fail func(dir string) bool) { f.fail.Store(&fail) }
+func (f *failingDirs) arm(fail func(dir string) bool) {
+	f.lifted = make(chan struct{})
+	f.fail.Store(&fail)
+}
+
+func (f *failingDirs) lift() {
+	f.fail.Store(nil)
+	close(f.lifted)
+}
 
 func (f *failingDirs) inject(op errorfs.Op) error {
 	dir, _, _ := strings.Cut(op.Path, "/")
@@ -33,7 +41,7 @@ func (f *failingDirs) inject(op errorfs.Op) error {
 		return nil
 	}
 	if f.err == nil {
-		time.Sleep(10 * time.Minute)
+		<-f.lifted
 	}
 	return f.err
 }
@@ -69,20 +77,14 @@ func TestRemoveVolumeWithFailedIndex(t *testing.T) {
 				after := r.matches(prompts)
 				full := r.namespace("after", kv.SingleGroup(3, 4, 700))
 				r.mustPut(full, chain(full, 2, 1))
-				fault.arm(func(string) bool { return false })
+				fault.lift()
 				bad.SetRules(faultio.MustParse(""))
-				time.Sleep(time.Hour)
+				r.indexLog.Await(`was deleted" dir=a/index`)
 				r.close()
 				r.reopenDevices()
 				r.devices, r.opts.indexDir = r.devices[1:], "b/index"
 				r.open()
-				for name, blocks := range r.matches(prompts) {
-					for i := range blocks {
-						if blocks[i] != after[name][i] {
-							t.Errorf("prompt %d of %s: %d blocks after the restart, %d before", i, name, blocks[i], after[name][i])
-						}
-					}
-				}
+				r.matchAs(prompts, after)
 			})
 		})
 	}
@@ -109,8 +111,7 @@ func TestRemoveVolumeIndexStays(t *testing.T) {
 			t.Errorf("without room elsewhere: %v", err)
 		}
 		r.mustPut(ns, chain(ns, 4, 2))
-		fault.arm(func(string) bool { return false })
-		time.Sleep(time.Hour)
+		fault.lift()
 		if err := remove(); !errors.Is(err, refuse) || len(asked) != 2 || asked[0] != "b/index" || asked[1] != "c/index" {
 			t.Errorf("refused by IndexMoved: %v, asked for %s", err, asked)
 		}
