@@ -31,18 +31,11 @@ type loading struct {
 	// The record before: where it lay and which node it became.
 	prevExtent kv.Extent
 	prev       uint32
-	// open are the nodes whose parent was not known when they were read.
-	open []openParent
 	// hides: a record lies on a missing volume. A piece without its ancestor may
 	// be below that one then, so its record is kept.
 	hides bool
 	// moved are the nodes that are in another slot than an older record said.
 	moved map[uint32]bool
-}
-
-type openParent struct {
-	node   uint32
-	parent kv.BlockID
 }
 
 func (t *Trie) loadAll() error {
@@ -210,8 +203,8 @@ func (l *loading) duplicate(n uint32, ref kv.Ref, rec *record, sp *space) error 
 	}
 	l.moved[n] = true
 	nd.setRef(ref)
-	nd.depthOrOlder, nd.parent = rec.depth, 0
-	nd.state.And(^uint32(flagTransfer))
+	nd.depthOrOlder, nd.parent, nd.kidsOrNewer = rec.depth, 0, 0
+	nd.state.And(^uint32(flagTransfer | flagAwaits))
 	nd.state.Or(classFlag(rec))
 	l.parent(n, ref.Extent, rec, sp)
 	l.prev, l.prevExtent = n, ref.Extent
@@ -234,14 +227,14 @@ func (l *loading) parent(n uint32, ext kv.Extent, rec *record, sp *space) {
 	switch {
 	case !sp.ns.tree:
 	case rec.group != 0:
-		l.open = append(l.open, openParent{n, rec.id})
+		l.parentByID(n, &rec.id)
 	case rec.flags&recParentPrev != 0:
 		nd.parent = lost
 		if l.prev != 0 && l.prevExtent+1 == ext && l.isParent(l.prev, nd, rec) {
 			nd.parent = l.prev
 		}
 	case rec.flags&recParentID != 0:
-		l.open = append(l.open, openParent{n, rec.parent})
+		l.parentByID(n, &rec.parent)
 	case rec.depth != 0:
 		nd.parent = lost
 	}
@@ -252,16 +245,35 @@ func (l *loading) isParent(p uint32, child *node, rec *record) bool {
 	return pd.space == child.space && pd.group() == 0 && hintOf(&pd.id) == [parentHint]byte(rec.parent[:parentHint])
 }
 
-// join finds the parents that were named by id.
+// parentByID sets the parent of a node whose record names it by id. If that block comes
+// later in the scan, the node keeps the hash of the id for join: a list of ids would be
+// tens of bytes a block more than the index takes in the end.
+func (l *loading) parentByID(n uint32, id *kv.BlockID) {
+	nd := l.t.nodes.at(n)
+	if p := l.t.table.find(nd.space, 0, id); p != 0 {
+		nd.parent = p
+		return
+	}
+	h := l.t.table.hash(nd.space, 0, id)
+	nd.parent, nd.kidsOrNewer = uint32(h), uint32(h>>32)
+	nd.state.Or(flagAwaits)
+}
+
+// join finds the parents that came behind their children. Another block than the parent,
+// in its place, would need the same 64 bits of a seeded hash and the right depth (prune).
 func (l *loading) join() {
-	for _, o := range l.open {
-		nd := l.t.nodes.at(o.node)
-		nd.parent = l.t.table.find(nd.space, 0, &o.parent)
-		if nd.parent == 0 {
+	for n := uint32(1); n <= l.t.nodes.top; n++ {
+		nd := l.t.nodes.at(n)
+		if !nd.has(flagAwaits) {
+			continue
+		}
+		h := uint64(nd.kidsOrNewer)<<32 | uint64(nd.parent)
+		nd.state.And(^uint32(flagAwaits))
+		nd.kidsOrNewer = 0
+		if nd.parent = l.t.table.findHash(h, nd.space, 0); nd.parent == 0 {
 			nd.parent = lost
 		}
 	}
-	l.open = nil
 }
 
 // prune drops every node that a match could not reach. Depth falls by one from

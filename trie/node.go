@@ -49,6 +49,9 @@ const (
 	// flagLeaf: the node is in its space's leaves. Changes under the write lock only.
 	flagLeaf
 	flagLost
+	// flagAwaits: while the index is loaded, kidsOrNewer<<32 | parent is the hash of the
+	// parent's id (loading.join).
+	flagAwaits
 
 	groupShift = 8
 	pinShift   = 16

@@ -141,11 +141,8 @@ func TestRelocateFromFailedDrive(t *testing.T) {
 				}
 				r.put(kept, 20)
 				fault.armed.Store(false)
-				time.Sleep(time.Hour)
+				r.log.Await(`was deleted" dir=/a/index`)
 				r.holds("/b/index", 20)
-				if !strings.Contains(r.log.String(), "was deleted") {
-					t.Errorf("the log does not say that the old index was deleted:\n%s", r.log)
-				}
 			})
 		})
 	}
@@ -181,7 +178,9 @@ func TestRelocateToFailedDrive(t *testing.T) {
 				}
 				r.put(10, 20)
 				fault.armed.Store(false)
-				time.Sleep(time.Hour)
+				if fault.err == nil {
+					r.log.Await(`was deleted" dir=/b/index`)
+				}
 				if err := r.relocate("/b/index"); err != nil {
 					t.Fatal(err)
 				}
@@ -195,18 +194,20 @@ func TestRelocateToFailedDrive(t *testing.T) {
 // error or hangs, or the context has ended. The old index is complete and in use.
 func TestRelocateFailsHalfWay(t *testing.T) {
 	late := errors.New("late")
-	for name, ready := range map[string]func(r *relocation, cancel func()) error{
-		"ready fails": func(*relocation, func()) error { return late },
-		"ready hangs": func(*relocation, func()) error { time.Sleep(time.Minute); return nil },
+	for name, ready := range map[string]func(lifted chan struct{}) error{
+		"ready fails": func(chan struct{}) error { return late },
+		"ready hangs": func(lifted chan struct{}) error { <-lifted; return nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := newRelocation(t, "/b", &driveFault{})
-				if err := r.tr.Relocate(t.Context(), "/b/index", func() error { return ready(r, nil) }); err == nil {
+				lifted := make(chan struct{})
+				if err := r.tr.Relocate(t.Context(), "/b/index", func() error { return ready(lifted) }); err == nil {
 					t.Error("Relocate succeeded")
 				}
 				r.put(10, 20)
-				time.Sleep(time.Hour)
+				close(lifted)
+				r.log.Await(`was deleted" dir=/b/index`)
 				r.holds("/a/index", 20)
 			})
 		})
@@ -242,7 +243,7 @@ func TestRelocateFailsHalfWay(t *testing.T) {
 			}
 			r.put(10, 20) // is written to the old index alone
 			fault.armed.Store(false)
-			time.Sleep(time.Minute)
+			r.log.Await("the index accepts changes again")
 			if err := r.tr.replace(next, func() error { return nil }); !errors.Is(err, ErrBroken) {
 				t.Errorf("replace by an index that lacks a change: %v", err)
 			}

@@ -101,6 +101,21 @@ func (t *table) find(space uint16, group uint8, id *kv.BlockID) uint32 {
 	return 0
 }
 
+// findHash returns the number of a node of the space and group whose hash is h, or 0.
+func (t *table) findHash(h uint64, space uint16, group uint8) uint32 {
+	s, tag := t.segment(h), tagOf(h)
+	for i := homeOf(h); s.tags[i] != 0; i = (i + 1) & segmentMask {
+		if s.tags[i] != tag {
+			continue
+		}
+		n := s.nodes[i]
+		if nd := t.nodes.at(n); nd.space == space && nd.group() == group && t.hashOf(n) == h {
+			return n
+		}
+	}
+	return 0
+}
+
 // insert adds a node that is not in the table.
 func (t *table) insert(n uint32) {
 	h := t.hashOf(n)
