@@ -8,10 +8,13 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/rdma/group"
 	"github.com/penstock-kv/penstock/rdma/group/domaintest"
+	"github.com/penstock-kv/penstock/rdma/simrdma"
 )
 
 func TestMain(m *testing.M) {
@@ -67,6 +70,78 @@ func TestDomainPolled(t *testing.T) {
 		a, b := polled(t), polled(t)
 		return domaintest.Pair{A: a, B: b, KillB: func() { kill(b) }}
 	})
+}
+
+// TestAPIVersion: a domain has the behaviour of the version that is asked for.
+func TestAPIVersion(t *testing.T) {
+	d := openDomain(t)
+	if major, minor := askedVersion(libraryVersion()); d.traits.api != uint32(major)<<16|uint32(minor) {
+		t.Errorf("the domain has the behaviour of version %d.%d; %d.%d is asked for", d.traits.api>>16, d.traits.api&0xffff, major, minor)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNapper: a poller whose completion queue has no descriptor does not pause just after a
+// work, and later for 50 us at a time. Wake ends a pause. The time is virtual.
+func TestNapper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &native{}
+		w := &napper{n: n, woken: make(chan struct{}, 1)}
+		took := func() time.Duration {
+			began := time.Now()
+			w.wait(time.Hour)
+			return time.Since(began)
+		}
+		if d := took(); d != 50*time.Microsecond {
+			t.Errorf("without work a wait took %v", d)
+		}
+		n.taken.Add(1)
+		for range 3 {
+			if d := took(); d != 0 {
+				t.Errorf("behind a work a wait took %v", d)
+			}
+		}
+		for range 3 {
+			w.worked = w.worked.Add(-time.Millisecond)
+			if d := took(); d != 50*time.Microsecond {
+				t.Errorf("1 ms behind the last work a wait took %v", d)
+			}
+		}
+		w.wake()
+		if d := took(); d != 0 {
+			t.Errorf("a wait that was woken took %v", d)
+		}
+	})
+}
+
+// TestDeclared: the EFA that package simrdma simulates declares what this package declares
+// of the provider efa, with the properties that efa's manual lists.
+func TestDeclared(t *testing.T) {
+	efa := &domain{
+		traits: traits{provider: "efa", maxWrite: 1 << 30, virtAddr: true, providerKeys: true, localKeys: true, source: true, keyBytes: 8, dataBytes: 4, depth: 256},
+		quirks: quirksOf("efa"), opts: DomainOptions{Provider: "efa"},
+	}
+	efa.opts.EnsureDefaults()
+	if err := efa.usable(); err != nil {
+		t.Error(err)
+	}
+	want := efa.limitsOf()
+	o := simrdma.NICOptions{Name: "efa", MaxWrite: want.MaxWrite, MaxMessage: want.MaxMessage, QueueDepth: want.QueueDepth}.LikeSRD()
+	d, err := simrdma.NewFabric(1, simrdma.FabricOptions{}).Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := d.Limits(); got != want {
+		t.Errorf("efa is simulated with the limits %+v; it has %+v", got, want)
+	}
+	if o.VirtualAddresses != efa.traits.virtAddr {
+		t.Errorf("efa is simulated with virtual addresses %t", o.VirtualAddresses)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // errKilled is the error of a domain after kill.

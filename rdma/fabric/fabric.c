@@ -89,6 +89,7 @@ static void set_traits(const struct fi_info *i, struct pf_traits *t) {
 	t->rx_depth = (uint32_t)i->rx_attr->size;
 	t->addr_format = i->addr_format;
 	t->source = !!(i->caps & FI_SOURCE);
+	t->api = i->fabric_attr->api_version;
 }
 
 // open_cq prefers a queue that can be waited on.

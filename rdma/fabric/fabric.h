@@ -63,6 +63,7 @@ struct pf_traits {
 	uint64_t max_write, max_order, msg_order;
 	uint32_t virt_addr, prov_key, mr_local, key_bytes, data_bytes;
 	uint32_t tx_depth, rx_depth, addr_format, source;
+	uint32_t api; // the version whose behaviour the provider has, as FI_VERSION
 	int32_t fd;  // to wait on, or -1
 };
 

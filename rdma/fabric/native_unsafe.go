@@ -138,7 +138,7 @@ func openNative(provider, domain, addr string, depth int) (*native, traits, erro
 		maxWrite: uint64(ct.max_write), maxOrder: uint64(ct.max_order), ordersWrites: ct.msg_order != 0,
 		virtAddr: ct.virt_addr != 0, providerKeys: ct.prov_key != 0, localKeys: ct.mr_local != 0,
 		keyBytes: int(ct.key_bytes), dataBytes: int(ct.data_bytes), depth: int(ct.tx_depth), recvDepth: int(ct.rx_depth),
-		format: uint32(ct.addr_format), source: ct.source != 0, fd: int(ct.fd),
+		format: uint32(ct.addr_format), source: ct.source != 0, fd: int(ct.fd), api: uint32(ct.api),
 	}, nil
 }
 

@@ -52,4 +52,6 @@ type traits struct {
 	ordersWrites, virtAddr, providerKeys, localKeys, source bool
 	keyBytes, dataBytes, depth, recvDepth, fd               int
 	format                                                  uint32
+	// api is the version of libfabric whose behaviour the provider has, as FI_VERSION.
+	api uint32
 }

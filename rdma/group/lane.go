@@ -257,7 +257,11 @@ func (l *lane) pump() {
 
 // aheadPieces is how many pieces of writes are posted on one endpoint at once. A message
 // that is sent then waits for no more payload than that, in whatever order the NIC takes
-// its Works. It is enough to keep a NIC busy until its completions are polled.
+// its Works. It keeps a NIC busy until its completions are polled, almost: over shm the
+// rate of writes of 16 MiB is 0.89 to 1.01 of that without a bound (median 0.95), and that
+// of 1 MiB 0.93 to 1.04 (0.96). With 8 pieces it is 0.98 to 1.04, but a message behind
+// writes of 1 MiB takes 1.7 ms in place of 0.9, and 8 to 10 without a bound. Measured on a
+// busy machine with two cores; BenchmarkPieces of rdma/shm repeats the first two.
 const aheadPieces = 4
 
 // held reports whether the first run of j has to wait: for a checkpoint, or, as a part of

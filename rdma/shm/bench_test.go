@@ -2,10 +2,12 @@ package shm
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/group"
 )
@@ -161,6 +163,102 @@ func BenchmarkWrite(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkPieces measures the bound on posted payload (aheadPieces in package group, 4 MiB
+// by default): the rate of writes between two engines, and its ratio to the rate of engines
+// whose writes are neither cut nor bounded. Both take turns of 0.1 s, with 64 MiB in flight,
+// the default budget. The figures are medians over the turns.
+func BenchmarkPieces(b *testing.B) {
+	const half = 128 << 20
+	space := openArena(b, 2*half)
+	for _, size := range []uint64{1 << 20, 16 << 20} {
+		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
+			pieces, whole := newWriter(b, space, 0, size), newWriter(b, space, 1<<30, size)
+			const turn = 100 * time.Millisecond
+			var rates, ratios []float64
+			for b.Loop() {
+				cut, uncut := pieces.rate(turn), whole.rate(turn)
+				rates, ratios = append(rates, cut/(1<<30)), append(ratios, cut/uncut)
+			}
+			slices.Sort(rates)
+			slices.Sort(ratios)
+			b.ReportMetric(rates[len(rates)/2], "GiB/s")
+			b.ReportMetric(ratios[len(ratios)/2], "rate/uncut")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// writer writes from one engine to another, from the first half of an arena to the second.
+type writer struct {
+	tb    testing.TB
+	from  *group.Engine
+	w     rdma.Write
+	free  []uint64 // offsets that no write in flight has
+	ended chan writeEnd
+}
+
+type writeEnd struct {
+	at  uint64
+	err error
+}
+
+func newWriter(tb testing.TB, space *arena.Arena, pieceBytes int, size uint64) *writer {
+	tb.Helper()
+	var engines [2]*group.Engine
+	for i := range engines {
+		o := Options{Arenas: []*arena.Arena{space}, Group: group.Options{Token: rdma.Token(testToken), PieceBytes: pieceBytes}}
+		if i == 0 {
+			o.Listen = filepath.Join(tb.TempDir(), "s")
+		}
+		var err error
+		if engines[i], err = New(tb.Context(), o); err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { _ = engines[i].Close() })
+	}
+	if _, err := engines[1].Connect(tb.Context(), engines[0].Addr(), rdma.Token(testToken)); err != nil {
+		tb.Fatal(err)
+	}
+	mem := space.Bytes()
+	half := len(mem) / 2
+	src, err := engines[1].Register(mem[:half], rdma.RegisterOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	dst, err := engines[0].Register(mem[half:], rdma.RegisterOptions{})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	n := 64 << 20 / int(size)
+	w := &writer{tb: tb, from: engines[1], w: rdma.Write{Src: src, Dst: dst.Desc(), Len: size}, ended: make(chan writeEnd, n)}
+	for i := range uint64(n) {
+		w.free = append(w.free, i*size)
+	}
+	return w
+}
+
+// rate writes for that long and returns the bytes a second.
+func (w *writer) rate(turn time.Duration) float64 {
+	began, bytes := time.Now(), uint64(0)
+	for over := false; !over || len(w.free) < cap(w.ended); over = time.Since(began) > turn {
+		for ; !over && len(w.free) > 0; w.free = w.free[1:] {
+			at, o := w.free[0], w.w
+			o.SrcOffset, o.DstOffset = at, at
+			o.Done = func(err error) { w.ended <- writeEnd{at, err} }
+			if err := w.from.Write(w.tb.Context(), o); err != nil {
+				w.tb.Fatal(err)
+			}
+		}
+		e := <-w.ended
+		if e.err != nil {
+			w.tb.Fatal(e.err)
+		}
+		w.free = append(w.free, e.at)
+		bytes += w.w.Len
+	}
+	return float64(bytes) / time.Since(began).Seconds()
 }
 
 // BenchmarkPost is the time of a Post of one Work while the target is awake, and

@@ -17,11 +17,11 @@ type NICOptions struct {
 	// Host is the machine that the NIC is in, for KillHost; Name is unique in
 	// the fabric.
 	Host, Name string
-	// Ordered, RefusalBreaks, CloseIsFinal, Windows, EmptyUnchecked and KeyBits
+	// Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked and KeyBits
 	// are those of group.Limits. Endpoints join only NICs that agree on the
-	// first two.
-	Ordered, RefusalBreaks, CloseIsFinal, Windows, EmptyUnchecked bool
-	KeyBits                                                       int
+	// first two. Spans need Windows.
+	Ordered, RefusalBreaks, CloseIsFinal, Windows, Spans, EmptyUnchecked bool
+	KeyBits                                                              int
 	// WindowMax is the longest window in bytes; 0: any. NoDeviceWindows: memory of a DMABuf
 	// has none. What is asked for beyond that is rdma.ErrUnsupported.
 	WindowMax       uint64
@@ -57,7 +57,7 @@ func (o *NICOptions) ensureDefaults() {
 // LikeRC makes o a NIC that declares what a card under rdma/verbs does: reliable
 // connections, and memory windows of up to 2 GiB of host memory.
 func (o NICOptions) LikeRC() NICOptions {
-	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = true, true, true, true
+	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, true, true, true, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = true, 32, true
 	o.WindowMax, o.NoDeviceWindows = 2<<30, true
 	return o
@@ -74,14 +74,14 @@ func (o NICOptions) LikeRXE() NICOptions {
 
 // LikeSRD makes o a NIC that declares what Amazon's EFA does under rdma/fabric.
 func (o NICOptions) LikeSRD() NICOptions {
-	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = false, true, false, false
+	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = false, true, false, false, false
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, true
 	return o
 }
 
 // LikeShm makes o a NIC whose other end is software that minds every promise.
 func (o NICOptions) LikeShm() NICOptions {
-	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = true, false, true, true
+	o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows, o.Spans = true, false, true, true, true
 	o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = false, 64, false
 	return o
 }
@@ -103,6 +103,7 @@ func RandomNIC(seed uint64) NICOptions {
 	default:
 		coin := func() bool { return d.below(2) == 0 }
 		o.Ordered, o.RefusalBreaks, o.CloseIsFinal, o.Windows = coin(), coin(), coin(), coin()
+		o.Spans = o.Windows && coin()
 		o.EmptyUnchecked, o.KeyBits, o.VirtualAddresses = coin(), []int{0, 32, 64}[d.below(3)], coin()
 		o.WindowMax, o.NoDeviceWindows = []uint64{0, 0, 5000}[d.below(3)], coin()
 	}
@@ -178,7 +179,7 @@ func (d *Domain) Limits() group.Limits {
 	o := d.opts
 	return group.Limits{
 		MaxWrite: o.MaxWrite, MaxMessage: o.MaxMessage, QueueDepth: o.QueueDepth, Ordered: o.Ordered, RefusalBreaks: o.RefusalBreaks,
-		CloseIsFinal: o.CloseIsFinal, Windows: o.Windows, Spans: o.Windows, EmptyUnchecked: o.EmptyUnchecked, KeyBits: o.KeyBits,
+		CloseIsFinal: o.CloseIsFinal, Windows: o.Windows, Spans: o.Spans, EmptyUnchecked: o.EmptyUnchecked, KeyBits: o.KeyBits,
 	}
 }
 

@@ -86,10 +86,18 @@ func (m *Memory) Key() uint64 { return m.key }
 func (m *Memory) Base() uint64 { return m.base }
 
 // Window opens a part of the memory.
-func (m *Memory) Window(off, n uint64) (group.Memory, error) { return m.WindowSpans(off, n, nil) }
+func (m *Memory) Window(off, n uint64) (group.Memory, error) { return m.window(off, n, nil) }
 
-// WindowSpans implements group.SpanMemory; nil spans are all of the window.
+// WindowSpans implements group.SpanMemory.
 func (m *Memory) WindowSpans(off, n uint64, spans []rdma.Span) (group.Memory, error) {
+	if !m.d.opts.Spans {
+		return nil, fmt.Errorf("simrdma: %s has no windows over spans: %w", m.d.opts.Name, rdma.ErrUnsupported)
+	}
+	return m.window(off, n, spans)
+}
+
+// window opens a part of the memory; nil spans are all of the window.
+func (m *Memory) window(off, n uint64, spans []rdma.Span) (group.Memory, error) {
 	if !m.d.opts.Windows {
 		return nil, fmt.Errorf("simrdma: %s has no windows: %w", m.d.opts.Name, rdma.ErrUnsupported)
 	}

@@ -1,5 +1,3 @@
-//go:build verbs && cgo && linux
-
 package verbs
 
 import "unsafe"

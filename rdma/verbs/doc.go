@@ -4,10 +4,12 @@
 // paper); package group makes an engine of one or several of them.
 //
 // It is built with the tag verbs, needs cgo and libibverbs (Debian:
-// libibverbs-dev), and links to it dynamically. Without the tag the package is
-// there and New says how to build it. It knows no sessions, no tokens and no
-// other NIC, and it does not use librdmacm: endpoints are exchanged over group's
-// control connection, which stands for the paper's UD queue pair.
+// libibverbs-dev), and links to it dynamically. Without the tag,
+// New returns an error that names the tag. Only native_unsafe.go, which implements the
+// interface card, needs the library; the rest is also tested over cards without
+// hardware. The package has no sessions, no tokens and no other NIC, and it does not
+// use librdmacm: endpoints are exchanged over group's control connection, which stands
+// for the paper's UD queue pair.
 //
 //	             one Domain: a port of a device, one PD
 //	┌──────────────────────────────────────────────────────────────────────────────┐

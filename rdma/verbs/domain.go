@@ -1,5 +1,3 @@
-//go:build verbs && cgo && linux
-
 package verbs
 
 import (
@@ -13,20 +11,20 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
-// Built is whether this program can drive RDMA cards.
-const Built = true
-
 // domain is one port of one device.
 type domain struct {
 	name string
 	opts NICOptions
-	nic  *nic
+	nic  card
 	dev  deviceAttr
-	port portAttr
-	gid  gidEntry
-	// partition is the key in the row that queue pairs use.
-	partition pkey
-	limits    group.Limits
+	// number is the port's on the device, from 1.
+	number uint8
+	port   portAttr
+	gid    gidEntry
+	// partition is the key in partitionRow of the port's table, which queue pairs use.
+	partition    pkey
+	partitionRow uint16
+	limits       group.Limits
 	// windows is whether the device keeps writes inside of a memory window.
 	windows bool
 	// lendMax is how many message buffers the receive queue has room for.
@@ -88,41 +86,26 @@ type buffer struct {
 	taken bool
 }
 
-// cqStart is the completion queue's length for the first endpoints.
-const cqStart = 4096
+// cqStart is the completion queue's length for the first endpoints: with the default
+// options for 16 of them. While a queue grows, mlx5's part of libibverbs holds the lock that
+// its poll takes, so that every peer of the port waits for that command. The length doubles
+// each time: up to 1,024 endpoints the queue grows six times.
+const cqStart = 16 << 10
 
-// Open opens a port.
-func Open(o NICOptions) (group.Domain, error) { return openPort(o) }
-
-func open(o NICOptions) (_ *domain, err error) {
-	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	at, err := parseDevice(o.Device)
-	if err != nil {
-		return nil, err
-	}
-	name, port := at.name, at.port
+// newDomain starts a domain on a port that is open. It closes the port if it fails.
+func newDomain(o NICOptions, at place, nic card) (*domain, error) {
 	d := &domain{
-		name: name, opts: o, spin: spinner{max: max(0, o.Spin)},
+		name: at.name, number: at.port, nic: nic, opts: o, spin: spinner{max: max(0, o.Spin)},
 		byQPN: make(map[uint32]*endpoint), buffers: make(map[uint32]buffer), memories: make(map[*memory]struct{}),
 	}
-	if port != 1 {
-		d.name = fmt.Sprintf("%s/%d", name, port)
-	}
-	if d.nic, err = openNIC(name, port); err != nil {
-		if errors.Is(err, errNoDevice) {
-			names, _ := deviceNames()
-			err = fmt.Errorf("%w; this machine has %q (see rdma link, or penstock nic list)", err, names)
-		}
-		return nil, fmt.Errorf("verbs: %s: %w", o.Device, err)
+	if at.port != 1 {
+		d.name = fmt.Sprintf("%s/%d", at.name, at.port)
 	}
 	if err := d.start(at); err != nil {
-		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), d.nic.close())
+		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), nic.close())
 	}
 	if err := d.openChannels(); err != nil {
-		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), d.nic.close())
+		return nil, errors.Join(fmt.Errorf("verbs: %s: %w", o.Device, err), nic.close())
 	}
 	d.workers.Go(d.watchEvents)
 	return d, nil
@@ -137,8 +120,8 @@ func (d *domain) start(at place) error {
 	if d.dev, err = d.nic.device(); err != nil {
 		return err
 	}
-	if d.nic.port > d.dev.ports {
-		return fmt.Errorf("port %d: the device has %d", d.nic.port, d.dev.ports)
+	if d.number > d.dev.ports {
+		return fmt.Errorf("port %d: the device has %d", d.number, d.dev.ports)
 	}
 	if d.port, err = d.nic.portState(); err != nil {
 		return err
@@ -157,7 +140,7 @@ func (d *domain) start(at place) error {
 	if err != nil {
 		return err
 	}
-	if d.nic.pkeyIndex, d.partition, err = choosePKey(keys); err != nil {
+	if d.partitionRow, d.partition, err = choosePKey(keys); err != nil {
 		return err
 	}
 	if depth := d.opts.QueueDepth; depth > d.dev.maxQPWork {
@@ -171,7 +154,7 @@ func (d *domain) start(at place) error {
 		return fmt.Errorf("completion queues of the device have %d entries: too few for ReceiveEntries %d", d.cqEntries, entries)
 	}
 	d.lendMax = entries
-	if err := d.nic.start(d.cqEntries, entries, entries); err != nil {
+	if err := d.nic.start(d.partitionRow, d.cqEntries, entries, entries); err != nil {
 		return hintMemlock(err)
 	}
 	if d.dev.windows {

@@ -1,5 +1,3 @@
-//go:build verbs && cgo && linux
-
 package verbs
 
 import (
@@ -72,7 +70,7 @@ func (d *domain) NewEndpoint(cookie uint64, class rdma.Class) (group.Endpoint, e
 	d.qpMu.Lock()
 	defer d.qpMu.Unlock()
 	for i := range e.lanes {
-		q, err := d.nic.newQueue(d.opts.QueueDepth, i == messages)
+		q, err := d.nic.newQueue(d.opts.QueueDepth, i == messages, queueRights(i))
 		if err != nil {
 			if i > 0 {
 				err = errors.Join(err, e.lanes[0].q.close())
@@ -118,7 +116,7 @@ func (e *endpoint) Local() []byte { return e.local }
 // by Connect.
 func (d *domain) path(to endpointAddr, class rdma.Class) path {
 	return path{
-		port: d.nic.port, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
+		port: d.number, mtu: min(d.port.mtu, to.mtu), gidIndex: d.gid.index, remoteGID: to.gid, remoteLID: to.lid,
 		marking: d.marking(class), timeoutCode: uint8(d.opts.TimeoutCode), retries: uint8(d.opts.Retries),
 		rnrTimer: rnrTimerImm, rnrTries: rnrTriesImm,
 	}
@@ -308,7 +306,7 @@ func (l *lane) takeLocked(seq uint32, status wcStatus, vendor uint32) {
 		l.e.d.out = append(l.e.d.out, c)
 		return
 	}
-	c.Err = &wcError{nic: l.e.d.name, status: status, text: status.text(), vendor: vendor}
+	c.Err = &wcError{nic: l.e.d.name, status: status, text: l.e.d.nic.statusText(status), vendor: vendor}
 	l.e.d.out = append(l.e.d.out, c)
 	l.e.breakLocked(c.Err)
 }

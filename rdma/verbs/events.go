@@ -1,5 +1,3 @@
-//go:build verbs && cgo && linux
-
 package verbs
 
 import (
@@ -147,7 +145,7 @@ func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	case eventLIDChange, eventPKeyChange:
 		why = d.checkPort()
 	case eventDeviceFatal, eventCQ, eventSRQ:
-		why = fmt.Errorf("the device reports: %v", e)
+		why = fmt.Errorf("the device reports: %s", d.nic.eventText(e))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -157,7 +155,7 @@ func (d *domain) takeEvent(e asyncEvent, qpn uint32) {
 	switch e {
 	case eventQPFatal, eventQPRequest, eventQPAccess, eventQPLast:
 		if ep := d.byQPN[qpn]; ep != nil {
-			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %v", d.name, qpn, e))
+			ep.breakLocked(fmt.Errorf("%s: the device reports of queue pair %#x: %s", d.name, qpn, d.nic.eventText(e)))
 		}
 	}
 }
@@ -174,7 +172,7 @@ func (d *domain) checkPort() error {
 	if err != nil {
 		return err
 	}
-	return stillThere(d.port.lid, p.lid, d.partition, table, d.nic.pkeyIndex)
+	return stillThere(d.port.lid, p.lid, d.partition, table, d.partitionRow)
 }
 
 // errGIDGone: packets with our address can't be sent any more.

@@ -1,5 +1,3 @@
-//go:build verbs && cgo && linux
-
 package verbs
 
 import (
@@ -49,7 +47,7 @@ func (d *domain) Register(mem []byte, opts rdma.RegisterOptions) (group.Memory, 
 		err = fmt.Errorf("no memory: %w", rdma.ErrRange)
 	default:
 		m.pin.Pin(&mem[0])
-		if m.reg, err = d.nic.register(m.base, m.size, !opts.Local, d.dev.windows); err != nil {
+		if m.reg, err = d.nic.register(m.base, m.size, rightsOf(!opts.Local, d.dev.windows)); err != nil {
 			m.pin.Unpin()
 			err = hintMemlock(err)
 		}
@@ -69,7 +67,8 @@ func (d *domain) registerDMABuf(m *memory, opts rdma.RegisterOptions) error {
 	}
 	b := opts.DMABuf
 	m.device = true
-	reg, err := d.nic.registerDMABuf(b.FD, b.Offset, b.Len, b.Addr, !opts.Local)
+	// mlx5 answers EINVAL where the registration of a dma-buf is to allow windows.
+	reg, err := d.nic.registerDMABuf(b.FD, b.Offset, b.Len, b.Addr, rightsOf(!opts.Local, false))
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.EPROTONOSUPPORT) {
 		err = fmt.Errorf("dma-buf of device %q: the card's driver takes none (%w): %w", opts.Device, err, rdma.ErrUnsupported)
 	}

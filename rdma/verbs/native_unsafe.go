@@ -32,63 +32,54 @@ import (
 // memory beyond that. Addresses of Go memory are handed to C as numbers for the
 // card to read and write, and only while the memory is pinned (memory.go).
 
-const (
-	postMax   = C.PK_POST_MAX
-	pollMax   = C.PK_POLL_MAX
-	idImm     = uint64(C.PK_ID_IMM)
-	idMessage = uint64(C.PK_ID_MSG)
+const pollMax = C.PK_POLL_MAX
 
-	// What a receive can say that it was, in completion.opcode.
-	gotMessage   = uint32(C.IBV_WC_RECV)
-	gotImmediate = uint32(C.IBV_WC_RECV_RDMA_WITH_IMM)
-
-	opWrite    = C.PK_WRITE
-	opWriteImm = C.PK_WRITE_IMM
-	opSend     = C.PK_SEND
-)
-
-// request is struct pk_request, as Go fills it in.
-type request struct {
-	id, local, remote                  uint64
-	len, lkey, rkey, imm, op, signaled uint32
-}
-
-// completion is struct pk_completion.
-type completion struct {
-	id                                    uint64
-	status, imm, len, qpn, vendor, opcode uint32
-}
-
+// The types and numbers of card.go are those of native.h and of libibverbs.
 var (
 	_ [C.sizeof_struct_pk_request]byte    = [unsafe.Sizeof(request{})]byte{}
 	_ [C.sizeof_struct_pk_completion]byte = [unsafe.Sizeof(completion{})]byte{}
+
+	_ [0]struct{} = [C.PK_POST_MAX ^ postMax]struct{}{}
+	_ [0]struct{} = [C.PK_ID_IMM ^ idImm]struct{}{}
+	_ [0]struct{} = [C.PK_ID_MSG ^ idMessage]struct{}{}
+	_ [0]struct{} = [C.IBV_WC_RECV ^ gotMessage]struct{}{}
+	_ [0]struct{} = [C.IBV_WC_RECV_RDMA_WITH_IMM ^ gotImmediate]struct{}{}
+	_ [0]struct{} = [C.PK_WRITE ^ opWrite]struct{}{}
+	_ [0]struct{} = [C.PK_WRITE_IMM ^ opWriteImm]struct{}{}
+	_ [0]struct{} = [C.PK_SEND ^ opSend]struct{}{}
+
+	_ [0]struct{} = [C.IBV_ACCESS_LOCAL_WRITE ^ rightLocalWrite]struct{}{}
+	_ [0]struct{} = [C.IBV_ACCESS_REMOTE_WRITE ^ rightRemoteWrite]struct{}{}
+	_ [0]struct{} = [C.IBV_ACCESS_MW_BIND ^ rightBind]struct{}{}
+	_ [0]struct{} = [C.IBV_ACCESS_RELAXED_ORDERING ^ rightRelaxed]struct{}{}
+
+	_ [0]struct{} = [C.IBV_EVENT_QP_FATAL ^ eventQPFatal]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_QP_REQ_ERR ^ eventQPRequest]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_QP_ACCESS_ERR ^ eventQPAccess]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_QP_LAST_WQE_REACHED ^ eventQPLast]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_CQ_ERR ^ eventCQ]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_SRQ_ERR ^ eventSRQ]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_DEVICE_FATAL ^ eventDeviceFatal]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_PORT_ERR ^ eventPortDown]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_GID_CHANGE ^ eventGIDChange]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_LID_CHANGE ^ eventLIDChange]struct{}{}
+	_ [0]struct{} = [C.IBV_EVENT_PKEY_CHANGE ^ eventPKeyChange]struct{}{}
+
+	_ [0]struct{} = [C.IBV_QPS_RESET ^ stateReset]struct{}{}
+	_ [0]struct{} = [C.IBV_QPS_ERR ^ stateError]struct{}{}
 )
 
-// asyncEvent is an asynchronous event's type.
-type asyncEvent int
+var _ card = (*nic)(nil)
 
-// Events that are acted on.
-const (
-	eventQPFatal     = asyncEvent(C.IBV_EVENT_QP_FATAL)
-	eventQPRequest   = asyncEvent(C.IBV_EVENT_QP_REQ_ERR)
-	eventQPAccess    = asyncEvent(C.IBV_EVENT_QP_ACCESS_ERR)
-	eventQPLast      = asyncEvent(C.IBV_EVENT_QP_LAST_WQE_REACHED)
-	eventCQ          = asyncEvent(C.IBV_EVENT_CQ_ERR)
-	eventSRQ         = asyncEvent(C.IBV_EVENT_SRQ_ERR)
-	eventDeviceFatal = asyncEvent(C.IBV_EVENT_DEVICE_FATAL)
-	eventPortDown    = asyncEvent(C.IBV_EVENT_PORT_ERR)
-	eventGIDChange   = asyncEvent(C.IBV_EVENT_GID_CHANGE)
-	eventLIDChange   = asyncEvent(C.IBV_EVENT_LID_CHANGE)
-	eventPKeyChange  = asyncEvent(C.IBV_EVENT_PKEY_CHANGE)
-)
-
-// String returns libibverbs' name of the event.
-func (e asyncEvent) String() string {
+// eventText returns libibverbs' name of the event.
+func (n *nic) eventText(e asyncEvent) string {
 	return C.GoString(C.ibv_event_type_str(C.enum_ibv_event_type(e)))
 }
 
-// text returns libibverbs' name of the status.
-func (s wcStatus) text() string { return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s))) }
+// statusText returns libibverbs' name of the status.
+func (n *nic) statusText(s wcStatus) string {
+	return C.GoString(C.ibv_wc_status_str(C.enum_ibv_wc_status(s)))
+}
 
 // errnoOf returns what a call of C set, or EIO where it set nothing.
 func errnoOf(err error) error {
@@ -121,8 +112,8 @@ func deviceNames() ([]string, error) {
 type nic struct {
 	c    *C.struct_pk_nic
 	port uint8
-	// pkeyIndex is the row of the port's table of partition keys that queue pairs use.
-	pkeyIndex uint16
+	// partitionRow is the row of the port's table of partition keys that queue pairs use.
+	partitionRow uint16
 	// loop is how a queue pair of this port is joined to itself.
 	loop path
 }
@@ -156,15 +147,6 @@ func openNIC(name string, port uint8) (*nic, error) {
 	return nil, errNoDevice
 }
 
-// deviceAttr is what matters here of ibv_device_attr.
-type deviceAttr struct {
-	maxQP, maxQPWork, maxCQE, maxSRQWork int
-	ports                                uint8
-	windows                              bool
-	vendor                               uint32
-	firmware                             string
-}
-
 // device asks the device what it can do.
 func (n *nic) device() (deviceAttr, error) {
 	var a C.struct_ibv_device_attr
@@ -172,24 +154,11 @@ func (n *nic) device() (deviceAttr, error) {
 		return deviceAttr{}, fmt.Errorf("query device: %w", syscall.Errno(e))
 	}
 	return deviceAttr{
-		maxQP: int(a.max_qp), maxQPWork: int(a.max_qp_wr), maxCQE: int(a.max_cqe), maxSRQWork: int(a.max_srq_wr),
+		maxQPWork: int(a.max_qp_wr), maxCQE: int(a.max_cqe), maxSRQWork: int(a.max_srq_wr),
 		ports: uint8(a.phys_port_cnt), windows: a.device_cap_flags&C.IBV_DEVICE_MEM_WINDOW != 0 && a.max_mw > 0,
-		vendor: uint32(a.vendor_id), firmware: C.GoString(&a.fw_ver[0]),
+		vendor: uint32(a.vendor_id),
 	}, nil
 }
-
-// portAttr is what matters here of ibv_port_attr.
-type portAttr struct {
-	active     bool
-	mtu        uint8
-	lid        uint16
-	layer      linkLayer
-	maxMessage uint32
-	pkeys      int // length of the table of partition keys
-}
-
-// maxWrite is the longest payload of one Work, in bytes.
-func (p portAttr) maxWrite() uint64 { return min(uint64(p.maxMessage), 1<<30) }
 
 // portState asks how the port is.
 func (n *nic) portState() (portAttr, error) {
@@ -239,8 +208,10 @@ func (n *nic) gids() ([]gidEntry, error) {
 }
 
 // start makes what endpoints share: protection domain, completion queue of cqe
-// entries, and receive queues of immEntries and msgEntries.
-func (n *nic) start(cqe, immEntries, msgEntries int) error {
+// entries, and receive queues of immEntries and msgEntries. Queue pairs use
+// partitionRow of the port's table of partition keys.
+func (n *nic) start(partitionRow uint16, cqe, immEntries, msgEntries int) error {
+	n.partitionRow = partitionRow
 	var err error
 	if n.c.pd, err = C.ibv_alloc_pd(n.c.ctx); n.c.pd == nil {
 		return fmt.Errorf("protection domain: %w", errnoOf(err))
@@ -368,43 +339,30 @@ func (n *nic) lend(slot uint32, addr uint64, size, lkey uint32) error {
 	return nil
 }
 
-// registration is memory that the card knows: a region, or a window of it.
-type registration struct {
+// keyed is memory that is registered with the card: a region, or a window of it.
+type keyed struct {
 	mr *C.struct_ibv_mr
 	mw *C.struct_ibv_mw
 }
 
-// access returns the rights of a region.
-func access(remote, windows bool) C.int {
-	a := C.int(C.IBV_ACCESS_LOCAL_WRITE | C.IBV_ACCESS_RELAXED_ORDERING)
-	if remote {
-		a |= C.IBV_ACCESS_REMOTE_WRITE
-	}
-	if windows {
-		a |= C.IBV_ACCESS_MW_BIND
-	}
-	return a
-}
-
 // register makes size bytes at addr known to the card. Relaxed ordering is asked
 // for; libibverbs leaves it out where the device does not have it.
-func (n *nic) register(addr, size uint64, remote, windows bool) (registration, error) {
-	mr, err := C.pk_reg(n.c.pd, C.uint64_t(addr), C.uint64_t(size), access(remote, windows))
+func (n *nic) register(addr, size uint64, r rights) (registration, error) {
+	mr, err := C.pk_reg(n.c.pd, C.uint64_t(addr), C.uint64_t(size), C.int(r))
 	if mr == nil {
-		return registration{}, errnoOf(err)
+		return nil, errnoOf(err)
 	}
-	return registration{mr: mr}, nil
+	return keyed{mr: mr}, nil
 }
 
 // registerDMABuf does the same for device memory that a dma-buf stands for, at
-// the device's virtual address addr. mlx5 answers EINVAL where such a registration
-// is to allow windows.
-func (n *nic) registerDMABuf(fd int, off, size, addr uint64, remote bool) (registration, error) {
-	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), access(remote, false))
+// the device's virtual address addr.
+func (n *nic) registerDMABuf(fd int, off, size, addr uint64, r rights) (registration, error) {
+	mr, err := C.ibv_reg_dmabuf_mr(n.c.pd, C.uint64_t(off), C.size_t(size), C.uint64_t(addr), C.int(fd), C.int(r))
 	if mr == nil {
-		return registration{}, errnoOf(err)
+		return nil, errnoOf(err)
 	}
-	return registration{mr: mr}, nil
+	return keyed{mr: mr}, nil
 }
 
 // bindWaitMS bounds how long the card may take for a window. It takes
@@ -412,22 +370,23 @@ func (n *nic) registerDMABuf(fd int, off, size, addr uint64, remote bool) (regis
 const bindWaitMS = 2000
 
 // window opens size bytes at addr of r with a key of its own. One at a time.
-func (n *nic) window(r registration, addr, size uint64) (registration, error) {
+func (n *nic) window(of registration, addr, size uint64) (registration, error) {
+	r := of.(keyed)
 	mw, err := C.ibv_alloc_mw(n.c.pd, C.IBV_MW_TYPE_1)
 	if mw == nil {
-		return registration{}, fmt.Errorf("memory window: %w", errnoOf(err))
+		return nil, fmt.Errorf("memory window: %w", errnoOf(err))
 	}
 	e := C.pk_bind(n.c, mw, r.mr, C.uint64_t(addr), C.uint64_t(size), bindWaitMS)
 	if e == 0 {
-		return registration{mr: r.mr, mw: mw}, nil
+		return keyed{mr: r.mr, mw: mw}, nil
 	}
 	err = fmt.Errorf("bind a memory window: %w", syscall.Errno(e))
 	if e < 0 {
-		err = fmt.Errorf("bind a memory window: %s (status %d)", wcStatus(-e).text(), -e)
+		err = fmt.Errorf("bind a memory window: %s (status %d)", n.statusText(wcStatus(-e)), -e)
 	}
 	C.ibv_dealloc_mw(mw)
 	// A request that failed has put the bind queue pair into the error state.
-	return registration{}, errors.Join(err, n.restartBind())
+	return nil, errors.Join(err, n.restartBind())
 }
 
 // write writes size bytes at src to dst through the bind queue pair, which is
@@ -441,13 +400,13 @@ func (n *nic) write(from registration, src uint64, to registration, dst, size ui
 		return syscall.Errno(e)
 	case e < 0:
 		s := wcStatus(-e)
-		return &wcError{status: s, text: s.text()}
+		return &wcError{status: s, text: n.statusText(s)}
 	}
 	return nil
 }
 
 // keys returns the local and the remote key.
-func (r registration) keys() (local, remote uint32) {
+func (r keyed) keys() (local, remote uint32) {
 	if r.mw != nil {
 		return uint32(r.mr.lkey), uint32(r.mw.rkey)
 	}
@@ -455,7 +414,7 @@ func (r registration) keys() (local, remote uint32) {
 }
 
 // close takes the keys back.
-func (r registration) close() error {
+func (r keyed) close() error {
 	e := C.int(0)
 	if r.mw != nil {
 		e = C.ibv_dealloc_mw(r.mw)
@@ -488,7 +447,7 @@ func (n *nic) restartBind() error {
 	if err := modify(n.c.bind, stateReset); err != nil {
 		return err
 	}
-	if err := n.initQP(n.c.bind, C.IBV_ACCESS_REMOTE_WRITE); err != nil {
+	if err := n.initQP(n.c.bind, rightRemoteWrite); err != nil {
 		return err
 	}
 	return joinQP(n.c.bind, n.loop)
@@ -507,17 +466,15 @@ func (n *nic) newQP(cq *C.struct_ibv_cq, srq *C.struct_ibv_srq, depth int) (*C.s
 	return qp, nil
 }
 
-// queue is a queue pair of an endpoint.
-type queue struct {
-	c *C.struct_pk_queue
-	// requests is where the requests of post are put.
-	requests []request
-	qpn, psn uint32
+// pairOf is a queue pair of an endpoint.
+type pairOf struct {
+	c   *C.struct_pk_queue
+	qpn uint32
 }
 
 // newQueue makes a queue pair whose receives come from the immediates' or from
-// the messages' receive queue.
-func (n *nic) newQueue(depth int, messages bool) (*queue, error) {
+// the messages' receive queue, and whose peer has the rights r.
+func (n *nic) newQueue(depth int, messages bool, r rights) (*queue, error) {
 	srq := n.c.imm
 	if messages {
 		srq = n.c.msg
@@ -526,38 +483,24 @@ func (n *nic) newQueue(depth int, messages bool) (*queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Nothing but messages comes in on the messages' queue pair: it gives no right to memory.
-	rights := C.int(C.IBV_ACCESS_REMOTE_WRITE)
-	if messages {
-		rights = 0
-	}
-	if err := n.initQP(qp, rights); err != nil {
+	if err := n.initQP(qp, r); err != nil {
 		C.ibv_destroy_qp(qp)
 		return nil, err
 	}
-	q := &queue{c: C.pk_queue_new(qp), qpn: uint32(qp.qp_num), psn: rand.Uint32() & max24}
-	if q.c == nil {
+	c := C.pk_queue_new(qp)
+	if c == nil {
 		C.ibv_destroy_qp(qp)
 		return nil, syscall.ENOMEM
 	}
-	q.requests = (*[postMax]request)(unsafe.Pointer(&q.c.req))[:]
-	return q, nil
+	return newQueueOf(c, uint32(qp.qp_num)), nil
+}
+
+func newQueueOf(c *C.struct_pk_queue, qpn uint32) *queue {
+	return &queue{pair: &pairOf{c: c, qpn: qpn}, requests: (*[postMax]request)(unsafe.Pointer(&c.req))[:], qpn: qpn, psn: rand.Uint32() & max24}
 }
 
 // newQueueWithoutCard is a queue that can be filled and not posted.
-func newQueueWithoutCard() *queue {
-	q := &queue{c: C.pk_queue_new(nil)}
-	q.requests = (*[postMax]request)(unsafe.Pointer(&q.c.req))[:]
-	return q
-}
-
-// qpState is a state that a queue pair is moved to.
-type qpState int
-
-const (
-	stateReset = qpState(C.IBV_QPS_RESET)
-	stateError = qpState(C.IBV_QPS_ERR)
-)
+func newQueueWithoutCard() *queue { return newQueueOf(C.pk_queue_new(nil), 0) }
 
 // modify moves the queue pair to a state that needs nothing else to be said.
 func modify(qp *C.struct_ibv_qp, s qpState) error {
@@ -573,40 +516,16 @@ func modifyQP(qp *C.struct_ibv_qp, attr *C.struct_ibv_qp_attr, mask C.int, to st
 	return nil
 }
 
-// initQP moves a new queue pair to INIT; rights are what its peer may do with memory.
-func (n *nic) initQP(qp *C.struct_ibv_qp, rights C.int) error {
+// initQP moves a new queue pair to INIT; r are the rights of its peer to memory.
+func (n *nic) initQP(qp *C.struct_ibv_qp, r rights) error {
 	var attr C.struct_ibv_qp_attr
-	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(n.port), C.uint16_t(n.pkeyIndex)
-	attr.qp_access_flags = C.uint(rights)
+	attr.qp_state, attr.port_num, attr.pkey_index = C.IBV_QPS_INIT, C.uint8_t(n.port), C.uint16_t(n.partitionRow)
+	attr.qp_access_flags = C.uint(r)
 	return modifyQP(qp, &attr, C.IBV_QP_STATE|C.IBV_QP_PKEY_INDEX|C.IBV_QP_PORT|C.IBV_QP_ACCESS_FLAGS, "INIT")
 }
 
-// path is how packets of a queue pair reach the one that it is joined to.
-type path struct {
-	port, mtu            uint8
-	gidIndex             uint32
-	remoteGID            gid
-	remoteLID            uint16
-	remoteQPN            uint32
-	localPSN, remotePSN  uint32
-	marking              marking
-	timeoutCode, retries uint8
-	rnrTimer, rnrTries   uint8
-}
-
-// marking is what switches see of a traffic class.
-type marking struct{ serviceLevel, trafficClass uint8 }
-
-// IBA constants of a connection.
-const (
-	hopLimit = 64
-	// rnrTimerImm is how long a sender waits that found no receive entry: code 12
-	// is 0.64 ms for immediates, and it tries for ever (7), since that queue is
-	// refilled by every poll. 24 is 41 ms for messages, six times: where nobody
-	// lends a buffer for so long, the sender is to be told.
-	rnrTimerImm, rnrTriesImm         = 12, 7
-	rnrTimerMessage, rnrTriesMessage = 24, 6
-)
+// hopLimit is the number of routers that a packet may pass.
+const hopLimit = 64
 
 // joinQP moves a queue pair from INIT through RTR to RTS.
 func joinQP(qp *C.struct_ibv_qp, p path) error {
@@ -629,10 +548,10 @@ func joinQP(qp *C.struct_ibv_qp, p path) error {
 }
 
 // join connects the queue to the one at the other end of p.
-func (q *queue) join(p path) error { return joinQP(q.c.qp, p) }
+func (q *pairOf) join(p path) error { return joinQP(q.c.qp, p) }
 
-// post posts the first n of q.requests and returns how many were taken.
-func (q *queue) post(n int) (int, error) {
+// post posts the first n of the requests and returns how many were taken.
+func (q *pairOf) post(n int) (int, error) {
 	var e C.int
 	k := C.pk_post(q.c, C.int(n), &e)
 	if e != 0 {
@@ -642,7 +561,7 @@ func (q *queue) post(n int) (int, error) {
 }
 
 // modify moves the queue to the error state or resets it.
-func (q *queue) modify(s qpState) error {
+func (q *pairOf) modify(s qpState) error {
 	if q.c.qp == nil {
 		return nil
 	}
@@ -650,7 +569,7 @@ func (q *queue) modify(s qpState) error {
 }
 
 // destroy releases the queue pair; close the rest.
-func (q *queue) destroy() error {
+func (q *pairOf) destroy() error {
 	if q.c == nil || q.c.qp == nil {
 		return nil
 	}
@@ -663,11 +582,11 @@ func (q *queue) destroy() error {
 }
 
 // close releases the queue. It may be called twice.
-func (q *queue) close() error {
+func (q *pairOf) close() error {
 	err := q.destroy()
 	if q.c != nil {
 		C.free(unsafe.Pointer(q.c))
-		q.c, q.requests = nil, nil
+		q.c = nil
 	}
 	return err
 }

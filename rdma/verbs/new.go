@@ -11,6 +11,9 @@ import (
 	"github.com/penstock-kv/penstock/rdma/group"
 )
 
+// Built is whether this program can drive RDMA cards.
+const Built = true
+
 // New starts an engine over one or several ports.
 func New(ctx context.Context, o Options) (*group.Engine, error) {
 	return newEngine(ctx, o, func(_ int, n NICOptions) (port, error) { return openPort(n) })
@@ -22,12 +25,35 @@ type port interface {
 	about() string
 }
 
+// Open opens a port.
+func Open(o NICOptions) (group.Domain, error) { return openPort(o) }
+
 func openPort(o NICOptions) (port, error) {
 	d, err := open(o)
 	if err != nil {
 		return nil, err // and not a port that is nil inside
 	}
 	return d, nil
+}
+
+func open(o NICOptions) (*domain, error) {
+	o.EnsureDefaults()
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	at, err := parseDevice(o.Device)
+	if err != nil {
+		return nil, err
+	}
+	nic, err := openNIC(at.name, at.port)
+	if err != nil {
+		if errors.Is(err, errNoDevice) {
+			names, _ := deviceNames()
+			err = fmt.Errorf("%w; this machine has %q (see rdma link, or penstock nic list)", err, names)
+		}
+		return nil, fmt.Errorf("verbs: %s: %w", o.Device, err)
+	}
+	return newDomain(o, at, nic)
 }
 
 // newEngine is New with a way to open NIC i.
