@@ -27,10 +27,40 @@ func SendFile(conn *net.UnixConn, msg []byte, f *os.File) error {
 // ReceiveFile fills msg from a unix socket. It returns the file that came with
 // it, which is the caller's, or nil if none did. More than one is refused.
 func ReceiveFile(conn *net.UnixConn, msg []byte) (*os.File, error) {
+	return receiveFile(msg, func(msg, oob []byte) (n, oobn, flags int, err error) {
+		n, oobn, flags, _, err = conn.ReadMsgUnix(msg, oob)
+		return n, oobn, flags, err
+	})
+}
+
+// ReceiveFileBlocking is ReceiveFile from a file of Blocking. Error: EAGAIN, if nothing came within
+// the patience.
+func ReceiveFileBlocking(socket *os.File, msg []byte) (*os.File, error) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("sys: receive a descriptor: %w", err)
+	}
+	return receiveFile(msg, func(msg, oob []byte) (n, oobn, flags int, err error) {
+		if rerr := raw.Read(func(fd uintptr) bool {
+			for {
+				n, oobn, flags, _, err = unix.Recvmsg(int(fd), msg, oob, unix.MSG_CMSG_CLOEXEC)
+				if !errors.Is(err, unix.EINTR) {
+					return true
+				}
+			}
+		}); rerr != nil {
+			err = rerr
+		}
+		return n, oobn, flags, err
+	})
+}
+
+// receiveFile is ReceiveFile with the call that receives.
+func receiveFile(msg []byte, receive func(msg, oob []byte) (n, oobn, flags int, err error)) (*os.File, error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	var files []*os.File
 	for at := 0; at < len(msg); {
-		n, oobn, flags, _, err := conn.ReadMsgUnix(msg[at:], oob)
+		n, oobn, flags, err := receive(msg[at:], oob)
 		if err == nil && n == 0 {
 			err = errors.New("the peer hung up")
 		}

@@ -87,6 +87,11 @@ func New(ctx context.Context, opts Options) (*Engine, error) {
 		}
 	}
 	e.running.Go(e.watch)
+	for _, n := range e.nics {
+		if n.device != "" {
+			e.running.Go(func() { e.watchLink(n) })
+		}
+	}
 	return e, nil
 }
 

@@ -104,14 +104,14 @@ func (n *nic) close() {
 // errNoCarrier: the interface is down, or its cable leads nowhere.
 var errNoCarrier = errors.New("has no carrier")
 
-// look finds out whether the interface can carry anything: the kernel knows at
-// once of a link that is down, and connections notice only by silence.
+// interfaceByName asks the kernel for an interface.
+var interfaceByName = net.InterfaceByName
+
+// look finds out whether the interface can carry anything: the kernel reports a link that is
+// down at once, and connections notice only by silence.
 func (n *nic) look() {
-	if n.device == "" {
-		return
-	}
 	var why error
-	if dev, err := net.InterfaceByName(n.device); err != nil {
+	if dev, err := interfaceByName(n.device); err != nil {
 		why = fmt.Errorf("tcp: interface %s: %w", n.device, err)
 	} else if dev.Flags&net.FlagRunning == 0 {
 		why = fmt.Errorf("tcp: interface %s %w", n.device, errNoCarrier)

@@ -403,21 +403,51 @@ func TestHeartbeatsKeepIdleSessions(t *testing.T) {
 	if _, err := c.Connect(ctx, e.Addr(), rdma.Token(testToken)); err != nil {
 		t.Fatal(err)
 	}
-	s := c.sessions()[0]
-	var last uint64
-	for range 20 { // heartbeats arrive on every connection
-		for _, k := range s.rails[0].conns {
-			for last = k.rx.Load(); k.rx.Load() == last; {
-				select {
-				case <-time.After(time.Millisecond):
-				case <-ctx.Done():
-					t.Fatal("no heartbeat")
-				}
-			}
-		}
-	}
+	heartbeats(t, c.sessions()[0])
 	if len(c.Peers()) != 1 || len(e.Peers()) != 1 {
 		t.Error("the session ended")
+	}
+}
+
+// heartbeats returns when 20 heartbeats have arrived on every connection of a session.
+func heartbeats(t *testing.T, s *session) {
+	t.Helper()
+	for range 20 {
+		for _, k := range s.rails[0].conns {
+			last := k.rx.Load()
+			until(t, testContext(t), "a heartbeat", func() bool { return k.rx.Load() != last })
+		}
+	}
+}
+
+// TestHeartbeatsWhileTheKernelIsLate: the kernel does not answer for the interface of a NIC, as
+// while others are being removed. The engine's heartbeats go on.
+func TestHeartbeatsWhileTheKernelIsLate(t *testing.T) {
+	asked, answer := make(chan string, 1), make(chan struct{})
+	interfaceByName = func(name string) (*net.Interface, error) {
+		select {
+		case asked <- name:
+		default:
+		}
+		<-answer
+		return net.InterfaceByName(name)
+	}
+	t.Cleanup(func() { interfaceByName = net.InterfaceByName })
+	o := Options{HeartbeatInterval: 10 * time.Millisecond, IdleTimeout: 30 * time.Second}
+	c := newEngine(t, o)
+	o.NICs, o.Token = []NIC{{Device: "lo", Listen: "127.0.0.1:0"}}, rdma.Token(testToken)
+	e := closing(t, newEngine(t, o))
+	closing(t, c)
+	t.Cleanup(func() { close(answer) })
+	if _, err := c.Connect(testContext(t), e.Addr(), rdma.Token(testToken)); err != nil {
+		t.Fatal(err)
+	}
+	if name := <-asked; name != "lo" {
+		t.Errorf("interface %q was asked for", name)
+	}
+	heartbeats(t, c.sessions()[0])
+	if n := e.NICs()[0]; !n.Up {
+		t.Errorf("%+v", n)
 	}
 }
 

@@ -20,7 +20,7 @@ const ticksPerHeartbeat = 4
 // counted in rounds, not read from a clock: when this process stands still
 // (suspended, starved), its peers do not age.
 func (e *Engine) watch() {
-	interval := e.opts.HeartbeatInterval / ticksPerHeartbeat
+	interval := e.interval()
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	silence := ceilDiv(e.opts.IdleTimeout, interval)
@@ -33,15 +33,31 @@ func (e *Engine) watch() {
 			return
 		}
 		now := e.ticks.Add(1)
-		for _, n := range e.nics {
-			n.look()
-		}
 		for _, s := range e.sessions() {
 			s.watch(railSilence, silence)
 			if now > transfer && s.overdue(now-transfer) {
 				e.stats.peersTimedOut.Add(1)
 				s.fail(fmt.Errorf("rdma: %v did not end an operation in %v: %w", s.peer, e.opts.TransferTimeout, rdma.ErrPeerDied))
 			}
+		}
+	}
+}
+
+// interval is the time between two rounds of the watch.
+func (e *Engine) interval() time.Duration { return e.opts.HeartbeatInterval / ticksPerHeartbeat }
+
+// watchLink looks at the interface of a NIC once a round. It has a goroutine of its own: the kernel
+// answers late while interfaces are made or removed elsewhere on the host (its rtnl lock), and
+// the peers must have their heartbeats meanwhile.
+func (e *Engine) watchLink(n *nic) {
+	ticker := time.NewTicker(e.interval())
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			n.look()
+		case <-e.ctx.Done():
+			return
 		}
 	}
 }
