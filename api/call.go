@@ -50,13 +50,15 @@ const (
 // what is none of these.
 const (
 	// KindCall is a Call. KindReturn, on the unix socket only, gives loans back:
-	// 8 bytes each follow. KindReply answers a call.
+	// 8 bytes each follow. KindReply answers a call. KindStage, on the unix socket only,
+	// asks for memory from which the node takes the bytes of Write calls.
 	KindCall   = 1
 	KindReturn = 2
 	KindReply  = 3
+	KindStage  = 4
 )
 
-// Method says what a Call asks for: calls of penstock.v1.Cache.
+// Method names the operation of a Call: a call of penstock.v1.Cache, or Write.
 type Method uint8
 
 const (
@@ -64,9 +66,12 @@ const (
 	MethodRead
 	MethodReserve
 	MethodCommit
+	// MethodWrite is Reserve and Commit in one call. Only the unix socket takes it.
+	MethodWrite
+	MethodExists
 )
 
-// String returns the method's name in penstock.v1.Cache.
+// String returns the method's name, in penstock.v1.Cache if it is one of its calls.
 func (m Method) String() string {
 	switch m {
 	case MethodMatch:
@@ -77,6 +82,10 @@ func (m Method) String() string {
 		return "Reserve"
 	case MethodCommit:
 		return "Commit"
+	case MethodWrite:
+		return "Write"
+	case MethodExists:
+		return "Exists"
 	}
 	return fmt.Sprintf("Method(%d)", uint8(m))
 }
@@ -93,6 +102,10 @@ func (m Method) Request() proto.Message {
 		return new(pb.ReserveRequest)
 	case MethodCommit:
 		return new(pb.CommitRequest)
+	case MethodWrite:
+		return new(pb.WriteRequest)
+	case MethodExists:
+		return new(pb.ExistsRequest)
 	}
 	return nil
 }

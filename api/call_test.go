@@ -44,7 +44,7 @@ func TestCallRefused(t *testing.T) {
 	for name, edit := range map[string]func([]byte){
 		"another kind":         func(b []byte) { b[0] = 9 },
 		"no method":            func(b []byte) { b[1] = 0 },
-		"unknown method":       func(b []byte) { b[1] = 5 },
+		"unknown method":       func(b []byte) { b[1] = 7 },
 		"unknown flag":         func(b []byte) { b[2] = 2 },
 		"no room for a reply":  func(b []byte) { b[4] = ReplyHeaderBytes - 1 },
 		"a timeout below zero": func(b []byte) { b[23] = 0x80 },
@@ -77,7 +77,7 @@ func TestCallRefused(t *testing.T) {
 
 // FuzzCall: what parses is what would be written, and every method has a request.
 func FuzzCall(f *testing.F) {
-	for _, m := range []Method{MethodMatch, MethodRead, MethodReserve, MethodCommit} {
+	for _, m := range []Method{MethodMatch, MethodRead, MethodReserve, MethodCommit, MethodWrite, MethodExists} {
 		b, err := Call{Method: m, ID: 9, Timeout: math.MaxInt64, ReplyMax: 24}.Append(nil, m.Request())
 		if err != nil {
 			f.Fatal(err)

@@ -51,6 +51,7 @@ func FuzzLocalFrame(f *testing.F) {
 	f.Add([]byte{3, 0, 0, 0, 1, 'a', 'b', 9})
 	f.Add([]byte{0, 0, 0, 0, 1})
 	f.Add([]byte{255, 255, 255, 255, 1})
+	f.Add(AppendStage(AppendReturn(nil, nil)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := bufio.NewReader(bytes.NewReader(b))
 		var again []byte

@@ -15,6 +15,10 @@ import (
 //	│ length │ message      4 bytes, little endian
 //
 // Calls are answered in order, one reply each; returns have no answer.
+//
+// Before the first Write call the engine asks for memory with a message that is KindStage and
+// nothing else. The answer is a Reply with the id 0. Without an error the memory's descriptor
+// comes with its first byte (SCM_RIGHTS). The memory is the session's as long as the connection lasts.
 
 // LocalFrameMax bounds a message on the socket, in bytes: as much as one of gRPC.
 const LocalFrameMax = 16 << 20
@@ -48,6 +52,11 @@ func ParseReturn(dst []uint64, msg []byte) ([]uint64, error) {
 		dst = append(dst, binary.LittleEndian.Uint64(msg))
 	}
 	return dst, nil
+}
+
+// AppendStage appends the frame that asks for memory.
+func AppendStage(dst []byte) []byte {
+	return append(binary.LittleEndian.AppendUint32(dst, 1), KindStage)
 }
 
 // ReadLocalFrame reads one message, of one byte at least. It is the caller's.

@@ -51,6 +51,40 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
+// BenchmarkWrite stores blocks of 1 MiB over TCP, and over the unix socket of a node on this host.
+func BenchmarkWrite(b *testing.B) {
+	const block = 1 << 20
+	for _, blocks := range []int{1, 4, 16} {
+		for _, over := range []string{"tcp", "socket"} {
+			b.Run(fmt.Sprintf("%dMiB/%s", blocks, over), func(b *testing.B) {
+				h, _ := newLocalHost(b, 32<<20, func(so *storage.Options, o *server.Options) {
+					so.WriteBytesMax, o.Limits.WriteBytes = 64<<20, 64<<20
+				})
+				r := newRig(b, func(o *client.Options) { o.NoLocal = over == "tcp" }, h)
+				ns := r.namespace("m", kv.SingleGroup(16, 16, 4096), kv.IndexTrie)
+				mem := r.memory(int64(blocks) * block)
+				next := uint32(0)
+				write := func() {
+					next++
+					w, err := r.store.Write(b.Context(), client.WriteRequest{Namespace: ns, IDs: chain(ns, blocks, next), From: mem})
+					if err != nil || w.Stored != blocks {
+						b.Fatalf("write: %v: %s, %v", w.Outcome, w.Detail, err)
+					}
+				}
+				eventually(b, "a write over the unix socket", func() bool {
+					write()
+					return r.store.Stats().LocalWrites > 0 || over == "tcp"
+				})
+				b.SetBytes(int64(blocks) * block)
+				b.ReportAllocs()
+				for b.Loop() {
+					write()
+				}
+			})
+		}
+	}
+}
+
 // BenchmarkMatch matches a chain of 512 blocks, over gRPC.
 func BenchmarkMatch(b *testing.B) {
 	r, ns, ids, _ := benchRig(b, kv.SingleGroup(1, 4, 1024), 512, nil)

@@ -293,7 +293,7 @@ func (r *road) do(ctx context.Context, m api.Method, req proto.Message, imm uint
 	switch {
 	case x.err != nil:
 		return nil, x.err
-	case codes.Code(x.reply.Code) == codes.OutOfRange && (m == api.MethodRead || m == api.MethodMatch):
+	case codes.Code(x.reply.Code) == codes.OutOfRange && (m == api.MethodRead || m == api.MethodMatch || m == api.MethodExists):
 		return nil, errNoRoad
 	}
 	c.store.stats.messages.Add(1)

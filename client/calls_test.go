@@ -183,7 +183,9 @@ func TestClientSpans(t *testing.T) {
 	before := otel.GetTracerProvider()
 	otel.SetTracerProvider(trace.NewTracerProvider(trace.WithSpanProcessor(recorder)))
 	defer otel.SetTracerProvider(before)
-	r, h := newLocalRig(t, nil)
+	h, path := newLocalHost(t, 1<<20, nil)
+	// Read goes by message, and ReadLocal over the socket.
+	r := localRig{newRig(t, func(o *client.Options) { o.LocalSocket, o.NoLocal = path, true }, h), path}
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 2, 1)
 	r.mustPut(ns, ids)
@@ -213,20 +215,36 @@ func TestClientSpans(t *testing.T) {
 	}
 }
 
-// readerEnv makes the test binary a client whose read is held up until it is
-// killed: its value is the node's address, and the namespace.
-const readerEnv = "PENSTOCK_TEST_READER"
+// victimEnv makes the test binary the process that a test kills. Its value is the address of a
+// node, a namespace, and the path of the node's unix socket or nothing, with commas between them.
+const victimEnv = "PENSTOCK_TEST_VICTIM"
 
-func TestReader(t *testing.T) {
-	args := strings.Split(os.Getenv(readerEnv), ",")
-	if len(args) != 2 {
-		t.Skip("runs in the process that TestKilledClientLetsGo starts")
+// startVictim runs a test of this binary in a process with victimEnv.
+func startVictim(t *testing.T, test string, h *host, ns kv.Namespace, socket string) (*exec.Cmd, io.Reader) {
+	t.Helper()
+	exe, err := os.Executable()
+	h.must(err)
+	cmd := exec.Command(exe, "-test.run=^"+test+"$", "-test.count=1")
+	cmd.Env = append(os.Environ(), victimEnv+"="+strings.Join([]string{h.control, ns.Name, socket}, ","))
+	out, err := cmd.StdoutPipe()
+	h.must(err)
+	h.must(cmd.Start())
+	return cmd, out
+}
+
+// openVictim opens the store and the namespace of a process with victimEnv. In another process
+// it returns no store.
+func openVictim(t *testing.T) (*client.Store, kv.Namespace) {
+	t.Helper()
+	args := strings.Split(os.Getenv(victimEnv), ",")
+	if len(args) != 3 {
+		return nil, kv.Namespace{}
 	}
 	engine, err := tcp.New(t.Context(), tcp.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := client.Open(t.Context(), client.Options{Servers: args[:1], Engine: engine})
+	store, err := client.Open(t.Context(), client.Options{Servers: args[:1], Engine: engine, LocalSocket: args[2]})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,6 +252,11 @@ func TestReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return store, ns
+}
+
+// readUntilKilled reads blocks while the node holds the read up.
+func readUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	mem, err := store.Register(make([]byte, 8*8192))
 	if err != nil {
 		t.Fatal(err)
@@ -245,17 +268,16 @@ func TestReader(t *testing.T) {
 // TestKilledClientLetsGo: when a client is killed in the middle of a read, the
 // node has its memory and its slots back.
 func TestKilledClientLetsGo(t *testing.T) {
+	if store, ns := openVictim(t); store != nil {
+		readUntilKilled(t, store, ns)
+	}
 	h := newHost(t, nil)
 	r := newRig(t, nil, h)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	r.mustPut(ns, chain(ns, 8, 1))
 	idle := h.node.Stats().Arena.UsedBytes
 	h.gate.shut()
-	exe, err := os.Executable()
-	h.must(err)
-	cmd := exec.Command(exe, "-test.run=^TestReader$", "-test.count=1")
-	cmd.Env = append(os.Environ(), readerEnv+"="+h.control+","+ns.Name)
-	h.must(cmd.Start())
+	cmd, _ := startVictim(t, "TestKilledClientLetsGo", h, ns, "")
 	<-h.gate.arrived
 	h.must(cmd.Process.Signal(syscall.SIGKILL))
 	_ = cmd.Wait() // killed
@@ -328,29 +350,38 @@ func TestNodeSpeaksNoMessages(t *testing.T) {
 	}
 }
 
-// nodeEnv makes the test binary a node until its standard input ends. It says
-// where it listens.
+// nodeEnv makes the test binary a node until its standard input ends. It prints the address. If
+// the value is local, the node has a unix socket.
 const nodeEnv = "PENSTOCK_TEST_NODE"
 
+// TestNode: a node in a process of its own stores and loads blocks. In the processes of
+// startNode it is the node.
 func TestNode(t *testing.T) {
 	if os.Getenv(nodeEnv) == "" {
-		t.Skip("runs in the process that TestStoppedNode starts")
+		_, h := startNode(t, "remote")
+		r := newRig(t, nil, h)
+		ns := r.namespace("m", geometry, kv.IndexTrie)
+		ids := chain(ns, 8, 1)
+		r.mustPut(ns, ids)
+		if got := r.get(ns, ids); got.Blocks != len(ids) {
+			t.Errorf("read: %+v", got)
+		}
+		return
 	}
+	localHosts = os.Getenv(nodeEnv) == "local"
 	h := newHost(t, func(o *storage.Options, _ *server.Options) { o.HotBytes = 0 })
 	fmt.Println(h.control)
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the other process closes it
 }
 
-// TestStoppedNode: a node that has stopped without a word ends no session, so its
-// readers go when their time is over, and nothing of theirs changes after that;
-// when it goes on, so do they.
-func TestStoppedNode(t *testing.T) {
+// startNode starts a node in a process of its own, with a value of nodeEnv.
+func startNode(t *testing.T, env string) (*exec.Cmd, *host) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(exe, "-test.run=^TestNode$", "-test.count=1")
-	cmd.Env = append(os.Environ(), nodeEnv+"=1")
+	cmd.Env = append(os.Environ(), nodeEnv+"="+env)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -362,30 +393,46 @@ func TestStoppedNode(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGCONT) // it may be stopped, or have ended
-		if err := errors.Join(stdin.Close(), cmd.Wait()); err != nil {
+		err := errors.Join(stdin.Close(), cmd.Wait())
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signal() == syscall.SIGKILL {
+			return // the test has killed it
+		}
+		if err != nil {
 			t.Errorf("the node: %v", err)
 		}
-	}()
+	})
 	lines := bufio.NewScanner(stdout)
 	if !lines.Scan() {
-		t.Fatal("the node does not say where it listens")
+		t.Fatal("the node does not print where it listens")
 	}
-	h := &host{t: t, control: lines.Text()}
 	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+	return cmd, &host{t: t, control: lines.Text()}
+}
+
+// stop stops a process, and returns when the kernel reports that it has stopped.
+func stop(t *testing.T, cmd *exec.Cmd) {
+	t.Helper()
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the process has not stopped: %v, %#x", err, status)
+	}
+}
+
+// TestStoppedNode: a node that has stopped without a word ends no session, so its
+// readers go when their time is over, and nothing of theirs changes after that;
+// when it goes on, so do they.
+func TestStoppedNode(t *testing.T) {
+	cmd, h := startNode(t, "remote")
 	r := newRig(t, nil, h)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
-	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	// The signal is sent; the process has stopped when the kernel says so.
-	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("the node has not stopped: %v, %#x", err, status)
-	}
+	stop(t, cmd)
 	mem := r.memory(8 * 8192)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

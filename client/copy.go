@@ -40,7 +40,7 @@ const (
 var errNotLocal = errors.New("not over a unix socket")
 
 // localConns are the connections to the unix socket of one node, over which a Store matches,
-// and tasks of Reads ask where their pieces lie in the node's arena.
+// chunks of Writes are stored, and tasks of Reads ask where their pieces lie in the node's arena.
 //
 // Each connection carries one call at a time, which the caller's thread makes with
 // blocking system calls. The runtime's poller would wake two threads for each reply: a
@@ -58,6 +58,8 @@ type localConns struct {
 	// there is none before notBefore.
 	dialing   int
 	notBefore time.Time
+	// The node is not asked for staging memory before stageAfter. Zero: it has refused none.
+	stageAfter time.Time
 	// repaying is set while a timer runs that returns owed loans.
 	repaying bool
 	closed   bool
@@ -73,10 +75,12 @@ type sharedView struct {
 type localConn struct {
 	owner *localConns
 	// file is the socket of conn, for blocking calls.
-	conn    *net.UnixConn
-	file    *os.File
-	in      *bufio.Reader
-	view    *sharedView
+	conn *net.UnixConn
+	file *os.File
+	in   *bufio.Reader
+	view *sharedView
+	// staging is where the bytes of writes are put; nil: the node was not asked yet.
+	staging *arena.Staging
 	session api.LocalID
 	calls   uint64
 	// owed is the number of the loan that is to be returned; 0: none.
@@ -91,6 +95,16 @@ type localConn struct {
 // made in the background, because mapping a large arena takes longer than a Read. Error:
 // errNotLocal.
 func (l *localConns) take(sess *session) (*localConn, error) {
+	return l.takeWhere(sess, func(*localConn) bool { return true })
+}
+
+// takeStaging is take. It prefers a connection that has staging memory.
+func (l *localConns) takeStaging(sess *session) (*localConn, error) {
+	return l.takeWhere(sess, func(c *localConn) bool { return c.staging != nil })
+}
+
+// takeWhere is take. Of several idle connections it prefers the last used one for which prefer is true.
+func (l *localConns) takeWhere(sess *session, prefer func(*localConn) bool) (*localConn, error) {
 	path := l.path(sess)
 	if path == "" {
 		return nil, errNotLocal
@@ -99,21 +113,59 @@ func (l *localConns) take(sess *session) (*localConn, error) {
 	defer func() { closeConns(old) }()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.node != sess.localID {
-		old = l.retireLocked()
-		l.node, l.notBefore = sess.localID, time.Time{}
-	}
+	old = l.followLocked(sess)
 	if n := len(l.idle); n > 0 {
-		c := l.idle[n-1]
-		l.idle = l.idle[:n-1]
+		at := n - 1
+		for i, c := range slices.Backward(l.idle) {
+			if prefer(c) {
+				at = i
+				break
+			}
+		}
+		c := l.idle[at]
+		l.idle = slices.Delete(l.idle, at, at+1)
 		return c, nil
 	}
+	l.dialLocked(path, sess)
+	return nil, errNotLocal
+}
+
+// followLocked makes the run of the node in a session that of all connections. It returns the idle
+// connections to another run, which the caller closes without the lock.
+func (l *localConns) followLocked(sess *session) (old []*localConn) {
+	if l.node != sess.localID {
+		old = l.retireLocked()
+		l.node, l.notBefore, l.stageAfter = sess.localID, time.Time{}, time.Time{}
+	}
+	return old
+}
+
+// dialLocked begins to make one more connection, if there may be one.
+func (l *localConns) dialLocked(path string, sess *session) {
 	if !l.closed && len(l.all)+l.dialing < localConnsMax && l.dialing == 0 && !time.Now().Before(l.notBefore) {
 		if l.store.spawn(func() { l.dial(path, sess.localID) }) {
 			l.dialing++
 		}
 	}
-	return nil, errNotLocal
+}
+
+// chunkBytes returns the most bytes of a chunk that goes over the socket of the node of a session,
+// and 0 if none goes there. It makes a connection if there is none.
+func (l *localConns) chunkBytes(sess *session) int64 {
+	path := l.path(sess)
+	if path == "" || sess.stagingBytes == 0 {
+		return 0
+	}
+	var old []*localConn
+	defer func() { closeConns(old) }()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old = l.followLocked(sess)
+	if len(l.all) > 0 {
+		return sess.stagingBytes
+	}
+	l.dialLocked(path, sess)
+	return 0
 }
 
 // path returns the path of the node's unix socket; empty if it is not to be used.
@@ -295,6 +347,9 @@ func (c *localConn) end() {
 func (c *localConn) close() {
 	_ = errors.Join(c.file.Close(), c.conn.Close()) // nothing is in flight on them
 	_ = c.owner.unshare(c.view)                     // unmapping fails for a mapping that is none
+	if c.staging != nil {
+		_ = c.staging.Close()
+	}
 }
 
 // Read reads from the socket until the node is no longer connected.
@@ -348,21 +403,40 @@ func (c *localConn) ended(ctx context.Context, what string, err error) error {
 	return errNotLocal
 }
 
+// callLocal makes a call without bytes of blocks on the unix socket. what names it in errors. Errors:
+// errNotLocal, ctx's.
+func (n *node) callLocal(ctx context.Context, sess *session, what string, m api.Method, req, resp proto.Message) error {
+	c, err := n.local.take(sess)
+	if err != nil {
+		return err
+	}
+	if err := c.call(ctx, m, req, resp, func() bool { return n.dataConnected(sess) }); err != nil {
+		return c.ended(ctx, what, err)
+	}
+	n.local.put(c, true)
+	return nil
+}
+
 // matchLocal makes the call of a Match on the unix socket. Errors: errNotLocal, ctx's.
 func (n *node) matchLocal(ctx context.Context, sess *session, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	if !sess.localMatch || req.GetPin() {
 		return nil, errNotLocal
 	}
-	c, err := n.local.take(sess)
-	if err != nil {
+	resp := new(pb.MatchResponse)
+	if err := n.callLocal(ctx, sess, "match", api.MethodMatch, req, resp); err != nil {
 		return nil, err
 	}
-	resp := new(pb.MatchResponse)
-	if err := c.call(ctx, api.MethodMatch, req, resp, func() bool { return n.dataConnected(sess) }); err != nil {
-		return nil, c.ended(ctx, "match", err)
-	}
-	n.local.put(c, true)
 	n.store.stats.localMatches.Add(1)
+	return resp, nil
+}
+
+// existsLocal makes the call of an Exists on the unix socket. Errors: errNotLocal, ctx's.
+func (n *node) existsLocal(ctx context.Context, sess *session, req *pb.ExistsRequest) (*pb.ExistsResponse, error) {
+	resp := new(pb.ExistsResponse)
+	if err := n.callLocal(ctx, sess, "exists", api.MethodExists, req, resp); err != nil {
+		return nil, err
+	}
+	n.store.stats.localExists.Add(1)
 	return resp, nil
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
-// TestOverUnixSocket runs tests of Read and Match once more with nodes that have a unix socket:
-// their promises do not depend on the way of the calls.
+// TestOverUnixSocket runs tests of Read, Match, Exists and Write once more with nodes that have a
+// unix socket: their promises do not depend on the way of the calls.
 func TestOverUnixSocket(t *testing.T) {
 	for name, test := range map[string]func(*testing.T){
 		"WriteMatchRead": TestWriteMatchRead, "Layers": TestLayers, "ManyTasks": TestManyTasks, "BigChain": TestBigChain,
@@ -23,6 +23,9 @@ func TestOverUnixSocket(t *testing.T) {
 		"KilledMidRead": TestKilledMidRead, "CorruptDevice": TestCorruptDevice, "DeviceErrors": TestDeviceErrors,
 		"Epochs": TestEpochs, "Batches": TestBatches, "ManyAtOnce": TestManyAtOnce, "HeldUpDevice": TestHeldUpDevice,
 		"Lease": TestLease, "Fragments": TestFragments, "ReadProgress": TestReadProgress, "Stories": TestStories,
+		"WriteSums": TestWriteSums, "ParentAbsent": TestParentAbsent, "Transfer": TestTransfer, "Busy": TestBusy,
+		"Refusals": TestRefusals, "VolumeErrors": TestVolumeErrors, "Tokens": TestTokens, "Mixed": TestMixed,
+		"TwoBlocksOfOnePlace": TestTwoBlocksOfOnePlace, "EpochOfTheCaller": TestEpochOfTheCaller, "ExistsAndDelete": TestExistsAndDelete,
 	} {
 		t.Run(name, func(t *testing.T) {
 			localHosts, localCalls = true, 0
@@ -96,6 +99,46 @@ func TestMatchOverUnixSocket(t *testing.T) {
 	h.kill()
 	if m := r.match(ns, ids); m.Outcome != client.Miss || m.Cut != client.CutNodeDown {
 		t.Errorf("the node is down: %+v", m)
+	}
+}
+
+// TestExistsOverUnixSocket: Exists goes over the unix socket, and without one as a message. The
+// result is the same.
+func TestExistsOverUnixSocket(t *testing.T) {
+	r, h, ns, ids := newCopies(t, 8)
+	far := newRig(t, func(o *client.Options) { o.NoLocal = true }, h)
+	asked := chain(ns, 10, 1) // of which 8 are stored
+	for name, c := range map[string]struct {
+		store *client.Store
+		want  client.Stats
+	}{
+		"socket":  {r.store, client.Stats{LocalExists: 1}},
+		"message": {far.store, client.Stats{Messages: 1}},
+	} {
+		before := c.store.Stats()
+		got, err := c.store.Exists(t.Context(), client.KeysRequest{Namespace: ns, IDs: asked}, true)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for i, p := range got {
+			if want := map[bool]client.Presence{true: client.Present, false: client.Absent}[i < len(ids)]; p != want {
+				t.Errorf("%s: block %d: %v; want %v", name, i, p, want)
+			}
+		}
+		after := c.store.Stats()
+		if got := (client.Stats{LocalExists: after.LocalExists - before.LocalExists, Messages: after.Messages - before.Messages}); got != c.want {
+			t.Errorf("%s: %v; want %v", name, got, c.want)
+		}
+	}
+	if _, err := r.store.Exists(t.Context(), client.KeysRequest{Namespace: kv.Namespace{Name: "absent", ID: ns.ID + 9, Geometry: ns.Geometry, Index: ns.Index, Epoch: 1}, IDs: asked}, false); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("an unknown namespace: %v; want ErrNotFound", err)
+	}
+	h.kill()
+	got, err := r.store.Exists(t.Context(), client.KeysRequest{Namespace: ns, IDs: ids}, false)
+	for i, p := range got {
+		if err != nil || p != client.Unknown {
+			t.Errorf("the node is down: block %d: %v, %v; want Unknown", i, p, err)
+		}
 	}
 }
 

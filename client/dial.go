@@ -27,7 +27,7 @@ type DialOptions struct {
 	TLS *tls.Config
 	// Insecure allows a bearer token over plaintext.
 	Insecure bool
-	// Timeout bounds one attempt to connect. Default 3 s.
+	// Timeout bounds one attempt to connect. Default (0): 3 s.
 	Timeout time.Duration
 }
 

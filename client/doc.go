@@ -38,16 +38,17 @@
 //
 // Fragments give each layer of a piece, or each run of consecutive layers, its own place
 // in any registered memory. Engines need them if K and V lie apart, or if each layer is a
-// tensor of its own. Read scatters and Write gathers by one-sided writes, without a copy.
+// tensor of its own. Read scatters and Write gathers.
 //
 // # On the node's own host
 //
 // If the node has a unix socket (its setting local_socket) that this process can reach, Read
 // copies the blocks from the node's arena, which is mapped here read-only, and
 // verifies the copies. The request goes over the socket, in blocking calls of the
-// caller's thread, and so does Match. The transfer engine moves blocks that cannot be copied: while the first
-// connection is being made, beyond 16 parts of Reads at a time, and where the node
-// has lent as much as it may.
+// caller's thread, and so do Match and Exists. Write copies its blocks, in chunks, into memory that the node
+// lends each connection, and stores a chunk with one call. The transfer engine moves blocks that
+// cannot be copied: while the first connection is being made, beyond 16 parts of Reads and
+// Writes at a time, where the node has lent as much as it may, and pieces larger than that memory.
 //
 // ReadLocal borrows instead (Options.LocalSocket): it verifies the
 // blocks where they lie in the node's memory, and Return gives them back. A call goes over the socket,

@@ -41,12 +41,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // geometry has pieces of 8 KiB: 4 layers of 4 tokens of 512 bytes.
 var geometry = kv.SingleGroup(4, 4, 512)
 
-// gate is a device whose reads can be held up.
+// gate is a device whose reads or writes can be held up.
 type gate struct {
 	blockio.Device
 	mu      sync.Mutex
-	open    chan struct{} // closed: reads pass
-	arrived chan struct{} // one for each read that found the gate shut
+	held    blockio.Op
+	open    chan struct{} // closed: all pass
+	arrived chan struct{} // one for each read or write that found the gate shut
 }
 
 func newGate(d blockio.Device) *gate {
@@ -55,10 +56,12 @@ func newGate(d blockio.Device) *gate {
 	return g
 }
 
-func (g *gate) shut() {
+func (g *gate) shut() { g.hold(blockio.Read) }
+
+func (g *gate) hold(op blockio.Op) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.open = make(chan struct{})
+	g.held, g.open = op, make(chan struct{})
 }
 
 func (g *gate) lift() {
@@ -71,12 +74,12 @@ func (g *gate) lift() {
 	}
 }
 
-// Do holds reads up while the gate is shut.
+// Do holds requests up while the gate is shut for them.
 func (g *gate) Do(ctx context.Context, batch []blockio.Request) error {
 	g.mu.Lock()
-	open := g.open
+	held, open := g.held, g.open
 	g.mu.Unlock()
-	if len(batch) > 0 && batch[0].Op == blockio.Read {
+	if len(batch) > 0 && batch[0].Op == held {
 		select {
 		case <-open:
 		default:
@@ -102,7 +105,10 @@ type host struct {
 	// segmentBytes is the store's; the arena is 16 of them, the capacity 32.
 	segmentBytes int64
 	// shared makes an arena that other processes can map.
-	shared  bool
+	shared bool
+	// stagingBytes is handoff.Options.StagingBytesMax.
+	stagingBytes int64
+
 	medium  *memio.Device
 	faults  *faultio.Device
 	gate    *gate
@@ -113,6 +119,7 @@ type host struct {
 	server *server.Server
 	node   *storage.Node
 	arena  *arena.Arena
+	local  *handoff.Listener // nil: no unix socket
 	served chan error
 }
 
@@ -140,8 +147,9 @@ func (h *host) socket(path string) {
 	edit := h.edit
 	h.edit = func(so *storage.Options, o *server.Options) {
 		var err error
-		o.Local, err = handoff.Listen(handoff.Options{Path: path, Arena: h.arena})
+		h.local, err = handoff.Listen(handoff.Options{Path: path, Arena: h.arena, StagingBytesMax: h.stagingBytes})
 		h.must(err)
+		o.Local = h.local
 		if edit != nil {
 			edit(so, o)
 		}
@@ -169,7 +177,7 @@ func (h *host) start() {
 	registry := prometheus.NewRegistry()
 	so := storage.Options{
 		Index: index, Store: store, Arena: h.arena, Metrics: metrics.NewNode(registry),
-		LoadBytesMax: 1 << 20, WriteBytesMax: 1 << 20, ChainBlocksMax: 1024, HotBytes: -1, QueueWait: 20 * time.Second,
+		LoadBytesMax: 1 << 20, WriteBytesMax: 1 << 20, ChainBlocksMax: 1024, HotBytes: -1, QueueWait: 20 * time.Second, ReadWait: time.Minute,
 	}
 	token := make(rdma.Token, 32)
 	for i := range token {
@@ -250,7 +258,7 @@ func newRig(t testing.TB, edit func(*client.Options), hosts ...*host) *rig {
 	}
 	t.Cleanup(func() {
 		stats := r.store.Stats()
-		localCalls += stats.LocalReads + stats.LocalMatches
+		localCalls += stats.LocalReads + stats.LocalMatches + stats.LocalWrites
 		if err := errors.Join(r.store.Close(), r.store.Close(), engine.Close()); err != nil {
 			t.Errorf("close: %v", err)
 		}

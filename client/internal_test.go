@@ -171,14 +171,36 @@ func (s *Store) live(limits session) {
 	}
 }
 
+// TestTasksOfLayers: a task of a range of layers has as many bytes to move as one of whole
+// pieces, up to the node's limit, which counts whole pieces.
+func TestTasksOfLayers(t *testing.T) {
+	ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(32, 32, 4<<10), Index: kv.IndexTrie, Epoch: 1} // 4 MiB a block
+	s := bareStore("a")
+	s.live(session{readBytes: 64 << 20, chainBlocks: 64})
+	ids := make([]kv.BlockID, 48)
+	for i := range ids {
+		ids[i][0] = byte(i + 1)
+	}
+	for layers, want := range map[int]int{0: 24, 16: 12, 4: 3, 1: 3} {
+		r, err := s.newReading(ReadRequest{Namespace: ns, IDs: ids, Layers: layers})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.plan(t.Context()); err != nil || len(r.tasks) != want {
+			t.Errorf("%d layers: %d tasks, %v; want %d", layers, len(r.tasks), err, want)
+		}
+	}
+}
+
 // FuzzPlan: however a Read is cut, each piece is in one task, on the node that
 // owns it, at the place in the task's chain where its block is, and no task
 // exceeds a limit that it could keep.
 func FuzzPlan(f *testing.F) {
-	f.Add(uint64(1), uint8(20), uint16(4), uint8(1), false, uint8(0))
-	f.Add(uint64(2), uint8(20), uint16(4), uint8(3), true, uint8(0))
-	f.Add(uint64(3), uint8(33), uint16(1), uint8(3), false, uint8(2))
-	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, nodes uint8, flat bool, extraGroups uint8) {
+	f.Add(uint64(1), uint8(20), uint16(4), uint8(1), false, uint8(0), false)
+	f.Add(uint64(2), uint8(20), uint16(4), uint8(3), true, uint8(0), true)
+	f.Add(uint64(3), uint8(33), uint16(1), uint8(3), false, uint8(2), false)
+	f.Add(uint64(4), uint8(60), uint16(30), uint8(1), false, uint8(1), true)
+	f.Fuzz(func(t *testing.T, seed uint64, blocks uint8, limitKiB uint16, nodes uint8, flat bool, extraGroups uint8, oneLayer bool) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		ns := kv.Namespace{Name: "m", Geometry: kv.SingleGroup(2, 4, 128), Index: kv.IndexTrie, Epoch: 1}
 		if flat {
@@ -207,7 +229,12 @@ func FuzzPlan(f *testing.F) {
 			}
 		}
 		rng.Shuffle(len(pieces), func(i, j int) { pieces[i], pieces[j] = pieces[j], pieces[i] })
-		r, err := s.newReading(ReadRequest{Namespace: ns, IDs: ids, Pieces: pieces, Into: &Memory{region: memRegion(make([]byte, 2<<20))}})
+		s.opts.ReadTaskBytes = 8 << 10
+		req := ReadRequest{Namespace: ns, IDs: ids, Pieces: pieces, Into: &Memory{region: memRegion(make([]byte, 2<<20))}}
+		if oneLayer {
+			req.Layers = 1
+		}
+		r, err := s.newReading(req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -216,10 +243,11 @@ func FuzzPlan(f *testing.F) {
 		}
 		seen := make([]int, len(pieces))
 		for _, task := range r.tasks {
-			var bytes int64
+			var bytes, moved int64
 			for k, i := range task.pieces {
 				seen[i]++
 				bytes += ns.Geometry.PieceBytes(pieces[i].Group)
+				moved += r.pieceBytes(pieces[i].Group)
 				id := ids[pieces[i].Block]
 				if task.ids[task.local[k]] != id {
 					t.Fatalf("piece of block %d is at another block of its task", pieces[i].Block)
@@ -232,8 +260,8 @@ func FuzzPlan(f *testing.F) {
 					t.Fatalf("piece of block %d goes to %s, not to %s", pieces[i].Block, task.node.target, owner.target)
 				}
 			}
-			if len(task.pieces) > 1 && bytes > int64(limitKiB)<<10 || len(task.pieces) > readTaskPieces {
-				t.Fatalf("a task of %d pieces, %d bytes", len(task.pieces), bytes)
+			if len(task.pieces) > 1 && (bytes > int64(limitKiB)<<10 || moved > s.opts.ReadTaskBytes) || len(task.pieces) > readTaskPieces {
+				t.Fatalf("a task of %d pieces, %d bytes, of which it reads %d", len(task.pieces), bytes, moved)
 			}
 			if !flat && len(ns.Geometry.Groups) > 1 && len(task.ids) != len(ids) {
 				t.Fatalf("a task of a hybrid chain has %d blocks of %d", len(task.ids), len(ids))

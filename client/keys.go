@@ -43,8 +43,17 @@ type KeysRequest struct {
 // Errors: ErrRequest, ErrNotFound, ErrAuth, ErrVersion (the node's version is older
 // than this call), and the error of ctx.
 func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Presence, error) {
-	return s.keys(ctx, "exists", &req, s.shares, func(sess *session, ids []byte) ([]byte, error) {
-		r, err := sess.cache.Exists(ctx, &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch})
+	return s.keys(ctx, "exists", &req, s.shares, func(n *node, sess *session, ids []byte) ([]byte, error) {
+		msg := &pb.ExistsRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids, Touch: touch}
+		overGRPC := func() (*pb.ExistsResponse, error) { return sess.cache.Exists(ctx, msg) }
+		if !sess.existsCalls {
+			r, err := overGRPC()
+			return r.GetPresent(), err
+		}
+		r, err := n.existsLocal(ctx, sess, msg)
+		if errors.Is(err, errNotLocal) {
+			r, _, err = ask(ctx, sess, api.MethodExists, msg, 0, replyMax(0, 0)+len(ids)/kv.BlockIDSize, overGRPC)
+		}
 		return r.GetPresent(), err
 	})
 }
@@ -53,14 +62,14 @@ func (s *Store) Exists(ctx context.Context, req KeysRequest, touch bool) ([]Pres
 // also removes all descendants of the blocks. Delete may be repeated. A node that is
 // down deletes nothing, and its blocks are Unknown. Errors: as Exists.
 func (s *Store) Delete(ctx context.Context, req KeysRequest) ([]Presence, error) {
-	return s.keys(ctx, "delete", &req, s.onAllNodes, func(sess *session, ids []byte) ([]byte, error) {
+	return s.keys(ctx, "delete", &req, s.onAllNodes, func(_ *node, sess *session, ids []byte) ([]byte, error) {
 		r, err := sess.cache.Delete(ctx, &pb.DeleteRequest{Namespace: req.Namespace.Name, Epoch: uint64(req.Epoch), BlockIds: ids})
 		return r.GetDeleted(), err
 	})
 }
 
 // keys makes one call to each node that split returns, and merges the results.
-func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split func(kv.Namespace, []kv.BlockID) []share, call func(*session, []byte) ([]byte, error)) ([]Presence, error) {
+func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split func(kv.Namespace, []kv.BlockID) []share, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
 	if err := checkNamespace(req.Namespace); err != nil {
 		return nil, err
 	}
@@ -74,11 +83,15 @@ func (s *Store) keys(ctx context.Context, what string, req *KeysRequest, split f
 	shares := split(req.Namespace, req.IDs)
 	errs := make([]error, len(shares))
 	answers := make([][]Presence, len(shares))
-	var wg sync.WaitGroup
-	for i := range shares {
-		wg.Go(func() { answers[i], errs[i] = shares[i].presence(ctx, what, call) })
+	if len(shares) == 1 {
+		answers[0], errs[0] = shares[0].presence(ctx, what, call)
+	} else {
+		var wg sync.WaitGroup
+		for i := range shares {
+			wg.Go(func() { answers[i], errs[i] = shares[i].presence(ctx, what, call) })
+		}
+		wg.Wait()
 	}
-	wg.Wait()
 	for i := range shares {
 		for k, p := range answers[i] {
 			if at := &out[shares[i].global(k)]; *at != Present && p != Absent {
@@ -103,10 +116,10 @@ func (s *Store) onAllNodes(ns kv.Namespace, ids []kv.BlockID) []share {
 }
 
 // presence makes the call to one node and returns the result for each of its blocks.
-func (sh *share) presence(ctx context.Context, what string, call func(*session, []byte) ([]byte, error)) ([]Presence, error) {
+func (sh *share) presence(ctx context.Context, what string, call func(*node, *session, []byte) ([]byte, error)) ([]Presence, error) {
 	var set []byte
 	err := sh.node.retry(ctx, sh.node.use, func(sess *session) (err error) {
-		set, err = call(sess, api.AppendIDs(nil, sh.ids))
+		set, err = call(sh.node, sess, api.AppendIDs(nil, sh.ids))
 		if status.Code(err) == codes.Unimplemented {
 			return fmt.Errorf("client: %s: %s has version %s, which does not have this call: %w", what, sh.node.target, sess.version, ErrVersion)
 		}

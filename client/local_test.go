@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
@@ -456,6 +455,9 @@ func (l *liar) Describe(ctx context.Context, req *pb.DescribeRequest) (*pb.Descr
 		id := l.socket.ID()
 		resp.LocalId = id[:]
 		resp.Suffixes = resp.GetSuffixes() && !l.old
+		if l.old {
+			resp.StagingBytes = 0
+		}
 	}
 	return resp, err
 }
@@ -557,27 +559,8 @@ func TestLyingNode(t *testing.T) {
 	}
 }
 
-// borrowerEnv makes the test binary a client that borrows and then waits to be
-// killed: its value is the node's address and socket, and the namespace.
-const borrowerEnv = "PENSTOCK_TEST_BORROWER"
-
-func TestBorrower(t *testing.T) {
-	args := strings.Split(os.Getenv(borrowerEnv), ",")
-	if len(args) != 3 {
-		t.Skip("runs in the process that TestKilledClientReturnsLoans starts")
-	}
-	engine, err := tcp.New(t.Context(), tcp.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := client.Open(t.Context(), client.Options{Servers: args[:1], Engine: engine, LocalSocket: args[1]})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns, err := store.Namespace(t.Context(), args[2])
-	if err != nil {
-		t.Fatal(err)
-	}
+// borrowUntilKilled borrows blocks, reports their number on standard output, and waits.
+func borrowUntilKilled(t *testing.T, store *client.Store, ns kv.Namespace) {
 	got, err := store.ReadLocal(t.Context(), client.ReadRequest{Namespace: ns, IDs: chain(ns, 8, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -586,19 +569,18 @@ func TestBorrower(t *testing.T) {
 	select {}
 }
 
+// TestKilledClientReturnsLoans: when a client is killed that has borrowed blocks, the node has
+// them back, and the loans of another client stay.
 func TestKilledClientReturnsLoans(t *testing.T) {
+	if store, ns := openVictim(t); store != nil {
+		borrowUntilKilled(t, store, ns)
+	}
 	r, h := newLocalRig(t, nil)
 	ns := r.namespace("m", geometry, kv.IndexTrie)
 	ids := chain(ns, 8, 1)
 	r.mustPut(ns, ids)
 	mine := r.borrow(ns, ids)
-	exe, err := os.Executable()
-	h.must(err)
-	cmd := exec.Command(exe, "-test.run=^TestBorrower$", "-test.count=1")
-	cmd.Env = append(os.Environ(), borrowerEnv+"="+strings.Join([]string{h.control, r.socket, ns.Name}, ","))
-	out, err := cmd.StdoutPipe()
-	h.must(err)
-	h.must(cmd.Start())
+	cmd, out := startVictim(t, "TestKilledClientReturnsLoans", h, ns, r.socket)
 	if lines := bufio.NewScanner(out); !lines.Scan() || lines.Text() != "borrowed 8" {
 		t.Errorf("the other process says %q", lines.Text())
 	}

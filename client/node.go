@@ -44,6 +44,9 @@ type session struct {
 	// localSocket is the path of that socket, on the node's host.
 	localSocket string
 	localMatch  bool // the socket takes matches
+	existsCalls bool // Exists may be a call on the socket, or a message
+	// stagingBytes is the memory for the bytes of a write over the socket; 0: it takes none.
+	stagingBytes int64
 }
 
 // node is one storage node.
@@ -169,7 +172,8 @@ func (n *node) describe(ctx context.Context, sess *session) error {
 	sess.readBytes, sess.writeBytes, sess.chainBlocks = d.GetMaxReadBytes(), d.GetMaxWriteBytes(), int(d.GetMaxChainBlocks())
 	sess.fragments, sess.suffixes = d.GetFragments(), d.GetSuffixes()
 	copy(sess.localID[:], d.GetLocalId())
-	sess.localSocket, sess.localMatch = d.GetLocalSocket(), d.GetLocalMatch()
+	sess.localSocket, sess.localMatch, sess.stagingBytes = d.GetLocalSocket(), d.GetLocalMatch(), d.GetStagingBytes()
+	sess.existsCalls = d.GetExistsCalls()
 	var addr rdma.Addr
 	err = addr.UnmarshalBinary(d.GetDataAddress())
 	if err == nil {

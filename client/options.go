@@ -28,11 +28,11 @@ type Options struct {
 	Messages func(from rdma.EngineID, msg []byte)
 
 	// LocalSocket is the unix socket of the node on this host (its setting
-	// local_socket), for ReadLocal, and for Read in place of the path that the node
-	// reports. Empty: no ReadLocal, and Read uses the node's path.
+	// local_socket), for ReadLocal, and for Read, Match, Exists and Write in place of the path that the
+	// node reports. Empty: no ReadLocal, and the others use the node's path.
 	LocalSocket string
-	// NoLocal makes Read use the transfer engine also where the node is on this host
-	// and has a unix socket.
+	// NoLocal makes Read, Match, Exists and Write use the transfer engine also where the node is on
+	// this host and has a unix socket.
 	NoLocal bool
 
 	// BearerToken is sent with every call. It is refused over plaintext to a

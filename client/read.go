@@ -310,12 +310,12 @@ func (r *reading) plan(ctx context.Context) error {
 	flat := r.req.Namespace.Index == kv.IndexFlat
 	limits := make(map[*node]readLimits)
 	open := make(map[*node]*readTask)
-	bytes := make(map[*node]int64)
+	bytes, whole := make(map[*node]int64), make(map[*node]int64)
 	flush := func(n *node) {
 		if t := open[n]; t != nil {
 			r.tasks = append(r.tasks, *t)
 		}
-		open[n], bytes[n] = nil, 0
+		open[n], bytes[n], whole[n] = nil, 0, 0
 	}
 	var order []*node
 	for i, p := range r.pieces {
@@ -331,13 +331,12 @@ func (r *reading) plan(ctx context.Context) error {
 			limits[n] = limit
 			order = append(order, n)
 		}
-		// The node counts whole pieces, also where it reads a few layers.
-		size := g.PieceBytes(p.Group)
+		size, wholeSize := r.pieceBytes(p.Group), g.PieceBytes(p.Group)
 		epoch := r.req.Epoch
 		if r.epochs != nil {
 			epoch = r.epochs[p.Block]
 		}
-		if t := open[n]; t != nil && (bytes[n]+size > limits[n].bytes || len(t.pieces) == readTaskPieces || t.epoch != epoch) {
+		if t := open[n]; t != nil && (bytes[n]+size > limits[n].bytes || whole[n]+wholeSize > limits[n].whole || len(t.pieces) == readTaskPieces || t.epoch != epoch) {
 			flush(n)
 		}
 		if open[n] == nil {
@@ -345,6 +344,7 @@ func (r *reading) plan(ctx context.Context) error {
 		}
 		open[n].add(i, p.Block, r.ids, flat)
 		bytes[n] += size
+		whole[n] += wholeSize
 	}
 	for _, n := range order {
 		flush(n)
@@ -357,7 +357,10 @@ func (r *reading) plan(ctx context.Context) error {
 
 // readLimits are those of one task for a node.
 type readLimits struct {
-	bytes    int64
+	bytes int64
+	// whole bounds the pieces of a task, each counted whole, as the node counts them also
+	// where it reads a few layers.
+	whole    int64
 	suffixes bool // a task may begin in the middle of a chain
 }
 
@@ -366,12 +369,12 @@ type readLimits struct {
 func (s *Store) readLimit(ctx context.Context, n *node) (readLimits, error) {
 	sess, err := n.live(ctx)
 	if errors.Is(err, errDown) {
-		return readLimits{bytes: s.opts.ReadTaskBytes}, nil
+		return readLimits{bytes: s.opts.ReadTaskBytes, whole: s.opts.ReadTaskBytes}, nil
 	}
 	if err != nil {
 		return readLimits{}, err
 	}
-	return readLimits{bytes: min(s.opts.ReadTaskBytes, sess.readBytes), suffixes: sess.suffixes}, nil
+	return readLimits{bytes: min(s.opts.ReadTaskBytes, sess.readBytes), whole: sess.readBytes, suffixes: sess.suffixes}, nil
 }
 
 // add puts a piece into the task. A flat namespace has no ancestors: the task's

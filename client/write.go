@@ -80,6 +80,11 @@ func (s *Store) Write(ctx context.Context, req WriteRequest) (WriteResult, error
 		return WriteResult{}, err
 	}
 	lines := w.lines()
+	if len(lines) == 1 {
+		// The calling goroutine writes: a chunk over a unix socket wakes no other thread then.
+		err := w.runLine(ctx, lines[0])
+		return w.result(), err
+	}
 	errs := make([]error, len(lines))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -301,6 +306,9 @@ func (w *writing) runLine(ctx context.Context, l line) error {
 func (w *writing) chunkLen(n *node, sess *session, pieces []int) (int, error) {
 	g := w.req.Namespace.Geometry
 	limit := min(w.store.opts.WriteChunkBytes, sess.writeBytes)
+	if most := n.local.chunkBytes(sess); most > 0 {
+		limit = min(limit, most)
+	}
 	first := w.pieces[pieces[0]]
 	// A single piece may exceed what we would like, not what the node takes.
 	if size := g.PieceBytes(first.Group); size > sess.writeBytes {
@@ -351,6 +359,9 @@ func (w *writing) chunk(pieces []int) writeChunk {
 // runChunk reserves, writes and commits one chunk. Errors: errBusy, errDown, and
 // those that end the whole Write.
 func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeChunk) error {
+	if err := w.runLocal(ctx, n, sess, c); !errors.Is(err, errNotLocal) {
+		return err
+	}
 	resp, err := w.reserve(ctx, n, sess, c)
 	if err != nil {
 		return err
@@ -370,6 +381,23 @@ func (w *writing) runChunk(ctx context.Context, n *node, sess *session, c writeC
 // again, because KV that is not stored costs a recomputation, and a queue of
 // writers costs the readers.
 func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeChunk) (*pb.ReserveResponse, error) {
+	req := w.reserveRequest(c)
+	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) {
+		// gRPC does not report which engine sends a request; the data plane does.
+		own := n.store.opts.Engine.Addr().Engine
+		req.DataEngine = own[:]
+		return sess.cache.Reserve(ctx, req)
+	})
+	if err != nil {
+		// A node that drains also returns Unavailable, and still serves reads. So the error
+		// does not mark the node as failed.
+		return nil, callError(ctx, "reserve", n.target, err)
+	}
+	return resp, w.checkReserved(n, c, resp)
+}
+
+// reserveRequest is the request for a chunk.
+func (w *writing) reserveRequest(c writeChunk) *pb.ReserveRequest {
 	req := &pb.ReserveRequest{
 		Namespace:      w.req.Namespace.Name,
 		Epoch:          uint64(w.req.Epoch),
@@ -386,24 +414,19 @@ func (w *writing) reserve(ctx context.Context, n *node, sess *session, c writeCh
 	for k, i := range c.pieces {
 		req.Pieces = append(req.Pieces, &pb.PieceRef{Block: uint32(c.local[k]), Group: uint32(w.pieces[i].Group)})
 	}
-	resp, _, err := ask(ctx, sess, api.MethodReserve, req, 0, replyMax(len(c.pieces), 0), func() (*pb.ReserveResponse, error) {
-		// gRPC does not report which engine sends a request; the data plane does.
-		own := n.store.opts.Engine.Addr().Engine
-		req.DataEngine = own[:]
-		return sess.cache.Reserve(ctx, req)
-	})
-	if err != nil {
-		// Not n.failed: a node that drains says Unavailable too, and goes on
-		// reading.
-		return nil, callError(ctx, "reserve", n.target, err)
-	}
+	return req
+}
+
+// checkReserved returns errBusy if the node has no room for a chunk now, and an error if the
+// response is not one to the chunk.
+func (w *writing) checkReserved(n *node, c writeChunk, resp *pb.ReserveResponse) error {
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
-		return nil, fmt.Errorf("client: reserve: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
+		return fmt.Errorf("client: reserve: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
 	}
 	if got := len(resp.GetPieces()); got != len(c.pieces) {
-		return nil, fmt.Errorf("client: reserve: %s answered for %d pieces of %d", n.target, got, len(c.pieces))
+		return fmt.Errorf("client: reserve: %s answered for %d pieces of %d", n.target, got, len(c.pieces))
 	}
-	return resp, nil
+	return nil
 }
 
 // settleGrants records what need not be written and returns the positions, in
@@ -568,6 +591,12 @@ func (w *writing) commit(ctx context.Context, n *node, sess *session, c writeChu
 	if err != nil {
 		return w.commitFailed(ctx, n, c, granted, err)
 	}
+	return w.settleCommit(n, c, granted, resp)
+}
+
+// settleCommit records what became of the granted pieces. Error: errBusy, or the response is
+// not one to the chunk.
+func (w *writing) settleCommit(n *node, c writeChunk, granted []int, resp *pb.CommitResponse) error {
 	if resp.GetOutcome() == pb.Outcome_OUTCOME_BUSY {
 		return fmt.Errorf("client: commit: %s: %w", n.target, inWords(errBusy, resp.GetBusyReason()))
 	}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/kv"
@@ -46,9 +48,11 @@ func (s *cacheService) Describe(context.Context, *pb.DescribeRequest) (*pb.Descr
 	if s.messages.Load() {
 		resp.CallVersion, resp.CallBytes = api.CallVersion, callBytes
 	}
+	resp.ExistsCalls = true
 	if s.opts.Local != nil {
 		id := s.opts.Local.ID()
 		resp.LocalId, resp.LocalSocket, resp.LocalMatch = id[:], s.opts.Local.Path(), true
+		resp.StagingBytes = s.opts.Local.StagingBytes()
 	}
 	return resp, nil
 }
@@ -282,9 +286,27 @@ func (s *cacheService) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb
 // reserve is Reserve by either road. The window of a call by message is open to its sender
 // alone; over gRPC nobody says which engine will write.
 func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
-	ids, err := s.chain(req.GetBlockIds())
+	r, err := s.reserveRequest(req)
 	if err != nil {
 		return nil, err
+	}
+	writers, err := writersOf(by, req.GetDataEngine())
+	if err != nil {
+		return nil, invalid(err)
+	}
+	resp := new(pb.ReserveResponse)
+	r.Attach = func(res *storage.Reservation) error { return s.attach(res, writers, resp) }
+	if _, err := s.reserveFor(ctx, r, resp); err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// reserveRequest converts a request.
+func (s *cacheService) reserveRequest(req *pb.ReserveRequest) (storage.ReserveRequest, error) {
+	ids, err := s.chain(req.GetBlockIds())
+	if err != nil {
+		return storage.ReserveRequest{}, err
 	}
 	r := storage.ReserveRequest{
 		Namespace: req.GetNamespace(),
@@ -294,40 +316,42 @@ func (s *cacheService) reserve(ctx context.Context, by caller, req *pb.ReserveRe
 	}
 	if len(req.GetParent()) > 0 {
 		if r.Parent, err = kv.BlockIDFromBytes(req.GetParent()); err != nil {
-			return nil, invalid(fmt.Errorf("parent: %w", err))
+			return r, invalid(fmt.Errorf("parent: %w", err))
 		}
 	}
 	if len(req.GetGeometryDigest()) != len(r.Geometry) {
-		return nil, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", len(req.GetGeometryDigest()), len(r.Geometry)))
+		return r, invalid(fmt.Errorf("geometry digest of %d bytes; want %d", len(req.GetGeometryDigest()), len(r.Geometry)))
 	}
 	r.Geometry = kv.GeometryDigest(req.GetGeometryDigest())
 	if req.GetBlockClass() == pb.BlockClass_BLOCK_CLASS_TRANSFER {
 		r.Class = trie.Transfer
 	}
-	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
-	writers, err := writersOf(by, req.GetDataEngine())
-	if err != nil {
-		return nil, invalid(err)
-	}
-	r.Attach = func(res *storage.Reservation) error { return s.attach(res, writers, resp) }
+	return r, nil
+}
+
+// reserveFor makes a reservation and completes the response to its writer. Without a granted
+// piece, and where none is made, the number of the reservation is 0. Error: a gRPC status.
+func (s *cacheService) reserveFor(ctx context.Context, r storage.ReserveRequest, resp *pb.ReserveResponse) (storage.ReservationID, error) {
+	resp.Outcome = pb.Outcome_OUTCOME_HIT
 	res, err := s.node.Reserve(ctx, r)
-	if errors.Is(err, storage.ErrBusy) {
-		return &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
-	}
-	if errors.Is(err, storage.ErrReadOnly) {
-		return refuseAll(r, err), nil
-	}
-	if err != nil {
-		return nil, statusOf(err)
+	switch {
+	case errors.Is(err, storage.ErrBusy):
+		proto.Reset(resp)
+		resp.Outcome, resp.BusyReason = pb.Outcome_OUTCOME_BUSY, sentence(err)
+		return 0, nil
+	case errors.Is(err, storage.ErrReadOnly):
+		resp.Pieces = refuseAll(r, err)
+		return 0, nil
+	case err != nil:
+		return 0, statusOf(err)
 	}
 	resp.Pieces = grants(res.Grants)
-	return resp, nil
+	return res.ID, nil
 }
 
 // refuseAll is the answer to a writer while no writes are taken: what it has is
 // refused, and the node is well, so that nobody takes it for one that is down.
-func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
-	resp := &pb.ReserveResponse{Outcome: pb.Outcome_OUTCOME_HIT}
+func refuseAll(r storage.ReserveRequest, why error) (refused []*pb.PieceResult) {
 	pieces := r.Pieces
 	if pieces == nil {
 		pieces = make([]storage.PieceRef, len(r.IDs))
@@ -337,11 +361,11 @@ func refuseAll(r storage.ReserveRequest, why error) *pb.ReserveResponse {
 	}
 	var texts reasons
 	for _, p := range pieces {
-		resp.Pieces = append(resp.Pieces, &pb.PieceResult{
+		refused = append(refused, &pb.PieceResult{
 			Block: uint32(p.Block), Group: uint32(p.Group), State: pb.PieceResult_STATE_REFUSED, Reason: texts.of("read_only", why),
 		})
 	}
-	return resp
+	return refused
 }
 
 // writersOf returns the engines to which a reservation's window is open; none: all. named
@@ -415,11 +439,7 @@ func grants(all []storage.Grant) []*pb.PieceResult {
 
 func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.CommitResponse, error) {
 	id := storage.ReservationID(req.GetReservation())
-	pieces := make([]storage.PieceSums, len(req.GetPieces()))
-	for i, p := range req.GetPieces() {
-		pieces[i] = storage.PieceSums{PieceRef: storage.PieceRef{Block: int(p.GetBlock()), Group: int(p.GetGroup())}, LayerSums: p.GetLayerSums()}
-	}
-	stored, err := s.node.Commit(ctx, id, pieces, func(ctx context.Context) error {
+	return s.commit(ctx, id, req.GetPieces(), func(ctx context.Context) error {
 		w, ok := s.windows.Load(id)
 		if !ok {
 			return fmt.Errorf("reservation %d has no window: %w", id, storage.ErrReservation)
@@ -432,6 +452,15 @@ func (s *cacheService) Commit(ctx context.Context, req *pb.CommitRequest) (*pb.C
 		}
 		return win.close()
 	})
+}
+
+// commit stores the pieces of a reservation with their sums. closed is that of storage.Node.Commit.
+func (s *cacheService) commit(ctx context.Context, id storage.ReservationID, sums []*pb.PieceSums, closed func(context.Context) error) (*pb.CommitResponse, error) {
+	pieces := make([]storage.PieceSums, len(sums))
+	for i, p := range sums {
+		pieces[i] = storage.PieceSums{PieceRef: storage.PieceRef{Block: int(p.GetBlock()), Group: int(p.GetGroup())}, LayerSums: p.GetLayerSums()}
+	}
+	stored, err := s.node.Commit(ctx, id, pieces, closed)
 	if errors.Is(err, storage.ErrBusy) {
 		return &pb.CommitResponse{Outcome: pb.Outcome_OUTCOME_BUSY, BusyReason: sentence(err)}, nil
 	}

@@ -324,6 +324,12 @@ func (s *cacheService) perform(ctx context.Context, by caller, call api.Call, re
 		return s.reserve(ctx, by, req)
 	case *pb.CommitRequest:
 		return s.Commit(ctx, req)
+	case *pb.ExistsRequest:
+		return s.Exists(ctx, req)
+	case *pb.WriteRequest:
+		if by.road == roadSocket {
+			return s.write(ctx, by, req)
+		}
 	}
 	return nil, status.Errorf(codes.Unimplemented, "%v does not come by this road", call.Method)
 }
@@ -348,15 +354,15 @@ func endSpan(span trace.Span, err error) {
 
 // answerLocal answers a call over the unix socket: msg is an api.Call, the reply
 // is appended to dst. A caller there has shown no token and no certificate, and may
-// ask for reads and for matches alone (package handoff), and not for pins, which do not end by
+// ask for reads, matches, existence and writes alone (package handoff), and not for pins, which do not end by
 // themselves.
 func (s *cacheService) answerLocal(ctx context.Context, session api.LocalID, msg, dst []byte) []byte {
 	call, request, err := api.ParseCall(msg)
 	if err != nil {
 		return appendFailure(dst, api.Call{ReplyMax: api.LocalFrameMax}, invalid(err))
 	}
-	if call.Method != api.MethodRead && call.Method != api.MethodMatch {
-		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v and %v; %v comes over gRPC or the data plane", api.MethodRead, api.MethodMatch, call.Method))
+	if call.Method == api.MethodReserve || call.Method == api.MethodCommit {
+		return appendFailure(dst, call, status.Errorf(codes.PermissionDenied, "the local socket takes calls of %v, %v, %v and %v; %v comes over gRPC or the data plane", api.MethodRead, api.MethodMatch, api.MethodExists, api.MethodWrite, call.Method))
 	}
 	req := call.Method.Request()
 	if err := proto.Unmarshal(request, req); err != nil {

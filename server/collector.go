@@ -139,6 +139,7 @@ func figures() []figure {
 		counter("hot_hits_total", "Pieces found among the hot blocks.", func(s *scrape) float64 { return float64(s.node.HotHits) }),
 		gauge("loan_bytes", "Arena memory that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.LoanBytes) }),
 		gauge("loan_pieces", "Pieces that engines on this host have on loan.", func(s *scrape) float64 { return float64(s.node.Loans) }),
+		gauge("staging_bytes", "Memory beside the arena in which engines on this host put the bytes of their writes.", func(s *scrape) float64 { return float64(s.local.StagingBytes) }),
 		gauge("loan_sessions", "Engines connected to the local socket.", func(s *scrape) float64 { return float64(s.local.Sessions) }),
 		counter("loan_connections_total", "Connections to the local socket.", func(s *scrape) float64 { return float64(s.local.Connections) }),
 		counter("loan_refused_total", "Connections to the local socket that were refused: another user, or too many.", func(s *scrape) float64 { return float64(s.local.Refused) }),
@@ -163,7 +164,7 @@ func figures() []figure {
 		gauge("data_in_flight_bytes", "Bytes of one-sided writes not confirmed yet.", func(s *scrape) float64 { return float64(s.data.InFlightBytes) }),
 
 		gauge("node_memory_bytes", "Resident memory of the process.", func(s *scrape) float64 { return float64(s.rssBytes) }),
-		gauge("node_memory_budget_bytes", "What resident memory should stay below: arena, index, slot tables, caches and 208 MiB beside.", func(s *scrape) (sum float64) {
+		gauge("node_memory_budget_bytes", "What resident memory should stay below: arena, staging memory, index, slot tables, caches, 208 MiB and a tenth of the index and the slot tables.", func(s *scrape) (sum float64) {
 			for _, p := range s.server.memoryParts() {
 				sum += float64(p.Bytes)
 			}

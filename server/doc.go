@@ -27,15 +27,17 @@
 // chain length, is bounded in server/storage, and Busy is its answer there.
 //
 // An engine on the same host may map the arena (handoff): its Read answers with
-// places in the arena, which stay as they are until it returns the loan.
+// places in the arena, which stay as they are until it returns the loan. Its Write, which is
+// Reserve and Commit in one call, has its bytes in memory that the node lends the session: the
+// node copies them into the reservation and verifies the copy.
 //
 // Trust: a gRPC call carries the bearer token, or comes over mutual TLS, or the
 // node listens on loopback only. The data plane's token is random for each run
 // and is handed out by Describe, so who may call gRPC may open a data session,
 // and nobody else. Whoever has one may call over it as over gRPC, and has blocks
 // written to himself only. Where the data plane is not encrypted, names and block
-// ids in these calls are as readable on the way as the blocks are. Processes of the node's own user may read over the unix socket
-// without either: they could read the node's files as well.
+// ids in these calls are as readable on the way as the blocks are. Processes of the node's own user may read and write over the unix socket
+// without either: they could read and write the node's files as well.
 //
 // Shutdown: Shutdown refuses new writes and calls by message at once, lets calls in flight finish for
 // the drain timeout, then ends local sessions, and closes data plane, store and index in this order.

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"sync"
 
+	"google.golang.org/grpc/status"
+
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/handoff"
 	"github.com/penstock-kv/penstock/server/storage"
+	"github.com/penstock-kv/penstock/trie"
 )
 
 // session is the caller's session on the unix socket.
@@ -88,6 +91,89 @@ func (l *lending) deliver(_ context.Context, parts []storage.Part) {
 		}
 		p.Done(err)
 	}
+}
+
+// write is Reserve and Commit in one call, of an engine that has put the bytes of its pieces into
+// the staging memory of its session.
+func (s *cacheService) write(ctx context.Context, by caller, req *pb.WriteRequest) (*pb.WriteResponse, error) {
+	session, err := s.session(by.session[:])
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	offered := req.GetReserve().GetPieces()
+	if len(offered) == 0 || len(req.GetSums()) != len(offered) {
+		return nil, invalid(fmt.Errorf("a write of %d pieces with sums for %d", len(offered), len(req.GetSums())))
+	}
+	for i, p := range req.GetSums() {
+		if o := offered[i]; p.GetBlock() != o.GetBlock() || p.GetGroup() != o.GetGroup() {
+			return nil, invalid(fmt.Errorf("sums of block %d, group %d for piece %d, which is block %d, group %d", p.GetBlock(), p.GetGroup(), i, o.GetBlock(), o.GetGroup()))
+		}
+	}
+	r, err := s.reserveRequest(req.GetReserve())
+	if err != nil {
+		return nil, err
+	}
+	w := &staged{from: session.Staging()}
+	r.Attach = w.attach
+	resp := &pb.WriteResponse{Reserve: new(pb.ReserveResponse)}
+	id, err := s.reserveFor(ctx, r, resp.Reserve)
+	if err != nil {
+		return nil, err
+	}
+	if id == 0 {
+		return resp, nil
+	}
+	var granted []*pb.PieceSums
+	for i, p := range resp.Reserve.GetPieces() {
+		if p.GetState() == pb.PieceResult_STATE_GRANTED {
+			granted = append(granted, req.GetSums()[i])
+		}
+	}
+	// The bytes are here. As over the data plane, the end of the engine does not end the commit.
+	resp.Commit, err = s.commit(context.WithoutCancel(ctx), id, granted, w.copy)
+	if err != nil {
+		st := status.Convert(statusOf(err))
+		resp.CommitCode, resp.CommitError = uint32(st.Code()), st.Message()
+	}
+	return resp, nil
+}
+
+// staged is the bytes of one write in staging memory.
+type staged struct {
+	from        []byte
+	reservation *storage.Reservation
+}
+
+// attach refuses pieces for which the staging memory has no room.
+func (w *staged) attach(res *storage.Reservation) error {
+	w.reservation = res
+	if need := w.bytes(); need > int64(len(w.from)) {
+		return fmt.Errorf("%w: pieces of %d bytes in staging memory of %d", storage.ErrRequest, need, len(w.from))
+	}
+	return nil
+}
+
+// bytes returns the size of all pieces.
+func (w *staged) bytes() (total int64) {
+	g := w.reservation.Namespace().Geometry
+	for _, p := range w.reservation.Grants {
+		total += g.PieceBytes(p.Group)
+	}
+	return total
+}
+
+// copy copies the granted pieces into the reservation. The checksums are verified on the copy,
+// because the engine can change the staging memory at any time.
+func (w *staged) copy(context.Context) error {
+	g, from, to := w.reservation.Namespace().Geometry, w.from, w.reservation.Bytes()
+	for _, p := range w.reservation.Grants {
+		size := g.PieceBytes(p.Group)
+		if p.Status == trie.Added {
+			copy(to[p.Offset:], from[:size])
+		}
+		from = from[size:]
+	}
+	return nil
 }
 
 // ReturnLoans implements penstock.v1.Cache. Loans of a session that has ended

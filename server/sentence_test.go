@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/server/storage"
 )
 
@@ -29,12 +30,12 @@ func TestErrorTextsAreBounded(t *testing.T) {
 		result.Pieces = append(result.Pieces, storage.LoadedPiece{PieceRef: storage.PieceRef{Block: i}, State: storage.Failed, Err: long})
 		request.Pieces = append(request.Pieces, storage.PieceRef{Block: i})
 	}
-	for name, m := range map[string]proto.Message{"read": readResponse(result, 0), "reserve": refuseAll(request, long)} {
+	for name, m := range map[string]proto.Message{"read": readResponse(result, 0), "reserve": &pb.ReserveResponse{Pieces: refuseAll(request, long)}} {
 		if n := proto.Size(m); n > callBytes {
 			t.Errorf("%s: a reply of %d bytes; callers have room for %d", name, n, callBytes)
 		}
 	}
-	if got := refuseAll(request, long).GetPieces()[511].GetReason(); got != "read_only" {
+	if got := refuseAll(request, long)[511].GetReason(); got != "read_only" {
 		t.Errorf("the last piece says %q", got)
 	}
 }

@@ -36,6 +36,7 @@ import (
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/blockstore"
+	"github.com/penstock-kv/penstock/blockstore/health"
 	"github.com/penstock-kv/penstock/blockstore/ondisk"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/testkit"
@@ -620,7 +621,26 @@ func TestReadyWhileFaulty(t *testing.T) {
 			t.Errorf("penstock_index_writable is not %s", want)
 		}
 	}
+	// state checks that status and metrics have this state of the volume, and no other.
+	state := func(want string) {
+		t.Helper()
+		st, err := h.admin.Status(t.Context(), &pb.StatusRequest{})
+		if err != nil || len(st.GetVolumes()) != 1 || st.GetVolumes()[0].GetState() != want || (st.GetVolumes()[0].GetStateReason() == "") != (want == "ok") {
+			t.Errorf("status: %v, %v; want a volume that is %s", st.GetVolumes(), err, want)
+		}
+		_, body := get(t, h.web+"/metrics")
+		for _, s := range health.States() {
+			is := "0"
+			if s.String() == want {
+				is = "1"
+			}
+			if !regexp.MustCompile(`(?m)^penstock_volume_state\{state="` + s.String() + `",volume="[^"]+"\} ` + is + `$`).MatchString(body) {
+				t.Errorf("the volume is %s, and penstock_volume_state of %v is not %s", want, s, is)
+			}
+		}
+	}
 	ready(http.StatusOK, "serving")
+	state("ok")
 	h.indexFault.On()
 	if err := create("x"); err == nil || !strings.Contains(err.Error(), "input/output error") {
 		t.Errorf("create while the index fails: %v", err)
@@ -638,6 +658,7 @@ func TestReadyWhileFaulty(t *testing.T) {
 		t.Error("a namespace was created on a volume that fails")
 	}
 	ready(http.StatusServiceUnavailable, "of 1 volumes, 1 must be healthy")
+	state("failed")
 	h.faults.SetRules(nil)
 	ready(http.StatusOK, "serving")
 	if err := create("x"); err != nil {

@@ -365,7 +365,7 @@ func (x Event_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Event_Kind.Descriptor instead.
 func (Event_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37, 0}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39, 0}
 }
 
 type Group struct {
@@ -809,7 +809,12 @@ type DescribeResponse struct {
 	// suffixes is set if a Read may have suffix.
 	Suffixes bool `protobuf:"varint,17,opt,name=suffixes,proto3" json:"suffixes,omitempty"`
 	// local_match is set if the unix socket takes Match, without pin.
-	LocalMatch    bool `protobuf:"varint,18,opt,name=local_match,json=localMatch,proto3" json:"local_match,omitempty"`
+	LocalMatch bool `protobuf:"varint,18,opt,name=local_match,json=localMatch,proto3" json:"local_match,omitempty"`
+	// staging_bytes is the memory that a session on the unix socket gets for the bytes of a
+	// Write. 0: the socket takes no Write.
+	StagingBytes int64 `protobuf:"varint,19,opt,name=staging_bytes,json=stagingBytes,proto3" json:"staging_bytes,omitempty"`
+	// exists_calls is set if a call on the unix socket or the data plane may be Exists.
+	ExistsCalls   bool `protobuf:"varint,20,opt,name=exists_calls,json=existsCalls,proto3" json:"exists_calls,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -952,6 +957,20 @@ func (x *DescribeResponse) GetSuffixes() bool {
 func (x *DescribeResponse) GetLocalMatch() bool {
 	if x != nil {
 		return x.LocalMatch
+	}
+	return false
+}
+
+func (x *DescribeResponse) GetStagingBytes() int64 {
+	if x != nil {
+		return x.StagingBytes
+	}
+	return 0
+}
+
+func (x *DescribeResponse) GetExistsCalls() bool {
+	if x != nil {
+		return x.ExistsCalls
 	}
 	return false
 }
@@ -2460,6 +2479,132 @@ func (x *CommitResponse) GetPieces() []*PieceResult {
 	return nil
 }
 
+// WriteRequest is Reserve and Commit in one call, over the unix socket only. The bytes of
+// the offered pieces are in the memory that the node lends the session for them (api.KindStage),
+// one piece after the other in the order of reserve.pieces.
+type WriteRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Reserve *ReserveRequest        `protobuf:"bytes,1,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	// sums are those of reserve.pieces, in the same order.
+	Sums          []*PieceSums `protobuf:"bytes,2,rep,name=sums,proto3" json:"sums,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteRequest) Reset() {
+	*x = WriteRequest{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteRequest) ProtoMessage() {}
+
+func (x *WriteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteRequest.ProtoReflect.Descriptor instead.
+func (*WriteRequest) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *WriteRequest) GetReserve() *ReserveRequest {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
+func (x *WriteRequest) GetSums() []*PieceSums {
+	if x != nil {
+		return x.Sums
+	}
+	return nil
+}
+
+type WriteResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Reserve *ReserveResponse       `protobuf:"bytes,1,opt,name=reserve,proto3" json:"reserve,omitempty"` // without a reservation and a window
+	// commit is the outcome of the granted pieces. It is absent if none were granted, and if
+	// the commit failed: then commit_code is the code of gRPC, and commit_error the text.
+	Commit        *CommitResponse `protobuf:"bytes,2,opt,name=commit,proto3" json:"commit,omitempty"`
+	CommitCode    uint32          `protobuf:"varint,3,opt,name=commit_code,json=commitCode,proto3" json:"commit_code,omitempty"`
+	CommitError   string          `protobuf:"bytes,4,opt,name=commit_error,json=commitError,proto3" json:"commit_error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteResponse) Reset() {
+	*x = WriteResponse{}
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteResponse) ProtoMessage() {}
+
+func (x *WriteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteResponse.ProtoReflect.Descriptor instead.
+func (*WriteResponse) Descriptor() ([]byte, []int) {
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *WriteResponse) GetReserve() *ReserveResponse {
+	if x != nil {
+		return x.Reserve
+	}
+	return nil
+}
+
+func (x *WriteResponse) GetCommit() *CommitResponse {
+	if x != nil {
+		return x.Commit
+	}
+	return nil
+}
+
+func (x *WriteResponse) GetCommitCode() uint32 {
+	if x != nil {
+		return x.CommitCode
+	}
+	return 0
+}
+
+func (x *WriteResponse) GetCommitError() string {
+	if x != nil {
+		return x.CommitError
+	}
+	return ""
+}
+
 type AbortRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reservation   uint64                 `protobuf:"varint,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
@@ -2469,7 +2614,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2626,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[27]
+	mi := &file_penstockv1_penstock_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2639,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{27}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AbortRequest) GetReservation() uint64 {
@@ -2512,7 +2657,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2669,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[28]
+	mi := &file_penstockv1_penstock_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2682,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{28}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
 }
 
 type DeliveredRequest struct {
@@ -2551,7 +2696,7 @@ type DeliveredRequest struct {
 
 func (x *DeliveredRequest) Reset() {
 	*x = DeliveredRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2563,7 +2708,7 @@ func (x *DeliveredRequest) String() string {
 func (*DeliveredRequest) ProtoMessage() {}
 
 func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[29]
+	mi := &file_penstockv1_penstock_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2576,7 +2721,7 @@ func (x *DeliveredRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredRequest.ProtoReflect.Descriptor instead.
 func (*DeliveredRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{29}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeliveredRequest) GetNamespace() string {
@@ -2609,7 +2754,7 @@ type DeliveredResponse struct {
 
 func (x *DeliveredResponse) Reset() {
 	*x = DeliveredResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2766,7 @@ func (x *DeliveredResponse) String() string {
 func (*DeliveredResponse) ProtoMessage() {}
 
 func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[30]
+	mi := &file_penstockv1_penstock_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2779,7 @@ func (x *DeliveredResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveredResponse.ProtoReflect.Descriptor instead.
 func (*DeliveredResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{30}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DeliveredResponse) GetDropped() uint32 {
@@ -2657,7 +2802,7 @@ type ExistsRequest struct {
 
 func (x *ExistsRequest) Reset() {
 	*x = ExistsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2814,7 @@ func (x *ExistsRequest) String() string {
 func (*ExistsRequest) ProtoMessage() {}
 
 func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[31]
+	mi := &file_penstockv1_penstock_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2827,7 @@ func (x *ExistsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsRequest.ProtoReflect.Descriptor instead.
 func (*ExistsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{31}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExistsRequest) GetNamespace() string {
@@ -2724,7 +2869,7 @@ type ExistsResponse struct {
 
 func (x *ExistsResponse) Reset() {
 	*x = ExistsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2736,7 +2881,7 @@ func (x *ExistsResponse) String() string {
 func (*ExistsResponse) ProtoMessage() {}
 
 func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[32]
+	mi := &file_penstockv1_penstock_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2749,7 +2894,7 @@ func (x *ExistsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExistsResponse.ProtoReflect.Descriptor instead.
 func (*ExistsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{32}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExistsResponse) GetPresent() []byte {
@@ -2777,7 +2922,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2934,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[33]
+	mi := &file_penstockv1_penstock_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2947,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{33}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteRequest) GetNamespace() string {
@@ -2836,7 +2981,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2993,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[34]
+	mi := &file_penstockv1_penstock_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +3006,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{34}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DeleteResponse) GetDeleted() []byte {
@@ -2882,7 +3027,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2894,7 +3039,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[35]
+	mi := &file_penstockv1_penstock_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2907,7 +3052,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{35}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EventsRequest) GetAfter() uint64 {
@@ -2937,7 +3082,7 @@ type VolumeState struct {
 
 func (x *VolumeState) Reset() {
 	*x = VolumeState{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2949,7 +3094,7 @@ func (x *VolumeState) String() string {
 func (*VolumeState) ProtoMessage() {}
 
 func (x *VolumeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[36]
+	mi := &file_penstockv1_penstock_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2962,7 +3107,7 @@ func (x *VolumeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeState.ProtoReflect.Descriptor instead.
 func (*VolumeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{36}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *VolumeState) GetVolume() uint32 {
@@ -3011,7 +3156,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3168,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[37]
+	mi := &file_penstockv1_penstock_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3181,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{37}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -3118,7 +3263,7 @@ type CreateNamespaceRequest struct {
 
 func (x *CreateNamespaceRequest) Reset() {
 	*x = CreateNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +3275,7 @@ func (x *CreateNamespaceRequest) String() string {
 func (*CreateNamespaceRequest) ProtoMessage() {}
 
 func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[38]
+	mi := &file_penstockv1_penstock_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +3288,7 @@ func (x *CreateNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*CreateNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{38}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateNamespaceRequest) GetNamespace() *Namespace {
@@ -3162,7 +3307,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3319,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[39]
+	mi := &file_penstockv1_penstock_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3332,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{39}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -3205,7 +3350,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3217,7 +3362,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[40]
+	mi := &file_penstockv1_penstock_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3230,7 +3375,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{40}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
 }
 
 type ListNamespacesResponse struct {
@@ -3242,7 +3387,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3399,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[41]
+	mi := &file_penstockv1_penstock_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3412,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{41}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*Namespace {
@@ -3287,7 +3432,7 @@ type DeleteNamespaceRequest struct {
 
 func (x *DeleteNamespaceRequest) Reset() {
 	*x = DeleteNamespaceRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3444,7 @@ func (x *DeleteNamespaceRequest) String() string {
 func (*DeleteNamespaceRequest) ProtoMessage() {}
 
 func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[42]
+	mi := &file_penstockv1_penstock_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3457,7 @@ func (x *DeleteNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{42}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteNamespaceRequest) GetName() string {
@@ -3339,7 +3484,7 @@ type DeleteNamespaceResponse struct {
 
 func (x *DeleteNamespaceResponse) Reset() {
 	*x = DeleteNamespaceResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3351,7 +3496,7 @@ func (x *DeleteNamespaceResponse) String() string {
 func (*DeleteNamespaceResponse) ProtoMessage() {}
 
 func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[43]
+	mi := &file_penstockv1_penstock_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3364,7 +3509,7 @@ func (x *DeleteNamespaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteNamespaceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteNamespaceResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{43}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DeleteNamespaceResponse) GetBlocks() int64 {
@@ -3393,7 +3538,7 @@ type BumpEpochRequest struct {
 
 func (x *BumpEpochRequest) Reset() {
 	*x = BumpEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3550,7 @@ func (x *BumpEpochRequest) String() string {
 func (*BumpEpochRequest) ProtoMessage() {}
 
 func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[44]
+	mi := &file_penstockv1_penstock_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3563,7 @@ func (x *BumpEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochRequest.ProtoReflect.Descriptor instead.
 func (*BumpEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{44}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *BumpEpochRequest) GetName() string {
@@ -3454,7 +3599,7 @@ type BumpEpochResponse struct {
 
 func (x *BumpEpochResponse) Reset() {
 	*x = BumpEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3611,7 @@ func (x *BumpEpochResponse) String() string {
 func (*BumpEpochResponse) ProtoMessage() {}
 
 func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[45]
+	mi := &file_penstockv1_penstock_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3624,7 @@ func (x *BumpEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpEpochResponse.ProtoReflect.Descriptor instead.
 func (*BumpEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{45}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *BumpEpochResponse) GetOldEpoch() uint64 {
@@ -3522,7 +3667,7 @@ type RetireEpochRequest struct {
 
 func (x *RetireEpochRequest) Reset() {
 	*x = RetireEpochRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3534,7 +3679,7 @@ func (x *RetireEpochRequest) String() string {
 func (*RetireEpochRequest) ProtoMessage() {}
 
 func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[46]
+	mi := &file_penstockv1_penstock_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3547,7 +3692,7 @@ func (x *RetireEpochRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochRequest.ProtoReflect.Descriptor instead.
 func (*RetireEpochRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{46}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RetireEpochRequest) GetName() string {
@@ -3588,7 +3733,7 @@ type RetireEpochResponse struct {
 
 func (x *RetireEpochResponse) Reset() {
 	*x = RetireEpochResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3745,7 @@ func (x *RetireEpochResponse) String() string {
 func (*RetireEpochResponse) ProtoMessage() {}
 
 func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[47]
+	mi := &file_penstockv1_penstock_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3758,7 @@ func (x *RetireEpochResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetireEpochResponse.ProtoReflect.Descriptor instead.
 func (*RetireEpochResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{47}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RetireEpochResponse) GetBlocks() int64 {
@@ -3640,7 +3785,7 @@ type SetQuotaRequest struct {
 
 func (x *SetQuotaRequest) Reset() {
 	*x = SetQuotaRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3652,7 +3797,7 @@ func (x *SetQuotaRequest) String() string {
 func (*SetQuotaRequest) ProtoMessage() {}
 
 func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[48]
+	mi := &file_penstockv1_penstock_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3665,7 +3810,7 @@ func (x *SetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*SetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{48}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetQuotaRequest) GetName() string {
@@ -3693,7 +3838,7 @@ type DeleteBlocksRequest struct {
 
 func (x *DeleteBlocksRequest) Reset() {
 	*x = DeleteBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3705,7 +3850,7 @@ func (x *DeleteBlocksRequest) String() string {
 func (*DeleteBlocksRequest) ProtoMessage() {}
 
 func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[49]
+	mi := &file_penstockv1_penstock_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3718,7 +3863,7 @@ func (x *DeleteBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksRequest.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{49}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeleteBlocksRequest) GetNamespace() string {
@@ -3752,7 +3897,7 @@ type DeleteBlocksResponse struct {
 
 func (x *DeleteBlocksResponse) Reset() {
 	*x = DeleteBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +3909,7 @@ func (x *DeleteBlocksResponse) String() string {
 func (*DeleteBlocksResponse) ProtoMessage() {}
 
 func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[50]
+	mi := &file_penstockv1_penstock_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +3922,7 @@ func (x *DeleteBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteBlocksResponse.ProtoReflect.Descriptor instead.
 func (*DeleteBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{50}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DeleteBlocksResponse) GetBlocks() int64 {
@@ -3805,7 +3950,7 @@ type EvictRequest struct {
 
 func (x *EvictRequest) Reset() {
 	*x = EvictRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3817,7 +3962,7 @@ func (x *EvictRequest) String() string {
 func (*EvictRequest) ProtoMessage() {}
 
 func (x *EvictRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[51]
+	mi := &file_penstockv1_penstock_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3830,7 +3975,7 @@ func (x *EvictRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictRequest.ProtoReflect.Descriptor instead.
 func (*EvictRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{51}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EvictRequest) GetBytes() int64 {
@@ -3864,7 +4009,7 @@ type EvictResponse struct {
 
 func (x *EvictResponse) Reset() {
 	*x = EvictResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4021,7 @@ func (x *EvictResponse) String() string {
 func (*EvictResponse) ProtoMessage() {}
 
 func (x *EvictResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[52]
+	mi := &file_penstockv1_penstock_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4034,7 @@ func (x *EvictResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvictResponse.ProtoReflect.Descriptor instead.
 func (*EvictResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{52}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EvictResponse) GetBlocks() int64 {
@@ -3918,7 +4063,7 @@ type ListPinsRequest struct {
 
 func (x *ListPinsRequest) Reset() {
 	*x = ListPinsRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +4075,7 @@ func (x *ListPinsRequest) String() string {
 func (*ListPinsRequest) ProtoMessage() {}
 
 func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[53]
+	mi := &file_penstockv1_penstock_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4088,7 @@ func (x *ListPinsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsRequest.ProtoReflect.Descriptor instead.
 func (*ListPinsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{53}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListPinsRequest) GetNamespace() string {
@@ -3984,7 +4129,7 @@ type ListPinsResponse struct {
 
 func (x *ListPinsResponse) Reset() {
 	*x = ListPinsResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3996,7 +4141,7 @@ func (x *ListPinsResponse) String() string {
 func (*ListPinsResponse) ProtoMessage() {}
 
 func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[54]
+	mi := &file_penstockv1_penstock_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4009,7 +4154,7 @@ func (x *ListPinsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPinsResponse.ProtoReflect.Descriptor instead.
 func (*ListPinsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{54}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListPinsResponse) GetPins() []*Pin {
@@ -4044,7 +4189,7 @@ type Pin struct {
 
 func (x *Pin) Reset() {
 	*x = Pin{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4201,7 @@ func (x *Pin) String() string {
 func (*Pin) ProtoMessage() {}
 
 func (x *Pin) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[55]
+	mi := &file_penstockv1_penstock_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4214,7 @@ func (x *Pin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pin.ProtoReflect.Descriptor instead.
 func (*Pin) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{55}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Pin) GetLease() uint64 {
@@ -4143,7 +4288,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4155,7 +4300,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[56]
+	mi := &file_penstockv1_penstock_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4168,7 +4313,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{56}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
 }
 
 type VolumeStatus struct {
@@ -4204,7 +4349,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4361,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[57]
+	mi := &file_penstockv1_penstock_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4374,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{57}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *VolumeStatus) GetPath() string {
@@ -4446,7 +4591,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4603,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[58]
+	mi := &file_penstockv1_penstock_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +4616,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{58}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -4687,7 +4832,7 @@ type MemoryPart struct {
 
 func (x *MemoryPart) Reset() {
 	*x = MemoryPart{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4699,7 +4844,7 @@ func (x *MemoryPart) String() string {
 func (*MemoryPart) ProtoMessage() {}
 
 func (x *MemoryPart) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[59]
+	mi := &file_penstockv1_penstock_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4712,7 +4857,7 @@ func (x *MemoryPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryPart.ProtoReflect.Descriptor instead.
 func (*MemoryPart) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{59}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *MemoryPart) GetName() string {
@@ -4743,7 +4888,7 @@ type NICStatus struct {
 
 func (x *NICStatus) Reset() {
 	*x = NICStatus{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4900,7 @@ func (x *NICStatus) String() string {
 func (*NICStatus) ProtoMessage() {}
 
 func (x *NICStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[60]
+	mi := &file_penstockv1_penstock_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4913,7 @@ func (x *NICStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NICStatus.ProtoReflect.Descriptor instead.
 func (*NICStatus) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{60}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NICStatus) GetName() string {
@@ -4823,7 +4968,7 @@ type StatBlockRequest struct {
 
 func (x *StatBlockRequest) Reset() {
 	*x = StatBlockRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4835,7 +4980,7 @@ func (x *StatBlockRequest) String() string {
 func (*StatBlockRequest) ProtoMessage() {}
 
 func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[61]
+	mi := &file_penstockv1_penstock_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4848,7 +4993,7 @@ func (x *StatBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatBlockRequest.ProtoReflect.Descriptor instead.
 func (*StatBlockRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{61}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatBlockRequest) GetNamespace() string {
@@ -4883,7 +5028,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +5040,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[62]
+	mi := &file_penstockv1_penstock_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +5053,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{62}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Block) GetId() []byte {
@@ -4992,7 +5137,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5004,7 +5149,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[63]
+	mi := &file_penstockv1_penstock_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5017,7 +5162,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{63}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ListBlocksRequest) GetNamespace() string {
@@ -5051,7 +5196,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5208,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[64]
+	mi := &file_penstockv1_penstock_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5221,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{64}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -5104,7 +5249,7 @@ type VerifyBlocksRequest struct {
 
 func (x *VerifyBlocksRequest) Reset() {
 	*x = VerifyBlocksRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5261,7 @@ func (x *VerifyBlocksRequest) String() string {
 func (*VerifyBlocksRequest) ProtoMessage() {}
 
 func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[65]
+	mi := &file_penstockv1_penstock_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5274,7 @@ func (x *VerifyBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksRequest.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{65}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *VerifyBlocksRequest) GetNamespace() string {
@@ -5162,7 +5307,7 @@ type VerifyBlocksResponse struct {
 
 func (x *VerifyBlocksResponse) Reset() {
 	*x = VerifyBlocksResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5174,7 +5319,7 @@ func (x *VerifyBlocksResponse) String() string {
 func (*VerifyBlocksResponse) ProtoMessage() {}
 
 func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[66]
+	mi := &file_penstockv1_penstock_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5187,7 +5332,7 @@ func (x *VerifyBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyBlocksResponse.ProtoReflect.Descriptor instead.
 func (*VerifyBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{66}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *VerifyBlocksResponse) GetPieces() []*PieceResult {
@@ -5205,7 +5350,7 @@ type ListVolumesRequest struct {
 
 func (x *ListVolumesRequest) Reset() {
 	*x = ListVolumesRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5217,7 +5362,7 @@ func (x *ListVolumesRequest) String() string {
 func (*ListVolumesRequest) ProtoMessage() {}
 
 func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[67]
+	mi := &file_penstockv1_penstock_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5230,7 +5375,7 @@ func (x *ListVolumesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesRequest.ProtoReflect.Descriptor instead.
 func (*ListVolumesRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{67}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
 }
 
 type ListVolumesResponse struct {
@@ -5242,7 +5387,7 @@ type ListVolumesResponse struct {
 
 func (x *ListVolumesResponse) Reset() {
 	*x = ListVolumesResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5254,7 +5399,7 @@ func (x *ListVolumesResponse) String() string {
 func (*ListVolumesResponse) ProtoMessage() {}
 
 func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[68]
+	mi := &file_penstockv1_penstock_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5267,7 +5412,7 @@ func (x *ListVolumesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListVolumesResponse.ProtoReflect.Descriptor instead.
 func (*ListVolumesResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{68}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ListVolumesResponse) GetVolumes() []*VolumeStatus {
@@ -5288,7 +5433,7 @@ type DrainVolumeRequest struct {
 
 func (x *DrainVolumeRequest) Reset() {
 	*x = DrainVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5300,7 +5445,7 @@ func (x *DrainVolumeRequest) String() string {
 func (*DrainVolumeRequest) ProtoMessage() {}
 
 func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[69]
+	mi := &file_penstockv1_penstock_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5313,7 +5458,7 @@ func (x *DrainVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DrainVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{69}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainVolumeRequest) GetVolume() string {
@@ -5347,7 +5492,7 @@ type DrainVolumeResponse struct {
 
 func (x *DrainVolumeResponse) Reset() {
 	*x = DrainVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5359,7 +5504,7 @@ func (x *DrainVolumeResponse) String() string {
 func (*DrainVolumeResponse) ProtoMessage() {}
 
 func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[70]
+	mi := &file_penstockv1_penstock_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5372,7 +5517,7 @@ func (x *DrainVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DrainVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{70}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainVolumeResponse) GetBlocks() int64 {
@@ -5400,7 +5545,7 @@ type RemoveVolumeRequest struct {
 
 func (x *RemoveVolumeRequest) Reset() {
 	*x = RemoveVolumeRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5412,7 +5557,7 @@ func (x *RemoveVolumeRequest) String() string {
 func (*RemoveVolumeRequest) ProtoMessage() {}
 
 func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[71]
+	mi := &file_penstockv1_penstock_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5425,7 +5570,7 @@ func (x *RemoveVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeRequest.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{71}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RemoveVolumeRequest) GetVolume() string {
@@ -5459,7 +5604,7 @@ type RemoveVolumeResponse struct {
 
 func (x *RemoveVolumeResponse) Reset() {
 	*x = RemoveVolumeResponse{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5616,7 @@ func (x *RemoveVolumeResponse) String() string {
 func (*RemoveVolumeResponse) ProtoMessage() {}
 
 func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[72]
+	mi := &file_penstockv1_penstock_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5629,7 @@ func (x *RemoveVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveVolumeResponse.ProtoReflect.Descriptor instead.
 func (*RemoveVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{72}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemoveVolumeResponse) GetBlocks() int64 {
@@ -5510,7 +5655,7 @@ type ScrubRequest struct {
 
 func (x *ScrubRequest) Reset() {
 	*x = ScrubRequest{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5522,7 +5667,7 @@ func (x *ScrubRequest) String() string {
 func (*ScrubRequest) ProtoMessage() {}
 
 func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[73]
+	mi := &file_penstockv1_penstock_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5535,7 +5680,7 @@ func (x *ScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubRequest.ProtoReflect.Descriptor instead.
 func (*ScrubRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{73}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ScrubRequest) GetBytesPerSecond() int64 {
@@ -5557,7 +5702,7 @@ type ScrubProgress struct {
 
 func (x *ScrubProgress) Reset() {
 	*x = ScrubProgress{}
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5569,7 +5714,7 @@ func (x *ScrubProgress) String() string {
 func (*ScrubProgress) ProtoMessage() {}
 
 func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_penstock_proto_msgTypes[74]
+	mi := &file_penstockv1_penstock_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5582,7 +5727,7 @@ func (x *ScrubProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubProgress.ProtoReflect.Descriptor instead.
 func (*ScrubProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{74}
+	return file_penstockv1_penstock_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ScrubProgress) GetVerifiedBlocks() int64 {
@@ -5654,7 +5799,7 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\x04hits\x18\x06 \x01(\x03R\x04hits\x12\x16\n" +
 	"\x06leases\x18\a \x01(\x03R\x06leases\x12\x12\n" +
 	"\x04pins\x18\b \x01(\x03R\x04pins\"\x11\n" +
-	"\x0fDescribeRequest\"\x97\x04\n" +
+	"\x0fDescribeRequest\"\xdf\x04\n" +
 	"\x10DescribeResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12!\n" +
@@ -5674,7 +5819,9 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\flocal_socket\x18\x10 \x01(\tR\vlocalSocket\x12\x1a\n" +
 	"\bsuffixes\x18\x11 \x01(\bR\bsuffixes\x12\x1f\n" +
 	"\vlocal_match\x18\x12 \x01(\bR\n" +
-	"localMatch\"\xc8\x01\n" +
+	"localMatch\x12#\n" +
+	"\rstaging_bytes\x18\x13 \x01(\x03R\fstagingBytes\x12!\n" +
+	"\fexists_calls\x18\x14 \x01(\bR\vexistsCalls\"\xc8\x01\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1b\n" +
@@ -5807,7 +5954,16 @@ const file_penstockv1_penstock_proto_rawDesc = "" +
 	"\aoutcome\x18\x01 \x01(\x0e2\x14.penstock.v1.OutcomeR\aoutcome\x12\x1f\n" +
 	"\vbusy_reason\x18\x02 \x01(\tR\n" +
 	"busyReason\x120\n" +
-	"\x06pieces\x18\x03 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"0\n" +
+	"\x06pieces\x18\x03 \x03(\v2\x18.penstock.v1.PieceResultR\x06pieces\"q\n" +
+	"\fWriteRequest\x125\n" +
+	"\areserve\x18\x01 \x01(\v2\x1b.penstock.v1.ReserveRequestR\areserve\x12*\n" +
+	"\x04sums\x18\x02 \x03(\v2\x16.penstock.v1.PieceSumsR\x04sums\"\xc0\x01\n" +
+	"\rWriteResponse\x126\n" +
+	"\areserve\x18\x01 \x01(\v2\x1c.penstock.v1.ReserveResponseR\areserve\x123\n" +
+	"\x06commit\x18\x02 \x01(\v2\x1b.penstock.v1.CommitResponseR\x06commit\x12\x1f\n" +
+	"\vcommit_code\x18\x03 \x01(\rR\n" +
+	"commitCode\x12!\n" +
+	"\fcommit_error\x18\x04 \x01(\tR\vcommitError\"0\n" +
 	"\fAbortRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\x04R\vreservation\"\x0f\n" +
 	"\rAbortResponse\"c\n" +
@@ -6137,7 +6293,7 @@ func file_penstockv1_penstock_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_penstock_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_penstockv1_penstock_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_penstockv1_penstock_proto_goTypes = []any{
 	(Outcome)(0),                    // 0: penstock.v1.Outcome
 	(GroupKind)(0),                  // 1: penstock.v1.GroupKind
@@ -6172,54 +6328,56 @@ var file_penstockv1_penstock_proto_goTypes = []any{
 	(*PieceSums)(nil),               // 30: penstock.v1.PieceSums
 	(*CommitRequest)(nil),           // 31: penstock.v1.CommitRequest
 	(*CommitResponse)(nil),          // 32: penstock.v1.CommitResponse
-	(*AbortRequest)(nil),            // 33: penstock.v1.AbortRequest
-	(*AbortResponse)(nil),           // 34: penstock.v1.AbortResponse
-	(*DeliveredRequest)(nil),        // 35: penstock.v1.DeliveredRequest
-	(*DeliveredResponse)(nil),       // 36: penstock.v1.DeliveredResponse
-	(*ExistsRequest)(nil),           // 37: penstock.v1.ExistsRequest
-	(*ExistsResponse)(nil),          // 38: penstock.v1.ExistsResponse
-	(*DeleteRequest)(nil),           // 39: penstock.v1.DeleteRequest
-	(*DeleteResponse)(nil),          // 40: penstock.v1.DeleteResponse
-	(*EventsRequest)(nil),           // 41: penstock.v1.EventsRequest
-	(*VolumeState)(nil),             // 42: penstock.v1.VolumeState
-	(*Event)(nil),                   // 43: penstock.v1.Event
-	(*CreateNamespaceRequest)(nil),  // 44: penstock.v1.CreateNamespaceRequest
-	(*GetNamespaceRequest)(nil),     // 45: penstock.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),   // 46: penstock.v1.ListNamespacesRequest
-	(*ListNamespacesResponse)(nil),  // 47: penstock.v1.ListNamespacesResponse
-	(*DeleteNamespaceRequest)(nil),  // 48: penstock.v1.DeleteNamespaceRequest
-	(*DeleteNamespaceResponse)(nil), // 49: penstock.v1.DeleteNamespaceResponse
-	(*BumpEpochRequest)(nil),        // 50: penstock.v1.BumpEpochRequest
-	(*BumpEpochResponse)(nil),       // 51: penstock.v1.BumpEpochResponse
-	(*RetireEpochRequest)(nil),      // 52: penstock.v1.RetireEpochRequest
-	(*RetireEpochResponse)(nil),     // 53: penstock.v1.RetireEpochResponse
-	(*SetQuotaRequest)(nil),         // 54: penstock.v1.SetQuotaRequest
-	(*DeleteBlocksRequest)(nil),     // 55: penstock.v1.DeleteBlocksRequest
-	(*DeleteBlocksResponse)(nil),    // 56: penstock.v1.DeleteBlocksResponse
-	(*EvictRequest)(nil),            // 57: penstock.v1.EvictRequest
-	(*EvictResponse)(nil),           // 58: penstock.v1.EvictResponse
-	(*ListPinsRequest)(nil),         // 59: penstock.v1.ListPinsRequest
-	(*ListPinsResponse)(nil),        // 60: penstock.v1.ListPinsResponse
-	(*Pin)(nil),                     // 61: penstock.v1.Pin
-	(*StatusRequest)(nil),           // 62: penstock.v1.StatusRequest
-	(*VolumeStatus)(nil),            // 63: penstock.v1.VolumeStatus
-	(*StatusResponse)(nil),          // 64: penstock.v1.StatusResponse
-	(*MemoryPart)(nil),              // 65: penstock.v1.MemoryPart
-	(*NICStatus)(nil),               // 66: penstock.v1.NICStatus
-	(*StatBlockRequest)(nil),        // 67: penstock.v1.StatBlockRequest
-	(*Block)(nil),                   // 68: penstock.v1.Block
-	(*ListBlocksRequest)(nil),       // 69: penstock.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),      // 70: penstock.v1.ListBlocksResponse
-	(*VerifyBlocksRequest)(nil),     // 71: penstock.v1.VerifyBlocksRequest
-	(*VerifyBlocksResponse)(nil),    // 72: penstock.v1.VerifyBlocksResponse
-	(*ListVolumesRequest)(nil),      // 73: penstock.v1.ListVolumesRequest
-	(*ListVolumesResponse)(nil),     // 74: penstock.v1.ListVolumesResponse
-	(*DrainVolumeRequest)(nil),      // 75: penstock.v1.DrainVolumeRequest
-	(*DrainVolumeResponse)(nil),     // 76: penstock.v1.DrainVolumeResponse
-	(*RemoveVolumeRequest)(nil),     // 77: penstock.v1.RemoveVolumeRequest
-	(*RemoveVolumeResponse)(nil),    // 78: penstock.v1.RemoveVolumeResponse
-	(*ScrubRequest)(nil),            // 79: penstock.v1.ScrubRequest
-	(*ScrubProgress)(nil),           // 80: penstock.v1.ScrubProgress
+	(*WriteRequest)(nil),            // 33: penstock.v1.WriteRequest
+	(*WriteResponse)(nil),           // 34: penstock.v1.WriteResponse
+	(*AbortRequest)(nil),            // 35: penstock.v1.AbortRequest
+	(*AbortResponse)(nil),           // 36: penstock.v1.AbortResponse
+	(*DeliveredRequest)(nil),        // 37: penstock.v1.DeliveredRequest
+	(*DeliveredResponse)(nil),       // 38: penstock.v1.DeliveredResponse
+	(*ExistsRequest)(nil),           // 39: penstock.v1.ExistsRequest
+	(*ExistsResponse)(nil),          // 40: penstock.v1.ExistsResponse
+	(*DeleteRequest)(nil),           // 41: penstock.v1.DeleteRequest
+	(*DeleteResponse)(nil),          // 42: penstock.v1.DeleteResponse
+	(*EventsRequest)(nil),           // 43: penstock.v1.EventsRequest
+	(*VolumeState)(nil),             // 44: penstock.v1.VolumeState
+	(*Event)(nil),                   // 45: penstock.v1.Event
+	(*CreateNamespaceRequest)(nil),  // 46: penstock.v1.CreateNamespaceRequest
+	(*GetNamespaceRequest)(nil),     // 47: penstock.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),   // 48: penstock.v1.ListNamespacesRequest
+	(*ListNamespacesResponse)(nil),  // 49: penstock.v1.ListNamespacesResponse
+	(*DeleteNamespaceRequest)(nil),  // 50: penstock.v1.DeleteNamespaceRequest
+	(*DeleteNamespaceResponse)(nil), // 51: penstock.v1.DeleteNamespaceResponse
+	(*BumpEpochRequest)(nil),        // 52: penstock.v1.BumpEpochRequest
+	(*BumpEpochResponse)(nil),       // 53: penstock.v1.BumpEpochResponse
+	(*RetireEpochRequest)(nil),      // 54: penstock.v1.RetireEpochRequest
+	(*RetireEpochResponse)(nil),     // 55: penstock.v1.RetireEpochResponse
+	(*SetQuotaRequest)(nil),         // 56: penstock.v1.SetQuotaRequest
+	(*DeleteBlocksRequest)(nil),     // 57: penstock.v1.DeleteBlocksRequest
+	(*DeleteBlocksResponse)(nil),    // 58: penstock.v1.DeleteBlocksResponse
+	(*EvictRequest)(nil),            // 59: penstock.v1.EvictRequest
+	(*EvictResponse)(nil),           // 60: penstock.v1.EvictResponse
+	(*ListPinsRequest)(nil),         // 61: penstock.v1.ListPinsRequest
+	(*ListPinsResponse)(nil),        // 62: penstock.v1.ListPinsResponse
+	(*Pin)(nil),                     // 63: penstock.v1.Pin
+	(*StatusRequest)(nil),           // 64: penstock.v1.StatusRequest
+	(*VolumeStatus)(nil),            // 65: penstock.v1.VolumeStatus
+	(*StatusResponse)(nil),          // 66: penstock.v1.StatusResponse
+	(*MemoryPart)(nil),              // 67: penstock.v1.MemoryPart
+	(*NICStatus)(nil),               // 68: penstock.v1.NICStatus
+	(*StatBlockRequest)(nil),        // 69: penstock.v1.StatBlockRequest
+	(*Block)(nil),                   // 70: penstock.v1.Block
+	(*ListBlocksRequest)(nil),       // 71: penstock.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),      // 72: penstock.v1.ListBlocksResponse
+	(*VerifyBlocksRequest)(nil),     // 73: penstock.v1.VerifyBlocksRequest
+	(*VerifyBlocksResponse)(nil),    // 74: penstock.v1.VerifyBlocksResponse
+	(*ListVolumesRequest)(nil),      // 75: penstock.v1.ListVolumesRequest
+	(*ListVolumesResponse)(nil),     // 76: penstock.v1.ListVolumesResponse
+	(*DrainVolumeRequest)(nil),      // 77: penstock.v1.DrainVolumeRequest
+	(*DrainVolumeResponse)(nil),     // 78: penstock.v1.DrainVolumeResponse
+	(*RemoveVolumeRequest)(nil),     // 79: penstock.v1.RemoveVolumeRequest
+	(*RemoveVolumeResponse)(nil),    // 80: penstock.v1.RemoveVolumeResponse
+	(*ScrubRequest)(nil),            // 81: penstock.v1.ScrubRequest
+	(*ScrubProgress)(nil),           // 82: penstock.v1.ScrubProgress
 }
 var file_penstockv1_penstock_proto_depIdxs = []int32{
 	1,  // 0: penstock.v1.Group.kind:type_name -> penstock.v1.GroupKind
@@ -6241,87 +6399,91 @@ var file_penstockv1_penstock_proto_depIdxs = []int32{
 	30, // 16: penstock.v1.CommitRequest.pieces:type_name -> penstock.v1.PieceSums
 	0,  // 17: penstock.v1.CommitResponse.outcome:type_name -> penstock.v1.Outcome
 	24, // 18: penstock.v1.CommitResponse.pieces:type_name -> penstock.v1.PieceResult
-	5,  // 19: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
-	42, // 20: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
-	8,  // 21: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
-	8,  // 22: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
-	61, // 23: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
-	63, // 24: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	66, // 25: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
-	65, // 26: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
-	3,  // 27: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
-	68, // 28: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
-	24, // 29: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
-	63, // 30: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
-	10, // 31: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
-	12, // 32: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
-	17, // 33: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
-	19, // 34: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
-	23, // 35: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
-	26, // 36: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
-	28, // 37: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
-	31, // 38: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
-	33, // 39: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
-	14, // 40: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
-	35, // 41: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
-	37, // 42: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
-	39, // 43: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
-	41, // 44: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
-	44, // 45: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
-	45, // 46: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
-	46, // 47: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
-	48, // 48: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
-	50, // 49: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
-	52, // 50: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
-	54, // 51: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
-	55, // 52: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
-	57, // 53: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
-	62, // 54: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
-	67, // 55: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
-	69, // 56: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
-	71, // 57: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
-	59, // 58: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
-	79, // 59: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
-	73, // 60: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
-	75, // 61: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
-	77, // 62: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
-	11, // 63: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
-	16, // 64: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
-	18, // 65: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
-	20, // 66: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
-	25, // 67: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
-	27, // 68: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
-	29, // 69: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
-	32, // 70: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
-	34, // 71: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
-	15, // 72: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
-	36, // 73: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
-	38, // 74: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
-	40, // 75: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
-	43, // 76: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
-	8,  // 77: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
-	8,  // 78: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
-	47, // 79: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
-	49, // 80: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
-	51, // 81: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
-	53, // 82: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
-	8,  // 83: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
-	56, // 84: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
-	58, // 85: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
-	64, // 86: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
-	68, // 87: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
-	70, // 88: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
-	72, // 89: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
-	60, // 90: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
-	80, // 91: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
-	74, // 92: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
-	76, // 93: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
-	78, // 94: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
-	63, // [63:95] is the sub-list for method output_type
-	31, // [31:63] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	28, // 19: penstock.v1.WriteRequest.reserve:type_name -> penstock.v1.ReserveRequest
+	30, // 20: penstock.v1.WriteRequest.sums:type_name -> penstock.v1.PieceSums
+	29, // 21: penstock.v1.WriteResponse.reserve:type_name -> penstock.v1.ReserveResponse
+	32, // 22: penstock.v1.WriteResponse.commit:type_name -> penstock.v1.CommitResponse
+	5,  // 23: penstock.v1.Event.kind:type_name -> penstock.v1.Event.Kind
+	44, // 24: penstock.v1.Event.volume:type_name -> penstock.v1.VolumeState
+	8,  // 25: penstock.v1.CreateNamespaceRequest.namespace:type_name -> penstock.v1.Namespace
+	8,  // 26: penstock.v1.ListNamespacesResponse.namespaces:type_name -> penstock.v1.Namespace
+	63, // 27: penstock.v1.ListPinsResponse.pins:type_name -> penstock.v1.Pin
+	65, // 28: penstock.v1.StatusResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	68, // 29: penstock.v1.StatusResponse.nics:type_name -> penstock.v1.NICStatus
+	67, // 30: penstock.v1.StatusResponse.memory_parts:type_name -> penstock.v1.MemoryPart
+	3,  // 31: penstock.v1.Block.block_class:type_name -> penstock.v1.BlockClass
+	70, // 32: penstock.v1.ListBlocksResponse.blocks:type_name -> penstock.v1.Block
+	24, // 33: penstock.v1.VerifyBlocksResponse.pieces:type_name -> penstock.v1.PieceResult
+	65, // 34: penstock.v1.ListVolumesResponse.volumes:type_name -> penstock.v1.VolumeStatus
+	10, // 35: penstock.v1.Cache.Describe:input_type -> penstock.v1.DescribeRequest
+	12, // 36: penstock.v1.Cache.Match:input_type -> penstock.v1.MatchRequest
+	17, // 37: penstock.v1.Cache.RenewLease:input_type -> penstock.v1.RenewLeaseRequest
+	19, // 38: penstock.v1.Cache.ReleaseLease:input_type -> penstock.v1.ReleaseLeaseRequest
+	23, // 39: penstock.v1.Cache.Read:input_type -> penstock.v1.ReadRequest
+	26, // 40: penstock.v1.Cache.ReturnLoans:input_type -> penstock.v1.ReturnLoansRequest
+	28, // 41: penstock.v1.Cache.Reserve:input_type -> penstock.v1.ReserveRequest
+	31, // 42: penstock.v1.Cache.Commit:input_type -> penstock.v1.CommitRequest
+	35, // 43: penstock.v1.Cache.Abort:input_type -> penstock.v1.AbortRequest
+	14, // 44: penstock.v1.Cache.PinEpoch:input_type -> penstock.v1.PinEpochRequest
+	37, // 45: penstock.v1.Cache.Delivered:input_type -> penstock.v1.DeliveredRequest
+	39, // 46: penstock.v1.Cache.Exists:input_type -> penstock.v1.ExistsRequest
+	41, // 47: penstock.v1.Cache.Delete:input_type -> penstock.v1.DeleteRequest
+	43, // 48: penstock.v1.Cache.Events:input_type -> penstock.v1.EventsRequest
+	46, // 49: penstock.v1.Admin.CreateNamespace:input_type -> penstock.v1.CreateNamespaceRequest
+	47, // 50: penstock.v1.Admin.GetNamespace:input_type -> penstock.v1.GetNamespaceRequest
+	48, // 51: penstock.v1.Admin.ListNamespaces:input_type -> penstock.v1.ListNamespacesRequest
+	50, // 52: penstock.v1.Admin.DeleteNamespace:input_type -> penstock.v1.DeleteNamespaceRequest
+	52, // 53: penstock.v1.Admin.BumpEpoch:input_type -> penstock.v1.BumpEpochRequest
+	54, // 54: penstock.v1.Admin.RetireEpoch:input_type -> penstock.v1.RetireEpochRequest
+	56, // 55: penstock.v1.Admin.SetQuota:input_type -> penstock.v1.SetQuotaRequest
+	57, // 56: penstock.v1.Admin.DeleteBlocks:input_type -> penstock.v1.DeleteBlocksRequest
+	59, // 57: penstock.v1.Admin.Evict:input_type -> penstock.v1.EvictRequest
+	64, // 58: penstock.v1.Admin.Status:input_type -> penstock.v1.StatusRequest
+	69, // 59: penstock.v1.Admin.StatBlock:input_type -> penstock.v1.StatBlockRequest
+	71, // 60: penstock.v1.Admin.ListBlocks:input_type -> penstock.v1.ListBlocksRequest
+	73, // 61: penstock.v1.Admin.VerifyBlocks:input_type -> penstock.v1.VerifyBlocksRequest
+	61, // 62: penstock.v1.Admin.ListPins:input_type -> penstock.v1.ListPinsRequest
+	81, // 63: penstock.v1.Admin.Scrub:input_type -> penstock.v1.ScrubRequest
+	75, // 64: penstock.v1.Admin.ListVolumes:input_type -> penstock.v1.ListVolumesRequest
+	77, // 65: penstock.v1.Admin.DrainVolume:input_type -> penstock.v1.DrainVolumeRequest
+	79, // 66: penstock.v1.Admin.RemoveVolume:input_type -> penstock.v1.RemoveVolumeRequest
+	11, // 67: penstock.v1.Cache.Describe:output_type -> penstock.v1.DescribeResponse
+	16, // 68: penstock.v1.Cache.Match:output_type -> penstock.v1.MatchResponse
+	18, // 69: penstock.v1.Cache.RenewLease:output_type -> penstock.v1.RenewLeaseResponse
+	20, // 70: penstock.v1.Cache.ReleaseLease:output_type -> penstock.v1.ReleaseLeaseResponse
+	25, // 71: penstock.v1.Cache.Read:output_type -> penstock.v1.ReadResponse
+	27, // 72: penstock.v1.Cache.ReturnLoans:output_type -> penstock.v1.ReturnLoansResponse
+	29, // 73: penstock.v1.Cache.Reserve:output_type -> penstock.v1.ReserveResponse
+	32, // 74: penstock.v1.Cache.Commit:output_type -> penstock.v1.CommitResponse
+	36, // 75: penstock.v1.Cache.Abort:output_type -> penstock.v1.AbortResponse
+	15, // 76: penstock.v1.Cache.PinEpoch:output_type -> penstock.v1.PinEpochResponse
+	38, // 77: penstock.v1.Cache.Delivered:output_type -> penstock.v1.DeliveredResponse
+	40, // 78: penstock.v1.Cache.Exists:output_type -> penstock.v1.ExistsResponse
+	42, // 79: penstock.v1.Cache.Delete:output_type -> penstock.v1.DeleteResponse
+	45, // 80: penstock.v1.Cache.Events:output_type -> penstock.v1.Event
+	8,  // 81: penstock.v1.Admin.CreateNamespace:output_type -> penstock.v1.Namespace
+	8,  // 82: penstock.v1.Admin.GetNamespace:output_type -> penstock.v1.Namespace
+	49, // 83: penstock.v1.Admin.ListNamespaces:output_type -> penstock.v1.ListNamespacesResponse
+	51, // 84: penstock.v1.Admin.DeleteNamespace:output_type -> penstock.v1.DeleteNamespaceResponse
+	53, // 85: penstock.v1.Admin.BumpEpoch:output_type -> penstock.v1.BumpEpochResponse
+	55, // 86: penstock.v1.Admin.RetireEpoch:output_type -> penstock.v1.RetireEpochResponse
+	8,  // 87: penstock.v1.Admin.SetQuota:output_type -> penstock.v1.Namespace
+	58, // 88: penstock.v1.Admin.DeleteBlocks:output_type -> penstock.v1.DeleteBlocksResponse
+	60, // 89: penstock.v1.Admin.Evict:output_type -> penstock.v1.EvictResponse
+	66, // 90: penstock.v1.Admin.Status:output_type -> penstock.v1.StatusResponse
+	70, // 91: penstock.v1.Admin.StatBlock:output_type -> penstock.v1.Block
+	72, // 92: penstock.v1.Admin.ListBlocks:output_type -> penstock.v1.ListBlocksResponse
+	74, // 93: penstock.v1.Admin.VerifyBlocks:output_type -> penstock.v1.VerifyBlocksResponse
+	62, // 94: penstock.v1.Admin.ListPins:output_type -> penstock.v1.ListPinsResponse
+	82, // 95: penstock.v1.Admin.Scrub:output_type -> penstock.v1.ScrubProgress
+	76, // 96: penstock.v1.Admin.ListVolumes:output_type -> penstock.v1.ListVolumesResponse
+	78, // 97: penstock.v1.Admin.DrainVolume:output_type -> penstock.v1.DrainVolumeResponse
+	80, // 98: penstock.v1.Admin.RemoveVolume:output_type -> penstock.v1.RemoveVolumeResponse
+	67, // [67:99] is the sub-list for method output_type
+	35, // [35:67] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_penstock_proto_init() }
@@ -6335,7 +6497,7 @@ func file_penstockv1_penstock_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_penstock_proto_rawDesc), len(file_penstockv1_penstock_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   75,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

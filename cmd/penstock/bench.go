@@ -275,10 +275,11 @@ run beside them as limits.
 
 The second serves agent sessions with vLLM on the CPU, with a model of random weights that
 it makes: vLLM alone, with its tier of files, with its offloading to disk, with LMCache's
-disk, with PenstockTier and with PenstockConnector. It measures the time to the first token
-and counts the tokens that are computed again, of a first turn and of the last turn of a
-session in a fresh engine. Its comparisons are named "first token, …". The sessions are
-those of $PENSTOCK_TRACES or of a built-in trace.
+disk, with PenstockTier and with PenstockConnector, which loads whole blocks before the
+request runs, or layer by layer. It measures the time to the first token and counts the
+tokens that are computed again, of a first turn and of the last turn of a session in a fresh
+engine. Its comparisons are named "first token, …". The sessions are those of
+$PENSTOCK_TRACES or of a built-in trace.
 
 Each store and each engine is used by a Python process. --python names the interpreters
 whose packages may be used; .ci/python-venv prints the directory of an environment that it

@@ -148,7 +148,8 @@ func (c *connection) dial(target string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return client.Dial(target, client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure})
+	// A busy node may take long to answer the first connection: --timeout is the limit of that too.
+	return client.Dial(target, client.DialOptions{BearerToken: token, TLS: t, Insecure: c.insecure, Timeout: c.timeout})
 }
 
 // admin is a connection to one node's Admin service.

@@ -155,6 +155,27 @@ func TestDeploymentFilesAreRight(t *testing.T) {
 	}
 }
 
+// TestUnitServesDegraded: the command of the systemd unit is one of ours, and the node
+// starts without a disk that is missing whatever its configuration sets.
+func TestUnitServesDegraded(t *testing.T) {
+	unit, err := os.ReadFile(filepath.Join(testkit.RepositoryRoot(t), "deploy", "penstock.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(unit), "\nExecStart=/usr/local/bin/penstock ")
+	line, _, _ = strings.Cut(line, "\n")
+	serve, rest, err := newRootCommand(world{out: io.Discard, err: io.Discard}).Find(exampleWords(line))
+	if err == nil {
+		err = serve.ParseFlags(rest)
+	}
+	if err != nil {
+		t.Fatalf("ExecStart of the unit, %q: %v", line, err)
+	}
+	if degraded := serve.Flags().Lookup("degraded"); serve.Name() != "serve" || degraded == nil || degraded.Value.String() != "true" {
+		t.Errorf("the unit runs %q, which does not serve degraded", line)
+	}
+}
+
 // TestCommandsDocumentThemselves: every command and flag has its words, and no
 // two flags of one command are written differently for the same thing.
 func TestCommandsDocumentThemselves(t *testing.T) {

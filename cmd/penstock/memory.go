@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/handoff"
 )
 
 // The node's memory budget is the sum of these parts. The arena is outside of
@@ -16,8 +17,10 @@ import (
 //
 //	arena, index cache, memtables    as configured
 //	index, slots                     as many bytes as they have now
+//	staging                          as many bytes as engines on this host have now
 //	working heap                     requests under way, and garbage not yet collected
-//	process                          the binary's pages, stacks, the C heap
+//	process                          the binary's pages, stacks, the C heap, and a tenth of the
+//	                                 tables: pages that the runtime returns late
 //
 // The Go runtime's limit is what of this is in its heap. It is moved as the
 // index grows, so that the collector always has workingHeap to itself: with a
@@ -37,6 +40,8 @@ type memoryBudget struct {
 	memtables, index, slots atomic.Int64
 	// measure reads the DRAM of the store; nil before the store is open.
 	measure atomic.Pointer[func() int64]
+	// local is the node's end of the unix socket; nil without one.
+	local atomic.Pointer[handoff.Listener]
 	// moved has room for one: the index has grown since the limit was set.
 	moved chan struct{}
 	stop  chan struct{}
@@ -92,6 +97,14 @@ func (m *memoryBudget) watch(store *blockstore.Store, memTableBytes int64) {
 	m.measure.Store(&read)
 }
 
+// staging is the memory that engines on this host have for their writes.
+func (m *memoryBudget) staging() int64 {
+	if local := m.local.Load(); local != nil {
+		return local.Stats().StagingBytes
+	}
+	return 0
+}
+
 // limit sets the runtime's limit, unless the operator has set GOMEMLIMIT.
 func (m *memoryBudget) limit() {
 	if read := m.measure.Load(); read != nil {
@@ -116,7 +129,8 @@ func (m *memoryBudget) parts() []server.MemoryPart {
 		{Name: "slots", Bytes: m.slots.Load()},
 		{Name: "index cache", Bytes: m.cache},
 		{Name: "memtables", Bytes: m.memtables.Load()},
+		{Name: "staging", Bytes: m.staging()},
 		{Name: "working heap", Bytes: workingHeap},
-		{Name: "process", Bytes: processBytes},
+		{Name: "process", Bytes: processBytes + (m.index.Load()+m.slots.Load())/10},
 	}
 }

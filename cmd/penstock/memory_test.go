@@ -181,7 +181,8 @@ func fillStore(t *testing.T, blocks int) *blockstore.Store {
 	return store
 }
 
-// fillIndex puts chains of 512 blocks; slot numbers begin at first.
+// fillIndex puts chains of 512 blocks; slot numbers begin at first. The blocks of a chain lie
+// in descending slots, so that an index that is opened meets each before its parent.
 func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first int) {
 	const chain = 512
 	entries := make([]trie.Entry, 0, chain)
@@ -190,11 +191,12 @@ func fillIndex(t *testing.T, index *trie.Trie, ns kv.Namespace, blocks, first in
 		entries = entries[:0]
 		var parent kv.BlockID
 		rng := rand.New(rand.NewPCG(uint64(first+done), 7))
-		for i := range min(chain, blocks-done) {
+		n := min(chain, blocks-done)
+		for i := range n {
 			var id kv.BlockID
 			binary.LittleEndian.PutUint64(id[:], rng.Uint64())
 			binary.LittleEndian.PutUint64(id[8:], rng.Uint64()|1)
-			slot := uint32(first + done + i)
+			slot := uint32(first + done + n - 1 - i)
 			entries = append(entries, trie.Entry{ID: id, Parent: parent, Ref: kv.Ref{Extent: kv.MakeExtent(0, slot>>12, slot&4095), Generation: 1<<32 + kv.Generation(slot)}})
 			parent = id
 		}

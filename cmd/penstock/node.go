@@ -501,10 +501,13 @@ func (n *node) openLocal(memory *arena.Arena) (*handoff.Listener, error) {
 	if n.cfg.LocalSocket == "" {
 		return nil, nil
 	}
-	local, err := handoff.Listen(handoff.Options{Path: n.cfg.LocalSocket, Arena: memory, Logger: n.log})
+	local, err := handoff.Listen(handoff.Options{
+		Path: n.cfg.LocalSocket, Arena: memory, StagingBytesMax: int64(n.cfg.Limits.StagingBytes), Logger: n.log,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("engines on this host (local_socket): %w", err)
 	}
+	n.budget.local.Store(local)
 	n.onClose(func(context.Context) error { return local.Close() })
 	return local, nil
 }

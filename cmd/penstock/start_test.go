@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -44,6 +45,50 @@ func TestClientWaitsForStart(t *testing.T) {
 	for range commands {
 		(<-ended).must(t)
 	}
+}
+
+// TestClientWaitsForABusyNode: a node that answers the first connection after longer than an
+// engine would wait is waited for within --timeout.
+func TestClientWaitsForABusyNode(t *testing.T) {
+	s := startServed(t, t.TempDir())
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go answerLate(c, s.ready.Listen)
+		}
+	}()
+	r := penstockWaiting(t.Context(), 0, "ns", "list", "--server", l.Addr().String(), "--timeout", "2m")
+	r.must(t)
+}
+
+// answerLate connects c with a node whose answers are delayed by 4 s, more than client.Dial waits
+// by default.
+func answerLate(c net.Conn, node string) {
+	defer c.Close()
+	to, err := net.Dial("tcp", node)
+	if err != nil {
+		return // the client's command fails
+	}
+	defer to.Close()
+	go func() {
+		copyPlain(to, c)
+		_ = to.Close()
+	}()
+	<-time.After(4 * time.Second)
+	copyPlain(c, to)
+}
+
+// copyPlain copies without splice(2), for which package net keeps pipes.
+func copyPlain(to io.Writer, from io.Reader) {
+	_, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from}) // until either end closes
 }
 
 // TestClientStopsWaiting: the wait ends with --timeout, at once where there is to be

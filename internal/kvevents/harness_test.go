@@ -224,18 +224,20 @@ type show struct {
 	pub      *Publisher
 	endpoint string
 	reports  chan Report
+	joined   chan struct{} // one element for each subscription that the Publisher has received
 	view     *view
 }
 
 // newShow follows hosts. It sets Nodes, Publisher and Report of o.
 func newShow(t *testing.T, o Options, hosts ...*host) *show {
 	t.Helper()
-	s := &show{t: t, reports: make(chan Report, 1000)}
-	joined := make(chan struct{}, 1000)
+	s := &show{t: t, reports: make(chan Report, 1000), joined: make(chan struct{}, 1000)}
 	var f *Follower
 	s.pub = NewPublisher(PublisherOptions{Missed: func(a net.Addr, lost uint64) {
 		f.Missed(a, lost)
-		joined <- struct{}{}
+		if lost == 0 {
+			s.joined <- struct{}{}
+		}
 	}})
 	for _, h := range hosts {
 		o.Nodes = append(o.Nodes, dial(t, h.wire.addr()))
@@ -251,7 +253,6 @@ func newShow(t *testing.T, o Options, hosts ...*host) *show {
 	}
 	s.endpoint = must[string](t)(s.pub.Listen(t.Context(), "tcp://127.0.0.1:0"))
 	s.view = s.subscribe("")
-	<-joined
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
@@ -268,10 +269,17 @@ func newShow(t *testing.T, o Options, hosts ...*host) *show {
 	return s
 }
 
+// subscribe returns a subscriber that receives the messages published after the call.
 func (s *show) subscribe(prefix string) *view {
+	s.t.Helper()
 	c := zmtptest.Subscribe(s.t, s.endpoint, prefix)
 	if err := c.Net().SetReadDeadline(time.Now().Add(hangs)); err != nil {
 		s.t.Fatal(err)
+	}
+	select {
+	case <-s.joined:
+	case <-time.After(hangs):
+		s.t.Fatalf("the publisher did not receive the subscription to %q", prefix)
 	}
 	return &view{t: s.t, client: c, topics: make(map[string]map[kv.BlockID]bool), all: prefix == "", next: -1}
 }

@@ -1,4 +1,4 @@
-"""A store on the node's own host copies values from the node's memory."""
+"""A store on the node's own host copies values from the node's memory, and puts them over its unix socket."""
 
 from __future__ import annotations
 
@@ -57,3 +57,44 @@ def test_values_are_copied(local_node: testing.Node) -> None:
         local_node.start()
         get_until_copied()
         get(0)
+
+
+def test_values_are_put_over_the_socket(local_node: testing.Node) -> None:
+    with penstock.Store(local_node.address) as store:
+        pairs = store.namespace("pairs", block_tokens=16, layers=16, token_bytes=4096, flat=True)
+
+        def sent() -> int:
+            count: int = store.stats()["LocalWrites"]
+            return count
+
+        def put(number: int) -> None:
+            """Put values twice, and compare what is stored."""
+            names = [f"{number} {i}" for i in range(_BLOCKS)]
+            values = [random.Random(name).randbytes(_BYTES) for name in names]
+            assert pairs.put(names, values).ok == _BLOCKS
+            assert pairs.put(names, values).ok == _BLOCKS  # they exist
+            into = [bytearray(_BYTES) for _ in names]
+            assert pairs.get(names, into).ok == _BLOCKS
+            assert [bytes(b) for b in into] == values
+
+        def put_until_sent() -> None:
+            """Connections are made in the background."""
+            before = sent()
+            names, values = [f"any {i}" for i in range(_BLOCKS)], [bytes([i]) * _BYTES for i in range(_BLOCKS)]
+            for _ in range(10_000):
+                if pairs.put(names, values).ok == _BLOCKS and sent() > before:
+                    return
+                pairs.get(names, [bytearray(_BYTES) for _ in names])
+            pytest.fail(f"no value went over the socket: {store.stats()}")
+
+        put_until_sent()
+        before = sent()
+        put(0)
+        in_threads(4, lambda i: put(1 + i))
+        assert sent() > before
+
+        local_node.kill()
+        assert pairs.put(["lost"], [bytes(_BYTES)]).ok == 0
+        local_node.start()
+        put_until_sent()
+        put(10)

@@ -21,7 +21,7 @@ type Config struct {
 	Listen      string `yaml:"listen" doc:"address of the gRPC control plane"`
 	DataListen  string `yaml:"data_listen" doc:"address of the data plane; with data_plane.nics only its port counts; with provider shm it is the path of a unix socket"`
 	HTTP        string `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they find it by themselves, map the arena, and copy blocks from it, or read them in place; empty turns it off. Best with hugetlb"`
+	LocalSocket string `yaml:"local_socket" doc:"unix socket for engines of the same user on this host, e.g. /run/penstock/local.sock: they find it by themselves, map the arena, copy blocks from it or read them in place, and write blocks in one call; empty turns it off. Best with hugetlb"`
 	Advertise   string `yaml:"advertise" doc:"host under which clients reach this node; empty means the one they dialled"`
 	Node        string `yaml:"node" doc:"name of this node in status, metrics and logs; empty means the host name"`
 
@@ -82,6 +82,7 @@ type Limits struct {
 	Reservation  Duration `yaml:"reservation_ttl" doc:"how long a reservation stays open without Commit"`
 	EventHistory int      `yaml:"event_history" doc:"events kept for consumers that reconnect; older ones are a gap"`
 	LoanBytes    Size     `yaml:"loan_bytes" doc:"arena memory that engines on this host may keep at a time; more is Busy; 0 is a quarter of the arena"`
+	StagingBytes Size     `yaml:"staging_bytes" doc:"memory beside the arena in which engines on this host put the bytes of their writes; an engine for which too little is left writes over the data plane; 0 is a quarter of the arena"`
 	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for memory before Busy"`
 	ReadWait     Duration `yaml:"read_wait" doc:"longest wait of a Read call for a volume; blocks that the volume has not read by then are misses"`
 	HungAfter    Duration `yaml:"hung_after" doc:"time after which a request to a volume, or to the drive of the index, counts as hung: the volume fails, or the index refuses changes, until the device works again; at least 1s, and longer than any pause of a shared file system, e.g. a failover"`
@@ -184,6 +185,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	within("limits.loan_bytes", c.Limits.LoanBytes, 0, c.Arena)
+	within("limits.staging_bytes", c.Limits.StagingBytes, 0, c.Arena)
 	checkSocket(bad, "local_socket", c.LocalSocket)
 	if c.Capacity < 0 || c.FreeFloor < 0 || c.ScrubRate < 0 {
 		bad("capacity, free_floor, scrub_rate", "must not be negative")

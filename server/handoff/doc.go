@@ -11,6 +11,11 @@
 //	   ◄──── offsets, checksums ───────────────────────    │
 //	hash and use, or copy and hash                         │
 //	ReturnLoans{7} ─────────────── socket or gRPC ───────► │ Return(7)
+//	stage ──────────────────────── socket ───────────────► │ staging memory, once
+//	   ◄──── descriptor ───────────────────────────────    │
+//	copy and hash into it                                  │
+//	Write{ids, checksums} ──────── socket ───────────────► │ Staging: copy, verify, commit
+//	   ◄──── stored, exists or refused ────────────────    │
 //	close, exit, killed ──── the connection ends ────────► └─ every loan is returned
 //
 // A call over the socket (api.Call, as on the data plane) takes two changes of
@@ -19,14 +24,20 @@
 // engine that has more under way sends the others over gRPC. The context of a call
 // ends with the connection, also of an engine that is killed meanwhile.
 //
-// It does not carry blocks and does not know them: a loan is a list of functions
-// that give memory back, what a call means is the Handler's business, and what may
-// be lent at a time is bounded where the memory is (storage.Options.LoanBytesMax).
+// Staging memory is the way of blocks to the node. Each session has its own, which the node
+// makes on request and maps for reading. Options.StagingBytesMax bounds that of all sessions: a session
+// that gets none writes over the data plane. The size is sealed, so the node cannot fault
+// there, and the Handler copies the bytes before it looks at them, because the engine can change
+// them at any time. Its end is the session's, after the last call.
+//
+// The package has no notion of blocks: a loan is a list of functions that give memory back,
+// the Handler interprets the calls, and storage.Options.LoanBytesMax bounds the memory that is
+// lent at a time.
 //
 // Trust: a caller of another user than the node's is refused (SO_PEERCRED), and
 // the socket's mode is 0600. A caller of the node's user can read the whole arena, other
-// engines' blocks included, and may call Read and Match without the bearer token or the
-// certificate that gRPC asks for. It can change no bytes: the descriptor is read-only
+// engines' blocks included, and may call Read, Match, Exists and Write without the bearer token or the
+// certificate that gRPC asks for. It can change no bytes of the arena: the descriptor is read-only
 // and its file sealed (arena.Send). Its leases end by themselves, and it gets no pins. The session's number is known to its engine
 // alone, so no other can return its loans.
 //

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	"github.com/penstock-kv/penstock/api"
 	"github.com/penstock-kv/penstock/internal/arena"
 	"github.com/penstock-kv/penstock/internal/sys"
@@ -26,8 +28,9 @@ var (
 	ErrSession = errors.New("local session unknown")
 	// ErrLoan: the number is in use; choose one that was not used before.
 	ErrLoan = errors.New("loan number in use")
-	// ErrFull: the session has as many loans as it may; return some.
-	ErrFull = errors.New("too many loans")
+	// ErrFull: the session has as many loans, or the sessions have as much staging memory, as
+	// they may; return some loans, or write over the data plane.
+	ErrFull = errors.New("limit reached")
 	// ErrInUse: another process answers at the socket; choose another path.
 	ErrInUse = errors.New("socket in use")
 )
@@ -45,6 +48,9 @@ type Options struct {
 	// LoansMax bounds the loans open in one session; default 65,536. How much
 	// memory they hold is bounded elsewhere.
 	LoansMax int
+	// StagingBytesMax bounds the staging memory of all sessions, in bytes. Default: a quarter
+	// of the arena's size.
+	StagingBytesMax int64
 	// UID is the user whose processes may connect. Default: this process's.
 	UID *uint32
 	// Logger takes what a person should act on. Default: discard.
@@ -58,6 +64,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	if o.LoansMax == 0 {
 		o.LoansMax = 1 << 16
+	}
+	if o.StagingBytesMax == 0 && o.Arena != nil {
+		o.StagingBytesMax = int64(len(o.Arena.Bytes())) / 4
 	}
 	if o.UID == nil {
 		uid := uint32(os.Geteuid())
@@ -75,8 +84,8 @@ func (o *Options) Validate() error {
 		return errors.New("handoff: no path for the unix socket")
 	case o.Arena == nil || o.Arena.FD() < 0:
 		return errors.New("handoff: Options.Arena must be Shared, to be mapped by another process")
-	case o.SessionsMax < 1 || o.LoansMax < 1:
-		return fmt.Errorf("handoff: limits of %d sessions and %d loans; both must be positive", o.SessionsMax, o.LoansMax)
+	case o.SessionsMax < 1 || o.LoansMax < 1 || o.StagingBytesMax < 1:
+		return fmt.Errorf("handoff: limits of %d sessions, %d loans and %d bytes of staging memory; all must be positive", o.SessionsMax, o.LoansMax, o.StagingBytesMax)
 	}
 	return nil
 }
@@ -96,6 +105,9 @@ type Listener struct {
 	sessions map[api.LocalID]*Session
 	// connected counts connections, refused those that were not welcome.
 	connected, refused uint64
+	// staged is the staging memory of all sessions, in bytes. Invariant: staged <=
+	// StagingBytesMax.
+	staged int64
 	// ctx ends at Close.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -148,6 +160,23 @@ func (l *Listener) ID() api.LocalID { return l.id }
 
 // Path is where the socket is.
 func (l *Listener) Path() string { return l.opts.Path }
+
+// The staging memory of a session is at most stagingBytes, and less where fewer than stagingShare
+// sessions could have it.
+const (
+	stagingBytes = 8 << 20
+	stagingShare = 8
+)
+
+// StagingBytes is the staging memory that a session gets, a multiple of 2 MiB. 0: none gets any.
+func (l *Listener) StagingBytes() int64 {
+	size := min(stagingBytes, l.opts.StagingBytesMax/stagingShare)
+	size = max(size/sys.HugePageSize, 1) * sys.HugePageSize
+	if size > l.opts.StagingBytesMax {
+		return 0
+	}
+	return size
+}
 
 // A Handler answers a call that an engine sent over the socket: msg is an api.Call,
 // which it may keep, and the api.Reply is appended to dst. ctx ends with the
@@ -294,6 +323,10 @@ func (l *Listener) converse(conn *net.UnixConn, s *Session, handle Handler) erro
 				return fmt.Errorf("handoff: hung up on an engine: %w", err)
 			}
 			s.Return(back)
+		case msg[0] == api.KindStage && len(msg) == 1:
+			if err := l.stage(conn, s); err != nil {
+				return fmt.Errorf("handoff: hung up on an engine: %w", err)
+			}
 		case msg[0] == api.KindCall:
 			call := &callContext{Context: ctx, in: in, cancel: cancel}
 			out = handle(call, s.id, msg, append(out[:0], make([]byte, api.LocalFrameHeaderBytes)...))
@@ -374,6 +407,45 @@ func reply(conn *net.UnixConn, frame []byte) bool {
 	return err == nil
 }
 
+// stage gives a session staging memory and answers the engine. A refusal is an answer. An
+// error ends the session.
+func (l *Listener) stage(conn *net.UnixConn, s *Session) error {
+	refused := l.newStaging(s)
+	answer, text := api.Reply{}, ""
+	if refused != nil {
+		answer.Code, text = uint32(codes.ResourceExhausted), refused.Error()
+	}
+	frame := append(answer.Append(make([]byte, api.LocalFrameHeaderBytes)), text...)
+	api.PutLocalFrame(frame)
+	if err := conn.SetWriteDeadline(time.Now().Add(replyWithin)); err != nil {
+		return err
+	}
+	if refused != nil {
+		_, err := conn.Write(frame)
+		return err
+	}
+	return s.staging.Send(conn, frame)
+}
+
+// newStaging makes the staging memory of a session, within StagingBytesMax.
+func (l *Listener) newStaging(s *Session) error {
+	if s.staging != nil {
+		return fmt.Errorf("handoff: the session has staging memory of %d bytes already: %w", len(s.staging.Bytes()), ErrFull)
+	}
+	size := l.StagingBytes()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if free := l.opts.StagingBytesMax - l.staged; size > free {
+		return fmt.Errorf("handoff: staging memory of %d bytes; %d of %d are free (limits.staging_bytes): %w", size, free, l.opts.StagingBytesMax, ErrFull)
+	}
+	var err error
+	if s.staging, err = arena.NewStaging(size); err != nil {
+		return err
+	}
+	l.staged += size
+	return nil
+}
+
 // begin opens a session; nil if there are too many.
 func (l *Listener) begin() *Session {
 	s := &Session{max: l.opts.LoansMax, loans: make(map[uint64]*Loan)}
@@ -392,6 +464,16 @@ func (l *Listener) end(s *Session) {
 	delete(l.sessions, s.id)
 	l.mu.Unlock()
 	s.end()
+	if s.staging == nil {
+		return
+	}
+	size := int64(len(s.staging.Bytes()))
+	if err := s.staging.Close(); err != nil {
+		l.opts.Logger.Error("staging memory", "socket", l.opts.Path, "err", err)
+	}
+	l.mu.Lock()
+	l.staged -= size
+	l.mu.Unlock()
 }
 
 // Session returns the session of the given number. Error: ErrSession.
@@ -412,6 +494,8 @@ func (l *Listener) Session(id []byte) (*Session, error) {
 type Stats struct {
 	// Sessions are open, with Loans loans altogether.
 	Sessions, Loans int
+	// StagingBytes of memory are lent to sessions for the bytes of writes.
+	StagingBytes int64
 	// Connections counts all that were accepted; Refused those of another user,
 	// and those beyond SessionsMax.
 	Connections, Refused uint64
@@ -421,7 +505,7 @@ type Stats struct {
 func (l *Listener) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s := Stats{Sessions: len(l.sessions), Connections: l.connected, Refused: l.refused}
+	s := Stats{Sessions: len(l.sessions), Connections: l.connected, Refused: l.refused, StagingBytes: l.staged}
 	for _, session := range l.sessions {
 		s.Loans += session.count()
 	}

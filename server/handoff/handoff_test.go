@@ -215,7 +215,7 @@ func TestCalls(t *testing.T) {
 	}
 	until(t, "the loan back", func() bool { return back.Load() == 1 })
 	for name, bad := range map[string]string{
-		"unknown kind": "\x01\x00\x00\x00\x09", "half a number": "\x02\x00\x00\x00\x02x", "a reply": "\x01\x00\x00\x00\x03", "no kind": "\x00\x00\x00\x00\x01", "huge": "\xff\xff\xff\xff\x01", "http": "GET / HTTP/1.1\r\n",
+		"unknown kind": "\x01\x00\x00\x00\x09", "half a number": "\x02\x00\x00\x00\x02x", "staging memory with a tail": "\x02\x00\x00\x00\x04x", "a reply": "\x01\x00\x00\x00\x03", "no kind": "\x00\x00\x00\x00\x01", "huge": "\xff\xff\xff\xff\x01", "http": "GET / HTTP/1.1\r\n",
 	} {
 		e := n.connect()
 		if _, err := e.conn.Write([]byte(bad)); err != nil {

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/penstock-kv/penstock/api"
+	"github.com/penstock-kv/penstock/internal/arena"
 )
 
 // Session is one engine's connection and what it has borrowed. Its methods may
@@ -12,10 +13,23 @@ import (
 type Session struct {
 	id  api.LocalID
 	max int
+	// staging is the memory from which Write calls of the session are copied; nil: none was
+	// asked for. Only the connection's goroutine, which handles the calls, uses it.
+	staging *arena.Staging
 
 	mu    sync.Mutex
 	ended bool
 	loans map[uint64]*Loan
+}
+
+// Staging returns the memory in which the engine puts the bytes of a Write call; nil if it has
+// asked for none. The engine can change the bytes at any time. Only a Handler calls Staging,
+// for the session of its call. The memory stays mapped until the Handler returns.
+func (s *Session) Staging() []byte {
+	if s.staging == nil {
+		return nil
+	}
+	return s.staging.Bytes()
 }
 
 // Open begins a loan under a number that the engine chose. It is the engine's to

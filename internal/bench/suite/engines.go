@@ -105,8 +105,6 @@ func (c storeContender) takesPart(w where) bool {
 	switch c.name {
 	case mooncakeName, redisPyName, redisSockets:
 		return w != getFromDisk
-	case overTCPName: // puts go over TCP in any case
-		return w != putValues
 	case syncedName:
 		return w == putValues
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,7 @@ const (
 	lmcacheSmall  = "vLLM + LMCache fs, small chunks"
 	tierName      = "vLLM + PenstockTier"
 	connectorName = "vLLM + PenstockConnector"
+	layersName    = "vLLM + PenstockConnector, layers"
 )
 
 // Names of comparisons.
@@ -147,8 +149,10 @@ func turns(ctx context.Context, w World, pythons []string, o TurnsOptions) (benc
 		{name: offloadName, open: s.openOffload},
 		{name: lmcacheEngine, open: s.openLMCache(lmcacheChunk)},
 		{name: lmcacheSmall, open: s.openLMCache(lmcacheBlock)},
-		{name: tierName, open: s.openPenstock("tier")},
-		{name: connectorName, open: s.openPenstock("connector")},
+		{name: tierName, open: s.openPenstock("tier", nil)},
+		{name: connectorName, open: s.openPenstock("connector", nil)},
+		// A namespace of its own, because the other has stored the same blocks.
+		{name: layersName, open: s.openPenstock("connector", map[string]any{"load": "layers", "namespace": "layers"})},
 	}
 	chosen := slices.DeleteFunc(all, func(c *engineStore) bool { return !s.includes(c.name) })
 	if len(chosen) == 0 || !s.wants(firstTurn, lastTurn) {
@@ -174,9 +178,9 @@ func (s *turnsSuite) run(ctx context.Context, pythons []string, chosen []*engine
 	}
 	defer remove()
 	s.dir = dir
-	// Each store has the sessions once; the node has those of two connectors, and room for
+	// Each store has the sessions once; the node has those of three connectors, and room for
 	// blocks that it has not reclaimed.
-	if err := s.needSpace(8*s.kvBytes() + 512*mib); err != nil {
+	if err := s.needSpace(9*s.kvBytes() + 512*mib); err != nil {
 		return err
 	}
 	found, err := peer.NewStores(filepath.Join(dir, "find"), pythons)
@@ -529,16 +533,17 @@ func countChunks(prompts [][]int, chunkTokens int) int {
 	return len(chunks)
 }
 
-// openPenstock starts the node, which both connectors use, one after the other.
-func (s *turnsSuite) openPenstock(connector string) func(context.Context) (openStore, error) {
+// openPenstock starts the node, which all connectors use, one after the other. options are
+// those of the connector.
+func (s *turnsSuite) openPenstock(connector string, options map[string]any) func(context.Context) (openStore, error) {
 	return func(ctx context.Context) (openStore, error) {
-		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(3*s.kvBytes()+256*mib, 10))
+		node, err := startServe(ctx, s.Exe, filepath.Join(s.dir, "node"), "--capacity", strconv.FormatInt(4*s.kvBytes()+256*mib, 10))
 		if err != nil {
 			return openStore{}, err
 		}
-		return openStore{
-			connector: connector, arguments: map[string]any{"servers": node.listen}, pids: []int{node.PID()}, close: node.Close,
-		}, nil
+		arguments := map[string]any{"servers": node.listen}
+		maps.Copy(arguments, options)
+		return openStore{connector: connector, arguments: arguments, pids: []int{node.PID()}, close: node.Close}, nil
 	}
 }
 

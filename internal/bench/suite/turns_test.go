@@ -160,7 +160,7 @@ func TestTurnsWithoutVLLM(t *testing.T) {
 		t.Fatalf("report %+v, %v", r, err)
 	}
 	section := r.Sections[0]
-	if section.Suite != turnsSection || len(section.NotRun) != 7 {
+	if section.Suite != turnsSection || len(section.NotRun) != 8 {
 		t.Errorf("section %+v", section)
 	}
 	for _, m := range section.NotRun {
