@@ -22,13 +22,18 @@ const (
 	// Recompute: the tokens from Parts[0].From to Parts[0].To are not read by
 	// anyone: the prefill engine computes them.
 	Recompute
-	// Abort: Group drops the request in any state. The request is planned again.
+	// Abort: Group drops the request in any state.
 	Abort
 	// Reject: the request ends here; Why says why. It goes to the gateway.
 	Reject
+	// Replan, Prefilled, Done: the request is planned anew (for the reason Why), its prefill has
+	// ended, it has ended. They go to the gateway and have no Seq.
+	Replan
+	Prefilled
+	Done
 )
 
-var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject"}
+var actionNames = [...]string{"none", "assign", "start", "read", "cut", "drop", "recompute", "abort", "reject", "replan", "prefilled", "done"}
 
 // String returns the kind's name.
 func (k ActionKind) String() string {
@@ -50,7 +55,7 @@ func (p Part) Len() int { return p.To - p.From }
 // Action is what is to be done. Fields that the kind does not name are zero.
 type Action struct {
 	Kind ActionKind
-	// Seq numbers the actions; Fetch.Seen refers to it.
+	// Seq numbers the actions for groups; Fetch.Seen refers to it.
 	Seq     uint64
 	Request RequestID
 	// Group is whom it is for: of Start, the prefill group (PE's); the decode

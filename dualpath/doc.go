@@ -6,7 +6,8 @@
 // It is pure: no I/O, no clock, no goroutine, no lock, no randomness. Time comes
 // in with each event; what is to be done comes out as actions. The planner node
 // (server), the simulator (sim) and the tests run this same code. Its state is
-// soft: after a restart the groups come up again and report what they hold.
+// soft: after a restart the groups register again and list their requests. The same list
+// restores a session that broke while the planner lived on ("Broken sessions").
 //
 //	gateway ── Submit ──┐                               ┌── Assign (engine, request) ──► leader of the group
 //	leaders ── GroupUp ─┤                               │
@@ -14,8 +15,8 @@
 //	        ── Progress ├───►│ Planner.Step(Event)   ├──┤
 //	        ── Finished ┤    └───────────────────────┘  ├── Read, Cut, Drop ───────────► re-planning, hedging
 //	timer   ── Tick ────┤                               │
-//	admin   ── Epoch ───┤                               └── Reject, Recompute, Abort ──► gateway, leaders
-//	oracle  ── Network ─┘
+//	admin   ── Epoch ───┤                               ├── Reject, Recompute, Abort ──► gateway, leaders
+//	oracle  ── Network ─┘                               └── Replan, Prefilled, Done ─────► gateway
 //
 // The life of a request:
 //
@@ -41,6 +42,28 @@
 // token soonest, as the network is between it and the prefill engine, among all
 // engines with room. A read is shared out by both of its hops: storage to buffer,
 // buffer to device.
+//
+// # Broken sessions
+//
+// Actions and reports that are under way when the session of a group breaks are lost. The
+// group comes up again (GroupUp.Again) and reports, of each request that it holds, the attempt
+// and the last order that reached it. Its leader then repeats the last report about each read
+// and the end of each attempt. Nothing is planned anew that can go on:
+//
+//	lost                         at GroupUp, or at the repeated report
+//	Assign                       the group does not hold the request: planned anew
+//	Start                        it holds the request with another attempt, or none: planned anew
+//	Read, Cut, Drop, Recompute   numbers above the last order: sent again, with new numbers
+//	Abort                        the request has ended, or other engines have it: sent again
+//	Progress, Stopped            repeated; the number of the read's order shows whether it is the
+//	                             read under way, so a report counts once
+//	Finished, Failed             held as ended, and repeated; it counts while the attempt is the
+//	                             request's last one and has not ended
+//
+// After a restart of the planner, the orders of the planner before are not known. The groups
+// report the cached tokens that each engine has read, is reading or computes (Held.Parts). If
+// the two engines of a request do not bring all of them, an order was lost, and the request is
+// planned anew.
 //
 // # Accounts
 //

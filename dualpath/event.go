@@ -92,6 +92,9 @@ type GroupUp struct {
 	// planner was restarted or the group lost touch with it: they count, and are
 	// not planned again.
 	Holding []Held
+	// Again: the group was registered with this planner before. The planner has each request
+	// in Holding, unless the request has ended.
+	Again bool `json:",omitempty"`
 }
 
 // EngineSpec is one engine of a group. A size that is 0 is not limited.
@@ -123,6 +126,14 @@ type Held struct {
 	// Attempt is the number of the Start that it works on; 0: the Start did not reach
 	// it.
 	Attempt uint64
+	// Order is the number of the last Start, Read, Cut, Drop or Recompute that reached it. 0:
+	// not known.
+	Order uint64 `json:",omitempty"`
+	// Parts are the cached tokens that the engine has read, is reading or computes. They are
+	// known if Order is.
+	Parts []Part `json:",omitempty"`
+	// Ended: the engine has done its part or failed. Finished or Failed follows.
+	Ended bool `json:",omitempty"`
 }
 
 // GroupDown is a group that is gone. Fetches that stop have the same effect
@@ -176,6 +187,9 @@ type Progress struct {
 	// Landed is how many tokens of the part have arrived, in its buffer or not yet
 	// checked: how fast the side reads.
 	Landed int
+	// Read, here and in Stopped, is the Seq of the Start or Read that ordered the read. A
+	// report about an earlier read is ignored. 0: not known.
+	Read uint64 `json:",omitempty"`
 }
 
 // Stopped answers a Cut, or reports a failed read: the side reads no further.
@@ -189,6 +203,7 @@ type Stopped struct {
 	// Failed: this side's storage answered an error at Upto: the request is not
 	// read there any more. Gone: the block at Upto is not stored, whoever reads.
 	Failed, Gone bool
+	Read         uint64 `json:",omitempty"`
 }
 
 // Finished is an engine that is done with a request.

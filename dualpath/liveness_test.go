@@ -1,16 +1,18 @@
 package dualpath
 
 import (
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 )
 
-// workshop is a cluster in virtual time whose engines have memories of a size and
-// report truly what is left of them. Groups are lost and come back, fall silent,
-// engines fail; whatever an engine has started it finishes some time later, unless
-// it is lost or told to leave it. It checks that no memory is given twice.
+// workshop is a cluster in virtual time whose engines have memories of a fixed size and
+// report correctly what is left of them. Groups are lost and come back, fall silent, or lose
+// their sessions with all that is sent meanwhile. Engines fail, and reads stop. An engine finishes
+// each request that it has started some time later, unless the engine is lost or the request is aborted.
+// The workshop checks that no memory is given twice.
 type workshop struct {
 	t    *testing.T
 	p    *Planner
@@ -20,10 +22,11 @@ type workshop struct {
 
 	groups  []*shop
 	engines map[EngineID]*bench
-	jobs    map[RequestID]*task
-	waiting map[RequestID]time.Duration // submitted and neither started nor rejected
-	started map[RequestID]bool
+	jobs    map[RequestID]*task // the last start of each request
+	waiting map[RequestID]bool  // submitted and neither started nor rejected
 	over    map[RequestID]bool
+	// lost counts the actions of each kind, and reports (0), that a broken session lost.
+	lost map[ActionKind]int
 }
 
 // shop is one group.
@@ -31,32 +34,55 @@ type shop struct {
 	id   GroupID
 	role Role
 	up   bool
-	// back is when a lost or silent group is back.
+	// back is when a lost or silent group, or the session of the group, is back.
 	back    time.Duration
-	silent  bool
+	broken  bool
 	engines []*bench
 }
 
-// bench is one engine and what it holds.
+// reached reports whether the planner and the group reach each other.
+func (s *shop) reached() bool { return s.up && !s.broken }
+
+// bench is one engine, with its running requests and those ends that are not confirmed.
 type bench struct {
 	spec  EngineSpec
-	role  Role
-	holds map[RequestID]room
+	shop  *shop
+	holds map[RequestID]*holding
+	ended map[RequestID]*holding
+}
+
+// holding is a request with an engine.
+type holding struct {
+	room           room
+	attempt, order uint64
+	read           *pendingRead
+	// last is the last report about a read, end about the engine's part.
+	last, end Event
+}
+
+// pendingRead is a read that ends at a time, at the token upto.
+type pendingRead struct {
+	part         Part
+	order        uint64
+	until        time.Duration
+	upto         int
+	failed, gone bool
 }
 
 // used is the sum of what an engine holds.
 func (b *bench) used() (u room) {
 	for _, h := range b.holds {
-		u.hbm, u.buffer = u.hbm+h.hbm, u.buffer+h.buffer
+		u.hbm, u.buffer = u.hbm+h.room.hbm, u.buffer+h.room.buffer
 	}
 	return u
 }
 
-// task is a request that has been started.
+// task is a start of a request.
 type task struct {
 	attempt           uint64
-	pe, de            EngineID
-	parts             []Part
+	engines           [2]*bench
+	begun             [2]bool // the start has reached the engine
+	have              []bool  // by cached block: in a buffer, or computed
 	prefills, decodes time.Duration
 	prefilled         bool
 }
@@ -71,7 +97,7 @@ const (
 func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
 	w := &workshop{
 		t: t, p: newPlanner(t, o), rng: rand.New(rand.NewPCG(seed, 3)), seed: seed, engines: map[EngineID]*bench{},
-		jobs: map[RequestID]*task{}, waiting: map[RequestID]time.Duration{}, started: map[RequestID]bool{}, over: map[RequestID]bool{},
+		jobs: map[RequestID]*task{}, waiting: map[RequestID]bool{}, over: map[RequestID]bool{}, lost: map[ActionKind]int{},
 	}
 	for g := range GroupID(5) {
 		s := &shop{id: g, role: Prefill}
@@ -79,154 +105,312 @@ func newWorkshop(t *testing.T, seed uint64, o Options) *workshop {
 			s.role = Decode
 		}
 		for i := range 1 + w.rng.IntN(2) {
-			b := &bench{role: s.role, spec: EngineSpec{Engine: EngineID(int(g)*2 + i), Node: NodeID(g), HBMTokens: 2000 + 16*w.rng.IntN(100)}}
+			b := &bench{shop: s, spec: EngineSpec{Engine: EngineID(int(g)*2 + i), Node: NodeID(g), HBMTokens: 2000 + 16*w.rng.IntN(100)}}
 			b.spec.Buffer = Buffer{Bytes: 2500 + w.rng.IntN(2000), Block: 16, Sums: 1, Request: 8}
 			s.engines = append(s.engines, b)
 			w.engines[b.spec.Engine] = b
 		}
 		w.groups = append(w.groups, s)
+		w.clear(s)
 		w.raise(s)
 	}
 	return w
 }
 
-// raise brings a group up, holding nothing.
-func (w *workshop) raise(s *shop) {
-	s.up, s.silent = true, false
-	ev := GroupUp{At: w.now, Group: s.id, Role: s.role}
+// clear empties the engines of a group.
+func (w *workshop) clear(s *shop) {
 	for _, b := range s.engines {
-		b.holds = map[RequestID]room{}
+		b.holds, b.ended = map[RequestID]*holding{}, map[RequestID]*holding{}
+	}
+}
+
+// raise registers a group again. After a loss the registration lists no request. After a broken
+// session it lists the running and the ended ones, and the leader repeats its reports.
+func (w *workshop) raise(s *shop) {
+	ev := GroupUp{At: w.now, Group: s.id, Role: s.role, Again: s.broken}
+	s.up, s.broken = true, false
+	var reports []Event
+	for _, b := range s.engines {
 		ev.Engines = append(ev.Engines, b.spec)
+		for _, id := range sortedIDs(b.holds) {
+			h := b.holds[id]
+			ev.Holding = append(ev.Holding, Held{Request: Request{ID: id, Prompt: 1}, Engine: b.spec.Engine, Attempt: h.attempt, Order: h.order})
+			if h.last != nil {
+				reports = append(reports, h.last)
+			}
+		}
+		for _, id := range sortedIDs(b.ended) {
+			h := b.ended[id]
+			ev.Holding = append(ev.Holding, Held{Request: Request{ID: id, Prompt: 1}, Engine: b.spec.Engine, Attempt: h.attempt, Order: h.order, Ended: true})
+			reports = append(reports, h.end)
+		}
 	}
 	w.step(ev)
+	for _, report := range reports {
+		w.step(report)
+	}
+	for _, b := range s.engines {
+		clear(b.ended)
+	}
 }
+
+// sortedIDs are the keys of a map, in order.
+func sortedIDs[V any](m map[RequestID]V) []RequestID { return slices.Sorted(maps.Keys(m)) }
 
 // lose ends a group and what it held: at once, or without a word.
 func (w *workshop) lose(s *shop, silent bool) {
-	s.up, s.silent, s.back = false, silent, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
-	for _, b := range s.engines {
-		b.holds = map[RequestID]room{}
-	}
+	s.up, s.broken, s.back = false, false, w.now+time.Duration(w.rng.IntN(3000))*time.Millisecond
+	w.clear(s)
 	if !silent {
 		w.step(GroupDown{w.now, s.id})
+	}
+}
+
+// breakSession loses all messages between the planner and a group for some time, which may be
+// longer than the planner waits for the group.
+func (w *workshop) breakSession(s *shop) {
+	s.broken, s.back = true, w.now+time.Duration(w.rng.IntN(1200))*time.Millisecond
+}
+
+// live returns the requests up to last that have not ended.
+func (w *workshop) live(last RequestID) (ids []RequestID) {
+	for id := RequestID(1); id <= last; id++ {
+		if !w.over[id] {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// giveUp cancels a request, and submits another one of the same id half the time.
+func (w *workshop) giveUp(id RequestID) {
+	r := w.p.requests[id].Request
+	w.step(Cancelled{w.now, id})
+	if w.rng.IntN(2) == 0 {
+		delete(w.over, id)
+		w.waiting[id] = true
+		r.Hit = r.Hit / 2 / shopBlock * shopBlock
+		w.step(Submit{w.now, r})
 	}
 }
 
 // step feeds an event and performs the actions.
 func (w *workshop) step(ev Event) {
 	for _, a := range slices.Clone(w.p.Step(ev)) {
+		if w.over[a.Request] && a.Kind != Abort {
+			w.t.Fatalf("seed %d, %v: %v of request %d, which has ended", w.seed, w.now, a.Kind, a.Request)
+		}
+		if f, ok := ev.(Finished); ok && a.Kind == Done && f.Attempt != w.jobs[a.Request].attempt {
+			w.t.Fatalf("seed %d, %v: request %d has ended by attempt %d; it was started as %d", w.seed, w.now, a.Request, f.Attempt, w.jobs[a.Request].attempt)
+		}
 		w.perform(&a)
 	}
 	check(w.p)
 }
 
-// groupOf returns the group of an engine.
-func (w *workshop) groupOf(e EngineID) *shop { return w.groups[int(e)/2] }
-
-// hold has an engine take memory for a request.
-func (w *workshop) hold(e EngineID, id RequestID, n room) {
-	b := w.engines[e]
-	if !w.groupOf(e).up {
-		return // it does not hear of it
+// report is an engine's report, which its group sends if it can.
+func (w *workshop) report(b *bench, ev Event) {
+	if !b.shop.reached() {
+		w.lost[0]++
+		return
 	}
-	h := b.holds[id]
-	b.holds[id] = room{h.hbm + n.hbm, h.buffer + n.buffer}
+	w.step(ev)
+}
+
+// take has an engine take memory for a request.
+func (w *workshop) take(b *bench, h *holding, n room) {
+	h.room = room{h.room.hbm + n.hbm, h.room.buffer + n.buffer}
 	if u := b.used(); u.hbm > b.spec.HBMTokens || u.buffer > b.spec.Buffer.Bytes {
-		w.t.Fatalf("seed %d, %v: engine %d has %+v for %d requests, which take %+v", w.seed, w.now, e, b.size(), len(b.holds), u)
+		w.t.Fatalf("seed %d, %v: engine %d has %+v for %d requests, which take %+v", w.seed, w.now, b.spec.Engine, b.spec.size(), len(b.holds), u)
 	}
 }
 
-// size is what an engine has.
-func (b *bench) size() room { return b.spec.size() }
-
-// perform does one action.
+// perform does one action, if it reaches its group.
 func (w *workshop) perform(a *Action) {
-	r := w.p.requests[a.Request]
+	switch a.Kind {
+	case Start:
+		w.start(a)
+		return
+	case Reject, Done:
+		delete(w.waiting, a.Request)
+		w.over[a.Request] = true
+		return
+	case Replan, Prefilled:
+		return
+	}
+	b := w.engines[a.Engine]
+	if !b.shop.reached() {
+		w.lost[a.Kind]++
+		return
+	}
 	switch a.Kind {
 	case Assign:
+		r := w.p.requests[a.Request]
 		n := r.Prompt
 		if a.Side == Decode {
 			n += r.Output
 		}
-		w.hold(a.Engine, a.Request, room{hbm: (n + shopBlock - 1) / shopBlock * shopBlock})
-	case Start:
-		delete(w.waiting, a.Request)
-		w.started[a.Request] = true
-		blocks := (r.Prompt + shopBlock - 1) / shopBlock
-		reads := 0
-		k := &task{attempt: a.Seq, pe: a.PE, de: a.DE, parts: slices.Clone(a.Parts[:a.NParts])}
-		for _, part := range k.parts {
+		delete(b.ended, a.Request)
+		h := &holding{}
+		b.holds[a.Request] = h
+		w.take(b, h, room{hbm: (n + shopBlock - 1) / shopBlock * shopBlock})
+		return
+	case Abort:
+		delete(b.holds, a.Request)
+		return
+	}
+	h, k := b.holds[a.Request], w.jobs[a.Request]
+	if h == nil || h.attempt == 0 || h.attempt != k.attempt {
+		return
+	}
+	if a.Seq <= h.order {
+		w.t.Fatalf("seed %d, %v: engine %d got order %d of request %d after order %d", w.seed, w.now, a.Engine, a.Seq, a.Request, h.order)
+	}
+	h.order = a.Seq
+	switch a.Kind {
+	case Read:
+		w.begin(b, h, a.Parts[0], a.Seq)
+		if a.Side == Prefill {
+			w.take(b, h, room{buffer: 16 * a.Parts[0].Len() / shopBlock})
+		}
+	case Cut:
+		if h.read != nil {
+			h.read.until, h.read.upto, h.read.failed, h.read.gone = w.now, h.read.part.From, true, false
+		}
+	case Drop:
+		h.read = nil
+	case Recompute:
+		k.bring(a.Parts[0].From, a.Parts[0].To)
+	}
+}
+
+// start starts a request on the engines that the action reaches.
+func (w *workshop) start(a *Action) {
+	r := w.p.requests[a.Request]
+	delete(w.waiting, a.Request)
+	k := &task{attempt: a.Seq, engines: [2]*bench{w.engines[a.PE], w.engines[a.DE]}, have: make([]bool, r.cached/shopBlock)}
+	k.prefills = w.now + time.Duration(10+w.rng.IntN(200))*time.Millisecond
+	k.decodes = k.prefills + time.Duration(w.rng.IntN(400))*time.Millisecond
+	w.jobs[a.Request] = k
+	blocks := (r.Prompt + shopBlock - 1) / shopBlock
+	for i, b := range k.engines {
+		h := b.holds[a.Request]
+		if !b.shop.reached() {
+			w.lost[Start]++
+			continue
+		}
+		if h == nil || h.attempt != 0 {
+			continue // its Assign was lost
+		}
+		h.attempt, h.order, k.begun[i] = a.Seq, a.Seq, true
+		passing := blocks
+		if b.shop.role == Prefill {
+			passing = 0
+		}
+		for _, part := range a.Parts[:a.NParts] {
+			if part.Side != b.shop.role {
+				continue
+			}
+			w.begin(b, h, part, a.Seq)
 			if part.Side == Prefill {
-				reads += part.Len() / shopBlock
+				passing = part.Len() / shopBlock
 			}
 		}
-		w.hold(a.PE, a.Request, room{buffer: 8 + 16*reads + blocks})
-		w.hold(a.DE, a.Request, room{buffer: 8 + 17*blocks})
-		k.prefills = w.now + time.Duration(10+w.rng.IntN(200))*time.Millisecond
-		k.decodes = k.prefills + time.Duration(w.rng.IntN(400))*time.Millisecond
-		w.jobs[a.Request] = k
-	case Read:
-		if a.Side == Prefill {
-			w.hold(a.Engine, a.Request, room{buffer: 16 * a.Parts[0].Len() / shopBlock})
-		}
-		if k := w.jobs[a.Request]; k != nil {
-			k.parts = append(k.parts, a.Parts[0])
-		}
-	case Abort:
-		delete(w.engines[a.Engine].holds, a.Request)
-		delete(w.jobs, a.Request)
-	case Reject:
-		delete(w.waiting, a.Request)
-		delete(w.jobs, a.Request)
-		w.over[a.Request] = true
+		w.take(b, h, room{buffer: 8 + 16*passing + blocks})
+	}
+}
+
+// begin begins a read: most are whole, some stop, some take much longer than the others.
+func (w *workshop) begin(b *bench, h *holding, part Part, order uint64) {
+	if h.read != nil {
+		w.t.Fatalf("seed %d, %v: engine %d reads %v already", w.seed, w.now, b.spec.Engine, h.read.part)
+	}
+	h.read = &pendingRead{part: part, order: order, upto: part.To, until: w.now + time.Duration(w.rng.IntN(150))*time.Millisecond}
+	switch w.rng.IntN(8) {
+	case 0:
+		h.read.failed = true
+	case 1:
+		h.read.gone = true
+	case 2:
+		h.read.until += 2 * time.Second
+	}
+	if h.read.failed || h.read.gone {
+		h.read.upto = part.From + w.rng.IntN(part.Len())/shopBlock*shopBlock
+	}
+}
+
+// bring notes tokens that are in a buffer or are computed.
+func (k *task) bring(from, to int) {
+	for i := from / shopBlock; i < to/shopBlock; i++ {
+		k.have[i] = true
 	}
 }
 
 // work lets the engines come to the present.
 func (w *workshop) work() {
-	ids := make([]RequestID, 0, len(w.jobs))
-	for id := range w.jobs {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	for _, id := range ids {
+	for _, id := range sortedIDs(w.jobs) {
 		k := w.jobs[id]
-		if k == nil {
+		w.workOn(id, k)
+		if w.jobs[id] == k && k.holding(id, 0) == nil && k.holding(id, 1) == nil {
+			k.begun = [2]bool{} // nothing is left of it
+		}
+	}
+}
+
+// holding returns the entry of a side for a start, or nil.
+func (k *task) holding(id RequestID, side int) *holding {
+	if h := k.engines[side].holds[id]; h != nil && h.attempt == k.attempt {
+		return h
+	}
+	return nil
+}
+
+// workOn lets the engines of a request come to the present.
+func (w *workshop) workOn(id RequestID, k *task) {
+	if !k.begun[0] || !k.begun[1] {
+		return // a side waits for the other one
+	}
+	for side := range 2 {
+		h := k.holding(id, side)
+		if h == nil || h.read == nil || w.now < h.read.until {
 			continue
 		}
-		pe, de := w.engines[k.pe], w.engines[k.de]
-		_, prefills := pe.holds[id]
-		_, decodes := de.holds[id]
-		if (!k.prefilled && !prefills) || !decodes {
-			// A side is gone. The other notices, and reports it.
-			if k.prefilled && decodes || !k.prefilled && (prefills || decodes) {
-				role := Decode
-				if prefills && !k.prefilled {
-					role = Prefill
-				}
-				delete(pe.holds, id)
-				delete(de.holds, id)
-				delete(w.jobs, id)
-				w.step(Failed{At: w.now, Request: id, Attempt: k.attempt, Role: role})
-			}
-			continue
+		q, role := h.read, k.engines[side].shop.role
+		h.read = nil
+		k.bring(q.part.From, q.upto)
+		if q.upto == q.part.To {
+			h.last = Progress{At: w.now, Request: id, Attempt: k.attempt, Side: role, Upto: q.upto, Read: q.order}
+		} else {
+			h.last = Stopped{At: w.now, Request: id, Attempt: k.attempt, Side: role, Upto: q.upto, Failed: q.failed, Gone: q.gone, Read: q.order}
 		}
-		if !k.prefilled && w.now >= k.prefills {
-			for _, part := range k.parts {
-				w.step(Progress{At: w.now, Request: id, Attempt: k.attempt, Side: part.Side, Upto: part.To})
-			}
-			k.prefilled = true
-			delete(pe.holds, id)
-			h := de.holds[id]
-			de.holds[id] = room{hbm: h.hbm}
-			w.step(Finished{At: w.now, Request: id, Attempt: k.attempt, Role: Prefill})
-		}
-		if w.now >= k.decodes && w.jobs[id] == k {
-			delete(de.holds, id)
-			delete(w.jobs, id)
-			w.over[id] = true
-			w.step(Finished{At: w.now, Request: id, Attempt: k.attempt, Role: Decode})
-		}
+		w.report(k.engines[side], h.last)
+	}
+	pe, de := k.holding(id, 0), k.holding(id, 1)
+	switch {
+	case !k.prefilled && pe == nil && de != nil:
+		w.end(k, id, 1, Failed{At: w.now, Request: id, Attempt: k.attempt, Role: Decode})
+	case !k.prefilled && pe != nil && de == nil:
+		w.end(k, id, 0, Failed{At: w.now, Request: id, Attempt: k.attempt, Role: Prefill})
+	case !k.prefilled && pe != nil && w.now >= k.prefills && !slices.Contains(k.have, false):
+		k.prefilled = true
+		de.room.buffer = 0
+		w.end(k, id, 0, Finished{At: w.now, Request: id, Attempt: k.attempt, Role: Prefill})
+	case k.prefilled && de != nil && w.now >= k.decodes:
+		w.end(k, id, 1, Finished{At: w.now, Request: id, Attempt: k.attempt, Role: Decode})
+	}
+}
+
+// end ends a side's part. Its leader keeps the report until it is confirmed, which may take
+// until the next session.
+func (w *workshop) end(k *task, id RequestID, side int, ev Event) {
+	b := k.engines[side]
+	h := b.holds[id]
+	delete(b.holds, id)
+	h.end = ev
+	b.ended[id] = h
+	w.report(b, ev)
+	if b.shop.reached() && w.rng.IntN(2) == 0 {
+		delete(b.ended, id)
 	}
 }
 
@@ -235,7 +419,7 @@ func (w *workshop) pass() {
 	w.now += 10 * time.Millisecond
 	w.work()
 	for _, s := range w.groups {
-		if !s.up {
+		if !s.reached() {
 			if w.now >= s.back {
 				w.raise(s)
 			}
@@ -254,16 +438,17 @@ func (w *workshop) pass() {
 	w.step(Tick{w.now})
 }
 
-// TestEveryRequestStarts: whatever groups are lost, fall silent or fail, no request
-// waits for ever: when the losses end, each starts, or was rejected, within a bounded
-// time; and no memory of an engine was given twice meanwhile.
-func TestEveryRequestStarts(t *testing.T) {
+// TestEveryRequestEnds: groups are lost, fall silent or fail, and broken sessions lose
+// messages. No request waits without end: after the last loss each one ends within a
+// bounded time, and no engine holds anything of it; and no memory of an engine was given
+// twice meanwhile.
+func TestEveryRequestEnds(t *testing.T) {
 	t.Parallel()
 	seeds := uint64(60)
 	if testing.Short() {
 		seeds = 10
 	}
-	lost := 0
+	lost, messages := 0, map[ActionKind]int{}
 	for seed := range seeds {
 		policy := ReadPolicy(seed % 4)
 		w := newWorkshop(t, seed, Options{
@@ -275,12 +460,18 @@ func TestEveryRequestStarts(t *testing.T) {
 				id++
 				hit := shopBlock * w.rng.IntN(60)
 				r := Request{ID: id, Prompt: hit + 1 + w.rng.IntN(900), Hit: hit, Output: w.rng.IntN(300)}
-				w.waiting[id] = w.now
+				w.waiting[id] = true
 				w.step(Submit{w.now, r})
 			}
 			if s := w.groups[w.rng.IntN(len(w.groups))]; s.up && w.rng.IntN(60) == 0 {
 				lost++
 				w.lose(s, w.rng.IntN(2) == 0)
+			}
+			if s := w.groups[w.rng.IntN(len(w.groups))]; s.reached() && w.rng.IntN(30) == 0 {
+				w.breakSession(s)
+			}
+			if live := w.live(id); len(live) > 0 && w.rng.IntN(40) == 0 {
+				w.giveUp(live[w.rng.IntN(len(live))])
 			}
 			w.pass()
 		}
@@ -295,9 +486,23 @@ func TestEveryRequestStarts(t *testing.T) {
 		if st := w.p.Stats(); st.Queued != 0 || st.Serving != 0 {
 			t.Errorf("seed %d: something is left: %+v", seed, st)
 		}
+		w.pass()
+		for _, b := range w.engines {
+			if len(b.holds) != 0 {
+				t.Errorf("seed %d: engine %d holds %v of requests that have ended", seed, b.spec.Engine, sortedIDs(b.holds))
+			}
+		}
+		for kind, n := range w.lost {
+			messages[kind] += n
+		}
 	}
 	if lost < int(seeds) {
 		t.Errorf("%d groups were lost in %d runs: nothing was tested", lost, seeds)
+	}
+	for _, kind := range []ActionKind{0, Assign, Start, Read, Cut, Drop, Recompute, Abort} {
+		if messages[kind] == 0 && !testing.Short() {
+			t.Errorf("broken sessions lost %v; none of kind %v (none: reports)", messages, kind)
+		}
 	}
 }
 

@@ -161,8 +161,14 @@ type request struct {
 	prefilled bool
 	// transfers are counted with Options.Network.
 	transfers []transfer
-	// attempt is the number of its Start.
+	// attempt is the number of its Start. orders are the actions after it for each side
+	// (instruct).
 	attempt uint64
+	orders  [2][]Action
+	// adopted is set if another planner started it, so that this planner has
+	// none of its reads but the parts that its engines listed (found).
+	adopted bool
+	found   [2]*Held
 	// failures are how often an engine could not do its part.
 	failures int
 	// avoid are the engines of the attempt that failed last.
@@ -230,11 +236,12 @@ func (p *Planner) Step(ev Event) []Action {
 	return p.out
 }
 
-// about returns the request that an engine speaks of, or nil if it is over or
-// another attempt's.
+// about returns the request of an engine's report, or nil if the request has ended or the
+// report is about another attempt. After an Abort the attempt is still the request's, until
+// the next Start.
 func (p *Planner) about(id RequestID, attempt uint64) *request {
 	r := p.requests[id]
-	if r == nil || (attempt != 0 && r.attempt != 0 && attempt != r.attempt) {
+	if r == nil || (attempt != 0 && attempt != r.attempt) {
 		return nil
 	}
 	return r
@@ -246,6 +253,11 @@ func (p *Planner) say(a Action) uint64 {
 	a.Seq = p.seq
 	p.out = append(p.out, a)
 	return a.Seq
+}
+
+// inform appends an action for the request's gateway.
+func (p *Planner) inform(kind ActionKind, r *request, why Reason) {
+	p.out = append(p.out, Action{Kind: kind, Request: r.ID, Why: why})
 }
 
 // Stats returns the counters as of the last Step.
@@ -288,7 +300,14 @@ func (p *Planner) submit(q *Request) {
 
 // newRequest returns a request that is in no list yet.
 func (p *Planner) newRequest(q *Request) *request {
-	return &request{Request: *q, cached: q.Hit, promptBlocks: p.blocks(q.Prompt), allBlocks: p.blocks(q.decodeLen()), why: p.explained.next(q.ID, p.now)}
+	r := p.sized(q)
+	r.why = p.explained.next(q.ID, p.now)
+	return r
+}
+
+// sized returns a request of which nothing but the size is used.
+func (p *Planner) sized(q *Request) *request {
+	return &request{Request: *q, cached: q.Hit, promptBlocks: p.blocks(q.Prompt), allBlocks: p.blocks(q.decodeLen())}
 }
 
 // groupUp makes a group known, and what it holds. What a group that returns
@@ -303,6 +322,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 			p.nodes[s.Node] = n
 		}
 		n.engines++
+		n.since = nil // the first report contains all that reached the group, or the request is planned anew
 		en := &engine{id: s.Engine, group: g, node: n, spec: s, size: s.size()}
 		if e.Role == Decode && s.HBMTokens != 0 {
 			en.size.hbm = max(en.size.hbm-p.reserve, 0)
@@ -314,7 +334,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 	for i := range e.Holding {
 		h := &e.Holding[i]
 		r, en := p.requests[h.Request.ID], fresh[h.Engine]
-		if r == nil || en == nil {
+		if r == nil || en == nil || (h.Ended && h.Attempt != r.attempt) {
 			continue
 		}
 		if old := r.engineOf(g.role); old != nil && old.id == h.Engine && old.group.id == g.id && old.group.role == g.role {
@@ -340,7 +360,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 		p.leastTotal.put(g)
 	}
 	for i := range e.Holding {
-		p.hold(g, &e.Holding[i])
+		p.hold(g, &e.Holding[i], e.Again)
 	}
 }
 
@@ -358,15 +378,26 @@ func (s *EngineSpec) size() room {
 
 // hold takes over a request that an engine has already. After a restart of the
 // planner the two sides of a request come one after the other, in any order, and
-// its gateway submits it again before, between or after them; they may disagree,
-// when the planner ended while it was telling them.
-func (p *Planner) hold(g *group, h *Held) {
+// its gateway submits it again before, between or after them. They disagree if the
+// planner ended when one of them had its Start and the other did not. If the planner lives
+// on (again), it has each request that a group lists, unless the request has ended.
+func (p *Planner) hold(g *group, h *Held, again bool) {
 	en := p.engines[h.Engine]
 	if en == nil || en.group != g {
 		return
 	}
-	p.seq = max(p.seq, h.Attempt) // numbers of attempts are never used twice
+	p.seq = max(p.seq, h.Attempt, h.Order) // numbers of attempts are never used twice
 	r := p.requests[h.Request.ID]
+	if h.Ended && (r == nil || r.phase == queued || r.attempt != h.Attempt) {
+		return // finished and failed decide whether the report that follows counts
+	}
+	abort := Action{Kind: Abort, Request: h.Request.ID, Group: g.id, Engine: en.id, Why: GroupLost}
+	if r == nil && again {
+		p.take(en, p.held(en, p.sized(&h.Request)))
+		abort.Why = NoReason
+		p.say(abort)
+		return
+	}
 	if r == nil {
 		r = p.newRequest(&h.Request)
 		r.started = p.now
@@ -375,32 +406,76 @@ func (p *Planner) hold(g *group, h *Held) {
 		p.enqueue(r, false)
 		p.due(r)
 	}
-	// It counts until the group's first report, which contains it.
-	n, tokens := p.least(en, r), r.decodeLen()
-	if g.role == Prefill {
-		n, tokens = p.most(en, r), r.Prompt
+	if !h.Ended {
+		p.take(en, p.held(en, r))
 	}
-	p.take(en, assigned{tokens: tokens, requests: 1, room: n})
 	switch has := r.engineOf(g.role); {
+	case has == en && r.phase == serving && h.Attempt != r.attempt:
+		// The group was away for a moment, and the Start was lost.
+		r.why.note(p.now, "engine %d does not have its start", int(en.id))
+		p.requeue(r, GroupLost)
 	case has == en:
-		// The group was away for a moment, and nothing has changed.
-	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0):
+		// The group was away for a moment.
+		p.repeat(r, g.role, h.Order)
+	case has != nil, r.phase == queued && (h.Attempt == 0 || r.attempt != 0 || again):
 		// Another engine has it by now, or no engine that knows of its start.
-		p.say(Action{Kind: Abort, Request: r.ID, Group: g.id, Engine: en.id, Why: GroupLost})
+		p.say(abort)
 	case r.phase == queued:
 		p.unqueue(r)
 		r.setEngine(g.role, en)
-		r.phase, r.attempt, r.started = serving, h.Attempt, p.now
+		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
+		r.found = [2]*Held{}
+		r.found[sideAt(g.role)] = h
 		if g.role == Prefill {
 			p.partial = append(p.partial, r)
 		}
 	case h.Attempt == r.attempt:
 		r.setEngine(g.role, en)
+		if r.found[sideAt(g.role)] = h; r.adopted && !r.prefilled && !r.covered() {
+			// The planner before this one ended when a read had stopped, and no engine has
+			// the order to read or to compute the rest.
+			r.why.note(p.now, "its engines do not bring all cached tokens")
+			p.requeue(r, GroupLost)
+		}
+	case again || r.prefilled:
+		// The request has left this attempt, and its prefill engine has done its part.
+		p.say(abort)
 	default:
 		r.setEngine(g.role, en)
 		r.why.note(p.now, "the two sides work on different attempts")
 		p.requeue(r, GroupLost)
 	}
+}
+
+// covered reports whether the engines of a request that were found bring every cached token.
+// It is also true if an engine does not report its parts, or has ended its part.
+func (r *request) covered() bool {
+	var parts []Part
+	upto := 0
+	for _, h := range r.found {
+		if h == nil || h.Ended || h.Order == 0 {
+			return true
+		}
+		parts = append(parts, h.Parts...)
+		upto = max(upto, h.Request.Hit)
+	}
+	slices.SortFunc(parts, func(a, b Part) int { return cmp.Compare(a.From, b.From) })
+	at := 0
+	for _, part := range parts {
+		if part.From <= at {
+			at = max(at, part.To)
+		}
+	}
+	return at >= upto
+}
+
+// held returns the room that a request in a registration takes of an engine. It counts until
+// the group's first report, which contains it.
+func (p *Planner) held(en *engine, r *request) assigned {
+	if en.group.role == Prefill {
+		return assigned{tokens: r.Prompt, requests: 1, room: p.most(en, r)}
+	}
+	return assigned{tokens: r.decodeLen(), requests: 1, room: p.least(en, r)}
 }
 
 // requeue plans a request again from the start. It aborts the request on its engines,
@@ -417,6 +492,7 @@ func (p *Planner) requeue(r *request, why Reason) {
 		r.setEngine(role, nil)
 	}
 	r.phase, r.prefilled, r.rest = queued, false, r.rest[:0]
+	p.inform(Replan, r, why)
 	p.enqueue(r, true)
 }
 
@@ -613,20 +689,18 @@ func (p *Planner) unlist(el **list.Element, from *list.List) {
 }
 
 // finished handles the end of prefill or of decode. A request that was decoded has
-// ended, even if the planner has just aborted it: the group may have been faster than
-// the Abort.
+// ended, even if the planner has just aborted the attempt: the group may have been faster
+// than the Abort.
 func (p *Planner) finished(e Finished) {
 	r := p.about(e.Request, e.Attempt)
-	if e.Role == Decode {
-		r = p.requests[e.Request]
-	}
-	if r == nil || (e.Role == Prefill && r.phase != serving) {
+	if r == nil || (e.Role == Prefill && (r.phase != serving || r.prefilled)) {
 		return
 	}
 	p.stopLoading(r)
 	p.endTransfers(r)
 	if e.Role == Prefill {
 		r.prefilled = true
+		p.inform(Prefilled, r, NoReason)
 		if r.pe != nil { // it may have said so before its group was lost
 			r.pe.served()
 		}
@@ -641,6 +715,7 @@ func (p *Planner) finished(e Finished) {
 	if r.pe != nil && !r.prefilled {
 		p.say(Action{Kind: Abort, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id})
 	}
+	p.inform(Done, r, NoReason)
 	p.forget(r)
 }
 

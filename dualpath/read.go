@@ -17,6 +17,8 @@ type side struct {
 	left, failed bool
 	// predicted is how long the part should take, from begun.
 	begun, predicted time.Duration
+	// order is the number of the action that ordered the read.
+	order uint64
 }
 
 // sideState is what a side is doing.
@@ -50,9 +52,10 @@ func (r *request) setEngine(s Role, en *engine) {
 
 // start says Start: both engines are known, and who reads what.
 func (p *Planner) start(r *request) {
-	r.phase, r.started = serving, p.now
+	r.phase, r.started, r.adopted, r.found = serving, p.now, false, [2]*Held{}
 	r.sides = [2]side{}
 	r.rest = r.rest[:0]
+	r.orders = [2][]Action{r.orders[0][:0], r.orders[1][:0]}
 	p.stats.Started++
 	a := Action{Kind: Start, Request: r.ID, Group: r.pe.group.id, PE: r.pe.id, DE: r.de.id, Epoch: r.Epoch}
 	x := p.withinBuffer(r, p.divide(r))
@@ -83,6 +86,51 @@ func (p *Planner) start(r *request) {
 	}
 	if r.Hit < r.cached {
 		p.recompute(r, r.Hit, r.cached, r.unfit)
+	}
+}
+
+// instruct appends an action for the engine on a.Side of a started request, and keeps the action so
+// that it can be sent again. It returns the action's number.
+func (p *Planner) instruct(r *request, a Action) uint64 {
+	en := r.engineOf(a.Side)
+	a.Request, a.Group, a.Engine = r.ID, en.group.id, en.id
+	a.Seq = p.say(a)
+	r.orders[sideAt(a.Side)] = append(r.orders[sideAt(a.Side)], a)
+	return a.Seq
+}
+
+// repeat sends those orders again that did not reach a side of a request before its session
+// broke: the ones after the number last. A leader that does not report the number (last is 0)
+// may have any of the orders, so the request is planned anew, unless its prefill has ended.
+func (p *Planner) repeat(r *request, to Role, last uint64) {
+	orders, en, s := r.orders[sideAt(to)], r.engineOf(to), &r.sides[sideAt(to)]
+	if last == 0 {
+		if len(orders) > 0 && !r.prefilled {
+			r.why.note(p.now, "engine %d may not have all orders", int(en.id))
+			p.requeue(r, GroupLost)
+		}
+		return
+	}
+	for i := range orders {
+		a := &orders[i]
+		if a.Seq <= last {
+			continue
+		}
+		was := a.Seq
+		a.Seq = p.say(*a)
+		r.why.note(p.now, "%s side: sent again: "+a.Kind.String(), int(to))
+		if a.Kind != Read {
+			continue
+		}
+		n := a.Parts[0].Len()
+		// Both are counted already; the next report may not contain them yet.
+		if to == Prefill {
+			en.since = append(en.since, assigned{seq: a.Seq, room: room{buffer: p.blocks(n) * en.spec.Buffer.Block}})
+		}
+		en.node.since = append(en.node.since, assigned{seq: a.Seq, tokens: n})
+		if s.order == was {
+			s.begun, s.predicted, s.order = p.now, drain(en.node, 0), a.Seq
+		}
 	}
 }
 
@@ -178,7 +226,7 @@ func (p *Planner) begin(r *request, part Part, hedge bool, seq uint64) {
 	n.since = append(n.since, assigned{seq: seq, tokens: part.Len()})
 	s := &r.sides[sideAt(part.Side)]
 	s.part, s.upto, s.landed, s.state, s.hedge = part, part.From, 0, reading, hedge
-	s.begun, s.predicted = p.now, drain(n, 0)
+	s.begun, s.predicted, s.order = p.now, drain(n, 0), seq
 	if r.loadingAt == nil {
 		r.loadingAt = p.loading.PushBack(r)
 	}
@@ -208,7 +256,7 @@ func (p *Planner) progress(e Progress) {
 		return
 	}
 	s := &r.sides[sideAt(e.Side)]
-	if s.state == idle {
+	if s.state == idle || (e.Read != 0 && e.Read != s.order) {
 		return
 	}
 	s.upto = min(max(s.upto, e.Upto), s.part.To)
@@ -225,7 +273,7 @@ func (p *Planner) read(r *request, by Role) {
 	r.why.note(p.now, "%s side: read up to %d", int(by), s.part.To)
 	if o := &r.sides[sideAt(by.Other())]; s.hedge && o.state != idle {
 		o.state, o.hedge = idle, false
-		p.say(Action{Kind: Drop, Request: r.ID, Side: by.Other(), Group: r.engineOf(by.Other()).group.id, Engine: r.engineOf(by.Other()).id})
+		p.instruct(r, Action{Kind: Drop, Side: by.Other()})
 	}
 	s.hedge = false
 	p.place(r)
@@ -234,11 +282,19 @@ func (p *Planner) read(r *request, by Role) {
 // stopped takes the end of a read that is not complete.
 func (p *Planner) stopped(e Stopped) {
 	r := p.about(e.Request, e.Attempt)
-	if r == nil || r.loadingAt == nil || (e.Side != Prefill && e.Side != Decode) {
+	if r == nil || (e.Side != Prefill && e.Side != Decode) {
+		return
+	}
+	if r.adopted && r.phase == serving && !r.prefilled {
+		r.why.note(p.now, "%s side: stopped at %d in a read of the planner before this one; planned anew", int(e.Side), e.Upto)
+		p.requeue(r, EngineFailed)
+		return
+	}
+	if r.loadingAt == nil {
 		return
 	}
 	s, o := &r.sides[sideAt(e.Side)], &r.sides[sideAt(e.Side.Other())]
-	if s.state == idle {
+	if s.state == idle || (e.Read != 0 && e.Read != s.order) {
 		return
 	}
 	s.upto = min(max(s.upto, e.Upto), s.part.To)
@@ -254,7 +310,7 @@ func (p *Planner) stopped(e Stopped) {
 	case e.Gone:
 		if s.hedge && o.state != idle {
 			o.state, o.hedge = idle, false
-			p.say(Action{Kind: Drop, Request: r.ID, Side: e.Side.Other(), Group: r.engineOf(e.Side.Other()).group.id, Engine: r.engineOf(e.Side.Other()).id})
+			p.instruct(r, Action{Kind: Drop, Side: e.Side.Other()})
 		}
 		p.recompute(r, rest.From, rest.To, ReadFailed)
 	case s.hedge && o.state != idle:
@@ -328,7 +384,7 @@ func better(r *request, a, b Role) bool {
 // order1 tells one side to read a part, beside what was said at the start.
 func (p *Planner) order1(r *request, part Part, hedge bool) {
 	en := r.engineOf(part.Side)
-	seq := p.say(Action{Kind: Read, Request: r.ID, Group: en.group.id, Engine: en.id, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
+	seq := p.instruct(r, Action{Kind: Read, Side: part.Side, Parts: [2]Part{part}, NParts: 1, Hedge: hedge})
 	r.why.note(p.now, "%s side: reads [%d, %d) too", int(part.Side), part.From, part.To)
 	if part.Side == Prefill {
 		p.give(en, assigned{seq: seq, room: room{buffer: p.blocks(part.Len()) * en.spec.Buffer.Block}})
@@ -340,10 +396,7 @@ func (p *Planner) order1(r *request, part Part, hedge bool) {
 func (p *Planner) recompute(r *request, from, to int, why Reason) {
 	p.stats.Recomputes++
 	r.why.note(p.now, "tokens [%d, %d) are recomputed: "+why.String(), from, to)
-	p.say(Action{
-		Kind: Recompute, Request: r.ID, Group: r.pe.group.id, Engine: r.pe.id, Side: Prefill,
-		Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why,
-	})
+	p.instruct(r, Action{Kind: Recompute, Side: Prefill, Parts: [2]Part{{Prefill, from, to}}, NParts: 1, Why: why})
 }
 
 // stopLoading takes the request off the list of those that load.
@@ -383,9 +436,8 @@ func (p *Planner) rescueRequest(r *request) {
 		case rest.Len() >= p.opts.MinPart && float64(stay) > p.opts.SlowFactor*float64(move) && stay-move > p.opts.Patience:
 			p.stats.Cuts++
 			s.state, s.left = cutting, true
-			en := r.engineOf(role)
 			r.why.note(p.now, "%s side is slow: %d ms left there, %d ms on the other side; it is told to stop", int(role), int(stay.Milliseconds()), int(move.Milliseconds()))
-			p.say(Action{Kind: Cut, Request: r.ID, Side: role, Group: en.group.id, Engine: en.id})
+			p.instruct(r, Action{Kind: Cut, Side: role})
 		case late && rest.Len() <= p.opts.MaxHedge && move < stay:
 			p.stats.Hedges++
 			s.hedge = true

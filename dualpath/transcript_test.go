@@ -13,7 +13,7 @@ import (
 // milliseconds, everything else tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
-//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT],…)]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO]…,…) [hit=N]] [again]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
@@ -21,7 +21,7 @@ import (
 //	tick    at=N
 //	explain request=N              state                stats
 //
-// A block takes 100 bytes of a buffer, its checksums one, a request 10. The four take attempt=N, the number of a start. Each command takes at=N, the time; without it, no time passes.
+// A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := &story{}
@@ -65,9 +65,9 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 	case "fetch":
 		return s.fetch(c)
 	case "progress":
-		return s.step(Progress{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), c.num("landed", 0)})
+		return s.step(Progress{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), c.num("landed", 0), c.read()})
 	case "stopped":
-		return s.step(Stopped{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone")})
+		return s.step(Stopped{s.now, c.request(), c.attempt(), c.role("side"), c.num("upto", 0), d.HasArg("failed") || d.HasArg("gone"), d.HasArg("gone"), c.read()})
 	case "finished":
 		return s.step(Finished{s.now, c.request(), c.attempt(), c.role("side")})
 	case "failed":
@@ -108,15 +108,24 @@ func (s *story) up(c *args) string {
 			Buffer: Buffer{Bytes: c.num("buffer", 0), Block: 100, Sums: 1, Request: 10},
 		})
 	}
-	for _, pair := range c.list("holding") {
-		var r, e, attempt int
-		if _, err := fmt.Sscanf(pair, "%d@%d#%d", &r, &e, &attempt); err != nil {
-			if _, err := fmt.Sscanf(pair, "%d@%d", &r, &e); err != nil {
-				c.t.Fatalf("held %q: %v", pair, err)
+	for _, held := range c.list("holding") {
+		h := Held{Request: Request{Prompt: 100, Hit: c.num("hit", 0)}}
+		held, parts, _ := strings.Cut(held, "+")
+		for part := range strings.SplitSeq(parts, "+") {
+			var q Part
+			if n, _ := fmt.Sscanf(part, "%d-%d", &q.From, &q.To); n == 2 {
+				h.Parts = append(h.Parts, q)
 			}
 		}
-		g.Holding = append(g.Holding, Held{Request{ID: RequestID(r), Prompt: 100}, EngineID(e), uint64(attempt)})
+		text, ended := strings.CutSuffix(held, "/ended")
+		h.Ended = ended
+		// What is left out stays zero.
+		if n, err := fmt.Sscanf(text, "%d@%d#%d/%d", &h.Request.ID, &h.Engine, &h.Attempt, &h.Order); n < 2 {
+			c.t.Fatalf("held %q: %v", held, err)
+		}
+		g.Holding = append(g.Holding, h)
 	}
+	g.Again = c.d.HasArg("again")
 	s.spec[g.Group] = g.Engines
 	return s.step(g)
 }
@@ -158,7 +167,10 @@ func (s *story) step(ev Event) string {
 	}
 	var b strings.Builder
 	for _, a := range actions {
-		fmt.Fprintf(&b, "%d %v request %d", a.Seq, a.Kind, a.Request)
+		if a.Seq != 0 {
+			fmt.Fprintf(&b, "%d ", a.Seq)
+		}
+		fmt.Fprintf(&b, "%v request %d", a.Kind, a.Request)
 		switch a.Kind {
 		case Assign:
 			fmt.Fprintf(&b, ": %v engine %d", a.Side, a.Engine)
@@ -216,6 +228,8 @@ func (c *args) list(name string) []string {
 }
 
 func (c *args) attempt() uint64 { return uint64(c.num("attempt", 0)) }
+
+func (c *args) read() uint64 { return uint64(c.num("read", 0)) }
 
 func (c *args) request() RequestID { return RequestID(c.num("request", 0)) }
 

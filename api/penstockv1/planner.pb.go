@@ -3,7 +3,7 @@
 //
 //   gateway   Submit ──► stream of updates: accepted, started, prefilled, finished | rejected
 //   leader    Lead ═══► register, fetch (with every engine's state), progress, stopped, finished
-//                  ◄═══ assign, start, read, cut, drop, recompute, abort
+//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed
 //
 // Only the leader of a group talks to the planner. No KV bytes come here, nor do
 // tokens: a request's payload is opaque and goes to its two engines.
@@ -154,6 +154,9 @@ const (
 	LeaderAction_KIND_DROP        LeaderAction_Kind = 6
 	LeaderAction_KIND_RECOMPUTE   LeaderAction_Kind = 7
 	LeaderAction_KIND_ABORT       LeaderAction_Kind = 8
+	// The planner has taken the FINISHED or FAILED of an attempt, of a leader that registered
+	// with confirm. It has no seq.
+	LeaderAction_KIND_CONFIRMED LeaderAction_Kind = 9
 )
 
 // Enum value maps for LeaderAction_Kind.
@@ -168,6 +171,7 @@ var (
 		6: "KIND_DROP",
 		7: "KIND_RECOMPUTE",
 		8: "KIND_ABORT",
+		9: "KIND_CONFIRMED",
 	}
 	LeaderAction_Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -179,6 +183,7 @@ var (
 		"KIND_DROP":        6,
 		"KIND_RECOMPUTE":   7,
 		"KIND_ABORT":       8,
+		"KIND_CONFIRMED":   9,
 	}
 )
 
@@ -678,7 +683,13 @@ type RegisterGroup struct {
 	Role    Side                   `protobuf:"varint,2,opt,name=role,proto3,enum=penstock.v1.Side" json:"role,omitempty"`
 	Engines []*EngineSpec          `protobuf:"bytes,3,rep,name=engines,proto3" json:"engines,omitempty"`
 	// What the engines work on, when this is not the group's first session.
-	Holding       []*HeldRequest `protobuf:"bytes,4,rep,name=holding,proto3" json:"holding,omitempty"`
+	Holding []*HeldRequest `protobuf:"bytes,4,rep,name=holding,proto3" json:"holding,omitempty"`
+	// The planner of the REGISTERED that the leader got last; 0: none. That planner has every
+	// request in holding, unless the request has ended.
+	Planner uint64 `protobuf:"varint,5,opt,name=planner,proto3" json:"planner,omitempty"`
+	// confirm: the leader keeps FINISHED and FAILED until CONFIRMED, and sends them again in
+	// its next session.
+	Confirm       bool `protobuf:"varint,6,opt,name=confirm,proto3" json:"confirm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -739,6 +750,20 @@ func (x *RegisterGroup) GetHolding() []*HeldRequest {
 		return x.Holding
 	}
 	return nil
+}
+
+func (x *RegisterGroup) GetPlanner() uint64 {
+	if x != nil {
+		return x.Planner
+	}
+	return 0
+}
+
+func (x *RegisterGroup) GetConfirm() bool {
+	if x != nil {
+		return x.Confirm
+	}
+	return false
 }
 
 type EngineSpec struct {
@@ -909,7 +934,15 @@ type HeldRequest struct {
 	Request *SubmitRequest         `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Engine  string                 `protobuf:"bytes,2,opt,name=engine,proto3" json:"engine,omitempty"`
 	// The seq of the START that the engine works on; 0: it has not heard of one.
-	Attempt       uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Attempt uint64 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// The seq of the last START, READ, CUT, DROP or RECOMPUTE about the attempt that the leader
+	// has taken. The planner sends later ones again. 0: the leader does not report it.
+	Order uint64 `protobuf:"varint,4,opt,name=order,proto3" json:"order,omitempty"`
+	// ended: the engine has ended its part. The report of it follows.
+	Ended bool `protobuf:"varint,5,opt,name=ended,proto3" json:"ended,omitempty"`
+	// With order: the cached tokens that the engine has read, is reading or computes. A planner
+	// that was restarted plans a request anew if its engines do not bring every cached token.
+	Parts         []*Part `protobuf:"bytes,6,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -963,6 +996,27 @@ func (x *HeldRequest) GetAttempt() uint64 {
 		return x.Attempt
 	}
 	return 0
+}
+
+func (x *HeldRequest) GetOrder() uint64 {
+	if x != nil {
+		return x.Order
+	}
+	return 0
+}
+
+func (x *HeldRequest) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *HeldRequest) GetParts() []*Part {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
 }
 
 type FetchWork struct {
@@ -1176,7 +1230,9 @@ type ReadProgress struct {
 	Upto    uint32 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
 	Attempt uint64 `protobuf:"varint,4,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Tokens of the part that have arrived, verified or not.
-	Landed        uint32 `protobuf:"varint,5,opt,name=landed,proto3" json:"landed,omitempty"`
+	Landed uint32 `protobuf:"varint,5,opt,name=landed,proto3" json:"landed,omitempty"`
+	// The seq of the START or READ that ordered the read; 0: the leader does not report it.
+	Read          uint64 `protobuf:"varint,6,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1246,15 +1302,24 @@ func (x *ReadProgress) GetLanded() uint32 {
 	return 0
 }
 
+func (x *ReadProgress) GetRead() uint64 {
+	if x != nil {
+		return x.Read
+	}
+	return 0
+}
+
 type ReadStopped struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Request string                 `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
 	Side    Side                   `protobuf:"varint,2,opt,name=side,proto3,enum=penstock.v1.Side" json:"side,omitempty"`
 	Upto    uint32                 `protobuf:"varint,3,opt,name=upto,proto3" json:"upto,omitempty"`
 	// failed: this side's storage answered an error. gone: the block is not stored.
-	Failed        bool   `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
-	Gone          bool   `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
-	Attempt       uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Failed  bool   `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	Gone    bool   `protobuf:"varint,5,opt,name=gone,proto3" json:"gone,omitempty"`
+	Attempt uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// As in ReadProgress.
+	Read          uint64 `protobuf:"varint,7,opt,name=read,proto3" json:"read,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1327,6 +1392,13 @@ func (x *ReadStopped) GetGone() bool {
 func (x *ReadStopped) GetAttempt() uint64 {
 	if x != nil {
 		return x.Attempt
+	}
+	return 0
+}
+
+func (x *ReadStopped) GetRead() uint64 {
+	if x != nil {
+		return x.Read
 	}
 	return 0
 }
@@ -1480,7 +1552,12 @@ type LeaderAction struct {
 	// With start: the version of the weights that the request is computed and stored
 	// with. It is newer than the request's own where the weights have changed since and the
 	// request has no exact_epoch.
-	Epoch         uint64 `protobuf:"varint,12,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Epoch uint64 `protobuf:"varint,12,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// With confirmed: the attempt that has ended.
+	Attempt uint64 `protobuf:"varint,13,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// With registered: a number that no other run of a planner has. 0: the planner neither
+	// sends orders again nor confirms.
+	Planner       uint64 `protobuf:"varint,14,opt,name=planner,proto3" json:"planner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1595,6 +1672,20 @@ func (x *LeaderAction) GetPeerAddress() []byte {
 func (x *LeaderAction) GetEpoch() uint64 {
 	if x != nil {
 		return x.Epoch
+	}
+	return 0
+}
+
+func (x *LeaderAction) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *LeaderAction) GetPlanner() uint64 {
+	if x != nil {
+		return x.Planner
 	}
 	return 0
 }
@@ -2305,12 +2396,14 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\astopped\x18\x04 \x01(\v2\x18.penstock.v1.ReadStoppedH\x00R\astopped\x12:\n" +
 	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinished\x124\n" +
 	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failedB\t\n" +
-	"\amessage\"\xb3\x01\n" +
+	"\amessage\"\xe7\x01\n" +
 	"\rRegisterGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x121\n" +
 	"\aengines\x18\x03 \x03(\v2\x17.penstock.v1.EngineSpecR\aengines\x122\n" +
-	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\"\xc9\x01\n" +
+	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\x12\x18\n" +
+	"\aplanner\x18\x05 \x01(\x04R\aplanner\x12\x18\n" +
+	"\aconfirm\x18\x06 \x01(\bR\aconfirm\"\xc9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
@@ -2326,11 +2419,14 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"blockBytes\x12\x1d\n" +
 	"\n" +
 	"sums_bytes\x18\x03 \x01(\x04R\tsumsBytes\x12#\n" +
-	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"u\n" +
+	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"\xca\x01\n" +
 	"\vHeldRequest\x124\n" +
 	"\arequest\x18\x01 \x01(\v2\x1a.penstock.v1.SubmitRequestR\arequest\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x18\n" +
-	"\aattempt\x18\x03 \x01(\x04R\aattempt\"\x81\x01\n" +
+	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12\x14\n" +
+	"\x05order\x18\x04 \x01(\x04R\x05order\x12\x14\n" +
+	"\x05ended\x18\x05 \x01(\bR\x05ended\x12'\n" +
+	"\x05parts\x18\x06 \x03(\v2\x11.penstock.v1.PartR\x05parts\"\x81\x01\n" +
 	"\tFetchWork\x12\x12\n" +
 	"\x04seen\x18\x01 \x01(\x04R\x04seen\x122\n" +
 	"\aengines\x18\x02 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12,\n" +
@@ -2344,20 +2440,22 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tNodeState\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12*\n" +
 	"\x11read_queue_tokens\x18\x02 \x01(\x04R\x0freadQueueTokens\x123\n" +
-	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"\x95\x01\n" +
+	"\x16read_tokens_per_second\x18\x03 \x01(\x01R\x13readTokensPerSecond\"\xa9\x01\n" +
 	"\fReadProgress\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
 	"\aattempt\x18\x04 \x01(\x04R\aattempt\x12\x16\n" +
-	"\x06landed\x18\x05 \x01(\rR\x06landed\"\xa8\x01\n" +
+	"\x06landed\x18\x05 \x01(\rR\x06landed\x12\x12\n" +
+	"\x04read\x18\x06 \x01(\x04R\x04read\"\xbc\x01\n" +
 	"\vReadStopped\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04side\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04side\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x16\n" +
 	"\x06failed\x18\x04 \x01(\bR\x06failed\x12\x12\n" +
 	"\x04gone\x18\x05 \x01(\bR\x04gone\x12\x18\n" +
-	"\aattempt\x18\x06 \x01(\x04R\aattempt\"l\n" +
+	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x12\n" +
+	"\x04read\x18\a \x01(\x04R\x04read\"l\n" +
 	"\x0fRequestFinished\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x18\n" +
@@ -2366,7 +2464,7 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x12\x12\n" +
 	"\x04upto\x18\x03 \x01(\rR\x04upto\x12\x18\n" +
-	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\xbd\x04\n" +
+	"\aattempt\x18\x04 \x01(\x04R\aattempt\"\x85\x05\n" +
 	"\fLeaderAction\x122\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1e.penstock.v1.LeaderAction.KindR\x04kind\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
@@ -2381,7 +2479,9 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	" \x01(\tR\n" +
 	"peerEngine\x12!\n" +
 	"\fpeer_address\x18\v \x01(\fR\vpeerAddress\x12\x14\n" +
-	"\x05epoch\x18\f \x01(\x04R\x05epoch\"\xa2\x01\n" +
+	"\x05epoch\x18\f \x01(\x04R\x05epoch\x12\x18\n" +
+	"\aattempt\x18\r \x01(\x04R\aattempt\x12\x18\n" +
+	"\aplanner\x18\x0e \x01(\x04R\aplanner\"\xb6\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fKIND_REGISTERED\x10\x01\x12\x0f\n" +
@@ -2393,7 +2493,8 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\tKIND_DROP\x10\x06\x12\x12\n" +
 	"\x0eKIND_RECOMPUTE\x10\a\x12\x0e\n" +
 	"\n" +
-	"KIND_ABORT\x10\b\"H\n" +
+	"KIND_ABORT\x10\b\x12\x12\n" +
+	"\x0eKIND_CONFIRMED\x10\t\"H\n" +
 	"\x12BumpWeightsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"\x15\n" +
@@ -2518,36 +2619,37 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	11, // 12: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
 	10, // 13: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
 	3,  // 14: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	13, // 15: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	14, // 16: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	0,  // 17: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	0,  // 18: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	0,  // 19: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	0,  // 20: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	2,  // 21: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	0,  // 22: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	6,  // 23: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	3,  // 24: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	26, // 25: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	29, // 26: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	0,  // 27: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	27, // 28: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	28, // 29: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	3,  // 30: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	7,  // 31: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	20, // 32: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	22, // 33: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	24, // 34: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	5,  // 35: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	19, // 36: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	21, // 37: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	23, // 38: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	25, // 39: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	35, // [35:40] is the sub-list for method output_type
-	30, // [30:35] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	6,  // 15: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
+	13, // 16: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	14, // 17: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	0,  // 18: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	0,  // 19: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	0,  // 20: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	0,  // 21: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	2,  // 22: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	0,  // 23: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	6,  // 24: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	3,  // 25: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	26, // 26: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	29, // 27: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	0,  // 28: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	27, // 29: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	28, // 30: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	3,  // 31: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	7,  // 32: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	20, // 33: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	22, // 34: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	24, // 35: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	5,  // 36: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	19, // 37: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	21, // 38: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	23, // 39: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	25, // 40: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	36, // [36:41] is the sub-list for method output_type
+	31, // [31:36] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }

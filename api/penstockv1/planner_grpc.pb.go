@@ -3,7 +3,7 @@
 //
 //   gateway   Submit ──► stream of updates: accepted, started, prefilled, finished | rejected
 //   leader    Lead ═══► register, fetch (with every engine's state), progress, stopped, finished
-//                  ◄═══ assign, start, read, cut, drop, recompute, abort
+//                  ◄═══ assign, start, read, cut, drop, recompute, abort, confirmed
 //
 // Only the leader of a group talks to the planner. No KV bytes come here, nor do
 // tokens: a request's payload is opaque and goes to its two engines.

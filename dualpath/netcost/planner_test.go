@@ -168,7 +168,7 @@ func (s *story) run(t *testing.T, d *datadriven.TestData) string {
 func (s *story) step(ev dualpath.Event) string {
 	var b strings.Builder
 	for _, a := range s.p.Step(ev) {
-		s.seen = a.Seq
+		s.seen = max(s.seen, a.Seq)
 		fmt.Fprintf(&b, "%v request %d", a.Kind, a.Request)
 		switch a.Kind {
 		case dualpath.Assign:

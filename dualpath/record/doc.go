@@ -4,7 +4,7 @@
 // the same (Replay): the planner is pure, so a difference is another version of it,
 // or a defect.
 //
-//	{"penstock_planner_record":2,"options":{…},"network":{…}}
+//	{"penstock_planner_record":3,"options":{…},"network":{…}}
 //	{"e":"GroupUp","v":{"At":1200,"Group":1,…}}
 //	{"e":"Submit","v":{"At":5300,"Request":{"ID":1,"Prompt":4200,…}}}
 //	{"e":"Fetch","v":{"At":9100,"Group":1,"Seen":0,…},"a":[{"kind":"assign","seq":1,"request":1,…}]}

@@ -16,7 +16,7 @@ import (
 )
 
 // Version is the format's.
-const Version = 2
+const Version = 3
 
 // MaxLine bounds one line: a fetch of the largest group has some hundred KiB.
 const MaxLine = 16 << 20

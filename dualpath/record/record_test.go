@@ -158,7 +158,7 @@ func TestDifference(t *testing.T) {
 }
 
 func TestBrokenRecords(t *testing.T) {
-	const head = `{"penstock_planner_record":2,"options":{}}` + "\n"
+	const head = `{"penstock_planner_record":3,"options":{}}` + "\n"
 	for name, c := range map[string]struct{ file, want string }{
 		"empty":           {"", "empty file"},
 		"something else":  {"{}\n", "line 1 does not name the format"},
@@ -168,8 +168,8 @@ func TestBrokenRecords(t *testing.T) {
 		"unknown event":   {head + `{"e":"Storm","v":{}}` + "\n", `"Storm"`},
 		"unknown field":   {head + `{"e":"Tick","v":{"At":1,"Moon":2}}` + "\n", "Moon"},
 		"wrong type":      {head + `{"e":"Tick","v":{"At":"noon"}}` + "\n", "line 2"},
-		"impossible rate": {`{"penstock_planner_record":2,"options":{"ReadRate":-1}}` + "\n", "ReadRate"},
-		"bad network":     {`{"penstock_planner_record":2,"options":{},"network":{}}` + "\n", "network"},
+		"impossible rate": {`{"penstock_planner_record":3,"options":{"ReadRate":-1}}` + "\n", "ReadRate"},
+		"bad network":     {`{"penstock_planner_record":3,"options":{},"network":{}}` + "\n", "network"},
 		"endless line":    {head + strings.Repeat("x", MaxLine+1), "longer than"},
 	} {
 		r, err := NewReader(strings.NewReader(c.file))
@@ -190,7 +190,7 @@ func FuzzReplay(f *testing.F) {
 		rec.step(ev)
 	}
 	f.Add(rec.file)
-	f.Add([]byte(`{"penstock_planner_record":2,"options":{}}` + "\n" + `{"e":"Tick","v":{"At":5}}`))
+	f.Add([]byte(`{"penstock_planner_record":3,"options":{}}` + "\n" + `{"e":"Tick","v":{"At":5}}`))
 	f.Fuzz(func(t *testing.T, file []byte) {
 		r, err := NewReader(bytes.NewReader(file))
 		if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/internal/emulate"
 	"github.com/penstock-kv/penstock/internal/netlab"
 	"github.com/penstock-kv/penstock/kv"
@@ -363,16 +364,19 @@ func (n *node) serve(ctx context.Context, orders <-chan Order) (err error) {
 	if err != nil {
 		return err
 	}
-	role := pb.Side_SIDE_DECODE
+	role := leader.Decode
 	if n.cfg.Kind == KindPrefill {
-		role = pb.Side_SIDE_PREFILL
+		role = leader.Prefill
 	}
-	l := emulate.NewLeader(emulate.LeaderOptions{
-		Group: n.cfg.Name, Node: n.cfg.Name, Role: role, Planner: n.planner, ReadRate: n.cfg.ReadRate, Logger: n.log,
-		Members: []emulate.Member{{Engine: e, Addr: compute.Addr(), Token: rdma.Token(token)}},
+	l, err := leader.New(leader.Options{
+		Group: n.cfg.Name, Node: n.cfg.Name, Role: role, Geometry: ns.Geometry, Planner: n.planner, ReadRate: n.cfg.ReadRate, Logger: n.log,
+		Members: []leader.Member{e.Member(compute.Addr(), rdma.Token(token))},
 	})
+	if err != nil {
+		return errors.Join(err, e.Close())
+	}
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = l.Run(ctx) }) // it ends with ctx alone
+	wg.Go(func() { l.Run(ctx) })
 	wg.Go(func() {
 		t := time.NewTicker(countsEvery)
 		defer t.Stop()

@@ -12,15 +12,16 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/dualpath/batch"
 	"github.com/penstock-kv/penstock/internal/testkit"
 	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/internal/testplanner"
 	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/rdma"
 	"github.com/penstock-kv/penstock/rdma/copier"
@@ -113,47 +114,10 @@ func (c *cluster) must(err error) {
 
 // startPlanner starts a planner that restart replaces by one that knows nothing.
 func (c *cluster) startPlanner() {
-	var (
-		current *bufconn.Listener
-		service *planner.Service
-		server  *grpc.Server
-	)
-	start := func() {
-		var err error
-		service, err = planner.New(planner.Options{Record: c.record, Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second}})
-		c.must(err)
-		server = grpc.NewServer()
-		pb.RegisterPlannerServer(server, service)
-		l := bufconn.Listen(1 << 20)
-		current = l
-		go func(s *grpc.Server) { _ = s.Serve(l) }(server)
-	}
-	stop := func() {
-		service.Close()
-		server.Stop()
-	}
-	start()
-	listeners := make(chan *bufconn.Listener, 1)
-	listeners <- current
-	conn, err := grpc.NewClient("passthrough:planner", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			l := <-listeners
-			listeners <- l
-			return l.DialContext(ctx)
-		}))
-	c.must(err)
-	c.conn = conn
-	c.restart = func() {
-		stop()
-		start()
-		<-listeners
-		listeners <- current
-	}
-	c.close = sync.OnceFunc(func() {
-		_ = conn.Close()
-		stop()
-	})
-	c.t.Cleanup(c.close)
+	p := testplanner.Start(c.t, testplanner.Options{Planner: planner.Options{
+		Record: c.record, Planner: dualpath.Options{BlockTokens: geo.BlockTokens, MinPart: 32, ReadRate: 1e6, PrefillRate: 1e5, GroupTimeout: 10 * time.Second},
+	}})
+	c.conn, c.restart, c.close = p.Conn, p.Restart, p.Stop
 }
 
 // store opens a client of the storage node.
@@ -179,9 +143,9 @@ func (c *cluster) storeOver(wrap func(net.Conn) net.Conn) (*client.Store, kv.Nam
 // node starts an engine and its leader.
 func (c *cluster) node(i int, prefill bool) (stop func()) {
 	c.t.Helper()
-	role, name, window := pb.Side_SIDE_DECODE, fmt.Sprintf("D%d", i), 0
+	role, name, window := leader.Decode, fmt.Sprintf("D%d", i), 0
 	if prefill {
-		role, name, window = pb.Side_SIDE_PREFILL, fmt.Sprintf("P%d", i), 2
+		role, name, window = leader.Prefill, fmt.Sprintf("P%d", i), 2
 	}
 	compute, err := tcp.New(c.t.Context(), tcp.Options{Listen: "127.0.0.1:0", Token: token})
 	c.must(err)
@@ -210,15 +174,18 @@ func (c *cluster) node(i int, prefill bool) (stop func()) {
 	e, err := NewEngine(opts)
 	c.must(err)
 	c.engines = append(c.engines, e)
-	l := NewLeader(LeaderOptions{
-		Group: name, Node: "node-" + name, Role: role, Members: []Member{{e, compute.Addr(), token}}, Planner: c.conn, FetchEvery: 2 * time.Millisecond,
+	l, err := leader.New(leader.Options{
+		Group: name, Node: "node-" + name, Role: role, Geometry: ns.Geometry, Members: []leader.Member{e.Member(compute.Addr(), token)}, Planner: c.conn,
+		FetchEvery: 2 * time.Millisecond,
 	})
+	c.must(err)
 	ctx, cancel := context.WithCancel(context.Background())
-	led := make(chan error, 1)
-	go func() { led <- l.Run(ctx) }()
+	var led sync.WaitGroup
+	led.Go(func() { l.Run(ctx) })
 	return func() {
 		cancel()
-		if err := errors.Join(<-led, e.Close(), compute.Close()); err != nil {
+		led.Wait()
+		if err := errors.Join(e.Close(), compute.Close()); err != nil {
 			c.t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -32,5 +32,9 @@
 // exceeds the quota is a batch of its own. A decode engine decodes all its requests
 // in every step.
 //
-// Lock order: Leader.mu, then Engine.mu; neither is held across a call.
+// Leaders are of package client/leader. Gateway replays its sessions through package
+// client/gateway.
+//
+// Lock order: Engine.mu and Gateway.mu are never held together. Engine.mu is not held
+// across a call, Gateway.mu is held while Gateway.Done is called.
 package emulate

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/leader"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/dualpath/batch"
 	"github.com/penstock-kv/penstock/internal/content"
@@ -20,21 +22,11 @@ import (
 	"github.com/penstock-kv/penstock/rdma/copier"
 )
 
-// Work is one request as an engine gets it.
-type Work struct {
-	Request string
+// work is one request as an engine gets it.
+type work struct {
+	*leader.Request
 	// IDs are the chain of the prompt's and the output's full blocks.
-	IDs   []kv.BlockID
-	Epoch kv.Epoch
-	// Prompt and Output are tokens, Hit whole blocks.
-	Prompt, Output, Hit int
-	// Parts are what this engine's side reads, in blocks.
-	Parts []traffic.Part
-	// Peer is the prefill engine's manager (decode only).
-	Peer traffic.Peer
-	// Stopped and Progress are called during reads, as in traffic.PrefillJob.
-	Stopped  func(traffic.Stop)
-	Progress func(traffic.Progress)
+	IDs []kv.BlockID
 }
 
 // EngineOptions make an Engine.
@@ -115,7 +107,7 @@ type Engine struct {
 
 // running is a request on an engine.
 type running struct {
-	work    Work
+	work    work
 	ctx     context.Context
 	cancel  context.CancelFunc
 	pages   []uint32
@@ -128,12 +120,11 @@ type running struct {
 	orders []func(p *traffic.Prefill, d *traffic.Decode)
 	begun  time.Time
 	loaded Loaded
-	done   func(error)
 	ended  bool
 	wake   chan struct{} // decode: the output is complete
 }
 
-// NewEngine makes an engine; Prefill and Decode give it work. Close ends it.
+// NewEngine makes an engine; a leader starts requests on it. Close ends it.
 func NewEngine(opts EngineOptions) (*Engine, error) {
 	opts.Model.EnsureDefaults()
 	if err := opts.Model.Validate(); err != nil {
@@ -224,35 +215,44 @@ func (e *Engine) Counts() Counts {
 	return Counts{e.requests.Load(), e.failed.Load(), e.checked.Load(), e.wrong.Load(), e.caught.Load(), time.Duration(e.busy.Load()), e.batches.Load(), byEpoch}
 }
 
+// Member returns the engine as a member of a group. addr and token are those of its
+// compute NIC.
+func (e *Engine) Member(addr rdma.Addr, token rdma.Token) leader.Member {
+	return leader.Member{
+		Name: e.opts.Name, Engine: e, Peer: traffic.Peer{Addr: addr, Token: token}, DeviceBlocks: e.blocks, Footprint: e.manager.Footprint(),
+	}
+}
+
 // blocksOf is how many blocks n tokens take.
 func (e *Engine) blocksOf(tokens int) int {
 	bt := e.opts.Namespace.Geometry.BlockTokens
 	return (tokens + bt - 1) / bt
 }
 
-// tokensOf returns the number of tokens in the given number of blocks.
-func (e *Engine) tokensOf(blocks int) int { return blocks * e.opts.Namespace.Geometry.BlockTokens }
-
 // enter makes a request known: orders about it are taken from now on.
-func (e *Engine) enter(ctx context.Context, w Work, done func(error)) (*running, error) {
-	r := &running{work: w, done: done, wake: make(chan struct{})}
+func (e *Engine) enter(ctx context.Context, q *leader.Request) (*running, error) {
+	load, err := gateway.ParsePayload(q.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("emulate: %s: request %q: %w", e.opts.Name, q.Name, err)
+	}
+	r := &running{work: work{q, load.IDs}, wake: make(chan struct{})}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil, traffic.ErrClosed
 	}
-	if e.jobs[w.Request] != nil {
-		return nil, fmt.Errorf("emulate: %s: request %q: %w", e.opts.Name, w.Request, traffic.ErrExists)
+	if e.jobs[q.Name] != nil {
+		return nil, fmt.Errorf("emulate: %s: request %q: %w", e.opts.Name, q.Name, traffic.ErrExists)
 	}
 	r.ctx, r.cancel = context.WithCancel(ctx)
-	e.jobs[w.Request] = r
+	e.jobs[q.Name] = r
 	return r, nil
 }
 
 // take gives a request its device pages, waiting for them.
 func (e *Engine) take(r *running, pages int) error {
 	if pages > e.blocks {
-		return fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, r.work.Request, pages, e.blocks)
+		return fmt.Errorf("emulate: %s: request %q needs %d blocks of device memory; there are %d", e.opts.Name, r.work.Name, pages, e.blocks)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -294,7 +294,7 @@ func (e *Engine) leave(r *running, err error) {
 		return
 	}
 	r.ended = true
-	delete(e.jobs, r.work.Request)
+	delete(e.jobs, r.work.Name)
 	delete(e.decoding, r)
 	e.free = append(e.free, r.pages...)
 	if err == nil {
@@ -313,7 +313,7 @@ func (e *Engine) leave(r *running, err error) {
 	} else {
 		e.requests.Add(1)
 	}
-	r.done(err)
+	r.work.Done(err)
 }
 
 // with calls f with a request's traffic, now or when it has begun.
@@ -361,44 +361,52 @@ func (e *Engine) Recompute(request string, part traffic.Part) {
 	})
 }
 
-// Prefill takes a request; done is called when its KV is at the decode engine,
-// or when it failed.
-func (e *Engine) Prefill(ctx context.Context, w Work, done func(error)) {
-	r, err := e.enter(ctx, w, done)
+// Start takes a request.
+func (e *Engine) Start(ctx context.Context, q *leader.Request) {
+	r, err := e.enter(ctx, q)
 	e.wg.Add(1)
 	go func() {
 		defer e.wg.Done()
-		if err != nil {
-			done(err)
-			return
-		}
-		if err := e.take(r, e.blocksOf(w.Prompt)); err != nil {
-			e.leave(r, err)
-			return
-		}
-		r.begun = time.Now()
-		p, err := e.manager.Prefill(r.ctx, traffic.PrefillJob{
-			Request: w.Request, IDs: w.IDs, Epoch: w.Epoch, Blocks: e.blocksOf(w.Prompt), Hit: w.Hit, Parts: w.Parts, Pages: r.pages,
-			Stopped: w.Stopped, Progress: w.Progress,
-		})
-		if err != nil {
-			e.leave(r, err)
-			return
-		}
-		e.begin(r, p, nil)
-		if err := p.Loaded(r.ctx); err != nil {
-			p.Cancel()
-			e.leave(r, err)
-			return
-		}
-		e.mu.Lock()
-		e.queue = append(e.queue, r)
-		e.mu.Unlock()
-		select {
-		case e.started <- struct{}{}:
+		switch {
+		case err != nil:
+			q.Done(err)
+		case q.Role == leader.Prefill:
+			e.prefill(r)
 		default:
+			e.decode(r)
 		}
 	}()
+}
+
+// prefill begins a request whose KV goes to the decode engine.
+func (e *Engine) prefill(r *running) {
+	w := r.work
+	if err := e.take(r, e.blocksOf(w.Prompt)); err != nil {
+		e.leave(r, err)
+		return
+	}
+	r.begun = time.Now()
+	p, err := e.manager.Prefill(r.ctx, traffic.PrefillJob{
+		Request: w.Name, IDs: w.IDs, Epoch: w.Epoch, Blocks: e.blocksOf(w.Prompt), Hit: w.Hit, Parts: w.Parts, Pages: r.pages,
+		Stopped: w.Stopped, Progress: w.Progress,
+	})
+	if err != nil {
+		e.leave(r, err)
+		return
+	}
+	e.begin(r, p, nil)
+	if err := p.Loaded(r.ctx); err != nil {
+		p.Cancel()
+		e.leave(r, err)
+		return
+	}
+	e.mu.Lock()
+	e.queue = append(e.queue, r)
+	e.mu.Unlock()
+	select {
+	case e.started <- struct{}{}:
+	default:
+	}
 }
 
 // member is a request's tokens in a batch, which follow the tokens computed before. last
@@ -510,7 +518,7 @@ func (e *Engine) unqueue(r *running) {
 func (e *Engine) finish(r *running) {
 	err := r.prefill.Finish(r.ctx)
 	if err == nil && e.opts.Loaded != nil {
-		r.loaded.Request, r.loaded.Hit = r.work.Request, r.work.Hit*e.opts.Namespace.Geometry.BlockTokens
+		r.loaded.Request, r.loaded.Hit = r.work.Name, r.work.Hit*e.opts.Namespace.Geometry.BlockTokens
 		e.opts.Loaded(r.loaded)
 	}
 	e.leave(r, err)
@@ -555,7 +563,7 @@ func (e *Engine) compute(m member, layer int) error {
 		miss[b] = true
 	}
 	for b := range e.blocksOf(m.work.Prompt) {
-		page, want := e.page(layer, m.pages[b]), e.content(m.work, b, layer)
+		page, want := e.page(layer, m.pages[b]), e.content(m.work, m.work.Prompt, b, layer)
 		end := min((b+1)*bt, m.work.Prompt)
 		switch {
 		case end > m.item.Cached+m.item.Compute:
@@ -575,11 +583,11 @@ func (e *Engine) compute(m member, layer int) error {
 const onDevice = "emulated device"
 
 // compare counts and reports a block that is not what it must be.
-func (e *Engine) compare(w Work, block, layer int, page []byte, want content.Content) error {
+func (e *Engine) compare(w work, block, layer int, page []byte, want content.Content) error {
 	e.checked.Add(uint64(len(page)))
 	if at := want.Differs(page); at >= 0 {
 		e.wrong.Add(1)
-		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Request, "block", block, "layer", layer, "byte", at)
+		e.log.Error("wrong bytes on the device", "engine", e.opts.Name, "request", w.Name, "block", block, "layer", layer, "byte", at)
 		return &traffic.BlockError{Block: block, Layer: layer, Where: onDevice}
 	}
 	return nil
@@ -592,59 +600,51 @@ func (e *Engine) page(layer int, page uint32) []byte {
 	return e.device[off : off+lb]
 }
 
-// content is what a block's layer must hold. The tail of a prompt that is no full
-// block has no name in storage: it takes one from the request.
-func (e *Engine) content(w Work, block, layer int) content.Content {
+// content returns the required content of a layer of a block when the request has KV of the
+// given number of tokens. Storage has no id for a tail that is not a full block, so its content
+// follows from the request.
+func (e *Engine) content(w work, tokens, block, layer int) content.Content {
 	var id kv.BlockID
-	if (block+1)*e.opts.Namespace.Geometry.BlockTokens <= w.Prompt && block < len(w.IDs) {
+	if (block+1)*e.opts.Namespace.Geometry.BlockTokens <= tokens && block < len(w.IDs) {
 		id = w.IDs[block]
 	} else {
-		copy(id[:], w.Request)
+		copy(id[:], w.Name)
 		id[15] ^= byte(block)
 	}
 	return content.Of(id, w.Epoch).From(int64(layer) * e.opts.Namespace.Geometry.LayerBytes(0))
 }
 
-// Decode takes a request. passed is called when its KV has passed through the buffer,
-// done when its output is complete, or when it failed.
-func (e *Engine) Decode(ctx context.Context, w Work, passed func(), done func(error)) {
-	r, err := e.enter(ctx, w, done)
-	e.wg.Add(1)
-	go func() {
-		defer e.wg.Done()
-		if err != nil {
-			done(err)
-			return
-		}
-		prompt, whole := e.blocksOf(w.Prompt), e.blocksOf(w.Prompt+w.Output)
-		if err := e.take(r, whole); err != nil {
-			e.leave(r, err)
-			return
-		}
-		full := min(w.Prompt/e.opts.Namespace.Geometry.BlockTokens, len(w.IDs))
-		d, err := e.manager.Decode(r.ctx, traffic.DecodeJob{
-			Request: w.Request, IDs: w.IDs[:full], Epoch: w.Epoch, Blocks: prompt, Hit: w.Hit, Parts: w.Parts, Pages: r.pages[:prompt], Peer: w.Peer,
-			Stopped: w.Stopped, Progress: w.Progress,
-		})
-		if err != nil {
-			e.leave(r, err)
-			return
-		}
-		e.begin(r, nil, d)
-		e.leave(r, e.decodeOne(r, prompt, full, passed))
-	}()
+// decode serves a request until its output is complete.
+func (e *Engine) decode(r *running) {
+	w := r.work
+	prompt, whole := e.blocksOf(w.Prompt), e.blocksOf(w.Prompt+w.Output)
+	if err := e.take(r, whole); err != nil {
+		e.leave(r, err)
+		return
+	}
+	full := min(w.Prompt/e.opts.Namespace.Geometry.BlockTokens, len(w.IDs))
+	d, err := e.manager.Decode(r.ctx, traffic.DecodeJob{
+		Request: w.Name, IDs: w.IDs[:full], Epoch: w.Epoch, Blocks: prompt, Hit: w.Hit, Parts: w.Parts, Pages: r.pages[:prompt], Peer: w.Peer,
+		Stopped: w.Stopped, Progress: w.Progress,
+	})
+	if err != nil {
+		e.leave(r, err)
+		return
+	}
+	e.begin(r, nil, d)
+	e.leave(r, e.decodeOne(r, prompt, full))
 }
 
 // decodeOne waits for the prompt, checks it, decodes, and stores what was
 // decoded.
-func (e *Engine) decodeOne(r *running, prompt, full int, passed func()) error {
+func (e *Engine) decodeOne(r *running, prompt, full int) error {
 	if err := r.decode.Ready(r.ctx); err != nil {
 		r.decode.Cancel()
 		return err
 	}
 	for b := range prompt {
 		for l := range e.opts.Model.Layers {
-			if err := e.compare(r.work, b, l, e.page(l, r.pages[b]), e.content(r.work, b, l)); err != nil {
+			if err := e.compare(r.work, b, l, e.page(l, r.pages[b]), e.content(r.work, r.work.Prompt, b, l)); err != nil {
 				r.decode.Cancel()
 				return err
 			}
@@ -654,7 +654,7 @@ func (e *Engine) decodeOne(r *running, prompt, full int, passed func()) error {
 	finished := make(chan error, 1)
 	go func() {
 		err := r.decode.Finish(r.ctx)
-		passed()
+		r.work.Passed()
 		finished <- err
 	}()
 	if err := errors.Join(e.await(r), <-finished); err != nil {
@@ -688,12 +688,11 @@ func (e *Engine) await(r *running) error {
 // device, as decoding would have done, and goes from there.
 func (e *Engine) append(r *running, full int) error {
 	w := r.work
-	whole := Work{Request: w.Request, IDs: w.IDs, Epoch: w.Epoch, Prompt: w.Prompt + w.Output}
 	for b := full; b < len(w.IDs); b++ {
 		for l := range e.opts.Model.Layers {
-			e.content(whole, b, l).Fill(e.page(l, r.pages[b]))
+			e.content(w, w.Prompt+w.Output, b, l).Fill(e.page(l, r.pages[b]))
 		}
-		if err := e.manager.Append(r.ctx, w.Request, w.IDs[:b+1], w.Epoch, r.pages[b]); err != nil {
+		if err := e.manager.Append(r.ctx, w.Name, w.IDs[:b+1], w.Epoch, r.pages[b]); err != nil {
 			return err
 		}
 	}

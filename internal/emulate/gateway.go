@@ -2,8 +2,6 @@ package emulate
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -11,11 +9,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
 	"github.com/penstock-kv/penstock/kv"
 )
 
@@ -46,8 +42,7 @@ type TurnResult struct {
 	Err     error
 }
 
-// Gateway replays sessions: it finds each prompt's cached prefix, submits the
-// request to the planner, and waits.
+// Gateway replays sessions through a gateway.Gateway.
 type Gateway struct {
 	Namespace kv.Namespace
 	Store     *client.Store
@@ -63,8 +58,6 @@ type Gateway struct {
 	Done func(TurnResult)
 
 	mu sync.Mutex
-	// epoch is the nodes' newest that is known; 0: that of Namespace.
-	epoch kv.Epoch
 }
 
 // Run replays the sessions, at most parallel at a time, and returns when all have
@@ -75,6 +68,21 @@ func (g *Gateway) Run(ctx context.Context, sessions []Session, parallel int) []T
 		wg   sync.WaitGroup
 		slot = make(chan struct{}, max(parallel, 1))
 	)
+	done := func(r TurnResult) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		all = append(all, r)
+		if g.Done != nil {
+			g.Done(r)
+		}
+	}
+	gw, err := gateway.New(gateway.Options{Namespace: g.Namespace, Store: g.Store, Planner: g.Planner, Epoch: g.Epoch})
+	if err != nil {
+		for _, s := range sessions {
+			done(TurnResult{Session: s.Name, Err: err})
+		}
+		return all
+	}
 	for i := range sessions {
 		select {
 		case slot <- struct{}{}:
@@ -86,14 +94,7 @@ func (g *Gateway) Run(ctx context.Context, sessions []Session, parallel int) []T
 		go func() {
 			defer wg.Done()
 			defer func() { <-slot }()
-			g.session(ctx, &sessions[i], func(r TurnResult) {
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				all = append(all, r)
-				if g.Done != nil {
-					g.Done(r)
-				}
-			})
+			g.session(ctx, gw, &sessions[i], done)
 		}()
 	}
 	wg.Wait()
@@ -101,11 +102,11 @@ func (g *Gateway) Run(ctx context.Context, sessions []Session, parallel int) []T
 }
 
 // session replays one.
-func (g *Gateway) session(ctx context.Context, s *Session, done func(TurnResult)) {
+func (g *Gateway) session(ctx context.Context, gw *gateway.Gateway, s *Session, done func(TurnResult)) {
 	var tokens []kv.Token
 	for i, t := range s.Turns {
 		tokens = appendTokens(tokens, s.Name, t.Append)
-		r := g.turn(ctx, s, i, tokens, t.Output)
+		r := g.turn(ctx, gw, s, i, tokens, t.Output)
 		done(r)
 		if r.Err != nil {
 			return
@@ -127,120 +128,45 @@ func appendTokens(tokens []kv.Token, name string, n int) []kv.Token {
 }
 
 // turn serves one turn.
-func (g *Gateway) turn(ctx context.Context, s *Session, i int, prompt []kv.Token, output int) TurnResult {
+func (g *Gateway) turn(ctx context.Context, gw *gateway.Gateway, s *Session, i int, prompt []kv.Token, output int) TurnResult {
 	r := TurnResult{Session: s.Name, Turn: i, Prompt: len(prompt)}
 	if g.Deadline > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, g.Deadline)
 		defer cancel()
 	}
-	r.Err = g.serve(ctx, &r, fmt.Sprintf("%s.%d", s.Name, i), prompt, output, s.Name)
+	r.Err = g.serve(ctx, gw, &r, fmt.Sprintf("%s.%d", s.Name, i), prompt, output)
 	return r
 }
 
-// match finds the cached prefix under the gateway's epoch or the nodes' newest: an emulated
-// engine has the weights of every epoch.
-func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
-	if g.Epoch != 0 {
-		return g.Store.Match(ctx, client.MatchRequest{Namespace: g.Namespace, IDs: ids, Epoch: g.Epoch})
-	}
-	g.mu.Lock()
-	epoch := g.epoch
-	g.mu.Unlock()
-	m, err := g.Store.Match(ctx, client.MatchRequest{Namespace: g.Namespace, IDs: ids, Epoch: epoch})
-	if err != nil || m.Cut != client.CutEpoch {
-		return m, err
-	}
-	ns, err := g.Store.Namespace(ctx, g.Namespace.Name)
-	if err != nil {
-		return m, err
-	}
-	g.mu.Lock()
-	g.epoch = max(g.epoch, ns.Epoch)
-	g.mu.Unlock()
-	return g.Store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids})
-}
-
-// serve finds the hit, submits and follows the request to its end.
-func (g *Gateway) serve(ctx context.Context, r *TurnResult, id string, prompt []kv.Token, output int, name string) error {
+// serve serves a request to its end.
+func (g *Gateway) serve(ctx context.Context, gw *gateway.Gateway, r *TurnResult, id string, prompt []kv.Token, output int) error {
 	begin := time.Now()
 	chain, err := g.Namespace.Chain()
 	if err != nil {
 		return err
 	}
-	ids, _ := chain.Append(nil, appendTokens(prompt[:len(prompt):len(prompt)], name, output))
-	bt := g.Namespace.Geometry.BlockTokens
-	full := len(prompt) / bt
-	m, err := g.match(ctx, ids[:full])
-	if err != nil {
-		return fmt.Errorf("emulate: match: %w", err)
-	}
-	r.Matched = time.Since(begin)
-	// One token at least is computed: its logits are what is asked for.
-	hit := min(m.Blocks, (len(prompt)-1)/bt)
-	r.Hit = hit * bt
-	load := Payload{Epoch: uint64(m.Epoch), Prompt: len(prompt), Output: output, Hit: hit}
-	for _, b := range ids {
-		load.IDs = append(load.IDs, b[:]...)
-	}
-	raw, err := json.Marshal(load)
-	if err != nil {
-		return err
-	}
-	submit := &pb.SubmitRequest{
-		Id: id, Namespace: g.Namespace.Name, Epoch: load.Epoch, PromptTokens: uint32(len(prompt)), HitTokens: uint32(r.Hit), OutputTokens: uint32(output), Payload: raw,
-		ExactEpoch: g.Epoch != 0,
-	}
-	for {
-		err := g.follow(ctx, r, begin, submit)
-		if status.Code(err) != codes.Unavailable || ctx.Err() != nil {
-			r.Took = time.Since(begin)
-			return err
-		}
-		// The planner restarts: the same id again.
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// follow submits a request and reads its updates to the end.
-func (g *Gateway) follow(ctx context.Context, r *TurnResult, begin time.Time, submit *pb.SubmitRequest) error {
-	stream, err := pb.NewPlannerClient(g.Planner).Submit(ctx, submit)
-	if err != nil {
-		return err
-	}
-	for {
-		u, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return status.Error(codes.Unavailable, "the planner ended the stream before the request")
-		}
+	// The names of the output's blocks too: the engines generate no text.
+	ids, _ := chain.Append(nil, appendTokens(prompt[:len(prompt):len(prompt)], r.Session, output))
+	for ev, err := range gw.Serve(ctx, gateway.Request{ID: id, Prompt: len(prompt), IDs: ids, Output: output}) {
+		at := time.Since(begin)
+		r.Took = at
 		if err != nil {
 			return err
 		}
-		switch u.Kind {
-		case pb.RequestUpdate_KIND_STARTED:
-			r.PrefillSide, r.DecodeSide, r.Started = 0, 0, time.Since(begin)
-			for _, p := range u.Parts {
-				if p.Side == pb.Side_SIDE_PREFILL {
-					r.PrefillSide += int(p.To - p.From)
-				} else {
-					r.DecodeSide += int(p.To - p.From)
-				}
-			}
+		switch ev.Kind {
+		case gateway.Matched:
+			r.Matched, r.Hit = at, ev.Hit
+		case gateway.Started:
+			r.PrefillSide, r.DecodeSide, r.Started = ev.ReadByPrefill, ev.ReadByDecode, at
 			if g.Started != nil {
 				g.Started(r.Session, r.Turn)
 			}
-		case pb.RequestUpdate_KIND_PREFILLED:
-			r.FirstToken = time.Since(begin)
-		case pb.RequestUpdate_KIND_REPLANNED:
+		case gateway.Prefilled:
+			r.FirstToken = at
+		case gateway.Replanned:
 			r.Replans++
-		case pb.RequestUpdate_KIND_REJECTED:
-			return fmt.Errorf("emulate: request %q was rejected: %s", submit.Id, u.Reason)
-		case pb.RequestUpdate_KIND_FINISHED:
-			return nil
 		}
 	}
+	return nil
 }

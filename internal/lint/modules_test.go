@@ -23,7 +23,7 @@ var places = []struct {
 	{"github.com/pawelgaczynski/giouring", []string{"io/uring"}, "its defects are wrapped in one place, behind one build tag"},
 	{"github.com/spf13/cobra", nil, "the command line is cmd's"},
 	{"github.com/spf13/pflag", []string{"server/config"}, "the command line is cmd's; config names the flags"},
-	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "internal/bench/...", "internal/emulate", "internal/cluster", "internal/kvevents"}, "the control plane lives in api, server and client; a byte stream over it is a yardstick of the benchmarks"},
+	{"google.golang.org/grpc", []string{"api/...", "server/...", "client/...", "internal/bench/...", "internal/emulate", "internal/cluster", "internal/kvevents", "internal/testplanner", "examples/..."}, "the control plane lives in api, server and client; a byte stream over it is a yardstick of the benchmarks"},
 	{"google.golang.org/protobuf", []string{"api/...", "server/...", "client/..."}, "messages stop at the edge; inside there are nouns"},
 	{"github.com/prometheus/client_golang", []string{"server/...", "internal/testnode"}, "parts count with plain integers; the server shows them"},
 	{"go.opentelemetry.io/otel", []string{"server/...", "client/..."}, "spans are made at the edges"},

@@ -17,7 +17,10 @@
 // those concerned before the lock is released, so each leader has them in the
 // order of their numbers. No channel is waited for: a gateway or a leader that
 // does not take what it is sent loses its stream (RESOURCE_EXHAUSTED) and comes
-// back.
+// back. What a leader missed is sent again in its next session, and its reports that were
+// lost are repeated (package dualpath, "Broken sessions"). REGISTERED has the number of this
+// run of the planner. A leader that returns with the number holds no request that this
+// planner does not have, unless the request has ended.
 //
 // # Bounds
 //

@@ -26,6 +26,8 @@ var (
 type leader struct {
 	group dualpath.GroupID
 	out   chan *pb.LeaderAction
+	// confirm: the leader waits for CONFIRMED.
+	confirm bool
 	// gone is cancelled, with the reason, when the session must end.
 	gone context.Context
 	end  context.CancelCauseFunc
@@ -115,10 +117,13 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 			Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens), PromptTokens: tokens(e.PromptTokens), Buffer: bufferOf(e.Buffer),
 		})
 	}
-	if up.Holding, err = s.heldLocked(r, places); err != nil {
+	up.Again = r.Planner == s.number
+	held, over, err := s.heldLocked(r, places)
+	if err != nil {
 		return nil, err
 	}
-	l := &leader{group: up.Group, out: make(chan *pb.LeaderAction, leaderActions)}
+	up.Holding = held
+	l := &leader{group: up.Group, out: make(chan *pb.LeaderAction, leaderActions), confirm: r.Confirm}
 	l.gone, l.end = context.WithCancelCause(ctx)
 	if old := s.leaders[up.Group]; old != nil {
 		old.end(errReplaced)
@@ -127,37 +132,56 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 	for id, p := range places {
 		s.at[id] = p
 	}
-	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED}
+	l.out <- &pb.LeaderAction{Kind: pb.LeaderAction_KIND_REGISTERED, Planner: s.number}
 	s.reportNetworkLocked() // the group's machines may be new, and have places
 	s.stepLocked(up)
+	for _, id := range over {
+		delete(s.jobs, id) // the Abort is queued
+	}
 	s.log.Info("group registered", "group", r.Group, "role", up.Role.String(), "engines", len(r.Engines), "holding", len(r.Holding))
 	return l, nil
 }
 
-// heldLocked translates what a group holds already, and makes jobs of what is new.
-// A registration that is refused leaves none behind: nobody would end it.
-func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) ([]dualpath.Held, error) {
-	held := make([]dualpath.Held, len(r.Holding))
+// heldLocked translates the requests that a registration lists, and makes a job for each new
+// one. over are the jobs of requests that this planner has ended: only their Abort needs them.
+// A refused registration makes no job, because nothing would end it.
+func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) (held []dualpath.Held, over []dualpath.RequestID, err error) {
+	held = make([]dualpath.Held, 0, len(r.Holding))
 	namespaces := make([]uint32, len(r.Holding))
 	for i, h := range r.Holding {
 		id, ok := s.engines.ids[h.Engine]
 		if _, ours := places[dualpath.EngineID(id)]; !ok || !ours {
-			return nil, status.Errorf(codes.InvalidArgument, "group %q holds request %q with engine %q, which is not in the group", r.Group, h.Request.Id, h.Engine)
+			return nil, nil, status.Errorf(codes.InvalidArgument, "group %q holds request %q with engine %q, which is not in the group", r.Group, h.Request.Id, h.Engine)
 		}
 		ns, err := s.namespaces.id(h.Request.Namespace)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		held[i], namespaces[i] = dualpath.Held{Engine: dualpath.EngineID(id), Attempt: h.Attempt}, ns
+		namespaces[i] = ns
 	}
 	for i, h := range r.Holding {
 		j := s.byName[h.Request.Id]
-		if j == nil {
+		switch {
+		case j != nil:
+		case h.Ended:
+			continue // the request has ended too, or its gateway submits it again
+		case r.Planner == s.number:
+			s.lastID++
+			j = &job{id: s.lastID, submit: h.Request}
+			s.jobs[j.id] = j
+			over = append(over, j.id)
+		default:
 			j = s.jobLocked(h.Request)
 		}
-		held[i].Request = s.request(j, namespaces[i])
+		q := s.request(j, namespaces[i])
+		q.Hit = int(h.Request.HitTokens) // a gateway that submits again may have another match
+		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Ended: h.Ended}
+		for _, part := range h.Parts {
+			as.Parts = append(as.Parts, dualpath.Part{Side: dualpath.Role(part.Side), From: int(part.From), To: int(part.To)})
+		}
+		held = append(held, as)
 	}
-	return held, nil
+	return held, over, nil
 }
 
 // checkGroup refuses a registration that no planner could take.
@@ -230,13 +254,13 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 	case *pb.LeaderMessage_Progress:
 		if j := s.byName[m.Progress.Request]; j != nil {
 			j.reported("read", m.Progress.Side, m.Progress.Upto)
-			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Attempt: m.Progress.Attempt, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto), Landed: int(m.Progress.Landed)})
+			s.stepLocked(dualpath.Progress{At: s.now(), Request: j.id, Attempt: m.Progress.Attempt, Side: dualpath.Role(m.Progress.Side), Upto: int(m.Progress.Upto), Landed: int(m.Progress.Landed), Read: m.Progress.Read})
 		}
 	case *pb.LeaderMessage_Stopped:
 		if j := s.byName[m.Stopped.Request]; j != nil {
 			j.reported("stopped", m.Stopped.Side, m.Stopped.Upto)
 			s.stepLocked(dualpath.Stopped{
-				At: s.now(), Request: j.id, Attempt: m.Stopped.Attempt, Side: dualpath.Role(m.Stopped.Side), Upto: int(m.Stopped.Upto), Failed: m.Stopped.Failed, Gone: m.Stopped.Gone,
+				At: s.now(), Request: j.id, Attempt: m.Stopped.Attempt, Side: dualpath.Role(m.Stopped.Side), Upto: int(m.Stopped.Upto), Failed: m.Stopped.Failed, Gone: m.Stopped.Gone, Read: m.Stopped.Read,
 			})
 		}
 	case *pb.LeaderMessage_Failed:
@@ -244,14 +268,27 @@ func (s *Service) message(l *leader, m *pb.LeaderMessage) error {
 			j.reported("failed", m.Failed.Role, m.Failed.Upto)
 			s.stepLocked(dualpath.Failed{At: s.now(), Request: j.id, Attempt: m.Failed.Attempt, Role: dualpath.Role(m.Failed.Role), Upto: int(m.Failed.Upto)})
 		}
+		s.confirmLocked(l, m.Failed.Request, m.Failed.Attempt)
 	case *pb.LeaderMessage_Finished:
-		s.finishLocked(m.Finished)
+		if j := s.byName[m.Finished.Request]; j != nil {
+			j.reported("finished", m.Finished.Role, 0)
+			s.stepLocked(dualpath.Finished{At: s.now(), Request: j.id, Attempt: m.Finished.Attempt, Role: dualpath.Role(m.Finished.Role)})
+		}
+		s.confirmLocked(l, m.Finished.Request, m.Finished.Attempt)
 	case *pb.LeaderMessage_Register:
 		return errTwice
 	default:
 		return status.Error(codes.InvalidArgument, "a leader's message says nothing that this planner knows; it may be of a later version")
 	}
 	return nil
+}
+
+// confirmLocked confirms to a leader that the planner has taken the end of an attempt, so that
+// the leader does not report it again.
+func (s *Service) confirmLocked(l *leader, request string, attempt uint64) {
+	if l.confirm {
+		s.sendLocked(l.group, &pb.LeaderAction{Kind: pb.LeaderAction_KIND_CONFIRMED, Request: request, Attempt: attempt})
+	}
 }
 
 // fetchLocked translates a fetch. Engines and nodes that are not known are left
@@ -287,19 +324,3 @@ func bufferOf(b *pb.EngineBuffer) dualpath.Buffer {
 
 // tokens keeps a count, of tokens or of bytes, within what the planner can add up.
 func tokens(n uint64) int { return int(min(n, 1<<40)) }
-
-// finishLocked takes the end of prefill or decode.
-func (s *Service) finishLocked(f *pb.RequestFinished) {
-	j := s.byName[f.Request]
-	if j == nil {
-		return
-	}
-	j.reported("finished", f.Role, 0)
-	s.stepLocked(dualpath.Finished{At: s.now(), Request: j.id, Attempt: f.Attempt, Role: dualpath.Role(f.Role)})
-	if f.Role == pb.Side_SIDE_PREFILL {
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
-		return
-	}
-	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
-	s.forgetLocked(j)
-}

@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -54,7 +55,9 @@ type Service struct {
 	log        *slog.Logger
 	payloadMax int
 	start      time.Time
-	steps      prometheus.Histogram
+	// number is that of this run (LeaderAction.planner).
+	number uint64
+	steps  prometheus.Histogram
 
 	mu      sync.Mutex
 	planner *dualpath.Planner
@@ -120,7 +123,7 @@ func New(opts Options) (*Service, error) {
 	}
 	opts.Planner.EnsureDefaults()
 	s := &Service{
-		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), planner: p,
+		log: opts.Logger, payloadMax: opts.PayloadBytes, start: time.Now(), number: rand.Uint64() | 1, planner: p,
 		groups: newNames("groups"), nodes: newNames("nodes"), namespaces: newNames("namespaces"), engines: newNames("engines"),
 		leaders: make(map[dualpath.GroupID]*leader), at: make(map[dualpath.EngineID]place),
 		jobs: make(map[dualpath.RequestID]*job), byName: make(map[string]*job), recent: newRecent(opts.Planner.MaxExplain),
@@ -200,11 +203,21 @@ func (s *Service) stepLocked(ev dualpath.Event) {
 	s.steps.Observe(time.Since(begin).Seconds())
 }
 
-// deliverLocked puts one action into the channels of those concerned.
+// deliverLocked puts one action into the channels of the leaders and the gateway that it is
+// for.
 func (s *Service) deliverLocked(a *dualpath.Action) {
 	j := s.jobs[a.Request]
 	if j == nil {
 		return // an Abort of what has just ended
+	}
+	switch a.Kind {
+	case dualpath.Prefilled:
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_PREFILLED})
+		return
+	case dualpath.Done:
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_FINISHED})
+		s.forgetLocked(j)
+		return
 	}
 	s.decidedLocked(j, a)
 	switch a.Kind {
@@ -215,10 +228,9 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	case dualpath.Start:
 		s.startLocked(j, a)
 		return
-	case dualpath.Abort:
-		if a.Why == dualpath.GroupLost || a.Why == dualpath.EngineFailed || a.Why == dualpath.EpochOver {
-			s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
-		}
+	case dualpath.Replan:
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REPLANNED, Reason: a.Why.String()})
+		return
 	}
 	m := &pb.LeaderAction{
 		Kind: kindOf(a.Kind), Seq: a.Seq, Request: j.submit.Id, Engine: s.engines.of(uint32(a.Engine)), Side: pb.Side(a.Side),
@@ -260,8 +272,8 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts})
 }
 
-// sendLocked queues an action for the leader of a group. Without a session it
-// is lost: the group says what it holds when it is back.
+// sendLocked queues an action for the leader of a group. Without a session the action is
+// lost: when the group registers again, the planner sends the actions again that it lacks.
 func (s *Service) sendLocked(g dualpath.GroupID, m *pb.LeaderAction) {
 	l := s.leaders[g]
 	if l == nil {

@@ -142,6 +142,20 @@ func (l *leading) want(kind pb.LeaderAction_Kind, request, engine string) *pb.Le
 	return a
 }
 
+// startOn has a request started on the first engines of two groups and returns the number of
+// the attempt.
+func (h *host) startOn(pe, de *leading, gw *asking, id string) uint64 {
+	h.Helper()
+	de.fetch(0)
+	pe.fetch(0)
+	pe.want(pb.LeaderAction_KIND_ASSIGN, id, "P/0")
+	pe.want(pb.LeaderAction_KIND_START, id, "P/0")
+	de.want(pb.LeaderAction_KIND_ASSIGN, id, "D/0")
+	seq := de.want(pb.LeaderAction_KIND_START, id, "D/0").Seq
+	gw.want(pb.RequestUpdate_KIND_STARTED)
+	return seq
+}
+
 // asking is a gateway's stream.
 type asking struct {
 	*host
@@ -262,15 +276,10 @@ func TestGroupLost(t *testing.T) {
 	h := newHost(t, Options{})
 	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
 	gw := h.submit("r1")
-	de.fetch(0)
-	pe.fetch(0)
-	de.want(pb.LeaderAction_KIND_ASSIGN, "r1", "D/0")
-	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/0")
-	pe.want(pb.LeaderAction_KIND_START, "r1", "P/0")
-	gw.want(pb.RequestUpdate_KIND_STARTED)
+	attempt := h.startOn(pe, de, gw, "r1")
 
 	de.end() // the connection breaks
-	de = h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 4200}, Engine: "D/0"})
+	de = h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 4200}, Engine: "D/0", Attempt: attempt})
 
 	de.must(de.stream.CloseSend()) // good-bye
 	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/0")
@@ -282,6 +291,37 @@ func TestGroupLost(t *testing.T) {
 	pe.want(pb.LeaderAction_KIND_ASSIGN, "r1", "P/1") // P/0 has what it was given before, by its old report
 	other.want(pb.LeaderAction_KIND_ASSIGN, "r1", "E/0")
 	gw.want(pb.RequestUpdate_KIND_STARTED)
+}
+
+// TestReplannedOnce: both engines of a request are aborted, and its gateway gets one REPLANNED.
+func TestReplannedOnce(t *testing.T) {
+	h := newHost(t, Options{})
+	pe, de := h.lead("P", pb.Side_SIDE_PREFILL), h.lead("D", pb.Side_SIDE_DECODE)
+	gw := h.submit("r1")
+	first := h.startOn(pe, de, gw, "r1")
+	de.end()
+	// The group returns with the request and without its start.
+	de = h.lead("D", pb.Side_SIDE_DECODE, &pb.HeldRequest{Request: &pb.SubmitRequest{Id: "r1", Namespace: "m", PromptTokens: 4200}, Engine: "D/0"})
+	pe.want(pb.LeaderAction_KIND_ABORT, "r1", "P/0")
+	de.want(pb.LeaderAction_KIND_ABORT, "r1", "D/0")
+	gw.want(pb.RequestUpdate_KIND_REPLANNED)
+	de.fetch(0)
+	pe.fetch(0)
+	gw.want(pb.RequestUpdate_KIND_STARTED)
+
+	// The end of the attempt before is reported late. The request goes on.
+	for _, l := range []*leading{pe, de} {
+		end := finished("r1", pb.Side_SIDE_PREFILL)
+		if l == de {
+			end = finished("r1", pb.Side_SIDE_DECODE)
+		}
+		end.GetFinished().Attempt = first
+		l.send(end)
+	}
+	de.send(finished("r1", pb.Side_SIDE_PREFILL))
+	gw.want(pb.RequestUpdate_KIND_PREFILLED)
+	de.send(finished("r1", pb.Side_SIDE_DECODE))
+	gw.want(pb.RequestUpdate_KIND_FINISHED)
 }
 
 // TestSilent: a leader whose group has timed out behind its back is told to

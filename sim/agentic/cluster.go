@@ -210,6 +210,7 @@ func (c *Cluster) perform(a *dualpath.Action) {
 		c.givePrefill(r, c.prefill[a.PE])
 		c.giveDecode(r, c.decode[int(a.DE)-len(c.prefill)])
 		c.start(r, a)
+	case dualpath.Prefilled, dualpath.Done: // the simulated gateway waits for the engines themselves
 	default:
 		c.fail(fmt.Errorf("agentic: %v of request %d (%v); nothing here should be slow, lost or too long", a.Kind, a.Request, a.Why))
 	}

@@ -77,11 +77,11 @@ flying node=1
 
 finished request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 finished request=2 side=prefill
 ----
-nothing
+prefilled request 2
 
 flying node=1
 ----
@@ -293,11 +293,11 @@ start request 1: prefill 1, decode 2
 
 finished request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 finished request=1 side=decode
 ----
-nothing
+done request 1
 
 submit id=4 prompt=98944 resident=(98304@2)
 ----

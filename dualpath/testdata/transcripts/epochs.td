@@ -38,6 +38,7 @@ epoch at=20 ns=0 to=2
 ----
 7 abort request 1: engine 1; the weights' epoch is over
 8 abort request 1: engine 5; the weights' epoch is over
+replan request 1; the weights' epoch is over
 
 fetch group=1 queue=(0)
 ----

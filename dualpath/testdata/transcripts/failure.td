@@ -29,6 +29,7 @@ fetch group=1
 failed request=1 side=prefill upto=300
 ----
 4 abort request 1: engine 2; an engine could not do its part
+replan request 1; an engine could not do its part
 
 fetch group=1
 ----
@@ -43,6 +44,7 @@ nothing
 failed request=1 side=decode upto=300
 ----
 8 abort request 1: engine 1; an engine could not do its part
+replan request 1; an engine could not do its part
 
 fetch group=2
 ----
@@ -58,6 +60,7 @@ fetch group=1
 failed request=1 side=prefill
 ----
 13 abort request 1: engine 2; an engine could not do its part
+replan request 1; an engine could not do its part
 
 fetch group=2
 ----
@@ -115,6 +118,7 @@ fetch group=1
 failed request=2 side=prefill attempt=23
 ----
 24 abort request 2: engine 2; an engine could not do its part
+replan request 2; an engine could not do its part
 
 fetch group=1
 ----
@@ -137,6 +141,7 @@ nothing
 failed request=2 side=decode attempt=27
 ----
 28 abort request 2: engine 1; an engine could not do its part
+replan request 2; an engine could not do its part
 
 # A prefill group that has done its part goes; that it said so twice is no news.
 
@@ -167,7 +172,7 @@ nothing
 
 finished request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 down group=1
 ----
@@ -179,8 +184,83 @@ nothing
 
 finished request=1 side=decode
 ----
-nothing
+done request 1
 
 stats
 ----
 {Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:1 PartsPrefill:1 PartsDecode:1 TokensPrefill:512 TokensDecode:512 Splits:1 Cuts:0 Hedges:0 Recomputes:0 Queued:0 Loading:0 Serving:0}
+
+# The end of decode on an attempt that was planned anew is reported late. While the request waits, it has ended; once it was
+# started again, the report is of an earlier attempt and the request goes on.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000
+----
+nothing
+
+up group=3 role=decode engines=(3@3) hbm=10000
+----
+nothing
+
+submit id=1 prompt=100
+----
+nothing
+
+submit id=2 prompt=100
+----
+nothing
+
+fetch group=1
+----
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2
+4 assign request 2: prefill engine 1
+5 assign request 2: decode engine 3
+6 start request 2: prefill 1, decode 3
+
+failed request=1 attempt=3 side=prefill
+----
+7 abort request 1: engine 2; an engine could not do its part
+replan request 1; an engine could not do its part
+
+failed request=2 attempt=6 side=prefill
+----
+8 abort request 2: engine 3; an engine could not do its part
+replan request 2; an engine could not do its part
+
+finished request=2 attempt=6 side=decode
+----
+done request 2
+
+fetch group=1
+----
+9 assign request 1: prefill engine 1
+10 assign request 1: decode engine 3
+11 start request 1: prefill 1, decode 3
+
+finished request=1 attempt=3 side=prefill
+----
+nothing
+
+finished request=1 attempt=3 side=decode
+----
+nothing
+
+finished request=1 attempt=11 side=prefill
+----
+prefilled request 1
+
+finished request=1 attempt=11 side=prefill
+----
+nothing
+
+finished request=1 attempt=11 side=decode
+----
+done request 1

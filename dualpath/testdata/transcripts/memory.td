@@ -70,7 +70,7 @@ stopped request=2 side=decode upto=0 failed
 
 finished request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 fetch group=2 buffer=(1980)
 ----
@@ -109,7 +109,9 @@ nothing
 up group=1 role=prefill engines=(1@1) hbm=200 buffer=500
 ----
 16 abort request 3: engine 2; its group is gone
+replan request 3; its group is gone
 17 abort request 2: engine 2; its group is gone
+replan request 2; its group is gone
 
 fetch group=2 tok=(0) hbm=(1000) buffer=(3000)
 ----

@@ -51,11 +51,11 @@ nothing
 
 finished at=150 request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 finished at=400 request=1 side=decode
 ----
-nothing
+done request 1
 
 explain request=1
 ----

@@ -31,12 +31,14 @@ fetch group=1
 finished request=5 side=decode
 ----
 47 abort request 5: engine 1
+done request 5
 
 # Group 2 comes up once more, without request 6, of which only the prefill group knows.
 
 up group=2 role=decode engines=(3@2) hbm=1000
 ----
 48 abort request 7: engine 1; its group is gone
+replan request 7; its group is gone
 
 state
 ----
@@ -91,9 +93,10 @@ fetch group=1
 5 assign request 2: decode engine 2
 6 start request 2: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
 
-up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
+up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2#3)
 ----
 7 abort request 2: engine 1; its group is gone
+replan request 2; its group is gone
 
 fetch group=2
 ----
@@ -118,6 +121,64 @@ decode group 2, 0 queued, total 600
   node 2: read queue 384 at 10000 tokens/s
     engine 2: tok 600, seq 2, hbm 360
 waiting 0, loading 2
+
+# The session of a decode group breaks while the planner sends it the start of request 1. The group returns with the request,
+# without its start: the request is planned anew on both sides.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=1000
+----
+nothing
+
+submit id=1 prompt=300 hit=256
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+fetch group=1
+----
+1 assign request 1: prefill engine 1
+2 assign request 1: decode engine 2
+3 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+up group=2 role=decode engines=(2@2) hbm=1000 holding=(1@2)
+----
+4 abort request 1: engine 1; its group is gone
+5 abort request 1: engine 2; its group is gone
+replan request 1; its group is gone
+
+fetch group=2
+----
+nothing
+
+fetch group=1
+----
+6 assign request 1: prefill engine 1
+7 assign request 1: decode engine 2
+8 start request 1: prefill 1, decode 2; prefill [0, 128); decode [128, 256)
+
+explain request=1
+----
+   0.020  decode group 2: least tokens of all groups (300 with this request)
+   0.020  prefill engine 1: least tokens (0) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.020  decode engine 2: fewest requests (0) of those that stay below Z = 315 with 300 tokens more (1 queued fit)
+   0.020  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
+   0.020  read queues: 0 tokens on the prefill side, 0 on the decode side
+   0.020  engine 2 does not have its start
+   0.020  decode group 2: least tokens of all groups (600 with this request)
+   0.020  prefill engine 1: least tokens (300) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+   0.020  decode engine 2: fewest requests (1) of those that stay below Z = 630 with 300 tokens more (1 queued fit)
+   0.020  started on engines 1 and 2: prefill side reads 128 of 256 cached tokens
+   0.020  read queues: 128 tokens on the prefill side, 128 on the decode side
 
 # A decode group was silent for so long that another has its request by now; when it comes back with the request, it is
 # told to leave it.
@@ -150,6 +211,7 @@ fetch at=8000 group=1
 tick at=8100
 ----
 4 abort request 1: engine 1; its group is gone
+replan request 1; its group is gone
 
 up group=3 role=decode engines=(3@3) hbm=1000
 ----
@@ -178,6 +240,7 @@ up group=2 role=decode engines=(2@2) hbm=10000 holding=(1@2)
 ----
 9 abort request 1: engine 1; its group is gone
 10 abort request 1: engine 2; its group is gone
+replan request 1; its group is gone
 
 fetch group=2
 ----
@@ -203,6 +266,7 @@ nothing
 tick at=13200
 ----
 17 abort request 3: engine 1; its group is gone
+replan request 3; its group is gone
 
 explain request=3
 ----
@@ -236,15 +300,15 @@ nothing
 
 finished request=5 attempt=8 side=prefill
 ----
-nothing
+prefilled request 5
 
 finished request=5 attempt=8 side=decode
 ----
-nothing
+done request 5
 
 finished request=4 attempt=9 side=decode
 ----
-nothing
+done request 4
 
 state
 ----
@@ -286,3 +350,68 @@ up group=3 role=decode engines=(3@3) hbm=10000 holding=(1@3#5)
 fetch group=2
 ----
 nothing
+
+# A planner that was restarted does not know what the engines read. When a read stops, the request is planned anew, because no
+# engine would read the rest.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1) holding=(1@1#7)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000 holding=(1@2#7)
+----
+nothing
+
+stopped request=1 attempt=7 side=prefill upto=16 failed
+----
+8 abort request 1: engine 1; an engine could not do its part
+9 abort request 1: engine 2; an engine could not do its part
+replan request 1; an engine could not do its part
+
+fetch group=2
+----
+nothing
+
+fetch group=1
+----
+10 assign request 1: prefill engine 1
+11 assign request 1: decode engine 2
+12 start request 1: prefill 1, decode 2
+
+explain request=1
+----
+  13.200  found with engine 1, as its group reports
+  13.200  prefill side: stopped at 16 in a read of the planner before this one; planned anew
+  13.200  decode group 2: least tokens of all groups (200 with this request)
+  13.200  prefill engine 1: least tokens (100) of 1 with a short reading queue; 0 more with a long one, of 1 in the group
+  13.200  decode engine 2: fewest requests (1) of those that stay below Z = 210 with 100 tokens more (1 queued fit)
+  13.200  started on engines 1 and 2: prefill side reads 0 of 0 cached tokens
+  13.200  read queues: 0 tokens on the prefill side, 0 on the decode side
+
+# The planner ended when a read of request 1 had stopped, and the order to read the rest had reached no engine. The engines report
+# what they bring: the request is planned anew. Request 2 goes on: the decode side reads what the prefill side left, and the prefill
+# side computes the rest. The engine of request 3 has ended its part, and the decode engine of request 4 has an earlier leader.
+
+planner
+----
+
+up group=1 role=prefill engines=(1@1) hit=512 holding=(1@1#3/3+0-64,2@1#6/9+0-64+384-512,3@1#12/12/ended,4@1#15/15+0-64)
+----
+nothing
+
+up group=2 role=decode engines=(2@2) hbm=10000 hit=512 holding=(1@2#3/3+256-512,2@2#6/8+256-384+64-256,3@2#12/12+256-512,4@2#15)
+----
+16 abort request 1: engine 1; its group is gone
+17 abort request 1: engine 2; its group is gone
+replan request 1; its group is gone
+
+finished request=2 attempt=6 side=prefill
+----
+prefilled request 2
+
+finished request=2 attempt=6 side=decode
+----
+done request 2

@@ -170,9 +170,13 @@ fetch group=1 queue=(0)
 down at=3010 group=2
 ----
 19 abort request 4: engine 1; its group is gone
+replan request 4; its group is gone
 20 abort request 3: engine 1; its group is gone
+replan request 3; its group is gone
 21 abort request 2: engine 1; its group is gone
+replan request 2; its group is gone
 22 abort request 1: engine 1; its group is gone
+replan request 1; its group is gone
 
 up at=3020 group=3 role=decode engines=(5@5) hbm=100000
 ----
@@ -203,12 +207,16 @@ epoch at=3040 ns=0 to=1
 ----
 35 abort request 4: engine 1; the weights' epoch is over
 36 abort request 4: engine 5; the weights' epoch is over
+replan request 4; the weights' epoch is over
 37 abort request 3: engine 1; the weights' epoch is over
 38 abort request 3: engine 5; the weights' epoch is over
+replan request 3; the weights' epoch is over
 39 abort request 2: engine 1; the weights' epoch is over
 40 abort request 2: engine 5; the weights' epoch is over
+replan request 2; the weights' epoch is over
 41 abort request 1: engine 1; the weights' epoch is over
 42 abort request 1: engine 5; the weights' epoch is over
+replan request 1; the weights' epoch is over
 
 submit id=5 prompt=500 hit=448 epoch=0
 ----
@@ -254,10 +262,15 @@ nothing
 tick at=8100
 ----
 63 abort request 5: engine 5; its group is gone
+replan request 5; its group is gone
 64 abort request 4: engine 5; its group is gone
+replan request 4; its group is gone
 65 abort request 3: engine 5; its group is gone
+replan request 3; its group is gone
 66 abort request 2: engine 5; its group is gone
+replan request 2; its group is gone
 67 abort request 1: engine 5; its group is gone
+replan request 1; its group is gone
 68 reject request 6; past its deadline
 
 tick at=8500
@@ -303,6 +316,7 @@ fetch group=1
 failed request=1 side=decode
 ----
 4 abort request 1: engine 1; an engine could not do its part
+replan request 1; an engine could not do its part
 
 fetch group=2
 ----
@@ -320,11 +334,11 @@ fetch group=1
 
 finished request=1 side=prefill
 ----
-nothing
+prefilled request 1
 
 finished request=1 side=decode
 ----
-nothing
+done request 1
 
 fetch group=2
 ----
@@ -355,6 +369,7 @@ fetch group=1
 failed request=2 side=decode
 ----
 11 abort request 2: engine 1; an engine could not do its part
+replan request 2; an engine could not do its part
 
 fetch group=3
 ----

@@ -1,0 +1,363 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"math"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Storage is the client of the storage nodes. *client.Store implements it.
+type Storage interface {
+	Match(ctx context.Context, r client.MatchRequest) (client.MatchResult, error)
+	Namespace(ctx context.Context, name string) (kv.Namespace, error)
+}
+
+// Options of a Gateway.
+type Options struct {
+	// Namespace has the KV of the model that the engines serve.
+	Namespace kv.Namespace
+	// Store finds cached prefixes. Planner is a connection to the planner. Both are
+	// required and stay the caller's.
+	Store   Storage
+	Planner grpc.ClientConnInterface
+	// Epoch, if not 0, is the version of the weights of all requests, which the namespace
+	// keeps live: they are computed and stored with these weights, also when newer ones
+	// exist. With 0, a request begins with the newest epoch that the storage nodes have,
+	// and goes on with newer weights when the planner learns of them.
+	Epoch kv.Epoch
+}
+
+// Gateway serves requests. Its methods may be called concurrently.
+type Gateway struct {
+	opts  Options
+	chain kv.Chain
+
+	mu sync.Mutex
+	// epoch is the nodes' newest that is known; 0: that of Options.Namespace.
+	epoch kv.Epoch
+}
+
+// New returns a gateway, which needs no Close.
+func New(opts Options) (*Gateway, error) {
+	if opts.Store == nil || opts.Planner == nil {
+		return nil, errors.New("gateway: Store and Planner are required")
+	}
+	chain, err := opts.Namespace.Chain()
+	if err != nil {
+		return nil, fmt.Errorf("gateway: namespace %q: %w", opts.Namespace.Name, err)
+	}
+	return &Gateway{opts: opts, chain: chain}, nil
+}
+
+// Request is a prompt to be served.
+type Request struct {
+	// ID identifies the request: 1 to 256 bytes. No other request under way has it.
+	ID string
+	// Tokens are the prompt. Prompt and IDs may be given instead: the number of its
+	// tokens, and the chain of its full blocks, which may go on with that of the output.
+	Tokens []kv.Token
+	Prompt int
+	IDs    []kv.BlockID
+	// Output is the number of tokens expected to be generated. The planner reserves
+	// device memory for them.
+	Output int
+	// Deadline, if not 0, is how long after its submission the request may wait for its
+	// engines before the planner refuses it.
+	Deadline time.Duration
+	// Resident lists decode engines, at most 64, with the part of the prompt in their device
+	// memory.
+	Resident []Resident
+	// Extra, if set, is JSON that both engines get (Payload.Extra).
+	Extra json.RawMessage
+}
+
+// Resident is how many leading tokens of a prompt a decode engine holds.
+type Resident struct {
+	Engine string
+	Tokens int
+}
+
+// Kind is the kind of an Event.
+type Kind uint8
+
+const (
+	// Matched: the cached prefix is known (Hit, Epoch).
+	Matched Kind = iota + 1
+	// Waiting: the planner is away. The request is submitted again until the planner
+	// accepts it, and the engines continue their parts of the request (Reason).
+	Waiting
+	// Accepted: the planner has the request.
+	Accepted
+	// Started: the planner has chosen both engines, which begin to read (Prefill, Decode,
+	// ReadByPrefill, ReadByDecode). It comes again after Replanned.
+	Started
+	// Prefilled: the decode engine has the prompt's KV, and the first token. It comes at most
+	// once after Started, and not if the planner had the report of the end of decode first.
+	Prefilled
+	// Replanned: the planner plans the request again, because an engine was lost or
+	// failed, or because the weights have changed (Reason).
+	Replanned
+	// Done: the decode engine has completed the output.
+	Done
+)
+
+var kindNames = [...]string{"", "matched", "waiting", "accepted", "started", "prefilled", "replanned", "done"}
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	if int(k) < len(kindNames) {
+		return kindNames[k]
+	}
+	return fmt.Sprintf("kind %d", uint8(k))
+}
+
+// Event is one step of a request. Fields that the kind does not name are zero.
+type Event struct {
+	Kind Kind
+	// Hit is the cached prefix in tokens, Epoch the version of its weights.
+	Hit   int
+	Epoch kv.Epoch
+	// Prefill and Decode are the names of the engines. ReadByPrefill and ReadByDecode are
+	// the tokens of the hit that each engine's machine reads from storage.
+	Prefill, Decode             string
+	ReadByPrefill, ReadByDecode int
+	Reason                      string
+}
+
+// RefusedError is the planner's refusal of a request.
+type RefusedError struct{ Reason string }
+
+// Error returns the reason.
+func (e *RefusedError) Error() string { return "the planner refused the request: " + e.Reason }
+
+// retryEvery is the time between two submissions while the planner is away.
+const retryEvery = 50 * time.Millisecond
+
+// Prepare returns r with Prompt and IDs in place of Tokens. Its errors, which wrap
+// client.ErrRequest, are those of a request that cannot be served. Serve does the same.
+func (g *Gateway) Prepare(r Request) (Request, error) {
+	if r.Tokens != nil && (r.Prompt != 0 || r.IDs != nil) {
+		return r, fmt.Errorf("gateway: %w: request %q has tokens, and a length or ids beside them; give one or the other", client.ErrRequest, r.ID)
+	}
+	if r.Tokens != nil {
+		r.Prompt = len(r.Tokens)
+		chain := g.chain
+		r.IDs, _ = chain.Append(nil, r.Tokens)
+		r.Tokens = nil
+	}
+	return r, r.check(g.opts.Namespace.Geometry.BlockTokens)
+}
+
+// Serve serves a request. It begins with the loop over its events. An error is the last
+// element: a *RefusedError when the planner refuses the request, the cause of ctx when ctx
+// has ended. Other errors of the planner have its gRPC status, such as ResourceExhausted
+// when it has no room for the payload now.
+func (g *Gateway) Serve(ctx context.Context, r Request) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		prefilled := false
+		err := g.serve(ctx, r, func(ev Event) bool {
+			switch ev.Kind {
+			case Started:
+				prefilled = false
+			case Prefilled:
+				if prefilled { // a planner that was restarted has it from the engine again
+					return true
+				}
+				prefilled = true
+			}
+			return yield(ev, nil)
+		})
+		switch {
+		case err == nil || errors.Is(err, errLeft):
+		case ctx.Err() != nil:
+			yield(Event{}, fmt.Errorf("gateway: request %q: %w", r.ID, context.Cause(ctx)))
+		default:
+			yield(Event{}, err)
+		}
+	}
+}
+
+// errLeft: the caller has left the loop.
+var errLeft = errors.New("the loop was left")
+
+// serve serves a request and calls event until it returns false.
+func (g *Gateway) serve(ctx context.Context, r Request, event func(Event) bool) error {
+	bt := g.opts.Namespace.Geometry.BlockTokens
+	r, err := g.Prepare(r)
+	if err != nil {
+		return err
+	}
+	m, err := g.match(ctx, r.IDs[:r.Prompt/bt])
+	if err != nil {
+		return fmt.Errorf("gateway: request %q: %w", r.ID, err)
+	}
+	// At least one token is computed, because its logits give the first token of the output.
+	hit := min(m.Blocks, (r.Prompt-1)/bt) * bt
+	submit, err := g.submission(r, hit, m.Epoch)
+	if err != nil {
+		return err
+	}
+	if !event(Event{Kind: Matched, Hit: hit, Epoch: m.Epoch}) {
+		return errLeft
+	}
+	resubmitted, waiting := false, false
+	for {
+		accepted, err := g.follow(ctx, submit, event)
+		if err == nil || errors.Is(err, errLeft) || ctx.Err() != nil {
+			return err
+		}
+		// A planner that has not noticed the end of the last stream refuses another one.
+		if code := status.Code(err); code != codes.Unavailable && !(resubmitted && code == codes.AlreadyExists) {
+			return fmt.Errorf("gateway: request %q: %w", r.ID, err)
+		}
+		if (accepted || !waiting) && !event(Event{Kind: Waiting, Reason: status.Convert(err).Message()}) {
+			return errLeft
+		}
+		resubmitted, waiting = true, true
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// maxID is the longest Request.ID, in bytes.
+const maxID = 256
+
+// check refuses a request that cannot be submitted.
+func (r *Request) check(blockTokens int) error {
+	switch full := r.Prompt / blockTokens; {
+	case r.ID == "" || len(r.ID) > maxID:
+		return fmt.Errorf("gateway: %w: a request whose ID has %d bytes; it must have 1 to %d", client.ErrRequest, len(r.ID), maxID)
+	case r.Prompt <= 0 || r.Prompt > math.MaxInt32 || r.Output < 0 || r.Output > math.MaxInt32:
+		return fmt.Errorf("gateway: %w: request %q has a prompt of %d tokens and an output of %d; the prompt must have at least 1, the output 0, and both at most %d", client.ErrRequest, r.ID, r.Prompt, r.Output, math.MaxInt32)
+	case len(r.IDs) < full:
+		return fmt.Errorf("gateway: %w: request %q has %d ids for the %d full blocks of its prompt", client.ErrRequest, r.ID, len(r.IDs), full)
+	case r.Deadline < 0:
+		return fmt.Errorf("gateway: %w: request %q has a deadline of %v; it must not be negative", client.ErrRequest, r.ID, r.Deadline)
+	case len(r.Extra) > 0 && !json.Valid(r.Extra):
+		return fmt.Errorf("gateway: %w: request %q: Extra is not JSON", client.ErrRequest, r.ID)
+	}
+	for _, h := range r.Resident {
+		if h.Tokens < 0 || h.Tokens > r.Prompt {
+			return fmt.Errorf("gateway: %w: request %q: engine %q holds %d tokens of a prompt of %d", client.ErrRequest, r.ID, h.Engine, h.Tokens, r.Prompt)
+		}
+	}
+	return nil
+}
+
+// submission returns the message for the planner.
+func (g *Gateway) submission(r Request, hit int, epoch kv.Epoch) (*pb.SubmitRequest, error) {
+	payload, err := Payload{IDs: r.IDs, Extra: r.Extra}.Encode()
+	if err != nil {
+		return nil, fmt.Errorf("gateway: request %q: %w", r.ID, err)
+	}
+	s := &pb.SubmitRequest{
+		Id: r.ID, Namespace: g.opts.Namespace.Name, Epoch: uint64(epoch), PromptTokens: uint32(r.Prompt), HitTokens: uint32(hit), OutputTokens: uint32(r.Output),
+		Payload: payload, ExactEpoch: g.opts.Epoch != 0,
+	}
+	if r.Deadline > 0 {
+		s.DeadlineMilliseconds = uint64(max(1, r.Deadline.Milliseconds()))
+	}
+	for _, h := range r.Resident {
+		s.Resident = append(s.Resident, &pb.Resident{Engine: h.Engine, Tokens: uint32(h.Tokens)})
+	}
+	return s, nil
+}
+
+// match finds the cached prefix under the options' epoch or the nodes' newest.
+func (g *Gateway) match(ctx context.Context, ids []kv.BlockID) (client.MatchResult, error) {
+	if g.opts.Epoch != 0 {
+		return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: g.opts.Epoch})
+	}
+	g.mu.Lock()
+	epoch := g.epoch
+	g.mu.Unlock()
+	m, err := g.opts.Store.Match(ctx, client.MatchRequest{Namespace: g.opts.Namespace, IDs: ids, Epoch: epoch})
+	if err != nil || m.Cut != client.CutEpoch {
+		return m, err
+	}
+	ns, err := g.opts.Store.Namespace(ctx, g.opts.Namespace.Name)
+	if err != nil {
+		return m, err
+	}
+	g.mu.Lock()
+	g.epoch = max(g.epoch, ns.Epoch)
+	g.mu.Unlock()
+	return g.opts.Store.Match(ctx, client.MatchRequest{Namespace: ns, IDs: ids})
+}
+
+// follow submits a request and passes its updates on until it ends. accepted reports
+// whether the planner took it.
+func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event func(Event) bool) (accepted bool, err error) {
+	// The stream ends with this call, so that the planner notices a request given up.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := pb.NewPlannerClient(g.opts.Planner).Submit(ctx, submit)
+	if err != nil {
+		return false, err
+	}
+	for {
+		u, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return accepted, status.Error(codes.Unavailable, "the planner ended the stream before the request")
+		}
+		if err != nil {
+			return accepted, err
+		}
+		accepted = true
+		ev := Event{Reason: u.Reason}
+		switch u.Kind {
+		case pb.RequestUpdate_KIND_ACCEPTED:
+			ev.Kind = Accepted
+		case pb.RequestUpdate_KIND_STARTED:
+			ev = started(u)
+		case pb.RequestUpdate_KIND_PREFILLED:
+			ev.Kind = Prefilled
+		case pb.RequestUpdate_KIND_REPLANNED:
+			ev.Kind = Replanned
+		case pb.RequestUpdate_KIND_FINISHED:
+			ev.Kind = Done
+		case pb.RequestUpdate_KIND_REJECTED:
+			return true, &RefusedError{Reason: u.Reason}
+		default:
+			continue
+		}
+		if !event(ev) {
+			return true, errLeft
+		}
+		if ev.Kind == Done {
+			return true, nil
+		}
+	}
+}
+
+// started translates the start of a request.
+func started(u *pb.RequestUpdate) Event {
+	ev := Event{Kind: Started, Prefill: u.PrefillEngine, Decode: u.DecodeEngine}
+	for _, p := range u.Parts {
+		if p.Side == pb.Side_SIDE_PREFILL {
+			ev.ReadByPrefill += int(p.To - p.From)
+		} else {
+			ev.ReadByDecode += int(p.To - p.From)
+		}
+	}
+	return ev
+}

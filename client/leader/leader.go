@@ -1,0 +1,348 @@
+package leader
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// Role is the part of inference that the engines of a group do.
+type Role uint8
+
+const (
+	// Prefill engines compute prompts, Decode engines generate from them.
+	Prefill = Role(pb.Side_SIDE_PREFILL)
+	Decode  = Role(pb.Side_SIDE_DECODE)
+)
+
+// String returns "prefill" or "decode".
+func (r Role) String() string {
+	switch r {
+	case Prefill:
+		return "prefill"
+	case Decode:
+		return "decode"
+	}
+	return fmt.Sprintf("role %d", uint8(r))
+}
+
+// Engine is one engine of a group. Its methods must not block: they are called in the
+// order of the planner's actions, and the next action waits for them.
+type Engine interface {
+	// Start begins the engine's part of a request, which ends when the engine calls
+	// r.Done, once. The engine gives up the request when ctx ends, and calls r.Done then
+	// too.
+	Start(ctx context.Context, r *Request)
+	// Read makes the engine read a further range of hit blocks of a request. Cut stops
+	// the request's reads. Recompute makes the engine compute a range of hit blocks
+	// (prefill only). request is Request.Name; an engine ignores the name of a request
+	// that has ended.
+	Read(request string, part traffic.Part)
+	Cut(request string)
+	Recompute(request string, part traffic.Part)
+}
+
+// Member is an engine and its properties that the planner needs.
+type Member struct {
+	// Name identifies the engine. No other engine of the cluster has it.
+	Name   string
+	Engine Engine
+	// Peer is how an engine of the other side reaches this engine's traffic manager.
+	Peer traffic.Peer
+	// DeviceBlocks is how many blocks of KV device memory holds. With 0, which only a
+	// prefill engine may have, the planner does not account for device memory.
+	DeviceBlocks int
+	// PromptBlocks is the longest prompt that the engine takes. Default:
+	// traffic.MaxBlocks.
+	PromptBlocks int
+	// Footprint is traffic.Manager.Footprint of the engine's manager. With the zero value
+	// the planner does not account for the buffer.
+	Footprint traffic.Footprint
+}
+
+// Options make a Leader.
+type Options struct {
+	// Group identifies the group in the cluster. Node identifies the machine of its
+	// engines, all of which are in this group.
+	Group, Node string
+	Role        Role
+	// Geometry is that of the KV which the engines serve: the planner counts tokens, and
+	// engines count blocks.
+	Geometry kv.Geometry
+	Members  []Member
+	// Planner is a connection to the planner, which stays the caller's.
+	Planner grpc.ClientConnInterface
+	// FetchEvery is how often the group's state is reported and work is fetched.
+	// Default: 5 ms.
+	FetchEvery time.Duration
+	// ReadRate, if not 0, is the rate of the machine's storage NIC in tokens a second.
+	// With 0 the leader measures it while there is a reading queue.
+	ReadRate float64
+	// Logger takes the loss of sessions and the failures of requests. nil: none.
+	Logger *slog.Logger
+}
+
+// EnsureDefaults fills the fields that are zero.
+func (o *Options) EnsureDefaults() {
+	if o.FetchEvery == 0 {
+		o.FetchEvery = 5 * time.Millisecond
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+}
+
+// maxName is the longest name that the planner takes, in bytes.
+const maxName = 256
+
+// Validate returns an error that names the first option that cannot be used. Call it
+// after EnsureDefaults.
+func (o *Options) Validate() error {
+	if err := checkName("group", o.Group); err != nil {
+		return err
+	}
+	if err := checkName("node", o.Node); err != nil {
+		return err
+	}
+	if o.Role != Prefill && o.Role != Decode {
+		return fmt.Errorf("leader: group %q: %v; it must be leader.Prefill or leader.Decode", o.Group, o.Role)
+	}
+	if err := o.Geometry.Validate(); err != nil {
+		return fmt.Errorf("leader: group %q: %w", o.Group, err)
+	}
+	if o.Planner == nil {
+		return fmt.Errorf("leader: group %q: no connection to a planner", o.Group)
+	}
+	if o.FetchEvery < 0 || o.ReadRate < 0 {
+		return fmt.Errorf("leader: group %q: a fetch every %v and a read rate of %v tokens a second; neither may be negative", o.Group, o.FetchEvery, o.ReadRate)
+	}
+	for i := range o.Members {
+		m := &o.Members[i]
+		if err := o.check(m); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(o.Members[:i], func(other Member) bool { return other.Name == m.Name }) {
+			return fmt.Errorf("leader: group %q: engine %q is listed twice", o.Group, m.Name)
+		}
+	}
+	return nil
+}
+
+// checkName refuses a name that the planner would refuse.
+func checkName(what, name string) error {
+	if name == "" || len(name) > maxName {
+		return fmt.Errorf("leader: the name of the %s has %d bytes; it must have 1 to %d", what, len(name), maxName)
+	}
+	return nil
+}
+
+// check refuses a member that the planner would refuse.
+func (o *Options) check(m *Member) error {
+	if err := checkName("engine", m.Name); err != nil {
+		return err
+	}
+	switch {
+	case m.Engine == nil:
+		return fmt.Errorf("leader: engine %q: no Engine", m.Name)
+	case m.DeviceBlocks < 0 || m.PromptBlocks < 0:
+		return fmt.Errorf("leader: engine %q: %d device blocks and prompts of %d blocks; neither may be negative", m.Name, m.DeviceBlocks, m.PromptBlocks)
+	case o.Role == Decode && m.DeviceBlocks == 0:
+		return fmt.Errorf("leader: decode engine %q: DeviceBlocks is 0, so no request fits; set it to the number of KV blocks in device memory", m.Name)
+	}
+	if _, err := marshalPeer(m.Peer); err != nil {
+		return fmt.Errorf("leader: engine %q: %w", m.Name, err)
+	}
+	return nil
+}
+
+// address is the JSON that an engine's address is sent as.
+type address struct {
+	Addr  []byte `json:"addr"` // rdma.Addr
+	Token []byte `json:"token"`
+}
+
+// marshalPeer encodes an engine's address.
+func marshalPeer(p traffic.Peer) ([]byte, error) {
+	addr, err := p.Addr.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(address{addr, p.Token})
+}
+
+// parsePeer decodes an engine's address.
+func parsePeer(raw []byte) (p traffic.Peer, err error) {
+	var a address
+	if err := json.Unmarshal(raw, &a); err != nil {
+		return p, err
+	}
+	p.Token = rdma.Token(a.Token)
+	return p, p.Addr.UnmarshalBinary(a.Addr)
+}
+
+// Leader leads one group. Its methods may be called concurrently.
+type Leader struct {
+	opts Options
+	log  *slog.Logger
+	// wake is signalled when there is something to send or the members have changed,
+	// drained when reports were sent.
+	wake, drained chan struct{}
+
+	mu      sync.Mutex
+	members []Member
+	// version counts the changes of members. A session has one version.
+	version int
+	// seen is the number of the last action that was taken.
+	seen uint64
+	// planner is the number of the planner that took the last registration. 0: none, or one
+	// that confirms no report.
+	planner uint64
+	held    map[string]*held
+	// ended are the requests whose end the planner has not confirmed, by their ids.
+	ended map[string]*ended
+	// reports wait to be sent, oldest first.
+	reports []report
+	// queue is the reading queue of the machine, in tokens: asked of storage by the
+	// engines and not read yet.
+	queue int
+	meter meter
+}
+
+// maxReports is how many reports may wait while the leader takes further actions.
+const maxReports = 1024
+
+// report is a message about an attempt.
+type report struct {
+	of      *Request // nil: about a request that was never started here
+	message *pb.LeaderMessage
+}
+
+// ended is a request that has ended on its engine.
+type ended struct {
+	*held
+	report report
+}
+
+// held is a request that was assigned to this group.
+type held struct {
+	submit *pb.SubmitRequest
+	member Member
+	// attempt is the running attempt; nil before its start. aborted is set when the
+	// planner has given the attempt up.
+	attempt *Request
+	aborted bool
+}
+
+// New returns a leader; Run leads.
+func New(opts Options) (*Leader, error) {
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	l := &Leader{opts: opts, log: opts.Logger, wake: make(chan struct{}, 1), drained: make(chan struct{}, 1), held: make(map[string]*held), ended: make(map[string]*ended)}
+	for _, m := range opts.Members {
+		l.members = append(l.members, m.withDefaults())
+	}
+	return l, nil
+}
+
+// withDefaults fills the fields that are zero.
+func (m Member) withDefaults() Member {
+	if m.PromptBlocks == 0 {
+		m.PromptBlocks = traffic.MaxBlocks
+	}
+	return m
+}
+
+// Add makes an engine a member of the group.
+func (l *Leader) Add(m Member) error {
+	if err := l.opts.check(&m); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.memberLocked(m.Name); ok {
+		return fmt.Errorf("leader: engine %q is a member of group %q already; remove it first", m.Name, l.opts.Group)
+	}
+	l.members = append(l.members, m.withDefaults())
+	l.changedLocked()
+	return nil
+}
+
+// Remove takes an engine out of the group, for example because its process has died.
+// The contexts of its requests end, and the planner plans the requests again. Remove
+// reports whether the engine was a member.
+func (l *Leader) Remove(name string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, ok := l.memberLocked(name); !ok {
+		return false
+	}
+	l.members = slices.DeleteFunc(l.members, func(m Member) bool { return m.Name == name })
+	for id, h := range l.held {
+		if h.member.Name == name {
+			h.cancel()
+			delete(l.held, id)
+		}
+	}
+	l.changedLocked()
+	return true
+}
+
+// memberLocked returns a member by its name.
+func (l *Leader) memberLocked(name string) (Member, bool) {
+	i := slices.IndexFunc(l.members, func(m Member) bool { return m.Name == name })
+	if i < 0 {
+		return Member{}, false
+	}
+	return l.members[i], true
+}
+
+// changedLocked ends the session, whose registration is outdated.
+func (l *Leader) changedLocked() {
+	l.version++
+	signal(l.wake)
+}
+
+// cancel ends the context of the running attempt.
+func (h *held) cancel() {
+	if h.attempt != nil {
+		h.attempt.cancel()
+	}
+}
+
+// signal wakes the goroutine that waits for c, or lets its next wait return at once.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// blocksOf converts tokens to blocks, rounded up. tokensOf converts blocks to tokens.
+func (l *Leader) blocksOf(tokens int) int {
+	bt := l.opts.Geometry.BlockTokens
+	return (tokens + bt - 1) / bt
+}
+
+func (l *Leader) tokensOf(blocks int) int { return blocks * l.opts.Geometry.BlockTokens }
+
+// part translates a part from tokens to blocks.
+func (l *Leader) part(p *pb.Part) traffic.Part {
+	return traffic.Part{From: int(p.From) / l.opts.Geometry.BlockTokens, To: l.blocksOf(int(p.To))}
+}
+
+// errChanged ends a session whose members have changed.
+var errChanged = errors.New("the members of the group have changed")

@@ -1,0 +1,191 @@
+package leader
+
+import (
+	"slices"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/traffic"
+)
+
+// registration returns the registration of the group, with the requests that it holds or
+// whose end is not confirmed, and the version of its members. It drops the other reports of
+// requests that have ended: the planner plans a request again if no group holds it, and the
+// next one may have its id.
+func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.opts.Role), Planner: l.planner, Confirm: true}
+	for _, m := range l.members {
+		addr, err := marshalPeer(m.Peer)
+		if err != nil {
+			return nil, 0, err
+		}
+		spec := &pb.EngineSpec{
+			Engine: m.Name, Node: l.opts.Node, Address: addr,
+			HbmTokens: uint64(l.tokensOf(m.DeviceBlocks)), PromptTokens: uint64(l.tokensOf(m.PromptBlocks)),
+		}
+		if f := m.Footprint; f != (traffic.Footprint{}) {
+			spec.Buffer = &pb.EngineBuffer{Bytes: uint64(f.Buffer), BlockBytes: uint64(f.Block), SumsBytes: uint64(f.Sums), RequestBytes: uint64(f.Request)}
+		}
+		r.Engines = append(r.Engines, spec)
+	}
+	for _, h := range l.held {
+		if h.aborted {
+			continue
+		}
+		r.Holding = append(r.Holding, l.listedLocked(h, false))
+	}
+	if l.planner == 0 {
+		clear(l.ended) // a planner that confirms none takes a request for one that goes on
+	}
+	for _, e := range l.ended {
+		if _, ok := l.memberLocked(e.member.Name); ok {
+			r.Holding = append(r.Holding, l.listedLocked(e.held, true))
+		}
+	}
+	l.seen = 0
+	l.reports = slices.DeleteFunc(l.reports, func(m report) bool { return m.of == nil || m.of.ended })
+	signal(l.drained)
+	return r, l.version, nil
+}
+
+// listedLocked returns a request as a registration lists it.
+func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
+	m := &pb.HeldRequest{Request: h.submit, Engine: h.member.Name, Ended: ended}
+	if h.attempt != nil {
+		m.Attempt, m.Order = h.attempt.attempt, h.attempt.order
+		for _, p := range h.attempt.brings {
+			m.Parts = append(m.Parts, &pb.Part{Side: pb.Side(l.opts.Role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))})
+		}
+	}
+	return m
+}
+
+// registered begins a session with the planner of a number. The session repeats the reports
+// that a broken session may have lost: the last one about each read of a request, if the
+// planner is the one that it was sent to, and the end of each request that is not confirmed.
+func (l *Leader) registered(planner uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	same := planner == l.planner && planner != 0
+	l.planner = planner
+	var reports []report
+	for _, h := range l.held {
+		r := h.attempt
+		switch {
+		case r == nil || r.last == nil:
+		case same && !h.aborted:
+			reports = append(reports, report{r, r.last})
+		default:
+			r.last = nil
+		}
+	}
+	for _, m := range l.reports {
+		if !l.endsLocked(m) {
+			reports = append(reports, m)
+		}
+	}
+	for _, e := range l.ended {
+		reports = append(reports, e.report)
+	}
+	l.reports = reports
+}
+
+// endsLocked returns whether a report is the end of a request that is not confirmed.
+func (l *Leader) endsLocked(m report) bool {
+	if m.of == nil {
+		return false
+	}
+	e := l.ended[m.of.ID]
+	return e != nil && e.report == m
+}
+
+// fetch reports every engine and the storage NIC.
+func (l *Leader) fetch() *pb.LeaderMessage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	type load struct {
+		tokens, requests, blocks int
+		buffer                   int64
+	}
+	loads := make(map[string]load, len(l.members))
+	for _, h := range l.held {
+		of, tokens := loads[h.member.Name], int(h.submit.PromptTokens)
+		if l.opts.Role == Decode {
+			tokens += int(h.submit.OutputTokens)
+		}
+		of.tokens, of.requests, of.blocks = of.tokens+tokens, of.requests+1, of.blocks+l.blocksOf(tokens)
+		if h.attempt != nil {
+			of.buffer += h.attempt.buffer
+		}
+		loads[h.member.Name] = of
+	}
+	f := &pb.FetchWork{Seen: l.seen}
+	for _, m := range l.members {
+		of := loads[m.Name]
+		f.Engines = append(f.Engines, &pb.EngineState{
+			Engine: m.Name, Tokens: uint64(of.tokens), Requests: uint32(of.requests),
+			HbmFreeTokens:   uint64(max(0, l.tokensOf(m.DeviceBlocks-of.blocks))),
+			BufferFreeBytes: uint64(max(0, m.Footprint.Buffer-of.buffer)),
+		})
+	}
+	rate := l.opts.ReadRate
+	if rate == 0 {
+		rate = l.meter.rate(time.Now())
+	}
+	f.Nodes = []*pb.NodeState{{Node: l.opts.Node, ReadQueueTokens: uint64(max(l.queue, 0)), ReadTokensPerSecond: rate}}
+	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Fetch{Fetch: f}}
+}
+
+// mergeProgress queues the progress of all reads: one report a request, however many
+// blocks have come.
+func (l *Leader) mergeProgress() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.held {
+		if r := h.attempt; r != nil && r.progress != nil {
+			l.sayLocked(report{r, progressOf(r)})
+		}
+	}
+}
+
+// memberless reports whether the group has no engine.
+func (l *Leader) memberless() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.members) == 0
+}
+
+// meter measures the rate of the storage NIC while it reads.
+type meter struct {
+	since time.Time // of the present busy time; zero: idle
+	busy  time.Duration
+	read  float64
+}
+
+// rate returns tokens a second; 0 before there was a window of busy time.
+func (m *meter) rate(now time.Time) float64 {
+	busy := m.busy
+	if !m.since.IsZero() {
+		busy += now.Sub(m.since)
+	}
+	const window = 200 * time.Millisecond
+	if busy < window {
+		return 0
+	}
+	return m.read / busy.Seconds()
+}
+
+// queueLocked changes the reading queue by n tokens.
+func (l *Leader) queueLocked(n int) {
+	now := time.Now()
+	if n > 0 && l.queue == 0 {
+		l.meter.since = now
+	}
+	l.queue += n
+	if n < 0 && l.queue == 0 && !l.meter.since.IsZero() {
+		l.meter.busy += now.Sub(l.meter.since)
+		l.meter.since = time.Time{}
+	}
+}

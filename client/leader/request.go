@@ -1,0 +1,263 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// Request is one attempt at a request, on one engine. The engine reports how it goes
+// with the methods, which do not block and may be called concurrently.
+type Request struct {
+	// Name identifies the attempt. Both engines have the same name, which is the Request
+	// of their traffic jobs. ID is the request's.
+	Name, ID  string
+	Namespace string
+	// Role is the engine's part in the request.
+	Role Role
+	// Epoch is the version of the weights that the request is computed and stored with.
+	// It may be newer than that of the cached prefix, which is then recomputed.
+	Epoch kv.Epoch
+	// Prompt and Output are tokens; the output may become shorter. Hit is the cached
+	// prefix in blocks.
+	Prompt, Output, Hit int
+	// Parts are the ranges of the cached prefix that this engine's side reads, in blocks.
+	Parts []traffic.Part
+	// Peer is the traffic manager of the engine on the other side, PeerEngine the
+	// engine's name.
+	Peer       traffic.Peer
+	PeerEngine string
+	// Payload is the data that the gateway sent for the engines.
+	Payload []byte
+
+	leader  *Leader
+	engine  Engine
+	member  Member
+	attempt uint64
+	ctx     context.Context
+	cancel  context.CancelFunc
+
+	// Leader.mu guards the rest. unread is the number of the request's tokens in the
+	// reading queue. arrived has, for each part being read, the tokens that have left it.
+	unread  int
+	arrived map[traffic.Part]int
+	// ordered has the number of the action that ordered each part. brings are the parts that
+	// the engine has read, is reading or computes. Blocks that a stopped read did not reach are not in them.
+	ordered map[traffic.Part]uint64
+	brings  []traffic.Part
+	// progress is sent with the next fetch; nil: nothing is new. last is the last report about
+	// a read.
+	progress *pb.ReadProgress
+	last     *pb.LeaderMessage
+	// order is the number of the last action about the attempt.
+	order uint64
+	// buffer is the number of bytes that the request uses in its engine's buffer; 0 when
+	// its KV has left the buffer.
+	buffer int64
+	ended  bool
+}
+
+// start begins a request whose both engines are known.
+func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
+	l.mu.Lock()
+	h := l.held[a.Request]
+	l.mu.Unlock()
+	if h == nil {
+		return fmt.Errorf("leader: request %q was not assigned to an engine of group %q", a.Request, l.opts.Group)
+	}
+	peer, err := parsePeer(a.PeerAddress)
+	if err != nil {
+		return fmt.Errorf("leader: the address of engine %q cannot be read: %w", a.PeerEngine, err)
+	}
+	r := &Request{
+		Name: fmt.Sprintf("%s#%d", a.Request, a.Seq), ID: a.Request, Namespace: h.submit.Namespace, Role: l.opts.Role, Epoch: kv.Epoch(a.Epoch),
+		Prompt: int(h.submit.PromptTokens), Output: int(h.submit.OutputTokens), Hit: int(h.submit.HitTokens) / l.opts.Geometry.BlockTokens,
+		Peer: peer, PeerEngine: a.PeerEngine, Payload: h.submit.Payload,
+		leader: l, engine: h.member.Engine, member: h.member, attempt: a.Seq, order: a.Seq,
+		arrived: make(map[traffic.Part]int), ordered: make(map[traffic.Part]uint64),
+	}
+	for _, p := range a.Parts {
+		if Role(p.Side) == l.opts.Role {
+			r.Parts = append(r.Parts, l.part(p))
+		}
+	}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	passing := l.blocksOf(r.Prompt) // all of the prompt passes through a decode engine's buffer
+	if l.opts.Role == Prefill {
+		passing = 0
+		for _, p := range r.Parts {
+			passing += p.Len()
+		}
+	}
+	l.mu.Lock()
+	if l.held[a.Request] != h {
+		l.mu.Unlock()
+		r.cancel()
+		return fmt.Errorf("leader: engine %q, which had request %q, was removed from group %q", h.member.Name, a.Request, l.opts.Group)
+	}
+	h.cancel()
+	h.attempt = r
+	r.buffer = h.member.Footprint.Of(l.blocksOf(r.Prompt), passing)
+	for _, p := range r.Parts {
+		l.expectLocked(r, p, a.Seq)
+	}
+	l.mu.Unlock()
+	h.member.Engine.Start(r.ctx, r)
+	return nil
+}
+
+// expect counts a part that the request's engine is going to read by the action of a number.
+func (l *Leader) expect(r *Request, p traffic.Part, order uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.ended {
+		return
+	}
+	l.expectLocked(r, p, order)
+	if l.opts.Role == Prefill {
+		r.buffer += int64(p.Len()) * r.member.Footprint.Block
+	}
+}
+
+func (l *Leader) expectLocked(r *Request, p traffic.Part, order uint64) {
+	n := l.tokensOf(p.Len())
+	r.unread += n
+	r.arrived[p], r.ordered[p] = 0, order
+	r.brings = append(r.brings, p)
+	l.queueLocked(n)
+}
+
+// readLocked takes tokens of a request out of the reading queue.
+func (l *Leader) readLocked(r *Request, n int) {
+	n = min(n, r.unread)
+	r.unread -= n
+	l.queueLocked(-n)
+}
+
+// Progress takes how far a part has been read (traffic.PrefillJob.Progress). The planner
+// gets the end of a part at once, and the rest with the next fetch.
+func (r *Request) Progress(p traffic.Progress) {
+	l := r.leader
+	landed := min(int(p.Bytes*int64(l.opts.Geometry.BlockTokens)/l.opts.Geometry.PieceBytes(0)), l.tokensOf(p.Part.Len()))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.ended {
+		return
+	}
+	if n, reading := r.arrived[p.Part]; reading {
+		l.meter.read += float64(landed - n)
+		l.readLocked(r, landed-n)
+		r.arrived[p.Part] = landed
+	}
+	r.progress = &pb.ReadProgress{
+		Request: r.ID, Attempt: r.attempt, Side: pb.Side(r.Role), Upto: uint32(l.tokensOf(p.Upto)), Landed: uint32(landed), Read: r.ordered[p.Part],
+	}
+	if p.Upto == p.Part.To {
+		delete(r.arrived, p.Part)
+		l.sayLocked(report{r, progressOf(r)})
+	}
+}
+
+// progressOf takes the progress that a request has to report.
+func progressOf(r *Request) *pb.LeaderMessage {
+	r.last = &pb.LeaderMessage{Message: &pb.LeaderMessage_Progress{Progress: r.progress}}
+	r.progress = nil
+	return r.last
+}
+
+// Stopped takes the end of a read before the end of its part
+// (traffic.PrefillJob.Stopped).
+func (r *Request) Stopped(s traffic.Stop) {
+	l := r.leader
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.ended {
+		return
+	}
+	l.readLocked(r, l.tokensOf(s.Part.Len())-r.arrived[s.Part])
+	delete(r.arrived, s.Part)
+	// The last one: an earlier read of the same part was shortened when it stopped.
+	for i := len(r.brings) - 1; i >= 0; i-- {
+		if r.brings[i] == s.Part {
+			r.brings[i].To = s.Upto
+			break
+		}
+	}
+	r.progress = nil
+	r.last = &pb.LeaderMessage{Message: &pb.LeaderMessage_Stopped{Stopped: &pb.ReadStopped{
+		Request: r.ID, Attempt: r.attempt, Side: pb.Side(r.Role), Upto: uint32(l.tokensOf(s.Upto)), Failed: !s.Gone, Gone: s.Gone, Read: r.ordered[s.Part],
+	}}}
+	l.sayLocked(report{r, r.last})
+}
+
+// Passed reports that the request's KV has left the engine's buffer, before the request
+// ends: a decode engine calls it when the traffic job has finished and the output has
+// not.
+func (r *Request) Passed() {
+	r.leader.mu.Lock()
+	defer r.leader.mu.Unlock()
+	r.buffer = 0
+}
+
+// Done reports the end of the request on the engine: nil, when its part is complete. The
+// request's memory is free then. After an error the planner plans the request again; a
+// *traffic.BlockError in it has the number of cached blocks that are certainly intact.
+// Further calls have no effect.
+func (r *Request) Done(err error) {
+	l := r.leader
+	// Last: an engine may call Done when the context ends, and that call must have no effect.
+	defer r.cancel()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r.ended {
+		return
+	}
+	aborted := r.ctx.Err() != nil
+	r.ended, r.progress = true, nil
+	l.readLocked(r, r.unread)
+	h := l.held[r.ID]
+	if h != nil && h.attempt == r {
+		delete(l.held, r.ID)
+	}
+	var end report
+	switch {
+	case err == nil:
+		end = report{r, &pb.LeaderMessage{Message: &pb.LeaderMessage_Finished{Finished: &pb.RequestFinished{Request: r.ID, Attempt: r.attempt, Role: pb.Side(r.Role)}}}}
+	case aborted:
+		return // by the planner, which expects no report
+	default:
+		l.log.Warn("a request failed on its engine", "group", l.opts.Group, "engine", r.member.Name, "request", r.ID, "err", err)
+		upto := 0
+		var wrong *traffic.BlockError
+		if errors.As(err, &wrong) {
+			upto = l.tokensOf(wrong.Block)
+		}
+		end = report{r, failed(r.ID, r.attempt, r.Role, upto)}
+	}
+	if h != nil && h.attempt == r && !h.aborted {
+		l.ended[r.ID] = &ended{h, end}
+	}
+	l.sayLocked(end)
+}
+
+// failed is the report of an attempt that failed. The cached tokens before upto are
+// beyond suspicion.
+func failed(request string, attempt uint64, role Role, upto int) *pb.LeaderMessage {
+	return &pb.LeaderMessage{Message: &pb.LeaderMessage_Failed{Failed: &pb.RequestFailed{Request: request, Attempt: attempt, Role: pb.Side(role), Upto: uint32(upto)}}}
+}
+
+// say queues a report for the planner.
+func (l *Leader) say(m report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sayLocked(m)
+}
+
+func (l *Leader) sayLocked(m report) {
+	l.reports = append(l.reports, m)
+	signal(l.wake)
+}

@@ -1,0 +1,367 @@
+package leader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+)
+
+// retryEvery is the time between two sessions, endWithin the time that the planner has to
+// end the last one.
+const (
+	retryEvery = 50 * time.Millisecond
+	endWithin  = time.Second
+)
+
+// Run leads the group until ctx ends, over as many sessions as that takes, and returns
+// when the last one has ended. Call it once.
+func (l *Leader) Run(ctx context.Context) {
+	// Requests outlive ctx until the planner has planned them again. Otherwise the engines
+	// on the other side would report them as failed.
+	defer l.cancelAll()
+	var last string // the error that was logged last
+	for ctx.Err() == nil {
+		registered, err := l.session(ctx)
+		if registered {
+			last = ""
+		}
+		if ctx.Err() != nil || errors.Is(err, errChanged) {
+			continue
+		}
+		if err.Error() != last {
+			last = err.Error()
+			l.log.Warn("the session with the planner has ended; the leader tries again until there is one", "group", l.opts.Group, "err", err)
+		}
+		select {
+		case <-time.After(retryEvery):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// cancelAll ends the contexts of all requests.
+func (l *Leader) cancelAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.held {
+		h.cancel()
+	}
+	clear(l.held)
+	clear(l.ended)
+	l.reports = nil
+}
+
+// linger returns a context that ends the given time after ctx.
+func linger(ctx context.Context, after time.Duration) (context.Context, context.CancelFunc) {
+	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(after)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-life.Done():
+		}
+	})
+	return life, func() {
+		stop()
+		cancel()
+	}
+}
+
+// stream is a session's.
+type stream = grpc.BidiStreamingClient[pb.LeaderMessage, pb.LeaderAction]
+
+// session is one stream or, for a group without engines, the wait for one. registered
+// reports whether the planner took the registration.
+func (l *Leader) session(ctx context.Context) (registered bool, err error) {
+	register, version, err := l.registration()
+	if err != nil {
+		return false, err
+	}
+	if len(register.Engines) == 0 {
+		return false, l.await(ctx, version)
+	}
+	leave, left := context.WithCancel(ctx)
+	defer left()
+	life, cancel := linger(leave, endWithin)
+	defer cancel()
+	s, err := pb.NewPlannerClient(l.opts.Planner).Lead(life)
+	if err != nil {
+		return false, err
+	}
+	begun, received := make(chan struct{}), make(chan struct{})
+	var why error
+	go func() {
+		defer close(received)
+		registered, why = l.receive(ctx, s, begun)
+	}()
+	err = l.send(ctx, s, register, version, begun, received)
+	if err == nil {
+		// The planner has ended the stream, or does so within the time of linger.
+		_ = s.CloseSend()
+		left()
+		<-received
+		return registered, why
+	}
+	cancel()
+	<-received
+	return registered, err
+}
+
+// await waits until the group has other members than in a version.
+func (l *Leader) await(ctx context.Context, version int) error {
+	for {
+		if l.changed(version) {
+			return errChanged
+		}
+		select {
+		case <-l.wake:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// changed reports whether the group has other members than in a version.
+func (l *Leader) changed(version int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.version != version
+}
+
+// send sends the registration and, when begun is closed, reports and fetches. Without an
+// error the stream is to be closed in order: the planner has ended it, ctx has ended, or the
+// group has no engine any more.
+func (l *Leader) send(ctx context.Context, s stream, register *pb.RegisterGroup, version int, begun, received <-chan struct{}) error {
+	if err := s.Send(&pb.LeaderMessage{Message: &pb.LeaderMessage_Register{Register: register}}); err != nil {
+		return unlessEOF(err)
+	}
+	t := time.NewTicker(l.opts.FetchEvery)
+	defer t.Stop()
+	for {
+		fetch := false
+		select {
+		case <-begun:
+			begun = nil
+		case <-l.wake:
+		case <-t.C:
+			fetch = true
+		case <-received:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+		if l.changed(version) {
+			if l.memberless() {
+				return nil
+			}
+			return errChanged
+		}
+		if begun != nil {
+			continue
+		}
+		if fetch {
+			l.mergeProgress()
+		}
+		if err := l.flush(s); err != nil {
+			return unlessEOF(err)
+		}
+		if fetch {
+			if err := s.Send(l.fetch()); err != nil {
+				return unlessEOF(err)
+			}
+		}
+	}
+}
+
+// unlessEOF drops io.EOF, by which Send reports that the stream has ended: the receiver
+// has the reason.
+func unlessEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// flush sends the reports that wait.
+func (l *Leader) flush(s stream) error {
+	for {
+		l.mu.Lock()
+		if len(l.reports) == 0 {
+			l.mu.Unlock()
+			return nil
+		}
+		next := l.reports[0]
+		l.reports[0] = report{}
+		l.reports = l.reports[1:]
+		l.mu.Unlock()
+		signal(l.drained)
+		if err := s.Send(next.message); err != nil {
+			return err
+		}
+		l.sent(next)
+	}
+}
+
+// sent forgets the end of a request that was sent to a planner which confirms none.
+func (l *Leader) sent(m report) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.planner == 0 && l.endsLocked(m) {
+		delete(l.ended, m.of.ID)
+	}
+}
+
+// receive takes the planner's actions until the stream ends. It closes begun after the first
+// one, and registered reports whether there was one.
+func (l *Leader) receive(ctx context.Context, s stream, begun chan<- struct{}) (registered bool, err error) {
+	for {
+		a, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return registered, errors.New("the planner ended the session")
+		}
+		if err != nil {
+			return registered, err
+		}
+		if !registered {
+			registered = true
+			l.registered(a.Planner)
+			close(begun)
+		}
+		if err := l.room(s.Context()); err != nil {
+			return registered, err
+		}
+		if err := l.act(ctx, a); err != nil {
+			l.log.Error("an action of the planner cannot be taken", "group", l.opts.Group, "action", a.Kind.String(), "request", a.Request, "err", err)
+		}
+		// Later reports of the engines' load contain the request that the action has assigned.
+		l.mu.Lock()
+		l.seen = max(l.seen, a.Seq)
+		l.mu.Unlock()
+	}
+}
+
+// room waits until few enough reports wait for one action more.
+func (l *Leader) room(ctx context.Context) error {
+	for {
+		l.mu.Lock()
+		n := len(l.reports)
+		l.mu.Unlock()
+		if n < maxReports {
+			return nil
+		}
+		select {
+		case <-l.drained:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// act takes one action.
+func (l *Leader) act(ctx context.Context, a *pb.LeaderAction) error {
+	switch a.Kind {
+	case pb.LeaderAction_KIND_ASSIGN:
+		return l.assign(a)
+	case pb.LeaderAction_KIND_START:
+		err := l.start(context.WithoutCancel(ctx), a)
+		if err != nil {
+			// The planner plans the request again, with other engines if there are any.
+			l.abort(a.Request)
+			l.say(report{message: failed(a.Request, a.Seq, l.opts.Role, 0)})
+		}
+		return err
+	case pb.LeaderAction_KIND_READ:
+		l.onAttempt(a, func(r *Request) {
+			for _, p := range a.Parts {
+				part := l.part(p)
+				l.expect(r, part, a.Seq)
+				r.engine.Read(r.Name, part)
+			}
+		})
+	case pb.LeaderAction_KIND_RECOMPUTE:
+		l.onAttempt(a, func(r *Request) {
+			for _, p := range a.Parts {
+				part := l.part(p)
+				l.mu.Lock()
+				r.brings = append(r.brings, part)
+				l.mu.Unlock()
+				r.engine.Recompute(r.Name, part)
+			}
+		})
+	case pb.LeaderAction_KIND_CUT, pb.LeaderAction_KIND_DROP:
+		// The planner that dropped the read ignores the report of its end.
+		l.onAttempt(a, func(r *Request) { r.engine.Cut(r.Name) })
+	case pb.LeaderAction_KIND_ABORT:
+		l.abort(a.Request)
+	case pb.LeaderAction_KIND_CONFIRMED:
+		l.confirmed(a)
+	}
+	return nil
+}
+
+// confirmed forgets the end of an attempt, which the planner has taken.
+func (l *Leader) confirmed(a *pb.LeaderAction) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if e := l.ended[a.Request]; e != nil && e.attempt.attempt == a.Attempt {
+		delete(l.ended, a.Request)
+	}
+}
+
+// onAttempt calls f with the running attempt at a request, if there is one.
+func (l *Leader) onAttempt(a *pb.LeaderAction, f func(r *Request)) {
+	l.mu.Lock()
+	h := l.held[a.Request]
+	started := h != nil && h.attempt != nil
+	if started {
+		h.attempt.order = a.Seq
+	}
+	l.mu.Unlock()
+	if started {
+		f(h.attempt)
+	}
+}
+
+// assign notes a request until its start.
+func (l *Leader) assign(a *pb.LeaderAction) error {
+	if a.Submitted == nil {
+		return errors.New("leader: an assignment without its request")
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old := l.held[a.Request]; old != nil {
+		old.cancel() // an attempt that the planner gave up in an earlier session
+		delete(l.held, a.Request)
+	}
+	delete(l.ended, a.Request) // the end of an attempt that the planner gave up
+	m, ok := l.memberLocked(a.Engine)
+	if !ok {
+		return fmt.Errorf("leader: engine %q is not in group %q", a.Engine, l.opts.Group)
+	}
+	l.held[a.Request] = &held{submit: a.Submitted, member: m}
+	return nil
+}
+
+// abort ends a request.
+func (l *Leader) abort(request string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.held[request]
+	switch {
+	case h == nil:
+	case h.attempt == nil:
+		delete(l.held, request)
+	default:
+		// It counts in the engine's load until the engine has ended it.
+		h.aborted = true
+		h.cancel()
+	}
+}
