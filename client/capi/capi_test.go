@@ -12,8 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/penstock-kv/penstock/dualpath"
 	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/internal/testplanner"
+	"github.com/penstock-kv/penstock/server/planner"
 )
 
 // built is the directory with the library, which TestMain removes at the end.
@@ -95,14 +99,15 @@ func run(t *testing.T, env []string, program string, args ...string) string {
 	return string(out)
 }
 
-// nodes starts the nodes of conformance.c and returns their addresses.
+// nodes starts the nodes and the planner of conformance.c and returns their addresses.
 func nodes(t *testing.T) []string {
 	t.Helper()
 	var addrs []string
 	for _, o := range []testnode.Options{{}, {BearerToken: "a token of the conformance test"}, {OtherVersion: true}} {
 		addrs = append(addrs, testnode.Start(t, o).Addr)
 	}
-	return addrs
+	plan := dualpath.Options{BlockTokens: 16, GroupTimeout: time.Hour}
+	return append(addrs, testplanner.Start(t, testplanner.Options{Planner: planner.Options{Planner: plan}, TCP: true}).Addr)
 }
 
 // TestConformance tests the comments of penstock.h with a C program.

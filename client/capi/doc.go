@@ -21,6 +21,9 @@
 //	penstock_submit ──► a job ──► the same call on a goroutine ──► completion ─► eventfd
 //	penstock_drain  ◄───────────────────────────────────────────── completion
 //
+//	penstock_leader_drain, penstock_gateway_drain: queues of the planner's actions and of a
+//	request's events, with an eventfd each (packages leader and gateway)
+//
 // client/capi/example/prefix.c is a program in C:
 //
 //	penstock_open(&options, &store, &error);

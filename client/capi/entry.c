@@ -167,3 +167,88 @@ int32_t penstock_stats(penstock_store store, char *buf, uint64_t cap, uint64_t *
 	IN_OWNER(error);
 	return goStats(store, buf, cap, need, error);
 }
+
+int32_t penstock_leader_open(penstock_namespace ns, const penstock_leader_options *options, penstock_leader *leader, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderOpen(ns, (penstock_leader_options *)options, leader, error);
+}
+
+int32_t penstock_leader_close(penstock_leader leader, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderClose(leader, error);
+}
+
+int32_t penstock_leader_add(penstock_leader leader, const penstock_member *member, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderAdd(leader, (penstock_member *)member, error);
+}
+
+int32_t penstock_leader_remove(penstock_leader leader, const char *name, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderRemove(leader, (char *)name, error);
+}
+
+int32_t penstock_leader_eventfd(penstock_leader leader, int32_t *fd, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderEventfd(leader, fd, error);
+}
+
+int32_t penstock_leader_drain(penstock_leader leader, penstock_action *actions, uint32_t max, uint32_t *n, penstock_error *error) {
+	IN_OWNER(error);
+	return goLeaderDrain(leader, actions, max, n, error);
+}
+
+int32_t penstock_attempt_describe(penstock_attempt attempt, penstock_start *buf, uint64_t cap, uint64_t *need, penstock_error *error) {
+	IN_OWNER(error);
+	return goAttemptDescribe(attempt, buf, cap, need, error);
+}
+
+int32_t penstock_attempt_progress(penstock_attempt attempt, penstock_part part, uint32_t upto, uint64_t bytes, penstock_error *error) {
+	IN_OWNER(error);
+	return goAttemptProgress(attempt, part.from, part.to, upto, bytes, error);
+}
+
+int32_t penstock_attempt_stopped(penstock_attempt attempt, penstock_part part, uint32_t upto, uint32_t gone, penstock_error *error) {
+	IN_OWNER(error);
+	return goAttemptStopped(attempt, part.from, part.to, upto, gone, error);
+}
+
+int32_t penstock_attempt_passed(penstock_attempt attempt, penstock_error *error) {
+	IN_OWNER(error);
+	return goAttemptPassed(attempt, error);
+}
+
+int32_t penstock_attempt_done(penstock_attempt attempt, const char *failure, uint32_t intact, penstock_error *error) {
+	IN_OWNER(error);
+	return goAttemptDone(attempt, (char *)failure, intact, error);
+}
+
+int32_t penstock_gateway_open(penstock_namespace ns, const penstock_gateway_options *options, penstock_gateway *gateway, penstock_error *error) {
+	IN_OWNER(error);
+	return goGatewayOpen(ns, (penstock_gateway_options *)options, gateway, error);
+}
+
+int32_t penstock_gateway_close(penstock_gateway gateway, penstock_error *error) {
+	IN_OWNER(error);
+	return goGatewayClose(gateway, error);
+}
+
+int32_t penstock_gateway_submit(penstock_gateway gateway, const penstock_prompt *prompt, penstock_request *request, penstock_error *error) {
+	IN_OWNER(error);
+	return goGatewaySubmit(gateway, (penstock_prompt *)prompt, request, error);
+}
+
+int32_t penstock_request_cancel(penstock_request request, penstock_error *error) {
+	IN_OWNER(error);
+	return goRequestCancel(request, error);
+}
+
+int32_t penstock_gateway_eventfd(penstock_gateway gateway, int32_t *fd, penstock_error *error) {
+	IN_OWNER(error);
+	return goGatewayEventfd(gateway, fd, error);
+}
+
+int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events, uint32_t max, uint32_t *n, penstock_error *error) {
+	IN_OWNER(error);
+	return goGatewayDrain(gateway, events, max, n, error);
+}

@@ -47,13 +47,18 @@ func report(to *C.penstock_error, err error) C.int32_t {
 	if err != nil {
 		text = err.Error()
 	}
-	room := unsafe.Slice((*byte)(unsafe.Pointer(&to.message[0])), len(to.message))
+	fill(to.message[:], text)
+	return C.int32_t(code)
+}
+
+// fill writes text to the caller's array, with a zero byte at its end. It cuts a long text.
+func fill(to []C.char, text string) {
+	room := unsafe.Slice((*byte)(unsafe.Pointer(&to[0])), len(to))
 	n := copy(room[:len(room)-1], text)
 	for n > 0 && n < len(text) && !utf8.RuneStart(text[n]) {
 		n-- // cut before a character, not inside it
 	}
 	room[n] = 0
-	return C.int32_t(code)
 }
 
 func invalid(format string, args ...any) error {
@@ -115,9 +120,12 @@ func open(o *C.penstock_options, store *handle) (binding.Handle, error) {
 		return 0, err
 	}
 	options := binding.Options{
-		Servers: text(o.servers), Token: text(o.token), TokenFile: text(o.token_file),
-		CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file),
-		Insecure: o.insecure != 0, LogLevel: slog.Level(o.log_level),
+		Servers: text(o.servers),
+		Credentials: binding.Credentials{
+			Token: text(o.token), TokenFile: text(o.token_file),
+			CAFile: text(o.ca_file), CertFile: text(o.cert_file), KeyFile: text(o.key_file), Insecure: o.insecure != 0,
+		},
+		LogLevel:    slog.Level(o.log_level),
 		DialTimeout: millis(o.dial_timeout_ms), DeadFor: millis(o.dead_for_ms), Timeout: millis(o.timeout_ms),
 		JobsMax: int(o.jobs_max), JobsParallel: int(o.jobs_parallel),
 	}
@@ -266,10 +274,11 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	if b == nil {
 		return nil, invalid("the batch is NULL")
 	}
-	// Version 1.0 ends before oldest_epoch, and version 1.1 before key_epochs.
+	// Version 1.0 ends before oldest_epoch, version 1.1 before key_epochs, and version 1.2 before first_layer.
 	hasOldest := uint64(b.size) != uint64(unsafe.Offsetof(b.oldest_epoch))
 	hasEpochs := hasOldest && uint64(b.size) != uint64(unsafe.Offsetof(b.key_epochs))
-	if hasEpochs {
+	hasLayers := hasEpochs && uint64(b.size) != uint64(unsafe.Offsetof(b.first_layer))
+	if hasLayers {
 		if err := sized("penstock_batch", b.size, unsafe.Sizeof(*b)); err != nil {
 			return nil, err
 		}
@@ -286,6 +295,9 @@ func batch(op binding.Op, b *C.penstock_batch, results *C.uint8_t) (*binding.Bat
 	}
 	if hasEpochs && b.key_epochs != nil {
 		out.KeyEpochs = slice[kv.Epoch](b.key_epochs, int(b.n_keys))
+	}
+	if hasLayers {
+		out.FirstLayer, out.Layers = int(b.first_layer), int(b.layers)
 	}
 	if total := out.KeyOffsets[b.n_keys]; total > C.PENSTOCK_BATCH_MAX*C.PENSTOCK_KEY_MAX || total > 0 && b.keys == nil {
 		return nil, invalid("penstock_batch: %d bytes of keys at %p", total, b.keys)
@@ -418,16 +430,7 @@ func goCancel(store, job C.uint64_t, to *C.penstock_error) C.int32_t {
 
 //export goEventfd
 func goEventfd(store C.uint64_t, fd *C.int32_t, to *C.penstock_error) C.int32_t {
-	return inStore(store, to, func(s *binding.Store) error {
-		if fd == nil {
-			return invalid("penstock_eventfd: fd is NULL")
-		}
-		n, err := s.EventFD()
-		if err == nil {
-			*fd = C.int32_t(n)
-		}
-		return err
-	})
+	return inStore(store, to, func(s *binding.Store) error { return eventfd(fd, s.EventFD) })
 }
 
 // drainMax bounds what one drain takes at once.

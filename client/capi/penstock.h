@@ -7,13 +7,16 @@
  * keys.
  *
  *   penstock_open ─► penstock_ensure ─► penstock_register ─► penstock_match, penstock_get, penstock_put, …
+ *                                  ├──► penstock_leader_open ─► penstock_leader_drain, penstock_attempt_done, …
+ *                                  └──► penstock_gateway_open ─► penstock_gateway_submit, penstock_gateway_drain
  *
  * THREADS. Any thread may call any function, and several threads may use one handle at
  * the same time. No function needs a lock of the caller's language, so a binding releases
  * the interpreter's lock around each call. penstock_submit, penstock_drain,
- * penstock_cancel, penstock_eventfd and penstock_abi_version do not wait for a node. All
- * other functions may wait until their time limit. Signal handlers must not call any
- * function of this header.
+ * penstock_cancel, penstock_eventfd, penstock_abi_version, and the functions of leaders,
+ * attempts, gateways and requests except penstock_leader_close and penstock_gateway_close, do
+ * not wait for a node or a planner. All other functions may wait until their time limit.
+ * Signal handlers must not call any function of this header.
  *
  * HANDLES are numbers. 0 is no handle. The library uses each number once in a process. A
  * call with a closed handle fails with PENSTOCK_ERR_CLOSED and does nothing.
@@ -56,7 +59,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010002u
+#define PENSTOCK_ABI_VERSION 0x00010004u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -68,6 +71,10 @@ typedef uint64_t penstock_namespace;
 typedef uint64_t penstock_memory;
 typedef uint64_t penstock_lease;
 typedef uint64_t penstock_job;
+typedef uint64_t penstock_leader;
+typedef uint64_t penstock_attempt;
+typedef uint64_t penstock_gateway;
+typedef uint64_t penstock_request;
 
 /* Return codes. */
 enum {
@@ -77,7 +84,7 @@ enum {
 	PENSTOCK_ERR_FORKED = 3,       /* this process is a forked child of the process that loaded the library */
 	PENSTOCK_ERR_AUTH = 4,         /* the node refuses the token or the certificate */
 	PENSTOCK_ERR_MISMATCH = 5,     /* the node's namespace has another geometry, index, tenant, salt or epoch */
-	PENSTOCK_ERR_NOT_FOUND = 6,    /* the namespace, lease or job does not exist */
+	PENSTOCK_ERR_NOT_FOUND = 6,    /* the namespace, lease, job or engine does not exist */
 	PENSTOCK_ERR_UNAVAILABLE = 7,  /* a required node does not answer */
 	PENSTOCK_ERR_BUSY = 8,         /* penstock_options.jobs_max jobs are running or not drained, or the memory is in use */
 	PENSTOCK_ERR_TIMEOUT = 9,      /* the time limit has passed; the library no longer uses the memory of the call */
@@ -85,7 +92,8 @@ enum {
 	PENSTOCK_ERR_UNREGISTERED = 11, /* a value does not lie in registered memory */
 	PENSTOCK_ERR_PROVIDER = 12,    /* the node's data plane is not tcp, the only one of this library */
 	PENSTOCK_ERR_VERSION = 13,     /* the node is of another version: it does not have the call, or its data plane has another protocol; the text has the versions */
-	PENSTOCK_ERR_INTERNAL = 14     /* another error; see the text */
+	PENSTOCK_ERR_INTERNAL = 14,    /* another error; see the text */
+	PENSTOCK_ERR_REFUSED = 15      /* the planner refuses the request; the text has its reason. Since version 1.4 */
 };
 
 /* The result of one key or piece. 0 is a miss. 1 and 2 are successes. */
@@ -138,7 +146,7 @@ typedef struct penstock_options {
 	uint32_t dead_for_ms;   /* time between two attempts to connect to a node that is down; default 5000 */
 	uint32_t timeout_ms;    /* time limit of calls without one of their own; default 30000 */
 	uint32_t jobs_max;      /* greatest number of jobs that are running or not drained; default 1024 */
-	uint32_t jobs_parallel; /* greatest number of jobs that run at the same time; the others wait; default 16 */
+	uint32_t jobs_parallel; /* greatest number of jobs that run at the same time; the others wait and start in the order of their submission; default 16 */
 	uint32_t connections;   /* TCP connections for payload to each node; default 4 */
 } penstock_options;
 
@@ -153,7 +161,7 @@ uint32_t penstock_abi_version(void);
 int32_t penstock_open(const penstock_options *options, penstock_store *store, penstock_error *error);
 
 /*
- * Closes a store with all its namespaces, memories, leases and jobs, and cancels running
+ * Closes a store with all its namespaces, memories, leases, jobs, leaders and gateways, and cancels running
  * jobs. When it has returned, the library does not access the caller's memory, and the
  * eventfd is closed. Completions that were not returned are lost. Leases that were not
  * released expire. A second call returns CLOSED. Errors: CLOSED, FORKED.
@@ -315,6 +323,9 @@ enum {
  * order. If piece_fragments is NULL, piece i is fragment i. Fragment k has lengths[k] bytes
  * at addresses[k]. Its length is a multiple of the group's layer bytes. The lengths of a
  * piece's fragments add up to the size of the piece. Fragments of a get must not overlap.
+ *
+ * A get with layers loads only the layers [first_layer, first_layer + layers) of each piece,
+ * and verifies each of them. The fragments are those of these layers then.
  */
 typedef struct penstock_batch {
 	uint64_t size;                /* sizeof(penstock_batch) */
@@ -343,6 +354,8 @@ typedef struct penstock_batch {
 	 * 0 for the other keys. A get loads each key from its epoch; epoch is 0 then. Since version 1.2.
 	 */
 	uint64_t *key_epochs;
+	uint32_t first_layer;         /* get: the first layer of each piece that is loaded; 0 if layers is 0. Since version 1.3 */
+	uint32_t layers;              /* get: the number of these layers; 0: whole pieces. Since version 1.3 */
 } penstock_batch;
 
 /* Reasons why a prefix is not longer. */
@@ -501,6 +514,314 @@ int32_t penstock_key_ids(penstock_namespace ns, const void *keys, const uint32_t
  * Errors: INVALID, CLOSED, FORKED.
  */
 int32_t penstock_chain(penstock_namespace ns, const uint8_t *parent, const void *extra, uint32_t extra_bytes, const uint32_t *tokens, uint32_t n_tokens, uint8_t *ids, uint32_t *n_ids, penstock_error *error);
+
+/*
+ * LEADERS. Since version 1.4. A leader is the session of a group of engines with the planner of a
+ * prefill/decode cluster. It registers the engines of one machine, reports their load, and has
+ * a queue of the planner's actions:
+ *
+ *   planner                        library                             engine
+ *      ◄── registration, load ────────┤
+ *      ├── START ─────────────────────► queue ── penstock_leader_drain ────► penstock_attempt_describe
+ *      ├── READ, CUT, RECOMPUTE ──────► queue ── penstock_leader_drain ────►
+ *      ◄── progress, stopped ─────────┤◄──────── penstock_attempt_progress, penstock_attempt_stopped
+ *      ├── the request is given up ───► queue ── END, penstock_leader_drain ►
+ *      ◄── finished, failed ──────────┤◄──────── penstock_attempt_done
+ *
+ * An attempt is one attempt at a request on one engine. Its handle is open from START until
+ * penstock_attempt_done, which the engine calls once for each attempt, also after END. The
+ * library has no pointer to the caller's memory after any of these functions, and the caller
+ * gets none to the library's: penstock_attempt_describe copies. The engine moves the KV itself,
+ * with the batch calls or with transfers of its own. The library chooses nothing.
+ *
+ * A lost session begins again by itself, and the registration lists the attempts that are
+ * open, so that they continue when the planner was restarted. A planner that does not answer,
+ * or that refuses the token, is in the log of the store, and is tried until it answers. The
+ * queue is bounded by the attempts that are open: an engine that does not drain gets no more than
+ * the planner lets it hold.
+ */
+
+/* A planner and how to connect to it. Only size and address are required. */
+typedef struct penstock_planner {
+	uint64_t size;          /* sizeof(penstock_planner) */
+	const char *address;    /* host:port of the planner's gRPC */
+	const char *token;      /* as in penstock_options */
+	const char *token_file;
+	const char *ca_file;
+	const char *cert_file;
+	const char *key_file;
+	uint32_t insecure;
+	uint32_t reserved;      /* 0 */
+} penstock_planner;
+
+/* Roles of groups: the part of inference that their engines do. */
+enum {
+	PENSTOCK_ROLE_PREFILL = 1, /* compute prompts */
+	PENSTOCK_ROLE_DECODE = 2   /* generate from them */
+};
+
+/*
+ * An engine of a group. address and token are for the engines on the other side, which get them
+ * as they are (penstock_start). With buffer_bytes 0 the planner does not account for a buffer.
+ */
+typedef struct penstock_member {
+	uint64_t size;           /* sizeof(penstock_member) */
+	const char *name;        /* 1 to 256 bytes; no other engine of the cluster has it */
+	const void *address;     /* at most 255 bytes */
+	const void *token;
+	uint32_t address_bytes;
+	uint32_t token_bytes;
+	uint32_t device_blocks;  /* blocks of KV that device memory holds; prefill: 0: not accounted for */
+	uint32_t prompt_blocks;  /* longest prompt; 0: no limit of the engine */
+	uint64_t buffer_bytes;   /* the host buffer that KV passes through, */
+	uint64_t block_bytes;    /* what a block takes of it while it passes, */
+	uint64_t sums_bytes;     /* what each block of the prompt takes in addition, */
+	uint64_t request_bytes;  /* and what each request takes in addition */
+} penstock_member;
+
+/* Options of a leader. size, planner, group, node and role are required. */
+typedef struct penstock_leader_options {
+	uint64_t size;           /* sizeof(penstock_leader_options) */
+	const penstock_planner *planner;
+	const char *group;       /* 1 to 256 bytes; no other group of the cluster has it */
+	const char *node;        /* the machine of the engines; all its engines of this role are in the group */
+	const penstock_member *members;
+	uint32_t n_members;      /* 0: the group has no engine until penstock_leader_add */
+	uint32_t role;           /* PENSTOCK_ROLE_* */
+	uint64_t read_rate;      /* rate of the machine's storage NIC in tokens a second; 0: the leader measures it from penstock_attempt_progress */
+	uint32_t fetch_every_ms; /* how often the load is reported and work is fetched; default 5 */
+	uint32_t reserved;       /* 0 */
+} penstock_leader_options;
+
+/*
+ * Opens a leader of engines that serve the namespace's KV. It does not wait for the planner.
+ * Errors: INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_leader_open(penstock_namespace ns, const penstock_leader_options *options, penstock_leader *leader, penstock_error *error);
+
+/*
+ * Closes a leader, its eventfd and its attempts. The planner gives the group's requests to other
+ * engines. It takes at most a second. Errors: CLOSED, FORKED.
+ */
+int32_t penstock_leader_close(penstock_leader leader, penstock_error *error);
+
+/* Makes an engine a member of the group. Errors: INVALID (also: the group has an engine of that name), CLOSED, FORKED. */
+int32_t penstock_leader_add(penstock_leader leader, const penstock_member *member, penstock_error *error);
+
+/*
+ * Takes an engine out of the group. The planner plans its requests again, and its attempts get
+ * END. Errors: NOT_FOUND, INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_leader_remove(penstock_leader leader, const char *name, penstock_error *error);
+
+/*
+ * Returns a file descriptor that is readable while an action waits for penstock_leader_drain. A
+ * duplicate of it stays readable when the leader has been closed. Otherwise as penstock_eventfd.
+ */
+int32_t penstock_leader_eventfd(penstock_leader leader, int32_t *fd, penstock_error *error);
+
+/* Blocks [from, to) of a request's cached prefix. */
+typedef struct penstock_part {
+	uint32_t from;
+	uint32_t to;
+} penstock_part;
+
+/* Kinds of actions. */
+enum {
+	PENSTOCK_ACTION_START = 1,     /* begin the attempt; penstock_attempt_describe describes it */
+	PENSTOCK_ACTION_READ = 2,      /* read part too */
+	PENSTOCK_ACTION_CUT = 3,       /* stop the attempt's reads, and report each that stops with penstock_attempt_stopped */
+	PENSTOCK_ACTION_RECOMPUTE = 4, /* compute part, and do not read it (prefill only) */
+	PENSTOCK_ACTION_END = 5        /* give the attempt up, and call penstock_attempt_done */
+};
+
+/*
+ * An action of the planner. START is the first one of its attempt. Attempts that the planner gave
+ * up before a START have END in front of it.
+ */
+typedef struct penstock_action {
+	penstock_attempt attempt;
+	uint32_t kind;           /* PENSTOCK_ACTION_* */
+	penstock_part part;      /* READ, RECOMPUTE */
+	uint32_t reserved;
+	uint64_t start_bytes;    /* START: the memory that penstock_attempt_describe needs */
+} penstock_action;
+
+/*
+ * Returns up to max actions in the planner's order, and their number in n. It does not wait.
+ * Another thread may get END of an attempt while this thread ends it: ignore actions of
+ * attempts that have ended. Errors: INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_leader_drain(penstock_leader leader, penstock_action *actions, uint32_t max, uint32_t *n, penstock_error *error);
+
+/* What an engine needs to begin an attempt. Lengths in blocks are of the namespace's block_tokens. */
+typedef struct penstock_start {
+	uint64_t size;           /* sizeof(penstock_start) of the library */
+	const char *name;        /* of the attempt; equal on both engines, and unique */
+	const char *id;          /* of the request */
+	const char *ns;          /* name of the namespace that the gateway gave */
+	const char *engine;      /* the member that the attempt is for */
+	const char *peer_engine; /* the engine on the other side, and its penstock_member.address and token */
+	const void *peer_address; /* of an engine with package client/traffic: the address of its first NIC */
+	const void *peer_token;
+	uint32_t peer_address_bytes;
+	uint32_t peer_token_bytes;
+	uint64_t epoch;          /* the weights to compute and store with; a cached prefix of older ones is recomputed */
+	uint32_t prompt_tokens;
+	uint32_t output_tokens;  /* expected */
+	uint32_t hit_blocks;     /* the cached prefix */
+	uint32_t n_parts;
+	const penstock_part *parts; /* what this engine reads of the cached prefix */
+	const void *payload;     /* the gateway's data for the engines */
+	const uint8_t *ids;      /* block ids in the payload, 16 bytes each: of the prompt's full blocks, perhaps of more; NULL: the payload is not of client/gateway */
+	const char *extra;       /* JSON in the payload; NULL: none */
+	uint64_t payload_bytes;
+	uint32_t n_ids;
+	uint32_t reserved;
+} penstock_start;
+
+/*
+ * Writes the description of an attempt to buf, which is aligned to 8 bytes and has cap bytes. Its
+ * pointers point into buf. need receives the required size. If cap is too small, nothing is
+ * written. Errors: INVALID (cap is too small, buf is not aligned), CLOSED, FORKED.
+ */
+int32_t penstock_attempt_describe(penstock_attempt attempt, penstock_start *buf, uint64_t cap, uint64_t *need, penstock_error *error);
+
+/*
+ * Reports that the blocks of part before block upto were read and verified, and that bytes of the
+ * part have arrived. Call it as often as convenient, and at the end with upto = part.to.
+ * Reports are merged. Errors: INVALID, CLOSED (also: the attempt has ended), FORKED.
+ */
+int32_t penstock_attempt_progress(penstock_attempt attempt, penstock_part part, uint32_t upto, uint64_t bytes, penstock_error *error);
+
+/*
+ * Reports that the read of part ended before block upto. gone is 1 if storage does not have
+ * that block, and 0 if this engine stopped or failed. Errors: as penstock_attempt_progress.
+ */
+int32_t penstock_attempt_stopped(penstock_attempt attempt, penstock_part part, uint32_t upto, uint32_t gone, penstock_error *error);
+
+/*
+ * Reports that the request's KV has left the buffer (penstock_member.buffer_bytes) before the
+ * attempt ends. Errors: as penstock_attempt_progress.
+ */
+int32_t penstock_attempt_passed(penstock_attempt attempt, penstock_error *error);
+
+/*
+ * Ends an attempt. With failure NULL the engine has completed its part. Otherwise failure is the
+ * reason, for the log, and the planner plans the request again; the first intact blocks of the
+ * cached prefix are certainly intact. Errors: as penstock_attempt_progress.
+ */
+int32_t penstock_attempt_done(penstock_attempt attempt, const char *failure, uint32_t intact, penstock_error *error);
+
+/*
+ * GATEWAYS. Since version 1.4. A gateway submits requests to the planner, and has a queue of their
+ * events. It finds the cached prefix of each prompt in the namespace, and passes the block ids of
+ * the prompt to both engines. The front end itself sends the prompt's text and takes the output.
+ *
+ *   penstock_gateway_submit ─► match, submission ─► MATCHED, ACCEPTED, STARTED, PREFILLED, DONE
+ *                              planner away ──────► WAITING, and the request is submitted again
+ *                              an engine is lost ─► REPLANNED, and STARTED again
+ *                              ended otherwise ───► FAILED, with the error
+ *
+ * DONE or FAILED is the last event of each request, and comes once. The handle of the request is
+ * open until then. While 16 events of a request wait for penstock_gateway_drain, its stream from the
+ * planner waits.
+ */
+
+/* Options of a gateway. Only size and planner are required. */
+typedef struct penstock_gateway_options {
+	uint64_t size;           /* sizeof(penstock_gateway_options) */
+	const penstock_planner *planner;
+	uint64_t epoch;          /* a live epoch: all requests use these weights. 0: the newest one */
+	uint32_t requests_max;   /* greatest number of requests that run or are not drained; default 1024 */
+	uint32_t reserved;       /* 0 */
+} penstock_gateway_options;
+
+/*
+ * Opens a gateway for the namespace's model; the namespace is chained. It does not wait for the
+ * planner. Errors: INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_gateway_open(penstock_namespace ns, const penstock_gateway_options *options, penstock_gateway *gateway, penstock_error *error);
+
+/*
+ * Closes a gateway and its eventfd, and cancels its requests, whose events are lost. It waits
+ * until they have ended. Errors: CLOSED, FORKED.
+ */
+int32_t penstock_gateway_close(penstock_gateway gateway, penstock_error *error);
+
+/* The leading tokens of a prompt that a decode engine has in its device memory. */
+typedef struct penstock_resident {
+	const char *engine;
+	uint32_t tokens;
+	uint32_t reserved;       /* 0 */
+} penstock_resident;
+
+/*
+ * A prompt. It has either tokens, or prompt_tokens and the ids of its full blocks, from
+ * penstock_chain. ids may go on with blocks of the output. A prompt whose KV depends on more than
+ * its tokens (LoRA, cache salt, images) needs ids.
+ */
+typedef struct penstock_prompt {
+	uint64_t size;           /* sizeof(penstock_prompt) */
+	const char *id;          /* 1 to 256 bytes; no other request under way has it */
+	const uint32_t *tokens;
+	const uint8_t *ids;      /* 16 bytes each */
+	const char *extra;       /* JSON that both engines get; NULL: none */
+	const penstock_resident *resident; /* at most 64 */
+	uint32_t n_tokens;
+	uint32_t n_ids;
+	uint32_t prompt_tokens;  /* 0 with tokens */
+	uint32_t output_tokens;  /* expected; the planner reserves device memory for them */
+	uint32_t deadline_ms;    /* how long the request may wait for its engines; 0: no limit */
+	uint32_t n_resident;
+} penstock_prompt;
+
+/*
+ * Submits a request and returns at once. After an error there is no request. Errors: INVALID,
+ * BUSY (requests_max; drain events first), CLOSED, FORKED.
+ */
+int32_t penstock_gateway_submit(penstock_gateway gateway, const penstock_prompt *prompt, penstock_request *request, penstock_error *error);
+
+/*
+ * Gives a request up, and does not wait for its end. The planner aborts it on its engines. The
+ * last event is FAILED with CANCELED, or DONE if the request had ended before. Errors: CLOSED
+ * (also: the last event was drained), FORKED.
+ */
+int32_t penstock_request_cancel(penstock_request request, penstock_error *error);
+
+/* As penstock_leader_eventfd, for penstock_gateway_drain. */
+int32_t penstock_gateway_eventfd(penstock_gateway gateway, int32_t *fd, penstock_error *error);
+
+/* Kinds of events. */
+enum {
+	PENSTOCK_EVENT_MATCHED = 1,   /* the cached prefix is known: hit_tokens, epoch */
+	PENSTOCK_EVENT_WAITING = 2,   /* the planner is away; the text of error is the reason. The engines continue */
+	PENSTOCK_EVENT_ACCEPTED = 3,  /* the planner has the request */
+	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, read_by_prefill, read_by_decode */
+	PENSTOCK_EVENT_PREFILLED = 5, /* the decode engine has the prompt's KV. It may be left out shortly before DONE */
+	PENSTOCK_EVENT_REPLANNED = 6, /* the planner plans the request again; the text of error is the reason */
+	PENSTOCK_EVENT_DONE = 7,      /* the decode engine has completed the output */
+	PENSTOCK_EVENT_FAILED = 8     /* error: REFUSED, CANCELED, INVALID (also: the id is in use), AUTH, BUSY, … */
+};
+
+/* An event of a request. Fields that the kind does not name are 0. */
+typedef struct penstock_event {
+	penstock_request request;
+	uint32_t kind;           /* PENSTOCK_EVENT_* */
+	uint32_t hit_tokens;     /* the cached prefix */
+	uint64_t epoch;          /* the version of its weights */
+	uint32_t read_by_prefill; /* tokens of the cached prefix that the machine of each engine reads */
+	uint32_t read_by_decode;
+	char prefill[264];       /* names of the engines */
+	char decode[264];
+	penstock_error error;
+} penstock_event;
+
+/*
+ * Returns up to max events, and their number in n. It does not wait. The events of one request are
+ * in order. Errors: INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events, uint32_t max, uint32_t *n, penstock_error *error);
 
 /*
  * Writes the counters of the store and the state of its nodes as JSON to buf, with a zero

@@ -50,6 +50,19 @@ def test_values_of_several_fragments(ns: Namespace) -> None:
     assert bytes(k) + v.tobytes() == whole
 
 
+def test_layers_of_values(ns: Namespace) -> None:
+    whole = [value(ns, i) for i in range(2)]
+    half = ns.value_bytes // 2  # the size of a layer
+    assert ns.put(["a", "b"], whole).ok == 2
+    into = [bytearray(half) for _ in whole]
+    got = ns.get(["a", "b"], into, layers=(1, 1))
+    assert (got.ok, got.bytes) == (2, 2 * half)
+    assert into == [w[half:] for w in whole]
+    for layers, text in {(0, 0): "at least 1", (1, 2): "2 layers from layer 1; group 0 has 2", (0, 2): "2 layers have"}.items():
+        with pytest.raises(InvalidError, match=text):
+            ns.get(["a", "b"], into, layers=layers)
+
+
 def test_values_by_address(ns: Namespace) -> None:
     memory = array("B", value(ns, 1) + value(ns, 2))
     start, size = memory.buffer_info()[0], ns.value_bytes

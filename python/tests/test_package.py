@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import _abi, _keys, _memory, _store, errors, testing
+from penstock import _abi, _cluster, _keys, _memory, _store, errors, testing
 
 HEADER = (_abi.library_path().parent / "penstock.h").read_text()
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,16 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "penstock_definition": _abi.CDefinition,
     "penstock_batch": _abi.CBatch,
     "penstock_result": _abi.CResult,
+    "penstock_planner": _abi.CPlanner,
+    "penstock_member": _abi.CMember,
+    "penstock_leader_options": _abi.CLeaderOptions,
+    "penstock_part": _abi.CPart,
+    "penstock_action": _abi.CAction,
+    "penstock_start": _abi.CStart,
+    "penstock_gateway_options": _abi.CGatewayOptions,
+    "penstock_resident": _abi.CResident,
+    "penstock_prompt": _abi.CPrompt,
+    "penstock_event": _abi.CEvent,
 }
 
 TYPES = {
@@ -35,6 +45,9 @@ TYPES = {
     "uint64_t": ctypes.c_uint64,
     "penstock_job": ctypes.c_uint64,
     "penstock_lease": ctypes.c_uint64,
+    "penstock_attempt": ctypes.c_uint64,
+    "penstock_request": ctypes.c_uint64,
+    "penstock_part": _abi.CPart,
     "penstock_error": _abi.CError,
     "penstock_log": _abi.LogCallback,
 }
@@ -74,6 +87,9 @@ def test_constants_equal_the_header() -> None:
     assert constants("PENSTOCK_CUT_") == {c.name: c for c in penstock.Cut}
     assert constants("PENSTOCK_GROUP_") == {g.name: g for g in penstock.GroupKind}
     assert constants("PENSTOCK_KEYS_") == {"ANY": _abi.KEYS_ANY, "IDS": _abi.KEYS_IDS}
+    assert constants("PENSTOCK_ROLE_") == {r.name: r for r in penstock.Role}
+    assert constants("PENSTOCK_ACTION_") == {a.name: a for a in penstock.ActionKind}
+    assert constants("PENSTOCK_EVENT_") == {e.name: e for e in penstock.EventKind}
     for name, number in constants("PENSTOCK_OP_").items():
         assert getattr(_abi, f"OP_{name}") == number
     names = {number: name.replace("_", "").lower() + "error" for name, number in constants("PENSTOCK_ERR_").items()}
@@ -101,7 +117,7 @@ def test_exported_names_exist_and_are_documented() -> None:
             assert value.__doc__, name
 
 
-@pytest.mark.parametrize("module", [penstock, _store, _keys, _memory, errors, testing], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [penstock, _store, _cluster, _keys, _memory, errors, testing], ids=lambda m: m.__name__)
 def test_examples_of_docstrings(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.failed == 0

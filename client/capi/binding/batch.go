@@ -68,6 +68,8 @@ type Batch struct {
 	// PieceFragments is nil, each piece has one fragment.
 	PieceFragments     []uint32
 	Addresses, Lengths []uint64
+	// FirstLayer and Layers choose the layers of each piece of a get. Layers 0 means all.
+	FirstLayer, Layers int
 	// Results, if not nil, receives a KeyState for each piece or key.
 	Results []byte
 	// KeyEpochs, if not nil, receives the epoch of each key of a match with Mix, and has the
@@ -98,8 +100,10 @@ type call struct {
 	// first is the index of the first key whose value is transferred.
 	first  int
 	pieces []client.Piece
-	within time.Duration
-	lease  time.Duration
+	// firstLayer and layers are the layers of each piece that are loaded; layers 0 means all.
+	firstLayer, layers int
+	within             time.Duration
+	lease              time.Duration
 	// oldest and newest are those of the batch.
 	oldest  kv.Epoch
 	newest  bool
@@ -132,6 +136,10 @@ func (n *Namespace) plan(op Op, b *Batch) (*call, error) {
 	if b.Newest && b.Epoch != 0 {
 		return nil, invalid("the newest epoch and epoch %d are both asked for", b.Epoch)
 	}
+	if b.Layers == 0 && b.FirstLayer != 0 || b.Layers != 0 && op != OpGet {
+		return nil, invalid("%d layers from layer %d; a range of layers is for get only, and has at least 1 layer", b.Layers, b.FirstLayer)
+	}
+	c.firstLayer, c.layers = b.FirstLayer, b.Layers
 	if b.Epoch != 0 {
 		c.def.Epoch = b.Epoch
 	}
@@ -294,6 +302,9 @@ func (c *call) place(b *Batch) error {
 		}
 		p := &c.pieces[i]
 		layerBytes := c.def.Geometry.LayerBytes(p.Group)
+		if have := c.def.Geometry.Groups[p.Group].Layers; c.layers > have || c.firstLayer > have-c.layers {
+			return invalid("piece %d: %d layers from layer %d; group %d has %d", i, c.layers, c.firstLayer, p.Group, have)
+		}
 		var total int64
 		first := len(fragments)
 		for f := from; f < to; f++ {
@@ -317,7 +328,10 @@ func (c *call) place(b *Batch) error {
 			}
 			total += int64(n)
 		}
-		if want := c.def.Geometry.PieceBytes(p.Group); total != want {
+		if want := int64(c.layers) * layerBytes; c.layers > 0 && total != want {
+			return invalid("piece %d has %d bytes; %d layers have %d", i, total, c.layers, want)
+		}
+		if want := c.def.Geometry.PieceBytes(p.Group); c.layers == 0 && total != want {
 			return invalid("piece %d has %d bytes; a value of namespace %q has %d (group %d of %v)", i, total, c.def.Name, want, p.Group, c.def.Geometry)
 		}
 		c.fragments[i] = fragments[first:len(fragments):len(fragments)]

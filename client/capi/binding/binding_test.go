@@ -201,14 +201,64 @@ func TestUnregister(t *testing.T) {
 	}
 }
 
+// takeTurns takes all turns of the store, so that its jobs wait until release is called.
+func (r *rig) takeTurns() (release func()) {
+	var taken []turn
+	for range r.store.opts.JobsParallel {
+		taken = append(taken, r.store.turns.join())
+	}
+	return func() {
+		for _, t := range taken {
+			r.store.turns.leave(t)
+		}
+	}
+}
+
+// TestTurns: jobs start in the order in which they were submitted. A job that ends while it
+// waits leaves its place to the next one.
+func TestTurns(t *testing.T) {
+	q := turns{free: 2}
+	open := func(t turn) bool {
+		select {
+		case <-t:
+			return true
+		default:
+			return false
+		}
+	}
+	var got []turn
+	for range 6 {
+		got = append(got, q.join())
+	}
+	want := func(when string, running ...int) {
+		t.Helper()
+		for i, g := range got {
+			if open(g) != slices.Contains(running, i) {
+				t.Errorf("%s: turn %d has come: %v", when, i, open(g))
+			}
+		}
+	}
+	want("at first", 0, 1)
+	q.leave(got[1])
+	want("after one job", 0, 1, 2)
+	q.leave(got[3])
+	q.leave(got[0])
+	want("after a job that waited, and another one", 0, 1, 2, 4)
+	q.leave(got[2])
+	q.leave(got[4])
+	q.leave(got[5])
+	want("at the end", 0, 1, 2, 4, 5)
+	if q.free != 2 || len(q.waiting) != 0 {
+		t.Errorf("%d places are free, and %d jobs wait; want 2 and 0", q.free, len(q.waiting))
+	}
+}
+
 // TestTimeLimit: a job that waits for other jobs ends with Timeout after its time limit,
 // and with Canceled when it is cancelled. Its memory can be unregistered afterwards.
 func TestTimeLimit(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	ns, m := r.namespace("m", 1, 4096), r.register()
-	for range cap(r.store.turns) { // all turns are taken
-		r.store.turns <- struct{}{}
-	}
+	r.takeTurns()
 	late := r.batch("late", 1, 4096)
 	late.Timeout = time.Nanosecond
 	h, err := ns.Submit(OpGet, late)
@@ -263,18 +313,14 @@ func TestSubmitWait(t *testing.T) {
 	}
 
 	var held []Handle // jobs that wait for their turn
-	for range cap(r.store.turns) {
-		r.store.turns <- struct{}{}
-	}
+	release := r.takeTurns()
 	for range 2 {
 		if _, err := ns.SubmitWait(OpGet, r.batch("b", 2, 4096), time.Nanosecond, &h); CodeOf(err) != Timeout || h == 0 {
 			t.Fatalf("job %d: %v; want Timeout", h, err)
 		}
 		held = append(held, h)
 	}
-	for range cap(r.store.turns) {
-		<-r.store.turns
-	}
+	release()
 	if got, err := r.store.Wait(held[0], time.Minute); err != nil || got.OK != 2 {
 		t.Errorf("after the time limit: %+v, %v", got, err)
 	}
@@ -307,9 +353,7 @@ func TestSubmitWaitWithoutLimit(t *testing.T) {
 	if n, err := r.store.Drain(room[:]); n != 0 || err != nil {
 		t.Errorf("Drain returned %d completions, %v", n, err)
 	}
-	for range cap(r.store.turns) {
-		r.store.turns <- struct{}{}
-	}
+	r.takeTurns()
 	if err := r.ended(ns, r.store.Cancel); CodeOf(err) != Canceled {
 		t.Errorf("cancel: %v; want Canceled", err)
 	}
@@ -426,9 +470,7 @@ func TestWaitDuringClose(t *testing.T) {
 	r := newRig(t, testnode.Start(t, testnode.Options{}).Addr)
 	ns := r.namespace("m", 1, 4096)
 	r.register()
-	for range cap(r.store.turns) { // all turns are taken
-		r.store.turns <- struct{}{}
-	}
+	r.takeTurns()
 	var jobs [64]Handle
 	for i := range jobs {
 		b := r.batch("never", 1, 4096)
@@ -500,8 +542,8 @@ func TestLogQueue(t *testing.T) {
 // TestOptions: Open returns ErrInvalid for invalid options.
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
-		{Servers: ""}, {Servers: "a:1,a:1"}, {Servers: "a:1", Token: "t", TokenFile: "f"}, {Servers: "a:1", TokenFile: "/no/such"},
-		{Servers: "a:1", CertFile: "c"}, {Servers: "a:1", CAFile: "/no/such"},
+		{Servers: ""}, {Servers: "a:1,a:1"}, {Servers: "a:1", Credentials: Credentials{Token: "t", TokenFile: "f"}}, {Servers: "a:1", Credentials: Credentials{TokenFile: "/no/such"}},
+		{Servers: "a:1", Credentials: Credentials{CertFile: "c"}}, {Servers: "a:1", Credentials: Credentials{CAFile: "/no/such"}},
 	} {
 		o.Engine = openEngine
 		if h, err := NewLibrary().Open(t.Context(), o); !errors.Is(err, ErrInvalid) {

@@ -1,5 +1,7 @@
 // Package binding implements the functions of libpenstock with package client: handles,
-// batches of an engine's keys and addresses, jobs and their completions.
+// batches of an engine's keys and addresses, jobs and their completions. It has the queues by
+// which a program that is not written in Go takes the actions of a leader.Leader and the events
+// of a gateway.Gateway.
 //
 // It is not the C interface: package capi converts C types, strings and structures. It
 // makes no decisions about caching: it performs a batch with calls of client.Store, and
@@ -18,10 +20,21 @@
 // returned. Values are not copied: package client transfers them from and to the caller's
 // addresses.
 //
+//	leader.Leader ─► engine.Start ─► Attempt, a handle ─┐
+//	              ─► Read, Cut, Recompute ──────────────┼─► session.events ─► eventfd readable ─► Drain
+//	              ─► the end of the request's context ──┘
+//	leader.Request ◄── Attempt.Progress, Stopped, Passed, Done
+//	gateway.Gateway ─► one goroutine a request, its events ─► session.events ─► … ─► Drain
+//
+// Leader and Gateway embed a session: a connection to the planner, the queue and its eventfd.
+// The queue of a leader is bounded by the attempts that are open. A gateway's goroutine waits
+// while eventsMax events of its request are not drained.
+//
 // Handles are numbers from one counter; no number is used twice. Store.Close removes the
-// store's handles, cancels its jobs, waits for all running calls, and then closes memories,
-// sessions and the eventfd.
+// store's handles, cancels its jobs, waits for all running calls, closes leaders and gateways,
+// and then memories, connections and the eventfd.
 //
 // Lock order: no lock is taken while another is held. Library.mu guards the table of
-// handles, Store.mu the fields of a store, and logQueue.mu the closing of the queue.
+// handles, Store.mu the fields of a store, session.mu those of a leader or a gateway, and
+// logQueue.mu the closing of the queue.
 package binding

@@ -108,20 +108,21 @@ func (n *Namespace) start(op Op, b *Batch, awaited bool) (*job, error) {
 	s.mu.Lock()
 	j.cancel = cancel
 	s.mu.Unlock()
+	t := s.turns.join()
 	j.run = func() {
 		defer s.calls.Done()
 		defer cancel()
-		s.finish(j, s.perform(ctx, c))
+		s.finish(j, s.perform(ctx, c, t))
 	}
 	return j, nil
 }
 
-// perform runs a call. It waits first if JobsParallel calls are running.
-func (s *Store) perform(ctx context.Context, c *call) Result {
+// perform runs a call when its turn has come: at most JobsParallel calls run.
+func (s *Store) perform(ctx context.Context, c *call, t turn) Result {
 	defer c.end()
+	defer s.turns.leave(t)
 	select {
-	case s.turns <- struct{}{}:
-		defer func() { <-s.turns }()
+	case <-t:
 	case <-ctx.Done():
 		return Result{Op: c.op, N: c.n(), Epoch: c.def.Epoch, Err: fmt.Errorf("the job waited for other jobs: %w", ctx.Err())}
 	}

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
 )
 
 // Handle identifies a store, a namespace, memory, a lease or a job. 0 is no handle.
@@ -85,6 +86,18 @@ func (l *Library) Memory(h Handle) (*Memory, error) { return find[*Memory](l, h,
 // Lease returns the lease of a handle.
 func (l *Library) Lease(h Handle) (*Lease, error) { return find[*Lease](l, h, "lease") }
 
+// Leader returns the leader of a handle.
+func (l *Library) Leader(h Handle) (*Leader, error) { return find[*Leader](l, h, "leader") }
+
+// Attempt returns the attempt of a handle.
+func (l *Library) Attempt(h Handle) (*Attempt, error) { return find[*Attempt](l, h, "attempt") }
+
+// Gateway returns the gateway of a handle.
+func (l *Library) Gateway(h Handle) (*Gateway, error) { return find[*Gateway](l, h, "gateway") }
+
+// Request returns the request of a handle.
+func (l *Library) Request(h Handle) (*Request, error) { return find[*Request](l, h, "request") }
+
 // Errors in addition to those of package client.
 var (
 	// ErrHandle: the handle is closed, or was never returned by the library.
@@ -97,6 +110,8 @@ var (
 	ErrBusy = errors.New("busy")
 	// ErrNoJob: the job does not exist, or its completion was returned.
 	ErrNoJob = errors.New("no such job")
+	// ErrNoEngine: no member of the leader's group has the name.
+	ErrNoEngine = errors.New("no such engine")
 )
 
 // Code is a return code of penstock.h: PENSTOCK_OK or one of PENSTOCK_ERR_*.
@@ -119,6 +134,7 @@ const (
 	Provider
 	Version
 	Internal
+	Refused
 )
 
 // codes maps errors to codes. The first entry that matches an error determines its code.
@@ -131,6 +147,7 @@ var codes = []struct {
 	{ErrUnregistered, Unregistered},
 	{ErrBusy, Busy},
 	{ErrNoJob, NotFound},
+	{ErrNoEngine, NotFound},
 	{client.ErrAuth, Auth},
 	{client.ErrProvider, Provider},
 	{client.ErrMismatch, Mismatch},
@@ -152,6 +169,12 @@ func CodeOf(err error) Code {
 		if errors.Is(err, c.err) {
 			return c.code
 		}
+	}
+	if refused := (*gateway.RefusedError)(nil); errors.As(err, &refused) {
+		return Refused
+	}
+	if c, ok := plannerCode(err); ok {
+		return c
 	}
 	return Internal
 }

@@ -224,7 +224,10 @@ func (c *call) runs(keys int, key func(int) int) (runs []kv.EpochRun) {
 // read reads the open pieces once. It sets their results, and returns the pieces whose
 // result is still unknown: the Read ended before them.
 func (c *call) read(ctx context.Context, open []int, r *Result) (left []int) {
-	req := client.ReadRequest{Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments}
+	req := client.ReadRequest{
+		Namespace: c.def, IDs: c.ids, First: c.first, Into: c.memory, Pieces: c.pieces, Fragments: c.fragments,
+		FirstLayer: c.firstLayer, Layers: c.layers,
+	}
 	req.Epochs = c.runs(len(c.ids), func(i int) int { return i })
 	if len(open) < len(c.pieces) {
 		// The namespace is flat, because get reads once otherwise. The request has only

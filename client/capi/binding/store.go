@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -26,13 +27,7 @@ import (
 type Options struct {
 	// Servers are the nodes' addresses, separated by commas.
 	Servers string
-	// Token is the bearer token. TokenFile is a file that contains the token.
-	Token, TokenFile string
-	// CAFile, CertFile and KeyFile are PEM files for TLS. If all are empty, connections
-	// are in plaintext.
-	CAFile, CertFile, KeyFile string
-	// Insecure allows sending the token in plaintext.
-	Insecure bool
+	Credentials
 	// Log, if not nil, is called with each log line of LogLevel and above, one at a time.
 	Log      func(level slog.Level, line string)
 	LogLevel slog.Level
@@ -47,6 +42,17 @@ type Options struct {
 	Engine func(ctx context.Context, t *tls.Config, log *slog.Logger) (rdma.Engine, error)
 }
 
+// Credentials are the secrets and certificates of a caller, and the CA of the nodes or of the planner.
+type Credentials struct {
+	// Token is the bearer token. TokenFile is a file that contains the token.
+	Token, TokenFile string
+	// CAFile, CertFile and KeyFile are PEM files for TLS. If all are empty, connections
+	// are in plaintext.
+	CAFile, CertFile, KeyFile string
+	// Insecure allows sending the token in plaintext.
+	Insecure bool
+}
+
 // Store is a client.Store with the memories, jobs and log queue of a C caller. All methods
 // may be called concurrently.
 type Store struct {
@@ -57,8 +63,7 @@ type Store struct {
 	engine  rdma.Engine
 	logs    *logQueue
 	event   sys.Eventfd
-	// turns has an element for each running job.
-	turns chan struct{}
+	turns   turns
 
 	// ctx ends when Close begins. calls counts the running calls and jobs.
 	ctx    context.Context
@@ -73,6 +78,8 @@ type Store struct {
 	// done are the complete jobs whose completion was not returned yet, in the order of
 	// completion.
 	done []*job
+	// sessions are the open leaders and gateways.
+	sessions map[Handle]interface{ end() error }
 }
 
 func (s *Store) of() *Store { return s }
@@ -89,7 +96,7 @@ func (l *Library) Open(ctx context.Context, o Options) (Handle, error) {
 	if err != nil {
 		return 0, err
 	}
-	s := &Store{library: l, opts: o, turns: make(chan struct{}, o.JobsParallel), jobs: make(map[Handle]*job)}
+	s := &Store{library: l, opts: o, turns: turns{free: o.JobsParallel}, jobs: make(map[Handle]*job), sessions: make(map[Handle]interface{ end() error })}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.logs = newLogQueue(o.Log, o.LogLevel)
 	if s.event, err = sys.NewEventfd(); err != nil {
@@ -117,7 +124,7 @@ func splitList(list string) []string {
 	return slices.DeleteFunc(strings.FieldsFunc(list, func(r rune) bool { return r == ',' }), func(s string) bool { return strings.TrimSpace(s) == "" })
 }
 
-func (o *Options) token() (string, error) {
+func (o *Credentials) token() (string, error) {
 	if o.TokenFile == "" {
 		return o.Token, nil
 	}
@@ -131,7 +138,7 @@ func (o *Options) token() (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-func (o *Options) tls() (*tls.Config, error) {
+func (o *Credentials) tls() (*tls.Config, error) {
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return nil, fmt.Errorf("%w: give both cert_file and key_file or neither: cert_file %q, key_file %q", ErrInvalid, o.CertFile, o.KeyFile)
 	}
@@ -199,7 +206,31 @@ func (s *Store) Close() error {
 	s.library.removeOf(s)
 	s.cancel()
 	s.calls.Wait()
-	return s.free()
+	var errs []error
+	for _, open := range s.takeSessions() {
+		errs = append(errs, open.end())
+	}
+	return errors.Join(append(errs, s.free())...)
+}
+
+// own makes Close end a session. forget undoes own.
+func (s *Store) own(h Handle, session interface{ end() error }) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sessions[h] = session
+}
+
+func (s *Store) forget(h Handle) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sessions, h)
+}
+
+// takeSessions returns the open sessions. No call of the store runs, so there will be no others.
+func (s *Store) takeSessions() []interface{ end() error } {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.sessions))
 }
 
 // free releases everything that Open opened. No call may be running.
@@ -335,8 +366,8 @@ func (l *Lease) Release() error {
 	return l.store.call(l.lease.Release)
 }
 
-// status is the JSON of Status.
-type status struct {
+// storeStatus is the JSON of Status.
+type storeStatus struct {
 	client.Stats
 	Nodes       []nodeStatus
 	Jobs        int
@@ -355,7 +386,7 @@ func (s *Store) Status() ([]byte, error) {
 		return nil, err
 	}
 	defer s.calls.Done()
-	out := status{Stats: s.client.Stats(), LogsDropped: s.logs.dropped.Load()}
+	out := storeStatus{Stats: s.client.Stats(), LogsDropped: s.logs.dropped.Load()}
 	for _, n := range s.client.Nodes() {
 		ns := nodeStatus{Server: n.Server, Node: n.Node, Version: n.Version, Up: n.Up}
 		if n.Err != nil {

@@ -1,5 +1,6 @@
-// Tests the comments of penstock.h against three nodes, whose addresses are the arguments: a
-// node, a node that requires the token TOKEN, and a node of another version.
+// Tests the comments of penstock.h against three nodes and a planner, whose addresses are the
+// arguments: a node, a node that requires the token TOKEN, a node of another version, and a
+// planner.
 // The exit code is 0 if all checks hold. Failed checks are printed.
 #include <penstock.h>
 #include <poll.h>
@@ -89,6 +90,12 @@ static int all(const uint8_t *got, uint32_t n, uint8_t want) {
 }
 
 static penstock_group group = {.kind = PENSTOCK_GROUP_FULL, .layers = LAYERS, .token_bytes = LAYER / 16};
+
+// patient returns options for a node that answers. Under valgrind on a busy machine a connection
+// takes longer than by default.
+static penstock_options patient(const char *server) {
+	return (penstock_options){.size = sizeof(penstock_options), .servers = server, .dial_timeout_ms = 60000, .timeout_ms = 120000};
+}
 
 static penstock_definition define(const char *name, uint32_t index) {
 	penstock_definition d = {.size = sizeof d, .name = name, .index = index, .dtype = "bf16", .layout = "test", .block_tokens = 16, .n_groups = 1, .groups = &group};
@@ -321,6 +328,37 @@ static void test_flat(penstock_store store, uint8_t *a, uint8_t *b) {
 	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "key 15"), "%s", r.error.message);
 	mixed.size = offsetof(penstock_batch, key_epochs); // a caller of version 1.1
 	CHECK(penstock_get(ns, &mixed, results, &r) == PENSTOCK_OK && r.ok == 2, "%s, %u", r.error.message, r.ok);
+
+	// A get of a range of layers loads these layers, and no byte of the others.
+	memset(a, 0, KEYS * VALUE);
+	penstock_batch range = whole(a, KEYS);
+	for (int i = 0; i < KEYS; i++) {
+		addresses[i] += LAYER;
+		lengths[i] -= 2 * LAYER;
+	}
+	range.epoch = epoch;
+	range.first_layer = 1;
+	range.layers = LAYERS - 2;
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_OK && r.ok == KEYS && r.bytes == KEYS * (VALUE - 2 * LAYER), "%s, %u, %lu bytes", r.error.message, r.ok, (unsigned long)r.bytes);
+	for (int i = 0; i < KEYS; i++) {
+		CHECK(same(a + i * VALUE + LAYER, i, LAYER, VALUE - 2 * LAYER), "key %d", i);
+		for (size_t k = 0; k < LAYER; k++) CHECK(a[i * VALUE + k] == 0 && a[(i + 1) * VALUE - 1 - k] == 0, "key %d, byte %zu of another layer", i, k);
+	}
+	CHECK(penstock_put(ns, &range, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "for get only"), "%s", r.error.message);
+	range.layers = LAYERS;
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "from layer 1; group 0 has"), "%s", r.error.message);
+	range.layers = LAYERS - 3;
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "bytes; "), "%s", r.error.message);
+	range.layers = 0;
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_ERR_INVALID && strstr(r.error.message, "at least 1 layer"), "%s", r.error.message);
+	range.first_layer = 0xffffffff;
+	range.layers = 0xffffffff;
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_ERR_INVALID, "%s", r.error.message);
+	range = whole(a, KEYS);
+	range.epoch = epoch;
+	range.layers = 1;
+	range.size = offsetof(penstock_batch, first_layer); // a caller of version 1.2
+	CHECK(penstock_get(ns, &range, results, &r) == PENSTOCK_OK && r.ok == KEYS, "%s, %u", r.error.message, r.ok);
 
 	// A pin keeps an epoch live through a bump, until it is released or the epoch is retired.
 	penstock_lease lease = 0;
@@ -567,6 +605,9 @@ static void test_fork(penstock_store store, penstock_namespace ns) {
 		bad += penstock_get(ns, &batch, results, &r) != PENSTOCK_ERR_FORKED || r.error.code != PENSTOCK_ERR_FORKED;
 		bad += penstock_match(ns, NULL, NULL) != PENSTOCK_ERR_FORKED;
 		bad += penstock_drain(store, NULL, 0, &n, NULL) != PENSTOCK_ERR_FORKED;
+		bad += penstock_leader_open(ns, NULL, &other, &e) != PENSTOCK_ERR_FORKED;
+		bad += penstock_attempt_done(store, NULL, 0, &e) != PENSTOCK_ERR_FORKED;
+		bad += penstock_gateway_drain(store, NULL, 0, &n, &e) != PENSTOCK_ERR_FORKED;
 		bad += penstock_abi_version() != PENSTOCK_ABI_VERSION;
 		_exit(bad);
 	}
@@ -603,7 +644,7 @@ static void test_token(const char *server) {
 	penstock_store store = 0;
 	penstock_namespace ns;
 	const char *wrong[] = {NULL, "another token of the same test"};
-	penstock_options o = {.size = sizeof o, .servers = server, .dial_timeout_ms = 60000}; // valgrind is slow
+	penstock_options o = patient(server);
 	for (int i = 0; i < 2; i++) {
 		o.token = wrong[i];
 		CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_AUTH && e.code == PENSTOCK_ERR_AUTH, "%s", e.message);
@@ -621,7 +662,7 @@ static void test_token(const char *server) {
 static void test_version(const char *server, const char *other) {
 	penstock_store store = 0;
 	penstock_namespace ns;
-	penstock_options o = {.size = sizeof o, .servers = other, .dial_timeout_ms = 60000}; // valgrind is slow
+	penstock_options o = patient(other);
 	CHECK(penstock_open(&o, &store, &e) == PENSTOCK_ERR_VERSION && e.code == PENSTOCK_ERR_VERSION && store == 0, "%s", e.message);
 	CHECK(strstr(e.message, other) && strstr(e.message, "speaks version 4") && strstr(e.message, "this side version 3") && strstr(e.message, "same release"), "%s", e.message);
 	char both[128];
@@ -642,13 +683,177 @@ static void test_version(const char *server, const char *other) {
 	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
 }
 
+// A leader of one engine.
+struct engine {
+	penstock_leader leader;
+	int32_t fd;
+	uint32_t role;
+};
+
+static const char *roles[] = {NULL, "prefill", "decode"};
+
+static struct engine lead(penstock_namespace ns, const char *planner, uint32_t role) {
+	struct engine engine = {.role = role};
+	penstock_planner p = {.size = sizeof p, .address = planner};
+	penstock_member m = {.size = sizeof m, .name = roles[role], .address = "\0\1", .address_bytes = 2, .token = roles[role], .token_bytes = 3, .device_blocks = 100};
+	penstock_leader_options o = {.size = sizeof o, .planner = &p, .group = roles[role], .node = roles[role], .members = &m, .n_members = 1, .role = role};
+	CHECK(penstock_leader_open(ns, &o, &engine.leader, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_eventfd(engine.leader, &engine.fd, &e) == PENSTOCK_OK, "%s", e.message);
+	penstock_leader again = 0;
+	o.size++;
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size"), "%s", e.message);
+	o.size--;
+	p.address = "no port";
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "no port"), "%s", e.message);
+	p.address = planner;
+	m.name = "";
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "engine"), "%s", e.message);
+	m.name = roles[role];
+	o.role = 3;
+	CHECK(penstock_leader_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "role"), "%s", e.message);
+	CHECK(penstock_leader_open(ns, NULL, &again, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(again == 0, "a leader was opened");
+	CHECK(penstock_leader_add(engine.leader, &m, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "is a member"), "%s", e.message);
+	CHECK(penstock_leader_remove(engine.leader, "another", &e) == PENSTOCK_ERR_NOT_FOUND, "%s", e.message);
+	return engine;
+}
+
+// becomes_readable waits until a descriptor is readable.
+static int becomes_readable(int32_t fd) {
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+	return poll(&p, 1, 120000) == 1;
+}
+
+// action returns the next action of an engine, and checks its kind.
+static penstock_action action(const struct engine *engine, uint32_t kind) {
+	penstock_action a = {0};
+	uint32_t n = 0;
+	CHECK(becomes_readable(engine->fd), "%s: no action", roles[engine->role]);
+	CHECK(penstock_leader_drain(engine->leader, &a, 1, &n, &e) == PENSTOCK_OK && n == 1 && a.kind == kind, "%s: %u actions, kind %u; want %u: %s", roles[engine->role], n, a.kind, kind, e.message);
+	return a;
+}
+
+// event takes the events of a gateway until one is of the kind.
+static penstock_event event(penstock_gateway gateway, int32_t fd, penstock_request request, uint32_t kind) {
+	penstock_event ev = {0};
+	uint32_t n = 0;
+	while (ev.kind != kind) {
+		CHECK(becomes_readable(fd), "no event");
+		CHECK(penstock_gateway_drain(gateway, &ev, 1, &n, &e) == PENSTOCK_OK && n == 1 && ev.request == request, "%u events: %s", n, e.message);
+		if (n == 0 || (ev.kind >= PENSTOCK_EVENT_DONE && ev.kind != kind)) {
+			CHECK(0, "event %u: %s; want %u", ev.kind, ev.error.message, kind);
+			break;
+		}
+	}
+	return ev;
+}
+
+// perform describes an attempt, checks the description, and reports that its parts were read.
+static void perform(const penstock_action *a, const struct engine *engine, const uint8_t *ids, uint32_t blocks) {
+	uint64_t need = 0;
+	penstock_start *s = malloc(a->start_bytes);
+	CHECK(penstock_attempt_describe(a->attempt, s, a->start_bytes - 1, &need, &e) == PENSTOCK_ERR_INVALID && need == a->start_bytes, "%s", e.message);
+	CHECK(penstock_attempt_describe(a->attempt, s, a->start_bytes, NULL, &e) == PENSTOCK_OK, "%s", e.message);
+	const char *peer = roles[3 - engine->role];
+	CHECK(s->size == sizeof *s && strcmp(s->id, "r") == 0 && strcmp(s->ns, "cluster") == 0 && s->name[0] != 0, "%s %s %s", s->id, s->ns, s->name);
+	CHECK(strcmp(s->engine, roles[engine->role]) == 0 && strcmp(s->peer_engine, peer) == 0, "%s, %s", s->engine, s->peer_engine);
+	CHECK(s->peer_address_bytes == 2 && memcmp(s->peer_address, "\0\1", 2) == 0 && s->peer_token_bytes == 3 && memcmp(s->peer_token, peer, 3) == 0, "peer");
+	CHECK(s->n_ids == blocks && memcmp(s->ids, ids, 16 * blocks) == 0 && strcmp(s->extra, "{\"n\":1}") == 0, "%u ids", s->n_ids);
+	CHECK(s->payload_bytes > 0 && memchr(s->payload, '{', s->payload_bytes) != NULL, "payload");
+	CHECK(s->prompt_tokens == blocks * 16 + 1 && s->output_tokens == 4, "%u tokens, %u", s->prompt_tokens, s->output_tokens);
+	for (uint32_t i = 0; i < s->n_parts; i++) {
+		penstock_part p = s->parts[i];
+		CHECK(p.from < p.to && p.to <= s->hit_blocks, "[%u, %u) of %u", p.from, p.to, s->hit_blocks);
+		CHECK(penstock_attempt_progress(a->attempt, p, p.to, (uint64_t)(p.to - p.from) * VALUE, &e) == PENSTOCK_OK, "%s", e.message);
+	}
+	penstock_part bad = {.from = 0, .to = s->hit_blocks + 1};
+	CHECK(penstock_attempt_progress(a->attempt, bad, 0, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_attempt_stopped(a->attempt, bad, 0, 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_attempt_passed(a->attempt, &e) == PENSTOCK_OK, "%s", e.message);
+	free(s);
+}
+
+// test_cluster: two leaders and a gateway serve a request, and give up another one. One leader
+// stays open, for penstock_close.
+static struct engine test_cluster(penstock_store store, const char *planner, uint8_t *values) {
+	enum { BLOCKS = 4, TOKENS = BLOCKS * 16 + 1 };
+	penstock_namespace ns, flat;
+	penstock_definition d = define("cluster", PENSTOCK_CHAINED);
+	d.keys = PENSTOCK_KEYS_IDS;
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	uint32_t tokens[TOKENS], n = 0;
+	uint8_t ids[BLOCKS * 16];
+	for (uint32_t i = 0; i < TOKENS; i++) tokens[i] = i * 7;
+	CHECK(penstock_chain(ns, NULL, NULL, 0, tokens, TOKENS, ids, &n, &e) == PENSTOCK_OK && n == BLOCKS, "%s", e.message);
+	penstock_batch batch = whole(values, BLOCKS);
+	uint32_t ends[BLOCKS + 1];
+	for (uint32_t i = 0; i <= BLOCKS; i++) ends[i] = 16 * i;
+	batch.keys = ids;
+	batch.key_offsets = ends;
+	batch.flags = PENSTOCK_ANY_MEMORY;
+	CHECK(penstock_put(ns, &batch, results, &r) == PENSTOCK_OK && r.ok == BLOCKS, "%s", r.error.message);
+
+	struct engine prefill = lead(ns, planner, PENSTOCK_ROLE_PREFILL), decode = lead(ns, planner, PENSTOCK_ROLE_DECODE);
+	penstock_planner p = {.size = sizeof p, .address = planner};
+	penstock_gateway_options o = {.size = sizeof o, .planner = &p};
+	penstock_gateway gateway = 0, again = 0;
+	penstock_request request = 0;
+	int32_t fd = -1;
+	CHECK(penstock_gateway_open(ns, &o, &gateway, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_gateway_eventfd(gateway, &fd, &e) == PENSTOCK_OK, "%s", e.message);
+	d = define("cluster.flat", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &flat, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_gateway_open(flat, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "flat") && again == 0, "%s", e.message);
+
+	penstock_prompt prompt = {.size = sizeof prompt, .id = "r", .tokens = tokens, .n_tokens = TOKENS, .output_tokens = 4, .extra = "{"};
+	CHECK(penstock_gateway_submit(gateway, &prompt, &request, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "JSON"), "%s", e.message);
+	prompt.extra = "{\"n\":1}";
+	CHECK(penstock_gateway_submit(gateway, &prompt, &request, &e) == PENSTOCK_OK && request != 0, "%s", e.message);
+	memset(tokens, 0xff, sizeof tokens); // the library has copied them
+	penstock_event ev = event(gateway, fd, request, PENSTOCK_EVENT_MATCHED);
+	CHECK(ev.hit_tokens == BLOCKS * 16, "%u", ev.hit_tokens);
+	ev = event(gateway, fd, request, PENSTOCK_EVENT_STARTED);
+	CHECK(strcmp(ev.prefill, "prefill") == 0 && strcmp(ev.decode, "decode") == 0 && ev.read_by_prefill + ev.read_by_decode == BLOCKS * 16, "%s, %s, %u + %u", ev.prefill, ev.decode, ev.read_by_prefill, ev.read_by_decode);
+	struct engine *engines[] = {&prefill, &decode};
+	for (int i = 0; i < 2; i++) {
+		penstock_action a = action(engines[i], PENSTOCK_ACTION_START);
+		perform(&a, engines[i], ids, BLOCKS);
+		CHECK(penstock_attempt_done(a.attempt, NULL, BLOCKS + 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+		CHECK(penstock_attempt_done(a.attempt, NULL, 0, &e) == PENSTOCK_OK, "%s", e.message);
+		CHECK(penstock_attempt_done(a.attempt, NULL, 0, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	}
+	event(gateway, fd, request, PENSTOCK_EVENT_DONE);
+	CHECK(penstock_request_cancel(request, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+
+	prompt = (penstock_prompt){.size = sizeof prompt, .id = "given up", .ids = ids, .n_ids = BLOCKS, .prompt_tokens = TOKENS};
+	CHECK(penstock_gateway_submit(gateway, &prompt, &request, &e) == PENSTOCK_OK, "%s", e.message);
+	penstock_action starts[2];
+	for (int i = 0; i < 2; i++) starts[i] = action(engines[i], PENSTOCK_ACTION_START);
+	CHECK(penstock_request_cancel(request, &e) == PENSTOCK_OK, "%s", e.message);
+	ev = event(gateway, fd, request, PENSTOCK_EVENT_FAILED);
+	CHECK(ev.error.code == PENSTOCK_ERR_CANCELED, "%d %s", ev.error.code, ev.error.message);
+	for (int i = 0; i < 2; i++) {
+		CHECK(action(engines[i], PENSTOCK_ACTION_END).attempt == starts[i].attempt, "END of another attempt");
+		CHECK(penstock_attempt_done(starts[i].attempt, "given up", 0, &e) == PENSTOCK_OK, "%s", e.message);
+	}
+	int last = dup(decode.fd);
+	CHECK(penstock_leader_close(decode.leader, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_leader_close(decode.leader, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	CHECK(becomes_readable(last), "the duplicate of a closed leader's descriptor");
+	close(last);
+	CHECK(penstock_gateway_close(gateway, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_gateway_submit(gateway, &prompt, &request, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	return prefill;
+}
+
 int main(int argc, char **argv) {
-	if (argc != 4) return 2;
+	if (argc != 5) return 2;
 	uint8_t *a = malloc(KEYS * VALUE), *b = malloc(KEYS * VALUE);
 	penstock_store store = 0;
 	penstock_namespace ns = 0;
 	test_arguments(argv[1]);
-	penstock_options o = {.size = sizeof o, .servers = argv[1], .jobs_max = 8};
+	penstock_options o = patient(argv[1]);
+	o.jobs_max = 8;
 	if (penstock_open(&o, &store, &e) != PENSTOCK_OK) {
 		fprintf(stderr, "open %s: %s\n", argv[1], e.message);
 		return 1;
@@ -665,10 +870,13 @@ int main(int argc, char **argv) {
 	test_down("127.0.0.1:1");
 	test_token(argv[2]);
 	test_version(argv[1], argv[3]);
+	struct engine open = test_cluster(store, argv[4], a);
 	int32_t fd = -1;
+	uint32_t n;
 	CHECK(penstock_eventfd(store, &fd, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_close(store, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	CHECK(penstock_leader_drain(open.leader, NULL, 0, &n, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
 	penstock_batch batch = whole(a, KEYS);
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_CLOSED && r.error.message[0] != 0, "a closed store: %s", r.error.message);
 	free(a);

@@ -1,11 +1,25 @@
 """Penstock, a storage tier for KV cache in LLM inference: the client.
 
 ``Store`` opens a connection, and ``Store.namespace`` opens the KV of one model, whose ``match``, ``get`` and ``put``
-transfer blocks. The first Store loads the library, so a process that imports this package may fork.
+transfer blocks. ``Leader`` and ``Gateway`` are an engine's and a front end's side of a prefill/decode cluster. The first
+Store loads the library, so a process that imports this package may fork.
 """
 
 from __future__ import annotations
 
+from penstock._cluster import (
+    Action,
+    ActionKind,
+    Attempt,
+    Event,
+    EventKind,
+    Gateway,
+    Leader,
+    Member,
+    Part,
+    Request,
+    Role,
+)
 from penstock._keys import Key, Keys
 from penstock._memory import Buffer, Pointers, Tensor, Value
 from penstock._store import (
@@ -34,6 +48,7 @@ from penstock.errors import (
     MismatchError,
     NotFoundError,
     ProviderError,
+    RefusedError,
     TimedOutError,
     UnavailableError,
     UnregisteredError,
@@ -41,6 +56,9 @@ from penstock.errors import (
 )
 
 __all__ = [
+    "Action",
+    "ActionKind",
+    "Attempt",
     "AuthError",
     "Buffer",
     "BusyError",
@@ -49,7 +67,10 @@ __all__ = [
     "ClosedError",
     "Cut",
     "Error",
+    "Event",
+    "EventKind",
     "ForkedError",
+    "Gateway",
     "Group",
     "GroupKind",
     "InternalError",
@@ -58,15 +79,21 @@ __all__ = [
     "Key",
     "KeyResult",
     "Keys",
+    "Leader",
     "Lease",
     "Match",
+    "Member",
     "Memory",
     "MismatchError",
     "Namespace",
     "NotFoundError",
+    "Part",
     "Pointers",
     "ProviderError",
+    "RefusedError",
+    "Request",
     "Result",
+    "Role",
     "Store",
     "Tensor",
     "TimedOutError",

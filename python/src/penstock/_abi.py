@@ -120,6 +120,8 @@ class CBatch(Structure):
         ("lengths", c_void_p),
         ("oldest_epoch", c_uint64),
         ("key_epochs", c_void_p),
+        ("first_layer", c_uint32),
+        ("layers", c_uint32),
     ]
 
 
@@ -137,6 +139,152 @@ class CResult(Structure):
         ("bytes", c_uint64),
         ("epoch", c_uint64),
         ("lease", c_uint64),
+        ("error", CError),
+    ]
+
+
+class CPlanner(Structure):
+    """penstock_planner."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("address", c_char_p),
+        ("token", c_char_p),
+        ("token_file", c_char_p),
+        ("ca_file", c_char_p),
+        ("cert_file", c_char_p),
+        ("key_file", c_char_p),
+        ("insecure", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CMember(Structure):
+    """penstock_member."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("name", c_char_p),
+        ("address", c_char_p),
+        ("token", c_char_p),
+        ("address_bytes", c_uint32),
+        ("token_bytes", c_uint32),
+        ("device_blocks", c_uint32),
+        ("prompt_blocks", c_uint32),
+        ("buffer_bytes", c_uint64),
+        ("block_bytes", c_uint64),
+        ("sums_bytes", c_uint64),
+        ("request_bytes", c_uint64),
+    ]
+
+
+class CLeaderOptions(Structure):
+    """penstock_leader_options."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("planner", POINTER(CPlanner)),
+        ("group", c_char_p),
+        ("node", c_char_p),
+        ("members", POINTER(CMember)),
+        ("n_members", c_uint32),
+        ("role", c_uint32),
+        ("read_rate", c_uint64),
+        ("fetch_every_ms", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CPart(Structure):
+    """penstock_part."""
+
+    _fields_ = [("from", c_uint32), ("to", c_uint32)]
+
+
+class CAction(Structure):
+    """penstock_action."""
+
+    _fields_ = [("attempt", c_uint64), ("kind", c_uint32), ("part", CPart), ("reserved", c_uint32), ("start_bytes", c_uint64)]
+
+
+class CStart(Structure):
+    """penstock_start."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("name", c_char_p),
+        ("id", c_char_p),
+        ("ns", c_char_p),
+        ("engine", c_char_p),
+        ("peer_engine", c_char_p),
+        ("peer_address", c_void_p),
+        ("peer_token", c_void_p),
+        ("peer_address_bytes", c_uint32),
+        ("peer_token_bytes", c_uint32),
+        ("epoch", c_uint64),
+        ("prompt_tokens", c_uint32),
+        ("output_tokens", c_uint32),
+        ("hit_blocks", c_uint32),
+        ("n_parts", c_uint32),
+        ("parts", POINTER(CPart)),
+        ("payload", c_void_p),
+        ("ids", c_void_p),
+        ("extra", c_char_p),
+        ("payload_bytes", c_uint64),
+        ("n_ids", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CGatewayOptions(Structure):
+    """penstock_gateway_options."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("planner", POINTER(CPlanner)),
+        ("epoch", c_uint64),
+        ("requests_max", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CResident(Structure):
+    """penstock_resident."""
+
+    _fields_ = [("engine", c_char_p), ("tokens", c_uint32), ("reserved", c_uint32)]
+
+
+class CPrompt(Structure):
+    """penstock_prompt."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("id", c_char_p),
+        ("tokens", c_void_p),
+        ("ids", c_char_p),
+        ("extra", c_char_p),
+        ("resident", POINTER(CResident)),
+        ("n_tokens", c_uint32),
+        ("n_ids", c_uint32),
+        ("prompt_tokens", c_uint32),
+        ("output_tokens", c_uint32),
+        ("deadline_ms", c_uint32),
+        ("n_resident", c_uint32),
+    ]
+
+
+class CEvent(Structure):
+    """penstock_event."""
+
+    _fields_ = [
+        ("request", c_uint64),
+        ("kind", c_uint32),
+        ("hit_tokens", c_uint32),
+        ("epoch", c_uint64),
+        ("read_by_prefill", c_uint32),
+        ("read_by_decode", c_uint32),
+        ("prefill", c_char * 264),
+        ("decode", c_char * 264),
         ("error", CError),
     ]
 
@@ -162,6 +310,23 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_lease_release": [c_uint64, POINTER(CError)],
     "penstock_key_ids": [c_uint64, c_char_p, c_void_p, c_uint32, c_void_p, POINTER(CError)],
     "penstock_chain": [c_uint64, c_char_p, c_char_p, c_uint32, c_void_p, c_uint32, c_void_p, POINTER(c_uint32), POINTER(CError)],
+    "penstock_leader_open": [c_uint64, POINTER(CLeaderOptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_leader_close": [c_uint64, POINTER(CError)],
+    "penstock_leader_add": [c_uint64, POINTER(CMember), POINTER(CError)],
+    "penstock_leader_remove": [c_uint64, c_char_p, POINTER(CError)],
+    "penstock_leader_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
+    "penstock_leader_drain": [c_uint64, POINTER(CAction), c_uint32, POINTER(c_uint32), POINTER(CError)],
+    "penstock_attempt_describe": [c_uint64, POINTER(CStart), c_uint64, POINTER(c_uint64), POINTER(CError)],
+    "penstock_attempt_progress": [c_uint64, CPart, c_uint32, c_uint64, POINTER(CError)],
+    "penstock_attempt_stopped": [c_uint64, CPart, c_uint32, c_uint32, POINTER(CError)],
+    "penstock_attempt_passed": [c_uint64, POINTER(CError)],
+    "penstock_attempt_done": [c_uint64, c_char_p, c_uint32, POINTER(CError)],
+    "penstock_gateway_open": [c_uint64, POINTER(CGatewayOptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_gateway_close": [c_uint64, POINTER(CError)],
+    "penstock_gateway_submit": [c_uint64, POINTER(CPrompt), POINTER(c_uint64), POINTER(CError)],
+    "penstock_request_cancel": [c_uint64, POINTER(CError)],
+    "penstock_gateway_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
+    "penstock_gateway_drain": [c_uint64, POINTER(CEvent), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_stats": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
 }  # fmt: skip
 

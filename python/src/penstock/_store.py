@@ -709,13 +709,16 @@ class Calls(Generic[_M, _R]):
         pieces: _Pieces | None = None,
         epoch: int = 0,
         epochs: Sequence[int] | None = None,
+        layers: tuple[int, int] | None = None,
         timeout: float | None = None,
     ) -> _R:
         """Load values into writable memory, and verify each value against the checksums of its writer.
 
-        ``epochs`` has the epoch of each key, in place of ``epoch``: after a match with ``mix`` the match's ``epochs``.
+        ``epochs`` has the epoch of each key, in place of ``epoch``: after a match with ``mix`` the match's ``epochs``. With
+        ``layers`` (first, number) only these layers of each value are loaded and verified. The memory of a value holds
+        only these layers then.
         """
-        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs))
+        return self._run(*self._prepare(_abi.OP_GET, keys, into, first, pieces, epoch=epoch, timeout=timeout, epochs=epochs, layers=layers))
 
     def put(
         self,
@@ -757,6 +760,7 @@ class Calls(Generic[_M, _R]):
         newest: bool = False,
         mix: bool = False,
         epochs: Sequence[int] | None = None,
+        layers: tuple[int, int] | None = None,
     ) -> tuple[Job, _abi.CBatch]:
         """Return a job and its batch. The batch's arrays live as long as the batch."""
         self._core.open_handle()
@@ -774,6 +778,10 @@ class Calls(Generic[_M, _R]):
             first=_count("first", first),
             oldest_epoch=_count("oldest", oldest, 64),
         )
+        if layers is not None:
+            batch.first_layer, batch.layers = (_count("layers", n) for n in layers)
+            if not batch.layers:
+                raise errors.InvalidError(f"layers {layers}; want the first layer and a number of at least 1")
         arrays = [keys.offsets]
 
         def address(numbers: array[int]) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "MismatchError",
     "NotFoundError",
     "ProviderError",
+    "RefusedError",
     "TimedOutError",
     "UnavailableError",
     "UnregisteredError",
@@ -90,6 +91,10 @@ class InternalError(Error):
     """Another error; see its text."""
 
 
+class RefusedError(Error):
+    """The planner refuses the request; the text has its reason."""
+
+
 # The exception of each PENSTOCK_ERR_* of penstock.h.
 BY_CODE: dict[int, type[Error]] = {
     1: InvalidError,
@@ -106,4 +111,5 @@ BY_CODE: dict[int, type[Error]] = {
     12: ProviderError,
     13: VersionError,
     14: InternalError,
+    15: RefusedError,
 }

@@ -1,4 +1,4 @@
-"""A real storage node for tests.
+"""A real storage node, and a real planner, for tests.
 
 >>> from penstock.testing import node
 >>> with node() as n:
@@ -20,11 +20,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from penstock._program import program
 
-__all__ = ["Node", "NodeError", "node"]
+__all__ = ["Node", "NodeError", "Planner", "Server", "node", "planner"]
 
 _log = logging.getLogger("penstock.testing")
 
@@ -50,19 +50,18 @@ class NodeError(RuntimeError):
     """The node did not start or did not stop. The text ends with the node's log."""
 
 
-class Node:
-    """A storage node as a child process, with a directory of its own.
+class Server:
+    """A program of Penstock as a child process. Only one thread at a time may call the methods."""
 
-    Use ``node()`` to start one. Only one thread at a time may call the methods.
-    """
+    _COMMAND: str
+    # The flags that take an address, and the names of these addresses in the log line "ready". The first one is ``address``.
+    _LISTEN: ClassVar[dict[str, str]]
 
     def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
         self._directory = directory
-        self.data = directory / "data"
-        """The directory of the node's volume."""
         self._args = list(args)
         self._timeout = timeout
-        self._listen = ["127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"]
+        self._listen = ["127.0.0.1:0"] * len(self._LISTEN)
         self._shell: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self._reader: threading.Thread | None = None
@@ -73,13 +72,13 @@ class Node:
 
     @property
     def address(self) -> str:
-        """The ``host:port`` to open a Store with. ``start`` does not change it."""
+        """The ``host:port`` of gRPC, to open a Store, a Leader or a Gateway with. ``start`` does not change it."""
         return self._listen[0]
 
     @property
     def http(self) -> str:
         """The ``host:port`` of ``/metrics`` and ``/healthz``."""
-        return self._listen[2]
+        return self._listen[-1]
 
     @property
     def pid(self) -> int:
@@ -102,11 +101,10 @@ class Node:
         """
         if self._shell is not None:
             raise NodeError(f"the node runs already as process {self._pid}")
-        control, plane, http = self._listen
-        command = [
-            str(program()), "serve", "--data", str(self.data), "--log-format", "json", "--node", "test",
-            "--listen", control, "--data-listen", plane, "--http", http, *self._args,
-        ]  # fmt: skip
+        command = [str(program()), self._COMMAND, "--log-format", "json"]
+        for flag, at in zip(self._LISTEN, self._listen, strict=True):
+            command += [flag, at]
+        command += self._args
         # Settings in the environment of the tests must not apply to this node.
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
         self._ready = None
@@ -129,8 +127,8 @@ class Node:
         if self._ready is None:
             self.kill()
             why = "ended before it was ready" if settled else f"was not ready after {self._timeout} s"
-            raise NodeError(f"penstock serve {why}:\n{self.log()}")
-        self._listen = [self._ready[k] for k in ("listen", "data_listen", "http")]
+            raise NodeError(f"penstock {self._COMMAND} {why}:\n{self.log()}")
+        self._listen = [self._ready[k] for k in self._LISTEN.values()]
 
     def _follow(self, shell: subprocess.Popen[bytes]) -> None:
         assert shell.stderr is not None
@@ -171,7 +169,7 @@ class Node:
         """
         code = self._end(signal.SIGTERM, self._timeout)
         if code:
-            raise NodeError(f"penstock serve exited with code {code}:\n{self.log()}")
+            raise NodeError(f"penstock {self._COMMAND} exited with code {code}:\n{self.log()}")
 
     def _end(self, number: int, within: float) -> int:
         shell, self._shell = self._shell, None
@@ -189,10 +187,29 @@ class Node:
         except subprocess.TimeoutExpired:
             self.signal(signal.SIGKILL)
             shell.wait()
-            raise NodeError(f"penstock serve did not end within {within} s and was killed:\n{self.log()}") from None
+            raise NodeError(f"penstock {self._COMMAND} did not end within {within} s and was killed:\n{self.log()}") from None
         finally:
             self._reader.join()
             shell.stderr.close()
+
+
+class Node(Server):
+    """A storage node as a child process, with a directory of its own. Use ``node()`` to start one."""
+
+    _COMMAND = "serve"
+    _LISTEN: ClassVar[dict[str, str]] = {"--listen": "listen", "--data-listen": "data_listen", "--http": "http"}
+
+    def __init__(self, directory: Path, *, args: Sequence[str], timeout: float) -> None:
+        self.data = directory / "data"
+        """The directory of the node's volume."""
+        super().__init__(directory, args=["--data", str(self.data), "--node", "test", *args], timeout=timeout)
+
+
+class Planner(Server):
+    """A planner as a child process. Use ``planner()`` to start one. It has no state on disk."""
+
+    _COMMAND = "planner"
+    _LISTEN: ClassVar[dict[str, str]] = {"--listen": "grpc", "--http": "http"}
 
 
 def _stopped(pid: int) -> bool:
@@ -207,7 +224,31 @@ def _stopped(pid: int) -> bool:
     return True
 
 
+_S = TypeVar("_S", bound=Server)
+
+
 @contextlib.contextmanager
+def _run(kind: type[_S], args: Sequence[str], token: str | None, timeout: float) -> Iterator[_S]:
+    """Run a server until the block ends, in a temporary directory."""
+    directory = Path(tempfile.mkdtemp(prefix="penstock-node-"))
+    if token is not None:
+        secret = directory / "token"
+        secret.touch(0o600)
+        secret.write_text(token)
+        args = ["--auth-token-file", str(secret), *args]
+    s = kind(directory, args=args, timeout=timeout)
+    (directory / "data").mkdir()
+    owner = os.getpid()
+    try:
+        s.start()
+        yield s
+        s.stop()
+    finally:
+        if os.getpid() == owner:  # a forked child that leaves this block must not end the server
+            s.kill()
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def node(
     *,
     capacity: str = "256MiB",
@@ -215,29 +256,23 @@ def node(
     token: str | None = None,
     args: Sequence[str] = (),
     timeout: float = 60,
-) -> Iterator[Node]:
+) -> contextlib.AbstractContextManager[Node]:
     """Run a storage node until the block ends, in a temporary directory, on free ports of this host.
 
     ``capacity`` and ``arena`` are the values of these flags of ``penstock serve``; ``args`` are further flags. With a
     ``token``, of at least 16 characters, the node refuses callers without the token. The node also ends when this process
     is killed. ``timeout`` bounds the start and the stop of the node, in seconds.
     """
-    directory = Path(tempfile.mkdtemp(prefix="penstock-node-"))
     flags = ["--capacity", capacity, "--arena", arena, "--index-cache", "8MiB", "--free-floor", "16MiB"]
     flags += ["--prewrite=false", "--scrub-rate", "0B"]
-    if token is not None:
-        secret = directory / "token"
-        secret.touch(0o600)
-        secret.write_text(token)
-        flags += ["--auth-token-file", str(secret)]
-    n = Node(directory, args=[*flags, *args], timeout=timeout)
-    n.data.mkdir()
-    owner = os.getpid()
-    try:
-        n.start()
-        yield n
-        n.stop()
-    finally:
-        if os.getpid() == owner:  # a forked child that leaves this block must not end the node
-            n.kill()
-            shutil.rmtree(directory, ignore_errors=True)
+    return _run(Node, [*flags, *args], token, timeout)
+
+
+def planner(
+    *, block_tokens: int = 16, token: str | None = None, args: Sequence[str] = (), timeout: float = 60
+) -> contextlib.AbstractContextManager[Planner]:
+    """Run a planner until the block ends, on free ports of this host, as ``node`` runs a node.
+
+    ``block_tokens`` is that of the namespace; ``args`` are further flags of ``penstock planner``.
+    """
+    return _run(Planner, ["--schedule-block-tokens", str(block_tokens), *args], token, timeout)

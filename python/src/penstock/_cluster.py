@@ -1,0 +1,789 @@
+"""Leaders and gateways: an engine's and a front end's side of a prefill/decode cluster.
+
+    Gateway.submit ──► planner ──► Leader: START on a prefill and on a decode engine ──► Attempt
+      events       ◄──         ◄── Attempt.progress, stopped, passed, done
+
+A Leader has a queue of the planner's actions for a group of engines, a Gateway a queue of the events of its requests.
+Each queue is taken in one of three ways: ``wait`` blocks, ``async for`` is for asyncio, and ``drain`` with ``fileno`` is
+for other event loops. Nothing calls back into the program. No method waits for the planner, except ``close``.
+
+The engine moves the KV itself, for example with the calls of Namespace, whose keys are the ids of the attempt if the
+namespace has ``ids=True``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import ctypes
+import enum
+import json
+import os
+import select
+import time
+import warnings
+import weakref
+from array import array
+from collections.abc import AsyncIterator, Iterable, Mapping
+from ctypes import byref
+from types import TracebackType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from penstock import _abi, errors
+from penstock._keys import Keys
+from penstock._store import _ID_BYTES, Namespace, _Core, _count, _ms, _text
+
+__all__ = ["Action", "ActionKind", "Attempt", "Event", "EventKind", "Gateway", "Leader", "Member", "Part", "Request", "Role"]
+
+_T = TypeVar("_T")
+_Self = TypeVar("_Self", bound="_Queue[Any]")
+_Path = str | os.PathLike[str]
+
+_DRAIN = 64  # the greatest number of elements that one call returns
+
+
+class Role(enum.IntEnum):
+    """The part of inference that the engines of a group do."""
+
+    PREFILL = 1
+    """They compute prompts."""
+    DECODE = 2
+    """They generate from them."""
+
+
+class Part(NamedTuple):
+    """The blocks from ``start`` to ``stop`` - 1 of a request's cached prefix."""
+
+    start: int
+    stop: int
+
+
+class Member(NamedTuple):
+    """An engine of a group. ``name`` is unique in the cluster."""
+
+    name: str
+    device_blocks: int = 0
+    """How many blocks of KV device memory holds. 0, only for prefill: the planner does not account for it."""
+    address: bytes = b""
+    """At most 255 bytes for the engines on the other side, which get them as ``Attempt.peer_address``."""
+    token: bytes = b""
+    """The same as ``Attempt.peer_token``."""
+    prompt_blocks: int = 0
+    """The longest prompt that the engine takes. 0: no limit."""
+    buffer_bytes: int = 0
+    """The host buffer that KV passes through. 0: the planner does not account for it."""
+    block_bytes: int = 0
+    """What a block takes of the buffer while it passes."""
+    sums_bytes: int = 0
+    """What each block of the prompt takes of the buffer in addition."""
+    request_bytes: int = 0
+    """What each request takes of the buffer in addition."""
+
+
+class ActionKind(enum.IntEnum):
+    """What an engine has to do."""
+
+    START = 1
+    """Begin the attempt."""
+    READ = 2
+    """Read the action's part too."""
+    CUT = 3
+    """Stop the attempt's reads. Report each one that stops with ``Attempt.stopped``."""
+    RECOMPUTE = 4
+    """Compute the action's part, and do not read it (prefill only)."""
+    END = 5
+    """Give the attempt up, and call ``Attempt.done``."""
+
+
+class EventKind(enum.IntEnum):
+    """A step of a request."""
+
+    MATCHED = 1
+    """The cached prefix is known: ``hit``, ``epoch``."""
+    WAITING = 2
+    """The planner is away: ``reason``. The request is submitted again until the planner answers; the engines continue."""
+    ACCEPTED = 3
+    """The planner has the request."""
+    STARTED = 4
+    """Both engines are chosen: ``prefill``, ``decode``, ``read_by_prefill``, ``read_by_decode``."""
+    PREFILLED = 5
+    """The decode engine has the prompt's KV. The event may be left out shortly before DONE."""
+    REPLANNED = 6
+    """The planner plans the request again: ``reason``. STARTED follows again."""
+    DONE = 7
+    """The decode engine has completed the output."""
+    FAILED = 8
+    """The request has ended otherwise: ``error``, a RefusedError if the planner refuses it."""
+
+
+class _Queue(Generic[_T]):
+    """A handle of the library with a queue. The core's lock guards it, so that the store is not closed during a drain."""
+
+    _NAME: str  # of the functions: penstock_NAME_drain
+    _RAW: type[ctypes.Structure]  # an element of the library's queue
+
+    def __init__(self, core: _Core) -> None:
+        self._core = core
+        self._handle = 0
+        # What the library returned last: elements from _at on are not in _ready yet. An exception of a signal handler can
+        # end _pull at any point, and the next one goes on from there.
+        self._room = (self._RAW * _DRAIN)()
+        self._n = ctypes.c_uint32(0)
+        self._at = 0
+        self._pulling = False
+        self._ready: collections.deque[_T] = collections.deque()
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def _opened(self, handle: int) -> None:
+        self._handle = handle
+        # It also runs at the interpreter's exit.
+        self._finalizer = weakref.finalize(self, _close, self._core, self._function("close"), handle)
+
+    def __enter__(self: _Self) -> _Self:
+        self._open_handle()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._core.lib, f"penstock_{self._NAME}_{name}")
+
+    def _open_handle(self) -> int:
+        self._core.open_handle()
+        if not self._handle:
+            raise errors.ClosedError(f"the {self._NAME} is closed")
+        return self._handle
+
+    def _pull(self) -> None:
+        """Move the elements of the library's queue to ``_ready``. The lock is held."""
+        if self._pulling:  # a signal handler of this thread has interrupted it
+            return
+        self._pulling = True
+        try:
+            while True:
+                while self._at < self._n.value:
+                    self._accept(self._room[self._at])
+                self._at = self._n.value = 0
+                _abi.call(self._function("drain"), self._open_handle(), self._room, _DRAIN, byref(self._n))
+                if not self._n.value:
+                    return
+        finally:
+            self._pulling = False
+
+    def _accept(self, raw: Any) -> None:
+        """Add one to ``_at``, and what the element raw is to ``_ready``. The lock is held."""
+        raise NotImplementedError
+
+    def fileno(self) -> int:
+        """Return a file descriptor that is readable while something waits for ``drain``.
+
+        It belongs to the library; do not read it. A duplicate of it is readable after ``close`` too.
+        """
+        fd = ctypes.c_int32(-1)
+        _abi.call(self._function("eventfd"), self._open_handle(), byref(fd))
+        return fd.value
+
+    def _dup(self) -> int:
+        self._open_handle()  # before the lock, which is never free in a forked child
+        with self._core.lock:  # the library must not close the descriptor meanwhile
+            return os.dup(self.fileno())
+
+    def drain(self) -> list[_T]:
+        """Return what waits, in order. It does not wait."""
+        self._open_handle()
+        with self._core.lock:
+            self._pull()
+            items = list(self._ready)
+            self._ready.clear()
+        return items
+
+    def wait(self, timeout: float | None = None) -> list[_T]:
+        """Wait until there is something and return it, in order. After ``timeout`` seconds it returns an empty list.
+
+        Raises ClosedError when another thread closes it meanwhile.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        fd = self._dup()
+        try:
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while not (items := self.drain()):
+                left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+                if not poll.poll(left):
+                    return self.drain()
+            return items
+        finally:
+            os.close(fd)
+
+    def _next(self) -> _T | None:
+        self._open_handle()
+        with self._core.lock:
+            if not self._ready:
+                self._pull()
+            return self._ready.popleft() if self._ready else None
+
+    async def __aiter__(self) -> AsyncIterator[_T]:
+        """Yield what comes, until it is closed."""
+        loop, fd = asyncio.get_running_loop(), self._dup()
+        try:
+            while True:
+                try:
+                    item = self._next()
+                except errors.ClosedError:
+                    return
+                if item is not None:
+                    yield item
+                    continue
+                readable = asyncio.Event()
+                loop.add_reader(fd, readable.set)
+                try:
+                    await readable.wait()
+                finally:
+                    loop.remove_reader(fd)
+        finally:
+            os.close(fd)
+
+    @property
+    def closed(self) -> bool:
+        return not self._handle or not self._core.usable()
+
+    def close(self) -> None:
+        """Close it. A second call does nothing. In a forked child, close does nothing."""
+        if os.getpid() != self._core.pid:
+            return
+        with self._core.lock:
+            self._handle = 0
+            self._ready.clear()
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", 0) and self._core.usable():
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be sent to another process: open one there")
+
+
+def _close(core: _Core, function: Any, handle: int) -> None:
+    """Close a handle, unless its store has been closed."""
+    if core.usable():
+        with contextlib.suppress(errors.ClosedError):
+            _abi.call(function, handle)
+
+
+def _endpoint(
+    address: str, token: str | None, token_file: _Path | None, ca_file: _Path | None, cert_file: _Path | None, key_file: _Path | None,
+    insecure: bool,
+) -> _abi.CPlanner:  # fmt: skip
+    return _abi.CPlanner(
+        size=ctypes.sizeof(_abi.CPlanner),
+        address=_text("planner", address),
+        token=_text("token", token),
+        token_file=_text("token_file", token_file),
+        ca_file=_text("ca_file", ca_file),
+        cert_file=_text("cert_file", cert_file),
+        key_file=_text("key_file", key_file),
+        insecure=bool(insecure),
+    )
+
+
+def _bytes(address: int | None, n: int) -> bytes:
+    return ctypes.string_at(address, n) if address and n else b""
+
+
+def _string(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
+
+
+class Attempt:
+    """One attempt at a request on one engine of a Leader. The engine calls ``done`` once, also after END.
+
+    Reports of an attempt that has ended, or whose leader is closed, have no effect. Any thread may call any method.
+    """
+
+    def __init__(self, leader: Leader, handle: int, start: _abi.CStart) -> None:
+        self._leader = leader
+        self._handle = handle
+        self.name = _string(start.name)
+        """The same on both engines, and unique."""
+        self.id = _string(start.id)
+        """The id of the request."""
+        self.namespace = _string(start.ns)
+        """The name of the namespace that the gateway has."""
+        self.engine = _string(start.engine)
+        """The name of the member that the attempt is for."""
+        self.peer_engine = _string(start.peer_engine)
+        """The name of the engine on the other side."""
+        self.peer_address = _bytes(start.peer_address, start.peer_address_bytes)
+        self.peer_token = _bytes(start.peer_token, start.peer_token_bytes)
+        self.epoch: int = start.epoch
+        """The weights to compute and store with. A cached prefix of older weights is recomputed."""
+        self.prompt_tokens: int = start.prompt_tokens
+        self.output_tokens: int = start.output_tokens
+        """As many as the gateway expects."""
+        self.hit: int = start.hit_blocks
+        """The cached prefix, in blocks."""
+        self.parts = [Part(getattr(p, "from"), p.to) for p in start.parts[: start.n_parts]]
+        """What this engine reads of the cached prefix."""
+        self.payload = _bytes(start.payload, start.payload_bytes)
+        """The gateway's data for the engines."""
+        self.ids = Keys.packed(_bytes(start.ids, _ID_BYTES * start.n_ids), _ID_BYTES)
+        """The block ids of the prompt's full blocks, perhaps of more; empty if the payload has none."""
+        self.extra: Any = None if start.extra is None else json.loads(start.extra)
+        """``extra`` of ``Gateway.submit``."""
+
+    def _report(self, function: str, *arguments: Any) -> None:
+        core = self._leader._core
+        _abi.check_process(core.pid)
+        with contextlib.suppress(errors.ClosedError):
+            _abi.call(getattr(core.lib, f"penstock_attempt_{function}"), self._handle, *arguments)
+
+    def progress(self, part: tuple[int, int], upto: int, read: int) -> None:
+        """Report that the blocks of a part before ``upto`` were read and verified, and that ``read`` bytes of the part came.
+
+        Call it as often as convenient, and at the end of the part with its ``stop``.
+        """
+        self._report("progress", _part(part), _count("upto", upto), _count("read", read, 63))
+
+    def stopped(self, part: tuple[int, int], upto: int, *, gone: bool = False) -> None:
+        """Report that the read of a part ended before block ``upto``. ``gone``: storage does not have that block."""
+        self._report("stopped", _part(part), _count("upto", upto), int(gone))
+
+    def passed(self) -> None:
+        """Report that the KV has left the engine's buffer, before the attempt ends."""
+        self._report("passed")
+
+    def done(self, failure: BaseException | str | None = None, *, intact: int = 0) -> None:
+        """End the attempt. Without ``failure`` the engine has completed its part.
+
+        After a failure the planner plans the request again. The first ``intact`` blocks of the cached prefix are certainly
+        intact.
+        """
+        reason = None
+        if failure is not None:
+            text = failure if isinstance(failure, str) else f"{type(failure).__name__}: {failure}"
+            reason = text.replace("\0", "").encode()
+        self._report("done", reason, _count("intact", intact))
+        self._leader._attempts.pop(self._handle, None)
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.name} on {self.engine}>"
+
+
+def _part(part: tuple[int, int]) -> _abi.CPart:
+    start, stop = part
+    return _abi.CPart(_count("start of a part", start), _count("stop of a part", stop))
+
+
+class Action(NamedTuple):
+    """An action of the planner. START is the first one of its attempt."""
+
+    kind: ActionKind
+    attempt: Attempt
+    part: Part | None = None
+    """READ and RECOMPUTE: the blocks."""
+
+
+class Leader(_Queue[Action]):
+    """The session of a group of engines with the planner, and the queue of their actions.
+
+    ``ns`` is the KV that the engines serve. ``group`` is unique in the cluster, and ``node`` is the machine of the engines. The
+    leader reports the engines' load; it begins the session again when it is lost, and attempts continue while the planner
+    is restarted. A planner that does not answer, or refuses the token, is in the log, and is tried until it answers. ``read_rate``
+    is the rate of the machine's storage NIC in tokens a second; by default the leader measures it. ``fetch_every`` is
+    in seconds.
+
+    >>> from penstock import Store
+    >>> from penstock.testing import node, planner
+    >>> with node() as n, planner() as p, Store(n.address) as store:
+    ...     ns = store.namespace("demo", block_tokens=16, layers=2, token_bytes=64, ids=True)
+    ...     with Leader(ns, p.address, group="g", node="a", role=Role.PREFILL, members=[Member("engine 0")]) as leader:
+    ...         leader.drain()
+    []
+    """
+
+    _NAME = "leader"
+    _RAW = _abi.CAction
+
+    def __init__(
+        self,
+        ns: Namespace,
+        planner: str,
+        *,
+        group: str,
+        node: str,
+        role: Role,
+        members: Iterable[Member] = (),
+        read_rate: int = 0,
+        fetch_every: float | None = None,
+        token: str | None = None,
+        token_file: _Path | None = None,
+        ca_file: _Path | None = None,
+        cert_file: _Path | None = None,
+        key_file: _Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        super().__init__(ns._core)
+        self._ns = ns  # a reference, because a store without references is closed
+        self._group = group
+        self._attempts: dict[int, Attempt] = {}
+        c_members = [_member(m) for m in members]
+        endpoint = _endpoint(planner, token, token_file, ca_file, cert_file, key_file, insecure)
+        options = _abi.CLeaderOptions(
+            size=ctypes.sizeof(_abi.CLeaderOptions),
+            planner=ctypes.pointer(endpoint),
+            group=_text("group", group),
+            node=_text("node", node),
+            members=(_abi.CMember * len(c_members))(*c_members),
+            n_members=len(c_members),
+            role=int(role),
+            read_rate=_count("read_rate", read_rate, 63),
+            fetch_every_ms=_ms("fetch_every", fetch_every),
+        )
+        handle = ctypes.c_uint64(0)
+        self._core.open_handle()
+        _abi.call(self._core.lib.penstock_leader_open, ns._ns, byref(options), byref(handle))
+        self._opened(handle.value)
+
+    def add(self, member: Member) -> None:
+        """Make an engine a member of the group."""
+        _abi.call(self._core.lib.penstock_leader_add, self._open_handle(), byref(_member(member)))
+
+    def remove(self, name: str) -> None:
+        """Take an engine out of the group, for example because it has died. Its attempts get END.
+
+        Raises NotFoundError if the group has no engine of that name.
+        """
+        _abi.call(self._core.lib.penstock_leader_remove, self._open_handle(), _text("name", name))
+
+    def _accept(self, raw: _abi.CAction) -> None:
+        kind = ActionKind(raw.kind)
+        if kind == ActionKind.START:
+            self._attempts[raw.attempt] = self._describe(raw)
+        attempt = self._attempts.get(raw.attempt)
+        part = Part(getattr(raw.part, "from"), raw.part.to) if kind in (ActionKind.READ, ActionKind.RECOMPUTE) else None
+        if attempt is None:  # the engine has ended it
+            self._at += 1
+            return
+        action = Action(kind, attempt, part)
+        # No signal handler runs between these two statements.
+        self._at += 1
+        self._ready.append(action)
+
+    def _describe(self, raw: _abi.CAction) -> Attempt:
+        room = array("Q", bytes(raw.start_bytes))
+        start = _abi.CStart.from_buffer(room)
+        _abi.call(self._core.lib.penstock_attempt_describe, raw.attempt, byref(start), raw.start_bytes, None)
+        return Attempt(self, raw.attempt, start)
+
+    def close(self) -> None:
+        """Close the session with the planner, which gives the requests to other engines, and end all attempts.
+
+        It takes at most a second. A second call does nothing. In a forked child, close does nothing.
+        """
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<Leader of {self._group}{', closed' if self.closed else ''}>"
+
+
+def _member(m: Member) -> _abi.CMember:
+    for what, value in (("address", m.address), ("token", m.token)):
+        if not isinstance(value, bytes):
+            raise TypeError(f"{what} of member {m.name!r}: {value!r} of type {type(value).__name__}; want bytes")
+    return _abi.CMember(
+        size=ctypes.sizeof(_abi.CMember),
+        name=_text("name of a member", m.name),
+        address=m.address,
+        token=m.token,
+        address_bytes=len(m.address),
+        token_bytes=len(m.token),
+        device_blocks=_count("device_blocks", m.device_blocks, 31),
+        prompt_blocks=_count("prompt_blocks", m.prompt_blocks, 31),
+        buffer_bytes=_count("buffer_bytes", m.buffer_bytes, 63),
+        block_bytes=_count("block_bytes", m.block_bytes, 63),
+        sums_bytes=_count("sums_bytes", m.sums_bytes, 63),
+        request_bytes=_count("request_bytes", m.request_bytes, 63),
+    )
+
+
+class Request:
+    """A request of a Gateway, until its last event, DONE or FAILED, has been taken."""
+
+    def __init__(self, gateway: Gateway, id: str) -> None:
+        self._gateway = gateway
+        self._handle = ctypes.c_uint64(0)
+        self._inbox: asyncio.Queue[Event] | None = None  # of ``Gateway.serve``
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.id = id
+
+    def cancel(self) -> None:
+        """Give the request up, and do not wait for its end. The planner aborts it on its engines.
+
+        The last event is FAILED with CanceledError, or DONE if the request had ended before. After that it has no effect.
+        """
+        core = self._gateway._core
+        _abi.check_process(core.pid)
+        with contextlib.suppress(errors.ClosedError):
+            _abi.call(core.lib.penstock_request_cancel, self._handle.value)
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id}>"
+
+
+class Event(NamedTuple):
+    """An event of a request. Fields that the kind does not name are 0, empty or None."""
+
+    kind: EventKind
+    request: Request
+    hit: int = 0
+    """The cached prefix, in tokens."""
+    epoch: int = 0
+    """The version of its weights."""
+    prefill: str = ""
+    """The name of the prefill engine."""
+    decode: str = ""
+    """The name of the decode engine."""
+    read_by_prefill: int = 0
+    """How many tokens of the cached prefix the prefill engine's machine reads."""
+    read_by_decode: int = 0
+    """How many tokens of the cached prefix the decode engine's machine reads."""
+    reason: str = ""
+    """WAITING, REPLANNED: why."""
+    error: errors.Error | None = None
+    """FAILED: why."""
+
+
+class Gateway(_Queue[Event]):
+    """Submits requests to the planner, and has a queue of their events.
+
+    ``ns`` has the KV of the model, with chained keys: the gateway finds the cached prefix of each prompt there. ``epoch`` is a
+    live epoch that all requests use; by default it is the newest one. At most ``requests_max`` (1024) requests run or have
+    events that were not taken. The front end itself sends the prompt's text to an engine and takes the output.
+    """
+
+    _NAME = "gateway"
+    _RAW = _abi.CEvent
+
+    def __init__(
+        self,
+        ns: Namespace,
+        planner: str,
+        *,
+        epoch: int = 0,
+        requests_max: int = 0,
+        token: str | None = None,
+        token_file: _Path | None = None,
+        ca_file: _Path | None = None,
+        cert_file: _Path | None = None,
+        key_file: _Path | None = None,
+        insecure: bool = False,
+    ) -> None:
+        super().__init__(ns._core)
+        self._ns = ns
+        self._planner = planner
+        self._requests: dict[int, Request] = {}
+        self._readers: dict[asyncio.AbstractEventLoop, _Reader] = {}
+        endpoint = _endpoint(planner, token, token_file, ca_file, cert_file, key_file, insecure)
+        options = _abi.CGatewayOptions(
+            size=ctypes.sizeof(_abi.CGatewayOptions),
+            planner=ctypes.pointer(endpoint),
+            epoch=_count("epoch", epoch, 64),
+            requests_max=_count("requests_max", requests_max, 31),
+        )
+        handle = ctypes.c_uint64(0)
+        self._core.open_handle()
+        _abi.call(self._core.lib.penstock_gateway_open, ns._ns, byref(options), byref(handle))
+        self._opened(handle.value)
+
+    def submit(
+        self,
+        id: str,
+        tokens: Iterable[int] | None = None,
+        *,
+        prompt: int = 0,
+        ids: Keys | Iterable[bytes] | None = None,
+        output: int = 0,
+        deadline: float | None = None,
+        resident: Mapping[str, int] | None = None,
+        extra: object = None,
+    ) -> Request:
+        """Submit a request and return at once. Its events come from the queue.
+
+        No other request under way has its ``id``. The prompt is ``tokens``, or a number of tokens ``prompt`` with the ``ids``
+        of its full blocks (``Namespace.chain``), which may go on with blocks of the output. ``output`` is the expected
+        number of tokens. After ``deadline`` seconds without engines the planner refuses the request. ``resident`` has the
+        number of leading tokens that decode engines have in device memory. ``extra``, of JSON's types, is
+        ``Attempt.extra`` on both engines.
+
+        Raises BusyError if ``requests_max`` requests have not ended.
+        """
+        return self._submit(Request(self, id), tokens, prompt, ids, output, deadline, resident, extra)
+
+    def _submit(
+        self,
+        request: Request,
+        tokens: Iterable[int] | None,
+        prompt: int,
+        ids: Keys | Iterable[bytes] | None,
+        output: int,
+        deadline: float | None,
+        resident: Mapping[str, int] | None,
+        extra: object,
+    ) -> Request:
+        try:
+            numbers = tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens or ())
+        except (OverflowError, TypeError) as e:
+            raise errors.InvalidError(f"tokens: {e}; want integers from 0 to 2**32-1") from e
+        chain = b"" if ids is None else b"".join(ids)
+        if len(chain) % _ID_BYTES:
+            raise errors.InvalidError(f"ids of {len(chain)} bytes; want {_ID_BYTES} for each block")
+        try:
+            json_extra = None if extra is None else json.dumps(extra).encode()
+        except (TypeError, ValueError) as e:
+            raise errors.InvalidError(f"extra: {e}") from e
+        held = [_abi.CResident(_text("engine", name), _count("tokens of an engine", n, 31)) for name, n in (resident or {}).items()]
+        c_prompt = _abi.CPrompt(
+            size=ctypes.sizeof(_abi.CPrompt),
+            id=_text("id", request.id),
+            tokens=numbers.buffer_info()[0] if numbers else None,
+            ids=chain or None,
+            extra=json_extra,
+            resident=(_abi.CResident * len(held))(*held),
+            n_tokens=len(numbers),
+            n_ids=len(chain) // _ID_BYTES,
+            prompt_tokens=_count("prompt", prompt, 31),
+            output_tokens=_count("output", output, 31),
+            deadline_ms=_ms("deadline", deadline),
+            n_resident=len(held),
+        )
+        self._open_handle()
+        with self._core.lock:  # no other thread takes an event of the request before it is in the table
+            _abi.call(self._core.lib.penstock_gateway_submit, self._open_handle(), byref(c_prompt), byref(request._handle))
+            self._requests[request._handle.value] = request
+        return request
+
+    def _accept(self, raw: _abi.CEvent) -> None:
+        kind = EventKind(raw.kind)
+        request = self._requests.get(raw.request)
+        if request is None:  # an exception of a signal handler ended its submission
+            self._at += 1
+            return
+        event = Event(
+            kind,
+            request,
+            hit=raw.hit_tokens,
+            epoch=raw.epoch,
+            prefill=_string(raw.prefill),
+            decode=_string(raw.decode),
+            read_by_prefill=raw.read_by_prefill,
+            read_by_decode=raw.read_by_decode,
+            reason=_string(raw.error.message) if kind in (EventKind.WAITING, EventKind.REPLANNED) else "",
+            error=_abi.error_of(raw.error) if kind == EventKind.FAILED else None,
+        )
+        if request._inbox is not None and request._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for the event
+                request._loop.call_soon_threadsafe(request._inbox.put_nowait, event)
+            self._at += 1
+        else:
+            # No signal handler runs between these two statements.
+            self._at += 1
+            self._ready.append(event)
+        if kind in (EventKind.DONE, EventKind.FAILED):
+            self._requests.pop(raw.request, None)
+
+    async def serve(
+        self,
+        id: str,
+        tokens: Iterable[int] | None = None,
+        *,
+        prompt: int = 0,
+        ids: Keys | Iterable[bytes] | None = None,
+        output: int = 0,
+        deadline: float | None = None,
+        resident: Mapping[str, int] | None = None,
+        extra: object = None,
+    ) -> AsyncIterator[Event]:
+        """Submit a request, and yield its events up to DONE. The arguments are those of ``submit``.
+
+        Raises the error of FAILED. A task that is cancelled, or leaves the loop and closes it (``aclose``), gives the request up.
+        """
+        loop = asyncio.get_running_loop()
+        request = Request(self, id)
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        request._inbox, request._loop = inbox, loop
+        reader = self._watch(loop)
+        try:
+            self._submit(request, tokens, prompt, ids, output, deadline, resident, extra)
+            while True:
+                event = await reader.next(inbox)
+                if event.error is not None:
+                    raise event.error
+                yield event
+                if event.kind == EventKind.DONE:
+                    return
+        finally:
+            reader.leave()
+            if request._handle.value:
+                request.cancel()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> _Reader:
+        reader = self._readers.get(loop)
+        if reader is None:
+            self._readers[loop] = reader = _Reader(self, loop, self._dup())
+        reader.users += 1
+        return reader
+
+    def close(self) -> None:
+        """Close the gateway and give up its requests, whose events are lost.
+
+        A second call does nothing. In a forked child, close does nothing.
+        """
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<Gateway of {self._planner}{', closed' if self.closed else ''}>"
+
+
+class _Reader:
+    """Takes a gateway's events in a loop, while requests of the loop are served. Only the loop's thread uses it."""
+
+    def __init__(self, gateway: Gateway, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        self.users = 0
+        self._gateway = gateway
+        self._loop = loop
+        self._fd = fd
+        self._closed: asyncio.Future[None] = loop.create_future()  # resolved when the gateway is closed
+        loop.add_reader(fd, self._readable)
+
+    def _readable(self) -> None:
+        gateway = self._gateway
+        try:
+            gateway._open_handle()
+            with gateway._core.lock:
+                gateway._pull()
+        except errors.ClosedError:
+            self._loop.remove_reader(self._fd)
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    async def next(self, inbox: asyncio.Queue[Event]) -> Event:
+        """Return the next event. Raises ClosedError when the gateway is closed."""
+        get = asyncio.ensure_future(inbox.get())
+        try:
+            await asyncio.wait((get, self._closed), return_when=asyncio.FIRST_COMPLETED)
+            if get.done():
+                return get.result()
+            raise errors.ClosedError("the gateway was closed while the request was served")
+        finally:
+            get.cancel()
+
+    def leave(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._gateway._readers.pop(self._loop, None)
