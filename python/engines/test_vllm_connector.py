@@ -87,7 +87,15 @@ def tokens_of(answers: list[Answer]) -> list[list[int]]:
     return [a["tokens"] for a in answers]
 
 
-def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], updated_model: Path) -> None:
+# The tiny model has 4 layers, so that a load is 4 reads.
+LAYERS = {"load": "layers", "layers_per_read": 1}
+both_loads = pytest.mark.parametrize("load", [{}, LAYERS], ids=["async", "layers"])
+
+
+@both_loads
+def test_sessions_across_processes(
+    vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], updated_model: Path, load: dict[str, Any]
+) -> None:
     turns = range(len(plain))
     with testing.node() as node:
         vllm.start("first", connector(node))
@@ -102,7 +110,7 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         vllm.stop("first")
 
         # A fresh process has nothing but the node.
-        vllm.start("second", connector(node))
+        vllm.start("second", connector(node, **load))
         for k in turns:
             prompts = turn(agents, k)
             answers = vllm.generate("second", prompts)
@@ -145,12 +153,13 @@ def test_sessions_across_processes(vllm: Vllm, agents: list[Session], plain: lis
         vllm.stop("second")
 
 
-def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
-    """A node that stops, dies, or has damaged its bytes costs time, no request and no token."""
+@both_loads
+def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], load: dict[str, Any]) -> None:
+    """A node that stops, dies, or has damaged its bytes costs time, no request and no token. Nothing wrong is stored."""
     agents = agents[:8]
     prompts, tokens = turn(agents, 1), plain[1][:8]
     with testing.node() as node:
-        vllm.start("faulty", connector(node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2))
+        vllm.start("faulty", connector(node, load_timeout=4, save_timeout=4, lookup_timeout=2, retry_interval=2, **load))
 
         def run() -> dict[str, int]:
             """Let the engine have nothing but the node, generate, and return which events there were."""
@@ -184,7 +193,77 @@ def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]])
         damage(node)
         node.start()
         until(run, "failed_blocks")
+        # The engine computes the damaged blocks again and stores them, until the node has none.
+        until(lambda: {"good hits": (events := run())["hit_tokens"] * (not events["failed_blocks"])}, "good hits")
         vllm.stop("faulty")
+        vllm.start("after", connector(node))
+        assert tokens_of(vllm.generate("after", prompts)) == tokens
+        seen = vllm.call("after", "counters")
+        assert seen["hit_tokens"] > 0
+        assert seen["load_failures"] == 0
+        vllm.stop("after")
+
+
+def store(vllm: Vllm, node: testing.Node, prompt: list[int]) -> None:
+    """Store the KV of a prompt, by an engine that stops."""
+    vllm.start("writer", connector(node))
+    vllm.generate("writer", [prompt])
+    vllm.stop("writer")
+
+
+def test_the_first_layer_is_computed_before_the_last_one_arrives(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """The node is stopped before it reads the last layer, and goes on only when the first layer is computed."""
+    prompt = agents[0].turns[1].prompt
+    with testing.node() as node:
+        store(vllm, node, prompt)
+        vllm.start("layered", connector(node, **LAYERS))
+        seen = vllm.call("layered", "delay_last_layer", pid=node.pid, prompt=prompt, output=OUTPUT)
+        names = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
+        assert seen["events"] == [
+            "the last read waits",
+            f"computed {names[0]}",
+            f"computed {names[1]}",
+            f"computed {names[2]}",
+            "the node goes on",
+            "the last read is complete",
+            f"computed {names[3]}",
+        ]
+        assert seen["tokens"] == plain[1][0]
+        counters = vllm.call("layered", "counters")
+        assert (counters["loads"], counters["load_failures"]) == (1, 0)
+
+        # An engine that does not wait reads layers that have not arrived. The connector reports the blocks as not loaded.
+        assert vllm.call("layered", "reset")
+        vllm.call("layered", "skip_waits")
+        (answer,) = vllm.generate("layered", [prompt])
+        assert answer["tokens"] == plain[1][0]
+        counters = vllm.call("layered", "counters")
+        assert (counters["loads"], counters["load_failures"]) == (2, 1)
+        vllm.stop("layered")
+
+
+def test_a_request_that_is_aborted_after_its_load_has_failed(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """The engine's prefix cache does not have the blocks that were not loaded, nor those computed from them."""
+    prompt = agents[0].turns[1].prompt
+    with testing.node() as node:
+        store(vllm, node, prompt)
+        vllm.start("aborting", connector(node, retry_interval=3600, **LAYERS))
+        vllm.call("aborting", "signal_at_load", pid=node.pid, number=signal.SIGKILL)
+        vllm.call("aborting", "abort_after_a_failed_load", prompt=prompt)
+        (answer,) = vllm.generate("aborting", [prompt])
+        assert (answer["tokens"], answer["cached"]) == (plain[1][0], 0)
+        vllm.stop("aborting")
+        node.kill()
+
+
+def test_engines_that_cannot_load_by_layers(vllm: Vllm, node: testing.Node, tmp_path: Path) -> None:
+    windows = make_llama(tmp_path, layer_types=["sliding_attention"] * 3 + ["full_attention"], sliding_window=64)
+    with pytest.raises(EngineError, match=r'InvalidError: the option load is "layers", and the model has 4 KV cache groups: .*"async"'):
+        vllm.start("windows by layers", connector(node, **LAYERS), model=windows)
+    with pytest.raises(EngineError, match=r'InvalidError: the option load is "layers", and long_prefill_token_threshold is 64'):
+        vllm.start("thresholds", connector(node, **LAYERS), long_prefill_token_threshold=64)
+    with pytest.raises(EngineError, match=r"InvalidError: .*option 'load': 'layer'; want 'async' or 'layers'"):
+        vllm.start("misspelt", connector(node, load="layer"))
 
 
 def until(run: Callable[[], dict[str, int]], event: str) -> None:
@@ -263,11 +342,12 @@ def test_a_full_node(vllm: Vllm, agents: list[Session], plain: list[list[list[in
         vllm.stop("crowded")
 
 
-def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Session]) -> None:
+@both_loads
+def test_blocks_are_reused_only_when_they_are_saved(alone: Vllm, agents: list[Session], load: dict[str, Any]) -> None:
     """Requests are preempted for want of blocks while their blocks are being saved. What has been stored is right nevertheless."""
     vllm = alone
     with testing.node() as node:
-        vllm.start("narrow", connector(node, save_blocks=40), num_gpu_blocks_override=64)
+        vllm.start("narrow", connector(node, save_blocks=40, **load), num_gpu_blocks_override=64)
         # Eight requests that run together grow from 48 to 80 blocks of the 63. Requests whose lookups are answered late may
         # run after the others, so that a round has no preemption.
         for first in range(0, len(agents) - 8, 8):
@@ -324,7 +404,8 @@ def test_a_node_that_refuses(vllm: Vllm, agents: list[Session], plain: list[list
         assert len(lines) == 2, lines  # the worker's side and the scheduler's
 
 
-def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+@both_loads
+def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], load: dict[str, Any]) -> None:
     """Each rank has half of the heads, and a namespace of its own. A block that one of them cannot load is computed by both."""
     prompts, tokens = turn(agents, 1)[:8], plain[1][:8]
     with testing.node() as node:
@@ -334,6 +415,8 @@ def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]
         assert tokens_of(answers) == tokens
         for prompt, answer in zip(prompts, answers, strict=True):
             stored.add(prompt, answer["tokens"])
+        seen = vllm.call("wide", "metrics")
+        assert seen.get("save_failures", 0) == seen.get("dropped_blocks", 0) == 0, vllm.host.log.read_text() + node.log()
         vllm.stop("wide")
 
         # All but the first 4 blocks of each prompt are damaged for the second rank.
@@ -343,7 +426,7 @@ def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]
         damage(node, next(number for name, number in numbers.items() if name.endswith("/tp2.1")), depth=good)
         node.start()
 
-        vllm.start("again", connector(node), **RANKS)
+        vllm.start("again", connector(node, **load), **RANKS)
         cached = [stored.cached(p) for p in prompts]
         blocks = [n // BLOCK for n in cached]
         before = dict.fromkeys(vllm.call("again", "metrics"), 0)
@@ -354,8 +437,13 @@ def test_two_ranks(vllm: Vllm, agents: list[Session], plain: list[list[list[int]
             assert [a["cached"] for a in answers] == cached
             seen = vllm.call("again", "metrics")
             events = {name: n - before[name] for name, n in seen.items()}
-            assert (events["hit_tokens"], events["loads"]) == (sum(cached), 2 * len(prompts))
-            assert (events["failed_blocks"], events["loaded_bytes"]) == (failed, (2 * sum(blocks) - failed) * size)
+            if load:  # requests of one step share the blocks that one of them loads
+                assert 0 < events["hit_tokens"] <= sum(cached)
+                assert (events["failed_blocks"] > 0) == (failed > 0)
+                assert events["loaded_bytes"] == (2 * events["hit_tokens"] // BLOCK - events["failed_blocks"]) * size
+            else:
+                assert (events["hit_tokens"], events["loads"]) == (sum(cached), 2 * len(prompts))
+                assert (events["failed_blocks"], events["loaded_bytes"]) == (failed, (2 * sum(blocks) - failed) * size)
             before = seen
             assert vllm.call("again", "reset")
 

@@ -181,6 +181,65 @@ class Driver:
             step()
         return tokens
 
+    def delay_last_layer(self, pid: int, prompt: list[int], output: int) -> dict[str, Any]:
+        """Stop the node when all layers of a load but the last have arrived, and let it go on when the others are computed.
+
+        Return the prompt's tokens and what happened, in order.
+        """
+        events: list[str] = []
+        connector = self.worker
+        side = connector._worker
+        submit, computed, wait = side._submit, connector.save_kv_layer, side._wait
+        last: list[Any] = []
+
+        def submit_last_to_a_stopped_node(work: Any, plan: Any, part: Any = None) -> Any:
+            if part is not side._parts[-1]:
+                return submit(work, plan, part)
+            for jobs in side._arriving.values():
+                for job in jobs:
+                    job.wait()
+            os.kill(pid, signal.SIGSTOP)
+            while not testing._stopped(pid):
+                os.sched_yield()
+            last.append(submit(work, plan, part))
+            events.append("the last read waits")
+            return last[0]
+
+        def wait_for(part: Any) -> None:
+            if part is side._parts[-1] and part in side._arriving:
+                if last[0].complete:
+                    raise RuntimeError("the last read is complete before the node goes on")
+                events.append("the node goes on")
+                os.kill(pid, signal.SIGCONT)
+                wait(part)
+                events.append("the last read is complete")
+            else:
+                wait(part)
+
+        def note(name: str, *arguments: Any, **keywords: Any) -> None:
+            if last and len(events) < 7:
+                events.append(f"computed {name}")
+            computed(name, *arguments, **keywords)
+
+        side._submit, side._wait, connector.save_kv_layer = submit_last_to_a_stopped_node, wait_for, note
+        (answer,) = self.generate([prompt], output)
+        side._submit, side._wait, connector.save_kv_layer = submit, wait, computed
+        return {"events": events, "tokens": answer["tokens"]}
+
+    def skip_waits(self) -> None:
+        """Let the engine not call wait_for_layer_load any more, as within a CUDA graph of the whole model."""
+        self.worker.wait_for_layer_load = lambda layer_name: None
+
+    def abort_after_a_failed_load(self, prompt: list[int]) -> None:
+        """Abort the request of a prompt when its load has failed, before the engine computes the prompt."""
+        engine = self.llm.llm_engine
+        engine.add_request("aborted", {"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        while not self.worker._counters["load_failures"]:
+            engine.step()
+        engine.abort_request(["aborted"])
+        while engine.has_unfinished_requests():
+            engine.step()
+
     def signal_at_load(self, pid: int, number: int) -> None:
         """Stop or kill a process by a signal when the next load was looked up and is about to begin."""
         side = self.worker._worker
@@ -321,7 +380,7 @@ def drift() -> list[str]:
     missing = PenstockConnector.__abstractmethods__
     found += [f"PenstockConnector lacks {name}" for name in sorted(missing)]
     uses: dict[Any, list[str]] = {
-        BlockPool: ["touch", "free_blocks"],
+        BlockPool: ["evict_blocks", "touch", "free_blocks"],
         KVConnectorBase_V1: ["bind_kv_cache_manager"],
         KVConnectorBlockState: ["get_block_ids"],
         SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state"],

@@ -62,6 +62,10 @@ class Pool:
     def __init__(self) -> None:
         self.blocks = list(range(self.num_gpu_blocks))
         self.references: Counter[int] = Counter()
+        self.evicted: set[int] = set()
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        self.evicted |= block_ids
 
     def touch(self, blocks: list[int]) -> None:
         self.references.update(blocks)
@@ -357,6 +361,8 @@ def test_an_option_that_is_not_known_is_named() -> None:
         _adapter.options(Options, {"servers": "a:1", "load_timout": 3}, where="here", environ={})
     with pytest.raises(InvalidError, match="no option 'servers'"):
         _adapter.options(Options, {}, where="here", environ={})
+    with pytest.raises(InvalidError, match="here: option 'load': 'layer'; want 'async' or 'layers'"):
+        _adapter.options(Options, {"servers": "a:1", "load": "layer"}, where="here", environ={})
     with pytest.raises(InvalidError, match="option 'load_timeout': 'soon'"):
         _adapter.options(Options, {"servers": "a:1", "load_timeout": "soon"}, where="here", environ={})
     environ = {"PENSTOCK_SERVERS": "b:1", "PENSTOCK_LOAD_TIMEOUT": "2.5", "PENSTOCK_INSECURE": "true"}
@@ -440,6 +446,94 @@ def test_a_load_that_has_failed_is_not_tried_again(engine: Engine) -> None:
     # The engine computes the failed block and the blocks after it. The connector saves these blocks.
     request.num_computed_tokens = BLOCK
     assert [s.first for s in engine.plan(request, 9).saves] == [1]
+
+
+@pytest.fixture
+def by_layers(node: testing.Node, name: str) -> Iterator[Engine]:
+    """A scheduler with load "layers" of two ranks. The blocks of the prompts "a" are stored."""
+    with Engine(node, name, ranks=2, load="layers") as e:
+        first = prompt("first", 3)
+        e.lookup(first)
+        e.save_all(first)
+        yield e
+
+
+def test_no_save_begins_until_all_ranks_have_ended_the_loads_of_the_step(by_layers: Engine) -> None:
+    """A rank whose own loads are complete computes with what the others have reduced."""
+    e = by_layers
+    request, other = prompt("a", 5), prompt("other", 2)
+    other.all_token_ids = [n + 1 for n in other.all_token_ids]
+    assert e.lookup(request) == 12
+    e.lookup(other)
+    e.side.allocated(request, [[1, 2, 3, 4, 5, 6]], 12)
+    request.num_computed_tokens = 12
+    blocks = {"a": [[1, 2, 3, 4, 5, 6]], "other": [[11, 12, 13]]}
+    plan = e.side.plan({"a": 9, "other": 9}, blocks.__getitem__)
+    (load,) = plan.loads
+    assert not plan.saves
+    assert e.pool.kept == {4, 5, 11, 12}
+    e.side.update(Report(loads={load.job: 1}), (), ())
+    assert not e.idle().saves
+    e.side.update(Report(loads={load.job: 1}), (), ())
+    assert {save.first: save.blocks for save in e.idle().saves} == {3: [[4, 5]], 0: [[11, 12]]}
+    assert not e.pool.evicted
+
+
+def test_what_was_computed_from_a_failed_load_is_neither_saved_nor_found(by_layers: Engine) -> None:
+    """The owner of the load computes its blocks again. A request that shares them in the step is not saved any more."""
+    e = by_layers
+    owner, sharer, other = prompt("a", 5), prompt("b", 6), prompt("other", 2)
+    other.all_token_ids = [n + 1 for n in other.all_token_ids]
+    assert e.lookup(owner) == 12
+    e.side.allocated(owner, [[1, 2, 3, 4, 5, 6]], 12)
+    assert e.lookup(sharer, computed=12) == 0  # the engine has given the owner's blocks to it
+    e.lookup(other)
+    owner.num_computed_tokens = sharer.num_computed_tokens = 12
+    blocks = {"a": [[1, 2, 3, 4, 5, 6]], "b": [[1, 2, 3, 21, 22, 23, 24]], "other": [[11, 12, 13]], "unknown": [[31, 2]]}
+    (load,) = e.side.plan({"a": 9, "b": 13, "other": 9, "unknown": 1}, blocks.__getitem__).loads
+    # The second rank lacks block 2. The engine takes the owner back to the end of block 1.
+    e.side.update(Report(loads={load.job: 2}), (), {2})
+    owner.num_computed_tokens, other.num_computed_tokens = 4, 9
+    assert e.pool.evicted == {2, 3, 4, 5, 6, 21, 22, 23, 24}
+    plan = e.side.plan({"a": 17, "b": 1}, blocks.__getitem__)
+    assert {save.first: save.blocks for save in plan.saves} == {1: [[2, 3, 4, 5]], 0: [[11, 12]]}
+    e.saved(plan)
+    e.side.finished(sharer, blocks["b"])
+    assert not e.pool.kept
+    assert not e.side.busy
+    assert e.lookup(prompt("c", 6)) == 20
+
+
+def test_a_request_that_ends_in_the_step_of_a_failed_load_is_not_saved(by_layers: Engine) -> None:
+    e = by_layers
+    request = prompt("a", 5)
+    assert e.lookup(request) == 12
+    e.side.allocated(request, [[1, 2, 3, 4, 5, 6]], 12)
+    request.num_computed_tokens = 12
+    (load,) = e.plan(request, 9, [[1, 2, 3, 4, 5, 6]]).loads
+    e.side.finished(request, [[1, 2, 3, 4, 5, 6]])
+    assert e.side.busy
+    e.side.update(Report(loads={load.job: 2}), (), {3})
+    assert not e.idle().saves
+    assert not e.pool.kept
+    assert not e.side.busy
+
+
+def test_parts_are_in_the_order_of_the_model() -> None:
+    def layers(*names: int) -> list[Layer]:
+        return [Layer(f"model.layers.{n}.attn", 1000 * n, 8, 8, 0) for n in names]
+
+    layout = Layout([LayerGroup(0, layers(0, 2, 9, 10, 11)), LayerGroup(64, layers(1, 3))], 1, 80, BLOCK, [])
+    parts = layout.parts(2)
+    assert [(p.group, p.range, [int(layer.name.split(".")[2]) for layer in p.layers]) for p in parts] == [
+        (0, (0, 2), [0, 2]),
+        (1, (0, 2), [1, 3]),
+        (0, (2, 2), [9, 10]),
+        (0, (4, 1), [11]),
+    ]
+    pieces, memory = layout.pieces(3, [[5, 6]], parts[2])
+    assert pieces == [(3, 0), (4, 0)]
+    assert list(memory.addresses) == [9040, 10040, 9048, 10048]
 
 
 def test_only_what_the_engine_does_not_have_is_loaded(engine: Engine) -> None:

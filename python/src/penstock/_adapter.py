@@ -51,10 +51,11 @@ class Connection:
     retry_interval: float = 5.0
     """How long an adapter sends nothing to nodes that did not answer."""
 
-    def open(self, *, timeout: float | None = None, any_memory: bool = True, jobs_max: int = 0) -> Store:
+    def open(self, *, timeout: float | None = None, any_memory: bool = True, jobs_max: int = 0, jobs_parallel: int = 0) -> Store:
         return Store(
             self.servers, token=self.token, token_file=self.token_file, ca_file=self.ca_file, cert_file=self.cert_file,
             key_file=self.key_file, insecure=self.insecure, timeout=timeout, any_memory=any_memory, jobs_max=jobs_max,
+            jobs_parallel=jobs_parallel,
             dial_timeout=self.connect_timeout, dead_for=self.retry_interval,
         )  # fmt: skip
 
@@ -83,6 +84,10 @@ def options(kind: type[_T], given: Mapping[str, Any], *, where: str, environ: Ma
 
 
 def _convert(what: str, value: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) is typing.Literal:
+        if value in typing.get_args(hint):
+            return value
+        raise errors.InvalidError(f"{what}: {value!r}; want {' or '.join(map(repr, typing.get_args(hint)))}")
     kinds = typing.get_args(hint) or (hint,)
     if value is None and type(None) in kinds:
         return None

@@ -8,6 +8,7 @@ Penstock   layer groups        0: layer 0   1: layers 1 and 2
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from penstock._store import Group
 from penstock.errors import InvalidError
 from penstock.vllm._plan import NULL, Blocks
 
-__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "read_layout"]
+__all__ = ["Definition", "Layer", "LayerGroup", "Layout", "Part", "read_layout"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,19 @@ class LayerGroup:
         return sorted({layer.pool for layer in self.layers})
 
 
+@dataclass(frozen=True)
+class Part:
+    """Consecutive layers of a layer group, which one read loads."""
+
+    group: int
+    first: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.first, len(self.layers)
+
+
 @dataclass
 class Layout:
     groups: list[LayerGroup]
@@ -70,25 +84,36 @@ class Layout:
     facts: dict[str, Any] = field(default_factory=dict)
     """What decides the bytes of a page, as JSON's types."""
 
-    def pieces(self, first: int, blocks: Blocks) -> tuple[list[tuple[int, int]], Pointers]:
+    def parts(self, layers: int) -> list[Part]:
+        """Return all layers in parts of at most ``layers``, in the order in which the model computes them."""
+        parts = [
+            Part(g, first, tuple(group.layers[first : first + layers]))
+            for g, group in enumerate(self.groups)
+            for first in range(0, len(group.layers), layers)
+        ]
+        return sorted(parts, key=lambda part: min(_place(layer.name) for layer in part.layers))
+
+    def pieces(self, first: int, blocks: Blocks, part: Part | None = None) -> tuple[list[tuple[int, int]], Pointers]:
         """Return the pieces of blocks first and following of a prompt, and where the engine has them.
 
-        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window.
+        A piece is (block of the prompt, layer group). The engine has no block for a piece outside the group's window. With a
+        part the result has only the layers of that part.
         """
         pieces: list[tuple[int, int]] = []
         addresses: list[int] = []
         lengths: list[int] = []
         counts: list[int] = []
-        pages = [[layer.page for layer in group.layers] for group in self.groups]
-        pools = [group.pools for group in self.groups]
+        chosen = [(g, group.pools, group.layers) for g, group in enumerate(self.groups)]
+        if part is not None:
+            chosen = [(part.group, self.groups[part.group].pools, list(part.layers))]
         for i in range(len(blocks[0])):
-            for g, group in enumerate(self.groups):
-                if any(blocks[pool][i] == NULL for pool in pools[g]):
+            for g, pools, layers in chosen:
+                if any(blocks[pool][i] == NULL for pool in pools):
                     continue
                 pieces.append((first + i, g))
-                addresses += [layer.address + blocks[layer.pool][i] * layer.stride for layer in group.layers]
-                lengths += pages[g]
-                counts.append(len(group.layers))
+                addresses += [layer.address + blocks[layer.pool][i] * layer.stride for layer in layers]
+                lengths += [layer.page for layer in layers]
+                counts.append(len(layers))
         return pieces, Pointers(addresses, lengths, fragments=counts)
 
 
@@ -142,6 +167,11 @@ def read_layout(tensors: Mapping[str, Any], config: Any) -> Layout:
     )
     _check(layout, tensors)
     return layout
+
+
+def _place(name: str) -> list[tuple[int, str]]:
+    """Return a sort key of a layer's name that compares its numbers as numbers: layer 2 comes before layer 10."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _window(name: str, spec: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock import _adapter
 
@@ -42,6 +43,11 @@ class Options(_adapter.Connection):
     """Name of the model in the namespace's name; default: as the engine was given it."""
     lookup_timeout: float = 1.0
     """Bound of a lookup. A request waits for it before it is scheduled."""
+    load: Literal["async", "layers"] = "async"
+    """async: a request is scheduled when its load is complete. layers: a request is scheduled at once, and each layer of the
+    forward pass waits for the KV of that layer."""
+    layers_per_read: int = 4
+    """With "layers": how many layers one read loads. Few let the first layer begin early, many need fewer reads."""
     load_timeout: float = 10.0
     """Bound of a load. The engine computes the blocks that have not arrived by then."""
     save_timeout: float = 30.0
@@ -54,6 +60,7 @@ class Options(_adapter.Connection):
 class Load:
     """Blocks first and following of a prompt go from the node into the engine's blocks."""
 
+    job: int
     request: str
     keys: bytes
     first: int
@@ -90,6 +97,8 @@ class Report:
 
     saves: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By job: how many ranks have ended it, and how many of its blocks each of these has stored at least."""
+    loads: dict[int, int] = field(default_factory=dict)
+    """With "layers", by job: how many ranks have ended it."""
     epochs: dict[int, int] = field(default_factory=dict)
     """By rank: the epoch that a worker's hook has begun."""
 
@@ -98,4 +107,5 @@ class Report:
         for job, (ranks, stored) in other.saves.items():
             before, least = saves.get(job, (0, stored))
             saves[job] = (before + ranks, min(least, stored))
-        return Report(saves, {**self.epochs, **other.epochs})
+        loads = {job: self.loads.get(job, 0) + other.loads.get(job, 0) for job in {**self.loads, **other.loads}}
+        return Report(saves, loads, {**self.epochs, **other.epochs})

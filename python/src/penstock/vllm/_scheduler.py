@@ -65,6 +65,11 @@ class Scheduler:
     ranks have reported the end of its save. The engine does not reuse the block before that, even if the block leaves its
     layer's window, or the request ends or is preempted. A request has at most one save under way, because the node refuses a
     block whose predecessor is not stored; what is computed meanwhile waits for the next save.
+
+    With load "layers" requests run while their blocks are loaded. If a load fails, the engine takes back what the step has
+    computed from it, on all ranks. So no save begins until all ranks have reported the end of the step's loads. The engine
+    also leaves such blocks in its prefix cache, where a request could find them before they are computed again, and for ever
+    if the request that computes them is aborted: the connector takes them out.
     """
 
     def __init__(
@@ -89,6 +94,11 @@ class Scheduler:
         self._room = 0  # blocks that may be kept at once
         self._requests: dict[str, _Request] = {}
         self._loads: list[Load] = []
+        self._layers = options.load == "layers"
+        # With "layers": the loads under way, by job, with the number of ranks to come; and the requests that run meanwhile, each
+        # with its state, if it has one, and its blocks.
+        self._loading: dict[int, int] = {}
+        self._running: list[tuple[_Request | None, list[int]]] = []
         self._jobs = 0
         self._saves: dict[int, tuple[_Request, Save, int, int]] = {}  # by job: ranks to come, least blocks stored
         self._tails: deque[_Request] = deque()  # finished requests with blocks that wait
@@ -252,7 +262,8 @@ class Scheduler:
         first = state.computed // self._block
         last = first + tokens // self._block
         keys = bytes(state.chain.ids[: last * _adapter.Chain.SIZE])
-        state.loading = Load(request.request_id, keys, first, [list(pool[first:last]) for pool in blocks])
+        self._jobs += 1
+        state.loading = Load(self._jobs, request.request_id, keys, first, [list(pool[first:last]) for pool in blocks])
         self._counters.add("hit_tokens", tokens)
         self._loads.append(state.loading)
 
@@ -265,6 +276,9 @@ class Scheduler:
         opened = self._opened()
         # Loads were planned at these epochs. If a new one is about to begin, the nodes refuse them.
         plan.epochs = list(self._epochs)
+        if self._layers and plan.loads:
+            self._loading.update((load.job, self._ranks) for load in plan.loads)
+            self._running += [(self._requests.get(name), list(resolve(name)[0])) for name in scheduled]
         usable = opened is not None and self._clock() >= self._down_until
         for name, tokens in scheduled.items() if usable else ():
             state = self._requests.get(name)
@@ -276,7 +290,7 @@ class Scheduler:
         for state in [*self._requests.values(), *finished]:
             if not usable or not state.may_save:
                 self._drop(state)
-            elif state.waiting and state.saving is None:
+            elif state.waiting and state.saving is None and not self._loading:
                 self._begin_save(plan, state)
         self._tails.extend(state for state in finished if state.waiting)
         return plan
@@ -332,6 +346,8 @@ class Scheduler:
         The engine computes again what follows the first failed block of a request, or a failed request from its beginning.
         """
         bad = set(failed_blocks)
+        if bad and self._layers:
+            self._step_failed(bad)
         for state in self._requests.values() if bad else ():
             if state.loading is not None and bad.intersection(state.loading.blocks[0]):
                 good = next(i for i, block in enumerate(state.loading.blocks[0]) if block in bad)
@@ -344,6 +360,8 @@ class Scheduler:
                 self._requests[name].loading = None
         if report is None:
             return
+        for job, ranks in report.loads.items():
+            self._load_ended(job, ranks)
         for job, (ranks, stored) in report.saves.items():
             self._save_ended(job, ranks, stored)
         for rank, epoch in report.epochs.items():
@@ -355,6 +373,34 @@ class Scheduler:
         """Save the blocks again that are not good, and load no more: to load the same blocks again would fail again."""
         state.stored = min(state.stored, good)
         state.may_load = False
+
+    def _step_failed(self, bad: set[int]) -> None:
+        """Drop what requests have computed from blocks that were not loaded, and let no other request find it."""
+        worthless: set[int] = set()
+        for state, blocks in self._running:
+            first = next((i for i, block in enumerate(blocks) if block in bad), len(blocks))
+            worthless.update(blocks[first:])
+            if state is None or first == len(blocks):
+                continue
+            if state.loading is None or first < state.loading.first:
+                # Another request loads the block and computes it again. The engine does not take back what this one has.
+                state.may_load = state.may_save = False
+            keep = max(0, first - state.waiting_first)
+            if state.waiting and keep < len(state.waiting[0]):
+                self._release([pool[keep:] for pool in state.waiting])
+                state.waiting = [pool[:keep] for pool in state.waiting] if keep else []
+        self._pool.evict_blocks(worthless)
+
+    def _load_ended(self, job: int, ranks: int) -> None:
+        self._loading[job] -= ranks
+        if self._loading[job]:
+            return
+        del self._loading[job]
+        for state in self._requests.values():
+            if state.loading is not None and state.loading.job == job:
+                state.loading = None
+        if not self._loading:
+            self._running = []
 
     def _save_ended(self, job: int, ranks: int, stored: int) -> None:
         state, save, to_come, least = self._saves[job]

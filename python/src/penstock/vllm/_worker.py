@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from penstock import _adapter, errors
 from penstock._keys import Keys
 from penstock._store import Group, GroupKind, Job, KeyResult, Namespace, Store
-from penstock.vllm._layout import Definition, Layout, read_layout
+from penstock.vllm._layout import Definition, Layout, Part, read_layout
 from penstock.vllm._plan import Load, Options, Plan, Report, Save
 
 __all__ = ["Worker", "open_namespace"]
@@ -22,14 +23,27 @@ def open_namespace(store: Store, d: Definition) -> Namespace:
     return store.namespace(d.name, tenant=d.tenant, block_tokens=d.block_tokens, groups=d.groups, dtype=d.dtype, layout=d.layout, ids=True)
 
 
+_PARALLEL = 2
+"""With "layers", the greatest number of reads at the same time. Jobs start in the order of their submission, so the reads of
+the first layers end first."""
+
+
 @dataclass
 class _Open:
     store: Store
     ns: Namespace
+    reads: Store
+    """With "layers", a store for loads alone, so that they do not wait for saves. Otherwise ``store``."""
+    reads_ns: Namespace
+
+    def close(self) -> None:
+        self.store.close()
+        self.reads.close()
 
 
 class Worker:
-    """Submits the jobs of each step and collects those that are complete. Only register and bump wait for nodes.
+    """Submits the jobs of each step and collects those that are complete. Only register and bump wait for nodes, and with load
+    "layers" also wait_for_layer and end_loads, until the bound of the loads.
 
     The memory of a load is the engine's again when its job is complete, not before: when the time limit has passed, the library
     ends the job, and reports its end when nothing writes to the memory any more.
@@ -42,6 +56,11 @@ class Worker:
         self._link: _adapter.Link[_Open] | None = None
         self.definition: Definition | None = None
         self._jobs: dict[Job, tuple[Load | Save, list[tuple[int, int]]]] = {}
+        self._parts: list[Part] = []  # of the layers, with "layers"
+        self._part_of: dict[str, Part] = {}
+        self._arriving: dict[Part, list[Job]] = {}
+        self._loads: dict[int, tuple[Load, set[int]]] = {}  # of this step, by job, with the places of blocks that did not arrive
+        self._waited = False
         self._loaded: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._failed_requests: set[str] = set()
@@ -53,6 +72,9 @@ class Worker:
         Raises InvalidError for a KV cache that the connector cannot store.
         """
         layout = self._layout = read_layout(tensors, config)
+        if self._options.load == "layers":
+            self._parts = layout.parts(self._options.layers_per_read)
+            self._part_of = {layer.name: part for part in self._parts for layer in part.layers}
         all_facts = {**facts, **layout.facts, "ranks": ranks}
         definition = self.definition = Definition(
             name=_adapter.namespace_name(self._options.namespace, str(facts["model"]), all_facts, f"tp{ranks}.{rank}"),
@@ -72,12 +94,23 @@ class Worker:
             rank=rank,
         )
 
-        def open_() -> _Open:
-            store = self._options.open(any_memory=False)
+        def open_one(**options: int) -> tuple[Store, Namespace]:
+            store = self._options.open(any_memory=False, **options)
             try:
                 for address, length, keep in layout.memory:
                     store.register_address(address, length, keep=keep)
-                return _Open(store, open_namespace(store, definition))
+                return store, open_namespace(store, definition)
+            except BaseException:
+                store.close()
+                raise
+
+        def open_() -> _Open:
+            store, ns = open_one()
+            if not self._parts:
+                return _Open(store, ns, store, ns)
+            try:
+                # A step has at most as many jobs as it has requests and parts.
+                return _Open(store, ns, *open_one(jobs_parallel=_PARALLEL, jobs_max=1 << 20))
             except BaseException:
                 store.close()
                 raise
@@ -91,33 +124,79 @@ class Worker:
     def load(self, plan: Plan) -> None:
         for load in plan.loads:
             self._counters.add("loads")
-            if not self._submit(load, plan):
+            if not self._parts and self._submit(load, plan) is None:
                 self._fail(load, range(len(load.blocks[0])))
                 self._loaded.add(load.request)
+        if not self._parts:
+            return
+        self._waited = False
+        self._loads = {load.job: (load, set()) for load in plan.loads}
+        for part in self._parts:
+            for load, lost in self._loads.values():
+                if len(lost) == len(load.blocks[0]):
+                    continue
+                job = self._submit(load, plan, part)
+                if job is None:
+                    lost.update(range(len(load.blocks[0])))
+                else:
+                    self._arriving.setdefault(part, []).append(job)
+
+    def wait_for_layer(self, name: str) -> None:
+        """Wait until a layer of all loads of this step has arrived and is verified, or the loads' bound has passed."""
+        self._waited = True
+        if self._arriving:
+            # A layer that the connector does not store reads the KV of another one.
+            part = self._part_of.get(name)
+            for p in self._parts if part is None else (part,):
+                self._wait(p)
+
+    def _wait(self, part: Part) -> None:
+        for job in self._arriving.pop(part, ()):
+            # The job has a time limit of its own. At its end nothing writes to the memory any more.
+            with contextlib.suppress(errors.Error):
+                job.wait()
+            self._ended(job)
+
+    def end_loads(self) -> None:
+        """With "layers", wait for what is left of the loads of this step, and report their end."""
+        for part in list(self._arriving):
+            self._wait(part)
+        loads, self._loads = self._loads, {}
+        if loads and not self._waited:
+            self._counters.warn("hooks", 'the engine does not call wait_for_layer_load, so every load fails. Set load to "async"')
+        for load, lost in loads.values():
+            if not self._waited:
+                lost.update(range(len(load.blocks[0])))
+            if lost:
+                self._fail(load, sorted(lost))
+            self._report = self._report.merge(Report(loads={load.job: 1}))
 
     def save(self, plan: Plan) -> None:
         for save in plan.saves:
             self._counters.add("saves")
-            if not self._submit(save, plan):
+            if self._submit(save, plan) is None:
                 self._saved(save, 0)
 
-    def _submit(self, work: Load | Save, plan: Plan) -> bool:
+    def _submit(self, work: Load | Save, plan: Plan, part: Part | None = None) -> Job | None:
         opened = self._opened()
         if opened is None or self._layout is None or self.definition is None:
-            return False
+            return None
         keys = Keys.packed(work.keys, _adapter.Chain.SIZE)
-        pieces, memory = self._layout.pieces(work.first, work.blocks)
+        pieces, memory = self._layout.pieces(work.first, work.blocks, part)
         epoch = plan.epochs[self.definition.rank]
         try:
             if isinstance(work, Load):
-                job = opened.ns.jobs.get(keys, memory, first=work.first, pieces=pieces, epoch=epoch, timeout=self._options.load_timeout)
+                job = opened.reads_ns.jobs.get(
+                    keys, memory, first=work.first, pieces=pieces, epoch=epoch, timeout=self._options.load_timeout,
+                    layers=None if part is None else part.range,
+                )  # fmt: skip
             else:
                 job = opened.ns.jobs.put(keys, memory, first=work.first, pieces=pieces, epoch=epoch, timeout=self._options.save_timeout)
         except errors.Error as e:
             self._counters.warn("transfer", f"a transfer was not started: {e}")
-            return False
+            return None
         self._jobs[job] = work, pieces
-        return True
+        return job
 
     def poll(self) -> None:
         """Collect the jobs that are complete."""
@@ -125,23 +204,35 @@ class Worker:
         if opened is None or not self._jobs:
             return
         for job in opened.store.drain():
-            work, pieces = self._jobs.pop(job)
-            error = job.error()
-            moved = 0 if error is not None else job.result().bytes
-            if error is not None:
-                self._counters.warn("transfer", f"a {type(work).__name__.lower()} has failed: {error}")
-            else:
-                self._counters.settle("transfer")
-            done = zip(pieces, job.codes, strict=True)
-            bad = sorted({block - work.first for (block, _), code in done if code not in (KeyResult.OK, KeyResult.EXISTS)})
-            if isinstance(work, Load):
-                self._counters.add("loaded_bytes", moved)
-                if bad:
-                    self._fail(work, bad)
-                self._loaded.add(work.request)
-            else:
-                self._counters.add("saved_bytes", moved)
-                self._saved(work, bad[0] if bad else len(work.blocks[0]))
+            self._ended(job)
+
+    def _ended(self, job: Job) -> None:
+        """Take the result of a job that is complete."""
+        work, pieces = self._jobs.pop(job)
+        error = job.error()
+        moved = 0 if error is not None else job.result().bytes
+        if error is not None:
+            self._counters.warn("transfer", f"a {type(work).__name__.lower()} has failed: {error}")
+        else:
+            self._counters.settle("transfer")
+        done = zip(pieces, job.codes, strict=True)
+        bad = sorted({block - work.first for (block, _), code in done if code not in (KeyResult.OK, KeyResult.EXISTS)})
+        if isinstance(work, Save):
+            self._counters.add("saved_bytes", moved)
+            if bad and error is None:
+                # MISS is the result of the blocks after the one that was refused.
+                codes = (KeyResult(code) for code in job.codes)
+                why = next((c for c in codes if c not in (KeyResult.OK, KeyResult.EXISTS, KeyResult.MISS)), KeyResult.MISS).name
+                self._counters.warn(f"save {why}", f"a save was not stored in whole: {why}. save_failures counts the next ones")
+            self._saved(work, bad[0] if bad else len(work.blocks[0]))
+            return
+        self._counters.add("loaded_bytes", moved)
+        if self._parts:
+            self._loads[work.job][1].update(bad)
+            return
+        if bad:
+            self._fail(work, bad)
+        self._loaded.add(work.request)
 
     def _saved(self, save: Save, stored: int) -> None:
         """Report that the first blocks of a save are stored."""
@@ -167,13 +258,13 @@ class Worker:
         return loaded, failed
 
     def take_failed(self) -> set[int]:
-        """Return the blocks that were not loaded. Each request of them is in take_loaded of the same step."""
+        """Return the blocks that were not loaded. With load "async" each request of them is in take_loaded of the same step."""
         failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
     def take_report(self) -> Report | None:
         report, self._report = self._report, Report()
-        return report if report.saves or report.epochs else None
+        return report if report != Report() else None
 
     def bump(self, to: int) -> int:
         """Begin epoch to of this rank's namespace, the next one if 0. It waits for the nodes."""
@@ -189,4 +280,4 @@ class Worker:
         if self._link is not None:
             self._link.close()
             if self._link.value is not None:
-                self._link.value.store.close()
+                self._link.value.close()

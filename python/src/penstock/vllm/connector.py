@@ -6,6 +6,7 @@ It is glue: the scheduler's decisions are in _scheduler, the transfers in _worke
     get_num_new_matched_tokens ─► lookup, a job per rank
     update_state_after_alloc   ─► a load is planned
     build_connector_meta       ─► Plan ───────────────────────►  start_load_kv   jobs: node ═► blocks
+                                                                 wait_for_layer_load  waits, with load "layers"
                                                                  wait_for_save   jobs: blocks ═► node
     update_connector_output    ◄─ Report, finished, failed ◄───  get_transfer_results  collects complete jobs
 """
@@ -105,8 +106,11 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         given = self._kv_transfer_config.kv_connector_extra_config
-        options = _adapter.options(Options, given, where="kv_connector_extra_config of PenstockConnector")
+        options = _options(given)
         _refuse_unsupported(vllm_config)
+        self._layers = options.load == "layers"
+        if self._layers:
+            _refuse_layers(vllm_config, kv_cache_config)
         self._counters = _adapter.Counters("vllm")
         self._sent = dict.fromkeys(EVENTS, 0)
         self._scheduler: Scheduler | None = None
@@ -123,6 +127,10 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             self._worker = Worker(options, self._counters)
         self._model = options.model or vllm_config.model_config.model
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return _options(extra_config).load == "layers"  # a CUDA graph of all layers would not call wait_for_layer_load
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -153,19 +161,31 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker.load(metadata.plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Every load is complete before its request is scheduled."""
+        """With load "layers", wait until the KV of a layer is there and verified, or its load has failed.
+
+        With load "async" every load is complete before its request is scheduled.
+        """
+        assert self._worker is not None
+        self._worker.wait_for_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """A save begins when all layers of a block are there."""
+        """A save begins when all layers of a block are there.
+
+        A node stores a value whole: it commits the checksums of all layers with one call, and no reader finds a part of a
+        block. A transfer that began layer by layer would hold the node's memory during the forward pass, and would have to be
+        undone for every block that a failed load has made worthless.
+        """
 
     def wait_for_save(self) -> None:
         assert self._worker is not None
         metadata = self._get_connector_metadata()
         assert isinstance(metadata, Metadata)
+        self._worker.end_loads()
         self._worker.save(metadata.plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         assert self._worker is not None
+        self._worker.end_loads()  # with a draft model, wait_for_save comes after this
         self._worker.poll()
         loaded, failed = self._worker.take_loaded()
         return KVConnectorTransferResults(finished_recving=loaded, failed_recving=failed)
@@ -197,7 +217,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         assert self._scheduler is not None
         found = self._scheduler.lookup(request, num_computed_tokens)
-        return found, bool(found)
+        return found, bool(found) and not self._layers
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         assert self._scheduler is not None
@@ -267,6 +287,28 @@ def new_weights(worker: Any, version: int = 0) -> int:
     if not isinstance(connector, PenstockConnector) or connector._worker is None:
         raise errors.InvalidError(f"the worker's KV connector is {type(connector).__name__}; want PenstockConnector")
     return connector._worker.bump(version)
+
+
+def _options(extra_config: dict[str, Any]) -> Options:
+    where = "kv_connector_extra_config of PenstockConnector"
+    options = _adapter.options(Options, extra_config, where=where)
+    if not options.layers_per_read:
+        raise errors.InvalidError(f"{where}: option 'layers_per_read': 0; want a number of at least 1")
+    return options
+
+
+def _refuse_layers(config: Any, kv_cache_config: Any) -> None:
+    """Raise InvalidError where vLLM could not compute again what a load with "layers" has not brought."""
+    if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
+        raise errors.InvalidError(
+            f'the option load is "layers", and the model has {groups} KV cache groups: vLLM takes failed blocks of a request that runs'
+            ' only from models with one group. Set load to "async", or start the engine with --disable-hybrid-kv-cache-manager'
+        )
+    if threshold := config.scheduler_config.long_prefill_token_threshold:
+        raise errors.InvalidError(
+            f'the option load is "layers", and long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on'
+            ' blocks that another one has still to compute again. Set load to "async", or the threshold to 0'
+        )
 
 
 def _refuse_unsupported(config: Any) -> None:
