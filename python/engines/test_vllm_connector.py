@@ -153,6 +153,50 @@ def test_sessions_across_processes(
         vllm.stop("second")
 
 
+def test_requests_that_name_their_epoch(
+    alone: Vllm, agents: list[Session], plain: list[list[list[int]]], updated_model: Path, node: testing.Node
+) -> None:
+    """Engines get new weights one after the other. Each finds and stores blocks of its own weights, without a call into the connector."""
+    vllm, some = alone, slice(4)
+    prompts, longer = (turn(agents, k)[some] for k in (0, 1))
+    old, new = Stored(), Stored()
+
+    def check(engine: str, epoch: int, prompts: list[list[int]], tokens: list[list[int]], stored: Stored) -> None:
+        answers = vllm.generate(engine, prompts, epoch=epoch)
+        assert tokens_of(answers) == tokens
+        assert [a["cached"] for a in answers] == [stored.cached(p) for p in prompts]
+        for prompt, answer in zip(prompts, tokens, strict=True):
+            stored.add(prompt, answer)
+
+    def update(engine: str) -> None:
+        vllm.call(engine, "update_weights", model=str(updated_model))
+        assert vllm.call(engine, "reset")
+
+    for engine in ("slow", "fast"):
+        vllm.start(engine, connector(node, live_epochs=2))
+        check(engine, 5, prompts, plain[0][some], old)
+    update("plain")
+    update("fast")
+    tokens = tokens_of(vllm.generate("plain", prompts))
+    check("fast", 6, prompts, tokens, new)
+    assert vllm.call("slow", "reset")
+    check("slow", 5, longer, plain[1][some], old)
+    vllm.start("restarted", connector(node, live_epochs=2))  # with the old weights
+    check("restarted", 5, longer, plain[1][some], old)
+    update("slow")
+    check("slow", 6, prompts, tokens, new)
+
+    vllm.generate("slow", [[5] * 40], epoch=7)
+    assert vllm.call("restarted", "reset")
+    check("restarted", 5, prompts, plain[0][some], Stored())
+    assert vllm.call("restarted", "counters")["unavailable"] == len(prompts)
+    for engine in ("slow", "fast", "restarted"):
+        assert vllm.call(engine, "counters")["dropped_blocks"] == 0
+        vllm.stop(engine)
+    vllm.call("plain", "update_weights", model=vllm.model)
+    assert vllm.call("plain", "reset")
+
+
 @both_loads
 def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], load: dict[str, Any]) -> None:
     """A node that stops, dies, or has damaged its bytes costs time, no request and no token. Nothing wrong is stored."""

@@ -84,12 +84,14 @@ class Driver:
         salts: list[str | None] | None = None,
         adapters: list[dict[str, Any] | None] | None = None,
         images: list[int | None] | None = None,
+        epoch: int = 0,
     ) -> list[dict[str, Any]]:
         """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns.
 
-        An adapter has the fields of LoRARequest. An image is the seed of its noise.
+        An adapter has the fields of LoRARequest. An image is the seed of its noise. All requests name the epoch, if it is not 0.
         """
-        sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+        named = {"kv_transfer_params": {"penstock": {"epoch": epoch}}} if epoch else None
+        sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, extra_args=named)
         requests: list[dict[str, Any]] = [{"prompt_token_ids": p} for p in prompts]
         for request, salt in zip(requests, salts or [], strict=False):
             if salt is not None:

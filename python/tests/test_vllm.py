@@ -47,6 +47,7 @@ class Request:
     cache_salt: str | None = None
     mm_features: tuple[Any, ...] = ()
     prompt_embeds: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -135,7 +136,7 @@ class Engine:
             ids = [save.keys[i : i + keys] for i in range(0, len(save.keys), keys)]
             pieces, memory = self.layout.pieces(save.first, save.blocks)
             for ns in self.ranks[:ranks]:
-                result = ns.put(ids, memory, first=save.first, pieces=pieces)
+                result = ns.put(ids, memory, first=save.first, pieces=pieces, epoch=save.epoch)
                 report = report.merge(Report({save.job: (1, len(save.blocks[0]) if result.ok == len(pieces) else 0)}))
         self.side.update(report, (), ())
 
@@ -631,6 +632,76 @@ def test_new_weights(engine: Engine) -> None:
     engine.side.update(Report(epochs={0: 9}), (), ())
     assert engine.lookup(prompt("e", 3)) == 0
     assert engine.idle().epochs == [9]
+
+
+def at_epoch(request: Request, epoch: int) -> Request:
+    request.kv_transfer_params = {"penstock": {"epoch": epoch}}
+    return request
+
+
+def test_requests_that_name_their_epoch(node: testing.Node, name: str) -> None:
+    """Two engines get new weights one after the other. A request finds and stores blocks of its epoch only."""
+    with Engine(node, name, ranks=2, live_epochs=2) as fast, Engine(node, name, ranks=2, live_epochs=2) as slow:
+        for engine in (fast, slow):
+            assert engine.lookup(prompt("before", 3)) == 0
+        for epoch in (5, 6):
+            request = at_epoch(prompt(f"first of {epoch}", 3), epoch)
+            assert fast.lookup(request) == 0
+            plan = fast.plan(request, 13)
+            assert [s.epoch for s in plan.saves] == [epoch]
+            fast.saved(plan)
+            assert fast.counters["dropped_blocks"] == 0
+        longer = at_epoch(prompt("slow", 4), 5)
+        assert slow.lookup(longer) == 12
+        slow.side.allocated(longer, [[1, 2, 3]], 12)
+        plan = slow.plan(longer, 17)
+        assert [load.epoch for load in plan.loads] == [5]
+        slow.side.update(None, [longer.request_id], ())
+        slow.saved(plan)
+        assert fast.lookup(at_epoch(prompt("found", 4), 5)) == 16
+        assert fast.lookup(at_epoch(prompt("of the next", 4), 6)) == 12
+
+        assert slow.lookup(at_epoch(prompt("now 7", 3), 7)) == 0
+        for ended in (at_epoch(prompt(name, 3), 5) for name in "ab"):
+            assert slow.lookup(ended) == 0
+            assert not slow.plan(ended, 13).saves
+        assert slow.counters["unavailable"] == 2
+        assert fast.lookup(at_epoch(prompt("of 6", 4), 6)) == 12
+        assert fast.lookup(prompt("names none", 3)) == 0
+
+
+def test_an_epoch_that_no_node_begins(name: str) -> None:
+    """A request waits for lookup_timeout at most, and the epoch begins when the node is back."""
+    with testing.node() as node, Engine(node, name, lookup_timeout=60, retry_interval=10) as e:
+        assert e.lookup(prompt("before", 3)) == 0
+        node.pause()
+        request = at_epoch(prompt("a", 3), 2)
+        assert e.side.lookup(request, 0) is None
+        e.now += 60
+        assert e.side.lookup(request, 0) == 0
+        assert not e.plan(request, 13).saves
+        assert (e.counters["lookup_failures"], e.counters["lookups"]) == (1, 1)
+        node.resume()
+        e.now += 10
+        again = at_epoch(prompt("b", 3), 2)
+        assert e.lookup(again) == 0
+        e.save_all(again)
+        assert e.lookup(at_epoch(prompt("c", 3), 2)) == 12
+
+
+def test_kv_transfer_params_that_are_wrong(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    wrong: list[Any] = [7, {}, {"epoch": 0}, {"epoch": True}, {"epoch": "7"}, {"epoch": 1 << 63}, {"epoch": 7, "other": 1}]
+    for i, named in enumerate(wrong):
+        request = prompt(str(i), 3)
+        request.kv_transfer_params = {"penstock": named}
+        assert engine.lookup(request) == 0
+        assert not engine.plan(request, 13).saves
+        assert engine.counters["unnamed"] == i + 1
+        assert f"is {named!r}" in caplog.text
+    other = prompt("of another connector", 3)
+    other.kv_transfer_params = {"do_remote_prefill": False}
+    engine.lookup(other)
+    assert engine.plan(other, 13).saves
 
 
 def test_a_node_that_is_away_is_left_alone_for_a_while(name: str) -> None:

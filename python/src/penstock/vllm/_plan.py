@@ -7,10 +7,13 @@ from typing import Literal
 
 from penstock import _adapter
 
-__all__ = ["EVENTS", "NULL", "Blocks", "Load", "Options", "Plan", "Report", "Save"]
+__all__ = ["EVENTS", "LIVE_MAX", "NULL", "Blocks", "Load", "Options", "Plan", "Report", "Save"]
 
 NULL = 0
 """The id of the block that holds nothing. It stands for blocks that are outside a layer's window."""
+
+LIVE_MAX = 16
+"""The most live epochs of a namespace: PENSTOCK_LIVE_MAX of penstock.h."""
 
 Blocks = list[list[int]]
 """The engine's blocks of consecutive blocks of a prompt: a list for each KV cache group, all of one length."""
@@ -19,7 +22,7 @@ EVENTS = {
     "lookups": "Lookups that the nodes answered.",
     "lookup_failures": "Lookups that no node answered in time.",
     "unavailable": "Requests that were served without the cache, because no node is reachable or the nodes refuse.",
-    "unnamed": "Requests that were served without the cache, because a LoRA adapter or image of theirs cannot be identified.",
+    "unnamed": "Requests that were served without the cache, because their LoRA adapter, image or epoch cannot be identified.",
     "hit_tokens": "Tokens that lookups found beyond what the engine had.",
     "loads": "Loads that were started.",
     "load_failures": "Loads of which a block was not delivered in time and verified.",
@@ -52,6 +55,8 @@ class Options(_adapter.Connection):
     """Bound of a load. The engine computes the blocks that have not arrived by then."""
     save_timeout: float = 30.0
     """Bound of a save. The engine does not reuse a block until its save has ended."""
+    live_epochs: int = 1
+    """How many epochs stay live when a request names a new one, that one included; from 1 to 16."""
     save_blocks: int = 0
     """The most blocks that are kept for saves at once; further ones are dropped. 0: an eighth of the KV cache."""
 
@@ -65,6 +70,8 @@ class Load:
     keys: bytes
     first: int
     blocks: Blocks
+    epoch: int = 0
+    """That the request names. 0: that of the plan."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,8 @@ class Save:
     keys: bytes
     first: int
     blocks: Blocks
+    epoch: int = 0
+    """As of a Load."""
 
     @property
     def end(self) -> int:
@@ -88,7 +97,7 @@ class Plan:
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
-    """The epoch of each rank's namespace."""
+    """The epoch of each rank's namespace, for requests that name none."""
 
 
 @dataclass

@@ -16,7 +16,7 @@ from penstock._keys import Keys
 from penstock._store import Cut, Job, Namespace, Store
 from penstock.vllm._extra import Extra, Extras
 from penstock.vllm._layout import Definition
-from penstock.vllm._plan import NULL, Blocks, Load, Options, Plan, Report, Save
+from penstock.vllm._plan import LIVE_MAX, NULL, Blocks, Load, Options, Plan, Report, Save
 from penstock.vllm._worker import open_namespace
 
 __all__ = ["Scheduler"]
@@ -40,6 +40,8 @@ class _Request:
         self.preemptions = -1  # when the lookup was made
         self.lookup: list[Job] | None = None
         self.unnamed = False  # its blocks have no ids
+        self.epoch = 0  # that it names; 0: the engine's
+        self.since: float | None = None  # when it began to wait for its epoch
         self.found: int | None = None  # blocks that the nodes have
         self.computed = 0  # tokens that the engine had then
         self.loading: Load | None = None
@@ -107,6 +109,7 @@ class Scheduler:
         self._without = ""  # the request that was counted last as served without the cache: the engine may ask many times
         self._bumping: Future[list[int]] | None = None
         self._epochs: list[int] = []
+        self._named: dict[int, Future[None]] = {}  # the epochs that requests name: done when they are live
 
     # -- life
 
@@ -178,6 +181,12 @@ class Scheduler:
             self._without = request.request_id
             return 0
         blocks = (request.num_tokens - 1) // self._block  # the engine computes one token at least
+        if state is not None and state.epoch and (state.may_load or state.may_save):
+            live = self._live(state)
+            if live is None:
+                return None
+            if not live:
+                state.may_load = state.may_save = False
         if state is None or not state.may_load or blocks * self._block <= computed or request.skip_reading_prefix_cache:
             return 0
         if state.preemptions != request.num_preemptions:
@@ -198,6 +207,7 @@ class Scheduler:
             state.may_load, state.may_save = self._may_load, self._may_save
             self._requests[request.request_id] = state
             try:
+                state.epoch = _epoch_of(request)
                 state.extra = self._extras.of(request)
             except errors.InvalidError as e:
                 self._without_name(state, e)
@@ -224,7 +234,7 @@ class Scheduler:
             keys = Keys.packed(bytes(state.chain.ids[: blocks * _adapter.Chain.SIZE]), _adapter.Chain.SIZE)
             try:
                 state.lookup = [
-                    ns.jobs.match(keys, epoch=epoch, timeout=self._options.lookup_timeout)
+                    ns.jobs.match(keys, epoch=state.epoch or epoch, timeout=self._options.lookup_timeout)
                     for ns, epoch in zip(opened.ranks, self._epochs, strict=True)
                 ]
             except errors.Error as e:
@@ -238,6 +248,10 @@ class Scheduler:
             if error := job.error():
                 return self._unanswered(f"a lookup has failed: {error}")
             result = job.result()
+            if result.cut == Cut.EPOCH and state.epoch:
+                self._named.pop(state.epoch, None)
+                self._ended(state)
+                return 0
             if result.cut == Cut.EPOCH:
                 self._counters.warn("epoch", "the nodes are at a later epoch, that of another engine: nothing is found until new_weights")
             if result.cut in (Cut.DOWN, Cut.BUSY):
@@ -246,6 +260,38 @@ class Scheduler:
         self._counters.settle("down", "bump")
         self._counters.add("lookups")
         return found
+
+    def _live(self, state: _Request) -> bool | None:
+        """Return whether the epoch that a request names is live, or None while the nodes have not answered. It begins a later one."""
+        assert self._link is not None
+        if state.since is None:
+            state.since = self._clock()
+        epoch, keep = state.epoch, self._options.live_epochs
+        answer = self._named.get(epoch)
+        if answer is None:
+            if len(self._named) == LIVE_MAX:
+                del self._named[min(self._named)]
+            answer = self._named[epoch] = self._link.call(lambda opened: _begin(opened.ranks, epoch, keep))
+        if not answer.done():
+            if self._clock() - state.since < self._options.lookup_timeout:
+                return None
+            self._unanswered(f"no answer yet whether epoch {epoch} is live")
+            return False
+        error = answer.exception()
+        if isinstance(error, errors.MismatchError):
+            self._ended(state)
+            return False
+        if error is not None:
+            del self._named[epoch]
+            self._unanswered(f"epoch {epoch} was not begun: {error}")
+            return False
+        return True
+
+    def _ended(self, state: _Request) -> None:
+        """Serve a request without the cache, because its epoch has ended."""
+        state.may_load = state.may_save = False
+        self._counters.add("unavailable")
+        self._counters.warn("ended", f"a request names epoch {state.epoch}, which has ended, and is served without the cache")
 
     def _unanswered(self, why: str) -> int:
         """Do without the nodes for a while."""
@@ -263,7 +309,7 @@ class Scheduler:
         last = first + tokens // self._block
         keys = bytes(state.chain.ids[: last * _adapter.Chain.SIZE])
         self._jobs += 1
-        state.loading = Load(self._jobs, request.request_id, keys, first, [list(pool[first:last]) for pool in blocks])
+        state.loading = Load(self._jobs, request.request_id, keys, first, [list(pool[first:last]) for pool in blocks], state.epoch)
         self._counters.add("hit_tokens", tokens)
         self._loads.append(state.loading)
 
@@ -322,7 +368,7 @@ class Scheduler:
         self._jobs += 1
         blocks, state.waiting = state.waiting, []
         end = state.waiting_first + len(blocks[0])
-        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * _adapter.Chain.SIZE]), state.waiting_first, blocks)
+        state.saving = Save(self._jobs, bytes(state.chain.ids[: end * _adapter.Chain.SIZE]), state.waiting_first, blocks, state.epoch)
         self._saves[self._jobs] = (state, state.saving, self._ranks, len(blocks[0]))
         plan.saves.append(state.saving)
 
@@ -466,6 +512,26 @@ class Scheduler:
             self._counters.warn("bump", f"no new epoch yet: {e!r}. The cache is not used until the nodes have confirmed it")
             return False
         return self._opened() is not None
+
+
+def _epoch_of(request: Any) -> int:
+    """Return the epoch that a request names in its kv_transfer_params, {"penstock": {"epoch": 7}}; 0 if it names none."""
+    named = (request.kv_transfer_params or {}).get("penstock")
+    if named is None:
+        return 0
+    epoch = named.get("epoch") if isinstance(named, dict) and len(named) == 1 else None
+    if type(epoch) is not int or not 0 < epoch < 1 << 63:
+        raise errors.InvalidError(f'"penstock" in kv_transfer_params is {named!r}; want {{"epoch": N}} with N from 1 to 2**63-1')
+    return epoch
+
+
+def _begin(ranks: Sequence[Namespace], epoch: int, keep: int) -> None:
+    """Begin an epoch in each rank's namespace, unless it has begun there. Raise MismatchError if it has ended."""
+    for ns in ranks:
+        try:
+            ns.bump(epoch, keep=keep)
+        except errors.MismatchError:  # a node is at a later epoch
+            ns.pin(1, epoch=epoch).release()
 
 
 def _each(blocks: Blocks) -> list[int]:

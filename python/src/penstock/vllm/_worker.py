@@ -183,7 +183,7 @@ class Worker:
             return None
         keys = Keys.packed(work.keys, _adapter.Chain.SIZE)
         pieces, memory = self._layout.pieces(work.first, work.blocks, part)
-        epoch = plan.epochs[self.definition.rank]
+        epoch = work.epoch or plan.epochs[self.definition.rank]
         try:
             if isinstance(work, Load):
                 job = opened.reads_ns.jobs.get(

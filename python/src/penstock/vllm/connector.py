@@ -34,7 +34,7 @@ from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from penstock import _adapter, errors
 from penstock.vllm._extra import Adapters, Extras
 from penstock.vllm._layout import Definition
-from penstock.vllm._plan import EVENTS, Options, Plan, Report
+from penstock.vllm._plan import EVENTS, LIVE_MAX, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
 from penstock.vllm._worker import Worker
 
@@ -294,6 +294,8 @@ def _options(extra_config: dict[str, Any]) -> Options:
     options = _adapter.options(Options, extra_config, where=where)
     if not options.layers_per_read:
         raise errors.InvalidError(f"{where}: option 'layers_per_read': 0; want a number of at least 1")
+    if not 1 <= options.live_epochs <= LIVE_MAX:
+        raise errors.InvalidError(f"{where}: option 'live_epochs': {options.live_epochs}; want a number from 1 to {LIVE_MAX}")
     return options
 
 
