@@ -724,12 +724,16 @@ static int becomes_readable(int32_t fd) {
 	return poll(&p, 1, 120000) == 1;
 }
 
-// action returns the next action of an engine, and checks its kind.
+// action returns the next action of an engine, and checks its kind. Orders about reads may
+// come before END, because the other engine has not read its part yet.
 static penstock_action action(const struct engine *engine, uint32_t kind) {
 	penstock_action a = {0};
 	uint32_t n = 0;
-	CHECK(becomes_readable(engine->fd), "%s: no action", roles[engine->role]);
-	CHECK(penstock_leader_drain(engine->leader, &a, 1, &n, &e) == PENSTOCK_OK && n == 1 && a.kind == kind, "%s: %u actions, kind %u; want %u: %s", roles[engine->role], n, a.kind, kind, e.message);
+	do {
+		CHECK(becomes_readable(engine->fd), "%s: no action", roles[engine->role]);
+		CHECK(penstock_leader_drain(engine->leader, &a, 1, &n, &e) == PENSTOCK_OK && n == 1, "%s: %u actions: %s", roles[engine->role], n, e.message);
+	} while (kind == PENSTOCK_ACTION_END && n == 1 && (a.kind == PENSTOCK_ACTION_READ || a.kind == PENSTOCK_ACTION_CUT));
+	CHECK(a.kind == kind, "%s: action %u; want %u", roles[engine->role], a.kind, kind);
 	return a;
 }
 
