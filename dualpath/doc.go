@@ -61,9 +61,12 @@
 //	                             request's last one and has not ended
 //
 // After a restart of the planner, the orders of the planner before are not known. The groups
-// report the cached tokens that each engine has read, is reading or computes (Held.Parts). If
-// the two engines of a request do not bring all of them, an order was lost, and the request is
-// planned anew.
+// report the cached tokens that each engine has read, is reading or computes (Held.Parts), and
+// the read under way (Held.Reading):
+//
+//	lost with the planner   when the groups of both engines have registered
+//	Read, Recompute         the engines do not bring all cached tokens: planned anew
+//	Cut, Drop               the planner takes over the reads under way, and decides again
 //
 // # Accounts
 //

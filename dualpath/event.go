@@ -132,6 +132,12 @@ type Held struct {
 	// Parts are the cached tokens that the engine has read, is reading or computes. They are
 	// known if Order is.
 	Parts []Part `json:",omitempty"`
+	// Reading is the read under way, if its length is not 0. Read is the Seq of the Start or
+	// Read that ordered it, and Landed is how many of its tokens have arrived. They are known
+	// if Order is.
+	Reading Part   `json:",omitzero"`
+	Read    uint64 `json:",omitempty"`
+	Landed  int    `json:",omitempty"`
 	// Ended: the engine has done its part or failed. Finished or Failed follows.
 	Ended bool `json:",omitempty"`
 }

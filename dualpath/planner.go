@@ -165,8 +165,8 @@ type request struct {
 	// (instruct).
 	attempt uint64
 	orders  [2][]Action
-	// adopted is set if another planner started it, so that this planner has
-	// none of its reads but the parts that its engines listed (found).
+	// adopted is set if another planner started it, until both engines have reported what they
+	// do (found).
 	adopted bool
 	found   [2]*Held
 	// failures are how often an engine could not do its part.
@@ -425,17 +425,15 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		r.setEngine(g.role, en)
 		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
 		r.found = [2]*Held{}
-		r.found[sideAt(g.role)] = h
+		p.restore(r, g.role, h)
 		if g.role == Prefill {
 			p.partial = append(p.partial, r)
 		}
 	case h.Attempt == r.attempt:
 		r.setEngine(g.role, en)
-		if r.found[sideAt(g.role)] = h; r.adopted && !r.prefilled && !r.covered() {
-			// The planner before this one ended when a read had stopped, and no engine has
-			// the order to read or to compute the rest.
-			r.why.note(p.now, "its engines do not bring all cached tokens")
-			p.requeue(r, GroupLost)
+		if r.adopted && !r.prefilled {
+			p.restore(r, g.role, h)
+			p.adopt(r)
 		}
 	case again || r.prefilled:
 		// The request has left this attempt, and its prefill engine has done its part.
@@ -444,6 +442,43 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		r.setEngine(g.role, en)
 		r.why.note(p.now, "the two sides work on different attempts")
 		p.requeue(r, GroupLost)
+	}
+}
+
+// restore takes over the read that an engine of a found request has under way.
+func (p *Planner) restore(r *request, role Role, h *Held) {
+	r.found[sideAt(role)] = h
+	if h.Ended || h.Reading.Len() <= 0 || h.Reading.To > h.Request.Hit {
+		return
+	}
+	r.sides[sideAt(role)] = side{
+		part: h.Reading, upto: h.Reading.From, landed: min(h.Landed, h.Reading.Len()), state: reading, order: h.Read,
+		begun: p.now, predicted: drain(r.engineOf(role).node, h.Reading.Len()),
+	}
+	if r.loadingAt == nil {
+		r.loadingAt = p.loading.PushBack(r)
+	}
+}
+
+// adopt makes a found request, both of whose engines have reported, one that this planner could
+// have started.
+func (p *Planner) adopt(r *request) {
+	if !r.covered() {
+		// The planner before this one ended when a read had stopped, and no engine has
+		// the order to read or to compute the rest.
+		r.why.note(p.now, "its engines do not bring all cached tokens")
+		p.requeue(r, GroupLost)
+		return
+	}
+	for _, h := range r.found {
+		if h == nil || h.Ended || h.Order == 0 {
+			return
+		}
+	}
+	r.adopted = false
+	a, b := &r.sides[0], &r.sides[1]
+	if a.state == reading && b.state == reading && a.part.From < b.part.To && b.part.From < a.part.To {
+		a.hedge, b.hedge = true, true
 	}
 }
 

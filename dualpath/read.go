@@ -417,7 +417,7 @@ func (p *Planner) rescue() {
 
 // rescueRequest is rescue for one request.
 func (p *Planner) rescueRequest(r *request) {
-	if p.opts.Policy == PrefillOnly || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
+	if p.opts.Policy == PrefillOnly || r.adopted || r.pe == nil || r.de == nil || r.pe.node == r.de.node {
 		return
 	}
 	for _, role := range [...]Role{Prefill, Decode} {

@@ -13,7 +13,7 @@ import (
 // milliseconds, everything else tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
-//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO]…,…) [hit=N]] [again]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…,…) [hit=N]] [again]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
@@ -21,7 +21,7 @@ import (
 //	tick    at=N
 //	explain request=N              state                stats
 //
-// A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
+// A part with READ is being read. A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := &story{}
@@ -113,8 +113,13 @@ func (s *story) up(c *args) string {
 		held, parts, _ := strings.Cut(held, "+")
 		for part := range strings.SplitSeq(parts, "+") {
 			var q Part
-			if n, _ := fmt.Sscanf(part, "%d-%d", &q.From, &q.To); n == 2 {
+			var read uint64
+			n, _ := fmt.Sscanf(part, "%d-%dr%d", &q.From, &q.To, &read)
+			if n >= 2 {
 				h.Parts = append(h.Parts, q)
+			}
+			if n == 3 {
+				h.Reading, h.Read = q, read
 			}
 		}
 		text, ended := strings.CutSuffix(held, "/ended")

@@ -211,7 +211,7 @@ func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LeaderAction_Kind.Descriptor instead.
 func (LeaderAction_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17, 0}
 }
 
 type SubmitRequest struct {
@@ -942,7 +942,9 @@ type HeldRequest struct {
 	Ended bool `protobuf:"varint,5,opt,name=ended,proto3" json:"ended,omitempty"`
 	// With order: the cached tokens that the engine has read, is reading or computes. A planner
 	// that was restarted plans a request anew if its engines do not bring every cached token.
-	Parts         []*Part `protobuf:"bytes,6,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts []*Part `protobuf:"bytes,6,rep,name=parts,proto3" json:"parts,omitempty"`
+	// With order: the read under way; left out: none.
+	Reading       *HeldRead `protobuf:"bytes,8,opt,name=reading,proto3" json:"reading,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1019,6 +1021,76 @@ func (x *HeldRequest) GetParts() []*Part {
 	return nil
 }
 
+func (x *HeldRequest) GetReading() *HeldRead {
+	if x != nil {
+		return x.Reading
+	}
+	return nil
+}
+
+// HeldRead is a read under way.
+type HeldRead struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Part  *Part                  `protobuf:"bytes,1,opt,name=part,proto3" json:"part,omitempty"`
+	// The seq of the START or READ that ordered it.
+	Read uint64 `protobuf:"varint,2,opt,name=read,proto3" json:"read,omitempty"`
+	// Tokens of the part that have arrived, verified or not.
+	Landed        uint32 `protobuf:"varint,3,opt,name=landed,proto3" json:"landed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldRead) Reset() {
+	*x = HeldRead{}
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldRead) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldRead) ProtoMessage() {}
+
+func (x *HeldRead) ProtoReflect() protoreflect.Message {
+	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldRead.ProtoReflect.Descriptor instead.
+func (*HeldRead) Descriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *HeldRead) GetPart() *Part {
+	if x != nil {
+		return x.Part
+	}
+	return nil
+}
+
+func (x *HeldRead) GetRead() uint64 {
+	if x != nil {
+		return x.Read
+	}
+	return 0
+}
+
+func (x *HeldRead) GetLanded() uint32 {
+	if x != nil {
+		return x.Landed
+	}
+	return 0
+}
+
 type FetchWork struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The highest seq among the actions received before this state was taken.
@@ -1031,7 +1103,7 @@ type FetchWork struct {
 
 func (x *FetchWork) Reset() {
 	*x = FetchWork{}
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1115,7 @@ func (x *FetchWork) String() string {
 func (*FetchWork) ProtoMessage() {}
 
 func (x *FetchWork) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[9]
+	mi := &file_penstockv1_planner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1128,7 @@ func (x *FetchWork) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchWork.ProtoReflect.Descriptor instead.
 func (*FetchWork) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{9}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *FetchWork) GetSeen() uint64 {
@@ -1095,7 +1167,7 @@ type EngineState struct {
 
 func (x *EngineState) Reset() {
 	*x = EngineState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1179,7 @@ func (x *EngineState) String() string {
 func (*EngineState) ProtoMessage() {}
 
 func (x *EngineState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[10]
+	mi := &file_penstockv1_planner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1192,7 @@ func (x *EngineState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineState.ProtoReflect.Descriptor instead.
 func (*EngineState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{10}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *EngineState) GetEngine() string {
@@ -1171,7 +1243,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1183,7 +1255,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[11]
+	mi := &file_penstockv1_planner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1196,7 +1268,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{11}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeState) GetNode() string {
@@ -1239,7 +1311,7 @@ type ReadProgress struct {
 
 func (x *ReadProgress) Reset() {
 	*x = ReadProgress{}
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1323,7 @@ func (x *ReadProgress) String() string {
 func (*ReadProgress) ProtoMessage() {}
 
 func (x *ReadProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[12]
+	mi := &file_penstockv1_planner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1336,7 @@ func (x *ReadProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadProgress.ProtoReflect.Descriptor instead.
 func (*ReadProgress) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{12}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ReadProgress) GetRequest() string {
@@ -1326,7 +1398,7 @@ type ReadStopped struct {
 
 func (x *ReadStopped) Reset() {
 	*x = ReadStopped{}
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1410,7 @@ func (x *ReadStopped) String() string {
 func (*ReadStopped) ProtoMessage() {}
 
 func (x *ReadStopped) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[13]
+	mi := &file_penstockv1_planner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1423,7 @@ func (x *ReadStopped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStopped.ProtoReflect.Descriptor instead.
 func (*ReadStopped) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{13}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ReadStopped) GetRequest() string {
@@ -1414,7 +1486,7 @@ type RequestFinished struct {
 
 func (x *RequestFinished) Reset() {
 	*x = RequestFinished{}
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1498,7 @@ func (x *RequestFinished) String() string {
 func (*RequestFinished) ProtoMessage() {}
 
 func (x *RequestFinished) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[14]
+	mi := &file_penstockv1_planner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1511,7 @@ func (x *RequestFinished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFinished.ProtoReflect.Descriptor instead.
 func (*RequestFinished) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{14}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RequestFinished) GetRequest() string {
@@ -1477,7 +1549,7 @@ type RequestFailed struct {
 
 func (x *RequestFailed) Reset() {
 	*x = RequestFailed{}
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1561,7 @@ func (x *RequestFailed) String() string {
 func (*RequestFailed) ProtoMessage() {}
 
 func (x *RequestFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[15]
+	mi := &file_penstockv1_planner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1574,7 @@ func (x *RequestFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestFailed.ProtoReflect.Descriptor instead.
 func (*RequestFailed) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{15}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RequestFailed) GetRequest() string {
@@ -1564,7 +1636,7 @@ type LeaderAction struct {
 
 func (x *LeaderAction) Reset() {
 	*x = LeaderAction{}
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1576,7 +1648,7 @@ func (x *LeaderAction) String() string {
 func (*LeaderAction) ProtoMessage() {}
 
 func (x *LeaderAction) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[16]
+	mi := &file_penstockv1_planner_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1589,7 +1661,7 @@ func (x *LeaderAction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderAction.ProtoReflect.Descriptor instead.
 func (*LeaderAction) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{16}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaderAction) GetKind() LeaderAction_Kind {
@@ -1700,7 +1772,7 @@ type BumpWeightsRequest struct {
 
 func (x *BumpWeightsRequest) Reset() {
 	*x = BumpWeightsRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1784,7 @@ func (x *BumpWeightsRequest) String() string {
 func (*BumpWeightsRequest) ProtoMessage() {}
 
 func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[17]
+	mi := &file_penstockv1_planner_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1797,7 @@ func (x *BumpWeightsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsRequest.ProtoReflect.Descriptor instead.
 func (*BumpWeightsRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{17}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *BumpWeightsRequest) GetNamespace() string {
@@ -1750,7 +1822,7 @@ type BumpWeightsResponse struct {
 
 func (x *BumpWeightsResponse) Reset() {
 	*x = BumpWeightsResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1762,7 +1834,7 @@ func (x *BumpWeightsResponse) String() string {
 func (*BumpWeightsResponse) ProtoMessage() {}
 
 func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[18]
+	mi := &file_penstockv1_planner_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1847,7 @@ func (x *BumpWeightsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BumpWeightsResponse.ProtoReflect.Descriptor instead.
 func (*BumpWeightsResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{18}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
 }
 
 type ExplainRequest struct {
@@ -1787,7 +1859,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1871,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[19]
+	mi := &file_penstockv1_planner_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1884,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{19}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainRequest) GetRequest() string {
@@ -1833,7 +1905,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +1917,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[20]
+	mi := &file_penstockv1_planner_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +1930,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainResponse) GetLines() []*ExplainResponse_Line {
@@ -1890,7 +1962,7 @@ type TopRequest struct {
 
 func (x *TopRequest) Reset() {
 	*x = TopRequest{}
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +1974,7 @@ func (x *TopRequest) String() string {
 func (*TopRequest) ProtoMessage() {}
 
 func (x *TopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[21]
+	mi := &file_penstockv1_planner_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +1987,7 @@ func (x *TopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopRequest.ProtoReflect.Descriptor instead.
 func (*TopRequest) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
 }
 
 type TopResponse struct {
@@ -1940,7 +2012,7 @@ type TopResponse struct {
 
 func (x *TopResponse) Reset() {
 	*x = TopResponse{}
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2024,7 @@ func (x *TopResponse) String() string {
 func (*TopResponse) ProtoMessage() {}
 
 func (x *TopResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[22]
+	mi := &file_penstockv1_planner_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2037,7 @@ func (x *TopResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse.ProtoReflect.Descriptor instead.
 func (*TopResponse) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TopResponse) GetGroups() []*TopResponse_Group {
@@ -2077,7 +2149,7 @@ type ExplainResponse_Line struct {
 
 func (x *ExplainResponse_Line) Reset() {
 	*x = ExplainResponse_Line{}
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2161,7 @@ func (x *ExplainResponse_Line) String() string {
 func (*ExplainResponse_Line) ProtoMessage() {}
 
 func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[23]
+	mi := &file_penstockv1_planner_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2174,7 @@ func (x *ExplainResponse_Line) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse_Line.ProtoReflect.Descriptor instead.
 func (*ExplainResponse_Line) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{20, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{21, 0}
 }
 
 func (x *ExplainResponse_Line) GetMicroseconds() uint64 {
@@ -2132,7 +2204,7 @@ type TopResponse_Engine struct {
 
 func (x *TopResponse_Engine) Reset() {
 	*x = TopResponse_Engine{}
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2216,7 @@ func (x *TopResponse_Engine) String() string {
 func (*TopResponse_Engine) ProtoMessage() {}
 
 func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[24]
+	mi := &file_penstockv1_planner_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2229,7 @@ func (x *TopResponse_Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Engine.ProtoReflect.Descriptor instead.
 func (*TopResponse_Engine) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 0}
 }
 
 func (x *TopResponse_Engine) GetEngine() string {
@@ -2208,7 +2280,7 @@ type TopResponse_Node struct {
 
 func (x *TopResponse_Node) Reset() {
 	*x = TopResponse_Node{}
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2292,7 @@ func (x *TopResponse_Node) String() string {
 func (*TopResponse_Node) ProtoMessage() {}
 
 func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[25]
+	mi := &file_penstockv1_planner_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2305,7 @@ func (x *TopResponse_Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Node.ProtoReflect.Descriptor instead.
 func (*TopResponse_Node) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 1}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 1}
 }
 
 func (x *TopResponse_Node) GetNode() string {
@@ -2279,7 +2351,7 @@ type TopResponse_Group struct {
 
 func (x *TopResponse_Group) Reset() {
 	*x = TopResponse_Group{}
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2291,7 +2363,7 @@ func (x *TopResponse_Group) String() string {
 func (*TopResponse_Group) ProtoMessage() {}
 
 func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
-	mi := &file_penstockv1_planner_proto_msgTypes[26]
+	mi := &file_penstockv1_planner_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2304,7 +2376,7 @@ func (x *TopResponse_Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopResponse_Group.ProtoReflect.Descriptor instead.
 func (*TopResponse_Group) Descriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{22, 2}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{23, 2}
 }
 
 func (x *TopResponse_Group) GetGroup() string {
@@ -2419,14 +2491,19 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"blockBytes\x12\x1d\n" +
 	"\n" +
 	"sums_bytes\x18\x03 \x01(\x04R\tsumsBytes\x12#\n" +
-	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"\xca\x01\n" +
+	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"\xfb\x01\n" +
 	"\vHeldRequest\x124\n" +
 	"\arequest\x18\x01 \x01(\v2\x1a.penstock.v1.SubmitRequestR\arequest\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05order\x18\x04 \x01(\x04R\x05order\x12\x14\n" +
 	"\x05ended\x18\x05 \x01(\bR\x05ended\x12'\n" +
-	"\x05parts\x18\x06 \x03(\v2\x11.penstock.v1.PartR\x05parts\"\x81\x01\n" +
+	"\x05parts\x18\x06 \x03(\v2\x11.penstock.v1.PartR\x05parts\x12/\n" +
+	"\areading\x18\b \x01(\v2\x15.penstock.v1.HeldReadR\areading\"]\n" +
+	"\bHeldRead\x12%\n" +
+	"\x04part\x18\x01 \x01(\v2\x11.penstock.v1.PartR\x04part\x12\x12\n" +
+	"\x04read\x18\x02 \x01(\x04R\x04read\x12\x16\n" +
+	"\x06landed\x18\x03 \x01(\rR\x06landed\"\x81\x01\n" +
 	"\tFetchWork\x12\x12\n" +
 	"\x04seen\x18\x01 \x01(\x04R\x04seen\x122\n" +
 	"\aengines\x18\x02 \x03(\v2\x18.penstock.v1.EngineStateR\aengines\x12,\n" +
@@ -2570,7 +2647,7 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 }
 
 var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_penstockv1_planner_proto_goTypes = []any{
 	(Side)(0),                    // 0: penstock.v1.Side
 	(RequestUpdate_Kind)(0),      // 1: penstock.v1.RequestUpdate.Kind
@@ -2584,24 +2661,25 @@ var file_penstockv1_planner_proto_goTypes = []any{
 	(*EngineSpec)(nil),           // 9: penstock.v1.EngineSpec
 	(*EngineBuffer)(nil),         // 10: penstock.v1.EngineBuffer
 	(*HeldRequest)(nil),          // 11: penstock.v1.HeldRequest
-	(*FetchWork)(nil),            // 12: penstock.v1.FetchWork
-	(*EngineState)(nil),          // 13: penstock.v1.EngineState
-	(*NodeState)(nil),            // 14: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 15: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 16: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 17: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 18: penstock.v1.RequestFailed
-	(*LeaderAction)(nil),         // 19: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 20: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 21: penstock.v1.BumpWeightsResponse
-	(*ExplainRequest)(nil),       // 22: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 23: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 24: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 25: penstock.v1.TopResponse
-	(*ExplainResponse_Line)(nil), // 26: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 27: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 28: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 29: penstock.v1.TopResponse.Group
+	(*HeldRead)(nil),             // 12: penstock.v1.HeldRead
+	(*FetchWork)(nil),            // 13: penstock.v1.FetchWork
+	(*EngineState)(nil),          // 14: penstock.v1.EngineState
+	(*NodeState)(nil),            // 15: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 16: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 17: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 18: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 19: penstock.v1.RequestFailed
+	(*LeaderAction)(nil),         // 20: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 21: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 22: penstock.v1.BumpWeightsResponse
+	(*ExplainRequest)(nil),       // 23: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 24: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 25: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 26: penstock.v1.TopResponse
+	(*ExplainResponse_Line)(nil), // 27: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 28: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 29: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 30: penstock.v1.TopResponse.Group
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
 	4,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
@@ -2609,47 +2687,49 @@ var file_penstockv1_planner_proto_depIdxs = []int32{
 	6,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
 	0,  // 3: penstock.v1.Part.side:type_name -> penstock.v1.Side
 	8,  // 4: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
-	12, // 5: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	15, // 6: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	16, // 7: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	17, // 8: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	18, // 9: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	13, // 5: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
+	16, // 6: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	17, // 7: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	18, // 8: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	19, // 9: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
 	0,  // 10: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
 	9,  // 11: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
 	11, // 12: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
 	10, // 13: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
 	3,  // 14: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
 	6,  // 15: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
-	13, // 16: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	14, // 17: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	0,  // 18: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	0,  // 19: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	0,  // 20: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	0,  // 21: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	2,  // 22: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	0,  // 23: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	6,  // 24: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	3,  // 25: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	26, // 26: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	29, // 27: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	0,  // 28: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	27, // 29: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	28, // 30: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	3,  // 31: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	7,  // 32: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	20, // 33: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	22, // 34: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	24, // 35: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	5,  // 36: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	19, // 37: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	21, // 38: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	23, // 39: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	25, // 40: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	36, // [36:41] is the sub-list for method output_type
-	31, // [31:36] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	12, // 16: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
+	6,  // 17: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
+	14, // 18: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	15, // 19: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	0,  // 20: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	0,  // 21: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	0,  // 22: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	0,  // 23: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	2,  // 24: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	0,  // 25: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	6,  // 26: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	3,  // 27: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	27, // 28: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	30, // 29: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	0,  // 30: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	28, // 31: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	29, // 32: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	3,  // 33: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	7,  // 34: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	21, // 35: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	23, // 36: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	25, // 37: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	5,  // 38: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	20, // 39: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	22, // 40: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	24, // 41: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	26, // 42: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	38, // [38:43] is the sub-list for method output_type
+	33, // [33:38] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2671,7 +2751,7 @@ func file_penstockv1_planner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -111,7 +111,7 @@ func TestOldPeers(t *testing.T) {
 				r.Confirm, r.Planner = false, 0
 				r.Holding = slices.DeleteFunc(r.Holding, func(h *pb.HeldRequest) bool { return h.Ended })
 				for _, h := range r.Holding {
-					h.Order = 0
+					h.Order, h.Parts, h.Reading = 0, nil, nil
 				}
 			}
 			if p := m.GetProgress(); p != nil {

@@ -46,7 +46,7 @@
 //   - The registration has the number of the last action about each attempt. The planner
 //     sends the actions after it again. It also has the parts of the cached prefix that the
 //     engine has read, is reading or computes: a planner that was restarted plans a request
-//     again if its engines do not bring all of the prefix.
+//     again if its engines do not bring all of the prefix. It takes over the reads under way.
 //   - The leader sends the last report about each attempt's reads again, if it meets the
 //     planner that it sent the report to. Reports have the number of the action that ordered
 //     the read, so the planner takes each one once.

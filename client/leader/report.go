@@ -55,11 +55,22 @@ func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	m := &pb.HeldRequest{Request: h.submit, Engine: h.member.Name, Ended: ended}
 	if h.attempt != nil {
 		m.Attempt, m.Order = h.attempt.attempt, h.attempt.order
+		for p, landed := range h.attempt.arrived {
+			// The planner has ended the earlier ones.
+			if order := h.attempt.ordered[p]; order > m.Reading.GetRead() {
+				m.Reading = &pb.HeldRead{Part: l.partOf(p), Read: order, Landed: uint32(landed)}
+			}
+		}
 		for _, p := range h.attempt.brings {
-			m.Parts = append(m.Parts, &pb.Part{Side: pb.Side(l.opts.Role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))})
+			m.Parts = append(m.Parts, l.partOf(p))
 		}
 	}
 	return m
+}
+
+// partOf translates a part from blocks to tokens.
+func (l *Leader) partOf(p traffic.Part) *pb.Part {
+	return &pb.Part{Side: pb.Side(l.opts.Role), From: uint32(l.tokensOf(p.From)), To: uint32(l.tokensOf(p.To))}
 }
 
 // registered begins a session with the planner of a number. The session repeats the reports

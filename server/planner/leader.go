@@ -176,12 +176,20 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		q := s.request(j, namespaces[i])
 		q.Hit = int(h.Request.HitTokens) // a gateway that submits again may have another match
 		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Ended: h.Ended}
+		if read := h.Reading; read != nil {
+			as.Reading, as.Read, as.Landed = partOf(read.Part), read.Read, int(read.Landed)
+		}
 		for _, part := range h.Parts {
-			as.Parts = append(as.Parts, dualpath.Part{Side: dualpath.Role(part.Side), From: int(part.From), To: int(part.To)})
+			as.Parts = append(as.Parts, partOf(part))
 		}
 		held = append(held, as)
 	}
 	return held, over, nil
+}
+
+// partOf translates a part.
+func partOf(p *pb.Part) dualpath.Part {
+	return dualpath.Part{Side: dualpath.Role(p.GetSide()), From: int(p.GetFrom()), To: int(p.GetTo())}
 }
 
 // checkGroup refuses a registration that no planner could take.
