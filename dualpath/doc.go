@@ -65,6 +65,10 @@
 // the read under way (Held.Reading):
 //
 //	lost with the planner   when the groups of both engines have registered
+//	Start, on one side      one engine has the attempt alone: it is aborted, the request planned anew
+//	Abort, on one side      the same. A decode engine alone goes on if it reads nothing and its
+//	                        prefill group had the Start: prefill may have ended
+//	Abort, on both sides    the request goes on
 //	Read, Recompute         the engines do not bring all cached tokens: planned anew
 //	Cut, Drop               the planner takes over the reads under way, and decides again
 //

@@ -95,6 +95,10 @@ type GroupUp struct {
 	// Again: the group was registered with this planner before. The planner has each request
 	// in Holding, unless the request has ended.
 	Again bool `json:",omitempty"`
+	// Returns: the group was registered with this planner or another one before, and Seen is
+	// the highest Seq that has reached it since it began.
+	Returns bool   `json:",omitempty"`
+	Seen    uint64 `json:",omitempty"`
 }
 
 // EngineSpec is one engine of a group. A size that is 0 is not limited.
@@ -138,6 +142,8 @@ type Held struct {
 	Reading Part   `json:",omitzero"`
 	Read    uint64 `json:",omitempty"`
 	Landed  int    `json:",omitempty"`
+	// Peer is the engine on the other side of the attempt. 0: not known.
+	Peer EngineID `json:",omitempty"`
 	// Ended: the engine has done its part or failed. Finished or Failed follows.
 	Ended bool `json:",omitempty"`
 }

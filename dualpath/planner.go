@@ -30,7 +30,7 @@ type Planner struct {
 	queued      int
 	// loading are the requests with a read under way.
 	loading *list.List
-	// partial were found with a prefill engine alone after a restart.
+	// partial were found with one engine alone after a restart.
 	partial []*request
 	epochs  map[NamespaceID]uint64
 	// expiry is the earliest deadline that may be that of a request in a queue; 0:
@@ -108,6 +108,9 @@ type group struct {
 	role    Role
 	engines []*engine
 	heard   time.Duration
+	// returns and seen are those of its GroupUp.
+	returns bool
+	seen    uint64
 	// private is the queue of a decode group, of *request; total the tokens of
 	// its engines and of that queue. cursor is the request of the queue that is to be
 	// granted next: its head, but for those that this fetch has left. full: no engine
@@ -313,7 +316,8 @@ func (p *Planner) sized(q *Request) *request {
 // groupUp makes a group known, and what it holds. What a group that returns
 // still holds goes on where it was; the rest of what it had is planned anew.
 func (p *Planner) groupUp(e *GroupUp) {
-	g := &group{id: e.Group, role: e.Role, heard: p.now, least: noEngine, totalAt: -1, oldestAt: -1}
+	p.seq = max(p.seq, e.Seen)
+	g := &group{id: e.Group, role: e.Role, heard: p.now, returns: e.Returns, seen: e.Seen, least: noEngine, totalAt: -1, oldestAt: -1}
 	fresh := make(map[EngineID]*engine, len(e.Engines))
 	for _, s := range e.Engines {
 		n := p.nodes[s.Node]
@@ -362,6 +366,7 @@ func (p *Planner) groupUp(e *GroupUp) {
 	for i := range e.Holding {
 		p.hold(g, &e.Holding[i], e.Again)
 	}
+	p.complete()
 }
 
 // size is what an engine has of each memory.
@@ -426,9 +431,7 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 		r.phase, r.attempt, r.started, r.adopted = serving, h.Attempt, p.now, true
 		r.found = [2]*Held{}
 		p.restore(r, g.role, h)
-		if g.role == Prefill {
-			p.partial = append(p.partial, r)
-		}
+		p.partial = append(p.partial, r)
 	case h.Attempt == r.attempt:
 		r.setEngine(g.role, en)
 		if r.adopted && !r.prefilled {
@@ -531,18 +534,34 @@ func (p *Planner) requeue(r *request, why Reason) {
 	p.enqueue(r, true)
 }
 
-// complete checks the requests that a prefill engine reported after a restart. If no
-// decode engine has reported a request within the time in which a group must reconnect,
-// the request has no decode engine and would wait forever.
+// complete plans the requests again that one engine alone holds after a restart, because the
+// engine on the other side lacks the attempt: its Start was lost with the planner before this
+// one, or the attempt has ended there. An engine whose group does not come back within the time
+// in which it must reconnect lacks every attempt.
 func (p *Planner) complete() {
 	p.partial = slices.DeleteFunc(p.partial, func(r *request) bool {
-		if p.requests[r.ID] != r || r.phase != serving || r.de != nil {
+		if p.requests[r.ID] != r || r.phase != serving || !r.adopted || (r.pe == nil) == (r.de == nil) {
 			return true
 		}
-		if p.now-r.started <= p.opts.GroupTimeout {
+		role := Prefill
+		if r.pe == nil {
+			role = Decode
+		}
+		h := r.found[sideAt(role)]
+		back := p.engines[h.Peer]
+		if h.Peer == 0 {
+			back = nil
+		}
+		if back == nil && p.now-r.started <= p.opts.GroupTimeout {
 			return false
 		}
-		r.why.note(p.now, "no decode engine has it; planned anew")
+		// Prefill may have ended. Then the decode engine reads nothing, and the prefill engine
+		// had the Start.
+		had := h.Reading.Len() <= 0 && (back == nil || !back.group.returns || back.group.seen >= r.attempt)
+		if role == Decode && (had || r.prefilled) {
+			return true
+		}
+		r.why.note(p.now, "no "+role.Other().String()+" engine has it; planned anew")
 		p.requeue(r, GroupLost)
 		return true
 	})

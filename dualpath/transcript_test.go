@@ -13,7 +13,7 @@ import (
 // milliseconds, everything else tokens.
 //
 //	planner [policy=P] [alpha=N] [beta=N] [block=N] [minpart=N] [rate=N] [queue=N]
-//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…,…) [hit=N]] [again]
+//	up      group=G role=prefill|decode engines=(ID@NODE,…) [hbm=N] [longest=N] [buffer=BYTES] [holding=(REQUEST@ENGINE[#ATTEMPT[/ORDER[/ended]]][+FROM-TO[rREAD]]…[~PEER],…) [hit=N]] [again] [seen=N]
 //	submit  id=N prompt=N [hit=N] [out=N] [ns=N] [epoch=N] [deadline=N]
 //	fetch   group=G [tok=(…)] [seq=(…)] [hbm=(…)] [buffer=(…)] [queue=(…)] [rate=(…)] [seen=N]     lists in the order of engines, or of their nodes
 //	progress request=N side=prefill|decode upto=N [landed=N]      stopped request=N side=… upto=N [failed] [gone]
@@ -21,7 +21,7 @@ import (
 //	tick    at=N
 //	explain request=N              state                stats
 //
-// A part with READ is being read. A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
+// A part with READ is being read. seen is of a group that was registered before. A block takes 100 bytes of a buffer, its checksums one, a request 10. The four about an attempt take attempt=N, the number of a start, and those about a read read=N, the number of the action that ordered it. Each command takes at=N, the time; without it, no time passes.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/transcripts", func(t *testing.T, path string) {
 		s := &story{}
@@ -110,6 +110,8 @@ func (s *story) up(c *args) string {
 	}
 	for _, held := range c.list("holding") {
 		h := Held{Request: Request{Prompt: 100, Hit: c.num("hit", 0)}}
+		held, peer, _ := strings.Cut(held, "~")
+		fmt.Sscan(peer, &h.Peer)
 		held, parts, _ := strings.Cut(held, "+")
 		for part := range strings.SplitSeq(parts, "+") {
 			var q Part
@@ -130,7 +132,7 @@ func (s *story) up(c *args) string {
 		}
 		g.Holding = append(g.Holding, h)
 	}
-	g.Again = c.d.HasArg("again")
+	g.Again, g.Returns, g.Seen = c.d.HasArg("again"), c.d.HasArg("seen"), uint64(c.num("seen", 0))
 	s.spec[g.Group] = g.Engines
 	return s.step(g)
 }

@@ -689,7 +689,10 @@ type RegisterGroup struct {
 	Planner uint64 `protobuf:"varint,5,opt,name=planner,proto3" json:"planner,omitempty"`
 	// confirm: the leader keeps FINISHED and FAILED until CONFIRMED, and sends them again in
 	// its next session.
-	Confirm       bool `protobuf:"varint,6,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Confirm bool `protobuf:"varint,6,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	// The highest seq that the leader has taken from any planner. The planner numbers its actions
+	// above it, so an attempt with a higher number has not reached the leader.
+	Seen          uint64 `protobuf:"varint,7,opt,name=seen,proto3" json:"seen,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +767,13 @@ func (x *RegisterGroup) GetConfirm() bool {
 		return x.Confirm
 	}
 	return false
+}
+
+func (x *RegisterGroup) GetSeen() uint64 {
+	if x != nil {
+		return x.Seen
+	}
+	return 0
 }
 
 type EngineSpec struct {
@@ -943,6 +953,9 @@ type HeldRequest struct {
 	// With order: the cached tokens that the engine has read, is reading or computes. A planner
 	// that was restarted plans a request anew if its engines do not bring every cached token.
 	Parts []*Part `protobuf:"bytes,6,rep,name=parts,proto3" json:"parts,omitempty"`
+	// With attempt: the engine on the other side. A planner that was restarted plans a request
+	// anew if that engine is registered and does not have the attempt.
+	PeerEngine string `protobuf:"bytes,7,opt,name=peer_engine,json=peerEngine,proto3" json:"peer_engine,omitempty"`
 	// With order: the read under way; left out: none.
 	Reading       *HeldRead `protobuf:"bytes,8,opt,name=reading,proto3" json:"reading,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1019,6 +1032,13 @@ func (x *HeldRequest) GetParts() []*Part {
 		return x.Parts
 	}
 	return nil
+}
+
+func (x *HeldRequest) GetPeerEngine() string {
+	if x != nil {
+		return x.PeerEngine
+	}
+	return ""
 }
 
 func (x *HeldRequest) GetReading() *HeldRead {
@@ -2468,14 +2488,15 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\astopped\x18\x04 \x01(\v2\x18.penstock.v1.ReadStoppedH\x00R\astopped\x12:\n" +
 	"\bfinished\x18\x05 \x01(\v2\x1c.penstock.v1.RequestFinishedH\x00R\bfinished\x124\n" +
 	"\x06failed\x18\x06 \x01(\v2\x1a.penstock.v1.RequestFailedH\x00R\x06failedB\t\n" +
-	"\amessage\"\xe7\x01\n" +
+	"\amessage\"\xfb\x01\n" +
 	"\rRegisterGroup\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12%\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x11.penstock.v1.SideR\x04role\x121\n" +
 	"\aengines\x18\x03 \x03(\v2\x17.penstock.v1.EngineSpecR\aengines\x122\n" +
 	"\aholding\x18\x04 \x03(\v2\x18.penstock.v1.HeldRequestR\aholding\x12\x18\n" +
 	"\aplanner\x18\x05 \x01(\x04R\aplanner\x12\x18\n" +
-	"\aconfirm\x18\x06 \x01(\bR\aconfirm\"\xc9\x01\n" +
+	"\aconfirm\x18\x06 \x01(\bR\aconfirm\x12\x12\n" +
+	"\x04seen\x18\a \x01(\x04R\x04seen\"\xc9\x01\n" +
 	"\n" +
 	"EngineSpec\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
@@ -2491,14 +2512,16 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"blockBytes\x12\x1d\n" +
 	"\n" +
 	"sums_bytes\x18\x03 \x01(\x04R\tsumsBytes\x12#\n" +
-	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"\xfb\x01\n" +
+	"\rrequest_bytes\x18\x04 \x01(\x04R\frequestBytes\"\x9c\x02\n" +
 	"\vHeldRequest\x124\n" +
 	"\arequest\x18\x01 \x01(\v2\x1a.penstock.v1.SubmitRequestR\arequest\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\x04R\aattempt\x12\x14\n" +
 	"\x05order\x18\x04 \x01(\x04R\x05order\x12\x14\n" +
 	"\x05ended\x18\x05 \x01(\bR\x05ended\x12'\n" +
-	"\x05parts\x18\x06 \x03(\v2\x11.penstock.v1.PartR\x05parts\x12/\n" +
+	"\x05parts\x18\x06 \x03(\v2\x11.penstock.v1.PartR\x05parts\x12\x1f\n" +
+	"\vpeer_engine\x18\a \x01(\tR\n" +
+	"peerEngine\x12/\n" +
 	"\areading\x18\b \x01(\v2\x15.penstock.v1.HeldReadR\areading\"]\n" +
 	"\bHeldRead\x12%\n" +
 	"\x04part\x18\x01 \x01(\v2\x11.penstock.v1.PartR\x04part\x12\x12\n" +

@@ -79,6 +79,32 @@ func TestBrokenSession(t *testing.T) {
 	}
 }
 
+// TestKilledPlanner: the planner is killed at each message of a request's course, in either
+// direction. A message to the planner is lost. One to a leader is lost, or is the last one that
+// arrives. The next planner has no state. Each time the request ends, is planned again at most
+// once more than in its course, and nothing of it is left.
+func TestKilledPlanner(t *testing.T) {
+	testkit.Long(t, "after each of some 200 kills the leaders wait until they try again")
+	for _, c := range courses {
+		for _, role := range []Role{Prefill, Decode} {
+			for _, at := range []struct {
+				name            string
+				toPlanner, lose bool
+			}{{"lost to planner", true, true}, {"lost to leader", false, true}, {"last to leader", false, false}} {
+				t.Run(fmt.Sprintf("%s/%v/%s", c.name, role, at.name), func(t *testing.T) {
+					for k, more := 1, true; more; k++ {
+						t.Run(fmt.Sprint(k), func(t *testing.T) {
+							b := &breaker{role: pb.Side(role), toPlanner: at.toPlanner, lose: at.lose, kills: true, k: k}
+							defer func() { more = b.fired() }()
+							c.run(t, func(h *host) { h.breakers = []*breaker{b} })
+						})
+					}
+				})
+			}
+		}
+	}
+}
+
 // TestBrokenSessions: three sessions break in the course of a request, at messages that a seed
 // chooses.
 func TestBrokenSessions(t *testing.T) {
@@ -108,10 +134,10 @@ func TestOldPeers(t *testing.T) {
 	}{
 		"leader": {sending: func(m *pb.LeaderMessage) {
 			if r := m.GetRegister(); r != nil {
-				r.Confirm, r.Planner = false, 0
+				r.Confirm, r.Planner, r.Seen = false, 0, 0
 				r.Holding = slices.DeleteFunc(r.Holding, func(h *pb.HeldRequest) bool { return h.Ended })
 				for _, h := range r.Holding {
-					h.Order, h.Parts, h.Reading = 0, nil, nil
+					h.Order, h.Parts, h.PeerEngine, h.Reading = 0, nil, "", nil
 				}
 			}
 			if p := m.GetProgress(); p != nil {
@@ -151,15 +177,19 @@ func (c *course) run(t *testing.T, prepare func(*host)) {
 		l, _ := h.lead(role, member(role.String(), &actor{s, role}))
 		leaders = append(leaders, l)
 	}
-	r := h.submit("r", 8*16)
+	r := h.serve("r", 8*16)
 	if c.cancel {
 		next(t, h.ctx, s.began)
 		r.cancel()
-		h.await("the request's end", func(top *pb.TopResponse) bool { return top.Serving+top.Waiting == 0 })
-		s.resume()
-		r = h.submit("r", 8*16)
+		<-r.end
+		h.await("the request's end, or that of the planner", func(top *pb.TopResponse) bool { return top.Serving+top.Waiting == 0 || h.killed() })
+		s.resume(h.kills())
+		r = h.serve("r", 8*16)
 	}
-	r.finished()
+	if err := next(t, h.ctx, r.end); err != nil {
+		t.Fatal(err)
+	}
+	replanned := uint64(0)
 	h.await("idle engines, and no report that is not confirmed", func(top *pb.TopResponse) bool {
 		if top.Serving+top.Waiting != 0 || len(top.Groups) != 2 {
 			return false
@@ -176,9 +206,22 @@ func (c *course) run(t *testing.T, prepare func(*host)) {
 				return false
 			}
 		}
+		replanned = top.Replanned
 		return true
 	})
-	s.check(t)
+	if most := c.replans(); h.kills() && replanned > most {
+		t.Errorf("planned again %d times; want at most %d", replanned, most)
+	}
+	s.check(t, h.kills())
+}
+
+// replans returns how often the request may be planned again by a planner that was restarted: once,
+// and where its course fails.
+func (c *course) replans() uint64 {
+	if c.err != nil {
+		return 2
+	}
+	return 1
 }
 
 // stage has the engines of one request.
@@ -222,7 +265,10 @@ func (a *actor) Start(ctx context.Context, r *Request) {
 	context.AfterFunc(ctx, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		t.end(a.role, ctx.Err())
+		if t.end(a.role, ctx.Err()) {
+			// The traffic manager of the engine cancels the other engine's job.
+			t.end(Prefill+Decode-a.role, errors.New("cancelled by the peer"))
+		}
 	})
 	for _, p := range r.Parts {
 		a.read(t, p)
@@ -272,6 +318,12 @@ func (t *attempt) bring(from, to int) {
 	}
 }
 
+// arrive has the blocks of a part before upto arrive.
+func (t *attempt) arrive(role Role, p traffic.Part, upto int) {
+	t.bring(p.From, upto)
+	t.work[role].Progress(traffic.Progress{Part: p, Upto: upto, Bytes: int64(upto-p.From) * geo.PieceBytes(0)})
+}
+
 // read reads a part as the course has it.
 func (a *actor) read(t *attempt, p traffic.Part) {
 	o := whole
@@ -287,8 +339,7 @@ func (a *actor) read(t *attempt, p traffic.Part) {
 	case silent:
 		upto = p.From
 	}
-	t.bring(p.From, upto)
-	r.Progress(traffic.Progress{Part: p, Upto: upto, Bytes: int64(upto-p.From) * geo.PieceBytes(0)})
+	t.arrive(a.role, p, upto)
 	switch o {
 	case fails:
 		r.Stopped(traffic.Stop{Part: p, Upto: upto, Err: errors.New("the NIC is lost")})
@@ -332,19 +383,29 @@ func (t *attempt) end(role Role, err error) bool {
 	return true
 }
 
-// resume lets every further read succeed.
-func (s *stage) resume() {
+// resume lets every further read succeed, and those that wait for their end too if stalled is
+// set. With a planner without state the attempt that was cancelled may go on.
+func (s *stage) resume(stalled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.resumed = true
+	for name, t := range s.attempts {
+		for role, stop := range t.stalled {
+			if stalled {
+				delete(t.stalled, role)
+				t.arrive(role, stop.Part, stop.Part.To)
+			}
+		}
+		s.progress(t, name)
+	}
 }
 
 // check fails the test if an engine has not ended an attempt, or if the request was decoded
-// more than once.
-func (s *stage) check(t *testing.T) {
+// more than once. A planner without state may have a request decoded again.
+func (s *stage) check(t *testing.T, killed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.decoded) != 1 {
+	if n := len(s.decoded); n == 0 || n > 1 && !killed {
 		t.Errorf("decoded %v; want one attempt", s.decoded)
 	}
 	for name, a := range s.attempts {

@@ -47,6 +47,9 @@
 //     sends the actions after it again. It also has the parts of the cached prefix that the
 //     engine has read, is reading or computes: a planner that was restarted plans a request
 //     again if its engines do not bring all of the prefix. It takes over the reads under way.
+//   - The registration has the engine on the other side of each attempt, and the highest
+//     number among all actions that the leader has taken. A planner that was restarted finds
+//     an attempt that one of its engines does not have, and plans the request again.
 //   - The leader sends the last report about each attempt's reads again, if it meets the
 //     planner that it sent the report to. Reports have the number of the action that ordered
 //     the read, so the planner takes each one once.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -41,9 +42,15 @@ type host struct {
 	// before the planner gets it, and action with each action before the leader gets it.
 	sending, receiving func(*pb.LeaderMessage)
 	action             func(*pb.LeaderAction)
-	// breakers break sessions of leaders.
+	// breakers break sessions of leaders, or kill the planner.
 	breakers []*breaker
+	// life is that of the planner that runs. restarts has the goroutines that replace it.
+	life     atomic.Pointer[life]
+	restarts sync.WaitGroup
 }
+
+// life is the time of one planner. When it is over, no message of that planner or to it arrives.
+type life struct{ over atomic.Bool }
 
 // newHost starts a planner. Without another value in opts, groups time out after an hour.
 func newHost(t *testing.T, opts dualpath.Options) *host {
@@ -56,21 +63,41 @@ func newHost(t *testing.T, opts dualpath.Options) *host {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	h := &host{T: t, ctx: ctx}
+	h.life.Store(&life{})
 	h.Planner = testplanner.Start(t, testplanner.Options{
 		Planner: planner.Options{Planner: opts, TickEvery: time.Millisecond},
 		Server: []grpc.ServerOption{grpc.StreamInterceptor(func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-			return handler(srv, &gatedStream{ServerStream: s, h: h})
+			return handler(srv, &gatedStream{ServerStream: s, h: h, life: h.life.Load()})
 		})},
 		Dial: []grpc.DialOption{grpc.WithStreamInterceptor(h.intercept)},
 	})
 	h.planner = pb.NewPlannerClient(h.Conn)
+	t.Cleanup(h.restarts.Wait)
 	return h
+}
+
+// kills reports whether a breaker kills the planner, killed whether one has.
+func (h *host) kills() bool {
+	return slices.ContainsFunc(h.breakers, func(b *breaker) bool { return b.kills })
+}
+
+func (h *host) killed() bool { return h.kills() && slices.ContainsFunc(h.breakers, (*breaker).fired) }
+
+// kill ends a planner's life and starts a planner without state.
+func (h *host) kill(l *life) {
+	l.over.Store(true)
+	h.restarts.Go(func() {
+		h.Stop()
+		h.life.Store(&life{})
+		h.Start()
+	})
 }
 
 // gatedStream receives while the gate is open, and until the breaker breaks it.
 type gatedStream struct {
 	grpc.ServerStream
-	h *host
+	h    *host
+	life *life
 	// role is the group's. broken: the breaker has broken the stream.
 	role   pb.Side
 	broken atomic.Bool
@@ -85,6 +112,9 @@ func (s *gatedStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
+	if s.life.over.Load() {
+		return errBroken
+	}
 	lm, ok := m.(*pb.LeaderMessage)
 	if ok && s.h.receiving != nil {
 		s.h.receiving(lm)
@@ -95,7 +125,11 @@ func (s *gatedStream) RecvMsg(m any) error {
 	if r := lm.GetRegister(); r != nil {
 		s.role = r.Role
 	}
-	b := s.h.breaks(s.role, true)
+	b := s.h.breaks(s.role, true, false)
+	if s.h.breaks(s.role, true, true) != nil {
+		s.h.kill(s.life)
+		return errBroken
+	}
 	if b == nil {
 		return nil
 	}
@@ -109,7 +143,7 @@ func (s *gatedStream) RecvMsg(m any) error {
 func (s *gatedStream) SendMsg(m any) error {
 	var b *breaker
 	if _, ok := m.(*pb.LeaderAction); ok {
-		b = s.h.breaks(s.role, false)
+		b = s.h.breaks(s.role, false, false)
 	}
 	if b == nil || !b.lose {
 		if err := s.ServerStream.SendMsg(m); err != nil {
@@ -130,16 +164,18 @@ type breaker struct {
 	role      pb.Side
 	toPlanner bool
 	lose      bool
-	k         int
+	// kills: it kills the planner. A message to the planner is then lost.
+	kills bool
+	k     int
 
 	mu sync.Mutex
 	n  int
 }
 
-// breaks counts a message with every breaker and returns one that breaks the stream at it.
-func (h *host) breaks(role pb.Side, toPlanner bool) (at *breaker) {
+// breaks counts a message with every breaker of a kind and returns one that acts at it.
+func (h *host) breaks(role pb.Side, toPlanner, kills bool) (at *breaker) {
 	for _, b := range h.breakers {
-		if b.count(role, toPlanner) {
+		if b.kills == kills && b.count(role, toPlanner) {
 			at = b
 		}
 	}
@@ -166,28 +202,52 @@ func (b *breaker) fired() bool {
 
 // intercept gives the test the messages that leaders send and receive.
 func (h *host) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	l := h.life.Load()
 	s, err := streamer(ctx, desc, cc, method, opts...)
-	return &watchedStream{s, h}, err
+	return &watchedStream{ClientStream: s, h: h, life: l}, err
 }
 
+// watchedStream receives the messages of one planner.
 type watchedStream struct {
 	grpc.ClientStream
-	h *host
+	h    *host
+	life *life
+	role atomic.Int32 // pb.Side of the group
 }
 
 func (s *watchedStream) SendMsg(m any) error {
-	if lm, ok := m.(*pb.LeaderMessage); ok && s.h.sending != nil {
-		s.h.sending(lm)
+	if lm, ok := m.(*pb.LeaderMessage); ok {
+		if r := lm.GetRegister(); r != nil {
+			s.role.Store(int32(r.Role))
+		}
+		if s.h.sending != nil {
+			s.h.sending(lm)
+		}
 	}
 	return s.ClientStream.SendMsg(m)
 }
 
 func (s *watchedStream) RecvMsg(m any) error {
-	err := s.ClientStream.RecvMsg(m)
-	if a, ok := m.(*pb.LeaderAction); ok && err == nil && s.h.action != nil {
+	if err := s.ClientStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if s.life.over.Load() {
+		return errBroken
+	}
+	a, ok := m.(*pb.LeaderAction)
+	if !ok {
+		return nil
+	}
+	if b := s.h.breaks(pb.Side(s.role.Load()), false, true); b != nil {
+		s.h.kill(s.life)
+		if b.lose {
+			return errBroken
+		}
+	}
+	if s.h.action != nil {
 		s.h.action(a)
 	}
-	return err
+	return nil
 }
 
 func (h *host) must(err error) {
@@ -326,15 +386,13 @@ type request struct {
 	cancel context.CancelFunc
 }
 
-// submit submits a request of 10 blocks of prompt and hit tokens of cached prefix.
+// submit submits a request with hit tokens of cached prefix.
 func (h *host) submit(id string, hit int) *request {
 	h.Helper()
 	ctx, cancel := context.WithCancel(h.ctx)
 	h.Cleanup(cancel)
 	for {
-		s, err := h.planner.Submit(ctx, &pb.SubmitRequest{
-			Id: id, Namespace: "m", Epoch: 3, PromptTokens: uint32(10*geo.BlockTokens + 1), HitTokens: uint32(hit), OutputTokens: 5, Payload: []byte("of " + id),
-		}, grpc.WaitForReady(true))
+		s, err := h.planner.Submit(ctx, submission(id, hit), grpc.WaitForReady(true))
 		h.must(err)
 		u, err := s.Recv()
 		if status.Code(err) == codes.Unavailable {
@@ -345,6 +403,63 @@ func (h *host) submit(id string, hit int) *request {
 			h.Fatalf("request %s: %v; want accepted", id, u)
 		}
 		return &request{h, id, s, cancel}
+	}
+}
+
+// served is a request whose gateway submits it again when the planner was killed.
+type served struct {
+	cancel context.CancelFunc
+	end    chan error // nil: finished
+}
+
+// serve submits a request with hit tokens of cached prefix until it has ended.
+func (h *host) serve(id string, hit int) *served {
+	ctx, cancel := context.WithCancel(h.ctx)
+	s := &served{cancel, make(chan error, 1)}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		t := time.NewTicker(time.Millisecond)
+		defer t.Stop()
+		for {
+			err := h.follow(ctx, id, hit)
+			if code := status.Code(err); ctx.Err() != nil || (code != codes.Unavailable && code != codes.AlreadyExists) {
+				s.end <- err
+				return
+			}
+			<-t.C
+		}
+	})
+	h.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+	return s
+}
+
+// follow submits a request and takes its updates until it has finished.
+func (h *host) follow(ctx context.Context, id string, hit int) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := h.planner.Submit(ctx, submission(id, hit), grpc.WaitForReady(true))
+	for err == nil {
+		var u *pb.RequestUpdate
+		u, err = stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return errors.New("it ended without finished")
+		case u.GetKind() == pb.RequestUpdate_KIND_FINISHED:
+			return nil
+		case u.GetKind() == pb.RequestUpdate_KIND_REJECTED:
+			return errors.New("it was rejected: " + u.Reason)
+		}
+	}
+	return err
+}
+
+// submission is a request of 10 blocks of prompt and hit tokens of cached prefix.
+func submission(id string, hit int) *pb.SubmitRequest {
+	return &pb.SubmitRequest{
+		Id: id, Namespace: "m", Epoch: 3, PromptTokens: uint32(10*geo.BlockTokens + 1), HitTokens: uint32(hit), OutputTokens: 5, Payload: []byte("of " + id),
 	}
 }
 

@@ -204,8 +204,8 @@ type Leader struct {
 	members []Member
 	// version counts the changes of members. A session has one version.
 	version int
-	// seen is the number of the last action that was taken.
-	seen uint64
+	// seen is the highest number of an action of this session, taken that of all sessions.
+	seen, taken uint64
 	// planner is the number of the planner that took the last registration. 0: none, or one
 	// that confirms no report.
 	planner uint64

@@ -15,7 +15,7 @@ import (
 func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.opts.Role), Planner: l.planner, Confirm: true}
+	r := &pb.RegisterGroup{Group: l.opts.Group, Role: pb.Side(l.opts.Role), Planner: l.planner, Confirm: true, Seen: l.taken}
 	for _, m := range l.members {
 		addr, err := marshalPeer(m.Peer)
 		if err != nil {
@@ -54,7 +54,7 @@ func (l *Leader) registration() (*pb.RegisterGroup, int, error) {
 func (l *Leader) listedLocked(h *held, ended bool) *pb.HeldRequest {
 	m := &pb.HeldRequest{Request: h.submit, Engine: h.member.Name, Ended: ended}
 	if h.attempt != nil {
-		m.Attempt, m.Order = h.attempt.attempt, h.attempt.order
+		m.Attempt, m.Order, m.PeerEngine = h.attempt.attempt, h.attempt.order, h.attempt.PeerEngine
 		for p, landed := range h.attempt.arrived {
 			// The planner has ended the earlier ones.
 			if order := h.attempt.ordered[p]; order > m.Reading.GetRead() {

@@ -243,7 +243,7 @@ func (l *Leader) receive(ctx context.Context, s stream, begun chan<- struct{}) (
 		}
 		// Later reports of the engines' load contain the request that the action has assigned.
 		l.mu.Lock()
-		l.seen = max(l.seen, a.Seq)
+		l.seen, l.taken = max(l.seen, a.Seq), max(l.taken, a.Seq)
 		l.mu.Unlock()
 	}
 }

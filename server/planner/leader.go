@@ -117,7 +117,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 			Engine: dualpath.EngineID(id), Node: dualpath.NodeID(node), HBMTokens: tokens(e.HbmTokens), PromptTokens: tokens(e.PromptTokens), Buffer: bufferOf(e.Buffer),
 		})
 	}
-	up.Again = r.Planner == s.number
+	up.Again, up.Returns, up.Seen = r.Planner == s.number, r.Planner != 0, r.Seen
 	held, over, err := s.heldLocked(r, places)
 	if err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func (s *Service) register(ctx context.Context, r *pb.RegisterGroup) (*leader, e
 // A refused registration makes no job, because nothing would end it.
 func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]place) (held []dualpath.Held, over []dualpath.RequestID, err error) {
 	held = make([]dualpath.Held, 0, len(r.Holding))
-	namespaces := make([]uint32, len(r.Holding))
+	namespaces, peers := make([]uint32, len(r.Holding)), make([]uint32, len(r.Holding))
 	for i, h := range r.Holding {
 		id, ok := s.engines.ids[h.Engine]
 		if _, ours := places[dualpath.EngineID(id)]; !ok || !ours {
@@ -158,6 +158,11 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 			return nil, nil, err
 		}
 		namespaces[i] = ns
+		if h.PeerEngine != "" {
+			if peers[i], err = s.engines.id(h.PeerEngine); err != nil {
+				return nil, nil, err
+			}
+		}
 	}
 	for i, h := range r.Holding {
 		j := s.byName[h.Request.Id]
@@ -175,7 +180,7 @@ func (s *Service) heldLocked(r *pb.RegisterGroup, places map[dualpath.EngineID]p
 		}
 		q := s.request(j, namespaces[i])
 		q.Hit = int(h.Request.HitTokens) // a gateway that submits again may have another match
-		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Ended: h.Ended}
+		as := dualpath.Held{Request: q, Engine: dualpath.EngineID(s.engines.ids[h.Engine]), Attempt: h.Attempt, Order: h.Order, Peer: dualpath.EngineID(peers[i]), Ended: h.Ended}
 		if read := h.Reading; read != nil {
 			as.Reading, as.Read, as.Landed = partOf(read.Part), read.Read, int(read.Landed)
 		}
