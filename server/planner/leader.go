@@ -216,9 +216,15 @@ func checkGroup(r *pb.RegisterGroup) error {
 			return status.Errorf(codes.InvalidArgument, "decode engine %q: no hbm_tokens; without it nothing can be placed there", e.Engine)
 		}
 	}
+	if r.Seen > maxSeq {
+		return status.Errorf(codes.InvalidArgument, "group %q has seen action %d; no planner has numbered one above %d", r.Group, r.Seen, uint64(maxSeq))
+	}
 	for _, h := range r.Holding {
 		if h.Request == nil {
 			return status.Errorf(codes.InvalidArgument, "group %q: holding something that is no request", r.Group)
+		}
+		if most := max(h.Attempt, h.Order); most > maxSeq {
+			return status.Errorf(codes.InvalidArgument, "group %q holds request %q with action %d; no planner has numbered one above %d", r.Group, h.Request.Id, most, uint64(maxSeq))
 		}
 		if err := checkSubmit(h.Request); err != nil {
 			return err
@@ -230,6 +236,10 @@ func checkGroup(r *pb.RegisterGroup) error {
 	}
 	return nil
 }
+
+// maxSeq bounds the numbers of actions of earlier planners, above which this one numbers its
+// own. At a million actions a second it takes 146,000 years to get there.
+const maxSeq = 1 << 62
 
 // maxBlockBytes bounds what one block takes of a buffer, far beyond any model: 2^28
 // tokens of such blocks can be added up.

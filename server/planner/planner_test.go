@@ -412,6 +412,8 @@ func TestBadInput(t *testing.T) {
 		"listed twice":           {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: append(engine("e"), engine("e")...)}}},
 		"which is not in the gr": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "f", Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 1}}}}}},
 		"register it as it was ": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e", Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 10, HitTokens: 11}}}}}},
+		"has seen action 1397":   {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Seen: 97 << 57}}},
+		"\"x\" with action 1397": {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e", Order: 97 << 57, Request: &pb.SubmitRequest{Id: "x", Namespace: "m", PromptTokens: 1}}}}}},
 		"that is no request":     {Message: &pb.LeaderMessage_Register{Register: &pb.RegisterGroup{Group: "g", Role: pb.Side_SIDE_PREFILL, Engines: engine("e"), Holding: []*pb.HeldRequest{{Engine: "e"}}}}},
 	} {
 		ctx, cancel := context.WithCancel(h.ctx)
