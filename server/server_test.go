@@ -716,8 +716,9 @@ func TestMetricsPage(t *testing.T) {
 			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
 		}
 	}
+	elsewhere := regexp.MustCompile("^penstock_(planner|network|gateway)_") // their packages have tests of their own
 	for name := range got {
-		if _, ok := want[name]; !ok && !strings.HasPrefix(name, "penstock_planner_") && !strings.HasPrefix(name, "penstock_network_") { // server/planner and server/netoracle have their own tests
+		if _, ok := want[name]; !ok && !elsewhere.MatchString(name) {
 			t.Errorf("docs/metrics.md documents %s, which does not exist", name)
 		}
 	}

@@ -60,6 +60,7 @@ var edges = []struct {
 
 	{"server/config", []string{"kv", "internal/yamlfile"}, "configuration is values; who uses them is decided in cmd"},
 	{"server/planner", []string{"dualpath", "dualpath/netcost", "dualpath/record", "api/..."}, "the planner node is the pure planner, its record and gRPC; it must not know what a storage node is made of"},
+	{"server/front", nil, "it is HTTP between clients and inference engines: it must not know what a storage node or a planner is made of"},
 	{"server/netoracle", []string{"dualpath/...", "internal/yamlfile"}, "it asks the operator's systems about the network in the words of netcost, and decides nothing"},
 	{"server/...", []string{"kv", "api/...", "trie", "trie/evict", "blockstore/...", "io/blockio", "rdma", "server/...", "internal/arena", "internal/sys"}, "the server joins contracts; which backend stands behind one is decided in cmd. It asks internal/sys what memory the process has, and no more"},
 	{"client/...", []string{"kv", "api/...", "rdma", "rdma/copier", "client/...", "internal/arena", "internal/sys"}, "a client links into an engine: it must not carry the server, the index or a device. It asks internal/sys for blocking calls on a unix socket, and no more"},

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -489,33 +487,7 @@ func TestSlow(t *testing.T) {
 func TestMetricsPage(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	newHost(t, Options{Registry: registry})
-	ch := make(chan *prometheus.Desc, 100)
-	registry.Describe(ch)
-	close(ch)
-	page, err := os.ReadFile("../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	described := regexp.MustCompile(`fqName: "([^"]+)", help: "([^"]+)"`)
-	documented := regexp.MustCompile("(?m)^\\| `(penstock_planner_[a-z_]+)` \\|[^|]*\\| (.*) \\|$")
-	want, got := map[string]string{}, map[string]string{}
-	for d := range ch {
-		m := described.FindStringSubmatch(d.String())
-		want[m[1]] = m[2]
-	}
-	for _, m := range documented.FindAllStringSubmatch(string(page), -1) {
-		got[m[1]] = m[2]
-	}
-	for name, help := range want {
-		if got[name] != help {
-			t.Errorf("docs/metrics.md: %s says %q; the registry says %q", name, got[name], help)
-		}
-	}
-	for name := range got {
-		if want[name] == "" {
-			t.Errorf("docs/metrics.md documents %s, which does not exist", name)
-		}
-	}
+	testkit.CheckMetricsPage(t, "penstock_planner_", registry.Describe)
 	if _, err := registry.Gather(); err != nil {
 		t.Error(err)
 	}

@@ -1,0 +1,361 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+)
+
+// The reasons why no engine takes a request.
+var (
+	errNoEngine  = errors.New("no engine is healthy")
+	errQueueFull = errors.New("all engines are busy and the queue is full")
+	errQueueWait = errors.New("all engines were busy for too long")
+)
+
+const (
+	// boundMin is the load up to which an engine is chosen for its blocks whatever the
+	// others have: an engine computes so few requests in one batch.
+	boundMin = 8
+	// pollsToFail is how many polls of an engine in a row must fail before it gets no
+	// more requests. One may fail because the engine is busy.
+	pollsToFail = 3
+	backoffMax  = 10 * time.Second
+)
+
+// engine is one inference engine.
+type engine struct {
+	name string // of metrics and logs: its URL
+	base *url.URL
+	// suspect has an element when a request has failed and the engine is to be polled.
+	suspect chan struct{}
+
+	// Guarded by pool.mu.
+	index        *prefixIndex
+	load         int // requests that it serves
+	healthy      bool
+	badPolls     int // since the last good one
+	badRequests  int // since the last good one
+	lastComplain string
+}
+
+// pool chooses engines for requests. Requests for which no engine has room wait in it.
+type pool struct {
+	engines    []*engine
+	maxLoad    int // of an engine
+	maxWaiting int
+	maxWait    time.Duration
+	loadFactor float64
+	interval   time.Duration // between polls
+	log        *slog.Logger
+	metrics    *metrics
+
+	mu      sync.Mutex
+	waiting []*ticket // in the order of arrival; attempts after the first come first
+	turn    int       // rotates the choice among equals
+}
+
+// ticket is one request on its way through the pool.
+type ticket struct {
+	prompt prompt
+	tried  []*engine
+	// granted gets the engine, or nil when there is none left to wait for. It has room
+	// for that one element.
+	granted chan *engine
+}
+
+// acquire returns an engine for the request, which counts as the engine's load until
+// release. It waits while all healthy engines that were not tried are full. Errors:
+// errNoEngine, errQueueFull, errQueueWait, and that of ctx.
+func (p *pool) acquire(ctx context.Context, t *ticket) (*engine, error) {
+	again := len(t.tried) > 0
+	p.mu.Lock()
+	e := p.chooseLocked(t)
+	switch {
+	case !p.leftLocked(t):
+		p.mu.Unlock()
+		return nil, errNoEngine
+	case e != nil && (again || len(p.waiting) == 0):
+		p.takeLocked(t, e)
+		p.mu.Unlock()
+		return e, nil
+	case len(p.waiting) >= p.maxWaiting:
+		p.mu.Unlock()
+		return nil, errQueueFull
+	}
+	t.granted = make(chan *engine, 1)
+	if again {
+		p.waiting = slices.Insert(p.waiting, 0, t)
+	} else {
+		p.waiting = append(p.waiting, t)
+	}
+	p.dispatchLocked()
+	p.metrics.queued.Set(float64(len(p.waiting)))
+	p.mu.Unlock()
+
+	timer := time.NewTimer(p.maxWait)
+	defer timer.Stop()
+	var gaveUp error
+	select {
+	case e = <-t.granted:
+	case <-timer.C:
+		gaveUp = errQueueWait
+	case <-ctx.Done():
+		gaveUp = ctx.Err()
+	}
+	if gaveUp != nil {
+		if p.leave(t) {
+			return nil, gaveUp
+		}
+		e = <-t.granted // it was dispatched meanwhile
+	}
+	switch {
+	case e == nil:
+		return nil, errNoEngine
+	case ctx.Err() != nil:
+		p.release(e)
+		return nil, ctx.Err()
+	}
+	return e, nil
+}
+
+// leave removes a waiting request. It reports whether the request was waiting.
+func (p *pool) leave(t *ticket) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.waiting, t)
+	if i < 0 {
+		return false
+	}
+	p.waiting = slices.Delete(p.waiting, i, i+1)
+	p.metrics.queued.Set(float64(len(p.waiting)))
+	return true
+}
+
+// release ends a request's load on an engine.
+func (p *pool) release(e *engine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.load--
+	p.metrics.inFlight.WithLabelValues(e.name).Set(float64(e.load))
+	p.dispatchLocked()
+}
+
+// dispatchLocked gives engines to those waiting requests for which there is room. It looks
+// at no more requests than needed to fill the engines.
+func (p *pool) dispatchLocked() {
+	for i := 0; i < len(p.waiting) && slices.ContainsFunc(p.engines, p.roomLocked); {
+		t := p.waiting[i]
+		e := p.chooseLocked(t)
+		if e == nil {
+			i++
+			continue
+		}
+		p.takeLocked(t, e)
+		t.granted <- e
+		p.waiting = slices.Delete(p.waiting, i, i+1)
+	}
+	p.metrics.queued.Set(float64(len(p.waiting)))
+}
+
+// dismissLocked gives nil to those waiting requests that have no engine left.
+func (p *pool) dismissLocked() {
+	p.waiting = slices.DeleteFunc(p.waiting, func(t *ticket) bool {
+		if p.leftLocked(t) {
+			return false
+		}
+		t.granted <- nil
+		return true
+	})
+	p.metrics.queued.Set(float64(len(p.waiting)))
+}
+
+func (p *pool) takeLocked(t *ticket, e *engine) {
+	e.load++
+	p.metrics.inFlight.WithLabelValues(e.name).Set(float64(e.load))
+	p.metrics.queriedBlocks.Add(float64(t.prompt.blocks))
+	p.metrics.hitBlocks.Add(float64(e.hits(t.prompt)))
+	for _, chain := range t.prompt.chains {
+		e.index.touch(chain)
+	}
+	p.metrics.indexBlocks.WithLabelValues(e.name).Set(float64(e.index.len()))
+	p.turn++
+}
+
+// hits returns how many blocks of the prompt the engine was sent before.
+func (e *engine) hits(prompt prompt) (n int) {
+	for _, chain := range prompt.chains {
+		n += e.index.match(chain)
+	}
+	return n
+}
+
+// roomLocked reports whether the engine takes one more request.
+func (p *pool) roomLocked(e *engine) bool { return e.healthy && e.load < p.maxLoad }
+
+// chooseLocked returns the engine for a request, or nil if none that it has not tried has
+// room.
+func (p *pool) chooseLocked(t *ticket) *engine {
+	total, healthy := 0, 0
+	for _, e := range p.engines {
+		if e.healthy {
+			healthy++
+			total += e.load
+		}
+	}
+	bound := max(boundMin, math.Ceil(p.loadFactor*float64(total+1)/float64(healthy)))
+	var idlest, best *engine
+	most := 0
+	for i := range p.engines {
+		e := p.engines[(i+p.turn)%len(p.engines)]
+		if !p.roomLocked(e) || slices.Contains(t.tried, e) {
+			continue
+		}
+		if idlest == nil || e.load < idlest.load || e.load == idlest.load && e.index.len() < idlest.index.len() {
+			idlest = e
+		}
+		if float64(e.load) >= bound {
+			continue
+		}
+		hits := e.hits(t.prompt)
+		if 2*hits < t.prompt.blocks || hits < most || hits == 0 {
+			continue
+		}
+		if hits > most || e.load < best.load {
+			best, most = e, hits
+		}
+	}
+	if best == nil {
+		return idlest
+	}
+	return best
+}
+
+// leftLocked reports whether a healthy engine is left that the request has not tried.
+func (p *pool) leftLocked(t *ticket) bool {
+	return slices.ContainsFunc(p.engines, func(e *engine) bool { return e.healthy && !slices.Contains(t.tried, e) })
+}
+
+// another is leftLocked for those who do not hold the lock.
+func (p *pool) another(t *ticket) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.leftLocked(t)
+}
+
+// anyHealthy reports whether any engine takes requests.
+func (p *pool) anyHealthy() bool { return p.another(&ticket{}) }
+
+// served notes that an engine has answered a request.
+func (p *pool) served(e *engine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.badRequests = 0
+}
+
+// failed notes that a request failed on an engine. The engine gets no more requests until
+// a poll succeeds. lost: the connection failed, so the engine's process may have ended,
+// and the KV in its memory with it.
+func (p *pool) failed(e *engine, err error, lost bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e.badRequests++
+	if lost {
+		e.index.clear()
+		p.metrics.indexBlocks.WithLabelValues(e.name).Set(0)
+	}
+	if e.healthy {
+		p.log.Warn("an engine failed a request; it gets none until it is healthy", "engine", e.name, "err", err)
+		p.setHealthLocked(e, false)
+	}
+	select {
+	case e.suspect <- struct{}{}:
+	default:
+	}
+}
+
+func (p *pool) setHealthLocked(e *engine, healthy bool) {
+	e.healthy = healthy
+	value := 0.0
+	if healthy {
+		value = 1
+	}
+	p.metrics.healthy.WithLabelValues(e.name).Set(value)
+	if healthy {
+		p.dispatchLocked()
+	} else {
+		p.dismissLocked()
+	}
+}
+
+// polled notes the result of a poll, and returns the time until the next one.
+func (p *pool) polled(e *engine, err error) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		e.badPolls, e.lastComplain = 0, ""
+		if !e.healthy {
+			p.log.Info("an engine is healthy", "engine", e.name)
+			p.setHealthLocked(e, true)
+		}
+		return p.interval
+	}
+	e.badPolls++
+	if text := err.Error(); text != e.lastComplain {
+		p.log.Warn("an engine fails its health check", "engine", e.name, "err", err)
+		e.lastComplain = text
+	}
+	if e.healthy {
+		if e.badPolls < pollsToFail {
+			return p.interval
+		}
+		p.setHealthLocked(e, false)
+	}
+	return backoff(p.interval, e.badPolls)
+}
+
+// suspected returns the time until the poll of an engine that has failed a request: none
+// after its first failure, longer if its polls succeed and its requests go on to fail.
+func (p *pool) suspected(e *engine) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e.badRequests <= 1 {
+		return 0
+	}
+	return backoff(p.interval, e.badRequests-1)
+}
+
+// backoff returns interval after the first failure, and twice as long after each further one.
+func backoff(interval time.Duration, failures int) time.Duration {
+	limit := max(backoffMax, interval)
+	for ; failures > 1 && interval < limit; failures-- {
+		interval *= 2
+	}
+	return min(interval, limit)
+}
+
+// watch polls an engine until ctx ends.
+func (p *pool) watch(ctx context.Context, e *engine, poll func(context.Context, *engine) error) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.suspect:
+			timer.Reset(p.suspected(e))
+			continue
+		case <-timer.C:
+		}
+		err := poll(ctx, e)
+		if ctx.Err() != nil {
+			return
+		}
+		timer.Reset(p.polled(e, err))
+	}
+}
