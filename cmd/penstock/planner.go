@@ -172,7 +172,7 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 func listenBoth(ctx context.Context, grpcAddr, httpAddr string) (control, web net.Listener, err error) {
 	var lc net.ListenConfig
 	if control, err = lc.Listen(ctx, "tcp", grpcAddr); err != nil {
-		return nil, nil, fmt.Errorf("listen (gRPC): %w", err)
+		return nil, nil, fmt.Errorf("listen: %w", err)
 	}
 	if httpAddr == "" {
 		return control, nil, nil

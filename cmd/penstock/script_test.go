@@ -256,7 +256,7 @@ func TestSaltStaysSecret(t *testing.T) {
 // TestHelpOfServe: settings are listed by section, every one of them, in lines that
 // fit a terminal.
 func TestHelpOfServe(t *testing.T) {
-	for _, command := range []string{"serve", "planner"} {
+	for _, command := range []string{"serve", "planner", "gateway"} {
 		out := penstock(t, "", nil, command, "--help").must(t)
 		if !strings.Contains(out, "\nSettings:\n") || !strings.Contains(out, "\nSettings of log:\n") || !strings.Contains(out, "\nFlags:\n") {
 			t.Errorf("%s has no sections:\n%s", command, out)

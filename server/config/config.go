@@ -64,8 +64,8 @@ func (c *Config) Encrypted() bool { return c.Auth.TLSCert != "" && c.DataPlane.T
 
 // Auth protects the control plane; the data plane's token is handed out over it.
 type Auth struct {
-	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every gRPC call must carry"`
-	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the gRPC listener and, unless data_plane.tls is off, of the data plane"`
+	TokenFile string `yaml:"token_file" doc:"file with the bearer token that every call must carry"`
+	TLSCert   string `yaml:"tls_cert" doc:"certificate (PEM) of the listener and, unless data_plane.tls is off, of the data plane"`
 	TLSKey    string `yaml:"tls_key" doc:"private key (PEM) of auth.tls_cert"`
 	ClientCA  string `yaml:"client_ca" doc:"CA (PEM) that client certificates must be signed by: mutual TLS"`
 }

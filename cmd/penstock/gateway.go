@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-kv/penstock/server"
+	"github.com/penstock-kv/penstock/server/config"
+	"github.com/penstock-kv/penstock/server/front"
+)
+
+func newGatewayCommand(w world) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gateway --engine URL[,URL…]",
+		Short: "Run an OpenAI-compatible front of inference engines",
+		Long: `Run an OpenAI-compatible HTTP front of inference engines (vLLM, SGLang). Requests with
+the same prompt prefix go to the same engine, which has the prefix's KV in its memory.
+The others go to the engine with the fewest requests. Requests and answers are passed
+through unchanged, streams event by event.
+
+A request goes to another engine if the first is down, has many more requests than the
+others, or fails before it has sent the first byte of an answer. When all engines are busy
+a request waits, at most --queue-wait, and is then answered with 429 and Retry-After.
+docs/gateway.md has the rest.
+
+A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
+the key: PENSTOCK_MAX_IN_FLIGHT), else from --config FILE (YAML), else it has the
+default shown here.
+
+SIGTERM and SIGINT drain: no connection is accepted, and requests in flight finish within
+--drain-timeout.`,
+		Example: `  penstock gateway --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000
+  penstock gateway --config gateway.yaml --listen 127.0.0.1:8080`,
+		Args: args(cobra.NoArgs),
+	}
+	var file string
+	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	scratch := config.DefaultGateway()
+	addConfigFlags(cmd.Flags(), scratch.Keys())
+	groupSettings(cmd, scratch.Keys())
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg := config.DefaultGateway()
+		if err := config.LoadInto(&cfg, file, w.environ); err != nil {
+			return err
+		}
+		if err := setFromFlags(cfg.Keys(), cmd.Flags()); err != nil {
+			return err
+		}
+		if err := cfg.Validate(); err != nil {
+			return err
+		}
+		return runGateway(cmd.Context(), cfg, newLogger(w.err, cfg.Log))
+	}
+	return cmd
+}
+
+// frontOf turns the configuration into the front's options.
+func frontOf(cfg config.Gateway) (front.Options, error) {
+	o := front.Options{
+		Engines: cfg.Engines, MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),
+		MaxAttempts: cfg.MaxAttempts, LoadFactor: cfg.LoadFactor, PrefixBlocks: cfg.PrefixBlocks,
+		MaxBodyBytes: int64(cfg.MaxBody), BodyMemoryBytes: int64(cfg.BodyMemory),
+		HealthInterval: cfg.HealthInterval.Std(), HealthTimeout: cfg.HealthTimeout.Std(),
+	}
+	var err error
+	if o.BearerToken, err = readToken(cfg.Auth.TokenFile); err != nil {
+		return o, err
+	}
+	if cfg.EngineCA != "" {
+		pool, err := readCA(cfg.EngineCA)
+		if err != nil {
+			return o, fmt.Errorf("config: engine_ca: %w", err)
+		}
+		o.EngineTLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	}
+	return o, nil
+}
+
+// runGateway serves until ctx ends, and then drains.
+func runGateway(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
+	opts, err := frontOf(cfg)
+	if err != nil {
+		return err
+	}
+	secure, err := serverTLS(cfg.Auth)
+	if err != nil {
+		return err
+	}
+	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP)
+	if err != nil {
+		return err
+	}
+	if web != nil {
+		warnOfMetrics(log, cfg.HTTP)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	opts.Logger, opts.Registry = log, registry
+	handler, err := front.New(opts)
+	if err != nil {
+		return errors.Join(err, api.Close(), closeIf(web))
+	}
+	node := server.NewFrontNode(server.FrontOptions{Front: handler, TLS: secure, Registry: registry})
+	attrs := []any{"listen", api.Addr().String()}
+	if web != nil {
+		attrs = append(attrs, "http", web.Addr().String())
+	}
+	log.Info("ready", append(attrs, "engines", len(cfg.Engines))...)
+	stopped := make(chan error, 1)
+	go func() { stopped <- node.Serve(api, web) }()
+	select {
+	case err = <-stopped:
+		log.Error("a listener failed; shutting down", "err", err)
+	case <-ctx.Done():
+		log.Info("draining", "within", cfg.DrainWithin)
+	}
+	// ctx has ended; what is left has its own limit.
+	start := time.Now()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainWithin.Std())
+	defer cancel()
+	err = errors.Join(err, node.Shutdown(closing))
+	if err == nil {
+		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
+	}
+	return err
+}

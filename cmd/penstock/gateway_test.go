@@ -1,0 +1,252 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock-kv/penstock/internal/cluster"
+	"github.com/penstock-kv/penstock/internal/testkit"
+)
+
+// gatewayArgs are those of a gateway that a test can start.
+func gatewayArgs(engines ...string) []string {
+	return []string{"gateway", "--engine", strings.Join(engines, ","), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}
+}
+
+// startGateway runs a gateway in this process until the test ends, or stop is called. It
+// has found an engine healthy.
+func startGateway(t *testing.T, args ...string) *served {
+	t.Helper()
+	s, r := tryServed(t, nil, args...)
+	if s == nil {
+		t.Fatalf("gateway: exit %d\n%s", r.code, r.err)
+	}
+	client := gatewayClient(t, nil)
+	within(t, "the gateway is ready", func() bool {
+		status, _ := call(t, client, "GET", "http://"+s.ready.HTTP+"/readyz", "")
+		return status == http.StatusOK
+	})
+	return s
+}
+
+// gatewayClient returns a client whose connections are closed when the test ends.
+func gatewayClient(t *testing.T, secure *tls.Config) *http.Client {
+	transport := &http.Transport{TLSClientConfig: secure}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, Timeout: time.Minute}
+}
+
+// within polls until ok, at most a minute.
+func within(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	limit, tick := time.NewTimer(time.Minute), time.NewTicker(5*time.Millisecond)
+	defer limit.Stop()
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-limit.C:
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// call returns the status and the body of an answer. A POST has an empty object as its body.
+func call(t *testing.T, client *http.Client, method, url, token string) (int, string) {
+	t.Helper()
+	body := ""
+	if method == http.MethodPost {
+		body = "{}"
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// textEngine starts an engine that answers each completion with text.
+func textEngine(t *testing.T, text string) string {
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/completions" {
+			fmt.Fprint(w, text)
+		}
+	}))
+	t.Cleanup(e.Close)
+	return e.URL
+}
+
+// TestGateway: the command puts the engines' answers and the metrics on the network.
+func TestGateway(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := startGateway(t, gatewayArgs(textEngine(t, "an answer"), textEngine(t, "an answer"))...)
+	client := gatewayClient(t, nil)
+	for range 4 {
+		if status, text := call(t, client, "POST", "http://"+s.ready.Listen+"/v1/completions", ""); status != 200 || text != "an answer" {
+			t.Errorf("%d %s", status, text)
+		}
+	}
+	for path, want := range map[string]string{"/healthz": "", "/readyz": `"engines"`, "/metrics": "\npenstock_gateway_requests_total{"} {
+		if status, text := call(t, client, "GET", "http://"+s.ready.HTTP+path, ""); status != 200 || !strings.Contains(text, want) {
+			t.Errorf("%s: %d, %q is not in\n%s", path, status, want, text)
+		}
+	}
+	if status, _ := call(t, client, "GET", "http://"+s.ready.Listen+"/metrics", ""); status != http.StatusNotFound {
+		t.Errorf("metrics at the address of the API: %d", status)
+	}
+	if r := s.stop(); r.code != exitOK || !strings.Contains(r.err, `"msg":"stopped"`) {
+		t.Errorf("exit %d\n%s", r.code, r.err)
+	}
+}
+
+// TestGatewayTokenAndTLS: the API has the token and the certificate, the address of
+// metrics has neither.
+func TestGatewayTokenAndTLS(t *testing.T) {
+	testkit.VerifyNone(t)
+	dir := t.TempDir()
+	const secret = "0123456789abcdef0123"
+	token := writeFile(t, dir, "token", []byte(secret+"\n"))
+	ca, cert, key := certificates(t, dir)
+	s := startGateway(t, append(gatewayArgs(textEngine(t, "an answer")),
+		"--auth-token-file", token, "--auth-tls-cert", cert, "--auth-tls-key", key)...)
+	pool, err := readCA(ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := gatewayClient(t, &tls.Config{RootCAs: pool})
+	for given, want := range map[string]int{"": 401, secret[1:]: 401, secret: 200} {
+		if status, text := call(t, client, "POST", "https://"+s.ready.Listen+"/v1/completions", given); status != want {
+			t.Errorf("token %q: %d %s; want %d", given, status, text, want)
+		}
+	}
+	stranger := gatewayClient(t, nil)
+	if resp, err := stranger.Get("https://" + s.ready.Listen + "/health"); err == nil {
+		resp.Body.Close()
+		t.Error("a client that does not have the CA was answered")
+	}
+	if status, _ := call(t, stranger, "GET", "http://"+s.ready.HTTP+"/metrics", ""); status != 200 {
+		t.Errorf("metrics: %d", status)
+	}
+}
+
+// TestGatewayMistakes: a bad configuration has the exit code of a usage error, and the
+// error has the key.
+func TestGatewayMistakes(t *testing.T) {
+	typo := writeFile(t, t.TempDir(), "gateway.yaml", []byte("engine: [http://a]\nmax_que: 5\n"))
+	for _, c := range []struct {
+		args, environ []string
+		want          string
+	}{
+		{nil, nil, "engine: name at least one (--engine URL)"},
+		{[]string{"--engine", "10.0.0.1:8000"}, nil, "config: engine: "},
+		{[]string{"--engine", "http://a", "--max-body", "lots"}, nil, `"lots" is not a size`},
+		{[]string{"--engine", "http://a", "--listen", "0.0.0.0:7440"}, nil, "config: listen: "},
+		{[]string{"--config", typo}, nil, typo + `:2: unknown key "max_que"; did you mean "max_queue"?`},
+		{nil, []string{"PENSTOCK_ENGINE=http://a", "PENSTOCK_QUEUE_WAIT=long"}, "PENSTOCK_QUEUE_WAIT"},
+		{[]string{"http://a"}, nil, "http://a"},
+	} {
+		r := penstock(t, "", c.environ, append([]string{"gateway"}, c.args...)...)
+		if r.code != exitUsage || !strings.Contains(r.err, c.want) || strings.Count(r.err, "bad configuration") > 1 {
+			t.Errorf("%v %v: exit %d, %q without %q", c.environ, c.args, r.code, r.err, c.want)
+		}
+	}
+	missing := t.TempDir() + "/missing"
+	for _, flag := range []string{"--auth-token-file", "--engine-ca"} {
+		r := penstock(t, "", nil, append(gatewayArgs("http://127.0.0.1:1"), flag, missing)...)
+		if r.code != exitFailed || !strings.Contains(r.err, missing) {
+			t.Errorf("%s: exit %d, %q without %q", flag, r.code, r.err, missing)
+		}
+	}
+}
+
+// TestGatewayDrains: after SIGTERM new connections are refused, and a stream that is open
+// comes to its end.
+func TestGatewayDrains(t *testing.T) {
+	testkit.VerifyNone(t)
+	goOn := make(chan struct{})
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/completions" {
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		fmt.Fprint(w, "data: first\n\n")
+		w.(http.Flusher).Flush()
+		select {
+		case <-goOn:
+			fmt.Fprint(w, "data: [DONE]\n\n")
+		case <-r.Context().Done():
+		case <-t.Context().Done():
+		}
+	}))
+	t.Cleanup(engine.Close)
+	p, err := cluster.StartProcess(t.Context(), cluster.ProcessOptions{
+		Name: "the gateway", Args: append(gatewayArgs(engine.URL), "--drain-timeout", "5m"), Env: append(os.Environ(), childEnv),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Kill() }) // it has ended, unless the test fails
+	client := gatewayClient(t, nil)
+	base := "http://" + p.Ready.Listen
+	within(t, "the engine is healthy", func() bool {
+		status, _ := call(t, client, "GET", base+"/health", "")
+		return status == http.StatusOK
+	})
+	resp, err := client.Post(base+"/v1/completions", "application/json", strings.NewReader(`{"stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	const first = "data: first\n\n"
+	begun := make([]byte, len(first))
+	if _, err := io.ReadFull(resp.Body, begun); err != nil || string(begun) != first {
+		t.Fatalf("the stream begins with %q, %v", begun, err)
+	}
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	within(t, "new connections are refused", func() bool {
+		c, err := net.Dial("tcp", p.Ready.Listen)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	close(goOn)
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil || string(rest) != "data: [DONE]\n\n" {
+		t.Errorf("the stream ends with %q, %v", rest, err)
+	}
+	within(t, "the gateway ends", func() bool {
+		select {
+		case <-p.Over():
+			return true
+		default:
+			return false
+		}
+	})
+	if err := p.Err(); err != nil || !strings.Contains(p.Log(), `"msg":"draining"`) || !strings.Contains(p.Log(), `"msg":"stopped"`) {
+		t.Errorf("it ended with %v\n%s", err, p.Log())
+	}
+}

@@ -1,0 +1,109 @@
+package config
+
+import (
+	"errors"
+	"net/url"
+	"time"
+)
+
+// Gateway is everything that a gateway of inference engines can be told. The address of
+// /metrics is apart from that of the API, as in other nodes.
+type Gateway struct {
+	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health"`
+	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
+	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000; once for each engine, or with commas between"`
+	EngineCA    string   `yaml:"engine_ca" doc:"CA (PEM) of engines with https; empty is the system's"`
+	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
+
+	MaxInFlight  int      `yaml:"max_in_flight" doc:"requests that an engine serves at a time; more wait"`
+	MaxQueue     int      `yaml:"max_queue" doc:"requests that wait for an engine; more are answered with 429"`
+	QueueWait    Duration `yaml:"queue_wait" doc:"longest wait for an engine before 429"`
+	MaxAttempts  int      `yaml:"max_attempts" doc:"engines that a request is sent to, one after the other, until one answers"`
+	LoadFactor   float64  `yaml:"load_factor" doc:"load of an engine, as a multiple of the mean, up to which it is chosen for the prefix of a prompt; at least 1"`
+	PrefixBlocks int      `yaml:"prefix_blocks" doc:"blocks of prompts, of 256 bytes, that are remembered for each engine; the least recently used are dropped"`
+	MaxBody      Size     `yaml:"max_body" doc:"longest body of a request; a longer one is answered with 413"`
+	BodyMemory   Size     `yaml:"body_memory" doc:"memory for the bodies of all requests; beyond that 429"`
+
+	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health"`
+	HealthTimeout  Duration `yaml:"health_timeout" doc:"how long an engine may take to answer a poll"`
+
+	Auth     Auth `yaml:"auth"`
+	Log      Log  `yaml:"log"`
+	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
+}
+
+// DefaultGateway returns the configuration of a gateway that was told nothing.
+func DefaultGateway() Gateway {
+	return Gateway{
+		Listen:         "127.0.0.1:7440",
+		HTTP:           "127.0.0.1:7442",
+		DrainWithin:    Duration(30 * time.Second),
+		MaxInFlight:    256,
+		MaxQueue:       1024,
+		QueueWait:      Duration(10 * time.Second),
+		MaxAttempts:    3,
+		LoadFactor:     1.25,
+		PrefixBlocks:   1 << 16,
+		MaxBody:        32 << 20,
+		BodyMemory:     1 << 30,
+		HealthInterval: Duration(2 * time.Second),
+		HealthTimeout:  Duration(5 * time.Second),
+		Log:            Log{Level: "info", Format: "text"},
+	}
+}
+
+// Keys returns every key of g, in the order of the struct. Setting a key sets the field
+// of g.
+func (g *Gateway) Keys() []Key { return keysOf(g) }
+
+// Validate reports everything that is wrong with g, joined into one error, or nil.
+func (g *Gateway) Validate() error {
+	var errs []error
+	bad := complaintsTo(&errs)
+	checkAddresses(bad, map[string]string{"listen": g.Listen, "http": g.HTTP})
+	if len(g.Engines) == 0 {
+		bad("engine", "name at least one (--engine URL)")
+	}
+	seen := make(map[string]bool)
+	for _, text := range g.Engines {
+		u, err := url.Parse(text)
+		switch {
+		case err != nil:
+			bad("engine", "not a URL such as http://10.0.0.1:8000: %v", errors.Unwrap(err)) // err itself has the password
+		case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
+			bad("engine", "%q is no URL such as http://10.0.0.1:8000", u.Redacted())
+		case seen[u.JoinPath("/").String()]:
+			bad("engine", "%s is named twice", text)
+		default:
+			seen[u.JoinPath("/").String()] = true
+		}
+	}
+	for key, v := range map[string]int{"max_in_flight": g.MaxInFlight, "max_queue": g.MaxQueue, "max_attempts": g.MaxAttempts, "prefix_blocks": g.PrefixBlocks} {
+		if v <= 0 {
+			bad(key, "must be positive, is %d", v)
+		}
+	}
+	for key, d := range map[string]Duration{"queue_wait": g.QueueWait, "health_interval": g.HealthInterval, "health_timeout": g.HealthTimeout} {
+		if d <= 0 {
+			bad(key, "must be positive, is %v", d)
+		}
+	}
+	if g.DrainWithin < 0 {
+		bad("drain_timeout", "must not be negative, is %v", g.DrainWithin)
+	}
+	if !(g.LoadFactor >= 1) {
+		bad("load_factor", "must be at least 1, is %v", g.LoadFactor)
+	}
+	switch {
+	case g.MaxBody < 1<<10 || g.MaxBody > 1<<30:
+		bad("max_body", "%v is outside 1 KiB to 1 GiB", g.MaxBody)
+	case g.BodyMemory < g.MaxBody+1<<20:
+		bad("body_memory", "%v is less than max_body, %v, and 1 MiB", g.BodyMemory, g.MaxBody)
+	}
+	g.Auth.check(bad)
+	g.Log.check(bad)
+	if !g.Insecure {
+		g.Auth.checkExposure(bad, map[string]string{"listen": g.Listen})
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,108 @@
+package config_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// gatewayOf returns the default configuration with these engines.
+func gatewayOf(engines ...string) config.Gateway {
+	c := config.DefaultGateway()
+	c.Engines = engines
+	return c
+}
+
+// TestGatewayNeedsOnlyEngines: the default is valid but for the engines.
+func TestGatewayNeedsOnlyEngines(t *testing.T) {
+	c := gatewayOf()
+	const want = "config: engine: name at least one (--engine URL): bad configuration"
+	if err := c.Validate(); !errors.Is(err, config.ErrConfig) || err.Error() != want {
+		t.Errorf("without engines: %v; want %s", err, want)
+	}
+	for _, spoil := range []func(*config.Gateway){
+		func(c *config.Gateway) {},
+		func(c *config.Gateway) {
+			c.Engines = []string{"http://10.0.0.1:8000", "https://engine/base/", "http://[::1]:8000"}
+		},
+		func(c *config.Gateway) { c.HTTP = "" },
+		func(c *config.Gateway) { c.HTTP = "0.0.0.0:7442" },
+		func(c *config.Gateway) { c.DrainWithin = 0 },
+		func(c *config.Gateway) { c.LoadFactor = 1 },
+		func(c *config.Gateway) { c.LoadFactor = math.Inf(1) },
+		func(c *config.Gateway) { c.MaxBody, c.BodyMemory = 1<<30, 1<<30+1<<20 },
+		func(c *config.Gateway) { c.Listen, c.Insecure = "0.0.0.0:7440", true },
+		func(c *config.Gateway) { c.Listen, c.Auth.TokenFile = "0.0.0.0:7440", "token" },
+	} {
+		c := gatewayOf("http://10.0.0.1:8000")
+		spoil(&c)
+		if err := c.Validate(); err != nil {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// TestGatewayMistakes: each bad value is one error, which starts with the key.
+func TestGatewayMistakes(t *testing.T) {
+	for _, c := range []struct {
+		key   string
+		spoil func(*config.Gateway)
+	}{
+		{"listen", func(c *config.Gateway) { c.Listen = "nowhere" }},
+		{"listen", func(c *config.Gateway) { c.Listen = "0.0.0.0:7440" }},
+		{"http", func(c *config.Gateway) { c.HTTP = "7442" }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{""} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"10.0.0.1:8000"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"engine:8000"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"ftp://engine"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://engine?a=b"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://engine#a"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://user:hidden@engine"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://user:hidden@engine:port"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://engine", "http://engine/"} }},
+		{"drain_timeout", func(c *config.Gateway) { c.DrainWithin = -1 }},
+		{"max_in_flight", func(c *config.Gateway) { c.MaxInFlight = 0 }},
+		{"max_queue", func(c *config.Gateway) { c.MaxQueue = -1 }},
+		{"queue_wait", func(c *config.Gateway) { c.QueueWait = 0 }},
+		{"max_attempts", func(c *config.Gateway) { c.MaxAttempts = 0 }},
+		{"load_factor", func(c *config.Gateway) { c.LoadFactor = 0.99 }},
+		{"load_factor", func(c *config.Gateway) { c.LoadFactor = math.NaN() }},
+		{"prefix_blocks", func(c *config.Gateway) { c.PrefixBlocks = 0 }},
+		{"max_body", func(c *config.Gateway) { c.MaxBody = 1 }},
+		{"max_body", func(c *config.Gateway) { c.MaxBody = 2 << 30 }},
+		{"max_body", func(c *config.Gateway) { c.MaxBody = math.MaxInt64 }},
+		{"body_memory", func(c *config.Gateway) { c.BodyMemory = c.MaxBody }},
+		{"health_interval", func(c *config.Gateway) { c.HealthInterval = 0 }},
+		{"health_timeout", func(c *config.Gateway) { c.HealthTimeout = -1 }},
+		{"auth.tls_cert, auth.tls_key", func(c *config.Gateway) { c.Auth.TLSKey = "x" }},
+		{"auth.client_ca", func(c *config.Gateway) { c.Auth.ClientCA = "x" }},
+		{"log.level", func(c *config.Gateway) { c.Log.Level = "loud" }},
+		{"log.format", func(c *config.Gateway) { c.Log.Format = "xml" }},
+	} {
+		g := gatewayOf("http://10.0.0.1:8000")
+		c.spoil(&g)
+		err := g.Validate()
+		if !errors.Is(err, config.ErrConfig) {
+			t.Errorf("%s: %v", c.key, err)
+		} else if text := err.Error(); !strings.HasPrefix(text, "config: "+c.key+": ") || strings.Count(text, "bad configuration") != 1 || strings.Contains(text, "hidden") {
+			t.Errorf("%s: %s", c.key, text)
+		}
+	}
+}
+
+// TestGatewayFromTheEnvironment: lists have commas between, and a value that cannot be
+// read is an error.
+func TestGatewayFromTheEnvironment(t *testing.T) {
+	c := config.DefaultGateway()
+	if err := config.LoadInto(&c, "", []string{"PENSTOCK_ENGINE=http://a,http://b", "PENSTOCK_LOAD_FACTOR=1.5", "PENSTOCK_MAX_BODY=1MiB"}); err != nil || len(c.Engines) != 2 || c.LoadFactor != 1.5 || c.MaxBody != 1<<20 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if err := config.LoadInto(&c, "", []string{"PENSTOCK_MAX_QUEUE=many"}); !errors.Is(err, config.ErrConfig) || !strings.Contains(err.Error(), "PENSTOCK_MAX_QUEUE") {
+		t.Errorf("a queue of many: %v", err)
+	}
+}
