@@ -75,6 +75,7 @@ class Server:
         self.line = ""
         self.log = log
         self._word = ready
+        self._ended = False
         self._settled = threading.Event()
         self._process = subprocess.Popen(
             ["bash", "-c", "exec " + command.rstrip("& \n")],
@@ -106,14 +107,21 @@ class Server:
         return "\n".join(self.log.read_text().splitlines()[-60:])
 
     def close(self) -> None:
-        """End the server and all of its processes."""
+        """End the server and all of its processes, unless ``kill`` has."""
+        if self._ended:
+            return
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the server and all of its processes with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):  # all have ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
+        self._ended = True
 
     def __enter__(self) -> Server:
         return self

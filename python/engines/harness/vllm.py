@@ -114,6 +114,10 @@ class Stored:
         whole = [*prompt, *tokens][:-1]  # the KV of the last token is never computed
         self._prefixes.update(tuple(whole[:end]) for end in range(BLOCK, len(whole) + 1, BLOCK))
 
+    def __len__(self) -> int:
+        """Return how many blocks these are."""
+        return len(self._prefixes)
+
     def cached(self, prompt: list[int]) -> int:
         """Return how many tokens of a prompt are loaded: whole blocks, and not the whole prompt."""
         end = 0
