@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Gateway is everything that a gateway of inference engines can be told. The address of
+// Gateway has the settings of a gateway of inference engines. The address of
 // /metrics is apart from that of the API, as in other nodes.
 type Gateway struct {
 	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health"`
@@ -32,7 +32,7 @@ type Gateway struct {
 	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
 }
 
-// DefaultGateway returns the configuration of a gateway that was told nothing.
+// DefaultGateway returns the settings that a gateway has by default.
 func DefaultGateway() Gateway {
 	return Gateway{
 		Listen:         "127.0.0.1:7440",

@@ -340,8 +340,8 @@ func (f *Front) rejectBusy(w http.ResponseWriter, reason, message string) {
 	f.reject(w, reason, http.StatusTooManyRequests, "rate_limit_exceeded", message)
 }
 
-// retryAfter is the longest wait of the queue, in whole seconds: who waits now has been
-// served by then or has left.
+// retryAfter is the longest wait of the queue, in whole seconds. By then each request that
+// waits has an engine or was refused.
 func (f *Front) retryAfter() string {
 	return strconv.Itoa(max(1, int(math.Ceil(f.opts.QueueWait.Seconds()))))
 }

@@ -19,7 +19,7 @@ var (
 )
 
 const (
-	// boundMin is the load up to which an engine is chosen for its blocks whatever the
+	// boundMin is the load up to which an engine is chosen for its blocks without regard to what the
 	// others have: an engine computes so few requests in one batch.
 	boundMin = 8
 	// pollsToFail is how many polls of an engine in a row must fail before it gets no

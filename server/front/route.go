@@ -73,7 +73,7 @@ func (r *route) RoundTrip(req *http.Request) (*http.Response, error) {
 		if attempt >= r.front.opts.MaxAttempts || !p.another(r.ticket) {
 			if err == nil {
 				m.requests.WithLabelValues(e.name, strconv.Itoa(resp.StatusCode)).Inc()
-				return resp, nil // the engine's own words
+				return resp, nil // an answer of the engine, whose reason the client gets
 			}
 			p.release(e)
 			return nil, last
