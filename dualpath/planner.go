@@ -108,7 +108,7 @@ type group struct {
 	role    Role
 	engines []*engine
 	heard   time.Duration
-	// returns and seen are those of its GroupUp.
+	// returns and seen come from its GroupUp.
 	returns bool
 	seen    uint64
 	// private is the queue of a decode group, of *request; total the tokens of
@@ -168,8 +168,8 @@ type request struct {
 	// (instruct).
 	attempt uint64
 	orders  [2][]Action
-	// adopted is set if another planner started it, until both engines have reported what they
-	// do (found).
+	// adopted is set when an engine reports an attempt of another planner, and cleared when
+	// the reports of both engines (found) name their reads.
 	adopted bool
 	found   [2]*Held
 	// failures are how often an engine could not do its part.

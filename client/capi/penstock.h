@@ -325,7 +325,7 @@ enum {
  * piece's fragments add up to the size of the piece. Fragments of a get must not overlap.
  *
  * A get with layers loads only the layers [first_layer, first_layer + layers) of each piece,
- * and verifies each of them. The fragments are those of these layers then.
+ * and verifies each of them. The fragments are then of these layers only.
  */
 typedef struct penstock_batch {
 	uint64_t size;                /* sizeof(penstock_batch) */

@@ -383,8 +383,8 @@ func (t *attempt) end(role Role, err error) bool {
 	return true
 }
 
-// resume lets every further read succeed, and those that wait for their end too if stalled is
-// set. With a planner without state the attempt that was cancelled may go on.
+// resume lets every further read succeed. With stalled, the reads that wait for their end
+// succeed too. With a planner without state the attempt that was cancelled may go on.
 func (s *stage) resume(stalled bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-kv/penstock/internal/testkit"
 )
 
-// gatewayArgs are those of a gateway that a test can start.
+// gatewayArgs returns the arguments of a gateway that a test can start.
 func gatewayArgs(engines ...string) []string {
 	return []string{"gateway", "--engine", strings.Join(engines, ","), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}
 }

@@ -5,8 +5,8 @@ package verbs
 // hardware. poll, arm, lend and the queues' post run under domain.mu and take no command of
 // the device, so they return at once. Each other method may take as long as the device does.
 type card interface {
-	// device, portState, pkeys (the first rows of the table of partition keys) and gids
-	// (those that are not zero) return the device's present values.
+	// device, portState, pkeys and gids ask the device each time. pkeys returns the first
+	// rows of the table of partition keys, gids the GIDs that are not zero.
 	device() (deviceAttr, error)
 	portState() (portAttr, error)
 	pkeys(rows int) ([]pkey, error)
@@ -86,8 +86,8 @@ const (
 	// postMax is how many requests there can be in one post.
 	postMax = 64
 
-	// The top bits of a completion's id have the queue that it came from; those of
-	// requests have neither.
+	// The top bits of a completion's id name the queue that it came from. The id of a
+	// request has neither bit.
 	idImm     = uint64(1) << 63
 	idMessage = uint64(1) << 62
 

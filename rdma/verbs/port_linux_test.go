@@ -345,11 +345,10 @@ func TestStray(t *testing.T) {
 }
 
 // TestPortEvents: queue pairs use the row of the port's partition. A port that loses its
-// LID, that row or its GID, or that goes down, is dead with the cause; one that still has
-// what queue pairs were made with is not. When it is opened again it has what there is by
-// then.
+// LID, that row or its GID, or that goes down, is dead with the cause. Other changes leave
+// it alive. A port that is opened again reads the device's values again.
 func TestPortEvents(t *testing.T) {
-	const unchanged = "event 8" // the end of those that must survive
+	const unchanged = "event 8" // ends the cases in which the port stays alive
 	for _, c := range []struct {
 		name   string
 		event  asyncEvent

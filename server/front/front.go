@@ -168,7 +168,7 @@ func newEngines(opts Options) ([]*engine, error) {
 	return engines, nil
 }
 
-// Close ends the polls of engines. Requests are ended by those who serve the handler.
+// Close ends the polls of engines. The HTTP server ends the requests.
 func (f *Front) Close() {
 	f.stop()
 	f.watchers.Wait()
@@ -320,7 +320,7 @@ func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) 
 func (f *Front) explain(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case r.Context().Err() != nil:
-		f.metrics.rejected.WithLabelValues(rejectGone).Inc() // there is nobody to answer
+		f.metrics.rejected.WithLabelValues(rejectGone).Inc() // the client has closed its connection
 		w.WriteHeader(http.StatusBadGateway)
 	case errors.Is(err, errQueueFull):
 		f.rejectBusy(w, rejectQueue, err.Error())

@@ -241,7 +241,7 @@ func (p *pool) leftLocked(t *ticket) bool {
 	return slices.ContainsFunc(p.engines, func(e *engine) bool { return e.healthy && !slices.Contains(t.tried, e) })
 }
 
-// another is leftLocked for those who do not hold the lock.
+// another is leftLocked, and takes the lock itself.
 func (p *pool) another(t *ticket) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

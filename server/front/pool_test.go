@@ -82,7 +82,7 @@ func TestShortPromptsRotate(t *testing.T) {
 	}
 }
 
-// TestPopularPrefixSpreads: no engine gets more than the bound, whatever the prompts.
+// TestPopularPrefixSpreads: no engine gets more than the bound, with any prompts.
 func TestPopularPrefixSpreads(t *testing.T) {
 	p := newPool(4, 1000, 100)
 	for i := range 400 {
@@ -146,7 +146,7 @@ func TestQueue(t *testing.T) {
 		if r := <-results; r.n != 1 || r.e != b {
 			t.Errorf("request %d got %v, %v; want that the first got engine 1", r.n, r.e, r.err)
 		}
-		// A further attempt goes ahead of those that have not had one.
+		// A request that an engine has failed is served before requests without an attempt.
 		ask(4, t.Context(), &ticket{tried: []*engine{a}})
 		p.release(b)
 		if r := <-results; r.n != 4 || r.e != b {
@@ -162,7 +162,7 @@ func TestQueue(t *testing.T) {
 		if r := <-results; r.n != 5 || !errors.Is(r.err, context.Canceled) {
 			t.Errorf("request %d: %v; want that it was cancelled", r.n, r.err)
 		}
-		// When the last engine is lost, nobody waits for it.
+		// When the last engine fails, the waiting requests end.
 		ask(6, t.Context(), &ticket{})
 		p.failed(a, errors.New("reset"), true)
 		p.failed(b, errors.New("reset"), true)
@@ -178,8 +178,8 @@ func TestQueue(t *testing.T) {
 	})
 }
 
-// TestNoEngineLeft: of the requests that wait, those that have tried all healthy engines
-// end, and room goes past those that have tried the engine.
+// TestNoEngineLeft: a waiting request that has tried all healthy engines ends. An engine
+// with room gets the first waiting request that has not tried it.
 func TestNoEngineLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(3, 1, 10)

@@ -63,7 +63,7 @@ func (f *fleet) lead(o LeaderOptions) *events[Action, *Leader] {
 	return watch[Action](f.t, valueOf(f.t, f.library.Leader, h, err))
 }
 
-// prompt is a prompt of 10 blocks and a token, whose blocks are those of its number.
+// prompt returns 10 blocks and a token. Prompts of different numbers share no block.
 func prompt(number int) []kv.Token {
 	tokens := make([]kv.Token, 10*geo.BlockTokens+1)
 	tokens[0] = kv.Token(number)

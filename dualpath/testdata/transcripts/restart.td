@@ -351,8 +351,8 @@ fetch group=2
 ----
 nothing
 
-# A planner that was restarted does not know what the engines read. When a read stops, the request is planned anew, because no
-# engine would read the rest.
+# The leaders are of an older version, and do not report what their engines read. When a read stops, a planner that was restarted
+# plans the request anew, because no engine would read the rest.
 
 planner
 ----

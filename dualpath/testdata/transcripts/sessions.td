@@ -44,7 +44,7 @@ progress request=1 attempt=3 side=decode upto=8192 landed=4096 read=3
 ----
 nothing
 
-# The Cut of the slow prefill side is lost. It is said again, with a new number, and not a third time.
+# The Cut of the slow prefill side is lost. The planner sends it again, with a new number, and not a third time.
 
 progress at=400 request=1 attempt=3 side=prefill upto=256 landed=256 read=3
 ----
@@ -80,7 +80,7 @@ stopped request=1 attempt=3 side=prefill upto=320 read=3 failed
 ----
 nothing
 
-# This Read is lost. It is said again. A repeated report about the decode side's first part says nothing about the second one,
+# This Read is lost. The planner sends it again. A repeated report about the decode side's first part is not about the second one,
 # whose end is before that of the first.
 
 up group=2 role=decode engines=(2@2) hbm=100000 holding=(1@2#3/3) again
@@ -101,7 +101,7 @@ decode group 2, 0 queued, total 8292
     engine 2: tok 8292, seq 1, hbm 91680
 waiting 0, loading 1
 
-# Storage does not have the rest. The Recompute is lost and said again.
+# Storage does not have the rest. The Recompute is lost and sent again.
 
 stopped at=500 request=1 attempt=3 side=decode upto=384 read=7 gone
 ----
@@ -176,7 +176,7 @@ decode group 2, 0 queued, total 0
     engine 2: tok 0, seq 0, hbm 100000
 waiting 0, loading 0
 
-# The Drop of a read that the other side was faster with is lost, and said again.
+# The Drop of a read that the other side was faster with is lost, and sent again.
 
 submit at=1000 id=2 prompt=612 hit=512
 ----
@@ -256,7 +256,7 @@ fetch group=1
 22 assign request 2: decode engine 2
 23 start request 2: prefill 1, decode 2; prefill [0, 256); decode [256, 512)
 
-# The gateway gives it up, and the Abort of the prefill side is lost. It is said again: a planner that lives on has no such
+# The gateway gives it up, and the Abort of the prefill side is lost. The planner sends it again: a planner that lives on has no such
 # request. A request of the same id that its gateway has submitted since is another one.
 
 cancel request=2
