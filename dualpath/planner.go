@@ -451,12 +451,14 @@ func (p *Planner) hold(g *group, h *Held, again bool) {
 // restore takes over the read that an engine of a found request has under way.
 func (p *Planner) restore(r *request, role Role, h *Held) {
 	r.found[sideAt(role)] = h
-	if h.Ended || h.Reading.Len() <= 0 || h.Reading.To > h.Request.Hit {
+	part := h.Reading
+	part.Side = role
+	if h.Ended || part.Len() <= 0 || part.To > min(r.Hit, h.Request.Hit) {
 		return
 	}
 	r.sides[sideAt(role)] = side{
-		part: h.Reading, upto: h.Reading.From, landed: min(h.Landed, h.Reading.Len()), state: reading, order: h.Read,
-		begun: p.now, predicted: drain(r.engineOf(role).node, h.Reading.Len()),
+		part: part, upto: part.From, landed: min(h.Landed, part.Len()), state: reading, order: h.Read,
+		begun: p.now, predicted: drain(r.engineOf(role).node, part.Len()),
 	}
 	if r.loadingAt == nil {
 		r.loadingAt = p.loading.PushBack(r)
