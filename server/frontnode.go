@@ -54,21 +54,8 @@ func (n *FrontNode) Serve(api, web net.Listener) error {
 	if n.tls != nil {
 		api = tls.NewListener(api, n.tls)
 	}
-	failed := make(chan error, 2)
-	go func() { failed <- n.api.Serve(api) }()
-	running := 1
-	if web != nil {
-		running++
-		go func() { failed <- n.http.Serve(web) }()
-	}
-	var errs []error
-	for range running {
-		if err := <-failed; err != nil && !errors.Is(err, http.ErrServerClosed) {
-			errs = append(errs, err)
-			_ = errors.Join(n.api.Close(), n.http.Close()) // they only close listeners and connections
-		}
-	}
-	return errors.Join(errs...)
+	stop := func() { _ = errors.Join(n.api.Close(), n.http.Close()) } // they only close listeners and connections
+	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.api.Serve(api) })...)
 }
 
 // Shutdown stops accepting, and returns when all requests have ended, streams included,

@@ -2,6 +2,7 @@ package server
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
 )
 
 // commonRoutes are /metrics, /healthz (alias /health) and, for callers on this
@@ -24,6 +26,31 @@ func commonRoutes(registry *prometheus.Registry) *http.ServeMux {
 	mux.Handle("/debug/pprof/symbol", loopbackOnly(http.HandlerFunc(pprof.Symbol)))
 	mux.Handle("/debug/pprof/trace", loopbackOnly(http.HandlerFunc(pprof.Trace)))
 	return mux
+}
+
+// serveAll calls serves, which listen, at once, and returns when all have returned. When one
+// fails, stop ends the others. The error is nil if all have ended because they were shut down.
+func serveAll(stop func(), serves ...func() error) error {
+	failed := make(chan error, len(serves))
+	for _, serve := range serves {
+		go func() { failed <- serve() }()
+	}
+	var errs []error
+	for range serves {
+		if err := <-failed; err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+			errs = append(errs, err)
+			stop()
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// serveWeb returns the call that serves HTTP on web, or none if web is nil.
+func serveWeb(s *http.Server, web net.Listener) []func() error {
+	if web == nil {
+		return nil
+	}
+	return []func() error{func() error { return s.Serve(web) }}
 }
 
 // routes are the common ones, /metrics/summary and /readyz.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/http"
 
@@ -69,22 +68,11 @@ func (n *PlannerNode) readyz(w http.ResponseWriter, r *http.Request) {
 // Serve answers gRPC on control and, if it is not nil, HTTP on web, until
 // Shutdown or until one of them fails.
 func (n *PlannerNode) Serve(control, web net.Listener) error {
-	failed := make(chan error, 2)
-	go func() { failed <- n.grpc.Serve(control) }()
-	running := 1
-	if web != nil {
-		running++
-		go func() { failed <- n.http.Serve(web) }()
+	stop := func() {
+		n.grpc.Stop()
+		_ = n.http.Close() // it only closes listeners and connections
 	}
-	var errs []error
-	for range running {
-		if err := <-failed; err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-			errs = append(errs, err)
-			n.grpc.Stop()
-			_ = n.http.Close() // it only closes listeners and connections
-		}
-	}
-	return errors.Join(errs...)
+	return serveAll(stop, append(serveWeb(n.http, web), func() error { return n.grpc.Serve(control) })...)
 }
 
 // Shutdown ends every stream with a word to come back, and returns when all

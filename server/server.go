@@ -189,26 +189,11 @@ func httpServer(routes http.Handler) *http.Server {
 // Shutdown or until one of them fails.
 func (s *Server) Serve(control, web net.Listener) error {
 	s.messages.Store(s.calls.listen())
-	failed := make(chan error, 3)
-	go func() { failed <- s.grpc.Serve(control) }()
-	running := 1
-	if web != nil {
-		running++
-		go func() { failed <- s.http.Serve(web) }()
-	}
+	serves := append(serveWeb(s.http, web), func() error { return s.grpc.Serve(control) })
 	if s.opts.Local != nil {
-		running++
-		go func() { failed <- s.opts.Local.Serve(s.cache.answerLocal) }()
+		serves = append(serves, func() error { return s.opts.Local.Serve(s.cache.answerLocal) })
 	}
-	var errs []error
-	for range running {
-		err := <-failed
-		if err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
-			errs = append(errs, err)
-			s.stop()
-		}
-	}
-	return errors.Join(errs...)
+	return serveAll(s.stop, serves...)
 }
 
 // stop ends both servers at once.

@@ -6,10 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/server"
@@ -41,24 +38,9 @@ SIGTERM and SIGINT drain: no connection is accepted, and requests in flight fini
   penstock gateway --config gateway.yaml --listen 127.0.0.1:8080`,
 		Args: args(cobra.NoArgs),
 	}
-	var file string
-	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
-	scratch := config.DefaultGateway()
-	addConfigFlags(cmd.Flags(), scratch.Keys())
-	groupSettings(cmd, scratch.Keys())
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg := config.DefaultGateway()
-		if err := config.LoadInto(&cfg, file, w.environ); err != nil {
-			return err
-		}
-		if err := setFromFlags(cfg.Keys(), cmd.Flags()); err != nil {
-			return err
-		}
-		if err := cfg.Validate(); err != nil {
-			return err
-		}
-		return runGateway(cmd.Context(), cfg, newLogger(w.err, cfg.Log))
-	}
+	runWithSettings(cmd, w.environ, config.DefaultGateway, func(ctx context.Context, cfg config.Gateway) error {
+		return runGateway(ctx, cfg, newLogger(w.err, cfg.Log))
+	})
 	return cmd
 }
 
@@ -94,41 +76,17 @@ func runGateway(ctx context.Context, cfg config.Gateway, log *slog.Logger) error
 	if err != nil {
 		return err
 	}
-	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP)
+	api, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, log)
 	if err != nil {
 		return err
 	}
-	if web != nil {
-		warnOfMetrics(log, cfg.HTTP)
-	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := newRegistry()
 	opts.Logger, opts.Registry = log, registry
 	handler, err := front.New(opts)
 	if err != nil {
 		return errors.Join(err, api.Close(), closeIf(web))
 	}
 	node := server.NewFrontNode(server.FrontOptions{Front: handler, TLS: secure, Registry: registry})
-	attrs := []any{"listen", api.Addr().String()}
-	if web != nil {
-		attrs = append(attrs, "http", web.Addr().String())
-	}
-	log.Info("ready", append(attrs, "engines", len(cfg.Engines))...)
-	stopped := make(chan error, 1)
-	go func() { stopped <- node.Serve(api, web) }()
-	select {
-	case err = <-stopped:
-		log.Error("a listener failed; shutting down", "err", err)
-	case <-ctx.Done():
-		log.Info("draining", "within", cfg.DrainWithin)
-	}
-	// ctx has ended; what is left has its own limit.
-	start := time.Now()
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainWithin.Std())
-	defer cancel()
-	err = errors.Join(err, node.Shutdown(closing))
-	if err == nil {
-		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
-	}
-	return err
+	log.Info("ready", append(addresses("listen", api, web), "engines", len(cfg.Engines))...)
+	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return node.Serve(api, web) }, node.Shutdown)
 }

@@ -139,8 +139,8 @@ func TestFlagsAreTakenAsTyped(t *testing.T) {
 	if err := flags.Parse([]string{"--data", "/a", "--data", "/b,/c", "--capacity", "1450MiB", "--free-floor", "1234567890", "--prewrite=false"}); err != nil {
 		t.Fatal(err)
 	}
-	got, err := loadConfig("", nil, flags)
-	if err != nil {
+	got := config.Default()
+	if err := loadSettings(&got, "", nil, flags); err != nil {
 		t.Fatal(err)
 	}
 	if got.Capacity != 1450<<20 || got.FreeFloor != 1234567890 || got.Prewrite || !slices.Equal(got.Data, []string{"/a", "/b", "/c"}) {

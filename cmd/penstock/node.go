@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock-kv/penstock/blockstore"
 	"github.com/penstock-kv/penstock/blockstore/health"
@@ -113,8 +112,7 @@ func startNode(ctx context.Context, cfg config.Config, log *slog.Logger) (_ *nod
 	if err := n.listen(); err != nil {
 		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := newRegistry()
 	counters := metrics.NewNode(registry)
 	if n.storage, err = n.openEngine(ctx, store, index, memory, counters); err != nil {
 		return nil, errors.Join(err, store.Close(context.WithoutCancel(ctx)), index.Close())

@@ -5,11 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-kv/penstock/dualpath"
@@ -37,26 +33,12 @@ default shown here.`,
   penstock plan top --every 1s`,
 		Args: args(cobra.NoArgs),
 	}
-	var file, record string
-	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	var record string
 	cmd.Flags().StringVar(&record, "record", "", "file to write every event and decision to, for penstock planner replay; at most 1 GiB; a file of that name is kept as FILE.old")
 	cmd.AddCommand(newPlannerReplay())
-	scratch := config.DefaultPlanner()
-	addConfigFlags(cmd.Flags(), scratch.Keys())
-	groupSettings(cmd, scratch.Keys())
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg := config.DefaultPlanner()
-		if err := config.LoadInto(&cfg, file, w.environ); err != nil {
-			return err
-		}
-		if err := setFromFlags(cfg.Keys(), cmd.Flags()); err != nil {
-			return err
-		}
-		if err := cfg.Validate(); err != nil {
-			return err
-		}
-		return runPlanner(cmd.Context(), cfg, record, newLogger(w.err, cfg.Log))
-	}
+	runWithSettings(cmd, w.environ, config.DefaultPlanner, func(ctx context.Context, cfg config.Planner) error {
+		return runPlanner(ctx, cfg, record, newLogger(w.err, cfg.Log))
+	})
 	return cmd
 }
 
@@ -97,24 +79,16 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 	if err != nil {
 		return err
 	}
-	// What is left after ctx has its own limit.
-	closing := func() (context.Context, context.CancelFunc) {
-		return context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainWithin.Std())
-	}
 	defer func() {
-		within, cancel := closing()
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.DrainWithin.Std()) // ctx has ended
 		defer cancel()
 		stopTracing(within)
 	}()
-	control, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP)
+	control, web, err := listenBoth(ctx, cfg.Listen, cfg.HTTP, log)
 	if err != nil {
 		return err
 	}
-	if web != nil {
-		warnOfMetrics(log, cfg.HTTP)
-	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry := newRegistry()
 	network, oracle, err := networkOf(cfg.Network, log, registry)
 	if err != nil {
 		return errors.Join(err, control.Close(), closeIf(web))
@@ -144,49 +118,6 @@ func runPlanner(ctx context.Context, cfg config.Planner, record string, log *slo
 		oracle.Watch(func(s netoracle.State) { service.SetNetwork(networkOfState(s)) })
 	}
 	node := server.NewPlannerNode(server.PlannerOptions{Service: service, BearerToken: token, TLS: secure, Registry: registry})
-	attrs := []any{"grpc", control.Addr().String()}
-	if web != nil {
-		attrs = append(attrs, "http", web.Addr().String())
-	}
-	log.Info("ready", append(attrs, "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
-	stopped := make(chan error, 1)
-	go func() { stopped <- node.Serve(control, web) }()
-	select {
-	case err = <-stopped:
-		log.Error("a listener failed; shutting down", "err", err)
-	case <-ctx.Done():
-		log.Info("shutting down", "within", cfg.DrainWithin)
-	}
-	start := time.Now()
-	within, cancel := closing()
-	defer cancel()
-	err = errors.Join(err, node.Shutdown(within))
-	if err == nil {
-		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
-	}
-	return err
-}
-
-// listenBoth opens the gRPC listener and, unless its address is empty, the HTTP
-// one.
-func listenBoth(ctx context.Context, grpcAddr, httpAddr string) (control, web net.Listener, err error) {
-	var lc net.ListenConfig
-	if control, err = lc.Listen(ctx, "tcp", grpcAddr); err != nil {
-		return nil, nil, fmt.Errorf("listen: %w", err)
-	}
-	if httpAddr == "" {
-		return control, nil, nil
-	}
-	if web, err = lc.Listen(ctx, "tcp", httpAddr); err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("http: %w", err), control.Close())
-	}
-	return control, web, nil
-}
-
-// closeIf closes a listener if there is one.
-func closeIf(l net.Listener) error {
-	if l == nil {
-		return nil
-	}
-	return l.Close()
+	log.Info("ready", append(addresses("grpc", control, web), "read_policy", schedule.Policy.String(), "alpha", schedule.Alpha, "beta", schedule.Beta)...)
+	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return node.Serve(control, web) }, node.Shutdown)
 }

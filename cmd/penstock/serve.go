@@ -4,13 +4,11 @@ import (
 	"context"
 	"encoding"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -36,18 +34,9 @@ once; nothing that was acknowledged as durable is lost by that.`,
   penstock serve --config /etc/penstock/penstock.yaml`,
 		Args: args(cobra.NoArgs),
 	}
-	var file string
-	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
-	scratch := config.Default()
-	addConfigFlags(cmd.Flags(), scratch.Keys())
-	groupSettings(cmd, scratch.Keys())
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := loadConfig(file, w.environ, cmd.Flags())
-		if err != nil {
-			return err
-		}
-		return serve(cmd.Context(), cfg, newLogger(w.err, cfg.Log))
-	}
+	runWithSettings(cmd, w.environ, config.Default, func(ctx context.Context, cfg config.Config) error {
+		return serve(ctx, cfg, newLogger(w.err, cfg.Log))
+	})
 	return cmd
 }
 
@@ -148,19 +137,6 @@ func addConfigFlags(flags *pflag.FlagSet, keys []config.Key) {
 	}
 }
 
-// loadConfig reads file and environment and lets the flags that were given win.
-func loadConfig(file string, environ []string, flags *pflag.FlagSet) (config.Config, error) {
-	cfg, err := config.Load(file, environ)
-	if err != nil {
-		return cfg, err
-	}
-	if err := setFromFlags(cfg.Keys(), flags); err != nil {
-		return cfg, err
-	}
-	cfg.EnsureDefaults()
-	return cfg, cfg.Validate()
-}
-
 // setFromFlags sets the keys whose flags were given.
 func setFromFlags(keys []config.Key, flags *pflag.FlagSet) error {
 	for _, key := range keys {
@@ -213,23 +189,7 @@ func serve(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return err
 	}
 	log.Info("ready", n.readyAttrs()...)
-	stopped := make(chan error, 1)
-	go func() { stopped <- n.server.Serve(n.control, n.web) }()
-	select {
-	case err = <-stopped:
-		log.Error("a listener failed; shutting down", "err", err)
-	case <-ctx.Done():
-		log.Info("draining", "within", cfg.DrainWithin)
-	}
-	// The caller's context has ended; what is left has its own limit.
-	start := time.Now()
-	closing, cancel := context.WithTimeout(context.Background(), cfg.DrainWithin.Std())
-	defer cancel()
-	err = errors.Join(err, n.close(closing))
-	if err == nil {
-		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
-	}
-	return err
+	return serveUntil(ctx, log, cfg.DrainWithin.Std(), func() error { return n.server.Serve(n.control, n.web) }, n.close)
 }
 
 // readToken reads a bearer token from a file that nobody else should read.

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/penstock-kv/penstock/server/config"
+)
+
+// settings is a configuration of package config that is set by flags, environment and file.
+type settings interface {
+	Keys() []config.Key
+	Validate() error
+}
+
+// runWithSettings gives cmd --config and a flag for each key of the configuration, and makes
+// run its action.
+func runWithSettings[C any, P interface {
+	*C
+	settings
+}](cmd *cobra.Command, environ []string, defaults func() C, run func(context.Context, C) error) {
+	var file string
+	cmd.Flags().StringVar(&file, "config", "", "configuration file (YAML)")
+	scratch := defaults()
+	keys := P(&scratch).Keys()
+	addConfigFlags(cmd.Flags(), keys)
+	groupSettings(cmd, keys)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg := defaults()
+		if err := loadSettings(P(&cfg), file, environ, cmd.Flags()); err != nil {
+			return err
+		}
+		return run(cmd.Context(), cfg)
+	}
+}
+
+// loadSettings reads file and environment into c, which has the defaults. Flags that were
+// given have precedence.
+func loadSettings(c settings, file string, environ []string, flags *pflag.FlagSet) error {
+	if err := config.LoadInto(c, file, environ); err != nil {
+		return err
+	}
+	if err := setFromFlags(c.Keys(), flags); err != nil {
+		return err
+	}
+	if derived, ok := c.(interface{ EnsureDefaults() }); ok {
+		derived.EnsureDefaults()
+	}
+	return c.Validate()
+}
+
+// serveUntil calls serve until ctx ends or serve fails, and then shutdown, which may take
+// the time within.
+func serveUntil(ctx context.Context, log *slog.Logger, within time.Duration, serve func() error, shutdown func(context.Context) error) (err error) {
+	stopped := make(chan error, 1)
+	go func() { stopped <- serve() }()
+	select {
+	case err = <-stopped:
+		log.Error("a listener failed; shutting down", "err", err)
+	case <-ctx.Done():
+		log.Info("draining", "within", within)
+	}
+	start := time.Now()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), within) // ctx has ended
+	defer cancel()
+	err = errors.Join(err, shutdown(closing))
+	if err == nil {
+		log.Info("stopped", "took", time.Since(start).Round(time.Millisecond))
+	}
+	return err
+}
+
+// newRegistry returns a registry with the metrics of the process.
+func newRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// listenBoth opens the listener at addr and, unless its address is empty, that of HTTP. It
+// warns of an HTTP address that other machines reach.
+func listenBoth(ctx context.Context, addr, httpAddr string, log *slog.Logger) (api, web net.Listener, err error) {
+	var lc net.ListenConfig
+	if api, err = lc.Listen(ctx, "tcp", addr); err != nil {
+		return nil, nil, fmt.Errorf("listen: %w", err)
+	}
+	if httpAddr == "" {
+		return api, nil, nil
+	}
+	if web, err = lc.Listen(ctx, "tcp", httpAddr); err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("http: %w", err), api.Close())
+	}
+	warnOfMetrics(log, httpAddr)
+	return api, web, nil
+}
+
+// closeIf closes a listener if there is one.
+func closeIf(l net.Listener) error {
+	if l == nil {
+		return nil
+	}
+	return l.Close()
+}
+
+// addresses returns the attributes that log what is listened on. web may be nil.
+func addresses(name string, api, web net.Listener) []any {
+	attrs := []any{name, api.Addr().String()}
+	if web != nil {
+		attrs = append(attrs, "http", web.Addr().String())
+	}
+	return attrs
+}
