@@ -100,3 +100,7 @@ func Namespace(m *pb.Namespace) (kv.Namespace, error) {
 	}
 	return ns, ns.Validate()
 }
+
+// AttemptName returns the name of an attempt at a request: both engines and the gateway
+// have the same. seq is that of START.
+func AttemptName(request string, seq uint64) string { return fmt.Sprintf("%s#%d", request, seq) }

@@ -31,6 +31,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Refusal classifies the reasons for which the planner rejects a request.
+type Refusal int32
+
+const (
+	Refusal_REFUSAL_UNSPECIFIED Refusal = 0
+	// Too many requests wait, or this one has waited for its engines until its deadline. It may
+	// be submitted again later.
+	Refusal_REFUSAL_BUSY Refusal = 1
+	// No engine of the cluster has room for a request of this length.
+	Refusal_REFUSAL_TOO_LONG Refusal = 2
+	// Its lengths contradict each other.
+	Refusal_REFUSAL_INVALID Refusal = 3
+)
+
+// Enum value maps for Refusal.
+var (
+	Refusal_name = map[int32]string{
+		0: "REFUSAL_UNSPECIFIED",
+		1: "REFUSAL_BUSY",
+		2: "REFUSAL_TOO_LONG",
+		3: "REFUSAL_INVALID",
+	}
+	Refusal_value = map[string]int32{
+		"REFUSAL_UNSPECIFIED": 0,
+		"REFUSAL_BUSY":        1,
+		"REFUSAL_TOO_LONG":    2,
+		"REFUSAL_INVALID":     3,
+	}
+)
+
+func (x Refusal) Enum() *Refusal {
+	p := new(Refusal)
+	*p = x
+	return p
+}
+
+func (x Refusal) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Refusal) Descriptor() protoreflect.EnumDescriptor {
+	return file_penstockv1_planner_proto_enumTypes[0].Descriptor()
+}
+
+func (Refusal) Type() protoreflect.EnumType {
+	return &file_penstockv1_planner_proto_enumTypes[0]
+}
+
+func (x Refusal) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Refusal.Descriptor instead.
+func (Refusal) EnumDescriptor() ([]byte, []int) {
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{0}
+}
+
 type Side int32
 
 const (
@@ -64,11 +121,11 @@ func (x Side) String() string {
 }
 
 func (Side) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[0].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[1].Descriptor()
 }
 
 func (Side) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[0]
+	return &file_penstockv1_planner_proto_enumTypes[1]
 }
 
 func (x Side) Number() protoreflect.EnumNumber {
@@ -77,7 +134,7 @@ func (x Side) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Side.Descriptor instead.
 func (Side) EnumDescriptor() ([]byte, []int) {
-	return file_penstockv1_planner_proto_rawDescGZIP(), []int{0}
+	return file_penstockv1_planner_proto_rawDescGZIP(), []int{1}
 }
 
 type RequestUpdate_Kind int32
@@ -126,11 +183,11 @@ func (x RequestUpdate_Kind) String() string {
 }
 
 func (RequestUpdate_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[1].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[2].Descriptor()
 }
 
 func (RequestUpdate_Kind) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[1]
+	return &file_penstockv1_planner_proto_enumTypes[2]
 }
 
 func (x RequestUpdate_Kind) Number() protoreflect.EnumNumber {
@@ -198,11 +255,11 @@ func (x LeaderAction_Kind) String() string {
 }
 
 func (LeaderAction_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_penstockv1_planner_proto_enumTypes[2].Descriptor()
+	return file_penstockv1_planner_proto_enumTypes[3].Descriptor()
 }
 
 func (LeaderAction_Kind) Type() protoreflect.EnumType {
-	return &file_penstockv1_planner_proto_enumTypes[2]
+	return &file_penstockv1_planner_proto_enumTypes[3]
 }
 
 func (x LeaderAction_Kind) Number() protoreflect.EnumNumber {
@@ -401,6 +458,12 @@ type RequestUpdate struct {
 	DecodeEngine  string                 `protobuf:"bytes,3,opt,name=decode_engine,json=decodeEngine,proto3" json:"decode_engine,omitempty"`
 	Parts         []*Part                `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
 	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// STARTED: the seq of START, which the name of the attempt has on both engines, and the
+	// weights that the request is computed and stored with. 0: from a planner of an earlier version.
+	Attempt uint64 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Epoch   uint64 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// REJECTED.
+	Refusal       Refusal `protobuf:"varint,8,opt,name=refusal,proto3,enum=penstock.v1.Refusal" json:"refusal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -468,6 +531,27 @@ func (x *RequestUpdate) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *RequestUpdate) GetAttempt() uint64 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *RequestUpdate) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *RequestUpdate) GetRefusal() Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return Refusal_REFUSAL_UNSPECIFIED
 }
 
 // Part is the cached tokens [from, to), read by one side.
@@ -2462,13 +2546,16 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"exactEpoch\":\n" +
 	"\bResident\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x16\n" +
-	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xe3\x02\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\"\xc3\x03\n" +
 	"\rRequestUpdate\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.penstock.v1.RequestUpdate.KindR\x04kind\x12%\n" +
 	"\x0eprefill_engine\x18\x02 \x01(\tR\rprefillEngine\x12#\n" +
 	"\rdecode_engine\x18\x03 \x01(\tR\fdecodeEngine\x12'\n" +
 	"\x05parts\x18\x04 \x03(\v2\x11.penstock.v1.PartR\x05parts\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x8f\x01\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
+	"\aattempt\x18\x06 \x01(\x04R\aattempt\x12\x14\n" +
+	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12.\n" +
+	"\arefusal\x18\b \x01(\x0e2\x14.penstock.v1.RefusalR\arefusal\"\x8f\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rKIND_ACCEPTED\x10\x01\x12\x10\n" +
@@ -2645,7 +2732,12 @@ const file_penstockv1_planner_proto_rawDesc = "" +
 	"\x06queued\x18\x03 \x01(\rR\x06queued\x12/\n" +
 	"\x13silent_milliseconds\x18\x04 \x01(\x04R\x12silentMilliseconds\x129\n" +
 	"\aengines\x18\x05 \x03(\v2\x1f.penstock.v1.TopResponse.EngineR\aengines\x123\n" +
-	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*?\n" +
+	"\x05nodes\x18\x06 \x03(\v2\x1d.penstock.v1.TopResponse.NodeR\x05nodes*_\n" +
+	"\aRefusal\x12\x17\n" +
+	"\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fREFUSAL_BUSY\x10\x01\x12\x14\n" +
+	"\x10REFUSAL_TOO_LONG\x10\x02\x12\x13\n" +
+	"\x0fREFUSAL_INVALID\x10\x03*?\n" +
 	"\x04Side\x12\x14\n" +
 	"\x10SIDE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSIDE_PREFILL\x10\x01\x12\x0f\n" +
@@ -2669,90 +2761,92 @@ func file_penstockv1_planner_proto_rawDescGZIP() []byte {
 	return file_penstockv1_planner_proto_rawDescData
 }
 
-var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_penstockv1_planner_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_penstockv1_planner_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_penstockv1_planner_proto_goTypes = []any{
-	(Side)(0),                    // 0: penstock.v1.Side
-	(RequestUpdate_Kind)(0),      // 1: penstock.v1.RequestUpdate.Kind
-	(LeaderAction_Kind)(0),       // 2: penstock.v1.LeaderAction.Kind
-	(*SubmitRequest)(nil),        // 3: penstock.v1.SubmitRequest
-	(*Resident)(nil),             // 4: penstock.v1.Resident
-	(*RequestUpdate)(nil),        // 5: penstock.v1.RequestUpdate
-	(*Part)(nil),                 // 6: penstock.v1.Part
-	(*LeaderMessage)(nil),        // 7: penstock.v1.LeaderMessage
-	(*RegisterGroup)(nil),        // 8: penstock.v1.RegisterGroup
-	(*EngineSpec)(nil),           // 9: penstock.v1.EngineSpec
-	(*EngineBuffer)(nil),         // 10: penstock.v1.EngineBuffer
-	(*HeldRequest)(nil),          // 11: penstock.v1.HeldRequest
-	(*HeldRead)(nil),             // 12: penstock.v1.HeldRead
-	(*FetchWork)(nil),            // 13: penstock.v1.FetchWork
-	(*EngineState)(nil),          // 14: penstock.v1.EngineState
-	(*NodeState)(nil),            // 15: penstock.v1.NodeState
-	(*ReadProgress)(nil),         // 16: penstock.v1.ReadProgress
-	(*ReadStopped)(nil),          // 17: penstock.v1.ReadStopped
-	(*RequestFinished)(nil),      // 18: penstock.v1.RequestFinished
-	(*RequestFailed)(nil),        // 19: penstock.v1.RequestFailed
-	(*LeaderAction)(nil),         // 20: penstock.v1.LeaderAction
-	(*BumpWeightsRequest)(nil),   // 21: penstock.v1.BumpWeightsRequest
-	(*BumpWeightsResponse)(nil),  // 22: penstock.v1.BumpWeightsResponse
-	(*ExplainRequest)(nil),       // 23: penstock.v1.ExplainRequest
-	(*ExplainResponse)(nil),      // 24: penstock.v1.ExplainResponse
-	(*TopRequest)(nil),           // 25: penstock.v1.TopRequest
-	(*TopResponse)(nil),          // 26: penstock.v1.TopResponse
-	(*ExplainResponse_Line)(nil), // 27: penstock.v1.ExplainResponse.Line
-	(*TopResponse_Engine)(nil),   // 28: penstock.v1.TopResponse.Engine
-	(*TopResponse_Node)(nil),     // 29: penstock.v1.TopResponse.Node
-	(*TopResponse_Group)(nil),    // 30: penstock.v1.TopResponse.Group
+	(Refusal)(0),                 // 0: penstock.v1.Refusal
+	(Side)(0),                    // 1: penstock.v1.Side
+	(RequestUpdate_Kind)(0),      // 2: penstock.v1.RequestUpdate.Kind
+	(LeaderAction_Kind)(0),       // 3: penstock.v1.LeaderAction.Kind
+	(*SubmitRequest)(nil),        // 4: penstock.v1.SubmitRequest
+	(*Resident)(nil),             // 5: penstock.v1.Resident
+	(*RequestUpdate)(nil),        // 6: penstock.v1.RequestUpdate
+	(*Part)(nil),                 // 7: penstock.v1.Part
+	(*LeaderMessage)(nil),        // 8: penstock.v1.LeaderMessage
+	(*RegisterGroup)(nil),        // 9: penstock.v1.RegisterGroup
+	(*EngineSpec)(nil),           // 10: penstock.v1.EngineSpec
+	(*EngineBuffer)(nil),         // 11: penstock.v1.EngineBuffer
+	(*HeldRequest)(nil),          // 12: penstock.v1.HeldRequest
+	(*HeldRead)(nil),             // 13: penstock.v1.HeldRead
+	(*FetchWork)(nil),            // 14: penstock.v1.FetchWork
+	(*EngineState)(nil),          // 15: penstock.v1.EngineState
+	(*NodeState)(nil),            // 16: penstock.v1.NodeState
+	(*ReadProgress)(nil),         // 17: penstock.v1.ReadProgress
+	(*ReadStopped)(nil),          // 18: penstock.v1.ReadStopped
+	(*RequestFinished)(nil),      // 19: penstock.v1.RequestFinished
+	(*RequestFailed)(nil),        // 20: penstock.v1.RequestFailed
+	(*LeaderAction)(nil),         // 21: penstock.v1.LeaderAction
+	(*BumpWeightsRequest)(nil),   // 22: penstock.v1.BumpWeightsRequest
+	(*BumpWeightsResponse)(nil),  // 23: penstock.v1.BumpWeightsResponse
+	(*ExplainRequest)(nil),       // 24: penstock.v1.ExplainRequest
+	(*ExplainResponse)(nil),      // 25: penstock.v1.ExplainResponse
+	(*TopRequest)(nil),           // 26: penstock.v1.TopRequest
+	(*TopResponse)(nil),          // 27: penstock.v1.TopResponse
+	(*ExplainResponse_Line)(nil), // 28: penstock.v1.ExplainResponse.Line
+	(*TopResponse_Engine)(nil),   // 29: penstock.v1.TopResponse.Engine
+	(*TopResponse_Node)(nil),     // 30: penstock.v1.TopResponse.Node
+	(*TopResponse_Group)(nil),    // 31: penstock.v1.TopResponse.Group
 }
 var file_penstockv1_planner_proto_depIdxs = []int32{
-	4,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
-	1,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
-	6,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
-	0,  // 3: penstock.v1.Part.side:type_name -> penstock.v1.Side
-	8,  // 4: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
-	13, // 5: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
-	16, // 6: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
-	17, // 7: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
-	18, // 8: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
-	19, // 9: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
-	0,  // 10: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
-	9,  // 11: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
-	11, // 12: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
-	10, // 13: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
-	3,  // 14: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
-	6,  // 15: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
-	12, // 16: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
-	6,  // 17: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
-	14, // 18: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
-	15, // 19: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
-	0,  // 20: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
-	0,  // 21: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
-	0,  // 22: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
-	0,  // 23: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
-	2,  // 24: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
-	0,  // 25: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
-	6,  // 26: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
-	3,  // 27: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
-	27, // 28: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
-	30, // 29: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
-	0,  // 30: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
-	28, // 31: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
-	29, // 32: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
-	3,  // 33: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
-	7,  // 34: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
-	21, // 35: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
-	23, // 36: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
-	25, // 37: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
-	5,  // 38: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
-	20, // 39: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
-	22, // 40: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
-	24, // 41: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
-	26, // 42: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
-	38, // [38:43] is the sub-list for method output_type
-	33, // [33:38] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	5,  // 0: penstock.v1.SubmitRequest.resident:type_name -> penstock.v1.Resident
+	2,  // 1: penstock.v1.RequestUpdate.kind:type_name -> penstock.v1.RequestUpdate.Kind
+	7,  // 2: penstock.v1.RequestUpdate.parts:type_name -> penstock.v1.Part
+	0,  // 3: penstock.v1.RequestUpdate.refusal:type_name -> penstock.v1.Refusal
+	1,  // 4: penstock.v1.Part.side:type_name -> penstock.v1.Side
+	9,  // 5: penstock.v1.LeaderMessage.register:type_name -> penstock.v1.RegisterGroup
+	14, // 6: penstock.v1.LeaderMessage.fetch:type_name -> penstock.v1.FetchWork
+	17, // 7: penstock.v1.LeaderMessage.progress:type_name -> penstock.v1.ReadProgress
+	18, // 8: penstock.v1.LeaderMessage.stopped:type_name -> penstock.v1.ReadStopped
+	19, // 9: penstock.v1.LeaderMessage.finished:type_name -> penstock.v1.RequestFinished
+	20, // 10: penstock.v1.LeaderMessage.failed:type_name -> penstock.v1.RequestFailed
+	1,  // 11: penstock.v1.RegisterGroup.role:type_name -> penstock.v1.Side
+	10, // 12: penstock.v1.RegisterGroup.engines:type_name -> penstock.v1.EngineSpec
+	12, // 13: penstock.v1.RegisterGroup.holding:type_name -> penstock.v1.HeldRequest
+	11, // 14: penstock.v1.EngineSpec.buffer:type_name -> penstock.v1.EngineBuffer
+	4,  // 15: penstock.v1.HeldRequest.request:type_name -> penstock.v1.SubmitRequest
+	7,  // 16: penstock.v1.HeldRequest.parts:type_name -> penstock.v1.Part
+	13, // 17: penstock.v1.HeldRequest.reading:type_name -> penstock.v1.HeldRead
+	7,  // 18: penstock.v1.HeldRead.part:type_name -> penstock.v1.Part
+	15, // 19: penstock.v1.FetchWork.engines:type_name -> penstock.v1.EngineState
+	16, // 20: penstock.v1.FetchWork.nodes:type_name -> penstock.v1.NodeState
+	1,  // 21: penstock.v1.ReadProgress.side:type_name -> penstock.v1.Side
+	1,  // 22: penstock.v1.ReadStopped.side:type_name -> penstock.v1.Side
+	1,  // 23: penstock.v1.RequestFinished.role:type_name -> penstock.v1.Side
+	1,  // 24: penstock.v1.RequestFailed.role:type_name -> penstock.v1.Side
+	3,  // 25: penstock.v1.LeaderAction.kind:type_name -> penstock.v1.LeaderAction.Kind
+	1,  // 26: penstock.v1.LeaderAction.side:type_name -> penstock.v1.Side
+	7,  // 27: penstock.v1.LeaderAction.parts:type_name -> penstock.v1.Part
+	4,  // 28: penstock.v1.LeaderAction.submitted:type_name -> penstock.v1.SubmitRequest
+	28, // 29: penstock.v1.ExplainResponse.lines:type_name -> penstock.v1.ExplainResponse.Line
+	31, // 30: penstock.v1.TopResponse.groups:type_name -> penstock.v1.TopResponse.Group
+	1,  // 31: penstock.v1.TopResponse.Group.role:type_name -> penstock.v1.Side
+	29, // 32: penstock.v1.TopResponse.Group.engines:type_name -> penstock.v1.TopResponse.Engine
+	30, // 33: penstock.v1.TopResponse.Group.nodes:type_name -> penstock.v1.TopResponse.Node
+	4,  // 34: penstock.v1.Planner.Submit:input_type -> penstock.v1.SubmitRequest
+	8,  // 35: penstock.v1.Planner.Lead:input_type -> penstock.v1.LeaderMessage
+	22, // 36: penstock.v1.Planner.BumpWeights:input_type -> penstock.v1.BumpWeightsRequest
+	24, // 37: penstock.v1.Planner.Explain:input_type -> penstock.v1.ExplainRequest
+	26, // 38: penstock.v1.Planner.Top:input_type -> penstock.v1.TopRequest
+	6,  // 39: penstock.v1.Planner.Submit:output_type -> penstock.v1.RequestUpdate
+	21, // 40: penstock.v1.Planner.Lead:output_type -> penstock.v1.LeaderAction
+	23, // 41: penstock.v1.Planner.BumpWeights:output_type -> penstock.v1.BumpWeightsResponse
+	25, // 42: penstock.v1.Planner.Explain:output_type -> penstock.v1.ExplainResponse
+	27, // 43: penstock.v1.Planner.Top:output_type -> penstock.v1.TopResponse
+	39, // [39:44] is the sub-list for method output_type
+	34, // [34:39] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_penstockv1_planner_proto_init() }
@@ -2773,7 +2867,7 @@ func file_penstockv1_planner_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_penstockv1_planner_proto_rawDesc), len(file_penstockv1_planner_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -797,7 +797,7 @@ enum {
 	PENSTOCK_EVENT_MATCHED = 1,   /* the cached prefix is known: hit_tokens, epoch */
 	PENSTOCK_EVENT_WAITING = 2,   /* the planner is away; the text of error is the reason. The engines continue */
 	PENSTOCK_EVENT_ACCEPTED = 3,  /* the planner has the request */
-	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, read_by_prefill, read_by_decode */
+	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, epoch, read_by_prefill, read_by_decode */
 	PENSTOCK_EVENT_PREFILLED = 5, /* the decode engine has the prompt's KV. It may be left out shortly before DONE */
 	PENSTOCK_EVENT_REPLANNED = 6, /* the planner plans the request again; the text of error is the reason */
 	PENSTOCK_EVENT_DONE = 7,      /* the decode engine has completed the output */
@@ -809,7 +809,7 @@ typedef struct penstock_event {
 	penstock_request request;
 	uint32_t kind;           /* PENSTOCK_EVENT_* */
 	uint32_t hit_tokens;     /* the cached prefix */
-	uint64_t epoch;          /* the version of its weights */
+	uint64_t epoch;          /* the version of the weights: MATCHED: of the cached prefix; STARTED: of the computation, 0 from a planner of an earlier version */
 	uint32_t read_by_prefill; /* tokens of the cached prefix that the machine of each engine reads */
 	uint32_t read_by_decode;
 	char prefill[264];       /* names of the engines */

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/kv"
@@ -103,7 +104,7 @@ const (
 	// Accepted: the planner has the request.
 	Accepted
 	// Started: the planner has chosen both engines, which begin to read (Prefill, Decode,
-	// ReadByPrefill, ReadByDecode). It comes again after Replanned.
+	// Attempt, Epoch, ReadByPrefill, ReadByDecode). It comes again after Replanned.
 	Started
 	// Prefilled: the decode engine has the prompt's KV, and the first token. It comes at most
 	// once after Started, and not if the planner had the report of the end of decode first.
@@ -128,9 +129,13 @@ func (k Kind) String() string {
 // Event is one step of a request. Fields that the kind does not name are zero.
 type Event struct {
 	Kind Kind
-	// Hit is the cached prefix in tokens, Epoch the version of its weights.
+	// Hit is the cached prefix in tokens. Epoch is the version of the weights: of the cached
+	// prefix when it is matched, of the computation when the request is started.
 	Hit   int
 	Epoch kv.Epoch
+	// Attempt is the name that both engines have for the attempt (leader.Request.Name). It is
+	// empty, and the epoch of Started is 0, if the planner is of an earlier version.
+	Attempt string
 	// Prefill and Decode are the names of the engines. ReadByPrefill and ReadByDecode are
 	// the tokens of the hit that each engine's machine reads from storage.
 	Prefill, Decode             string
@@ -138,8 +143,26 @@ type Event struct {
 	Reason                      string
 }
 
+// Refusal classifies the reasons for which the planner refuses a request.
+type Refusal uint8
+
+const (
+	// OtherRefusal: for a reason that this version does not know.
+	OtherRefusal = Refusal(pb.Refusal_REFUSAL_UNSPECIFIED)
+	// Busy: too many requests wait, or this one has waited until its deadline. It may be
+	// submitted again later.
+	Busy = Refusal(pb.Refusal_REFUSAL_BUSY)
+	// TooLong: no engine of the cluster has room for a request of this length.
+	TooLong = Refusal(pb.Refusal_REFUSAL_TOO_LONG)
+	// Invalid: the lengths of the request contradict each other.
+	Invalid = Refusal(pb.Refusal_REFUSAL_INVALID)
+)
+
 // RefusedError is the planner's refusal of a request.
-type RefusedError struct{ Reason string }
+type RefusedError struct {
+	Refusal Refusal
+	Reason  string
+}
 
 // Error returns the reason.
 func (e *RefusedError) Error() string { return "the planner refused the request: " + e.Reason }
@@ -328,7 +351,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 		case pb.RequestUpdate_KIND_ACCEPTED:
 			ev.Kind = Accepted
 		case pb.RequestUpdate_KIND_STARTED:
-			ev = started(u)
+			ev = started(submit.Id, u)
 		case pb.RequestUpdate_KIND_PREFILLED:
 			ev.Kind = Prefilled
 		case pb.RequestUpdate_KIND_REPLANNED:
@@ -336,7 +359,7 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 		case pb.RequestUpdate_KIND_FINISHED:
 			ev.Kind = Done
 		case pb.RequestUpdate_KIND_REJECTED:
-			return true, &RefusedError{Reason: u.Reason}
+			return true, &RefusedError{refusal(u.Refusal), u.Reason}
 		default:
 			continue
 		}
@@ -349,9 +372,20 @@ func (g *Gateway) follow(ctx context.Context, submit *pb.SubmitRequest, event fu
 	}
 }
 
+// refusal translates the class of a refusal.
+func refusal(r pb.Refusal) Refusal {
+	if _, known := pb.Refusal_name[int32(r)]; !known {
+		return OtherRefusal
+	}
+	return Refusal(r)
+}
+
 // started translates the start of a request.
-func started(u *pb.RequestUpdate) Event {
-	ev := Event{Kind: Started, Prefill: u.PrefillEngine, Decode: u.DecodeEngine}
+func started(id string, u *pb.RequestUpdate) Event {
+	ev := Event{Kind: Started, Prefill: u.PrefillEngine, Decode: u.DecodeEngine, Epoch: kv.Epoch(u.Epoch)}
+	if u.Attempt != 0 {
+		ev.Attempt = api.AttemptName(id, u.Attempt)
+	}
 	for _, p := range u.Parts {
 		if p.Side == pb.Side_SIDE_PREFILL {
 			ev.ReadByPrefill += int(p.To - p.From)

@@ -251,6 +251,9 @@ func TestServe(t *testing.T) {
 		if r.Prompt != len(prompt) || r.Hit != 5 || r.Output != 40 || r.Epoch != h.ns.Epoch || !slices.Equal(load.IDs, ids) || string(load.Extra) != `{"temperature":0}` {
 			t.Errorf("%+v with %+v", r, load)
 		}
+		if r.Name != ev.Attempt || r.Epoch != ev.Epoch {
+			t.Errorf("attempt %q of epoch %d; the gateway has %+v", r.Name, r.Epoch, ev)
+		}
 		readAll(r)
 	}
 	p.Done(nil)
@@ -328,7 +331,7 @@ func TestRefused(t *testing.T) {
 	s.want(Matched)
 	s.want(Accepted)
 	var refused *RefusedError
-	if err := s.end(); !errors.As(err, &refused) || !strings.Contains(refused.Reason, "longer than any decode engine's HBM: 1616 tokens") || !strings.Contains(err.Error(), `request "long"`) {
+	if err := s.end(); !errors.As(err, &refused) || refused.Refusal != TooLong || !strings.Contains(refused.Reason, "longer than any decode engine's HBM: 1616 tokens") || !strings.Contains(err.Error(), `request "long"`) {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
@@ -394,9 +397,12 @@ func TestReplanned(t *testing.T) {
 	s.want(Matched)
 	s.want(Accepted)
 	for range 3 {
-		s.want(Started)
-		h.p.started()
-		h.d.started().Done(errors.New("the device is lost"))
+		ev := s.want(Started)
+		p, d := h.p.started(), h.d.started()
+		if p.Name != ev.Attempt || d.Name != ev.Attempt {
+			t.Errorf("attempts %q and %q; the gateway has %+v", p.Name, d.Name, ev)
+		}
+		d.Done(errors.New("the device is lost"))
 		if ev := s.want(Replanned); !strings.Contains(ev.Reason, "an engine could not do its part") {
 			t.Errorf("%+v", ev)
 		}
@@ -404,8 +410,8 @@ func TestReplanned(t *testing.T) {
 	s.want(Started)
 	h.d.started().Done(errors.New("the device is lost"))
 	var refused *RefusedError
-	if err := s.end(); !errors.As(err, &refused) {
-		t.Errorf("%v; want a refusal", err)
+	if err := s.end(); !errors.As(err, &refused) || refused.Refusal != OtherRefusal {
+		t.Errorf("%v; want a refusal of no class", err)
 	}
 }
 
@@ -474,7 +480,7 @@ func TestDeadline(t *testing.T) {
 	s.want(Matched)
 	s.want(Accepted)
 	var refused *RefusedError
-	if err := s.end(); !errors.As(err, &refused) || refused.Reason != "past its deadline" {
+	if err := s.end(); !errors.As(err, &refused) || refused.Refusal != Busy || refused.Reason != "past its deadline" {
 		t.Errorf("%v", err)
 	}
 	h.p.started().Done(nil)

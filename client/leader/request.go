@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-kv/penstock/api"
 	pb "github.com/penstock-kv/penstock/api/penstockv1"
 	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/kv"
@@ -74,7 +75,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 		return fmt.Errorf("leader: the address of engine %q cannot be read: %w", a.PeerEngine, err)
 	}
 	r := &Request{
-		Name: fmt.Sprintf("%s#%d", a.Request, a.Seq), ID: a.Request, Namespace: h.submit.Namespace, Role: l.opts.Role, Epoch: kv.Epoch(a.Epoch),
+		Name: api.AttemptName(a.Request, a.Seq), ID: a.Request, Namespace: h.submit.Namespace, Role: l.opts.Role, Epoch: kv.Epoch(a.Epoch),
 		Prompt: int(h.submit.PromptTokens), Output: int(h.submit.OutputTokens), Hit: int(h.submit.HitTokens) / l.opts.Geometry.BlockTokens,
 		Peer: peer, PeerEngine: a.PeerEngine, Payload: h.submit.Payload,
 		leader: l, engine: h.member.Engine, member: h.member, attempt: a.Seq, order: a.Seq,

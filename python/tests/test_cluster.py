@@ -121,7 +121,8 @@ def test_a_request(cluster: Cluster) -> None:
     matched = cluster.until(request, EventKind.MATCHED)
     assert (matched.hit, matched.epoch) == (8 * BLOCK, 1)
     started = cluster.until(request, EventKind.STARTED)
-    assert (started.prefill, started.decode, started.read_by_prefill + started.read_by_decode) == ("prefill-0", "decode-0", 8 * BLOCK)
+    assert (started.prefill, started.decode, started.epoch) == ("prefill-0", "decode-0", 1)
+    assert started.read_by_prefill + started.read_by_decode == 8 * BLOCK
     attempts = cluster.start()
     read = 0
     for a, other in zip(attempts, reversed(attempts), strict=True):

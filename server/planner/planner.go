@@ -222,7 +222,7 @@ func (s *Service) deliverLocked(a *dualpath.Action) {
 	s.decidedLocked(j, a)
 	switch a.Kind {
 	case dualpath.Reject:
-		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a)})
+		s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_REJECTED, Reason: reasonOf(a), Refusal: refusalOf(a.Why)})
 		s.forgetLocked(j)
 		return
 	case dualpath.Start:
@@ -253,7 +253,20 @@ func reasonOf(a *dualpath.Action) string {
 	return a.Why.String()
 }
 
-// startLocked tells both groups, and the gateway.
+// refusalOf classifies the reason for a rejection.
+func refusalOf(r dualpath.Reason) pb.Refusal {
+	switch r {
+	case dualpath.QueueFull, dualpath.PastDeadline:
+		return pb.Refusal_REFUSAL_BUSY
+	case dualpath.TooLong, dualpath.TooLongToPrefill, dualpath.PromptTooLong, dualpath.TooLarge:
+		return pb.Refusal_REFUSAL_TOO_LONG
+	case dualpath.BadRequest:
+		return pb.Refusal_REFUSAL_INVALID
+	}
+	return pb.Refusal_REFUSAL_UNSPECIFIED
+}
+
+// startLocked sends START to both groups, and STARTED to the gateway.
 func (s *Service) startLocked(j *job, a *dualpath.Action) {
 	pe, de := s.engines.of(uint32(a.PE)), s.engines.of(uint32(a.DE))
 	parts := partsOf(a)
@@ -269,7 +282,9 @@ func (s *Service) startLocked(j *job, a *dualpath.Action) {
 			PeerEngine: side.peer, PeerAddress: s.at[side.peerEngine].address,
 		})
 	}
-	s.tellLocked(j, &pb.RequestUpdate{Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts})
+	s.tellLocked(j, &pb.RequestUpdate{
+		Kind: pb.RequestUpdate_KIND_STARTED, PrefillEngine: pe, DecodeEngine: de, Parts: parts, Attempt: a.Seq, Epoch: a.Epoch,
+	})
 }
 
 // sendLocked queues an action for the leader of a group. Without a session the action is

@@ -395,8 +395,8 @@ func TestBadInput(t *testing.T) {
 	} {
 		a := h.ask(r)
 		a.want(pb.RequestUpdate_KIND_ACCEPTED)
-		if u := a.want(pb.RequestUpdate_KIND_REJECTED); !strings.Contains(u.Reason, text) {
-			t.Errorf("%v: %q", r, u.Reason)
+		if u := a.want(pb.RequestUpdate_KIND_REJECTED); !strings.Contains(u.Reason, text) || u.Refusal != pb.Refusal_REFUSAL_INVALID {
+			t.Errorf("%v: %q, %v", r, u.Reason, u.Refusal)
 		}
 	}
 	engine := func(name string) []*pb.EngineSpec { return []*pb.EngineSpec{{Engine: name, Node: "n"}} }

@@ -106,7 +106,7 @@ class EventKind(enum.IntEnum):
     ACCEPTED = 3
     """The planner has the request."""
     STARTED = 4
-    """Both engines are chosen: ``prefill``, ``decode``, ``read_by_prefill``, ``read_by_decode``."""
+    """Both engines are chosen: ``prefill``, ``decode``, ``epoch``, ``read_by_prefill``, ``read_by_decode``."""
     PREFILLED = 5
     """The decode engine has the prompt's KV. The event may be left out shortly before DONE."""
     REPLANNED = 6
@@ -542,7 +542,7 @@ class Event(NamedTuple):
     hit: int = 0
     """The cached prefix, in tokens."""
     epoch: int = 0
-    """The version of its weights."""
+    """MATCHED: the version of its weights. STARTED: of those that the request is computed with; 0: from a planner of an earlier version."""
     prefill: str = ""
     """The name of the prefill engine."""
     decode: str = ""
