@@ -326,7 +326,9 @@ type TrafficAccept struct {
 	// imm + l is counted twice when layer l is complete: pages and checksums.
 	Imm uint32 `protobuf:"varint,5,opt,name=imm,proto3" json:"imm,omitempty"`
 	// The DE may send the layers before this one.
-	Layers        uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
+	Layers uint32 `protobuf:"varint,6,opt,name=layers,proto3" json:"layers,omitempty"`
+	// The distance from a page of a layer to the next one, in bytes.
+	Stride        uint64 `protobuf:"varint,7,opt,name=stride,proto3" json:"stride,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -392,6 +394,13 @@ func (x *TrafficAccept) GetImm() uint32 {
 func (x *TrafficAccept) GetLayers() uint32 {
 	if x != nil {
 		return x.Layers
+	}
+	return 0
+}
+
+func (x *TrafficAccept) GetStride() uint64 {
+	if x != nil {
+		return x.Stride
 	}
 	return 0
 }
@@ -726,13 +735,14 @@ const file_penstockv1_traffic_proto_rawDesc = "" +
 	"\x06blocks\x18\x03 \x01(\rR\x06blocks\x12\x1d\n" +
 	"\n" +
 	"hit_blocks\x18\x04 \x01(\rR\thitBlocks\x12\x10\n" +
-	"\x03imm\x18\x05 \x01(\rR\x03imm\"\x81\x01\n" +
+	"\x03imm\x18\x05 \x01(\rR\x03imm\"\x99\x01\n" +
 	"\rTrafficAccept\x12\x16\n" +
 	"\x06device\x18\x01 \x01(\fR\x06device\x12\x14\n" +
 	"\x05bases\x18\x02 \x03(\x04R\x05bases\x12\x12\n" +
 	"\x04sums\x18\x04 \x01(\fR\x04sums\x12\x10\n" +
 	"\x03imm\x18\x05 \x01(\rR\x03imm\x12\x16\n" +
-	"\x06layers\x18\x06 \x01(\rR\x06layersJ\x04\b\x03\x10\x04\":\n" +
+	"\x06layers\x18\x06 \x01(\rR\x06layers\x12\x16\n" +
+	"\x06stride\x18\a \x01(\x04R\x06strideJ\x04\b\x03\x10\x04\":\n" +
 	"\fTrafficPages\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x14\n" +
 	"\x05pages\x18\x02 \x03(\rR\x05pages\"1\n" +

@@ -288,6 +288,9 @@ func (d *Decode) takeAccept(a *pb.TrafficAccept) error {
 	if err == nil && len(a.Bases) == 0 {
 		err = fmt.Errorf("device memory without a layer: %w", ErrJob)
 	}
+	if err == nil && a.Stride < d.m.geo.layerBytes {
+		err = fmt.Errorf("device pages every %d bytes; a page has %d: %w", a.Stride, d.m.geo.layerBytes, ErrJob)
+	}
 	if err != nil {
 		return fmt.Errorf("traffic: request %q: answer of the prefill side: %w", d.request, err)
 	}
@@ -329,7 +332,7 @@ func (d *Decode) push() error {
 		imm := rdma.ImmOf(a.Imm + uint32(l))
 		err := d.writePaged(d.ctx, rdma.PagedWrite{
 			PageLen: g.layerBytes, Src: d.m.buffer.region, SrcPages: rdma.Pages{Indices: mine, Stride: g.fullBytes, Offset: base + uint64(l)*g.layerBytes},
-			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: a.Bases[l%len(a.Bases)]},
+			Dst: device, DstPages: rdma.Pages{Indices: pages, Stride: a.Stride, Offset: a.Bases[l%len(a.Bases)]},
 			Imm: imm, Done: b.done,
 		})
 		if err == nil {
@@ -406,13 +409,13 @@ func (d *Decode) toDevice(base uint64, all []uint32) error {
 	for l := range g.layers {
 		for i, b := range all {
 			spans[i] = copier.Span{
-				Src: base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, Dst: dev.offset(l, d.job.Pages[b], g.layerBytes), Len: g.layerBytes,
+				Src: base + uint64(b)*g.fullBytes + uint64(l)*g.layerBytes, Dst: dev.offset(l, d.job.Pages[b]), Len: g.layerBytes,
 			}
 		}
 		if err := d.m.toDevice(d.ctx, spans); err != nil {
 			return fmt.Errorf("traffic: request %q: copy of layer %d to the device: %w", d.request, l, err)
 		}
-		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b], g.layerBytes) }
+		offset := func(b uint32) uint64 { return dev.offset(l, d.job.Pages[b]) }
 		if err := d.sums.checkPages(dev.Region, l, all, g.layerBytes, offset, "decode device"); err != nil {
 			return err
 		}

@@ -84,6 +84,16 @@
 // limits to the planner, which rejects at once a request that no engine can take. A
 // layer of more than rdma.MaxPages blocks is sent in several writes.
 //
+// # Device memory
+//
+// A page holds one Layer Block. Page p of layer l is at Device.Bases[l] + p × Device.Stride:
+//
+//	layer-major, Stride = Layer Block      │l0 p0│l0 p1│l0 p2│…│l1 p0│l1 p1│l1 p2│…
+//	block-major, Stride = all layers       │l0 p0│l1 p0│l2 p0│…│l0 p1│l1 p1│l2 p1│…
+//
+// The bytes between pages belong to the engine. Each side has its own layout: the PE sends its
+// bases and its stride with its window, and the DE writes by them.
+//
 // # Layers in flight
 //
 // On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may

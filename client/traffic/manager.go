@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -60,19 +61,53 @@ type Storage interface {
 }
 
 // Device is an engine's device memory, or host memory in its place: KV pages of one
-// Layer Block each.
+// Layer Block each. Page p of layer l is at Bases[l mod len(Bases)] + p × Stride. The two
+// sides of a request may have different layouts.
 type Device struct {
 	// Region is registered with Options.Compute.
 	Region rdma.Region
-	// Bases are the offsets of the layers: layer l is at Bases[l mod len(Bases)]. A
-	// decode engine must have one for each layer. A prefill engine may have fewer: it
-	// then holds len(Bases) layers at a time (layerwise prefill).
+	// Bases are the offsets of the layers in Region, in bytes. A decode engine must have
+	// one for each layer. A prefill engine may have fewer: it then holds len(Bases) layers
+	// at a time (layerwise prefill).
 	Bases []uint64
+	// Stride is the distance from a page of a layer to the next one, in bytes. With the length of a
+	// Layer Block, the default, the pages of a layer are contiguous (layer-major). With the
+	// length of all layers, all layers of a block are (block-major).
+	Stride uint64
+	// Pages is the number of pages of each layer. A job with another page is refused. With
+	// 0, the default, a job may have each page that lies in Region.
+	Pages int
 }
 
 // offset returns the offset in Region of a page of a layer.
-func (d *Device) offset(layer int, page uint32, layerBytes uint64) uint64 {
-	return d.Bases[layer%len(d.Bases)] + uint64(page)*layerBytes
+func (d *Device) offset(layer int, page uint32) uint64 {
+	return d.Bases[layer%len(d.Bases)] + uint64(page)*d.Stride
+}
+
+// validate returns an error for pages of layerBytes that overlap or lie outside of Region.
+func (d *Device) validate(layerBytes uint64) error {
+	switch {
+	case len(d.Bases) == 0:
+		return fmt.Errorf("device memory without a layer: %w", ErrJob)
+	case d.Pages < 0 || d.Pages > math.MaxUint32:
+		return fmt.Errorf("device memory of %d pages a layer: %w", d.Pages, ErrJob)
+	case d.Stride < layerBytes || d.Stride > d.Region.Len():
+		return fmt.Errorf("device pages every %d bytes; a page has %d, and the memory %d: %w", d.Stride, layerBytes, d.Region.Len(), ErrJob)
+	}
+	pages := max(uint64(d.Pages), 1)
+	for l, base := range d.Bases {
+		if n := d.Region.Len(); base > n || (n-base)/d.Stride+1 < pages || base+(pages-1)*d.Stride+layerBytes > n {
+			return fmt.Errorf("%d device pages of layer %d from %d on, every %d bytes, in memory of %d bytes: %w", pages, l, base, d.Stride, n, ErrJob)
+		}
+		for k, other := range d.Bases[:l] {
+			apart := max(base, other) - min(base, other)
+			// The pages that may touch are those whose distance is nearest to that of the layers.
+			if n := apart / d.Stride; apart%d.Stride < layerBytes && n < pages || d.Stride-apart%d.Stride < layerBytes && n+1 < pages {
+				return fmt.Errorf("device pages of layers %d and %d overlap: they begin at %d and %d, every %d bytes: %w", k, l, other, base, d.Stride, ErrJob)
+			}
+		}
+	}
+	return nil
 }
 
 // Options of a Manager.
@@ -117,6 +152,9 @@ func (o *Options) EnsureDefaults() {
 	}
 	held := int64(0)
 	if len(o.Namespace.Geometry.Groups) > 0 {
+		if o.Device.Stride == 0 {
+			o.Device.Stride = uint64(o.Namespace.Geometry.LayerBytes(0))
+		}
 		block := o.Namespace.Geometry.PieceBytes(0)
 		o.AppendBytes = max(o.AppendBytes, block)
 		held = (max(o.BufferBytes, 0) + o.AppendBytes) / max(block, 1)
@@ -126,7 +164,7 @@ func (o *Options) EnsureDefaults() {
 	}
 }
 
-// Validate says what is wrong with the options, after EnsureDefaults.
+// Validate returns an error that names what is wrong with the options. Call it after EnsureDefaults.
 func (o *Options) Validate() error {
 	g := o.Namespace.Geometry
 	if err := g.Validate(); err != nil {
@@ -137,8 +175,6 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("namespace %q has %v: a manager carries one full-attention group, layer by layer: %w", o.Namespace.Name, g, ErrJob)
 	case o.Storage == nil || o.Compute == nil || o.Device.Region == nil:
 		return fmt.Errorf("Storage, Compute and Device.Region are required: %w", ErrJob)
-	case len(o.Device.Bases) == 0:
-		return fmt.Errorf("device memory without a layer: %w", ErrJob)
 	case o.BufferBytes <= 0:
 		return fmt.Errorf("a buffer of %d bytes (BufferBytes): %w", o.BufferBytes, ErrJob)
 	case o.Copier == nil && o.DeviceCopies != nil:
@@ -150,7 +186,7 @@ func (o *Options) Validate() error {
 	case o.Copier != nil && o.DeviceCopies.Len() != o.Device.Region.Len():
 		return fmt.Errorf("DeviceCopies has %d bytes, Device.Region %d: %w", o.DeviceCopies.Len(), o.Device.Region.Len(), ErrJob)
 	}
-	return nil
+	return o.Device.validate(uint64(g.LayerBytes(0)))
 }
 
 // Peer is the address of the other side's manager, and its token.

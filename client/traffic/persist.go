@@ -271,7 +271,7 @@ func (m *Manager) take(ctx context.Context, page uint32) (arena.Buffer, []uint64
 	sum := func(l int, mem []byte, off uint64) { sums[l] = xxh3.Hash(mem[off : off+g.layerBytes]) }
 	device := dev.Region.Bytes()
 	for l := range spans {
-		off := dev.offset(l, page, g.layerBytes)
+		off := dev.offset(l, page)
 		spans[l] = copier.Span{Src: off, Dst: uint64(buf.Offset()) + uint64(l)*g.layerBytes, Len: g.layerBytes}
 		if device != nil {
 			sum(l, device, off)

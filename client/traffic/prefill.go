@@ -2,6 +2,7 @@ package traffic
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,8 +128,11 @@ func checkLengths(blocks, hit, ids, pages int) error {
 func (m *Manager) checkPages(pages []uint32) error {
 	d := &m.opts.Device
 	for _, page := range pages {
+		if d.Pages > 0 && page >= uint32(d.Pages) {
+			return fmt.Errorf("page %d; each layer has %d: %w", page, d.Pages, ErrJob)
+		}
 		for l := range d.Bases {
-			if off := d.offset(l, page, m.geo.layerBytes); off+m.geo.layerBytes > d.Region.Len() {
+			if off := d.offset(l, page); off+m.geo.layerBytes > d.Region.Len() {
 				return fmt.Errorf("page %d of layer %d ends at %d; device memory has %d bytes: %w", page, l, off+m.geo.layerBytes, d.Region.Len(), ErrJob)
 			}
 		}
@@ -425,7 +429,7 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	if err != nil {
 		return err
 	}
-	a := &pb.TrafficAccept{Device: device, Bases: bases, Sums: table, Imm: p.imm, Layers: uint32(layers)}
+	a := &pb.TrafficAccept{Device: device, Bases: bases, Stride: p.m.opts.Device.Stride, Sums: table, Imm: p.imm, Layers: uint32(layers)}
 	if err := p.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Accept{Accept: a}}); err != nil {
 		return err
 	}
@@ -456,7 +460,7 @@ func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, fir
 	// Runs of consecutive pages. They are the same in each layer.
 	var runs []rdma.Span
 	for _, page := range pages {
-		at := uint64(page-first) * n
+		at := uint64(page-first) * d.Stride
 		if last := len(runs) - 1; last >= 0 && runs[last].Offset+runs[last].Len >= at {
 			runs[last].Len = at + n - runs[last].Offset
 			continue
@@ -468,9 +472,10 @@ func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, fir
 	for l, base := range d.Bases {
 		bases = append(bases, base-lowest)
 		for _, r := range runs {
-			spans = append(spans, rdma.Span{Offset: d.offset(l, first, n) + r.Offset, Len: r.Len})
+			spans = append(spans, rdma.Span{Offset: d.offset(l, first) + r.Offset, Len: r.Len})
 		}
 	}
+	spans = joined(spans)
 	p.mu.Lock()
 	peer := p.peer
 	p.mu.Unlock()
@@ -480,6 +485,21 @@ func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, fir
 	}
 	window, err = p.opened(w)
 	return window, bases, first, err
+}
+
+// joined returns the spans in order, with each run of adjacent ones as one span: the layers of
+// a page may be adjacent.
+func joined(spans []rdma.Span) []rdma.Span {
+	slices.SortFunc(spans, func(a, b rdma.Span) int { return cmp.Compare(a.Offset, b.Offset) })
+	out := spans[:0]
+	for _, s := range spans {
+		if last := len(out) - 1; last >= 0 && out[last].Offset+out[last].Len == s.Offset {
+			out[last].Len += s.Len
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 // land waits for one layer of the hit, from both sides, and verifies it.
@@ -497,7 +517,7 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 		spans := make([]copier.Span, len(mine))
 		for i, block := range mine {
 			spans[i] = copier.Span{
-				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, p.job.Pages[block], g.layerBytes), Len: g.layerBytes,
+				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, p.job.Pages[block]), Len: g.layerBytes,
 			}
 		}
 		if err := p.m.toDevice(p.ctx, spans); err != nil {
@@ -509,7 +529,7 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
 		}
 	}
-	offset := func(block uint32) uint64 { return d.offset(layer, p.job.Pages[block], g.layerBytes) }
+	offset := func(block uint32) uint64 { return d.offset(layer, p.job.Pages[block]) }
 	for _, blocks := range [][]uint32{mine, theirs} {
 		if err := p.sums.checkPages(d.Region, layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
 			return err
@@ -530,7 +550,7 @@ func (p *Prefill) forward(layer int) error {
 	miss, sends, offer, decode := p.missLocked(), p.sends, p.offer, p.decode
 	p.mu.Unlock()
 	for _, b := range miss {
-		off := d.offset(layer, p.job.Pages[b], g.layerBytes)
+		off := d.offset(layer, p.job.Pages[b])
 		if mem == nil {
 			return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
 		}
@@ -544,7 +564,7 @@ func (p *Prefill) forward(layer int) error {
 		row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
 		b := newBatch(2)
 		err := p.writePaged(p.ctx, rdma.PagedWrite{
-			PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: g.layerBytes, Offset: d.offset(layer, 0, 0)},
+			PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)},
 			Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
 			Imm: rdma.ImmOf(offer.Imm), Done: b.done,
 		})

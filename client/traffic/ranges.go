@@ -7,7 +7,7 @@ import (
 )
 
 // wireVersion is the TrafficMessage.version that this package sends and accepts.
-const wireVersion = 2
+const wireVersion = 3
 
 const (
 	// pagesPerMessage and rangesPerMessage bound the list in one message, so that the

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -235,23 +236,34 @@ func newEngineOver(t testing.TB, s *shelf, layers, pages int, bufferBytes int64,
 // uses compute.
 func newEngineOn(t testing.TB, s *shelf, storage Storage, layers, pages int, bufferBytes int64, c copier.Copier, r, compute rdma.Engine) *engine {
 	t.Helper()
+	return newEngineIn(t, s, storage, layerMajor(layers, pages, uint64(s.geo.LayerBytes(0))), bufferBytes, c, r, compute)
+}
+
+// layerMajor is device memory in which the pages of a layer are contiguous.
+func layerMajor(layers, pages int, layerBytes uint64) Device {
+	d := Device{Stride: layerBytes, Pages: pages}
+	for l := range layers {
+		d.Bases = append(d.Bases, uint64(l*pages)*layerBytes)
+	}
+	return d
+}
+
+// newEngineIn is newEngineOn with device memory of any layout.
+func newEngineIn(t testing.TB, s *shelf, storage Storage, layout Device, bufferBytes int64, c copier.Copier, r, compute rdma.Engine) *engine {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	lb := int(s.geo.LayerBytes(0))
-	device := make([]byte, layers*pages*lb)
+	device := make([]byte, slices.Max(layout.Bases)+uint64(layout.Pages-1)*layout.Stride+uint64(s.geo.LayerBytes(0)))
 	dev, err := r.Register(device, rdma.RegisterOptions{Local: true, Device: ""})
 	must(err)
-	bases := make([]uint64, layers)
-	for l := range bases {
-		bases[l] = uint64(l * pages * lb)
-	}
+	layout.Region = dev
 	o := Options{
 		Namespace: kv.Namespace{Name: "m", Geometry: s.geo}, Storage: storage, Compute: compute, BufferBytes: bufferBytes,
-		Device: Device{dev, bases}, Copier: c,
+		Device: layout, Copier: c,
 	}
 	if c != nil {
 		o.DeviceCopies, err = c.Register(device, rdma.RegisterOptions{})
@@ -272,13 +284,13 @@ func newEngineOn(t testing.TB, s *shelf, storage Storage, layers, pages int, buf
 			t.Error(err)
 		}
 	})
-	return &engine{m, r, device, Peer{r.Addr(), token}, pages}
+	return &engine{m, r, device, Peer{r.Addr(), token}, layout.Pages}
 }
 
 // page is the device memory of one page of a layer.
 func (e *engine) page(layer int, page uint32) []byte {
 	lb := int(e.opts.Namespace.Geometry.LayerBytes(0))
-	off := int(e.opts.Device.offset(layer, page, uint64(lb)))
+	off := int(e.opts.Device.offset(layer, page))
 	return e.device[off : off+lb]
 }
 
