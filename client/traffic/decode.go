@@ -20,7 +20,8 @@ type DecodeJob struct {
 	// read, the others are stored when they have arrived.
 	IDs   []kv.BlockID
 	Epoch kv.Epoch
-	// Blocks, Hit, Parts, Pages, Stopped, Progress are as in PrefillJob.
+	// Blocks, Hit, Parts, Stopped, Progress are as in PrefillJob. Pages are the device pages
+	// of the blocks, one for each of Blocks.
 	Blocks, Hit int
 	Parts       []Part
 	Pages       []uint32
@@ -78,8 +79,11 @@ func (m *Manager) Decode(ctx context.Context, job DecodeJob) (*Decode, error) {
 
 // checkDecode refuses a job that contradicts itself.
 func (m *Manager) checkDecode(j *DecodeJob) error {
-	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs), len(j.Pages)); err != nil {
+	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	if len(j.Pages) != j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks: %w", j.Request, len(j.Pages), j.Blocks, ErrJob)
 	}
 	if len(m.opts.Device.Bases) != m.geo.layers {
 		return fmt.Errorf("traffic: request %q: a decode engine keeps all %d layers; its device memory has bases for %d: %w", j.Request, m.geo.layers, len(m.opts.Device.Bases), ErrJob)

@@ -94,6 +94,23 @@
 // The bytes between pages belong to the engine. Each side has its own layout: the PE sends its
 // bases and its stride with its window, and the DE writes by them.
 //
+// # Chunked prefill
+//
+// An engine may compute a prompt in chunks, each of which goes through all layers:
+//
+//	for chunk := range chunks {
+//		p.AddPages(…)                                      // device pages of the chunk's blocks
+//		for l := range layers {
+//			err := p.Layer(ctx, l)
+//			… compute the layer of the chunk …
+//			p.ComputedTo(l, end)                               // the chunk's blocks leave now
+//		}
+//	}
+//
+// The DE counts the same two immediates for each layer as without chunks. They are in the
+// layer's last writes, which begin when all others of the layer have arrived, because transfers
+// arrive in any order.
+//
 // # Layers in flight
 //
 // On the PE, device memory holds len(Device.Bases) layers of a request. Layer l may

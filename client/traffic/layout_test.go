@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/rdma/simrdma"
 	"github.com/penstock-kv/penstock/rdma/tcp"
 )
 
@@ -56,7 +57,7 @@ func TestLayouts(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					f := newSimFabric(1)
 					serveBetween(t, prefill, decode, func(s *shelf, host int, d Device) *engine {
-						r := newSimNIC(t, f, host)
+						r := newSimNIC(t, f, host, simrdma.NICOptions{}.LikeRC())
 						return newEngineIn(t, s, newAt(s), d, 4<<20, nil, r, r)
 					})
 				})

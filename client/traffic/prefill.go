@@ -29,7 +29,9 @@ type PrefillJob struct {
 	// Parts are the ranges that this side reads. The rest of the hit is read by the
 	// decode side, or is given to Read or Recompute later.
 	Parts []Part
-	// Pages are the device pages of the blocks, one for each of Blocks.
+	// Pages are the device pages of the first blocks, one for each, and at least for those of the
+	// hit. AddPages gives those of the other blocks: an engine that computes a prompt in chunks
+	// may allocate the pages of a chunk only when the chunk begins.
 	Pages []uint32
 	// Stopped, if set, is called when a read of this side has ended before the end of
 	// its part. It must not block.
@@ -73,8 +75,22 @@ type Prefill struct {
 	resolved bool
 	sends    []uint32
 	in, sent []bool // by layer
+	// pages are the device pages of the first blocks. leaves has the state of each layer on its
+	// way to the DE.
+	pages  []uint32
+	leaves []leave
 	// passed layers, counted from layer 0, have been sent. Their pages are free.
 	passed int
+}
+
+// leave is the state of one layer on its way to the DE.
+type leave struct {
+	// computed: the KV of all blocks before this one is in device memory.
+	computed int
+	// claimed is how many of Prefill.sends have been written or are being written, by writing
+	// goroutines. last: the last of them is among these.
+	claimed, writing int
+	last             bool
 }
 
 // Prefill begins a job. It reads the job's parts once the decode side has offered its
@@ -83,7 +99,7 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 	if err := m.checkPrefill(&job); err != nil {
 		return nil, err
 	}
-	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers)}
+	p := &Prefill{job: job, parts: job.Parts, imm: m.imm(m.geo.layers), from: make([]source, job.Hit), at: make([]uint64, job.Hit), in: make([]bool, m.geo.layers), sent: make([]bool, m.geo.layers), pages: slices.Clone(job.Pages), leaves: make([]leave, m.geo.layers)}
 	if err := p.open(ctx, m, job.Request, "decode side", p); err != nil {
 		return nil, err
 	}
@@ -100,8 +116,11 @@ func (m *Manager) Prefill(ctx context.Context, job PrefillJob) (*Prefill, error)
 
 // checkPrefill refuses a job that contradicts itself.
 func (m *Manager) checkPrefill(j *PrefillJob) error {
-	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs), len(j.Pages)); err != nil {
+	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
+	}
+	if n := len(j.Pages); n < j.Hit || n > j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d device pages for %d cached blocks of %d: %w", j.Request, n, j.Hit, j.Blocks, ErrJob)
 	}
 	if err := m.checkPages(j.Pages); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -110,7 +129,7 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 }
 
 // checkLengths refuses lengths that contradict each other.
-func checkLengths(blocks, hit, ids, pages int) error {
+func checkLengths(blocks, hit, ids int) error {
 	switch {
 	case blocks < 1 || blocks > MaxBlocks:
 		return fmt.Errorf("a prompt of %d blocks; it must have 1 to %d: %w", blocks, MaxBlocks, ErrJob)
@@ -118,8 +137,6 @@ func checkLengths(blocks, hit, ids, pages int) error {
 		return fmt.Errorf("%d cached blocks of %d: %w", hit, blocks, ErrJob)
 	case ids < hit:
 		return fmt.Errorf("%d block ids for %d cached blocks: %w", ids, hit, ErrJob)
-	case pages != blocks:
-		return fmt.Errorf("%d device pages for %d blocks: %w", pages, blocks, ErrJob)
 	}
 	return nil
 }
@@ -304,10 +321,50 @@ func (p *Prefill) Layer(ctx context.Context, layer int) error {
 	return p.await(ctx, func() bool { return p.in[layer] })
 }
 
+// AddPages gives the device pages of the next blocks, those behind the pages of the job and of
+// earlier calls. A page that device memory does not have, or one too many, fails the job.
+func (p *Prefill) AddPages(pages ...uint32) {
+	err := p.m.checkPages(pages)
+	p.update(func() {
+		if n := len(p.pages) + len(pages); err == nil && n > p.job.Blocks {
+			err = fmt.Errorf("%d device pages for %d blocks: %w", n, p.job.Blocks, ErrJob)
+		}
+		if err == nil {
+			p.pages = append(p.pages, pages...)
+		}
+	})
+	if err != nil {
+		p.fail(fmt.Errorf("traffic: request %q: %w", p.request, err))
+	}
+}
+
 // Computed reports that the KV of a layer's missed blocks is in their pages. The PE
 // then sends the DE all blocks of the layer that the DE does not have. The layer's
 // pages must not change until Layer returns for layer + len(Device.Bases).
-func (p *Prefill) Computed(layer int) {
+func (p *Prefill) Computed(layer int) { p.ComputedTo(layer, p.job.Blocks) }
+
+// ComputedTo is Computed for the missed blocks before a block, of a prompt that is computed in
+// chunks: the PE sends them while the model computes the layers and chunks that follow.
+// Device memory must hold all layers, because each chunk reads those of the chunks before it.
+// A block that is not full counts as computed with the last chunk.
+func (p *Prefill) ComputedTo(layer, block int) {
+	var err error
+	p.update(func() {
+		switch {
+		case layer < 0 || layer >= p.m.geo.layers || block < 0 || block > p.job.Blocks:
+			err = fmt.Errorf("layer %d of %d is computed up to block %d of %d: %w", layer, p.m.geo.layers, block, p.job.Blocks, ErrJob)
+		case block > len(p.pages):
+			err = fmt.Errorf("layer %d is computed up to block %d, and the job has %d device pages: %w", layer, block, len(p.pages), ErrJob)
+		case block < p.job.Blocks && len(p.m.opts.Device.Bases) < p.m.geo.layers:
+			err = fmt.Errorf("a chunk up to block %d of %d; device memory holds %d of %d layers: %w", block, p.job.Blocks, len(p.m.opts.Device.Bases), p.m.geo.layers, ErrJob)
+		default:
+			p.leaves[layer].computed = max(p.leaves[layer].computed, block)
+		}
+	})
+	if err != nil {
+		p.fail(fmt.Errorf("traffic: request %q: %w", p.request, err))
+		return
+	}
 	p.run(func() error { return p.forward(layer) })
 }
 
@@ -539,52 +596,69 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 	return nil
 }
 
-// forward sends the DE one layer of the blocks that were read or computed here.
+// claim returns the computed blocks of a layer that no other goroutine sends, with their device
+// pages, and those of them that the model has computed. last: the last block that
+// the DE needs is among them, or the DE needs none. ok is false if there is nothing to do.
+func (p *Prefill) claim(layer int) (blocks, pages, miss []uint32, last, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := &p.leaves[layer]
+	last = l.computed == p.job.Blocks
+	if l.last {
+		return nil, nil, nil, false, false
+	}
+	end := len(p.sends)
+	if !last {
+		end, _ = slices.BinarySearch(p.sends, uint32(l.computed))
+		end = min(end, len(p.sends)-1) // the last write of a layer has the immediate
+		if end <= l.claimed {
+			return nil, nil, nil, false, false
+		}
+	}
+	blocks = p.sends[l.claimed:end]
+	l.claimed, l.last = end, last
+	l.writing++
+	pages = make([]uint32, len(blocks))
+	for i, b := range blocks {
+		pages[i] = p.pages[b]
+		if int(b) >= p.job.Hit || p.from[b] == computed {
+			miss = append(miss, b)
+		}
+	}
+	return blocks, pages, miss, last, true
+}
+
+// forward sends the DE the blocks of a layer that were read or computed here, as far as the
+// layer is computed.
 func (p *Prefill) forward(layer int) error {
 	if err := p.await(p.ctx, func() bool { return p.in[layer] }); err != nil {
 		return err
 	}
+	blocks, pages, miss, last, ok := p.claim(layer)
+	if !ok {
+		return nil
+	}
 	g, d := p.m.geo, &p.m.opts.Device
 	mem := d.Region.Bytes()
-	p.mu.Lock()
-	miss, sends, offer, decode := p.missLocked(), p.sends, p.offer, p.decode
-	p.mu.Unlock()
-	for _, b := range miss {
-		off := d.offset(layer, p.job.Pages[b])
-		if mem == nil {
-			return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
-		}
-		p.sums.set(layer, b, xxh3.Hash(mem[off:off+g.layerBytes]))
+	if mem == nil && len(miss) > 0 {
+		return fmt.Errorf("traffic: request %q: computed KV in device memory that the CPU cannot address has no sums: %w", p.request, rdma.ErrUnsupported)
 	}
-	if len(sends) > 0 {
-		pages := make([]uint32, len(sends))
-		for i, b := range sends {
-			pages[i] = p.job.Pages[b]
+	for i, b := range blocks {
+		if len(miss) > 0 && miss[0] == b {
+			off := d.offset(layer, pages[i])
+			p.sums.set(layer, int(b), xxh3.Hash(mem[off:off+g.layerBytes]))
+			miss = miss[1:]
 		}
-		row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
-		b := newBatch(2)
-		err := p.writePaged(p.ctx, rdma.PagedWrite{
-			PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)},
-			Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
-			Imm: rdma.ImmOf(offer.Imm), Done: b.done,
-		})
-		if err == nil {
-			err = p.writePaged(p.ctx, rdma.PagedWrite{
-				PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: p.sumsAt + row},
-				Dst: decode, DstPages: rdma.Pages{Indices: sends, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
-				Imm: rdma.ImmOf(offer.Imm), Done: b.done,
-			})
-		}
-		if err == nil {
-			err = b.wait(p.ctx)
-		}
-		if err != nil {
+	}
+	if len(blocks) > 0 {
+		if err := p.send(layer, blocks, pages, last); err != nil {
 			return fmt.Errorf("traffic: request %q: layer %d to the decode side: %w", p.request, layer, err)
 		}
 	}
 	var all bool
 	p.update(func() {
-		p.sent[layer] = true
+		p.leaves[layer].writing--
+		p.sent[layer] = p.sent[layer] || last
 		for p.passed < g.layers && p.sent[p.passed] {
 			p.passed++
 		}
@@ -594,6 +668,38 @@ func (p *Prefill) forward(layer int) error {
 		p.unwatch() // the DE has the whole prompt, so its death no longer fails this job
 	}
 	return nil
+}
+
+// send writes blocks of a layer, and their sums, to the DE. Transfers arrive in any order, and the
+// DE counts two immediates for each layer: the last blocks have them, and are sent when all
+// others have arrived.
+func (p *Prefill) send(layer int, blocks, pages []uint32, last bool) error {
+	g, d := p.m.geo, &p.m.opts.Device
+	imm := rdma.Imm{}
+	if last {
+		if err := p.await(p.ctx, func() bool { return p.leaves[layer].writing == 1 }); err != nil {
+			return err
+		}
+		imm = rdma.ImmOf(p.offer.Imm)
+	}
+	row := uint64(layer) * uint64(p.job.Blocks) * sumBytes
+	b := newBatch(2)
+	err := p.writePaged(p.ctx, rdma.PagedWrite{
+		PageLen: g.layerBytes, Src: d.Region, SrcPages: rdma.Pages{Indices: pages, Stride: d.Stride, Offset: d.offset(layer, 0)},
+		Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: g.fullBytes, Offset: uint64(layer) * g.layerBytes},
+		Imm: imm, Done: b.done,
+	})
+	if err == nil {
+		err = p.writePaged(p.ctx, rdma.PagedWrite{
+			PageLen: sumBytes, Src: p.m.buffer.region, SrcPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: p.sumsAt + row},
+			Dst: p.decode, DstPages: rdma.Pages{Indices: blocks, Stride: sumBytes, Offset: uint64(p.job.Blocks)*g.fullBytes + row},
+			Imm: imm, Done: b.done,
+		})
+	}
+	if err != nil {
+		return err
+	}
+	return b.wait(p.ctx)
 }
 
 var _ job = (*Prefill)(nil)

@@ -123,15 +123,15 @@ func newSimFabric(seed uint64) *simrdma.Fabric {
 // newSimEngine returns an engine on host number host of a network in virtual time.
 func newSimEngine(t *testing.T, f *simrdma.Fabric, host int, s *shelf, storage Storage, layers, pages int, bufferBytes int64) *engine {
 	t.Helper()
-	r := newSimNIC(t, f, host)
+	r := newSimNIC(t, f, host, simrdma.NICOptions{}.LikeRC())
 	return newEngineOn(t, s, storage, layers, pages, bufferBytes, nil, r, r)
 }
 
 // newSimNIC returns a NIC on host number host of a network in virtual time.
-func newSimNIC(t *testing.T, f *simrdma.Fabric, host int) rdma.Engine {
+func newSimNIC(t *testing.T, f *simrdma.Fabric, host int, kind simrdma.NICOptions) rdma.Engine {
 	t.Helper()
 	r, err := simrdma.New(t.Context(), simrdma.Options{
-		Fabric: f, Host: fmt.Sprint("h", host), Listen: true, NICs: []simrdma.NICOptions{simrdma.NICOptions{}.LikeRC()}, Group: group.Options{Token: token},
+		Fabric: f, Host: fmt.Sprint("h", host), Listen: true, NICs: []simrdma.NICOptions{kind}, Group: group.Options{Token: token},
 	})
 	if err != nil {
 		t.Fatal(err)
