@@ -406,7 +406,8 @@ func (p *Prefill) message(from rdma.EngineID, m *pb.TrafficMessage) {
 	}
 }
 
-// takeOffer stores the DE's offer: the window that the prompt's KV is written to.
+// takeOffer stores the DE's offer: the window that the prompt's KV is written to. There is
+// one for each job, so goroutines that have waited for it read it without the lock.
 func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	var d rdma.Desc
 	err := d.UnmarshalBinary(o.Window)
@@ -421,7 +422,16 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 		p.fail(fmt.Errorf("traffic: request %q: offer of the decode side: %w", p.request, err))
 		return
 	}
-	p.update(func() { p.offer, p.decode = o, d })
+	p.update(func() {
+		if p.offer != nil {
+			err = fmt.Errorf("traffic: request %q: a second offer of the decode side: %w", p.request, ErrJob)
+			return
+		}
+		p.offer, p.decode = o, d
+	})
+	if err != nil {
+		p.fail(err)
+	}
 }
 
 // feed brings the hit's layers to device memory, at most len(Device.Bases) at a time.

@@ -1017,6 +1017,29 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
+// TestSecondOffer: a peer that offers memory twice ends the job. Layers may be on their way to
+// the first window.
+func TestSecondOffer(t *testing.T) {
+	testkit.VerifyNone(t)
+	s := newShelf()
+	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	r := newRequest(t, pe, de, 1, 4, 0)
+	p, d, _, _ := r.both(ctx, 0)
+	defer d.Cancel()
+	if err := p.Layer(ctx, 0); err != nil { // the offer has come
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	offer := p.offer
+	p.mu.Unlock()
+	p.takeOffer(offer)
+	if err := r.prefill(ctx, p); !errors.Is(err, ErrJob) {
+		t.Errorf("prefill ended with %v", err)
+	}
+}
+
 // TestReadYourWrites: Settle for the last block of a turn waits until the blocks in the
 // decode engine's memory are stored.
 func TestReadYourWrites(t *testing.T) {
