@@ -147,7 +147,7 @@ type Event struct {
 type Refusal uint8
 
 const (
-	// OtherRefusal: for a reason that this version does not know.
+	// OtherRefusal: for any other reason, for example because engines failed every attempt.
 	OtherRefusal = Refusal(pb.Refusal_REFUSAL_UNSPECIFIED)
 	// Busy: too many requests wait, or this one has waited until its deadline. It may be
 	// submitted again later.

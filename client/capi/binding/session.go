@@ -161,8 +161,8 @@ func (s *session[E]) end() error {
 	return errors.Join(s.conn.Close(), s.fd.Signal(), s.fd.Close())
 }
 
-// statuses maps the status of a planner's errors to codes. gRPC answers Unimplemented where
-// the planner's version lacks the call.
+// statuses maps the status of a planner's errors to codes. Version is for a
+// planner of another version, which lacks the call.
 var statuses = map[grpccodes.Code]Code{
 	grpccodes.Unauthenticated: Auth, grpccodes.PermissionDenied: Auth, grpccodes.Unavailable: Unavailable, grpccodes.Unimplemented: Version,
 	grpccodes.ResourceExhausted: Busy, grpccodes.InvalidArgument: Invalid, grpccodes.AlreadyExists: Invalid,
