@@ -306,25 +306,48 @@ func FuzzMessages(f *testing.F) {
 	ns := h.namespace()
 	h.write(ns, 2)
 	r := h.replies()
-	dst := h.destination()
-	for _, c := range []struct {
-		m   api.Method
-		req proto.Message
-	}{
-		{api.MethodMatch, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2), LeaseTtlMs: 1}},
-		{api.MethodRead, &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 2), Pieces: []*pb.PieceRef{{Block: 1}, {}}, Destination: dst, Imm: 9, Layers: 2}},
-		{api.MethodReserve, &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 3), GeometryDigest: digestOf(ns), Pieces: []*pb.PieceRef{{Block: 2}}}},
-		{api.MethodCommit, &pb.CommitRequest{Reservation: 1, Pieces: []*pb.PieceSums{{Block: 2, LayerSums: []uint64{1, 2, 3, 4}}}}},
-	} {
-		msg, err := api.Call{Method: c.m, ID: 7, ReplyMax: 4096, Timeout: time.Second}.Append(nil, c.req)
-		if err != nil {
-			f.Fatal(err)
+	block := uint64(ns.Geometry.BlockBytes())
+	// add adds a call as it is, one that is too short, and one whose request lacks its first bytes. Each reads into a
+	// window of its own: a read may go on while the next input runs.
+	var at uint64
+	add := func(method api.Method, request func(destination []byte) proto.Message) {
+		for _, damage := range []func([]byte) []byte{
+			func(msg []byte) []byte { return msg },
+			func(msg []byte) []byte { return msg[:len(msg)-3] },
+			func(msg []byte) []byte {
+				return append(msg[:api.CallHeaderBytes:api.CallHeaderBytes], msg[api.CallHeaderBytes+2:]...)
+			},
+		} {
+			window, err := h.memory.Window(at, 2*block)
+			if err != nil {
+				f.Fatal(err)
+			}
+			at += 2 * block
+			dst, err := window.Desc().MarshalBinary()
+			if err != nil {
+				f.Fatal(err)
+			}
+			msg, err := api.Call{Method: method, ID: 7, ReplyMax: 4096, Timeout: time.Second}.Append(nil, request(dst))
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(damage(msg))
 		}
-		f.Add(msg)
-		f.Add(msg[:len(msg)-3])
-		f.Add(append(msg[:api.CallHeaderBytes:api.CallHeaderBytes], msg[api.CallHeaderBytes+2:]...))
 	}
+	add(api.MethodMatch, func([]byte) proto.Message {
+		return &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2), LeaseTtlMs: 1}
+	})
+	add(api.MethodRead, func(dst []byte) proto.Message {
+		return &pb.ReadRequest{Namespace: "m", BlockIds: chain(ns, 2), Pieces: []*pb.PieceRef{{Block: 1, Offset: block}, {}}, Destination: dst, Imm: 9, Layers: 2}
+	})
+	add(api.MethodReserve, func([]byte) proto.Message {
+		return &pb.ReserveRequest{Namespace: "m", BlockIds: chain(ns, 3), GeometryDigest: digestOf(ns), Pieces: []*pb.PieceRef{{Block: 2}}}
+	})
+	add(api.MethodCommit, func([]byte) proto.Message {
+		return &pb.CommitRequest{Reservation: 1, Pieces: []*pb.PieceSums{{Block: 2, LayerSums: []uint64{1, 2, 3, 4}}}}
+	})
 	f.Add([]byte{})
+	probes := uint64(1 << 63)
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		h.t = t
 		defer func() { h.t = f }()
@@ -335,11 +358,11 @@ func FuzzMessages(f *testing.F) {
 		if err := h.engine.Send(t.Context(), r.node, msg, nil); err != nil {
 			t.Fatal(err)
 		}
-		// The answer to it, or the end of the session, and then life goes on. What
-		// it asks for may come late; replies are told apart by their number.
-		const mine = 1<<63 + 5
+		// The node answers the input or ends the session, and then serves. Its answer to the input may come late. Each
+		// probe has a number of its own: the answer to a probe whose session ended may come over the next session.
 		alive := func() bool {
-			probe, err := api.Call{Method: api.MethodMatch, ID: mine, ReplyMax: 4096}.Append(nil, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2)})
+			probes++
+			probe, err := api.Call{Method: api.MethodMatch, ID: probes, ReplyMax: 4096}.Append(nil, &pb.MatchRequest{Namespace: "m", BlockIds: chain(ns, 2)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -354,7 +377,7 @@ func FuzzMessages(f *testing.F) {
 					if err != nil {
 						t.Fatalf("%x is no reply: %v", m, err)
 					}
-					if reply.ID == mine {
+					if reply.ID == probes {
 						return reply.Code == 0
 					}
 				default:

@@ -244,10 +244,16 @@ func (e *Engine) session(peer rdma.EngineID) (*session, error) {
 	return nil, fmt.Errorf("rdma: engine %v: %w", peer, rdma.ErrNoPeer)
 }
 
-// alive reports whether there is a session with peer.
+// alive reports whether there is a session with peer that has not begun to end. A session
+// that has begun to end is in the table for a moment longer.
 func (e *Engine) alive(peer rdma.EngineID) bool {
-	_, err := e.session(peer)
-	return err == nil
+	s, ok := e.peers.Find(peer)
+	if !ok {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.why == nil
 }
 
 // sessions returns the live sessions.

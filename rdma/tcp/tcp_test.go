@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -749,6 +750,52 @@ func TestNewSessionReplaces(t *testing.T) {
 	if got := strings.Join(events, " "); got != "up down up" {
 		t.Errorf("events: %s", got)
 	}
+}
+
+// TestConnectWhileSessionEnds: a session has begun to end, and is in the table of peers still.
+// Connect opens another one.
+func TestConnectWhileSessionEnds(t *testing.T) {
+	testkit.VerifyNone(t)
+	ctx := testContext(t)
+	server := newServer(t, Options{})
+	client := closing(t, newEngine(t, Options{}))
+	peer, err := client.Connect(ctx, server.Addr(), rdma.Token(testToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := client.session(peer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	conns, _ := s.failLocked(fmt.Errorf("test: %w", rdma.ErrPeerDied))
+	s.mu.Unlock()
+	if err := client.Send(ctx, peer, nil, nil); !errors.Is(err, rdma.ErrNoPeer) {
+		t.Errorf("a message over a session that ends: %v", err)
+	}
+	connected := make(chan error, 1)
+	go func() {
+		_, err := client.Connect(ctx, server.Addr(), rdma.Token(testToken))
+		connected <- err
+	}()
+	// Connect returns the session that ends, or has dialed another one, which waits for the end.
+	for len(connected) == 0 && client.unremoved() < 2 && ctx.Err() == nil {
+		runtime.Gosched()
+	}
+	s.failed(conns)
+	if err := <-connected; err != nil {
+		t.Fatal(err)
+	}
+	if err := client.Send(ctx, peer, nil, nil); err != nil {
+		t.Errorf("after Connect: %v", err)
+	}
+}
+
+// unremoved returns the number of sessions that begin, live or end.
+func (e *Engine) unremoved() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.all)
 }
 
 // TestOptions: what is out of range is named.
