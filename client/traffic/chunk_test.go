@@ -49,19 +49,26 @@ func (r *request) chunked(ctx context.Context, p *Prefill, ends []int, after fun
 }
 
 // serveChunked serves a request whose prompt is computed in chunks. The PE reads the first x
-// blocks of the hit, and recompute of them are computed.
-func (r *request) serveChunked(ctx context.Context, x int, recompute Part, ends []int, after func(end int)) error {
+// blocks of the hit, and recompute of them are computed. The PE has pages for the first known blocks of the hit
+// at the start, and for the others when the hit is loaded.
+func (r *request) serveChunked(ctx context.Context, x, known int, recompute Part, ends []int, after func(end int)) error {
 	d, err := r.de.Decode(ctx, DecodeJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(x, r.hit), Pages: r.pages, Peer: r.pe.peer})
 	if err != nil {
 		return err
 	}
-	p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(recompute.To, x), Pages: r.pages[:r.hit]})
+	p, err := r.pe.Prefill(ctx, PrefillJob{Request: r.name, IDs: r.ids, Blocks: r.blocks, Hit: r.hit, Parts: parts(recompute.To, x), Pages: r.pages[:known]})
 	if err != nil {
 		d.Cancel()
 		return err
 	}
 	if recompute.Len() > 0 {
 		p.Recompute(recompute)
+	}
+	if known < r.hit {
+		if err := p.Loaded(ctx); err != nil {
+			return errors.Join(p.Finish(ctx), d.Finish(ctx))
+		}
+		p.AddPages(r.pages[known:r.hit]...)
 	}
 	err = r.chunked(ctx, p, ends, after)
 	return errors.Join(err, d.Finish(ctx), r.check())
@@ -99,7 +106,8 @@ func (e *immediates) WritePaged(ctx context.Context, w rdma.PagedWrite) error {
 }
 
 // TestChunks: a prompt that is computed in random chunks arrives whole, with any split of the
-// hit, also when all of it is cached and when hit blocks are computed again.
+// hit, also when all of it is cached, when hit blocks are computed again, and when the pages of
+// some hit blocks are known only after the hit has been read.
 func TestChunks(t *testing.T) {
 	testkit.VerifyNone(t)
 	for seed := range uint64(testkit.Rounds(60, 20)) {
@@ -127,7 +135,7 @@ func TestChunks(t *testing.T) {
 				if hit == blocks {
 					r.ids = append(r.ids, blockName(1, blocks-1))
 				}
-				if err := r.serveChunked(t.Context(), x, Part{0, rng.IntN(x + 1)}, ends, func(int) {
+				if err := r.serveChunked(t.Context(), x, rng.IntN(hit+1), Part{0, rng.IntN(x + 1)}, ends, func(int) {
 					if rng.IntN(3) > 0 {
 						synctest.Wait() // the writes of this chunk are under way when the next one begins
 					}
@@ -173,7 +181,7 @@ func TestChunkLeaves(t *testing.T) {
 	total := 0
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	err := r.serveChunked(ctx, 0, Part{}, []int{4, 7, 10}, func(end int) {
+	err := r.serveChunked(ctx, 0, 0, Part{}, []int{4, 7, 10}, func(end int) {
 		for total < end*layers {
 			select {
 			case n := <-sent.sent:

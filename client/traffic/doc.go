@@ -96,8 +96,11 @@
 //
 // # Chunked prefill
 //
-// An engine may compute a prompt in chunks, each of which goes through all layers:
+// An engine may compute a prompt in chunks, each of which goes through all layers, and may
+// allocate device pages late:
 //
+//	err := p.Loaded(ctx)                                       // storage has been read
+//	p.AddPages(…)                                              // device pages of the hit's blocks
 //	for chunk := range chunks {
 //		p.AddPages(…)                                      // device pages of the chunk's blocks
 //		for l := range layers {

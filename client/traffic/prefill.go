@@ -29,9 +29,9 @@ type PrefillJob struct {
 	// Parts are the ranges that this side reads. The rest of the hit is read by the
 	// decode side, or is given to Read or Recompute later.
 	Parts []Part
-	// Pages are the device pages of the first blocks, one for each, and at least for those of the
-	// hit. AddPages gives those of the other blocks: an engine that computes a prompt in chunks
-	// may allocate the pages of a chunk only when the chunk begins.
+	// Pages are the device pages of the first blocks, one for each. AddPages gives those of the
+	// other blocks: an engine may allocate the pages of the hit only when storage has been read
+	// (Loaded), and the pages of a chunk only when the chunk begins.
 	Pages []uint32
 	// Stopped, if set, is called when a read of this side has ended before the end of
 	// its part. It must not block.
@@ -119,8 +119,8 @@ func (m *Manager) checkPrefill(j *PrefillJob) error {
 	if err := checkLengths(j.Blocks, j.Hit, len(j.IDs)); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
 	}
-	if n := len(j.Pages); n < j.Hit || n > j.Blocks {
-		return fmt.Errorf("traffic: request %q: %d device pages for %d cached blocks of %d: %w", j.Request, n, j.Hit, j.Blocks, ErrJob)
+	if n := len(j.Pages); n > j.Blocks {
+		return fmt.Errorf("traffic: request %q: %d device pages for %d blocks: %w", j.Request, n, j.Blocks, ErrJob)
 	}
 	if err := m.checkPages(j.Pages); err != nil {
 		return fmt.Errorf("traffic: request %q: %w", j.Request, err)
@@ -309,7 +309,7 @@ func (p *Prefill) missLocked() []int {
 }
 
 // Loaded waits until the decode side has offered its memory and every hit block is in a
-// buffer or is to be recomputed. From then on the job waits for its own transfers only.
+// buffer or is to be recomputed. From then on the job waits for its own transfers and its pages only.
 // If an engine adds only such jobs to a batch, no job of the batch waits for storage, or
 // for a decode engine whose buffer is full of jobs that wait for this engine.
 func (p *Prefill) Loaded(ctx context.Context) error {
@@ -434,7 +434,8 @@ func (p *Prefill) takeOffer(o *pb.TrafficOffer) {
 	}
 }
 
-// feed brings the hit's layers to device memory, at most len(Device.Bases) at a time.
+// feed brings the hit's layers to device memory, at most len(Device.Bases) at a time. It waits
+// until each hit block has a source, and then until the hit has its pages.
 func (p *Prefill) feed() error {
 	err := p.await(p.ctx, func() bool { return p.begun && !slices.Contains(p.from, unknown) })
 	if err != nil {
@@ -465,9 +466,15 @@ func (p *Prefill) feed() error {
 			return err
 		}
 	}
+	if err := p.await(p.ctx, func() bool { return len(p.pages) >= p.job.Hit }); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	pages := slices.Clone(p.pages[:p.job.Hit])
+	p.mu.Unlock()
 	depth := len(p.m.opts.Device.Bases)
 	if len(theirs) > 0 {
-		if err := p.accept(theirs, min(depth, p.m.geo.layers)); err != nil {
+		if err := p.accept(theirs, pages, min(depth, p.m.geo.layers)); err != nil {
 			return err
 		}
 	}
@@ -480,15 +487,15 @@ func (p *Prefill) feed() error {
 				return err
 			}
 		}
-		p.run(func() error { return p.land(l, mine, theirs) })
+		p.run(func() error { return p.land(l, pages, mine, theirs) })
 	}
 	return nil
 }
 
-// accept opens windows for the DE on the pages of blocks and on the table of checksums,
-// and sends it both.
-func (p *Prefill) accept(blocks []uint32, layers int) error {
-	device, bases, first, err := p.openPages(blocks)
+// accept opens windows for the DE on the pages of hit blocks and on the table of checksums,
+// and sends it both. hit are the pages of all hit blocks.
+func (p *Prefill) accept(blocks, hit []uint32, layers int) error {
+	device, bases, first, err := p.openPages(blocks, hit)
 	if err != nil {
 		return err
 	}
@@ -502,7 +509,7 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 	}
 	pages := make([]uint32, p.job.Blocks)
 	for _, b := range blocks {
-		pages[b] = p.job.Pages[b] - first
+		pages[b] = hit[b] - first
 	}
 	for from := 0; from < len(pages); from += pagesPerMessage {
 		m := &pb.TrafficPages{First: uint32(from), Pages: pages[from:min(from+pagesPerMessage, len(pages))]}
@@ -516,11 +523,11 @@ func (p *Prefill) accept(blocks []uint32, layers int) error {
 // openPages opens a window on the pages of blocks, and on nothing else, in each layer
 // that device memory holds. first is the lowest page number. bases are the offsets in
 // the window of page first, one for each layer.
-func (p *Prefill) openPages(blocks []uint32) (window []byte, bases []uint64, first uint32, _ error) {
+func (p *Prefill) openPages(blocks, hit []uint32) (window []byte, bases []uint64, first uint32, _ error) {
 	d, n := &p.m.opts.Device, p.m.geo.layerBytes
 	pages := make([]uint32, len(blocks))
 	for i, b := range blocks {
-		pages[i] = p.job.Pages[b]
+		pages[i] = hit[b]
 	}
 	slices.Sort(pages)
 	first = pages[0]
@@ -569,8 +576,9 @@ func joined(spans []rdma.Span) []rdma.Span {
 	return out
 }
 
-// land waits for one layer of the hit, from both sides, and verifies it.
-func (p *Prefill) land(layer int, mine, theirs []uint32) error {
+// land waits for one layer of the hit, from both sides, and verifies it. hit are the pages of all
+// hit blocks.
+func (p *Prefill) land(layer int, hit, mine, theirs []uint32) error {
 	g, d := p.m.geo, &p.m.opts.Device
 	landed := rdma.NewFlag()
 	if len(theirs) > 0 {
@@ -584,7 +592,7 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 		spans := make([]copier.Span, len(mine))
 		for i, block := range mine {
 			spans[i] = copier.Span{
-				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, p.job.Pages[block]), Len: g.layerBytes,
+				Src: p.at[block] + uint64(layer)*g.layerBytes, Dst: d.offset(layer, hit[block]), Len: g.layerBytes,
 			}
 		}
 		if err := p.m.toDevice(p.ctx, spans); err != nil {
@@ -596,7 +604,7 @@ func (p *Prefill) land(layer int, mine, theirs []uint32) error {
 			return fmt.Errorf("traffic: request %q: layer %d: %w", p.request, layer, err)
 		}
 	}
-	offset := func(block uint32) uint64 { return d.offset(layer, p.job.Pages[block]) }
+	offset := func(block uint32) uint64 { return d.offset(layer, hit[block]) }
 	for _, blocks := range [][]uint32{mine, theirs} {
 		if err := p.sums.checkPages(d.Region, layer, blocks, g.layerBytes, offset, "prefill device"); err != nil {
 			return err

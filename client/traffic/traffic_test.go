@@ -1140,7 +1140,6 @@ func TestBadJobs(t *testing.T) {
 		"too many":     {Request: "r", Blocks: MaxBlocks + 1},
 		"hit":          {Request: "r", Blocks: 1, Hit: 2, Pages: []uint32{0}},
 		"ids":          {Request: "r", Blocks: 4, Hit: 4, IDs: ids, Pages: []uint32{0, 1, 2, 3}},
-		"pages":        {Request: "r", Blocks: 2, Hit: 2, IDs: ids, Pages: []uint32{0}},
 		"more pages":   {Request: "r", Blocks: 1, Pages: []uint32{0, 1}},
 		"page":         {Request: "r", Blocks: 1, Pages: []uint32{40}},
 		"part beyond":  {Request: "r", Blocks: 3, Hit: 2, IDs: ids, Pages: []uint32{0, 1, 2}, Parts: []Part{{0, 3}}},
@@ -1154,6 +1153,9 @@ func TestBadJobs(t *testing.T) {
 		if _, err := e.Decode(t.Context(), d); !errors.Is(err, ErrJob) {
 			t.Errorf("%s, decode: %v", name, err)
 		}
+	}
+	if _, err := e.Decode(t.Context(), DecodeJob{Request: "r", Blocks: 2, Hit: 2, IDs: ids, Pages: []uint32{0}}); !errors.Is(err, ErrJob) {
+		t.Errorf("too few pages, decode: %v", err)
 	}
 	if _, err := e.Prefill(t.Context(), PrefillJob{Request: "big", Blocks: 8000, Pages: make([]uint32, 8000)}); err != nil {
 		t.Errorf("8,000 blocks of table: %v", err)
