@@ -4,6 +4,7 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"slices"
 	"unsafe"
 
@@ -133,7 +134,7 @@ func goGatewayDrain(g C.uint64_t, events *C.penstock_event, most C.uint32_t, n *
 			fill(o.prefill[:], e.Prefill)
 			fill(o.decode[:], e.Decode)
 			if report(&o.error, e.Err); e.Err == nil {
-				fill(o.error.message[:], e.Reason)
+				fill(o.error.message[:], cmp.Or(e.Reason, e.Attempt))
 			}
 		}
 		return err

@@ -797,7 +797,7 @@ enum {
 	PENSTOCK_EVENT_MATCHED = 1,   /* the cached prefix is known: hit_tokens, epoch */
 	PENSTOCK_EVENT_WAITING = 2,   /* the planner is away; the text of error is the reason. The engines continue */
 	PENSTOCK_EVENT_ACCEPTED = 3,  /* the planner has the request */
-	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, epoch, read_by_prefill, read_by_decode */
+	PENSTOCK_EVENT_STARTED = 4,   /* both engines are chosen: prefill, decode, epoch, read_by_prefill, read_by_decode; since version 1.5 the text of error is the attempt's name (penstock_start) */
 	PENSTOCK_EVENT_PREFILLED = 5, /* the decode engine has the prompt's KV. It may be left out shortly before DONE */
 	PENSTOCK_EVENT_REPLANNED = 6, /* the planner plans the request again; the text of error is the reason */
 	PENSTOCK_EVENT_DONE = 7,      /* the decode engine has completed the output */

@@ -128,7 +128,7 @@ def test_a_request(cluster: Cluster) -> None:
     for a, other in zip(attempts, reversed(attempts), strict=True):
         assert (a.id, a.namespace, a.prompt_tokens, a.output_tokens, a.hit, a.extra) == ("r", ns.name, len(PROMPT), 5, 8, {"n": [1, 2]})
         assert (a.peer_engine, a.peer_address, a.peer_token) == (other.engine, other.engine.encode(), b"\0\1")
-        assert a.name == other.name
+        assert a.name == other.name == started.attempt
         assert a.ids == ids
         for part in a.parts:
             into = [bytearray(ns.value_bytes) for _ in range(part.start, part.stop)]

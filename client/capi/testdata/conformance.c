@@ -818,6 +818,7 @@ static struct engine test_cluster(penstock_store store, const char *planner, uin
 	CHECK(ev.hit_tokens == BLOCKS * 16, "%u", ev.hit_tokens);
 	ev = event(gateway, fd, request, PENSTOCK_EVENT_STARTED);
 	CHECK(strcmp(ev.prefill, "prefill") == 0 && strcmp(ev.decode, "decode") == 0 && ev.read_by_prefill + ev.read_by_decode == BLOCKS * 16, "%s, %s, %u + %u", ev.prefill, ev.decode, ev.read_by_prefill, ev.read_by_decode);
+	CHECK(strncmp(ev.error.message, "r#", 2) == 0, "the attempt is \"%s\"", ev.error.message);
 	struct engine *engines[] = {&prefill, &decode};
 	for (int i = 0; i < 2; i++) {
 		penstock_action a = action(engines[i], PENSTOCK_ACTION_START);

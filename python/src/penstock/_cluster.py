@@ -106,7 +106,7 @@ class EventKind(enum.IntEnum):
     ACCEPTED = 3
     """The planner has the request."""
     STARTED = 4
-    """Both engines are chosen: ``prefill``, ``decode``, ``epoch``, ``read_by_prefill``, ``read_by_decode``."""
+    """Both engines are chosen: ``prefill``, ``decode``, ``attempt``, ``epoch``, ``read_by_prefill``, ``read_by_decode``."""
     PREFILLED = 5
     """The decode engine has the prompt's KV. The event may be left out shortly before DONE."""
     REPLANNED = 6
@@ -555,6 +555,8 @@ class Event(NamedTuple):
     """WAITING, REPLANNED: why."""
     error: errors.Error | None = None
     """FAILED: why."""
+    attempt: str = ""
+    """STARTED: the name that both engines have for the attempt, ``Attempt.name``; empty: from a planner of an earlier version."""
 
 
 class Gateway(_Queue[Event]):
@@ -683,6 +685,7 @@ class Gateway(_Queue[Event]):
             read_by_decode=raw.read_by_decode,
             reason=_string(raw.error.message) if kind in (EventKind.WAITING, EventKind.REPLANNED) else "",
             error=_abi.error_of(raw.error) if kind == EventKind.FAILED else None,
+            attempt=_string(raw.error.message) if kind == EventKind.STARTED else "",
         )
         if request._inbox is not None and request._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits for the event
