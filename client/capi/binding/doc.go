@@ -21,12 +21,12 @@
 // addresses.
 //
 //	leader.Leader ─► engine.Start ─► Attempt, a handle ─┐
-//	              ─► Read, Cut, Recompute ──────────────┼─► session.events ─► eventfd readable ─► Drain
+//	              ─► Read, Cut, Recompute ──────────────┼─► queue.events ─► eventfd readable ─► Drain
 //	              ─► the end of the request's context ──┘
 //	leader.Request ◄── Attempt.Progress, Stopped, Passed, Done
-//	gateway.Gateway ─► one goroutine a request, its events ─► session.events ─► … ─► Drain
+//	gateway.Gateway ─► one goroutine a request, its events ─► queue.events ─► … ─► Drain
 //
-// Leader and Gateway embed a session: a connection to the planner, the queue and its eventfd.
+// Leader and Gateway embed a session: a connection to the planner, and the queue with its eventfd.
 // The queue of a leader is bounded by the attempts that are open. A gateway's goroutine waits
 // while eventsMax events of its request are not drained.
 //
@@ -35,6 +35,6 @@
 // and then memories, connections and the eventfd.
 //
 // Lock order: no lock is taken while another is held. Library.mu guards the table of
-// handles, Store.mu the fields of a store, session.mu those of a leader or a gateway, and
+// handles, Store.mu the fields of a store, queue.mu those of a leader or a gateway, and
 // logQueue.mu the closing of the queue.
 package binding

@@ -78,8 +78,8 @@ func (n *Namespace) OpenGateway(o GatewayOptions) (Handle, error) {
 	return g.handle, nil
 }
 
-// endRequests closes the handles of the requests of a closed gateway.
-func (g *Gateway) endRequests() {
+// endRequests closes the handles of the requests of a closed gateway, and its connection.
+func (g *Gateway) endRequests() error {
 	g.mu.Lock()
 	requests := g.requests
 	g.requests = nil
@@ -87,6 +87,7 @@ func (g *Gateway) endRequests() {
 	for h := range requests {
 		g.store.library.remove(h)
 	}
+	return g.conn.Close()
 }
 
 // Submit begins a request. Its events, of which the last one is Done or a failure, come from

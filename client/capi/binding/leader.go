@@ -106,8 +106,8 @@ func (n *Namespace) OpenLeader(o LeaderOptions) (Handle, error) {
 	return l.handle, nil
 }
 
-// endAttempts ends the attempts of a closed leader.
-func (l *Leader) endAttempts() {
+// endAttempts ends the attempts of a closed leader, and its connection.
+func (l *Leader) endAttempts() error {
 	l.mu.Lock()
 	attempts := l.attempts
 	l.attempts = nil
@@ -116,6 +116,7 @@ func (l *Leader) endAttempts() {
 		a.stop()
 		l.store.library.remove(a.handle)
 	}
+	return l.conn.Close()
 }
 
 // Add makes an engine a member of the group.
