@@ -101,6 +101,10 @@ func (t *transfer) changedLocked() {
 	t.changed = make(chan struct{})
 }
 
+// Ended returns a channel that is closed when the job has failed or was ended: then Finish and every
+// other wait return at once.
+func (t *transfer) Ended() <-chan struct{} { return t.ctx.Done() }
+
 // update changes the state by f, with the lock held, and wakes every await.
 func (t *transfer) update(f func()) {
 	t.mu.Lock()

@@ -1,0 +1,46 @@
+package traffic
+
+import "fmt"
+
+// CheckPrefill returns the error of a job that Prefill refuses or that can never end: the job
+// contradicts itself, device memory does not have its pages, or it needs more than the whole buffer.
+// It does not look for another job of the request.
+func (m *Manager) CheckPrefill(job PrefillJob) error {
+	if err := m.checkPrefill(&job); err != nil {
+		return err
+	}
+	read := 0
+	for _, part := range job.Parts {
+		read += part.Len()
+	}
+	return m.checkSize(job.Request, job.Blocks, read)
+}
+
+// CheckDecode is CheckPrefill for Decode.
+func (m *Manager) CheckDecode(job DecodeJob) error {
+	if err := m.checkDecode(&job); err != nil {
+		return err
+	}
+	return m.checkSize(job.Request, job.Blocks, job.Blocks)
+}
+
+// CheckPages returns an error if device memory does not have one of the pages.
+func (m *Manager) CheckPages(pages ...uint32) error {
+	if err := m.checkPages(pages); err != nil {
+		return fmt.Errorf("traffic: %w", err)
+	}
+	return nil
+}
+
+// checkSize refuses a job without a name, and one that needs more than the whole buffer, which pass of
+// its blocks go through.
+func (m *Manager) checkSize(request string, blocks, pass int) error {
+	if request == "" {
+		return fmt.Errorf("traffic: a job without a request: %w", ErrJob)
+	}
+	size, has := uint64(pass)*m.geo.fullBytes+tableBytes(m.geo.layers, blocks), uint64(m.buffer.Stats().SizeBytes)
+	if size > has {
+		return fmt.Errorf("traffic: request %q: %d bytes for %d of %d blocks; the buffer has %d: %w", request, size, pass, blocks, has, ErrJob)
+	}
+	return nil
+}
