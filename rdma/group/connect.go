@@ -1,6 +1,7 @@
 package group
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -217,6 +218,12 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
 		return addr.Engine, nil
 	}
+	if addr.Engine.IsZero() {
+		// A second session would end the first one.
+		if peer, ok := e.dialedTo(where, token); ok {
+			return peer, nil
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, e.opts.HandshakeTimeout)
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
@@ -228,6 +235,17 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		return rdma.EngineID{}, fmt.Errorf("group: connect to %s: %w", where, err)
 	}
 	return peer, nil
+}
+
+// dialedTo returns the engine of a session that was dialed at the same address, with the same token,
+// and has not begun to end.
+func (e *Engine) dialedTo(where string, token rdma.Token) (rdma.EngineID, bool) {
+	for _, s := range e.sessions() {
+		if s.dialed && s.where == where && bytes.Equal(s.token, token) && e.alive(s.peer) {
+			return s.peer, true
+		}
+	}
+	return rdma.EngineID{}, false
 }
 
 // dial opens a session and returns when its lanes have come up, at least one, or
@@ -246,6 +264,7 @@ func (e *Engine) dial(ctx context.Context, where string, want rdma.EngineID, tok
 		err = ctx.Err()
 	}
 	if err == nil {
+		s.where, s.token = where, token
 		err = e.activate(s)
 	}
 	if err != nil {

@@ -24,6 +24,9 @@ type session struct {
 	e      *Engine
 	peer   rdma.EngineID
 	dialed bool
+	// where and token are the address that was dialed and what it was shown, for the side that dialed.
+	where  string
+	token  rdma.Token
 	remote string
 	ctl    *stream
 	// lanes by class and pair of NICs: lane class*pairs+pair.

@@ -769,13 +769,30 @@ func testWrongEngine(t *env) {
 	}
 }
 
-// Connecting again, or from many goroutines, is one session; both sides see it.
+// keepsSession checks that connecting again to whoever is at an address does not end the session.
+func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
+	t.Helper()
+	ends := make(chan error, 1)
+	x, err := client.ExpectImm(rdma.Expect{Imm: 1, Count: 1, From: []rdma.EngineID{to.Engine}, Done: func(err error) { ends <- err }})
+	t.must(err)
+	_, err = client.Connect(t.ctx, rdma.Addr{NICs: to.NICs}, token)
+	t.must(err)
+	x.Cancel()
+	t.wantErr(<-ends, rdma.ErrCanceled)
+}
+
+// Connecting again, or from many goroutines, is one session, also to whoever is at the address; both
+// sides see it.
 func testConnect(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	var wg sync.WaitGroup
-	for range 8 {
+	for i := range 8 {
+		to := server.Addr()
+		if i%2 == 0 {
+			to.Engine = rdma.EngineID{}
+		}
 		wg.Go(func() {
-			if _, err := client.Connect(t.ctx, server.Addr(), token); err != nil {
+			if _, err := client.Connect(t.ctx, to, token); err != nil {
 				t.Errorf("connect: %v", err)
 			}
 		})
@@ -785,6 +802,7 @@ func testConnect(t *env) {
 	if len(s) != 1 || len(c) != 1 || s[0].ID != client.Addr().Engine || c[0].ID != server.Addr().Engine || s[0].Dialed || !c[0].Dialed {
 		t.Fatalf("peers of the server %+v, of the client %+v", s, c)
 	}
+	t.keepsSession(client, server.Addr())
 	ctx, cancel := context.WithCancel(t.ctx)
 	cancel()
 	third := t.engine(Config{})

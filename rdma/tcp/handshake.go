@@ -1,12 +1,14 @@
 package tcp
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -247,6 +249,12 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 	if !addr.Engine.IsZero() && e.alive(addr.Engine) {
 		return addr.Engine, nil
 	}
+	if addr.Engine.IsZero() {
+		// A second session would end the first one.
+		if peer, ok := e.dialedTo(addr.NICs, token); ok {
+			return peer, nil
+		}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
@@ -258,6 +266,17 @@ func (e *Engine) Connect(ctx context.Context, addr rdma.Addr, token rdma.Token) 
 		return rdma.EngineID{}, fmt.Errorf("tcp: connect to %s: %w", addr.NICs[0], err)
 	}
 	return s.peer, nil
+}
+
+// dialedTo returns the engine of a session that was dialed at the same addresses, with the same token,
+// and has not begun to end.
+func (e *Engine) dialedTo(nics []rdma.NetAddr, token rdma.Token) (rdma.EngineID, bool) {
+	for _, s := range e.sessions() {
+		if s.dialed && slices.Equal(s.addr.NICs, nics) && bytes.Equal(s.token, token) && e.alive(s.peer) {
+			return s.peer, true
+		}
+	}
+	return rdma.EngineID{}, false
 }
 
 // railGrace is how long Connect waits for the other rails once one is up.
