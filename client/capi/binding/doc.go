@@ -26,15 +26,20 @@
 //	leader.Request ◄── Attempt.Progress, Stopped, Passed, Done
 //	gateway.Gateway ─► one goroutine a request, its events ─► queue.events ─► … ─► Drain
 //
+//	Traffic.Prefill, Decode ─► Transfer: one goroutine, which begins and ends the job ─┐
+//	Transfer.Read, Cut, … ───► the job, or in order when the manager has begun it      ├─► queue.events ─► … ─► Drain
+//	traffic.Manager ─────────► Progress, Stopped of the job ───────────────────────────┘
+//
 // Leader and Gateway embed a session: a connection to the planner, and the queue with its eventfd.
 // The queue of a leader is bounded by the attempts that are open. A gateway's goroutine waits
-// while eventsMax events of its request are not drained.
+// while eventsMax events of its request are not drained. Of a transfer wait at most one report of
+// progress for each part, one end for each read, and two other events.
 //
 // Handles are numbers from one counter; no number is used twice. Store.Close removes the
-// store's handles, cancels its jobs, waits for all running calls, closes leaders and gateways,
-// and then memories, connections and the eventfd.
+// store's handles, cancels its jobs, waits for all running calls, closes leaders, gateways and
+// traffic managers, and then memories, connections and the eventfd.
 //
-// Lock order: no lock is taken while another is held. Library.mu guards the table of
-// handles, Store.mu the fields of a store, queue.mu those of a leader or a gateway, and
-// logQueue.mu the closing of the queue.
+// Lock order: Transfer.mu, then the locks of package traffic. Otherwise no lock is taken while another
+// is held. Library.mu guards the table of handles, Store.mu the fields of a store, queue.mu those of a
+// leader, a gateway or a traffic manager, and logQueue.mu the closing of the queue.
 package binding

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 
 	"github.com/penstock-kv/penstock/client"
 	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/rdma"
 )
 
 // Handle identifies a store, a namespace, memory, a lease or a job. 0 is no handle.
@@ -98,6 +101,12 @@ func (l *Library) Gateway(h Handle) (*Gateway, error) { return find[*Gateway](l,
 // Request returns the request of a handle.
 func (l *Library) Request(h Handle) (*Request, error) { return find[*Request](l, h, "request") }
 
+// Traffic returns the traffic manager of a handle.
+func (l *Library) Traffic(h Handle) (*Traffic, error) { return find[*Traffic](l, h, "traffic manager") }
+
+// Transfer returns the transfer of a handle.
+func (l *Library) Transfer(h Handle) (*Transfer, error) { return find[*Transfer](l, h, "transfer") }
+
 // Errors in addition to those of package client.
 var (
 	// ErrHandle: the handle is closed, or was never returned by the library.
@@ -112,6 +121,8 @@ var (
 	ErrNoJob = errors.New("no such job")
 	// ErrNoEngine: no member of the leader's group has the name.
 	ErrNoEngine = errors.New("no such engine")
+	// ErrEnded: the transfer has ended; its last event says why.
+	ErrEnded = errors.New("the transfer has ended")
 )
 
 // Code is a return code of penstock.h: PENSTOCK_OK or one of PENSTOCK_ERR_*.
@@ -156,6 +167,16 @@ var codes = []struct {
 	{client.ErrVersion, Version},
 	{ErrInvalid, Invalid},
 	{client.ErrRequest, Invalid},
+	{ErrEnded, Canceled},
+	{traffic.ErrJob, Invalid},
+	{traffic.ErrExists, Invalid},
+	{traffic.ErrBusy, Busy},
+	{traffic.ErrClosed, Closed},
+	{traffic.ErrCancelled, Canceled},
+	{rdma.ErrAuth, Auth},
+	{rdma.ErrVersion, Version},
+	{rdma.ErrPeerDied, Unavailable},
+	{rdma.ErrNoPeer, Unavailable},
 	{context.DeadlineExceeded, Timeout},
 	{context.Canceled, Canceled},
 }
@@ -169,6 +190,9 @@ func CodeOf(err error) Code {
 		if errors.Is(err, c.err) {
 			return c.code
 		}
+	}
+	if unreached := (*net.OpError)(nil); errors.As(err, &unreached) {
+		return Unavailable
 	}
 	if refused := (*gateway.RefusedError)(nil); errors.As(err, &refused) {
 		return Refused

@@ -78,7 +78,7 @@ type Store struct {
 	// done are the complete jobs whose completion was not returned yet, in the order of
 	// completion.
 	done []*job
-	// sessions are the open leaders and gateways.
+	// sessions are the open leaders, gateways and traffic managers.
 	sessions map[Handle]interface{ end() error }
 }
 

@@ -1,0 +1,243 @@
+package binding
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"time"
+
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma"
+)
+
+// TrafficOptions are the options of a Traffic. Compute, Token, the memory, Bases and BufferBytes are
+// required. Zero in another field selects the default.
+type TrafficOptions struct {
+	// Compute opens the engine's compute NIC, whose token is Token. The Traffic closes it.
+	Compute func(ctx context.Context, log *slog.Logger) (rdma.Engine, error)
+	Token   rdma.Token
+	// Address and Bytes are the engine's device memory, or host memory in its place.
+	Address, Bytes uint64
+	// Bases, Stride and Pages have the meaning of traffic.Device.
+	Bases  []uint64
+	Stride uint64
+	Pages  int
+	// BufferBytes, AppendBytes and PersistMax have the meaning of traffic.Options.
+	BufferBytes, AppendBytes int64
+	PersistMax               int
+	// TransfersMax bounds the transfers that have not ended or whose last event was not drained.
+	// Default 1024.
+	TransfersMax int
+}
+
+// TransferKind is the kind of a TransferEvent.
+type TransferKind uint32
+
+// The kinds of events of transfers; see penstock.h.
+const (
+	TransferLoaded TransferKind = iota + 1
+	TransferReady
+	TransferProgress
+	TransferStopped
+	TransferFinished
+	TransferFailed
+)
+
+// TransferEvent is one step of a transfer. Fields that penstock.h does not name for the kind are zero.
+type TransferEvent struct {
+	Transfer  Handle
+	Kind      TransferKind
+	FirstMiss int
+	Part      traffic.Part
+	Upto      int
+	Bytes     int64
+	Gone      bool
+	Intact    int
+	Err       error
+}
+
+// last reports whether no event of the transfer follows.
+func (e *TransferEvent) last() bool { return e.Kind >= TransferFinished }
+
+// Traffic is a traffic.Manager whose jobs put their events into a queue. All methods may be called
+// concurrently.
+type Traffic struct {
+	*queue[TransferEvent]
+	ns      *Namespace
+	geo     kv.Geometry
+	max     int
+	token   rdma.Token
+	bases   int
+	compute rdma.Engine
+	region  rdma.Region
+	manager *traffic.Manager
+	// transfers are those whose last event was not drained, requests the names of those that have
+	// not ended. mu guards both.
+	transfers map[Handle]*Transfer
+	requests  map[string]bool
+}
+
+// OpenTraffic opens a traffic manager of an engine that serves the namespace's KV. Storage is the
+// namespace's store.
+func (n *Namespace) OpenTraffic(o TrafficOptions) (Handle, error) {
+	s := n.store
+	if err := s.begin(); err != nil {
+		return 0, err
+	}
+	defer s.calls.Done()
+	def := n.Definition()
+	switch {
+	case def.Index != kv.IndexTrie:
+		return 0, fmt.Errorf("%w: namespace %q is flat; a traffic manager needs a chained one, because it moves prefixes", ErrInvalid, def.Name)
+	case !n.ids:
+		return 0, fmt.Errorf("%w: the keys of namespace %q are not block ids; open it with ids as keys", ErrInvalid, def.Name)
+	case o.Address == 0 || o.Bytes == 0 || o.Bytes > math.MaxInt64 || o.Address > math.MaxUint64-o.Bytes:
+		return 0, fmt.Errorf("%w: device memory of %d bytes at address %#x", ErrInvalid, o.Bytes, o.Address)
+	}
+	q, err := newQueue[TransferEvent](s)
+	if err != nil {
+		return 0, err
+	}
+	t := &Traffic{
+		queue: q, ns: n, geo: def.Geometry, max: cmp.Or(o.TransfersMax, 1024), token: o.Token, bases: len(o.Bases),
+		transfers: make(map[Handle]*Transfer), requests: make(map[string]bool),
+	}
+	if err := t.open(def, o); err != nil {
+		return 0, errors.Join(err, t.release(), q.discard())
+	}
+	t.ended = t.endTransfers
+	t.handle = s.library.add(t)
+	s.own(t.handle, t)
+	return t.handle, nil
+}
+
+// open opens the compute NIC and the manager, which release closes.
+func (t *Traffic) open(def kv.Namespace, o TrafficOptions) (err error) {
+	log := t.store.logs.logger()
+	if t.compute, err = o.Compute(context.Background(), log); err != nil {
+		return err
+	}
+	if t.region, err = t.compute.Register(bytesAt(o.Address, o.Bytes), rdma.RegisterOptions{Local: true}); err != nil {
+		return fmt.Errorf("device memory: %w", err)
+	}
+	t.manager, err = traffic.New(traffic.Options{
+		Namespace: def, Storage: t.store.client, Compute: t.compute, BufferBytes: o.BufferBytes, AppendBytes: o.AppendBytes,
+		Device:     traffic.Device{Region: t.region, Bases: o.Bases, Stride: o.Stride, Pages: o.Pages},
+		PersistMax: o.PersistMax, Logger: log,
+	})
+	return err
+}
+
+// releaseWithin bounds the wait for the end of peers' writes to device memory.
+const releaseWithin = 30 * time.Second
+
+// release closes what open has opened.
+func (t *Traffic) release() error {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseWithin)
+	defer cancel()
+	var errs []error
+	if t.manager != nil {
+		errs = append(errs, t.manager.Close())
+	}
+	if t.region != nil {
+		errs = append(errs, t.region.Close(ctx))
+	}
+	if t.compute != nil {
+		errs = append(errs, t.compute.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// endTransfers closes the handles of the transfers of a closed traffic manager, and the manager.
+func (t *Traffic) endTransfers() error {
+	t.mu.Lock()
+	transfers := t.transfers
+	t.transfers = nil
+	t.mu.Unlock()
+	for h := range transfers {
+		t.store.library.remove(h)
+	}
+	return t.release()
+}
+
+// TrafficDescription is what the planner and the engines of the other side need of a Traffic: fields
+// of Member.
+type TrafficDescription struct {
+	Address, Token []byte
+	Footprint      traffic.Footprint
+}
+
+// Describe returns the description, which does not change.
+func (t *Traffic) Describe() (TrafficDescription, error) {
+	if err := t.begin(); err != nil {
+		return TrafficDescription{}, err
+	}
+	defer t.calls.Done()
+	d := TrafficDescription{Token: t.token, Footprint: t.manager.Footprint()}
+	if nics := t.compute.Addr().NICs; len(nics) > 0 {
+		d.Address = []byte(nics[0])
+	}
+	return d, nil
+}
+
+// Drain moves up to len(dst) events to dst and returns their number. It closes the handles of the
+// transfers whose last event it returns.
+func (t *Traffic) Drain(dst []TransferEvent) (int, error) {
+	n, err := t.queue.Drain(dst)
+	for _, e := range dst[:n] {
+		if e.last() {
+			t.mu.Lock()
+			delete(t.transfers, e.Transfer)
+			t.mu.Unlock()
+			t.store.library.remove(e.Transfer)
+		}
+	}
+	return n, err
+}
+
+// within returns a context that ends with the Traffic or after d; with NoLimit only with the Traffic.
+func (t *Traffic) within(d time.Duration) (context.Context, context.CancelFunc) {
+	if d == NoLimit {
+		return context.WithCancel(t.ctx)
+	}
+	return context.WithTimeout(t.ctx, d)
+}
+
+// ofCall returns the error of a call that ended with err. When the Traffic was closed meanwhile, that is the
+// error.
+func (t *Traffic) ofCall(err error) error {
+	if err != nil && t.ctx.Err() != nil {
+		return fmt.Errorf("%w: it was closed during the call", ErrHandle)
+	}
+	return err
+}
+
+// Append stores one block that decoding has filled; see traffic.Manager.Append. With epoch 0 the
+// epoch is the namespace's. After a timeout nothing was taken of the page.
+func (t *Traffic) Append(request string, ids []kv.BlockID, epoch kv.Epoch, page uint32, timeout time.Duration) error {
+	if err := t.begin(); err != nil {
+		return err
+	}
+	defer t.calls.Done()
+	ctx, cancel := t.within(timeout)
+	defer cancel()
+	return t.ofCall(t.manager.Append(ctx, request, ids, t.epoch(epoch), page))
+}
+
+// Settle waits until storage has a block or its write has failed; see traffic.Manager.Settle.
+func (t *Traffic) Settle(id kv.BlockID, timeout time.Duration) error {
+	if err := t.begin(); err != nil {
+		return err
+	}
+	defer t.calls.Done()
+	ctx, cancel := t.within(timeout)
+	defer cancel()
+	return t.ofCall(t.manager.Settle(ctx, id))
+}
+
+// epoch returns the namespace's epoch for 0.
+func (t *Traffic) epoch(e kv.Epoch) kv.Epoch { return cmp.Or(e, t.ns.Definition().Epoch) }

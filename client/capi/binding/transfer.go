@@ -1,0 +1,426 @@
+package binding
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/client/traffic"
+)
+
+const (
+	// nameMax bounds the name of a transfer's request, in bytes.
+	nameMax = 1024
+	// ordersMax bounds the calls that wait until the manager has the job. Further calls return
+	// ErrBusy.
+	ordersMax = 4096
+)
+
+// moving is a *traffic.Prefill or a *traffic.Decode.
+type moving interface {
+	Read(part traffic.Part)
+	Cut()
+	Ended() <-chan struct{}
+	Finish(ctx context.Context) error
+}
+
+var (
+	_ moving = (*traffic.Prefill)(nil)
+	_ moving = (*traffic.Decode)(nil)
+)
+
+// Transfer is a job of a Traffic, until its last event was drained.
+type Transfer struct {
+	traffic     *Traffic
+	handle      Handle
+	request     string
+	blocks, hit int
+	// prefill: the job is a *traffic.Prefill.
+	prefill bool
+	// ctx ends with the Traffic or by Cancel.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// begun is closed when the manager has the job or has refused it, finish by Finish.
+	begun, finish chan struct{}
+	// over: the last event is in the queue. Traffic.mu guards it.
+	over bool
+
+	// mu is held while calls are performed, so that their order is the caller's.
+	mu sync.Mutex
+	// job is nil until the manager has it. orders are the calls that wait for it.
+	job    moving
+	orders []func(moving)
+	// refusal is why the manager has no job.
+	refusal error
+	// finished: finish is closed.
+	finished bool
+	// pages is how many device pages a prefill has.
+	pages int
+}
+
+func (x *Transfer) of() *Store { return x.traffic.store }
+
+// Prefill begins a job on a prefill engine and returns at once. timeout bounds the whole job; 0: no
+// bound. The job's Stopped and Progress are replaced.
+func (t *Traffic) Prefill(j traffic.PrefillJob, timeout time.Duration) (Handle, error) {
+	if err := t.begin(); err != nil {
+		return 0, err
+	}
+	defer t.calls.Done()
+	j.Epoch = t.epoch(j.Epoch)
+	if err := t.manager.CheckPrefill(j); err != nil {
+		return 0, err
+	}
+	x := &Transfer{request: j.Request, blocks: j.Blocks, hit: j.Hit, prefill: true, pages: len(j.Pages)}
+	j.Stopped, j.Progress = x.stopped, x.progress
+	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Prefill(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
+		p := m.(*traffic.Prefill)
+		if err := p.Loaded(ctx); err != nil {
+			return TransferEvent{}, err
+		}
+		return TransferEvent{Kind: TransferLoaded, FirstMiss: firstMiss(p, j.Blocks)}, nil
+	})
+}
+
+// firstMiss returns the lowest block that the model computes, or blocks if there is none.
+func firstMiss(p *traffic.Prefill, blocks int) int {
+	miss := p.Miss()
+	if len(miss) == 0 {
+		return blocks
+	}
+	return slices.Min(miss)
+}
+
+// Decode begins a job on a decode engine and returns at once. timeout bounds the whole job; 0: no
+// bound. The job's Stopped and Progress are replaced.
+func (t *Traffic) Decode(j traffic.DecodeJob, timeout time.Duration) (Handle, error) {
+	if err := t.begin(); err != nil {
+		return 0, err
+	}
+	defer t.calls.Done()
+	j.Epoch = t.epoch(j.Epoch)
+	if err := t.manager.CheckDecode(j); err != nil {
+		return 0, err
+	}
+	if len(j.Peer.Addr.NICs) == 0 || j.Peer.Addr.NICs[0] == "" {
+		return 0, fmt.Errorf("%w: request %q: no address of the prefill engine", ErrInvalid, j.Request)
+	}
+	if err := j.Peer.Token.Validate(); err != nil {
+		return 0, fmt.Errorf("%w: request %q: prefill engine: %w", ErrInvalid, j.Request, err)
+	}
+	x := &Transfer{request: j.Request, blocks: j.Blocks, hit: j.Hit}
+	j.Stopped, j.Progress = x.stopped, x.progress
+	return t.start(x, timeout, func(ctx context.Context) (moving, error) { return t.manager.Decode(ctx, j) }, func(ctx context.Context, m moving) (TransferEvent, error) {
+		return TransferEvent{Kind: TransferReady}, m.(*traffic.Decode).Ready(ctx)
+	})
+}
+
+// beginFunc begins a job. readyFunc waits for the event with which the engine goes on.
+type (
+	beginFunc func(context.Context) (moving, error)
+	readyFunc func(context.Context, moving) (TransferEvent, error)
+)
+
+// start adds a transfer and serves it on a goroutine.
+func (t *Traffic) start(x *Transfer, timeout time.Duration, begin beginFunc, ready readyFunc) (Handle, error) {
+	if len(x.request) > nameMax {
+		return 0, fmt.Errorf("%w: a request with a name of %d bytes; it has at most %d", ErrInvalid, len(x.request), nameMax)
+	}
+	x.traffic, x.begun, x.finish = t, make(chan struct{}), make(chan struct{})
+	x.ctx, x.cancel = context.WithCancelCause(t.ctx)
+	x.handle = t.store.library.add(x)
+	t.mu.Lock()
+	var err error
+	switch {
+	case t.requests[x.request]:
+		err = fmt.Errorf("%w: %w: %q", ErrInvalid, traffic.ErrExists, x.request)
+	case len(t.transfers) >= t.max:
+		err = fmt.Errorf("%w: %d transfers have not ended or are not drained; drain their events, or raise transfers_max", ErrBusy, len(t.transfers))
+	default:
+		t.transfers[x.handle], t.requests[x.request] = x, true
+		// Close waits for this call before it waits for the transfers.
+		t.running.Go(func() { x.serve(timeout, begin, ready) })
+	}
+	t.mu.Unlock()
+	if err != nil {
+		x.cancel(err)
+		t.store.library.remove(x.handle)
+		return 0, err
+	}
+	return x.handle, nil
+}
+
+// serve runs a job to its end, and queues its last event when nothing touches its memory any more.
+func (x *Transfer) serve(timeout time.Duration, begin beginFunc, ready readyFunc) {
+	defer x.cancel(nil)
+	ctx := x.ctx
+	if timeout > 0 {
+		limited, stop := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("request %q: its time limit of %v has passed: %w", x.request, timeout, context.DeadlineExceeded))
+		defer stop()
+		ctx = limited
+	}
+	m, err := begin(ctx)
+	x.beginOrders(m, err)
+	if err == nil {
+		if e, err := ready(ctx, m); err == nil {
+			x.push(e)
+			select {
+			case <-x.finish:
+			case <-m.Ended():
+			}
+		}
+		err = m.Finish(ctx) // the error of ready too
+	}
+	end := TransferEvent{Kind: TransferFinished}
+	if err != nil {
+		end = TransferEvent{Kind: TransferFailed, Err: err, Intact: intact(err, x.hit)}
+	}
+	x.push(end)
+}
+
+// intact returns how many cached blocks are certainly intact after a job has failed, as package leader
+// counts them.
+func intact(err error, hit int) int {
+	if wrong := (*traffic.BlockError)(nil); errors.As(err, &wrong) {
+		return min(wrong.Block, hit)
+	}
+	return 0
+}
+
+// push queues an event of the transfer, unless its last one is queued.
+func (x *Transfer) push(e TransferEvent) {
+	e.Transfer = x.handle
+	t := x.traffic
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x.over {
+		return
+	}
+	if x.over = e.last(); x.over {
+		delete(t.requests, x.request)
+	}
+	t.pushLocked(e)
+}
+
+// progress queues a report about a part, or renews the one of the part that waits for Drain.
+func (x *Transfer) progress(p traffic.Progress) {
+	t := x.traffic
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x.over {
+		return
+	}
+	for i := len(t.events) - 1; i >= 0; i-- {
+		e := &t.events[i]
+		if e.Transfer != x.handle || e.Part != p.Part {
+			continue
+		}
+		if e.Kind != TransferProgress {
+			break // of an earlier read of the part
+		}
+		e.Upto, e.Bytes = max(e.Upto, p.Upto), max(e.Bytes, p.Bytes)
+		return
+	}
+	t.pushLocked(TransferEvent{Transfer: x.handle, Kind: TransferProgress, Part: p.Part, Upto: p.Upto, Bytes: p.Bytes})
+}
+
+// stopped queues the end of a read before the end of its part.
+func (x *Transfer) stopped(s traffic.Stop) {
+	x.push(TransferEvent{Kind: TransferStopped, Part: s.Part, Upto: s.Upto, Gone: s.Gone, Err: s.Err})
+}
+
+// beginOrders sets the job, or why there is none, and performs the calls that have waited for it.
+func (x *Transfer) beginOrders(m moving, refusal error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.refusal = refusal; refusal == nil {
+		x.job = m
+		for _, f := range x.orders {
+			f(m)
+		}
+	}
+	x.orders = nil
+	close(x.begun)
+}
+
+// order performs f once the job exists, after the calls before it. If check returns an error, that is
+// the result. A job that has ended takes no orders.
+func (x *Transfer) order(check func() error, f func(moving)) error {
+	if err := x.traffic.begin(); err != nil {
+		return err
+	}
+	defer x.traffic.calls.Done()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if err := check(); err != nil {
+		return err
+	}
+	switch {
+	case x.job != nil:
+		f(x.job)
+	case x.refusal != nil:
+	case len(x.orders) >= ordersMax:
+		return fmt.Errorf("%w: %d calls wait until the transfer of request %q has begun", ErrBusy, len(x.orders), x.request)
+	default:
+		x.orders = append(x.orders, f)
+	}
+	return nil
+}
+
+// checkPart refuses what is no part of the hit.
+func (x *Transfer) checkPart(p traffic.Part) error {
+	if p.From < 0 || p.From >= p.To || p.To > x.hit {
+		return fmt.Errorf("%w: part [%d, %d) of request %q, which has %d cached blocks", ErrInvalid, p.From, p.To, x.request, x.hit)
+	}
+	return nil
+}
+
+// onPrefill refuses a decode transfer.
+func (x *Transfer) onPrefill(call string) error {
+	if !x.prefill {
+		return fmt.Errorf("%w: %s is for prefill transfers; that of request %q is a decode", ErrInvalid, call, x.request)
+	}
+	return nil
+}
+
+// checkLayer refuses a layer that the model does not have.
+func (x *Transfer) checkLayer(layer int) error {
+	if layers := x.traffic.geo.Groups[0].Layers; layer < 0 || layer >= layers {
+		return fmt.Errorf("%w: layer %d of %d", ErrInvalid, layer, layers)
+	}
+	return nil
+}
+
+// Read makes this side read a part of the hit that is in no buffer and that neither side is reading.
+func (x *Transfer) Read(p traffic.Part) error {
+	return x.order(func() error { return x.checkPart(p) }, func(m moving) { m.Read(p) })
+}
+
+// Cut ends the reads under way.
+func (x *Transfer) Cut() error {
+	return x.order(func() error { return nil }, moving.Cut)
+}
+
+// Recompute has the model compute a part of the hit; see traffic.Prefill.Recompute.
+func (x *Transfer) Recompute(p traffic.Part) error {
+	return x.order(func() error { return errors.Join(x.onPrefill("recompute"), x.checkPart(p)) }, func(m moving) { m.(*traffic.Prefill).Recompute(p) })
+}
+
+// AddPages gives the device pages of the next blocks. It refuses pages that device memory does not
+// have, and more pages than blocks.
+func (x *Transfer) AddPages(pages []uint32) error {
+	return x.order(func() error {
+		if err := x.onPrefill("add_pages"); err != nil {
+			return err
+		}
+		if n := x.pages + len(pages); n > x.blocks {
+			return fmt.Errorf("%w: %d device pages for the %d blocks of request %q", ErrInvalid, n, x.blocks, x.request)
+		}
+		if err := x.traffic.manager.CheckPages(pages...); err != nil {
+			return err
+		}
+		x.pages += len(pages)
+		return nil
+	}, func(m moving) { m.(*traffic.Prefill).AddPages(pages...) })
+}
+
+// Computed reports that the model has computed a layer up to a block; see
+// traffic.Prefill.ComputedTo.
+func (x *Transfer) Computed(layer, block int) error {
+	return x.order(func() error {
+		if err := errors.Join(x.onPrefill("computed"), x.checkLayer(layer)); err != nil {
+			return err
+		}
+		switch t := x.traffic; {
+		case block < 0 || block > x.blocks:
+			return fmt.Errorf("%w: computed up to block %d of %d", ErrInvalid, block, x.blocks)
+		case block > x.pages:
+			return fmt.Errorf("%w: computed up to block %d; request %q has %d device pages", ErrInvalid, block, x.request, x.pages)
+		case block < x.blocks && t.bases < t.geo.Groups[0].Layers:
+			return fmt.Errorf("%w: computed up to block %d of %d, with device memory for %d of %d layers: chunks need all layers", ErrInvalid, block, x.blocks, t.bases, t.geo.Groups[0].Layers)
+		}
+		return nil
+	}, func(m moving) { m.(*traffic.Prefill).ComputedTo(layer, block) })
+}
+
+// Layer waits until the hit's KV of a layer is in device memory and verified. If the transfer ends
+// first, the error is ErrEnded.
+func (x *Transfer) Layer(layer int, timeout time.Duration) error {
+	t := x.traffic
+	if err := t.begin(); err != nil {
+		return err
+	}
+	defer t.calls.Done()
+	if err := errors.Join(x.onPrefill("layer"), x.checkLayer(layer)); err != nil {
+		return err
+	}
+	ctx, cancel := t.within(timeout)
+	defer cancel()
+	select {
+	case <-x.begun:
+	case <-ctx.Done():
+		return t.ofCall(x.late(layer, ctx.Err()))
+	}
+	x.mu.Lock()
+	m, refusal := x.job, x.refusal
+	x.mu.Unlock()
+	if refusal != nil {
+		return endedBy(refusal)
+	}
+	err := m.(*traffic.Prefill).Layer(ctx, layer)
+	switch {
+	case err == nil:
+		return nil
+	case t.ctx.Err() != nil:
+		return t.ofCall(err)
+	case ended(m):
+		return endedBy(err)
+	}
+	return x.late(layer, err)
+}
+
+func (x *Transfer) late(layer int, err error) error {
+	return fmt.Errorf("layer %d of request %q is not in device memory yet: %w", layer, x.request, err)
+}
+
+// endedBy does not wrap the reason: its class, for example a time limit of the transfer, is not that
+// of the call.
+func endedBy(reason error) error { return fmt.Errorf("%w: %v", ErrEnded, reason) }
+
+// ended reports whether a job has failed or was ended.
+func ended(m moving) bool {
+	select {
+	case <-m.Ended():
+		return true
+	default:
+		return false
+	}
+}
+
+// Finish has the job end when its KV has arrived, and does not wait for that: its last event follows.
+func (x *Transfer) Finish() error {
+	if err := x.traffic.begin(); err != nil {
+		return err
+	}
+	defer x.traffic.calls.Done()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.finished {
+		x.finished = true
+		close(x.finish)
+	}
+	return nil
+}
+
+// Cancel ends the job, and does not wait for its last event.
+func (x *Transfer) Cancel() error {
+	if err := x.traffic.begin(); err != nil {
+		return err
+	}
+	defer x.traffic.calls.Done()
+	x.cancel(fmt.Errorf("request %q: %w", x.request, traffic.ErrCancelled))
+	return nil
+}
