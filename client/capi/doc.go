@@ -21,8 +21,9 @@
 //	penstock_submit ──► a job ──► the same call on a goroutine ──► completion ─► eventfd
 //	penstock_drain  ◄───────────────────────────────────────────── completion
 //
-//	penstock_leader_drain, penstock_gateway_drain: queues of the planner's actions and of a
-//	request's events, with an eventfd each (packages leader and gateway)
+//	penstock_leader_drain, penstock_gateway_drain, penstock_traffic_drain: queues of the planner's
+//	actions, of a request's events and of a transfer's, with an eventfd each (packages leader,
+//	gateway and traffic)
 //
 // client/capi/example/prefix.c is a program in C:
 //
@@ -46,7 +47,7 @@
 //     fault signals, SIGPIPE and SIGURG only, and they forward signals that Go code did
 //     not raise to the handlers that were installed before.
 //   - The library stores the caller's addresses as numbers. It makes slices from them only
-//     for a registration or a job, and drops the slices when the registration or job ends.
+//     for a registration, a job or a traffic manager, and drops the slices at the end of it.
 //
 // Lock order: none in this package; see package binding.
 package main

@@ -252,3 +252,88 @@ int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events,
 	IN_OWNER(error);
 	return goGatewayDrain(gateway, events, max, n, error);
 }
+
+int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_options *options, penstock_traffic *traffic, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficOpen(ns, (penstock_traffic_options *)options, traffic, error);
+}
+
+int32_t penstock_traffic_close(penstock_traffic traffic, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficClose(traffic, error);
+}
+
+int32_t penstock_traffic_describe(penstock_traffic traffic, penstock_traffic_description *description, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficDescribe(traffic, description, error);
+}
+
+int32_t penstock_traffic_prefill(penstock_traffic traffic, const penstock_transfer_options *options, penstock_transfer *transfer, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficPrefill(traffic, (penstock_transfer_options *)options, transfer, error);
+}
+
+int32_t penstock_traffic_decode(penstock_traffic traffic, const penstock_transfer_options *options, penstock_transfer *transfer, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficDecode(traffic, (penstock_transfer_options *)options, transfer, error);
+}
+
+int32_t penstock_transfer_read(penstock_transfer transfer, penstock_part part, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferRead(transfer, part.from, part.to, error);
+}
+
+int32_t penstock_transfer_cut(penstock_transfer transfer, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferCut(transfer, error);
+}
+
+int32_t penstock_transfer_recompute(penstock_transfer transfer, penstock_part part, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferRecompute(transfer, part.from, part.to, error);
+}
+
+int32_t penstock_transfer_add_pages(penstock_transfer transfer, const uint32_t *pages, uint32_t n_pages, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferAddPages(transfer, (uint32_t *)pages, n_pages, error);
+}
+
+int32_t penstock_transfer_computed(penstock_transfer transfer, uint32_t layer, uint32_t block, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferComputed(transfer, layer, block, error);
+}
+
+int32_t penstock_transfer_layer(penstock_transfer transfer, uint32_t layer, uint32_t timeout_ms, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferLayer(transfer, layer, timeout_ms, error);
+}
+
+int32_t penstock_transfer_finish(penstock_transfer transfer, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferFinish(transfer, error);
+}
+
+int32_t penstock_transfer_cancel(penstock_transfer transfer, penstock_error *error) {
+	IN_OWNER(error);
+	return goTransferCancel(transfer, error);
+}
+
+int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, uint32_t page, uint32_t timeout_ms, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficAppend(traffic, (char *)request, (uint8_t *)ids, n_ids, epoch, page, timeout_ms, error);
+}
+
+int32_t penstock_traffic_settle(penstock_traffic traffic, const uint8_t *id, uint32_t timeout_ms, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficSettle(traffic, (uint8_t *)id, timeout_ms, error);
+}
+
+int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficEventfd(traffic, fd, error);
+}
+
+int32_t penstock_traffic_drain(penstock_traffic traffic, penstock_transfer_event *events, uint32_t max, uint32_t *n, penstock_error *error) {
+	IN_OWNER(error);
+	return goTrafficDrain(traffic, events, max, n, error);
+}

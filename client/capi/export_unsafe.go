@@ -82,6 +82,14 @@ func text(s *C.char) string {
 
 func millis(n C.uint32_t) time.Duration { return time.Duration(n) * time.Millisecond }
 
+// limit is a time limit of a call that may have none.
+func limit(ms C.uint32_t) time.Duration {
+	if ms == C.PENSTOCK_NO_LIMIT {
+		return binding.NoLimit
+	}
+	return millis(ms)
+}
+
 // slice returns the n elements at p.
 func slice[T, C any](p *C, n int) []T { return unsafe.Slice((*T)(unsafe.Pointer(p)), n) }
 
@@ -411,11 +419,7 @@ func goSubmitWait(ns C.uint64_t, op C.uint32_t, b *C.penstock_batch, results *C.
 		if err != nil {
 			return err
 		}
-		limit := millis(timeout)
-		if timeout == C.PENSTOCK_NO_LIMIT {
-			limit = binding.NoLimit
-		}
-		r, err := n.SubmitWait(binding.Op(op), in, limit, (*binding.Handle)(job))
+		r, err := n.SubmitWait(binding.Op(op), in, limit(timeout), (*binding.Handle)(job))
 		if err == nil {
 			putResult(out, &r)
 		}

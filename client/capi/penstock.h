@@ -8,21 +8,25 @@
  *
  *   penstock_open ─► penstock_ensure ─► penstock_register ─► penstock_match, penstock_get, penstock_put, …
  *                                  ├──► penstock_leader_open ─► penstock_leader_drain, penstock_attempt_done, …
- *                                  └──► penstock_gateway_open ─► penstock_gateway_submit, penstock_gateway_drain
+ *                                  ├──► penstock_gateway_open ─► penstock_gateway_submit, penstock_gateway_drain
+ *                                  └──► penstock_traffic_open ─► penstock_traffic_prefill, penstock_transfer_layer, …
  *
  * THREADS. Any thread may call any function, and several threads may use one handle at
  * the same time. No function needs a lock of the caller's language, so a binding releases
  * the interpreter's lock around each call. penstock_submit, penstock_drain,
  * penstock_cancel, penstock_eventfd, penstock_abi_version, and the functions of leaders,
- * attempts, gateways and requests except penstock_leader_close and penstock_gateway_close, do
- * not wait for a node or a planner. All other functions may wait until their time limit.
+ * attempts, gateways, requests, traffic managers and transfers do not wait for a node, a planner
+ * or another engine, except penstock_leader_close, penstock_gateway_close, penstock_traffic_close,
+ * penstock_traffic_append, penstock_traffic_settle and penstock_transfer_layer. All other functions
+ * may wait until their time limit.
  * Signal handlers must not call any function of this header.
  *
  * HANDLES are numbers. 0 is no handle. The library uses each number once in a process. A
  * call with a closed handle fails with PENSTOCK_ERR_CLOSED and does nothing.
  *
  * OWNERSHIP. Strings, keys, structures and arrays belong to the caller. The library
- * copies them before the function returns, with three exceptions: a submitted job uses the
+ * copies them before the function returns. There are two exceptions. A traffic manager uses its
+ * device memory until penstock_traffic_close has returned. A submitted job uses the
  * memory of its values, its array of results and the key_epochs of a match until the job
  * ends. The caller must not change, use or free these until penstock_drain, penstock_wait or penstock_submit_wait
  * has returned the job's completion, or penstock_close has returned. After that the library has no pointer
@@ -59,7 +63,7 @@ extern "C" {
 #endif
 
 /* The version of this interface: the major version in the upper 16 bits, the minor version in the lower. */
-#define PENSTOCK_ABI_VERSION 0x00010004u
+#define PENSTOCK_ABI_VERSION 0x00010005u
 
 /* The length of the longest key, in bytes. */
 #define PENSTOCK_KEY_MAX 256
@@ -75,6 +79,8 @@ typedef uint64_t penstock_leader;
 typedef uint64_t penstock_attempt;
 typedef uint64_t penstock_gateway;
 typedef uint64_t penstock_request;
+typedef uint64_t penstock_traffic;
+typedef uint64_t penstock_transfer;
 
 /* Return codes. */
 enum {
@@ -85,10 +91,10 @@ enum {
 	PENSTOCK_ERR_AUTH = 4,         /* the node refuses the token or the certificate */
 	PENSTOCK_ERR_MISMATCH = 5,     /* the node's namespace has another geometry, index, tenant, salt or epoch */
 	PENSTOCK_ERR_NOT_FOUND = 6,    /* the namespace, lease, job or engine does not exist */
-	PENSTOCK_ERR_UNAVAILABLE = 7,  /* a required node does not answer */
-	PENSTOCK_ERR_BUSY = 8,         /* penstock_options.jobs_max jobs are running or not drained, or the memory is in use */
+	PENSTOCK_ERR_UNAVAILABLE = 7,  /* a required node, or the engine on the other side, does not answer */
+	PENSTOCK_ERR_BUSY = 8,         /* penstock_options.jobs_max jobs are running or not drained, the memory is in use, or another limit of the text is reached */
 	PENSTOCK_ERR_TIMEOUT = 9,      /* the time limit has passed; the library no longer uses the memory of the call */
-	PENSTOCK_ERR_CANCELED = 10,    /* penstock_cancel or penstock_close ended the job; the library no longer uses its memory */
+	PENSTOCK_ERR_CANCELED = 10,    /* penstock_cancel, penstock_close, or another end of the job or transfer; the library no longer uses its memory */
 	PENSTOCK_ERR_UNREGISTERED = 11, /* a value does not lie in registered memory */
 	PENSTOCK_ERR_PROVIDER = 12,    /* the node's data plane is not tcp, the only one of this library */
 	PENSTOCK_ERR_VERSION = 13,     /* the node is of another version: it does not have the call, or its data plane has another protocol; the text has the versions */
@@ -161,7 +167,7 @@ uint32_t penstock_abi_version(void);
 int32_t penstock_open(const penstock_options *options, penstock_store *store, penstock_error *error);
 
 /*
- * Closes a store with all its namespaces, memories, leases, jobs, leaders and gateways, and cancels running
+ * Closes a store with all its namespaces, memories, leases, jobs, leaders, gateways and traffic managers, and cancels running
  * jobs. When it has returned, the library does not access the caller's memory, and the
  * eventfd is closed. Completions that were not returned are lost. Leases that were not
  * released expire. A second call returns CLOSED. Errors: CLOSED, FORKED.
@@ -531,8 +537,9 @@ int32_t penstock_chain(penstock_namespace ns, const uint8_t *parent, const void 
  * An attempt is one attempt at a request on one engine. Its handle is open from START until
  * penstock_attempt_done, which the engine calls once for each attempt, also after END. The
  * library has no pointer to the caller's memory after any of these functions, and the caller
- * gets none to the library's: penstock_attempt_describe copies. The engine moves the KV itself,
- * with the batch calls or with transfers of its own. The library chooses nothing.
+ * gets none to the library's: penstock_attempt_describe copies. The engine moves the KV with a
+ * traffic manager (penstock_traffic_open), with the batch calls, or with transfers of its own. The
+ * library chooses nothing.
  *
  * A lost session begins again by itself, and the registration lists the attempts that are
  * open, so that they continue when the planner was restarted. A planner that does not answer,
@@ -822,6 +829,233 @@ typedef struct penstock_event {
  * in order. Errors: INVALID, CLOSED, FORKED.
  */
 int32_t penstock_gateway_drain(penstock_gateway gateway, penstock_event *events, uint32_t max, uint32_t *n, penstock_error *error);
+
+/*
+ * TRAFFIC. Since version 1.5. A traffic manager moves the KV of one engine of a prefill/decode
+ * cluster (package client/traffic). It reads cached prefixes from the nodes into a buffer, writes them
+ * to device memory, and carries the prompt's KV from the prefill to the decode engine, a layer at a
+ * time, over a compute NIC of its own. It stores the prompt's new blocks and the decoded ones. Each
+ * layer of each block is verified where it is used. It chooses nothing: penstock_start says which parts
+ * an engine reads, READ, CUT and RECOMPUTE of the planner change them, and PROGRESS and STOPPED are
+ * what penstock_attempt_progress and penstock_attempt_stopped report.
+ *
+ *   prefill engine                                     decode engine
+ *   penstock_traffic_prefill                           penstock_traffic_decode, with the peer
+ *   LOADED: storage has been read
+ *   penstock_transfer_add_pages
+ *   for each chunk and layer:
+ *     penstock_transfer_layer: its hit is in memory
+ *     the model computes
+ *     penstock_transfer_computed ────── KV ──────────► READY: the whole prompt is in device memory
+ *   penstock_transfer_finish                           decode; penstock_traffic_append for each full block
+ *   FINISHED: the other side has all                   penstock_transfer_finish
+ *                                                      FINISHED: storage has the prompt's new blocks
+ *
+ * A transfer is one side of one attempt. Both sides use the same request, penstock_start.name. They
+ * may begin in any order. A transfer waits for the other side and for room in the buffer; calls on it
+ * are performed, in their order, when it has begun.
+ *
+ * FINISHED or FAILED is the last event of each transfer and comes once, FINISHED only after
+ * penstock_transfer_finish. From then on no transfer touches the pages, and the request may begin again.
+ * The handle is open until penstock_traffic_drain has returned the event. Of each transfer wait at most
+ * one PROGRESS for each part (the newest), one STOPPED for each read, and two other events.
+ */
+
+/*
+ * Options of a traffic manager. size, memory, memory_bytes, bases, n_bases and buffer_bytes are
+ * required. Page p of layer l has the layer's bytes of one block, at memory + bases[l mod n_bases] +
+ * p × stride. A decode engine has a base for each layer; a prefill engine may have fewer, and then
+ * holds n_bases layers at a time. The layouts of the two sides may differ.
+ */
+typedef struct penstock_traffic_options {
+	uint64_t size;           /* sizeof(penstock_traffic_options) */
+	const char *listen;      /* host:port of the compute NIC; NULL: 127.0.0.1 and a free port */
+	const char *advertise;   /* host:port that the other engines dial; NULL: that of listen */
+	const void *token;       /* what the other engines prove, 16 to 256 bytes; NULL: 32 random bytes */
+	void *memory;            /* device memory, or host memory in its place; the CPU can address it */
+	uint64_t memory_bytes;
+	const uint64_t *bases;   /* offsets of the layers in memory */
+	uint64_t stride;         /* distance of a layer's pages; 0: the bytes of a layer of a block */
+	uint64_t buffer_bytes;   /* host memory that the library maps for prompts on their way */
+	uint64_t append_bytes;   /* host memory for decoded blocks; 0: 1/16 of buffer_bytes */
+	uint32_t token_bytes;
+	uint32_t n_bases;
+	uint32_t pages;          /* pages of each layer; 0: as many as memory has */
+	uint32_t persist_max;    /* greatest number of blocks that wait for storage; others are not stored; 0: as many as the buffers hold */
+	uint32_t transfers_max;  /* greatest number of transfers that run or are not drained; default 1024 */
+	uint32_t connections;    /* TCP connections for payload to each engine; default 4 */
+} penstock_traffic_options;
+
+/*
+ * Opens a traffic manager. The namespace is chained, its keys are PENSTOCK_KEYS_IDS, and it has one
+ * group, of kind FULL. The payload is not encrypted. memory must stay allocated until
+ * penstock_traffic_close or penstock_close has returned; it needs no penstock_register. Errors: INVALID
+ * (also: the address is in use), CLOSED, FORKED.
+ */
+int32_t penstock_traffic_open(penstock_namespace ns, const penstock_traffic_options *options, penstock_traffic *traffic, penstock_error *error);
+
+/*
+ * Closes a traffic manager, its eventfd and its transfers, whose events are lost. It waits for
+ * their ends and for blocks that are being stored, each write for at most a minute. When it has
+ * returned, the library does not access the device memory. Errors: CLOSED, FORKED.
+ */
+int32_t penstock_traffic_close(penstock_traffic traffic, penstock_error *error);
+
+/* Fields of penstock_member that a traffic manager knows. */
+typedef struct penstock_traffic_description {
+	uint64_t size;           /* sizeof(penstock_traffic_description), set by the caller */
+	char address[256];       /* text, with a zero byte at its end */
+	uint8_t token[256];
+	uint32_t address_bytes;  /* without the zero byte */
+	uint32_t token_bytes;
+	uint64_t buffer_bytes;
+	uint64_t block_bytes;
+	uint64_t sums_bytes;
+	uint64_t request_bytes;
+} penstock_traffic_description;
+
+/* Returns the description of a traffic manager, which does not change. Errors: INVALID, CLOSED, FORKED. */
+int32_t penstock_traffic_describe(penstock_traffic traffic, penstock_traffic_description *description, penstock_error *error);
+
+/* What to move. request and blocks are required; the other fields are those of penstock_start. */
+typedef struct penstock_transfer_options {
+	uint64_t size;           /* sizeof(penstock_transfer_options) */
+	const char *request;     /* penstock_start.name: 1 to 1024 bytes; no other transfer of this traffic manager has it */
+	const uint8_t *ids;      /* 16 bytes each, of the prompt's full blocks; prefill: of the cached prefix at least */
+	const penstock_part *parts; /* what this side reads of the cached prefix */
+	const uint32_t *pages;   /* device pages of the first blocks. decode: of all. prefill: of any number; penstock_transfer_add_pages gives the others */
+	const void *peer_address; /* decode: the prefill engine */
+	const void *peer_token;
+	uint64_t epoch;          /* of the ids; 0: the epoch of the namespace's handle */
+	uint32_t peer_address_bytes;
+	uint32_t peer_token_bytes;
+	uint32_t n_ids;
+	uint32_t n_parts;
+	uint32_t n_pages;
+	uint32_t blocks;         /* the whole prompt; its last block may be partly filled */
+	uint32_t hit_blocks;     /* the cached prefix */
+	uint32_t timeout_ms;     /* time limit of the whole transfer; 0: none */
+	uint32_t no_persist;     /* decode: 1: do not store the prompt's new blocks */
+	uint32_t reserved;       /* 0 */
+} penstock_transfer_options;
+
+/*
+ * Begins the prefill side of a request and returns at once. Its events are LOADED, PROGRESS and
+ * STOPPED, and the last one. After an error there is no transfer. Errors: INVALID (also: the request
+ * is under way, a page is outside of device memory, or the transfer needs more than the whole
+ * buffer), BUSY (transfers_max; drain events first), CLOSED, FORKED.
+ */
+int32_t penstock_traffic_prefill(penstock_traffic traffic, const penstock_transfer_options *options, penstock_transfer *transfer, penstock_error *error);
+
+/*
+ * Begins the decode side. Its events are READY, PROGRESS and STOPPED, and the last one. Otherwise as
+ * penstock_traffic_prefill.
+ */
+int32_t penstock_traffic_decode(penstock_traffic traffic, const penstock_transfer_options *options, penstock_transfer *transfer, penstock_error *error);
+
+/*
+ * Reads part of the cached prefix too. The part is in no buffer, and neither side reads it. If the buffer
+ * of a prefill engine has no room now, STOPPED follows. The functions of transfers have no effect on one
+ * that has ended. Errors: INVALID, BUSY (4096 calls wait until the transfer has begun), CLOSED (also:
+ * the last event was drained), FORKED.
+ */
+int32_t penstock_transfer_read(penstock_transfer transfer, penstock_part part, penstock_error *error);
+
+/* Ends the reads under way. STOPPED follows for each of them. Errors: as penstock_transfer_read. */
+int32_t penstock_transfer_cut(penstock_transfer transfer, penstock_error *error);
+
+/*
+ * Has the model compute part of the cached prefix (prefill). After LOADED the transfer fails
+ * instead, because the model may have used the part. Errors: as penstock_transfer_read.
+ */
+int32_t penstock_transfer_recompute(penstock_transfer transfer, penstock_part part, penstock_error *error);
+
+/*
+ * Gives the device pages of the next blocks, those behind the pages given before (prefill). Nothing is
+ * written to device memory before the whole cached prefix has its pages. Errors: as
+ * penstock_transfer_read.
+ */
+int32_t penstock_transfer_add_pages(penstock_transfer transfer, const uint32_t *pages, uint32_t n_pages, penstock_error *error);
+
+/*
+ * Reports that the pages of a layer have the KV of all blocks before block (prefill). The blocks that
+ * the decode engine lacks leave then. These pages must not change until the last event, or, with fewer
+ * bases than layers, until penstock_transfer_layer has returned for layer + n_bases. A prompt that is
+ * not computed in chunks has only calls with block = blocks. A block that is not full counts with the
+ * last chunk. Chunks need a base for each layer. Errors: as penstock_transfer_read.
+ */
+int32_t penstock_transfer_computed(penstock_transfer transfer, uint32_t layer, uint32_t block, penstock_error *error);
+
+/*
+ * Waits until the cached prefix of a layer is in device memory and verified (prefill), for at most
+ * timeout_ms; PENSTOCK_NO_LIMIT: until the transfer ends. Errors: TIMEOUT (it is not there yet), CANCELED
+ * (the transfer has ended; the text is the reason), INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_transfer_layer(penstock_transfer transfer, uint32_t layer, uint32_t timeout_ms, penstock_error *error);
+
+/*
+ * Says that the engine makes no other calls on the transfer, and does not wait for its end. FINISHED
+ * comes, for prefill, when each layer has been computed and has arrived; for decode, after READY, when
+ * storage has the prompt's new blocks or has refused them. Errors: CLOSED (also: the last event was
+ * drained), FORKED.
+ */
+int32_t penstock_transfer_finish(penstock_transfer transfer, penstock_error *error);
+
+/*
+ * Ends a transfer early, and does not wait for its end. The other side fails too, unless it has not
+ * begun to speak with this one: then it waits until it is cancelled, for example after END of the
+ * planner, or until its time limit. The last event is FAILED with CANCELED, or FINISHED if the transfer
+ * had ended before. Errors: as penstock_transfer_finish.
+ */
+int32_t penstock_transfer_cancel(penstock_transfer transfer, penstock_error *error);
+
+/*
+ * Stores one decoded block, whose KV is in page of every layer. ids are the chain up to and including
+ * the block; epoch 0 is that of the namespace's handle. It waits for room for the block, for at most
+ * timeout_ms (PENSTOCK_NO_LIMIT: none), and returns when the page may change. The block is stored when
+ * its parent is, and no error reports that storage refuses it. request is for the log. Errors: TIMEOUT
+ * (nothing was taken; call it again), INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_traffic_append(penstock_traffic traffic, const char *request, const uint8_t *ids, uint32_t n_ids, uint64_t epoch, uint32_t page, uint32_t timeout_ms, penstock_error *error);
+
+/*
+ * Waits until a block of this engine, id of 16 bytes, is stored or was refused, for at most timeout_ms. It
+ * returns at once for a block that is not being stored. Errors: TIMEOUT, INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_traffic_settle(penstock_traffic traffic, const uint8_t *id, uint32_t timeout_ms, penstock_error *error);
+
+/* As penstock_leader_eventfd, for penstock_traffic_drain. */
+int32_t penstock_traffic_eventfd(penstock_traffic traffic, int32_t *fd, penstock_error *error);
+
+/* Kinds of events of transfers. */
+enum {
+	PENSTOCK_TRANSFER_LOADED = 1,   /* prefill: each block of the cached prefix is in a buffer or is to be computed: first_miss. The transfer waits for no storage from here on. The last PROGRESS of a part may follow */
+	PENSTOCK_TRANSFER_READY = 2,    /* decode: the whole prompt is in device memory and verified */
+	PENSTOCK_TRANSFER_PROGRESS = 3, /* blocks of part before upto were read and verified, and bytes of the part have arrived. upto is part.to at the end */
+	PENSTOCK_TRANSFER_STOPPED = 4,  /* the read of part ended before block upto; gone; the text of error is the reason */
+	PENSTOCK_TRANSFER_FINISHED = 5, /* the last event: this side is complete */
+	PENSTOCK_TRANSFER_FAILED = 6    /* the last event: error, and intact for penstock_attempt_done */
+};
+
+/* An event of a transfer. Fields that the kind does not name are 0. */
+typedef struct penstock_transfer_event {
+	penstock_transfer transfer;
+	uint32_t kind;           /* PENSTOCK_TRANSFER_* */
+	uint32_t first_miss;     /* the lowest block that the model computes; blocks: none. It computes the parts of penstock_transfer_recompute, and from hit_blocks on */
+	penstock_part part;
+	uint32_t upto;
+	uint32_t gone;           /* 1: storage does not have block upto; 0: this side could not read it, or was told to stop */
+	uint64_t bytes;
+	uint32_t intact;         /* leading blocks of the cached prefix that are certainly intact */
+	uint32_t reserved;
+	penstock_error error;    /* FAILED: UNAVAILABLE (the other engine), AUTH, TIMEOUT, CANCELED (also by the other side), VERSION, INTERNAL, … */
+} penstock_transfer_event;
+
+/*
+ * Returns up to max events, and their number in n. It does not wait. The events of one transfer are
+ * in order. Errors: INVALID, CLOSED, FORKED.
+ */
+int32_t penstock_traffic_drain(penstock_traffic traffic, penstock_transfer_event *events, uint32_t max, uint32_t *n, penstock_error *error);
 
 /*
  * Writes the counters of the store and the state of its nodes as JSON to buf, with a zero

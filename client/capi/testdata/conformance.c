@@ -608,6 +608,8 @@ static void test_fork(penstock_store store, penstock_namespace ns) {
 		bad += penstock_leader_open(ns, NULL, &other, &e) != PENSTOCK_ERR_FORKED;
 		bad += penstock_attempt_done(store, NULL, 0, &e) != PENSTOCK_ERR_FORKED;
 		bad += penstock_gateway_drain(store, NULL, 0, &n, &e) != PENSTOCK_ERR_FORKED;
+		bad += penstock_traffic_open(ns, NULL, &other, &e) != PENSTOCK_ERR_FORKED;
+		bad += penstock_transfer_layer(store, 0, PENSTOCK_NO_LIMIT, &e) != PENSTOCK_ERR_FORKED;
 		bad += penstock_abi_version() != PENSTOCK_ABI_VERSION;
 		_exit(bad);
 	}
@@ -851,6 +853,180 @@ static struct engine test_cluster(penstock_store store, const char *planner, uin
 	return prefill;
 }
 
+// A traffic manager with PAGES pages, in which all layers of a block are adjacent.
+enum { PAGES = 8 };
+struct side {
+	penstock_traffic traffic;
+	int32_t fd;
+	uint8_t *memory;
+	penstock_traffic_description description;
+};
+
+static struct side move(penstock_namespace ns, penstock_namespace flat) {
+	struct side side = {.memory = calloc(PAGES, VALUE), .description = {.size = sizeof(penstock_traffic_description)}};
+	uint64_t bases[LAYERS];
+	for (int l = 0; l < LAYERS; l++) bases[l] = l * LAYER;
+	penstock_traffic_options o = {.size = sizeof o, .memory = side.memory, .memory_bytes = PAGES * VALUE, .bases = bases, .n_bases = LAYERS, .stride = VALUE, .pages = PAGES, .buffer_bytes = 1 << 20};
+	CHECK(penstock_traffic_open(ns, &o, &side.traffic, &e) == PENSTOCK_OK, "%s", e.message);
+	memset(bases, 0xff, sizeof bases); // the library has copied them
+	CHECK(penstock_traffic_eventfd(side.traffic, &side.fd, &e) == PENSTOCK_OK, "%s", e.message);
+	penstock_traffic_description *d = &side.description;
+	CHECK(penstock_traffic_describe(side.traffic, d, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(d->address_bytes == strlen(d->address) && strncmp(d->address, "127.0.0.1:", 10) == 0 && d->token_bytes == 32, "%s, %u", d->address, d->token_bytes);
+	CHECK(d->buffer_bytes == 1 << 20 && d->block_bytes == VALUE && d->sums_bytes == 8 * LAYERS && d->request_bytes > 0, "%llu", (unsigned long long)d->block_bytes);
+	d->size--;
+	CHECK(penstock_traffic_describe(side.traffic, d, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size"), "%s", e.message);
+	CHECK(penstock_traffic_describe(side.traffic, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+
+	penstock_traffic again = 0;
+	for (int l = 0; l < LAYERS; l++) bases[l] = l * LAYER;
+	CHECK(penstock_traffic_open(flat, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "flat"), "%s", e.message);
+	CHECK(penstock_traffic_open(ns, NULL, &again, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_traffic_open(ns, &o, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	o.size++;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size"), "%s", e.message);
+	o.size--;
+	o.pages++;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device pages"), "%s", e.message);
+	o.pages--;
+	o.bases = NULL;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "bases"), "%s", e.message);
+	o.bases = bases;
+	o.memory = NULL;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "device memory"), "%s", e.message);
+	o.memory = side.memory;
+	o.token_bytes = 300;
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "token"), "%s", e.message);
+	o.token_bytes = 0;
+	o.listen = "no port";
+	CHECK(penstock_traffic_open(ns, &o, &again, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "no port"), "%s", e.message);
+	CHECK(again == 0, "a traffic manager was opened");
+	return side;
+}
+
+// moved takes the events of a side until one is of the kind. Only PROGRESS may come before it.
+static penstock_transfer_event moved(const struct side *side, penstock_transfer transfer, uint32_t kind) {
+	penstock_transfer_event ev = {0};
+	uint32_t n = 0;
+	do {
+		CHECK(becomes_readable(side->fd), "no event");
+		CHECK(penstock_traffic_drain(side->traffic, &ev, 1, &n, &e) == PENSTOCK_OK && n == 1 && ev.transfer == transfer, "%u events: %s", n, e.message);
+	} while (n == 1 && ev.kind == PENSTOCK_TRANSFER_PROGRESS && kind != ev.kind);
+	CHECK(ev.kind == kind, "event %u: %s; want %u", ev.kind, ev.error.message, kind);
+	return ev;
+}
+
+// test_traffic: a prompt is computed on one side and arrives on the other, which stores it. The next
+// request reads it on both sides. One traffic manager stays open, for penstock_close.
+static struct side test_traffic(penstock_store store) {
+	enum { BLOCKS = 3, TOKENS = (BLOCKS + 2) * 16 };
+	penstock_namespace ns, flat;
+	penstock_definition d = define("traffic", PENSTOCK_CHAINED);
+	d.keys = PENSTOCK_KEYS_IDS;
+	CHECK(penstock_ensure(store, &d, &ns, &e) == PENSTOCK_OK, "%s", e.message);
+	d = define("traffic.flat", PENSTOCK_FLAT);
+	CHECK(penstock_ensure(store, &d, &flat, &e) == PENSTOCK_OK, "%s", e.message);
+	uint32_t tokens[TOKENS], n = 0, pages[PAGES];
+	uint8_t ids[16 * (BLOCKS + 2)];
+	for (uint32_t i = 0; i < TOKENS; i++) tokens[i] = i * 5;
+	for (uint32_t i = 0; i < PAGES; i++) pages[i] = PAGES - 1 - i;
+	CHECK(penstock_chain(ns, NULL, NULL, 0, tokens, TOKENS, ids, &n, &e) == PENSTOCK_OK && n == BLOCKS + 2, "%s", e.message);
+	struct side prefill = move(ns, flat), decode = move(ns, flat);
+
+	penstock_transfer p = 0, q = 0;
+	penstock_transfer_options o = {.size = sizeof o, .request = "r", .ids = ids, .n_ids = BLOCKS, .blocks = BLOCKS, .timeout_ms = 120000};
+	penstock_part read[] = {{0, 1}, {1, BLOCKS}};
+	for (int turn = 0; turn < 2; turn++) {
+		uint32_t blocks = turn == 0 ? BLOCKS : BLOCKS + 1, hit = turn == 0 ? 0 : BLOCKS;
+		o.blocks = blocks;
+		o.n_ids = blocks;
+		o.hit_blocks = hit;
+		o.n_parts = turn;
+		o.parts = &read[0];
+		CHECK(penstock_traffic_prefill(prefill.traffic, &o, &p, &e) == PENSTOCK_OK, "%s", e.message);
+		penstock_transfer_options to = o;
+		to.parts = &read[1];
+		to.pages = pages;
+		to.n_pages = blocks;
+		to.peer_address = prefill.description.address;
+		to.peer_address_bytes = prefill.description.address_bytes;
+		to.peer_token = prefill.description.token;
+		to.peer_token_bytes = prefill.description.token_bytes;
+		CHECK(penstock_traffic_decode(decode.traffic, &to, &q, &e) == PENSTOCK_OK, "%s", e.message);
+		if (turn == 1) {
+			penstock_transfer_event ev = moved(&decode, q, PENSTOCK_TRANSFER_PROGRESS);
+			CHECK(ev.part.from == 1 && ev.part.to == BLOCKS && ev.upto <= BLOCKS && ev.bytes <= (BLOCKS - 1) * VALUE, "[%u, %u), %u", ev.part.from, ev.part.to, ev.upto);
+		}
+		CHECK(moved(&prefill, p, PENSTOCK_TRANSFER_LOADED).first_miss == hit, "the first miss of turn %d", turn);
+		if (turn == 0) CHECK(penstock_transfer_computed(p, 0, blocks, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "pages"), "%s", e.message);
+		CHECK(penstock_transfer_add_pages(p, pages + 1, blocks, &e) == PENSTOCK_OK, "%s", e.message);
+		CHECK(penstock_transfer_add_pages(p, pages, 1, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+		for (uint32_t l = 0; l < LAYERS; l++) {
+			CHECK(penstock_transfer_layer(p, l, PENSTOCK_NO_LIMIT, &e) == PENSTOCK_OK, "%s", e.message);
+			for (uint32_t b = 0; b < blocks; b++) {
+				uint8_t *at = prefill.memory + pages[1 + b] * VALUE + l * LAYER;
+				if (b < hit) CHECK(same(at, b, l * LAYER, LAYER), "turn %d, block %u, layer %u in prefill", turn, b, l);
+				else fill(at, b, l * LAYER, LAYER);
+			}
+			CHECK(penstock_transfer_computed(p, l, blocks, &e) == PENSTOCK_OK, "%s", e.message);
+		}
+		CHECK(penstock_transfer_layer(p, LAYERS, 0, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "layer"), "%s", e.message);
+		CHECK(penstock_transfer_layer(q, 0, 0, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "decode"), "%s", e.message);
+		CHECK(penstock_transfer_finish(p, &e) == PENSTOCK_OK, "%s", e.message);
+		moved(&prefill, p, PENSTOCK_TRANSFER_FINISHED);
+		CHECK(penstock_transfer_finish(p, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+		moved(&decode, q, PENSTOCK_TRANSFER_READY);
+		for (uint32_t b = 0; b < blocks; b++) CHECK(same(decode.memory + pages[b] * VALUE, b, 0, VALUE), "turn %d, block %u in decode", turn, b);
+		CHECK(penstock_transfer_finish(q, &e) == PENSTOCK_OK, "%s", e.message);
+		moved(&decode, q, PENSTOCK_TRANSFER_FINISHED);
+	}
+	CHECK(penstock_traffic_append(decode.traffic, "r", ids, BLOCKS + 2, 0, pages[0], PENSTOCK_NO_LIMIT, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_settle(decode.traffic, ids + 16 * (BLOCKS + 1), PENSTOCK_NO_LIMIT, &e) == PENSTOCK_OK, "%s", e.message);
+	uint32_t ends[BLOCKS + 3];
+	for (uint32_t i = 0; i < BLOCKS + 3; i++) ends[i] = 16 * i;
+	penstock_batch batch = {.size = sizeof batch, .n_keys = BLOCKS + 2, .keys = ids, .key_offsets = ends};
+	CHECK(penstock_match(ns, &batch, &r) == PENSTOCK_OK && r.prefix == BLOCKS + 2, "%u of %u blocks are stored: %s", r.prefix, BLOCKS + 2, r.error.message);
+	CHECK(penstock_traffic_append(decode.traffic, "r", NULL, 1, 0, 0, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_traffic_append(decode.traffic, "r", ids, 1, 0, PAGES, 1000, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "page 8"), "%s", e.message);
+	CHECK(penstock_traffic_settle(decode.traffic, NULL, 0, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+
+	penstock_transfer none = 0;
+	CHECK(penstock_traffic_prefill(prefill.traffic, NULL, &none, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, NULL, &e) == PENSTOCK_ERR_INVALID, "%s", e.message);
+	CHECK(penstock_traffic_decode(decode.traffic, &o, &none, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "pages"), "%s", e.message);
+	o.hit_blocks = o.blocks + 1;
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &none, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "cached blocks"), "%s", e.message);
+	o.hit_blocks = BLOCKS;
+	o.ids = NULL;
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &none, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "ids"), "%s", e.message);
+	o.ids = ids;
+	o.size--;
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &none, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "size"), "%s", e.message);
+	o.size++;
+	CHECK(none == 0, "a transfer was begun");
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &p, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &none, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "under way"), "%s", e.message);
+	CHECK(penstock_transfer_layer(p, 0, 1, &e) == PENSTOCK_ERR_TIMEOUT, "%s", e.message);
+	CHECK(penstock_transfer_read(p, (penstock_part){2, BLOCKS + 1}, &e) == PENSTOCK_ERR_INVALID && strstr(e.message, "[2, 4)"), "%s", e.message);
+	CHECK(penstock_transfer_read(p, read[1], &e) == PENSTOCK_OK && penstock_transfer_cut(p, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_transfer_recompute(p, read[0], &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_transfer_cancel(p, &e) == PENSTOCK_OK, "%s", e.message);
+	penstock_transfer_event ev = moved(&prefill, p, PENSTOCK_TRANSFER_FAILED);
+	CHECK(ev.error.code == PENSTOCK_ERR_CANCELED && strstr(ev.error.message, "cancelled") && ev.intact == 0, "%d %s", ev.error.code, ev.error.message);
+	CHECK(penstock_transfer_layer(p, 0, 0, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+
+	o.request = "s";
+	CHECK(penstock_traffic_prefill(prefill.traffic, &o, &p, &e) == PENSTOCK_OK, "%s", e.message);
+	int last = dup(prefill.fd);
+	CHECK(penstock_traffic_close(prefill.traffic, &e) == PENSTOCK_OK, "%s", e.message);
+	CHECK(penstock_traffic_close(prefill.traffic, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	CHECK(penstock_transfer_cancel(p, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	CHECK(becomes_readable(last), "the duplicate of a closed traffic manager's descriptor");
+	close(last);
+	free(prefill.memory);
+	return decode;
+}
+
 int main(int argc, char **argv) {
 	if (argc != 5) return 2;
 	uint8_t *a = malloc(KEYS * VALUE), *b = malloc(KEYS * VALUE);
@@ -876,12 +1052,15 @@ int main(int argc, char **argv) {
 	test_token(argv[2]);
 	test_version(argv[1], argv[3]);
 	struct engine open = test_cluster(store, argv[4], a);
+	struct side moving = test_traffic(store);
 	int32_t fd = -1;
 	uint32_t n;
 	CHECK(penstock_eventfd(store, &fd, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_close(store, &e) == PENSTOCK_OK, "%s", e.message);
 	CHECK(penstock_close(store, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
 	CHECK(penstock_leader_drain(open.leader, NULL, 0, &n, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	CHECK(penstock_traffic_drain(moving.traffic, NULL, 0, &n, &e) == PENSTOCK_ERR_CLOSED, "%s", e.message);
+	free(moving.memory);
 	penstock_batch batch = whole(a, KEYS);
 	CHECK(penstock_get(ns, &batch, results, &r) == PENSTOCK_ERR_CLOSED && r.error.message[0] != 0, "a closed store: %s", r.error.message);
 	free(a);
