@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import _abi, _cluster, _keys, _memory, _store, errors, testing
+from penstock import _abi, _cluster, _keys, _memory, _store, _traffic, errors, testing
 
 HEADER = (_abi.library_path().parent / "penstock.h").read_text()
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,10 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "penstock_resident": _abi.CResident,
     "penstock_prompt": _abi.CPrompt,
     "penstock_event": _abi.CEvent,
+    "penstock_traffic_options": _abi.CTrafficOptions,
+    "penstock_traffic_description": _abi.CTrafficDescription,
+    "penstock_transfer_options": _abi.CTransferOptions,
+    "penstock_transfer_event": _abi.CTransferEvent,
 }
 
 TYPES = {
@@ -47,6 +51,7 @@ TYPES = {
     "penstock_lease": ctypes.c_uint64,
     "penstock_attempt": ctypes.c_uint64,
     "penstock_request": ctypes.c_uint64,
+    "penstock_transfer": ctypes.c_uint64,
     "penstock_part": _abi.CPart,
     "penstock_error": _abi.CError,
     "penstock_log": _abi.LogCallback,
@@ -90,6 +95,7 @@ def test_constants_equal_the_header() -> None:
     assert constants("PENSTOCK_ROLE_") == {r.name: r for r in penstock.Role}
     assert constants("PENSTOCK_ACTION_") == {a.name: a for a in penstock.ActionKind}
     assert constants("PENSTOCK_EVENT_") == {e.name: e for e in penstock.EventKind}
+    assert constants("PENSTOCK_TRANSFER_") == {k.name: k for k in penstock.TransferKind}
     for name, number in constants("PENSTOCK_OP_").items():
         assert getattr(_abi, f"OP_{name}") == number
     names = {number: name.replace("_", "").lower() + "error" for name, number in constants("PENSTOCK_ERR_").items()}
@@ -117,7 +123,7 @@ def test_exported_names_exist_and_are_documented() -> None:
             assert value.__doc__, name
 
 
-@pytest.mark.parametrize("module", [penstock, _store, _cluster, _keys, _memory, errors, testing], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [penstock, _store, _cluster, _traffic, _keys, _memory, errors, testing], ids=lambda m: m.__name__)
 def test_examples_of_docstrings(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.failed == 0

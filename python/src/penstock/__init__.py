@@ -1,8 +1,9 @@
 """Penstock, a storage tier for KV cache in LLM inference: the client.
 
 ``Store`` opens a connection, and ``Store.namespace`` opens the KV of one model, whose ``match``, ``get`` and ``put``
-transfer blocks. ``Leader`` and ``Gateway`` are an engine's and a front end's side of a prefill/decode cluster. The first
-Store loads the library, so a process that imports this package may fork.
+transfer blocks. ``Leader`` and ``Gateway`` are an engine's and a front end's side of a prefill/decode cluster, and
+``Traffic`` moves the KV of an engine there. The first Store loads the library, so a process that imports this package may
+fork.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from penstock._store import (
     Result,
     Store,
 )
+from penstock._traffic import DecodeJob, PrefillJob, Traffic, TransferEvent, TransferKind
 from penstock.errors import (
     AuthError,
     BusyError,
@@ -66,6 +68,7 @@ __all__ = [
     "CanceledError",
     "ClosedError",
     "Cut",
+    "DecodeJob",
     "Error",
     "Event",
     "EventKind",
@@ -89,6 +92,7 @@ __all__ = [
     "NotFoundError",
     "Part",
     "Pointers",
+    "PrefillJob",
     "ProviderError",
     "RefusedError",
     "Request",
@@ -97,6 +101,9 @@ __all__ = [
     "Store",
     "Tensor",
     "TimedOutError",
+    "Traffic",
+    "TransferEvent",
+    "TransferKind",
     "UnavailableError",
     "UnregisteredError",
     "Value",

@@ -17,6 +17,7 @@ from ctypes import (
     c_char_p,
     c_int32,
     c_int64,
+    c_uint8,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -289,6 +290,87 @@ class CEvent(Structure):
     ]
 
 
+class CTrafficOptions(Structure):
+    """penstock_traffic_options."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("listen", c_char_p),
+        ("advertise", c_char_p),
+        ("token", c_char_p),
+        ("memory", c_void_p),
+        ("memory_bytes", c_uint64),
+        ("bases", c_void_p),
+        ("stride", c_uint64),
+        ("buffer_bytes", c_uint64),
+        ("append_bytes", c_uint64),
+        ("token_bytes", c_uint32),
+        ("n_bases", c_uint32),
+        ("pages", c_uint32),
+        ("persist_max", c_uint32),
+        ("transfers_max", c_uint32),
+        ("connections", c_uint32),
+    ]
+
+
+class CTrafficDescription(Structure):
+    """penstock_traffic_description."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("address", c_char * 256),
+        ("token", c_uint8 * 256),
+        ("address_bytes", c_uint32),
+        ("token_bytes", c_uint32),
+        ("buffer_bytes", c_uint64),
+        ("block_bytes", c_uint64),
+        ("sums_bytes", c_uint64),
+        ("request_bytes", c_uint64),
+    ]
+
+
+class CTransferOptions(Structure):
+    """penstock_transfer_options."""
+
+    _fields_ = [
+        ("size", c_uint64),
+        ("request", c_char_p),
+        ("ids", c_char_p),
+        ("parts", POINTER(CPart)),
+        ("pages", c_void_p),
+        ("peer_address", c_char_p),
+        ("peer_token", c_char_p),
+        ("epoch", c_uint64),
+        ("peer_address_bytes", c_uint32),
+        ("peer_token_bytes", c_uint32),
+        ("n_ids", c_uint32),
+        ("n_parts", c_uint32),
+        ("n_pages", c_uint32),
+        ("blocks", c_uint32),
+        ("hit_blocks", c_uint32),
+        ("timeout_ms", c_uint32),
+        ("no_persist", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class CTransferEvent(Structure):
+    """penstock_transfer_event."""
+
+    _fields_ = [
+        ("transfer", c_uint64),
+        ("kind", c_uint32),
+        ("first_miss", c_uint32),
+        ("part", CPart),
+        ("upto", c_uint32),
+        ("gone", c_uint32),
+        ("bytes", c_uint64),
+        ("intact", c_uint32),
+        ("reserved", c_uint32),
+        ("error", CError),
+    ]
+
+
 # The argument types of the functions that the package calls. Each of these functions returns a code.
 PROTOTYPES: dict[str, list[Any]] = {
     "penstock_open": [POINTER(COptions), POINTER(c_uint64), POINTER(CError)],
@@ -327,6 +409,23 @@ PROTOTYPES: dict[str, list[Any]] = {
     "penstock_request_cancel": [c_uint64, POINTER(CError)],
     "penstock_gateway_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
     "penstock_gateway_drain": [c_uint64, POINTER(CEvent), c_uint32, POINTER(c_uint32), POINTER(CError)],
+    "penstock_traffic_open": [c_uint64, POINTER(CTrafficOptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_traffic_close": [c_uint64, POINTER(CError)],
+    "penstock_traffic_describe": [c_uint64, POINTER(CTrafficDescription), POINTER(CError)],
+    "penstock_traffic_prefill": [c_uint64, POINTER(CTransferOptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_traffic_decode": [c_uint64, POINTER(CTransferOptions), POINTER(c_uint64), POINTER(CError)],
+    "penstock_transfer_read": [c_uint64, CPart, POINTER(CError)],
+    "penstock_transfer_cut": [c_uint64, POINTER(CError)],
+    "penstock_transfer_recompute": [c_uint64, CPart, POINTER(CError)],
+    "penstock_transfer_add_pages": [c_uint64, c_void_p, c_uint32, POINTER(CError)],
+    "penstock_transfer_computed": [c_uint64, c_uint32, c_uint32, POINTER(CError)],
+    "penstock_transfer_layer": [c_uint64, c_uint32, c_uint32, POINTER(CError)],
+    "penstock_transfer_finish": [c_uint64, POINTER(CError)],
+    "penstock_transfer_cancel": [c_uint64, POINTER(CError)],
+    "penstock_traffic_append": [c_uint64, c_char_p, c_char_p, c_uint32, c_uint64, c_uint32, c_uint32, POINTER(CError)],
+    "penstock_traffic_settle": [c_uint64, c_char_p, c_uint32, POINTER(CError)],
+    "penstock_traffic_eventfd": [c_uint64, POINTER(c_int32), POINTER(CError)],
+    "penstock_traffic_drain": [c_uint64, POINTER(CTransferEvent), c_uint32, POINTER(c_uint32), POINTER(CError)],
     "penstock_stats": [c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(CError)],
 }  # fmt: skip
 

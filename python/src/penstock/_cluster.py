@@ -7,8 +7,8 @@ A Leader has a queue of the planner's actions for a group of engines, a Gateway 
 Each queue is taken in one of three ways: ``wait`` blocks, ``async for`` is for asyncio, and ``drain`` with ``fileno`` is
 for other event loops. Nothing calls back into the program. No method waits for the planner, except ``close``.
 
-The engine moves the KV itself, for example with the calls of Namespace, whose keys are the ids of the attempt if the
-namespace has ``ids=True``.
+The engine moves the KV with a Traffic, or itself, for example with the calls of Namespace, whose keys are the ids of the
+attempt if the namespace has ``ids=True``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock import _abi, errors
 from penstock._keys import Keys
+from penstock._memory import Pins
 from penstock._store import _ID_BYTES, Namespace, _Core, _count, _ms, _text
 
 __all__ = ["Action", "ActionKind", "Attempt", "Event", "EventKind", "Gateway", "Leader", "Member", "Part", "Request", "Role"]
@@ -135,10 +136,10 @@ class _Queue(Generic[_T]):
         self._ready: collections.deque[_T] = collections.deque()
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
-    def _opened(self, handle: int) -> None:
+    def _opened(self, handle: int, pins: Pins | None = None) -> None:
         self._handle = handle
         # It also runs at the interpreter's exit.
-        self._finalizer = weakref.finalize(self, _close, self._core, self._function("close"), handle)
+        self._finalizer = weakref.finalize(self, _close, self._core, self._function("close"), handle, pins)
 
     def __enter__(self: _Self) -> _Self:
         self._open_handle()
@@ -267,11 +268,13 @@ class _Queue(Generic[_T]):
         raise TypeError(f"a {type(self).__name__} cannot be sent to another process: open one there")
 
 
-def _close(core: _Core, function: Any, handle: int) -> None:
-    """Close a handle, unless its store has been closed."""
+def _close(core: _Core, function: Any, handle: int, pins: Pins | None) -> None:
+    """Close a handle, unless its store has been closed, and then release the memory that it uses."""
     if core.usable():
         with contextlib.suppress(errors.ClosedError):
             _abi.call(function, handle)
+    if pins is not None:
+        core.forget(pins)
 
 
 def _endpoint(

@@ -58,11 +58,13 @@ class NotFoundError(Error, LookupError):
 
 
 class UnavailableError(Error, ConnectionError):
-    """A required node does not answer, and the call has no KeyResult to report that."""
+    """A required node does not answer, and the call has no KeyResult to report that. Or the engine on the other side of a
+    job of a Traffic does not answer.
+    """
 
 
 class BusyError(Error):
-    """``jobs_max`` jobs are running or not drained, or the memory is in use."""
+    """``jobs_max`` jobs are running or not drained, the memory is in use, or another limit of the text is reached."""
 
 
 class TimedOutError(Error, TimeoutError):
@@ -70,7 +72,9 @@ class TimedOutError(Error, TimeoutError):
 
 
 class CanceledError(Error):
-    """``Job.cancel`` or ``Store.close`` ended the job. The library no longer uses its memory."""
+    """``Job.cancel`` or ``Store.close`` ended the job, and the library no longer uses its memory. Or a job of a Traffic was
+    cancelled, on this side or on the other.
+    """
 
 
 class UnregisteredError(InvalidError):

@@ -1,0 +1,456 @@
+"""The KV of an engine in a prefill/decode cluster: a Traffic moves it between storage, device memory and the other engines.
+
+    prefill engine                                 decode engine
+    Traffic.prefill ─► PrefillJob                  Traffic.decode ─► DecodeJob
+    LOADED                                         ...
+    layer, computed for each layer ──── KV ──────► READY: the whole prompt is in device memory
+    finish ─► FINISHED                             append; finish ─► FINISHED
+
+Nothing calls back into the program: the events of the jobs come from the queue of the Traffic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from ctypes import byref
+from typing import Any, NamedTuple, TypeVar
+
+from penstock import _abi, errors
+from penstock._cluster import Member, Part, _part, _Queue, _string
+from penstock._keys import Keys
+from penstock._memory import Buffer, Pins, Pointers, Tensor, _numbers
+from penstock._store import _ID_BYTES, _NO_LIMIT, _WAIT_MS, Namespace, _count, _ms, _text
+
+__all__ = ["DecodeJob", "PrefillJob", "Traffic", "TransferEvent", "TransferKind"]
+
+_J = TypeVar("_J", "PrefillJob", "DecodeJob")
+
+
+class TransferKind(enum.IntEnum):
+    """A step of a job."""
+
+    LOADED = 1
+    """Prefill: each block of the cached prefix is in a buffer or is to be computed: ``first_miss``. The job waits for no
+    storage from here on. The last PROGRESS of a part may follow."""
+    READY = 2
+    """Decode: the whole prompt is in device memory and verified."""
+    PROGRESS = 3
+    """The blocks of ``part`` before ``upto`` were read and verified, and ``read`` bytes of the part have arrived."""
+    STOPPED = 4
+    """The read of ``part`` ended before block ``upto``: ``gone``, ``reason``."""
+    FINISHED = 5
+    """The last event: this side is complete."""
+    FAILED = 6
+    """The last event: ``error``, ``intact``."""
+
+
+class TransferEvent(NamedTuple):
+    """An event of a job. Fields that the kind does not name are 0, False, empty or None."""
+
+    kind: TransferKind
+    job: PrefillJob | DecodeJob
+    first_miss: int = 0
+    """LOADED: the lowest block that the model computes; ``blocks`` of the job if there is none. The model computes what
+    ``recompute`` names, and the blocks from ``hit`` on."""
+    part: Part | None = None
+    """PROGRESS, STOPPED: the blocks of the read."""
+    upto: int = 0
+    read: int = 0
+    """PROGRESS: the bytes of the part that have arrived."""
+    gone: bool = False
+    """STOPPED: storage does not have block ``upto``."""
+    reason: str = ""
+    """STOPPED: why."""
+    intact: int = 0
+    """FAILED: how many leading blocks of the cached prefix are certainly intact, for ``Attempt.done``."""
+    error: errors.Error | None = None
+    """FAILED: why. UnavailableError: the other engine does not answer."""
+
+
+class _Job:
+    """One side of a request. Any thread may call any method. Calls on a job that has ended have no effect."""
+
+    _traffic: Traffic
+    request: str
+    """The name of the request, ``Attempt.name``."""
+    blocks: int
+    """The whole prompt."""
+    hit: int
+    """The cached prefix, in blocks."""
+
+    def __init__(self, traffic: Traffic, request: str, blocks: int, hit: int) -> None:
+        self._traffic = traffic
+        self._handle = ctypes.c_uint64(0)
+        self.request, self.blocks, self.hit = request, blocks, hit
+
+    def _function(self, name: str) -> Any:
+        core = self._traffic._core
+        _abi.check_process(core.pid)
+        return getattr(core.lib, f"penstock_transfer_{name}")
+
+    def _order(self, name: str, *arguments: Any) -> None:
+        with contextlib.suppress(errors.ClosedError):
+            _abi.call(self._function(name), self._handle.value, *arguments)
+
+    def read(self, part: tuple[int, int]) -> None:
+        """Read a part of the cached prefix too, which is in no buffer and which neither side is reading.
+
+        If the buffer of a prefill engine has no room now, STOPPED follows.
+        """
+        self._order("read", _part(part))
+
+    def cut(self) -> None:
+        """End the reads under way. STOPPED follows for each of them."""
+        self._order("cut")
+
+    def finish(self) -> None:
+        """Say that no other call follows, and do not wait for the end.
+
+        FINISHED comes, for prefill, when each layer has been computed and has arrived. For decode it comes after READY,
+        when storage has the prompt's new blocks or has refused them.
+        """
+        self._order("finish")
+
+    def cancel(self) -> None:
+        """End the job early, and do not wait for the end.
+
+        The job of the other side fails too, unless it has not begun to speak with this one: then it waits until it is
+        cancelled, for example after END of the planner, or until its time limit. The last event is FAILED with
+        CanceledError, or FINISHED if the job had ended before.
+        """
+        self._order("cancel")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.request}>"
+
+
+class PrefillJob(_Job):
+    """The prefill side of a request; see ``Traffic.prefill``."""
+
+    def recompute(self, part: tuple[int, int]) -> None:
+        """Have the model compute a part of the cached prefix. After LOADED the job fails instead."""
+        self._order("recompute", _part(part))
+
+    def add_pages(self, pages: Iterable[int]) -> None:
+        """Give the device pages of the next blocks, those behind the pages given before.
+
+        Nothing is written to device memory before the whole cached prefix has its pages.
+        """
+        numbers = _pages(pages)
+        self._order("add_pages", _address(numbers), len(numbers))
+
+    def computed(self, layer: int, block: int | None = None) -> None:
+        """Report that the pages of a layer have the KV of all blocks before ``block``, by default of the whole prompt.
+
+        The blocks that the decode engine lacks leave then. The pages must not change until the last event, or, if the
+        Traffic has fewer bases than layers, until ``layer`` has returned for the next layer with the same base.
+        """
+        self._order("computed", _count("layer", layer), self.blocks if block is None else _count("block", block))
+
+    def layer(self, layer: int, timeout: float | None = None) -> None:
+        """Wait until the cached prefix of a layer is in device memory and verified.
+
+        Raises TimedOutError after ``timeout`` seconds, and CanceledError or ClosedError if the job has ended; its last
+        event has the reason.
+        """
+        function, number = self._function("layer"), _count("layer", layer)
+        _in_slices(timeout, lambda ms: _abi.call(function, self._handle.value, number, ms))
+
+
+class DecodeJob(_Job):
+    """The decode side of a request; see ``Traffic.decode``."""
+
+
+def _pages(pages: Iterable[int]) -> array[int]:
+    try:
+        return array("I", pages)
+    except (OverflowError, TypeError) as e:
+        raise errors.InvalidError(f"pages: {e}; want integers from 0 to 2**32-1") from e
+
+
+def _address(numbers: array[int]) -> int | None:
+    return numbers.buffer_info()[0] if numbers else None
+
+
+def _chain(ids: Keys | Iterable[bytes]) -> bytes:
+    chain = b"".join(ids)
+    if len(chain) % _ID_BYTES:
+        raise errors.InvalidError(f"ids of {len(chain)} bytes; want {_ID_BYTES} for each block")
+    return chain
+
+
+def _in_slices(timeout: float | None, call: Callable[[int], None]) -> None:
+    """Make a call with a time limit in ms, again after TimedOutError until the time is over.
+
+    Python runs signal handlers, in the main thread only, between two calls.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    longest = _WAIT_MS if threading.current_thread() is threading.main_thread() else _NO_LIMIT
+    while True:
+        left = longest if until is None else min(longest, max(1, round((until - time.monotonic()) * 1000)))
+        try:
+            return call(left)
+        except errors.TimedOutError:
+            if until is not None and time.monotonic() >= until:
+                raise
+
+
+class Traffic(_Queue[TransferEvent]):
+    """Moves the KV of one engine in a prefill/decode cluster, and has a queue of the events of its jobs.
+
+    ``ns`` is the KV of the engine's model: its keys are ids (``ids=True``), and it has one group of full attention.
+    ``memory`` is the engine's device memory, or host memory in its place, which the CPU can address: a writable buffer, a
+    tensor, or ``Pointers`` with one address. Page p of layer l has the layer's bytes of one block, at
+    ``bases[l % len(bases)] + p * stride``. A decode engine has a base for each layer. A prefill engine may have fewer, and
+    then holds that many layers at a time. Without ``stride`` the pages of a layer are contiguous. ``pages`` is the number
+    of pages of each layer, by default as many as ``memory`` has.
+
+    ``buffer_bytes`` is the size of the host buffer for prompts on their way, which the library maps, and ``append_bytes``
+    that for decoded blocks. ``listen`` is the host and port of the compute NIC, by default 127.0.0.1 and a free port.
+    Other engines dial ``advertise`` and prove ``token``; by default these are the address of ``listen`` and random bytes.
+    The payload is not encrypted. At most ``persist_max`` blocks wait for storage; others are not stored. At most
+    ``transfers_max`` (1024) jobs run or have events that were not taken.
+
+    >>> from penstock import Store
+    >>> from penstock.testing import node
+    >>> with node() as n, Store(n.address) as store:
+    ...     ns = store.namespace("demo", block_tokens=16, layers=2, token_bytes=64, ids=True)
+    ...     with Traffic(ns, bytearray(8 * ns.value_bytes), [0, 4 * ns.value_bytes], buffer_bytes=1 << 20) as traffic:
+    ...         traffic.member("engine 0", device_blocks=8).block_bytes == ns.value_bytes
+    True
+    """
+
+    _NAME = "traffic"
+    _RAW = _abi.CTransferEvent
+
+    def __init__(
+        self,
+        ns: Namespace,
+        memory: Buffer | Tensor | Pointers,
+        bases: Iterable[int],
+        *,
+        buffer_bytes: int,
+        stride: int = 0,
+        pages: int = 0,
+        append_bytes: int = 0,
+        listen: str | None = None,
+        advertise: str | None = None,
+        token: bytes = b"",
+        persist_max: int = 0,
+        transfers_max: int = 0,
+        connections: int = 0,
+    ) -> None:
+        super().__init__(ns._core)
+        self._ns = ns  # a reference, because a store without references is closed
+        self._jobs: dict[int, PrefillJob | DecodeJob] = {}
+        offsets = _numbers("bases", bases)
+        pins = Pins()
+        try:
+            if isinstance(memory, Pointers):
+                pins.hold(memory)
+            else:
+                pins.add(memory, writable=True)
+            if len(pins.addresses) != 1:
+                raise errors.InvalidError(f"device memory at {len(pins.addresses)} addresses; want one")
+            options = _abi.CTrafficOptions(
+                size=ctypes.sizeof(_abi.CTrafficOptions),
+                listen=_text("listen", listen),
+                advertise=_text("advertise", advertise),
+                token=token or None,
+                memory=pins.addresses[0],
+                memory_bytes=pins.lengths[0],
+                bases=_address(offsets),
+                stride=_count("stride", stride, 64),
+                buffer_bytes=_count("buffer_bytes", buffer_bytes, 63),
+                append_bytes=_count("append_bytes", append_bytes, 63),
+                token_bytes=len(token),
+                n_bases=len(offsets),
+                pages=_count("pages", pages),
+                persist_max=_count("persist_max", persist_max, 31),
+                transfers_max=_count("transfers_max", transfers_max, 31),
+                connections=_count("connections", connections, 31),
+            )
+            self._core.open_handle()
+        except BaseException:
+            pins.release()
+            raise
+        handle = ctypes.c_uint64(0)
+        self._core.keep(pins)
+        try:
+            _abi.call(self._core.lib.penstock_traffic_open, ns._ns, byref(options), byref(handle))
+        except errors.Error:
+            self._core.forget(pins)
+            raise
+        self._opened(handle.value, pins)
+        description = _abi.CTrafficDescription(size=ctypes.sizeof(_abi.CTrafficDescription))
+        _abi.call(self._core.lib.penstock_traffic_describe, self._handle, byref(description))
+        self.address: bytes = description.address
+        """Where the engines of the other side reach this one: ``Member.address``."""
+        self.token = bytes(description.token[: description.token_bytes])
+        """What they prove: ``Member.token``."""
+        self._description = description
+
+    def member(self, name: str, *, device_blocks: int = 0, prompt_blocks: int = 0) -> Member:
+        """Return this engine as a member of the group of a Leader."""
+        d = self._description
+        return Member(
+            name,
+            device_blocks,
+            self.address,
+            self.token,
+            prompt_blocks,
+            buffer_bytes=d.buffer_bytes,
+            block_bytes=d.block_bytes,
+            sums_bytes=d.sums_bytes,
+            request_bytes=d.request_bytes,
+        )
+
+    def prefill(
+        self,
+        request: str,
+        ids: Keys | Iterable[bytes],
+        *,
+        blocks: int,
+        hit: int = 0,
+        parts: Iterable[tuple[int, int]] = (),
+        pages: Iterable[int] = (),
+        epoch: int = 0,
+        timeout: float | None = None,
+    ) -> PrefillJob:
+        """Begin the prefill side of a request and return at once. Its events come from the queue.
+
+        ``request`` is ``Attempt.name``, and the other side uses the same. No other job of this Traffic has it. ``ids``
+        are at least those of the cached prefix, ``blocks`` is the length of the prompt, whose last block may be partly
+        filled, and ``hit`` that of the cached prefix. ``parts`` are the ranges of it that this side reads. ``pages`` are the
+        device pages of the first blocks, of any number; ``PrefillJob.add_pages`` gives the others. ``epoch`` is by default
+        that of the namespace. After ``timeout`` seconds the job fails.
+
+        Raises BusyError if ``transfers_max`` jobs have not ended.
+        """
+        job = PrefillJob(self, request, blocks, hit)
+        return self._begin("prefill", job, ids, parts, pages, epoch, timeout, b"", b"", True)
+
+    def decode(
+        self,
+        request: str,
+        ids: Keys | Iterable[bytes],
+        *,
+        blocks: int,
+        pages: Iterable[int],
+        peer_address: bytes,
+        peer_token: bytes,
+        hit: int = 0,
+        parts: Iterable[tuple[int, int]] = (),
+        epoch: int = 0,
+        timeout: float | None = None,
+        persist: bool = True,
+    ) -> DecodeJob:
+        """Begin the decode side of a request and return at once. Its events come from the queue.
+
+        ``peer_address`` and ``peer_token`` are those of the attempt: ``address`` and ``token`` of the other engine's Traffic.
+        ``ids`` are those of the prompt's full blocks, and ``pages`` the device pages of all ``blocks``. With ``persist`` the
+        prompt's new full blocks are stored. Otherwise as ``prefill``.
+        """
+        job = DecodeJob(self, request, blocks, hit)
+        return self._begin("decode", job, ids, parts, pages, epoch, timeout, peer_address, peer_token, persist)
+
+    def _begin(
+        self,
+        function: str,
+        job: _J,
+        ids: Keys | Iterable[bytes],
+        parts: Iterable[tuple[int, int]],
+        pages: Iterable[int],
+        epoch: int,
+        timeout: float | None,
+        address: bytes,
+        token: bytes,
+        persist: bool,
+    ) -> _J:
+        chain, numbers, c_parts = _chain(ids), _pages(pages), [_part(p) for p in parts]
+        options = _abi.CTransferOptions(
+            size=ctypes.sizeof(_abi.CTransferOptions),
+            request=_text("request", job.request),
+            ids=chain or None,
+            parts=(_abi.CPart * len(c_parts))(*c_parts),
+            pages=_address(numbers),
+            peer_address=address or None,
+            peer_token=token or None,
+            epoch=_count("epoch", epoch, 64),
+            peer_address_bytes=len(address),
+            peer_token_bytes=len(token),
+            n_ids=len(chain) // _ID_BYTES,
+            n_parts=len(c_parts),
+            n_pages=len(numbers),
+            blocks=_count("blocks", job.blocks),
+            hit_blocks=_count("hit", job.hit),
+            timeout_ms=_ms("timeout", timeout),
+            no_persist=not persist,
+        )
+        self._open_handle()
+        with self._core.lock:  # no other thread takes an event of the job before it is in the table
+            _abi.call(self._function(function), self._open_handle(), byref(options), byref(job._handle))
+            self._jobs[job._handle.value] = job
+        return job
+
+    def append(self, request: str, ids: Keys | Iterable[bytes], page: int, *, epoch: int = 0, timeout: float | None = None) -> None:
+        """Store one decoded block, whose KV is in ``page`` of every layer. ``ids`` end with the id of the block.
+
+        It waits for room for the block, and returns when the page may change. Raises TimedOutError after ``timeout``
+        seconds; nothing was stored then. A block that storage refuses raises no exception.
+        """
+        chain, name = _chain(ids), _text("request", request)
+        function, handle = self._function("append"), self._open_handle()
+        number, version = _count("page", page), _count("epoch", epoch, 64)
+        _in_slices(timeout, lambda ms: _abi.call(function, handle, name, chain or None, len(chain) // _ID_BYTES, version, number, ms))
+
+    def settle(self, id: bytes, timeout: float | None = None) -> None:
+        """Wait until a block that was computed or decoded here is stored or was refused.
+
+        It returns at once for a block that is not being stored. Raises TimedOutError after ``timeout`` seconds.
+        """
+        if len(id) != _ID_BYTES:
+            raise errors.InvalidError(f"an id of {len(id)} bytes; want {_ID_BYTES}")
+        function, handle = self._function("settle"), self._open_handle()
+        _in_slices(timeout, lambda ms: _abi.call(function, handle, bytes(id), ms))
+
+    def _accept(self, raw: _abi.CTransferEvent) -> None:
+        kind = TransferKind(raw.kind)
+        job = self._jobs.get(raw.transfer)
+        if job is None:  # an exception of a signal handler ended its begin
+            self._at += 1
+            return
+        event = TransferEvent(
+            kind,
+            job,
+            first_miss=raw.first_miss,
+            part=Part(getattr(raw.part, "from"), raw.part.to) if kind in (TransferKind.PROGRESS, TransferKind.STOPPED) else None,
+            upto=raw.upto,
+            read=raw.bytes,
+            gone=bool(raw.gone),
+            reason=_string(raw.error.message) if kind == TransferKind.STOPPED else "",
+            intact=raw.intact,
+            error=_abi.error_of(raw.error) if kind == TransferKind.FAILED else None,
+        )
+        # No signal handler runs between these two statements.
+        self._at += 1
+        self._ready.append(event)
+        if kind in (TransferKind.FINISHED, TransferKind.FAILED):
+            self._jobs.pop(raw.transfer, None)
+
+    def close(self) -> None:
+        """End the jobs, whose events are lost, and release the memory.
+
+        It waits for the ends of the jobs, and for blocks that are being stored, each write for at most a minute. A second
+        call does nothing. In a forked child, close does nothing.
+        """
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"<Traffic of {self._ns.name}{', closed' if self.closed else ''}>"
