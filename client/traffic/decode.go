@@ -44,19 +44,25 @@ type Decode struct {
 	// The fields below are guarded by transfer.mu.
 
 	have []bool // by hit block: read from storage into this side's buffer
-	// reading are the parts that storage is writing to the buffer. The prefill side
-	// must not write the same blocks: the later write would win.
-	reading []Part
-	sends   incoming
-	accept  *pb.TrafficAccept
-	pages   pageList
-	device  rdma.Desc
-	table   rdma.Desc
-	credit  int
+	// reads are those that storage is writing to the buffer. The prefill side must not write other
+	// bytes to the same blocks: the later write would win.
+	reads  []*localRead
+	sends  incoming
+	accept *pb.TrafficAccept
+	pages  pageList
+	device rdma.Desc
+	table  rdma.Desc
+	credit int
 	// returned counts the messages that the PE had no room to keep.
 	returned int
 	// ready: the whole prompt is in device memory.
 	ready bool
+}
+
+// localRead is a read of the decode side. stop ends it early.
+type localRead struct {
+	part Part
+	stop func()
 }
 
 // Decode begins a job: it allocates the job's memory, offers it to the prefill side and
@@ -152,19 +158,17 @@ func (d *Decode) Read(part Part) {
 		if part.From < 0 || part.To > d.job.Hit || part.Len() <= 0 {
 			return fmt.Errorf("traffic: request %q: part [%d, %d) of %d cached blocks: %w", d.request, part.From, part.To, d.job.Hit, ErrJob)
 		}
-		if !d.beginRead(part) {
-			return nil // the prefill side computes it
+		ctx, after := d.reading()
+		defer after()
+		read := &localRead{part, after}
+		if !d.beginRead(read) {
+			return nil // the prefill side has it
 		}
-		defer d.endRead(part)
-		have, stop, err := d.load(chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.sums, d.job.Progress)
+		have, sums, stop, err := d.load(ctx, chain{d.job.IDs, d.job.Epoch}, part, d.buf, uint64(part.From)*d.m.geo.fullBytes, d.job.Progress)
+		d.endRead(read, have, sums)
 		if err != nil {
 			return err
 		}
-		d.update(func() {
-			for b := have.From; b < have.To; b++ {
-				d.have[b] = true
-			}
-		})
 		if have.Len() > 0 {
 			if err := d.tell(&pb.TrafficMessage{Body: &pb.TrafficMessage_Held{Held: &pb.TrafficHeld{From: uint32(have.From), To: uint32(have.To)}}}); err != nil {
 				return err
@@ -181,41 +185,59 @@ func (d *Decode) Read(part Part) {
 	})
 }
 
-// beginRead adds a part to reading. It returns false if the prefill side sends blocks
-// of the part.
-func (d *Decode) beginRead(part Part) bool {
+// beginRead adds a read to reads. It returns false if the prefill side sends blocks of the part.
+func (d *Decode) beginRead(read *localRead) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if slices.Contains(d.sends.sent[part.From:part.To], true) {
+	if slices.Contains(d.sends.sent[read.part.From:read.part.To], true) {
 		return false
 	}
-	d.reading = append(d.reading, part)
+	d.reads = append(d.reads, read)
 	return true
 }
 
-// endRead removes a part from reading.
-func (d *Decode) endRead(part Part) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if i := slices.Index(d.reading, part); i >= 0 {
-		d.reading = slices.Delete(d.reading, i, i+1)
-	}
+// endRead removes a read from reads, and takes what it has read. The sums of blocks that the prefill side
+// sends come from there.
+func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
+	d.update(func() {
+		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
+		for b := have.From; b < have.To; b++ {
+			d.have[b] = true
+			if !d.sends.sent[b] {
+				d.sums.setBlock(b, sums[b-read.part.From])
+			}
+		}
+	})
 }
 
 // takeSends adds one message to the list of the blocks that the prefill side sends.
-func (d *Decode) takeSends(s *pb.TrafficSends) error {
+func (d *Decode) takeSends(m *pb.TrafficSends) error {
+	lost, err := d.addSends(m)
+	// Both sides were told to read these parts, and the prefill side was first. What storage still writes
+	// to the buffer are the same bytes.
+	for _, read := range lost {
+		read.stop()
+	}
+	return err
+}
+
+// addSends does it, and returns the reads under way of blocks that the prefill side sends.
+func (d *Decode) addSends(m *pb.TrafficSends) (lost []*localRead, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if err := d.sends.take(s); err != nil {
-		return fmt.Errorf("traffic: request %q: the prefill side: %w", d.request, err)
+	if err := d.sends.take(m); err != nil {
+		return nil, fmt.Errorf("traffic: request %q: the prefill side: %w", d.request, err)
 	}
-	for _, part := range d.reading {
-		if slices.Contains(d.sends.sent[part.From:part.To], true) {
-			return fmt.Errorf("traffic: request %q: the prefill side sends blocks of [%d, %d), which are being read here: %w", d.request, part.From, part.To, ErrRecompute)
+	for _, read := range d.reads {
+		if from, to := read.part.From, read.part.To; slices.Contains(d.sends.again[from:to], true) {
+			return nil, fmt.Errorf("traffic: request %q: the prefill side sends blocks of [%d, %d), which are being read here: %w", d.request, from, to, ErrRecompute)
+		}
+		if d.sentLocked(read) {
+			lost = append(lost, read)
 		}
 	}
 	d.changedLocked()
-	return nil
+	return lost, nil
 }
 
 // takePages adds one message to the list of the prefill side's device pages.
@@ -359,6 +381,11 @@ func (d *Decode) push() error {
 	return nil
 }
 
+// sentLocked reports whether the prefill side sends a block of a read.
+func (d *Decode) sentLocked(read *localRead) bool {
+	return slices.Contains(d.sends.sent[read.part.From:read.part.To], true)
+}
+
 // mineLocked returns the blocks that the PE does not send: this side has to send them.
 func (d *Decode) mineLocked() []uint32 {
 	var mine []uint32
@@ -377,6 +404,10 @@ func (d *Decode) assemble(landed *rdma.Flag) error {
 		return err
 	}
 	g := d.m.geo
+	// Storage writes no block any more that the prefill side sends.
+	if err := d.await(d.ctx, func() bool { return !slices.ContainsFunc(d.reads, d.sentLocked) }); err != nil {
+		return err
+	}
 	// No lock is needed: a complete list does not change.
 	if d.sends.any {
 		if err := landed.Wait(d.ctx); err != nil {

@@ -245,13 +245,16 @@ func (p *Prefill) loadLate(part Part) error {
 
 // load1 reads one part into buf, from offset base on.
 func (p *Prefill) load1(part Part, buf arena.Buffer, base uint64) error {
-	have, stop, err := p.load(chain{p.job.IDs, p.job.Epoch}, part, buf, base, p.sums, p.job.Progress)
+	ctx, after := p.reading()
+	defer after()
+	have, sums, stop, err := p.load(ctx, chain{p.job.IDs, p.job.Epoch}, part, buf, base, p.job.Progress)
 	if err != nil {
 		return err
 	}
 	p.update(func() {
 		for b := have.From; b < have.To; b++ {
 			if p.from[b] == unknown {
+				p.sums.setBlock(b, sums[b-part.From])
 				p.from[b] = here
 				p.at[b] = uint64(buf.Offset()) + base + uint64(b-part.From)*p.m.geo.fullBytes
 			}

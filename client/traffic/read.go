@@ -1,6 +1,7 @@
 package traffic
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/penstock-kv/penstock/client"
@@ -15,10 +16,10 @@ type chain struct {
 }
 
 // load reads the blocks of a part from storage to the buffer, block b to
-// base + (b - part.From) Full Blocks, and adds their checksums to sums. It returns the
-// part that was read, and why the rest was not (nil if the whole part was). progress,
-// if set, is called during the read.
-func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums sumTable, progress func(Progress)) (Part, *Stop, error) {
+// base + (b - part.From) Full Blocks, until ctx, of reading, ends. It returns the part that was
+// read, the checksums of its blocks, and why the rest was not read (nil if the whole part was).
+// progress, if set, is called during the read.
+func (t *transfer) load(ctx context.Context, c chain, part Part, into arena.Buffer, base uint64, progress func(Progress)) (Part, [][]uint64, *Stop, error) {
 	g := t.m.geo
 	pieces := make([]client.Piece, part.Len())
 	layerSums := make([][]uint64, part.Len())
@@ -27,8 +28,6 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 		pieces[i] = client.Piece{Block: part.From + i, Offset: into.Offset() + int64(base) + int64(i)*int64(g.fullBytes)}
 		layerSums[i] = flat[i*g.layers : (i+1)*g.layers]
 	}
-	ctx, after := t.reading()
-	defer after()
 	req := client.ReadRequest{
 		Namespace: t.m.opts.Namespace, IDs: c.ids[:part.To], Epoch: c.epoch, Into: t.m.buffer.memory, Pieces: pieces, Sums: layerSums,
 	}
@@ -41,16 +40,13 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 	}
 	res, err := t.m.opts.Storage.Read(ctx, req)
 	if t.ctx.Err() != nil {
-		return Part{}, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
+		return Part{}, nil, nil, fmt.Errorf("traffic: request %q: read: %w", t.request, t.ctx.Err())
 	}
 	cut := ctx.Err() != nil
 	// The blocks before an error are in memory and verified.
 	have := Part{part.From, max(part.From, min(res.Blocks, part.To))}
-	for b := have.From; b < have.To; b++ {
-		sums.setBlock(b, layerSums[b-part.From])
-	}
 	if have.To == part.To {
-		return have, nil, nil
+		return have, layerSums, nil, nil
 	}
 	stop := &Stop{Part: part, Upto: have.To, Err: err}
 	if cut {
@@ -62,5 +58,5 @@ func (t *transfer) load(c chain, part Part, into arena.Buffer, base uint64, sums
 		}
 		stop.Err = fmt.Errorf("%v: %v %s", res.Outcome, res.Cut, res.Detail)
 	}
-	return have, stop, nil
+	return have, layerSums, stop, nil
 }

@@ -747,6 +747,32 @@ func TestRecomputeWhatCame(t *testing.T) {
 	})
 }
 
+// TestBothRead: both sides read the end of the hit, because the decode side is late, and the prefill side has it
+// first. The decode side's read ends, and the request is served.
+func TestBothRead(t *testing.T) {
+	testkit.VerifyNone(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	s := newShelf()
+	s.put(1, 8)
+	s.stall, s.stalled = blockName(1, 6), make(chan struct{})
+	stalled := s.stalled // the shelf forgets it when it closes it
+	pe, de := newEngine(t, s, 5, 64, 1<<20), newEngine(t, s, 5, 64, 1<<20)
+	r := newRequest(t, pe, de, 1, 10, 8)
+	p, d, _, dStop := r.both(ctx, 4)
+	<-stalled
+	p.Read(Part{4, 8})
+	if err := errors.Join(r.prefill(ctx, p), d.Finish(ctx), r.check()); err != nil {
+		t.Fatal(err)
+	}
+	if stop := <-dStop; !errors.Is(stop.Err, ErrCut) || stop.Gone {
+		t.Errorf("the decode side's read: %+v", stop)
+	}
+	if got := fmt.Sprint(p.Miss()); got != "[8 9]" {
+		t.Errorf("computed %s", got)
+	}
+}
+
 // TestLostBlocks: a block that is gone is computed, one whose NIC is down is read
 // by the other side; the rest of the hit is used, and what was computed again is
 // stored again.

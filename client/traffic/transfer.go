@@ -180,8 +180,8 @@ func (t *transfer) Cut() {
 	}
 }
 
-// reading returns the context of one read, which Cut ends, and a function to call after
-// the read.
+// reading returns the context of one read, which Cut ends, and a function that ends it too and is
+// called after the read.
 func (t *transfer) reading() (ctx context.Context, after func()) {
 	ctx, cancel := context.WithCancel(t.ctx)
 	t.mu.Lock()
