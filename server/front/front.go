@@ -92,6 +92,7 @@ func setDefault[T comparable](v *T, value T) {
 type Front struct {
 	opts    Options
 	pool    *pool
+	pooled  *pooled
 	metrics *metrics
 	mux     *http.ServeMux
 	bodies  *semaphore.Weighted
@@ -128,6 +129,7 @@ func New(opts Options) (*Front, error) {
 			DisableCompression: true,
 		},
 	}
+	f.pooled = &pooled{front: f}
 	f.mux = f.routes()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
@@ -248,12 +250,11 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	f.bodies.Release(size - int64(len(body))) // of a body whose length was not given
 	size = int64(len(body))
-	t := &ticket{}
-	completion := r.Method == http.MethodPost
+	req := &request{body: payload{body}, start: start, completion: r.Method == http.MethodPost}
 	// A compressed body is for the engine to read, and its request goes by load.
-	if completion && r.Header.Get("Content-Encoding") == "" {
+	if req.completion && r.Header.Get("Content-Encoding") == "" {
 		var err error
-		if t.prompt, err = parsePrompt(body); err != nil {
+		if req.fields, err = parseFields(body); err != nil {
 			f.reject(w, rejectBody, http.StatusBadRequest, "invalid_json", "the body is not a JSON object: "+err.Error())
 			return
 		}
@@ -268,7 +269,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 			}
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 		},
-		Transport: &route{front: f, ticket: t, body: body, start: start, completion: completion},
+		Transport: &transport{front: f, router: f.pooled, request: req},
 		ErrorLog:  slog.NewLogLogger(f.opts.Logger.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			f.explain(w, r, err)

@@ -142,7 +142,6 @@ func (p *pool) release(e *engine) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e.load--
-	p.metrics.inFlight.WithLabelValues(e.name).Set(float64(e.load))
 	p.dispatchLocked()
 }
 
@@ -177,7 +176,6 @@ func (p *pool) dismissLocked() {
 
 func (p *pool) takeLocked(t *ticket, e *engine) {
 	e.load++
-	p.metrics.inFlight.WithLabelValues(e.name).Set(float64(e.load))
 	p.metrics.queriedBlocks.Add(float64(t.prompt.blocks))
 	p.metrics.hitBlocks.Add(float64(e.hits(t.prompt)))
 	for _, chain := range t.prompt.chains {

@@ -22,31 +22,17 @@ type prompt struct {
 	blocks int // of all chains; at most maxBlocks
 }
 
-// generation are the fields of a completion request that the choice depends on.
-type generation struct {
-	Model     json.RawMessage `json:"model"`
-	CacheSalt json.RawMessage `json:"cache_salt"`
-	Prompt    json.RawMessage `json:"prompt"`
-	Tools     json.RawMessage `json:"tools"`
-	Messages  json.RawMessage `json:"messages"`
-}
-
-// parsePrompt returns the prompt of a request's body. An error means that the body is no
-// JSON object. Anything else that is wrong with the request is for the engine to refuse.
+// newPrompt returns the prompt of a request. What is wrong with it is for the engine to refuse.
 //
 // Text is hashed as text, token ids and messages as compact JSON. Two spellings of one
 // prompt may differ in their hashes: then they are routed apart.
-func parsePrompt(body []byte) (prompt, error) {
-	var g generation
-	if err := json.Unmarshal(body, &g); err != nil {
-		return prompt{}, err
-	}
+func newPrompt(f fields) prompt {
 	// Engines share no KV between models and salts.
-	seed := xxh3.HashSeed(g.CacheSalt, xxh3.Hash(g.Model))
+	seed := xxh3.HashSeed(f.get("cache_salt"), xxh3.Hash(f.get("model")))
 	var p prompt
-	p.addMessages(seed, g.Tools, g.Messages)
-	p.addPrompts(seed, g.Prompt)
-	return p, nil
+	p.addMessages(seed, f.get("tools"), f.get("messages"))
+	p.addPrompts(seed, f.get("prompt"))
+	return p
 }
 
 // addMessages adds a chat. Tools stand before the messages, as in chat templates.

@@ -2,6 +2,7 @@ package front
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,11 +11,11 @@ import (
 
 func parse(t *testing.T, body string) prompt {
 	t.Helper()
-	p, err := parsePrompt([]byte(body))
+	f, err := parseFields([]byte(body))
 	if err != nil {
 		t.Fatalf("%.100s: %v", body, err)
 	}
-	return p
+	return newPrompt(f)
 }
 
 func TestPromptChains(t *testing.T) {
@@ -104,8 +105,11 @@ func FuzzPrompt(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var object map[string]json.RawMessage
 		want := json.Unmarshal(body, &object)
-		p, err := parsePrompt(body)
-		if (err == nil) != (want == nil) || p.blocks > maxBlocks {
+		f, err := parseFields(body)
+		if errors.Is(err, errManyFields) {
+			return
+		}
+		if p := newPrompt(f); (err == nil) != (want == nil) || p.blocks > maxBlocks {
 			t.Errorf("%q: %v, %d blocks; want error %v", body, err, p.blocks, want)
 		}
 	})

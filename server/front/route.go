@@ -1,7 +1,6 @@
 package front
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,79 +12,45 @@ import (
 	"time"
 )
 
-// route sends one request to one engine after another until one has answered. It is the
-// transport of a ReverseProxy, which passes the answer on.
-type route struct {
-	front      *Front
-	ticket     *ticket
-	body       []byte
-	start      time.Time
-	completion bool
-	stale      bool // an attempt has met the end of an idle connection
+// router sends requests to engines.
+type router interface {
+	// route returns the answer for the client, the first byte of whose body has arrived. The
+	// body is an *answer. out is the client's request as engines get it, without a body.
+	// Errors are those that Front.explain knows.
+	route(out *http.Request, r *request) (*http.Response, error)
 }
 
-var _ http.RoundTripper = (*route)(nil)
+// request is a client's request that has passed the front's own checks.
+type request struct {
+	body   payload
+	fields fields // of the body of a completion; nil if the body is compressed
+	start  time.Time
+	// completion is whether an engine computes for it.
+	completion bool
+}
 
-// RoundTrip returns the first answer, the first byte of whose body has arrived, or the
-// last failure.
-func (r *route) RoundTrip(req *http.Request) (*http.Response, error) {
-	p, m := r.front.pool, r.front.metrics
-	var last error
-	for attempt := 1; ; attempt++ {
-		e, err := p.acquire(req.Context(), r.ticket)
-		if err != nil {
-			if last != nil && errors.Is(err, errNoEngine) {
-				err = last
-			}
-			return nil, err
-		}
-		resp, reused, err := r.send(req, e)
-		if err != nil && req.Context().Err() != nil {
-			p.release(e)
-			return nil, err
-		}
-		if err == nil && !unavailable(resp.StatusCode) {
-			p.served(e)
-			m.requests.WithLabelValues(e.name, strconv.Itoa(resp.StatusCode)).Inc()
-			if r.completion {
-				m.firstByte.WithLabelValues(e.name).Observe(time.Since(r.start).Seconds())
-			}
-			return resp, nil
-		}
-		// An engine may close an idle connection when a request is on its way to it. The
-		// same engine may then have the next attempt.
-		if err != nil && reused && !r.stale {
-			r.stale = true
-			attempt--
-			p.release(e)
-			m.retries.WithLabelValues(e.name).Inc()
-			last = err
-			continue
-		}
-		r.ticket.tried = append(r.ticket.tried, e)
-		if err != nil {
-			last = fmt.Errorf("%s: %w", e.name, err)
-			p.failed(e, err, true)
-		} else {
-			last = fmt.Errorf("%s: %s", e.name, resp.Status)
-			p.failed(e, errors.New(resp.Status), false)
-		}
-		if attempt >= r.front.opts.MaxAttempts || !p.another(r.ticket) {
-			if err == nil {
-				m.requests.WithLabelValues(e.name, strconv.Itoa(resp.StatusCode)).Inc()
-				return resp, nil // an answer of the engine, whose reason the client gets
-			}
-			p.release(e)
-			return nil, last
-		}
-		m.retries.WithLabelValues(e.name).Inc()
-		r.front.opts.Logger.Debug("another engine gets the request", "failed", last)
-		if err == nil {
-			_ = resp.Body.Close() // ends the load too
-		} else {
-			p.release(e)
-		}
+// transport passes a request to a router, on behalf of a ReverseProxy, which passes the
+// answer on.
+type transport struct {
+	front   *Front
+	router  router
+	request *request
+}
+
+var _ http.RoundTripper = (*transport)(nil)
+
+// RoundTrip returns the router's answer and counts it.
+func (t *transport) RoundTrip(out *http.Request) (*http.Response, error) {
+	resp, err := t.router.route(out, t.request)
+	if err != nil {
+		return nil, err
 	}
+	m, name := t.front.metrics, resp.Body.(*answer).engine.name
+	m.requests.WithLabelValues(name, strconv.Itoa(resp.StatusCode)).Inc()
+	if t.request.completion && !unavailable(resp.StatusCode) {
+		m.firstByte.WithLabelValues(name).Observe(time.Since(t.request.start).Seconds())
+	}
+	return resp, nil
 }
 
 // unavailable reports whether a status means that another engine may do better.
@@ -93,31 +58,50 @@ func unavailable(status int) bool {
 	return status == http.StatusBadGateway || status == http.StatusServiceUnavailable || status == http.StatusGatewayTimeout
 }
 
-// send makes one attempt. The load on the engine ends when the body of the response is
-// closed; with an error it goes on. reused: the connection had served a request before.
-func (r *route) send(req *http.Request, e *engine) (_ *http.Response, reused bool, err error) {
-	ctx, cancel := context.WithCancel(req.Context())
-	out := req.Clone(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+// send sends a request to an engine, and returns the engine's response once the first byte of its
+// body has arrived. The body of the response is an *answer.
+//
+// An engine may close an idle connection when a request is on its way to it. The request is
+// then sent once more.
+func (f *Front) send(out *http.Request, e *engine, body payload) (*http.Response, error) {
+	resp, reused, err := f.sendOnce(out, e, body)
+	if err != nil && reused && out.Context().Err() == nil {
+		f.metrics.retries.WithLabelValues(e.name).Inc()
+		resp, _, err = f.sendOnce(out, e, body)
+	}
+	return resp, err
+}
+
+// sendOnce is send without the second attempt. reused: the connection had served a request before.
+func (f *Front) sendOnce(out *http.Request, e *engine, body payload) (_ *http.Response, reused bool, err error) {
+	ctx, cancel := context.WithCancel(out.Context())
+	req := out.Clone(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(info httptrace.GotConnInfo) { reused = info.Reused },
 	}))
-	path := e.base.JoinPath(req.URL.EscapedPath())
-	out.URL.Scheme, out.URL.Host, out.URL.Path, out.URL.RawPath = path.Scheme, path.Host, path.Path, path.RawPath
-	out.Host = ""
-	out.Body, out.GetBody, out.ContentLength, out.TransferEncoding = nil, nil, 0, nil
-	if len(r.body) > 0 {
-		out.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(r.body)), nil }
-		out.Body, _ = out.GetBody()
-		out.ContentLength = int64(len(r.body))
+	path := e.base.JoinPath(out.URL.EscapedPath())
+	req.URL.Scheme, req.URL.Host, req.URL.Path, req.URL.RawPath = path.Scheme, path.Host, path.Path, path.RawPath
+	req.Host = ""
+	req.Body, req.GetBody, req.ContentLength, req.TransferEncoding = nil, nil, 0, nil
+	if size := body.size(); size > 0 {
+		req.GetBody = func() (io.ReadCloser, error) { return body.open(), nil }
+		req.Body = body.open()
+		req.ContentLength = size
 	}
-	resp, err := r.front.client.RoundTrip(out)
-	if err != nil {
+	inFlight := f.metrics.inFlight.WithLabelValues(e.name)
+	inFlight.Inc()
+	end := sync.OnceFunc(func() {
 		cancel()
+		inFlight.Dec()
+	})
+	resp, err := f.client.RoundTrip(req)
+	if err != nil {
+		end()
 		return nil, reused, err
 	}
-	a := &answer{front: r.front, engine: e, cancel: cancel, body: resp.Body}
+	a := &answer{front: f, engine: e, body: resp.Body, end: end}
 	if err := a.first(); err != nil && err != io.EOF {
 		_ = resp.Body.Close()
-		cancel()
+		end()
 		return nil, reused, fmt.Errorf("the answer ended before its first byte: %w", err)
 	}
 	resp.Body = a
@@ -128,11 +112,15 @@ func (r *route) send(req *http.Request, e *engine) (_ *http.Response, reused boo
 type answer struct {
 	front  *Front
 	engine *engine
-	cancel context.CancelFunc
 	body   io.ReadCloser
 	start  []byte
 	failed error // of the read that brought start
+	end    func()
 	once   sync.Once
+
+	// closed, if set, is called by the first Close. complete is whether the body was read to its end.
+	closed   func(complete bool)
+	complete bool
 }
 
 // first reads until something has arrived, or returns why nothing has.
@@ -158,18 +146,21 @@ func (a *answer) Read(p []byte) (n int, err error) {
 	if err = a.failed; err == nil {
 		n, err = a.body.Read(p)
 	}
+	a.complete = a.complete || err == io.EOF
 	if err != nil && err != io.EOF && !errors.Is(err, context.Canceled) {
 		a.front.pool.failed(a.engine, err, true)
 	}
 	return n, err
 }
 
-// Close ends the request and its load on the engine.
+// Close ends the request to the engine.
 func (a *answer) Close() error {
 	err := a.body.Close()
 	a.once.Do(func() {
-		a.cancel()
-		a.front.pool.release(a.engine)
+		a.end()
+		if a.closed != nil {
+			a.closed(a.complete)
+		}
 	})
 	return err
 }

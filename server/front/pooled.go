@@ -1,0 +1,60 @@
+package front
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+)
+
+// pooled sends a request to the engine that the pool chooses, and to one after another until
+// one has answered.
+type pooled struct {
+	front *Front
+}
+
+var _ router = (*pooled)(nil)
+
+// route returns the first answer, or the last failure.
+func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) {
+	p, m, t := r.front.pool, r.front.metrics, &ticket{prompt: newPrompt(req.fields)}
+	var last error
+	for attempt := 1; ; attempt++ {
+		e, err := p.acquire(out.Context(), t)
+		if err != nil {
+			if last != nil && errors.Is(err, errNoEngine) {
+				err = last
+			}
+			return nil, err
+		}
+		resp, err := r.front.send(out, e, req.body)
+		if err != nil {
+			if out.Context().Err() != nil {
+				p.release(e)
+				return nil, err
+			}
+			last = fmt.Errorf("%s: %w", e.name, err)
+			p.failed(e, err, true)
+			p.release(e)
+		} else {
+			resp.Body.(*answer).closed = func(bool) { p.release(e) }
+			if !unavailable(resp.StatusCode) {
+				p.served(e)
+				return resp, nil
+			}
+			last = fmt.Errorf("%s: %s", e.name, resp.Status)
+			p.failed(e, errors.New(resp.Status), false)
+		}
+		t.tried = append(t.tried, e)
+		if attempt >= r.front.opts.MaxAttempts || !p.another(t) {
+			if err == nil {
+				return resp, nil // an answer of the engine, whose reason the client gets
+			}
+			return nil, last
+		}
+		m.retries.WithLabelValues(e.name).Inc()
+		r.front.opts.Logger.Debug("another engine gets the request", "failed", last)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+	}
+}
