@@ -9,13 +9,24 @@ import (
 	"net/http"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/penstock-kv/penstock/server/front"
 )
+
+// Front is the handler of the API. *front.Front implements it. It is an interface because
+// package front is a client of the cluster, and a storage node must not carry one.
+type Front interface {
+	http.Handler
+	// Ready reports whether any engine is healthy. EngineHealth has the engines by name.
+	Ready() bool
+	EngineHealth() map[string]bool
+	// Drain returns when what outlives the answers of requests has ended, or with ctx's error.
+	Drain(ctx context.Context) error
+	// Close ends the front. It is called when no request is served any more.
+	Close()
+}
 
 // FrontOptions are what a FrontNode is made of. It takes over Front.
 type FrontOptions struct {
-	Front *front.Front
+	Front Front
 	// TLS is that of the API's listener; nil serves plain HTTP.
 	TLS      *tls.Config
 	Registry *prometheus.Registry
@@ -24,7 +35,7 @@ type FrontOptions struct {
 // FrontNode is a gateway of inference engines on the network: the OpenAI-compatible API
 // for clients, HTTP for scrapers and probes.
 type FrontNode struct {
-	front *front.Front
+	front Front
 	tls   *tls.Config
 	api   *http.Server
 	http  *http.Server
@@ -64,6 +75,8 @@ func (n *FrontNode) Shutdown(ctx context.Context) error {
 	err := n.api.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(err, n.api.Close())
+	} else {
+		err = n.front.Drain(ctx)
 	}
 	n.front.Close()
 	return errors.Join(err, n.http.Close())

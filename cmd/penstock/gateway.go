@@ -47,10 +47,14 @@ SIGTERM and SIGINT drain: no connection is accepted, and requests in flight fini
 // frontOf turns the configuration into the front's options.
 func frontOf(cfg config.Gateway) (front.Options, error) {
 	o := front.Options{
-		Engines: cfg.Engines, MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),
+		MaxInFlight: cfg.MaxInFlight, MaxQueue: cfg.MaxQueue, QueueWait: cfg.QueueWait.Std(),
 		MaxAttempts: cfg.MaxAttempts, LoadFactor: cfg.LoadFactor, PrefixBlocks: cfg.PrefixBlocks,
 		MaxBodyBytes: int64(cfg.MaxBody), BodyMemoryBytes: int64(cfg.BodyMemory),
 		HealthInterval: cfg.HealthInterval.Std(), HealthTimeout: cfg.HealthTimeout.Std(),
+	}
+	for _, text := range cfg.Engines {
+		name, base := config.NamedEngine(text)
+		o.Engines = append(o.Engines, front.Engine{Name: name, URL: base})
 	}
 	var err error
 	if o.BearerToken, err = readToken(cfg.Auth.TokenFile); err != nil {

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -11,7 +12,7 @@ import (
 type Gateway struct {
 	Listen      string   `yaml:"listen" doc:"address of the OpenAI-compatible API: /v1/completions, /v1/chat/completions, /v1/models, /health"`
 	HTTP        string   `yaml:"http" doc:"address of /metrics, /healthz, /readyz and /debug/pprof, without token or TLS; empty turns it off"`
-	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000; once for each engine, or with commas between"`
+	Engines     []string `yaml:"engine" doc:"base URL of an inference engine, e.g. http://10.0.0.1:8000, with its name before it where it has one, e.g. p0=http://10.0.0.1:8000; once for each engine, or with commas between"`
 	EngineCA    string   `yaml:"engine_ca" doc:"CA (PEM) of engines with https; empty is the system's"`
 	DrainWithin Duration `yaml:"drain_timeout" doc:"how long SIGTERM waits for requests in flight"`
 
@@ -52,6 +53,14 @@ func DefaultGateway() Gateway {
 	}
 }
 
+// NamedEngine splits an element of Engines, NAME=URL or URL, into both.
+func NamedEngine(text string) (name, base string) {
+	if before, after, ok := strings.Cut(text, "="); ok && !strings.Contains(before, "/") {
+		return before, after
+	}
+	return "", text
+}
+
 // Keys returns every key of g, in the order of the struct. Setting a key sets the field
 // of g.
 func (g *Gateway) Keys() []Key { return keysOf(g) }
@@ -66,14 +75,19 @@ func (g *Gateway) Validate() error {
 	}
 	seen := make(map[string]bool)
 	for _, text := range g.Engines {
-		u, err := url.Parse(text)
+		name, base := NamedEngine(text)
+		if seen[name] && name != "" {
+			bad("engine", "two engines have the name %s", name)
+		}
+		seen[name] = true
+		u, err := url.Parse(base)
 		switch {
 		case err != nil:
 			bad("engine", "not a URL such as http://10.0.0.1:8000: %v", errors.Unwrap(err)) // err itself has the password
 		case u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
 			bad("engine", "%q is no URL such as http://10.0.0.1:8000", u.Redacted())
 		case seen[u.JoinPath("/").String()]:
-			bad("engine", "%s is named twice", text)
+			bad("engine", "%s is named twice", u)
 		default:
 			seen[u.JoinPath("/").String()] = true
 		}

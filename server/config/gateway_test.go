@@ -26,7 +26,7 @@ func TestGatewayNeedsOnlyEngines(t *testing.T) {
 	for _, spoil := range []func(*config.Gateway){
 		func(c *config.Gateway) {},
 		func(c *config.Gateway) {
-			c.Engines = []string{"http://10.0.0.1:8000", "https://engine/base/", "http://[::1]:8000"}
+			c.Engines = []string{"http://10.0.0.1:8000", "https://engine/base/", "http://[::1]:8000", "p0=http://10.0.0.2:8000", "engine:1=http://a/x=y"}
 		},
 		func(c *config.Gateway) { c.HTTP = "" },
 		func(c *config.Gateway) { c.HTTP = "0.0.0.0:7442" },
@@ -65,6 +65,9 @@ func TestGatewayMistakes(t *testing.T) {
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://user:hidden@engine"} }},
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://user:hidden@engine:port"} }},
 		{"engine", func(c *config.Gateway) { c.Engines = []string{"http://engine", "http://engine/"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=http://engine", "b=http://engine"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=http://engine", "a=http://another"} }},
+		{"engine", func(c *config.Gateway) { c.Engines = []string{"a=engine"} }},
 		{"drain_timeout", func(c *config.Gateway) { c.DrainWithin = -1 }},
 		{"max_in_flight", func(c *config.Gateway) { c.MaxInFlight = 0 }},
 		{"max_queue", func(c *config.Gateway) { c.MaxQueue = -1 }},

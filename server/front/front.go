@@ -26,10 +26,19 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
+// Engine is where an inference engine is.
+type Engine struct {
+	// Name is that of metrics and logs; the URL. The planner has the same, or else the URL's
+	// host:port.
+	Name string
+	// URL is the base URL, http or https.
+	URL string
+}
+
 // Options are what a Front is made of. Zeros are replaced by the defaults named here.
 type Options struct {
-	// Engines are the base URLs of the engines, http or https, at least one.
-	Engines []string
+	// Engines are at least one.
+	Engines []Engine
 	// EngineTLS is for engines with https; nil is the system's default.
 	EngineTLS *tls.Config
 	// BearerToken must be in the Authorization header of each request; "" lets all in.
@@ -150,25 +159,31 @@ func newEngines(opts Options) ([]*engine, error) {
 		return nil, fmt.Errorf("front: BodyMemoryBytes, %d, is less than MaxBodyBytes, %d, and %d bytes of a request's own", opts.BodyMemoryBytes, opts.MaxBodyBytes, bodyOverhead)
 	}
 	var engines []*engine
-	for _, text := range opts.Engines {
-		base, err := url.Parse(text)
+	for _, given := range opts.Engines {
+		base, err := url.Parse(given.URL)
 		if err != nil {
 			return nil, fmt.Errorf("front: engine: want a URL such as http://10.0.0.1:8000: %w", errors.Unwrap(err)) // err itself has the password
 		}
 		if base.Scheme != "http" && base.Scheme != "https" || base.Host == "" || base.User != nil || base.RawQuery != "" || base.Fragment != "" {
 			return nil, fmt.Errorf("front: engine %q: want a URL such as http://10.0.0.1:8000", base.Redacted())
 		}
-		name := strings.TrimSuffix(base.String(), "/")
+		name, planned := strings.TrimSuffix(base.String(), "/"), base.Host
+		if given.Name != "" {
+			name, planned = given.Name, given.Name
+		}
 		if slices.ContainsFunc(engines, func(e *engine) bool { return e.name == name }) {
 			return nil, fmt.Errorf("front: engine %s is given twice", name)
 		}
 		if base.Path == "" {
 			base.Path = "/" // JoinPath would make a relative path of it
 		}
-		engines = append(engines, &engine{name: name, base: base, suspect: make(chan struct{}, 1), index: newPrefixIndex(opts.PrefixBlocks)})
+		engines = append(engines, &engine{name: name, planned: planned, base: base, suspect: make(chan struct{}, 1), index: newPrefixIndex(opts.PrefixBlocks)})
 	}
 	return engines, nil
 }
+
+// Drain returns at once: nothing outlives the answers of requests.
+func (f *Front) Drain(context.Context) error { return nil }
 
 // Close ends the polls of engines. The HTTP server ends the requests.
 func (f *Front) Close() {
@@ -180,7 +195,7 @@ func (f *Front) Close() {
 // Ready reports whether any engine is healthy.
 func (f *Front) Ready() bool { return f.pool.anyHealthy() }
 
-// EngineHealth returns whether each engine is healthy, by its URL.
+// EngineHealth returns whether each engine is healthy, by its name.
 func (f *Front) EngineHealth() map[string]bool {
 	f.pool.mu.Lock()
 	defer f.pool.mu.Unlock()

@@ -64,7 +64,7 @@ type started struct {
 func start(t testing.TB, o Options, engines ...*fakeEngine) *started {
 	t.Helper()
 	for _, e := range engines {
-		o.Engines = append(o.Engines, e.URL)
+		o.Engines = append(o.Engines, Engine{URL: e.URL})
 	}
 	s := &started{registry: prometheus.NewRegistry(), t: t}
 	o.Registry = s.registry
@@ -603,7 +603,7 @@ func TestBodyMemoryOfUnknownLength(t *testing.T) {
 func TestPaths(t *testing.T) {
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.URL.EscapedPath()) })
 	for _, base := range []string{"", "/behind/a%20proxy"} {
-		s := start(t, Options{Engines: []string{e.URL + base}})
+		s := start(t, Options{Engines: []Engine{{URL: e.URL + base}}})
 		s.await(s.front.Ready)
 		for _, path := range []string{"/v1/models", "/v1/models/org%2Fname", "/v1/models/%25zz", "/v1/models/a%2525", "/v1/models/a%20b"} {
 			resp, err := s.Client().Get(s.URL + path)
@@ -686,13 +686,14 @@ func TestConversationsStay(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
 		{},
-		{Engines: []string{"10.0.0.1:8000"}},
-		{Engines: []string{"ftp://a"}},
-		{Engines: []string{"http://user:secret@a"}},
-		{Engines: []string{"http://user:secret@a:port"}},
-		{Engines: []string{"http://a", "http://a/"}},
-		{Engines: []string{"http://a"}, LoadFactor: 0.5},
-		{Engines: []string{"http://a"}, BodyMemoryBytes: 1},
+		{Engines: []Engine{{URL: "10.0.0.1:8000"}}},
+		{Engines: []Engine{{URL: "ftp://a"}}},
+		{Engines: []Engine{{URL: "http://user:secret@a"}}},
+		{Engines: []Engine{{URL: "http://user:secret@a:port"}}},
+		{Engines: []Engine{{URL: "http://a"}, {URL: "http://a/"}}},
+		{Engines: []Engine{{Name: "a", URL: "http://a"}, {Name: "a", URL: "http://b"}}},
+		{Engines: []Engine{{URL: "http://a"}}, LoadFactor: 0.5},
+		{Engines: []Engine{{URL: "http://a"}}, BodyMemoryBytes: 1},
 	} {
 		f, err := New(o)
 		if err == nil {

@@ -30,8 +30,9 @@ const (
 
 // engine is one inference engine.
 type engine struct {
-	name string // of metrics and logs: its URL
-	base *url.URL
+	name    string // of metrics and logs
+	planned string // the planner's name of it
+	base    *url.URL
 	// suspect has an element when a request has failed and the engine is to be polled.
 	suspect chan struct{}
 
