@@ -3,21 +3,34 @@
 // passes request and answer through unchanged. It is an http.Handler; package server puts
 // it on the network, and the command is `penstock gateway`.
 //
-// It is not package client/gateway, which is a front end's session with the planner. It
-// has no tokenizer, moves no KV, does not join prefill and decode engines, and does not
+// It is not package client/gateway, which is a front end's session with the planner and which
+// it uses in front of a prefill/decode cluster. It has no tokenizer, moves no KV, and does not
 // translate between APIs.
 //
 //	client                    front                                        engines
 //	──────                    ─────                                        ───────
-//	POST /v1/…completions ──► token? memory for the body? JSON?
-//	                          prompt ─► chains of block hashes (prompt.go)
+//	POST /v1/…completions ──► token? memory for the body? JSON (fields.go)
+//	                            ▼ router
+//	                          pooled: prompt ─► chains of block hashes (prompt.go)
 //	                          pool: choose, or wait in the queue ◄──────── GET /health, in intervals
 //	                            │  index per engine: longest prefix
 //	                            │  load per engine: bounded
 //	                            ▼
-//	                          route: one attempt after another ──────────► same body, same headers
+//	                          one attempt after another ─────────────────► same body, same headers
 //	                            │    until the first byte of an answer ◄── status, headers, first byte
 //	status, headers, bytes ◄──  ▼ httputil.ReverseProxy, flushes each read
+//
+// With a planner, completions have another router:
+//
+//	                          planned: text, messages ─► tokens ─────────► POST /tokenize, through pooled
+//	                          session: gateway.Serve ─► storage, planner
+//	                            │ Started: attempt, epoch, both engines
+//	                            ├── max_tokens 1, no stream ─────────────► prefill engine; its answer is dropped
+//	                            ├── the client's body ───────────────────► decode engine
+//	                            │   kv_transfer_params in both             │
+//	                            │ Replanned before the first byte: both are closed, the next Started
+//	status, headers, bytes ◄──  ▼ httputil.ReverseProxy ◄──────────────────┘
+//	                          the session goes on until Done, at most confirmWait
 //
 // # Which engine
 //
@@ -35,11 +48,22 @@
 // need. Consistent hashing itself is not used: it hashes a fixed part of the prompt, and
 // all conversations with one system prompt would have one key.
 //
+// # Prefill and decode engines
+//
+// The planner chooses both engines of a request, and has the load and the queue of the cluster.
+// The health of engines counts for /tokenize and for GET only. A session is one goroutine that
+// owns the state of a request, one that follows the planner, and one for each request to an engine.
+//
 // # Bounds
 //
 // Bytes of a body (413), of all bodies (429), requests of an engine and waiting requests
 // (429 after QueueWait, or at once when the queue is full), hashes of an engine (the least
 // recently used is dropped), attempts of a request (the last failure is the answer).
+//
+// With a planner: the answer of /tokenize (8 bytes for each byte of what is asked, and 64 KiB,
+// which are in the bound of all bodies), the time until the planner accepts a request (QueueWait,
+// 503) and starts it (QueueWait, 429), the time between two attempts (ReplanWait, 502), and the
+// requests that wait for Done alone (maxConfirming, confirmWait; the planner aborts the others).
 //
 // # Attempts
 //
@@ -48,5 +72,5 @@
 // of the body before it passes on the status: engines send the status when the prompt is
 // accepted, and the prefill follows.
 //
-// Lock order: pool.mu alone. It is never held across I/O.
+// Lock order: pool.mu, or planned.mu, alone. Neither is held across I/O.
 package front

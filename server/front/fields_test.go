@@ -79,20 +79,26 @@ func FuzzEdited(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := members.get(set); (got == nil) != (want[set] == nil) || got != nil && !reflect.DeepEqual(decoded(t, member(set, got)), decoded(t, member(set, given))) {
+		if got := members.get(set); (got == nil) != (want[set] == nil) || got != nil && !reflect.DeepEqual(decoded(t, objectOf(set, got)), decoded(t, objectOf(set, given))) {
 			t.Errorf("%q of %q is %q; want %s", set, body, got, given)
 		}
-		want[set] = decoded(t, member("v", []byte(value)))["v"]
+		want[set] = decoded(t, objectOf("v", []byte(value)))["v"]
 		delete(want, remove)
 		out := text(t, members.edited(edit{set, []byte(value)}, edit{remove, nil}))
-		if got := decoded(t, out); !reflect.DeepEqual(got, want) {
-			t.Errorf("%q became %q; want %v", body, out, want)
-		}
+		checkSame(t, out, want)
 	})
 }
 
-// member returns an object with one member.
-func member(name string, value []byte) []byte {
+// checkSame fails unless an object has these members.
+func checkSame(t *testing.T, object []byte, want map[string]any) {
+	t.Helper()
+	if got := decoded(t, object); !reflect.DeepEqual(got, want) {
+		t.Errorf("%q; want %v", object, want)
+	}
+}
+
+// objectOf returns an object with one member.
+func objectOf(name string, value []byte) []byte {
 	key, _ := json.Marshal(name) // a string always has JSON
 	return bytes.Join([][]byte{[]byte("{"), key, []byte(":"), value, []byte("}")}, nil)
 }

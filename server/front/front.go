@@ -66,6 +66,17 @@ type Options struct {
 	HealthInterval time.Duration
 	HealthTimeout  time.Duration
 
+	// Planner, if set, chooses a prefill and a decode engine for each completion, and the pool
+	// chooses engines for all other requests.
+	Planner Planner
+	// Instance begins the IDs of requests at the planner. No other client of the planner has it.
+	Instance string
+	// OutputTokens is how many tokens a request is expected to generate that does not say; 1024.
+	OutputTokens int
+	// ReplanWait is how long a request whose engines have failed before the first byte of the
+	// answer waits for the planner to start it again; 30 s.
+	ReplanWait time.Duration
+
 	Logger   *slog.Logger
 	Registry prometheus.Registerer
 }
@@ -82,6 +93,8 @@ func (o *Options) EnsureDefaults() {
 	setDefault(&o.BodyMemoryBytes, 1<<30)
 	setDefault(&o.HealthInterval, 2*time.Second)
 	setDefault(&o.HealthTimeout, 5*time.Second)
+	setDefault(&o.OutputTokens, 1024)
+	setDefault(&o.ReplanWait, 30*time.Second)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -102,6 +115,7 @@ type Front struct {
 	opts    Options
 	pool    *pool
 	pooled  *pooled
+	planned *planned // nil without a planner
 	metrics *metrics
 	mux     *http.ServeMux
 	bodies  *semaphore.Weighted
@@ -139,6 +153,9 @@ func New(opts Options) (*Front, error) {
 		},
 	}
 	f.pooled = &pooled{front: f}
+	if opts.Planner != nil {
+		f.planned = newPlanned(f, engines)
+	}
 	f.mux = f.routes()
 	ctx, cancel := context.WithCancel(context.Background())
 	f.stop = cancel
@@ -182,11 +199,20 @@ func newEngines(opts Options) ([]*engine, error) {
 	return engines, nil
 }
 
-// Drain returns at once: nothing outlives the answers of requests.
-func (f *Front) Drain(context.Context) error { return nil }
+// Drain waits until the planner has ended the requests that clients have the answers of. It
+// returns ctx's error if that ends first. No request may be served any more.
+func (f *Front) Drain(ctx context.Context) error {
+	if f.planned == nil {
+		return nil
+	}
+	return f.planned.drain(ctx)
+}
 
-// Close ends the polls of engines. The HTTP server ends the requests.
+// Close ends the polls of engines, and what Drain waits for. The HTTP server ends the requests.
 func (f *Front) Close() {
+	if f.planned != nil {
+		f.planned.close()
+	}
 	f.stop()
 	f.watchers.Wait()
 	f.client.CloseIdleConnections()
@@ -238,6 +264,8 @@ const (
 	// bodyOverhead is what a request takes of BodyMemoryBytes beside its body. It bounds
 	// the number of requests.
 	bodyOverhead = 16 << 10
+	// noMemory is what clients read when it is used up.
+	noMemory = "the requests in the gateway have taken all memory for bodies"
 	// bodyTimeout is how long the body of a request may take to arrive.
 	bodyTimeout = time.Minute
 )
@@ -255,7 +283,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 		size = min(size, r.ContentLength)
 	}
 	if !f.bodies.TryAcquire(size + bodyOverhead) {
-		f.rejectBusy(w, rejectMemory, "the requests in the gateway have taken all memory for bodies")
+		f.refuse(w, busy(rejectMemory, noMemory))
 		return
 	}
 	defer func() { f.bodies.Release(size + bodyOverhead) }()
@@ -266,13 +294,17 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	f.bodies.Release(size - int64(len(body))) // of a body whose length was not given
 	size = int64(len(body))
 	req := &request{body: payload{body}, start: start, completion: r.Method == http.MethodPost}
-	// A compressed body is for the engine to read, and its request goes by load.
+	// A compressed body is for the engine to read.
 	if req.completion && r.Header.Get("Content-Encoding") == "" {
 		var err error
 		if req.fields, err = parseFields(body); err != nil {
 			f.reject(w, rejectBody, http.StatusBadRequest, "invalid_json", "the body is not a JSON object: "+err.Error())
 			return
 		}
+	}
+	var to router = f.pooled
+	if req.completion && f.planned != nil {
+		to = f.planned
 	}
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
@@ -284,7 +316,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 			}
 			pr.Out.URL.RawQuery = pr.In.URL.RawQuery
 		},
-		Transport: &transport{front: f, router: f.pooled, request: req},
+		Transport: &transport{front: f, router: to, request: req},
 		ErrorLog:  slog.NewLogLogger(f.opts.Logger.Handler(), slog.LevelDebug),
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			f.explain(w, r, err)
@@ -332,28 +364,50 @@ func (f *Front) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) 
 	return nil, false
 }
 
+// refusal is an answer of the front in place of an engine's.
+type refusal struct {
+	reason  string // of the metric
+	status  int
+	code    string
+	message string
+	retry   bool // the client may come again after the wait of the queue
+}
+
+// Error returns the message.
+func (r *refusal) Error() string { return r.message }
+
+// busy is a refusal for lack of room.
+func busy(reason, message string) *refusal {
+	return &refusal{reason: reason, status: http.StatusTooManyRequests, code: "rate_limit_exceeded", message: message, retry: true}
+}
+
 // explain answers a request that no engine has answered.
 func (f *Front) explain(w http.ResponseWriter, r *http.Request, err error) {
+	var own *refusal
 	switch {
 	case r.Context().Err() != nil:
 		f.metrics.rejected.WithLabelValues(rejectGone).Inc() // the client has closed its connection
 		w.WriteHeader(http.StatusBadGateway)
+		return
+	case errors.As(err, &own):
 	case errors.Is(err, errQueueFull):
-		f.rejectBusy(w, rejectQueue, err.Error())
+		own = busy(rejectQueue, err.Error())
 	case errors.Is(err, errQueueWait):
-		f.rejectBusy(w, rejectWait, err.Error())
+		own = busy(rejectWait, err.Error())
 	case errors.Is(err, errNoEngine):
-		w.Header().Set("Retry-After", f.retryAfter())
-		f.reject(w, rejectEngines, http.StatusServiceUnavailable, "no_engine", err.Error())
+		own = &refusal{reason: rejectEngines, status: http.StatusServiceUnavailable, code: "no_engine", message: err.Error(), retry: true}
 	default:
-		f.reject(w, rejectEngines, http.StatusBadGateway, "engine_failed", "the engine failed before it answered: "+err.Error())
+		own = &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "engine_failed", message: "the engine failed before it answered: " + err.Error()}
 	}
+	f.refuse(w, own)
 }
 
-// rejectBusy answers 429.
-func (f *Front) rejectBusy(w http.ResponseWriter, reason, message string) {
-	w.Header().Set("Retry-After", f.retryAfter())
-	f.reject(w, reason, http.StatusTooManyRequests, "rate_limit_exceeded", message)
+// refuse answers with a refusal.
+func (f *Front) refuse(w http.ResponseWriter, r *refusal) {
+	if r.retry {
+		w.Header().Set("Retry-After", f.retryAfter())
+	}
+	f.reject(w, r.reason, r.status, r.code, r.message)
 }
 
 // retryAfter is the longest wait of the queue, in whole seconds. By then each request that

@@ -18,6 +18,18 @@ type metrics struct {
 	queued        prometheus.Gauge
 	queriedBlocks prometheus.Counter
 	hitBlocks     prometheus.Counter
+
+	// Of requests on a prefill/decode cluster.
+	planned        *prometheus.CounterVec // outcome
+	attempts       prometheus.Counter
+	replans        prometheus.Counter
+	failures       *prometheus.CounterVec // engine, side
+	unknownEngines prometheus.Counter
+	tokenizeErrors prometheus.Counter
+	promptTokens   prometheus.Counter
+	hitTokens      prometheus.Counter
+	start          prometheus.Histogram
+	confirming     prometheus.Gauge
 }
 
 // The reasons for which the front itself answers.
@@ -29,6 +41,15 @@ const (
 	rejectWait    = "wait"
 	rejectEngines = "engines"
 	rejectGone    = "gone"
+	// Of requests on a prefill/decode cluster.
+	rejectUnsupported = "unsupported"
+	rejectPlanner     = "planner"
+)
+
+// The sides of a request on a prefill/decode cluster.
+const (
+	prefillSide = "prefill"
+	decodeSide  = "decode"
 )
 
 // firstByteBuckets span 5 ms to 160 s, a factor 2 apart.
@@ -37,7 +58,8 @@ var firstByteBuckets = prometheus.ExponentialBuckets(0.005, 2, 16)
 // newMetrics registers the metrics with r. Each series of an engine is there from the start.
 func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 	const prefix = "penstock_gateway_"
-	reasons := []string{rejectAuth, rejectBody, rejectMemory, rejectQueue, rejectWait, rejectEngines, rejectGone}
+	outcomes := []string{outcomeDone, outcomeUnconfirmed, outcomeEngine, outcomeRefused, outcomeFailed, outcomeCut, outcomeGone}
+	reasons := []string{rejectAuth, rejectBody, rejectMemory, rejectQueue, rejectWait, rejectEngines, rejectGone, rejectUnsupported, rejectPlanner}
 	m := &metrics{
 		requests:      prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "requests_total", Help: "Answers of engines that were passed on."}, []string{"engine", "code"}),
 		retries:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "retries_total", Help: "Attempts that an engine failed before its first byte and that were made again."}, []string{"engine"}),
@@ -49,8 +71,23 @@ func newMetrics(r prometheus.Registerer, engines []*engine) *metrics {
 		queued:        prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "queued_requests", Help: "Requests that wait for an engine."}),
 		queriedBlocks: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prefix_queries_blocks_total", Help: "Blocks of 256 bytes of the prompts that were sent to engines."}),
 		hitBlocks:     prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prefix_hits_blocks_total", Help: "Those of them that the chosen engine had been sent before."}),
+
+		planned:        prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "planned_requests_total", Help: "Requests on a prefill/decode cluster that have ended (" + strings.Join(outcomes, ", ") + ")."}, []string{"outcome"}),
+		attempts:       prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "attempts_total", Help: "Starts of such requests on two engines."}),
+		replans:        prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "replans_total", Help: "Times the planner planned such a request again."}),
+		failures:       prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "engine_failures_total", Help: "Engines that failed their part of such a request before the first byte, by side (prefill, decode)."}, []string{"engine", "side"}),
+		unknownEngines: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "unknown_engines_total", Help: "Starts on an engine that the gateway does not have."}),
+		tokenizeErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "tokenize_errors_total", Help: "Prompts of which no engine made tokens."}),
+		promptTokens:   prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "prompt_tokens_total", Help: "Tokens of the prompts of such requests."}),
+		hitTokens:      prometheus.NewCounter(prometheus.CounterOpts{Name: prefix + "hit_tokens_total", Help: "Those of them that storage had when the request came."}),
+		start:          prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + "start_seconds", Help: "Time from the submission of such a request to its first start.", Buckets: firstByteBuckets}),
+		confirming:     prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "confirming_requests", Help: "Requests whose client has the answer and that the planner has not ended."}),
 	}
 	r.MustRegister(m.requests, m.retries, m.rejected, m.firstByte, m.inFlight, m.healthy, m.indexBlocks, m.queued, m.queriedBlocks, m.hitBlocks)
+	r.MustRegister(m.planned, m.attempts, m.replans, m.failures, m.unknownEngines, m.tokenizeErrors, m.promptTokens, m.hitTokens, m.start, m.confirming)
+	for _, outcome := range outcomes {
+		m.planned.WithLabelValues(outcome)
+	}
 	for _, e := range engines {
 		m.requests.WithLabelValues(e.name, "200")
 		m.retries.WithLabelValues(e.name)

@@ -269,7 +269,7 @@ func (p *pool) failed(e *engine, err error, lost bool) {
 		p.metrics.indexBlocks.WithLabelValues(e.name).Set(0)
 	}
 	if e.healthy {
-		p.log.Warn("an engine failed a request; it gets none until it is healthy", "engine", e.name, "err", err)
+		p.log.Warn("an engine failed a request; it counts as failed until a poll succeeds", "engine", e.name, "err", err)
 		p.setHealthLocked(e, false)
 	}
 	select {

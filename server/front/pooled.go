@@ -36,7 +36,7 @@ func (r *pooled) route(out *http.Request, req *request) (*http.Response, error) 
 			p.failed(e, err, true)
 			p.release(e)
 		} else {
-			resp.Body.(*answer).closed = func(bool) { p.release(e) }
+			resp.Body.(*answer).closed = func(error) { p.release(e) }
 			if !unavailable(resp.StatusCode) {
 				p.served(e)
 				return resp, nil

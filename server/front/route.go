@@ -118,9 +118,10 @@ type answer struct {
 	end    func()
 	once   sync.Once
 
-	// closed, if set, is called by the first Close. complete is whether the body was read to its end.
-	closed   func(complete bool)
-	complete bool
+	// closed, if set, is called by the first Close with the error of the last Read: io.EOF if
+	// the body was read to its end, nil if it was not.
+	closed func(error)
+	last   error
 }
 
 // first reads until something has arrived, or returns why nothing has.
@@ -146,7 +147,7 @@ func (a *answer) Read(p []byte) (n int, err error) {
 	if err = a.failed; err == nil {
 		n, err = a.body.Read(p)
 	}
-	a.complete = a.complete || err == io.EOF
+	a.last = err
 	if err != nil && err != io.EOF && !errors.Is(err, context.Canceled) {
 		a.front.pool.failed(a.engine, err, true)
 	}
@@ -159,7 +160,7 @@ func (a *answer) Close() error {
 	a.once.Do(func() {
 		a.end()
 		if a.closed != nil {
-			a.closed(a.complete)
+			a.closed(a.last)
 		}
 	})
 	return err

@@ -1,0 +1,260 @@
+package front
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/penstock-kv/penstock/client/gateway"
+)
+
+// Planner serves requests on a prefill/decode cluster. *gateway.Gateway implements it.
+type Planner interface {
+	Serve(ctx context.Context, r gateway.Request) iter.Seq2[gateway.Event, error]
+}
+
+const (
+	// confirmWait is how long a request may wait for the planner's Done when the client has
+	// the whole answer.
+	confirmWait = 30 * time.Second
+	// maxConfirming bounds the requests that wait for that. The planner aborts further ones.
+	maxConfirming = 1024
+)
+
+// planned sends a request to the prefill and to the decode engine that the planner has chosen
+// for it. The answer of the decode engine is the client's.
+type planned struct {
+	front   *Front
+	planner Planner
+	engines map[string]*engine // by the planner's name
+	numbers atomic.Uint64      // of requests
+	// confirming has an element for each request that waits for the planner's Done only.
+	confirming  chan struct{}
+	confirmWait time.Duration
+	// unknown has the names of engines that were logged because no engine has them.
+	unknown sync.Map
+
+	ctx  context.Context // of all sessions
+	stop context.CancelFunc
+
+	mu       sync.Mutex
+	closing  bool           // no further session begins
+	sessions sync.WaitGroup // Add is called with mu held and closing unset
+}
+
+var _ router = (*planned)(nil)
+
+func newPlanned(f *Front, engines []*engine) *planned {
+	r := &planned{
+		front: f, planner: f.opts.Planner, engines: make(map[string]*engine),
+		confirming: make(chan struct{}, maxConfirming), confirmWait: confirmWait,
+	}
+	for _, e := range engines {
+		r.engines[e.planned] = e
+	}
+	r.ctx, r.stop = context.WithCancel(context.Background())
+	return r
+}
+
+// drain waits for the sessions, until ctx ends.
+func (r *planned) drain(ctx context.Context) error {
+	r.mu.Lock()
+	r.closing = true
+	r.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		r.sessions.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("front: requests have not ended: %w", ctx.Err())
+	}
+}
+
+// close ends the sessions.
+func (r *planned) close() {
+	r.stop()
+	_ = r.drain(context.Background()) // which does not end
+}
+
+// route serves one completion request.
+func (r *planned) route(out *http.Request, req *request) (*http.Response, error) {
+	resp, err := r.serve(out, req)
+	if err != nil {
+		r.front.metrics.planned.WithLabelValues(outcomeOf(out.Context(), err)).Inc()
+	}
+	return resp, err
+}
+
+func (r *planned) serve(out *http.Request, req *request) (*http.Response, error) {
+	if out.Header.Get("Content-Encoding") != "" {
+		return nil, unsupported("Content-Encoding", "the gateway does not read compressed bodies")
+	}
+	params, err := paramsOf(req.fields)
+	if err != nil {
+		return nil, err
+	}
+	output, err := outputTokens(req.fields, isChat(out), r.front.opts.OutputTokens)
+	if err != nil {
+		return nil, err
+	}
+	tokens, resp, err := r.tokensOf(out, req)
+	if resp != nil {
+		r.front.metrics.planned.WithLabelValues(outcomeEngine).Inc()
+		return resp, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	s := &session{
+		router: r, out: out, fields: req.fields, params: params, id: r.front.opts.Instance + "." + strconv.FormatUint(r.numbers.Add(1), 10),
+		events: make(chan gateway.Event), outcomes: make(chan outcome), over: make(chan struct{}),
+		reply: make(chan reply, 1), closed: make(chan error, 1), gone: out.Context().Done(), submitted: time.Now(), prompt: len(tokens),
+	}
+	r.mu.Lock()
+	if r.closing {
+		r.mu.Unlock()
+		return nil, errClosing
+	}
+	r.sessions.Add(1)
+	r.mu.Unlock()
+	s.ctx, s.cancel = context.WithCancel(r.ctx)
+	ask := gateway.Request{ID: s.id, Tokens: tokens, Output: output, Deadline: r.front.opts.QueueWait}
+	s.parts.Go(func() { s.follow(ask) })
+	go func() {
+		defer r.sessions.Done()
+		s.run()
+	}()
+	first := <-s.reply
+	return first.resp, first.err
+}
+
+// errClosing: the front ends.
+var errClosing = &refusal{reason: rejectPlanner, status: http.StatusServiceUnavailable, code: "shutting_down", message: "the gateway is shutting down", retry: true}
+
+// The outcomes of a request on a cluster, for metrics.
+const (
+	outcomeDone        = "done"        // the client has the answer, and the planner has ended the request
+	outcomeUnconfirmed = "unconfirmed" // the client has the answer, but the planner did not end the request in time
+	outcomeEngine      = "engine"      // the client has the refusal of an engine
+	outcomeRefused     = "refused"     // 4xx of the gateway
+	outcomeFailed      = "failed"      // 5xx of the gateway
+	outcomeCut         = "cut"         // the answer ended early
+	outcomeGone        = "gone"        // the client has closed its connection
+)
+
+// outcomeOf classifies the error of a request that was not answered.
+func outcomeOf(ctx context.Context, err error) string {
+	var own *refusal
+	switch {
+	case ctx.Err() != nil:
+		return outcomeGone
+	case errors.As(err, &own) && own.status < 500, errors.Is(err, errQueueFull), errors.Is(err, errQueueWait):
+		return outcomeRefused
+	}
+	return outcomeFailed
+}
+
+// transferField is the field of a request that engines pass to their KV connector, and
+// transferKey the member of its value that is the gateway's.
+const (
+	transferField = "kv_transfer_params"
+	transferKey   = "penstock"
+)
+
+// paramsOf returns the members of the client's own kv_transfer_params.
+func paramsOf(f fields) (fields, error) {
+	given := f.get(transferField)
+	if given == nil {
+		return nil, nil
+	}
+	if given[0] != '{' {
+		return nil, invalid(transferField, "want an object")
+	}
+	params, err := membersOf(given)
+	if err != nil {
+		return nil, invalid(transferField, err.Error())
+	}
+	if len(params.only(transferKey)) > 0 {
+		return nil, invalid(transferField+"."+transferKey, "it is the gateway's to set; leave it out")
+	}
+	return params, nil
+}
+
+// attemptParams is the value of transferKey.
+type attemptParams struct {
+	Attempt string `json:"attempt"`
+	Epoch   uint64 `json:"epoch"`
+}
+
+// bodies returns what the engines of an attempt get in place of the client's body.
+func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
+	own, _ := json.Marshal(attempt) // a string and a number have JSON
+	transfer := edit{transferField, bytes.Join(params.edited(edit{transferKey, own}), nil)}
+	edits := []edit{
+		transfer, {"max_tokens", []byte("1")}, {"min_tokens", nil}, {"stream", []byte("false")}, {"stream_options", nil}, {"n", []byte("1")},
+	}
+	if f.get("max_completion_tokens") != nil {
+		edits = append(edits, edit{"max_completion_tokens", []byte("1")})
+	}
+	return f.edited(edits...), f.edited(transfer)
+}
+
+// refusalOf is the answer to a request that the planner, or storage, has failed.
+func (r *planned) refusalOf(err error) error {
+	own := &refusal{reason: rejectPlanner, message: err.Error()}
+	var refused *gateway.RefusedError
+	switch {
+	case !errors.As(err, &refused):
+		if status.Code(err) == codes.ResourceExhausted {
+			return busy(rejectPlanner, err.Error())
+		}
+		own.status, own.code, own.retry = http.StatusServiceUnavailable, "planner_failed", true
+		r.front.opts.Logger.Warn("the planner or storage failed a request", "err", err)
+	case refused.Refusal == gateway.Busy:
+		return busy(rejectPlanner, err.Error())
+	case refused.Refusal == gateway.TooLong:
+		own.status, own.code = http.StatusBadRequest, "context_length_exceeded"
+	case refused.Refusal == gateway.Invalid:
+		own.status, own.code = http.StatusBadRequest, "invalid_request"
+	default:
+		own.status, own.code = http.StatusServiceUnavailable, "planner_refused"
+	}
+	return own
+}
+
+// enginesOf returns the engines that the planner has named.
+func (r *planned) enginesOf(ev gateway.Event) (prefill, decode *engine, err error) {
+	prefill, decode = r.engines[ev.Prefill], r.engines[ev.Decode]
+	if prefill != nil && decode != nil {
+		return prefill, decode, nil
+	}
+	r.front.metrics.unknownEngines.Inc()
+	known := strings.Join(slices.Sorted(maps.Keys(r.engines)), ", ")
+	message := fmt.Sprintf("the planner has chosen the engines %s and %s, and the gateway has %s: give it each engine of the cluster as --engine NAME=URL, with the planner's name", ev.Prefill, ev.Decode, known)
+	for _, name := range []string{ev.Prefill, ev.Decode} {
+		if r.engines[name] == nil {
+			if _, logged := r.unknown.LoadOrStore(name, true); !logged {
+				r.front.opts.Logger.Error("the planner names an engine that the gateway does not have; give it as --engine NAME=URL", "engine", name, "known", known)
+			}
+		}
+	}
+	return nil, nil, &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "unknown_engine", message: message}
+}

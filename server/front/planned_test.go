@@ -1,0 +1,877 @@
+package front
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	pb "github.com/penstock-kv/penstock/api/penstockv1"
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/client/leader"
+	"github.com/penstock-kv/penstock/client/traffic"
+	"github.com/penstock-kv/penstock/dualpath"
+	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/internal/testnode"
+	"github.com/penstock-kv/penstock/internal/testplanner"
+	"github.com/penstock-kv/penstock/kv"
+	"github.com/penstock-kv/penstock/rdma/tcp"
+	"github.com/penstock-kv/penstock/server/planner"
+)
+
+// geo has blocks of 16 tokens and 4 KiB.
+var geo = kv.SingleGroup(2, 16, 128)
+
+// cluster is a planner, a storage node, and two engines, with a front before them. Planner,
+// node and leaders are real. The engines stand for their HTTP alone: they have no model, and
+// a token is a byte of the text.
+type cluster struct {
+	*testing.T
+	*testplanner.Planner
+	*started
+	store *client.Store
+	ns    kv.Namespace
+	p, d  *member
+}
+
+// member is an engine. The front knows the prefill engine by its name, and the decode engine
+// by its host and port.
+type member struct {
+	*fakeEngine
+	t      *testing.T
+	starts chan *leader.Request
+	gone   chan *leader.Request // those whose context has ended
+	asked  chan string          // bodies of requests
+	open   atomic.Int32         // requests of completions under way
+	// work answers a request over HTTP. The leader has the attempt.
+	work    atomic.Pointer[func(w http.ResponseWriter, r *http.Request, q *leader.Request)]
+	current atomic.Pointer[leader.Request] // the last of starts that a request was for
+}
+
+// Start, Read, Cut and Recompute implement leader.Engine.
+func (e *member) Start(ctx context.Context, r *leader.Request) {
+	context.AfterFunc(ctx, func() {
+		r.Done(ctx.Err())
+		e.gone <- r
+	})
+	e.starts <- r
+}
+func (e *member) Read(string, traffic.Part)      {}
+func (e *member) Cut(string)                     {}
+func (e *member) Recompute(string, traffic.Part) {}
+
+// newMember returns an engine that answers completions with its work.
+func newMember(t *testing.T, text string) *member {
+	e := &member{t: t, starts: make(chan *leader.Request, 64), gone: make(chan *leader.Request, 64), asked: make(chan string, 64)}
+	e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		readAll(q)
+		q.Done(nil)
+		fmt.Fprint(w, text)
+	})
+	e.fakeEngine = newEngine(t, func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // the front has closed the request
+		}
+		if r.URL.Path == "/tokenize" {
+			tokenize(w, body)
+			return
+		}
+		e.open.Add(1)
+		defer e.open.Add(-1)
+		var got struct {
+			Params struct {
+				Penstock attemptParams `json:"penstock"`
+			} `json:"kv_transfer_params"`
+		}
+		if err := json.Unmarshal(body, &got); err != nil {
+			t.Errorf("an engine got %q: %v", body, err)
+		}
+		e.asked <- string(body)
+		q := e.current.Load()
+		for q == nil || q.Name != got.Params.Penstock.Attempt { // the front has learned of a later attempt, or the leader has not yet
+			select {
+			case q = <-e.starts:
+				e.current.Store(q)
+			case <-r.Context().Done():
+				return
+			case <-t.Context().Done():
+				return
+			}
+		}
+		if uint64(q.Epoch) != got.Params.Penstock.Epoch {
+			t.Errorf("epoch %d; the planner has %d", got.Params.Penstock.Epoch, q.Epoch)
+		}
+		(*e.work.Load())(w, r, q)
+	})
+	return e
+}
+
+// does changes the engine's work.
+func (e *member) does(work func(w http.ResponseWriter, r *http.Request, q *leader.Request)) {
+	e.work.Store(&work)
+}
+
+// tokenize answers as vLLM's POST /tokenize.
+func tokenize(w http.ResponseWriter, body []byte) {
+	var ask struct {
+		Prompt   string
+		Messages []struct{ Content json.RawMessage }
+	}
+	if err := json.Unmarshal(body, &ask); err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	text := ask.Prompt
+	for _, m := range ask.Messages {
+		text += string(m.Content)
+	}
+	tokens := make([]int, len(text))
+	for i, b := range []byte(text) {
+		tokens[i] = int(b)
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"count": len(tokens), "tokens": tokens})
+}
+
+// waitGone sends the headers of an answer, and blocks the engine's handler until the front has
+// closed the request.
+func waitGone(w http.ResponseWriter, r *http.Request) {
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}
+
+// readAll reports that all parts were read.
+func readAll(q *leader.Request) {
+	for _, p := range q.Parts {
+		q.Progress(traffic.Progress{Part: p, Upto: p.To, Bytes: int64(p.Len()) * geo.PieceBytes(0)})
+	}
+}
+
+// newCluster starts one. Engines have room for 100 blocks.
+func newCluster(t *testing.T, o Options, schedule dualpath.Options) *cluster {
+	t.Helper()
+	testkit.VerifyNone(t)
+	c := &cluster{T: t}
+	schedule.BlockTokens, schedule.MinPart, schedule.Patience, schedule.GroupTimeout = geo.BlockTokens, 16, time.Hour, time.Hour
+	c.Planner = testplanner.Start(t, testplanner.Options{Planner: planner.Options{TickEvery: time.Millisecond, Planner: schedule}})
+	node := testnode.Start(t, testnode.Options{})
+	node.Namespace(t, "m", geo)
+	transfer, err := tcp.New(t.Context(), tcp.Options{})
+	c.must(err)
+	t.Cleanup(func() { c.must(transfer.Close()) })
+	c.store, err = client.Open(t.Context(), client.Options{Engine: transfer, Servers: []string{node.Addr}})
+	c.must(err)
+	t.Cleanup(func() { c.must(c.store.Close()) })
+	c.ns, err = c.store.Namespace(t.Context(), "m")
+	c.must(err)
+	session, err := gateway.New(gateway.Options{Namespace: c.ns, Store: c.store, Planner: c.Planner.Conn})
+	c.must(err)
+	c.p, c.d = newMember(t, "dropped"), newMember(t, "an answer")
+	c.lead(leader.Prefill, "p0", c.p)
+	decode := c.d.Listener.Addr().String()
+	c.lead(leader.Decode, decode, c.d)
+	if o.Engines == nil {
+		o.Engines = []Engine{{Name: "p0", URL: c.p.URL}, {URL: c.d.URL}}
+	}
+	o.Planner, o.Instance = session, "front"
+	if o.QueueWait == 0 {
+		o.QueueWait = time.Hour
+	}
+	if o.ReplanWait == 0 {
+		o.ReplanWait = time.Hour
+	}
+	c.started = start(t, o)
+	c.await(c.front.Ready)
+	return c
+}
+
+func (c *cluster) must(err error) {
+	c.T.Helper()
+	if err != nil {
+		c.T.Fatal(err)
+	}
+}
+
+// lead runs a group of one engine until the test ends.
+func (c *cluster) lead(role leader.Role, name string, e *member) {
+	c.T.Helper()
+	l, err := leader.New(leader.Options{
+		Group: role.String(), Node: "node for " + role.String(), Role: role, Geometry: geo, Planner: c.Planner.Conn, FetchEvery: time.Millisecond,
+		Members: []leader.Member{{Name: name, Engine: e, DeviceBlocks: 100}},
+	})
+	c.must(err)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { l.Run(ctx) })
+	c.T.Cleanup(func() {
+		cancel()
+		wg.Wait()
+	})
+}
+
+// ended waits until the planner has ended n requests with an outcome.
+func (c *cluster) ended(outcome string, n float64) {
+	c.T.Helper()
+	c.await(func() bool { return c.value("planned_requests_total", outcome) == n })
+}
+
+// ask is a client's request on a path of the API.
+func (c *cluster) call(ctx context.Context, path, body string) (*http.Response, string, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+path, strings.NewReader(body))
+	if err != nil {
+		return nil, "", err
+	}
+	req.Header.Set("Authorization", "Bearer sk-1")
+	resp, err := c.Client().Do(req)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	return resp, string(text), err
+}
+
+// TestPlanned: the tokens of a text, of token ids and of a chat go to the planner, and both
+// engines get the client's body with the attempt in it. A second request has a hit.
+func TestPlanned(t *testing.T) {
+	c := newCluster(t, Options{OutputTokens: 7}, dualpath.Options{})
+	words := strings.Repeat("0123456789abcdef", 3)
+	list := make([]int, len(words))
+	for i, b := range []byte(words) {
+		list[i] = int(b)
+	}
+	ids, err := json.Marshal(list)
+	c.must(err)
+	chat := `"messages": [{"role": "user", "content": "` + words[:38] + `"}, {"role":"user","content":[{"type":"text","text":"x"}]}]`
+	memory, err := c.store.Register(make([]byte, 2*geo.BlockBytes()))
+	c.must(err)
+	prompt := make([]kv.Token, len(words))
+	for i, n := range list {
+		prompt[i] = kv.Token(n)
+	}
+	_, err = c.store.Write(t.Context(), client.WriteRequest{Namespace: c.ns, Tokens: prompt[:32], From: memory})
+	c.must(err)
+	for i, s := range []struct {
+		name, path, body string
+		prompt, hit      int
+		output           int
+		prefill, decode  string
+	}{
+		{
+			"text", "/v1/completions", `{"model":"m","prompt":"` + words + `", "x" : [1.50], "min_tokens":3,"stream_options":{"a":1},"stream":true,"n":2, "max_tokens" : 5 }`, 48, 2, 5,
+			`{"model":"m","prompt":"` + words + `","x" : [1.50],"kv_transfer_params":PARAMS,"max_tokens":1,"stream":false,"n":1}`,
+			`{"model":"m","prompt":"` + words + `","x" : [1.50],"min_tokens":3,"stream_options":{"a":1},"stream":true,"n":2,"max_tokens" : 5,"kv_transfer_params":PARAMS}`,
+		},
+		{
+			"a list of one text", "/v1/completions", `{"prompt":["` + words + `"]}`, 48, 2, 7,
+			`{"prompt":["` + words + `"],"kv_transfer_params":PARAMS,"max_tokens":1,"stream":false,"n":1}`,
+			`{"prompt":["` + words + `"],"kv_transfer_params":PARAMS}`,
+		},
+		{
+			"token ids", "/v1/completions", `{"prompt":` + string(ids) + `,"kv_transfer_params": {"a" : 1e2}}`, 48, 2, 7,
+			`{"prompt":` + string(ids) + `,"kv_transfer_params":{"a" : 1e2,"penstock":OWN},"max_tokens":1,"stream":false,"n":1}`,
+			`{"prompt":` + string(ids) + `,"kv_transfer_params":{"a" : 1e2,"penstock":OWN}}`,
+		},
+		{
+			"chat", "/v1/chat/completions", `{` + chat + `,"max_completion_tokens":9,"max_tokens":5}`, 40 + len(`[{"type":"text","text":"x"}]`), 0, 9,
+			`{` + chat + `,"kv_transfer_params":PARAMS,"max_tokens":1,"stream":false,"n":1,"max_completion_tokens":1}`,
+			`{` + chat + `,"max_completion_tokens":9,"max_tokens":5,"kv_transfer_params":PARAMS}`,
+		},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			got := make(chan *leader.Request, 2)
+			for e, text := range map[*member]string{c.p: "dropped", c.d: "an answer"} {
+				e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+					if r.URL.Path != s.path || r.Header.Get("Authorization") != "Bearer sk-1" {
+						t.Errorf("an engine got %s with %v", r.URL, r.Header)
+					}
+					got <- q
+					readAll(q)
+					q.Done(nil)
+					fmt.Fprint(w, text)
+				})
+			}
+			resp, text, err := c.call(t.Context(), s.path, s.body)
+			if err != nil || resp.StatusCode != 200 || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			a, b := receive(t, got), receive(t, got)
+			if a.Name != b.Name || a.Prompt != s.prompt || a.Output != s.output || a.Hit != s.hit {
+				t.Errorf("the engines have %+v and %+v", a, b)
+			}
+			own := fmt.Sprintf(`{"attempt":%q,"epoch":%d}`, a.Name, a.Epoch)
+			fill := strings.NewReplacer("PARAMS", `{"penstock":`+own+`}`, "OWN", own)
+			if got, want := receive(t, c.p.asked), fill.Replace(s.prefill); got != want {
+				t.Errorf("the prefill engine got\n%s; want\n%s", got, want)
+			}
+			if got, want := receive(t, c.d.asked), fill.Replace(s.decode); got != want {
+				t.Errorf("the decode engine got\n%s; want\n%s", got, want)
+			}
+			c.ended(outcomeDone, float64(i+1))
+		})
+	}
+	for name, want := range map[string]float64{
+		"attempts_total": 4, "start_seconds": 4, "hit_tokens_total": 3 * 32, "prompt_tokens_total": 3*48 + 40 + 28, "replans_total": 0, "tokenize_errors_total": 0, "requests_total": 4, "confirming_requests": 0,
+	} {
+		if got := c.value(name); got != want {
+			t.Errorf("%s is %v; want %v", name, got, want)
+		}
+	}
+}
+
+// TestPlannedStream: each event of the decode engine reaches the client before the next one is
+// sent, byte for byte, after the end of prefill.
+func TestPlannedStream(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	next := make(chan struct{}, 1)
+	const event = "data: {\"n\": 1.0}\r\n\r\n"
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		w.Header().Set("X-Request-Id", "7")
+		for range 5 {
+			fmt.Fprint(w, event)
+			w.(http.Flusher).Flush()
+			hold(t, next)
+		}
+		q.Done(nil)
+		fmt.Fprint(w, ": end\ndata: [DONE]\n\n")
+	})
+	resp, err := c.Client().Post(c.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+	c.must(err)
+	defer resp.Body.Close()
+	if resp.Header.Get("X-Request-Id") != "7" || resp.Header.Get("Content-Type") != "text/event-stream; charset=utf-8" {
+		t.Errorf("headers %v", resp.Header)
+	}
+	for range 5 {
+		got := make([]byte, len(event))
+		if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != event {
+			t.Fatalf("%q, %v", got, err)
+		}
+		next <- struct{}{}
+	}
+	rest, err := io.ReadAll(resp.Body)
+	if err != nil || string(rest) != ": end\ndata: [DONE]\n\n" {
+		t.Errorf("the end is %q, %v", rest, err)
+	}
+	c.ended(outcomeDone, 1)
+}
+
+// lost is why engines fail.
+var lost = errors.New("the device is lost")
+
+// TestReplanned: before the first byte of the answer an engine fails its part. The front closes
+// both requests, the planner starts the request again, and the client sees nothing of it.
+func TestReplanned(t *testing.T) {
+	for _, side := range []string{"prefill", "decode", "the decode engine's connection"} {
+		t.Run(side, func(t *testing.T) {
+			c := newCluster(t, Options{}, dualpath.Options{})
+			var first atomic.Pointer[string]
+			for e, fails := range map[*member]bool{c.p: side == "prefill", c.d: side != "prefill"} {
+				good := *e.work.Load()
+				e.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+					first.CompareAndSwap(nil, &q.Name)
+					if q.Name != *first.Load() {
+						good(w, r, q)
+						return
+					}
+					if fails {
+						q.Done(errLost)
+					}
+					if fails && strings.HasSuffix(side, "connection") {
+						reset(w, r)
+					}
+					waitGone(w, r)
+				})
+			}
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != 200 || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			c.ended(outcomeDone, 1)
+			if c.value("attempts_total") != 2 || c.value("replans_total") != 1 {
+				t.Errorf("%v attempts, %v replans", c.value("attempts_total"), c.value("replans_total"))
+			}
+		})
+	}
+}
+
+// errLost is why engines fail.
+var errLost = errors.New("the device is lost")
+
+// checkAborted waits until the contexts of both leaders have ended, and until the front has
+// closed both requests to engines.
+func (c *cluster) checkAborted() {
+	c.T.Helper()
+	for _, e := range []*member{c.p, c.d} {
+		receive(c.T, e.gone)
+		c.await(func() bool { return e.open.Load() == 0 })
+	}
+}
+
+// silent is the work of an engine that does not answer.
+func silent(w http.ResponseWriter, r *http.Request, _ *leader.Request) { waitGone(w, r) }
+
+// TestDecodeConnectionLost: the connection to the decode engine fails and its leader does not
+// notice. Before the first byte the front waits for the planner and then answers; after it the
+// client's stream ends. Both engines end the request.
+func TestDecodeConnectionLost(t *testing.T) {
+	c := newCluster(t, Options{ReplanWait: time.Millisecond}, dualpath.Options{})
+	c.p.does(silent)
+	for _, answer := range []http.HandlerFunc{reset, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(503) }} {
+		c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) { answer(w, r) })
+		resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+		if err != nil || resp.StatusCode != http.StatusBadGateway {
+			t.Fatalf("%v, %s, %v", resp, text, err)
+		}
+		checkError(t, text, "engine_failed")
+		c.checkAborted()
+	}
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		fmt.Fprint(w, "data: half\n\n")
+		w.(http.Flusher).Flush()
+		reset(w, r)
+	})
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	if err == nil || text != "data: half\n\n" {
+		t.Errorf("%v, %q, %v; want half an answer, and an error", resp, text, err)
+	}
+	c.checkAborted()
+	if c.value("planned_requests_total", outcomeFailed) != 2 || c.value("planned_requests_total", outcomeCut) != 1 || c.value("engine_failures_total", decodeSide) != 2 {
+		t.Error("the requests that failed are not counted")
+	}
+}
+
+// TestReplannedAfterTheFirstByte: the leader of the decode engine fails the attempt while the
+// stream goes on. The client's stream ends, and the request is not started again.
+func TestReplannedAfterTheFirstByte(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	fail := make(chan struct{})
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		fmt.Fprint(w, "half")
+		w.(http.Flusher).Flush()
+		hold(t, fail)
+		q.Done(errLost)
+		<-r.Context().Done()
+	})
+	resp, err := c.Client().Post(c.URL+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
+	c.must(err)
+	defer resp.Body.Close()
+	half := make([]byte, 4)
+	_, err = io.ReadFull(resp.Body, half)
+	c.must(err)
+	close(fail)
+	if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 {
+		t.Errorf("%q, %v; want the end of the stream", rest, err)
+	}
+	c.ended(outcomeCut, 1)
+}
+
+// TestPlannedClientGone: the client closes its connection before the answer and within it. The
+// planner aborts the request on both engines.
+func TestPlannedClientGone(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.p.does(silent)
+	for i, begun := range []bool{false, true} {
+		arrived, over := make(chan struct{}, 1), make(chan error, 1)
+		c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+			if begun {
+				fmt.Fprint(w, "data: 1\n\n")
+			} else {
+				arrived <- struct{}{}
+			}
+			waitGone(w, r)
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+"/v1/completions", strings.NewReader(`{"prompt":"x"}`))
+		c.must(err)
+		go func() {
+			resp, err := c.Client().Do(req)
+			if err == nil {
+				arrived <- struct{}{}
+				_, err = io.ReadAll(resp.Body)
+				resp.Body.Close()
+			}
+			over <- err
+		}()
+		receive(t, arrived)
+		cancel()
+		if err := receive(t, over); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		c.checkAborted()
+		c.ended(outcomeGone, float64(i+1))
+	}
+	if c.value("in_flight_requests") != 0 || c.value("engine_failures_total") != 0 {
+		t.Errorf("%v in flight, %v failures", c.value("in_flight_requests"), c.value("engine_failures_total"))
+	}
+}
+
+// TestPlannerRefuses: the classes of the planner's refusals.
+func TestPlannerRefuses(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{MaxQueue: 1})
+	goOn := make(chan struct{})
+	arrived := make(chan struct{}, 1)
+	good := *c.d.work.Load()
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		arrived <- struct{}{}
+		hold(t, goOn)
+		good(w, r, q)
+	})
+	first := c.ask(`{"prompt":"x"}`)
+	receive(t, arrived)
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Retry-After") != "3600" {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "rate_limit_exceeded")
+	close(goOn)
+	if code := receive(t, first); code != 200 {
+		t.Error(code)
+	}
+	c.ended(outcomeDone, 1)
+	resp, text, err = c.call(t.Context(), "/v1/completions", `{"prompt":"`+strings.Repeat("x", 101*16)+`"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusBadRequest || !strings.Contains(text, "2640 tokens") {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "context_length_exceeded")
+	if n := c.value("rejected_total", rejectPlanner); n != 2 {
+		t.Errorf("%v refusals are counted", n)
+	}
+}
+
+// TestEveryAttemptFails: the planner's refusal after the last attempt is a 503.
+func TestEveryAttemptFails(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.p.does(silent)
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		q.Done(errLost)
+		waitGone(w, r)
+	})
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "planner_refused")
+}
+
+// TestPlannerRestarts: the planner is replaced while the decode engine answers. The answer goes
+// on, and the new planner ends the request.
+func TestPlannerRestarts(t *testing.T) {
+	var log testkit.Log
+	c := newCluster(t, Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}, dualpath.Options{})
+	arrived, next := make(chan struct{}, 1), make(chan struct{})
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		fmt.Fprint(w, "one ")
+		w.(http.Flusher).Flush()
+		arrived <- struct{}{}
+		hold(t, next)
+		q.Done(nil)
+		fmt.Fprint(w, "two")
+	})
+	type result struct {
+		text string
+		err  error
+	}
+	over := make(chan result, 1)
+	go func() {
+		_, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+		over <- result{text, err}
+	}()
+	receive(t, arrived)
+	c.Planner.Restart()
+	c.await(func() bool {
+		if strings.Count(log.String(), "the planner has accepted a request") < 2 {
+			return false
+		}
+		top, err := pb.NewPlannerClient(c.Planner.Conn).Top(t.Context(), &pb.TopRequest{})
+		return err == nil && len(top.Groups) == 2 && top.Serving == 1
+	})
+	close(next)
+	if got := receive(t, over); got.err != nil || got.text != "one two" {
+		t.Errorf("%+v", got)
+	}
+	c.ended(outcomeDone, 1)
+	if n := c.value("attempts_total"); n != 1 {
+		t.Errorf("%v attempts", n)
+	}
+}
+
+// TestPlannerAway: without a planner a request fails after the wait of the queue, and the next
+// one is served when there is one.
+func TestPlannerAway(t *testing.T) {
+	c := newCluster(t, Options{QueueWait: time.Millisecond}, dualpath.Options{})
+	c.Planner.Stop()
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") != "1" {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "planner_unavailable")
+	c.Planner.Start()
+	c.ended(outcomeFailed, 1)
+}
+
+// TestUnknownEngine: the planner chooses an engine that the front does not have. The error and
+// the log name it and those that the front has.
+func TestUnknownEngine(t *testing.T) {
+	var log testkit.Log
+	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) { tokenize(w, []byte(`{"prompt":"x"}`)) })
+	c := newCluster(t, Options{Engines: []Engine{{Name: "p0", URL: e.URL}, {Name: "d7", URL: e.URL + "/d"}}, Logger: slog.New(slog.NewTextHandler(&log, nil))}, dualpath.Options{})
+	for range 2 {
+		resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+		c.must(err)
+		if resp.StatusCode != http.StatusBadGateway || !strings.Contains(text, c.d.Listener.Addr().String()) || !strings.Contains(text, "d7, p0") {
+			t.Errorf("%v, %s", resp, text)
+		}
+		checkError(t, text, "unknown_engine")
+	}
+	if n := c.value("unknown_engines_total"); n != 2 || strings.Count(log.String(), "level=ERROR") != 1 {
+		t.Errorf("%v starts are counted; the log is\n%s", n, &log)
+	}
+}
+
+// TestUnsupported: requests that cannot be planned are refused, and no engine gets them.
+func TestUnsupported(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	for _, s := range []struct{ path, body, want string }{
+		{"/v1/completions", `{"prompt":["x","y"]}`, "the list has 2 prompts"},
+		{"/v1/completions", `{"prompt":[[1],[2]]}`, "the list has 2 prompts"},
+		{"/v1/completions", `{"prompt":[]}`, "no tokens"},
+		{"/v1/completions", `{"prompt":[1.5]}`, "token ids"},
+		{"/v1/completions", `{"prompt":{"a":1}}`, "token ids"},
+		{"/v1/completions", `{"prompt":null}`, "prompt: there is none"},
+		{"/v1/completions", `null`, "prompt: there is none"},
+		{"/v1/completions", `{"prompt":"x","cache_salt":"s"}`, "cache_salt: "},
+		{"/v1/completions", `{"prompt":"x","truncate_prompt_tokens":4}`, "truncate_prompt_tokens: "},
+		{"/v1/completions", `{"prompt":"x","max_tokens":1.5}`, "max_tokens: it is 1.5"},
+		{"/v1/completions", `{"prompt":"x","max_tokens":-1}`, "max_tokens: it is -1"},
+		{"/v1/completions", `{"prompt":"x","kv_transfer_params":{"penstock":{"attempt":"a"}}}`, "kv_transfer_params.penstock: "},
+		{"/v1/completions", `{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params: want an object"},
+		{"/v1/chat/completions", `{"prompt":"x"}`, "messages: there are none"},
+		{"/v1/chat/completions", `{"messages":"x"}`, "messages: want a list"},
+		{"/v1/chat/completions", `{"messages":[{"content":"x"},{"content":["x",{"type":"image_url"}]}]}`, `messages[1].content[1].type: \"image_url\" is no text`},
+		{"/v1/chat/completions", `{"messages":[{"content":[{"image_url":"x"}]}]}`, `messages[0].content[0].type`},
+	} {
+		resp, text, err := c.call(t.Context(), s.path, s.body)
+		c.must(err)
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(text, s.want) {
+			t.Errorf("%s: %d %s; want %s", s.body, resp.StatusCode, text, s.want)
+		}
+	}
+	req, err := http.NewRequest(http.MethodPost, c.URL+"/v1/completions", strings.NewReader("compressed"))
+	c.must(err)
+	req.Header.Set("Content-Encoding", "zstd")
+	resp, err := c.Client().Do(req)
+	c.must(err)
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
+		t.Error(resp)
+	}
+	if len(c.p.asked)+len(c.d.asked) > 0 {
+		t.Error("an engine got a request")
+	}
+}
+
+// TestTokenize: another engine is asked when one fails, the refusal of an engine is the
+// client's answer, and other answers are failures.
+func TestTokenize(t *testing.T) {
+	var answer atomic.Pointer[http.HandlerFunc]
+	var asked atomic.Int32
+	does := func(f http.HandlerFunc) { answer.Store(&f) }
+	c := newCluster(t, Options{}, dualpath.Options{})
+	for _, e := range []*member{c.p, c.d} {
+		inner := *e.answer.Load()
+		handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/tokenize" {
+				inner(w, r)
+				return
+			}
+			body, _ := io.ReadAll(r.Body)
+			if string(body) != `{"add_special_tokens" : false,"prompt":"x"}` || r.Header.Get("Authorization") != "Bearer sk-1" || r.URL.RawQuery != "" {
+				t.Errorf("%s with %v gets %s", r.URL, r.Header, body)
+			}
+			asked.Add(1)
+			(*answer.Load())(w, r)
+		})
+		e.answer.Store(&handler)
+	}
+	call := func() (*http.Response, string) {
+		c.await(func() bool { return c.value("engine_healthy") == 2 })
+		resp, text, err := c.call(t.Context(), "/v1/completions?a=b", `{"stop":"x", "add_special_tokens" : false,"prompt":"x"}`)
+		c.must(err)
+		return resp, text
+	}
+	var failed atomic.Bool
+	does(func(w http.ResponseWriter, r *http.Request) {
+		if failed.CompareAndSwap(false, true) {
+			w.WriteHeader(503)
+			return
+		}
+		fmt.Fprint(w, `{"tokens":[7,8,9]}`)
+	})
+	if resp, text := call(); resp.StatusCode != 200 || text != "an answer" || asked.Load() != 2 || c.value("prompt_tokens_total") != 3 {
+		t.Errorf("%v, %s after %d questions about %v tokens", resp, text, asked.Load(), c.value("prompt_tokens_total"))
+	}
+	does(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		fmt.Fprint(w, "no such template")
+	})
+	if resp, text := call(); resp.StatusCode != http.StatusUnprocessableEntity || text != "no such template" {
+		t.Errorf("%v, %s", resp, text)
+	}
+	for _, bad := range []string{`{"tokens":[]}`, `{"tokens":["x"]}`, `nothing`, strings.Repeat(" ", 1<<17)} {
+		does(say(bad))
+		if resp, text := call(); resp.StatusCode != http.StatusBadGateway {
+			t.Errorf("%.20q: %v, %s", bad, resp, text)
+		} else {
+			checkError(t, text, "tokenize_failed")
+		}
+	}
+	if n := c.value("tokenize_errors_total"); n != 5 {
+		t.Errorf("%v errors are counted", n)
+	}
+}
+
+// TestEngineRefuses: the refusal of either engine is the client's answer, and the planner aborts
+// the request. A prefill engine that is overloaded refuses nothing.
+func TestEngineRefuses(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	refuse := func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		fmt.Fprint(w, "no such field")
+	}
+	good := []func(http.ResponseWriter, *http.Request, *leader.Request){*c.p.work.Load(), *c.d.work.Load()}
+	for i, e := range []*member{c.p, c.d} {
+		c.p.does(silent)
+		c.d.does(silent)
+		e.does(refuse)
+		resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+		if err != nil || resp.StatusCode != http.StatusUnprocessableEntity || text != "no such field" {
+			t.Errorf("%v, %s, %v", resp, text, err)
+		}
+		c.checkAborted()
+		c.ended(outcomeEngine, float64(i+1))
+	}
+	c.p.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		w.WriteHeader(http.StatusTooManyRequests)
+		q.Done(nil)
+	})
+	c.d.does(good[1])
+	if resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`); err != nil || resp.StatusCode != 200 || text != "an answer" {
+		t.Errorf("%v, %s, %v", resp, text, err)
+	}
+}
+
+// TestConfirming: the client has the answer before the planner has ended the request. The front
+// waits for the planner, but neither long nor for many requests, and Drain waits for the front.
+func TestConfirming(t *testing.T) {
+	for _, s := range []struct {
+		name    string
+		wait    time.Duration
+		room    int
+		outcome string
+	}{
+		{"in time", time.Hour, 1, outcomeDone},
+		{"too late", time.Nanosecond, 1, outcomeUnconfirmed},
+		{"too many", time.Hour, 0, outcomeUnconfirmed},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			c := newCluster(t, Options{}, dualpath.Options{})
+			c.front.planned.confirmWait, c.front.planned.confirming = s.wait, make(chan struct{}, s.room)
+			held := make(chan *leader.Request, 1)
+			c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+				fmt.Fprint(w, "an answer")
+				held <- q
+			})
+			resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != 200 || text != "an answer" {
+				t.Fatalf("%v, %s, %v", resp, text, err)
+			}
+			q := receive(t, held)
+			if s.outcome == outcomeDone {
+				c.await(func() bool { return c.value("confirming_requests") == 1 })
+				ctx, cancel := context.WithCancel(t.Context())
+				cancel()
+				if err := c.front.Drain(ctx); !errors.Is(err, context.Canceled) {
+					t.Errorf("%v; want that a request has not ended", err)
+				}
+				q.Done(nil)
+			}
+			c.must(c.front.Drain(t.Context()))
+			if c.value("planned_requests_total", s.outcome) != 1 || c.value("confirming_requests") != 0 {
+				t.Errorf("%v requests ended as %s, %v have not", c.value("planned_requests_total", s.outcome), s.outcome, c.value("confirming_requests"))
+			}
+			resp, text, err = c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+			if err != nil || resp.StatusCode != http.StatusServiceUnavailable {
+				t.Errorf("%v, %s, %v", resp, text, err)
+			}
+			checkError(t, text, "shutting_down")
+		})
+	}
+}
+
+// TestCloseEndsRequests: Close ends what Drain did not wait for.
+func TestCloseEndsRequests(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.p.does(silent)
+	arrived := make(chan struct{}, 1)
+	c.d.does(func(w http.ResponseWriter, r *http.Request, q *leader.Request) {
+		arrived <- struct{}{}
+		waitGone(w, r)
+	})
+	first := c.ask(`{"prompt":"x"}`)
+	receive(t, arrived)
+	c.front.Close()
+	if code := receive(t, first); code != http.StatusServiceUnavailable {
+		t.Error(code)
+	}
+	c.checkAborted()
+}
+
+// FuzzBodies compares what engines get with edits of a decoded map.
+func FuzzBodies(f *testing.F) {
+	for _, seed := range []string{`{"prompt":"x"}`, `{"n":2,"stream":true,"max_tokens":1e2,"max_completion_tokens":7}`, `{"kv_transfer_params":{"a":1.0,"a":[2]},"min_tokens":3}`, `{"kv_transfer_params":null,"max_completion_tokens":null}`} {
+		f.Add([]byte(seed))
+	}
+	attempt := attemptParams{Attempt: "r.1#2", Epoch: 1 << 62}
+	own := map[string]any{"attempt": "r.1#2", "epoch": json.Number("4611686018427387904")}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		members, err := parseFields(body)
+		if err != nil || bytes.Equal(bytes.TrimSpace(body), []byte("null")) {
+			return
+		}
+		params, err := paramsOf(members)
+		if err != nil {
+			return
+		}
+		prefill, decode := bodies(members, params, attempt)
+		want := decoded(t, body)
+		transfer, _ := want[transferField].(map[string]any)
+		if transfer == nil {
+			transfer = make(map[string]any)
+		}
+		transfer[transferKey] = own
+		want[transferField] = transfer
+		checkSame(t, text(t, decode), want)
+		delete(want, "min_tokens")
+		delete(want, "stream_options")
+		want["max_tokens"], want["n"], want["stream"] = json.Number("1"), json.Number("1"), false
+		if want["max_completion_tokens"] != nil {
+			want["max_completion_tokens"] = json.Number("1")
+		}
+		checkSame(t, text(t, prefill), want)
+	})
+}

@@ -1,0 +1,436 @@
+package front
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/penstock-kv/penstock/client/gateway"
+)
+
+// session is a request on its way through the cluster. run decides, on a goroutine of its
+// own; follow brings the planner's events to it, and ask the engines' answers.
+type session struct {
+	router *planned
+	out    *http.Request // the client's request without a body
+	fields fields
+	params fields // of kv_transfer_params
+	id     string
+	prompt int                // tokens
+	ctx    context.Context    // of the planner's part
+	cancel context.CancelFunc // leaves the planner, which aborts the request unless it is done
+	parts  sync.WaitGroup     // follow and ask
+
+	events   chan gateway.Event // follow closes it
+	failure  error              // of the planner, once events is closed
+	outcomes chan outcome
+	over     chan struct{} // run takes no more outcomes
+	reply    chan reply    // gets one
+	closed   chan error    // gets answer.closed's error
+
+	// run owns the rest.
+	gone      <-chan struct{} // the client has closed its connection, or its answer was closed
+	submitted time.Time
+	matched   bool     // storage has answered
+	started   bool     // the first attempt was started
+	done      bool     // the planner has ended the request in order
+	attempt   *attempt // nil: none is under way
+	answered  bool     // the client has the start of an answer
+	refused   bool     // of that, an engine's refusal
+	prefilled bool     // the prefill engine has answered this attempt, or failed it
+	complete  bool     // the client has the whole answer
+	ended     bool
+	slot      bool  // the session has an element in planned.confirming
+	last      error // why the last attempt failed
+
+	// timer fires when the request has waited too long for what waits says.
+	timer *time.Timer
+	waits wait
+}
+
+// wait is what a request waits for within a time.
+type wait uint8
+
+const (
+	forNothing wait = iota
+	forPlanner      // storage and the planner accept the request
+	forAttempt      // the planner starts the request again
+	forDone         // the planner and the prefill engine end the request
+)
+
+// attempt is a start of the request on two engines.
+type attempt struct {
+	name   string
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// outcome is the answer of one of these engines, or why there is none.
+type outcome struct {
+	attempt *attempt
+	engine  *engine
+	side    string
+	resp    *http.Response
+	err     error
+}
+
+// close closes the response, if there is one.
+func (o *outcome) close() {
+	if o.resp != nil {
+		_ = o.resp.Body.Close()
+	}
+}
+
+// reply is what the client gets.
+type reply struct {
+	resp *http.Response
+	err  error
+}
+
+// follow passes the planner's events on.
+func (s *session) follow(r gateway.Request) {
+	defer close(s.events)
+	for ev, err := range s.router.planner.Serve(s.ctx, r) {
+		if err != nil {
+			s.failure = err
+			return
+		}
+		select {
+		case s.events <- ev:
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// ask sends an attempt to one engine. The answer of the prefill engine is read and dropped,
+// unless it is a refusal for the client.
+func (s *session) ask(o outcome, body payload) {
+	o.resp, o.err = s.router.front.send(s.out.WithContext(o.attempt.ctx), o.engine, body)
+	if o.err == nil && o.side == prefillSide && !badRequest(o.resp.StatusCode) {
+		_, o.err = io.Copy(io.Discard, o.resp.Body)
+		o.close()
+	}
+	select {
+	case s.outcomes <- o:
+	case <-s.over:
+		o.close()
+	}
+}
+
+// badRequest reports whether a prefill engine's status means that the request itself is wrong.
+func badRequest(status int) bool {
+	return status >= 400 && status < 500 && status != http.StatusNotFound && status != http.StatusTooManyRequests
+}
+
+// run serves the request until its end.
+func (s *session) run() {
+	s.timer = time.NewTimer(s.router.front.opts.QueueWait)
+	s.waits = forPlanner
+	events := s.events
+	for !s.ended {
+		select {
+		case ev, ok := <-events:
+			if !ok {
+				events = nil
+				s.left()
+				continue
+			}
+			s.on(ev)
+		case o := <-s.outcomes:
+			s.arrived(o)
+		case err := <-s.closed:
+			s.passed(err)
+		case <-s.timer.C:
+			s.late()
+		case <-s.gone:
+			s.leave()
+		case <-s.router.ctx.Done():
+			s.fail(errClosing)
+		}
+	}
+	s.timer.Stop()
+	s.drop()
+	s.cancel()
+	close(s.over)
+	s.parts.Wait()
+	if s.slot {
+		s.router.front.metrics.confirming.Dec()
+		<-s.router.confirming
+	}
+}
+
+// await fails the request if what it waits for does not come within d.
+func (s *session) await(what wait, d time.Duration) {
+	s.waits = what
+	s.timer.Reset(d)
+}
+
+func (s *session) goOn() {
+	s.waits = forNothing
+	s.timer.Stop()
+}
+
+// on takes an event of the planner.
+func (s *session) on(ev gateway.Event) {
+	m, opts := s.router.front.metrics, &s.router.front.opts
+	switch ev.Kind {
+	case gateway.Matched:
+		s.matched = true
+		m.promptTokens.Add(float64(s.prompt))
+		m.hitTokens.Add(float64(ev.Hit))
+	case gateway.Waiting:
+		opts.Logger.Debug("the planner is away", "request", s.id, "reason", ev.Reason)
+		if s.attempt == nil && s.waits == forNothing {
+			s.await(forPlanner, opts.QueueWait)
+		}
+	case gateway.Accepted:
+		opts.Logger.Debug("the planner has accepted a request", "request", s.id)
+		if s.waits == forPlanner {
+			s.goOn()
+		}
+	case gateway.Started:
+		if s.attempt == nil || s.attempt.name != ev.Attempt {
+			s.start(ev)
+		}
+	case gateway.Replanned:
+		opts.Logger.Debug("the planner plans a request again", "request", s.id, "reason", ev.Reason)
+		m.replans.Inc()
+		s.lose(errors.New(ev.Reason))
+	case gateway.Done:
+		s.done = true
+		if s.waits == forAttempt {
+			s.late() // there is no further attempt
+		}
+		s.settle()
+	}
+}
+
+// settle ends the request if all of its parts have ended in order. The prefill engine may still
+// be storing KV when the decode engine has generated the output.
+func (s *session) settle() {
+	if s.complete && s.done && s.prefilled {
+		s.end(outcomeDone)
+	}
+}
+
+// start begins an attempt.
+func (s *session) start(ev gateway.Event) {
+	m := s.router.front.metrics
+	if s.attempt != nil {
+		s.lose(errors.New("the planner has started the request again"))
+	}
+	if s.ended || s.refused {
+		return
+	}
+	s.goOn()
+	if !s.started {
+		s.started = true
+		m.start.Observe(time.Since(s.submitted).Seconds())
+	}
+	if ev.Attempt == "" {
+		s.fail(&refusal{reason: rejectPlanner, status: http.StatusBadGateway, code: "planner_version", message: "the planner does not name its attempts: it is of an earlier version than the gateway; update it"})
+		return
+	}
+	prefill, decode, err := s.router.enginesOf(ev)
+	if err != nil {
+		s.fail(err)
+		return
+	}
+	m.attempts.Inc()
+	s.prefilled = false
+	s.attempt = &attempt{name: ev.Attempt}
+	s.attempt.ctx, s.attempt.cancel = context.WithCancel(context.Background())
+	toPrefill, toDecode := bodies(s.fields, s.params, attemptParams{Attempt: ev.Attempt, Epoch: uint64(ev.Epoch)})
+	for _, each := range []struct {
+		side   string
+		engine *engine
+		body   payload
+	}{{prefillSide, prefill, toPrefill}, {decodeSide, decode, toDecode}} {
+		o := outcome{attempt: s.attempt, engine: each.engine, side: each.side}
+		s.parts.Go(func() { s.ask(o, each.body) })
+	}
+}
+
+// lose ends the attempt, if there is one, because the engines have lost it. The planner starts
+// another one. With the start of an answer the client cannot get another.
+func (s *session) lose(why error) {
+	switch {
+	case s.refused: // the client gets the rest of the refusal
+	case s.complete:
+		s.end(outcomeUnconfirmed)
+	case s.answered:
+		s.end(outcomeCut)
+	default:
+		s.drop()
+		s.retry(why)
+	}
+}
+
+// drop closes the requests to the engines.
+func (s *session) drop() {
+	if s.attempt != nil {
+		s.attempt.cancel()
+		s.attempt = nil
+	}
+}
+
+// retry waits for another attempt.
+func (s *session) retry(why error) {
+	s.last = why
+	if s.waits != forAttempt {
+		s.await(forAttempt, s.router.front.opts.ReplanWait)
+	}
+}
+
+// arrived takes the answer of an engine.
+func (s *session) arrived(o outcome) {
+	if o.attempt != s.attempt {
+		o.close()
+		return
+	}
+	f := s.router.front
+	switch {
+	case o.err != nil:
+		o.err = fmt.Errorf("%s engine %s: %w", o.side, o.engine.name, o.err)
+		f.pool.failed(o.engine, o.err, true)
+	case unavailable(o.resp.StatusCode), o.side == prefillSide && o.resp.StatusCode >= 300 && !badRequest(o.resp.StatusCode):
+		o.err = fmt.Errorf("%s engine %s: %s", o.side, o.engine.name, o.resp.Status)
+	default:
+		f.pool.served(o.engine)
+	}
+	if o.err != nil {
+		f.metrics.failures.WithLabelValues(o.engine.name, o.side).Inc()
+		f.opts.Logger.Debug("an engine failed its part of a request", "request", s.id, "err", o.err)
+	}
+	s.prefilled = s.prefilled || o.side == prefillSide
+	switch {
+	case s.answered:
+		o.close()
+		s.settle()
+	case o.side == prefillSide:
+		if o.err == nil && badRequest(o.resp.StatusCode) {
+			s.answer(o)
+		}
+	case o.err == nil:
+		s.answer(o)
+	default:
+		o.close()
+		if s.retry(o.err); s.done {
+			s.late() // there is no further attempt
+		}
+	}
+}
+
+// answer gives the client an engine's answer.
+func (s *session) answer(o outcome) {
+	s.goOn()
+	s.answered = true
+	if s.refused = o.resp.StatusCode >= 300; s.refused {
+		s.cancel()
+	}
+	o.resp.Body.(*answer).closed = func(err error) { s.closed <- err }
+	s.reply <- reply{resp: o.resp}
+}
+
+// leave takes the end of the client's request, which the end of the answer precedes.
+func (s *session) leave() {
+	s.gone = nil
+	select {
+	case err := <-s.closed:
+		s.passed(err)
+		return
+	default:
+	}
+	switch {
+	case s.complete:
+	case s.answered:
+		s.end(outcomeGone)
+	default:
+		s.fail(context.Canceled)
+	}
+}
+
+// passed takes the end of the answer: io.EOF if the client has all of it, nil if the client
+// has gone, and otherwise the engine's failure.
+func (s *session) passed(err error) {
+	r := s.router
+	switch {
+	case s.refused:
+		s.end(outcomeEngine)
+	case err == nil:
+		s.end(outcomeGone)
+	case err != io.EOF:
+		s.end(outcomeCut)
+	case s.done && s.prefilled:
+		s.end(outcomeDone)
+	default:
+		s.complete = true
+		s.fields, s.params = nil, nil // the client's body is not in the bound of bodies any more
+		select {
+		case r.confirming <- struct{}{}:
+			s.slot = true
+			r.front.metrics.confirming.Inc()
+			s.await(forDone, r.confirmWait)
+		default:
+			s.end(outcomeUnconfirmed)
+		}
+	}
+}
+
+// left takes the end of the planner's events.
+func (s *session) left() {
+	switch {
+	case s.refused, s.failure == nil:
+	case s.complete:
+		s.end(outcomeUnconfirmed)
+	case s.answered:
+		s.end(outcomeCut)
+	default:
+		s.fail(s.router.refusalOf(s.failure))
+	}
+}
+
+// late takes the end of a wait.
+func (s *session) late() {
+	opts := &s.router.front.opts
+	switch s.waits {
+	case forPlanner:
+		message := fmt.Sprintf("the planner has not accepted the request within %v", opts.QueueWait)
+		if !s.matched {
+			message = fmt.Sprintf("storage has not answered within %v", opts.QueueWait)
+		}
+		s.fail(&refusal{reason: rejectPlanner, status: http.StatusServiceUnavailable, code: "planner_unavailable", message: message, retry: true})
+	case forAttempt:
+		message := fmt.Sprintf("the engines failed before they answered: %v", s.last)
+		if !s.done {
+			message += fmt.Sprintf("; the planner has not started the request again within %v", opts.ReplanWait)
+		}
+		s.fail(&refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "engine_failed", message: message})
+	case forDone:
+		s.end(outcomeUnconfirmed)
+	}
+}
+
+// fail ends the request with an error for the client, or cuts off its answer.
+func (s *session) fail(err error) {
+	switch {
+	case s.complete:
+		s.end(outcomeUnconfirmed)
+	case s.answered:
+		s.end(outcomeCut)
+	default:
+		s.ended = true
+		s.reply <- reply{err: err} // planned.route counts it
+	}
+}
+
+// end ends a request that was answered.
+func (s *session) end(outcome string) {
+	s.ended = true
+	s.router.front.metrics.planned.WithLabelValues(outcome).Inc()
+}

@@ -1,0 +1,238 @@
+package front
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-kv/penstock/kv"
+)
+
+// The fields of a request that its tokens follow from. They are those of vLLM's POST /tokenize.
+var (
+	textFields = []string{"model", "add_special_tokens"} // and prompt
+	chatFields = []string{"model", "messages", "add_generation_prompt", "continue_final_message", "add_special_tokens", "tools", "chat_template", "chat_template_kwargs"}
+)
+
+// notPlanned are fields with which the KV of a prompt depends on more than the tokens that
+// /tokenize returns.
+var notPlanned = []string{"cache_salt", "prompt_embeds", "truncate_prompt_tokens", "documents"}
+
+// textParts are the types of the parts of a message that are text.
+var textParts = []string{"text", "input_text", "output_text", "refusal", "thinking"}
+
+const (
+	// tokenBytes bounds the answer of /tokenize: a token is at most one byte of text on
+	// average, and at most 8 bytes of JSON. answerBytes is what the chat's template and the rest of the answer may add.
+	tokenBytes  = 8
+	answerBytes = 64 << 10
+)
+
+// unsupported refuses a request with a field that the planned router does not support.
+func unsupported(field, why string) error {
+	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "unsupported", message: fmt.Sprintf("%s: %s; the gateway sends requests to a prefill/decode cluster (--planner), where that is not supported yet", field, why)}
+}
+
+// invalid refuses a request with a field that no engine takes.
+func invalid(field, why string) error {
+	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "invalid_request", message: field + ": " + why}
+}
+
+// checkFields refuses what the planned router does not support.
+func checkFields(f fields) error {
+	for _, name := range notPlanned {
+		if f.get(name) != nil {
+			return unsupported(name, "the KV of the prompt depends on it")
+		}
+	}
+	return nil
+}
+
+// checkMessages refuses a chat with parts that are no text.
+func checkMessages(raw json.RawMessage) error {
+	var messages []struct {
+		Content json.RawMessage `json:"content"`
+	}
+	if err := json.Unmarshal(raw, &messages); err != nil {
+		return invalid("messages", "want a list of messages")
+	}
+	for i, m := range messages {
+		if !bytes.HasPrefix(m.Content, []byte("[")) {
+			continue
+		}
+		var parts []json.RawMessage
+		if err := json.Unmarshal(m.Content, &parts); err != nil {
+			return invalid(fmt.Sprintf("messages[%d].content", i), err.Error())
+		}
+		for j, part := range parts {
+			var p struct {
+				Type string `json:"type"`
+			}
+			text := part[0] == '"' || json.Unmarshal(part, &p) == nil && slices.Contains(textParts, p.Type)
+			if !text {
+				return unsupported(fmt.Sprintf("messages[%d].content[%d].type", i, j), fmt.Sprintf("%q is no text", p.Type))
+			}
+		}
+	}
+	return nil
+}
+
+// onePrompt returns the only prompt of a completion request, which is a text or a list of
+// token ids.
+func onePrompt(raw json.RawMessage) (json.RawMessage, error) {
+	if raw == nil {
+		return nil, invalid("prompt", "there is none")
+	}
+	if raw[0] != '[' {
+		return raw, nil
+	}
+	inner := raw[afterSpace(raw, 1)]
+	if inner != '"' && inner != '[' {
+		return raw, nil // token ids
+	}
+	var each []json.RawMessage
+	if err := json.Unmarshal(raw, &each); err != nil {
+		return nil, invalid("prompt", err.Error())
+	}
+	if len(each) != 1 {
+		return nil, unsupported("prompt", fmt.Sprintf("the list has %d prompts; send one request for each", len(each)))
+	}
+	return each[0], nil
+}
+
+// tokensOf returns the tokens of a request's prompt: its own, or those that an engine makes of
+// its text. resp is an answer of that engine that the client gets in place of a completion.
+func (r *planned) tokensOf(out *http.Request, req *request) (tokens []kv.Token, resp *http.Response, err error) {
+	if err := checkFields(req.fields); err != nil {
+		return nil, nil, err
+	}
+	var ask payload
+	if isChat(out) {
+		messages := req.fields.get("messages")
+		if messages == nil {
+			return nil, nil, invalid("messages", "there are none")
+		}
+		if err := checkMessages(messages); err != nil {
+			return nil, nil, err
+		}
+		ask = req.fields.only(chatFields...).edited()
+	} else {
+		prompt, err := onePrompt(req.fields.get("prompt"))
+		if err != nil {
+			return nil, nil, err
+		}
+		switch prompt[0] {
+		case '[':
+			if err := json.Unmarshal(prompt, &tokens); err != nil {
+				return nil, nil, invalid("prompt", "want a text or a list of token ids: "+err.Error())
+			}
+		case '"':
+			ask = req.fields.only(textFields...).edited(edit{"prompt", prompt})
+		default:
+			return nil, nil, invalid("prompt", "want a text or a list of token ids")
+		}
+	}
+	if ask != nil {
+		if tokens, resp, err = r.tokenize(out, ask); resp != nil || err != nil {
+			return nil, resp, err
+		}
+	}
+	if len(tokens) == 0 {
+		return nil, nil, invalid("prompt", "it has no tokens")
+	}
+	return tokens, nil, nil
+}
+
+// isChat reports whether a request is one of a chat.
+func isChat(out *http.Request) bool { return strings.HasSuffix(out.URL.Path, "/chat/completions") }
+
+// tokenize asks an engine, and after its failure another one. The engine's refusal of the
+// request (4xx) is the answer for the client.
+func (r *planned) tokenize(out *http.Request, ask payload) ([]kv.Token, *http.Response, error) {
+	f := r.front
+	most := tokenBytes*ask.size() + answerBytes
+	if !f.bodies.TryAcquire(most) {
+		return nil, nil, busy(rejectMemory, noMemory)
+	}
+	defer f.bodies.Release(most)
+	req := out.Clone(out.Context())
+	req.URL.Path, req.URL.RawPath, req.URL.RawQuery = "/tokenize", "", ""
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Del("Accept-Encoding") // the gateway reads the answer
+	resp, err := f.pooled.route(req, &request{body: ask})
+	if err != nil {
+		if out.Context().Err() == nil {
+			f.metrics.tokenizeErrors.Inc()
+		}
+		return nil, nil, err
+	}
+	if resp.StatusCode != http.StatusOK {
+		f.metrics.tokenizeErrors.Inc()
+		if resp.StatusCode >= 400 && resp.StatusCode < 500 {
+			return nil, resp, nil
+		}
+	}
+	defer resp.Body.Close()
+	tokens, err := tokensIn(resp, most)
+	if err == nil {
+		return tokens, nil, nil
+	}
+	if out.Context().Err() != nil {
+		return nil, nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		f.metrics.tokenizeErrors.Inc()
+	}
+	return nil, nil, &refusal{reason: rejectEngines, status: http.StatusBadGateway, code: "tokenize_failed", message: fmt.Sprintf("%s: POST /tokenize: %v", resp.Body.(*answer).engine.name, err)}
+}
+
+// tokensIn reads the answer of /tokenize, which has at most the given bytes.
+func tokensIn(resp *http.Response, most int64) ([]kv.Token, error) {
+	if resp.StatusCode != http.StatusOK {
+		return nil, errors.New(resp.Status)
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(text)) > most {
+		return nil, fmt.Errorf("the answer has more than %d bytes", most)
+	}
+	var got struct {
+		Tokens []kv.Token `json:"tokens"`
+	}
+	if err := json.Unmarshal(text, &got); err != nil {
+		return nil, fmt.Errorf("the answer is not understood: %w", err)
+	}
+	if len(got.Tokens) == 0 {
+		return nil, errors.New("the answer has no tokens")
+	}
+	return got.Tokens, nil
+}
+
+// outputTokens returns how many tokens a request may generate: its own number, or otherwise.
+func outputTokens(f fields, chat bool, otherwise int) (int, error) {
+	names := []string{"max_tokens"}
+	if chat {
+		names = []string{"max_completion_tokens", "max_tokens"}
+	}
+	for _, name := range names {
+		given := f.get(name)
+		if given == nil {
+			continue
+		}
+		n, err := strconv.ParseInt(string(given), 10, 32)
+		if err != nil || n < 0 {
+			return 0, invalid(name, fmt.Sprintf("it is %.20s; want a whole number from 0 to %d", given, math.MaxInt32))
+		}
+		return int(n), nil
+	}
+	return otherwise, nil
+}
