@@ -259,6 +259,20 @@ func (c *connection) onNamespace(cmd *cobra.Command, do func(ctx context.Context
 
 // data calls f with an open Store, and closes the Store and its transfer engine afterwards.
 func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *client.Store) error) (err error) {
+	ctx, cancel := c.limitMove(cmd)
+	defer cancel()
+	defer func() {
+		// A call that the deadline ended may have returned a miss: report the deadline instead.
+		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			err = fmt.Errorf("not complete within --timeout %v: %s", c.timeout, explain(err))
+		}
+	}()
+	// The command prints its errors itself, so the client need not log them.
+	return c.store(ctx, slog.New(slog.DiscardHandler), func(s *client.Store) error { return f(ctx, s) })
+}
+
+// store is data without a limit of time. The client logs to log.
+func (c *connection) store(ctx context.Context, log *slog.Logger, f func(s *client.Store) error) (err error) {
 	if err := c.checkServers(); err != nil {
 		return err
 	}
@@ -270,14 +284,6 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	if err != nil {
 		return err
 	}
-	ctx, cancel := c.limitMove(cmd)
-	defer cancel()
-	defer func() {
-		// A call that the deadline ended may have returned a miss: report the deadline instead.
-		if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			err = fmt.Errorf("not complete within --timeout %v: %s", c.timeout, explain(err))
-		}
-	}()
 	engine, err := c.engine(ctx, t)
 	if err != nil {
 		return err
@@ -290,9 +296,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 	if err := c.awaitListening(ctx); err != nil {
 		return err
 	}
-	// The command prints its errors itself, so the client need not log them.
-	quiet := slog.New(slog.DiscardHandler)
-	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: quiet})
+	s, err := client.Open(ctx, client.Options{Servers: c.list(), Engine: engine, BearerToken: token, TLS: t, Insecure: c.insecure, Logger: log})
 	if err != nil {
 		return err
 	}
@@ -301,7 +305,7 @@ func (c *connection) data(cmd *cobra.Command, f func(ctx context.Context, s *cli
 			err = e
 		}
 	}()
-	return c.hinted(f(ctx, s))
+	return c.hinted(f(s))
 }
 
 // completeNamespaces offers the node's namespaces to the shell.

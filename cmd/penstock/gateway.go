@@ -2,13 +2,19 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/gateway"
+	"github.com/penstock-kv/penstock/kv"
 	"github.com/penstock-kv/penstock/server"
 	"github.com/penstock-kv/penstock/server/config"
 	"github.com/penstock-kv/penstock/server/front"
@@ -26,7 +32,12 @@ through unchanged, streams event by event.
 A request goes to another engine if the first is down, has many more requests than the
 others, or fails before it has sent the first byte of an answer. When all engines are busy
 a request waits, at most --queue-wait, and is then answered with 429 and Retry-After.
-docs/gateway.md has the rest.
+
+With --planner the gateway is in front of a prefill/decode cluster: it has an engine
+tokenize the prompt, asks the storage nodes (--servers, --namespace) for its cached
+prefix, and sends each request to the prefill and the decode engine that the planner has
+chosen. --engine NAME=URL then names each engine as its leader does. docs/gateway.md has
+the rest.
 
 A setting comes from a flag, else from the environment (PENSTOCK_ and the path of
 the key: PENSTOCK_MAX_IN_FLIGHT), else from --config FILE (YAML), else it has the
@@ -35,13 +46,45 @@ default shown here.
 SIGTERM and SIGINT drain: no connection is accepted, and requests in flight finish within
 --drain-timeout.`,
 		Example: `  penstock gateway --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000
-  penstock gateway --config gateway.yaml --listen 127.0.0.1:8080`,
+  penstock gateway --config gateway.yaml --listen 127.0.0.1:8080
+  penstock gateway --planner a:7430 --namespace m --servers b:7420 --engine p0=http://c:8000`,
 		Args: args(cobra.NoArgs),
 	}
 	runWithSettings(cmd, w.environ, config.DefaultGateway, func(ctx context.Context, cfg config.Gateway) error {
-		return runGateway(ctx, cfg, newLogger(w.err, cfg.Log))
+		log := newLogger(w.err, cfg.Log)
+		if cfg.Planner == "" {
+			return runGateway(ctx, cfg, nil, log)
+		}
+		return withCluster(ctx, cfg, w.startWithin, log, func(session *gateway.Gateway) error { return runGateway(ctx, cfg, session, log) })
 	})
 	return cmd
+}
+
+// withCluster calls run with a session with the planner and the storage nodes.
+func withCluster(ctx context.Context, cfg config.Gateway, startWithin time.Duration, log *slog.Logger, run func(*gateway.Gateway) error) error {
+	c := connection{
+		endpoint: endpoint{flag: "servers"}, servers: strings.Join(cfg.Servers, ","), tokenFile: cfg.TokenFile, ca: cfg.CA, cert: cfg.Cert, key: cfg.CertKey,
+		tls: cfg.TLS, insecure: cfg.PlainToken, startWithin: startWithin,
+	}
+	return c.store(ctx, log, func(store *client.Store) error {
+		ns, err := store.Namespace(ctx, cfg.Namespace)
+		if err != nil {
+			return err
+		}
+		if ns.Index != kv.IndexTrie {
+			return fmt.Errorf("config: namespace: %q is flat; a gateway looks for prefixes and needs a chained one: %w", ns.Name, config.ErrConfig)
+		}
+		conn, err := c.dial(cfg.Planner)
+		if err != nil {
+			return fmt.Errorf("planner: %w", err)
+		}
+		defer conn.Close()
+		session, err := gateway.New(gateway.Options{Namespace: ns, Store: store, Planner: conn})
+		if err != nil {
+			return err
+		}
+		return run(session)
+	})
 }
 
 // frontOf turns the configuration into the front's options.
@@ -51,6 +94,7 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 		MaxAttempts: cfg.MaxAttempts, LoadFactor: cfg.LoadFactor, PrefixBlocks: cfg.PrefixBlocks,
 		MaxBodyBytes: int64(cfg.MaxBody), BodyMemoryBytes: int64(cfg.BodyMemory),
 		HealthInterval: cfg.HealthInterval.Std(), HealthTimeout: cfg.HealthTimeout.Std(),
+		OutputTokens: cfg.OutputTokens, ReplanWait: cfg.ReplanWait.Std(),
 	}
 	for _, text := range cfg.Engines {
 		name, base := config.NamedEngine(text)
@@ -70,11 +114,14 @@ func frontOf(cfg config.Gateway) (front.Options, error) {
 	return o, nil
 }
 
-// runGateway serves until ctx ends, and then drains.
-func runGateway(ctx context.Context, cfg config.Gateway, log *slog.Logger) error {
+// runGateway serves until ctx ends, and then drains. session may be nil.
+func runGateway(ctx context.Context, cfg config.Gateway, session *gateway.Gateway, log *slog.Logger) error {
 	opts, err := frontOf(cfg)
 	if err != nil {
 		return err
+	}
+	if session != nil {
+		opts.Planner, opts.Instance = session, rand.Text()
 	}
 	secure, err := serverTLS(cfg.Auth)
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -9,17 +10,26 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/penstock-kv/penstock/client"
+	"github.com/penstock-kv/penstock/client/leader"
+	"github.com/penstock-kv/penstock/client/traffic"
 	"github.com/penstock-kv/penstock/internal/cluster"
 	"github.com/penstock-kv/penstock/internal/testkit"
+	"github.com/penstock-kv/penstock/kv"
 )
 
 // gatewayArgs returns the arguments of a gateway that a test can start.
 func gatewayArgs(engines ...string) []string {
-	return []string{"gateway", "--engine", strings.Join(engines, ","), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}
+	args := []string{"gateway", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-format", "json"}
+	for _, e := range engines {
+		args = append(args, "--engine", e)
+	}
+	return args
 }
 
 // startGateway runs a gateway in this process until the test ends, or stop is called. It
@@ -165,6 +175,7 @@ func TestGatewayMistakes(t *testing.T) {
 		{[]string{"--config", typo}, nil, typo + `:2: unknown key "max_que"; did you mean "max_queue"?`},
 		{nil, []string{"PENSTOCK_ENGINE=http://a", "PENSTOCK_QUEUE_WAIT=long"}, "PENSTOCK_QUEUE_WAIT"},
 		{[]string{"http://a"}, nil, "http://a"},
+		{[]string{"--engine", "http://a", "--planner", "a:7430", "--servers", "a:7420"}, nil, "config: namespace: "},
 	} {
 		r := penstock(t, "", c.environ, append([]string{"gateway"}, c.args...)...)
 		if r.code != exitUsage || !strings.Contains(r.err, c.want) || strings.Count(r.err, "bad configuration") > 1 {
@@ -248,5 +259,81 @@ func TestGatewayDrains(t *testing.T) {
 	})
 	if err := p.Err(); err != nil || !strings.Contains(p.Log(), `"msg":"draining"`) || !strings.Contains(p.Log(), `"msg":"stopped"`) {
 		t.Errorf("it ended with %v\n%s", err, p.Log())
+	}
+}
+
+// idle is an engine of a cluster without KV, which ends its part of a request at once.
+type idle struct{}
+
+func (idle) Start(_ context.Context, r *leader.Request) { r.Done(nil) }
+func (idle) Read(string, traffic.Part)                  {}
+func (idle) Cut(string)                                 {}
+func (idle) Recompute(string, traffic.Part)             {}
+
+// TestGatewayOfCluster: the command finds the planner and the storage node, and a request
+// reaches both engines of a cluster. The engines stand for their HTTP alone.
+func TestGatewayOfCluster(t *testing.T) {
+	testkit.VerifyNone(t)
+	node := startServed(t, t.TempDir())
+	node.run("ns", "create", "m", "--layers", "2", "--block-tokens", "4", "--token-bytes", "1024").must(t)
+	address := testkit.Port(t)
+	planner, r := tryServed(t, nil, "planner", "--listen", address, "--http", "", "--log-format", "json", "--schedule-block-tokens", "4", "--schedule-min-part", "4")
+	if planner == nil {
+		t.Fatalf("planner: exit %d\n%s", r.code, r.err)
+	}
+	conn, err := client.Dial(address, client.DialOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	var leaders sync.WaitGroup
+	defer leaders.Wait()
+	defer cancel()
+	asked := make(chan string, 2)
+	args := gatewayArgs()
+	for role, name := range map[leader.Role]string{leader.Prefill: "p0", leader.Decode: "d0"} {
+		e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/tokenize":
+				fmt.Fprint(w, `{"tokens":[1,2,3]}`)
+			case "/v1/completions":
+				body, _ := io.ReadAll(r.Body)
+				asked <- string(body)
+				fmt.Fprint(w, name)
+			}
+		}))
+		t.Cleanup(e.Close)
+		args = append(args, "--engine", name+"="+e.URL)
+		l, err := leader.New(leader.Options{
+			Group: name, Node: name, Role: role, Geometry: kv.SingleGroup(2, 4, 512), Planner: conn, FetchEvery: time.Millisecond,
+			Members: []leader.Member{{Name: name, Engine: idle{}, DeviceBlocks: 1000}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaders.Go(func() { l.Run(ctx) })
+	}
+	args = append(args, "--planner", address, "--namespace", "m", "--servers", node.ready.Listen)
+	s := startGateway(t, args...)
+	resp, err := gatewayClient(t, nil).Post("http://"+s.ready.Listen+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if text, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 || string(text) != "d0" {
+		t.Errorf("%v, %s, %v", resp, text, err)
+	}
+	for range 2 {
+		if body := <-asked; !strings.Contains(body, `"kv_transfer_params":{"penstock":{"attempt":"`) {
+			t.Errorf("an engine got %s", body)
+		}
+	}
+	if r := s.stop(); r.code != exitOK || !strings.Contains(r.err, `"msg":"stopped"`) {
+		t.Errorf("exit %d\n%s", r.code, r.err)
+	}
+	r = penstock(t, "", nil, append(args, "--namespace", "other")...)
+	if r.code == exitOK || !strings.Contains(r.err, "other") {
+		t.Errorf("a namespace that is not there: exit %d, %s", r.code, r.err)
 	}
 }

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -28,6 +29,18 @@ type Gateway struct {
 	HealthInterval Duration `yaml:"health_interval" doc:"time between two polls of an engine's /health"`
 	HealthTimeout  Duration `yaml:"health_timeout" doc:"how long an engine may take to answer a poll"`
 
+	Planner      string   `yaml:"planner" doc:"address of the planner of a prefill/decode cluster, host:port; it then chooses the engines of completions. Empty: the gateway chooses one by prefix and load"`
+	Namespace    string   `yaml:"namespace" doc:"namespace of the cluster's KV at the storage nodes; needed with a planner"`
+	Servers      []string `yaml:"servers" doc:"gRPC addresses of the storage nodes, host:port with commas between; needed with a planner"`
+	OutputTokens int      `yaml:"output_tokens" doc:"tokens that the planner reserves for the output of a request that does not limit it"`
+	ReplanWait   Duration `yaml:"replan_wait" doc:"how long a request whose engines failed before the first byte of the answer waits for the planner to start it again"`
+	TokenFile    string   `yaml:"token_file" doc:"file with the bearer token of planner and storage nodes"`
+	CA           string   `yaml:"ca" doc:"CA (PEM) that their certificates are signed by; implies tls"`
+	Cert         string   `yaml:"cert" doc:"client certificate (PEM) for them; implies tls"`
+	CertKey      string   `yaml:"key" doc:"private key (PEM) of cert"`
+	TLS          bool     `yaml:"tls" doc:"use TLS to planner and storage nodes, with the system's CAs unless ca is given"`
+	PlainToken   bool     `yaml:"plain_token" doc:"send the token of token_file in plain text to a planner or storage node on another machine"`
+
 	Auth     Auth `yaml:"auth"`
 	Log      Log  `yaml:"log"`
 	Insecure bool `yaml:"insecure" doc:"allow listening beyond loopback without a token or clients' certificates: anyone who reaches the port can use the engines"`
@@ -49,6 +62,8 @@ func DefaultGateway() Gateway {
 		BodyMemory:     1 << 30,
 		HealthInterval: Duration(2 * time.Second),
 		HealthTimeout:  Duration(5 * time.Second),
+		OutputTokens:   1024,
+		ReplanWait:     Duration(30 * time.Second),
 		Log:            Log{Level: "info", Format: "text"},
 	}
 }
@@ -92,12 +107,12 @@ func (g *Gateway) Validate() error {
 			seen[u.JoinPath("/").String()] = true
 		}
 	}
-	for key, v := range map[string]int{"max_in_flight": g.MaxInFlight, "max_queue": g.MaxQueue, "max_attempts": g.MaxAttempts, "prefix_blocks": g.PrefixBlocks} {
+	for key, v := range map[string]int{"max_in_flight": g.MaxInFlight, "max_queue": g.MaxQueue, "max_attempts": g.MaxAttempts, "prefix_blocks": g.PrefixBlocks, "output_tokens": g.OutputTokens} {
 		if v <= 0 {
 			bad(key, "must be positive, is %d", v)
 		}
 	}
-	for key, d := range map[string]Duration{"queue_wait": g.QueueWait, "health_interval": g.HealthInterval, "health_timeout": g.HealthTimeout} {
+	for key, d := range map[string]Duration{"queue_wait": g.QueueWait, "health_interval": g.HealthInterval, "health_timeout": g.HealthTimeout, "replan_wait": g.ReplanWait} {
 		if d <= 0 {
 			bad(key, "must be positive, is %v", d)
 		}
@@ -114,10 +129,36 @@ func (g *Gateway) Validate() error {
 	case g.BodyMemory < g.MaxBody+1<<20:
 		bad("body_memory", "%v is less than max_body, %v, and 1 MiB", g.BodyMemory, g.MaxBody)
 	}
+	g.checkCluster(bad)
 	g.Auth.check(bad)
 	g.Log.check(bad)
 	if !g.Insecure {
 		g.Auth.checkExposure(bad, map[string]string{"listen": g.Listen})
 	}
 	return errors.Join(errs...)
+}
+
+// checkCluster complains of settings for a prefill/decode cluster that cannot be, or not
+// together. Credentials without a planner are no mistake: other commands read the same variables.
+func (g *Gateway) checkCluster(bad complaint) {
+	if (g.Cert == "") != (g.CertKey == "") {
+		bad("cert, key", "give both or neither")
+	}
+	if g.Planner == "" {
+		if g.Namespace != "" || len(g.Servers) > 0 {
+			bad("planner", "is empty, but namespace or servers are given, which only a cluster with a planner needs")
+		}
+		return
+	}
+	if g.Namespace == "" {
+		bad("namespace", "name the namespace of the cluster's KV: the planner needs it")
+	}
+	if len(g.Servers) == 0 {
+		bad("servers", "name at least one storage node (--servers HOST:PORT): the planner needs the length of the cached prefix")
+	}
+	for i, s := range g.Servers {
+		if s == "" || slices.Contains(g.Servers[:i], s) {
+			bad("servers", "storage node %q is empty or named twice", s)
+		}
+	}
 }

@@ -36,6 +36,10 @@ func TestGatewayNeedsOnlyEngines(t *testing.T) {
 		func(c *config.Gateway) { c.MaxBody, c.BodyMemory = 1<<30, 1<<30+1<<20 },
 		func(c *config.Gateway) { c.Listen, c.Insecure = "0.0.0.0:7440", true },
 		func(c *config.Gateway) { c.Listen, c.Auth.TokenFile = "0.0.0.0:7440", "token" },
+		func(c *config.Gateway) { c.TokenFile, c.CA, c.TLS = "token", "ca", true },
+		func(c *config.Gateway) {
+			c.Planner, c.Namespace, c.Servers, c.Cert, c.CertKey = "a:7430", "m", []string{"a:7420", "b:7420"}, "cert", "key"
+		},
 	} {
 		c := gatewayOf("http://10.0.0.1:8000")
 		spoil(&c)
@@ -83,6 +87,16 @@ func TestGatewayMistakes(t *testing.T) {
 		{"health_interval", func(c *config.Gateway) { c.HealthInterval = 0 }},
 		{"health_timeout", func(c *config.Gateway) { c.HealthTimeout = -1 }},
 		{"auth.tls_cert, auth.tls_key", func(c *config.Gateway) { c.Auth.TLSKey = "x" }},
+		{"planner", func(c *config.Gateway) { c.Namespace = "m" }},
+		{"planner", func(c *config.Gateway) { c.Servers = []string{"a:7420"} }},
+		{"namespace", func(c *config.Gateway) { c.Planner, c.Servers = "a:7430", []string{"a:7420"} }},
+		{"servers", func(c *config.Gateway) { c.Planner, c.Namespace = "a:7430", "m" }},
+		{"servers", func(c *config.Gateway) {
+			c.Planner, c.Namespace, c.Servers = "a:7430", "m", []string{"a:7420", "a:7420"}
+		}},
+		{"output_tokens", func(c *config.Gateway) { c.OutputTokens = 0 }},
+		{"replan_wait", func(c *config.Gateway) { c.ReplanWait = -1 }},
+		{"cert, key", func(c *config.Gateway) { c.Cert = "x" }},
 		{"auth.client_ca", func(c *config.Gateway) { c.Auth.ClientCA = "x" }},
 		{"log.level", func(c *config.Gateway) { c.Log.Level = "loud" }},
 		{"log.format", func(c *config.Gateway) { c.Log.Format = "xml" }},

@@ -298,7 +298,7 @@ func (f *Front) serve(w http.ResponseWriter, r *http.Request) {
 	if req.completion && r.Header.Get("Content-Encoding") == "" {
 		var err error
 		if req.fields, err = parseFields(body); err != nil {
-			f.reject(w, rejectBody, http.StatusBadRequest, "invalid_json", "the body is not a JSON object: "+err.Error())
+			f.reject(w, rejectBody, http.StatusBadRequest, "invalid_json", "the body must be a JSON object: "+err.Error())
 			return
 		}
 	}
