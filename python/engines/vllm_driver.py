@@ -365,7 +365,8 @@ def drift() -> list[str]:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.outputs import KVConnectorOutput
 
-    from penstock.vllm.connector import PenstockConnector, PromMetrics, Stats
+    from penstock.vllm import PenstockConnector
+    from penstock.vllm._engine import PromMetrics, Stats
 
     found = []
     for ours in (PenstockConnector, PromMetrics, Stats):

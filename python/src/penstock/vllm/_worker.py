@@ -14,13 +14,35 @@ from penstock._store import Group, GroupKind, Job, KeyResult, Namespace, Store
 from penstock.vllm._layout import Definition, Layout, Part, read_layout
 from penstock.vllm._plan import Load, Options, Plan, Report, Save
 
-__all__ = ["Worker", "open_namespace"]
+__all__ = ["Worker", "define", "open_namespace"]
 
 _log = logging.getLogger("penstock.vllm")
 
 
 def open_namespace(store: Store, d: Definition) -> Namespace:
     return store.namespace(d.name, tenant=d.tenant, block_tokens=d.block_tokens, groups=d.groups, dtype=d.dtype, layout=d.layout, ids=True)
+
+
+def define(options: _adapter.Connection, layout: Layout, facts: Mapping[str, Any], rank: int, ranks: int) -> Definition:
+    """Return the namespace of a rank. facts are the engine's."""
+    all_facts = {**facts, **layout.facts, "ranks": ranks}
+    return Definition(
+        name=_adapter.namespace_name(options.namespace, str(facts["model"]), all_facts, f"tp{ranks}.{rank}"),
+        tenant=options.tenant,
+        block_tokens=layout.block_tokens,
+        groups=tuple(
+            Group(
+                GroupKind.WINDOW if group.window else GroupKind.FULL,
+                len(group.layers),
+                group.layers[0].page // layout.block_tokens,
+                group.window,
+            )
+            for group in layout.groups
+        ),
+        dtype=str(layout.facts["layers"][0][4]).removeprefix("torch."),
+        layout=_adapter.digest({**all_facts, "rank": rank}),
+        rank=rank,
+    )
 
 
 _PARALLEL = 2
@@ -75,24 +97,7 @@ class Worker:
         if self._options.load == "layers":
             self._parts = layout.parts(self._options.layers_per_read)
             self._part_of = {layer.name: part for part in self._parts for layer in part.layers}
-        all_facts = {**facts, **layout.facts, "ranks": ranks}
-        definition = self.definition = Definition(
-            name=_adapter.namespace_name(self._options.namespace, str(facts["model"]), all_facts, f"tp{ranks}.{rank}"),
-            tenant=self._options.tenant,
-            block_tokens=layout.block_tokens,
-            groups=tuple(
-                Group(
-                    GroupKind.WINDOW if group.window else GroupKind.FULL,
-                    len(group.layers),
-                    group.layers[0].page // layout.block_tokens,
-                    group.window,
-                )
-                for group in layout.groups
-            ),
-            dtype=str(layout.facts["layers"][0][4]).removeprefix("torch."),
-            layout=_adapter.digest({**all_facts, "rank": rank}),
-            rank=rank,
-        )
+        definition = self.definition = define(self._options, layout, facts, rank, ranks)
 
         def open_one(**options: int) -> tuple[Store, Namespace]:
             store = self._options.open(any_memory=False, **options)

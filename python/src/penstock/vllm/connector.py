@@ -13,11 +13,9 @@ It is glue: the scheduler's decisions are in _scheduler, the transfers in _worke
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -28,12 +26,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-from vllm.lora.utils import get_adapter_absolute_path
-from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
 from penstock import _adapter, errors
-from penstock.vllm._extra import Adapters, Extras
-from penstock.vllm._layout import Definition
+from penstock.vllm._engine import Handshake, PromMetrics, Stats, check_policy, extras_of, facts_of, new_events, refuse_unsupported
 from penstock.vllm._plan import EVENTS, LIVE_MAX, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
 from penstock.vllm._worker import Worker
@@ -42,8 +37,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["PenstockConnector", "new_weights"]
-
-_log = logging.getLogger("penstock.vllm")
 
 
 @dataclass
@@ -60,46 +53,6 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
         return WorkerMetadata(self.report.merge(other.report))
 
 
-@dataclass
-class Handshake(KVConnectorHandshakeMetadata):
-    definition: Definition
-
-
-@dataclass
-class Stats(KVConnectorStats):
-    """How often each event of EVENTS has happened since the last step."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def reset(self) -> None:
-        self.data = {}
-
-    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        return Stats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in {**self.data, **other.data}})
-
-    def reduce(self) -> dict[str, int | float]:
-        return dict(self.data)
-
-    def is_empty(self) -> bool:
-        return not self.data
-
-
-class PromMetrics(KVConnectorPromMetrics):
-    """The events as counters at the engine's /metrics."""
-
-    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._counters: dict[tuple[int, str], Any] = {}
-        for name, text in EVENTS.items():
-            counter = self._counter_cls(name=f"vllm:penstock_{name}", documentation=text, labelnames=labelnames)
-            for engine, values in per_engine_labelvalues.items():
-                self._counters[engine, name] = counter.labels(*values)
-
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        for name, n in transfer_stats_data.items():
-            self._counters[engine_idx, name].inc(n)
-
-
 class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     """Keeps the KV cache in Penstock. docs/engines.md has the options."""
 
@@ -107,22 +60,18 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         given = self._kv_transfer_config.kv_connector_extra_config
         options = _options(given)
-        _refuse_unsupported(vllm_config)
+        refuse_unsupported(vllm_config)
         self._layers = options.load == "layers"
         if self._layers:
             _refuse_layers(vllm_config, kv_cache_config)
         self._counters = _adapter.Counters("vllm")
-        self._sent = dict.fromkeys(EVENTS, 0)
+        self._sent: dict[str, int] = {}
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            if self._kv_transfer_config.kv_load_failure_policy != "recompute":
-                _log.warning(
-                    'kv_load_failure_policy is "%s": a request whose load fails ends with an error. Set it to "recompute" for a cache',
-                    self._kv_transfer_config.kv_load_failure_policy,
-                )
+            check_policy(self._kv_transfer_config)
             role_of = self._kv_transfer_config
-            extras = _extras(vllm_config, options)
+            extras = extras_of(vllm_config, options.lookup_timeout)
             self._scheduler = Scheduler(options, self._counters, extras, loads=role_of.is_kv_consumer, saves=role_of.is_kv_producer)
         else:
             self._worker = Worker(options, self._counters)
@@ -146,7 +95,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         assert self._worker is not None
         parallel = self._vllm_config.parallel_config
-        facts = {"model": self._model, **_facts(self._vllm_config, kv_caches)}
+        facts = {"model": self._model, **facts_of(self._vllm_config, kv_caches)}
         self._worker.register(kv_caches, self._kv_cache_config, facts, parallel.rank, parallel.tensor_parallel_size)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
@@ -259,10 +208,7 @@ class PenstockConnector(KVConnectorBase_V1, SupportsHMA):
     # -- metrics
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        now = {name: self._counters[name] for name in EVENTS}
-        new = {name: n - self._sent[name] for name, n in now.items() if n != self._sent[name]}
-        self._sent = now
-        return Stats(new) if new else None
+        return new_events(self._counters, EVENTS, self._sent)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
@@ -284,9 +230,10 @@ def new_weights(worker: Any, version: int = 0) -> int:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     connector = get_kv_transfer_group()
-    if not isinstance(connector, PenstockConnector) or connector._worker is None:
+    side = getattr(connector, "_worker", None)
+    if not isinstance(side, Worker):
         raise errors.InvalidError(f"the worker's KV connector is {type(connector).__name__}; want PenstockConnector")
-    return connector._worker.bump(version)
+    return side.bump(version)
 
 
 def _options(extra_config: dict[str, Any]) -> Options:
@@ -311,55 +258,3 @@ def _refuse_layers(config: Any, kv_cache_config: Any) -> None:
             f'the option load is "layers", and long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on'
             ' blocks that another one has still to compute again. Set load to "async", or the threshold to 0'
         )
-
-
-def _refuse_unsupported(config: Any) -> None:
-    """Raise InvalidError for what would need another layout of namespaces than one for each tensor-parallel rank."""
-    parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if (size := getattr(parallel, name, 1)) != 1:
-            raise errors.InvalidError(f"{name} is {size}; PenstockConnector knows tensor parallelism only")
-
-
-def _facts(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides the bytes of the KV cache, but for the tensors' shapes."""
-    model = config.model_config
-    layers = config.compilation_config.static_forward_context
-    backends = set()
-    for name in kv_caches:
-        layer = layers.get(name)
-        get_backend = getattr(layer, "get_attn_backend", None)
-        backends.add(f"{get_backend().get_name() if get_backend else '?'} {getattr(layer, 'isa', '')}".strip())
-    return {
-        "engine": f"vllm {vllm.__version__}",
-        "revision": str(model.revision or ""),
-        "config": _adapter.digest({"hf": model.hf_config.to_json_string(use_diff=False)}),
-        "dtype": str(model.dtype),
-        "quantization": str(model.quantization or ""),
-        "cache_dtype": str(config.cache_config.cache_dtype),
-        "backends": sorted(backends),
-    }
-
-
-def _extras(config: Any, options: Options) -> Extras:
-    """Return the part of a block's name that does not come from the tokens, for the requests of an engine."""
-
-    def keys(request: Any, start: int, end: int) -> Any:
-        found, _ = generate_block_hash_extra_keys(request, start, end, 0)
-        return found
-
-    adapters: Adapters | None = None
-    decides: tuple[object, ...] = ()
-    if (lora := config.lora_config) is not None:
-        adapters = Adapters(get_adapter_absolute_path)
-        decides = (
-            str(lora.lora_dtype),
-            None if lora.target_modules is None else tuple(sorted(lora.target_modules)),
-            lora.fully_sharded_loras,
-            lora.enable_tower_connector_lora,
-            lora.enable_mixed_moe_lora_format,
-            lora.enable_moe_shared_loras,
-        )
-    images = config.model_config.multimodal_config
-    hashed = images is None or images.mm_processor_cache_gb > 0 or config.cache_config.enable_prefix_caching
-    return Extras(keys, adapters, decides, images=hashed, timeout=options.lookup_timeout)

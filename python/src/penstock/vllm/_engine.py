@@ -1,0 +1,136 @@
+"""What the connectors take from vLLM and give to it: its configuration, the names of blocks, metrics."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.lora.utils import get_adapter_absolute_path
+from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
+
+from penstock import _adapter, errors
+from penstock.vllm._extra import Adapters, Extras
+from penstock.vllm._layout import Definition
+from penstock.vllm._plan import EVENTS
+
+_log = logging.getLogger("penstock.vllm")
+
+__all__ = ["Handshake", "PromMetrics", "Stats", "check_policy", "extras_of", "facts_of", "new_events", "refuse_unsupported"]
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):
+    definition: Definition
+
+
+@dataclass
+class Stats(KVConnectorStats):
+    """How often each event has happened since the last step."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        return Stats({name: self.data.get(name, 0) + other.data.get(name, 0) for name in {**self.data, **other.data}})
+
+    def reduce(self) -> dict[str, int | float]:
+        return dict(self.data)
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The events as counters at the engine's /metrics."""
+
+    EVENTS: ClassVar[dict[str, str]] = EVENTS
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[tuple[int, str], Any] = {}
+        for name, text in self.EVENTS.items():
+            counter = self._counter_cls(name=f"vllm:penstock_{name}", documentation=text, labelnames=labelnames)
+            for engine, values in per_engine_labelvalues.items():
+                self._counters[engine, name] = counter.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, n in transfer_stats_data.items():
+            self._counters[engine_idx, name].inc(n)
+
+
+def check_policy(config: Any) -> None:
+    """Warn if the engine fails a request whose load fails. config is its KVTransferConfig."""
+    if config.kv_load_failure_policy != "recompute":
+        _log.warning(
+            'kv_load_failure_policy is "%s": a request whose load fails ends with an error. Set it to "recompute" for a cache',
+            config.kv_load_failure_policy,
+        )
+
+
+def new_events(counters: _adapter.Counters, events: dict[str, str], sent: dict[str, int]) -> Stats | None:
+    """Return what has happened since the last call, or None if nothing has. ``sent`` has what was returned before."""
+    new = {name: counters[name] - sent.get(name, 0) for name in events if counters[name] != sent.get(name, 0)}
+    for name, n in new.items():
+        sent[name] = sent.get(name, 0) + n
+    return Stats(new) if new else None
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raise InvalidError for what would need another layout of namespaces than one for each tensor-parallel rank."""
+    parallel = config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if (size := getattr(parallel, name, 1)) != 1:
+            raise errors.InvalidError(f"{name} is {size}; the connector knows tensor parallelism only")
+
+
+def facts_of(config: Any, kv_caches: dict[str, Any]) -> dict[str, Any]:
+    """Return what decides the bytes of the KV cache, but for the tensors' shapes."""
+    model = config.model_config
+    layers = config.compilation_config.static_forward_context
+    backends = set()
+    for name in kv_caches:
+        layer = layers.get(name)
+        get_backend = getattr(layer, "get_attn_backend", None)
+        backends.add(f"{get_backend().get_name() if get_backend else '?'} {getattr(layer, 'isa', '')}".strip())
+    return {
+        "engine": f"vllm {vllm.__version__}",
+        "revision": str(model.revision or ""),
+        "config": _adapter.digest({"hf": model.hf_config.to_json_string(use_diff=False)}),
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization or ""),
+        "cache_dtype": str(config.cache_config.cache_dtype),
+        "backends": sorted(backends),
+    }
+
+
+def extras_of(config: Any, timeout: float) -> Extras:
+    """Return the part of a block's name that does not come from the tokens, for the requests of an engine.
+
+    ``timeout`` bounds how long a request waits for its adapter's files, in seconds.
+    """
+
+    def keys(request: Any, start: int, end: int) -> Any:
+        found, _ = generate_block_hash_extra_keys(request, start, end, 0)
+        return found
+
+    adapters: Adapters | None = None
+    decides: tuple[object, ...] = ()
+    if (lora := config.lora_config) is not None:
+        adapters = Adapters(get_adapter_absolute_path)
+        decides = (
+            str(lora.lora_dtype),
+            None if lora.target_modules is None else tuple(sorted(lora.target_modules)),
+            lora.fully_sharded_loras,
+            lora.enable_tower_connector_lora,
+            lora.enable_mixed_moe_lora_format,
+            lora.enable_moe_shared_loras,
+        )
+    images = config.model_config.multimodal_config
+    hashed = images is None or images.mm_processor_cache_gb > 0 or config.cache_config.enable_prefix_caching
+    return Extras(keys, adapters, decides, images=hashed, timeout=timeout)
