@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harness import readme
-from harness.faults import penstock
+from harness.faults import blocks
 from harness.model import FIRST_TOKEN
 from harness.sessions import Session
 from harness.vllm import BLOCK, OUTPUT, Stored, connector
@@ -115,11 +115,6 @@ def hit_tokens(port: int) -> float:
     lines = readme.http(port, "/metrics").splitlines()
     (hits,) = [float(line.split()[-1]) for line in lines if line.startswith("vllm:penstock_hit_tokens_total{")]
     return hits
-
-
-def blocks(node: testing.Node) -> int:
-    """Return how many blocks the node has."""
-    return sum(int(one["blocks"]) for one in penstock("ns", "list", "--server", node.address)["namespaces"])
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -85,13 +85,19 @@ class Driver:
         adapters: list[dict[str, Any] | None] | None = None,
         images: list[int | None] | None = None,
         epoch: int = 0,
+        attempts: list[str] | None = None,
     ) -> list[dict[str, Any]]:
         """Return the tokens of each prompt, greedy, and how many of its tokens were cached. Saves are complete when it returns.
 
-        An adapter has the fields of LoRARequest. An image is the seed of its noise. All requests name the epoch, if it is not 0.
+        An adapter has the fields of LoRARequest. An image is the seed of its noise. All requests name the epoch, if it is not 0, and
+        each the planner's attempt.
         """
-        named = {"kv_transfer_params": {"penstock": {"epoch": epoch}}} if epoch else None
-        sampling = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, extra_args=named)
+
+        def sampling(i: int) -> SamplingParams:
+            named = {**({"attempt": attempts[i]} if attempts else {}), **({"epoch": epoch} if epoch else {})}
+            extra = {"kv_transfer_params": {"penstock": named}} if named else None
+            return SamplingParams(temperature=0, max_tokens=output, ignore_eos=True, extra_args=extra)
+
         requests: list[dict[str, Any]] = [{"prompt_token_ids": p} for p in prompts]
         for request, salt in zip(requests, salts or [], strict=False):
             if salt is not None:
@@ -100,7 +106,7 @@ class Driver:
             if seed is not None:
                 request["multi_modal_data"] = {"image": noise(seed)}
         loras = None if adapters is None else [None if a is None else LoRARequest(**a) for a in adapters]
-        done = self.llm.generate(requests, sampling, use_tqdm=False, lora_request=loras)
+        done = self.llm.generate(requests, [sampling(i) for i in range(len(prompts))], use_tqdm=False, lora_request=loras)
         # In a process of its own the engine takes these steps by itself.
         while self.scheduler is not None and self.scheduler.has_pending_push_work():
             self.llm.llm_engine.step()
@@ -138,9 +144,15 @@ class Driver:
 
     def counters(self) -> dict[str, int]:
         """Return the connector's events, of the scheduler's side and of the worker in this process."""
-        from penstock.vllm._plan import EVENTS
+        from penstock.vllm import _pd_plan, _plan
 
+        EVENTS = {**_plan.EVENTS, **_pd_plan.EVENTS}
         return {name: self.scheduler._counters[name] + self.worker._counters[name] for name in EVENTS}
+
+    def namespace(self) -> dict[str, str]:
+        """Return what a gateway has to know of the namespace of PenstockDualPath."""
+        definition = self.worker._worker.definition
+        return {"name": definition.name, "dtype": definition.dtype, "layout": definition.layout}
 
     def metrics(self) -> dict[str, float]:
         """Return the connector's metrics as the engine publishes them."""
@@ -354,7 +366,7 @@ class Host:
 
 
 def drift() -> list[str]:
-    """Return the differences between the signatures that the connector was written for and those of the installed engine."""
+    """Return the differences between the signatures that the connectors were written for and those of the installed engine."""
     from vllm.config.lora import LoRAConfig
     from vllm.config.multimodal import MultiModalConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorTransferResults, SupportsHMA
@@ -365,11 +377,11 @@ def drift() -> list[str]:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.outputs import KVConnectorOutput
 
-    from penstock.vllm import PenstockConnector
+    from penstock.vllm import PenstockConnector, PenstockDualPath
     from penstock.vllm._engine import PromMetrics, Stats
 
     found = []
-    for ours in (PenstockConnector, PromMetrics, Stats):
+    for ours in (PenstockConnector, PenstockDualPath, PromMetrics, Stats):
         for name, function in vars(ours).items():
             theirs = getattr(ours.__mro__[1], name, None)
             if (name.startswith("_") and name != "__init__") or not callable(theirs):
@@ -380,17 +392,17 @@ def drift() -> list[str]:
             )
             if a != b:
                 found.append(f"{ours.__name__}.{name} takes {a}; the engine's takes {b}")
-    missing = PenstockConnector.__abstractmethods__
-    found += [f"PenstockConnector lacks {name}" for name in sorted(missing)]
+    for ours in (PenstockConnector, PenstockDualPath):
+        found += [f"{ours.__name__} lacks {name}" for name in sorted(ours.__abstractmethods__)]
     uses: dict[Any, list[str]] = {
         BlockPool: ["evict_blocks", "touch", "free_blocks"],
-        KVConnectorBase_V1: ["bind_kv_cache_manager"],
+        KVConnectorBase_V1: ["bind_connector_metadata", "bind_kv_cache_manager"],
         KVConnectorBlockState: ["get_block_ids"],
-        SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state"],
+        SchedulerOutput: ["num_scheduled_tokens", "kv_connector_block_state", "preempted_req_ids"],
         KVCacheConfig: ["num_blocks", "kv_cache_groups"],
         KVCacheGroupSpec: ["layer_names", "kv_cache_spec"],
         KVConnectorOutput: ["failed_recving", "finished_recving", "invalid_block_ids", "kv_connector_worker_meta"],
-        KVConnectorTransferResults: ["failed_recving", "finished_recving"],
+        KVConnectorTransferResults: ["failed_recving", "finished_recving", "finished_sending"],
         LoRAConfig: [
             "enable_mixed_moe_lora_format",
             "enable_moe_shared_loras",

@@ -40,6 +40,11 @@ def namespaces(node: Node) -> dict[str, int]:
     return {one["name"]: one["id"] for one in listed}
 
 
+def blocks(node: Node) -> int:
+    """Return how many blocks the node has."""
+    return sum(int(one["blocks"]) for one in penstock("ns", "list", "--server", node.address)["namespaces"])
+
+
 def _slots(node: Node, file: Path, namespace: int, depth: int) -> list[tuple[int, int]]:
     """Return the first byte of each slot of a namespace from a depth on, and the first byte behind the slot."""
     number = file.name.removeprefix("segment-")

@@ -1,6 +1,6 @@
-"""The commands of README.md, run as a user runs them.
+"""The commands of README.md and of pages in docs, run as a user runs them.
 
-A test takes a block of shell commands out of README.md and replaces in it what is the test's own: the model, the data
+A test takes a block of shell commands out of a page and replaces in it what is the test's own: the model, the data
 directory, the node's address. The rest runs as it stands.
 """
 
@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parents[3]
 _PATIENCE = 900
 
 
-def commands(word: str) -> list[str]:
-    """Return the commands of that block of README.md which has the word in it."""
-    found = [block for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M) if word in block]
+def commands(word: str, page: str = "README.md") -> list[str]:
+    """Return the commands of that block of a page which has the word in it."""
+    found = [block for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), re.S | re.M) if word in block]
     if len(found) != 1:
-        raise ValueError(f"README.md has {len(found)} blocks of shell commands with {word!r}; want 1")
+        raise ValueError(f"{page} has {len(found)} blocks of shell commands with {word!r}; want 1")
     complete, command = [], ""
     for line in found[0].replace("\\\n", "").splitlines(keepends=True):
         command += line
@@ -47,7 +47,7 @@ def replace(command: str, values: Mapping[str, str]) -> str:
     """Return the command with values in place of words, all of which it must have."""
     for word, value in values.items():
         if word not in command:
-            raise ValueError(f"README.md: {command!r} has no {word!r}")
+            raise ValueError(f"{command!r} has no {word!r}")
         command = command.replace(word, value)
     return command
 
@@ -134,10 +134,19 @@ class Server:
 def node(command: str, directory: Path) -> Iterator[str]:
     """Run the README's penstock serve until the block ends, on free ports and a small disk. Yield its address."""
     command = replace(command, {"/tmp/penstock": str(directory / "data"), "8GiB": "256MiB"})
-    settings = {"LISTEN": "127.0.0.1:0", "DATA_LISTEN": "127.0.0.1:0", "HTTP": "127.0.0.1:0", "ARENA": "64MiB", "FREE_FLOOR": "16MiB"}
-    environ = {f"PENSTOCK_{name}": value for name, value in {**settings, "LOG_FORMAT": "json"}.items()}
-    with Server(command, '"msg":"ready"', log=directory / "node.log", env=environ) as server:
-        yield json.loads(server.line)["listen"]
+    settings = {"DATA_LISTEN": "127.0.0.1:0", "ARENA": "64MiB", "FREE_FLOOR": "16MiB"}
+    with penstock(command, directory / "node.log", settings) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def penstock(command: str, log: Path, settings: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a server of the program until the block ends, on free ports. Yield its address."""
+    all_settings = {"LISTEN": "127.0.0.1:0", "HTTP": "127.0.0.1:0", "LOG_FORMAT": "json", **(settings or {})}
+    environ = {f"PENSTOCK_{name}": value for name, value in all_settings.items()}
+    with Server(command, '"msg":"ready"', log=log, env=environ) as server:
+        line = json.loads(server.line)
+        yield line.get("listen") or line["grpc"]
 
 
 def port() -> int:

@@ -31,6 +31,21 @@ def connector(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def dual_path(servers: testing.Node, planner: testing.Planner, engine: str, *, prefill: bool, **extra: Any) -> dict[str, Any]:
+    """Return the configuration of PenstockDualPath, with further options."""
+    bounds = dict.fromkeys(("connect_timeout", "start_timeout", "job_timeout", "layer_timeout", "append_timeout"), 120)
+    return {
+        "kv_connector": "PenstockDualPath",
+        "kv_connector_module_path": "penstock.vllm",
+        "kv_role": "kv_producer" if prefill else "kv_consumer",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "servers": servers.address, "planner": planner.address, "engine": engine, "machine": f"machine of {engine}",
+            "namespace": "dual", "buffer_mib": 64, **bounds, **extra,
+        },
+    }  # fmt: skip
+
+
 def tier(servers: testing.Node | str, **extra: Any) -> dict[str, Any]:
     """Return the configuration of PenstockTier behind the copy worker for the CPU, with further options."""
     options = {"servers": _address(servers), **PATIENT, "store_timeout": 120, **extra}

@@ -1,5 +1,5 @@
 """Penstock for vLLM. ``PenstockConnector`` moves blocks between the engine's KV cache and Penstock, ``PenstockTier`` between
-vLLM's offloading and Penstock.
+vLLM's offloading and Penstock. ``PenstockDualPath`` makes an engine one of a prefill/decode cluster.
 
 vLLM is imported by the first use of a class, not by this package. docs/engines.md says how to configure it.
 """
@@ -11,11 +11,12 @@ from typing import Any
 
 _PLACES = {
     "PenstockConnector": "penstock.vllm.connector",
+    "PenstockDualPath": "penstock.vllm.dualpath",
     "PenstockTier": "penstock.vllm.tier",
     "new_weights": "penstock.vllm.connector",
 }
 
-__all__ = ["PenstockConnector", "PenstockTier", "new_weights"]
+__all__ = ["PenstockConnector", "PenstockDualPath", "PenstockTier", "new_weights"]
 
 
 def __getattr__(name: str) -> Any:

@@ -28,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from penstock import _adapter, errors
+from penstock.vllm import _pd_worker
 from penstock.vllm._engine import Handshake, PromMetrics, Stats, check_policy, extras_of, facts_of, new_events, refuse_unsupported
 from penstock.vllm._plan import EVENTS, LIVE_MAX, Options, Plan, Report
 from penstock.vllm._scheduler import Scheduler
@@ -231,8 +232,8 @@ def new_weights(worker: Any, version: int = 0) -> int:
 
     connector = get_kv_transfer_group()
     side = getattr(connector, "_worker", None)
-    if not isinstance(side, Worker):
-        raise errors.InvalidError(f"the worker's KV connector is {type(connector).__name__}; want PenstockConnector")
+    if not isinstance(side, (Worker, _pd_worker.Worker)):
+        raise errors.InvalidError(f"the worker's KV connector is {type(connector).__name__}; want PenstockConnector or PenstockDualPath")
     return side.bump(version)
 
 

@@ -1,0 +1,183 @@
+"""PenstockDualPath in vLLM's own engines: prefill and decode engines of a cluster, a real planner, and a real node."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness.faults import blocks, damage
+from harness.sessions import Session
+from harness.vllm import BLOCK, OUTPUT, Stored, Vllm, dual_path
+
+from penstock import Event, EventKind, Gateway, Request, Store, testing
+
+TIMEOUT = 300
+BATCH = 10  # requests that are under way at once
+ALONE = {"enable_prefix_caching": False}
+ENDS = (EventKind.DONE, EventKind.FAILED)
+
+
+class Cluster:
+    """Engines of a cluster by name. Names with p prefill, names with d decode."""
+
+    def __init__(self, vllm: Vllm, node: testing.Node, planner: testing.Planner, names: list[str], **options: Any) -> None:
+        self.vllm, self.node, self.planner = vllm, node, planner
+        self.names = names
+        self.options = {**ALONE, **options}
+        for name in names:
+            self.start(name)
+        self.store = Store(node.address)
+        definition = vllm.call(names[0], "namespace")
+        self.ns = self.store.namespace(**definition, block_tokens=BLOCK, layers=4, token_bytes=512, ids=True)
+        self.gateway = Gateway(self.ns, planner.address)
+        self.count = 0
+
+    def start(self, name: str) -> None:
+        self.vllm.start(name, dual_path(self.node, self.planner, name, prefill=name[0] == "p"), **self.options)
+
+    def close(self) -> None:
+        self.gateway.close()
+        self.store.close()
+        for name in self.names:
+            self.vllm.stop(name)
+
+    def serve(self, prompts: list[list[int]]) -> list[tuple[list[int], list[Event]]]:
+        """Serve prompts at once, as a gateway does: each attempt is sent to both of its engines. Return tokens and events of each."""
+        first = self.count
+        self.count += len(prompts)
+        requests = [self.gateway.submit(f"request {first + i}", tokens=p, output=OUTPUT) for i, p in enumerate(prompts)]
+        events: dict[Request, list[Event]] = {r: [] for r in requests}
+        tokens: dict[Request, list[int]] = {}
+        sent: set[str] = set()
+        end = time.monotonic() + TIMEOUT
+
+        def last(request: Request) -> Event | None:
+            """The event that decides what to do now: an attempt to be sent, or the end."""
+            event = events[request][-1] if events[request] else None
+            decides = event is not None and (event.kind in ENDS or (event.kind == EventKind.STARTED and event.attempt not in sent))
+            return event if decides else None
+
+        while True:
+            while not all(last(r) for r in requests):
+                assert time.monotonic() < end, events
+                for event in self.gateway.wait(1):
+                    events[event.request].append(event)
+            starts = [(r, e) for r in requests if (e := last(r)) is not None and e.kind == EventKind.STARTED]
+            if not starts:
+                return [(tokens[r], events[r]) for r in requests]
+            self._send(starts, dict(zip(requests, prompts, strict=True)), tokens)
+            sent.update(e.attempt for _, e in starts)
+
+    def _send(self, starts: list[tuple[Request, Event]], prompts: dict[Request, list[int]], tokens: dict[Request, list[int]]) -> None:
+        what: dict[str, Any] = {}
+        places: dict[str, list[Request]] = {}
+        for request, event in starts:
+            for name, output in ((event.prefill, 1), (event.decode, OUTPUT)):
+                places.setdefault(name, []).append(request)
+                _, arguments = what.setdefault(name, ["generate", {"prompts": [], "output": output, "attempts": [], "epoch": event.epoch}])
+                arguments["prompts"].append(prompts[request])
+                arguments["attempts"].append(event.attempt)
+        answers = self.vllm.host.call("calls", what=what, timeout=600)
+        for name, these in answers.items():
+            assert [a["finish"] for a in these] == ["length"] * len(these)
+            if name[0] == "d":
+                tokens.update((r, a["tokens"]) for r, a in zip(places[name], these, strict=True))
+
+    def stored(self, stored: Stored) -> None:
+        """Wait until the node has all blocks of a model, and no others."""
+        end = time.monotonic() + TIMEOUT
+        while (have := blocks(self.node)) != len(stored):
+            assert time.monotonic() < end, (have, len(stored))
+
+    def counters(self, name: str) -> dict[str, int]:
+        seen: dict[str, int] = self.vllm.call(name, "counters")
+        return seen
+
+
+@contextlib.contextmanager
+def cluster(vllm: Vllm, names: list[str], **options: Any) -> Iterator[Cluster]:
+    # No request waits for an engine that is busy with others.
+    rates = ["--schedule-prefill-rate", "1000000", "--schedule-read-rate", "1000000"]
+    with testing.node(capacity="1GiB", arena="64MiB") as node, testing.planner(block_tokens=BLOCK, args=rates) as planner:
+        made = Cluster(vllm, node, planner, names, **options)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture(scope="module")
+def plain(vllm: Vllm, agents: list[Session]) -> list[list[list[int]]]:
+    """The tokens of an engine without Penstock, for each turn of each session."""
+    vllm.start("alone", None)
+    tokens = [[a["tokens"] for a in vllm.generate("alone", [s.turns[k].prompt for s in agents])] for k in range(len(agents[0].turns))]
+    vllm.stop("alone")
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("names", "options"), [(["p0", "d0", "d1"], {}), (["p0", "d0"], {"max_num_batched_tokens": 96})], ids=["1P2D", "chunks"]
+)
+def test_sessions(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]], names: list[str], options: dict[str, Any]) -> None:
+    """All turns of all sessions have the tokens of one engine alone, and each finds what the turns before have stored."""
+    count = len(agents) if not options else 10
+    stored = Stored()
+    read: dict[str, int] = dict.fromkeys(names, 0)
+    with cluster(vllm, names, **options) as c:
+        for k in range(len(plain)):
+            for first in range(0, count, BATCH):
+                prompts = [s.turns[k].prompt for s in agents[first : first + BATCH]]
+                for i, (tokens, events) in enumerate(c.serve(prompts)):
+                    assert tokens == plain[k][first + i]
+                    assert events[-1].kind == EventKind.DONE
+                    assert [e.reason for e in events if e.kind == EventKind.REPLANNED] == []
+                    (started,) = [e for e in events if e.kind == EventKind.STARTED]
+                    assert started.read_by_prefill + started.read_by_decode == stored.cached(prompts[i])
+                    read[started.prefill] += started.read_by_prefill
+                    read[started.decode] += started.read_by_decode
+                for i, prompt in enumerate(prompts):
+                    stored.add(prompt, plain[k][first + i])
+                c.stored(stored)
+        for name in names:
+            seen = c.counters(name)
+            assert seen["attempts_failed"] == seen["failed_blocks"] == seen["dropped_blocks"] == seen["unavailable"] == 0
+    assert all(read.values()), read  # the machines of both sides have read
+
+
+def test_faults(vllm: Vllm, agents: list[Session], plain: list[list[list[int]]]) -> None:
+    """A damaged disk, another planner, a decode engine that has died, and new weights: the tokens are those of one engine alone."""
+
+    def turn(k: int) -> list[list[int]]:
+        return [s.turns[k].prompt for s in agents[:5]]
+
+    def check(k: int) -> list[list[Event]]:
+        served = c.serve(turn(k))
+        assert [tokens for tokens, _ in served] == plain[k][:5]
+        assert all(events[-1].kind == EventKind.DONE for _, events in served)
+        return [events for _, events in served]
+
+    with cluster(vllm, ["p0", "d0"]) as c:
+        check(0)
+        c.node.kill()
+        damage(c.node)
+        c.node.start()
+        check(1)
+
+        c.planner.kill()
+        c.planner.start()
+        check(2)
+
+        vllm.host.call("stop", name="d0", kill=True)
+        c.start("d0")
+        check(3)
+
+        # The engines learn of new weights by vLLM's hook. Until then they refuse attempts of a later epoch.
+        epoch = c.ns.bump()
+        for name in c.names:
+            assert vllm.call(name, "new_weights", version=epoch) == [epoch]
+        for events in check(0):
+            (matched,) = [e for e in events if e.kind == EventKind.MATCHED]
+            assert (matched.hit, matched.epoch) == (0, epoch)

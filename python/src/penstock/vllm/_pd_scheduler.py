@@ -1,0 +1,431 @@
+"""The scheduler's side of PenstockDualPath: the engine's session with the planner, and its jobs.
+
+    planner ── START, READ, CUT, RECOMPUTE, END ──► leader's thread ─► attempts ─┐
+    gateway ── request with the attempt's name ───► lookup ──────────────────────┴► jobs, orders ─► Plan, each step
+    planner ◄── progress, stopped, passed, done ── update ◄─ Report, each step
+
+A request names its attempt in kv_transfer_params, {"penstock": {"attempt": NAME, "epoch": N}}. The planner's order and the
+request come by different ways, in either order.
+
+A prefill engine's job begins when both are there, and the request is scheduled when storage has been read: no step waits for
+storage. A decode engine's job begins when the engine has blocks for the prompt. A request that names no attempt is computed
+without the cache. So is a request whose attempt has failed; the gateway, which hears of the failure, ends it and sends another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock import _adapter, errors
+from penstock._cluster import Action, ActionKind, Attempt, Leader, Role
+from penstock._store import Namespace, Store
+from penstock.vllm._pd_plan import Append, Definition, Ended, Job, Options, Order, Plan, Progress, Report, Step
+from penstock.vllm._worker import open_namespace
+
+__all__ = ["Scheduler"]
+
+_log = logging.getLogger("penstock.vllm")
+
+_ID = _adapter.Chain.SIZE
+
+
+@dataclass
+class _Open:
+    store: Store
+    ns: Namespace
+    leader: Leader
+
+    def close(self) -> None:
+        self.leader.close()
+        self.store.close()
+
+
+@dataclass
+class _Turn:
+    """An attempt of the planner at this engine."""
+
+    attempt: Attempt
+    early: list[Order] = field(default_factory=list)  # those before the job
+    job: bool = False  # the workers have its job, or get it with the next plan
+    request: str = ""  # the engine's id of the request, if it has come
+    loaded: int | None = None  # prefill: the first block to compute, when storage is read
+    served: bool = False  # decode: the engine has completed the output
+
+
+class _Request:
+    """The connector's state of one request of the engine that names an attempt."""
+
+    def __init__(self, request: Any, name: str, epoch: int, since: float) -> None:
+        self.request = request
+        self.name = name
+        self.epoch = epoch
+        self.since = since
+        self.chain: _adapter.Chain | None = None
+        self.alone = False  # the engine computes it without the other side
+        self.pages = 0  # prefill: blocks that the worker knows
+        self.appended = 0  # decode: blocks that are stored, or are being stored
+
+
+class Scheduler:
+    """Decides in each step what the worker moves. Only attach waits for nodes, and no call for the planner.
+
+    The lock guards the attempts, which the leader's thread and the engine's thread use.
+    """
+
+    def __init__(self, options: Options, counters: _adapter.Counters, *, role: Role, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._counters = counters
+        self._role = role
+        self._clock = clock
+        self._block = 0
+        self._epoch = 0
+        self._link: _adapter.Link[_Open] | None = None
+        self._thread: threading.Thread | None = None
+        self._requests: dict[str, _Request] = {}
+        self._lock = threading.Lock()
+        self._turns: dict[str, _Turn] = {}
+        self._jobs: list[Job] = []
+        self._orders: list[Order] = []
+        self._cancels: list[str] = []
+        self._running: dict[str, str] = {}  # by attempt: the requests whose job has not ended on the worker
+        self._held: set[str] = set()  # finished requests whose blocks the engine holds for their job
+        self._freed: list[str] = []  # those whose job has ended
+        self._lost: list[tuple[str, tuple[int, ...]]] = []  # decode: requests that wait for a job which does not begin
+
+    # -- life
+
+    def attach(self, definition: Definition) -> None:
+        """Open the namespace and the session with the planner. It waits for the nodes for at most connect_timeout."""
+        self._block = definition.block_tokens
+        o = self._options
+
+        def open_() -> _Open:
+            store = o.open()
+            try:
+                ns = open_namespace(store, definition)
+                leader = Leader(
+                    ns, o.planner, group=o.group or o.engine, node=o.machine, role=self._role, members=[definition.member], token=o.token,
+                    token_file=o.token_file, ca_file=o.ca_file, cert_file=o.cert_file, key_file=o.key_file, insecure=o.insecure,
+                )  # fmt: skip
+            except BaseException:
+                store.close()
+                raise
+            self._epoch = ns.epoch
+            self._thread = threading.Thread(target=self._lead, args=(leader,), name="penstock-leader", daemon=True)
+            self._thread.start()
+            return _Open(store, ns, leader)
+
+        self._link = _adapter.Link(f"penstock: engine {o.engine}", open_, retry=o.retry_interval, log=_log)
+        self._link.wait(o.connect_timeout)
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            if self._link.value is not None:
+                self._link.value.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- the planner's orders
+
+    def _lead(self, leader: Leader) -> None:
+        with contextlib.suppress(errors.ClosedError):
+            while True:
+                for action in leader.wait():
+                    with self._lock:
+                        self._take(action)
+
+    def _take(self, action: Action) -> None:
+        """Take an action of the planner. The lock is held."""
+        attempt = action.attempt
+        turn = self._turns.get(attempt.name)
+        if action.kind == ActionKind.START:
+            self._turns[attempt.name] = _Turn(attempt)
+            self._counters.add("attempts")
+        elif turn is None:
+            return  # it has ended here
+        elif action.kind == ActionKind.END:
+            if turn.job:
+                self._cancels.append(attempt.name)
+            else:
+                self._done(turn, "the planner gave the attempt up")
+        else:
+            order = Order(attempt.name, action.kind, action.part)
+            (self._orders if turn.job else turn.early).append(order)
+
+    def _done(self, turn: _Turn, failure: str = "", intact: int = 0) -> None:
+        """End an attempt. The lock is held."""
+        self._turns.pop(turn.attempt.name, None)
+        turn.attempt.done(failure or None, intact=intact)
+        if failure:
+            self._counters.add("attempts_failed")
+            self._counters.warn(f"attempt {self._role}", f"an attempt has failed, and the planner plans its request again: {failure}")
+
+    # -- requests
+
+    def lookup(self, request: Any) -> tuple[int | None, bool]:
+        """Return how many tokens a load brings, and whether it brings them between steps.
+
+        None: ask again.
+        """
+        state = self._state(request)
+        if state is None or state.alone:
+            return 0, False
+        with self._lock:
+            turn = self._turns.get(state.name)
+            if turn is None and state.chain is None:
+                if self._clock() - state.since < self._options.start_timeout:
+                    return None, False
+                return self._alone(state, f"no order of the planner for attempt {state.name} within {self._options.start_timeout:g} s")
+            if turn is None:
+                return self._alone(state, "the planner has given the attempt up")
+            if not turn.request:
+                failure = self._accept(state, turn)
+                if failure:
+                    self._done(turn, failure)
+                    return self._alone(state, failure)
+            if turn.request != request.request_id:
+                return self._alone(state, f"request {turn.request} has named attempt {state.name} before")
+            if self._role == Role.DECODE:
+                return request.num_tokens, True
+            if turn.loaded is None:
+                return None, False
+            return turn.loaded * self._block, False
+
+    def _state(self, request: Any) -> _Request | None:
+        """Return the state of a request that names an attempt."""
+        state = self._requests.get(request.request_id)
+        if state is None:
+            named = (request.kv_transfer_params or {}).get("penstock")
+            if named is None:
+                return None
+            name, epoch = (named.get("attempt"), named.get("epoch")) if isinstance(named, dict) else (None, None)
+            if not isinstance(name, str) or type(epoch) is not int:
+                self._counters.add("unnamed")
+                self._counters.warn(
+                    "name",
+                    f'"penstock" in kv_transfer_params is {named!r}; want {{"attempt": NAME, "epoch": N}}. The engine computes alone',
+                )
+                return None
+            state = self._requests[request.request_id] = _Request(request, name, epoch, self._clock())
+        return state
+
+    def _alone(self, state: _Request, why: str) -> tuple[int, bool]:
+        """Compute a request without the other side."""
+        state.alone = True
+        self._counters.add("unavailable")
+        self._counters.warn("alone", f"request {state.request.request_id} is computed alone: {why}")
+        return 0, False
+
+    def _give_up(self, state: _Request, why: str) -> tuple[int, bool]:
+        """End the attempt of a request, which goes on alone."""
+        with self._lock:
+            turn = self._turns.get(state.name)
+            if turn is not None and turn.request == state.request.request_id:
+                if state.name in self._running:
+                    self._cancels.append(state.name)
+                else:
+                    self._done(turn, why)
+        return self._alone(state, why)
+
+    def _accept(self, state: _Request, turn: _Turn) -> str:
+        """Join a request with its attempt. Return why that cannot be. The lock is held."""
+        request, attempt = state.request, turn.attempt
+        assert self._link is not None
+        assert self._link.value is not None
+        ns = self._link.value.ns
+        if attempt.epoch != self._epoch or state.epoch != self._epoch:
+            return (
+                f"the attempt is at epoch {attempt.epoch}, the request names epoch {state.epoch}, and the engine has the weights of"
+                f" epoch {self._epoch}"
+            )
+        if request.lora_request is not None or request.cache_salt or request.mm_features or request.prompt_embeds is not None:
+            return "its KV depends on more than the tokens (LoRA, a cache salt, images); PenstockDualPath serves tokens only"
+        state.chain = _adapter.Chain(ns, self._block)
+        full = state.chain.extend(request.all_token_ids)
+        if attempt.prompt_tokens != request.num_tokens or bytes(attempt.ids.blob[: full * _ID]) != bytes(state.chain.ids):
+            return f"the gateway planned a prompt of {attempt.prompt_tokens} tokens and the engine has another one, of {request.num_tokens}"
+        if attempt.hit * self._block >= request.num_tokens:
+            return (
+                f"{attempt.hit} cached blocks of {self._block} tokens cover all of a prompt of {request.num_tokens}; the engine"
+                " computes one token at least"
+            )
+        turn.request = request.request_id
+        state.appended = full
+        if self._role == Role.PREFILL:
+            self._begin(state, turn, ())
+        return ""
+
+    def _begin(self, state: _Request, turn: _Turn, pages: tuple[int, ...]) -> None:
+        """Plan the job of an attempt. The lock is held."""
+        a = turn.attempt
+        turn.job = True
+        self._running[a.name] = turn.request
+        self._counters.add("loads")
+        self._counters.add("hit_tokens", a.hit * self._block)
+        assert state.chain is not None
+        self._jobs.append(
+            Job(
+                a.name, turn.request, bytes(state.chain.ids), a.epoch, -(-a.prompt_tokens // self._block), a.hit, tuple(a.parts),
+                a.peer_address, a.peer_token, pages,
+            )
+        )  # fmt: skip
+        self._orders += turn.early
+        turn.early = []
+
+    def allocated(self, request: Any, blocks: Sequence[int]) -> None:
+        """Begin the job of a decode engine, which has its blocks now."""
+        state = self._requests.get(request.request_id)
+        if state is None or state.alone or self._role == Role.PREFILL:
+            return
+        pages = tuple(blocks[: -(-request.num_tokens // self._block)])
+        with self._lock:
+            turn = self._turns.get(state.name)
+            if turn is None:  # the planner has given it up since lookup
+                self._alone(state, "the planner has given the attempt up")
+                self._lost.append((request.request_id, pages))
+            elif not turn.job:
+                self._begin(state, turn, pages)
+
+    # -- a step
+
+    def plan(self, scheduled: dict[str, int], resolve: Callable[[str], Sequence[int]], preempted: Iterable[str] = ()) -> Plan:
+        """Return what begins in this step. resolve returns the blocks of a request.
+
+        The engine may give the blocks of preempted requests to others in this step: the worker ends their jobs before it.
+        """
+        for name in preempted:
+            if name in self._requests:
+                self._give_up(self._requests[name], "the engine has preempted the request")
+        plan = Plan(idle=not scheduled)
+        for name, tokens in scheduled.items():
+            state = self._requests.get(name)
+            if state is None or state.alone or state.chain is None:
+                continue
+            end = min(state.request.num_computed_tokens + tokens, state.request.num_tokens)
+            if self._role == Role.PREFILL:
+                self._prefill_step(plan, state, end, resolve(name))
+            else:
+                self._decode_step(plan, state, end, resolve(name))
+        with self._lock:
+            plan.jobs, self._jobs = self._jobs, []
+            plan.orders, self._orders = self._orders, []
+            plan.cancels, self._cancels = [name for name in self._cancels if name in self._running], []
+            plan.freed, self._freed = self._freed, []
+            plan.lost, self._lost = self._lost, []
+        return plan
+
+    def _prefill_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
+        with self._lock:
+            turn = self._turns.get(state.name)
+            if turn is None or state.name not in self._running:
+                return
+            prompt = turn.attempt.prompt_tokens
+        if end > prompt:
+            return
+        whole = -(-prompt // self._block)
+        pages = tuple(blocks[state.pages : whole])
+        state.pages += len(pages)
+        plan.steps.append(Step(state.name, pages, whole if end == prompt else end // self._block))
+
+    def _decode_step(self, plan: Plan, state: _Request, end: int, blocks: Sequence[int]) -> None:
+        assert state.chain is not None
+        with self._lock:
+            turn = self._turns.get(state.name)
+            epoch = 0 if turn is None else turn.attempt.epoch
+        if turn is None or end // self._block <= state.appended:
+            return
+        state.chain.extend(state.request.all_token_ids)
+        while state.appended < min(end // self._block, len(state.chain)):
+            block = state.appended
+            plan.appends.append(Append(state.name, bytes(state.chain.ids[: (block + 1) * _ID]), epoch, blocks[block]))
+            state.appended += 1
+
+    def update(self, report: Report) -> None:
+        """Take what the worker reports after a step."""
+        with self._lock:
+            for name, first in report.loaded.items():
+                if name in self._turns:
+                    self._turns[name].loaded = first
+            for name, read in report.reads:
+                turn = self._turns.get(name)
+                if turn is None:
+                    continue
+                if isinstance(read, Progress):
+                    turn.attempt.progress(read.part, read.upto, read.bytes)
+                else:
+                    turn.attempt.stopped(read.part, read.upto, gone=read.gone)
+            for name, ended in report.ended.items():
+                self._ended(name, ended)
+        for epoch in report.epochs.values():
+            self._epoch = max(self._epoch, epoch)
+            self._counters.add("epochs")
+
+    def _ended(self, name: str, ended: Ended) -> None:
+        """Take the end of a job. The lock is held."""
+        request = self._running.pop(name)
+        if request in self._held:
+            self._held.remove(request)
+            self._freed.append(request)
+        turn = self._turns.get(name)
+        if ended.failure:
+            self._counters.add("load_failures")
+            if request in self._requests:
+                self._requests[request].alone = True
+            if turn is not None:
+                self._done(turn, ended.failure, ended.intact)
+        elif turn is not None:
+            if self._role == Role.PREFILL or turn.served:
+                self._done(turn)
+            else:
+                turn.attempt.passed()
+
+    def finished(self, request: Any) -> bool:
+        """Forget a request. Return whether its blocks are held until the worker reports the end of its job."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
+            return False
+        with self._lock:
+            turn = self._turns.get(state.name)
+            if turn is None or turn.request != request.request_id:
+                return False
+            if state.name in self._running:
+                complete = request.num_output_tokens > 0
+                if self._role == Role.PREFILL:
+                    if not complete:
+                        self._cancels.append(state.name)
+                    self._held.add(request.request_id)
+                    return True
+                if complete:
+                    turn.served = True
+                else:
+                    self._cancels.append(state.name)
+                return False
+            self._done(turn, "" if turn.job else "the engine's request has ended")
+        return False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is under way or to be begun, so that the engine has to go on with its steps."""
+        return bool(self._running or self._freed)
+
+    # -- new weights
+
+    def reset(self) -> bool:
+        """Begin a new epoch. Return whether the nodes have confirmed it within connect_timeout."""
+        if self._link is None or self._link.refused is not None:
+            return True  # nothing is ever loaded
+        try:
+            self._epoch = self._link.call(lambda opened: opened.ns.bump()).result(self._options.connect_timeout)
+        except (errors.Error, FutureTimeoutError) as e:
+            self._counters.warn("bump", f"no new epoch yet: {e!r}. Attempts of a later epoch are refused until then")
+            return False
+        self._counters.add("epochs")
+        return True

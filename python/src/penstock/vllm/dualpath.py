@@ -1,0 +1,246 @@
+"""PenstockDualPath, a KVConnectorBase_V1 of vLLM: an engine of a prefill/decode cluster that a planner schedules.
+
+kv_role kv_producer makes the engine a prefill engine, kv_consumer a decode engine. It is glue: the decisions are in _pd_scheduler,
+the transfers in _pd_worker.
+
+    scheduler's process                                     worker's process
+    get_num_new_matched_tokens ─► lookup                    KV cache ◄═► buffer ◄═► storage, and the engine of the other side
+    update_state_after_alloc   ─► a decode job
+    build_connector_meta       ─► Plan ──────────────────►  bind_connector_metadata  jobs, pages, orders
+                                                            wait_for_layer_load      prefill: the layer is there
+                                                            save_kv_layer            prefill: the layer leaves
+                                                            wait_for_save            decode: filled blocks are stored
+    update_connector_output    ◄─ Report, ready, freed ◄──  get_transfer_results
+
+Prefill loads synchronously: vLLM runs wait_for_layer_load only then, and the model computes a layer while the next ones arrive. It
+does so when storage has been read, so the pass waits for DRAM and for the other engine only. Decode loads asynchronously: its
+requests wait without a step of the engine, during all of prefill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from penstock import _adapter, errors
+from penstock._cluster import Role
+from penstock.vllm import _engine
+from penstock.vllm._pd_plan import EVENTS, Definition, Options, Plan, Report
+from penstock.vllm._pd_scheduler import Scheduler
+from penstock.vllm._pd_worker import Worker
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PenstockDualPath"]
+
+
+@dataclass
+class Metadata(KVConnectorMetadata):
+    plan: Plan
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    report: Report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        assert isinstance(other, WorkerMetadata)
+        return WorkerMetadata(self.report.merge(other.report))
+
+
+class PromMetrics(_engine.PromMetrics):
+    EVENTS: ClassVar[dict[str, str]] = EVENTS
+
+
+class PenstockDualPath(KVConnectorBase_V1):
+    """Makes the engine one of a prefill/decode cluster. docs/dualpath.md has the options."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        options = _options(self._kv_transfer_config.kv_connector_extra_config)
+        part = _role(self._kv_transfer_config)
+        _refuse(vllm_config, kv_cache_config)
+        self._counters = _adapter.Counters("vllm-dualpath")
+        self._sent: dict[str, int] = {}
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            _engine.check_policy(self._kv_transfer_config)
+            self._scheduler = Scheduler(options, self._counters, role=part)
+        else:
+            self._worker = Worker(options, self._counters, role=part)
+        self._model = options.model or vllm_config.model_config.model
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return True  # a CUDA graph of all layers would not call wait_for_layer_load
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a preempted prefill fails its attempt, and the planner plans the request again
+
+    def shutdown(self) -> None:
+        for side in (self._scheduler, self._worker):
+            if side is not None:
+                side.close()
+
+    # -- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        assert self._worker is not None
+        parallel = self._vllm_config.parallel_config
+        facts = {"model": self._model, **_engine.facts_of(self._vllm_config, kv_caches)}
+        self._worker.register(kv_caches, self._kv_cache_config, facts, parallel.rank, parallel.tensor_parallel_size)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        assert self._worker is not None
+        definition = self._worker.definition
+        return None if definition is None else _engine.Handshake(definition)
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        assert self._worker is not None
+        assert isinstance(connector_metadata, Metadata)
+        self._worker.begin(connector_metadata.plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Do nothing: without synchronous loads vLLM calls this after the forward pass, and jobs begin before it."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        assert self._worker is not None
+        self._worker.wait_for_layer(layer_name)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        assert self._worker is not None
+        self._worker.save_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        assert self._worker is not None
+        self._worker.end()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        assert self._worker is not None
+        self._worker.end()  # with a draft model, wait_for_save comes after this
+        self._worker.poll()
+        loaded = self._worker.take_loaded()
+        return KVConnectorTransferResults(finished_sending=self._worker.take_freed(), finished_recving=loaded)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        assert self._worker is not None
+        return self._worker.take_failed()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        assert self._worker is not None
+        report = self._worker.take_report()
+        return None if report is None else WorkerMetadata(report)
+
+    # -- scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        assert self._scheduler is not None
+        (handshake,) = metadata.values()
+        assert isinstance(handshake, _engine.Handshake)
+        assert isinstance(handshake.definition, Definition)
+        self._scheduler.attach(handshake.definition)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._scheduler is not None
+        return self._scheduler.lookup(request)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._scheduler is not None
+        if num_external_tokens:
+            self._scheduler.allocated(request, blocks.get_block_ids()[0])
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        assert self._scheduler is not None
+        state = scheduler_output.kv_connector_block_state
+        return Metadata(
+            self._scheduler.plan(
+                scheduler_output.num_scheduled_tokens, lambda name: state.get_block_ids(name)[0], scheduler_output.preempted_req_ids or ()
+            )
+        )
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._scheduler is not None
+        metadata = connector_output.kv_connector_worker_meta
+        if metadata is not None:
+            assert isinstance(metadata, WorkerMetadata)
+            self._scheduler.update(metadata.report)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        assert self._scheduler is not None
+        return self._scheduler.finished(request), None
+
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.busy
+
+    def reset_cache(self) -> bool | None:
+        """Begin a new epoch, so that KV of older weights is not found. Return False if the nodes have not confirmed it in time."""
+        assert self._scheduler is not None
+        return self._scheduler.reset()
+
+    # -- metrics
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return _engine.new_events(self._counters, EVENTS, self._sent)
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return _engine.Stats(dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: dict[int, list[object]]
+    ) -> KVConnectorPromMetrics | None:
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+def _options(extra_config: dict[str, Any]) -> Options:
+    where = "kv_connector_extra_config of PenstockDualPath"
+    options = _adapter.options(Options, extra_config, where=where)
+    for name in ("planner", "engine"):
+        if not getattr(options, name):
+            raise errors.InvalidError(f"{where}: no option {name!r}, and no variable PENSTOCK_{name.upper()}")
+    if not options.buffer_mib:
+        raise errors.InvalidError(f"{where}: option 'buffer_mib': 0; want at least 1")
+    return options
+
+
+def _role(config: Any) -> Role:
+    """Return the engine's part in the cluster."""
+    if config.is_kv_producer and config.is_kv_consumer:
+        raise errors.InvalidError(
+            'kv_role is "kv_both"; with PenstockDualPath an engine is "kv_producer", for prefill, or "kv_consumer", for decode'
+        )
+    return Role.PREFILL if config.is_kv_producer else Role.DECODE
+
+
+def _refuse(config: Any, kv_cache_config: Any) -> None:
+    """Raise InvalidError for an engine that PenstockDualPath does not serve."""
+    _engine.refuse_unsupported(config)
+    if (ranks := config.parallel_config.tensor_parallel_size) != 1:
+        raise errors.InvalidError(f"tensor_parallel_size is {ranks}; PenstockDualPath serves engines of one rank")
+    if (groups := len(kv_cache_config.kv_cache_groups)) > 1:
+        raise errors.InvalidError(f"the model has {groups} KV cache groups; PenstockDualPath serves one group of full attention")
+    if config.cache_config.enable_prefix_caching:
+        raise errors.InvalidError(
+            "the engine has a prefix cache, whose blocks other requests read while PenstockDualPath writes them: start it with"
+            " --no-enable-prefix-caching"
+        )
+    if threshold := config.scheduler_config.long_prefill_token_threshold:
+        raise errors.InvalidError(
+            f"long_prefill_token_threshold is {threshold}: after a failed load vLLM could run a request on blocks that are still to be"
+            " computed. Set it to 0"
+        )
