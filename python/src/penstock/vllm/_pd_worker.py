@@ -117,9 +117,8 @@ class Worker:
             raise self._link.refused or late
         opened = self._link.value
         assert opened is not None
-        self.definition = Definition(
-            **base.__dict__, member=opened.traffic.member(o.engine, device_blocks=layout.blocks - 1)
-        )  # one holds nothing
+        usable = layout.blocks - 1  # one holds nothing
+        self.definition = Definition(**vars(base), member=opened.traffic.member(o.engine, device_blocks=usable))
 
     def begin(self, plan: Plan) -> None:
         """Begin a step, before the engine computes."""
@@ -325,11 +324,11 @@ def _device(layout: Layout) -> tuple[list[Any], int]:
     """
     if len(layout.groups) != 1 or layout.groups[0].window or layout.pools != 1:
         raise errors.InvalidError(
-            "the model has several KV cache groups or a sliding window; with a planner the connector serves one group of full attention"
+            "the model has several KV cache groups or a sliding window; PenstockDualPath serves one group of full attention"
         )
     if len(layout.memory) != 1:
-        raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; with a planner the connector serves one")
+        raise errors.InvalidError(f"the KV cache lies in {len(layout.memory)} allocations; PenstockDualPath serves one")
     layers = layout.groups[0].layers
     if len({(layer.stride, layer.page) for layer in layers}) != 1:
-        raise errors.InvalidError("the layers' blocks differ in size or distance; with a planner they must be equal")
+        raise errors.InvalidError("the layers' blocks differ in size or distance; PenstockDualPath serves equal ones")
     return list(layers), layers[0].stride
