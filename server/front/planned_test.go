@@ -366,9 +366,6 @@ func TestPlannedStream(t *testing.T) {
 	c.ended(outcomeDone, 1)
 }
 
-// lost is why engines fail.
-var lost = errors.New("the device is lost")
-
 // TestReplanned: before the first byte of the answer an engine fails its part. The front closes
 // both requests, the planner starts the request again, and the client sees nothing of it.
 func TestReplanned(t *testing.T) {
