@@ -27,7 +27,7 @@ func newStatusCommand(w world) *cobra.Command {
 			var s *pb.StatusResponse
 			var err error
 			if wait {
-				s, err = untilReady(ctx, a)
+				s, err = untilReady(ctx, a, c.timeout)
 			} else {
 				s, err = a.Status(ctx, &pb.StatusRequest{})
 			}
@@ -41,8 +41,8 @@ func newStatusCommand(w world) *cobra.Command {
 }
 
 // untilReady asks a node for its status until it serves reads and writes, or ctx
-// ends. Its error says what the node, or the network, answered last.
-func untilReady(ctx context.Context, a admin) (*pb.StatusResponse, error) {
+// ends after timeout. Its error says what the node, or the network, answered last.
+func untilReady(ctx context.Context, a admin, timeout time.Duration) (*pb.StatusResponse, error) {
 	var last error
 	for {
 		s, err := a.Status(ctx, &pb.StatusRequest{})
@@ -57,7 +57,7 @@ func untilReady(ctx context.Context, a admin) (*pb.StatusResponse, error) {
 			return nil, err
 		}
 		if !pause(ctx, connectPause) {
-			return nil, fmt.Errorf("not ready within --timeout: %w", last)
+			return nil, fmt.Errorf("not ready within --timeout %v: %w", timeout, last)
 		}
 	}
 }
