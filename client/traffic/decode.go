@@ -196,8 +196,8 @@ func (d *Decode) beginRead(read *localRead) bool {
 	return true
 }
 
-// endRead removes a read from reads, and takes what it has read. The sums of blocks that the prefill side
-// sends come from there.
+// endRead removes a read from reads and marks the blocks that it has read. It leaves the sums of blocks
+// that the prefill side sends: the prefill side writes these sums itself.
 func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 	d.update(func() {
 		d.reads = slices.DeleteFunc(d.reads, func(r *localRead) bool { return r == read })
@@ -213,8 +213,8 @@ func (d *Decode) endRead(read *localRead, have Part, sums [][]uint64) {
 // takeSends adds one message to the list of the blocks that the prefill side sends.
 func (d *Decode) takeSends(m *pb.TrafficSends) error {
 	lost, err := d.addSends(m)
-	// Both sides were told to read these parts, and the prefill side was first. What storage still writes
-	// to the buffer are the same bytes.
+	// The planner ordered both sides to read these parts, and the prefill side has finished first. Storage
+	// may still write to the buffer until the reads have ended; it writes the bytes that the prefill side sends.
 	for _, read := range lost {
 		read.stop()
 	}

@@ -41,7 +41,7 @@ func newStatusCommand(w world) *cobra.Command {
 }
 
 // untilReady asks a node for its status until it serves reads and writes, or ctx
-// ends after timeout. Its error says what the node, or the network, answered last.
+// ends after timeout. Its error has the last answer of the node, or the last error of the connection.
 func untilReady(ctx context.Context, a admin, timeout time.Duration) (*pb.StatusResponse, error) {
 	var last error
 	for {

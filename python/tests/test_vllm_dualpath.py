@@ -150,14 +150,14 @@ class Engine:
             self._release(request)
 
     def _release(self, request: Request) -> None:
-        # What a stranger writes into free blocks must not be seen by anybody.
+        # A job that still uses these blocks reads or loses these bytes, and a check fails.
         for block in request.blocks:
             ctypes.memset(ctypes.addressof(self.memory) + block * LAYERS * PAGE, 0xCC, LAYERS * PAGE)
         self.free += request.blocks
         request.blocks = []
 
     def preempt(self, request: Request) -> None:
-        """Take a request's blocks, as vLLM does when it has none left. The next step says so to the connector."""
+        """Take a request's blocks, as vLLM does when it has none left. The next step reports the preemption to the connector."""
         self.running.remove(request)
         self.preempted.append(request.request_id)
         self._release(request)
@@ -441,7 +441,7 @@ def test_preempted_prefill(make: Callable[..., Cluster]) -> None:
 
 
 def test_cancelled_requests(make: Callable[..., Cluster]) -> None:
-    """A request that the gateway gives up leaves no block and no attempt, whatever it has come to."""
+    """A request that the gateway gives up leaves no block and no attempt, at each stage of the request."""
     c = make(chunk=5)
     prompt = list(range(37))
 
@@ -494,7 +494,7 @@ def test_other_weights(make: Callable[..., Cluster]) -> None:
     """An attempt of weights that an engine does not have is refused, and nothing is stored under them."""
     c = make()
     prompt = list(range(37))
-    c.ns.bump()  # the engines have not heard of it
+    c.ns.bump()  # the engines keep the earlier epoch
     course = c.submit(prompt)
     c.until_over(course)
     c.idle()

@@ -24,7 +24,8 @@ type session struct {
 	e      *Engine
 	peer   rdma.EngineID
 	dialed bool
-	// where and token are the address that was dialed and what it was shown, for the side that dialed.
+	// where is the address that this side has dialed, token the token that it has proved there. The side that
+	// accepted has neither.
 	where  string
 	token  rdma.Token
 	remote string

@@ -769,7 +769,7 @@ func testWrongEngine(t *env) {
 	}
 }
 
-// keepsSession checks that connecting again to whoever is at an address does not end the session.
+// keepsSession checks that a second Connect, to an address without an engine's ID, does not end the session.
 func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
 	t.Helper()
 	ends := make(chan error, 1)
@@ -781,8 +781,8 @@ func (t *env) keepsSession(client rdma.Engine, to rdma.Addr) {
 	t.wantErr(<-ends, rdma.ErrCanceled)
 }
 
-// Connecting again, or from many goroutines, is one session, also to whoever is at the address; both
-// sides see it.
+// Repeated and concurrent calls of Connect open one session, also those whose address has no engine's ID. Both
+// sides list the session.
 func testConnect(t *env) {
 	server, client := t.engine(Config{Listen: true}), t.engine(Config{})
 	var wg sync.WaitGroup

@@ -60,8 +60,8 @@
 // (429 after QueueWait, or at once when the queue is full), hashes of an engine (the least
 // recently used is dropped), attempts of a request (the last failure is the answer).
 //
-// With a planner: the answer of /tokenize (8 bytes for each byte of what is asked, and 64 KiB,
-// which are in the bound of all bodies), the time until the planner accepts a request (QueueWait,
+// With a planner: the answer of /tokenize (64 KiB, and 8 bytes for each byte of the request; it
+// counts towards the bound of all bodies), the time until the planner accepts a request (QueueWait,
 // 503) and starts it (QueueWait, 429), the time between two attempts (ReplanWait, 502), and the
 // requests that wait for Done alone (maxConfirming, confirmWait; the planner aborts the others).
 //

@@ -204,7 +204,7 @@ type attemptParams struct {
 	Epoch   uint64 `json:"epoch"`
 }
 
-// bodies returns what the engines of an attempt get in place of the client's body.
+// bodies returns the bodies of the requests to both engines of an attempt.
 func bodies(f, params fields, attempt attemptParams) (prefill, decode payload) {
 	own, _ := json.Marshal(attempt) // a string and a number have JSON
 	transfer := edit{transferField, bytes.Join(params.edited(edit{transferKey, own}), nil)}

@@ -622,7 +622,7 @@ func TestPlannerAway(t *testing.T) {
 }
 
 // TestUnknownEngine: the planner chooses an engine that the front does not have. The error and
-// the log name it and those that the front has.
+// the log name that engine, and the engines that the front has.
 func TestUnknownEngine(t *testing.T) {
 	var log testkit.Log
 	e := newEngine(t, func(w http.ResponseWriter, r *http.Request) { tokenize(w, []byte(`{"prompt":"x"}`)) })

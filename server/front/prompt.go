@@ -22,7 +22,7 @@ type prompt struct {
 	blocks int // of all chains; at most maxBlocks
 }
 
-// newPrompt returns the prompt of a request. What is wrong with it is for the engine to refuse.
+// newPrompt returns the prompt of a request. It returns no error for a malformed prompt, which the engine refuses.
 //
 // Text is hashed as text, token ids and messages as compact JSON. Two spellings of one
 // prompt may differ in their hashes: then they are routed apart.

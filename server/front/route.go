@@ -16,7 +16,7 @@ import (
 type router interface {
 	// route returns the answer for the client, the first byte of whose body has arrived. The
 	// body is an *answer. out is the client's request as engines get it, without a body.
-	// Errors are those that Front.explain knows.
+	// Front.explain turns its errors into answers.
 	route(out *http.Request, r *request) (*http.Response, error)
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-kv/penstock/client/gateway"
 )
 
-// session is a request on its way through the cluster. run decides, on a goroutine of its
-// own; follow brings the planner's events to it, and ask the engines' answers.
+// session is a request on its way through the cluster. run makes the decisions, on a
+// goroutine of its own. follow sends it the planner's events, and ask the engines' answers.
 type session struct {
 	router *planned
 	out    *http.Request // the client's request without a body
@@ -52,7 +52,7 @@ type session struct {
 	waits wait
 }
 
-// wait is what a request waits for within a time.
+// wait names the event that a request waits for, within a time limit.
 type wait uint8
 
 const (
@@ -85,7 +85,7 @@ func (o *outcome) close() {
 	}
 }
 
-// reply is what the client gets.
+// reply is the answer to the client, or the error in place of one.
 type reply struct {
 	resp *http.Response
 	err  error
@@ -164,7 +164,7 @@ func (s *session) run() {
 	}
 }
 
-// await fails the request if what it waits for does not come within d.
+// await sets the event that the request waits for. The request fails if the event does not come within d.
 func (s *session) await(what wait, d time.Duration) {
 	s.waits = what
 	s.timer.Reset(d)

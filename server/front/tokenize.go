@@ -30,7 +30,7 @@ var textParts = []string{"text", "input_text", "output_text", "refusal", "thinki
 
 const (
 	// tokenBytes bounds the answer of /tokenize: a token is at most one byte of text on
-	// average, and at most 8 bytes of JSON. answerBytes is what the chat's template and the rest of the answer may add.
+	// average, and at most 8 bytes of JSON. answerBytes is room for the tokens of the chat template and for the other members of the answer.
 	tokenBytes  = 8
 	answerBytes = 64 << 10
 )
@@ -45,7 +45,7 @@ func invalid(field, why string) error {
 	return &refusal{reason: rejectUnsupported, status: http.StatusBadRequest, code: "invalid_request", message: field + ": " + why}
 }
 
-// checkFields refuses what the planned router does not support.
+// checkFields returns an error that names the first field which the planned router does not support.
 func checkFields(f fields) error {
 	for _, name := range notPlanned {
 		if f.get(name) != nil {

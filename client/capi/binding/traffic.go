@@ -164,8 +164,7 @@ func (t *Traffic) endTransfers() error {
 	return t.release()
 }
 
-// TrafficDescription is what the planner and the engines of the other side need of a Traffic: fields
-// of Member.
+// TrafficDescription has the fields of Member that the planner and the engines of the other side need.
 type TrafficDescription struct {
 	Address, Token []byte
 	Footprint      traffic.Footprint

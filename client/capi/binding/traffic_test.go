@@ -83,7 +83,7 @@ func (s *side) page(layer int, page uint32) []byte {
 	return s.mem[(layer*devicePages+int(page))*n:][:n]
 }
 
-// compute writes what the model computes of a block to its page of a layer.
+// compute writes the KV of a block, as a model would, to a page of a layer.
 func (s *side) compute(layer int, page uint32, seed int) {
 	copy(s.page(layer, page), computed(layer, seed))
 }

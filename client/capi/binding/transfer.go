@@ -270,7 +270,7 @@ func (x *Transfer) order(check func() error, f func(moving)) error {
 	return nil
 }
 
-// checkPart refuses what is no part of the hit.
+// checkPart returns an error for a part that is empty or lies outside of the cached prefix.
 func (x *Transfer) checkPart(p traffic.Part) error {
 	if p.From < 0 || p.From >= p.To || p.To > x.hit {
 		return fmt.Errorf("%w: part [%d, %d) of request %q, which has %d cached blocks", ErrInvalid, p.From, p.To, x.request, x.hit)

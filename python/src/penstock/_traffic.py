@@ -293,7 +293,7 @@ class Traffic(_Queue[TransferEvent]):
         self.address: bytes = description.address
         """Where the engines of the other side reach this one: ``Member.address``."""
         self.token = bytes(description.token[: description.token_bytes])
-        """What they prove: ``Member.token``."""
+        """The token that they prove: ``Member.token``."""
         self._description = description
 
     def member(self, name: str, *, device_blocks: int = 0, prompt_blocks: int = 0) -> Member:

@@ -74,7 +74,7 @@ class _Request:
 
 
 class Scheduler:
-    """Decides in each step what the worker moves. Only attach waits for nodes, and no call for the planner.
+    """Decides in each step which blocks the worker moves. Only attach and reset wait for nodes. No call waits for the planner.
 
     The lock guards the attempts, which the leader's thread and the engine's thread use.
     """
