@@ -508,6 +508,27 @@ def test_other_weights(make: Callable[..., Cluster]) -> None:
     c.check()
 
 
+def test_reset(make: Callable[..., Cluster]) -> None:
+    """An engine whose cache is reset ends its attempts, and stores nothing until it knows its epoch."""
+    c = make(chunk=5)
+    prompt = list(range(37))
+    course = c.submit(prompt)
+    c.until(lambda: course.prefill is not None and course.prefill[1].num_computed_tokens >= 10)
+    for engine in c.engines.values():
+        engine.side.reset()
+    c.until_over(course)
+    c.idle()
+    assert course.kinds()[-1] == EventKind.FAILED
+    assert c.ns.match(c.ns.chain(prompt)).prefix == 0
+    epoch = c.ns.bump()
+    for engine in c.engines.values():
+        engine.worker.bump(epoch)
+        engine.step()
+    (course,) = c.serve(prompt)
+    assert course.tokens == expected(prompt)
+    c.check()
+
+
 @pytest.mark.parametrize(
     ("params", "kind"),
     [

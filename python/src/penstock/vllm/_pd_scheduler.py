@@ -19,7 +19,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +73,7 @@ class _Request:
 
 
 class Scheduler:
-    """Decides in each step which blocks the worker moves. Only attach and reset wait for nodes. No call waits for the planner.
+    """Decides in each step which blocks the worker moves. Only attach waits for nodes. No call waits for the planner.
 
     The lock guards the attempts, which the leader's thread and the engine's thread use.
     """
@@ -367,6 +366,7 @@ class Scheduler:
         for epoch in report.epochs.values():
             self._epoch = max(self._epoch, epoch)
             self._counters.add("epochs")
+            self._counters.settle("reset")
 
     def _ended(self, name: str, ended: Ended) -> None:
         """Take the end of a job. The lock is held."""
@@ -418,14 +418,18 @@ class Scheduler:
 
     # -- new weights
 
-    def reset(self) -> bool:
-        """Begin a new epoch. Return whether the nodes have confirmed it within connect_timeout."""
-        if self._link is None or self._link.refused is not None:
-            return True  # nothing is ever loaded
-        try:
-            self._epoch = self._link.call(lambda opened: opened.ns.bump()).result(self._options.connect_timeout)
-        except (errors.Error, FutureTimeoutError) as e:
-            self._counters.warn("bump", f"no new epoch yet: {e!r}. Attempts of a later epoch are refused until then")
-            return False
-        self._counters.add("epochs")
-        return True
+    def reset(self) -> None:
+        """End all attempts, and refuse others until new_weights has named the epoch: the engine may have other weights.
+
+        An epoch that each engine began by itself would be another one on each.
+        """
+        with self._lock:
+            self._epoch = 0  # no attempt has this epoch
+            for state in self._requests.values():
+                state.alone = True
+            for turn in list(self._turns.values()):
+                if turn.attempt.name in self._running:
+                    self._cancels.append(turn.attempt.name)
+                else:
+                    self._done(turn, "the engine has reset its cache")
+        self._counters.warn("reset", "the engine has reset its cache, and refuses attempts until penstock.vllm.new_weights names its epoch")

@@ -187,9 +187,10 @@ class PenstockDualPath(KVConnectorBase_V1):
         return self._scheduler is not None and self._scheduler.busy
 
     def reset_cache(self) -> bool | None:
-        """Begin a new epoch, so that KV of older weights is not found. Return False if the nodes have not confirmed it in time."""
+        """End all attempts. The engine takes part in the cluster again when ``new_weights`` has named its epoch."""
         assert self._scheduler is not None
-        return self._scheduler.reset()
+        self._scheduler.reset()
+        return True
 
     # -- metrics
 
