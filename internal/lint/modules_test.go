@@ -34,7 +34,6 @@ var places = []struct {
 	{"gonum.org/v1/plot", []string{"internal/chart"}, "figures have one look, and what computes them needs no fonts"},
 	{"github.com/tinylib/msgp", []string{"internal/kvevents"}, "only the events for routers are MessagePack"},
 	{"github.com/vmihailenco/msgpack/v5", nil, "for tests"},
-	{"github.com/redis/go-redis/v9", nil, "a yardstick of the benchmarks, never part of the product"},
 	{"pgregory.net/rapid", nil, "for tests"},
 	{"github.com/cockroachdb/datadriven", nil, "for tests"},
 }

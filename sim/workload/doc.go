@@ -1,6 +1,6 @@
 // Package workload is what the simulated clusters are asked to do: agents that
 // speak round after round (DualPath), requests of a recorded trace at a chosen
-// rate (NetKV), lengths from a distribution (PrfaaS). It is lengths and times
+// rate (NetKV). It is lengths and times
 // only: no tokens, no clock, no cluster. The demo on real bytes takes its agents
 // from here too, at a smaller Scale.
 //
@@ -9,7 +9,6 @@
 //	     Agents (more than the set has) ─ ScaleAppend, ScaleGen ─ Scale.Apply ─► a closed loop, or Poisson
 //
 //	mooncake, azure, agentic ─► ReadArrivals ─► Profile.Filter ─► Compress(to a rate) ─► Window ─► []Arrival
-//	LogNormal{9.90, 1.00, 128, 128000} ─► Sample, CDF, Mean, TailMean
 //
 // A trajectory is a list of rounds. The prompt of round j is its context, which is
 // all that was appended and generated before it, and what it appends; the context

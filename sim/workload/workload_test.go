@@ -207,42 +207,6 @@ func TestProfiles(t *testing.T) {
 	}
 }
 
-// TestLogNormal: PrfaaS section 4.1, and the closed forms against
-// sampling.
-func TestLogNormal(t *testing.T) {
-	d := PrfaaSLengths()
-	if err := d.Validate(); err != nil {
-		t.Fatal(err)
-	}
-	near(t, "mean", d.Mean(), 27313, 1e-3)
-	near(t, "p(L > 19400)", 1-d.CDF(19400), 0.4949, 1e-3)
-	near(t, "E[L | L > 19400]", d.TailMean(19400), 44756, 1e-3)
-	rng := rand.New(rand.NewPCG(1, 2))
-	var sum, above, n float64
-	for range 200_000 {
-		x := d.Sample(rng)
-		if x < d.Min || x > d.Max {
-			t.Fatalf("sample %v outside [%v, %v]", x, d.Min, d.Max)
-		}
-		sum, n = sum+x, n+1
-		if x > 19400 {
-			above++
-		}
-	}
-	near(t, "sampled mean", sum/n, d.Mean(), 0.01)
-	near(t, "sampled p(L > 19400)", above/n, 1-d.CDF(19400), 0.01)
-	for _, u := range []float64{0, 0.1, 0.5, 0.9, 1} {
-		if got := d.CDF(d.Quantile(u)); math.Abs(got-u) > 1e-9 {
-			t.Errorf("CDF(Quantile(%v)) = %v", u, got)
-		}
-	}
-	for _, bad := range []LogNormal{{}, {9, 0, 1, 2}, {9, 1, 2, 1}, {math.NaN(), 1, 1, 2}, {9, 1e-3, 1, 2}} {
-		if bad.Validate() == nil {
-			t.Errorf("%+v was accepted", bad)
-		}
-	}
-}
-
 func TestPoisson(t *testing.T) {
 	at := Poisson(50_000, 0.4, rand.New(rand.NewPCG(1, 1)))
 	near(t, "rate", float64(len(at))/at[len(at)-1].Seconds(), 0.4, 0.02)
