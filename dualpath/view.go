@@ -15,6 +15,9 @@ type GroupView struct {
 	// Silent is how long ago it fetched.
 	Silent  time.Duration
 	Engines []EngineView
+	// Leaving is the role that the group changes to; 0: none. Ordered: its leader has the order.
+	Leaving Role
+	Ordered bool
 	// Nodes are the machines of the engines, each once.
 	Nodes []NodeView
 }
@@ -46,7 +49,7 @@ func (p *Planner) Has(g GroupID) bool { return p.groups[g] != nil }
 func (p *Planner) View() []GroupView {
 	views := make([]GroupView, 0, len(p.order))
 	for _, g := range p.order {
-		v := GroupView{Group: g.id, Role: g.role, Total: g.total, Silent: p.now - g.heard}
+		v := GroupView{Group: g.id, Role: g.role, Total: g.total, Silent: p.now - g.heard, Leaving: g.leaving.to, Ordered: g.leaving.ordered}
 		if g.private != nil {
 			v.Queued = g.private.Len()
 		}
