@@ -66,13 +66,24 @@ func (p *Planner) indispensable(g *group) Reason {
 	return NoReason
 }
 
-// Holding returns how many requests a group has under way.
-func (p *Planner) Holding(id GroupID) int { return len(p.heldBy(p.groups[id])) }
+// Holding returns how many requests each group has under way.
+func (p *Planner) Holding() map[GroupID]int {
+	held := make(map[GroupID]int, len(p.groups))
+	for _, r := range p.requests {
+		if r.pe != nil && !r.prefilled {
+			held[r.pe.group.id]++
+		}
+		if r.de != nil {
+			held[r.de.group.id]++
+		}
+	}
+	return held
+}
 
 // heldBy returns the requests that a group has under way.
 func (p *Planner) heldBy(g *group) (held []*request) {
 	for _, r := range p.requests {
-		if g != nil && ((r.pe != nil && r.pe.group == g && !r.prefilled) || (r.de != nil && r.de.group == g)) {
+		if (r.pe != nil && r.pe.group == g && !r.prefilled) || (r.de != nil && r.de.group == g) {
 			held = append(held, r)
 		}
 	}
@@ -168,6 +179,7 @@ func (p *Planner) returning(g, old *group, e *GroupUp) {
 		switch {
 		case g.role == to:
 			p.endSwitch(g.id, to, NoReason)
+		case e.Switching == to:
 		case e.Again:
 			// The order, if it was given, or its answer may be lost: it is given again.
 			g.leaving.to = to

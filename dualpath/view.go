@@ -27,6 +27,8 @@ type EngineView struct {
 	Engine                    EngineID
 	Node                      NodeID
 	Tokens, Requests, HBMFree int
+	// HBMTokens is the size of its device memory; 0: it has not told.
+	HBMTokens int
 	// BufferFree is what is left of the engine's buffer, in bytes; 0: it has not told
 	// its size.
 	BufferFree int
@@ -68,7 +70,7 @@ func (p *Planner) View() []GroupView {
 
 // view returns an engine as the planner sees it.
 func (en *engine) view() EngineView {
-	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq}
+	v := EngineView{Engine: en.id, Node: en.node.id, Tokens: en.tok, Requests: en.seq, HBMTokens: en.spec.HBMTokens}
 	if en.spec.HBMTokens != 0 {
 		v.HBMFree = en.left.hbm + en.spec.HBMTokens - en.size.hbm
 	}
