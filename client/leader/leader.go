@@ -229,6 +229,9 @@ type Leader struct {
 	// that confirms no report.
 	planner uint64
 	held    map[string]*held
+	// running counts attempts that their engines have not ended. One may have left held, because
+	// the planner has given its request to an engine of the group again.
+	running int
 	// ended are the requests whose end the planner has not confirmed, by their ids.
 	ended map[string]*ended
 	// reports wait to be sent, oldest first.

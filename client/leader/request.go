@@ -102,6 +102,7 @@ func (l *Leader) start(ctx context.Context, a *pb.LeaderAction) error {
 	}
 	h.cancel()
 	h.attempt = r
+	l.running++
 	r.buffer = h.member.Footprint.Of(l.blocksOf(r.Prompt), passing)
 	for _, p := range r.Parts {
 		l.expectLocked(r, p, a.Seq)
@@ -223,8 +224,9 @@ func (r *Request) Done(err error) {
 	h := l.held[r.ID]
 	if h != nil && h.attempt == r {
 		delete(l.held, r.ID)
-		signal(l.freed)
 	}
+	l.running--
+	signal(l.freed)
 	var end report
 	switch {
 	case err == nil:

@@ -55,7 +55,7 @@ func (l *Leader) switchRole(ctx context.Context, to Role) {
 func (l *Leader) membersIn(ctx context.Context, to Role) ([]Member, error) {
 	for {
 		l.mu.Lock()
-		held, members := len(l.held), append([]Member(nil), l.members...)
+		held, members := len(l.held)+l.running, append([]Member(nil), l.members...)
 		l.mu.Unlock()
 		if held == 0 {
 			changed, err := l.opts.SwitchRole(ctx, to)
