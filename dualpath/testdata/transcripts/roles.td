@@ -340,3 +340,67 @@ switched group 3 to decode
 stats
 ----
 {Submitted:1 Started:1 Rejected:0 Replanned:0 Finished:0 PartsPrefill:0 PartsDecode:0 TokensPrefill:0 TokensDecode:0 Splits:0 Cuts:0 Hedges:0 Recomputes:0 Aborted:0 Switched:1 SwitchesFailed:0 Queued:0 Loading:0 Serving:1}
+
+# A request whose attempt failed on group 1 does not wait for group 3, which is being drained.
+
+planner
+----
+
+up group=1 role=prefill engines=(11@1)
+----
+nothing
+
+up group=3 role=prefill engines=(31@3)
+----
+nothing
+
+up group=2 role=decode engines=(21@2) hbm=1000
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+submit id=1 prompt=100
+----
+nothing
+
+fetch group=3
+----
+1 assign request 1: prefill engine 31
+2 assign request 1: decode engine 21
+3 start request 1: prefill 31, decode 21
+
+submit id=2 prompt=100
+----
+nothing
+
+fetch group=1
+----
+4 assign request 2: prefill engine 11
+5 assign request 2: decode engine 21
+6 start request 2: prefill 11, decode 21
+
+failed request=2 side=prefill
+----
+7 abort request 2: engine 21; an engine could not do its part
+replan request 2; an engine could not do its part
+
+switch group=3 to=decode drain=finish
+----
+nothing
+
+fetch group=3
+----
+nothing
+
+fetch group=2
+----
+nothing
+
+fetch group=1
+----
+8 assign request 2: prefill engine 11
+9 assign request 2: decode engine 21
+10 start request 2: prefill 11, decode 21
