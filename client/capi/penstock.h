@@ -594,7 +594,7 @@ typedef struct penstock_leader_options {
 	const char *node;        /* the machine of the engines; all its engines of this role are in the group */
 	const penstock_member *members;
 	uint32_t n_members;      /* 0: the group has no engine until penstock_leader_add */
-	uint32_t role;           /* PENSTOCK_ROLE_* */
+	uint32_t role;           /* PENSTOCK_ROLE_*; it is fixed: the planner refuses to switch the group to the other one */
 	uint64_t read_rate;      /* rate of the machine's storage NIC in tokens a second; 0: the leader measures it from penstock_attempt_progress */
 	uint32_t fetch_every_ms; /* how often the load is reported and work is fetched; default 5 */
 	uint32_t reserved;       /* 0 */

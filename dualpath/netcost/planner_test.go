@@ -355,3 +355,42 @@ func BenchmarkPlanner(b *testing.B) {
 		})
 	}
 }
+
+// TestSwitchingGroup: a decode group that is being drained gets no request, although it is the
+// nearest.
+func TestSwitchingGroup(t *testing.T) {
+	n, err := NewPlanner(PlannerOptions{Fabric: FatTree(), BytesPerToken: 78_080})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := dualpath.New(dualpath.Options{Network: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := dualpath.NetworkReport{Bandwidth: FatTree().Bandwidth, Latency: FatTree().Latency}
+	for g, pod := range []string{"", "near", "near", "far"} {
+		if g == 0 {
+			continue
+		}
+		role := dualpath.Decode
+		if g == 1 {
+			role = dualpath.Prefill
+		}
+		p.Step(dualpath.GroupUp{Group: dualpath.GroupID(g), Role: role, Engines: []dualpath.EngineSpec{{Engine: dualpath.EngineID(g), Node: dualpath.NodeID(g), HBMTokens: 600_000}}})
+		report.Places = append(report.Places, dualpath.NodePlace{Node: dualpath.NodeID(g), Pod: pod, Rack: pod, Host: fmt.Sprint(g)})
+	}
+	p.Step(report)
+	for id, want := range []dualpath.EngineID{2, 3} {
+		p.Step(dualpath.Submit{Request: dualpath.Request{ID: dualpath.RequestID(id), Prompt: 3000, Output: 10}})
+		started := dualpath.EngineID(0)
+		for _, a := range p.Step(dualpath.Fetch{Group: 1, Seen: math.MaxUint64, Engines: []dualpath.EngineReport{{Engine: 1, HBMFree: 600_000}}}) {
+			if a.Kind == dualpath.Start {
+				started = a.DE
+			}
+		}
+		if started != want {
+			t.Errorf("request %d decodes on engine %d; want %d", id, started, want)
+		}
+		p.Step(dualpath.SwitchRole{Group: 2, Role: dualpath.Prefill, Drain: dualpath.DrainFinish})
+	}
+}

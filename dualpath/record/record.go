@@ -210,6 +210,10 @@ func eventOf(kind string, raw json.RawMessage) (dualpath.Event, error) {
 		return decode[dualpath.Cancelled](kind, raw)
 	case "Epoch":
 		return decode[dualpath.Epoch](kind, raw)
+	case "SwitchRole":
+		return decode[dualpath.SwitchRole](kind, raw)
+	case "SwitchRefused":
+		return decode[dualpath.SwitchRefused](kind, raw)
 	case "NetworkReport":
 		return decode[dualpath.NetworkReport](kind, raw)
 	case "Tick":

@@ -71,7 +71,9 @@ func everyEvent() []dualpath.Event {
 		dualpath.Progress{At: 7, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 64, Landed: 80},
 		dualpath.Stopped{At: 8, Request: 1, Attempt: 3, Side: dualpath.Prefill, Upto: 128, Failed: true},
 		dualpath.Failed{At: 9, Request: 1, Attempt: 3, Role: dualpath.Decode, Upto: 64},
-		dualpath.Epoch{At: 10, Namespace: 2, Epoch: 4},
+		dualpath.SwitchRole{At: 9, Group: 1, Role: dualpath.Decode, Drain: dualpath.DrainFinish},
+		dualpath.SwitchRefused{At: 9, Group: 1},
+		dualpath.Epoch{At: 10, Namespace: 2, Epoch: 4, Drain: dualpath.DrainFinish},
 		dualpath.Finished{At: 11, Request: 2, Role: dualpath.Decode},
 		dualpath.Cancelled{At: 12, Request: 1},
 		dualpath.Tick{At: 13},
@@ -116,8 +118,8 @@ func TestEveryEvent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sum.Events != len(events) || len(sum.Kinds) != 12 || sum.Actions < 5 || sum.Span != 13 || sum.Stats != rec.p.Stats() {
-			t.Errorf("replayed %+v; want %d events of 12 kinds and %+v", sum, len(events), rec.p.Stats())
+		if sum.Events != len(events) || len(sum.Kinds) != 14 || sum.Actions < 5 || sum.Span != 13 || sum.Stats != rec.p.Stats() {
+			t.Errorf("replayed %+v; want %d events of 14 kinds and %+v", sum, len(events), rec.p.Stats())
 		}
 	}
 }
@@ -130,7 +132,7 @@ func TestKinds(t *testing.T) {
 	}
 	// A kind that everyEvent lacks would be refused when it is read; the count is
 	// that of the at methods in dualpath.
-	if len(seen) != 12 {
+	if len(seen) != 14 {
 		t.Errorf("%d kinds of events", len(seen))
 	}
 }

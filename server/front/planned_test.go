@@ -872,3 +872,23 @@ func FuzzBodies(f *testing.F) {
 		checkSame(t, text(t, prefill), want)
 	})
 }
+
+// TestWeightsAbort: a change of weights with policy abort ends the request at both engines, and
+// the client gets a 503 with a code of its own that it may try again.
+func TestWeightsAbort(t *testing.T) {
+	c := newCluster(t, Options{}, dualpath.Options{})
+	c.p.does(silent)
+	c.d.does(func(w http.ResponseWriter, r *http.Request, _ *leader.Request) {
+		_, err := pb.NewPlannerClient(c.Conn).BumpWeights(c.Context(), &pb.BumpWeightsRequest{Namespace: "m", Epoch: 9, Policy: pb.Drain_DRAIN_ABORT})
+		if err != nil {
+			c.Error(err)
+		}
+		waitGone(w, r)
+	})
+	resp, text, err := c.call(t.Context(), "/v1/completions", `{"prompt":"x"}`)
+	c.must(err)
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("%v, %s", resp, text)
+	}
+	checkError(t, text, "weights_changed")
+}
