@@ -25,9 +25,9 @@ const rootDomain = "penstock kv chain v1\x00"
 //	id(0) = SHA-256(root   ‖ u32 n ‖ u32 t(0) ‖ … ‖ u32 t(n-1))[:16]        n = BlockTokens
 //	id(i) = SHA-256(id(i-1) ‖ u32 n ‖ …the tokens of block i…)[:16]
 //
-// SHA-256 rather than a faster hash: ids cross tenants, so a collision that can
-// be constructed would hand one tenant another's KV. The weight epoch is not in
-// the id; it is part of the key under which the index stores it.
+// SHA-256 is used and not a faster hash because ids cross tenants: if an attacker could construct a
+// collision, one tenant would read another tenant's KV. The weight epoch is not in the id. It is
+// part of the key under which the index stores the block.
 type Chain struct {
 	tip         BlockID
 	blockTokens int
@@ -54,7 +54,7 @@ func NewChain(tenant, name string, salt []byte, blockTokens int) (Chain, error) 
 // Tip returns the id of the last block appended, or the root before the first.
 func (c Chain) Tip() BlockID { return c.tip }
 
-// saltDomain keeps salted tips distinct from ids of blocks, which are other hashes.
+// saltDomain keeps salted tips distinct from block ids, which hash other fields.
 const saltDomain = "penstock kv salt v1\x00"
 
 // Resume returns a chain whose last block is parent.
