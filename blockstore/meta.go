@@ -193,7 +193,7 @@ var errProbeLate = errors.New("the probe did not complete in time")
 
 // probe tests a volume that is not ok: it writes the newest superblock and catalogue to the volume
 // and reads them back. The store's meta token is held until the outcome counts, so that the volume
-// misses no change in between. A probe that takes longer than HungAfter returns the token and has
+// misses no change in between. A probe that takes longer than SlowAfter returns the token and has
 // failed.
 func (v *volume) probe() {
 	ctx := v.store.life

@@ -9,21 +9,21 @@ import (
 	"github.com/penstock-kv/penstock/io/blockio"
 )
 
-// ErrPowerLost is what every operation returns once the power has failed, and
-// what those return that were under way. Take the survivor from Crash.
+// ErrPowerLost is returned by every operation after the power failed, and by those in progress at
+// the failure. Crash returns the surviving volume.
 var ErrPowerLost = errors.New("the power of this memory device is off")
 
-// medium is what several Devices of one volume share: the disk itself.
+// medium is the disk that several Devices of one volume share.
 type medium struct {
 	opts Options
 
-	// left is how many mutations may still happen before the power fails;
-	// negative after it, noFuse for never.
+	// left is the number of mutations that may still happen before the power fails. It is negative
+	// after the failure, and noFuse if no failure is planned.
 	left      atomic.Int64
 	mutations atomic.Int64
 
-	// mu is held for reading by every operation on content, for writing by
-	// those on names, locks and power.
+	// mu is held for reading by operations on content, and for writing by those on names, locks and
+	// power.
 	mu        sync.RWMutex
 	lost      bool
 	names     map[string]*inode
@@ -33,7 +33,7 @@ type medium struct {
 	identity  string
 }
 
-// noFuse is more mutations than a test can make.
+// noFuse is larger than any test's number of mutations.
 const noFuse = int64(1) << 62
 
 func newMedium(opts Options) *medium {
@@ -42,8 +42,8 @@ func newMedium(opts Options) *medium {
 	return m
 }
 
-// strike counts one mutation. It returns ErrPowerLost if the power fails at it:
-// the caller then leaves the mutation as one that was under way.
+// strike counts one mutation. It returns ErrPowerLost if the power fails at this mutation; the
+// caller then leaves the mutation partly done.
 func (m *medium) strike() error {
 	m.mutations.Add(1)
 	if m.left.Add(-1) < 0 {
@@ -167,8 +167,7 @@ func (m *medium) unlock(d *Device) {
 	}
 }
 
-// clone copies the medium with its unsynced state; pages are never changed once
-// written, so both share them.
+// clone copies the medium with its unsynced state. Pages are immutable, so both share them.
 func (m *medium) clone() *medium {
 	m.mu.Lock()
 	defer m.mu.Unlock()
