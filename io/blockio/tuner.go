@@ -60,11 +60,11 @@ type tuner struct {
 	phase phase
 	// next is the direction to try after the base window. tried is set if the other direction has
 	// just failed.
-	next    phase
-	refused bool
-	x0      float64 // bytes per second at base
-	hold    int     // windows left to hold
-	patient int     // length of the next hold
+	next     phase
+	refused  bool
+	x0       float64 // bytes per second at base
+	hold     int     // windows left to hold
+	nextHold int     // length of the next hold, in windows
 
 	// from, bytes, largest and count are those of the current window.
 	from    time.Duration
@@ -76,7 +76,7 @@ type tuner struct {
 }
 
 func newTuner(opts BudgetOptions) tuner {
-	return tuner{opts: opts, limit: opts.StartBytes, base: opts.StartBytes, next: phaseUp, patient: holdMin}
+	return tuner{opts: opts, limit: opts.StartBytes, base: opts.StartBytes, next: phaseUp, nextHold: holdMin}
 }
 
 // observe records one completion, at time now, of a request of the given bytes. used is set if
@@ -118,7 +118,7 @@ func (t *tuner) window(x float64) {
 	case phaseHold:
 		t.hold--
 		if x > (1+drift)*t.x0 || x < (1-drift)*t.x0 {
-			t.hold, t.patient = 0, holdMin
+			t.hold, t.nextHold = 0, holdMin
 		}
 		if t.hold <= 0 {
 			t.phase = phaseBase
@@ -152,7 +152,7 @@ func (t *tuner) judge(passed bool, x float64) {
 		return
 	}
 	t.next, t.refused = t.phase, false
-	t.base, t.x0, t.patient = t.limit, x, holdMin
+	t.base, t.x0, t.nextHold = t.limit, x, holdMin
 	t.try(t.next)
 }
 
@@ -170,6 +170,6 @@ func (t *tuner) refuse(direction phase) {
 		return
 	}
 	t.refused = false
-	t.phase, t.hold = phaseHold, t.patient
-	t.patient = min(2*t.patient, holdMax)
+	t.phase, t.hold = phaseHold, t.nextHold
+	t.nextHold = min(2*t.nextHold, holdMax)
 }
