@@ -1,7 +1,7 @@
-// Package kvevents publishes the blocks of storage nodes as KV-cache events in the wire
-// format of vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo) can
-// follow storage nodes. A PUB socket sends the events. A ROUTER socket sends events again
-// that a subscriber missed.
+// Package kvevents publishes the blocks of storage nodes as KV-cache events in the wire format of
+// vLLM, so that routers which follow vLLM engines (llm-d, AIBrix, Dynamo) can follow storage nodes.
+// A PUB socket sends the events. On request, a ROUTER socket resends events that a subscriber
+// missed.
 //
 // It is not a second event log of the node: it keeps no list of blocks. When a
 // subscriber has lost events, all blocks are published again. It does not receive events
